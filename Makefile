@@ -1,0 +1,64 @@
+# Everything a developer runs. Needs Python 3.11+ and make; the rest goes into .venv.
+
+PYTHON ?= python3
+JOBS   ?= 2
+ARGS   ?=
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+LOCK   := requirements/dev.lock
+CODE    = $(wildcard src tests bench examples)
+PYTEST  = $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+.PHONY: help test check prove format-check lint types format lock clean
+.DEFAULT_GOAL := help
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+test: format-check lint types ## Run everything but the proofs (ARGS="-k settle" to pick)
+	$(PYTEST)
+
+check: format-check lint types ## Format, lint, types, architecture, fast tests: under a minute
+	$(PYTEST) -m "not slow and not prove"
+
+prove: format-check lint types ## Run everything, with the long proofs
+	$(PYTEST) -m "prove or not prove" --timeout 3600
+
+format-check: $(READY)
+	$(BIN)/ruff format --check $(CODE)
+
+lint: $(READY) ## Lint
+	$(BIN)/ruff check $(CODE)
+
+types: $(READY) ## Check types
+	$(BIN)/mypy $(CODE)
+
+format: $(READY) ## Format, and fix what the linter can fix safely
+	$(BIN)/ruff check --fix-only --quiet $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+lock: $(BIN)/uv ## Write requirements/dev.lock from pyproject.toml (ARGS=--upgrade for newer versions)
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
+	    --no-emit-index-url --group dev $(ARGS) --output-file $(LOCK) pyproject.toml
+	@if grep -n '://' $(LOCK); then echo "$(LOCK) must not name a registry" >&2; exit 1; fi
+
+clean: ## Remove the environment, caches and builds
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): $(LOCK) pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --require-hashes -r $(LOCK)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Errandry needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
+	         "Choose another: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Not $(READY): the lock must be writable while it does not fit pyproject.toml.
+$(BIN)/uv: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet uv

@@ -1,0 +1,44 @@
+"""Time: what a clock is, this host's clock, and the clock of a store that never goes back."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """`time` is wall-clock seconds since 1970 and may jump; `monotonic` only ever rises, for durations."""
+
+    def time(self) -> float: ...
+
+    def monotonic(self) -> float: ...
+
+
+class SystemClock:
+    """This host's clocks."""
+
+    def time(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class StoreClock:
+    """The time of a store that lives on this host: `clock`, but it never goes back.
+
+    After a step backwards it neither repeats an instant nor stands still, which would keep
+    dead leases alive for the length of the step: it runs at half speed until the wall clock
+    has caught up.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last = 0.0
+        self._seen = clock.monotonic()
+
+    def now(self, floor: float = 0.0) -> float:
+        """The store's time; at least `floor`, what another process has already written."""
+        wall, seen = self._clock.time(), self._clock.monotonic()
+        slow = max(self._last, floor) + max(0.0, seen - self._seen) / 2
+        self._seen = seen
+        self._last = max(wall, slow) if self._last or floor else wall
+        return self._last

@@ -1,0 +1,119 @@
+"""Bounds and checks of single values, the same at every door.
+
+Each check returns its value or raises `InvalidValue`, naming the field, the value and what
+would be right.
+"""
+
+import re
+from math import isfinite
+
+from msgspec import DecodeError, Raw
+from msgspec import json as msgjson
+
+from errandry.errors import InvalidValue, TooLarge
+
+NAME_MAX = 200
+TEXT_MAX = 16_384
+TAGS_MAX = 20
+DEPTH_MAX = 100
+SPAN_MAX = 100 * 365 * 86_400.0
+INT_MAX = 2**63 - 1
+
+_UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
+_DOUBTFUL = re.compile(r"\\u0000|[0-9]{19}|[0-9][eE]\+?[0-9]{3}")
+_raw = msgjson.Decoder(Raw)
+
+
+def name(field: str, value: str) -> str:
+    """A queue, task, worker, group, tag or job id: short, visible, not empty."""
+    if type(value) is str and value.isprintable() and 0 < len(value) <= NAME_MAX and not value.isspace():
+        return value
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidValue(field, value, "must be a name, not empty")
+    if len(value) > NAME_MAX:
+        raise InvalidValue(field, value, f"a name has at most {NAME_MAX} characters, this has {len(value):,}")
+    raise InvalidValue(field, value, "a name has no control characters, NUL or lone surrogates")
+
+
+def capped(value: str, bound: int = TEXT_MAX) -> str:
+    """Free text for a log or an error: made storable and cut, never refused."""
+    if len(value) > bound:
+        value = f"{value[: bound - 20]}… {len(value) - bound + 20:,} more"
+    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
+
+
+def whole(field: str, value: int, low: int, high: int) -> int:
+    """A whole number from `low` to `high`."""
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidValue(field, value, f"must be a whole number from {low:,} to {high:,}")
+    return value
+
+
+def span(field: str, value: float) -> float:
+    """A length of time in seconds: zero or more, a century at most."""
+    if type(value) not in (int, float) or not isfinite(value) or not 0 <= value <= SPAN_MAX:
+        raise InvalidValue(field, value, "must be a number of seconds from 0 to a century")
+    return float(value)
+
+
+def instant(field: str, value: float) -> float:
+    """A point in time in seconds since 1970."""
+    if type(value) not in (int, float) or not isfinite(value) or not 0 <= value <= 1e11:
+        raise InvalidValue(field, value, "must be seconds since 1970, as a number")
+    return float(value)
+
+
+def document(field: str, text: str) -> str:
+    """JSON that every store keeps unchanged: no NaN, NUL, lone surrogates, deep nesting or huge integers."""
+    if type(text) is not str:
+        raise InvalidValue(field, text, "must be JSON text")
+    if text.count("[") + text.count("{") > DEPTH_MAX:
+        _shallow(field, text)
+    try:
+        _raw.decode(text)
+    except (DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise InvalidValue(field, text, f"must be JSON: {error}") from None
+    if _DOUBTFUL.search(text):
+        _numbers_and_text(field, text)
+    return text
+
+
+def sized(field: str, text: str, bound: int) -> str:
+    """`text` of at most `bound` bytes in UTF-8."""
+    if len(text) * 4 > bound:
+        size = len(text) if text.isascii() else len(text.encode())
+        if size > bound:
+            raise TooLarge(field, size, bound)
+    return text
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+def _shallow(field: str, text: str) -> None:
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        match token.group():
+            case "[" | "{":
+                depth += 1
+            case "]" | "}":
+                depth -= 1
+        if depth > DEPTH_MAX:
+            raise InvalidValue(field, text, f"is nested deeper than {DEPTH_MAX} levels")
+
+
+def _numbers_and_text(field: str, text: str) -> None:
+    try:
+        open_values = [msgjson.decode(text)]
+    except DecodeError as error:
+        raise InvalidValue(field, text, f"must be JSON: {error}") from None
+    while open_values:
+        value = open_values.pop()
+        if isinstance(value, dict):
+            open_values += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            open_values += value
+        elif isinstance(value, str) and "\0" in value:
+            raise InvalidValue(field, text, "holds a NUL character, which not every store can keep")
+        elif isinstance(value, int) and not -INT_MAX - 1 <= value <= INT_MAX:
+            raise InvalidValue(field, value, "is beyond 64 bit: pass it as text")

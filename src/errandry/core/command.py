@@ -1,0 +1,418 @@
+"""Commands, the only way to change a store, and the answers to them.
+
+Each command is atomic by itself and answered by itself: with one of the answers below, or
+with an `ErrandryError` as a value, which the committer raises to whoever submitted it.
+"""
+
+from enum import StrEnum
+from typing import ClassVar
+
+from msgspec import Struct
+
+from errandry.core import check
+from errandry.core.job import Failure, Job, Log, NewJob, Progress, check_tags
+from errandry.core.query import Query
+from errandry.core.state import Move, Reason, State
+from errandry.errors import ErrandryError, InvalidValue
+
+INSERT_MAX = 20_000
+LEASE = 30.0
+
+
+class Ref(Struct, frozen=True):
+    """The identity of a claim. Every write by a worker names it."""
+
+    job: str
+    fence: int
+
+
+# Outcomes: how an attempt ended.
+
+
+class Complete(Struct, frozen=True, tag="complete"):
+    """Done, with a result (JSON text)."""
+
+    move: ClassVar[Move] = Move.COMPLETE
+    result: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.result is not None:
+            check.document("result", self.result)
+
+
+class Retry(Struct, frozen=True, tag="retry"):
+    """Try again: after `delay`, or when None after the job's own backoff. Fails when attempts are spent."""
+
+    move: ClassVar[Move] = Move.RETRY
+    failure: Failure = Failure()
+    delay: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.delay is not None:
+            check.span("delay", self.delay)
+
+
+class Fail(Struct, frozen=True, tag="fail"):
+    """Failed for good, whatever attempts are left."""
+
+    move: ClassVar[Move] = Move.FAIL
+    failure: Failure = Failure(Reason.UNRECOVERABLE)
+
+
+class Snooze(Struct, frozen=True, tag="snooze"):
+    """Later; this attempt does not count."""
+
+    move: ClassVar[Move] = Move.SNOOZE
+    delay: float
+
+    def __post_init__(self) -> None:
+        check.span("delay", self.delay)
+
+
+class Release(Struct, frozen=True, tag="release"):
+    """Somebody else should run it; this attempt does not count.
+
+    `reason` is what the job fails with when it was released too often: `worker_lost`
+    (workers kept going away) or `no_handler`.
+    """
+
+    move: ClassVar[Move] = Move.RELEASE
+    delay: float = 0.0
+    reason: Reason = Reason.WORKER_LOST
+
+    def __post_init__(self) -> None:
+        check.span("delay", self.delay)
+
+
+class GiveUp(Struct, frozen=True, tag="give_up"):
+    """Canceled by its handler, or stopped because a cancel was requested."""
+
+    move: ClassVar[Move] = Move.GIVE_UP
+    failure: Failure | None = None
+
+
+Outcome = Complete | Retry | Fail | Snooze | Release | GiveUp
+
+
+# Commands of clients and workers.
+
+
+class Insert(Struct, frozen=True):
+    """All of these jobs, or none. Answer: `Inserted`."""
+
+    jobs: tuple[NewJob, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.jobs) <= INSERT_MAX:
+            raise InvalidValue("jobs", len(self.jobs), f"an insert takes 1 to {INSERT_MAX:,} jobs: split it")
+        if len(self.jobs) > 1 and len({job.id for job in self.jobs}) < len(self.jobs):
+            seen: set[str] = set()
+            twice = next(job.id for job in self.jobs if job.id in seen or seen.add(job.id))
+            raise InvalidValue("id", twice, "stands twice in one insert")
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """Up to `limit` waiting jobs, most urgent first. Answer: `Claims`.
+
+    `queues` and `tasks` of None mean all. With `start` the jobs come back running. Sent again
+    with the same nonce, it answers with the same claims, as far as they still stand.
+    """
+
+    worker: str
+    nonce: str
+    limit: int = 1
+    queues: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] | None = None
+    start: bool = True
+    lease: float = LEASE
+
+    def __post_init__(self) -> None:
+        check.name("worker", self.worker)
+        check.name("nonce", self.nonce)
+        check.whole("limit", self.limit, 1, 10_000)
+        _lease(self.lease)
+        for field, names in (("queue", self.queues), ("task", self.tasks)):
+            for one in names or ():
+                check.name(field, one)
+
+
+class Start(Struct, frozen=True):
+    """The handler is about to be called. Answer: WRITTEN, ALREADY, CANCEL or Lost."""
+
+    ref: Ref
+
+
+class Renew(Struct, frozen=True):
+    """Prolong leases from now. Answer: `Renewed`, one of HELD, CANCEL and Lost for each ref."""
+
+    refs: tuple[Ref, ...]
+    lease: float = LEASE
+
+    def __post_init__(self) -> None:
+        _lease(self.lease)
+
+
+class Note(Struct, frozen=True):
+    """Progress and log lines of a running job. Answer: WRITTEN or Lost."""
+
+    ref: Ref
+    progress: Progress | None = None
+    logs: tuple[Log, ...] = ()
+
+
+class Settle(Struct, frozen=True):
+    """How the attempt ended. Answer: WRITTEN, ALREADY or Lost."""
+
+    ref: Ref
+    outcome: Outcome
+
+
+# Commands of operators. Each takes ids, or a query in slices: `limit` jobs at a time, newest first,
+# going on `below` the `seq` the last answer ended at. Answer: `Moved`.
+
+
+class Operator(Struct, frozen=True, kw_only=True):
+    ids: tuple[str, ...] = ()
+    query: Query | None = None
+    limit: int = 500
+    below: int | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.ids) == (self.query is not None):
+            raise InvalidValue("ids", self.ids, "give either job ids or a query")
+        if len(self.ids) > INSERT_MAX:
+            raise InvalidValue("ids", len(self.ids), f"at most {INSERT_MAX:,} at a time")
+        check.whole("limit", self.limit, 1, INSERT_MAX)
+        for one in self.ids:
+            check.name("id", one)
+
+
+class Cancel(Operator, frozen=True):
+    """Stop: at once where no handler runs, by request where one does. `force` also takes finished jobs."""
+
+    force: bool = False
+
+
+class Rerun(Operator, frozen=True):
+    """Run a finished job again, now or after `delay` or at `run_at`, with at least one attempt."""
+
+    run_at: float | None = None
+    delay: float | None = None
+    reset_attempts: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _when(self.run_at, self.delay)
+
+
+class Edit(Operator, frozen=True):
+    """Change what is given, leave the rest; for jobs no worker has taken yet."""
+
+    payload: str | None = None
+    priority: int | None = None
+    run_at: float | None = None
+    max_attempts: int | None = None
+    tags: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.payload is not None:
+            check.document("payload", self.payload)
+        if self.priority is not None:
+            check.whole("priority", self.priority, -(2**31), 2**31 - 1)
+        if self.run_at is not None:
+            check.instant("run_at", self.run_at)
+        if self.max_attempts is not None:
+            check.whole("max_attempts", self.max_attempts, 1, 10_000)
+        if self.tags is not None:
+            check_tags(self.tags)
+
+
+class Postpone(Operator, frozen=True):
+    """Run it later: after `delay` or at `run_at`."""
+
+    run_at: float | None = None
+    delay: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _when(self.run_at, self.delay)
+        if self.run_at is None and self.delay is None:
+            raise InvalidValue("run_at", None, "say when: give run_at or delay")
+
+
+class Promote(Operator, frozen=True):
+    """Run a scheduled job now."""
+
+
+class Resolve(Operator, frozen=True):
+    """Settle by hand a job no worker has taken: completed with a result, or failed with a message."""
+
+    state: State = State.COMPLETED
+    result: str | None = None
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.state not in (State.COMPLETED, State.FAILED):
+            raise InvalidValue("state", self.state, "a job is resolved as completed or failed")
+        if self.result is not None:
+            check.document("result", self.result)
+
+
+class Remove(Operator, frozen=True):
+    """Delete the record. `force` also takes claimed and running jobs: their claims are void."""
+
+    force: bool = False
+
+
+# Commands about queues, workers and the store.
+
+
+class GateKind(StrEnum):
+    QUEUE = "queue"
+    TASK = "task"
+
+
+class Pause(Struct, frozen=True):
+    """No claims from this queue or of this task until it is resumed. Answer: WRITTEN or ALREADY."""
+
+    kind: GateKind
+    name: str
+    by: str = ""
+
+    def __post_init__(self) -> None:
+        check.name(self.kind, self.name)
+        if self.by:
+            check.name("by", self.by)
+
+
+class Resume(Struct, frozen=True):
+    """Undo a pause. Answer: WRITTEN or ALREADY."""
+
+    kind: GateKind
+    name: str
+
+    def __post_init__(self) -> None:
+        check.name(self.kind, self.name)
+
+
+class Beat(Struct, frozen=True, kw_only=True):
+    """A worker says that it lives and what it does; `gone` says goodbye. Answer: WRITTEN."""
+
+    worker: str
+    host: str = ""
+    pid: int = 0
+    queues: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] | None = None
+    concurrency: int = 0
+    running: int = 0
+    started_at: float = 0.0
+    gone: bool = False
+
+    def __post_init__(self) -> None:
+        check.name("worker", self.worker)
+
+
+class Upkeep(Struct, frozen=True):
+    """Expire, promote, lapse, prune, trim and fold, up to `limit` jobs of each. Answer: `Kept`.
+
+    `dead` names workers known for sure to be gone: their leases expire now.
+    """
+
+    limit: int = 1_000
+    dead: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check.whole("limit", self.limit, 1, 100_000)
+
+
+OperatorCommand = Cancel | Rerun | Edit | Postpone | Promote | Resolve | Remove
+Command = (
+    Insert | Claim | Start | Renew | Note | Settle | OperatorCommand | Pause | Resume | Beat | Upkeep
+)
+
+
+# Answers.
+
+
+class Cause(StrEnum):
+    """Why a claim no longer stands."""
+
+    NOT_HELD = "not_held"
+    OTHER_FENCE = "other_fence"
+    EXPIRED = "expired"
+
+
+class Lost(Struct, frozen=True):
+    """The claim no longer stands; nothing was changed."""
+
+    cause: Cause
+
+
+class Mark(StrEnum):
+    WRITTEN = "written"
+    ALREADY = "already"
+    HELD = "held"
+    CANCEL = "cancel"
+
+
+WRITTEN, ALREADY, HELD, CANCEL = Mark.WRITTEN, Mark.ALREADY, Mark.HELD, Mark.CANCEL
+
+
+class Inserted(Struct, frozen=True):
+    """The ids in the order given, and which of them had been there before."""
+
+    ids: tuple[str, ...]
+    existed: frozenset[str] = frozenset()
+
+
+class Claims(Struct, frozen=True):
+    """The jobs, each under a fence nobody has had before, and seconds until the next one is due."""
+
+    jobs: tuple[Job, ...]
+    due_in: float | None = None
+
+
+class Renewed(Struct, frozen=True):
+    marks: tuple[Mark | Lost, ...]
+
+
+class Moved(Struct, frozen=True):
+    """What moved, what had been there already, and what was refused and why.
+
+    `below`, where a query has more to give, is what to send to go on.
+    """
+
+    moved: tuple[str, ...] = ()
+    already: tuple[str, ...] = ()
+    refused: tuple[tuple[str, ErrandryError], ...] = ()
+    below: int | None = None
+
+
+class Kept(Struct, frozen=True):
+    """How much upkeep did; `more` when a bound stopped it."""
+
+    expired: int = 0
+    promoted: int = 0
+    lapsed: int = 0
+    pruned: int = 0
+    trimmed: int = 0
+    more: bool = False
+
+
+Answer = Inserted | Claims | Renewed | Moved | Kept | Mark | Lost | ErrandryError
+
+
+def _lease(value: float) -> None:
+    if check.span("lease", value) <= 0:
+        raise InvalidValue("lease", value, "must be more than 0 seconds")
+
+
+def _when(run_at: float | None, delay: float | None) -> None:
+    if run_at is not None and delay is not None:
+        raise InvalidValue("run_at", run_at, f"give either run_at or delay ({delay})")
+    if run_at is not None:
+        check.instant("run_at", run_at)
+    if delay is not None:
+        check.span("delay", delay)

@@ -1,0 +1,109 @@
+"""Time as people write it: `90`, `"90s"`, `"5 minutes"`, `"1h30m"`, a timedelta; `"2026-01-31T08:00Z"`.
+
+`seconds` reads durations, `short` writes them: no months or years, whose length varies, and nothing
+below zero. `instant` and `iso` do the same for points in time. Nothing here reads a clock.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+
+from errandry.core.check import SPAN_MAX
+from errandry.errors import InvalidValue
+
+
+def seconds(value: str | float | timedelta, name: str = "duration") -> float:
+    """`value` in seconds; `name` is what the error calls it.
+
+    A number counts seconds. A text is a number, or numbers with units, the largest first: ms, s, m, h,
+    d, w or the whole words. Exact to the last bit of the float: "0.1s" is 0.1.
+    """
+    number = _number(value, name)
+    if not 0 <= number <= SPAN_MAX:  # nor does NaN pass
+        raise InvalidValue(name, value, f"must be from 0 to a century; {_RIGHT}")
+    return float(number) + 0.0  # -0.0 becomes 0.0
+
+
+def short(length: float) -> str:
+    """The shortest usual spelling, to the microsecond: 5400 is `1h30m`. `seconds` reads it back."""
+    left, micros = divmod(round(length * 1_000_000), 1_000_000)
+    parts = []
+    for unit, size in _SHORT.items():
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    rest = f"{left}.{micros:06}".rstrip("0").rstrip(".") if micros else str(left)
+    if rest != "0" or not parts:
+        parts.append(f"{rest}s")
+    return "".join(parts)
+
+
+def instant(text: str, name: str = "time") -> int:
+    """An ISO date or time, UTC if it names no zone, in microseconds since 1970."""
+    try:
+        moment = datetime.fromisoformat(text if _ISO.fullmatch(text) else "")
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except ValueError:
+        moment = None
+    if moment is None or not _EPOCH <= moment <= _LAST:
+        raise InvalidValue(
+            name, text, "must be a time from 1970 to 9999; write 2026-01-31 or 2026-01-31T08:00Z"
+        )
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def iso(micros: int) -> str:
+    """The instant in ISO format and UTC; `instant` reads it back."""
+    return (_EPOCH + micros * _MICROSECOND).isoformat().replace("+00:00", "Z")
+
+
+_ISO = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?)?", re.ASCII)
+_EPOCH, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+_SHORT = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60}
+_WORDS = {
+    "w": "w week weeks",
+    "d": "d day days",
+    "h": "h hr hrs hour hours",
+    "m": "m min mins minute minutes",
+    "s": "s sec secs second seconds",
+    "ms": "ms millisecond milliseconds",
+}
+_SIZES = {unit: Fraction(size) for unit, size in _SHORT.items()} | {"s": Fraction(1), "ms": Fraction(1, 1000)}
+_UNITS = {word: _SIZES[unit] for unit, words in _WORDS.items() for word in words.split()}
+
+_DIGITS = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_PART = re.compile(rf"({_DIGITS.pattern}) ?([a-z]*) ?")
+_RIGHT = 'write seconds (90) or a text such as "90s", "5 minutes", "2h", "1h30m"'
+
+
+def _number(value: object, name: str) -> float | Fraction:
+    if isinstance(value, str):
+        return _read(value, name)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidValue(name, value, f"not a duration; {_RIGHT}")
+    return value
+
+
+def _read(text: str, name: str) -> Fraction:
+    low = text.strip().lower()
+    if not 0 < len(low) <= 100 or _PART.sub("", low):
+        raise InvalidValue(name, text, f"not a duration; {_RIGHT}")
+    if _DIGITS.fullmatch(low):
+        return Fraction(low)
+    parts = [(Fraction(number), _size(unit, text, name)) for number, unit in _PART.findall(low)]
+    sizes = [size for _, size in parts]
+    if sizes != sorted(set(sizes), reverse=True):
+        raise InvalidValue(name, text, f"each unit once, the largest first; {_RIGHT}")
+    return sum((number * size for number, size in parts), Fraction(0))
+
+
+def _size(unit: str, text: str, name: str) -> Fraction:
+    if not unit:
+        raise InvalidValue(name, text, f"a number lacks its unit; {_RIGHT}")
+    if unit not in _UNITS:
+        raise InvalidValue(name, text, f"{unit!r} is not a unit; the units are {', '.join(_SIZES)}")
+    return _UNITS[unit]

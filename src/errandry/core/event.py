@@ -1,0 +1,77 @@
+"""Facts in the past tense: what observers read, one or more for each move."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from errandry.core.job import Job
+from errandry.core.state import Move, State
+
+
+class Kind(StrEnum):
+    BLOCKED = "blocked"
+    SCHEDULED = "scheduled"
+    WAITING = "waiting"
+    CLAIMED = "claimed"
+    ACTIVE = "active"
+    PROGRESS = "progress"
+    LOG = "log"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    RETRYING = "retrying"
+    STALLED = "stalled"
+    EDITED = "edited"
+    REMOVED = "removed"
+    DRAINED = "drained"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    ERROR = "error"
+
+
+class Event(Struct, frozen=True, array_like=True):
+    """Something that happened, to a job or, where `job` is empty, to a queue or task.
+
+    Stored as an array: the order of the fields is part of the format.
+    """
+
+    kind: Kind
+    job: str
+    queue: str
+    task: str
+    attempt: int = 0
+    text: str = ""
+
+
+_REACHED = {
+    State.BLOCKED: Kind.BLOCKED,
+    State.SCHEDULED: Kind.SCHEDULED,
+    State.WAITING: Kind.WAITING,
+    State.CLAIMED: Kind.CLAIMED,
+    State.RUNNING: Kind.ACTIVE,
+    State.COMPLETED: Kind.COMPLETED,
+    State.FAILED: Kind.FAILED,
+    State.CANCELED: Kind.CANCELED,
+}
+
+
+def happened(move: Move, job: Job) -> tuple[Kind, ...]:
+    """What a move that led to `job` is reported as, in order."""
+    reached = _REACHED[job.state]
+    match move:
+        case Move.CLAIM:
+            return (Kind.CLAIMED, Kind.ACTIVE) if job.state is State.RUNNING else (Kind.CLAIMED,)
+        case Move.RETRY if job.state in (State.SCHEDULED, State.WAITING):
+            return (Kind.RETRYING,)
+        case Move.EXPIRE:
+            return (Kind.STALLED, reached)
+        case Move.EDIT:
+            return (Kind.EDITED,)
+        case Move.REMOVE | Move.REMOVE_FORCED:
+            return (Kind.REMOVED,)
+        case Move.CANCEL if job.state is State.RUNNING:
+            return ()
+        case Move.RENEW | Move.NOTE:
+            return ()
+        case _:
+            return (reached,)

@@ -1,0 +1,208 @@
+"""The records: a job, what a client hands in to make one, and the parts of both.
+
+Times are seconds since 1970 by the store's clock, lengths of time are seconds, payload, result and
+metadata are JSON text.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from errandry.core import check
+from errandry.core.retry import Backoff
+from errandry.core.state import TERMINAL, Move, Reason, State
+from errandry.errors import InvalidValue
+
+DAY = 86_400.0
+ERRORS_MAX = 20
+LOGS_MAX = 200
+LOG_TEXT_MAX = 2_000
+RELEASES_MAX = 20
+
+
+class Order(StrEnum):
+    FIFO = "fifo"
+    LIFO = "lifo"
+
+
+class Keep(Struct, frozen=True, omit_defaults=True):
+    """How long a finished job stays, by the state it ended in. 0: it is removed at once."""
+
+    completed: float = 7 * DAY
+    failed: float = 30 * DAY
+    canceled: float = 7 * DAY
+
+    def __post_init__(self) -> None:
+        for state in ("completed", "failed", "canceled"):
+            check.span(f"keep.{state}", getattr(self, state))
+
+    def span(self, state: State) -> float:
+        """How long a job that ended in `state` stays."""
+        return float(getattr(self, state))
+
+
+class Failure(Struct, frozen=True, omit_defaults=True):
+    """What went wrong in an attempt, as its worker saw it."""
+
+    kind: Reason = Reason.ERROR
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+
+
+class AttemptError(Struct, frozen=True, omit_defaults=True):
+    """A failure in the job's record: which attempt, by whom, when."""
+
+    attempt: int
+    worker: str | None
+    started: float | None
+    ended: float
+    kind: Reason
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+
+
+class Log(Struct, frozen=True, omit_defaults=True):
+    """One line a handler logged."""
+
+    at: float
+    text: str
+    level: str = "info"
+
+
+class Progress(Struct, frozen=True, omit_defaults=True):
+    """How far a handler says it is: a share from 0 to 1, and words."""
+
+    share: float
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if type(self.share) not in (int, float) or not 0 <= self.share <= 1:
+            raise InvalidValue("progress", self.share, "must be a share from 0 to 1")
+
+
+class Job(Struct, frozen=True):
+    """One request to run a task, as stored.
+
+    `seq` numbers jobs in the order they were inserted. `place` orders the waiting jobs of a
+    priority, lowest first. `settled` is the outcome last written under `fence`, which is how a
+    repeated settle is told from a stale one.
+    """
+
+    seq: int
+    id: str
+    task: str
+    queue: str
+    group: str
+    state: State
+    order: Order
+    reason: Reason | None
+    settled: Move | None
+    payload: str
+    priority: int
+    place: int | None
+    run_at: float | None
+    attempts: int
+    max_attempts: int
+    releases: int
+    crashes: int
+    max_crashes: int
+    open_children: int
+    timeout: float | None
+    deadline: float | None
+    fence: int
+    worker: str | None
+    lease_until: float | None
+    cancel_requested: bool
+    result: str | None
+    metadata: str | None
+    created_at: float
+    updated_at: float
+    claimed_at: float | None
+    started_at: float | None
+    finished_at: float | None
+    expires_at: float | None
+    backoff: Backoff | None
+    keep: Keep | None
+    progress: Progress | None
+    tags: tuple[str, ...]
+    errors: tuple[AttemptError, ...]
+    logs: tuple[Log, ...]
+
+    @property
+    def finished(self) -> bool:
+        return self.state in TERMINAL
+
+
+class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a client hands in. It checks itself: a job that cannot be stored cannot be made.
+
+    `delay` counts from the store's now and is the safe choice between hosts; `run_at` is an
+    instant. `open_children` is for flows: such a job is blocked until they have ended.
+    """
+
+    id: str
+    task: str
+    payload: str
+    queue: str = "default"
+    group: str = ""
+    priority: int = 0
+    order: Order = Order.FIFO
+    run_at: float | None = None
+    delay: float | None = None
+    max_attempts: int = 5
+    max_crashes: int = 3
+    timeout: float | None = None
+    deadline: float | None = None
+    backoff: Backoff | None = None
+    keep: Keep | None = None
+    tags: tuple[str, ...] = ()
+    metadata: str | None = None
+    open_children: int = 0
+
+    def __post_init__(self) -> None:
+        check.name("id", self.id)
+        check.name("task", self.task)
+        check.name("queue", self.queue)
+        check.document("payload", self.payload)
+        check.whole("priority", self.priority, -(2**31), 2**31 - 1)
+        check.whole("max_attempts", self.max_attempts, 1, 10_000)
+        check.whole("max_crashes", self.max_crashes, 1, 10_000)
+        check.whole("open_children", self.open_children, 0, 100_000)
+        if self.group:
+            check.name("group", self.group)
+        if self.tags:
+            check_tags(self.tags)
+        if self.metadata is not None:
+            check.sized("metadata", check.document("metadata", self.metadata), 65_536)
+        self._check_times()
+
+    def _check_times(self) -> None:
+        if self.delay is not None:
+            check.span("delay", self.delay)
+            if self.run_at is not None:
+                raise InvalidValue("run_at", self.run_at, f"give either run_at or delay ({self.delay})")
+        if self.run_at is not None:
+            check.instant("run_at", self.run_at)
+        if self.deadline is not None:
+            check.instant("deadline", self.deadline)
+        if self.timeout is not None and check.span("timeout", self.timeout) == 0:
+            raise InvalidValue("timeout", self.timeout, "must be more than 0 seconds, or None for no timeout")
+
+
+def check_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
+    """Few, short, visible."""
+    if len(tags) > check.TAGS_MAX:
+        raise InvalidValue("tags", tags, f"a job has at most {check.TAGS_MAX} tags, not {len(tags)}")
+    for tag in tags:
+        check.name("tag", tag)
+    return tags
+
+
+def uuid7(now: float, entropy: bytes) -> str:
+    """An id that sorts by its time: UUIDv7 (RFC 9562) from a time and 10 random bytes."""
+    number = int(now * 1000) << 80 | int.from_bytes(entropy[:10])
+    number = number & ~(0xF << 76) | 7 << 76
+    text = f"{number & ~(3 << 62) | 2 << 62:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

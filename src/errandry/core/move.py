@@ -1,0 +1,362 @@
+"""What each move does to a job: pure functions from a job to the job after.
+
+They look every move up in `TABLE` and never touch anything else, so all stores obey one
+lifecycle. A fenced move is preceded by `lost()`; anything an operator may not do raises
+`InvalidMove`. A job that becomes waiting gets its place from the store.
+"""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from errandry.core import check, retry
+from errandry.core.command import (
+    Cause,
+    Complete,
+    Edit,
+    Fail,
+    GiveUp,
+    Outcome,
+    Ref,
+    Release,
+    Retry,
+    Snooze,
+)
+from errandry.core.job import (
+    ERRORS_MAX,
+    LOG_TEXT_MAX,
+    LOGS_MAX,
+    RELEASES_MAX,
+    AttemptError,
+    Failure,
+    Job,
+    Keep,
+    Log,
+    NewJob,
+    Progress,
+)
+from errandry.core.state import HELD, TABLE, Move, Reason, State
+from errandry.errors import InvalidMove
+
+_KEEP = Keep()
+_WORKER_LOST = Failure(Reason.WORKER_LOST, "WorkerLost", "the worker stopped renewing its lease")
+
+
+def created(new: NewJob, seq: int, now: float) -> Job:
+    """The job as inserted."""
+    run_at = now + new.delay if new.delay is not None else new.run_at
+    return Job(
+        seq,
+        new.id,
+        new.task,
+        new.queue,
+        new.group,
+        _ready_state(new.open_children, run_at, now),
+        new.order,
+        None,
+        None,
+        new.payload,
+        new.priority,
+        None,
+        run_at,
+        0,
+        new.max_attempts,
+        0,
+        0,
+        new.max_crashes,
+        new.open_children,
+        new.timeout,
+        new.deadline,
+        0,
+        None,
+        None,
+        False,
+        None,
+        new.metadata,
+        now,
+        now,
+        None,
+        None,
+        None,
+        None,
+        new.backoff,
+        new.keep,
+        None,
+        new.tags,
+        (),
+        (),
+    )
+
+
+def lost(job: Job | None, ref: Ref, move: Move, now: float) -> Cause | None:
+    """Why `ref` may not make this fenced move on `job`; None when it may."""
+    if job is None or job.state not in HELD:
+        return Cause.NOT_HELD
+    if job.fence != ref.fence:
+        return Cause.OTHER_FENCE
+    if job.lease_until is None or job.lease_until <= now:
+        return Cause.EXPIRED
+    return None if job.state in TABLE[move].leads else Cause.NOT_HELD
+
+
+def claimed(job: Job, worker: str, lease: float, start: bool, now: float) -> Job:
+    """Held by `worker` under a new fence; with `start`, running."""
+    return _moved(
+        job,
+        Move.CLAIM,
+        now,
+        to=State.RUNNING if start else State.CLAIMED,
+        attempts=job.attempts + 1,
+        fence=max(job.fence + 1, int(now * 1_000_000)),
+        worker=worker,
+        lease_until=now + lease,
+        claimed_at=now,
+        started_at=now if start else None,
+        progress=None,
+        settled=None,
+    )
+
+
+def started(job: Job, now: float) -> Job:
+    return _moved(job, Move.START, now, started_at=now)
+
+
+def renewed(job: Job, lease: float, now: float) -> Job:
+    return _moved(job, Move.RENEW, now, lease_until=now + lease)
+
+
+def noted(job: Job, progress: Progress | None, logs: tuple[Log, ...], now: float) -> Job:
+    """Progress replaced, log lines appended; the newest lines stay."""
+    lines = tuple(replace(line, text=check.capped(line.text, LOG_TEXT_MAX)) for line in logs)
+    return _moved(
+        job, Move.NOTE, now, progress=progress or job.progress, logs=(job.logs + lines)[-LOGS_MAX:]
+    )
+
+
+def settled(job: Job, outcome: Outcome, now: float) -> Job:
+    """The job after its attempt ended. Cancel asked wins over every outcome."""
+    failure = getattr(outcome, "failure", None)
+    if job.cancel_requested and isinstance(outcome, Complete):
+        failure = Failure(Reason.CANCELED, "Canceled", "the handler had returned when the cancel was obeyed")
+    errors = _with_error(job, failure, now) if failure is not None else job.errors
+    if job.cancel_requested or isinstance(outcome, GiveUp):
+        result = outcome.result if isinstance(outcome, Complete) else job.result
+        return _finished(
+            job,
+            outcome.move,
+            now,
+            State.CANCELED,
+            reason=Reason.CANCELED,
+            result=result,
+            errors=errors,
+            settled=outcome.move,
+        )
+    match outcome:
+        case Complete(result=result):
+            return _finished(
+                job, Move.COMPLETE, now, State.COMPLETED, result=result, settled=Move.COMPLETE
+            )
+        case Fail(failure=failure):
+            return _finished(
+                job, Move.FAIL, now, State.FAILED, reason=failure.kind, errors=errors, settled=Move.FAIL
+            )
+        case Retry(failure=failure) if job.attempts >= job.max_attempts:
+            return _finished(
+                job, Move.RETRY, now, State.FAILED, reason=failure.kind, errors=errors, settled=Move.RETRY
+            )
+        case Retry(delay=delay):
+            if delay is None:
+                delay = (job.backoff or retry.DEFAULT).delay(job.attempts, job.id)
+            return _let_go(job, Move.RETRY, now, delay, errors=errors, settled=Move.RETRY)
+        case Snooze(delay=delay):
+            return _let_go(
+                job, Move.SNOOZE, now, delay, to=State.SCHEDULED, attempts=_back(job), settled=Move.SNOOZE
+            )
+        case Release(delay=delay, reason=reason):
+            return _released(job, Move.RELEASE, now, delay, reason, Move.RELEASE)
+
+
+def expired(job: Job, now: float) -> Job:
+    """The lease ran out: back in line, unless that has happened too often or cancel was asked."""
+    if job.state is State.CLAIMED:
+        return _released(job, Move.EXPIRE, now, 0.0, Reason.WORKER_LOST, None)
+    crashes = job.crashes + 1
+    errors = _with_error(job, _WORKER_LOST, now)
+    if job.cancel_requested:
+        return _finished(
+            job, Move.EXPIRE, now, State.CANCELED, reason=Reason.CANCELED, errors=errors, crashes=crashes
+        )
+    if job.attempts >= job.max_attempts or crashes >= job.max_crashes:
+        return _finished(
+            job, Move.EXPIRE, now, State.FAILED, reason=Reason.WORKER_LOST, errors=errors, crashes=crashes
+        )
+    return _let_go(job, Move.EXPIRE, now, 0.0, errors=errors, crashes=crashes)
+
+
+def promoted(job: Job, now: float) -> Job:
+    """In line. A promotion before its time moves `run_at` too, or an edit would undo it."""
+    early = job.run_at is not None and job.run_at > now
+    return _moved(job, Move.PROMOTE, now, run_at=now if early else job.run_at)
+
+
+def lapsed(job: Job, now: float) -> Job:
+    return _finished(job, Move.LAPSE, now, State.FAILED, reason=Reason.DEADLINE)
+
+
+def canceled(job: Job, now: float, force: bool = False) -> Job:
+    """Canceled where no handler runs, else asked to stop; `force` also takes finished jobs."""
+    if force and job.state in TABLE[Move.CANCEL_FORCED].leads:
+        return _finished(job, Move.CANCEL_FORCED, now, State.CANCELED, reason=Reason.CANCELED)
+    if job.state is State.RUNNING:
+        return _moved(job, Move.CANCEL, now, cancel_requested=True)
+    return _finished(job, Move.CANCEL, now, State.CANCELED, reason=Reason.CANCELED)
+
+
+def rerun(job: Job, run_at: float | None, reset_attempts: bool, now: float) -> Job:
+    """Back to life with at least one attempt; errors are kept, a deadline that has passed is not."""
+    attempts = 0 if reset_attempts else job.attempts
+    lapsed = job.deadline is not None and job.deadline <= now
+    return _moved(
+        job,
+        Move.RERUN,
+        now,
+        to=_ready_state(job.open_children, run_at, now),
+        run_at=run_at,
+        attempts=attempts,
+        max_attempts=max(job.max_attempts, attempts + 1),
+        crashes=0 if reset_attempts else job.crashes,
+        releases=0,
+        worker=None,
+        reason=None,
+        result=None,
+        progress=None,
+        settled=None,
+        cancel_requested=False,
+        claimed_at=None,
+        started_at=None,
+        finished_at=None,
+        expires_at=None,
+        deadline=None if lapsed else job.deadline,
+    )
+
+
+def edited(job: Job, edit: Edit, now: float) -> Job:
+    """What is given replaced, and the state that follows from it."""
+    run_at = job.run_at if edit.run_at is None else edit.run_at
+    return _moved(
+        job,
+        Move.EDIT,
+        now,
+        to=_ready_state(job.open_children, run_at, now),
+        run_at=run_at,
+        payload=job.payload if edit.payload is None else edit.payload,
+        priority=job.priority if edit.priority is None else edit.priority,
+        max_attempts=job.max_attempts if edit.max_attempts is None else edit.max_attempts,
+        tags=job.tags if edit.tags is None else edit.tags,
+    )
+
+
+def postponed(job: Job, run_at: float, now: float) -> Job:
+    return _moved(job, Move.POSTPONE, now, run_at=run_at)
+
+
+def resolved(job: Job, state: State, result: str | None, message: str, now: float) -> Job:
+    """Settled by hand, without having run."""
+    if state is State.COMPLETED:
+        return _finished(job, Move.RESOLVE, now, state, result=result)
+    failure = Failure(Reason.UNRECOVERABLE, "Resolved", message or "resolved as failed by an operator")
+    return _finished(
+        job, Move.RESOLVE, now, state, reason=failure.kind, errors=_with_error(job, failure, now)
+    )
+
+
+def removable(job: Job, force: bool) -> Move:
+    """The move that removes `job`; InvalidMove if only force would."""
+    move = Move.REMOVE_FORCED if force else Move.REMOVE
+    _target(job, move)
+    return move
+
+
+def _ready_state(open_children: int, run_at: float | None, now: float) -> State:
+    if open_children:
+        return State.BLOCKED
+    return State.SCHEDULED if run_at is not None and run_at > now else State.WAITING
+
+
+def _target(job: Job, move: Move) -> State | None:
+    rule = TABLE[move]
+    if job.state not in rule.leads:
+        raise InvalidMove(job.id, move.removesuffix("_forced"), job.state, rule.sources)
+    return rule.leads[job.state]
+
+
+def _moved(job: Job, move: Move, now: float, to: State | None = None, **changes: Any) -> Job:
+    """`job` after `move`: by the table, or `to` another state the table names for it."""
+    target = _target(job, move)
+    if to is not None and to is not target:
+        if to not in TABLE[move].otherwise:
+            raise InvalidMove(job.id, move, job.state, TABLE[move].sources)
+        target = to
+    return replace(job, state=target, updated_at=now, **changes)
+
+
+def _finished(job: Job, move: Move, now: float, to: State, **changes: Any) -> Job:
+    """Ended: no lease, and an expiry fixed now."""
+    return _moved(
+        job,
+        move,
+        now,
+        to=to,
+        lease_until=None,
+        finished_at=now,
+        expires_at=now + (job.keep or _KEEP).span(to),
+        **changes,
+    )
+
+
+def _let_go(
+    job: Job, move: Move, now: float, delay: float, to: State | None = None, **changes: Any
+) -> Job:
+    """No longer held: in line again, or scheduled after a delay."""
+    to = to or (State.SCHEDULED if delay > 0 else State.WAITING)
+    return _moved(
+        job, move, now, to=to, run_at=now + delay, worker=None, lease_until=None, **changes
+    )
+
+
+def _released(
+    job: Job, move: Move, now: float, delay: float, reason: Reason, mark: Move | None
+) -> Job:
+    """Given back unspent, so many times at most."""
+    releases = job.releases + 1
+    if releases > RELEASES_MAX:
+        failure = Failure(reason, "Released", f"released {releases} times without having run")
+        return _finished(
+            job,
+            move,
+            now,
+            State.FAILED,
+            reason=reason,
+            errors=_with_error(job, failure, now),
+            releases=releases,
+            settled=mark,
+        )
+    return _let_go(job, move, now, delay, attempts=_back(job), releases=releases, settled=mark)
+
+
+def _back(job: Job) -> int:
+    return max(0, job.attempts - 1)
+
+
+def _with_error(job: Job, failure: Failure, now: float) -> tuple[AttemptError, ...]:
+    error = AttemptError(
+        job.attempts,
+        job.worker,
+        job.started_at,
+        now,
+        failure.kind,
+        check.capped(failure.type, 200),
+        check.capped(failure.message, 4_000),
+        check.capped(failure.traceback),
+    )
+    return (*job.errors, error)[-ERRORS_MAX:]

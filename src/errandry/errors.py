@@ -1,0 +1,206 @@
+"""Every error Errandry raises on purpose.
+
+    ErrandryError
+    ├── InvalidValue (ValueError)        a value nobody could store or obey
+    │   └── TooLarge                     … because of its size
+    ├── QueryError (ValueError)          a query that cannot be read
+    ├── UnknownJob (LookupError)         no job has this id
+    ├── InvalidMove                      the job's state does not allow it
+    ├── DuplicateJob                     its unique key has a live holder
+    ├── QueueFull                        the queue takes no more
+    └── StoreError
+        ├── LeaseLost                    the worker no longer holds the job
+        ├── InvalidCursor (ValueError)   not a cursor of this store
+        ├── CommandFailed                one command could not be written
+        ├── StoreUnavailable             try again later; nothing was decided
+        │   ├── ReplyLost                written or not: nobody knows; send it again
+        │   ├── StoreFull                no space left
+        │   └── StoreClosed              closed, or closing
+        └── StoreRefused                 not a store this version may use
+            ├── ForeignDatabase          somebody else's data is in it
+            ├── SchemaTooNew             written by a newer Errandry
+            ├── StoreCorrupt             damaged
+            └── StoreReplaced            the file was deleted or replaced while open
+
+Each keeps its arguments as attributes and survives pickling. Messages name the
+thing, its value and what would be right.
+"""
+
+from typing import Any
+
+
+class ErrandryError(Exception):
+    """The root of the tree: catch it to catch everything Errandry raises on purpose."""
+
+
+class InvalidValue(ErrandryError, ValueError):
+    """A value that could not be stored, or would make no sense. Nothing was written."""
+
+    def __init__(self, name: str, value: Any, why: str) -> None:
+        super().__init__(name, value, why)
+        self.name, self.value, self.why = name, value, why
+
+    def __str__(self) -> str:
+        return f"{self.name}={shown(self.value)}: {self.why}"
+
+
+class TooLarge(InvalidValue):
+    """Larger than its bound. Keep big things elsewhere and pass where they are."""
+
+    def __init__(self, name: str, size: int, bound: int) -> None:
+        ErrandryError.__init__(self, name, size, bound)
+        self.name, self.value, self.size, self.bound = name, size, size, bound
+        self.why = f"at most {bound:,} bytes are allowed"
+
+    def __str__(self) -> str:
+        return f"{self.name} has {self.size:,} bytes: {self.why}"
+
+
+class QueryError(ErrandryError, ValueError):
+    """A query that cannot be read; `position` counts characters from 0."""
+
+    def __init__(self, text: str, position: int, why: str) -> None:
+        super().__init__(text, position, why)
+        self.text, self.position, self.why = text, position, why
+
+    def __str__(self) -> str:
+        start = max(0, self.position - 60)
+        line = self.text[start : self.position + 60].replace("\n", " ").replace("\t", " ")
+        return f"{self.why}\n  {line}\n  {' ' * (self.position - start)}^"
+
+
+class UnknownJob(ErrandryError, LookupError):
+    """No job has this id: never inserted, or removed since."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"there is no job {shown(self.job_id)}"
+
+
+class InvalidMove(ErrandryError):
+    """The job is in a state the move does not start from. Nothing was changed."""
+
+    def __init__(self, job_id: str, move: str, state: str, allowed: tuple[str, ...]) -> None:
+        super().__init__(job_id, move, state, allowed)
+        self.job_id, self.move, self.state, self.allowed = job_id, move, state, allowed
+
+    def __str__(self) -> str:
+        return f"cannot {self.move} job {self.job_id}: it is {self.state}, not {' or '.join(self.allowed)}"
+
+
+class DuplicateJob(ErrandryError):
+    """A live job already holds the unique key."""
+
+    def __init__(self, key: str, job_id: str) -> None:
+        super().__init__(key, job_id)
+        self.key, self.job_id = key, job_id
+
+    def __str__(self) -> str:
+        return f"the unique key {shown(self.key)} is held by job {self.job_id}"
+
+
+class QueueFull(ErrandryError):
+    """The queue has reached its `max_size`. Nothing was inserted."""
+
+    def __init__(self, queue: str, bound: int) -> None:
+        super().__init__(queue, bound)
+        self.queue, self.bound = queue, bound
+
+    def __str__(self) -> str:
+        return f"the queue {shown(self.queue)} is full: it takes {self.bound:,} jobs"
+
+
+class StoreError(ErrandryError):
+    """Something between the program and what is stored."""
+
+
+class LeaseLost(StoreError):
+    """Another worker may own the job now. Stop, and write nothing."""
+
+    def __init__(self, job_id: str, fence: int, cause: str) -> None:
+        super().__init__(job_id, fence, cause)
+        self.job_id, self.fence, self.cause = job_id, fence, cause
+
+    def __str__(self) -> str:
+        return f"the lease on job {self.job_id} (fence {self.fence}) is no longer held: {self.cause}"
+
+
+class InvalidCursor(StoreError, ValueError):
+    """Not a cursor this store gave out, or not for this query."""
+
+    def __init__(self, cursor: str, why: str) -> None:
+        super().__init__(cursor, why)
+        self.cursor, self.why = cursor, why
+
+    def __str__(self) -> str:
+        return f"cursor {shown(self.cursor)}: {self.why}"
+
+
+class CommandFailed(StoreError):
+    """The store refused this one command for a reason of its own; its neighbours were written."""
+
+    def __init__(self, command: str, why: str) -> None:
+        super().__init__(command, why)
+        self.command, self.why = command, why
+
+    def __str__(self) -> str:
+        return f"{self.command} could not be written: {self.why}"
+
+
+class StoreUnavailable(StoreError):
+    """The store could not be reached or could not write. Nothing of the call was written."""
+
+    def __init__(self, store: str, why: str) -> None:
+        super().__init__(store, why)
+        self.store, self.why = store, why
+
+    def __str__(self) -> str:
+        return f"{self.store}: {self.why}"
+
+
+class ReplyLost(StoreUnavailable):
+    """The call may or may not have been written. Sending it again is safe and tells."""
+
+
+class StoreFull(StoreUnavailable):
+    """No space left where the store lives. Free some; what was acknowledged is safe."""
+
+
+class StoreClosed(StoreUnavailable):
+    """The store, or the committer in front of it, has been closed."""
+
+
+class StoreRefused(StoreError):
+    """A store this version must not touch."""
+
+    def __init__(self, store: str, why: str) -> None:
+        super().__init__(store, why)
+        self.store, self.why = store, why
+
+    def __str__(self) -> str:
+        return f"{self.store}: {self.why}"
+
+
+class ForeignDatabase(StoreRefused):
+    """It holds somebody else's data."""
+
+
+class SchemaTooNew(StoreRefused):
+    """A newer Errandry has written it. Upgrade this one."""
+
+
+class StoreCorrupt(StoreRefused):
+    """It is damaged. Restore a backup, or move it away to start afresh."""
+
+
+class StoreReplaced(StoreRefused):
+    """The file was deleted or replaced while it was open: writes would go nowhere."""
+
+
+def shown(value: Any, bound: int = 60) -> str:
+    """`value` for a message: quoted, and short however long it is."""
+    text = repr(value[: bound * 2] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= bound else f"{text[:bound]}… ({len(text):,} characters)"

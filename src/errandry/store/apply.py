@@ -1,0 +1,238 @@
+"""Carry out the commands of a pass on some tables.
+
+Every decision is a function of `core.move`; here commands are matched with the jobs they name
+and the answers made. A handler checks everything before it changes anything, so a command that is refused
+leaves no trace and its neighbours go on.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from errandry.core import check, move
+from errandry.core.command import (
+    ALREADY,
+    CANCEL,
+    HELD,
+    WRITTEN,
+    Answer,
+    Beat,
+    Cancel,
+    Claim,
+    Claims,
+    Command,
+    Complete,
+    Edit,
+    Insert,
+    Inserted,
+    Lost,
+    Mark,
+    Note,
+    Operator,
+    Pause,
+    Postpone,
+    Promote,
+    Ref,
+    Remove,
+    Renew,
+    Renewed,
+    Rerun,
+    Resolve,
+    Resume,
+    Settle,
+    Start,
+    Upkeep,
+)
+from errandry.core.event import Kind
+from errandry.core.job import Job
+from errandry.core.state import HELD as HELD_STATES
+from errandry.core.state import Move, State
+from errandry.errors import ErrandryError
+from errandry.store import operate, tidy
+from errandry.store.contract import Bounds, Pausing
+from errandry.store.ledger import Ledger
+from errandry.store.tables import Tables
+
+
+def apply(commands: Sequence[Command], tables: Tables, now: float, bounds: Bounds) -> list[Answer]:
+    """Carry out a pass in order; one answer, or error as a value, per command."""
+    ledger = Ledger(tables, now, bounds)
+    ledger.load(one for command in commands for one in touched(command))
+    answers: list[Answer] = []
+    for command in commands:
+        try:
+            answers.append(_HANDLERS[type(command)](ledger, command))
+        except ErrandryError as error:
+            answers.append(error)
+    ledger.close()
+    return answers
+
+
+def touched(command: Command) -> Iterator[str]:
+    """The ids of the jobs a command names."""
+    match command:
+        case Settle(ref=ref) | Start(ref=ref) | Note(ref=ref):
+            yield ref.job
+        case Insert(jobs=jobs):
+            for job in jobs:
+                yield job.id
+        case Renew(refs=refs):
+            for ref in refs:
+                yield ref.job
+        case Operator(ids=ids):
+            yield from ids
+
+
+def insert(ledger: Ledger, command: Insert) -> Inserted:
+    for new in command.jobs:
+        check.sized("payload", new.payload, ledger.bounds.payload)
+    existed = set()
+    for new in command.jobs:
+        if ledger.get(new.id) is not None:
+            existed.add(new.id)
+        else:
+            ledger.move(Move.INSERT, None, move.created(new, ledger.tables.number(), ledger.now))
+    return Inserted(tuple(new.id for new in command.jobs), frozenset(existed))
+
+
+def claim(ledger: Ledger, command: Claim) -> Claims:
+    tables, now = ledger.tables, ledger.now
+    ledger.flush()
+    refs = tables.recall(command.worker, command.nonce)
+    if refs is not None:
+        return Claims(tuple(_still_held(ledger, refs)), _due_in(ledger))
+    tidy.before_claim(ledger)
+    taken: list[Job] = []
+    while len(taken) < command.limit:
+        candidates = tables.ready(command)[: command.limit - len(taken)]
+        for job in candidates:
+            if job.deadline is not None and job.deadline <= now:
+                ledger.move(Move.LAPSE, job, move.lapsed(job, now))
+            else:
+                held = move.claimed(job, command.worker, command.lease, command.start, now)
+                taken.append(ledger.move(Move.CLAIM, job, held))
+        ledger.flush()
+        if not candidates:
+            break
+    if taken:
+        refs = tuple(Ref(job.id, job.fence) for job in taken)
+        tables.remember(command.worker, command.nonce, refs, now)
+        for queue in {job.queue: None for job in taken}:
+            if tables.is_drained(queue):
+                ledger.tell(Kind.DRAINED, queue)
+    return Claims(tuple(taken), _due_in(ledger))
+
+
+def start(ledger: Ledger, command: Start) -> Mark | Lost:
+    job, ref = ledger.get(command.ref.job), command.ref
+    cause = move.lost(job, ref, Move.START, ledger.now)
+    if job is not None and cause is not None and job.fence == ref.fence:
+        if job.state is State.CANCELED:
+            return CANCEL
+        if job.state is State.RUNNING and move.lost(job, ref, Move.RENEW, ledger.now) is None:
+            return ALREADY
+    if job is None or cause is not None:
+        return Lost(cause or move.Cause.NOT_HELD)
+    ledger.move(Move.START, job, move.started(job, ledger.now))
+    return WRITTEN
+
+
+def renew(ledger: Ledger, command: Renew) -> Renewed:
+    return Renewed(tuple(_renewed(ledger, ref, command.lease) for ref in command.refs))
+
+
+def note(ledger: Ledger, command: Note) -> Mark | Lost:
+    job = ledger.get(command.ref.job)
+    cause = move.lost(job, command.ref, Move.NOTE, ledger.now)
+    if job is None or cause is not None:
+        return Lost(cause or move.Cause.NOT_HELD)
+    ledger.move(Move.NOTE, job, move.noted(job, command.progress, command.logs, ledger.now))
+    if command.progress is not None:
+        ledger.tell(Kind.PROGRESS, job.queue, job.task, job.id, f"{command.progress.share:g}")
+    for line in command.logs:
+        ledger.tell(Kind.LOG, job.queue, job.task, job.id, check.capped(line.text, 200))
+    return WRITTEN
+
+
+def settle(ledger: Ledger, command: Settle) -> Mark | Lost:
+    ref, outcome = command.ref, command.outcome
+    job = ledger.get(ref.job)
+    if job is not None and job.fence == ref.fence and _is_repeat(job, outcome.move):
+        return ALREADY
+    cause = move.lost(job, ref, outcome.move, ledger.now)
+    if job is None or cause is not None:
+        return Lost(cause or move.Cause.NOT_HELD)
+    if isinstance(outcome, Complete) and outcome.result is not None:
+        check.sized("result", outcome.result, ledger.bounds.result)
+    ledger.move(outcome.move, job, move.settled(job, outcome, ledger.now))
+    return WRITTEN
+
+
+def pause(ledger: Ledger, command: Pause) -> Mark:
+    if not ledger.tables.pause(command.kind, command.name, Pausing(ledger.now, command.by)):
+        return ALREADY
+    ledger.tell(Kind.PAUSED, **{str(command.kind): command.name}, text=command.by)
+    return WRITTEN
+
+
+def resume(ledger: Ledger, command: Resume) -> Mark:
+    if not ledger.tables.pause(command.kind, command.name, None):
+        return ALREADY
+    ledger.tell(Kind.RESUMED, **{str(command.kind): command.name})
+    return WRITTEN
+
+
+def beat(ledger: Ledger, command: Beat) -> Mark:
+    ledger.tables.beat(command, ledger.now)
+    return WRITTEN
+
+
+def _is_repeat(job: Job, outcome: Move) -> bool:
+    """Whether this outcome has been written already; a job canceled before it began has been given up."""
+    if job.state in HELD_STATES:
+        return False
+    return job.settled is outcome or (outcome is Move.GIVE_UP and job.state is State.CANCELED)
+
+
+def _renewed(ledger: Ledger, ref: Ref, lease: float) -> Mark | Lost:
+    job = ledger.get(ref.job)
+    cause = move.lost(job, ref, Move.RENEW, ledger.now)
+    if job is not None and cause is not None and job.fence == ref.fence and job.state is State.CANCELED:
+        return CANCEL
+    if job is None or cause is not None:
+        return Lost(cause or move.Cause.NOT_HELD)
+    ledger.move(Move.RENEW, job, move.renewed(job, lease, ledger.now))
+    return CANCEL if job.cancel_requested else HELD
+
+
+def _still_held(ledger: Ledger, refs: Sequence[Ref]) -> Iterator[Job]:
+    ledger.load(ref.job for ref in refs)
+    for ref in refs:
+        job = ledger.get(ref.job)
+        if job is not None and move.lost(job, ref, Move.RENEW, ledger.now) is None:
+            yield job
+
+
+def _due_in(ledger: Ledger) -> float | None:
+    run_at = ledger.tables.marks().run_at
+    return None if run_at is None else max(0.0, run_at - ledger.now)
+
+
+_HANDLERS: dict[type, Callable[[Ledger, Any], Answer]] = {
+    Insert: insert,
+    Claim: claim,
+    Start: start,
+    Renew: renew,
+    Note: note,
+    Settle: settle,
+    Cancel: operate.cancel,
+    Rerun: operate.rerun,
+    Edit: operate.edit,
+    Postpone: operate.postpone,
+    Promote: operate.promote,
+    Resolve: operate.resolve,
+    Remove: operate.remove,
+    Pause: pause,
+    Resume: resume,
+    Beat: beat,
+    Upkeep: tidy.upkeep,
+}

@@ -1,0 +1,153 @@
+"""The store contract: one verb that writes, a few reads, and a wake-up that is only a hint.
+
+`commit` takes the commands of one pass in the order of `RANK`, at most one of them about
+any one job; the committer sees to both. Each command is atomic and answered by itself; the call
+returns when all of it is durable. After `ReplyLost` the same commands may be sent again.
+"""
+
+import builtins
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from errandry.core.command import (
+    Answer,
+    Beat,
+    Cancel,
+    Claim,
+    Command,
+    Edit,
+    Insert,
+    Note,
+    Pause,
+    Postpone,
+    Promote,
+    Ref,
+    Remove,
+    Renew,
+    Rerun,
+    Resolve,
+    Resume,
+    Settle,
+    Start,
+    Upkeep,
+)
+from errandry.core.event import Event
+from errandry.core.job import Job
+from errandry.core.query import Query
+
+_ORDER: tuple[type, ...] = (
+    *(Start, Renew, Note, Settle),
+    Insert,
+    *(Cancel, Rerun, Edit, Postpone, Promote, Resolve, Remove),
+    *(Pause, Resume, Beat),
+    Upkeep,
+    Claim,
+)
+RANK: Mapping[type, int] = {kind: rank for rank, kind in enumerate(_ORDER)}
+
+
+class Bounds(Struct, frozen=True, kw_only=True):
+    """How much a store takes and for how long it keeps what nobody asked for."""
+
+    payload: int = 1_048_576
+    result: int = 1_048_576
+    events: int = 1_000_000
+    events_age: float = 86_400.0
+    workers_age: float = 86_400.0
+
+
+class Page(Struct, frozen=True):
+    """Jobs, newest first; `cursor` continues below them, None at the end."""
+
+    jobs: tuple[Job, ...]
+    cursor: str | None
+
+
+class Happened(Struct, frozen=True):
+    """An event with its time, and the cursor that continues after it."""
+
+    cursor: str
+    at: float
+    event: Event
+
+
+class Events(Struct, frozen=True):
+    """Events in commit order. `cursor` continues after them; `missed` says some before them are gone."""
+
+    entries: tuple[Happened, ...]
+    cursor: str
+    missed: bool = False
+
+
+class Pausing(Struct, frozen=True):
+    """Since when something is paused, and by whom."""
+
+    at: float
+    by: str
+
+
+class QueueInfo(Struct, frozen=True):
+    """A queue as it is now: jobs by state, the age of its oldest waiting job, whether it is paused."""
+
+    name: str
+    states: Mapping[str, int]
+    oldest_waiting: float | None
+    paused: Pausing | None
+
+
+class WorkerInfo(Struct, frozen=True):
+    """A worker's last beat and when it came."""
+
+    beat: Beat
+    seen_at: float
+
+
+class Store(Protocol):
+    """What every driver does, in the same way."""
+
+    async def open(self) -> None:
+        """Make it ready, migrating it if need be. A second call changes nothing."""
+
+    async def close(self) -> None:
+        """Let go of it. A second call changes nothing."""
+
+    async def commit(self, commands: Sequence[Command]) -> builtins.list[Answer]:
+        """Write a pass. It runs on the engine's own loop and may block it."""
+
+    async def wake(self, timeout: float) -> bool:
+        """Return early, with True, when something may have changed. A hint: losing it costs only time."""
+
+    async def get(self, ids: Sequence[str]) -> builtins.list[Job | None]:
+        """The jobs with these ids, in this order."""
+
+    async def list(self, query: Query = ..., cursor: str | None = None, limit: int = 50) -> Page:
+        """Jobs that match, live and finished, newest first."""
+
+    async def counts(self) -> dict[str, dict[str, int]]:
+        """For each queue: how many jobs are in each state."""
+
+    async def totals(self) -> dict[str, dict[str, int]]:
+        """For each queue: how many were ever inserted, completed, failed, canceled, retried, expired, removed."""
+
+    async def queues(self) -> builtins.list[QueueInfo]:
+        """Every queue that has jobs, has had some, or is paused."""
+
+    async def paused_tasks(self) -> dict[str, Pausing]:
+        """The tasks that are paused."""
+
+    async def workers(self) -> builtins.list[WorkerInfo]:
+        """Workers that have beaten lately."""
+
+    async def cancels(self, worker: str) -> tuple[Ref, ...]:
+        """The running jobs of `worker` whose cancel was requested. Cheap."""
+
+    async def events(self, after: str | None = None, limit: int = 1_000) -> Events:
+        """What happened after `after`, at most `limit` of it; with None, from the oldest event kept."""
+
+    async def head(self) -> str:
+        """The cursor of this moment: only what happens from now on comes after it."""
+
+    async def due_in(self) -> float | None:
+        """Seconds until the next scheduled job is due; None if there is none."""

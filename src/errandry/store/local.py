@@ -1,0 +1,135 @@
+"""A store that decides in this process: passes applied to tables, reads taken from them.
+
+Drivers bring the tables, say how a pass is made atomic, and where reads run.
+"""
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from errandry.clock import Clock, StoreClock, SystemClock
+from errandry.core import check
+from errandry.core.command import Answer, Command, GateKind, Ref
+from errandry.core.job import Job
+from errandry.core.query import Query
+from errandry.core.state import State
+from errandry.store import cursor as cursors
+from errandry.store.contract import Bounds, Events, Page, Pausing, QueueInfo, WorkerInfo
+from errandry.store.ledger import LIFETIME
+from errandry.store.tables import Tables
+
+PAGE_MAX = 10_000
+_ALL = Query()
+
+T = TypeVar("T")
+
+
+class LocalStore:
+    """The reads of the contract, in terms of `Tables`."""
+
+    def __init__(self, clock: Clock | None = None, bounds: Bounds | None = None) -> None:
+        self.clock = StoreClock(clock or SystemClock())
+        self.bounds = bounds or Bounds()
+
+    async def open(self) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        raise NotImplementedError
+
+    async def wake(self, timeout: float) -> bool:
+        raise NotImplementedError
+
+    async def read(self, look: Callable[[Tables, float], T]) -> T:
+        """What `look` sees in the tables at one moment, and the time of that moment."""
+        raise NotImplementedError
+
+    async def get(self, ids: Sequence[str]) -> builtins.list[Job | None]:
+        def look(tables: Tables, _now: float) -> builtins.list[Job | None]:
+            found = tables.find(ids)
+            return [found.get(one) for one in ids]
+
+        return await self.read(look)
+
+    async def list(self, query: Query = _ALL, cursor: str | None = None, limit: int = 50) -> Page:
+        check.whole("limit", limit, 1, PAGE_MAX)
+
+        def look(tables: Tables, now: float) -> Page:
+            start = None if cursor is None else cursors.below(cursor, tables.identity, query)
+            found = tables.matching(query, State, start, now, limit + 1)
+            if len(found) <= limit:
+                return Page(tuple(found), None)
+            page = tuple(found[:limit])
+            return Page(page, cursors.for_jobs(tables.identity, query, page[-1].seq))
+
+        return await self.read(look)
+
+    async def counts(self) -> dict[str, dict[str, int]]:
+        return await self.read(lambda tables, _now: _counted(tables, lifetime=False))
+
+    async def totals(self) -> dict[str, dict[str, int]]:
+        return await self.read(lambda tables, _now: _counted(tables, lifetime=True))
+
+    async def queues(self) -> builtins.list[QueueInfo]:
+        def look(tables: Tables, now: float) -> builtins.list[QueueInfo]:
+            states, oldest = _counted(tables, lifetime=False), tables.oldest_waiting()
+            paused = tables.paused(GateKind.QUEUE)
+            return [
+                QueueInfo(
+                    name,
+                    states.get(name, {}),
+                    max(0.0, now - oldest[name]) if name in oldest else None,
+                    paused.get(name),
+                )
+                for name in sorted(states.keys() | paused.keys())
+            ]
+
+        return await self.read(look)
+
+    async def paused_tasks(self) -> dict[str, Pausing]:
+        return await self.read(lambda tables, _now: tables.paused(GateKind.TASK))
+
+    async def workers(self) -> builtins.list[WorkerInfo]:
+        return await self.read(lambda tables, _now: tables.workers())
+
+    async def cancels(self, worker: str) -> tuple[Ref, ...]:
+        return await self.read(lambda tables, _now: tables.cancels(worker))
+
+    async def events(self, after: str | None = None, limit: int = 1_000) -> Events:
+        check.whole("limit", limit, 1, PAGE_MAX)
+
+        def look(tables: Tables, _now: float) -> Events:
+            first, _ = tables.log_span()
+            start = (first, 0) if after is None else cursors.after(after, tables.identity)
+            entries = tuple(tables.happened(start, limit))
+            seen = entries[-1].cursor if entries else cursors.for_events(tables.identity, *start)
+            return Events(entries, seen, missed=start[0] < first)
+
+        return await self.read(look)
+
+    async def head(self) -> str:
+        def look(tables: Tables, _now: float) -> str:
+            return cursors.for_events(tables.identity, tables.log_span()[1] + 1, 0)
+
+        return await self.read(look)
+
+    async def due_in(self) -> float | None:
+        def look(tables: Tables, now: float) -> float | None:
+            run_at = tables.marks().run_at
+            return None if run_at is None else max(0.0, run_at - now)
+
+        return await self.read(look)
+
+
+def _counted(tables: Tables, lifetime: bool) -> dict[str, dict[str, int]]:
+    return {
+        queue: {
+            name.removeprefix(LIFETIME): number
+            for name, number in sorted(counters.items())
+            if number and name.startswith(LIFETIME) == lifetime
+        }
+        for queue, counters in tables.counters().items()
+    }

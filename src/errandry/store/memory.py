@@ -1,0 +1,273 @@
+"""The memory store: the reference. Nothing survives the process.
+
+Latency and failures can be injected at run time, to see what a program does when its store
+is slow or away.
+"""
+
+import asyncio
+import secrets
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
+from heapq import merge
+from itertools import islice
+from typing import TypeVar
+
+from errandry.clock import Clock
+from errandry.core.command import Answer, Beat, Claim, Command, GateKind, Ref
+from errandry.core.event import Event
+from errandry.core.job import Job
+from errandry.core.query import Query
+from errandry.core.state import HELD, State
+from errandry.errors import ErrandryError, StoreClosed
+from errandry.store import cursor as cursors
+from errandry.store.apply import apply
+from errandry.store.contract import Bounds, Happened, Pausing, WorkerInfo
+from errandry.store.local import LocalStore
+from errandry.store.tables import Change, Deltas, Marks, Tables
+from errandry.store.waking import Bell
+
+Lane = tuple[str, str, str]
+T = TypeVar("T")
+
+
+class MemoryStore(LocalStore):
+    """All of the contract in plain dictionaries.
+
+    `latency` delays each commit; `fail_before` and `fail_after` are errors to raise, one per
+    commit, before anything was written or when everything has been.
+    """
+
+    def __init__(self, clock: Clock | None = None, bounds: Bounds | None = None) -> None:
+        super().__init__(clock, bounds)
+        self.tables = MemoryTables()
+        self.latency = 0.0
+        self.fail_before: list[ErrandryError] = []
+        self.fail_after: list[ErrandryError] = []
+        self._bell = Bell()
+        self._closed = False
+
+    async def open(self) -> None:
+        self._closed = False
+
+    async def close(self) -> None:
+        self._closed = True
+        self._bell.ring()
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        if self._closed:
+            raise StoreClosed("memory", "the store is closed")
+        if self.latency:
+            await asyncio.sleep(self.latency)
+        if self.fail_before:
+            raise self.fail_before.pop(0)
+        answers = apply(commands, self.tables, self.clock.now(), self.bounds)
+        self._bell.ring()
+        if self.fail_after:
+            raise self.fail_after.pop(0)
+        return answers
+
+    async def wake(self, timeout: float) -> bool:
+        return await self._bell.wait(timeout)
+
+    async def read(self, look: Callable[[Tables, float], T]) -> T:
+        if self._closed:
+            raise StoreClosed("memory", "the store is closed")
+        return look(self.tables, self.clock.now())
+
+
+class MemoryTables:
+    """Dictionaries of jobs and, for each lane, its waiting jobs in order."""
+
+    def __init__(self) -> None:
+        self.identity = secrets.token_hex(8)
+        self._number = 0
+        self._jobs: dict[str, Job] = {}
+        self._lines: dict[Lane, list[tuple[int, int, str]]] = {}
+        self._log: list[tuple[int, float, tuple[Event, ...]]] = []
+        self._rows = 0
+        self._counters: dict[str, dict[str, int]] = {}
+        self._claims: dict[str, tuple[str, tuple[Ref, ...]]] = {}
+        self._paused: dict[GateKind, dict[str, Pausing]] = {kind: {} for kind in GateKind}
+        self._workers: dict[str, WorkerInfo] = {}
+
+    def number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def write(self, changes: Iterable[Change]) -> None:
+        for before, after in changes:
+            if before is not None and before.state is State.WAITING:
+                line = self._lines[_lane(before)]
+                del line[bisect_left(line, _spot(before))]
+                if not line:
+                    del self._lines[_lane(before)]
+            if after is None:
+                assert before is not None
+                self._jobs.pop(before.id, None)
+                continue
+            self._jobs[after.id] = after
+            if after.state is State.WAITING:
+                insort(self._lines.setdefault(_lane(after), []), _spot(after))
+
+    def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
+        self._rows += 1
+        self._log.append((self._rows, now, tuple(events)))
+        for (queue, _task), changes in deltas.items():
+            counters = self._counters.setdefault(queue, {})
+            for name, change in changes.items():
+                counters[name] = counters.get(name, 0) + change
+
+    def find(self, ids: Sequence[str]) -> dict[str, Job]:
+        return {one: self._jobs[one] for one in ids if one in self._jobs}
+
+    def matching(
+        self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int
+    ) -> list[Job]:
+        wanted = frozenset(states)
+        return sorted(
+            (
+                job
+                for job in self._jobs.values()
+                if job.state in wanted and (below is None or job.seq < below) and query.matches(job, now)
+            ),
+            key=lambda job: -job.seq,
+        )[:limit]
+
+    def ready(self, claim: Claim) -> list[Job]:
+        lines = [line for lane, line in self._lines.items() if self._is_open(lane, claim)]
+        return [self._jobs[job_id] for _, _, job_id in islice(merge(*lines), claim.limit)]
+
+    def is_drained(self, queue: str) -> bool:
+        return not any(lane[0] == queue for lane in self._lines)
+
+    def marks(self) -> Marks:
+        return Marks(
+            min((_run_at(job) for job in self._where(State.SCHEDULED)), default=None),
+            min((_lease(job) for job in self._where(*HELD)), default=None),
+            min((job.deadline for job in self._untaken() if job.deadline is not None), default=None),
+            min((_expiry(job) for job in self._jobs.values() if job.finished), default=None),
+        )
+
+    def due(self, now: float, limit: int) -> list[Job]:
+        return _first((j for j in self._where(State.SCHEDULED) if _run_at(j) <= now), _run_at, limit)
+
+    def expired(self, now: float, limit: int) -> list[Job]:
+        return _first((job for job in self._where(*HELD) if _lease(job) <= now), _lease, limit)
+
+    def lapsed(self, now: float, limit: int) -> list[Job]:
+        past = (job for job in self._untaken() if job.deadline is not None and job.deadline <= now)
+        return _first(past, lambda job: job.deadline or 0.0, limit)
+
+    def outlived(self, now: float, limit: int) -> list[Job]:
+        past = (job for job in self._jobs.values() if job.finished and _expiry(job) <= now)
+        return _first(past, _expiry, limit)
+
+    def held_by(self, workers: Sequence[str], limit: int) -> list[Job]:
+        return _first((job for job in self._where(*HELD) if job.worker in workers), _lease, limit)
+
+    def cancels(self, worker: str) -> tuple[Ref, ...]:
+        mine = (job for job in self._where(State.RUNNING) if job.cancel_requested and job.worker == worker)
+        return tuple(Ref(job.id, job.fence) for job in sorted(mine, key=lambda job: job.seq))
+
+    def remember(self, worker: str, nonce: str, refs: Sequence[Ref], now: float) -> None:
+        self._claims[worker] = (nonce, tuple(refs))
+
+    def recall(self, worker: str, nonce: str) -> tuple[Ref, ...] | None:
+        known = self._claims.get(worker)
+        return known[1] if known is not None and known[0] == nonce else None
+
+    def pause(self, kind: GateKind, name: str, pausing: Pausing | None) -> bool:
+        paused = self._paused[kind]
+        if (name in paused) == (pausing is not None):
+            return False
+        if pausing is None:
+            del paused[name]
+        else:
+            paused[name] = pausing
+        return True
+
+    def paused(self, kind: GateKind) -> dict[str, Pausing]:
+        return dict(sorted(self._paused[kind].items()))
+
+    def beat(self, beat: Beat, now: float) -> None:
+        if beat.gone:
+            self._workers.pop(beat.worker, None)
+        else:
+            self._workers[beat.worker] = WorkerInfo(beat, now)
+
+    def workers(self) -> list[WorkerInfo]:
+        return [self._workers[worker] for worker in sorted(self._workers)]
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        return {queue: dict(self._counters[queue]) for queue in sorted(self._counters)}
+
+    def oldest_waiting(self) -> dict[str, float]:
+        oldest: dict[str, float] = {}
+        for job in self._where(State.WAITING):
+            oldest[job.queue] = min(job.created_at, oldest.get(job.queue, job.created_at))
+        return oldest
+
+    def happened(self, after: tuple[int, int], limit: int) -> list[Happened]:
+        row, seen = after
+        found = (
+            Happened(cursors.in_row(self.identity, number, index, len(events)), at, event)
+            for number, at, events in self._log
+            if number >= row
+            for index, event in enumerate(events)
+            if number > row or index >= seen
+        )
+        return list(islice(found, limit))
+
+    def log_span(self) -> tuple[int, int]:
+        return (self._log[0][0] if self._log else self._rows + 1), self._rows
+
+    def trim(self, now: float, bounds: Bounds, limit: int) -> int:
+        too_many = max(0, sum(len(events) for _, _, events in self._log) - bounds.events)
+        before = len(self._log) + len(self._workers)
+        while self._log and (too_many > 0 or self._log[0][1] <= now - bounds.events_age):
+            too_many -= len(self._log.pop(0)[2])
+        for worker, info in list(self._workers.items()):
+            if info.seen_at <= now - bounds.workers_age:
+                del self._workers[worker]
+                self._claims.pop(worker, None)
+        return before - len(self._log) - len(self._workers)
+
+    def _is_open(self, lane: Lane, claim: Claim) -> bool:
+        queue, task, _group = lane
+        return (
+            (claim.queues is None or queue in claim.queues)
+            and (claim.tasks is None or task in claim.tasks)
+            and queue not in self._paused[GateKind.QUEUE]
+            and task not in self._paused[GateKind.TASK]
+        )
+
+    def _where(self, *states: State) -> Iterable[Job]:
+        return (job for job in self._jobs.values() if job.state in states)
+
+    def _untaken(self) -> Iterable[Job]:
+        return self._where(State.BLOCKED, State.SCHEDULED, State.WAITING)
+
+
+def _lane(job: Job) -> Lane:
+    return job.queue, job.task, job.group
+
+
+def _spot(job: Job) -> tuple[int, int, str]:
+    return job.priority, job.place or 0, job.id
+
+
+def _run_at(job: Job) -> float:
+    return job.run_at or 0.0
+
+
+def _lease(job: Job) -> float:
+    return job.lease_until or 0.0
+
+
+def _expiry(job: Job) -> float:
+    return job.expires_at or 0.0
+
+
+def _first(jobs: Iterable[Job], key: Callable[[Job], float], limit: int) -> list[Job]:
+    """The `limit` earliest; equals in the order they were inserted, as everywhere."""
+    return sorted(jobs, key=lambda job: (key(job), job.seq))[:limit]

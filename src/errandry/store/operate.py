@@ -1,0 +1,124 @@
+"""What operators do to jobs: by id, or by query in bounded slices."""
+
+from collections.abc import Callable, Iterable
+
+from errandry.core import check, move
+from errandry.core.command import (
+    Cancel,
+    Edit,
+    Moved,
+    Operator,
+    Postpone,
+    Promote,
+    Remove,
+    Rerun,
+    Resolve,
+)
+from errandry.core.job import Job
+from errandry.core.state import TABLE, Move, State
+from errandry.errors import ErrandryError, UnknownJob
+from errandry.store.ledger import Ledger
+
+Act = Callable[[Job], bool]
+"""Does it to one job; False if that had been done before. Raises InvalidMove."""
+
+
+def cancel(ledger: Ledger, command: Cancel) -> Moved:
+    def act(job: Job) -> bool:
+        if job.state is State.CANCELED or job.cancel_requested:
+            return False
+        made = Move.CANCEL_FORCED if job.finished else Move.CANCEL
+        ledger.move(made, job, move.canceled(job, ledger.now, command.force))
+        return True
+
+    moves = (Move.CANCEL, Move.CANCEL_FORCED) if command.force else (Move.CANCEL,)
+    return _each(ledger, command, moves, act)
+
+
+def rerun(ledger: Ledger, command: Rerun) -> Moved:
+    def act(job: Job) -> bool:
+        run_at = _when(command, ledger.now)
+        ledger.move(Move.RERUN, job, move.rerun(job, run_at, command.reset_attempts, ledger.now))
+        return True
+
+    return _each(ledger, command, (Move.RERUN,), act)
+
+
+def edit(ledger: Ledger, command: Edit) -> Moved:
+    def act(job: Job) -> bool:
+        ledger.move(Move.EDIT, job, move.edited(job, command, ledger.now))
+        return True
+
+    if command.payload is not None:
+        check.sized("payload", command.payload, ledger.bounds.payload)
+    return _each(ledger, command, (Move.EDIT,), act)
+
+
+def postpone(ledger: Ledger, command: Postpone) -> Moved:
+    def act(job: Job) -> bool:
+        run_at = _when(command, ledger.now) or ledger.now
+        ledger.move(Move.POSTPONE, job, move.postponed(job, run_at, ledger.now))
+        return True
+
+    return _each(ledger, command, (Move.POSTPONE,), act)
+
+
+def promote(ledger: Ledger, command: Promote) -> Moved:
+    def act(job: Job) -> bool:
+        ledger.move(Move.PROMOTE, job, move.promoted(job, ledger.now))
+        return True
+
+    return _each(ledger, command, (Move.PROMOTE,), act)
+
+
+def resolve(ledger: Ledger, command: Resolve) -> Moved:
+    def act(job: Job) -> bool:
+        after = move.resolved(job, command.state, command.result, command.message, ledger.now)
+        ledger.move(Move.RESOLVE, job, after)
+        return True
+
+    if command.result is not None:
+        check.sized("result", command.result, ledger.bounds.result)
+    return _each(ledger, command, (Move.RESOLVE,), act)
+
+
+def remove(ledger: Ledger, command: Remove) -> Moved:
+    def act(job: Job) -> bool:
+        ledger.remove(move.removable(job, command.force), job)
+        return True
+
+    return _each(ledger, command, (Move.REMOVE_FORCED if command.force else Move.REMOVE,), act)
+
+
+def _each(ledger: Ledger, command: Operator, moves: Iterable[Move], act: Act) -> Moved:
+    """Act on every job the command means; what is refused is reported and hinders nobody."""
+    jobs, below = _meant(ledger, command, moves)
+    moved: list[str] = []
+    already: list[str] = []
+    refused: list[tuple[str, ErrandryError]] = []
+    for job_id, job in jobs:
+        try:
+            if job is None:
+                raise UnknownJob(job_id)
+            (moved if act(job) else already).append(job_id)
+        except ErrandryError as error:
+            refused.append((job_id, error))
+    return Moved(tuple(moved), tuple(already), tuple(refused), below)
+
+
+def _meant(
+    ledger: Ledger, command: Operator, moves: Iterable[Move]
+) -> tuple[list[tuple[str, Job | None]], int | None]:
+    """The jobs named, or the next slice of those that match and may move; and where that slice ends."""
+    if command.query is None:
+        return [(one, ledger.get(one)) for one in dict.fromkeys(command.ids)], None
+    states = {state for made in moves for state in TABLE[made].sources}
+    ledger.flush()
+    found = ledger.tables.matching(command.query, states, command.below, ledger.now, command.limit + 1)
+    slice_ = found[: command.limit]
+    below = slice_[-1].seq if len(found) > command.limit else None
+    return [(job.id, job) for job in slice_], below
+
+
+def _when(command: Rerun | Postpone, now: float) -> float | None:
+    return command.run_at if command.delay is None else now + command.delay

@@ -1,0 +1,108 @@
+"""What a pass needs of the place where jobs are kept.
+
+The stores that decide in this process (memory, SQLite) differ only in this. A `Tables` keeps
+and finds; it has no rules. `write` is told each job as it was and as it is now.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from errandry.core.command import Beat, Claim, GateKind, Ref
+from errandry.core.event import Event
+from errandry.core.job import Job
+from errandry.core.query import Query
+from errandry.core.state import State
+from errandry.store.contract import Bounds, Happened, Pausing, WorkerInfo
+
+Deltas = Mapping[tuple[str, str], Mapping[str, int]]
+"""For each (queue, task): by how much each counter changed."""
+
+
+class Change(NamedTuple):
+    """A job before (None: it is new) and after (None: it is gone)."""
+
+    before: Job | None
+    after: Job | None
+
+
+class Marks(NamedTuple):
+    """The earliest time of each kind at which upkeep has something to do."""
+
+    run_at: float | None
+    lease_until: float | None
+    deadline: float | None
+    expires_at: float | None
+
+
+class Tables(Protocol):
+    identity: str
+
+    def number(self) -> int:
+        """The next number: for a job's `seq` and for its place in line. Never given twice."""
+
+    def write(self, changes: Iterable[Change]) -> None: ...
+
+    def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
+        """Add one row to the event log."""
+
+    def find(self, ids: Sequence[str]) -> dict[str, Job]: ...
+
+    def matching(
+        self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int
+    ) -> list[Job]:
+        """Jobs in one of `states` that match, newest first, with a `seq` under `below`."""
+
+    def ready(self, claim: Claim) -> list[Job]:
+        """Waiting jobs a claim may take, most urgent first, from queues and tasks that are not paused."""
+
+    def is_drained(self, queue: str) -> bool: ...
+
+    def marks(self) -> Marks: ...
+
+    def due(self, now: float, limit: int) -> list[Job]:
+        """Scheduled, and their time has come."""
+
+    def expired(self, now: float, limit: int) -> list[Job]:
+        """Held, and their lease has run out."""
+
+    def lapsed(self, now: float, limit: int) -> list[Job]:
+        """Not taken yet, and their deadline has passed."""
+
+    def outlived(self, now: float, limit: int) -> list[Job]:
+        """Finished, and kept for long enough."""
+
+    def held_by(self, workers: Sequence[str], limit: int) -> list[Job]: ...
+
+    def cancels(self, worker: str) -> tuple[Ref, ...]: ...
+
+    def remember(self, worker: str, nonce: str, refs: Sequence[Ref], now: float) -> None:
+        """Keep a worker's last claim, so that it can be repeated."""
+
+    def recall(self, worker: str, nonce: str) -> tuple[Ref, ...] | None: ...
+
+    def pause(self, kind: GateKind, name: str, pausing: Pausing | None) -> bool:
+        """Set or clear (None) a pause; False if that changed nothing."""
+
+    def paused(self, kind: GateKind) -> dict[str, Pausing]: ...
+
+    def beat(self, beat: Beat, now: float) -> None: ...
+
+    def workers(self) -> list[WorkerInfo]: ...
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """For each queue: every counter, up to the last pass."""
+
+    def oldest_waiting(self) -> dict[str, float]:
+        """For each queue with waiting jobs: when the one first in line was created."""
+
+    def happened(self, after: tuple[int, int], limit: int) -> list[Happened]:
+        """Events from row `after[0]` on, without the first `after[1]` of that row, at most `limit`."""
+
+    def log_span(self) -> tuple[int, int]:
+        """The numbers of the first row the event log still has and of the last it ever had, or (1, 0).
+
+        Rows are numbered without gaps; an empty log begins after its last row.
+        """
+
+    def trim(self, now: float, bounds: Bounds, limit: int) -> int:
+        """Drop old events, workers, claims and idle lanes; fold counters. How many rows went."""

@@ -1,0 +1,61 @@
+"""Upkeep inside a pass: what is due moves on. Bounded and repeatable, so anyone may do it."""
+
+from collections.abc import Callable, Iterable
+
+from errandry.core import move
+from errandry.core.command import Kept, Upkeep
+from errandry.core.job import Job
+from errandry.core.state import Move
+from errandry.store.ledger import Ledger
+
+BEFORE_CLAIM = 500
+
+
+def upkeep(ledger: Ledger, command: Upkeep) -> Kept:
+    ledger.flush()
+    tables, now, limit = ledger.tables, ledger.now, command.limit
+    expired = 0
+    if command.dead:
+        expired = _each(ledger, Move.EXPIRE, tables.held_by(command.dead, limit), move.expired)
+    expired += _each(ledger, Move.EXPIRE, tables.expired(now, limit), move.expired)
+    promoted = _each(ledger, Move.PROMOTE, tables.due(now, limit), move.promoted)
+    lapsed = _each(ledger, Move.LAPSE, tables.lapsed(now, limit), move.lapsed)
+    outlived = tables.outlived(now, limit)
+    for job in outlived:
+        ledger.remove(Move.REMOVE, job)
+    ledger.flush()
+    ledger.is_tidy = True
+    return Kept(
+        expired=expired,
+        promoted=promoted,
+        lapsed=lapsed,
+        pruned=len(outlived),
+        trimmed=tables.trim(now, ledger.bounds, limit),
+        more=limit in (expired, promoted, lapsed, len(outlived)),
+    )
+
+
+def before_claim(ledger: Ledger) -> None:
+    """Expire, promote and lapse what is due, so that a claim never misses it. Once a pass is enough."""
+    if ledger.is_tidy:
+        return
+    tables, now = ledger.tables, ledger.now
+    marks = tables.marks()
+    if marks.lease_until is not None and marks.lease_until <= now:
+        _each(ledger, Move.EXPIRE, tables.expired(now, BEFORE_CLAIM), move.expired)
+    if marks.run_at is not None and marks.run_at <= now:
+        _each(ledger, Move.PROMOTE, tables.due(now, BEFORE_CLAIM), move.promoted)
+    if marks.deadline is not None and marks.deadline <= now:
+        _each(ledger, Move.LAPSE, tables.lapsed(now, BEFORE_CLAIM), move.lapsed)
+    ledger.is_tidy = True
+
+
+def _each(
+    ledger: Ledger, made: Move, jobs: Iterable[Job], after: Callable[[Job, float], Job]
+) -> int:
+    count = 0
+    for job in jobs:
+        ledger.move(made, job, after(job, ledger.now))
+        count += 1
+    ledger.flush()
+    return count

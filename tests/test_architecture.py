@@ -1,0 +1,153 @@
+"""The folder list is the architecture: imports point downwards, and the core stays pure."""
+
+import ast
+import sys
+from collections.abc import Container, Iterator
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parent.parent / "src"
+
+DRIVERS = {f"errandry.store.{name}" for name in ("memory", "sqlite", "postgres", "redis", "objects", "http")}
+LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest prefix here
+    {"errandry.errors", "errandry.clock"},
+    {"errandry.core"},
+    {"errandry.store", "errandry.codec"},
+    DRIVERS,
+    {f"errandry.{name}" for name in ("app", "client", "context", "sync", "task")},
+    {"errandry.worker", "errandry.upkeep"},
+    {"errandry", *(f"errandry.{name}" for name in ("cli", "web", "telemetry", "testing"))},
+]
+MAY_NAME_A_DRIVER = {"errandry.app", "errandry.cli", "errandry.testing"}
+# fmt: off
+IMPURE = {
+    "asyncio", "concurrent", "http", "logging", "multiprocessing", "os", "pathlib", "random",
+    "secrets", "select", "selectors", "shutil", "signal", "socket", "sqlite3", "ssl",
+    "subprocess", "tempfile", "threading", "time", "urllib",
+}
+# fmt: on
+CORE_MAY_USE = (sys.stdlib_module_names | {"msgspec", "cronsim"}) - IMPURE
+UNSAFE = {"dill", "eval", "exec", "marshal", "pickle", "shelve"}
+VAGUE = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
+MAX_LINES = 500
+
+
+def violations(sources: Path) -> Iterator[str]:
+    files = {_module(path.relative_to(sources)): path for path in sorted(sources.rglob("*.py"))}
+    for module, path in files.items():
+        text = path.read_text(encoding="utf-8")
+        if VAGUE & set(module.split(".")):
+            yield f"{module}: the name says nothing"
+        if (lines := len(text.splitlines())) > MAX_LINES:
+            yield f"{module}: {lines} lines, at most {MAX_LINES}"
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in UNSAFE:
+                yield f"{module}:{node.lineno}: calls {node.func.id}"
+            for name in _imported(node, package, files.keys()):
+                if why := _refusal(module, name):
+                    yield f"{module}:{getattr(node, 'lineno', 0)}: {why} {name}"
+        if _layer(module) is None:
+            yield f"{module}: has no layer; give it one in LAYERS"
+
+
+def _refusal(module: str, name: str) -> str | None:
+    """Why `module` may not import `name`; None if it may."""
+    here, there = _layer(module), _layer(name)
+    top = name.partition(".")[0]
+    if top in UNSAFE:
+        return "imports the unsafe"
+    if here is None:
+        return None
+    rank, prefix = here
+    if top != "errandry":
+        return "is pure but imports" if prefix == "errandry.core" and top not in CORE_MAY_USE else None
+    if there is None or there[0] > rank:
+        return "imports upwards"
+    if there[1] in DRIVERS and prefix != there[1] and prefix not in MAY_NAME_A_DRIVER:
+        return "names the driver"
+    return None
+
+
+def _layer(module: str) -> tuple[int, str] | None:
+    parts = module.split(".")
+    prefixes = [".".join(parts[:length]) for length in range(len(parts), 1, -1)] or [module]
+    return next(((rank, p) for p in prefixes for rank, names in enumerate(LAYERS) if p in names), None)
+
+
+def _imported(node: ast.AST, package: str, known: Container[str]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        source = resolve_name("." * node.level + (node.module or ""), package)
+        for alias in node.names:
+            yield name if (name := f"{source}.{alias.name}") in known else source
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_the_sources_keep_the_architecture() -> None:
+    assert list(violations(SOURCES)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "found"),
+    [
+        ("core/job.py", "import os", "errandry.core.job:1: is pure but imports os"),
+        ("core/job.py", "from rich import box", "errandry.core.job:1: is pure but imports rich"),
+        (
+            "core/job.py",
+            "from errandry.store import x",
+            "errandry.core.job:1: imports upwards errandry.store",
+        ),
+        ("errors.py", "from errandry import core", "errandry.errors:1: imports upwards errandry.core"),
+        ("store/tables.py", "if 1:\n  import errandry", "errandry.store.tables:2: imports upwards errandry"),
+        ("store/x.py", "from .memory import y", "errandry.store.x:1: imports upwards errandry.store.memory"),
+        (
+            "store/redis/x.py",
+            "from ... import client",
+            "errandry.store.redis.x:1: imports upwards errandry.client",
+        ),
+        (
+            "store/redis/x.py",
+            "from ..memory import y",
+            "errandry.store.redis.x:1: names the driver errandry.store.memory",
+        ),
+        (
+            "store/memory.py",
+            "import errandry.worker",
+            "errandry.store.memory:1: imports upwards errandry.worker",
+        ),
+        (
+            "worker/x.py",
+            "import errandry.store.http",
+            "errandry.worker.x:1: names the driver errandry.store.http",
+        ),
+        ("worker/x.py", "def f():\n  import pickle", "errandry.worker.x:2: imports the unsafe pickle"),
+        ("cli/x.py", "eval('1')", "errandry.cli.x:1: calls eval"),
+        ("core/utils.py", "", "errandry.core.utils: the name says nothing"),
+        ("odd.py", "", "errandry.odd: has no layer; give it one in LAYERS"),
+        ("core/job.py", "\n" * 501, "errandry.core.job: 501 lines, at most 500"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path: Path, file: str, text: str, found: str) -> None:
+    for name in ("__init__.py", "client.py", "core/__init__.py", file):
+        (tmp_path / "errandry" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "errandry" / name).touch()
+    (tmp_path / "errandry" / file).write_text(text)
+
+    assert list(violations(tmp_path)) == [found]
+
+
+def test_imports_that_point_downwards_are_allowed(tmp_path: Path) -> None:
+    (tmp_path / "errandry" / "store" / "sqlite").mkdir(parents=True)
+    driver = tmp_path / "errandry" / "store" / "sqlite" / "driver.py"
+    driver.write_text(
+        "import os, apsw\nfrom errandry.store.sqlite import x\nfrom errandry.core.job import Job\n"
+    )
+
+    assert list(violations(tmp_path)) == []
