@@ -202,5 +202,7 @@ class StoreReplaced(StoreRefused):
 
 def shown(value: Any, bound: int = 60) -> str:
     """`value` for a message: quoted, and short however long it is."""
+    if isinstance(value, int) and value.bit_length() > 4_096:
+        return f"a whole number of {value.bit_length():,} bits"
     text = repr(value[: bound * 2] if isinstance(value, str | bytes) else value)
     return text if len(text) <= bound else f"{text[:bound]}… ({len(text):,} characters)"

@@ -6,6 +6,7 @@ would be right.
 
 import re
 from math import isfinite
+from typing import Any
 
 from msgspec import DecodeError, Raw
 from msgspec import json as msgjson
@@ -24,7 +25,7 @@ _DOUBTFUL = re.compile(r"\\u0000|[0-9]{19}|[0-9][eE]\+?[0-9]{3}")
 _raw = msgjson.Decoder(Raw)
 
 
-def name(field: str, value: str) -> str:
+def name(field: str, value: Any) -> str:
     """A queue, task, worker, group, tag or job id: short, visible, not empty."""
     if type(value) is str and value.isprintable() and 0 < len(value) <= NAME_MAX and not value.isspace():
         return value
@@ -42,28 +43,28 @@ def capped(value: str, bound: int = TEXT_MAX) -> str:
     return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
 
 
-def whole(field: str, value: int, low: int, high: int) -> int:
+def whole(field: str, value: Any, low: int, high: int) -> int:
     """A whole number from `low` to `high`."""
     if type(value) is not int or not low <= value <= high:
         raise InvalidValue(field, value, f"must be a whole number from {low:,} to {high:,}")
     return value
 
 
-def span(field: str, value: float) -> float:
+def span(field: str, value: Any) -> float:
     """A length of time in seconds: zero or more, a century at most."""
     if type(value) not in (int, float) or not isfinite(value) or not 0 <= value <= SPAN_MAX:
         raise InvalidValue(field, value, "must be a number of seconds from 0 to a century")
     return float(value)
 
 
-def instant(field: str, value: float) -> float:
+def instant(field: str, value: Any) -> float:
     """A point in time in seconds since 1970."""
     if type(value) not in (int, float) or not isfinite(value) or not 0 <= value <= 1e11:
         raise InvalidValue(field, value, "must be seconds since 1970, as a number")
     return float(value)
 
 
-def document(field: str, text: str) -> str:
+def document(field: str, text: Any) -> str:
     """JSON that every store keeps unchanged: no NaN, NUL, lone surrogates, deep nesting or huge integers."""
     if type(text) is not str:
         raise InvalidValue(field, text, "must be JSON text")

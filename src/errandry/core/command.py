@@ -4,6 +4,7 @@ Each command is atomic by itself and answered by itself: with one of the answers
 with an `ErrandryError` as a value, which the committer raises to whoever submitted it.
 """
 
+from collections import Counter
 from enum import StrEnum
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ INSERT_MAX = 20_000
 LEASE = 30.0
 
 
-class Ref(Struct, frozen=True):
+class Ref(Struct, frozen=True, gc=False):
     """The identity of a claim. Every write by a worker names it."""
 
     job: str
@@ -29,7 +30,7 @@ class Ref(Struct, frozen=True):
 # Outcomes: how an attempt ended.
 
 
-class Complete(Struct, frozen=True, tag="complete"):
+class Complete(Struct, frozen=True, gc=False, tag="complete"):
     """Done, with a result (JSON text)."""
 
     move: ClassVar[Move] = Move.COMPLETE
@@ -40,7 +41,7 @@ class Complete(Struct, frozen=True, tag="complete"):
             check.document("result", self.result)
 
 
-class Retry(Struct, frozen=True, tag="retry"):
+class Retry(Struct, frozen=True, gc=False, tag="retry"):
     """Try again: after `delay`, or when None after the job's own backoff. Fails when attempts are spent."""
 
     move: ClassVar[Move] = Move.RETRY
@@ -52,14 +53,14 @@ class Retry(Struct, frozen=True, tag="retry"):
             check.span("delay", self.delay)
 
 
-class Fail(Struct, frozen=True, tag="fail"):
+class Fail(Struct, frozen=True, gc=False, tag="fail"):
     """Failed for good, whatever attempts are left."""
 
     move: ClassVar[Move] = Move.FAIL
     failure: Failure = Failure(Reason.UNRECOVERABLE)
 
 
-class Snooze(Struct, frozen=True, tag="snooze"):
+class Snooze(Struct, frozen=True, gc=False, tag="snooze"):
     """Later; this attempt does not count."""
 
     move: ClassVar[Move] = Move.SNOOZE
@@ -69,7 +70,7 @@ class Snooze(Struct, frozen=True, tag="snooze"):
         check.span("delay", self.delay)
 
 
-class Release(Struct, frozen=True, tag="release"):
+class Release(Struct, frozen=True, gc=False, tag="release"):
     """Somebody else should run it; this attempt does not count.
 
     `reason` is what the job fails with when it was released too often: `worker_lost`
@@ -84,7 +85,7 @@ class Release(Struct, frozen=True, tag="release"):
         check.span("delay", self.delay)
 
 
-class GiveUp(Struct, frozen=True, tag="give_up"):
+class GiveUp(Struct, frozen=True, gc=False, tag="give_up"):
     """Canceled by its handler, or stopped because a cancel was requested."""
 
     move: ClassVar[Move] = Move.GIVE_UP
@@ -97,7 +98,7 @@ Outcome = Complete | Retry | Fail | Snooze | Release | GiveUp
 # Commands of clients and workers.
 
 
-class Insert(Struct, frozen=True):
+class Insert(Struct, frozen=True, gc=False):
     """All of these jobs, or none. Answer: `Inserted`."""
 
     jobs: tuple[NewJob, ...]
@@ -105,13 +106,13 @@ class Insert(Struct, frozen=True):
     def __post_init__(self) -> None:
         if not 0 < len(self.jobs) <= INSERT_MAX:
             raise InvalidValue("jobs", len(self.jobs), f"an insert takes 1 to {INSERT_MAX:,} jobs: split it")
-        if len(self.jobs) > 1 and len({job.id for job in self.jobs}) < len(self.jobs):
-            seen: set[str] = set()
-            twice = next(job.id for job in self.jobs if job.id in seen or seen.add(job.id))
-            raise InvalidValue("id", twice, "stands twice in one insert")
+        if len(self.jobs) > 1:
+            twice = [job_id for job_id, times in Counter(job.id for job in self.jobs).items() if times > 1]
+            if twice:
+                raise InvalidValue("id", twice[0], "stands twice in one insert")
 
 
-class Claim(Struct, frozen=True, kw_only=True):
+class Claim(Struct, frozen=True, kw_only=True, gc=False):
     """Up to `limit` waiting jobs, most urgent first. Answer: `Claims`.
 
     `queues` and `tasks` of None mean all. With `start` the jobs come back running. Sent again
@@ -136,13 +137,13 @@ class Claim(Struct, frozen=True, kw_only=True):
                 check.name(field, one)
 
 
-class Start(Struct, frozen=True):
+class Start(Struct, frozen=True, gc=False):
     """The handler is about to be called. Answer: WRITTEN, ALREADY, CANCEL or Lost."""
 
     ref: Ref
 
 
-class Renew(Struct, frozen=True):
+class Renew(Struct, frozen=True, gc=False):
     """Prolong leases from now. Answer: `Renewed`, one of HELD, CANCEL and Lost for each ref."""
 
     refs: tuple[Ref, ...]
@@ -152,7 +153,7 @@ class Renew(Struct, frozen=True):
         _lease(self.lease)
 
 
-class Note(Struct, frozen=True):
+class Note(Struct, frozen=True, gc=False):
     """Progress and log lines of a running job. Answer: WRITTEN or Lost."""
 
     ref: Ref
@@ -160,7 +161,7 @@ class Note(Struct, frozen=True):
     logs: tuple[Log, ...] = ()
 
 
-class Settle(Struct, frozen=True):
+class Settle(Struct, frozen=True, gc=False):
     """How the attempt ended. Answer: WRITTEN, ALREADY or Lost."""
 
     ref: Ref
@@ -171,7 +172,7 @@ class Settle(Struct, frozen=True):
 # going on `below` the `seq` the last answer ended at. Answer: `Moved`.
 
 
-class Operator(Struct, frozen=True, kw_only=True):
+class Operator(Struct, frozen=True, kw_only=True, gc=False):
     ids: tuple[str, ...] = ()
     query: Query | None = None
     limit: int = 500
@@ -187,13 +188,13 @@ class Operator(Struct, frozen=True, kw_only=True):
             check.name("id", one)
 
 
-class Cancel(Operator, frozen=True):
+class Cancel(Operator, frozen=True, gc=False):
     """Stop: at once where no handler runs, by request where one does. `force` also takes finished jobs."""
 
     force: bool = False
 
 
-class Rerun(Operator, frozen=True):
+class Rerun(Operator, frozen=True, gc=False):
     """Run a finished job again, now or after `delay` or at `run_at`, with at least one attempt."""
 
     run_at: float | None = None
@@ -205,7 +206,7 @@ class Rerun(Operator, frozen=True):
         _when(self.run_at, self.delay)
 
 
-class Edit(Operator, frozen=True):
+class Edit(Operator, frozen=True, gc=False):
     """Change what is given, leave the rest; for jobs no worker has taken yet."""
 
     payload: str | None = None
@@ -228,7 +229,7 @@ class Edit(Operator, frozen=True):
             check_tags(self.tags)
 
 
-class Postpone(Operator, frozen=True):
+class Postpone(Operator, frozen=True, gc=False):
     """Run it later: after `delay` or at `run_at`."""
 
     run_at: float | None = None
@@ -241,11 +242,11 @@ class Postpone(Operator, frozen=True):
             raise InvalidValue("run_at", None, "say when: give run_at or delay")
 
 
-class Promote(Operator, frozen=True):
+class Promote(Operator, frozen=True, gc=False):
     """Run a scheduled job now."""
 
 
-class Resolve(Operator, frozen=True):
+class Resolve(Operator, frozen=True, gc=False):
     """Settle by hand a job no worker has taken: completed with a result, or failed with a message."""
 
     state: State = State.COMPLETED
@@ -260,7 +261,7 @@ class Resolve(Operator, frozen=True):
             check.document("result", self.result)
 
 
-class Remove(Operator, frozen=True):
+class Remove(Operator, frozen=True, gc=False):
     """Delete the record. `force` also takes claimed and running jobs: their claims are void."""
 
     force: bool = False
@@ -274,7 +275,7 @@ class GateKind(StrEnum):
     TASK = "task"
 
 
-class Pause(Struct, frozen=True):
+class Pause(Struct, frozen=True, gc=False):
     """No claims from this queue or of this task until it is resumed. Answer: WRITTEN or ALREADY."""
 
     kind: GateKind
@@ -287,7 +288,7 @@ class Pause(Struct, frozen=True):
             check.name("by", self.by)
 
 
-class Resume(Struct, frozen=True):
+class Resume(Struct, frozen=True, gc=False):
     """Undo a pause. Answer: WRITTEN or ALREADY."""
 
     kind: GateKind
@@ -297,7 +298,7 @@ class Resume(Struct, frozen=True):
         check.name(self.kind, self.name)
 
 
-class Beat(Struct, frozen=True, kw_only=True):
+class Beat(Struct, frozen=True, kw_only=True, gc=False):
     """A worker says that it lives and what it does; `gone` says goodbye. Answer: WRITTEN."""
 
     worker: str
@@ -314,7 +315,7 @@ class Beat(Struct, frozen=True, kw_only=True):
         check.name("worker", self.worker)
 
 
-class Upkeep(Struct, frozen=True):
+class Upkeep(Struct, frozen=True, gc=False):
     """Expire, promote, lapse, prune, trim and fold, up to `limit` jobs of each. Answer: `Kept`.
 
     `dead` names workers known for sure to be gone: their leases expire now.
@@ -328,9 +329,22 @@ class Upkeep(Struct, frozen=True):
 
 
 OperatorCommand = Cancel | Rerun | Edit | Postpone | Promote | Resolve | Remove
-Command = (
-    Insert | Claim | Start | Renew | Note | Settle | OperatorCommand | Pause | Resume | Beat | Upkeep
-)
+Command = Insert | Claim | Start | Renew | Note | Settle | OperatorCommand | Pause | Resume | Beat | Upkeep
+
+
+def touched(command: Command) -> tuple[str, ...]:
+    """The ids of the jobs a command names; a query names none."""
+    match command:
+        case Insert(jobs=jobs):
+            return tuple([job.id for job in jobs])
+        case Settle(ref=ref) | Start(ref=ref) | Note(ref=ref):
+            return (ref.job,)
+        case Renew(refs=refs):
+            return tuple([ref.job for ref in refs])
+        case Operator(ids=ids):
+            return ids
+        case _:
+            return ()
 
 
 # Answers.
@@ -344,7 +358,7 @@ class Cause(StrEnum):
     EXPIRED = "expired"
 
 
-class Lost(Struct, frozen=True):
+class Lost(Struct, frozen=True, gc=False):
     """The claim no longer stands; nothing was changed."""
 
     cause: Cause
@@ -360,25 +374,25 @@ class Mark(StrEnum):
 WRITTEN, ALREADY, HELD, CANCEL = Mark.WRITTEN, Mark.ALREADY, Mark.HELD, Mark.CANCEL
 
 
-class Inserted(Struct, frozen=True):
+class Inserted(Struct, frozen=True, gc=False):
     """The ids in the order given, and which of them had been there before."""
 
     ids: tuple[str, ...]
     existed: frozenset[str] = frozenset()
 
 
-class Claims(Struct, frozen=True):
+class Claims(Struct, frozen=True, gc=False):
     """The jobs, each under a fence nobody has had before, and seconds until the next one is due."""
 
     jobs: tuple[Job, ...]
     due_in: float | None = None
 
 
-class Renewed(Struct, frozen=True):
+class Renewed(Struct, frozen=True, gc=False):
     marks: tuple[Mark | Lost, ...]
 
 
-class Moved(Struct, frozen=True):
+class Moved(Struct, frozen=True, gc=False):
     """What moved, what had been there already, and what was refused and why.
 
     `below`, where a query has more to give, is what to send to go on.
@@ -390,7 +404,7 @@ class Moved(Struct, frozen=True):
     below: int | None = None
 
 
-class Kept(Struct, frozen=True):
+class Kept(Struct, frozen=True, gc=False):
     """How much upkeep did; `more` when a bound stopped it."""
 
     expired: int = 0

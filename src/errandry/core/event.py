@@ -4,7 +4,6 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from errandry.core.job import Job
 from errandry.core.state import Move, State
 
 
@@ -29,7 +28,7 @@ class Kind(StrEnum):
     ERROR = "error"
 
 
-class Event(Struct, frozen=True, array_like=True):
+class Event(Struct, frozen=True, array_like=True, gc=False):
     """Something that happened, to a job or, where `job` is empty, to a queue or task.
 
     Stored as an array: the order of the fields is part of the format.
@@ -55,23 +54,25 @@ _REACHED = {
 }
 
 
-def happened(move: Move, job: Job) -> tuple[Kind, ...]:
-    """What a move that led to `job` is reported as, in order."""
-    reached = _REACHED[job.state]
+def _kinds(move: Move, state: State) -> tuple[Kind, ...]:
     match move:
         case Move.CLAIM:
-            return (Kind.CLAIMED, Kind.ACTIVE) if job.state is State.RUNNING else (Kind.CLAIMED,)
-        case Move.RETRY if job.state in (State.SCHEDULED, State.WAITING):
+            return (Kind.CLAIMED, Kind.ACTIVE) if state is State.RUNNING else (Kind.CLAIMED,)
+        case Move.RETRY if state in (State.SCHEDULED, State.WAITING):
             return (Kind.RETRYING,)
         case Move.EXPIRE:
-            return (Kind.STALLED, reached)
+            return (Kind.STALLED, _REACHED[state])
         case Move.EDIT:
             return (Kind.EDITED,)
         case Move.REMOVE | Move.REMOVE_FORCED:
             return (Kind.REMOVED,)
-        case Move.CANCEL if job.state is State.RUNNING:
+        case Move.CANCEL if state is State.RUNNING:
             return ()
         case Move.RENEW | Move.NOTE:
             return ()
         case _:
-            return (reached,)
+            return (_REACHED[state],)
+
+
+KINDS = {(move, state): _kinds(move, state) for move in Move for state in State}
+"""What a move that led to a state is reported as, in order."""

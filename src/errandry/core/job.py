@@ -25,7 +25,7 @@ class Order(StrEnum):
     LIFO = "lifo"
 
 
-class Keep(Struct, frozen=True, omit_defaults=True):
+class Keep(Struct, frozen=True, omit_defaults=True, gc=False):
     """How long a finished job stays, by the state it ended in. 0: it is removed at once."""
 
     completed: float = 7 * DAY
@@ -41,7 +41,7 @@ class Keep(Struct, frozen=True, omit_defaults=True):
         return float(getattr(self, state))
 
 
-class Failure(Struct, frozen=True, omit_defaults=True):
+class Failure(Struct, frozen=True, omit_defaults=True, gc=False):
     """What went wrong in an attempt, as its worker saw it."""
 
     kind: Reason = Reason.ERROR
@@ -50,7 +50,7 @@ class Failure(Struct, frozen=True, omit_defaults=True):
     traceback: str = ""
 
 
-class AttemptError(Struct, frozen=True, omit_defaults=True):
+class AttemptError(Struct, frozen=True, omit_defaults=True, gc=False):
     """A failure in the job's record: which attempt, by whom, when."""
 
     attempt: int
@@ -63,7 +63,7 @@ class AttemptError(Struct, frozen=True, omit_defaults=True):
     traceback: str = ""
 
 
-class Log(Struct, frozen=True, omit_defaults=True):
+class Log(Struct, frozen=True, omit_defaults=True, gc=False):
     """One line a handler logged."""
 
     at: float
@@ -71,7 +71,7 @@ class Log(Struct, frozen=True, omit_defaults=True):
     level: str = "info"
 
 
-class Progress(Struct, frozen=True, omit_defaults=True):
+class Progress(Struct, frozen=True, omit_defaults=True, gc=False):
     """How far a handler says it is: a share from 0 to 1, and words."""
 
     share: float
@@ -82,7 +82,7 @@ class Progress(Struct, frozen=True, omit_defaults=True):
             raise InvalidValue("progress", self.share, "must be a share from 0 to 1")
 
 
-class Job(Struct, frozen=True):
+class Job(Struct, frozen=True, gc=False):
     """One request to run a task, as stored.
 
     `seq` numbers jobs in the order they were inserted. `place` orders the waiting jobs of a
@@ -135,7 +135,7 @@ class Job(Struct, frozen=True):
         return self.state in TERMINAL
 
 
-class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What a client hands in. It checks itself: a job that cannot be stored cannot be made.
 
     `delay` counts from the store's now and is the safe choice between hosts; `run_at` is an

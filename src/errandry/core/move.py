@@ -1,8 +1,8 @@
 """What each move does to a job: pure functions from a job to the job after.
 
 They look every move up in `TABLE` and never touch anything else, so all stores obey one
-lifecycle. A fenced move is preceded by `lost()`; anything an operator may not do raises
-`InvalidMove`. A job that becomes waiting gets its place from the store.
+lifecycle. A fenced move is preceded by `held()`; anything an operator may not do raises
+`InvalidMove`. A job that comes back in line gets its new place from the store.
 """
 
 from typing import Any
@@ -33,6 +33,7 @@ from errandry.core.job import (
     Keep,
     Log,
     NewJob,
+    Order,
     Progress,
 )
 from errandry.core.state import HELD, TABLE, Move, Reason, State
@@ -43,21 +44,22 @@ _WORKER_LOST = Failure(Reason.WORKER_LOST, "WorkerLost", "the worker stopped ren
 
 
 def created(new: NewJob, seq: int, now: float) -> Job:
-    """The job as inserted."""
+    """The job as inserted; one that is ready stands in line by its number."""
     run_at = now + new.delay if new.delay is not None else new.run_at
+    state = _ready_state(new.open_children, run_at, now)
     return Job(
         seq,
         new.id,
         new.task,
         new.queue,
         new.group,
-        _ready_state(new.open_children, run_at, now),
+        state,
         new.order,
         None,
         None,
         new.payload,
         new.priority,
-        None,
+        place(new.order, seq) if state is State.WAITING else None,
         run_at,
         0,
         new.max_attempts,
@@ -88,15 +90,20 @@ def created(new: NewJob, seq: int, now: float) -> Job:
     )
 
 
-def lost(job: Job | None, ref: Ref, move: Move, now: float) -> Cause | None:
-    """Why `ref` may not make this fenced move on `job`; None when it may."""
+def place(order: Order, number: int) -> int:
+    """A place at the back of its priority; lifo jobs go before all fifo ones, newest first."""
+    return number if order is Order.FIFO else -number
+
+
+def held(job: Job | None, ref: Ref, move: Move, now: float) -> Job | Cause:
+    """The job, if `ref` may make this fenced move on it, or why it may not."""
     if job is None or job.state not in HELD:
         return Cause.NOT_HELD
     if job.fence != ref.fence:
         return Cause.OTHER_FENCE
     if job.lease_until is None or job.lease_until <= now:
         return Cause.EXPIRED
-    return None if job.state in TABLE[move].leads else Cause.NOT_HELD
+    return job if job.state in TABLE[move].leads else Cause.NOT_HELD
 
 
 def claimed(job: Job, worker: str, lease: float, start: bool, now: float) -> Job:
@@ -128,9 +135,7 @@ def renewed(job: Job, lease: float, now: float) -> Job:
 def noted(job: Job, progress: Progress | None, logs: tuple[Log, ...], now: float) -> Job:
     """Progress replaced, log lines appended; the newest lines stay."""
     lines = tuple(replace(line, text=check.capped(line.text, LOG_TEXT_MAX)) for line in logs)
-    return _moved(
-        job, Move.NOTE, now, progress=progress or job.progress, logs=(job.logs + lines)[-LOGS_MAX:]
-    )
+    return _moved(job, Move.NOTE, now, progress=progress or job.progress, logs=(job.logs + lines)[-LOGS_MAX:])
 
 
 def settled(job: Job, outcome: Outcome, now: float) -> Job:
@@ -153,9 +158,7 @@ def settled(job: Job, outcome: Outcome, now: float) -> Job:
         )
     match outcome:
         case Complete(result=result):
-            return _finished(
-                job, Move.COMPLETE, now, State.COMPLETED, result=result, settled=Move.COMPLETE
-            )
+            return _finished(job, Move.COMPLETE, now, State.COMPLETED, result=result, settled=Move.COMPLETE)
         case Fail(failure=failure):
             return _finished(
                 job, Move.FAIL, now, State.FAILED, reason=failure.kind, errors=errors, settled=Move.FAIL
@@ -297,7 +300,8 @@ def _moved(job: Job, move: Move, now: float, to: State | None = None, **changes:
         if to not in TABLE[move].otherwise:
             raise InvalidMove(job.id, move, job.state, TABLE[move].sources)
         target = to
-    return replace(job, state=target, updated_at=now, **changes)
+    kept = job.place if target is State.WAITING else None
+    return replace(job, state=target, updated_at=now, place=kept, **changes)
 
 
 def _finished(job: Job, move: Move, now: float, to: State, **changes: Any) -> Job:
@@ -314,19 +318,13 @@ def _finished(job: Job, move: Move, now: float, to: State, **changes: Any) -> Jo
     )
 
 
-def _let_go(
-    job: Job, move: Move, now: float, delay: float, to: State | None = None, **changes: Any
-) -> Job:
+def _let_go(job: Job, move: Move, now: float, delay: float, to: State | None = None, **changes: Any) -> Job:
     """No longer held: in line again, or scheduled after a delay."""
     to = to or (State.SCHEDULED if delay > 0 else State.WAITING)
-    return _moved(
-        job, move, now, to=to, run_at=now + delay, worker=None, lease_until=None, **changes
-    )
+    return _moved(job, move, now, to=to, run_at=now + delay, worker=None, lease_until=None, **changes)
 
 
-def _released(
-    job: Job, move: Move, now: float, delay: float, reason: Reason, mark: Move | None
-) -> Job:
+def _released(job: Job, move: Move, now: float, delay: float, reason: Reason, mark: Move | None) -> Job:
     """Given back unspent, so many times at most."""
     releases = job.releases + 1
     if releases > RELEASES_MAX:

@@ -52,7 +52,6 @@ DOCUMENTS = ("error", "payload", "result")
 NUMBERS = ("priority", "attempts")
 TIMES = {"created": "created_at", "finished": "finished_at", "due": "run_at"}
 AGES = {"since": ">=", "until": "<="}
-
 COMPARISONS = (">", ">=", "<", "<=")
 OPERATORS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(NAMES, (":", "~")),
@@ -69,7 +68,6 @@ PARAMS = (
     *("tags_all", "tags_none"),
     *(f"{field}_{end}" for field in (*NUMBERS, *TIMES) for end in ("min", "max")),
 )
-"""Every name `Query.params` gives, always all of them."""
 
 
 class Bound(Struct, frozen=True, order=True):
@@ -93,9 +91,8 @@ class Bound(Struct, frozen=True, order=True):
 
     def holds(self, job: Job, now: float) -> bool:
         value: float | None = getattr(job, TIMES.get(self.field, self.field))
-        if value is None:
-            return False
-        return value <= self.limit(now) if self.upper else value >= self.limit(now)
+        limit = self.limit(now)
+        return value is not None and (value <= limit if self.upper else value >= limit)
 
     def __str__(self) -> str:
         if self.relative:
@@ -104,17 +101,15 @@ class Bound(Struct, frozen=True, order=True):
 
 
 class Query(Struct, frozen=True):
-    """The normal form: equal for texts that say the same in another order. Make it with `parse`.
+    """The normal form, sorted and comparable. Make it with `parse`.
 
     within    (field, values), one per field: the job's value is one of them; no values: nothing matches
     without   (field, values), one per field not in `within`: it is none of them, or the job has none
     tags      each group: the job has at least one of these tags
     not_tags  the job has none of these
-    has       (field, needles), several per field: it contains at least one of them
+    has       (field, needles), several per field: it contains at least one of them; A-Z folded
     lacks     (field, needles), one per field: it contains none of them
     between   ends of ranges; per field, direction and `relative` only the tightest
-
-    All are sorted, needles are folded to lower case.
     """
 
     within: tuple[tuple[str, tuple[str | int, ...]], ...] = ()
@@ -184,15 +179,11 @@ def parse(text: str) -> Query:
     """Read a query, or raise `QueryError` with the place and what would be right."""
     start = text[:LENGTH_MAX]
     if bad := _FORBIDDEN.search(start):
-        visible = _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", start)
-        raise QueryError(visible, bad.start(), "NUL and lone surrogates are not allowed in a query")
-    draft = _Draft()
-    if text == start:
-        for count, term in enumerate(_terms(text)):
-            if count == TERMS_MAX:
-                raise term.wrong(term.start, f"a query has at most {TERMS_MAX} terms")
-            draft.add(term)
-    query = draft.query()
+        raise QueryError(_FORBIDDEN.sub("?", start), bad.start(), "NUL and lone surrogates are not allowed")
+    terms = list(_terms(text)) if text == start else []
+    if len(terms) > TERMS_MAX:
+        raise QueryError(text, terms[TERMS_MAX].start, f"a query has at most {TERMS_MAX} terms")
+    query = _normal(terms)
     # The canonical text is what one program sends to another, and can be the longer one.
     if max(len(text), len(str(query))) > LENGTH_MAX:
         raise QueryError(start, len(start), f"a query has at most {LENGTH_MAX:,} characters")
@@ -201,9 +192,8 @@ def parse(text: str) -> Query:
 
 def quoted(value: str) -> str:
     """`value` as it stands in a query: in quotes if it needs them."""
-    if not re.search(r'[\s,"]', value):
-        return value
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"' if re.search(r'[\s,"]', value) else value
 
 
 class _Term(Struct, frozen=True):
@@ -218,45 +208,41 @@ class _Term(Struct, frozen=True):
         return QueryError(self.text, at, why)
 
 
-class _Draft:
-    """Gathers terms into the normal form."""
-
-    def __init__(self) -> None:
-        self.within: dict[str, set[Any]] = {}
-        self.some: set[tuple[str, tuple[str, ...]]] = set()
-        self.none: dict[tuple[str, str], set[Any]] = {}
-        self.bounds: dict[tuple[str, bool, bool], Bound] = {}
-
-    def add(self, term: _Term) -> None:
+def _normal(terms: Iterable[_Term]) -> Query:
+    within: dict[str, set[Any]] = {}
+    some: set[tuple[str, tuple[str, ...]]] = set()
+    none: dict[tuple[str, str], set[Any]] = {}
+    bounds: dict[tuple[str, bool, bool], Bound] = {}
+    for term in terms:
         if term.field in (*TIMES, *AGES) or term.op in COMPARISONS:
-            self._narrow(_bound(term))
-            return
-        values = {_value(term, at, value) for at, value in term.values}
+            bound = _bound(term)
+            key = bound.field, bound.upper, bound.relative
+            bounds[key] = _tighter(bound, bounds.get(key, bound))
+            continue
+        values: set[Any] = {_value(term, at, value) for at, value in term.values}
         if term.negative:
-            self.none.setdefault((term.field, term.op), set()).update(values)
+            none.setdefault((term.field, term.op), set()).update(values)
         elif term.op == "~" or term.field == "tag":
-            self.some.add((term.field, _ordered(values)))
+            some.add((term.field, tuple(sorted(values))))
         else:
-            self.within[term.field] = self.within.get(term.field, values) & values
+            within[term.field] = within.get(term.field, values) & values
+    within = {field: values - none.get((field, ":"), set()) for field, values in within.items()}
+    refused = sorted((field, op, tuple(sorted(values))) for (field, op), values in none.items())
+    return Query(
+        within=tuple((field, tuple(sorted(values))) for field, values in sorted(within.items())),
+        without=tuple((f, values) for f, op, values in refused if op == ":" and f not in (*within, "tag")),
+        tags=tuple(sorted(values for field, values in some if field == "tag")),
+        not_tags=tuple(sorted(none.get(("tag", ":"), ()))),
+        has=tuple(sorted(pair for pair in some if pair[0] != "tag")),
+        lacks=tuple((field, values) for field, op, values in refused if op == "~"),
+        between=tuple(sorted(bounds.values())),
+    )
 
-    def _narrow(self, bound: Bound) -> None:
-        key = bound.field, bound.upper, bound.relative
-        tighter = min if bound.upper else max  # at the same place, the open end is the tighter one
-        ends = bound, self.bounds.get(key, bound)
-        self.bounds[key] = tighter(ends, key=lambda end: (end.at, end.upper == end.op.endswith("=")))
 
-    def query(self) -> Query:
-        within = {field: values - self.none.get((field, ":"), set()) for field, values in self.within.items()}
-        none = sorted((field, op, _ordered(values)) for (field, op), values in self.none.items())
-        return Query(
-            within=tuple((field, _ordered(within[field])) for field in sorted(within)),
-            without=tuple((f, values) for f, op, values in none if op == ":" and f not in (*within, "tag")),
-            tags=tuple(sorted(values for field, values in self.some if field == "tag")),
-            not_tags=_ordered(self.none.get(("tag", ":"), set())),
-            has=tuple(sorted(pair for pair in self.some if pair[0] != "tag")),
-            lacks=tuple((field, values) for field, op, values in none if op == "~"),
-            between=tuple(sorted(self.bounds.values())),
-        )
+def _tighter(one: Bound, other: Bound) -> Bound:
+    """At the same place, the open end is the tighter one."""
+    best = min if one.upper else max
+    return best(one, other, key=lambda end: (end.at, end.upper == end.op.endswith("=")))
 
 
 _FORBIDDEN = re.compile(r"[\x00\ud800-\udfff]")
@@ -270,13 +256,11 @@ def _terms(text: str) -> Iterator[_Term]:
     while head := _HEAD.search(text, end):
         minus, field, op = head.groups()
         if not op:
-            why = f"{shown(field)} has no operator; a term is, for example, state:failed or error~timeout"
-            raise QueryError(text, head.start(2), why)
+            raise QueryError(text, head.start(2), "an operator is missing, as in state:failed or error~x")
         if field not in OPERATORS:
             raise QueryError(text, head.start(2), _unknown("field", field, OPERATORS))
         if op not in OPERATORS[field]:
-            right = " or ".join(f"{field}{known}…" for known in OPERATORS[field])
-            raise QueryError(text, head.start(3), f"{field} does not take {op} but {right}")
+            raise QueryError(text, head.start(3), f"{field} takes {' or '.join(OPERATORS[field])}, not {op}")
         values, end = _values(text, head.end())
         yield _Term(text, head.start(), bool(minus), field, op, values)
 
@@ -287,10 +271,8 @@ def _values(text: str, at: int) -> tuple[list[tuple[int, str]], int]:
         found = _VALUE.match(text, at)
         if found is None or found[0] == '""':
             missing = "a value is missing; it follows its operator or comma at once and is not empty"
-            unclosed = (
-                'this quote is not closed; inside quotes write \\" for a quote and \\\\ for a backslash'
-            )
-            raise QueryError(text, at, unclosed if found is None and text[at : at + 1] == '"' else missing)
+            unclosed = 'a quoted value ends with " and holds \\" for a quote, \\\\ for a backslash'
+            raise QueryError(text, at, missing if found or text[at : at + 1] != '"' else unclosed)
         values.append((at, found[2] or re.sub(r"\\(.)", r"\1", found[1])))
         at = found.end()
         if text[at : at + 1] != ",":
@@ -303,19 +285,15 @@ def _values(text: str, at: int) -> tuple[list[tuple[int, str]], int]:
 
 def _value(term: _Term, at: int, value: str) -> str | int:
     if term.op == "~":
-        return _fold(value).decode()
+        return fold(value).decode()
     if term.field in NUMBERS:
-        return _whole(term, at, value)
-    known = CHOICES.get(term.field)
-    if known and value not in known:
-        raise term.wrong(at, _unknown(term.field, value, known))
-    return value
-
-
-def _whole(term: _Term, at: int, value: str, step: int = 0) -> int:
-    if not re.fullmatch("-?[0-9]{1,19}", value) or not -INT_MAX - 1 <= int(value) + step <= INT_MAX:
+        step = {">": 1, "<": -1}.get(term.op, 0)
+        if re.fullmatch("-?[0-9]{1,19}", value) and -INT_MAX - 1 <= int(value) + step <= INT_MAX:
+            return int(value) + step
         raise term.wrong(at, f"{term.field}{term.op} takes a whole number of 64 bits, not {shown(value)}")
-    return int(value) + step
+    if value not in CHOICES.get(term.field, (value,)):
+        raise term.wrong(at, _unknown(term.field, value, CHOICES[term.field]))
+    return value
 
 
 def _bound(term: _Term) -> Bound:
@@ -328,7 +306,7 @@ def _bound(term: _Term) -> Bound:
         raise term.wrong(term.start, f"a comparison takes no minus; write {opposite}")
     if field in TIMES:
         return Bound(field, op, *_time(term, at, value))
-    return Bound(field, op[0] + "=", _whole(term, at, value, {">": 1, "<": -1}.get(op, 0)))
+    return Bound(field, op[0] + "=", int(_value(term, at, value)))
 
 
 def _time(term: _Term, at: int, value: str) -> tuple[int, bool]:
@@ -353,23 +331,20 @@ def _term(sign: str, field: str, op: str, values: Collection[str | int]) -> str:
 
 def _contains(job: Job, field: str, needles: Iterable[str]) -> bool:
     errors = (f"{error.type}: {error.message}" for error in job.errors)
-    texts = errors if field == "error" else [getattr(job, field) or ""]
-    return any(needle.encode() in text for text in map(_fold, texts) for needle in needles)
+    texts = errors if field == "error" else (getattr(job, field) or "",)
+    return any(needle.encode() in text for text in map(fold, texts) for needle in needles)
 
 
-def _fold(text: str) -> bytes:
-    return text.encode(errors="replace").lower()  # lower() of bytes folds A-Z and nothing else
+def fold(text: str) -> bytes:
+    """`text` as `~` compares it: `lower` of bytes folds A-Z and nothing else, as every store can."""
+    return text.encode(errors="replace").lower()
 
 
 def _json(values: Iterable[object]) -> str:
     return msgjson.encode(list(values)).decode()
 
 
-def _ordered(values: set[Any]) -> tuple[Any, ...]:
-    return tuple(sorted(values))
-
-
 def _unknown(kind: str, word: str, known: Iterable[str]) -> str:
     close = get_close_matches(word.lower(), list(known), 1)
-    hint = f"; did you mean {close[0]}?" if close else ";"
-    return f"{shown(word)} is not a {kind}{hint} There is {', '.join(known)}"
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"{shown(word)} is not a {kind}{hint}; there are {', '.join(known)}"

@@ -15,7 +15,7 @@ class Curve(StrEnum):
     EXPONENTIAL = "exponential"
 
 
-class Backoff(Struct, frozen=True, omit_defaults=True):
+class Backoff(Struct, frozen=True, omit_defaults=True, gc=False):
     """The delay before attempt n + 1, as stored with the job.
 
     `jitter` spreads it by that share up and down; `cap` is applied last. `function` names a
@@ -39,13 +39,12 @@ class Backoff(Struct, frozen=True, omit_defaults=True):
 
     def delay(self, attempt: int, seed: str) -> float:
         """Seconds to wait after `attempt` (1 is the first). The same seed gives the same jitter."""
-        match self.curve:
-            case Curve.FIXED:
-                plain = self.start
-            case Curve.LINEAR:
-                plain = self.start * attempt
-            case Curve.EXPONENTIAL:
-                plain = self.start * 2.0 ** min(attempt - 1, 63)
+        growth = {
+            Curve.FIXED: 1.0,
+            Curve.LINEAR: float(attempt),
+            Curve.EXPONENTIAL: 2.0 ** min(attempt - 1, 63),
+        }
+        plain = self.start * growth[self.curve]
         if self.jitter:
             plain *= 1 + self.jitter * (2 * _share(f"{seed}:{attempt}") - 1)
         return min(plain, self.cap)

@@ -108,7 +108,7 @@ def _all(target: State | None, *states: State) -> dict[State | None, State | Non
     return dict.fromkeys(states, target)
 
 
-_CANCEL_WINS = {CANCELED: "cancel was requested"}
+_CANCEL_WINS: Mapping[State | None, str] = {CANCELED: "cancel was requested"}
 _RELEASED_TOO_OFTEN = "released more than 20 times"
 
 TABLE: Mapping[Move, Rule] = {
@@ -149,9 +149,7 @@ TABLE: Mapping[Move, Rule] = {
         By.ANYONE,
         {FAILED: f"attempts are spent, crashes at their cap, or {_RELEASED_TOO_OFTEN}", **_CANCEL_WINS},
     ),
-    Move.CANCEL: Rule(
-        {**_all(CANCELED, BLOCKED, SCHEDULED, WAITING, CLAIMED), RUNNING: RUNNING}, By.ANYONE
-    ),
+    Move.CANCEL: Rule({**_all(CANCELED, BLOCKED, SCHEDULED, WAITING, CLAIMED), RUNNING: RUNNING}, By.ANYONE),
     Move.CANCEL_FORCED: Rule(_all(CANCELED, COMPLETED, FAILED), By.OPERATOR),
     Move.RESOLVE: Rule(
         _all(COMPLETED, BLOCKED, SCHEDULED, WAITING), By.OPERATOR, {FAILED: "resolved as failed"}
@@ -167,8 +165,6 @@ TABLE: Mapping[Move, Rule] = {
         By.OPERATOR,
         {SCHEDULED: "run_at is in the future", BLOCKED: "children are open"},
     ),
-    Move.REMOVE: Rule(
-        _all(None, BLOCKED, SCHEDULED, WAITING, COMPLETED, FAILED, CANCELED), By.OPERATOR
-    ),
+    Move.REMOVE: Rule(_all(None, BLOCKED, SCHEDULED, WAITING, COMPLETED, FAILED, CANCELED), By.OPERATOR),
     Move.REMOVE_FORCED: Rule(_all(None, *State), By.OPERATOR),
 }

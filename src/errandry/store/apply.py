@@ -17,6 +17,7 @@ from errandry.core.command import (
     Answer,
     Beat,
     Cancel,
+    Cause,
     Claim,
     Claims,
     Command,
@@ -27,7 +28,6 @@ from errandry.core.command import (
     Lost,
     Mark,
     Note,
-    Operator,
     Pause,
     Postpone,
     Promote,
@@ -41,6 +41,7 @@ from errandry.core.command import (
     Settle,
     Start,
     Upkeep,
+    touched,
 )
 from errandry.core.event import Kind
 from errandry.core.job import Job
@@ -65,21 +66,6 @@ def apply(commands: Sequence[Command], tables: Tables, now: float, bounds: Bound
             answers.append(error)
     ledger.close()
     return answers
-
-
-def touched(command: Command) -> Iterator[str]:
-    """The ids of the jobs a command names."""
-    match command:
-        case Settle(ref=ref) | Start(ref=ref) | Note(ref=ref):
-            yield ref.job
-        case Insert(jobs=jobs):
-            for job in jobs:
-                yield job.id
-        case Renew(refs=refs):
-            for ref in refs:
-                yield ref.job
-        case Operator(ids=ids):
-            yield from ids
 
 
 def insert(ledger: Ledger, command: Insert) -> Inserted:
@@ -123,17 +109,17 @@ def claim(ledger: Ledger, command: Claim) -> Claims:
 
 
 def start(ledger: Ledger, command: Start) -> Mark | Lost:
-    job, ref = ledger.get(command.ref.job), command.ref
-    cause = move.lost(job, ref, Move.START, ledger.now)
-    if job is not None and cause is not None and job.fence == ref.fence:
+    ref, job = command.ref, ledger.get(command.ref.job)
+    held = move.held(job, ref, Move.START, ledger.now)
+    if not isinstance(held, Cause):
+        ledger.move(Move.START, held, move.started(held, ledger.now))
+        return WRITTEN
+    if job is not None and job.fence == ref.fence:
         if job.state is State.CANCELED:
             return CANCEL
-        if job.state is State.RUNNING and move.lost(job, ref, Move.RENEW, ledger.now) is None:
+        if not isinstance(move.held(job, ref, Move.COMPLETE, ledger.now), Cause):
             return ALREADY
-    if job is None or cause is not None:
-        return Lost(cause or move.Cause.NOT_HELD)
-    ledger.move(Move.START, job, move.started(job, ledger.now))
-    return WRITTEN
+    return Lost(held)
 
 
 def renew(ledger: Ledger, command: Renew) -> Renewed:
@@ -141,10 +127,9 @@ def renew(ledger: Ledger, command: Renew) -> Renewed:
 
 
 def note(ledger: Ledger, command: Note) -> Mark | Lost:
-    job = ledger.get(command.ref.job)
-    cause = move.lost(job, command.ref, Move.NOTE, ledger.now)
-    if job is None or cause is not None:
-        return Lost(cause or move.Cause.NOT_HELD)
+    job = move.held(ledger.get(command.ref.job), command.ref, Move.NOTE, ledger.now)
+    if isinstance(job, Cause):
+        return Lost(job)
     ledger.move(Move.NOTE, job, move.noted(job, command.progress, command.logs, ledger.now))
     if command.progress is not None:
         ledger.tell(Kind.PROGRESS, job.queue, job.task, job.id, f"{command.progress.share:g}")
@@ -158,12 +143,12 @@ def settle(ledger: Ledger, command: Settle) -> Mark | Lost:
     job = ledger.get(ref.job)
     if job is not None and job.fence == ref.fence and _is_repeat(job, outcome.move):
         return ALREADY
-    cause = move.lost(job, ref, outcome.move, ledger.now)
-    if job is None or cause is not None:
-        return Lost(cause or move.Cause.NOT_HELD)
+    held = move.held(job, ref, outcome.move, ledger.now)
+    if isinstance(held, Cause):
+        return Lost(held)
     if isinstance(outcome, Complete) and outcome.result is not None:
         check.sized("result", outcome.result, ledger.bounds.result)
-    ledger.move(outcome.move, job, move.settled(job, outcome, ledger.now))
+    ledger.move(outcome.move, held, move.settled(held, outcome, ledger.now))
     return WRITTEN
 
 
@@ -195,20 +180,19 @@ def _is_repeat(job: Job, outcome: Move) -> bool:
 
 def _renewed(ledger: Ledger, ref: Ref, lease: float) -> Mark | Lost:
     job = ledger.get(ref.job)
-    cause = move.lost(job, ref, Move.RENEW, ledger.now)
-    if job is not None and cause is not None and job.fence == ref.fence and job.state is State.CANCELED:
-        return CANCEL
-    if job is None or cause is not None:
-        return Lost(cause or move.Cause.NOT_HELD)
-    ledger.move(Move.RENEW, job, move.renewed(job, lease, ledger.now))
-    return CANCEL if job.cancel_requested else HELD
+    held = move.held(job, ref, Move.RENEW, ledger.now)
+    if isinstance(held, Cause):
+        was_canceled = job is not None and job.fence == ref.fence and job.state is State.CANCELED
+        return CANCEL if was_canceled else Lost(held)
+    ledger.move(Move.RENEW, held, move.renewed(held, lease, ledger.now))
+    return CANCEL if held.cancel_requested else HELD
 
 
 def _still_held(ledger: Ledger, refs: Sequence[Ref]) -> Iterator[Job]:
     ledger.load(ref.job for ref in refs)
     for ref in refs:
-        job = ledger.get(ref.job)
-        if job is not None and move.lost(job, ref, Move.RENEW, ledger.now) is None:
+        job = move.held(ledger.get(ref.job), ref, Move.RENEW, ledger.now)
+        if not isinstance(job, Cause):
             yield job
 
 

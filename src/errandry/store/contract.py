@@ -89,11 +89,11 @@ class Pausing(Struct, frozen=True):
 
 
 class QueueInfo(Struct, frozen=True):
-    """A queue as it is now: jobs by state, the age of its oldest waiting job, whether it is paused."""
+    """A queue as it is now: jobs by state, how long the job next in line has waited, whether it is paused."""
 
     name: str
     states: Mapping[str, int]
-    oldest_waiting: float | None
+    waited: float | None
     paused: Pausing | None
 
 
@@ -116,8 +116,14 @@ class Store(Protocol):
     async def commit(self, commands: Sequence[Command]) -> builtins.list[Answer]:
         """Write a pass. It runs on the engine's own loop and may block it."""
 
-    async def wake(self, timeout: float) -> bool:
-        """Return early, with True, when something may have changed. A hint: losing it costs only time."""
+    def pulse(self) -> int:
+        """A number that changes when something may have changed. Take it, look, then `wake` with it."""
+
+    async def wake(self, pulse: int, timeout: float) -> bool:
+        """True as soon as the pulse is no longer `pulse`, False when the time is up.
+
+        A hint: losing it costs only time.
+        """
 
     async def get(self, ids: Sequence[str]) -> builtins.list[Job | None]:
         """The jobs with these ids, in this order."""
@@ -129,7 +135,7 @@ class Store(Protocol):
         """For each queue: how many jobs are in each state."""
 
     async def totals(self) -> dict[str, dict[str, int]]:
-        """For each queue: how many were ever inserted, completed, failed, canceled, retried, expired, removed."""
+        """For each queue, over its life: inserted, completed, failed, canceled, retried, expired, removed."""
 
     async def queues(self) -> builtins.list[QueueInfo]:
         """Every queue that has jobs, has had some, or is paused."""

@@ -34,7 +34,7 @@ def after(cursor: str, identity: str) -> tuple[int, int]:
 
 
 def _parts(cursor: str, kind: str, identity: str, count: int) -> list[str]:
-    parts = cursor.split("-") if isinstance(cursor, str) else []
+    parts = cursor.split("-")
     if len(parts) != 2 + count or parts[0] != kind:
         raise InvalidCursor(cursor, f"not a cursor of {kind}")
     if parts[1] != identity:

@@ -1,12 +1,13 @@
 """What one pass has touched: jobs as they were and are, the events, and the deltas of the counters."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from errandry.core.event import Event, Kind, happened
-from errandry.core.job import Job, Order
-from errandry.core.state import Move, State
+from errandry.core.event import KINDS, Event, Kind
+from errandry.core.job import Job
+from errandry.core.move import place
+from errandry.core.state import TERMINAL, Move, State
 from errandry.store.contract import Bounds
 from errandry.store.tables import Change, Tables
 
@@ -31,7 +32,7 @@ class Ledger:
         self._jobs: dict[str, Job | None] = {}
         self._changes: dict[str, Change] = {}
         self._events: list[Event] = []
-        self._deltas: dict[tuple[str, str], dict[str, int]] = {}
+        self._steps: dict[tuple[str, str, Move, State | None, State | None], int] = {}
 
     def load(self, ids: Iterable[str]) -> None:
         """Fetch these jobs in one go, so that `get` need not fetch them one by one."""
@@ -46,25 +47,21 @@ class Ledger:
         return self._jobs[job_id]
 
     def move(self, move: Move, before: Job | None, after: Job) -> Job:
-        """`before` has become `after`, which comes back with its place in line if it joined one."""
-        if after.state is State.WAITING and (before is None or before.state is not State.WAITING):
-            number = after.seq if before is None else self.tables.number()
-            after = replace(after, place=number if after.order is Order.FIFO else -number)
-        elif after.place is not None and after.state is not State.WAITING:
-            after = replace(after, place=None)
-        self._keep(before, after)
-        self._count(move, before, after)
-        for kind in happened(move, after):
+        """`before` has become `after`, which comes back with its place if it is in line again."""
+        state = after.state
+        if state is State.WAITING and before is not None and before.state is not state:
+            after = replace(after, place=place(after.order, self.tables.number()))
+        self._keep(move, before, after, after)
+        for kind in KINDS[move, state]:
             self._events.append(Event(kind, after.id, after.queue, after.task, after.attempts))
-        if after.expires_at is not None and after.expires_at <= self.now and move is not Move.REMOVE:
+        if after.expires_at is not None and after.expires_at <= self.now:
             self.remove(Move.REMOVE, after)
         return after
 
     def remove(self, move: Move, job: Job) -> None:
         """`job` is gone; what it added to the lifetime totals stays."""
-        self._keep(job, None)
-        self._count(move, job, None)
-        self.tell(Kind.REMOVED, job.queue, job.task, job.id)
+        self._keep(move, job, None, job)
+        self._events.append(Event(Kind.REMOVED, job.id, job.queue, job.task, job.attempts))
 
     def tell(self, kind: Kind, queue: str = "", task: str = "", job: str = "", text: str = "") -> None:
         self._events.append(Event(kind, job, queue, task, 0, text))
@@ -78,28 +75,34 @@ class Ledger:
     def close(self) -> None:
         """Write everything that is left; the pass can then be made durable."""
         self.flush()
-        if self._events or self._deltas:
-            deltas = {lane: {k: n for k, n in d.items() if n} for lane, d in self._deltas.items()}
-            self.tables.append(self.now, self._events, {lane: d for lane, d in deltas.items() if d})
+        if self._events:
+            self.tables.append(self.now, self._events, self._deltas())
 
-    def _keep(self, before: Job | None, after: Job | None) -> None:
-        job_id = (after or before).id  # type: ignore[union-attr]  # one of the two is a job
-        earlier = self._changes.get(job_id)
-        self._changes[job_id] = Change(earlier.before if earlier else before, after)
-        self._jobs[job_id] = after
+    def _keep(self, move: Move, before: Job | None, after: Job | None, job: Job) -> None:
+        earlier = self._changes.get(job.id)
+        self._changes[job.id] = Change(before if earlier is None else earlier.before, after)
+        self._jobs[job.id] = after
+        left, reached = (None if one is None else one.state for one in (before, after))
+        step = job.queue, job.task, move, left, reached
+        self._steps[step] = self._steps.get(step, 0) + 1
 
-    def _count(self, move: Move, before: Job | None, after: Job | None) -> None:
-        if before is not None and after is not None and before.state is after.state:
-            return
-        job = after or before
-        assert job is not None
-        deltas = self._deltas.setdefault((job.queue, job.task), {})
-        if before is not None:
-            deltas[before.state] = deltas.get(before.state, 0) - 1
-        if after is not None:
-            deltas[after.state] = deltas.get(after.state, 0) + 1
-            if after.finished:
-                name = LIFETIME + after.state
-                deltas[name] = deltas.get(name, 0) + 1
-        if move in _LIFETIME:
-            deltas[_LIFETIME[move]] = deltas.get(_LIFETIME[move], 0) + 1
+    def _deltas(self) -> dict[tuple[str, str], dict[str, int]]:
+        """The steps of the pass as changes of counters."""
+        deltas: dict[tuple[str, str], dict[str, int]] = {}
+        for (queue, task, move, left, reached), times in self._steps.items():
+            counters = deltas.setdefault((queue, task), {})
+            for name, sign in _counted(move, left, reached):
+                counters[name] = counters.get(name, 0) + sign * times
+        return deltas
+
+
+def _counted(move: Move, left: State | None, reached: State | None) -> Iterator[tuple[str, int]]:
+    if left is not reached:
+        if left is not None:
+            yield left, -1
+        if reached is not None:
+            yield reached, 1
+            if reached in TERMINAL:
+                yield LIFETIME + reached, 1
+    if move in _LIFETIME:
+        yield _LIFETIME[move], 1

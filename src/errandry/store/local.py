@@ -17,6 +17,7 @@ from errandry.store import cursor as cursors
 from errandry.store.contract import Bounds, Events, Page, Pausing, QueueInfo, WorkerInfo
 from errandry.store.ledger import LIFETIME
 from errandry.store.tables import Tables
+from errandry.store.waking import Bell
 
 PAGE_MAX = 10_000
 _ALL = Query()
@@ -30,6 +31,7 @@ class LocalStore:
     def __init__(self, clock: Clock | None = None, bounds: Bounds | None = None) -> None:
         self.clock = StoreClock(clock or SystemClock())
         self.bounds = bounds or Bounds()
+        self.bell = Bell()
 
     async def open(self) -> None:
         raise NotImplementedError
@@ -40,8 +42,11 @@ class LocalStore:
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         raise NotImplementedError
 
-    async def wake(self, timeout: float) -> bool:
-        raise NotImplementedError
+    def pulse(self) -> int:
+        return self.bell.rings
+
+    async def wake(self, pulse: int, timeout: float) -> bool:
+        return await self.bell.wait(pulse, timeout)
 
     async def read(self, look: Callable[[Tables, float], T]) -> T:
         """What `look` sees in the tables at one moment, and the time of that moment."""
@@ -75,13 +80,13 @@ class LocalStore:
 
     async def queues(self) -> builtins.list[QueueInfo]:
         def look(tables: Tables, now: float) -> builtins.list[QueueInfo]:
-            states, oldest = _counted(tables, lifetime=False), tables.oldest_waiting()
+            states, since = _counted(tables, lifetime=False), tables.ready_since()
             paused = tables.paused(GateKind.QUEUE)
             return [
                 QueueInfo(
                     name,
                     states.get(name, {}),
-                    max(0.0, now - oldest[name]) if name in oldest else None,
+                    max(0.0, now - since[name]) if name in since else None,
                     paused.get(name),
                 )
                 for name in sorted(states.keys() | paused.keys())

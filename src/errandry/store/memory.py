@@ -9,7 +9,7 @@ import secrets
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeVar
 
 from errandry.clock import Clock
@@ -17,16 +17,16 @@ from errandry.core.command import Answer, Beat, Claim, Command, GateKind, Ref
 from errandry.core.event import Event
 from errandry.core.job import Job
 from errandry.core.query import Query
-from errandry.core.state import HELD, State
+from errandry.core.state import HELD, TERMINAL, State
 from errandry.errors import ErrandryError, StoreClosed
 from errandry.store import cursor as cursors
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds, Happened, Pausing, WorkerInfo
 from errandry.store.local import LocalStore
 from errandry.store.tables import Change, Deltas, Marks, Tables
-from errandry.store.waking import Bell
 
 Lane = tuple[str, str, str]
+_UNTAKEN = (State.BLOCKED, State.SCHEDULED, State.WAITING)
 T = TypeVar("T")
 
 
@@ -43,7 +43,6 @@ class MemoryStore(LocalStore):
         self.latency = 0.0
         self.fail_before: list[ErrandryError] = []
         self.fail_after: list[ErrandryError] = []
-        self._bell = Bell()
         self._closed = False
 
     async def open(self) -> None:
@@ -51,7 +50,7 @@ class MemoryStore(LocalStore):
 
     async def close(self) -> None:
         self._closed = True
-        self._bell.ring()
+        self.bell.ring()
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         if self._closed:
@@ -61,13 +60,10 @@ class MemoryStore(LocalStore):
         if self.fail_before:
             raise self.fail_before.pop(0)
         answers = apply(commands, self.tables, self.clock.now(), self.bounds)
-        self._bell.ring()
+        self.bell.ring()
         if self.fail_after:
             raise self.fail_after.pop(0)
         return answers
-
-    async def wake(self, timeout: float) -> bool:
-        return await self._bell.wait(timeout)
 
     async def read(self, look: Callable[[Tables, float], T]) -> T:
         if self._closed:
@@ -82,11 +78,13 @@ class MemoryTables:
         self.identity = secrets.token_hex(8)
         self._number = 0
         self._jobs: dict[str, Job] = {}
+        self._states: dict[State, dict[str, Job]] = {state: {} for state in State}
+        self._deadlines: dict[str, Job] = {}
         self._lines: dict[Lane, list[tuple[int, int, str]]] = {}
         self._log: list[tuple[int, float, tuple[Event, ...]]] = []
         self._rows = 0
         self._counters: dict[str, dict[str, int]] = {}
-        self._claims: dict[str, tuple[str, tuple[Ref, ...]]] = {}
+        self._claims: dict[str, tuple[float, str, tuple[Ref, ...]]] = {}
         self._paused: dict[GateKind, dict[str, Pausing]] = {kind: {} for kind in GateKind}
         self._workers: dict[str, WorkerInfo] = {}
 
@@ -96,18 +94,23 @@ class MemoryTables:
 
     def write(self, changes: Iterable[Change]) -> None:
         for before, after in changes:
-            if before is not None and before.state is State.WAITING:
-                line = self._lines[_lane(before)]
-                del line[bisect_left(line, _spot(before))]
-                if not line:
-                    del self._lines[_lane(before)]
-            if after is None:
-                assert before is not None
-                self._jobs.pop(before.id, None)
-                continue
-            self._jobs[after.id] = after
-            if after.state is State.WAITING:
-                insort(self._lines.setdefault(_lane(after), []), _spot(after))
+            if before is not None:
+                self._take_out(before)
+            if after is not None:
+                self._jobs[after.id] = self._states[after.state][after.id] = after
+                if after.deadline is not None and after.state in _UNTAKEN:
+                    self._deadlines[after.id] = after
+                if after.state is State.WAITING:
+                    insort(self._lines.setdefault(_lane(after), []), _spot(after))
+
+    def _take_out(self, job: Job) -> None:
+        del self._jobs[job.id], self._states[job.state][job.id]
+        self._deadlines.pop(job.id, None)
+        if job.state is State.WAITING:
+            line = self._lines[_lane(job)]
+            del line[bisect_left(line, _spot(job))]
+            if not line:
+                del self._lines[_lane(job)]
 
     def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
         self._rows += 1
@@ -144,8 +147,7 @@ class MemoryTables:
         return Marks(
             min((_run_at(job) for job in self._where(State.SCHEDULED)), default=None),
             min((_lease(job) for job in self._where(*HELD)), default=None),
-            min((job.deadline for job in self._untaken() if job.deadline is not None), default=None),
-            min((_expiry(job) for job in self._jobs.values() if job.finished), default=None),
+            min(map(_deadline, self._deadlines.values()), default=None),
         )
 
     def due(self, now: float, limit: int) -> list[Job]:
@@ -155,11 +157,11 @@ class MemoryTables:
         return _first((job for job in self._where(*HELD) if _lease(job) <= now), _lease, limit)
 
     def lapsed(self, now: float, limit: int) -> list[Job]:
-        past = (job for job in self._untaken() if job.deadline is not None and job.deadline <= now)
-        return _first(past, lambda job: job.deadline or 0.0, limit)
+        past = (job for job in self._deadlines.values() if _deadline(job) <= now)
+        return _first(past, _deadline, limit)
 
     def outlived(self, now: float, limit: int) -> list[Job]:
-        past = (job for job in self._jobs.values() if job.finished and _expiry(job) <= now)
+        past = (job for job in self._where(*TERMINAL) if _expiry(job) <= now)
         return _first(past, _expiry, limit)
 
     def held_by(self, workers: Sequence[str], limit: int) -> list[Job]:
@@ -170,11 +172,11 @@ class MemoryTables:
         return tuple(Ref(job.id, job.fence) for job in sorted(mine, key=lambda job: job.seq))
 
     def remember(self, worker: str, nonce: str, refs: Sequence[Ref], now: float) -> None:
-        self._claims[worker] = (nonce, tuple(refs))
+        self._claims[worker] = (now, nonce, tuple(refs))
 
     def recall(self, worker: str, nonce: str) -> tuple[Ref, ...] | None:
         known = self._claims.get(worker)
-        return known[1] if known is not None and known[0] == nonce else None
+        return known[2] if known is not None and known[1] == nonce else None
 
     def pause(self, kind: GateKind, name: str, pausing: Pausing | None) -> bool:
         paused = self._paused[kind]
@@ -201,11 +203,13 @@ class MemoryTables:
     def counters(self) -> dict[str, dict[str, int]]:
         return {queue: dict(self._counters[queue]) for queue in sorted(self._counters)}
 
-    def oldest_waiting(self) -> dict[str, float]:
-        oldest: dict[str, float] = {}
-        for job in self._where(State.WAITING):
-            oldest[job.queue] = min(job.created_at, oldest.get(job.queue, job.created_at))
-        return oldest
+    def ready_since(self) -> dict[str, float]:
+        since: dict[str, float] = {}
+        for line in self._lines.values():
+            job = self._jobs[line[0][2]]
+            moment = max(job.created_at, job.run_at or 0.0)
+            since[job.queue] = min(moment, since.get(job.queue, moment))
+        return since
 
     def happened(self, after: tuple[int, int], limit: int) -> list[Happened]:
         row, seen = after
@@ -222,15 +226,21 @@ class MemoryTables:
         return (self._log[0][0] if self._log else self._rows + 1), self._rows
 
     def trim(self, now: float, bounds: Bounds, limit: int) -> int:
-        too_many = max(0, sum(len(events) for _, _, events in self._log) - bounds.events)
-        before = len(self._log) + len(self._workers)
-        while self._log and (too_many > 0 or self._log[0][1] <= now - bounds.events_age):
-            too_many -= len(self._log.pop(0)[2])
-        for worker, info in list(self._workers.items()):
-            if info.seen_at <= now - bounds.workers_age:
-                del self._workers[worker]
-                self._claims.pop(worker, None)
-        return before - len(self._log) - len(self._workers)
+        went, held = 0, sum(len(events) for _, _, events in self._log)
+        for _, at, events in self._log[:limit]:
+            if held <= bounds.events and at > now - bounds.events_age:
+                break
+            went, held = went + 1, held - len(events)
+        del self._log[:went]
+        silent = [
+            worker for worker, info in self._workers.items() if info.seen_at <= now - bounds.workers_age
+        ]
+        for worker in silent:
+            del self._workers[worker]
+        for worker, (at, _, _) in list(self._claims.items()):
+            if at <= now - bounds.workers_age:
+                del self._claims[worker]
+        return went + len(silent)
 
     def _is_open(self, lane: Lane, claim: Claim) -> bool:
         queue, task, _group = lane
@@ -242,10 +252,7 @@ class MemoryTables:
         )
 
     def _where(self, *states: State) -> Iterable[Job]:
-        return (job for job in self._jobs.values() if job.state in states)
-
-    def _untaken(self) -> Iterable[Job]:
-        return self._where(State.BLOCKED, State.SCHEDULED, State.WAITING)
+        return chain.from_iterable(self._states[state].values() for state in states)
 
 
 def _lane(job: Job) -> Lane:
@@ -254,6 +261,10 @@ def _lane(job: Job) -> Lane:
 
 def _spot(job: Job) -> tuple[int, int, str]:
     return job.priority, job.place or 0, job.id
+
+
+def _deadline(job: Job) -> float:
+    return job.deadline or 0.0
 
 
 def _run_at(job: Job) -> float:

@@ -31,7 +31,6 @@ class Marks(NamedTuple):
     run_at: float | None
     lease_until: float | None
     deadline: float | None
-    expires_at: float | None
 
 
 class Tables(Protocol):
@@ -92,8 +91,8 @@ class Tables(Protocol):
     def counters(self) -> dict[str, dict[str, int]]:
         """For each queue: every counter, up to the last pass."""
 
-    def oldest_waiting(self) -> dict[str, float]:
-        """For each queue with waiting jobs: when the one first in line was created."""
+    def ready_since(self) -> dict[str, float]:
+        """For each queue with waiting jobs: since when the job next in one of its lines could have run."""
 
     def happened(self, after: tuple[int, int], limit: int) -> list[Happened]:
         """Events from row `after[0]` on, without the first `after[1]` of that row, at most `limit`."""
@@ -105,4 +104,4 @@ class Tables(Protocol):
         """
 
     def trim(self, now: float, bounds: Bounds, limit: int) -> int:
-        """Drop old events, workers, claims and idle lanes; fold counters. How many rows went."""
+        """Drop old event rows, workers, claims and idle lanes; fold counters. How many rows and workers went."""

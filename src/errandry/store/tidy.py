@@ -50,9 +50,7 @@ def before_claim(ledger: Ledger) -> None:
     ledger.is_tidy = True
 
 
-def _each(
-    ledger: Ledger, made: Move, jobs: Iterable[Job], after: Callable[[Job, float], Job]
-) -> int:
+def _each(ledger: Ledger, made: Move, jobs: Iterable[Job], after: Callable[[Job, float], Job]) -> int:
     count = 0
     for job in jobs:
         ledger.move(made, job, after(job, ledger.now))

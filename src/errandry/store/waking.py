@@ -1,30 +1,32 @@
-"""A bell: rung from any thread, heard by everyone who waits on any loop."""
+"""A bell: rung from any thread, heard by everyone who waits on any loop, missed by nobody."""
 
 import asyncio
 import threading
 
 
 class Bell:
-    """Waiters come and go; a ring wakes all who wait at that moment."""
+    """It counts its rings. Who notes the count, then looks, then waits for another count misses nothing."""
 
     def __init__(self) -> None:
+        self.rings = 0
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
         self._lock = threading.Lock()
 
     def ring(self) -> None:
-        if not self._waiting:
-            return
         with self._lock:
+            self.rings += 1
             waiting, self._waiting = self._waiting, set()
         for loop, heard in waiting:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_hear, heard)
 
-    async def wait(self, timeout: float) -> bool:
-        """True when it rang, False when the time was up."""
+    async def wait(self, rings: int, timeout: float) -> bool:
+        """True as soon as it has rung since the count was `rings`, False when the time is up."""
         loop = asyncio.get_running_loop()
         entry = loop, loop.create_future()
         with self._lock:
+            if self.rings != rings:
+                return True
             self._waiting.add(entry)
         try:
             async with asyncio.timeout(timeout):

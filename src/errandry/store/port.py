@@ -1,0 +1,62 @@
+"""Ports: how commands leave a caller's loop or thread, and how their answers come back.
+
+A hop between threads costs more than a command. A loop hands in all that was submitted in one of
+its iterations with one hop, and gets all its answers of a pass with another.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from contextlib import suppress
+
+from errandry.core.command import Answer
+from errandry.store.backlog import Entry, Port, Replies
+
+
+class LoopPort:
+    """The port of one loop; `put` is called on it, `reply` from anywhere."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, hand_in: Callable[[list[Entry]], None]) -> None:
+        self.loop = loop
+        self._hand_in = hand_in
+        self._put: list[Entry] = []
+
+    def put(self, entry: Entry) -> None:
+        if not self._put:
+            self.loop.call_soon(self._flush)
+        self._put.append(entry)
+
+    def _flush(self) -> None:
+        put, self._put = self._put, []
+        self._hand_in(put)
+
+    def reply(self, replies: Replies) -> None:
+        with suppress(RuntimeError):  # a loop that was closed has nobody waiting
+            self.loop.call_soon_threadsafe(_answer, replies)
+
+
+class ThreadPort:
+    """The port of all threads without a loop, each blocked on a future of its own."""
+
+    def reply(self, replies: Replies) -> None:
+        for future, answer in replies:
+            with suppress(futures.InvalidStateError):  # whoever waited has left
+                future.set_result(answer)
+
+
+THREADS = ThreadPort()
+
+
+def reply(entries: Sequence[Entry], answers: Sequence[Answer]) -> None:
+    """Give each its answer. An error goes as a value: one that nobody fetches makes no noise."""
+    ports: dict[Port, Replies] = {}
+    for entry, answer in zip(entries, answers, strict=True):
+        ports.setdefault(entry.port, []).append((entry.future, answer))
+    for port, replies in ports.items():
+        port.reply(replies)
+
+
+def _answer(replies: Replies) -> None:
+    for future, answer in replies:
+        if not future.done():
+            future.set_result(answer)

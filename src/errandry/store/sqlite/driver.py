@@ -1,0 +1,197 @@
+"""The SQLite driver: passes as transactions of one file that several processes may share.
+
+The loop `commit` runs on is the writer; reads have a thread and a connection of their own.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
+
+import apsw
+
+from errandry.clock import Clock
+from errandry.core.command import Answer, Command
+from errandry.errors import CommandFailed, StoreClosed, StoreError
+from errandry.store.apply import apply
+from errandry.store.contract import Bounds
+from errandry.store.local import LocalStore
+from errandry.store.sqlite.file import TROUBLE, Durability, File, explained
+from errandry.store.sqlite.tables import SQL, SqliteTables
+from errandry.store.sqlite.turnstile import Turnstile
+from errandry.store.sqlite.watch import Watch
+from errandry.store.tables import Tables
+from errandry.store.waking import Bell
+
+T = TypeVar("T")
+
+
+class SqliteStore(LocalStore):
+    """A store in the file at `path`, made if it is not there.
+
+    `durability` is what an acknowledged write survives: `power`, a power cut; `process`, a crash of
+    the program, while a power cut may take back the last passes (never part of one).
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        clock: Clock | None = None,
+        bounds: Bounds | None = None,
+        durability: Durability | str = Durability.POWER,
+    ) -> None:
+        super().__init__(clock, bounds)
+        self.path = os.path.abspath(path)
+        self.durability = Durability(durability)
+        self._open: _Open | None = None
+
+    async def open(self) -> None:
+        if self._open is None or self._open.file.is_forked:
+            if self._open is not None:
+                self._open.leak()
+            self._open = _Open(self.path, self.durability)
+
+    async def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+            self.bell.ring()
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        opened = await self._opened()
+        with explained(self.path), opened.turnstile:
+            try:
+                answers = self._pass(opened, commands)
+            except (StoreError, *TROUBLE):
+                raise
+            except Exception:
+                # One of the commands cannot be written. Which one shows when each goes alone.
+                answers = [self._alone(opened, command) for command in commands]
+        self.bell.ring()
+        return answers
+
+    async def wake(self, pulse: int, timeout: float) -> bool:
+        opened = await self._opened()
+        async with opened.watching(self.bell):
+            return await self.bell.wait(pulse, timeout)
+
+    async def read(self, look: Callable[[Tables, float], T]) -> T:
+        opened = await self._opened()
+
+        def snapshot() -> T:
+            with explained(self.path), opened.reading() as tables:
+                return look(tables, self.clock.now(tables.begin()))
+
+        return await asyncio.get_running_loop().run_in_executor(opened.thread, snapshot)
+
+    async def _opened(self) -> "_Open":
+        if self._open is None:
+            raise StoreClosed(self.path, "the store is not open")
+        if self._open.file.is_forked:
+            await self.open()
+        return self._open
+
+    def _pass(self, opened: "_Open", commands: Sequence[Command]) -> list[Answer]:
+        """One transaction: all of it durable, or nothing written."""
+        opened.file.check()
+        db, tables = opened.file.db, opened.tables
+        db.execute(SQL["begin"])
+        try:
+            now = self.clock.now(tables.begin())
+            answers = apply(commands, tables, now, self.bounds)
+            tables.leave(now)
+            db.execute(SQL["commit"])
+        except BaseException:
+            if db.in_transaction:
+                db.execute(SQL["rollback"])
+            raise
+        opened.has_looked()
+        return answers
+
+    def _alone(self, opened: "_Open", command: Command) -> Answer:
+        """A command in a transaction of its own, after one of its pass could not be written."""
+        try:
+            with explained(self.path):
+                return self._pass(opened, [command])[0]
+        except StoreError as error:
+            return error
+        except Exception as error:
+            failed = CommandFailed(type(command).__name__, f"{type(error).__name__}: {error}")
+            failed.__cause__ = error
+            return failed
+
+
+class _Open:
+    """Everything that is there only while the store is open."""
+
+    def __init__(self, path: str, durability: Durability) -> None:
+        self.file = File(path, durability)
+        self.tables = SqliteTables(self.file.db)
+        self.turnstile = Turnstile(path)
+        self.watch = Watch(path, self._look)
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="errandry-read")
+        self._reader: SqliteTables | None = None
+        self._read_db: apsw.Connection | None = None
+        self._seen = self._version()
+        self._waiting = 0
+        self._watcher: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def reading(self) -> Iterator[SqliteTables]:
+        """The tables at one moment. Only on the reading thread."""
+        if self._reader is None or self._read_db is None:
+            self._read_db = self.file.reader()
+            self._reader = SqliteTables(self._read_db)
+        self._read_db.execute("BEGIN")
+        try:
+            yield self._reader
+        finally:
+            self._read_db.execute("ROLLBACK")
+
+    @asynccontextmanager
+    async def watching(self, bell: Bell) -> AsyncIterator[None]:
+        """As long as anyone waits, one task watches for the writes of others and rings the bell."""
+        self._waiting += 1
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._ring(bell))
+        watcher = self._watcher
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._watcher = None
+                watcher.cancel()
+                await asyncio.gather(watcher, return_exceptions=True)
+
+    async def _ring(self, bell: Bell) -> None:
+        while True:
+            await self.watch.wait()
+            bell.ring()
+
+    def has_looked(self) -> None:
+        """Everything up to now has been seen: only what comes after it is news."""
+        self._seen = self._version()
+
+    def close(self) -> None:
+        self.watch.close()
+        self.thread.shutdown()
+        if self._read_db is not None:
+            self._read_db.close()
+        self.file.db.close()
+        self.turnstile.close()
+
+    def leak(self) -> None:
+        """This process is a fork: the connections are its parent's."""
+        self.file.leak(self._read_db, self.thread, self.turnstile, self.watch)
+
+    def _look(self) -> bool:
+        """Whether another connection has committed since the last look."""
+        version = self._version()
+        is_news, self._seen = version != self._seen, version
+        return is_news
+
+    def _version(self) -> int:
+        return int(self.file.db.pragma("data_version"))

@@ -1,0 +1,276 @@
+-- name: begin
+-- The turnstile has let us in, so nobody of ours holds the lock; foreign programs may.
+BEGIN IMMEDIATE;
+
+-- name: commit
+COMMIT;
+
+-- name: rollback
+ROLLBACK;
+
+-- name: head
+-- What every pass starts from.
+SELECT identity, number, now, folded FROM store;
+
+-- name: leave
+-- What the next pass starts from.
+UPDATE store SET number = ?1, now = ?2;
+
+-- name: insert
+INSERT INTO live VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+                         ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: finish
+INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+                            ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: update
+-- Everything that can change while a job is not finished; parameters are the whole row, then its lane.
+UPDATE live
+   SET state = ?6, reason = ?8, settled = ?9, payload = ?10, priority = ?11, place = ?12, run_at = ?13,
+       attempts = ?14, max_attempts = ?15, releases = ?16, crashes = ?17, open_children = ?19, deadline = ?21,
+       fence = ?22, worker = ?23, lease_until = ?24, cancel_requested = ?25, result = ?26, updated_at = ?29,
+       claimed_at = ?30, started_at = ?31, progress = ?36, tags = ?37, errors = ?38, logs = ?39, lane = ?40
+ WHERE seq = ?1;
+
+-- name: claim
+-- From waiting to held; what a claim leaves alone is not written.
+UPDATE live
+   SET state = ?2, attempts = ?3, fence = ?4, worker = ?5, lease_until = ?6, updated_at = ?7, claimed_at = ?7,
+       started_at = ?8, settled = NULL, progress = NULL, place = NULL, lane = NULL
+ WHERE seq = ?1;
+
+-- name: renew
+UPDATE live SET lease_until = ?2, updated_at = ?3 WHERE seq = ?1;
+
+-- name: delete_live
+DELETE FROM live WHERE seq = ?1;
+
+-- name: delete_history
+DELETE FROM history WHERE seq = ?1;
+
+-- name: find_live
+SELECT * FROM live WHERE id IN (SELECT value FROM json_each(?1));
+
+-- name: find_history
+SELECT * FROM history WHERE id IN (SELECT value FROM json_each(?1));
+
+-- name: numbered
+SELECT * FROM live WHERE seq IN (SELECT value FROM json_each(?1));
+
+-- name: matching
+-- One statement for every query: a parameter of NULL says nothing. `part` is a constant in each part of the view, so a
+-- part that is not wanted is never read.
+SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
+       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
+       backoff, keep, progress, tags, errors, logs
+  FROM job
+ WHERE CASE part WHEN 'live' THEN :live WHEN 'completed' THEN :completed ELSE :troubled END
+   AND seq < :below
+   AND state IN (SELECT value FROM json_each(:states))
+   AND (:id_in IS NULL OR id IN (SELECT value FROM json_each(:id_in)))
+   AND (:id_not_in IS NULL OR id NOT IN (SELECT value FROM json_each(:id_not_in)))
+   AND (:task_in IS NULL OR task IN (SELECT value FROM json_each(:task_in)))
+   AND (:task_not_in IS NULL OR task NOT IN (SELECT value FROM json_each(:task_not_in)))
+   AND (:queue_in IS NULL OR queue IN (SELECT value FROM json_each(:queue_in)))
+   AND (:queue_not_in IS NULL OR queue NOT IN (SELECT value FROM json_each(:queue_not_in)))
+   AND (:group_in IS NULL OR grp IN (SELECT value FROM json_each(:group_in)))
+   AND (:group_not_in IS NULL OR grp NOT IN (SELECT value FROM json_each(:group_not_in)))
+   AND (:worker_in IS NULL OR worker IN (SELECT value FROM json_each(:worker_in)))
+   AND (:worker_not_in IS NULL OR worker IS NULL OR worker NOT IN (SELECT value FROM json_each(:worker_not_in)))
+   AND (:state_in IS NULL OR state IN (SELECT value FROM json_each(:state_in)))
+   AND (:state_not_in IS NULL OR state NOT IN (SELECT value FROM json_each(:state_not_in)))
+   AND (:reason_in IS NULL OR reason IN (SELECT value FROM json_each(:reason_in)))
+   AND (:reason_not_in IS NULL OR reason IS NULL OR reason NOT IN (SELECT value FROM json_each(:reason_not_in)))
+   AND (:priority_in IS NULL OR priority IN (SELECT value FROM json_each(:priority_in)))
+   AND (:priority_not_in IS NULL OR priority NOT IN (SELECT value FROM json_each(:priority_not_in)))
+   AND (:attempts_in IS NULL OR attempts IN (SELECT value FROM json_each(:attempts_in)))
+   AND (:attempts_not_in IS NULL OR attempts NOT IN (SELECT value FROM json_each(:attempts_not_in)))
+   AND (:priority_min IS NULL OR priority >= :priority_min)
+   AND (:priority_max IS NULL OR priority <= :priority_max)
+   AND (:attempts_min IS NULL OR attempts >= :attempts_min)
+   AND (:attempts_max IS NULL OR attempts <= :attempts_max)
+   AND (:created_min IS NULL OR created_at >= :created_min)
+   AND (:created_max IS NULL OR created_at <= :created_max)
+   AND (:finished_min IS NULL OR finished_at >= :finished_min)
+   AND (:finished_max IS NULL OR finished_at <= :finished_max)
+   AND (:due_min IS NULL OR run_at >= :due_min)
+   AND (:due_max IS NULL OR run_at <= :due_max)
+   AND (:tags_all IS NULL OR NOT EXISTS (
+        SELECT 1 FROM json_each(:tags_all) AS wanted
+         WHERE NOT EXISTS (SELECT 1 FROM json_each(wanted.value) AS one
+                            WHERE one.value IN (SELECT value FROM json_each(tags)))))
+   AND (:tags_none IS NULL OR NOT EXISTS (
+        SELECT 1 FROM json_each(:tags_none) AS one WHERE one.value IN (SELECT value FROM json_each(tags))))
+   AND (:id_has IS NULL OR has_all(id, :id_has))
+   AND (:id_lacks IS NULL OR has_none(id, :id_lacks))
+   AND (:task_has IS NULL OR has_all(task, :task_has))
+   AND (:task_lacks IS NULL OR has_none(task, :task_lacks))
+   AND (:queue_has IS NULL OR has_all(queue, :queue_has))
+   AND (:queue_lacks IS NULL OR has_none(queue, :queue_lacks))
+   AND (:group_has IS NULL OR has_all(grp, :group_has))
+   AND (:group_lacks IS NULL OR has_none(grp, :group_lacks))
+   AND (:worker_has IS NULL OR has_all(worker, :worker_has))
+   AND (:worker_lacks IS NULL OR has_none(worker, :worker_lacks))
+   AND (:payload_has IS NULL OR has_all(payload, :payload_has))
+   AND (:payload_lacks IS NULL OR has_none(payload, :payload_lacks))
+   AND (:result_has IS NULL OR has_all(result, :result_has))
+   AND (:result_lacks IS NULL OR has_none(result, :result_lacks))
+   AND (:error_has IS NULL OR NOT EXISTS (
+        SELECT 1 FROM json_each(:error_has) AS wanted
+         WHERE NOT EXISTS (SELECT 1 FROM json_each(errors) AS error, json_each(wanted.value) AS needle
+                            WHERE instr(lower(coalesce(error.value ->> 'type', '') || ': '
+                                              || coalesce(error.value ->> 'message', '')), needle.value))))
+   AND (:error_lacks IS NULL OR NOT EXISTS (
+        SELECT 1 FROM json_each(errors) AS error, json_each(:error_lacks) AS needle
+         WHERE instr(lower(coalesce(error.value ->> 'type', '') || ': '
+                           || coalesce(error.value ->> 'message', '')), needle.value)))
+ ORDER BY seq DESC
+ LIMIT :limit;
+
+-- name: lane
+SELECT lane, ready FROM lanes WHERE queue = ?1 AND task = ?2 AND grp = ?3;
+
+-- name: make_lane
+INSERT INTO lanes (queue, task, grp, ready, used_at) VALUES (?1, ?2, ?3, 1, ?4) RETURNING lane, ready;
+
+-- name: mark_lane
+UPDATE lanes SET ready = 1, used_at = ?2 WHERE lane = ?1;
+
+-- name: unmark_lane
+UPDATE lanes SET ready = 0 WHERE lane = ?1;
+
+-- name: open_lanes
+-- Lanes that may have waiting jobs, of these queues and tasks (NULL: all), that are not paused.
+SELECT lane FROM lanes
+ WHERE ready
+   AND (?1 IS NULL OR queue IN (SELECT value FROM json_each(?1)))
+   AND (?2 IS NULL OR task IN (SELECT value FROM json_each(?2)))
+   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'queue' AND name = queue)
+   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'task' AND name = task);
+
+-- name: line
+-- The waiting jobs of a lane in order, from the index alone; read only as far as they are needed.
+SELECT priority, place, seq FROM live WHERE lane = ?1 AND state = 'waiting' ORDER BY priority, place;
+
+-- name: queue_has_waiting
+SELECT 1 FROM lanes
+ WHERE queue = ?1 AND ready AND EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting')
+ LIMIT 1;
+
+-- name: marks
+SELECT (SELECT min(run_at) FROM live WHERE state = 'scheduled'),
+       (SELECT min(lease_until) FROM live WHERE state IN ('claimed', 'running')),
+       (SELECT min(deadline) FROM live
+         WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting'));
+
+-- name: due
+SELECT * FROM live WHERE state = 'scheduled' AND run_at <= ?1 ORDER BY run_at, seq LIMIT ?2;
+
+-- name: expired
+SELECT * FROM live WHERE state IN ('claimed', 'running') AND lease_until <= ?1 ORDER BY lease_until, seq LIMIT ?2;
+
+-- name: lapsed
+SELECT * FROM live
+ WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting') AND deadline <= ?1
+ ORDER BY deadline, seq LIMIT ?2;
+
+-- name: outlived
+SELECT * FROM history WHERE expires_at <= ?1 ORDER BY expires_at, seq LIMIT ?2;
+
+-- name: held_by
+SELECT * FROM live
+ WHERE state IN ('claimed', 'running') AND worker IN (SELECT value FROM json_each(?1))
+ ORDER BY lease_until, seq LIMIT ?2;
+
+-- name: cancels
+SELECT id, fence FROM live WHERE cancel_requested AND worker = ?1 AND state = 'running' ORDER BY seq;
+
+-- name: remember
+INSERT INTO claims (worker, claimed_at, nonce, refs) VALUES (?1, ?2, ?3, ?4)
+    ON CONFLICT (worker) DO UPDATE SET claimed_at = ?2, nonce = ?3, refs = ?4;
+
+-- name: recall
+SELECT refs FROM claims WHERE worker = ?1 AND nonce = ?2;
+
+-- name: pause
+INSERT INTO gates (kind, name, paused_at, paused_by) VALUES (?1, ?2, ?3, ?4)
+    ON CONFLICT DO NOTHING RETURNING 1;
+
+-- name: resume
+DELETE FROM gates WHERE kind = ?1 AND name = ?2 RETURNING 1;
+
+-- name: paused
+SELECT name, paused_at, paused_by FROM gates WHERE kind = ?1 ORDER BY name;
+
+-- name: beat
+INSERT INTO workers (worker, seen_at, beat) VALUES (?1, ?2, ?3)
+    ON CONFLICT (worker) DO UPDATE SET seen_at = ?2, beat = ?3;
+
+-- name: forget_worker
+DELETE FROM workers WHERE worker = ?1;
+
+-- name: workers
+SELECT beat, seen_at FROM workers ORDER BY worker;
+
+-- name: append
+INSERT INTO events (at, count, entries, deltas) VALUES (?1, ?2, ?3, ?4) RETURNING n;
+
+-- name: count_events
+UPDATE store SET events = events + ?1;
+
+-- name: events
+SELECT n, at, entries FROM events WHERE n >= ?1 ORDER BY n;
+
+-- name: log_span
+SELECT (SELECT min(n) FROM events), (SELECT seq FROM sqlite_sequence WHERE name = 'events');
+
+-- name: totals
+SELECT queue, name, sum(value) FROM totals GROUP BY queue, name;
+
+-- name: unfolded
+SELECT n, deltas FROM events WHERE n > (SELECT folded FROM store) ORDER BY n;
+
+-- name: fold
+INSERT INTO totals (queue, task, name, value) VALUES (?1, ?2, ?3, ?4)
+    ON CONFLICT (queue, task, name) DO UPDATE SET value = value + ?4;
+
+-- name: folded
+UPDATE store SET folded = ?1;
+
+-- name: ready_since
+-- For each queue with waiting jobs: since when the job next in one of its lines could have run.
+SELECT lanes.queue, min(since)
+  FROM (SELECT queue, (SELECT max(created_at, coalesce(run_at, 0)) FROM live
+                        WHERE live.lane = lanes.lane AND state = 'waiting'
+                        ORDER BY priority, place LIMIT 1) AS since
+          FROM lanes WHERE ready) AS lanes
+ WHERE since IS NOT NULL
+ GROUP BY lanes.queue;
+
+-- name: held_events
+SELECT events FROM store;
+
+-- name: old_events
+SELECT n, count, at FROM events ORDER BY n LIMIT ?1;
+
+-- name: drop_events
+DELETE FROM events WHERE n <= ?1;
+
+-- name: drop_workers
+DELETE FROM workers WHERE seen_at <= ?1 RETURNING worker;
+
+-- name: drop_claims
+DELETE FROM claims WHERE claimed_at <= ?1;
+
+-- name: drop_lanes
+-- Idle lanes come back with the next job. One with waiting jobs should have its mark: see `mend_lanes`.
+DELETE FROM lanes
+ WHERE lane IN (SELECT lane FROM lanes WHERE NOT ready AND used_at <= ?1 ORDER BY used_at LIMIT ?2)
+   AND NOT EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting');
+
+-- name: mend_lanes
+UPDATE lanes SET ready = 1
+ WHERE lane IN (SELECT lane FROM lanes WHERE NOT ready AND used_at <= ?1 ORDER BY used_at LIMIT ?2)
+   AND EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting');

@@ -1,0 +1,80 @@
+"""Jobs as rows: the fields of the record in their order, parts of it as JSON, NULL where a part is empty."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import json as msgjson
+from msgspec.structs import astuple
+
+from errandry.core.job import AttemptError, Job, Keep, Log, Order, Progress
+from errandry.core.retry import Backoff
+from errandry.core.state import Move, Reason, State
+
+Row = tuple[Any, ...]
+
+PLAIN = 33
+"""So many columns are stored as they are; the rest is JSON."""
+COLUMNS = PLAIN + 6
+
+_STATES = {str(state): state for state in State}
+_ORDERS = {str(order): order for order in Order}
+_REASONS = {str(reason): reason for reason in Reason} | {None: None}
+_MOVES = {str(move): move for move in Move} | {None: None}
+_EMPTY = (None,) * 6
+_NOTHING = (None, None, None, (), (), ())
+_BOOLS = (False, True)
+
+_backoff = msgjson.Decoder(Backoff)
+_keep = msgjson.Decoder(Keep)
+_progress = msgjson.Decoder(Progress)
+_tags = msgjson.Decoder(tuple[str, ...])
+_errors = msgjson.Decoder(tuple[AttemptError, ...])
+_logs = msgjson.Decoder(tuple[Log, ...])
+_encode = msgjson.Encoder().encode
+
+
+def from_job(job: Job, *more: Any) -> Row:
+    """The row of a job, and what else stands in it."""
+    values = astuple(job)
+    parts = values[PLAIN:]
+    if parts == _NOTHING:
+        return values[:PLAIN] + _EMPTY + more
+    return values[:PLAIN] + tuple(text(part) if part else None for part in parts) + more
+
+
+def to_job(row: Sequence[Any]) -> Job:
+    parts = row[PLAIN:COLUMNS]
+    values = (
+        *row[:5],
+        _STATES[row[5]],
+        _ORDERS[row[6]],
+        _REASONS[row[7]],
+        _MOVES[row[8]],
+        *row[9:24],
+        _BOOLS[row[24]],
+        *row[25:PLAIN],
+    )
+    return Job(*values, *(_NOTHING if parts == _EMPTY else _parts(*parts)))
+
+
+def text(value: Any) -> str:
+    """JSON text, as it is stored."""
+    return _encode(value).decode()
+
+
+def _parts(
+    backoff: str | None,
+    keep: str | None,
+    progress: str | None,
+    tags: str | None,
+    errors: str | None,
+    logs: str | None,
+) -> Row:
+    return (
+        _backoff.decode(backoff) if backoff else None,
+        _keep.decode(keep) if keep else None,
+        _progress.decode(progress) if progress else None,
+        _tags.decode(tags) if tags else (),
+        _errors.decode(errors) if errors else (),
+        _logs.decode(logs) if logs else (),
+    )

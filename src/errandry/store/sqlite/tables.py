@@ -1,0 +1,325 @@
+"""The tables of a pass in SQLite: statements in, rows out. No rules.
+
+Used on the writing connection between `begin` and `leave`, and on the reading one for reads.
+"""
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import lru_cache
+from heapq import merge
+from itertools import islice
+from typing import Any
+
+import apsw
+from msgspec import json as msgjson
+
+from errandry.core.command import Beat, Claim, GateKind, Ref
+from errandry.core.event import Event
+from errandry.core.job import Job
+from errandry.core.query import Query, fold
+from errandry.core.state import HELD, TERMINAL, State
+from errandry.store import cursor as cursors
+from errandry.store import sql
+from errandry.store.contract import Bounds, Happened, Pausing, WorkerInfo
+from errandry.store.sqlite import row as rows
+from errandry.store.tables import Change, Deltas, Marks
+
+_WRITES = ("delete_live", "delete_history", "finish", "insert", "update", "claim", "renew")
+"""Deletions first: a row that moves to the other table, or is written anew, keeps its number and id."""
+
+FOLD_EVERY = 256
+IDLE_LANE = 3_600.0
+
+SQL = sql.statements("errandry.store.sqlite")
+
+_events = msgjson.Decoder(tuple[Event, ...])
+_refs = msgjson.Decoder(tuple[Ref, ...])
+_beat = msgjson.Decoder(Beat)
+_deltas = msgjson.Decoder(list[tuple[str, str, dict[str, int]]])
+
+
+class SqliteTables:
+    """What `store.tables.Tables` asks for, over one connection."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._db = connection
+        functions: dict[str, Any] = {"has_all": _has_all, "has_none": _has_none}
+        for name, function in functions.items():
+            self._db.create_scalar_function(name, function, 2, deterministic=True)
+        self.identity = ""
+        self._number = self._folded = 0
+        self._is_dirty = False
+        self._lanes: dict[tuple[str, str, str], int] = {}
+
+    def begin(self) -> float:
+        """Read what the pass starts from; the time nobody may go back behind."""
+        [(self.identity, self._number, floor, self._folded)] = self._all("head")
+        self._lanes = {}
+        self._is_dirty = False
+        return float(floor)
+
+    def leave(self, now: float) -> None:
+        """Write what the next pass starts from, if this one changed anything."""
+        if self._is_dirty:
+            self._run("leave", (self._number, now))
+
+    def number(self) -> int:
+        self._number += 1
+        self._is_dirty = True
+        return self._number
+
+    def write(self, changes: Iterable[Change]) -> None:
+        batches: dict[str, list[rows.Row]] = {name: [] for name in _WRITES}
+        for before, after in changes:
+            self._plan(before, after, batches)
+        for name, batch in batches.items():
+            if batch:
+                self._db.executemany(SQL[name], batch)
+        self._is_dirty = True
+
+    def _plan(self, before: Job | None, after: Job | None, batches: dict[str, list[rows.Row]]) -> None:
+        """Which statements bring a row from before to after."""
+        was_live = before is not None and before.state not in TERMINAL
+        if after is not None and after.state not in TERMINAL:
+            if before is not None and after.state in HELD and _take(before, after, batches):
+                return
+            lane = self._lane(after) if after.state is State.WAITING else None
+            batches["update" if was_live else "insert"].append(rows.from_job(after, lane))
+            if was_live:
+                return
+        elif after is not None:
+            batches["finish"].append(rows.from_job(after))
+        if before is not None:
+            batches["delete_live" if was_live else "delete_history"].append((before.seq,))
+
+    def _lane(self, job: Job) -> int:
+        """The lane a waiting job stands in, marked: it may have waiting jobs."""
+        key = (job.queue, job.task, job.group)
+        lane = self._lanes.get(key)
+        if lane is None:
+            found = self._all("lane", key) or self._all("make_lane", (*key, job.updated_at))
+            lane, ready = found[0]
+            if not ready:
+                self._run("mark_lane", (lane, job.updated_at))
+            self._lanes[key] = lane
+        return lane
+
+    def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
+        packed = [(queue, task, changes) for (queue, task), changes in deltas.items()]
+        [(n,)] = self._all("append", (now, len(events), rows.text(events), rows.text(packed)))
+        self._run("count_events", (len(events),))
+        self._is_dirty = True
+        if n - self._folded >= FOLD_EVERY:
+            self._fold()
+
+    def find(self, ids: Sequence[str]) -> dict[str, Job]:
+        found = {job.id: job for job in self._jobs("find_live", (rows.text(ids),))}
+        if len(found) < len(ids):
+            missing = [one for one in ids if one not in found]
+            found |= {job.id: job for job in self._jobs("find_history", (rows.text(missing),))}
+        return found
+
+    def matching(
+        self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int
+    ) -> list[Job]:
+        wanted = set(states) & set(dict(query.within).get("state", State))
+        parts = {
+            "live": any(state not in TERMINAL for state in wanted),
+            "completed": State.COMPLETED in wanted,
+            "troubled": State.FAILED in wanted or State.CANCELED in wanted,
+            "states": rows.text(sorted(wanted)),
+            "below": 2**63 - 1 if below is None else below,
+            "limit": limit,
+        }
+        return self._jobs("matching", query.params(now) | parts)
+
+    def ready(self, claim: Claim) -> list[Job]:
+        queues = None if claim.queues is None else rows.text(claim.queues)
+        tasks = None if claim.tasks is None else rows.text(claim.tasks)
+        lanes = [lane for (lane,) in self._all("open_lanes", (queues, tasks))]
+        lines = [self._steps("line", (lane,)) for lane in lanes]
+        best = [seq for _, _, seq in islice(merge(*lines), claim.limit)]
+        for line in lines:
+            line.close()
+        if not best:
+            self._unmark(lanes)
+            return []
+        found = {job.seq: job for job in self._jobs("numbered", (rows.text(best),))}
+        return [found[seq] for seq in best]
+
+    def _unmark(self, lanes: Sequence[int]) -> None:
+        if lanes:
+            self._db.executemany(SQL["unmark_lane"], [(lane,) for lane in lanes])
+            self._lanes = {}
+            self._is_dirty = True
+
+    def is_drained(self, queue: str) -> bool:
+        return not self._all("queue_has_waiting", (queue,))
+
+    def marks(self) -> Marks:
+        return Marks(*self._all("marks")[0])
+
+    def due(self, now: float, limit: int) -> list[Job]:
+        return self._jobs("due", (now, limit))
+
+    def expired(self, now: float, limit: int) -> list[Job]:
+        return self._jobs("expired", (now, limit))
+
+    def lapsed(self, now: float, limit: int) -> list[Job]:
+        return self._jobs("lapsed", (now, limit))
+
+    def outlived(self, now: float, limit: int) -> list[Job]:
+        return self._jobs("outlived", (now, limit))
+
+    def held_by(self, workers: Sequence[str], limit: int) -> list[Job]:
+        return self._jobs("held_by", (rows.text(workers), limit))
+
+    def cancels(self, worker: str) -> tuple[Ref, ...]:
+        return tuple(Ref(*row) for row in self._all("cancels", (worker,)))
+
+    def remember(self, worker: str, nonce: str, refs: Sequence[Ref], now: float) -> None:
+        self._run("remember", (worker, now, nonce, rows.text(refs)))
+
+    def recall(self, worker: str, nonce: str) -> tuple[Ref, ...] | None:
+        found = self._all("recall", (worker, nonce))
+        return _refs.decode(found[0][0]) if found else None
+
+    def pause(self, kind: GateKind, name: str, pausing: Pausing | None) -> bool:
+        if pausing is None:
+            return bool(self._all("resume", (kind, name)))
+        return bool(self._all("pause", (kind, name, pausing.at, pausing.by)))
+
+    def paused(self, kind: GateKind) -> dict[str, Pausing]:
+        return {name: Pausing(at, by) for name, at, by in self._all("paused", (kind,))}
+
+    def beat(self, beat: Beat, now: float) -> None:
+        if beat.gone:
+            self._run("forget_worker", (beat.worker,))
+        else:
+            self._run("beat", (beat.worker, now, rows.text(beat)))
+        self._is_dirty = True
+
+    def workers(self) -> list[WorkerInfo]:
+        return [WorkerInfo(_beat.decode(beat), seen_at) for beat, seen_at in self._all("workers")]
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        counters: dict[str, dict[str, int]] = {}
+        for queue, name, value in self._all("totals"):
+            counters.setdefault(queue, {})[name] = value
+        for _, deltas in self._all("unfolded"):
+            for queue, _task, changes in _deltas.decode(deltas):
+                _add(counters.setdefault(queue, {}), changes)
+        return dict(sorted(counters.items()))
+
+    def ready_since(self) -> dict[str, float]:
+        return dict(self._all("ready_since"))
+
+    def happened(self, after: tuple[int, int], limit: int) -> list[Happened]:
+        return list(islice(self._happened(*after), limit))
+
+    def _happened(self, row: int, seen: int) -> Iterator[Happened]:
+        for n, at, entries in self._steps("events", (row,)):
+            events = _events.decode(entries)
+            for index, event in enumerate(events):
+                if n > row or index >= seen:
+                    yield Happened(cursors.in_row(self.identity, n, index, len(events)), at, event)
+
+    def log_span(self) -> tuple[int, int]:
+        [(first, last)] = self._all("log_span")
+        last = last or 0
+        return (last + 1 if first is None else first), last
+
+    def trim(self, now: float, bounds: Bounds, limit: int) -> int:
+        self._fold()
+        went = self._trim_events(now, bounds, limit)
+        went += len(self._all("drop_workers", (now - bounds.workers_age,)))
+        self._run("drop_claims", (now - bounds.workers_age,))
+        self._run("mend_lanes", (now - IDLE_LANE, limit))
+        self._run("drop_lanes", (now - IDLE_LANE, limit))
+        self._is_dirty |= went > 0
+        self._lanes = {}
+        return went
+
+    def _trim_events(self, now: float, bounds: Bounds, limit: int) -> int:
+        [(held,)] = self._all("held_events")
+        went = dropped = last = 0
+        for n, count, at in self._all("old_events", (limit,)):
+            if held - dropped <= bounds.events and at > now - bounds.events_age:
+                break
+            went, dropped, last = went + 1, dropped + count, n
+        if went:
+            self._run("drop_events", (last,))
+            self._run("count_events", (-dropped,))
+        return went
+
+    def _fold(self) -> None:
+        """Add the deltas of the event rows since the last time to the totals."""
+        sums: dict[tuple[str, str], dict[str, int]] = {}
+        last = 0
+        for n, deltas in self._all("unfolded"):
+            last = n
+            for queue, task, changes in _deltas.decode(deltas):
+                _add(sums.setdefault((queue, task), {}), changes)
+        if last:
+            flat = [(*lane, name, change) for lane, d in sums.items() for name, change in d.items()]
+            self._db.executemany(SQL["fold"], flat)
+            self._run("folded", (last,))
+            self._folded = last
+            self._is_dirty = True
+
+    def _jobs(self, name: str, bindings: Any) -> list[Job]:
+        return [rows.to_job(row) for row in self._all(name, bindings)]
+
+    def _all(self, name: str, bindings: Any = ()) -> list[Any]:
+        return self._db.execute(SQL[name], bindings).fetchall()
+
+    def _run(self, name: str, bindings: Any) -> None:
+        self._db.execute(SQL[name], bindings)
+
+    def _steps(self, name: str, bindings: Any) -> Generator[Any, None, None]:
+        """Rows one by one, only as far as they are taken."""
+        cursor = self._db.cursor()
+        try:
+            yield from cursor.execute(SQL[name], bindings)
+        finally:
+            cursor.close()
+
+
+def _take(before: Job, after: Job, batches: dict[str, list[rows.Row]]) -> bool:
+    """Plan the two commonest writes, claims and renewals, which change little of a row; False for others."""
+    if before.state is State.WAITING:
+        values = (after.seq, after.state, after.attempts, after.fence, after.worker, after.lease_until)
+        batches["claim"].append((*values, after.updated_at, after.started_at))
+        return True
+    if (
+        before.state is after.state
+        and before.fence == after.fence
+        and before.cancel_requested is after.cancel_requested
+        and before.progress is after.progress
+        and before.logs is after.logs
+    ):
+        batches["renew"].append((after.seq, after.lease_until, after.updated_at))
+        return True
+    return False
+
+
+def _add(counters: dict[str, int], changes: dict[str, int]) -> None:
+    for name, change in changes.items():
+        counters[name] = counters.get(name, 0) + change
+
+
+@lru_cache(maxsize=64)
+def _needles(text: str) -> list[list[bytes]]:
+    return [[one.encode() for one in any_of] for any_of in msgjson.decode(text, type=list[list[str]])]
+
+
+def _has_all(value: Any, wanted: Any) -> bool:
+    """Whether `value` holds at least one needle of each list."""
+    if value is None:
+        return False
+    folded = fold(value)
+    return all(any(one in folded for one in any_of) for any_of in _needles(wanted))
+
+
+def _has_none(value: Any, unwanted: Any) -> bool:
+    """Whether `value` holds no needle of the list."""
+    return value is None or not _has_all(value, f"[{unwanted}]")

@@ -1,0 +1,37 @@
+"""Fair turns between the processes that write one file.
+
+SQLite's own waiting is unfair: beside a busy process, a light one may wait a second for its turn. Two
+`flock`s make a queue of it: whoever holds A is next, whoever holds B writes.
+"""
+
+import fcntl
+import os
+from types import TracebackType
+
+
+class Turnstile:
+    """`with turnstile:` waits for this process's turn to write."""
+
+    def __init__(self, path: str) -> None:
+        self._next = _lock_file(f"{path}-next")
+        self._turn = _lock_file(f"{path}-turn")
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._next, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._turn, fcntl.LOCK_EX)
+        finally:
+            fcntl.flock(self._next, fcntl.LOCK_UN)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._next)
+        os.close(self._turn)
+
+
+def _lock_file(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

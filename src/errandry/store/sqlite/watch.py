@@ -1,0 +1,73 @@
+"""Learning that another process has written the file: inotify where there is one, else looking often.
+
+The kernel tells of writes to the `-wal` file a little before their commit can be seen, so after a sign
+one looks a few times, further and further apart.
+"""
+
+import asyncio
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+
+POLL = 0.01
+_PAUSES = (0.0002, 0.0005, 0.001, 0.002, 0.005)
+_IN_MODIFY = 2
+
+
+class Watch:
+    """Waits until `look` says that something has changed."""
+
+    def __init__(self, path: str, look: Callable[[], bool]) -> None:
+        self._look = look
+        self._signs = _inotify(f"{path}-wal")
+
+    async def wait(self) -> None:
+        """Return when `look()` has said True."""
+        loop, sign = asyncio.get_running_loop(), asyncio.Event()
+        if self._signs is not None:
+            loop.add_reader(self._signs, _read, self._signs, sign)
+        try:
+            while not self._look():
+                if await self._heard(sign):
+                    return
+        finally:
+            if self._signs is not None:
+                loop.remove_reader(self._signs)
+
+    async def _heard(self, sign: asyncio.Event) -> bool:
+        """Wait for a sign, and a little until what it tells of can be seen."""
+        if self._signs is None:
+            await asyncio.sleep(POLL)
+            return False
+        await sign.wait()
+        sign.clear()
+        for pause in _PAUSES:
+            if self._look():
+                return True
+            await asyncio.sleep(pause)
+        return False
+
+    def close(self) -> None:
+        if self._signs is not None:
+            os.close(self._signs)
+            self._signs = None
+
+
+def _read(signs: int, sign: asyncio.Event) -> None:
+    os.read(signs, 65_536)
+    sign.set()
+
+
+def _inotify(path: str) -> int | None:
+    """A descriptor that becomes readable when `path` is written; None where there is no such thing."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    signs: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if signs < 0:
+        return None
+    if libc.inotify_add_watch(signs, os.fsencode(path), _IN_MODIFY) < 0:
+        os.close(signs)
+        return None
+    return signs
