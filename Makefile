@@ -8,10 +8,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 LOCK   := requirements/dev.lock
-CODE    = $(wildcard src tests bench examples)
+CODE    = $(wildcard src tests bench tools examples)
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-.PHONY: help test check prove format-check lint types format lock clean
+.PHONY: help test check prove bench format-check lint types format generate lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -38,6 +38,12 @@ types: $(READY) ## Check types
 format: $(READY) ## Format, and fix what the linter can fix safely
 	$(BIN)/ruff check --fix-only --quiet $(CODE)
 	$(BIN)/ruff format $(CODE)
+
+bench: $(READY) ## Print the figures, as ratios measured in one run (ARGS="life" for one part)
+	$(BIN)/python -m bench.store $(ARGS)
+
+generate: $(READY) ## Write the pages of docs/ that are made from the code
+	$(BIN)/python -m tools.docs
 
 lock: $(BIN)/uv ## Write requirements/dev.lock from pyproject.toml (ARGS=--upgrade for newer versions)
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \

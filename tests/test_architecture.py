@@ -16,11 +16,12 @@ LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest pref
     {"errandry.core"},
     {"errandry.store", "errandry.codec"},
     DRIVERS,
+    {"errandry.store.url"},
     {f"errandry.{name}" for name in ("app", "client", "context", "sync", "task")},
     {"errandry.worker", "errandry.upkeep"},
     {"errandry", *(f"errandry.{name}" for name in ("cli", "web", "telemetry", "testing"))},
 ]
-MAY_NAME_A_DRIVER = {"errandry.app", "errandry.cli", "errandry.testing"}
+MAY_NAME_A_DRIVER = {"errandry.store.url", "errandry.cli", "errandry.testing"}
 # fmt: off
 IMPURE = {
     "asyncio", "concurrent", "http", "logging", "multiprocessing", "os", "pathlib", "random",

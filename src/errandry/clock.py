@@ -1,5 +1,6 @@
 """Time: what a clock is, this host's clock, and the clock of a store that never goes back."""
 
+import threading
 import time
 from typing import Protocol
 
@@ -32,13 +33,14 @@ class StoreClock:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._lock = threading.Lock()
         self._last = 0.0
         self._seen = clock.monotonic()
 
     def now(self, floor: float = 0.0) -> float:
         """The store's time; at least `floor`, what another process has already written."""
         wall, seen = self._clock.time(), self._clock.monotonic()
-        slow = max(self._last, floor) + max(0.0, seen - self._seen) / 2
+        slow = self._last + max(0.0, seen - self._seen) / 2  # `floor` is of now, not of our last look
         self._seen = seen
-        self._last = max(wall, slow) if self._last or floor else wall
+        self._last = max(wall, slow, floor)
         return self._last

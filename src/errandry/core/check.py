@@ -5,7 +5,6 @@ would be right.
 """
 
 import re
-from math import isfinite
 from typing import Any
 
 from msgspec import DecodeError, Raw
@@ -52,14 +51,14 @@ def whole(field: str, value: Any, low: int, high: int) -> int:
 
 def span(field: str, value: Any) -> float:
     """A length of time in seconds: zero or more, a century at most."""
-    if type(value) not in (int, float) or not isfinite(value) or not 0 <= value <= SPAN_MAX:
+    if type(value) not in (int, float) or not 0 <= value <= SPAN_MAX:
         raise InvalidValue(field, value, "must be a number of seconds from 0 to a century")
     return float(value)
 
 
 def instant(field: str, value: Any) -> float:
     """A point in time in seconds since 1970."""
-    if type(value) not in (int, float) or not isfinite(value) or not 0 <= value <= 1e11:
+    if type(value) not in (int, float) or not 0 <= value <= 1e11:
         raise InvalidValue(field, value, "must be seconds since 1970, as a number")
     return float(value)
 

@@ -26,6 +26,10 @@ class Ref(Struct, frozen=True, gc=False):
     job: str
     fence: int
 
+    def __post_init__(self) -> None:
+        check.name("job", self.job)
+        check.whole("fence", self.fence, 0, check.INT_MAX)
+
 
 # Outcomes: how an attempt ended.
 
@@ -132,9 +136,7 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
         check.name("nonce", self.nonce)
         check.whole("limit", self.limit, 1, 10_000)
         _lease(self.lease)
-        for field, names in (("queue", self.queues), ("task", self.tasks)):
-            for one in names or ():
-                check.name(field, one)
+        _filter(self.queues, self.tasks)
 
 
 class Start(Struct, frozen=True, gc=False):
@@ -184,6 +186,8 @@ class Operator(Struct, frozen=True, kw_only=True, gc=False):
         if len(self.ids) > INSERT_MAX:
             raise InvalidValue("ids", len(self.ids), f"at most {INSERT_MAX:,} at a time")
         check.whole("limit", self.limit, 1, INSERT_MAX)
+        if self.below is not None:
+            check.whole("below", self.below, 0, check.INT_MAX)
         for one in self.ids:
             check.name("id", one)
 
@@ -313,6 +317,12 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
 
     def __post_init__(self) -> None:
         check.name("worker", self.worker)
+        if self.host:
+            check.name("host", self.host)
+        for field in ("pid", "concurrency", "running"):
+            check.whole(field, getattr(self, field), 0, check.INT_MAX)
+        check.instant("started_at", self.started_at)
+        _filter(self.queues, self.tasks)
 
 
 class Upkeep(Struct, frozen=True, gc=False):
@@ -326,6 +336,8 @@ class Upkeep(Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         check.whole("limit", self.limit, 1, 100_000)
+        for one in self.dead:
+            check.name("worker", one)
 
 
 OperatorCommand = Cancel | Rerun | Edit | Postpone | Promote | Resolve | Remove
@@ -421,6 +433,12 @@ Answer = Inserted | Claims | Renewed | Moved | Kept | Mark | Lost | ErrandryErro
 def _lease(value: float) -> None:
     if check.span("lease", value) <= 0:
         raise InvalidValue("lease", value, "must be more than 0 seconds")
+
+
+def _filter(queues: tuple[str, ...] | None, tasks: tuple[str, ...] | None) -> None:
+    for field, names in (("queue", queues), ("task", tasks)):
+        for one in names or ():
+            check.name(field, one)
 
 
 def _when(run_at: float | None, delay: float | None) -> None:

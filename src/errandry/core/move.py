@@ -24,6 +24,7 @@ from errandry.core.command import (
 )
 from errandry.core.job import (
     ERRORS_MAX,
+    LEVEL_MAX,
     LOG_TEXT_MAX,
     LOGS_MAX,
     RELEASES_MAX,
@@ -36,7 +37,20 @@ from errandry.core.job import (
     Order,
     Progress,
 )
-from errandry.core.state import HELD, TABLE, Move, Reason, State
+from errandry.core.state import (
+    CANCELED,
+    CLAIMED,
+    COMPLETED,
+    FAILED,
+    HELD,
+    RUNNING,
+    SCHEDULED,
+    TABLE,
+    WAITING,
+    Move,
+    Reason,
+    State,
+)
 from errandry.errors import InvalidMove
 
 _KEEP = Keep()
@@ -59,7 +73,7 @@ def created(new: NewJob, seq: int, now: float) -> Job:
         None,
         new.payload,
         new.priority,
-        place(new.order, seq) if state is State.WAITING else None,
+        place(new.order, seq) if state is WAITING else None,
         run_at,
         0,
         new.max_attempts,
@@ -112,7 +126,7 @@ def claimed(job: Job, worker: str, lease: float, start: bool, now: float) -> Job
         job,
         Move.CLAIM,
         now,
-        to=State.RUNNING if start else State.CLAIMED,
+        to=RUNNING if start else CLAIMED,
         attempts=job.attempts + 1,
         fence=max(job.fence + 1, int(now * 1_000_000)),
         worker=worker,
@@ -134,64 +148,51 @@ def renewed(job: Job, lease: float, now: float) -> Job:
 
 def noted(job: Job, progress: Progress | None, logs: tuple[Log, ...], now: float) -> Job:
     """Progress replaced, log lines appended; the newest lines stay."""
-    lines = tuple(replace(line, text=check.capped(line.text, LOG_TEXT_MAX)) for line in logs)
+    lines = tuple(
+        replace(line, text=check.capped(line.text, LOG_TEXT_MAX), level=check.capped(line.level, LEVEL_MAX))
+        for line in logs
+    )
+    if progress is not None:
+        progress = replace(progress, text=check.capped(progress.text, LOG_TEXT_MAX))
     return _moved(job, Move.NOTE, now, progress=progress or job.progress, logs=(job.logs + lines)[-LOGS_MAX:])
 
 
 def settled(job: Job, outcome: Outcome, now: float) -> Job:
     """The job after its attempt ended. Cancel asked wins over every outcome."""
-    failure = getattr(outcome, "failure", None)
-    if job.cancel_requested and isinstance(outcome, Complete):
-        failure = Failure(Reason.CANCELED, "Canceled", "the handler had returned when the cancel was obeyed")
-    errors = _with_error(job, failure, now) if failure is not None else job.errors
     if job.cancel_requested or isinstance(outcome, GiveUp):
-        result = outcome.result if isinstance(outcome, Complete) else job.result
-        return _finished(
-            job,
-            outcome.move,
-            now,
-            State.CANCELED,
-            reason=Reason.CANCELED,
-            result=result,
-            errors=errors,
-            settled=outcome.move,
-        )
+        return _given_up(job, outcome, now)
     match outcome:
         case Complete(result=result):
-            return _finished(job, Move.COMPLETE, now, State.COMPLETED, result=result, settled=Move.COMPLETE)
+            return _finished(job, outcome.move, now, COMPLETED, result=result, settled=outcome.move)
         case Fail(failure=failure):
-            return _finished(
-                job, Move.FAIL, now, State.FAILED, reason=failure.kind, errors=errors, settled=Move.FAIL
-            )
+            return _failed(job, outcome.move, now, failure)
         case Retry(failure=failure) if job.attempts >= job.max_attempts:
-            return _finished(
-                job, Move.RETRY, now, State.FAILED, reason=failure.kind, errors=errors, settled=Move.RETRY
-            )
-        case Retry(delay=delay):
+            return _failed(job, outcome.move, now, failure)
+        case Retry(failure=failure, delay=delay):
             if delay is None:
                 delay = (job.backoff or retry.DEFAULT).delay(job.attempts, job.id)
-            return _let_go(job, Move.RETRY, now, delay, errors=errors, settled=Move.RETRY)
+            errors = _with_error(job, failure, now)
+            return _let_go(job, outcome.move, now, delay, errors=errors, settled=outcome.move)
         case Snooze(delay=delay):
-            return _let_go(
-                job, Move.SNOOZE, now, delay, to=State.SCHEDULED, attempts=_back(job), settled=Move.SNOOZE
-            )
+            attempts = _given_back(job)
+            return _let_go(job, outcome.move, now, delay, SCHEDULED, attempts=attempts, settled=outcome.move)
         case Release(delay=delay, reason=reason):
-            return _released(job, Move.RELEASE, now, delay, reason, Move.RELEASE)
+            return _released(job, outcome.move, now, delay, reason, outcome.move)
 
 
 def expired(job: Job, now: float) -> Job:
     """The lease ran out: back in line, unless that has happened too often or cancel was asked."""
-    if job.state is State.CLAIMED:
+    if job.state is CLAIMED:
         return _released(job, Move.EXPIRE, now, 0.0, Reason.WORKER_LOST, None)
     crashes = job.crashes + 1
     errors = _with_error(job, _WORKER_LOST, now)
     if job.cancel_requested:
         return _finished(
-            job, Move.EXPIRE, now, State.CANCELED, reason=Reason.CANCELED, errors=errors, crashes=crashes
+            job, Move.EXPIRE, now, CANCELED, reason=Reason.CANCELED, errors=errors, crashes=crashes
         )
     if job.attempts >= job.max_attempts or crashes >= job.max_crashes:
         return _finished(
-            job, Move.EXPIRE, now, State.FAILED, reason=Reason.WORKER_LOST, errors=errors, crashes=crashes
+            job, Move.EXPIRE, now, FAILED, reason=Reason.WORKER_LOST, errors=errors, crashes=crashes
         )
     return _let_go(job, Move.EXPIRE, now, 0.0, errors=errors, crashes=crashes)
 
@@ -203,16 +204,16 @@ def promoted(job: Job, now: float) -> Job:
 
 
 def lapsed(job: Job, now: float) -> Job:
-    return _finished(job, Move.LAPSE, now, State.FAILED, reason=Reason.DEADLINE)
+    return _finished(job, Move.LAPSE, now, FAILED, reason=Reason.DEADLINE)
 
 
 def canceled(job: Job, now: float, force: bool = False) -> Job:
     """Canceled where no handler runs, else asked to stop; `force` also takes finished jobs."""
     if force and job.state in TABLE[Move.CANCEL_FORCED].leads:
-        return _finished(job, Move.CANCEL_FORCED, now, State.CANCELED, reason=Reason.CANCELED)
-    if job.state is State.RUNNING:
+        return _finished(job, Move.CANCEL_FORCED, now, CANCELED, reason=Reason.CANCELED)
+    if job.state is RUNNING:
         return _moved(job, Move.CANCEL, now, cancel_requested=True)
-    return _finished(job, Move.CANCEL, now, State.CANCELED, reason=Reason.CANCELED)
+    return _finished(job, Move.CANCEL, now, CANCELED, reason=Reason.CANCELED)
 
 
 def rerun(job: Job, run_at: float | None, reset_attempts: bool, now: float) -> Job:
@@ -233,7 +234,6 @@ def rerun(job: Job, run_at: float | None, reset_attempts: bool, now: float) -> J
         reason=None,
         result=None,
         progress=None,
-        settled=None,
         cancel_requested=False,
         claimed_at=None,
         started_at=None,
@@ -265,7 +265,7 @@ def postponed(job: Job, run_at: float, now: float) -> Job:
 
 def resolved(job: Job, state: State, result: str | None, message: str, now: float) -> Job:
     """Settled by hand, without having run."""
-    if state is State.COMPLETED:
+    if state is COMPLETED:
         return _finished(job, Move.RESOLVE, now, state, result=result)
     failure = Failure(Reason.UNRECOVERABLE, "Resolved", message or "resolved as failed by an operator")
     return _finished(
@@ -283,7 +283,7 @@ def removable(job: Job, force: bool) -> Move:
 def _ready_state(open_children: int, run_at: float | None, now: float) -> State:
     if open_children:
         return State.BLOCKED
-    return State.SCHEDULED if run_at is not None and run_at > now else State.WAITING
+    return SCHEDULED if run_at is not None and run_at > now else WAITING
 
 
 def _target(job: Job, move: Move) -> State | None:
@@ -300,7 +300,7 @@ def _moved(job: Job, move: Move, now: float, to: State | None = None, **changes:
         if to not in TABLE[move].otherwise:
             raise InvalidMove(job.id, move, job.state, TABLE[move].sources)
         target = to
-    kept = job.place if target is State.WAITING else None
+    kept = job.place if target is WAITING else None
     return replace(job, state=target, updated_at=now, place=kept, **changes)
 
 
@@ -320,7 +320,7 @@ def _finished(job: Job, move: Move, now: float, to: State, **changes: Any) -> Jo
 
 def _let_go(job: Job, move: Move, now: float, delay: float, to: State | None = None, **changes: Any) -> Job:
     """No longer held: in line again, or scheduled after a delay."""
-    to = to or (State.SCHEDULED if delay > 0 else State.WAITING)
+    to = to or (SCHEDULED if delay > 0 else WAITING)
     return _moved(job, move, now, to=to, run_at=now + delay, worker=None, lease_until=None, **changes)
 
 
@@ -333,16 +333,33 @@ def _released(job: Job, move: Move, now: float, delay: float, reason: Reason, ma
             job,
             move,
             now,
-            State.FAILED,
+            FAILED,
             reason=reason,
             errors=_with_error(job, failure, now),
             releases=releases,
             settled=mark,
         )
-    return _let_go(job, move, now, delay, attempts=_back(job), releases=releases, settled=mark)
+    return _let_go(job, move, now, delay, attempts=_given_back(job), releases=releases, settled=mark)
 
 
-def _back(job: Job) -> int:
+def _failed(job: Job, move: Move, now: float, failure: Failure) -> Job:
+    errors = _with_error(job, failure, now)
+    return _finished(job, move, now, FAILED, reason=failure.kind, errors=errors, settled=move)
+
+
+def _given_up(job: Job, outcome: Outcome, now: float) -> Job:
+    """Canceled; what the handler returned or raised stays in the record of its attempt."""
+    failure: Failure | None = getattr(outcome, "failure", None)
+    result = job.result
+    if isinstance(outcome, Complete):
+        result = outcome.result
+        failure = Failure(Reason.CANCELED, "Canceled", "the handler had returned when the cancel was obeyed")
+    errors = job.errors if failure is None else _with_error(job, failure, now)
+    changes = {"reason": Reason.CANCELED, "result": result, "errors": errors, "settled": outcome.move}
+    return _finished(job, outcome.move, now, CANCELED, **changes)
+
+
+def _given_back(job: Job) -> int:
     return max(0, job.attempts - 1)
 
 

@@ -71,13 +71,14 @@ def apply(commands: Sequence[Command], tables: Tables, now: float, bounds: Bound
 def insert(ledger: Ledger, command: Insert) -> Inserted:
     for new in command.jobs:
         check.sized("payload", new.payload, ledger.bounds.payload)
-    existed = set()
+    existed = []
+    number, now, made = ledger.tables.number, ledger.now, Move.INSERT
     for new in command.jobs:
-        if ledger.get(new.id) is not None:
-            existed.add(new.id)
+        if ledger.get(new.id) is None:
+            ledger.move(made, None, move.created(new, number(), now))
         else:
-            ledger.move(Move.INSERT, None, move.created(new, ledger.tables.number(), ledger.now))
-    return Inserted(tuple(new.id for new in command.jobs), frozenset(existed))
+            existed.append(new.id)
+    return Inserted(touched(command), frozenset(existed))
 
 
 def claim(ledger: Ledger, command: Claim) -> Claims:
@@ -88,6 +89,7 @@ def claim(ledger: Ledger, command: Claim) -> Claims:
         return Claims(tuple(_still_held(ledger, refs)), _due_in(ledger))
     tidy.before_claim(ledger)
     taken: list[Job] = []
+    made = Move.CLAIM
     while len(taken) < command.limit:
         candidates = tables.ready(command)[: command.limit - len(taken)]
         for job in candidates:
@@ -95,7 +97,7 @@ def claim(ledger: Ledger, command: Claim) -> Claims:
                 ledger.move(Move.LAPSE, job, move.lapsed(job, now))
             else:
                 held = move.claimed(job, command.worker, command.lease, command.start, now)
-                taken.append(ledger.move(Move.CLAIM, job, held))
+                taken.append(ledger.move(made, job, held))
         ledger.flush()
         if not candidates:
             break

@@ -2,6 +2,7 @@
 
 from hashlib import blake2b
 
+from errandry.core.check import INT_MAX
 from errandry.core.query import Query
 from errandry.errors import InvalidCursor
 
@@ -43,7 +44,7 @@ def _parts(cursor: str, kind: str, identity: str, count: int) -> list[str]:
 
 
 def _number(cursor: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= INT_MAX):
         raise InvalidCursor(cursor, "its numbers are damaged")
     return int(text)
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from errandry.core.event import KINDS, Event, Kind
 from errandry.core.job import Job
 from errandry.core.move import place
-from errandry.core.state import TERMINAL, Move, State
+from errandry.core.state import TERMINAL, WAITING, Move, State
 from errandry.store.contract import Bounds
 from errandry.store.tables import Change, Tables
 
@@ -49,7 +49,7 @@ class Ledger:
     def move(self, move: Move, before: Job | None, after: Job) -> Job:
         """`before` has become `after`, which comes back with its place if it is in line again."""
         state = after.state
-        if state is State.WAITING and before is not None and before.state is not state:
+        if state is WAITING and before is not None and before.state is not state:
             after = replace(after, place=place(after.order, self.tables.number()))
         self._keep(move, before, after, after)
         for kind in KINDS[move, state]:
@@ -82,7 +82,8 @@ class Ledger:
         earlier = self._changes.get(job.id)
         self._changes[job.id] = Change(before if earlier is None else earlier.before, after)
         self._jobs[job.id] = after
-        left, reached = (None if one is None else one.state for one in (before, after))
+        left = None if before is None else before.state
+        reached = None if after is None else after.state
         step = job.queue, job.task, move, left, reached
         self._steps[step] = self._steps.get(step, 0) + 1
 
@@ -104,5 +105,5 @@ def _counted(move: Move, left: State | None, reached: State | None) -> Iterator[
             yield reached, 1
             if reached in TERMINAL:
                 yield LIFETIME + reached, 1
-    if move in _LIFETIME:
+    if move in _LIFETIME and not (move is Move.RETRY and reached in TERMINAL):
         yield _LIFETIME[move], 1

@@ -53,6 +53,9 @@ class LocalStore:
         raise NotImplementedError
 
     async def get(self, ids: Sequence[str]) -> builtins.list[Job | None]:
+        for one in ids:
+            check.name("id", one)
+
         def look(tables: Tables, _now: float) -> builtins.list[Job | None]:
             found = tables.find(ids)
             return [found.get(one) for one in ids]
@@ -101,6 +104,7 @@ class LocalStore:
         return await self.read(lambda tables, _now: tables.workers())
 
     async def cancels(self, worker: str) -> tuple[Ref, ...]:
+        check.name("worker", worker)
         return await self.read(lambda tables, _now: tables.cancels(worker))
 
     async def events(self, after: str | None = None, limit: int = 1_000) -> Events:
@@ -110,7 +114,8 @@ class LocalStore:
             first, _ = tables.log_span()
             start = (first, 0) if after is None else cursors.after(after, tables.identity)
             entries = tuple(tables.happened(start, limit))
-            seen = entries[-1].cursor if entries else cursors.for_events(tables.identity, *start)
+            onwards = max(start, (first, 0))  # what was missed is said once
+            seen = entries[-1].cursor if entries else cursors.for_events(tables.identity, *onwards)
             return Events(entries, seen, missed=start[0] < first)
 
         return await self.read(look)

@@ -5,11 +5,13 @@ its iterations with one hop, and gets all its answers of a pass with another.
 """
 
 import asyncio
+import copy
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from contextlib import suppress
 
 from errandry.core.command import Answer
+from errandry.errors import ErrandryError
 from errandry.store.backlog import Entry, Port, Replies
 
 
@@ -54,6 +56,13 @@ def reply(entries: Sequence[Entry], answers: Sequence[Answer]) -> None:
         ports.setdefault(entry.port, []).append((entry.future, answer))
     for port, replies in ports.items():
         port.reply(replies)
+
+
+def returned(answer: Answer) -> Answer:
+    """The answer; an error is raised, as a copy: one object raised twice would mix up two tracebacks."""
+    if isinstance(answer, ErrandryError):
+        raise copy.copy(answer) from answer.__cause__
+    return answer
 
 
 def _answer(replies: Replies) -> None:

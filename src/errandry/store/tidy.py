@@ -24,14 +24,15 @@ def upkeep(ledger: Ledger, command: Upkeep) -> Kept:
     for job in outlived:
         ledger.remove(Move.REMOVE, job)
     ledger.flush()
-    ledger.is_tidy = True
+    more = max(expired, promoted, lapsed, len(outlived)) >= limit
+    ledger.is_tidy = not more
     return Kept(
         expired=expired,
         promoted=promoted,
         lapsed=lapsed,
         pruned=len(outlived),
         trimmed=tables.trim(now, ledger.bounds, limit),
-        more=limit in (expired, promoted, lapsed, len(outlived)),
+        more=more,
     )
 
 

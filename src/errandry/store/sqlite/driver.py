@@ -14,10 +14,11 @@ import apsw
 
 from errandry.clock import Clock
 from errandry.core.command import Answer, Command
-from errandry.errors import CommandFailed, StoreClosed, StoreError
+from errandry.errors import CommandFailed, InvalidValue, StoreClosed, StoreError
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds
 from errandry.store.local import LocalStore
+from errandry.store.sqlite import fork
 from errandry.store.sqlite.file import TROUBLE, Durability, File, explained
 from errandry.store.sqlite.tables import SQL, SqliteTables
 from errandry.store.sqlite.turnstile import Turnstile
@@ -44,24 +45,29 @@ class SqliteStore(LocalStore):
     ) -> None:
         super().__init__(clock, bounds)
         self.path = os.path.abspath(path)
+        if durability not in tuple(Durability):
+            raise InvalidValue("durability", durability, f"must be {' or '.join(Durability)}")
         self.durability = Durability(durability)
         self._open: _Open | None = None
 
     async def open(self) -> None:
-        if self._open is None or self._open.file.is_forked:
-            if self._open is not None:
-                self._open.leak()
-            self._open = _Open(self.path, self.durability)
+        if self._open is not None and self._open.file.is_forked:
+            self._open, self.bell = None, Bell()  # who waits on the old one is the parent
+        if self._open is None:
+            with fork.using():
+                self._open = _Open(self.path, self.durability)
 
     async def close(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        opened, self._open = self._open, None
+        if opened is not None and not opened.file.is_forked:
+            await opened.stop_watching()
+            with fork.using():
+                opened.close()
             self.bell.ring()
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         opened = await self._opened()
-        with explained(self.path), opened.turnstile:
+        with explained(self.path, opened.file.db), opened.turnstile, fork.using():
             try:
                 answers = self._pass(opened, commands)
             except (StoreError, *TROUBLE):
@@ -81,10 +87,17 @@ class SqliteStore(LocalStore):
         opened = await self._opened()
 
         def snapshot() -> T:
-            with explained(self.path), opened.reading() as tables:
+            with explained(self.path), fork.using(), opened.reading() as tables:
                 return look(tables, self.clock.now(tables.begin()))
 
         return await asyncio.get_running_loop().run_in_executor(opened.thread, snapshot)
+
+    @property
+    def writer(self) -> apsw.Connection:
+        """The writing connection of an open store, to ask SQLite about itself."""
+        if self._open is None:
+            raise StoreClosed(self.path, "the store is not open")
+        return self._open.file.db
 
     async def _opened(self) -> "_Open":
         if self._open is None:
@@ -104,6 +117,7 @@ class SqliteStore(LocalStore):
             tables.leave(now)
             db.execute(SQL["commit"])
         except BaseException:
+            tables.forget()
             if db.in_transaction:
                 db.execute(SQL["rollback"])
             raise
@@ -113,7 +127,7 @@ class SqliteStore(LocalStore):
     def _alone(self, opened: "_Open", command: Command) -> Answer:
         """A command in a transaction of its own, after one of its pass could not be written."""
         try:
-            with explained(self.path):
+            with explained(self.path, opened.file.db):
                 return self._pass(opened, [command])[0]
         except StoreError as error:
             return error
@@ -128,19 +142,22 @@ class _Open:
 
     def __init__(self, path: str, durability: Durability) -> None:
         self.file = File(path, durability)
+        with explained(path):
+            self.turnstile = Turnstile(self.file.real)
         self.tables = SqliteTables(self.file.db)
-        self.turnstile = Turnstile(path)
-        self.watch = Watch(path, self._look)
+        self.watch = Watch(self.file.real, self._look)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="errandry-read")
         self._reader: SqliteTables | None = None
         self._read_db: apsw.Connection | None = None
         self._seen = self._version()
         self._waiting = 0
         self._watcher: asyncio.Task[None] | None = None
+        fork.bequeath(self)
 
     @contextmanager
     def reading(self) -> Iterator[SqliteTables]:
         """The tables at one moment. Only on the reading thread."""
+        self.file.check()
         if self._reader is None or self._read_db is None:
             self._read_db = self.file.reader()
             self._reader = SqliteTables(self._read_db)
@@ -148,7 +165,8 @@ class _Open:
         try:
             yield self._reader
         finally:
-            self._read_db.execute("ROLLBACK")
+            if self._read_db.in_transaction:
+                self._read_db.execute("ROLLBACK")
 
     @asynccontextmanager
     async def watching(self, bell: Bell) -> AsyncIterator[None]:
@@ -161,10 +179,14 @@ class _Open:
             yield
         finally:
             self._waiting -= 1
-            if not self._waiting:
-                self._watcher = None
-                watcher.cancel()
-                await asyncio.gather(watcher, return_exceptions=True)
+            if not self._waiting and self._watcher is watcher:
+                await self.stop_watching()
+
+    async def stop_watching(self) -> None:
+        if (watcher := self._watcher) is not None:
+            self._watcher = None
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
 
     async def _ring(self, bell: Bell) -> None:
         while True:
@@ -183,13 +205,17 @@ class _Open:
         self.file.db.close()
         self.turnstile.close()
 
-    def leak(self) -> None:
-        """This process is a fork: the connections are its parent's."""
-        self.file.leak(self._read_db, self.thread, self.turnstile, self.watch)
+    def inherited(self) -> None:
+        self.watch.close()
+        self.turnstile.close()  # or the parent's turn would last as long as this process
+        for db in (self._read_db, self.file.db):
+            if db is not None:
+                fork.drop(db)
 
     def _look(self) -> bool:
         """Whether another connection has committed since the last look."""
-        version = self._version()
+        with fork.using():
+            version = self._version()
         is_news, self._seen = version != self._seen, version
         return is_news
 

@@ -4,11 +4,14 @@ Everything SQLite reports becomes an error of ours that says what to do.
 """
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from errno import EDQUOT, EFBIG, ENOSPC
 
 import apsw
+from msgspec import DecodeError
 
 from errandry.errors import (
     ForeignDatabase,
@@ -22,15 +25,14 @@ from errandry.errors import (
     StoreUnavailable,
 )
 from errandry.store import sql
+from errandry.store.sqlite import fork
 
 APPLICATION = 0x45_52_52_59
 """`application_id` of our files: "ERRY"."""
 
 BUSY = 30_000
+_MODES = "look at owner and mode of the file and its folder"
 _MIGRATIONS = list(sql.migrations("errandry.store.sqlite.schema"))
-_leaked: list[object] = []
-"""Connections inherited through a fork. Closing one would drop the parent's locks: they are kept, unused."""
-
 
 TROUBLE = (
     *(apsw.NotADBError, apsw.CorruptError, apsw.FullError, apsw.BusyError, apsw.LockedError),
@@ -48,16 +50,24 @@ class Durability(StrEnum):
 
 
 class File:
-    """One open database file with its writing connection."""
+    """One open database file with its writing connection.
+
+    `real` is where it is: SQLite puts its own files beside that, not beside a link to it.
+    """
 
     def __init__(self, path: str, durability: Durability) -> None:
         self.path, self.durability = path, durability
         self._pid = os.getpid()
         with explained(path):
             _make(path)
+            self.real = os.path.realpath(path)
             self.db = _connect(path, durability)
-            self._identity = _identity(path)
-            migrate(self.db, path)
+            try:
+                migrate(self.db, path)
+                self._identity = self._found()
+            except BaseException:
+                self.db.close()
+                raise
 
     def reader(self) -> apsw.Connection:
         """Another connection to the file, which cannot write."""
@@ -70,51 +80,54 @@ class File:
     def is_forked(self) -> bool:
         return self._pid != os.getpid()
 
-    def leak(self, *things: object) -> None:
-        """Keep what a fork has copied alive for ever, untouched."""
-        _leaked.extend((self.db, *things))
-
     def check(self) -> None:
-        """Raise StoreReplaced if the path no longer leads to the file that is open."""
+        """Raise StoreReplaced if the path no longer leads to the file that is open, or not to all of it."""
         try:
-            same = _identity(self.path) == self._identity
-        except FileNotFoundError:
-            raise StoreReplaced(self.path, "the file was deleted while it was in use") from None
+            same = self._found() == self._identity
+        except FileNotFoundError as error:
+            gone = os.path.basename(error.filename)
+            raise StoreReplaced(self.path, f"the file {gone} was deleted while it was in use") from None
         if not same:
             raise StoreReplaced(self.path, "another file was put in its place while it was in use")
 
+    def _found(self) -> tuple[int, ...]:
+        file, log, index = os.stat(self.path), os.stat(f"{self.real}-wal"), os.stat(f"{self.real}-shm")
+        return file.st_dev, file.st_ino, log.st_ino, index.st_ino
+
 
 @contextmanager
-def explained(path: str) -> Iterator[None]:
+def explained(path: str, db: apsw.Connection | None = None) -> Iterator[None]:
     """Turn what SQLite and the system report into errors that say what to do."""
     try:
         yield
     except StoreError:
         raise
-    except (apsw.NotADBError, apsw.CorruptError) as error:
+    except (apsw.NotADBError, apsw.CorruptError, UnicodeDecodeError, DecodeError) as error:
         raise StoreCorrupt(
             path, f"not a sound database ({error}): restore a backup or move it away"
         ) from error
-    except apsw.FullError as error:
-        raise StoreFull(path, "no space left on the disk: nothing of this was written") from error
+    except (apsw.FullError, apsw.IOError) as error:
+        if isinstance(error, apsw.FullError) or (db and db.system_errno in (EDQUOT, EFBIG, ENOSPC)):
+            raise StoreFull(path, "no space left on the disk: nothing of this was written") from error
+        raise StoreUnavailable(path, f"the disk did not obey ({error})") from error
     except (apsw.BusyError, apsw.LockedError) as error:
-        raise StoreUnavailable(path, "another program has kept the file locked for 30 s") from error
+        raise StoreUnavailable(path, f"another program has kept the file locked for {BUSY} ms") from error
     except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError, apsw.AuthError) as error:
-        raise StoreRefused(path, f"cannot be opened for writing ({error})") from error
-    except (apsw.IOError, apsw.ProtocolError, apsw.InterruptError) as error:
+        raise StoreRefused(path, f"cannot be opened for writing ({error}): {_MODES}") from error
+    except (apsw.ProtocolError, apsw.InterruptError) as error:
         raise StoreUnavailable(path, f"the disk did not obey ({error})") from error
     except OSError as error:
-        raise StoreRefused(path, f"cannot be opened for writing ({error.strerror})") from error
+        raise StoreRefused(path, f"cannot be opened for writing ({error.strerror}): {_MODES}") from error
 
 
 def migrate(db: apsw.Connection, path: str) -> None:
     """Bring the schema up to date; many processes may try at once, one does it."""
     newest = _MIGRATIONS[-1][0]
-    if db.pragma("application_id") == APPLICATION and db.pragma("user_version") == newest:
+    if _version(db, path) == newest:
         return
     db.execute("BEGIN IMMEDIATE")
     try:
-        version = _version(db, path, newest)
+        version = _version(db, path)
         for number, name, text in _MIGRATIONS:
             if number > version:
                 db.execute(text)
@@ -126,13 +139,15 @@ def migrate(db: apsw.Connection, path: str) -> None:
         db.pragma("user_version", newest)
         db.execute("COMMIT")
     except BaseException:
-        db.execute("ROLLBACK")
+        if db.in_transaction:
+            db.execute("ROLLBACK")
         raise
 
 
-def _version(db: apsw.Connection, path: str, newest: int) -> int:
-    """The schema's number; 0 for an empty file."""
+def _version(db: apsw.Connection, path: str) -> int:
+    """The schema's number; 0 for an empty file. Raises for what is not ours, or too new."""
     application, version = db.pragma("application_id"), db.pragma("user_version")
+    newest = _MIGRATIONS[-1][0]
     if application != APPLICATION:
         if application or version or db.execute("SELECT 1 FROM sqlite_schema").fetchone():
             raise ForeignDatabase(path, "holds another program's data: give Errandry a file of its own")
@@ -148,23 +163,57 @@ def _make(path: str) -> None:
     One that exists is not touched: closing it would drop the locks this process has on it.
     """
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        path.encode()
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        return
+        if not os.path.isfile(path):
+            raise InvalidValue("path", path, "that is not a file: name one, or where to make one") from None
     except FileNotFoundError:
         folder = os.path.dirname(path) or "."
         raise InvalidValue("path", path, f"there is no folder {folder!r}: make it first") from None
+    except ValueError as error:
+        raise InvalidValue("path", path, f"no name of a file ({error})") from None
+    else:
+        os.fchmod(file, 0o600)  # whatever the umask
+        os.close(file)
 
 
 def _connect(path: str, durability: Durability) -> apsw.Connection:
+    fork.check(path)
     db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=128)
-    db.set_busy_timeout(BUSY)
-    db.pragma("journal_mode", "wal")
-    db.pragma("synchronous", "full" if durability is Durability.POWER else "normal")
-    db.pragma("mmap_size", 0)
+    try:
+        db.set_busy_timeout(BUSY)
+        if db.readonly("main"):
+            raise StoreRefused(path, f"cannot be written by this user: {_MODES}")
+        _version(db, path)  # what is not ours is refused before anything is changed
+        _share(db, path)
+        db.pragma("synchronous", "full" if durability is Durability.POWER else "normal")
+        db.pragma("mmap_size", 0)
+    except BaseException:
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, _has_log(path))
+        db.close()
+        raise
     return db
 
 
-def _identity(path: str) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
+def _share(db: apsw.Connection, path: str) -> None:
+    """Switch to the write-ahead log. SQLite does not wait here for others who look at a new file just now."""
+    give_up = time.monotonic() + BUSY / 1_000
+    while True:
+        try:
+            mode = db.pragma("journal_mode", "wal")
+        except apsw.BusyError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.002)
+        else:
+            break
+    if mode != "wal":
+        raise StoreRefused(path, "cannot be shared here: put it on a local disk")
+
+
+def _has_log(path: str) -> bool:
+    try:
+        return os.path.getsize(f"{os.path.realpath(path)}-wal") > 0
+    except FileNotFoundError:
+        return False

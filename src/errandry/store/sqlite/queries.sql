@@ -12,6 +12,10 @@ ROLLBACK;
 -- What every pass starts from.
 SELECT identity, number, now, folded FROM store;
 
+-- name: version
+-- Changes when another connection has committed, never by what this one does.
+PRAGMA data_version;
+
 -- name: leave
 -- What the next pass starts from.
 UPDATE store SET number = ?1, now = ?2;
@@ -54,9 +58,6 @@ SELECT * FROM live WHERE id IN (SELECT value FROM json_each(?1));
 
 -- name: find_history
 SELECT * FROM history WHERE id IN (SELECT value FROM json_each(?1));
-
--- name: numbered
-SELECT * FROM live WHERE seq IN (SELECT value FROM json_each(?1));
 
 -- name: matching
 -- One statement for every query: a parameter of NULL says nothing. `part` is a constant in each part of the view, so a
@@ -151,8 +152,8 @@ SELECT lane FROM lanes
    AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'task' AND name = task);
 
 -- name: line
--- The waiting jobs of a lane in order, from the index alone; read only as far as they are needed.
-SELECT priority, place, seq FROM live WHERE lane = ?1 AND state = 'waiting' ORDER BY priority, place;
+-- The waiting jobs of a lane in order.
+SELECT * FROM live WHERE lane = ?1 AND state = 'waiting' ORDER BY priority, place LIMIT ?2;
 
 -- name: queue_has_waiting
 SELECT 1 FROM lanes

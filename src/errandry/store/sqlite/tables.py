@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from heapq import merge
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import apsw
@@ -16,7 +17,7 @@ from errandry.core.command import Beat, Claim, GateKind, Ref
 from errandry.core.event import Event
 from errandry.core.job import Job
 from errandry.core.query import Query, fold
-from errandry.core.state import HELD, TERMINAL, State
+from errandry.core.state import HELD, TERMINAL, WAITING, State
 from errandry.store import cursor as cursors
 from errandry.store import sql
 from errandry.store.contract import Bounds, Happened, Pausing, WorkerInfo
@@ -28,8 +29,13 @@ _WRITES = ("delete_live", "delete_history", "finish", "insert", "update", "claim
 
 FOLD_EVERY = 256
 IDLE_LANE = 3_600.0
+HELD_MAX = 10_000
+HELD_PAYLOAD = 4_096
 
 SQL = sql.statements("errandry.store.sqlite")
+
+_urgency = itemgetter(10, 11)
+"""Priority and place of a row."""
 
 _events = msgjson.Decoder(tuple[Event, ...])
 _refs = msgjson.Decoder(tuple[Ref, ...])
@@ -49,13 +55,25 @@ class SqliteTables:
         self._number = self._folded = 0
         self._is_dirty = False
         self._lanes: dict[tuple[str, str, str], int] = {}
+        # Jobs this process holds, as it wrote them: true until another connection commits, which
+        # `data_version` tells. It spares a settle the reading of its row.
+        self._held: dict[str, Job] = {}
+        self._version = 0
 
     def begin(self) -> float:
         """Read what the pass starts from; the time nobody may go back behind."""
         [(self.identity, self._number, floor, self._folded)] = self._all("head")
         self._lanes = {}
         self._is_dirty = False
+        [(version,)] = self._all("version")
+        if version != self._version or len(self._held) > HELD_MAX:
+            self._held.clear()
+        self._version = version
         return float(floor)
+
+    def forget(self) -> None:
+        """The pass was rolled back: nothing it wrote is so."""
+        self._held.clear()
 
     def leave(self, now: float) -> None:
         """Write what the next pass starts from, if this one changed anything."""
@@ -71,6 +89,10 @@ class SqliteTables:
         batches: dict[str, list[rows.Row]] = {name: [] for name in _WRITES}
         for before, after in changes:
             self._plan(before, after, batches)
+            if after is not None and after.state in HELD and len(after.payload) <= HELD_PAYLOAD:
+                self._held[after.id] = after
+            elif before is not None:
+                self._held.pop(before.id, None)
         for name, batch in batches.items():
             if batch:
                 self._db.executemany(SQL[name], batch)
@@ -82,7 +104,7 @@ class SqliteTables:
         if after is not None and after.state not in TERMINAL:
             if before is not None and after.state in HELD and _take(before, after, batches):
                 return
-            lane = self._lane(after) if after.state is State.WAITING else None
+            lane = self._lane(after) if after.state is WAITING else None
             batches["update" if was_live else "insert"].append(rows.from_job(after, lane))
             if was_live:
                 return
@@ -112,10 +134,11 @@ class SqliteTables:
             self._fold()
 
     def find(self, ids: Sequence[str]) -> dict[str, Job]:
-        found = {job.id: job for job in self._jobs("find_live", (rows.text(ids),))}
-        if len(found) < len(ids):
-            missing = [one for one in ids if one not in found]
-            found |= {job.id: job for job in self._jobs("find_history", (rows.text(missing),))}
+        found = {one: self._held[one] for one in ids if one in self._held}
+        for name in ("find_live", "find_history"):
+            if len(found) < len(ids):
+                missing = [one for one in ids if one not in found]
+                found |= {job.id: job for job in self._jobs(name, (rows.text(missing),))}
         return found
 
     def matching(
@@ -136,15 +159,20 @@ class SqliteTables:
         queues = None if claim.queues is None else rows.text(claim.queues)
         tasks = None if claim.tasks is None else rows.text(claim.tasks)
         lanes = [lane for (lane,) in self._all("open_lanes", (queues, tasks))]
-        lines = [self._steps("line", (lane,)) for lane in lanes]
-        best = [seq for _, _, seq in islice(merge(*lines), claim.limit)]
-        for line in lines:
-            line.close()
+        best = self._best(lanes, claim.limit)
         if not best:
             self._unmark(lanes)
-            return []
-        found = {job.seq: job for job in self._jobs("numbered", (rows.text(best),))}
-        return [found[seq] for seq in best]
+        return [rows.to_job(row) for row in best]
+
+    def _best(self, lanes: Sequence[int], limit: int) -> list[rows.Row]:
+        """The first of several lines taken together; each is read only as far as it is needed."""
+        if len(lanes) == 1:
+            return self._all("line", (lanes[0], limit))
+        lines = [self._steps("line", (lane, limit)) for lane in lanes]
+        best = list(islice(merge(*lines, key=_urgency), limit))
+        for line in lines:
+            line.close()
+        return best
 
     def _unmark(self, lanes: Sequence[int]) -> None:
         if lanes:
@@ -286,7 +314,7 @@ class SqliteTables:
 
 def _take(before: Job, after: Job, batches: dict[str, list[rows.Row]]) -> bool:
     """Plan the two commonest writes, claims and renewals, which change little of a row; False for others."""
-    if before.state is State.WAITING:
+    if before.state is WAITING:
         values = (after.seq, after.state, after.attempts, after.fence, after.worker, after.lease_until)
         batches["claim"].append((*values, after.updated_at, after.started_at))
         return True

@@ -6,15 +6,21 @@ SQLite's own waiting is unfair: beside a busy process, a light one may wait a se
 
 import fcntl
 import os
+from stat import S_IMODE
 from types import TracebackType
 
 
 class Turnstile:
-    """`with turnstile:` waits for this process's turn to write."""
+    """`with turnstile:` waits for this process's turn to write. Who may write the file at `path` may take turns."""
 
     def __init__(self, path: str) -> None:
-        self._next = _lock_file(f"{path}-next")
-        self._turn = _lock_file(f"{path}-turn")
+        found = os.stat(path)
+        self._next = _lock_file(f"{path}-next", found)
+        try:
+            self._turn = _lock_file(f"{path}-turn", found)
+        except BaseException:
+            os.close(self._next)
+            raise
 
     def __enter__(self) -> None:
         fcntl.flock(self._next, fcntl.LOCK_EX)
@@ -33,5 +39,11 @@ class Turnstile:
         os.close(self._turn)
 
 
-def _lock_file(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock_file(path: str, beside: os.stat_result) -> int:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    mine, mode = os.fstat(lock), S_IMODE(beside.st_mode)
+    if S_IMODE(mine.st_mode) != mode and mine.st_uid == os.geteuid():
+        os.fchmod(lock, mode)
+    if os.geteuid() == 0 and mine.st_uid != beside.st_uid:
+        os.fchown(lock, beside.st_uid, beside.st_gid)
+    return lock

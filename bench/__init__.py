@@ -1,0 +1,1 @@
+"""Programs behind the figures: each prints ratios measured side by side in one run."""

@@ -1,0 +1,259 @@
+"""Store-level figures on SQLite, as ratios to raw SQLite measured in the same run (durability: power cut).
+
+    python -m bench.store            all of it, about two minutes
+    python -m bench.store life       one part: life, enqueue, bulk, neighbours, claim
+
+Raw and ours take turns in small rounds, so that a noisy machine disturbs both alike.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import count
+from pathlib import Path
+
+import apsw
+
+from errandry.core.command import WRITTEN, Claim, Claims, Complete, Insert, Ref, Settle
+from errandry.core.job import NewJob, uuid7
+from errandry.store.engine import Engine
+from errandry.store.sqlite.driver import SqliteStore
+
+BATCH = 100
+_nonces = (f"n{number}" for number in count())
+
+
+def new_job(number: int) -> NewJob:
+    return NewJob(id=uuid7(time.time(), os.urandom(10)), task="noop", payload=f'{{"i":{number}}}')
+
+
+def raw_life(db: apsw.Connection, jobs: int) -> float:
+    """Seconds for jobs inserted, claimed and deleted with nothing around it, in transactions of 100."""
+    took = 0.0
+    for _ in range(0, jobs, BATCH):
+        rows = [(f'{{"i":{number}}}',) for number in range(BATCH)]
+        start = time.perf_counter()
+        with db:
+            db.executemany("INSERT INTO job (state, payload) VALUES ('waiting', ?)", rows)
+        with db:
+            taken = db.execute(
+                "UPDATE job SET state = 'running', claimed_at = ? WHERE seq IN "
+                "(SELECT seq FROM job WHERE state = 'waiting' ORDER BY seq LIMIT ?) RETURNING seq, payload",
+                (1.0, BATCH),
+            ).fetchall()
+        with db:
+            db.executemany("DELETE FROM job WHERE seq = ?", [(seq,) for seq, _ in taken])
+        took += time.perf_counter() - start
+    return took
+
+
+def raw_database(path: Path) -> apsw.Connection:
+    db = apsw.Connection(str(path))
+    db.pragma("journal_mode", "wal")
+    db.pragma("synchronous", "full")
+    db.execute("CREATE TABLE job (seq INTEGER PRIMARY KEY, state TEXT, payload TEXT, claimed_at REAL)")
+    db.execute("CREATE INDEX ready ON job (seq) WHERE state = 'waiting'")
+    return db
+
+
+async def our_life(store: SqliteStore, jobs: int) -> float:
+    """Seconds for the same with everything on: fences, leases, results, history, events, totals."""
+    took = 0.0
+    for _ in range(0, jobs, BATCH):
+        inserts = [Insert((new_job(number),)) for number in range(BATCH)]
+        start = time.perf_counter()
+        await store.commit(inserts)
+        [claims] = await store.commit([Claim(worker="w", nonce=next(_nonces), limit=BATCH)])
+        if not isinstance(claims, Claims) or len(claims.jobs) != BATCH:
+            raise RuntimeError(f"claimed {claims}")
+        answers = await store.commit(
+            [Settle(Ref(job.id, job.fence), Complete('{"ok":true}')) for job in claims.jobs]
+        )
+        took += time.perf_counter() - start
+        if answers != [WRITTEN] * BATCH:
+            raise RuntimeError(f"settled {answers}")
+    return took
+
+
+async def life(folder: Path, jobs: int = 20_000, rounds: int = 20) -> None:
+    db, store = raw_database(folder / "raw.db"), SqliteStore(folder / "ours.db")
+    await store.open()
+    each = jobs // rounds
+    raws, ours = [], []
+    for _ in range(rounds):
+        raws.append(raw_life(db, each))
+        ours.append(await our_life(store, each))
+    await store.close()
+    db.close()
+    ratio = statistics.median(raw / our for raw, our in zip(raws, ours, strict=True))
+    say("whole life, raw", jobs / sum(raws), "jobs/s")
+    say("whole life, Errandry", jobs / sum(ours), "jobs/s")
+    say("  ratio (at least 0.25)", ratio, "of raw")
+
+
+async def enqueue(folder: Path, jobs: int = 20_000, callers: int = 100) -> None:
+    engine = Engine(SqliteStore(folder / "enqueue.db"))
+    await engine.start()
+    numbers = iter(range(jobs))
+
+    async def caller() -> None:
+        for number in numbers:
+            await engine.submit(Insert((new_job(number),)))
+
+    start = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    say(
+        f"{callers} coroutines, single inserts (at least 20,000)",
+        jobs / (time.perf_counter() - start),
+        "jobs/s",
+    )
+    await engine.stop()
+
+
+async def bulk(folder: Path, jobs: int = 100_000, size: int = 1_000) -> None:
+    engine = Engine(SqliteStore(folder / "bulk.db"))
+    await engine.start()
+    batches = [Insert(tuple(new_job(number) for number in range(size))) for _ in range(jobs // size)]
+    start = time.perf_counter()
+    for batch in batches:
+        await engine.submit(batch)
+    say("bulk inserts (at least 80,000)", jobs / (time.perf_counter() - start), "jobs/s")
+    await engine.stop()
+
+
+def _saturate(path: str, ready: Callable[[], None], stop: Callable[[], bool]) -> None:
+    async def main() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        ready()
+        while not stop():
+            await store.commit([Insert((new_job(number),)) for number in range(BATCH)])
+        await store.close()
+
+    asyncio.run(main())
+
+
+async def neighbours(folder: Path, commits: int = 200) -> None:
+    path = str(folder / "neighbours.db")
+    store = SqliteStore(path)
+    await store.open()
+    context = multiprocessing.get_context("spawn")
+    ready, stop = context.Event(), context.Event()
+    busy = context.Process(target=_saturate, args=(path, ready.set, stop.is_set))
+    busy.start()
+    ready.wait()
+    waits = []
+    for number in range(commits):
+        await asyncio.sleep(0.02)
+        start = time.perf_counter()
+        await store.commit([Insert((new_job(number),))])
+        waits.append(time.perf_counter() - start)
+    stop.set()
+    busy.join()
+    await store.close()
+    waits.sort()
+    say("light producer beside a busy one, p50", waits[len(waits) // 2] * 1e3, "ms")
+    say("  p99 (at most 25)", waits[int(len(waits) * 0.99)] * 1e3, "ms")
+
+
+def fill(db: apsw.Connection, waiting: int, history: int) -> None:
+    """Rows straight into the tables; the store's counters do not know of them, and a claim does not ask."""
+    columns = [row[1] for row in db.execute("PRAGMA table_info(history)")]
+    given = {
+        "seq": "n",
+        "id": "'f' || n",
+        "task": "'noop'",
+        "queue": "'default'",
+        "grp": "''",
+        "ordering": "'fifo'",
+        "payload": "'{}'",
+        "priority": "0",
+        "attempts": "0",
+        "max_attempts": "5",
+        "releases": "0",
+        "crashes": "0",
+        "max_crashes": "3",
+        "open_children": "0",
+        "fence": "0",
+        "cancel_requested": "0",
+        "created_at": "1",
+        "updated_at": "1",
+    }
+    live = given | {"state": "'waiting'", "place": "n", "lane": "(SELECT lane FROM lanes)"}
+    done = given | {"state": "'completed'", "finished_at": "1", "expires_at": "4e9"}
+    for table, amount, start, values, names in (
+        ("live", waiting, 1_000_000, live, [*columns, "lane"]),
+        ("history", history, 100_000_000, done, columns),
+    ):
+        chosen = ", ".join(values.get(name, "NULL") for name in names)
+        with db:
+            db.execute(
+                f"WITH RECURSIVE n(n) AS (VALUES ({start}) UNION ALL SELECT n + 1 FROM n LIMIT {amount}) "
+                f"INSERT INTO {table} ({', '.join(names)}) SELECT {chosen} FROM n"
+            )
+
+
+async def pages_per_claim(path: Path, waiting: int, history: int, claims: int = 50) -> float:
+    """Pages SQLite looked at for a claim of ten jobs, by its own counters."""
+    store = SqliteStore(path, durability="process")
+    await store.open()
+    await store.commit([Insert((new_job(0),))])
+    writer = store.writer
+    fill(writer, waiting, history)
+    pages = []
+    for _ in range(claims):
+        before = _touched(writer)
+        await store.commit([Claim(worker="w", nonce=next(_nonces), limit=10)])
+        pages.append(_touched(writer) - before)
+    await store.close()
+    return statistics.mean(pages)
+
+
+def _touched(db: apsw.Connection) -> int:
+    return sum(
+        db.status(kind)[0] for kind in (apsw.SQLITE_DBSTATUS_CACHE_HIT, apsw.SQLITE_DBSTATUS_CACHE_MISS)
+    )
+
+
+async def claim(folder: Path, large: int = 1_000_000) -> None:
+    few = await pages_per_claim(folder / "few.db", 1_000, 0)
+    many = await pages_per_claim(folder / "many.db", large, 0)
+    old = await pages_per_claim(folder / "old.db", 1_000, large)
+    say("pages per claim of ten, 1k waiting", few, "pages")
+    say(f"  {large:,} waiting (at most 1.5)", many / few, "times that")
+    say(f"  {large:,} finished (at most 1.5)", old / few, "times that")
+
+
+def say(what: str, value: float, unit: str) -> None:
+    print(f"{what:<52} {value:>12,.2f} {unit}", flush=True)
+
+
+PARTS: dict[str, Callable[[Path], Coroutine[None, None, None]]] = {
+    "life": life,
+    "enqueue": enqueue,
+    "bulk": bulk,
+    "neighbours": neighbours,
+    "claim": claim,
+}
+
+
+def _chosen(names: list[str]) -> Iterator[str]:
+    for name in names or PARTS:
+        if name not in PARTS:
+            sys.exit(f"there is no part {name!r}: choose from {', '.join(PARTS)}")
+        yield name
+
+
+def main() -> None:
+    for name in list(_chosen(sys.argv[1:])):
+        with tempfile.TemporaryDirectory(prefix="errandry-bench-", dir=".") as folder:
+            asyncio.run(PARTS[name](Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

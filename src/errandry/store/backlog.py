@@ -1,0 +1,208 @@
+"""What waits to be written, and what of it may go together. Knows nothing of loops and threads.
+
+Every command has keys: the jobs it names, or the worker, the gate, the upkeep it is about. A command that
+holds all its keys is ready; the others stand in line behind whoever does. So whatever is ready
+may share a pass, and commands about one key are written in the order they came.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Iterable
+from concurrent import futures
+from typing import Protocol
+
+from msgspec import Struct
+
+from errandry.core import check
+from errandry.core.command import (
+    Answer,
+    Beat,
+    Claim,
+    Command,
+    Complete,
+    Edit,
+    Fail,
+    Insert,
+    Note,
+    Operator,
+    Pause,
+    Renew,
+    Resolve,
+    Resume,
+    Retry,
+    Settle,
+    Start,
+    Upkeep,
+    touched,
+)
+from errandry.store.contract import RANK
+
+Key = str | tuple[str, ...]
+"""A job's id, or a tuple for all else, so that no id can be mistaken for it."""
+Future = asyncio.Future[Answer] | futures.Future[Answer]
+Replies = list[tuple[Future, Answer]]
+
+_FENCED = frozenset((Start, Renew, Note, Settle))
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """How much one pass takes, how much may be pending, and for how long a pass is sent again."""
+
+    pass_rows: int = 1_000
+    pass_bytes: int = 8 * 2**20
+    pending_rows: int = 10_000
+    pending_bytes: int = 64 * 2**20
+    give_up_after: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("pass_rows", "pass_bytes", "pending_rows", "pending_bytes"):
+            check.whole(name, getattr(self, name), 1, check.INT_MAX)
+        check.span("give_up_after", self.give_up_after)
+
+
+class Port(Protocol):
+    """The way back to whoever submitted."""
+
+    def reply(self, replies: Replies) -> None: ...
+
+
+class Entry(Struct, eq=False):
+    """A command on its way: how much it weighs, what it is about, and who waits for its answer."""
+
+    command: Command
+    future: Future
+    port: Port
+    keys: Collection[Key]
+    rows: int
+    size: int
+    fenced: bool
+    blocked: int = 0
+    accepted: float = 0.0
+
+
+def entry_of(command: Command, future: Future, port: Port) -> Entry:
+    kind = type(command)
+    keys = _keys(command)
+    rows = max(1, len(keys))
+    if isinstance(command, Claim) or (isinstance(command, Operator) and not command.ids):
+        rows = command.limit
+    return Entry(command, future, port, keys, rows, _size(command), kind in _FENCED)
+
+
+class Backlog:
+    """Entries that were accepted and not yet answered.
+
+    Workers' commands come before all others, so that no lease runs out behind a heap of inserts; but
+    where that left the others with nothing, the first of them opens the next pass.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.entries: dict[Entry, None] = {}
+        self.rows = self.size = 0
+        self._limits = limits
+        self._lines: dict[Key, deque[Entry] | None] = {}
+        self._fenced: deque[Entry] = deque()
+        self._others: deque[Entry] = deque()
+        self._owed = False
+
+    @property
+    def has_room(self) -> bool:
+        return self.rows < self._limits.pending_rows and self.size < self._limits.pending_bytes
+
+    def add(self, entry: Entry, now: float) -> None:
+        entry.accepted = now
+        self.entries[entry] = None
+        self.rows += entry.rows
+        self.size += entry.size
+        lines = self._lines
+        for key in entry.keys:
+            if key not in lines:
+                lines[key] = None
+                continue
+            entry.blocked += 1
+            if (line := lines[key]) is None:
+                line = lines[key] = deque()
+            line.append(entry)
+        if not entry.blocked:
+            self._ready(entry)
+
+    def take(self) -> list[Entry]:
+        """The next pass: what is ready, up to the bounds, in the order of `RANK`.
+
+        A single entry that is larger goes alone. Empty only if the backlog is.
+        """
+        taken: list[Entry] = []
+        rows = size = 0
+        lanes = (self._fenced, self._others)
+        for lane in (deque([self._others.popleft()]), *lanes) if self._owed else lanes:
+            while lane:
+                rows_then, size_then = rows + lane[0].rows, size + lane[0].size
+                if taken and (rows_then > self._limits.pass_rows or size_then > self._limits.pass_bytes):
+                    break
+                taken.append(lane.popleft())
+                rows, size = rows_then, size_then
+        self._owed = bool(self._others) and all(entry.fenced for entry in taken)
+        taken.sort(key=_rank)
+        return taken
+
+    def remove(self, entries: Iterable[Entry]) -> None:
+        """They were answered: whoever stood behind them moves up."""
+        lines = self._lines
+        for entry in entries:
+            del self.entries[entry]
+            self.rows -= entry.rows
+            self.size -= entry.size
+            for key in entry.keys:
+                if not (line := lines[key]):
+                    del lines[key]
+                    continue
+                following = line.popleft()
+                following.blocked -= 1
+                if not following.blocked:
+                    self._ready(following)
+
+    def _ready(self, entry: Entry) -> None:
+        (self._fenced if entry.fenced else self._others).append(entry)
+
+
+def _rank(entry: Entry) -> int:
+    return RANK[type(entry.command)]
+
+
+def _keys(command: Command) -> Collection[Key]:
+    match command:
+        case Insert() | Settle() | Start() | Renew() | Note():
+            return frozenset(touched(command))
+        case Claim(worker=worker) | Beat(worker=worker):
+            return (("worker", worker),)
+        case Pause(kind=kind, name=name) | Resume(kind=kind, name=name):
+            return (("gate", kind, name),)
+        case Upkeep():
+            return (("upkeep",),)
+        case Operator(ids=()):
+            return (("query",),)
+        case _:
+            return frozenset(touched(command))
+
+
+def _size(command: Command) -> int:
+    """How many bytes of documents and traces it carries, at most."""
+    match command:
+        case Insert(jobs=jobs):
+            return sum([_bytes(job.payload) + _bytes(job.metadata) for job in jobs])
+        case Settle(outcome=Complete(result=result)):
+            return _bytes(result)
+        case Settle(outcome=Retry(failure=failure) | Fail(failure=failure)):
+            return _bytes(failure.message) + _bytes(failure.traceback)
+        case Note(logs=logs):
+            return sum([_bytes(line.text) for line in logs])
+        case Edit(ids=ids, payload=text) | Resolve(ids=ids, result=text):
+            return _bytes(text) * max(1, len(ids))
+        case _:
+            return 0
+
+
+def _bytes(text: str | None) -> int:
+    if not text:
+        return 0
+    return len(text) if text.isascii() else 4 * len(text)

@@ -1,0 +1,290 @@
+"""The committer: the one object in front of every store. It gathers commands and writes them in passes.
+
+What arrives while a pass is being written goes together into the next one. There is no timer: idle, a
+command goes at once; under load passes grow by themselves.
+
+A committer belongs to one loop: the engine's or, inline, the caller's own. Two things cross threads,
+each once per pass: commands, into `_inbox`, and answers, through the port of their loop.
+"""
+
+import asyncio
+import random
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent import futures
+from contextlib import suppress
+
+from msgspec import Struct
+
+from errandry.clock import Clock, SystemClock
+from errandry.core.command import Answer, Command
+from errandry.errors import (
+    CommandFailed,
+    ErrandryError,
+    ReplyLost,
+    StoreClosed,
+    StoreFull,
+    StoreUnavailable,
+)
+from errandry.store.backlog import Backlog, Entry, Limits, entry_of
+from errandry.store.contract import Store
+from errandry.store.port import THREADS, LoopPort, reply, returned
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+
+
+class Stats(Struct, frozen=True):
+    """For health checks. `age`: seconds since the store last answered a pass, None if it never has.
+
+    `pending_rows` were accepted and are not answered yet; `waiting` commands are not accepted yet.
+    """
+
+    age: float | None
+    passes: int
+    commands: int
+    largest: int
+    pending_rows: int
+    waiting: int
+
+
+class Committer:
+    """Submits from any loop or thread become passes: at most one command per key, in the order of `RANK`.
+
+    Commands about the same job, worker or gate are written in the order they were accepted. A pass
+    whose reply was lost, or that the store could not take just then, is sent again until
+    `give_up_after` seconds after the last of it was accepted; then its submitters get the error.
+
+    Made for the running loop, it is ready at once. Made for another, it gathers until `begin`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._store, self._limits = store, limits or Limits()
+        self._clock, self._sleep = clock or SystemClock(), sleep
+        self._loop = loop or asyncio.get_running_loop()
+        self._here = threading.local()
+        self._inbox: deque[Entry] = deque()
+        self._door: OrderedDict[Entry, None] = OrderedDict()
+        self._backlog = Backlog(self._limits)
+        self._work: asyncio.Task[None] | None = None
+        self._idle = loop is None
+        self._closing = self._closed = False
+        self._broken: BaseException | None = None
+        self._passes = self._commands = self._largest = 0
+        self._finished: float | None = None
+
+    async def submit(self, command: Command) -> Answer:
+        """Have `command` written and return its answer; an answer that is an error is raised.
+
+        While too much is pending it waits to be accepted, first come, first served; only a worker's
+        Start, Renew, Note and Settle are accepted always. Canceled while it waits, it leaves nothing
+        behind; canceled later, the command is written all the same.
+        """
+        self._refuse_if_closing()
+        loop = asyncio.get_running_loop()
+        port: LoopPort | None = getattr(self._here, "port", None)
+        if port is None or port.loop is not loop:
+            port = self._here.port = LoopPort(loop, self._hand_in)
+        future: asyncio.Future[Answer] = loop.create_future()
+        entry = entry_of(command, future, port)
+        port.put(entry)
+        try:
+            return returned(await future)
+        except asyncio.CancelledError:
+            self._abandon(entry)
+            raise
+
+    def submit_sync(self, command: Command, timeout: float | None = None) -> Answer:
+        """`submit` for a thread without a loop. After a TimeoutError the command may still be written."""
+        self._refuse_if_closing()
+        if asyncio._get_running_loop() is self._loop:
+            raise RuntimeError("submit_sync would wait for its own thread: await submit instead")
+        future: futures.Future[Answer] = futures.Future()
+        entry = entry_of(command, future, THREADS)
+        self._hand_in([entry])
+        try:
+            return returned(future.result(timeout))
+        except BaseException:
+            future.cancel()
+            self._abandon(entry)
+            raise
+
+    def begin(self) -> None:
+        """Write what has come, and from now on whatever comes. To be called on its loop, like `close`."""
+        if self._work is None and not self._closed:
+            self._idle = False
+            self._work = self._loop.create_task(self._write_passes())
+            self._work.add_done_callback(self._ended)
+
+    def fail(self, error: BaseException) -> None:
+        """Write nothing any more: `error` is what everybody is told. To be called on its loop."""
+        self._broken = error
+        self._shut()
+        left = [*self._backlog.entries, *self._door]
+        reply(left, [self._refusal()] * len(left))
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Take nothing more; return when everything that was handed in is written or refused.
+
+        After `timeout` seconds the rest is refused: with `ReplyLost` what the store may be writing, with
+        `StoreClosed` what it never got. A store that blocks its thread is waited for.
+        """
+        self._closing = True
+        give_up = None if timeout is None else self._loop.time() + timeout
+        await asyncio.sleep(0)  # what was submitted in this iteration is handed in at its end
+        self.begin()
+        while self._work is not None:
+            left = None if give_up is None else max(0.0, give_up - self._loop.time())
+            _, late = await asyncio.wait({self._work}, timeout=left)
+            for work in late:
+                work.cancel()
+                give_up = None
+        self._shut()
+
+    def stats(self) -> Stats:
+        """How it goes; from any thread."""
+        age = None if self._finished is None else self._clock.monotonic() - self._finished
+        waiting = len(self._door) + len(self._inbox)
+        return Stats(age, self._passes, self._commands, self._largest, self._backlog.rows, waiting)
+
+    # From any thread. A submitter fills the inbox, then looks at `_closed` and `_idle`; the loop
+    # sets these, then looks into the inbox. Whatever the timing, one of them sees the other.
+
+    def _hand_in(self, entries: Iterable[Entry]) -> None:
+        self._inbox.extend(entries)
+        if self._closed:
+            self._shut()
+        elif self._idle:
+            try:
+                self._loop.call_soon_threadsafe(self.begin)
+            except RuntimeError:  # its loop was closed, but not the committer
+                self._shut()
+
+    def _abandon(self, entry: Entry) -> None:
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._drop, entry)
+
+    def _refuse_if_closing(self) -> None:
+        if self._closing:
+            returned(self._refusal())
+
+    def _shut(self) -> None:
+        """From now on nothing is written: refuse what is in the inbox, or ever gets there."""
+        self._closing = self._closed = True
+        left: list[Entry] = []
+        with suppress(IndexError):  # others may be emptying it too
+            while True:
+                left.append(self._inbox.popleft())
+        reply(left, [self._refusal()] * len(left))
+
+    def _refusal(self) -> ErrandryError:
+        if isinstance(self._broken, ErrandryError):
+            return self._broken
+        refusal = StoreClosed("committer", "closed, or closing: this was not written")
+        refusal.__cause__ = self._broken
+        return refusal
+
+    # On the committer's own loop.
+
+    def _ended(self, work: asyncio.Task[None]) -> None:
+        """Work ends when nothing is left. Ended in any other way, nobody is left without an answer."""
+        self._work = None
+        if work.cancelled():
+            self.fail(StoreClosed("committer", "stopped before this was written"))
+        elif (error := work.exception()) is not None:
+            self.fail(error)
+        else:
+            self._idle = True
+            if self._inbox or self._backlog.entries:
+                self.begin()
+
+    async def _write_passes(self) -> None:
+        me = asyncio.current_task()
+        while self._accept():
+            await self._write(self._backlog.take())
+            if me is not None and me.cancelling():
+                raise asyncio.CancelledError
+            await asyncio.sleep(0)  # or a store that blocks would keep reads on this loop waiting
+
+    def _accept(self) -> bool:
+        """Let in what has come: workers' commands always, the others while there is room."""
+        now, backlog, door, inbox = self._clock.monotonic(), self._backlog, self._door, self._inbox
+        while door and backlog.has_room:
+            entry, _ = door.popitem(last=False)
+            if not entry.future.cancelled():
+                backlog.add(entry, now)
+        while inbox:
+            entry = inbox.popleft()
+            if entry.future.cancelled():
+                continue
+            if entry.fenced or (not door and backlog.has_room):
+                backlog.add(entry, now)
+            else:
+                door[entry] = None
+        return bool(backlog.entries)
+
+    def _drop(self, entry: Entry) -> None:
+        if not self._closed:
+            self._accept()
+            self._door.pop(entry, None)
+
+    async def _write(self, entries: list[Entry]) -> None:
+        """Write one pass and answer it."""
+        try:
+            answers: Sequence[Answer] = await self._commit(entries)
+            if len(answers) != len(entries):
+                raise ValueError(f"the store gave {len(answers)} answers to {len(entries)} commands")
+        except ErrandryError as error:
+            answers = [error] * len(entries)
+        except Exception as error:
+            answers = [_failed(entry.command, error) for entry in entries]
+        except BaseException:
+            reply(entries, [ReplyLost("committer", "stopped while this was being written")] * len(entries))
+            raise
+        else:
+            self._passes += 1
+            self._commands += len(entries)
+            self._largest = max(self._largest, len(entries))
+            self._finished = self._clock.monotonic()
+        reply(entries, answers)
+        self._backlog.remove(entries)
+
+    async def _commit(self, entries: list[Entry]) -> Sequence[Answer]:
+        """The store's answers; sent again while it is away, and once a reply was lost that is the error."""
+        commands = [entry.command for entry in entries]
+        pause, lost = FIRST_PAUSE, None
+        while True:
+            try:
+                return await self._store.commit(commands)
+            except asyncio.CancelledError:
+                raise ReplyLost("committer", "stopped while this was being written") from None
+            except Exception as error:
+                lost = error if isinstance(error, ReplyLost) else lost
+                if self._is_final(error, entries):
+                    if lost is None or lost is error:
+                        raise
+                    raise lost from error
+            try:
+                await self._sleep(pause * random.uniform(0.5, 1.5))
+            except asyncio.CancelledError:
+                raise lost or StoreClosed("committer", "stopped before this was written") from None
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _is_final(self, error: Exception, entries: list[Entry]) -> bool:
+        if not isinstance(error, StoreUnavailable) or isinstance(error, StoreFull | StoreClosed):
+            return True
+        accepted = max(entry.accepted for entry in entries)
+        return self._clock.monotonic() >= accepted + self._limits.give_up_after
+
+
+def _failed(command: Command, error: Exception) -> CommandFailed:
+    failed = CommandFailed(type(command).__name__, f"{type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed

@@ -1,0 +1,60 @@
+"""Stores by address: `memory:`, `sqlite:///jobs.db` (relative), `sqlite:////var/lib/jobs.db` (absolute).
+
+Drivers are imported only when they are asked for.
+"""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from errandry.clock import Clock
+from errandry.errors import InvalidValue
+from errandry.store.contract import Bounds, Store
+
+DEFAULT = "sqlite:///errandry.db"
+
+
+def store_at(url: str, clock: Clock | None = None, bounds: Bounds | None = None) -> Store:
+    """The store `url` names, not opened yet."""
+    parts = urlsplit(url)
+    make = _DRIVERS.get(parts.scheme)
+    if make is None:
+        raise InvalidValue("url", url, f"begins with none of {', '.join(f'{name}:' for name in _DRIVERS)}")
+    return make(parts, clock, bounds)
+
+
+def _memory(parts: SplitResult, clock: Clock | None, bounds: Bounds | None) -> Store:
+    from errandry.store.memory import MemoryStore
+
+    _options(parts)
+    if parts.netloc or parts.path:
+        raise InvalidValue("url", parts.geturl(), "a store in memory has no name: write memory:")
+    return MemoryStore(clock, bounds)
+
+
+def _sqlite(parts: SplitResult, clock: Clock | None, bounds: Bounds | None) -> Store:
+    from errandry.store.sqlite.driver import SqliteStore
+
+    options = _options(parts, "durability")
+    path = unquote(parts.path).removeprefix("/")
+    if parts.netloc or not path:
+        right = "write sqlite:///jobs.db, or sqlite:////var/lib/jobs.db for an absolute path"
+        raise InvalidValue("url", parts.geturl(), f"names no file: {right}")
+    return SqliteStore(path, clock, bounds, **options)
+
+
+def _options(parts: SplitResult, *known: str) -> dict[str, str]:
+    """What follows the question mark; nothing that is not known."""
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in given:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(known) or 'none'}"
+            raise InvalidValue("url", parts.geturl(), f"has an unknown option {name!r}: {hint}")
+    return given
+
+
+_DRIVERS: dict[str, Callable[[SplitResult, Clock | None, Bounds | None], Store]] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+}

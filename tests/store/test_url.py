@@ -1,0 +1,56 @@
+"""Stores by address."""
+
+from pathlib import Path
+
+import pytest
+
+from errandry.errors import InvalidValue
+from errandry.store.memory import MemoryStore
+from errandry.store.sqlite.driver import SqliteStore
+from errandry.store.sqlite.file import Durability
+from errandry.store.url import store_at
+
+
+def test_memory() -> None:
+    assert isinstance(store_at("memory:"), MemoryStore)
+
+
+def test_three_slashes_are_relative_and_four_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    relative, absolute = store_at("sqlite:///a%20b.db"), store_at("sqlite:////var/lib/jobs.db")
+
+    assert isinstance(relative, SqliteStore)
+    assert isinstance(absolute, SqliteStore)
+    assert (relative.path, absolute.path) == (str(tmp_path / "a b.db"), "/var/lib/jobs.db")
+
+
+def test_writes_survive_a_power_cut_unless_told_otherwise() -> None:
+    default, weaker = store_at("sqlite:///a.db"), store_at("sqlite:///a.db?durability=process")
+
+    assert isinstance(default, SqliteStore)
+    assert isinstance(weaker, SqliteStore)
+    assert (default.durability, weaker.durability) == (Durability.POWER, Durability.PROCESS)
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("", "memory:, sqlite:"),
+        ("oracle://x", "memory:, sqlite:"),
+        ("sqlite:", "sqlite:///jobs.db"),
+        ("sqlite://jobs.db", "sqlite:///jobs.db"),
+        ("sqlite:///", "sqlite:///jobs.db"),
+        ("sqlite:///a.db?durabilty=process", "did you mean durability?"),
+        ("sqlite:///a.db?durability=paper", "power or process"),
+        ("memory://x", "write memory:"),
+        ("memory:?durability=process", "there is none"),
+    ],
+)
+def test_a_wrong_address_is_refused_with_what_would_be_right(url: str, hint: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        store_at(url)
+
+    assert hint in str(caught.value)
