@@ -17,7 +17,8 @@ LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest pref
     {"errandry.store", "errandry.codec"},
     DRIVERS,
     {"errandry.store.url"},
-    {f"errandry.{name}" for name in ("app", "client", "context", "sync", "task")},
+    {f"errandry.{name}" for name in ("context", "handle", "options", "outcome", "signature", "waiting")},
+    {f"errandry.{name}" for name in ("app", "client", "sync", "task")},
     {"errandry.worker", "errandry.upkeep"},
     {"errandry", *(f"errandry.{name}" for name in ("cli", "web", "telemetry", "testing"))},
 ]

@@ -1,9 +1,34 @@
-"""Errandry keeps background jobs through crashes, runs them on workers, and shows what happened.
+"""Errandry: background jobs for Python, kept through crashes, from one SQLite file to a database server."""
 
-It starts embedded, with one SQLite file and no server, and grows to other stores with the same
-behaviour. This module holds the public names; anything not in `__all__` may change.
-"""
+from errandry.app import Errandry
+from errandry.context import JobContext, current
+from errandry.core.job import Keep, Progress
+from errandry.core.retry import Backoff
+from errandry.core.state import State
+from errandry.errors import ErrandryError
+from errandry.handle import Job
+from errandry.outcome import Cancel, Fail, Retry, Snooze
+from errandry.task import Task
+from errandry.worker import Worker, WorkerOptions
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = [
+    "Backoff",
+    "Cancel",
+    "Errandry",
+    "ErrandryError",
+    "Fail",
+    "Job",
+    "JobContext",
+    "Keep",
+    "Progress",
+    "Retry",
+    "Snooze",
+    "State",
+    "Task",
+    "Worker",
+    "WorkerOptions",
+    "__version__",
+    "current",
+]

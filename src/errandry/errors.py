@@ -2,12 +2,16 @@
 
     ErrandryError
     ├── InvalidValue (ValueError)        a value nobody could store or obey
-    │   └── TooLarge                     … because of its size
+    │   ├── TooLarge                     … because of its size
+    │   └── InvalidArguments (TypeError)  a task does not take these
     ├── QueryError (ValueError)          a query that cannot be read
     ├── UnknownJob (LookupError)         no job has this id
     ├── InvalidMove                      the job's state does not allow it
     ├── DuplicateJob                     its unique key has a live holder
     ├── QueueFull                        the queue takes no more
+    ├── UnknownTask (LookupError)        no task of this name is declared here
+    ├── JobFailed                        its result was asked for, but it failed
+    ├── JobCanceled                      its result was asked for, but it was canceled
     └── StoreError
         ├── LeaseLost                    the worker no longer holds the job
         ├── InvalidCursor (ValueError)   not a cursor of this store
@@ -54,6 +58,17 @@ class TooLarge(InvalidValue):
 
     def __str__(self) -> str:
         return f"{self.name} has {self.size:,} bytes: {self.why}"
+
+
+class InvalidArguments(InvalidValue, TypeError):
+    """The task does not take these arguments; `why` has the path of the fault. Nothing was enqueued."""
+
+    def __init__(self, task: str, why: str) -> None:
+        ErrandryError.__init__(self, task, why)
+        self.name, self.value, self.task, self.why = "arguments", task, task, why
+
+    def __str__(self) -> str:
+        return f"task {self.task} does not take these arguments: {self.why}"
 
 
 class QueryError(ErrandryError, ValueError):
@@ -111,6 +126,39 @@ class QueueFull(ErrandryError):
 
     def __str__(self) -> str:
         return f"the queue {shown(self.queue)} is full: it takes {self.bound:,} jobs"
+
+
+class UnknownTask(ErrandryError, LookupError):
+    """No task of this name is declared here."""
+
+    def __init__(self, task: str, known: tuple[str, ...]) -> None:
+        super().__init__(task, known)
+        self.task, self.known = task, known
+
+    def __str__(self) -> str:
+        return f"there is no task {shown(self.task)}; declared are {', '.join(self.known) or 'none'}"
+
+
+class JobFailed(ErrandryError):
+    """The job has failed for good; `error` is what its last attempt ended with."""
+
+    def __init__(self, job_id: str, reason: str, error: str, traceback: str = "") -> None:
+        super().__init__(job_id, reason, error, traceback)
+        self.job_id, self.reason, self.error, self.traceback = job_id, reason, error, traceback
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} failed ({self.reason}): {self.error or 'no more is known'}"
+
+
+class JobCanceled(ErrandryError):
+    """The job was canceled: there is no result."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} was canceled"
 
 
 class StoreError(ErrandryError):

@@ -119,7 +119,8 @@ class Insert(Struct, frozen=True, gc=False):
 class Claim(Struct, frozen=True, kw_only=True, gc=False):
     """Up to `limit` waiting jobs, most urgent first. Answer: `Claims`.
 
-    `queues` and `tasks` of None mean all. With `start` the jobs come back running. Sent again
+    `queues` and `tasks` of None mean all, `without` leaves tasks out. With `start` the jobs come back
+    running. At most `suspects` of them (None: any number) were running when their worker died. Sent again
     with the same nonce, it answers with the same claims, as far as they still stand.
     """
 
@@ -128,6 +129,8 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     limit: int = 1
     queues: tuple[str, ...] | None = None
     tasks: tuple[str, ...] | None = None
+    without: tuple[str, ...] = ()
+    suspects: int | None = None
     start: bool = True
     lease: float = LEASE
 
@@ -135,8 +138,11 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
         check.name("worker", self.worker)
         check.name("nonce", self.nonce)
         check.whole("limit", self.limit, 1, 10_000)
+        if self.suspects is not None:
+            check.whole("suspects", self.suspects, 0, 10_000)
         _lease(self.lease)
         _filter(self.queues, self.tasks)
+        _filter(None, self.without)
 
 
 class Start(Struct, frozen=True, gc=False):
@@ -303,11 +309,15 @@ class Resume(Struct, frozen=True, gc=False):
 
 
 class Beat(Struct, frozen=True, kw_only=True, gc=False):
-    """A worker says that it lives and what it does; `gone` says goodbye. Answer: WRITTEN."""
+    """A worker says that it lives and what it does; `gone` says goodbye. Answer: WRITTEN.
+
+    `alive` is the path of a file on its host that it keeps locked as long as it lives.
+    """
 
     worker: str
     host: str = ""
     pid: int = 0
+    alive: str = ""
     queues: tuple[str, ...] | None = None
     tasks: tuple[str, ...] | None = None
     concurrency: int = 0

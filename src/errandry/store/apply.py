@@ -8,6 +8,8 @@ leaves no trace and its neighbours go on.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from errandry.core import check, move
 from errandry.core.command import (
     ALREADY,
@@ -88,19 +90,7 @@ def claim(ledger: Ledger, command: Claim) -> Claims:
     if refs is not None:
         return Claims(tuple(_still_held(ledger, refs)), _due_in(ledger))
     tidy.before_claim(ledger)
-    taken: list[Job] = []
-    made = Move.CLAIM
-    while len(taken) < command.limit:
-        candidates = tables.ready(command)[: command.limit - len(taken)]
-        for job in candidates:
-            if job.deadline is not None and job.deadline <= now:
-                ledger.move(Move.LAPSE, job, move.lapsed(job, now))
-            else:
-                held = move.claimed(job, command.worker, command.lease, command.start, now)
-                taken.append(ledger.move(made, job, held))
-        ledger.flush()
-        if not candidates:
-            break
+    taken = _taken(ledger, command)
     if taken:
         refs = tuple(Ref(job.id, job.fence) for job in taken)
         tables.remember(command.worker, command.nonce, refs, now)
@@ -108,6 +98,29 @@ def claim(ledger: Ledger, command: Claim) -> Claims:
             if tables.is_drained(queue):
                 ledger.tell(Kind.DRAINED, queue)
     return Claims(tuple(taken), _due_in(ledger))
+
+
+def _taken(ledger: Ledger, command: Claim) -> list[Job]:
+    """The most urgent jobs, claimed; what has lapsed fails instead, and suspects beyond their number stay."""
+    now, made, suspects = ledger.now, Move.CLAIM, command.suspects
+    taken: list[Job] = []
+    while len(taken) < command.limit:
+        wanted = replace(command, limit=command.limit - len(taken), suspects=suspects)
+        candidates = ledger.tables.ready(wanted)
+        if not candidates:
+            break
+        for job in candidates:
+            if job.deadline is not None and job.deadline <= now:
+                ledger.move(Move.LAPSE, job, move.lapsed(job, now))
+                continue
+            if job.crashes and suspects is not None:
+                if not suspects:
+                    continue
+                suspects -= 1
+            held = move.claimed(job, command.worker, command.lease, command.start, now)
+            taken.append(ledger.move(made, job, held))
+        ledger.flush()
+    return taken
 
 
 def start(ledger: Ledger, command: Start) -> Mark | Lost:

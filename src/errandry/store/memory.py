@@ -138,7 +138,8 @@ class MemoryTables:
 
     def ready(self, claim: Claim) -> list[Job]:
         lines = [line for lane, line in self._lines.items() if self._is_open(lane, claim)]
-        return [self._jobs[job_id] for _, _, job_id in islice(merge(*lines), claim.limit)]
+        jobs = (self._jobs[job_id] for _, _, job_id in merge(*lines))
+        return list(islice((job for job in jobs if claim.suspects != 0 or not job.crashes), claim.limit))
 
     def is_drained(self, queue: str) -> bool:
         return not any(lane[0] == queue for lane in self._lines)
@@ -247,6 +248,7 @@ class MemoryTables:
         return (
             (claim.queues is None or queue in claim.queues)
             and (claim.tasks is None or task in claim.tasks)
+            and task not in claim.without
             and queue not in self._paused[GateKind.QUEUE]
             and task not in self._paused[GateKind.TASK]
         )

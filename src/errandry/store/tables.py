@@ -104,4 +104,4 @@ class Tables(Protocol):
         """
 
     def trim(self, now: float, bounds: Bounds, limit: int) -> int:
-        """Drop old event rows, workers, claims and idle lanes; fold counters. How many rows and workers went."""
+        """Drop old event rows, workers, claims, idle lanes; fold counters. How many rows and workers went."""

@@ -18,8 +18,8 @@ from errandry.errors import CommandFailed, InvalidValue, StoreClosed, StoreError
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds
 from errandry.store.local import LocalStore
-from errandry.store.sqlite import fork
 from errandry.store.sqlite.file import TROUBLE, Durability, File, explained
+from errandry.store.sqlite.fork import USING
 from errandry.store.sqlite.tables import SQL, SqliteTables
 from errandry.store.sqlite.turnstile import Turnstile
 from errandry.store.sqlite.watch import Watch
@@ -54,20 +54,20 @@ class SqliteStore(LocalStore):
         if self._open is not None and self._open.file.is_forked:
             self._open, self.bell = None, Bell()  # who waits on the old one is the parent
         if self._open is None:
-            with fork.using():
+            with USING:
                 self._open = _Open(self.path, self.durability)
 
     async def close(self) -> None:
         opened, self._open = self._open, None
         if opened is not None and not opened.file.is_forked:
             await opened.stop_watching()
-            with fork.using():
+            with USING:
                 opened.close()
             self.bell.ring()
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         opened = await self._opened()
-        with explained(self.path, opened.file.db), opened.turnstile, fork.using():
+        with explained(self.path, opened.file.db), opened.turnstile, USING:
             try:
                 answers = self._pass(opened, commands)
             except (StoreError, *TROUBLE):
@@ -87,7 +87,7 @@ class SqliteStore(LocalStore):
         opened = await self._opened()
 
         def snapshot() -> T:
-            with explained(self.path), fork.using(), opened.reading() as tables:
+            with explained(self.path), USING, opened.reading() as tables:
                 return look(tables, self.clock.now(tables.begin()))
 
         return await asyncio.get_running_loop().run_in_executor(opened.thread, snapshot)
@@ -152,7 +152,7 @@ class _Open:
         self._seen = self._version()
         self._waiting = 0
         self._watcher: asyncio.Task[None] | None = None
-        fork.bequeath(self)
+        USING.bequeath(self)
 
     @contextmanager
     def reading(self) -> Iterator[SqliteTables]:
@@ -201,8 +201,8 @@ class _Open:
         self.watch.close()
         self.thread.shutdown()
         if self._read_db is not None:
-            self._read_db.close()
-        self.file.db.close()
+            self.file.close(self._read_db)
+        self.file.close(self.file.db)
         self.turnstile.close()
 
     def inherited(self) -> None:
@@ -210,11 +210,11 @@ class _Open:
         self.turnstile.close()  # or the parent's turn would last as long as this process
         for db in (self._read_db, self.file.db):
             if db is not None:
-                fork.drop(db)
+                USING.drop(db)
 
     def _look(self) -> bool:
         """Whether another connection has committed since the last look."""
-        with fork.using():
+        with USING:
             version = self._version()
         is_news, self._seen = version != self._seen, version
         return is_news

@@ -25,13 +25,13 @@ from errandry.errors import (
     StoreUnavailable,
 )
 from errandry.store import sql
-from errandry.store.sqlite import fork
+from errandry.store.sqlite.fork import USING
 
 APPLICATION = 0x45_52_52_59
 """`application_id` of our files: "ERRY"."""
 
 BUSY = 30_000
-_MODES = "look at owner and mode of the file and its folder"
+_MODES = "check the path, and owner and mode of the file and its folder"
 _MIGRATIONS = list(sql.migrations("errandry.store.sqlite.schema"))
 
 TROUBLE = (
@@ -63,7 +63,8 @@ class File:
             self.real = os.path.realpath(path)
             self.db = _connect(path, durability)
             try:
-                migrate(self.db, path)
+                with explained(path, self.db):
+                    migrate(self.db, path)
                 self._identity = self._found()
             except BaseException:
                 self.db.close()
@@ -75,6 +76,14 @@ class File:
             db = _connect(self.path, self.durability)
             db.pragma("query_only", True)
             return db
+
+    def close(self, db: apsw.Connection) -> None:
+        """Close a connection. SQLite would delete the log by name: that of a file in its place is spared."""
+        try:
+            self.check()
+        except (StoreReplaced, OSError):
+            db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        db.close()
 
     @property
     def is_forked(self) -> bool:
@@ -123,29 +132,38 @@ def explained(path: str, db: apsw.Connection | None = None) -> Iterator[None]:
 def migrate(db: apsw.Connection, path: str) -> None:
     """Bring the schema up to date; many processes may try at once, one does it."""
     newest = _MIGRATIONS[-1][0]
-    if _version(db, path) == newest:
-        return
-    db.execute("BEGIN IMMEDIATE")
-    try:
+    with _transaction(db, "BEGIN"):
+        if _version(db, path) == newest:
+            return
+    with _transaction(db, "BEGIN IMMEDIATE"):
         version = _version(db, path)
         for number, name, text in _MIGRATIONS:
             if number > version:
-                db.execute(text)
+                db.execute(text).fetchall()  # a statement that has rows would stop there
                 db.execute(
                     "INSERT INTO migrations (number, name, applied_at) VALUES (?, ?, unixepoch('subsec'))",
                     (number, name),
                 )
         db.pragma("application_id", APPLICATION)
         db.pragma("user_version", newest)
+
+
+@contextmanager
+def _transaction(db: apsw.Connection, begin: str) -> Iterator[None]:
+    db.execute(begin)
+    try:
+        yield
         db.execute("COMMIT")
-    except BaseException:
+    finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
-        raise
 
 
 def _version(db: apsw.Connection, path: str) -> int:
-    """The schema's number; 0 for an empty file. Raises for what is not ours, or too new."""
+    """The schema's number; 0 for an empty file. Raises for what is not ours, or too new.
+
+    In a transaction: another process may be migrating the file.
+    """
     application, version = db.pragma("application_id"), db.pragma("user_version")
     newest = _MIGRATIONS[-1][0]
     if application != APPLICATION:
@@ -167,10 +185,9 @@ def _make(path: str) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         if not os.path.isfile(path):
-            raise InvalidValue("path", path, "that is not a file: name one, or where to make one") from None
+            raise StoreRefused(path, "not a file: name one, or where to make one") from None
     except FileNotFoundError:
-        folder = os.path.dirname(path) or "."
-        raise InvalidValue("path", path, f"there is no folder {folder!r}: make it first") from None
+        raise StoreRefused(path, "there is no such folder: make it first") from None
     except ValueError as error:
         raise InvalidValue("path", path, f"no name of a file ({error})") from None
     else:
@@ -179,14 +196,16 @@ def _make(path: str) -> None:
 
 
 def _connect(path: str, durability: Durability) -> apsw.Connection:
-    fork.check(path)
+    USING.check(path)
     db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=128)
     try:
         db.set_busy_timeout(BUSY)
         if db.readonly("main"):
             raise StoreRefused(path, f"cannot be written by this user: {_MODES}")
-        _version(db, path)  # what is not ours is refused before anything is changed
-        _share(db, path)
+        with explained(path, db):
+            with _transaction(db, "BEGIN"):
+                _version(db, path)  # what is not ours is refused before anything is changed
+            _share(db, path)
         db.pragma("synchronous", "full" if durability is Durability.POWER else "normal")
         db.pragma("mmap_size", 0)
     except BaseException:
@@ -201,15 +220,13 @@ def _share(db: apsw.Connection, path: str) -> None:
     give_up = time.monotonic() + BUSY / 1_000
     while True:
         try:
-            mode = db.pragma("journal_mode", "wal")
+            if db.pragma("journal_mode", "wal") != "wal":
+                raise StoreRefused(path, "cannot be shared here: put it on a local disk")
+            return
         except apsw.BusyError:
             if time.monotonic() > give_up:
                 raise
             time.sleep(0.002)
-        else:
-            break
-    if mode != "wal":
-        raise StoreRefused(path, "cannot be shared here: put it on a local disk")
 
 
 def _has_log(path: str) -> bool:

@@ -143,17 +143,20 @@ UPDATE lanes SET ready = 1, used_at = ?2 WHERE lane = ?1;
 UPDATE lanes SET ready = 0 WHERE lane = ?1;
 
 -- name: open_lanes
--- Lanes that may have waiting jobs, of these queues and tasks (NULL: all), that are not paused.
+-- Lanes that may have waiting jobs, of these queues and tasks (NULL: all) and not of those, that are not paused.
 SELECT lane FROM lanes
  WHERE ready
    AND (?1 IS NULL OR queue IN (SELECT value FROM json_each(?1)))
    AND (?2 IS NULL OR task IN (SELECT value FROM json_each(?2)))
+   AND task NOT IN (SELECT value FROM json_each(?3))
    AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'queue' AND name = queue)
    AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'task' AND name = task);
 
 -- name: line
--- The waiting jobs of a lane in order.
-SELECT * FROM live WHERE lane = ?1 AND state = 'waiting' ORDER BY priority, place LIMIT ?2;
+-- The waiting jobs of a lane in order, with suspects or without.
+SELECT * FROM live
+ WHERE lane = ?1 AND state = 'waiting' AND (?3 OR crashes = 0)
+ ORDER BY priority, place LIMIT ?2;
 
 -- name: queue_has_waiting
 SELECT 1 FROM lanes

@@ -158,25 +158,26 @@ class SqliteTables:
     def ready(self, claim: Claim) -> list[Job]:
         queues = None if claim.queues is None else rows.text(claim.queues)
         tasks = None if claim.tasks is None else rows.text(claim.tasks)
-        lanes = [lane for (lane,) in self._all("open_lanes", (queues, tasks))]
-        best = self._best(lanes, claim.limit)
-        if not best:
+        lanes = self._all("open_lanes", (queues, tasks, rows.text(claim.without)))
+        suspects = claim.suspects != 0
+        best = self._best([(lane, claim.limit, suspects) for (lane,) in lanes])
+        if not best and suspects:
             self._unmark(lanes)
         return [rows.to_job(row) for row in best]
 
-    def _best(self, lanes: Sequence[int], limit: int) -> list[rows.Row]:
+    def _best(self, wanted: Sequence[tuple[int, int, bool]]) -> list[rows.Row]:
         """The first of several lines taken together; each is read only as far as it is needed."""
-        if len(lanes) == 1:
-            return self._all("line", (lanes[0], limit))
-        lines = [self._steps("line", (lane, limit)) for lane in lanes]
-        best = list(islice(merge(*lines, key=_urgency), limit))
+        if len(wanted) <= 1:
+            return [row for one in wanted for row in self._all("line", one)]
+        lines = [self._steps("line", one) for one in wanted]
+        best = list(islice(merge(*lines, key=_urgency), wanted[0][1]))
         for line in lines:
             line.close()
         return best
 
-    def _unmark(self, lanes: Sequence[int]) -> None:
+    def _unmark(self, lanes: Sequence[rows.Row]) -> None:
         if lanes:
-            self._db.executemany(SQL["unmark_lane"], [(lane,) for lane in lanes])
+            self._db.executemany(SQL["unmark_lane"], lanes)
             self._lanes = {}
             self._is_dirty = True
 

@@ -11,7 +11,10 @@ from types import TracebackType
 
 
 class Turnstile:
-    """`with turnstile:` waits for this process's turn to write. Who may write the file at `path` may take turns."""
+    """`with turnstile:` waits for this process's turn to write.
+
+    Whoever may write the file at `path` may take turns: the locks have its mode and owner.
+    """
 
     def __init__(self, path: str) -> None:
         found = os.stat(path)

@@ -1,0 +1,172 @@
+"""The app: where tasks are declared and from where jobs are enqueued and looked at."""
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+
+from errandry.client import Client, Gate
+from errandry.clock import Clock
+from errandry.codec import Codec, from_json
+from errandry.context import JobContext
+from errandry.core.command import GateKind
+from errandry.core.job import Job as Record
+from errandry.core.job import NewJob
+from errandry.core.move import created
+from errandry.errors import InvalidValue, UnknownTask
+from errandry.handle import Job
+from errandry.options import TaskOptions
+from errandry.store.contract import Bounds, Store
+from errandry.store.url import DEFAULT, store_at
+from errandry.sync import Sync
+from errandry.task import Request, Task, declared
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Call = Callable[[JobContext], Awaitable[Any]]
+Middleware = Callable[[JobContext, Call], Awaitable[Any]]
+"""Wraps every handler: `async def timed(ctx, call_next): …; return await call_next(ctx)`."""
+Hook = Callable[[NewJob], NewJob]
+"""Sees every job before it is inserted and returns it, or another in its place. May raise to refuse."""
+Delay = Callable[[int], float]
+"""Seconds to wait after attempt n."""
+
+
+class Declare(Protocol):
+    """What `@jobs.task(...)` gives: the same decorator for handlers of all four shapes."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[JobContext, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[JobContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class Errandry(Client):
+    """Jobs in the store at `url`, `$ERRANDRY_URL`, or a SQLite file `errandry.db` in the current folder.
+
+    Declaring tasks needs no connection; the store is opened on first use, or with `async with`.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        store: Store | None = None,
+        clock: Clock | None = None,
+        codec: Codec | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
+        if store is not None and url is not None:
+            raise InvalidValue("url", url, "give either a url or a store")
+        self.url = url or os.environ.get("ERRANDRY_URL") or DEFAULT
+        super().__init__(store or store_at(self.url, clock, bounds), clock, codec)
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self.backoffs: dict[str, Delay] = {}
+        self.middlewares: list[Middleware] = []
+        self._hooks: list[Hook] = []
+        self.sync = Sync(self)
+
+    @overload
+    def task(self, function: Callable[Concatenate[JobContext, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[JobContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: None = None, /, **options: Unpack[TaskOptions]) -> Declare: ...
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
+        """Declare a handler: `@jobs.task` or `@jobs.task(queue="mail", timeout="30s")`."""
+
+        def declare(function: Callable[..., Any]) -> Task[..., Any]:
+            task = declared(self, function, options)
+            known = self.tasks.get(task.name)
+            if known is not None and not _is_redefinition(known, task):
+                raise InvalidValue(
+                    "task", task.name, f"is declared already, by {known.function!r}: pass name="
+                )
+            self.tasks[task.name] = task
+            return task
+
+        return declare if function is None else declare(function)
+
+    def middleware(self, function: Middleware) -> Middleware:
+        """Wrap every handler in `function`; the first one registered is the outermost."""
+        self.middlewares.append(function)
+        return function
+
+    def on_enqueue(self, function: Hook) -> Hook:
+        """Have `function` see every job before it is inserted."""
+        self._hooks.append(function)
+        return function
+
+    def backoff(self, function: Delay) -> Delay:
+        """Register a function of the attempt as a backoff, to be named in `@jobs.task(backoff=…)`."""
+        self.backoffs[function.__name__] = function
+        return function
+
+    async def enqueue(
+        self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any
+    ) -> Job[Any]:
+        """Enqueue a declared task by its name."""
+        found = self.tasks.get(task)
+        if found is None:
+            raise UnknownTask(task, tuple(sorted(self.tasks)))
+        return await found.using(**options).enqueue(**(arguments or {}))
+
+    async def enqueue_many(self, requests: list[Request[Any]]) -> list[Job[Any]]:
+        """All of these, or none, in one write: `jobs.enqueue_many([send.new(to=a), send.new(to=b)])`."""
+        return await self._kept(self._hooked(requests))
+
+    def enqueue_many_sync(self, requests: list[Request[Any]]) -> list[Job[Any]]:
+        """`enqueue_many` for code without an event loop."""
+        return self.sync.run(self._kept, self._hooked(requests))
+
+    async def get(self, job_id: str) -> Job[Any]:
+        """The job with this id; UnknownJob if there is none."""
+        return self._handle(await self.record(job_id))
+
+    def task_gate(self, name: str) -> Gate:
+        """A task, to pause and resume it in all queues."""
+        return Gate(self, GateKind.TASK, name)
+
+    async def __aenter__(self) -> Self:
+        await self.engine.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _hooked(self, requests: list[Request[Any]]) -> list[NewJob]:
+        jobs = [request.job for request in requests]
+        for hook in self._hooks:
+            jobs = [hook(job) for job in jobs]
+        return jobs
+
+    async def _kept(self, jobs: list[NewJob]) -> list[Job[Any]]:
+        inserted = await self.insert(jobs)
+        now = self.clock.time()
+        fresh = {job.id: created(job, 0, now) for job in jobs if job.id not in inserted.existed}
+        known = [job_id for job_id in inserted.ids if job_id in inserted.existed]
+        if known:
+            found = await self.engine.call(self.store.get, known)
+            fresh |= {record.id: record for record in found if record is not None}
+        return [self._handle(fresh[job.id]) for job in jobs if job.id in fresh]
+
+    def _handle(self, record: Record) -> Job[Any]:
+        task = self.tasks.get(record.task)
+        return Job(self, record, task.signature.read_result if task else from_json)
+
+
+def _is_redefinition(known: Task[..., Any], task: Task[..., Any]) -> bool:
+    """The same function declared again: a notebook cell run twice, a module reloaded."""
+    old, new = known.function, task.function
+    return (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)

@@ -1,0 +1,76 @@
+"""What a handler sees of its job."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Event
+from typing import Any
+
+from errandry.core.job import Job, Log, Progress
+
+_current: ContextVar["JobContext"] = ContextVar("errandry_job")
+
+
+class JobContext:
+    """Handed to a handler that has a parameter of this type; the first one, so that type checkers know too.
+
+    `fence` only ever rises for a job: write it beside an effect outside and refuse smaller ones, and a
+    handler that lost its lease can no longer do harm.
+    """
+
+    def __init__(self, job: Job, note: Callable[[Progress | None, tuple[Log, ...]], None]) -> None:
+        self.job = job
+        self._note = note
+        self._stop = Event()
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first run."""
+        return self.job.attempts
+
+    @property
+    def fence(self) -> int:
+        return self.job.fence
+
+    @property
+    def canceled(self) -> bool:
+        """Whether the handler should stop: canceled, out of time, or its lease is lost.
+
+        An async handler is cancelled besides; one in a thread has to look here now and then.
+        """
+        return self._stop.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """For handlers in threads: sleep, but return True at once when the handler should stop."""
+        return self._stop.wait(timeout)
+
+    def progress(self, share: float, text: str = "") -> None:
+        """How far the handler is, from 0 to 1. Returns at once; written with the next pass."""
+        self._note(Progress(share, text), ())
+
+    def log(self, text: Any, level: str = "info") -> None:
+        """Add a line to the job's log. Returns at once; written with the next pass."""
+        self._note(None, (Log(0.0, str(text), level),))
+
+    def stop(self) -> None:
+        """Ask the handler to stop; for the worker."""
+        self._stop.set()
+
+
+def current() -> JobContext | None:
+    """The context of the handler this code runs in, if it runs in one."""
+    return _current.get(None)
+
+
+@contextmanager
+def entered(ctx: JobContext) -> Iterator[None]:
+    """Make `ctx` the current context, and that of whatever is started inside."""
+    token = _current.set(ctx)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,95 @@
+"""A job as a program meets it: what is known of it, and what can be asked and done."""
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
+
+from errandry.codec import About, Codec
+from errandry.core.command import Moved
+from errandry.core.job import Job as Record
+from errandry.core.state import State
+from errandry.errors import JobCanceled, JobFailed, UnknownJob
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Keeper(Protocol):
+    """What a job needs of its app."""
+
+    codec: Codec
+
+    async def record(self, job_id: str) -> Record: ...
+
+    async def finished(self, job_id: str, timeout: float | None) -> Record | None: ...
+
+    async def cancel(self, *ids: str, force: bool = False) -> Moved: ...
+
+    async def rerun(self, *ids: str, reset_attempts: bool = False) -> Moved: ...
+
+
+class Job(Generic[R_co]):
+    """A handle on a job. `record` is the job as it was last read; the methods ask the store."""
+
+    def __init__(self, app: Keeper, record: Record, read: Callable[[str], Any]) -> None:
+        self._app, self._read = app, read
+        self.record = record
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def task(self) -> str:
+        return self.record.task
+
+    @property
+    def queue(self) -> str:
+        return self.record.queue
+
+    @property
+    def state(self) -> State:
+        """The state when the record was last read."""
+        return self.record.state
+
+    def __repr__(self) -> str:
+        return f"<job {self.id} {self.task} {self.state}>"
+
+    async def refresh(self) -> Self:
+        """Read the record again; UnknownJob if it was removed."""
+        self.record = await self._app.record(self.id)
+        return self
+
+    async def wait(self, timeout: float | None = None) -> Self:
+        """Return when the job has finished, in whatever way; TimeoutError when the time is up first."""
+        if not self.record.finished:
+            record = await self._app.finished(self.id, timeout)
+            if record is None:
+                raise UnknownJob(self.id)
+            self.record = record
+        return self
+
+    async def result(self, timeout: float | None = None) -> R_co:
+        """What the handler returned; waits for it. JobFailed or JobCanceled if there is no result to come."""
+        await self.wait(timeout)
+        match self.record.state:
+            case State.COMPLETED:
+                return cast("R_co", self._value())
+            case State.CANCELED:
+                raise JobCanceled(self.id)
+            case _:
+                last = self.record.errors[-1] if self.record.errors else None
+                error = f"{last.type}: {last.message}" if last else ""
+                raise JobFailed(self.id, self.record.reason or "", error, last.traceback if last else "")
+
+    async def cancel(self) -> None:
+        """Stop it: at once where no handler runs, by request where one does."""
+        await self._app.cancel(self.id)
+
+    async def rerun(self, *, reset_attempts: bool = False) -> None:
+        """Run it again once it has finished."""
+        await self._app.rerun(self.id, reset_attempts=reset_attempts)
+
+    def _value(self) -> Any:
+        if self.record.result is None:
+            return None
+        about = About(self.id, self.record.task, "result")
+        return self._read(self._app.codec.unseal(self.record.result, about))

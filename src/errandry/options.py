@@ -1,0 +1,128 @@
+"""Options as people write them: durations in words, datetimes, curves by name; and as the fields of a job."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypedDict
+
+from msgspec.structs import replace
+
+from errandry import codec
+from errandry.core import check
+from errandry.core.duration import instant, seconds
+from errandry.core.job import Keep, Order, check_tags
+from errandry.core.retry import Backoff, Curve
+from errandry.errors import InvalidValue
+
+Span = float | timedelta | str
+"""A length of time: seconds, a timedelta, or words such as "5 minutes"."""
+Moment = float | datetime | str
+"""A point in time: seconds since 1970, an aware datetime, or ISO text."""
+Wait = Backoff | Span | Literal["exponential", "linear", "fixed"]
+"""How long to wait before a retry: a Backoff, a curve or registered function by name, or a fixed time."""
+Kept = Keep | Span | Mapping[str, Span]
+"""How long a finished job is kept: for all ends alike, or by state."""
+
+
+class JobOptions(TypedDict, total=False):
+    """What can be said of any one job."""
+
+    queue: str
+    priority: int
+    order: Literal["fifo", "lifo"]
+    max_attempts: int
+    max_crashes: int
+    backoff: Wait
+    timeout: Span | None
+    keep: Kept
+    tags: tuple[str, ...] | list[str]
+    group: str
+
+
+class UseOptions(JobOptions, total=False):
+    """What can be said with `using`."""
+
+    id: str
+    delay: Span
+    run_at: Moment
+    deadline: Moment
+    metadata: Mapping[str, Any]
+
+
+class TaskOptions(JobOptions, total=False):
+    """What can be said when a task is declared."""
+
+    name: str
+    retry_on: tuple[type[Exception], ...] | type[Exception]
+    fail_on: tuple[type[Exception], ...] | type[Exception]
+    on_invalid: Literal["fail", "discard"]
+
+
+def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as people write them, as the fields of a job."""
+    unknown = options.keys() - UseOptions.__annotations__.keys()
+    if unknown:
+        raise InvalidValue(min(unknown), options[min(unknown)], "is not an option of a job")
+    fields: dict[str, Any] = {**options}
+    for name, read in _READ.items():
+        if fields.get(name) is not None:
+            fields[name] = read(name, fields[name])
+    if "delay" in fields:
+        fields["run_at"] = None
+    elif "run_at" in fields:
+        fields["delay"] = None
+    return fields
+
+
+def moment(name: str, value: Moment) -> float:
+    """A point in time in seconds since 1970."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidValue(name, value, "needs a time zone: datetime(…, tzinfo=UTC)")
+        return value.timestamp()
+    return instant(value, name) / 1e6 if isinstance(value, str) else check.instant(name, value)
+
+
+def backoff(name: str, value: Wait) -> Backoff:
+    if isinstance(value, Backoff):
+        return value
+    if isinstance(value, str) and value in tuple(Curve):
+        return Backoff(Curve(value))
+    if isinstance(value, str) and value.isidentifier():
+        return Backoff(function=value)
+    return Backoff(Curve.FIXED, seconds(value, name), jitter=0.0)
+
+
+def keep(name: str, value: Kept) -> Keep:
+    if isinstance(value, Keep):
+        return value
+    if isinstance(value, Mapping):
+        return replace(Keep(), **{state: seconds(span, f"{name}.{state}") for state, span in value.items()})
+    span = seconds(value, name)
+    return Keep(span, span, span)
+
+
+_READ: dict[str, Callable[[str, Any], Any]] = {
+    "delay": lambda name, value: seconds(value, name),
+    "timeout": lambda name, value: seconds(value, name),
+    "run_at": moment,
+    "deadline": moment,
+    "backoff": backoff,
+    "keep": keep,
+    "order": lambda name, value: Order(one_of(name, value, tuple(Order))),
+    "tags": lambda _, value: check_tags(tuple(value)),
+    "metadata": codec.to_json,
+}
+
+
+def one_of(name: str, value: Any, known: tuple[str, ...]) -> Any:
+    if value not in known:
+        raise InvalidValue(name, value, f"must be {' or '.join(known)}")
+    return value
+
+
+def exceptions(name: str, value: Any) -> tuple[type[Exception], ...]:
+    kinds = value if isinstance(value, tuple) else (value,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise InvalidValue(name, kind, "must be exception classes")
+    return kinds

@@ -1,0 +1,60 @@
+"""How a handler ends its attempt other than by returning: raise one of these."""
+
+from datetime import timedelta
+
+from errandry.core.duration import seconds
+
+
+class Outcome(Exception):
+    """Not an error: the handler's word on what becomes of its job."""
+
+
+class Retry(Outcome):
+    """Try again `after` so long, or when that is left out after the task's backoff. Spends the attempt."""
+
+    def __init__(self, message: str = "", *, after: float | timedelta | str | None = None) -> None:
+        super().__init__(message, after)
+        self.message, self.after = message, None if after is None else seconds(after, "after")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _remake, (Retry, (self.message,), {"after": self.after})
+
+    def __str__(self) -> str:
+        return self.message or "the handler asked for another try"
+
+
+class Snooze(Outcome):
+    """Run again after so long; this attempt does not count."""
+
+    def __init__(self, after: float | timedelta | str) -> None:
+        super().__init__(after)
+        self.after = seconds(after, "after")
+
+    def __str__(self) -> str:
+        return f"snoozed for {self.after:g} s"
+
+
+class Fail(Outcome):
+    """Failed for good: no further try, whatever attempts are left."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason or "the handler gave up"
+
+
+class Cancel(Outcome):
+    """Canceled by its own handler."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason or "canceled by its handler"
+
+
+def _remake(kind: type[Outcome], args: tuple[object, ...], options: dict[str, object]) -> Outcome:
+    return kind(*args, **options)

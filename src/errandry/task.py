@@ -1,0 +1,105 @@
+"""Tasks: declared work. A task knows its handler, its options, and how to make a job of a call."""
+
+import inspect
+import secrets
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack
+
+from msgspec import Struct
+
+from errandry.clock import Clock
+from errandry.codec import About, Codec
+from errandry.core import check
+from errandry.core.job import NewJob, uuid7
+from errandry.handle import Job
+from errandry.options import JobOptions, TaskOptions, UseOptions, exceptions, job_fields, one_of
+from errandry.signature import Signature
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Rules(Struct, frozen=True):
+    """What a worker needs to know of a task beside its handler.
+
+    With `retry_on`, other exceptions fail the job at once; those of `fail_on` always do.
+    """
+
+    retry_on: tuple[type[Exception], ...] = (Exception,)
+    fail_on: tuple[type[Exception], ...] = ()
+    on_invalid: Literal["fail", "discard"] = "fail"
+
+
+class Request(Struct, Generic[R_co], frozen=True):
+    """A call of a task, ready to be enqueued with others."""
+
+    job: NewJob
+    task: "Task[..., R_co]"
+
+
+class Enqueuer(Protocol):
+    """What a task needs of its app."""
+
+    clock: Clock
+    codec: Codec
+
+    async def enqueue_many(self, requests: list[Request[Any]]) -> list[Job[Any]]: ...
+
+    def enqueue_many_sync(self, requests: list[Request[Any]]) -> list[Job[Any]]: ...
+
+
+class Task(Generic[P, R_co]):
+    """A declared handler. Called, it is the plain function; enqueued, it becomes a job."""
+
+    def __init__(
+        self, app: Enqueuer, function: Callable[..., Any], name: str, rules: Rules, base: dict[str, Any]
+    ) -> None:
+        self.app, self.function, self.name, self.rules = app, function, check.name("task", name), rules
+        self.signature = Signature(name, function)
+        self.is_async = inspect.iscoroutinefunction(function)
+        self._base = base
+        update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+    def using(self, **options: Unpack[UseOptions]) -> "Task[P, R_co]":
+        """The same task with other options for what is enqueued through it."""
+        other: Task[P, R_co] = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._base = self._base | job_fields(options)
+        return other
+
+    def new(self, *args: P.args, **kwargs: P.kwargs) -> Request[R_co]:
+        """The job a call would make, for `enqueue_many`."""
+        fields = self._base
+        job_id = fields.get("id") or uuid7(self.app.clock.time(), secrets.token_bytes(10))
+        payload = self.app.codec.seal(self.signature.write(args, kwargs), About(job_id, self.name, "payload"))
+        return Request(NewJob(**(fields | {"id": job_id, "task": self.name, "payload": payload})), self)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
+        """Have it run by a worker. Returns when the job is durable."""
+        [job] = await self.app.enqueue_many([self.new(*args, **kwargs)])
+        return job
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
+        """`enqueue` for code without an event loop."""
+        [job] = self.app.enqueue_many_sync([self.new(*args, **kwargs)])
+        return job
+
+
+def declared(app: Enqueuer, function: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
+    """A task for `function`; options that make no sense are refused here, not when a job runs."""
+    name = options.get("name") or function.__name__
+    rules = Rules(
+        retry_on=exceptions("retry_on", options.get("retry_on", Exception)),
+        fail_on=exceptions("fail_on", options.get("fail_on", ())),
+        on_invalid=one_of("on_invalid", options.get("on_invalid", "fail"), ("fail", "discard")),
+    )
+    base = job_fields({k: v for k, v in options.items() if k in JobOptions.__annotations__})
+    NewJob(**(base | {"id": "check", "task": name, "payload": "{}"}))
+    return Task(app, function, name, rules, base)

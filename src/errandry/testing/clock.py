@@ -1,0 +1,28 @@
+"""A clock that stands still until it is moved."""
+
+START = 1_750_000_000.0
+
+
+class FakeClock:
+    """`advance` lets time pass; `jump` sets the wall clock as an administrator or NTP would."""
+
+    def __init__(self, start: float = START) -> None:
+        self._wall = start
+        self._monotonic = 1_000.0
+
+    def time(self) -> float:
+        return self._wall
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def advance(self, seconds: float) -> None:
+        """Time passes, on the wall and on the stop-watch."""
+        if seconds < 0:
+            raise ValueError(f"time does not pass backwards ({seconds} s): use jump")
+        self._wall += seconds
+        self._monotonic += seconds
+
+    def jump(self, seconds: float) -> None:
+        """The wall clock is set forward or, with a negative number, back; no time passes."""
+        self._wall += seconds

@@ -1,0 +1,323 @@
+"""Claim: who is next, who is passed over, and what a claim answers."""
+
+import pytest
+from msgspec.structs import replace
+
+from errandry.core.command import Edit, Note, Postpone, Promote, Release, Retry, Snooze, Start
+from errandry.core.event import Kind
+from errandry.core.job import Order, Progress
+from errandry.core.state import Reason, State
+from errandry.store.contract import Store
+from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import ask
+from errandry.testing.given import Given, ref
+
+
+class Claiming:
+    async def test_a_claim_takes_the_job_under_a_lease(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        waiting = await given.waiting()
+        clock.advance(5)
+
+        [job] = await ask.claim(store, worker="me", start=False, lease=20.0)
+
+        now = clock.time()
+        assert job == replace(
+            waiting,
+            state=State.CLAIMED,
+            place=None,
+            attempts=1,
+            fence=int(now * 1_000_000),
+            worker="me",
+            lease_until=now + 20,
+            claimed_at=now,
+            updated_at=now,
+        )
+
+    async def test_the_answer_is_the_job_as_it_is_stored(self, store: Store, given: Given) -> None:
+        await given.waiting()
+
+        [job] = await ask.claim(store)
+
+        assert await store.get([job.id]) == [job]
+
+    async def test_a_claim_with_start_is_a_claim_and_a_start(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        at_once = await given.running(id="a", task="t")
+        await ask.one(store, Start(ref(await given.claimed(id="b", task="t"))))
+
+        [one_by_one] = await store.get(["b"])
+
+        assert at_once == replace(one_by_one, id="a", seq=at_once.seq) if one_by_one else False
+        assert at_once.started_at == clock.time()
+
+    async def test_a_claim_clears_the_progress_and_start_of_the_last_attempt(
+        self, store: Store, given: Given
+    ) -> None:
+        job = await given.running()
+        await ask.one(store, Note(ref(job), Progress(0.5, "half")))
+        await ask.settle(store, job, Release())
+
+        again = await given.taken(job, start=False)
+
+        assert (again.progress, again.started_at) == (None, None)
+
+    async def test_a_held_job_is_nobody_elses_until_its_lease_has_run_out(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.running(lease=30.0)
+        clock.advance(29.75)
+        assert await ask.order(store) == []
+        clock.advance(0.25)
+
+        assert await ask.order(store) == [job.id]
+
+    async def test_an_empty_store_has_nothing_to_give(self, store: Store) -> None:
+        assert (await ask.claims(store)).jobs == ()
+        assert (await ask.claims(store)).due_in is None
+
+    async def test_a_claim_takes_no_more_than_its_limit(self, store: Store, given: Given) -> None:
+        for name in ("a", "b", "c"):
+            await given.waiting(id=name)
+
+        assert await ask.order(store, limit=2) == ["a", "b"]
+        assert await ask.order(store, limit=2) == ["c"]
+
+    async def test_a_due_job_is_claimed_without_upkeep(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.scheduled(delay=60.0)
+        clock.advance(59.75)
+        assert await ask.order(store) == []
+        clock.advance(0.25)
+
+        assert await ask.order(store) == [job.id]
+
+    async def test_many_due_and_expired_jobs_are_claimed_without_upkeep(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await given.inserted(*(given.job() for _ in range(60)))
+        assert len(await ask.order(store, lease=60.0)) == 60
+        await given.inserted(*(given.job(delay=60.0) for _ in range(60)))
+        clock.advance(60)
+
+        assert len(await ask.order(store, limit=1_000)) == 120
+
+    async def test_the_answer_says_when_the_next_job_is_due(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await given.scheduled(delay=90.0)
+        await given.scheduled(delay=60.0)
+        clock.advance(20)
+
+        assert (await ask.claims(store)).due_in == 40.0
+
+    @pytest.mark.parametrize("state", [State.BLOCKED, State.SCHEDULED, State.WAITING])
+    async def test_a_lapsed_job_is_never_claimed(
+        self, store: Store, clock: FakeClock, given: Given, state: State
+    ) -> None:
+        job = await given.brought(state, deadline=clock.time() + 60, **_due_at(state, clock.time() + 60))
+        clock.advance(60)
+
+        assert await ask.order(store) == []
+        after = await ask.current(store, job)
+        assert (after.state, after.reason) == (State.FAILED, Reason.DEADLINE)
+
+    async def test_a_lapsed_job_does_not_keep_others_from_being_claimed(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        for _ in range(3):
+            await given.waiting(deadline=clock.time() - 1)
+        job = await given.waiting()
+
+        assert await ask.order(store, limit=1) == [job.id]
+
+    async def test_a_deadline_that_has_not_come_is_no_hindrance(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.waiting(deadline=clock.time() + 60)
+        clock.advance(59.75)
+
+        assert await ask.order(store) == [job.id]
+
+
+class Ordering:
+    async def test_lower_priority_numbers_go_first(self, store: Store, given: Given) -> None:
+        for priority in (0, 10, -10, 5, -(2**31), 2**31 - 1):
+            await given.waiting(id=str(priority), priority=priority)
+
+        assert await ask.order(store) == ["-2147483648", "-10", "0", "5", "10", "2147483647"]
+
+    async def test_equal_priorities_go_first_in_first_out(self, store: Store, given: Given) -> None:
+        for name in ("b", "c", "a"):
+            await given.waiting(id=name, task="t")
+
+        assert await ask.order(store) == ["b", "c", "a"]
+
+    async def test_lifo_jobs_go_before_fifo_jobs_newest_first(self, store: Store, given: Given) -> None:
+        for name, kind in (("f1", "fifo"), ("l1", "lifo"), ("f2", "fifo"), ("l2", "lifo")):
+            await given.waiting(id=name, order=Order(kind))
+        await given.waiting(id="urgent", priority=-1)
+
+        assert await ask.order(store) == ["urgent", "l2", "l1", "f1", "f2"]
+
+    async def test_the_order_holds_across_tasks_and_queues(self, store: Store, given: Given) -> None:
+        for number in range(12):
+            await given.waiting(
+                id=f"{number % 2}-{number:02}",
+                priority=number % 2,
+                task=f"t{number % 3}",
+                queue=f"q{number % 4}",
+                group="g" * (number % 5),
+            )
+
+        taken = [*await ask.order(store, limit=5), *await ask.order(store, limit=50)]
+
+        assert taken == sorted(taken)
+        assert len(taken) == 12
+
+    @pytest.mark.parametrize("outcome", [Release(), Retry(delay=0.0)], ids=["release", "retry"])
+    async def test_a_requeued_job_goes_to_the_back(
+        self, store: Store, given: Given, outcome: Release | Retry
+    ) -> None:
+        first = await given.waiting(task="t")
+        second = await given.waiting(task="t")
+        await ask.settle(store, await given.taken(first), outcome)
+        third = await given.waiting(task="t")
+
+        assert await ask.order(store) == [second.id, first.id, third.id]
+
+    async def test_an_expired_job_goes_to_the_back(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        lost = await given.running(lease=30.0)
+        waiting = await given.waiting()
+        clock.advance(30)
+
+        assert await ask.order(store) == [waiting.id, lost.id]
+
+    async def test_a_due_job_goes_to_the_back(self, store: Store, clock: FakeClock, given: Given) -> None:
+        later = await given.scheduled(delay=60.0)
+        first = await given.waiting()
+        clock.advance(60)
+
+        assert await ask.order(store) == [first.id, later.id]
+
+    async def test_due_jobs_line_up_by_when_they_were_due(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        for name, delay in (("c", 30.0), ("a", 10.0), ("b", 20.0), ("d", 30.0)):
+            await given.scheduled(id=name, delay=delay)
+        clock.advance(60)
+
+        assert await ask.order(store) == ["a", "b", "c", "d"]
+
+    async def test_a_promoted_or_postponed_job_goes_to_the_back(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        early, late = await given.scheduled(), await given.waiting()
+        middle = await given.waiting()
+        await ask.operate(store, Promote(ids=(early.id,)))
+        await ask.operate(store, Postpone(ids=(late.id,), delay=10.0))
+        clock.advance(10)
+
+        assert await ask.order(store) == [middle.id, early.id, late.id]
+
+    async def test_an_edited_job_keeps_its_place(self, store: Store, given: Given) -> None:
+        jobs = [await given.waiting(task="t") for _ in range(3)]
+
+        await ask.operate(store, Edit(ids=(jobs[0].id,), payload="[1]", tags=("new",)))
+
+        assert await ask.order(store) == [job.id for job in jobs]
+
+    async def test_an_edited_priority_counts_at_once(self, store: Store, given: Given) -> None:
+        first, second, third = [await given.waiting(task="t") for _ in range(3)]
+
+        await ask.operate(store, Edit(ids=(third.id,), priority=-1))
+        await ask.operate(store, Edit(ids=(first.id,), priority=1))
+
+        assert await ask.order(store) == [third.id, second.id, first.id]
+
+    async def test_no_two_waiting_jobs_have_the_same_place(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await given.inserted(*(given.job(task="t", order=Order(kind)) for kind in ("fifo", "lifo") * 3))
+        await given.inserted(*(given.job(delay=10.0) for _ in range(3)))
+        for job in await ask.claim(store, limit=4):
+            await ask.settle(store, job, Release())
+        clock.advance(10)
+        await ask.upkeep(store)
+        await given.waiting()
+
+        places = [job.place for job in await ask.jobs(store)]
+
+        assert None not in places
+        assert len(set(places)) == len(places) == 10
+
+    async def test_a_claim_looks_only_at_its_queues_and_tasks(self, store: Store, given: Given) -> None:
+        for queue in ("q1", "q2", "q3"):
+            for task in ("t1", "t2", "t3"):
+                await given.waiting(id=f"{queue} {task}", queue=queue, task=task)
+
+        assert await ask.order(store, queues=("q2",), tasks=("t3", "t1")) == ["q2 t1", "q2 t3"]
+        assert await ask.order(store, queues=("q1", "q3"), tasks=("t2",)) == ["q1 t2", "q3 t2"]
+        assert await ask.order(store, tasks=("t3",)) == ["q1 t3", "q3 t3"]
+        assert await ask.order(store, queues=("nowhere",)) == []
+
+    async def test_a_filter_that_names_nothing_takes_nothing(self, store: Store, given: Given) -> None:
+        await given.waiting()
+
+        assert await ask.order(store, queues=()) == []
+        assert await ask.order(store, tasks=()) == []
+
+    async def test_jobs_that_do_not_fit_never_hide_those_that_do(self, store: Store, given: Given) -> None:
+        await given.inserted(*(given.job(task="other", priority=-1) for _ in range(1_500)))
+        job = await given.waiting(task="mine")
+
+        assert await ask.order(store, limit=1, tasks=("mine",)) == [job.id]
+
+    async def test_a_snoozed_job_waits_for_its_time_and_then_goes_to_the_back(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.running()
+        await ask.settle(store, job, Snooze(60.0))
+        other = await given.waiting()
+        clock.advance(60)
+
+        assert await ask.order(store) == [other.id, job.id]
+
+
+class Draining:
+    async def test_the_claim_of_a_queues_last_waiting_job_reports_it_drained(
+        self, store: Store, given: Given
+    ) -> None:
+        for queue in ("a", "a", "b", "b"):
+            await given.waiting(queue=queue)
+        head = await store.head()
+
+        await ask.claim(store, limit=3)
+
+        drained = [event for event in await ask.events(store, head) if event.kind is Kind.DRAINED]
+        assert [(event.queue, event.job) for event in drained] == [("a", "")]
+
+    async def test_a_claim_that_takes_nothing_drains_nothing(self, store: Store, given: Given) -> None:
+        await given.running()
+        head = await store.head()
+
+        await ask.claim(store)
+
+        assert await ask.kinds(store, head) == []
+
+    async def test_a_job_that_is_not_due_does_not_count_as_waiting(self, store: Store, given: Given) -> None:
+        await given.scheduled()
+        head = await store.head()
+
+        await given.running()
+
+        assert Kind.DRAINED in await ask.kinds(store, head)
+
+
+def _due_at(state: State, run_at: float) -> dict[str, object]:
+    return {"delay": None, "run_at": run_at} if state is State.SCHEDULED else {}

@@ -1,0 +1,84 @@
+"""The store's clock: it never goes back, and what waits for it still comes."""
+
+import pytest
+
+from errandry.core.command import Cause, Complete, Lost
+from errandry.core.job import Keep
+from errandry.core.state import State
+from errandry.store.contract import Store
+from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import ask
+from errandry.testing.given import Given
+
+HOUR = 3_600.0
+
+
+class ClockMoving:
+    async def test_times_never_go_back(self, store: Store, clock: FakeClock, given: Given) -> None:
+        jobs = []
+        for step in (0.0, -HOUR, 1.0, -HOUR, -0.25, 60.0):
+            clock.jump(step)
+            jobs.append(await given.waiting())
+            clock.advance(0.25)
+
+        times = [job.created_at for job in jobs]
+
+        assert times == sorted(times)
+        assert [entry.at for entry in (await store.events()).entries] == times
+
+    async def test_a_lease_still_runs_out_after_a_step_back(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.running(lease=30.0)
+        clock.jump(-HOUR)
+        assert await ask.order(store) == []
+        clock.advance(60)
+
+        assert await ask.settle(store, job, Complete()) == Lost(Cause.EXPIRED)
+        assert await ask.order(store) == [job.id]
+
+    async def test_a_lease_given_after_a_step_back_is_not_shorter(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await given.waiting()
+        clock.jump(-HOUR)
+        job = await given.running(lease=30.0)
+        clock.advance(29.75)
+
+        assert await ask.settle(store, job, Complete()) == "written"
+
+    async def test_a_scheduled_job_still_comes_due_after_a_step_back(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.scheduled(delay=30.0)
+        clock.jump(-HOUR)
+        clock.advance(60)
+
+        assert job.id in await ask.order(store)
+
+    async def test_a_jump_ahead_makes_everything_due(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await given.running(lease=30.0)
+        await given.scheduled(delay=60.0)
+        gone = await given.completed(keep=Keep(completed=60.0))
+        clock.jump(HOUR)
+        await ask.upkeep(store)
+
+        assert [job.state for job in await ask.jobs(store)] == [State.WAITING] * 2
+        assert await ask.is_gone(store, gone)
+
+    @pytest.mark.parametrize("ahead", [HOUR, 365 * 24 * HOUR])
+    async def test_a_clock_that_was_ahead_for_a_while_does_not_freeze_the_store(
+        self, store: Store, clock: FakeClock, given: Given, ahead: float
+    ) -> None:
+        clock.jump(ahead)
+        await given.waiting(id="early")
+        clock.jump(-ahead)
+        [job] = await ask.claim(store, lease=30.0)
+        clock.advance(60)
+
+        [again] = await ask.claim(store, lease=30.0)
+
+        assert (job.id, again.id) == ("early", "early")
+        assert again.fence > job.fence

@@ -1,0 +1,192 @@
+"""Insert: what is kept of a new job, where it starts, and what a repeat answers."""
+
+import pytest
+
+from errandry.core.command import Claim, Claims, Insert, Inserted, Remove
+from errandry.core.job import Job, Keep, NewJob, Order
+from errandry.core.retry import Backoff, Curve
+from errandry.core.state import State
+from errandry.errors import TooLarge
+from errandry.store.contract import Bounds, Store
+from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import ask
+from errandry.testing.conformance.fixtures import MakeStore
+from errandry.testing.given import Given
+
+FULL = NewJob(
+    id="0198-ü-😀",
+    task="send mail",
+    payload=' {"to": ["bob"],\n "é": "\\u00e9\\ud83d\\ude00", "n": 1.50, "big": -9223372036854775808} ',
+    queue="mails",
+    group="customer 7",
+    priority=-5,
+    order=Order.LIFO,
+    delay=90.5,
+    max_attempts=7,
+    max_crashes=2,
+    timeout=12.5,
+    deadline=1_800_000_000.25,
+    backoff=Backoff(Curve.LINEAR, 2.5, 60.0, 0.0, "mine"),
+    keep=Keep(completed=0.0, failed=1.5, canceled=3_600.0),
+    tags=("a", "b c", "ü"),
+    metadata='{"traceparent": "00-1-2-03"}',
+)
+SAME = (
+    *("id", "task", "payload", "queue", "group", "priority", "order", "max_attempts", "max_crashes"),
+    *("timeout", "deadline", "backoff", "keep", "tags", "metadata", "open_children"),
+)
+
+
+class Inserting:
+    async def test_a_job_is_kept_as_it_was_given(self, store: Store, clock: FakeClock) -> None:
+        await ask.insert(store, FULL)
+
+        [job] = await ask.jobs(store)
+
+        assert {name: getattr(job, name) for name in SAME} == {name: getattr(FULL, name) for name in SAME}
+        assert job.run_at == clock.time() + 90.5
+
+    async def test_a_new_job_has_a_clean_record(self, store: Store, clock: FakeClock, given: Given) -> None:
+        now = clock.time()
+        await ask.insert(store, given.job(id="new", task="t", payload="[1]"))
+
+        [job] = await store.get(["new"])
+
+        assert job == Job(
+            seq=job.seq if job else 0,
+            id="new",
+            task="t",
+            queue="default",
+            group="",
+            state=State.WAITING,
+            order=Order.FIFO,
+            reason=None,
+            settled=None,
+            payload="[1]",
+            priority=0,
+            place=job.place if job else 0,
+            run_at=None,
+            attempts=0,
+            max_attempts=5,
+            releases=0,
+            crashes=0,
+            max_crashes=3,
+            open_children=0,
+            timeout=None,
+            deadline=None,
+            fence=0,
+            worker=None,
+            lease_until=None,
+            cancel_requested=False,
+            result=None,
+            metadata=None,
+            created_at=now,
+            updated_at=now,
+            claimed_at=None,
+            started_at=None,
+            finished_at=None,
+            expires_at=None,
+            backoff=None,
+            keep=None,
+            progress=None,
+            tags=(),
+            errors=(),
+            logs=(),
+        )
+
+    @pytest.mark.parametrize(
+        ("ahead", "state"), [(-1.0, State.WAITING), (0.0, State.WAITING), (0.25, State.SCHEDULED)]
+    )
+    async def test_a_job_whose_run_at_has_come_is_waiting(
+        self, clock: FakeClock, given: Given, ahead: float, state: State
+    ) -> None:
+        job = await given.waiting(run_at=clock.time() + ahead)
+
+        assert job.state is state
+
+    @pytest.mark.parametrize(("delay", "state"), [(0.0, State.WAITING), (0.25, State.SCHEDULED)])
+    async def test_a_delay_counts_from_the_stores_now(
+        self, clock: FakeClock, given: Given, delay: float, state: State
+    ) -> None:
+        job = await given.waiting(delay=delay)
+
+        assert (job.state, job.run_at) == (state, clock.time() + delay)
+
+    async def test_open_children_block_a_job_even_with_a_delay(self, given: Given) -> None:
+        job = await given.waiting(open_children=2, delay=60.0)
+
+        assert (job.state, job.open_children) == (State.BLOCKED, 2)
+
+    async def test_the_answer_names_the_ids_in_the_order_given(self, store: Store, given: Given) -> None:
+        answer = await ask.insert(store, *(given.job(id=name) for name in ("c", "a", "b")))
+
+        assert answer == Inserted(("c", "a", "b"))
+
+    async def test_jobs_are_numbered_in_the_order_given(self, given: Given) -> None:
+        jobs = await given.inserted(*(given.job(id=name) for name in ("c", "a", "b")))
+        last = await given.waiting()
+
+        numbers = [job.seq for job in (*jobs, last)]
+
+        assert numbers == sorted(set(numbers))
+
+    @pytest.mark.parametrize("state", list(State))
+    async def test_a_repeated_insert_answers_existed_and_changes_nothing(
+        self, store: Store, given: Given, state: State
+    ) -> None:
+        job = await given.brought(state, queue="first")
+        before = await ask.everything(store)
+
+        answer = await ask.insert(store, given.job(id=job.id, queue="second", payload="[2]"))
+
+        assert answer == Inserted((job.id,), frozenset({job.id}))
+        assert await ask.everything(store) == before
+
+    async def test_a_bulk_insert_tells_which_jobs_existed_and_adds_the_rest(
+        self, store: Store, given: Given
+    ) -> None:
+        live, ended = await given.waiting(), await given.completed()
+
+        answer = await ask.insert(store, *(given.job(id=name) for name in ("x", live.id, "y", ended.id)))
+
+        assert answer == Inserted(("x", live.id, "y", ended.id), frozenset({live.id, ended.id}))
+        assert {job.id for job in await ask.jobs(store)} == {"x", "y", live.id, ended.id}
+
+    async def test_the_id_of_a_removed_job_is_free_again(self, store: Store, given: Given) -> None:
+        job = await given.completed()
+        await ask.operate(store, Remove(ids=(job.id,)))
+
+        answer = await ask.insert(store, given.job(id=job.id))
+
+        assert answer == Inserted((job.id,))
+
+    async def test_an_insert_is_all_or_nothing(self, open_store: MakeStore, clock: FakeClock) -> None:
+        store = await open_store(clock, Bounds(payload=10))
+        given = Given(store)
+        before = await ask.everything(store)
+
+        answer = await ask.one(
+            store, Insert((given.job(), given.job(), given.job(payload='"123456789"'), given.job()))
+        )
+
+        assert isinstance(answer, TooLarge)
+        assert await ask.everything(store) == before
+
+    async def test_thousands_of_jobs_go_in_at_once_and_come_out_in_order(
+        self, store: Store, given: Given
+    ) -> None:
+        jobs = [given.job(task=f"task-{number % 3}") for number in range(5_000)]
+
+        answer = await ask.insert(store, *jobs)
+
+        assert answer.ids == tuple(job.id for job in jobs)
+        assert await store.counts() == {"default": {"waiting": 5_000}}
+        assert await ask.order(store, limit=5_000) == list(answer.ids)
+
+    async def test_a_job_can_be_claimed_in_the_pass_that_inserts_it(self, store: Store, given: Given) -> None:
+        new = given.job()
+
+        _, answer = await store.commit([Insert((new,)), Claim(worker="w", nonce="n")])
+
+        assert isinstance(answer, Claims)
+        assert [job.id for job in answer.jobs] == [new.id]

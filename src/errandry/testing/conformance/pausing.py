@@ -1,0 +1,154 @@
+"""Pause and resume, by queue and by task."""
+
+import pytest
+
+from errandry.core.command import (
+    ALREADY,
+    WRITTEN,
+    Claim,
+    Claims,
+    Complete,
+    GateKind,
+    Insert,
+    Inserted,
+    Pause,
+    Resume,
+)
+from errandry.core.event import Event, Kind
+from errandry.core.state import State
+from errandry.store.contract import Pausing as Paused
+from errandry.store.contract import Store
+from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import ask
+from errandry.testing.given import Given, ref
+
+KINDS = pytest.mark.parametrize("kind", list(GateKind))
+
+
+class Pausing:
+    @KINDS
+    async def test_a_paused_queue_or_task_gives_nothing_until_it_is_resumed(
+        self, store: Store, given: Given, kind: GateKind
+    ) -> None:
+        job = await given.waiting(queue="name", task="name")
+        assert await ask.one(store, Pause(kind, "name")) is WRITTEN
+        assert await ask.order(store) == []
+        assert await ask.order(store, queues=("name",), tasks=("name",)) == []
+        assert await ask.one(store, Resume(kind, "name")) is WRITTEN
+
+        assert await ask.order(store) == [job.id]
+
+    @KINDS
+    async def test_a_pause_holds_for_claims_of_its_own_pass(
+        self, store: Store, given: Given, kind: GateKind
+    ) -> None:
+        job = given.job(queue="name", task="name")
+
+        answers = await store.commit(
+            [Insert((job,)), Pause(kind, "name"), Claim(worker="worker", nonce="nonce")]
+        )
+
+        assert answers == [Inserted((job.id,)), WRITTEN, Claims(())]
+
+    @KINDS
+    async def test_a_pause_holds_for_jobs_to_come(self, store: Store, given: Given, kind: GateKind) -> None:
+        await ask.one(store, Pause(kind, "name"))
+        await given.waiting(queue="name", task="name")
+
+        assert await ask.order(store) == []
+
+    async def test_paused_jobs_never_block_others(self, store: Store, given: Given) -> None:
+        for _ in range(3):
+            await given.waiting(queue="paused", priority=-1)
+            await given.waiting(task="paused", priority=-1)
+        await ask.one(store, Pause(GateKind.QUEUE, "paused"))
+        await ask.one(store, Pause(GateKind.TASK, "paused"))
+        job = await given.waiting()
+
+        assert await ask.order(store, limit=1) == [job.id]
+
+    async def test_a_queue_and_a_task_of_one_name_are_paused_apart(self, store: Store, given: Given) -> None:
+        in_queue = await given.waiting(queue="name", task="other")
+        of_task = await given.waiting(queue="other", task="name")
+        await ask.one(store, Pause(GateKind.QUEUE, "name"))
+
+        assert await ask.order(store) == [of_task.id]
+        await ask.one(store, Resume(GateKind.TASK, "name"))
+        assert await ask.order(store) == []
+        await ask.one(store, Resume(GateKind.QUEUE, "name"))
+        assert await ask.order(store) == [in_queue.id]
+
+    async def test_a_job_paused_by_queue_and_task_waits_for_both(self, store: Store, given: Given) -> None:
+        job = await given.waiting(queue="q", task="t")
+        await ask.one(store, Pause(GateKind.QUEUE, "q"))
+        await ask.one(store, Pause(GateKind.TASK, "t"))
+        await ask.one(store, Resume(GateKind.QUEUE, "q"))
+        assert await ask.order(store) == []
+
+        await ask.one(store, Resume(GateKind.TASK, "t"))
+
+        assert await ask.order(store) == [job.id]
+
+    async def test_it_is_known_who_paused_what_and_when(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await given.waiting(queue="busy")
+        at = clock.time()
+        await ask.one(store, Pause(GateKind.QUEUE, "busy", "ada"))
+        await ask.one(store, Pause(GateKind.QUEUE, "empty", "bob"))
+        await ask.one(store, Pause(GateKind.TASK, "send", "eve"))
+        clock.advance(10)
+
+        queues = {info.name: info.paused for info in await store.queues()}
+
+        assert queues == {"busy": Paused(at, "ada"), "empty": Paused(at, "bob")}
+        assert await store.paused_tasks() == {"send": Paused(at, "eve")}
+
+    @KINDS
+    async def test_the_first_pause_stands_and_the_second_answers_already(
+        self, store: Store, clock: FakeClock, kind: GateKind
+    ) -> None:
+        await ask.one(store, Pause(kind, "name", "ada"))
+        clock.advance(10)
+        before = await ask.everything(store)
+
+        assert await ask.one(store, Pause(kind, "name", "bob")) is ALREADY
+        assert await ask.everything(store) == before
+
+    @KINDS
+    async def test_what_is_not_paused_answers_already_to_resume(self, store: Store, kind: GateKind) -> None:
+        before = await ask.everything(store)
+
+        assert await ask.one(store, Resume(kind, "name")) is ALREADY
+        assert await ask.everything(store) == before
+
+    async def test_a_running_job_of_a_paused_queue_goes_on(self, store: Store, given: Given) -> None:
+        job = await given.running(queue="q")
+        await ask.one(store, Pause(GateKind.QUEUE, "q"))
+
+        assert await ask.renew(store, ref(job)) == ("held",)
+        assert await ask.settle(store, job, Complete()) is WRITTEN
+
+    async def test_paused_jobs_still_come_due_and_lapse(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        due = await given.scheduled(delay=10.0, queue="q")
+        lapsing = await given.waiting(deadline=clock.time() + 10, queue="q")
+        await ask.one(store, Pause(GateKind.QUEUE, "q"))
+        clock.advance(10)
+        await ask.upkeep(store)
+
+        assert (await ask.current(store, due)).state is State.WAITING
+        assert (await ask.current(store, lapsing)).state is State.FAILED
+
+    async def test_pausing_and_resuming_are_reported(self, store: Store) -> None:
+        head = await store.head()
+        await ask.one(store, Pause(GateKind.QUEUE, "q", "ada"))
+        await ask.one(store, Pause(GateKind.TASK, "t"))
+        await ask.one(store, Resume(GateKind.TASK, "t"))
+
+        assert await ask.events(store, head) == [
+            Event(Kind.PAUSED, "", "q", "", 0, "ada"),
+            Event(Kind.PAUSED, "", "", "t"),
+            Event(Kind.RESUMED, "", "", "t"),
+        ]

@@ -1,0 +1,348 @@
+"""Reads: jobs by id and by query, pages, counts, queues and workers."""
+
+from typing import Any
+
+import pytest
+
+from errandry.core.command import Beat, Complete, Fail, Release, Rerun, Retry
+from errandry.core.job import Failure
+from errandry.core.query import parse
+from errandry.core.state import Reason, State
+from errandry.errors import InvalidCursor, InvalidValue
+from errandry.store.contract import Bounds, Store
+from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import ask
+from errandry.testing.conformance.fixtures import MakeStore
+from errandry.testing.given import Given
+
+
+class Getting:
+    async def test_jobs_come_in_the_order_asked_and_none_for_the_unknown(
+        self, store: Store, given: Given
+    ) -> None:
+        live, ended = await given.waiting(), await given.completed()
+
+        assert await store.get([ended.id, "nobody", live.id, ended.id]) == [ended, None, live, ended]
+
+    async def test_asking_for_nothing_gives_nothing(self, store: Store) -> None:
+        assert await store.get([]) == []
+
+    async def test_ids_are_compared_exactly(self, store: Store, given: Given) -> None:
+        job = await given.waiting(id="Ab é")
+
+        assert await store.get(["Ab é", "ab é", "Ab e\u0301", "Ab é "]) == [job, None, None, None]
+
+    async def test_a_name_nobody_can_have_is_refused(self, store: Store) -> None:
+        for name in ("", " ", "\0", "a\0b", "\ud800", "x" * 10_000):
+            with pytest.raises(InvalidValue, match=r"^id="):
+                await store.get(["fine", name])
+            with pytest.raises(InvalidValue, match=r"^worker="):
+                await store.cancels(name)
+
+    async def test_thousands_can_be_asked_for(self, store: Store, given: Given) -> None:
+        jobs = [given.job() for _ in range(3_000)]
+        await ask.insert(store, *jobs)
+
+        found = await store.get([job.id for job in jobs])
+
+        assert [job.id for job in found if job] == [job.id for job in jobs]
+
+
+class Listing:
+    async def test_live_and_finished_jobs_are_listed_together_newest_first(
+        self, store: Store, given: Given
+    ) -> None:
+        jobs = [await given.brought(state) for state in State]
+
+        page = await store.list()
+
+        assert page.jobs == tuple(reversed(jobs))
+        assert page.cursor is None
+
+    @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
+    async def test_pages_join_without_gap_or_repeat(self, store: Store, given: Given, limit: int) -> None:
+        jobs = [await given.brought(state) for state in (State.WAITING, State.FAILED) * 2]
+
+        assert await ask.jobs(store, page=limit) == jobs[::-1]
+
+    async def test_a_page_of_just_the_limit_is_the_last(self, store: Store, given: Given) -> None:
+        await given.inserted(*(given.job() for _ in range(4)))
+
+        assert (await store.list(limit=4)).cursor is None
+
+    async def test_pages_stay_stable_while_jobs_move(self, store: Store, given: Given) -> None:
+        first, second, third = [await given.running() for _ in range(3)]
+        fourth = await given.completed()
+        page = await store.list(limit=2)
+        await ask.settle(store, second, Complete())
+        await ask.settle(store, third, Release())
+        await ask.operate(store, Rerun(ids=(fourth.id,)))
+        await given.waiting()
+
+        rest = await store.list(cursor=page.cursor, limit=10)
+
+        assert [job.id for job in (*page.jobs, *rest.jobs)] == [fourth.id, third.id, second.id, first.id]
+
+    async def test_a_cursor_goes_on_with_its_own_query(self, store: Store, given: Given) -> None:
+        wanted = [await given.waiting(queue="q"), await given.completed(queue="q")]
+        await given.waiting()
+        wanted.append(await given.waiting(queue="q"))
+
+        assert await ask.jobs(store, parse("queue:q"), page=1) == wanted[::-1]
+
+    async def test_a_cursor_serves_any_page_size(self, store: Store, given: Given) -> None:
+        jobs = [await given.waiting() for _ in range(5)]
+        page = await store.list(limit=2)
+
+        assert [job.id for job in (await store.list(cursor=page.cursor, limit=1)).jobs] == [jobs[2].id]
+
+    async def test_a_cursor_of_another_query_is_refused(self, store: Store, given: Given) -> None:
+        await given.inserted(*(given.job() for _ in range(3)))
+        page = await store.list(parse("state:waiting"), limit=1)
+
+        with pytest.raises(InvalidCursor, match="another query"):
+            await store.list(parse("state:failed"), page.cursor)
+
+    async def test_a_cursor_of_another_store_is_refused(
+        self, store: Store, open_store: MakeStore, clock: FakeClock
+    ) -> None:
+        other = await open_store(clock, Bounds())
+        await ask.insert(other, *(Given(other).job(id=name) for name in ("a", "b")))
+        page = await other.list(limit=1)
+
+        with pytest.raises(InvalidCursor, match="another store"):
+            await store.list(cursor=page.cursor)
+        with pytest.raises(InvalidCursor, match="another store"):
+            await store.events(await other.head())
+
+    async def test_a_wrong_limit_is_refused(self, store: Store) -> None:
+        wrong: list[Any] = [0, -1, 10_001, 2**70, True, 1.0, None]
+        for limit in wrong:
+            with pytest.raises(InvalidValue, match="limit"):
+                await store.list(limit=limit)
+            with pytest.raises(InvalidValue, match="limit"):
+                await store.events(limit=limit)
+
+
+QUERIES: dict[str, dict[str, str]] = {
+    "state": {
+        "": "abcdefgh",
+        "state:blocked": "a",
+        "state:scheduled,waiting": "bc",
+        "state:claimed,running": "de",
+        "-state:blocked,scheduled,waiting,claimed,running": "fgh",
+        "state:waiting state:failed": "",
+        "reason:timeout": "g",
+        "reason:canceled,timeout": "gh",
+        "-reason:timeout": "abcdefh",
+    },
+    "name": {
+        "id:c": "c",
+        "id:C": "",
+        "id~C": "c",
+        "-id:a,b,c,d,e,f": "gh",
+        "task:send": "ag",
+        "task:Send": "",
+        "task~EN": "ag",
+        "-task~en": "bcdefh",
+        "task~%": "d",
+        "task~_": "e",
+        'task:"it\'s, \\"quoted\\" \\\\ 100%"': "d",
+        "queue:bulk": "bf",
+        "queue:default -task:send": "cdeh",
+        "group:g": "c",
+        "-group:g": "abdefgh",
+        "worker:w2": "eg",
+        "-worker:w2": "abcdfh",
+        "worker~W": "defgh",
+    },
+    "tag": {
+        "tag:red": "ab",
+        "tag:red tag:blue": "b",
+        "tag:red,blue": "abc",
+        "-tag:red": "cdefgh",
+        "tag:re": "",
+    },
+    "text": {
+        "error~TIMEOUTERROR": "g",
+        'error~"timeouterror: took"': "g",
+        "-error~took": "abcdefh",
+        "payload~bob": "ab",
+        "payload~BOB": "ab",
+        "payload~é": "b",
+        "payload~É": "",
+        "-payload~bob": "cdefgh",
+        "result~fine": "f",
+        "-result~fine": "abcdegh",
+    },
+    "number": {
+        "priority:5": "c",
+        "priority>0": "c",
+        "priority>=0": "abcefgh",
+        "priority<0": "d",
+        "-priority:0": "cd",
+        "attempts:1": "defgh",
+        "attempts<1": "abc",
+    },
+    "time": {
+        "created>100s": "gh",
+        "created>=100s": "defgh",
+        "created<100s": "abc",
+        "created<=100s": "abcdef",
+        "since:50s": "gh",
+        "until:50s since:100s": "def",
+        "finished<1h": "",
+        "finished>1h": "fgh",
+        "finished>0s": "",
+        "due<=0s": "",
+        "due>+1h": "b",
+        "due<+1000m": "b",
+    },
+    "all at once": {
+        "state:failed task~end error~took priority<=0 attempts>=1": "g",
+        "state:failed task~end error~took priority<=0 attempts>=2": "",
+    },
+}
+"""For each kind of term: queries, and the jobs of `_population` they find."""
+
+
+class Querying:
+    @pytest.mark.parametrize("kind", list(QUERIES))
+    async def test_a_query_finds_what_it_says(
+        self, store: Store, clock: FakeClock, given: Given, kind: str
+    ) -> None:
+        await _population(clock, given)
+        found = {}
+        for text in QUERIES[kind]:
+            jobs = await ask.jobs(store, parse(text), page=3)
+            found[text] = "".join(sorted(job.id for job in jobs))
+
+        assert found == QUERIES[kind]
+
+
+async def _population(clock: FakeClock, given: Given) -> None:
+    await given.blocked(id="a", task="send", tags=("red",), payload='{"to": "bob"}')
+    await given.scheduled(
+        id="b", task="plan", delay=7_200.0, queue="bulk", tags=("red", "blue"), payload='["Bob", "é"]'
+    )
+    await given.waiting(id="c", task="wait", group="g", priority=5, tags=("blue",))
+    clock.advance(50)
+    await given.claimed("w1", 600.0, id="d", task='it\'s, "quoted" \\ 100%', priority=-5)
+    await given.running("w2", 600.0, id="e", task="a_b")
+    await given.completed('"FINE"', id="f", task="plan", queue="bulk", worker="w1")
+    clock.advance(75)
+    boom = Failure(Reason.TIMEOUT, "TimeoutError", "took too long")
+    await given.settled(Fail(boom), id="g", task="send", worker="w2")
+    await given.canceled(id="h", task="stop", worker="w3")
+    clock.advance(25)
+
+
+class Counting:
+    async def test_jobs_are_counted_by_queue_and_state(self, store: Store, given: Given) -> None:
+        for state in State:
+            await given.brought(state, queue="one")
+        await given.waiting(queue="two")
+
+        assert await store.counts() == {"one": {str(state): 1 for state in State}, "two": {"waiting": 1}}
+
+    async def test_totals_count_all_that_ever_happened(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        for outcome in (Complete(), Complete(), Fail()):
+            await given.settled(outcome)
+        await given.canceled()
+        await given.gone()
+        job = await given.running(lease=30.0)
+        clock.advance(30)
+        await ask.upkeep(store)
+        await given.taken(job)
+
+        assert await store.totals() == {
+            "default": {"inserted": 6, "completed": 2, "failed": 1, "canceled": 1, "removed": 1, "expired": 1}
+        }
+
+    async def test_a_retry_counts_as_retried_only_if_the_job_is_tried_again(
+        self, store: Store, given: Given
+    ) -> None:
+        await given.settled(Retry())
+        await given.settled(Retry(), max_attempts=1)
+
+        assert await store.totals() == {"default": {"inserted": 2, "retried": 1, "failed": 1}}
+
+    async def test_queues_show_their_jobs_and_how_long_the_next_in_line_has_waited(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await given.scheduled(queue="a", task="t1", delay=10.0)
+        await given.running(queue="b")
+        clock.advance(10)
+        await ask.upkeep(store)
+        clock.advance(10)
+        await given.waiting(queue="a", task="t2")
+        clock.advance(5)
+
+        queues = await store.queues()
+
+        assert [(info.name, info.states, info.waited, info.paused) for info in queues] == [
+            ("a", {"waiting": 2}, 15.0, None),
+            ("b", {"running": 1}, None, None),
+        ]
+
+    async def test_a_queue_that_had_jobs_is_still_listed(self, store: Store, given: Given) -> None:
+        await given.gone(queue="q")
+
+        assert [(info.name, dict(info.states)) for info in await store.queues()] == [("q", {})]
+
+    async def test_the_next_due_time_is_that_of_the_earliest_scheduled_job(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        assert await store.due_in() is None
+        await given.waiting()
+        assert await store.due_in() is None
+        await given.scheduled(delay=90.0)
+        await given.scheduled(delay=60.0)
+        clock.advance(20)
+        assert await store.due_in() == 40.0
+        clock.advance(50)
+        assert await store.due_in() == 0.0
+        await ask.upkeep(store)
+
+        assert await store.due_in() == 20.0
+
+
+class Beating:
+    async def test_a_worker_is_known_by_its_last_beat(self, store: Store, clock: FakeClock) -> None:
+        await ask.one(store, Beat(worker="b", started_at=1.5))
+        clock.advance(10)
+        beat = Beat(
+            worker="b",
+            host="höst",
+            pid=7,
+            queues=("q1", "q2"),
+            tasks=("t",),
+            concurrency=100,
+            running=3,
+            started_at=1.5,
+        )
+        await ask.one(store, beat)
+        await ask.one(store, Beat(worker="a"))
+
+        workers = await store.workers()
+
+        assert [info.beat for info in workers] == [Beat(worker="a"), beat]
+        assert [info.seen_at for info in workers] == [clock.time()] * 2
+
+    async def test_a_worker_that_says_goodbye_is_gone(self, store: Store) -> None:
+        await ask.one(store, Beat(worker="a"))
+        await ask.one(store, Beat(worker="b"))
+        await ask.one(store, Beat(worker="a", gone=True))
+        await ask.one(store, Beat(worker="never seen", gone=True))
+
+        assert [info.beat.worker for info in await store.workers()] == ["b"]
+
+    async def test_a_worker_that_says_goodbye_keeps_its_jobs_until_their_leases_end(
+        self, store: Store, given: Given
+    ) -> None:
+        job = await given.running("a")
+        await ask.one(store, Beat(worker="a", gone=True))
+
+        assert await ask.current(store, job) == job

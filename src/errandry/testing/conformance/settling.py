@@ -1,0 +1,397 @@
+"""Settle: how an attempt can end, what each outcome writes, and what a repeat answers."""
+
+import pytest
+from msgspec.structs import replace
+
+from errandry.core.command import (
+    ALREADY,
+    WRITTEN,
+    Cancel,
+    Cause,
+    Claim,
+    Claims,
+    Complete,
+    Fail,
+    GiveUp,
+    Lost,
+    Outcome,
+    Release,
+    Rerun,
+    Retry,
+    Settle,
+    Snooze,
+)
+from errandry.core.event import Kind
+from errandry.core.job import DAY, AttemptError, Failure, Keep
+from errandry.core.retry import Backoff, Curve
+from errandry.core.state import Reason, State
+from errandry.errors import TooLarge
+from errandry.store.contract import Bounds, Store
+from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import ask
+from errandry.testing.conformance.fixtures import MakeStore
+from errandry.testing.given import Given, ref
+
+BOOM = Failure(Reason.TIMEOUT, "TimeoutError", "took too long", "Traceback: …")
+OUTCOMES: dict[str, Outcome] = {
+    "complete": Complete('{"n": 1}'),
+    "retry": Retry(BOOM, 60.0),
+    "fail": Fail(BOOM),
+    "snooze": Snooze(60.0),
+    "release": Release(),
+    "give_up": GiveUp(),
+}
+EACH = pytest.mark.parametrize("name", list(OUTCOMES))
+
+
+class Settling:
+    async def test_a_completed_job_keeps_its_result(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.running()
+        clock.advance(5)
+
+        assert await ask.settle(store, job, Complete(' {"é": [1.50]} ')) is WRITTEN
+
+        after, now = await ask.current(store, job), clock.time()
+        assert (after.state, after.reason, after.result) == (State.COMPLETED, None, ' {"é": [1.50]} ')
+        assert (after.finished_at, after.updated_at, after.lease_until) == (now, now, None)
+        assert (after.attempts, after.worker, after.fence) == (1, "worker", job.fence)
+
+    @pytest.mark.parametrize("result", [None, "null", '""', "0"])
+    async def test_no_result_and_an_empty_one_are_told_apart(self, given: Given, result: str | None) -> None:
+        job = await given.completed(result)
+
+        assert job.result == result
+
+    async def test_a_failure_is_recorded_with_its_attempt(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.running("me")
+        clock.advance(5)
+        await ask.settle(store, job, Fail(BOOM))
+
+        after = await ask.current(store, job)
+        assert (after.state, after.reason, after.finished_at) == (State.FAILED, Reason.TIMEOUT, clock.time())
+        assert after.errors == (
+            AttemptError(
+                attempt=1,
+                worker="me",
+                started=job.started_at,
+                ended=clock.time(),
+                kind=Reason.TIMEOUT,
+                type="TimeoutError",
+                message="took too long",
+                traceback="Traceback: …",
+            ),
+        )
+
+    async def test_a_retry_waits_for_the_delay_its_worker_gave(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.running()
+        await ask.settle(store, job, Retry(BOOM, 90.0))
+
+        after = await ask.current(store, job)
+        assert (after.state, after.run_at, after.attempts) == (State.SCHEDULED, clock.time() + 90, 1)
+        assert (after.reason, after.worker, after.lease_until) == (None, None, None)
+        assert [error.message for error in after.errors] == ["took too long"]
+
+    async def test_a_retry_without_a_delay_waits_for_the_jobs_own_backoff(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.waiting(backoff=Backoff(Curve.EXPONENTIAL, start=2.0, jitter=0.0))
+        delays = []
+        for _ in range(4):
+            await ask.settle(store, await given.taken(job), Retry())
+            after = await ask.current(store, job)
+            delays.append((after.run_at or 0) - clock.time())
+            clock.advance(delays[-1])
+
+        assert delays == [2.0, 4.0, 8.0, 16.0]
+
+    async def test_the_default_backoff_is_a_second_give_or_take_a_quarter(
+        self, clock: FakeClock, given: Given
+    ) -> None:
+        delays = [((await given.settled(Retry())).run_at or 0) - clock.time() for _ in range(8)]
+
+        assert all(0.75 <= delay <= 1.25 for delay in delays)
+        assert len(set(delays)) > 1
+
+    async def test_a_retry_of_the_last_attempt_fails_for_its_own_reason(self, given: Given) -> None:
+        job = await given.settled(Retry(BOOM, 60.0), max_attempts=1)
+
+        assert (job.state, job.reason, len(job.errors)) == (State.FAILED, Reason.TIMEOUT, 1)
+
+    async def test_snooze_gives_the_attempt_back(self, clock: FakeClock, given: Given) -> None:
+        job = await given.settled(Snooze(60.0), max_attempts=1)
+
+        assert (job.state, job.run_at) == (State.SCHEDULED, clock.time() + 60)
+        assert (job.attempts, job.releases, job.errors) == (0, 0, ())
+
+    @pytest.mark.parametrize("state", [State.CLAIMED, State.RUNNING])
+    async def test_release_gives_the_attempt_back_and_counts(
+        self, store: Store, given: Given, state: State
+    ) -> None:
+        job = await given.brought(state, max_attempts=1)
+        await ask.settle(store, job, Release())
+
+        after = await ask.current(store, job)
+        assert (after.state, after.attempts, after.releases) == (State.WAITING, 0, 1)
+        assert (after.worker, after.lease_until, after.errors) == (None, None, ())
+
+    @pytest.mark.parametrize("reason", [Reason.NO_HANDLER, Reason.WORKER_LOST])
+    async def test_a_job_released_more_than_twenty_times_fails(
+        self, store: Store, given: Given, reason: Reason
+    ) -> None:
+        job = await given.claimed(max_attempts=1)
+        for number in range(20):
+            settle = Settle(ref(job), Release(reason=reason))
+            _, answer = await store.commit([settle, Claim(worker="w", nonce=f"{number}", start=False)])
+            assert isinstance(answer, Claims)
+            [job] = answer.jobs
+        await ask.settle(store, job, Release(reason=reason))
+
+        after = await ask.current(store, job)
+        assert (after.state, after.reason, after.releases) == (State.FAILED, reason, 21)
+
+    @pytest.mark.parametrize("state", [State.CLAIMED, State.RUNNING])
+    async def test_a_job_given_up_is_canceled(self, store: Store, given: Given, state: State) -> None:
+        job = await given.brought(state)
+        await ask.settle(store, job, GiveUp(BOOM))
+
+        after = await ask.current(store, job)
+        assert (after.state, after.reason) == (State.CANCELED, Reason.CANCELED)
+        assert [error.message for error in after.errors] == ["took too long"]
+
+    @EACH
+    async def test_cancel_asked_wins_over_every_outcome(self, store: Store, given: Given, name: str) -> None:
+        job = await given.running(max_attempts=1)
+        await ask.operate(store, Cancel(ids=(job.id,)))
+
+        assert await ask.settle(store, job, OUTCOMES[name]) is WRITTEN
+
+        after = await ask.current(store, job)
+        assert (after.state, after.reason, after.cancel_requested) == (State.CANCELED, Reason.CANCELED, True)
+        assert after.result == ('{"n": 1}' if name == "complete" else None)
+        messages = [error.message for error in after.errors]
+        assert messages == ["took too long"] if name in ("retry", "fail") else len(messages) <= 1
+
+    async def test_a_job_that_returned_before_it_obeyed_a_cancel_says_so(
+        self, store: Store, given: Given
+    ) -> None:
+        job = await given.running()
+        await ask.operate(store, Cancel(ids=(job.id,)))
+        await ask.settle(store, job, Complete("1"))
+
+        assert [error.kind for error in (await ask.current(store, job)).errors] == [Reason.CANCELED]
+
+    async def test_the_newest_20_errors_are_kept(self, store: Store, given: Given) -> None:
+        job = await given.running(max_attempts=100)
+        for number in range(1, 25):
+            settle = Settle(ref(job), Retry(Failure(message=f"error {number}"), delay=0.0))
+            _, answer = await store.commit([settle, Claim(worker="w", nonce=f"{number}")])
+            assert isinstance(answer, Claims)
+            [job] = answer.jobs
+
+        assert [error.attempt for error in job.errors] == list(range(5, 25))
+        assert [error.message for error in job.errors] == [f"error {number}" for number in range(5, 25)]
+
+    async def test_the_text_of_an_error_is_cut(self, given: Given) -> None:
+        long = "x" * 100_000
+
+        job = await given.settled(Fail(Failure(Reason.ERROR, long, long, long)))
+
+        [error] = job.errors
+        assert [len(text) <= 16_384 for text in (error.type, error.message, error.traceback)] == [True] * 3
+        assert error.message.endswith("more")
+
+    async def test_a_lapsed_deadline_does_not_stop_a_running_job(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.running(deadline=clock.time() + 10)
+        clock.advance(10)
+        await ask.upkeep(store)
+
+        assert await ask.settle(store, job, Complete()) is WRITTEN
+
+    async def test_the_next_job_can_be_claimed_in_the_pass_that_settles_the_last(
+        self, store: Store, given: Given
+    ) -> None:
+        job, following = await given.running(), await given.waiting()
+
+        settled, answer = await store.commit(
+            [Settle(ref(job), Complete()), Claim(worker="worker", nonce="nonce")]
+        )
+
+        assert settled is WRITTEN
+        assert isinstance(answer, Claims)
+        assert [one.id for one in answer.jobs] == [following.id]
+
+    async def test_a_result_over_the_bound_is_refused_and_the_job_runs_on(
+        self, open_store: MakeStore, clock: FakeClock
+    ) -> None:
+        store = await open_store(clock, Bounds(result=10))
+        job = await Given(store).running()
+        before = await ask.everything(store)
+
+        answer = await ask.settle(store, job, Complete('"ééééé"'))
+
+        assert isinstance(answer, TooLarge)
+        assert (answer.name, answer.size, answer.bound) == ("result", 12, 10)
+        assert await ask.everything(store) == before
+        assert await ask.settle(store, job, Complete('"éééé"')) is WRITTEN
+
+
+class Repeating:
+    @EACH
+    async def test_an_outcome_sent_again_answers_already_and_changes_nothing(
+        self, store: Store, clock: FakeClock, given: Given, name: str
+    ) -> None:
+        job = await given.running(lease=30.0)
+        await ask.settle(store, job, OUTCOMES[name])
+        clock.advance(31)
+        before = await ask.everything(store)
+
+        assert await ask.settle(store, job, OUTCOMES[name]) is ALREADY
+        assert await ask.everything(store) == before
+
+    @EACH
+    async def test_it_answers_already_until_the_job_is_claimed_again(
+        self, store: Store, clock: FakeClock, given: Given, name: str
+    ) -> None:
+        job = await given.running()
+        await ask.settle(store, job, OUTCOMES[name])
+        if (await ask.current(store, job)).finished:
+            await ask.operate(store, Rerun(ids=(job.id,)))
+        clock.advance(60)
+        await ask.upkeep(store)
+        assert (await ask.current(store, job)).state is State.WAITING
+        assert await ask.settle(store, job, OUTCOMES[name]) is ALREADY
+        await given.taken(job)
+        before = await ask.everything(store)
+
+        assert await ask.settle(store, job, OUTCOMES[name]) == Lost(Cause.OTHER_FENCE)
+        assert await ask.everything(store) == before
+
+    @EACH
+    async def test_another_outcome_of_the_same_claim_is_refused(
+        self, store: Store, given: Given, name: str
+    ) -> None:
+        job = await given.running()
+        await ask.settle(store, job, OUTCOMES[name])
+        before = await ask.everything(store)
+
+        answers = {other: await ask.settle(store, job, OUTCOMES[other]) for other in OUTCOMES}
+
+        assert answers == dict.fromkeys(OUTCOMES, Lost(Cause.NOT_HELD)) | {name: ALREADY}
+        assert await ask.everything(store) == before
+
+    @EACH
+    async def test_an_outcome_overruled_by_a_cancel_is_still_a_repeat(
+        self, store: Store, given: Given, name: str
+    ) -> None:
+        job = await given.running()
+        await ask.operate(store, Cancel(ids=(job.id,)))
+        await ask.settle(store, job, OUTCOMES[name])
+        before = await ask.everything(store)
+
+        assert await ask.settle(store, job, OUTCOMES[name]) is ALREADY
+        assert await ask.everything(store) == before
+
+    async def test_giving_up_what_was_canceled_meanwhile_answers_already(
+        self, store: Store, given: Given
+    ) -> None:
+        job = await given.canceled()
+
+        assert await ask.settle(store, job, GiveUp()) is ALREADY
+
+    async def test_a_claim_sent_again_answers_with_the_same_claims(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        for _ in range(5):
+            await given.waiting()
+        first = await ask.claim(store, worker="me", nonce="n", limit=3)
+        clock.advance(5)
+        before = await ask.everything(store)
+
+        assert await ask.claim(store, worker="me", nonce="n", limit=3) == first
+        assert await ask.everything(store) == before
+
+    async def test_a_claim_sent_again_answers_only_with_what_still_stands(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        for _ in range(4):
+            await given.waiting()
+        one, two, three = await ask.claim(store, worker="me", nonce="n", limit=3, lease=30.0)
+        await ask.settle(store, two, Complete())
+        clock.advance(20)
+        await ask.renew(store, ref(three), lease=30.0)
+        clock.advance(10)
+
+        assert await ask.claim(store, worker="me", nonce="n", limit=3) == (
+            replace(three, lease_until=clock.time() + 20, updated_at=clock.time() - 10),
+        )
+        assert (await ask.current(store, one)).state is State.RUNNING
+
+    @pytest.mark.parametrize(("worker", "nonce"), [("me", "other"), ("you", "n")])
+    async def test_another_nonce_or_worker_claims_anew(
+        self, store: Store, given: Given, worker: str, nonce: str
+    ) -> None:
+        await given.waiting()
+        following = await given.waiting()
+        await ask.claim(store, worker="me", nonce="n")
+
+        assert await ask.order(store, limit=1, worker=worker, nonce=nonce) == [following.id]
+
+
+class Keeping:
+    @pytest.mark.parametrize(
+        ("state", "days"), [(State.COMPLETED, 7), (State.FAILED, 30), (State.CANCELED, 7)]
+    )
+    async def test_a_finished_job_is_kept_for_days_unless_told_otherwise(
+        self, given: Given, state: State, days: int
+    ) -> None:
+        job = await given.brought(state)
+
+        assert job.finished_at is not None
+        assert job.expires_at == job.finished_at + days * DAY
+
+    @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED, State.CANCELED])
+    async def test_how_long_is_said_per_job_and_state_and_pruned_at_that_moment(
+        self, store: Store, clock: FakeClock, given: Given, state: State
+    ) -> None:
+        job = await given.brought(state, keep=Keep(completed=10.0, failed=10.0, canceled=10.0))
+        other = await given.brought(state, keep=replace(Keep(10.0, 10.0, 10.0), **{state: 10.25}))
+        clock.advance(10)
+        assert not await ask.is_gone(store, job)
+
+        assert (await ask.upkeep(store)).pruned == 1
+
+        assert await ask.is_gone(store, job)
+        assert not await ask.is_gone(store, other)
+
+    @pytest.mark.parametrize("name", ["complete", "fail", "give_up"])
+    async def test_keep_0_removes_the_job_at_once_and_the_totals_go_on(
+        self, store: Store, given: Given, name: str
+    ) -> None:
+        job = await given.running(keep=Keep(completed=0.0, failed=0.0, canceled=0.0))
+        head = await store.head()
+
+        assert await ask.settle(store, job, OUTCOMES[name]) is WRITTEN
+
+        ended = {"complete": "completed", "fail": "failed", "give_up": "canceled"}[name]
+        assert await ask.is_gone(store, job)
+        assert await ask.jobs(store) == []
+        assert (await store.totals())["default"] == {"inserted": 1, ended: 1, "removed": 1}
+        assert await ask.kinds(store, head) == [Kind(ended), Kind.REMOVED]
+
+    async def test_keep_0_holds_for_the_state_it_names_only(self, given: Given) -> None:
+        job = await given.settled(Fail(), keep=Keep(completed=0.0))
+
+        assert job.state is State.FAILED
+
+    async def test_a_job_of_keep_0_that_is_tried_again_stays(self, given: Given) -> None:
+        job = await given.settled(Retry(BOOM, 60.0), keep=Keep(completed=0.0, failed=0.0, canceled=0.0))
+
+        assert job.state is State.SCHEDULED

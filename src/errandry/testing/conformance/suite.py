@@ -1,0 +1,61 @@
+"""All areas of the suite as one class."""
+
+import pytest
+
+from errandry.testing.conformance.bad_input import BadInput
+from errandry.testing.conformance.claiming import Claiming, Draining, Ordering
+from errandry.testing.conformance.clock import ClockMoving
+from errandry.testing.conformance.events import Reporting, Resuming
+from errandry.testing.conformance.fixtures import Fixtures, MakeStore
+from errandry.testing.conformance.inserting import Inserting
+from errandry.testing.conformance.leasing import Expiring, Fencing, Leasing, Noting, Starting
+from errandry.testing.conformance.moving import Moving, MovingOtherwise
+from errandry.testing.conformance.opening import Opening, Waking
+from errandry.testing.conformance.operating import Operating, Slicing
+from errandry.testing.conformance.pausing import Pausing
+from errandry.testing.conformance.querying import Beating, Counting, Getting, Listing, Querying
+from errandry.testing.conformance.settling import Keeping, Repeating, Settling
+from errandry.testing.conformance.upkeep import Upkeeping
+
+__all__ = ["Conformance", "MakeStore"]
+
+
+@pytest.mark.asyncio
+class Conformance(
+    Fixtures,
+    Opening,
+    Waking,
+    Inserting,
+    Claiming,
+    Ordering,
+    Draining,
+    Pausing,
+    Leasing,
+    Starting,
+    Expiring,
+    Fencing,
+    Noting,
+    Settling,
+    Repeating,
+    Keeping,
+    Moving,
+    MovingOtherwise,
+    Operating,
+    Slicing,
+    Upkeeping,
+    Getting,
+    Listing,
+    Querying,
+    Counting,
+    Beating,
+    Reporting,
+    Resuming,
+    BadInput,
+    ClockMoving,
+):
+    """What every store does, in the same way. Inherit it once; there is nothing to fill in."""
+
+    def __init_subclass__(cls) -> None:
+        changed = [name for name in vars(cls) if not name.startswith("__")]
+        if changed:
+            raise TypeError(f"{cls.__name__} changes {', '.join(changed)}: a store passes the suite as it is")

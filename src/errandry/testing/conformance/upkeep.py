@@ -1,0 +1,190 @@
+"""Upkeep: what is due moves on, in bounded steps that anyone may repeat."""
+
+import pytest
+
+from errandry.core.command import Beat, Claim, Claims, Kept, Upkeep
+from errandry.core.job import Keep
+from errandry.core.state import Reason, State
+from errandry.store.contract import Bounds, Store
+from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import ask
+from errandry.testing.conformance.fixtures import MakeStore
+from errandry.testing.given import Given
+
+
+class Upkeeping:
+    async def test_everything_that_is_due_moves_on(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        claimed, running = await given.claimed(lease=10.0), await given.running(lease=10.0)
+        due, lapsing = await given.scheduled(delay=10.0), await given.waiting(deadline=clock.time() + 10)
+        ended = await given.completed(keep=Keep(completed=10.0))
+        untouched = [await given.scheduled(delay=10.25), await given.blocked(), await given.failed()]
+        clock.advance(10)
+
+        kept = await ask.upkeep(store)
+
+        assert kept == Kept(expired=2, promoted=1, lapsed=1, pruned=1)
+        for job in (claimed, running, due):
+            assert (await ask.current(store, job)).state is State.WAITING
+        assert (await ask.current(store, lapsing)).reason is Reason.DEADLINE
+        assert await ask.is_gone(store, ended)
+        assert [await ask.current(store, job) for job in untouched] == untouched
+
+    async def test_nothing_is_due_a_moment_early(self, store: Store, clock: FakeClock, given: Given) -> None:
+        await given.claimed(lease=10.0)
+        await given.running(lease=10.0)
+        await given.scheduled(delay=10.0)
+        await given.waiting(deadline=clock.time() + 10)
+        await given.completed(keep=Keep(completed=10.0))
+        clock.advance(9.75)
+        before = await ask.everything(store)
+
+        assert await ask.upkeep(store) == Kept()
+        assert await ask.everything(store) == before
+
+    async def test_a_second_upkeep_has_nothing_to_do(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await given.running(lease=10.0)
+        await given.scheduled(delay=10.0)
+        await given.completed(keep=Keep(completed=10.0))
+        clock.advance(10)
+        await ask.upkeep(store)
+        before = await ask.everything(store)
+
+        assert await ask.upkeep(store) == Kept()
+        assert await ask.everything(store) == before
+
+    async def test_an_idle_store_is_left_alone(self, store: Store) -> None:
+        before = await ask.everything(store)
+
+        assert await ask.upkeep(store) == Kept()
+        assert await ask.everything(store) == before
+
+    @pytest.mark.parametrize("field", ["expired", "promoted", "lapsed", "pruned"])
+    async def test_each_kind_of_work_is_bounded(
+        self, store: Store, clock: FakeClock, given: Given, field: str
+    ) -> None:
+        for _ in range(5):
+            match field:
+                case "expired":
+                    await given.running(lease=10.0)
+                case "promoted":
+                    await given.scheduled(delay=10.0)
+                case "lapsed":
+                    await given.waiting(deadline=clock.time() + 10)
+                case _:
+                    await given.completed(keep=Keep(completed=10.0))
+        clock.advance(10)
+
+        done = [await ask.upkeep(store, limit=2)]
+        while done[-1].more:
+            assert len(done) < 10, "upkeep does not end"
+            done.append(await ask.upkeep(store, limit=2))
+
+        assert [getattr(kept, field) for kept in done] == [2, 2, 1]
+        assert await ask.upkeep(store) == Kept()
+
+    async def test_the_earliest_go_first(self, store: Store, clock: FakeClock, given: Given) -> None:
+        late, early = await given.scheduled(delay=20.0), await given.scheduled(delay=10.0)
+        clock.advance(30)
+        await ask.upkeep(store, limit=1)
+
+        assert (await ask.current(store, early)).state is State.WAITING
+        assert (await ask.current(store, late)).state is State.SCHEDULED
+
+    async def test_a_claim_after_a_bounded_upkeep_misses_no_due_job(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await given.inserted(*(given.job(delay=10.0) for _ in range(5)))
+        clock.advance(10)
+
+        kept, taken = await store.commit([Upkeep(limit=2), Claim(worker="w", nonce="n", limit=10)])
+
+        assert isinstance(kept, Kept)
+        assert (kept.promoted, kept.more) == (2, True)
+        assert isinstance(taken, Claims)
+        assert len(taken.jobs) == 5
+
+    async def test_the_leases_of_dead_workers_expire_at_once(self, store: Store, given: Given) -> None:
+        started, unstarted = await given.running("dead"), await given.claimed("dead too")
+        alive = await given.running("alive")
+
+        kept = await ask.upkeep(store, dead=("dead", "dead too", "never seen"))
+
+        assert kept == Kept(expired=2)
+        one, other = await ask.current(store, started), await ask.current(store, unstarted)
+        assert (one.state, one.attempts, one.crashes) == (State.WAITING, 1, 1)
+        assert (other.state, other.attempts, other.releases) == (State.WAITING, 0, 1)
+        assert await ask.current(store, alive) == alive
+
+    async def test_there_is_more_where_the_leases_of_the_dead_alone_reach_the_bound(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await given.running("slow", lease=10.0)
+        for _ in range(3):
+            await given.running("dead", lease=60.0)
+        clock.advance(10)
+
+        kept = await ask.upkeep(store, limit=2, dead=("dead",))
+
+        assert kept.more
+        assert (await ask.upkeep(store, dead=("dead",))).expired == 4 - kept.expired
+
+    async def test_old_events_are_trimmed(self, open_store: MakeStore, clock: FakeClock) -> None:
+        store = await open_store(clock, Bounds(events_age=60.0))
+        await Given(store).waiting(id="old")
+        clock.advance(30)
+        await Given(store).waiting(id="new")
+        clock.advance(30)
+
+        kept = await ask.upkeep(store)
+
+        assert kept.trimmed > 0
+        assert [event.job for event in await ask.events(store)] == ["new"]
+        assert await ask.upkeep(store) == Kept()
+
+    async def test_too_many_events_are_trimmed_oldest_first(
+        self, open_store: MakeStore, clock: FakeClock
+    ) -> None:
+        store = await open_store(clock, Bounds(events=5))
+        given = Given(store)
+        jobs = [await given.waiting() for _ in range(12)]
+
+        await _trimmed(store)
+
+        assert [event.job for event in await ask.events(store)] == [job.id for job in jobs[-5:]]
+
+    async def test_the_counters_outlive_the_events(self, open_store: MakeStore, clock: FakeClock) -> None:
+        store = await open_store(clock, Bounds(events_age=60.0))
+        await Given(store).completed()
+        await Given(store).gone(id="gone")
+        counts, totals = await store.counts(), await store.totals()
+        clock.advance(60)
+
+        await _trimmed(store)
+
+        assert await ask.events(store) == []
+        assert (await store.counts(), await store.totals()) == (counts, totals)
+
+    async def test_workers_that_no_longer_beat_are_forgotten(
+        self, open_store: MakeStore, clock: FakeClock
+    ) -> None:
+        store = await open_store(clock, Bounds(workers_age=60.0))
+        await ask.one(store, Beat(worker="old"))
+        clock.advance(30)
+        await ask.one(store, Beat(worker="new"))
+        clock.advance(30)
+
+        await ask.upkeep(store)
+
+        assert [info.beat.worker for info in await store.workers()] == ["new"]
+
+
+async def _trimmed(store: Store) -> None:
+    """Upkeep until it has nothing left to trim."""
+    for _ in range(20):
+        if not (await ask.upkeep(store)).trimmed:
+            return
+    raise AssertionError("trimming does not end")

@@ -1,0 +1,103 @@
+"""Waiting for jobs to finish. However many wait, a change costs one look at the event log.
+
+Everything here runs on the engine's loop.
+"""
+
+import asyncio
+
+from errandry.core.event import Kind
+from errandry.core.job import Job
+from errandry.store.contract import Store
+
+_ENDS = frozenset({Kind.COMPLETED, Kind.FAILED, Kind.CANCELED, Kind.REMOVED})
+PATIENCE = 1.0
+"""A wake may be lost; nobody waits longer than this for the next look."""
+
+
+class Waiting:
+    """Who waits for which job."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiters: dict[str, list[asyncio.Future[Job | None]]] = {}
+        self._unseen: set[str] = set()
+        self._pump: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+
+    async def finished(self, job_id: str, timeout: float | None) -> Job | None:
+        """The job once it has finished, or None if it is gone; TimeoutError when the time is up."""
+        waiter: asyncio.Future[Job | None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(job_id, []).append(waiter)
+        self._unseen.add(job_id)
+        self._news.set()
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._watch())
+        try:
+            async with asyncio.timeout(timeout):
+                return await waiter
+        finally:
+            self._leave(job_id, waiter)
+
+    def _leave(self, job_id: str, waiter: asyncio.Future[Job | None]) -> None:
+        waiters = self._waiters.get(job_id, [])
+        if waiter in waiters:
+            waiters.remove(waiter)
+        if not waiters:
+            self._waiters.pop(job_id, None)
+            self._unseen.discard(job_id)
+
+    async def _watch(self) -> None:
+        """Look, tell, wait for the next change, while anybody waits."""
+        try:
+            cursor = await self._store.head()
+            while self._waiters:
+                pulse = self._store.pulse()
+                self._news.clear()
+                unseen, self._unseen = self._unseen, set()
+                cursor, ended = await self._ended(cursor)
+                await self._tell(unseen | ended)
+                if self._waiters and not self._unseen:
+                    await self._rest(pulse)
+        except Exception as error:
+            self._fail(error)
+
+    async def _ended(self, cursor: str) -> tuple[str, set[str]]:
+        """The jobs somebody waits for that ended since `cursor`; all of them if events were missed."""
+        ended: set[str] = set()
+        while True:
+            page = await self._store.events(cursor)
+            if page.missed:
+                ended |= self._waiters.keys()
+            ended |= {one.event.job for one in page.entries if one.event.kind in _ENDS}
+            cursor = page.cursor
+            if not page.entries:
+                return cursor, ended & self._waiters.keys()
+
+    async def _tell(self, ids: set[str]) -> None:
+        if not ids:
+            return
+        wanted = list(ids)
+        for job_id, job in zip(wanted, await self._store.get(wanted), strict=True):
+            if job is None or job.finished:
+                for waiter in self._waiters.pop(job_id, []):
+                    if not waiter.done():
+                        waiter.set_result(job)
+
+    async def _rest(self, pulse: int) -> None:
+        """Until the store has changed or somebody new waits."""
+        waits = {
+            asyncio.create_task(self._store.wake(pulse, PATIENCE)),
+            asyncio.create_task(self._news.wait()),
+        }
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    def _fail(self, error: Exception) -> None:
+        waiters, self._waiters = self._waiters, {}
+        for waiter in (one for several in waiters.values() for one in several):
+            if not waiter.done():
+                waiter.set_exception(error)

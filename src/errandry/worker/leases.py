@@ -1,0 +1,83 @@
+"""Keeping the leases of running jobs, and learning which jobs should stop.
+
+Runs on the engine's loop: a handler that blocks its own loop keeps its lease all the same.
+"""
+
+import asyncio
+import logging
+
+from errandry.clock import Clock
+from errandry.core.command import CANCEL, Lost, Renew, Renewed
+from errandry.errors import ErrandryError
+from errandry.store.engine import Engine
+from errandry.worker.options import WorkerOptions
+from errandry.worker.run import Run, Stop
+
+log = logging.getLogger("errandry.worker")
+
+LOOK_EVERY = 0.01
+TICK = 1.0
+
+
+class Leases:
+    """`held` is filled and emptied by the worker's loop, and read here."""
+
+    def __init__(self, engine: Engine, clock: Clock, worker: str, options: WorkerOptions) -> None:
+        self._engine, self._clock, self._worker, self._options = engine, clock, worker, options
+        self.held: dict[str, Run] = {}
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Renew all leases in one command every so often; in between, look for cancels after changes."""
+        store, due = self._engine.store, self._clock.monotonic() + self._options.renewal
+        while True:
+            pulse = store.pulse()
+            try:
+                if self.held:
+                    await self._look_for_cancels()
+                now = self._clock.monotonic()
+                if now >= due and (self._renewing is None or self._renewing.done()):
+                    self._renewing = asyncio.create_task(self._renew())
+                    due = now + self._options.renewal
+                self._give_up_expired(now)
+                if await store.wake(pulse, min(TICK, max(0.0, due - now))):
+                    await asyncio.sleep(LOOK_EVERY)
+            except ErrandryError as error:
+                log.warning("the store cannot be watched: %s", error)
+                await asyncio.sleep(TICK)
+
+    async def _look_for_cancels(self) -> None:
+        for ref in await self._engine.store.cancels(self._worker):
+            run = self.held.get(ref.job)
+            if run is not None and run.ref == ref:
+                run.stop(Stop.CANCEL)
+
+    async def _renew(self) -> None:
+        now = self._clock.monotonic()
+        runs = [run for run in list(self.held.values()) if run.renew_until is None or now < run.renew_until]
+        if not runs:
+            return
+        try:
+            answer = await self._engine.submit(Renew(tuple(run.ref for run in runs), self._options.lease))
+        except ErrandryError as error:
+            log.warning("leases could not be renewed: %s", error)
+            return
+        if isinstance(answer, Renewed):
+            for run, mark in zip(runs, answer.marks, strict=True):
+                if isinstance(mark, Lost):
+                    self._lose(run, mark.cause)
+                    continue
+                run.lease_until = now + self._options.lease
+                if mark is CANCEL:
+                    run.stop(Stop.CANCEL)
+
+    def _give_up_expired(self, now: float) -> None:
+        """A lease that could not be renewed in time may be another worker's now."""
+        for run in list(self.held.values()):
+            if run.lease_until <= now:
+                self._lose(run, "it could not be renewed in time")
+
+    def _lose(self, run: Run, why: str) -> None:
+        if self.held.get(run.job.id) is run and run.stopped is not Stop.LOST:
+            log.warning("job %s (%s): its lease is lost: %s", run.job.id, run.job.task, why)
+            run.stop(Stop.LOST)

@@ -1,0 +1,68 @@
+"""How a worker works. Options that make no sense are refused when they are given."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from errandry.core import check
+from errandry.errors import InvalidValue
+
+
+class WorkerOptions(Struct, frozen=True, kw_only=True):
+    """Everything that can be set about a worker; seconds where it is a time.
+
+    concurrency   how many async handlers run at once
+    threads       how many sync handlers run at once, each in a thread
+    queues        only these; None for all
+    tasks         only these; None for all, known or not
+    prefetch      how many jobs to claim beyond the free slots
+    lease         how long a claim lasts unrenewed
+    renew_every   None for a third of the lease
+    grace         how long a stop, or a timeout of a thread, waits for handlers
+    upkeep        whether this worker expires, promotes and prunes
+    on_unknown    what to do with a job whose task is not declared here
+    burst         stop when nothing is left to do
+    """
+
+    id: str | None = None
+    concurrency: int = 100
+    threads: int = 8
+    queues: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] | None = None
+    prefetch: int = 0
+    lease: float = 30.0
+    renew_every: float | None = None
+    grace: float = 25.0
+    upkeep: bool = True
+    upkeep_every: float = 1.0
+    beat_every: float = 5.0
+    stall_after: float = 1.0
+    on_unknown: Literal["release", "fail"] = "release"
+    release_delay: float = 5.0
+    burst: bool = False
+
+    def __post_init__(self) -> None:
+        check.whole("concurrency", self.concurrency, 1, 10_000)
+        check.whole("threads", self.threads, 1, 1_000)
+        check.whole("prefetch", self.prefetch, 0, 10_000)
+        for name in ("lease", "upkeep_every", "beat_every", "stall_after"):
+            if check.span(name, getattr(self, name)) <= 0:
+                raise InvalidValue(name, getattr(self, name), "must be more than 0 seconds")
+        for name in ("grace", "release_delay"):
+            check.span(name, getattr(self, name))
+        if (
+            self.renew_every is not None
+            and not 0 < check.span("renew_every", self.renew_every) <= self.lease / 2
+        ):
+            why = f"must be more than 0 and leave a second try within the lease of {self.lease:g} s"
+            raise InvalidValue("renew_every", self.renew_every, why)
+        if self.on_unknown not in ("release", "fail"):
+            raise InvalidValue("on_unknown", self.on_unknown, "must be release or fail")
+        for field, names in (("queue", self.queues), ("task", self.tasks), ("id", self.id and (self.id,))):
+            for one in names or ():
+                check.name(field, one)
+
+    @property
+    def renewal(self) -> float:
+        """Seconds between renewals."""
+        return self.lease / 3 if self.renew_every is None else self.renew_every

@@ -1,0 +1,62 @@
+"""Noticing that a handler blocks the loop all handlers share, and saying which one and where.
+
+Runs on the engine's loop, which is not blocked by it.
+"""
+
+import asyncio
+import logging
+import sys
+import threading
+from types import FrameType
+
+from errandry.clock import Clock
+from errandry.worker.executor import Executor
+from errandry.worker.run import Run
+
+log = logging.getLogger("errandry.worker")
+
+
+class Watchdog:
+    """Made on the loop it watches."""
+
+    def __init__(self, clock: Clock, stall_after: float) -> None:
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._clock, self._stall_after = clock, stall_after
+        self._answered = clock.monotonic()
+        self._barked = False
+
+    async def run(self) -> None:
+        """Call on the loop again and again; when it does not answer, look what it is doing."""
+        while True:
+            self._loop.call_soon_threadsafe(self._answer)
+            await asyncio.sleep(self._stall_after / 2)
+            silence = self._clock.monotonic() - self._answered
+            if silence < self._stall_after:
+                self._barked = False
+            elif not self._barked:
+                self._barked = True
+                self._bark(silence)
+
+    def _answer(self) -> None:
+        self._answered = self._clock.monotonic()
+
+    def _bark(self, silence: float) -> None:
+        run, place = None, "an unknown place"
+        frame = sys._current_frames().get(self._thread)
+        while frame is not None and run is None:
+            inner, frame = frame, frame.f_back
+            if frame is not None and frame.f_code is Executor.handle.__code__:
+                run, place = _run(frame), f"{inner.f_code.co_filename}:{inner.f_lineno}"
+        what = f"task {run.job.task} (job {run.job.id})" if run is not None else "something"
+        log.warning(
+            "%s has blocked the event loop for %.1f s, at %s. Leases are kept, but no other async handler "
+            "runs meanwhile: make the handler a plain function (it then runs in a thread) or await",
+            what,
+            silence,
+            place,
+        )
+
+
+def _run(frame: FrameType) -> Run | None:
+    found = frame.f_locals.get("run")
+    return found if isinstance(found, Run) else None

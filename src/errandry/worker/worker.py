@@ -1,0 +1,258 @@
+"""The worker: wiring, start, drain, stop."""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from msgspec import Struct
+
+from errandry.app import Errandry
+from errandry.core.command import Beat, Kept, Release, Settle, Upkeep
+from errandry.core.job import Job
+from errandry.errors import ErrandryError
+from errandry.worker.capture import JobLog
+from errandry.worker.claimer import Claimer
+from errandry.worker.executor import Executor
+from errandry.worker.leases import Leases
+from errandry.worker.liveness import Liveness, bury, is_dead
+from errandry.worker.options import WorkerOptions
+from errandry.worker.run import Run, Stop
+from errandry.worker.slots import Slots
+from errandry.worker.watchdog import Watchdog
+
+log = logging.getLogger("errandry.worker")
+
+SWITCH = 1e-5
+"""A busy main loop starves the engine's thread at Python's default of 5 ms; this costs nothing visible."""
+LAST_CALL = 1.0
+"""How long handlers that were told to stop have before their jobs are given back without them."""
+
+
+class Health(Struct, frozen=True):
+    """Ages in seconds of what must not stand still; None if it never happened."""
+
+    last_pass: float | None
+    last_upkeep: float | None
+    running: int
+
+
+class Worker:
+    """Runs the handlers of an app's tasks until it is stopped.
+
+    `await worker.run()` returns after `stop()`, or SIGTERM or SIGINT where `signals` are handled: no more
+    claims, handlers may finish for `grace`, then they are stopped and their jobs given back. A second signal
+    does not wait.
+    """
+
+    def __init__(self, app: Errandry, options: WorkerOptions | None = None) -> None:
+        self.app, self.options = app, options or WorkerOptions()
+        self.id = self.options.id or f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._slots = Slots(self.options)
+        self._claimer = Claimer(app, self.id, self.options, self._slots)
+        self._executor = Executor(app, self.options, self._finished)
+        self._leases = Leases(app.engine, app.clock, self.id, self.options)
+        self._upkept: float | None = None
+        self._started_at = app.clock.time()
+
+    async def run(self, *, signals: bool = False) -> None:
+        """Work until stopped, then drain."""
+        async with self._surroundings(signals):
+            await self._work()
+            await self._drain()
+
+    def stop(self) -> None:
+        """Drain and end; a second call does not wait for handlers."""
+        if self._stopping.is_set():
+            self._hurry.set()
+        self._stopping.set()
+        self._slots.changed.set()
+
+    def pause(self) -> None:
+        """Claim nothing until resumed; what runs goes on."""
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        self._resumed.set()
+
+    def health(self) -> Health:
+        now = self.app.clock.monotonic()
+        upkept = None if self._upkept is None else now - self._upkept
+        return Health(self.app.engine.stats().age, upkept, len(self._slots.runs))
+
+    async def _work(self) -> None:
+        """Claim for free slots; sleep when there is nothing, or no slot."""
+        while not self._stopping.is_set():
+            await self._until(self._resumed.wait())
+            if self._stopping.is_set():
+                return
+            pulse = self.app.store.pulse()
+            self._slots.changed.clear()
+            claimed = await self._claimed()
+            for job, sent in claimed:
+                self._start(job, sent)
+            if claimed:
+                await asyncio.sleep(0)
+            elif self.options.burst and self._slots.is_empty:
+                return
+            elif not (self._slots.free_async or self._slots.free_threads):
+                await self._slots.changed.wait()
+            else:
+                await self._until(self._claimer.sleep(pulse), self._slots.changed.wait())
+
+    async def _claimed(self) -> list[tuple[Job, float]]:
+        try:
+            return await self._claimer.claim()
+        except ErrandryError as error:
+            log.warning("no jobs could be claimed: %s", error)
+            await self._until(asyncio.sleep(1.0))
+            return []
+
+    def _start(self, job: Job, sent: float) -> None:
+        until = None if job.timeout is None else sent + job.timeout + self.options.grace
+        run = Run(job, sent + self.options.lease, until, self._executor.write_notes)
+        task = self.app.tasks.get(job.task)
+        self._slots.take(run, in_thread=task is not None and not task.is_async)
+        self._leases.held[job.id] = run
+        self._executor.start(run)
+
+    def _finished(self, run: Run) -> None:
+        """The handler is done: its slot is free while its outcome is being written."""
+        if self._leases.held.get(run.job.id) is run:
+            del self._leases.held[run.job.id]
+        self._slots.give(run)
+
+    async def _drain(self) -> None:
+        """Let handlers finish for `grace`, then stop them and give back what is left."""
+        try:
+            async with asyncio.timeout(self.options.grace):
+                while not self._slots.is_empty and not self._hurry.is_set():
+                    self._slots.changed.clear()
+                    await _first(self._slots.changed.wait(), self._hurry.wait())
+        except TimeoutError:
+            log.warning("%d handlers did not finish within the grace", len(self._slots.runs))
+        for run in self._slots.runs:
+            run.stop(Stop.SHUTDOWN)
+        if self._executor.tasks:
+            await asyncio.wait(self._executor.tasks, timeout=LAST_CALL)
+        for run in self._slots.runs:
+            self._finished(run)
+            await self._submit(Settle(run.ref, Release()))
+
+    async def _keep_up(self) -> None:
+        """Upkeep every so often, at once again while there is more; on the engine's loop."""
+        while True:
+            try:
+                dead = await self._dead()
+                answer = await self.app.engine.submit(Upkeep(dead=tuple(dead)))
+                for path in dead.values():
+                    bury(path)
+                self._upkept = self.app.clock.monotonic()
+                if isinstance(answer, Kept) and answer.more:
+                    continue
+            except ErrandryError as error:
+                log.warning("upkeep did not succeed: %s", error)
+            await asyncio.sleep(self.options.upkeep_every)
+
+    async def _dead(self) -> dict[str, str]:
+        """Workers of this host that are known to be dead, with their lock files."""
+        host = socket.gethostname()
+        beats = [info.beat for info in await self.app.store.workers() if info.beat.worker != self.id]
+        return {beat.worker: beat.alive for beat in beats if beat.host == host and is_dead(beat.alive)}
+
+    async def _beat(self, alive: str) -> None:
+        while True:
+            await self._submit(self._sign(alive))
+            await asyncio.sleep(self.options.beat_every)
+
+    def _sign(self, alive: str, gone: bool = False) -> Beat:
+        return Beat(
+            worker=self.id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            alive=alive,
+            queues=self.options.queues,
+            tasks=self.options.tasks or tuple(sorted(self.app.tasks)),
+            concurrency=self.options.concurrency,
+            running=len(self._slots.runs),
+            started_at=self._started_at,
+            gone=gone,
+        )
+
+    async def _submit(self, command: Beat | Settle) -> None:
+        try:
+            await self.app.engine.submit(command)
+        except ErrandryError as error:
+            log.warning("%s could not be written: %s", type(command).__name__, error)
+
+    @asynccontextmanager
+    async def _surroundings(self, signals: bool) -> AsyncIterator[None]:
+        """Everything that is there only while the worker works; leaving goes backwards."""
+        await self.app.engine.start()
+        before, capture = sys.getswitchinterval(), JobLog()
+        sys.setswitchinterval(min(before, SWITCH))
+        logging.getLogger().addHandler(capture)
+        liveness = Liveness(self.id)
+        loops: list[Coroutine[Any, Any, None]] = [self._leases.run(), self._beat(liveness.path)]
+        loops.append(Watchdog(self.app.clock, self.options.stall_after).run())
+        if self.options.upkeep:
+            loops.append(self._keep_up())
+        tasks = [asyncio.create_task(self.app.engine.call(_awaited, loop)) for loop in loops]
+        try:
+            with _Signals(self.stop if signals else None):
+                yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._submit(self._sign(liveness.path, gone=True))
+            self._executor.close()
+            liveness.close()
+            logging.getLogger().removeHandler(capture)
+            sys.setswitchinterval(before)
+
+    async def _until(self, *waits: Coroutine[Any, Any, Any]) -> None:
+        """Until one of these is done, or the worker is to stop."""
+        await _first(*waits, self._stopping.wait())
+
+
+class _Signals:
+    """SIGTERM and SIGINT call `stop`, as long as the worker works."""
+
+    def __init__(self, stop: Any) -> None:
+        self._stop = stop
+
+    def __enter__(self) -> None:
+        if self._stop is not None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, self._stop)
+
+    def __exit__(self, *_: object) -> None:
+        if self._stop is not None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().remove_signal_handler(number)
+
+
+async def _awaited(work: Coroutine[Any, Any, None]) -> None:
+    await work
+
+
+async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Until one of these is done; the others are canceled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

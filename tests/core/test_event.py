@@ -1,0 +1,65 @@
+"""What each move is reported as."""
+
+import pytest
+
+from errandry.core.event import KINDS
+from errandry.core.state import TABLE, Move, State
+
+REPORTS = {
+    # move: how it is reported; "reached": by the state reached
+    "insert": "reached",
+    "promote": "reached",
+    "unblock": "reached",
+    "release": "reached",
+    "rerun": "reached",
+    "snooze": "reached",
+    "postpone": "reached",
+    "complete": "reached",
+    "fail": "reached",
+    "lapse": "reached",
+    "child_failed": "reached",
+    "give_up": "reached",
+    "cancel_forced": "reached",
+    "resolve": "reached",
+    "await": "reached",
+    "start": "reached",
+    "edit": "edited",
+    "remove": "removed",
+    "remove_forced": "removed",
+    "renew": "",
+    "note": "",
+    "expire": "stalled reached",
+}
+REACHED = {State.RUNNING: "active"}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_move_is_reported_by_what_it_reached(name: str) -> None:
+    rule = TABLE[Move(name)]
+    states = {*rule.leads.values(), *rule.otherwise} - {None}
+
+    for state in states or set(State):
+        assert state is not None
+        reached = REACHED.get(state, str(state))
+        assert " ".join(KINDS[Move(name), state]) == REPORTS[name].replace("reached", reached)
+
+
+@pytest.mark.parametrize(
+    ("move", "state", "kinds"),
+    [
+        (Move.CLAIM, State.CLAIMED, "claimed"),
+        (Move.CLAIM, State.RUNNING, "claimed active"),
+        (Move.RETRY, State.SCHEDULED, "retrying"),
+        (Move.RETRY, State.WAITING, "retrying"),
+        (Move.RETRY, State.FAILED, "failed"),
+        (Move.RETRY, State.CANCELED, "canceled"),
+        (Move.CANCEL, State.CANCELED, "canceled"),
+        (Move.CANCEL, State.RUNNING, ""),
+    ],
+)
+def test_moves_with_several_endings_are_told_apart(move: Move, state: State, kinds: str) -> None:
+    assert " ".join(KINDS[move, state]) == kinds
+
+
+def test_every_move_and_state_has_its_report() -> None:
+    assert set(KINDS) == {(move, state) for move in Move for state in State}

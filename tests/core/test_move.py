@@ -1,0 +1,614 @@
+"""What each move does to a job, field by field."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
+
+from errandry.core import move
+from errandry.core.command import (
+    Cause,
+    Complete,
+    Edit,
+    Fail,
+    GiveUp,
+    Outcome,
+    Ref,
+    Release,
+    Retry,
+    Snooze,
+)
+from errandry.core.job import (
+    DAY,
+    ERRORS_MAX,
+    LEVEL_MAX,
+    LOG_TEXT_MAX,
+    LOGS_MAX,
+    AttemptError,
+    Failure,
+    Job,
+    Keep,
+    Log,
+    NewJob,
+    Order,
+    Progress,
+)
+from errandry.core.retry import Backoff
+from errandry.core.state import HELD, TABLE, TERMINAL, Move, Reason, State
+from errandry.errors import InvalidMove
+
+NOW = 1_750_000_000.0
+LATER = NOW + 100
+FENCE = int(NOW * 1_000_000)
+BOOM = Failure(Reason.TIMEOUT, "TimeoutError", "took too long", "Traceback")
+
+
+def in_state(state: State, **fields: Any) -> Job:
+    """A job that came into `state` the plain way, at NOW."""
+    new = NewJob(id="job", task="task", payload="{}", open_children=int(state is State.BLOCKED))
+    job = move.created(new, 1, NOW)
+    if state is State.SCHEDULED:
+        job = move.postponed(job, NOW + 1_000, NOW)
+    elif state in HELD | TERMINAL:
+        job = move.claimed(job, "worker", 30.0, state is not State.CLAIMED, NOW)
+    if state in TERMINAL:
+        ends: Mapping[State, Outcome] = {State.COMPLETED: Complete("1"), State.FAILED: Fail(BOOM)}
+        job = move.settled(job, ends.get(state, GiveUp()), NOW)
+    assert job.state is state
+    return replace(job, **fields)
+
+
+def changed(before: Job, after: Job) -> dict[str, Any]:
+    """The fields in which two records differ, as they are in the second."""
+    was = asdict(before)
+    return {name: value for name, value in asdict(after).items() if value != was[name]}
+
+
+PURE: Mapping[Move, Callable[[Job], Job]] = {
+    Move.PROMOTE: lambda job: move.promoted(job, LATER),
+    Move.LAPSE: lambda job: move.lapsed(job, LATER),
+    Move.CLAIM: lambda job: move.claimed(job, "worker", 30.0, False, LATER),
+    Move.START: lambda job: move.started(job, LATER),
+    Move.RENEW: lambda job: move.renewed(job, 30.0, LATER),
+    Move.NOTE: lambda job: move.noted(job, None, (), LATER),
+    Move.COMPLETE: lambda job: move.settled(job, Complete(), LATER),
+    Move.RETRY: lambda job: move.settled(job, Retry(delay=1.0), LATER),
+    Move.FAIL: lambda job: move.settled(job, Fail(), LATER),
+    Move.SNOOZE: lambda job: move.settled(job, Snooze(1.0), LATER),
+    Move.RELEASE: lambda job: move.settled(job, Release(), LATER),
+    Move.GIVE_UP: lambda job: move.settled(job, GiveUp(), LATER),
+    Move.EXPIRE: lambda job: move.expired(job, LATER),
+    Move.CANCEL: lambda job: move.canceled(job, LATER),
+    Move.RESOLVE: lambda job: move.resolved(job, State.COMPLETED, None, "", LATER),
+    Move.POSTPONE: lambda job: move.postponed(job, LATER + 1, LATER),
+    Move.EDIT: lambda job: move.edited(job, Edit(ids=("job",)), LATER),
+    Move.RERUN: lambda job: move.rerun(job, None, False, LATER),
+}
+
+
+@pytest.mark.parametrize("made", list(PURE))
+@pytest.mark.parametrize("state", list(State))
+def test_a_move_goes_where_the_table_says_or_not_at_all(made: Move, state: State) -> None:
+    job = in_state(state)
+
+    if state in TABLE[made].leads:
+        assert PURE[made](job).state is TABLE[made].leads[state]
+        assert PURE[made](job).updated_at == LATER
+    else:
+        with pytest.raises(InvalidMove) as caught:
+            PURE[made](job)
+        assert (caught.value.job_id, caught.value.state) == ("job", state)
+        assert caught.value.allowed == TABLE[made].sources
+
+
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("force", [False, True])
+def test_held_jobs_are_removed_only_by_force(state: State, force: bool) -> None:
+    if force or state not in HELD:
+        assert move.removable(in_state(state), force) is (Move.REMOVE_FORCED if force else Move.REMOVE)
+    else:
+        with pytest.raises(InvalidMove, match=f"cannot remove job job: it is {state}, not blocked or"):
+            move.removable(in_state(state), force)
+
+
+# Into the line.
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_a_new_job_that_is_ready_stands_in_line_by_its_number(order: Order) -> None:
+    job = move.created(NewJob(id="job", task="task", payload="{}", order=order), 7, NOW)
+
+    assert (job.seq, job.state, job.created_at, job.updated_at) == (7, State.WAITING, NOW, NOW)
+    assert job.place == (7 if order is Order.FIFO else -7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "run_at"),
+    [
+        ({"run_at": NOW}, State.WAITING, NOW),
+        ({"run_at": NOW + 0.001}, State.SCHEDULED, NOW + 0.001),
+        ({"delay": 0.0}, State.WAITING, NOW),
+        ({"delay": 60.0}, State.SCHEDULED, NOW + 60),
+        ({"open_children": 1}, State.BLOCKED, None),
+        ({"open_children": 1, "delay": 60.0}, State.BLOCKED, NOW + 60),
+    ],
+)
+def test_a_new_job_that_is_not_ready_has_no_place(
+    fields: dict[str, Any], state: State, run_at: float | None
+) -> None:
+    job = move.created(NewJob(id="job", task="task", payload="{}", **fields), 7, NOW)
+
+    assert (job.state, job.run_at) == (state, run_at)
+    assert (job.place is None) == (state is not State.WAITING)
+
+
+def test_a_job_that_leaves_the_line_loses_its_place() -> None:
+    waiting = in_state(State.WAITING)
+
+    for leave in (Move.CLAIM, Move.POSTPONE, Move.CANCEL, Move.LAPSE, Move.RESOLVE):
+        assert PURE[leave](waiting).place is None
+    assert PURE[Move.EDIT](waiting).place == waiting.place
+
+
+def test_a_promotion_ahead_of_time_moves_run_at() -> None:
+    early = move.promoted(in_state(State.SCHEDULED), LATER)
+    due = move.promoted(in_state(State.SCHEDULED, run_at=NOW + 1), LATER)
+
+    assert (early.run_at, due.run_at) == (LATER, NOW + 1)
+
+
+# Held.
+
+
+@pytest.mark.parametrize("start", [False, True])
+def test_a_claim_counts_an_attempt_and_gives_a_lease_and_a_fence(start: bool) -> None:
+    job = in_state(State.WAITING, progress=Progress(0.5), started_at=NOW - 9, settled=Move.RETRY)
+
+    assert changed(job, move.claimed(job, "me", 20.0, start, LATER)) == {
+        "state": State.RUNNING if start else State.CLAIMED,
+        "attempts": 1,
+        "fence": int(LATER * 1_000_000),
+        "worker": "me",
+        "lease_until": LATER + 20,
+        "claimed_at": LATER,
+        "started_at": LATER if start else None,
+        "updated_at": LATER,
+        "progress": None,
+        "settled": None,
+        "place": None,
+    }
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 10**9])
+def test_a_fence_rises_even_where_the_clock_does_not(ahead: int) -> None:
+    job = in_state(State.WAITING, fence=FENCE + ahead)
+
+    assert move.claimed(job, "me", 20.0, True, NOW).fence == FENCE + ahead + 1
+
+
+HOLDER = Ref("job", FENCE)
+
+
+@pytest.mark.parametrize(
+    ("job", "ref", "now", "cause"),
+    [
+        (None, HOLDER, NOW, Cause.NOT_HELD),
+        (in_state(State.WAITING), HOLDER, NOW, Cause.NOT_HELD),
+        (in_state(State.COMPLETED), HOLDER, NOW, Cause.NOT_HELD),
+        (in_state(State.RUNNING), Ref("job", FENCE - 1), NOW, Cause.OTHER_FENCE),
+        (in_state(State.RUNNING), Ref("job", FENCE + 1), NOW, Cause.OTHER_FENCE),
+        (in_state(State.RUNNING), HOLDER, NOW + 30, Cause.EXPIRED),
+        (in_state(State.RUNNING), Ref("job", 1), NOW + 30, Cause.OTHER_FENCE),
+        (in_state(State.CLAIMED), HOLDER, NOW, Cause.NOT_HELD),
+    ],
+)
+def test_a_claim_that_does_not_stand_is_told_why(job: Job | None, ref: Ref, now: float, cause: Cause) -> None:
+    assert move.held(job, ref, Move.COMPLETE, now) is cause
+
+
+def test_a_claim_stands_until_the_moment_its_lease_ends() -> None:
+    job = in_state(State.RUNNING)
+
+    assert move.held(job, HOLDER, Move.COMPLETE, NOW + 29.999) is job
+
+
+def test_start_and_renew_change_nothing_else() -> None:
+    job = in_state(State.CLAIMED)
+
+    assert changed(job, move.started(job, LATER)) == {
+        "state": State.RUNNING,
+        "started_at": LATER,
+        "updated_at": LATER,
+    }
+    assert changed(job, move.renewed(job, 40.0, LATER)) == {"lease_until": LATER + 40, "updated_at": LATER}
+
+
+def test_notes_replace_progress_and_add_lines() -> None:
+    job = in_state(State.RUNNING, progress=Progress(0.1), logs=(Log(1.0, "one"),))
+
+    assert changed(job, move.noted(job, Progress(0.2), (Log(2.0, "two"),), LATER)) == {
+        "progress": Progress(0.2),
+        "logs": (Log(1.0, "one"), Log(2.0, "two")),
+        "updated_at": LATER,
+    }
+    assert changed(job, move.noted(job, None, (), LATER)) == {"updated_at": LATER}
+
+
+def test_notes_are_bounded_and_storable() -> None:
+    bad = "\0\ud800" + "x" * 50_000
+    lines = tuple(Log(float(number), bad, bad) for number in range(LOGS_MAX + 5))
+
+    after = move.noted(in_state(State.RUNNING), Progress(1.0, bad), lines, LATER)
+
+    assert [line.at for line in after.logs] == [float(number) for number in range(5, LOGS_MAX + 5)]
+    assert {(len(line.text) <= LOG_TEXT_MAX, len(line.level) <= LEVEL_MAX) for line in after.logs} == {
+        (True, True)
+    }
+    assert after.progress is not None
+    assert len(after.progress.text) <= LOG_TEXT_MAX
+    assert {text[:3] for text in (after.progress.text, after.logs[0].text, after.logs[0].level)} == {
+        "\ufffd\ufffdx"
+    }
+
+
+# Settled.
+
+ENDED = {"lease_until": None, "finished_at": LATER, "updated_at": LATER}
+GONE_ON = {"lease_until": None, "worker": None, "updated_at": LATER}
+ERROR = AttemptError(1, "worker", NOW, LATER, Reason.TIMEOUT, "TimeoutError", "took too long", "Traceback")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (
+            Complete("[1]"),
+            ENDED
+            | {
+                "state": State.COMPLETED,
+                "result": "[1]",
+                "settled": Move.COMPLETE,
+                "expires_at": LATER + 7 * DAY,
+            },
+        ),
+        (
+            Fail(BOOM),
+            ENDED
+            | {
+                "state": State.FAILED,
+                "reason": Reason.TIMEOUT,
+                "errors": (ERROR,),
+                "settled": Move.FAIL,
+                "expires_at": LATER + 30 * DAY,
+            },
+        ),
+        (
+            GiveUp(),
+            ENDED
+            | {
+                "state": State.CANCELED,
+                "reason": Reason.CANCELED,
+                "settled": Move.GIVE_UP,
+                "expires_at": LATER + 7 * DAY,
+            },
+        ),
+        (
+            Retry(BOOM, 60.0),
+            GONE_ON
+            | {
+                "state": State.SCHEDULED,
+                "run_at": LATER + 60,
+                "errors": (ERROR,),
+                "settled": Move.RETRY,
+            },
+        ),
+        (
+            Retry(BOOM, 0.0),
+            GONE_ON | {"state": State.WAITING, "run_at": LATER, "errors": (ERROR,), "settled": Move.RETRY},
+        ),
+        (
+            Snooze(60.0),
+            GONE_ON | {"state": State.SCHEDULED, "run_at": LATER + 60, "attempts": 0, "settled": Move.SNOOZE},
+        ),
+        (
+            Release(),
+            GONE_ON
+            | {
+                "state": State.WAITING,
+                "run_at": LATER,
+                "attempts": 0,
+                "releases": 1,
+                "settled": Move.RELEASE,
+            },
+        ),
+        (
+            Release(60.0),
+            GONE_ON
+            | {
+                "state": State.SCHEDULED,
+                "run_at": LATER + 60,
+                "attempts": 0,
+                "releases": 1,
+                "settled": Move.RELEASE,
+            },
+        ),
+    ],
+    ids=lambda value: repr(value)[:30] if not isinstance(value, dict) else "",
+)
+def test_an_outcome_writes_just_this(outcome: Outcome, expected: dict[str, Any]) -> None:
+    job = in_state(State.RUNNING)
+
+    assert changed(job, move.settled(job, outcome, LATER)) == expected
+
+
+def test_a_retry_without_a_delay_takes_that_of_the_job() -> None:
+    backoff = Backoff(start=3.0, jitter=0.0)
+    job = in_state(State.RUNNING, attempts=2, backoff=backoff)
+    plain = in_state(State.RUNNING, attempts=2)
+
+    assert move.settled(job, Retry(), LATER).run_at == LATER + 6
+    assert move.settled(plain, Retry(), LATER).run_at == LATER + Backoff().delay(2, "job")
+
+
+@pytest.mark.parametrize(("attempts", "state"), [(4, State.SCHEDULED), (5, State.FAILED), (6, State.FAILED)])
+def test_a_retry_fails_when_attempts_are_spent(attempts: int, state: State) -> None:
+    after = move.settled(in_state(State.RUNNING, attempts=attempts), Retry(BOOM, 60.0), LATER)
+
+    assert (after.state, len(after.errors)) == (state, 1)
+    assert after.reason is (Reason.TIMEOUT if state is State.FAILED else None)
+
+
+@pytest.mark.parametrize("releases", [19, 20])
+@pytest.mark.parametrize("reason", [Reason.WORKER_LOST, Reason.NO_HANDLER])
+def test_the_twenty_first_release_fails(releases: int, reason: Reason) -> None:
+    after = move.settled(in_state(State.CLAIMED, releases=releases), Release(reason=reason), LATER)
+
+    if releases == 19:
+        assert (after.state, after.releases, after.reason) == (State.WAITING, 20, None)
+    else:
+        assert (after.state, after.releases, after.reason) == (State.FAILED, 21, reason)
+        assert [error.kind for error in after.errors] == [reason]
+
+
+@pytest.mark.parametrize(
+    "outcome", [Complete("1"), Retry(BOOM), Fail(BOOM), Snooze(1.0), Release(), GiveUp(BOOM)]
+)
+def test_cancel_asked_wins_and_the_record_says_what_was_overruled(outcome: Outcome) -> None:
+    after = move.settled(in_state(State.RUNNING, cancel_requested=True), outcome, LATER)
+
+    assert (after.state, after.reason, after.settled) == (State.CANCELED, Reason.CANCELED, outcome.move)
+    assert (after.finished_at, after.expires_at) == (LATER, LATER + 7 * DAY)
+    assert after.result == ("1" if isinstance(outcome, Complete) else None)
+    kinds = {Complete: [Reason.CANCELED], Snooze: [], Release: []}.get(type(outcome), [Reason.TIMEOUT])
+    assert [error.kind for error in after.errors] == kinds
+
+
+def test_keep_fixes_the_expiry_by_the_state_the_job_ended_in() -> None:
+    job = in_state(State.RUNNING, keep=Keep(completed=1.0, failed=2.0, canceled=3.0))
+
+    ends = [move.settled(job, outcome, LATER) for outcome in (Complete(), Fail(), GiveUp())]
+
+    assert [end.expires_at for end in ends] == [LATER + 1, LATER + 2, LATER + 3]
+
+
+def test_the_newest_errors_are_kept_and_their_text_is_cut() -> None:
+    long = "\0" + "x" * 100_000
+    job = in_state(State.RUNNING)
+    for number in range(1, ERRORS_MAX + 6):
+        job = replace(
+            job, errors=move.settled(job, Fail(Failure(Reason.ERROR, long, long, long)), LATER).errors
+        )
+        job = replace(job, attempts=number + 1)
+
+    assert [error.attempt for error in job.errors] == list(range(6, ERRORS_MAX + 6))
+    for error in job.errors:
+        assert len(error.type) <= 200
+        assert len(error.message) <= 4_000
+        assert len(error.traceback) <= 16_384
+    assert all(error.message.startswith("\ufffdx") for error in job.errors)
+
+
+# Expired.
+
+
+def test_a_claim_that_expires_is_given_back_unspent() -> None:
+    job = in_state(State.CLAIMED)
+
+    assert changed(job, move.expired(job, LATER)) == GONE_ON | {
+        "state": State.WAITING,
+        "run_at": LATER,
+        "attempts": 0,
+        "releases": 1,
+    }
+
+
+def test_a_running_job_that_expires_has_crashed() -> None:
+    job = in_state(State.RUNNING)
+    after = move.expired(job, LATER)
+
+    [error] = after.errors
+    assert (error.attempt, error.worker, error.started, error.ended) == (1, "worker", NOW, LATER)
+    assert error.kind is Reason.WORKER_LOST
+    assert changed(job, after) == GONE_ON | {
+        "state": State.WAITING,
+        "run_at": LATER,
+        "crashes": 1,
+        "errors": (error,),
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "reason"),
+    [
+        ({"attempts": 4}, State.WAITING, None),
+        ({"attempts": 5}, State.FAILED, Reason.WORKER_LOST),
+        ({"crashes": 1}, State.WAITING, None),
+        ({"crashes": 2}, State.FAILED, Reason.WORKER_LOST),
+        ({"attempts": 5, "cancel_requested": True}, State.CANCELED, Reason.CANCELED),
+    ],
+)
+def test_a_crash_too_many_is_the_end(fields: dict[str, Any], state: State, reason: Reason | None) -> None:
+    after = move.expired(in_state(State.RUNNING, **fields), LATER)
+
+    assert (after.state, after.reason) == (state, reason)
+    assert (after.crashes, len(after.errors)) == (fields.get("crashes", 0) + 1, 1)
+
+
+# By hand.
+
+
+@pytest.mark.parametrize("state", [State.BLOCKED, State.SCHEDULED, State.WAITING, State.CLAIMED])
+def test_what_does_not_run_is_canceled_at_once(state: State) -> None:
+    after = move.canceled(in_state(state), LATER)
+
+    assert (after.state, after.reason, after.finished_at) == (State.CANCELED, Reason.CANCELED, LATER)
+    assert (after.lease_until, after.cancel_requested) == (None, False)
+
+
+def test_what_runs_is_asked() -> None:
+    job = in_state(State.RUNNING)
+
+    assert changed(job, move.canceled(job, LATER)) == {"cancel_requested": True, "updated_at": LATER}
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED])
+def test_a_forced_cancel_takes_what_is_finished_and_leaves_its_record(state: State) -> None:
+    job = in_state(state)
+    after = move.canceled(job, LATER, force=True)
+
+    assert changed(job, after).keys() - {"finished_at", "expires_at", "updated_at"} == {"state", "reason"}
+    assert (after.state, after.reason, after.finished_at) == (State.CANCELED, Reason.CANCELED, LATER)
+
+
+@pytest.mark.parametrize("state", [State.WAITING, State.RUNNING])
+def test_a_forced_cancel_is_a_plain_one_for_what_is_not_finished(state: State) -> None:
+    job = in_state(state)
+
+    assert move.canceled(job, LATER, force=True) == move.canceled(job, LATER)
+
+
+def test_a_rerun_clears_what_the_last_run_left_and_keeps_its_errors() -> None:
+    job = in_state(
+        State.FAILED,
+        cancel_requested=True,
+        result="1",
+        progress=Progress(0.5),
+        releases=3,
+        crashes=2,
+        deadline=LATER,
+    )
+    after = move.rerun(job, None, False, LATER)
+
+    assert changed(job, after) == {
+        "state": State.WAITING,
+        "reason": None,
+        "result": None,
+        "progress": None,
+        "cancel_requested": False,
+        "releases": 0,
+        "worker": None,
+        "claimed_at": None,
+        "started_at": None,
+        "finished_at": None,
+        "expires_at": None,
+        "deadline": None,
+        "updated_at": LATER,
+    }
+
+
+def test_a_rerun_keeps_a_deadline_that_is_still_to_come() -> None:
+    assert move.rerun(in_state(State.FAILED, deadline=LATER + 1), None, False, LATER).deadline == LATER + 1
+
+
+@pytest.mark.parametrize(
+    ("attempts", "reset", "expected"),
+    [(1, False, (1, 5, 2)), (5, False, (5, 6, 2)), (7, False, (7, 8, 2)), (5, True, (0, 5, 0))],
+)
+def test_a_rerun_has_at_least_one_attempt(attempts: int, reset: bool, expected: tuple[int, int, int]) -> None:
+    after = move.rerun(in_state(State.FAILED, attempts=attempts, crashes=2), None, reset, LATER)
+
+    assert (after.attempts, after.max_attempts, after.crashes) == expected
+
+
+@pytest.mark.parametrize(
+    ("run_at", "children", "state"),
+    [(LATER, 0, State.WAITING), (LATER + 1, 0, State.SCHEDULED), (None, 1, State.BLOCKED)],
+)
+def test_a_rerun_may_wait(run_at: float | None, children: int, state: State) -> None:
+    after = move.rerun(in_state(State.COMPLETED, open_children=children), run_at, False, LATER)
+
+    assert (after.state, after.run_at) == (state, run_at)
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (Edit(ids=("job",)), {}),
+        (Edit(ids=("job",), payload="[1]"), {"payload": "[1]"}),
+        (Edit(ids=("job",), priority=0), {}),
+        (Edit(ids=("job",), priority=-1), {"priority": -1}),
+        (Edit(ids=("job",), max_attempts=9), {"max_attempts": 9}),
+        (Edit(ids=("job",), tags=("a",)), {"tags": ("a",)}),
+        (Edit(ids=("job",), run_at=LATER), {"run_at": LATER}),
+        (
+            Edit(ids=("job",), run_at=LATER + 1),
+            {"run_at": LATER + 1, "state": State.SCHEDULED, "place": None},
+        ),
+    ],
+)
+def test_an_edit_changes_just_what_is_given(edit: Edit, expected: dict[str, Any]) -> None:
+    job = in_state(State.WAITING)
+
+    assert changed(job, move.edited(job, edit, LATER)) == expected | {"updated_at": LATER}
+
+
+def test_an_edit_leads_a_job_whose_time_has_come_into_the_line() -> None:
+    job = in_state(State.SCHEDULED)
+
+    assert move.edited(job, Edit(ids=("job",), run_at=LATER), LATER).state is State.WAITING
+    assert move.edited(job, Edit(ids=("job",), payload="[1]"), LATER).state is State.SCHEDULED
+
+
+def test_a_resolved_job_says_that_it_was_and_how() -> None:
+    job = in_state(State.WAITING)
+    done = move.resolved(job, State.COMPLETED, "[1]", "", LATER)
+    failed = move.resolved(job, State.FAILED, None, "not needed", LATER)
+
+    assert (done.state, done.result, done.reason, done.errors) == (State.COMPLETED, "[1]", None, ())
+    assert (failed.state, failed.reason) == (State.FAILED, Reason.UNRECOVERABLE)
+    assert [(error.type, error.message) for error in failed.errors] == [("Resolved", "not needed")]
+
+
+def test_a_lapsed_job_failed_by_its_deadline() -> None:
+    after = move.lapsed(in_state(State.WAITING), LATER)
+
+    assert (after.state, after.reason, after.finished_at) == (State.FAILED, Reason.DEADLINE, LATER)
+
+
+# Whatever happens.
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(PURE)), st.booleans()), max_size=60))
+def test_whatever_moves_are_made_the_record_makes_sense(steps: list[tuple[Move, bool]]) -> None:
+    job = in_state(State.WAITING)
+    for made, other in steps:
+        if job.state not in TABLE[made].leads:
+            continue
+        before = job
+        job = (
+            move.claimed(job, "worker", 1.0, True, LATER) if made is Move.CLAIM and other else PURE[made](job)
+        )
+
+        assert (job.state in HELD) == (job.lease_until is not None)
+        assert (job.state in TERMINAL) == (job.finished_at is not None) == (job.expires_at is not None)
+        assert (job.state in (State.FAILED, State.CANCELED)) == (job.reason is not None)
+        assert 0 <= job.attempts <= job.max_attempts
+        assert job.crashes <= job.max_crashes or job.state not in HELD
+        assert job.fence >= before.fence
+        assert job.fence > before.fence or made is not Move.CLAIM
+        assert not job.cancel_requested or job.state in {State.RUNNING, *TERMINAL}
+        assert len(job.errors) <= ERRORS_MAX
+        assert job.state not in HELD or job.worker == "worker"

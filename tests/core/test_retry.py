@@ -1,0 +1,101 @@
+"""Delays between attempts: their curve, their jitter and their cap."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from errandry.core.retry import DEFAULT, Backoff, Curve
+from errandry.errors import InvalidValue
+
+starts = st.floats(0, 1e6)
+shares = st.floats(0, 1)
+attempts = st.integers(1, 10_000)
+seeds = st.text(max_size=40)
+
+
+def delays(backoff: Backoff, count: int = 4) -> list[float]:
+    return [backoff.delay(attempt, "job") for attempt in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(
+    ("backoff", "expected"),
+    [
+        (Backoff(Curve.EXPONENTIAL, 1.0, jitter=0.0), [1, 2, 4, 8]),
+        (Backoff(Curve.EXPONENTIAL, 2.0, jitter=0.0), [2, 4, 8, 16]),
+        (Backoff(Curve.LINEAR, 2.0, jitter=0.0), [2, 4, 6, 8]),
+        (Backoff(Curve.FIXED, 2.0, jitter=0.0), [2, 2, 2, 2]),
+        (Backoff(Curve.EXPONENTIAL, 1.0, cap=3.0, jitter=0.0), [1, 2, 3, 3]),
+        (Backoff(Curve.EXPONENTIAL, 0.0), [0, 0, 0, 0]),
+    ],
+)
+def test_without_jitter_the_delays_follow_the_curve(backoff: Backoff, expected: list[float]) -> None:
+    assert delays(backoff) == expected
+
+
+def test_the_default_is_exponential_from_a_second_to_an_hour_give_or_take_a_quarter() -> None:
+    assert Backoff(Curve.EXPONENTIAL, start=1.0, cap=3_600.0, jitter=0.25, function=None) == DEFAULT
+
+
+@given(st.sampled_from(Curve), starts, shares, attempts, seeds)
+def test_jitter_stays_within_its_share(
+    curve: Curve, start: float, jitter: float, attempt: int, seed: str
+) -> None:
+    plain = Backoff(curve, start, 1e9, 0.0).delay(attempt, seed)
+    spread = Backoff(curve, start, 1e9, jitter).delay(attempt, seed)
+
+    assert min(plain * (1 - jitter) * 0.999_999, 1e9) <= spread <= min(plain * (1 + jitter) * 1.000_001, 1e9)
+
+
+@given(st.sampled_from(Curve), starts, st.floats(0, 1e5), shares, attempts, seeds)
+def test_the_cap_is_applied_last(
+    curve: Curve, start: float, cap: float, jitter: float, attempt: int, seed: str
+) -> None:
+    free = Backoff(curve, start, 3e9, jitter).delay(attempt, seed)
+
+    assert Backoff(curve, start, cap, jitter).delay(attempt, seed) == min(free, cap)
+
+
+@given(attempts, seeds)
+def test_the_same_seed_gives_the_same_delay(attempt: int, seed: str) -> None:
+    assert DEFAULT.delay(attempt, seed) == Backoff().delay(attempt, seed)
+
+
+def test_two_programs_compute_the_same_delay() -> None:
+    assert [round(delay, 6) for delay in delays(Backoff())] == [1.039154, 1.718256, 3.333134, 6.785873]
+
+
+def test_jitter_differs_between_jobs_and_attempts_and_uses_its_whole_share() -> None:
+    fixed = Backoff(Curve.FIXED, 1.0, jitter=0.25)
+    by_job = [fixed.delay(1, f"job-{number}") for number in range(1_000)]
+    by_attempt = [fixed.delay(number, "job") for number in range(1, 1_000)]
+
+    for found in (by_job, by_attempt):
+        assert len(set(found)) > 990
+        assert 0.75 <= min(found) < 0.76
+        assert 1.24 < max(found) < 1.25
+        assert abs(sum(found) / len(found) - 1) < 0.02
+
+
+def test_attempts_without_end_do_not_overflow() -> None:
+    assert Backoff(start=1.0, jitter=0.0).delay(10**9, "job") == 3_600.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"start": -1.0}, "backoff.start"),
+        ({"start": float("nan")}, "backoff.start"),
+        ({"cap": -1.0}, "backoff.cap"),
+        ({"cap": float("inf")}, "backoff.cap"),
+        ({"jitter": -0.01}, "backoff.jitter"),
+        ({"jitter": 1.01}, "backoff.jitter"),
+        ({"jitter": float("nan")}, "backoff.jitter"),
+        ({"jitter": True}, "backoff.jitter"),
+        ({"function": ""}, "backoff.function"),
+    ],
+)
+def test_a_backoff_nobody_could_obey_is_refused_by_name(fields: dict[str, float], name: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        Backoff(**fields)  # type: ignore[arg-type]  # that is the point
+
+    assert caught.value.name == name

@@ -1,0 +1,103 @@
+"""The transition table says what the design says; every other test takes it from there."""
+
+import pytest
+
+from errandry.core.state import HELD, TABLE, TERMINAL, By, Move, Reason, State
+
+UNTAKEN = "blocked scheduled waiting"
+ENDED = "completed failed canceled"
+DESIGN = {
+    # move: (from, to, otherwise, by)
+    "insert": ("", "waiting", "scheduled blocked", "client"),
+    "promote": ("scheduled", "waiting", "", "anyone"),
+    "unblock": ("blocked", "waiting", "scheduled", "the store"),
+    "child_failed": ("blocked", "failed", "gone", "the store"),
+    "lapse": (UNTAKEN, "failed", "", "anyone"),
+    "claim": ("waiting", "claimed", "running", "worker"),
+    "start": ("claimed", "running", "", "worker"),
+    "renew": ("claimed running", "same", "", "worker"),
+    "note": ("claimed running", "same", "", "worker"),
+    "spawn": ("claimed running", "same", "", "worker"),
+    "step": ("claimed running", "same", "", "worker"),
+    "complete": ("running", "completed", "canceled", "worker"),
+    "retry": ("running", "scheduled", "waiting failed canceled", "worker"),
+    "fail": ("running", "failed", "canceled", "worker"),
+    "snooze": ("running", "scheduled", "canceled", "worker"),
+    "await": ("running", "blocked", "waiting canceled", "worker"),
+    "release": ("claimed running", "waiting", "scheduled failed canceled", "worker"),
+    "give_up": ("claimed running", "canceled", "", "worker"),
+    "expire": ("claimed running", "waiting", "failed canceled", "anyone"),
+    "cancel_forced": ("completed failed", "canceled", "", "operator"),
+    "resolve": (UNTAKEN, "completed", "failed", "operator"),
+    "postpone": ("waiting scheduled", "scheduled", "", "operator"),
+    "edit": (UNTAKEN, "same", "scheduled waiting", "operator"),
+    "rerun": (ENDED, "waiting", "scheduled blocked", "operator"),
+    "remove": (f"{UNTAKEN} {ENDED}", "gone", "", "operator"),
+    "remove_forced": (f"{UNTAKEN} claimed running {ENDED}", "gone", "", "operator"),
+}
+
+
+@pytest.mark.parametrize("name", DESIGN)
+def test_a_move_is_as_designed(name: str) -> None:
+    sources, target, otherwise, by = DESIGN[name]
+    rule = TABLE[Move(name)]
+
+    expected = {source: source if target == "same" else target for source in sources.split() or ["gone"]}
+
+    assert {source or "gone": reached or "gone" for source, reached in rule.leads.items()} == expected
+    assert {state or "gone" for state in rule.otherwise} == set(otherwise.split())
+    assert rule.by == by
+    assert set(rule.sources) == set(sources.split())
+
+
+def test_a_cancel_stops_at_once_what_does_not_run_and_asks_what_does() -> None:
+    rule = TABLE[Move.CANCEL]
+
+    assert rule.leads == {
+        **dict.fromkeys([State.BLOCKED, State.SCHEDULED, State.WAITING, State.CLAIMED], State.CANCELED),
+        State.RUNNING: State.RUNNING,
+    }
+    assert (rule.by, rule.otherwise) == (By.ANYONE, {})
+
+
+def test_every_move_has_a_rule() -> None:
+    assert set(TABLE) == set(Move) == {*map(Move, DESIGN), Move.CANCEL}
+
+
+def test_the_fenced_moves_are_those_of_a_worker_that_holds_the_job() -> None:
+    fenced = {move for move, rule in TABLE.items() if rule.fenced}
+
+    assert fenced == {move for move, rule in TABLE.items() if rule.by is By.WORKER} - {Move.CLAIM}
+    assert {state for move in fenced for state in TABLE[move].sources} == HELD
+
+
+def test_only_operators_move_a_finished_job() -> None:
+    movers = {move for move, rule in TABLE.items() if TERMINAL & set(rule.sources)}
+
+    assert movers == {Move.CANCEL_FORCED, Move.RERUN, Move.REMOVE, Move.REMOVE_FORCED}
+    assert {TABLE[move].by for move in movers} == {By.OPERATOR}
+
+
+def test_a_job_comes_into_a_workers_hands_only_by_a_claim() -> None:
+    takers = {
+        move
+        for move, rule in TABLE.items()
+        for source, target in [*rule.leads.items(), *((None, state) for state in rule.otherwise)]
+        if source not in HELD and target in HELD
+    }
+
+    assert takers == {Move.CLAIM}
+
+
+def test_cancel_asked_can_win_over_every_outcome() -> None:
+    outcomes = {Move.COMPLETE, Move.RETRY, Move.FAIL, Move.SNOOZE, Move.AWAIT, Move.RELEASE, Move.EXPIRE}
+
+    assert {move for move, rule in TABLE.items() if State.CANCELED in rule.otherwise} == outcomes
+
+
+def test_states_and_reasons_are_the_words_people_filter_by() -> None:
+    assert " ".join(State) == f"{UNTAKEN} claimed running {ENDED}"
+    assert set(Reason) == {
+        *("error", "unrecoverable", "timeout", "worker_lost", "invalid_payload", "no_handler"),
+        *("child_failed", "deadline", "canceled"),
+    }
