@@ -39,8 +39,9 @@ format: $(READY) ## Format, and fix what the linter can fix safely
 	$(BIN)/ruff check --fix-only --quiet $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench: $(READY) ## Print the figures, as ratios measured in one run (ARGS="life" for one part)
-	$(BIN)/python -m bench.store $(ARGS)
+bench: $(READY) ## Print the figures, as ratios measured in one run
+	$(BIN)/python -m bench.store
+	$(BIN)/python -m bench.worker
 
 generate: $(READY) ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m tools.docs

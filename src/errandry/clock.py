@@ -39,8 +39,9 @@ class StoreClock:
 
     def now(self, floor: float = 0.0) -> float:
         """The store's time; at least `floor`, what another process has already written."""
-        wall, seen = self._clock.time(), self._clock.monotonic()
-        slow = self._last + max(0.0, seen - self._seen) / 2  # `floor` is of now, not of our last look
-        self._seen = seen
-        self._last = max(wall, slow, floor)
-        return self._last
+        with self._lock:
+            wall, seen = self._clock.time(), self._clock.monotonic()
+            slow = self._last + max(0.0, seen - self._seen) / 2  # `floor` is of now, not of our last look
+            self._seen = seen
+            self._last = max(wall, slow, floor)
+            return self._last

@@ -45,7 +45,7 @@ def to_json(name: str, value: Any) -> str:
     try:
         text = _encoder.encode(value).decode()
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise InvalidValue(name, value, f"cannot be written as JSON: {error}") from None
+        raise InvalidValue(name, type(value).__name__, f"cannot be written as JSON: {error}") from None
     if "null" in text:
         _refuse_nan(name, value)
     return check.document(name, text)
@@ -69,8 +69,8 @@ def _to_plain(value: Any) -> Any:
 
 
 def _from_plain(kind: Any, value: Any) -> Any:
-    if hasattr(kind, "model_validate"):
-        return kind.model_validate(value)
+    if hasattr(kind, "model_validate_json"):  # as JSON: a strict model would not take a text for a date else
+        return kind.model_validate_json(msgspec.json.encode(value))
     if isinstance(kind, type) and isinstance(value, kind):
         return value
     raise TypeError(f"objects of type {getattr(kind, '__name__', kind)} cannot be read from JSON")

@@ -18,6 +18,9 @@ BACKSTOP = 1.0
 """Wakes may be lost; nothing waits longer than this for a look."""
 
 
+Names = tuple[str, ...]
+
+
 class Claimer:
     """Asks for as many jobs as there are free slots; async and thread handlers have slots of their own."""
 
@@ -29,9 +32,16 @@ class Claimer:
     async def claim(self) -> list[tuple[Job, float]]:
         """What the free slots got, each with the monotonic time its claim was sent."""
         claimed: list[tuple[Job, float]] = []
-        for command in self._commands():
+        for limit, tasks, without in self._wanted():
+            has_suspect = self._slots.has_suspect or any(job.crashes for job, _ in claimed)
             sent = self._app.clock.monotonic()
-            answer = await self._app.engine.submit(command)
+            try:
+                answer = await self._app.engine.submit(self._command(limit, tasks, without, has_suspect))
+            except ErrandryError as error:
+                if not claimed:
+                    raise
+                log.warning("no more jobs could be claimed: %s", error)  # what was claimed must run
+                break
             if isinstance(answer, Claims):
                 claimed += [(job, sent) for job in answer.jobs]
                 self.due_in = answer.due_in
@@ -46,19 +56,20 @@ class Claimer:
             log.warning("the store cannot be watched: %s", error)
             await asyncio.sleep(BACKSTOP)
 
-    def _commands(self) -> list[Claim]:
+    def _wanted(self) -> list[tuple[int, Names | None, Names]]:
+        """How many jobs to claim, of which tasks, without which: for async handlers, and for threads."""
         in_threads = tuple(sorted(name for name, task in self._app.tasks.items() if not task.is_async))
         only = self._options.tasks
         sync = in_threads if only is None else tuple(name for name in in_threads if name in only)
         rest = None if only is None else tuple(name for name in only if name not in in_threads)
-        found = []
+        found: list[tuple[int, Names | None, Names]] = []
         if self._slots.free_async and (rest is None or rest):
-            found.append(self._command(self._slots.free_async, rest, in_threads if rest is None else ()))
+            found.append((self._slots.free_async, rest, in_threads if rest is None else ()))
         if self._slots.free_threads and sync:
-            found.append(self._command(self._slots.free_threads, sync, ()))
+            found.append((self._slots.free_threads, sync, ()))
         return found
 
-    def _command(self, limit: int, tasks: tuple[str, ...] | None, without: tuple[str, ...]) -> Claim:
+    def _command(self, limit: int, tasks: Names | None, without: Names, has_suspect: bool) -> Claim:
         return Claim(
             worker=self._worker,
             nonce=next(self._nonces),
@@ -66,6 +77,6 @@ class Claimer:
             queues=self._options.queues,
             tasks=tasks,
             without=without,
-            suspects=0 if self._slots.has_suspect else 1,
+            suspects=0 if has_suspect else 1,
             lease=self._options.lease,
         )

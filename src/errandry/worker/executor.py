@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from errandry import failpoint
 from errandry import outcome as said
 from errandry.app import Call, Errandry
 from errandry.codec import About, to_json
@@ -28,7 +29,7 @@ from errandry.core.command import (
 )
 from errandry.core.job import Failure, Job
 from errandry.core.state import Reason
-from errandry.errors import ErrandryError, InvalidArguments, InvalidValue
+from errandry.errors import ErrandryError, InvalidArguments, InvalidValue, StoreClosed, StoreUnavailable
 from errandry.task import Task
 from errandry.worker.options import WorkerOptions
 from errandry.worker.run import Run, Stop
@@ -37,11 +38,25 @@ from errandry.worker.thread import Threads
 log = logging.getLogger("errandry.worker")
 
 
-class Executor:
-    """Runs handlers on the loop it is made on, and in threads; `done` is told when a slot is free again."""
+SETTLE_AGAIN = 1.0
+"""How long an outcome that could not be written waits for another try."""
 
-    def __init__(self, app: Errandry, options: WorkerOptions, done: Callable[[Run], None]) -> None:
-        self._app, self._options, self._done = app, options, done
+
+class Executor:
+    """Runs handlers on the loop it is made on, and in threads.
+
+    `returned` is told when a handler is done, so that its slot is free while its outcome is being written;
+    `over` when that is written, or never will be.
+    """
+
+    def __init__(
+        self,
+        app: Errandry,
+        options: WorkerOptions,
+        returned: Callable[[Run], None],
+        over: Callable[[Run], None],
+    ) -> None:
+        self._app, self._options, self._returned, self._over = app, options, returned, over
         self._threads = Threads()
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -67,9 +82,11 @@ class Executor:
         except asyncio.CancelledError:
             outcome = None
         run.handler = None
-        self._done(run)
+        failpoint.reach("after_handler")
+        self._returned(run)
         if outcome is not None:
             await self._settle(run, outcome)
+        self._over(run)
 
     async def _attempt(self, run: Run) -> Outcome | None:
         """How the attempt ended; None if nothing may be written any more."""
@@ -109,6 +126,7 @@ class Executor:
 
     async def handle(self, run: Run, task: Task[..., Any], arguments: dict[str, Any], ctx: JobContext) -> Any:
         """Call the handler itself. The watchdog finds `run` in this frame."""
+        failpoint.reach("before_handler")
         if task.signature.context is not None:
             arguments = {**arguments, task.signature.context: ctx}
         if task.is_async:
@@ -144,18 +162,39 @@ class Executor:
             log.warning("%s could not be written: %s", type(command).__name__, error)
 
     async def _settle(self, run: Run, outcome: Outcome) -> None:
-        try:
-            if (note := run.notes()) is not None:
-                await self._app.engine.submit(note)
+        """Have the outcome written. While the store cannot write it, its lease is kept and it is sent again."""
+        tries = 0
+        while not run.is_lost:
+            run.is_settling = True
             try:
-                answer = await self._app.engine.submit(Settle(run.ref, outcome))
-            except InvalidValue as error:
-                failure = Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error))
-                answer = await self._app.engine.submit(Settle(run.ref, Fail(failure)))
-            if answer not in (WRITTEN, ALREADY):
-                log.warning("job %s (%s): its outcome came too late: %s", run.job.id, run.job.task, answer)
-        except ErrandryError as error:
-            log.error("job %s (%s): its outcome could not be written: %s", run.job.id, run.job.task, error)
+                return await self._send(run, outcome)
+            except StoreUnavailable as error:
+                if isinstance(error, StoreClosed):
+                    return self._complain(run, error)
+                if not tries:
+                    log.warning(
+                        "job %s (%s): its outcome cannot be written yet: %s", run.job.id, run.job.task, error
+                    )
+            except ErrandryError as error:
+                return self._complain(run, error)
+            tries, run.is_settling = tries + 1, False
+            await asyncio.sleep(min(SETTLE_AGAIN, self._options.renewal))
+        if tries:
+            self._complain(run, "its lease ran out first")
+
+    async def _send(self, run: Run, outcome: Outcome) -> None:
+        if (note := run.notes()) is not None:
+            await self._app.engine.submit(note)
+        try:
+            answer = await self._app.engine.submit(Settle(run.ref, outcome))
+        except InvalidValue as error:
+            failure = Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error))
+            answer = await self._app.engine.submit(Settle(run.ref, Fail(failure)))
+        if answer not in (WRITTEN, ALREADY):
+            log.warning("job %s (%s): its outcome came too late: %s", run.job.id, run.job.task, answer)
+
+    def _complain(self, run: Run, why: object) -> None:
+        log.error("job %s (%s): its outcome could not be written: %s", run.job.id, run.job.task, why)
 
     def _completed(self, job: Job, value: Any) -> Outcome:
         try:

@@ -1,6 +1,7 @@
 """Keeping the leases of running jobs, and learning which jobs should stop.
 
-Runs on the engine's loop: a handler that blocks its own loop keeps its lease all the same.
+Runs on the engine's loop: a handler that blocks its own loop keeps its lease all the same. What reads runs
+apart from what renews, so that no slow read costs a lease.
 """
 
 import asyncio
@@ -25,22 +26,29 @@ class Leases:
     def __init__(self, engine: Engine, clock: Clock, worker: str, options: WorkerOptions) -> None:
         self._engine, self._clock, self._worker, self._options = engine, clock, worker, options
         self.held: dict[str, Run] = {}
-        self._renewing: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
-        """Renew all leases in one command every so often; in between, look for cancels after changes."""
-        store, due = self._engine.store, self._clock.monotonic() + self._options.renewal
+    async def keep(self) -> None:
+        """Renew all leases in one command every so often; give up those that have run out all the same."""
+        every = self._options.renewal
+        due, renewing = self._clock.monotonic() + every, None
+        while True:
+            now = self._clock.monotonic()
+            if now >= due and (renewing is None or renewing.done()):
+                renewing, due = asyncio.create_task(self._renew()), now + every
+            for run in list(self.held.values()):
+                if run.lease_until <= now:
+                    self._lose(run, "it could not be renewed in time")
+            await asyncio.sleep(min(TICK, every / 4))
+
+    async def watch(self) -> None:
+        """Look for cancels whenever something may have changed."""
+        store = self._engine.store
         while True:
             pulse = store.pulse()
             try:
                 if self.held:
                     await self._look_for_cancels()
-                now = self._clock.monotonic()
-                if now >= due and (self._renewing is None or self._renewing.done()):
-                    self._renewing = asyncio.create_task(self._renew())
-                    due = now + self._options.renewal
-                self._give_up_expired(now)
-                if await store.wake(pulse, min(TICK, max(0.0, due - now))):
+                if await store.wake(pulse, TICK):
                     await asyncio.sleep(LOOK_EVERY)
             except ErrandryError as error:
                 log.warning("the store cannot be watched: %s", error)
@@ -54,7 +62,7 @@ class Leases:
 
     async def _renew(self) -> None:
         now = self._clock.monotonic()
-        runs = [run for run in list(self.held.values()) if run.renew_until is None or now < run.renew_until]
+        runs = [run for run in list(self.held.values()) if run.needs_lease(now)]
         if not runs:
             return
         try:
@@ -71,13 +79,8 @@ class Leases:
                 if mark is CANCEL:
                     run.stop(Stop.CANCEL)
 
-    def _give_up_expired(self, now: float) -> None:
-        """A lease that could not be renewed in time may be another worker's now."""
-        for run in list(self.held.values()):
-            if run.lease_until <= now:
-                self._lose(run, "it could not be renewed in time")
-
     def _lose(self, run: Run, why: str) -> None:
-        if self.held.get(run.job.id) is run and run.stopped is not Stop.LOST:
+        if self.held.get(run.job.id) is run and not run.is_lost and not run.is_settling:
+            run.is_lost = True
             log.warning("job %s (%s): its lease is lost: %s", run.job.id, run.job.task, why)
             run.stop(Stop.LOST)

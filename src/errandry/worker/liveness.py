@@ -4,31 +4,50 @@ Locked: alive. Obtainable: dead, for sure. Not there, as in another container or
 """
 
 import fcntl
+import logging
 import os
+import secrets
 import tempfile
 from contextlib import suppress
 
+log = logging.getLogger("errandry.worker")
+
+SUFFIX = ".alive"
+
 
 class Liveness:
-    """This worker's lock, held until `close` or the end of the process and its children."""
+    """This worker's lock, held until `close` or the end of the process and its children.
 
-    def __init__(self, worker: str) -> None:
-        folder = os.path.join(tempfile.gettempdir(), f"errandry-{os.getuid()}")
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        self.path = os.path.join(folder, f"{worker}.alive")
-        self._lock = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    Where there can be none, `path` is empty and nobody knows: a death is then noticed when the lease runs out.
+    """
+
+    def __init__(self) -> None:
+        self.path, self._lock = "", -1
+        try:
+            path = os.path.join(_folder(), f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}")
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.path = path
+        except OSError as error:
+            log.warning("no lock file can be kept, so others will notice a crash late: %s", error)
 
     def close(self) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(self.path)
-        os.close(self._lock)
+        if self.path:
+            bury(self.path)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def is_dead(path: str) -> bool:
-    """Whether the worker with this lock file is known to be dead."""
+    """Whether the worker with this lock file is known to be dead.
+
+    Paths come out of the store: one that is not a worker's of this user says nothing, and is not touched.
+    """
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if os.path.dirname(path) != _folder() or not path.endswith(SUFFIX):
+            return False
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -44,3 +63,12 @@ def bury(path: str) -> None:
     """Remove the lock file of a dead worker."""
     with suppress(OSError):
         os.unlink(path)
+
+
+def _folder() -> str:
+    """A folder only this user can write to, the same for all its processes."""
+    folder = os.path.join(tempfile.gettempdir(), f"errandry-{os.getuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if os.stat(folder).st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else")
+    return folder

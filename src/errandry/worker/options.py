@@ -11,6 +11,7 @@ from errandry.errors import InvalidValue
 class WorkerOptions(Struct, frozen=True, kw_only=True):
     """Everything that can be set about a worker; seconds where it is a time.
 
+    id            what its id begins with; every start adds a mark of its own
     concurrency   how many async handlers run at once
     threads       how many sync handlers run at once, each in a thread
     queues        only these; None for all

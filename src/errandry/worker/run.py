@@ -25,7 +25,10 @@ class Stop(StrEnum):
 
 
 class Run:
-    """A job between its claim and its outcome. Made on the loop its handler belongs to."""
+    """A job between its claim and its outcome. Made on the loop its handler belongs to.
+
+    `is_lost`: its lease is another's, or nobody's. `is_settling`: its outcome is being written just now.
+    """
 
     def __init__(self, job: Job, lease_until: float, renew_until: float | None, write: "Write") -> None:
         self.job = job
@@ -33,12 +36,19 @@ class Run:
         self.ctx = JobContext(job, self.note)
         self.lease_until, self.renew_until = lease_until, renew_until
         self.stopped: Stop | None = None
+        self.is_lost = self.is_settling = False
         self.handler: asyncio.Task[None] | None = None
         self._write = write
         self._loop = asyncio.get_running_loop()
         self._lock = Lock()
         self._progress: Progress | None = None
         self._logs: list[Log] = []
+
+    def needs_lease(self, now: float) -> bool:
+        """Whether its lease is to be prolonged: it stands, and nothing has been said that ends it."""
+        if self.is_lost or self.is_settling:
+            return False
+        return self.renew_until is None or now < self.renew_until
 
     def stop(self, why: Stop) -> None:
         """Ask the handler to stop; the first reason counts. From any thread."""

@@ -29,24 +29,28 @@ class Watchdog:
         """Call on the loop again and again; when it does not answer, look what it is doing."""
         while True:
             self._loop.call_soon_threadsafe(self._answer)
+            asleep = self._clock.monotonic()
             await asyncio.sleep(self._stall_after / 2)
-            silence = self._clock.monotonic() - self._answered
+            now = self._clock.monotonic()
+            silence = now - self._answered
             if silence < self._stall_after:
                 self._barked = False
             elif not self._barked:
-                self._barked = True
-                self._bark(silence)
+                self._barked = self._bark(silence, is_sure=now - asleep < self._stall_after)
 
     def _answer(self) -> None:
         self._answered = self._clock.monotonic()
 
-    def _bark(self, silence: float) -> None:
+    def _bark(self, silence: float, is_sure: bool) -> bool:
+        """Say who it is; nothing if it is nobody, and the whole process may just have been stopped."""
         run, place = None, "an unknown place"
         frame = sys._current_frames().get(self._thread)
         while frame is not None and run is None:
             inner, frame = frame, frame.f_back
             if frame is not None and frame.f_code is Executor.handle.__code__:
                 run, place = _run(frame), f"{inner.f_code.co_filename}:{inner.f_lineno}"
+        if run is None and not is_sure:
+            return False
         what = f"task {run.job.task} (job {run.job.id})" if run is not None else "something"
         log.warning(
             "%s has blocked the event loop for %.1f s, at %s. Leases are kept, but no other async handler "
@@ -55,6 +59,7 @@ class Watchdog:
             silence,
             place,
         )
+        return True
 
 
 def _run(frame: FrameType) -> Run | None:

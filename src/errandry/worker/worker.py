@@ -7,24 +7,26 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
 from errandry.app import Errandry
-from errandry.core.command import Beat, Kept, Release, Settle, Upkeep
+from errandry.core.command import Beat, Release, Settle
 from errandry.core.job import Job
 from errandry.errors import ErrandryError
 from errandry.worker.capture import JobLog
 from errandry.worker.claimer import Claimer
 from errandry.worker.executor import Executor
 from errandry.worker.leases import Leases
-from errandry.worker.liveness import Liveness, bury, is_dead
+from errandry.worker.liveness import Liveness
 from errandry.worker.options import WorkerOptions
 from errandry.worker.run import Run, Stop
 from errandry.worker.slots import Slots
+from errandry.worker.upkeeper import Upkeeper
 from errandry.worker.watchdog import Watchdog
 
 log = logging.getLogger("errandry.worker")
@@ -33,6 +35,8 @@ SWITCH = 1e-5
 """A busy main loop starves the engine's thread at Python's default of 5 ms; this costs nothing visible."""
 LAST_CALL = 1.0
 """How long handlers that were told to stop have before their jobs are given back without them."""
+RECOVERY = 1.0
+"""How long a loop that broke rests."""
 
 
 class Health(Struct, frozen=True):
@@ -53,16 +57,17 @@ class Worker:
 
     def __init__(self, app: Errandry, options: WorkerOptions | None = None) -> None:
         self.app, self.options = app, options or WorkerOptions()
-        self.id = self.options.id or f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(4)}"
+        # A mark of its own for every start: who finds this worker dead expires all leases under its id.
+        self.id = f"{self.options.id or socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(4)}"
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._slots = Slots(self.options)
         self._claimer = Claimer(app, self.id, self.options, self._slots)
-        self._executor = Executor(app, self.options, self._finished)
+        self._executor = Executor(app, self.options, self._slots.give, self._over)
         self._leases = Leases(app.engine, app.clock, self.id, self.options)
-        self._upkept: float | None = None
+        self._upkeeper = Upkeeper(app, self.id, self.options.upkeep_every)
         self._started_at = app.clock.time()
 
     async def run(self, *, signals: bool = False) -> None:
@@ -74,7 +79,10 @@ class Worker:
     def stop(self) -> None:
         """Drain and end; a second call does not wait for handlers."""
         if self._stopping.is_set():
+            log.info("worker %s does not wait for its handlers", self.id)
             self._hurry.set()
+        else:
+            log.info("worker %s stops; handlers may finish for %g s", self.id, self.options.grace)
         self._stopping.set()
         self._slots.changed.set()
 
@@ -87,7 +95,7 @@ class Worker:
 
     def health(self) -> Health:
         now = self.app.clock.monotonic()
-        upkept = None if self._upkept is None else now - self._upkept
+        upkept = None if self._upkeeper.last is None else now - self._upkeeper.last
         return Health(self.app.engine.stats().age, upkept, len(self._slots.runs))
 
     async def _work(self) -> None:
@@ -126,19 +134,16 @@ class Worker:
         self._leases.held[job.id] = run
         self._executor.start(run)
 
-    def _finished(self, run: Run) -> None:
-        """The handler is done: its slot is free while its outcome is being written."""
+    def _over(self, run: Run) -> None:
         if self._leases.held.get(run.job.id) is run:
             del self._leases.held[run.job.id]
-        self._slots.give(run)
 
     async def _drain(self) -> None:
         """Let handlers finish for `grace`, then stop them and give back what is left."""
         try:
             async with asyncio.timeout(self.options.grace):
-                while not self._slots.is_empty and not self._hurry.is_set():
-                    self._slots.changed.clear()
-                    await _first(self._slots.changed.wait(), self._hurry.wait())
+                while self._executor.tasks and not self._hurry.is_set():
+                    await _first(asyncio.wait(self._executor.tasks), self._hurry.wait())
         except TimeoutError:
             log.warning("%d handlers did not finish within the grace", len(self._slots.runs))
         for run in self._slots.runs:
@@ -146,34 +151,14 @@ class Worker:
         if self._executor.tasks:
             await asyncio.wait(self._executor.tasks, timeout=LAST_CALL)
         for run in self._slots.runs:
-            self._finished(run)
+            self._slots.give(run)
+            self._over(run)
             await self._submit(Settle(run.ref, Release()))
-
-    async def _keep_up(self) -> None:
-        """Upkeep every so often, at once again while there is more; on the engine's loop."""
-        while True:
-            try:
-                dead = await self._dead()
-                answer = await self.app.engine.submit(Upkeep(dead=tuple(dead)))
-                for path in dead.values():
-                    bury(path)
-                self._upkept = self.app.clock.monotonic()
-                if isinstance(answer, Kept) and answer.more:
-                    continue
-            except ErrandryError as error:
-                log.warning("upkeep did not succeed: %s", error)
-            await asyncio.sleep(self.options.upkeep_every)
-
-    async def _dead(self) -> dict[str, str]:
-        """Workers of this host that are known to be dead, with their lock files."""
-        host = socket.gethostname()
-        beats = [info.beat for info in await self.app.store.workers() if info.beat.worker != self.id]
-        return {beat.worker: beat.alive for beat in beats if beat.host == host and is_dead(beat.alive)}
 
     async def _beat(self, alive: str) -> None:
         while True:
-            await self._submit(self._sign(alive))
             await asyncio.sleep(self.options.beat_every)
+            await self._submit(self._sign(alive))
 
     def _sign(self, alive: str, gone: bool = False) -> Beat:
         return Beat(
@@ -202,12 +187,13 @@ class Worker:
         before, capture = sys.getswitchinterval(), JobLog()
         sys.setswitchinterval(min(before, SWITCH))
         logging.getLogger().addHandler(capture)
-        liveness = Liveness(self.id)
-        loops: list[Coroutine[Any, Any, None]] = [self._leases.run(), self._beat(liveness.path)]
-        loops.append(Watchdog(self.app.clock, self.options.stall_after).run())
+        liveness = Liveness()
+        await self._submit(self._sign(liveness.path))  # before any claim, or nobody could tell it is dead
+        loops = [self._leases.keep, self._leases.watch, partial(self._beat, liveness.path)]
+        loops.append(Watchdog(self.app.clock, self.options.stall_after).run)
         if self.options.upkeep:
-            loops.append(self._keep_up())
-        tasks = [asyncio.create_task(self.app.engine.call(_awaited, loop)) for loop in loops]
+            loops.append(self._upkeeper.run)
+        tasks = [asyncio.create_task(self.app.engine.call(_forever, loop)) for loop in loops]
         try:
             with _Signals(self.stop if signals else None):
                 yield
@@ -243,8 +229,14 @@ class _Signals:
                 asyncio.get_running_loop().remove_signal_handler(number)
 
 
-async def _awaited(work: Coroutine[Any, Any, None]) -> None:
-    await work
+async def _forever(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """A loop the worker cannot be without: whatever happens in it, it goes on."""
+    while True:
+        try:
+            await loop()
+        except Exception:
+            log.exception("something unforeseen happened; the worker goes on")
+            await asyncio.sleep(RECOVERY)
 
 
 async def _first(*waits: Coroutine[Any, Any, Any]) -> None:

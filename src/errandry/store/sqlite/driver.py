@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import apsw
 
+from errandry import failpoint
 from errandry.clock import Clock
-from errandry.core.command import Answer, Command
+from errandry.core.command import Answer, Claims, Command, Settle
 from errandry.errors import CommandFailed, InvalidValue, StoreClosed, StoreError
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds
@@ -75,7 +76,10 @@ class SqliteStore(LocalStore):
             except Exception:
                 # One of the commands cannot be written. Which one shows when each goes alone.
                 answers = [self._alone(opened, command) for command in commands]
-        self.bell.ring()
+                opened.tables.is_dirty = True
+            has_news = opened.tables.is_dirty
+        if has_news:  # or whoever claims in vain would wake itself by it
+            self.bell.ring()
         return answers
 
     async def wake(self, pulse: int, timeout: float) -> bool:
@@ -115,7 +119,9 @@ class SqliteStore(LocalStore):
             now = self.clock.now(tables.begin())
             answers = apply(commands, tables, now, self.bounds)
             tables.leave(now)
+            _reach("before", commands, answers)
             db.execute(SQL["commit"])
+            _reach("after", commands, answers)
         except BaseException:
             tables.forget()
             if db.in_transaction:
@@ -221,3 +227,12 @@ class _Open:
 
     def _version(self) -> int:
         return int(self.file.db.pragma("data_version"))
+
+
+def _reach(when: str, commands: Sequence[Command], answers: Sequence[Answer]) -> None:
+    """The failpoints around the commit of a pass that has claimed something, or settles."""
+    if failpoint.IS_ARMED:
+        if any(isinstance(answer, Claims) and answer.jobs for answer in answers):
+            failpoint.reach(f"{when}_claim_commit")
+        if any(isinstance(command, Settle) for command in commands):
+            failpoint.reach(f"{when}_settle_commit")

@@ -6,7 +6,7 @@ Used on the writing connection between `begin` and `leave`, and on the reading o
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
@@ -53,7 +53,7 @@ class SqliteTables:
             self._db.create_scalar_function(name, function, 2, deterministic=True)
         self.identity = ""
         self._number = self._folded = 0
-        self._is_dirty = False
+        self.is_dirty = False
         self._lanes: dict[tuple[str, str, str], int] = {}
         # Jobs this process holds, as it wrote them: true until another connection commits, which
         # `data_version` tells. It spares a settle the reading of its row.
@@ -64,7 +64,7 @@ class SqliteTables:
         """Read what the pass starts from; the time nobody may go back behind."""
         [(self.identity, self._number, floor, self._folded)] = self._all("head")
         self._lanes = {}
-        self._is_dirty = False
+        self.is_dirty = False
         [(version,)] = self._all("version")
         if version != self._version or len(self._held) > HELD_MAX:
             self._held.clear()
@@ -77,12 +77,12 @@ class SqliteTables:
 
     def leave(self, now: float) -> None:
         """Write what the next pass starts from, if this one changed anything."""
-        if self._is_dirty:
+        if self.is_dirty:
             self._run("leave", (self._number, now))
 
     def number(self) -> int:
         self._number += 1
-        self._is_dirty = True
+        self.is_dirty = True
         return self._number
 
     def write(self, changes: Iterable[Change]) -> None:
@@ -96,7 +96,7 @@ class SqliteTables:
         for name, batch in batches.items():
             if batch:
                 self._db.executemany(SQL[name], batch)
-        self._is_dirty = True
+        self.is_dirty = True
 
     def _plan(self, before: Job | None, after: Job | None, batches: dict[str, list[rows.Row]]) -> None:
         """Which statements bring a row from before to after."""
@@ -129,7 +129,7 @@ class SqliteTables:
         packed = [(queue, task, changes) for (queue, task), changes in deltas.items()]
         [(n,)] = self._all("append", (now, len(events), rows.text(events), rows.text(packed)))
         self._run("count_events", (len(events),))
-        self._is_dirty = True
+        self.is_dirty = True
         if n - self._folded >= FOLD_EVERY:
             self._fold()
 
@@ -160,26 +160,29 @@ class SqliteTables:
         tasks = None if claim.tasks is None else rows.text(claim.tasks)
         lanes = self._all("open_lanes", (queues, tasks, rows.text(claim.without)))
         suspects = claim.suspects != 0
-        best = self._best([(lane, claim.limit, suspects) for (lane,) in lanes])
-        if not best and suspects:
-            self._unmark(lanes)
+        best, empty = self._best([(lane, claim.limit, suspects) for (lane,) in lanes])
+        if suspects:
+            self._unmark(empty)
         return [rows.to_job(row) for row in best]
 
-    def _best(self, wanted: Sequence[tuple[int, int, bool]]) -> list[rows.Row]:
-        """The first of several lines taken together; each is read only as far as it is needed."""
+    def _best(self, wanted: Sequence[tuple[int, int, bool]]) -> tuple[list[rows.Row], list[rows.Row]]:
+        """The first of several lines taken together, each read only as far as needed; and the empty lanes."""
         if len(wanted) <= 1:
-            return [row for one in wanted for row in self._all("line", one)]
+            best = [row for one in wanted for row in self._all("line", one)]
+            return best, [] if best else [(lane,) for lane, _, _ in wanted]
         lines = [self._steps("line", one) for one in wanted]
-        best = list(islice(merge(*lines, key=_urgency), wanted[0][1]))
+        firsts = [next(line, None) for line in lines]
+        full = [chain((first,), line) for first, line in zip(firsts, lines, strict=True) if first is not None]
+        best = list(islice(merge(*full, key=_urgency), wanted[0][1]))
         for line in lines:
             line.close()
-        return best
+        return best, [(one[0],) for one, first in zip(wanted, firsts, strict=True) if first is None]
 
     def _unmark(self, lanes: Sequence[rows.Row]) -> None:
         if lanes:
             self._db.executemany(SQL["unmark_lane"], lanes)
             self._lanes = {}
-            self._is_dirty = True
+            self.is_dirty = True
 
     def is_drained(self, queue: str) -> bool:
         return not self._all("queue_has_waiting", (queue,))
@@ -225,7 +228,7 @@ class SqliteTables:
             self._run("forget_worker", (beat.worker,))
         else:
             self._run("beat", (beat.worker, now, rows.text(beat)))
-        self._is_dirty = True
+        self.is_dirty = True
 
     def workers(self) -> list[WorkerInfo]:
         return [WorkerInfo(_beat.decode(beat), seen_at) for beat, seen_at in self._all("workers")]
@@ -264,7 +267,7 @@ class SqliteTables:
         self._run("drop_claims", (now - bounds.workers_age,))
         self._run("mend_lanes", (now - IDLE_LANE, limit))
         self._run("drop_lanes", (now - IDLE_LANE, limit))
-        self._is_dirty |= went > 0
+        self.is_dirty |= went > 0
         self._lanes = {}
         return went
 
@@ -293,7 +296,7 @@ class SqliteTables:
             self._db.executemany(SQL["fold"], flat)
             self._run("folded", (last,))
             self._folded = last
-            self._is_dirty = True
+            self.is_dirty = True
 
     def _jobs(self, name: str, bindings: Any) -> list[Job]:
         return [rows.to_job(row) for row in self._all(name, bindings)]

@@ -334,6 +334,14 @@ class Repeating:
         )
         assert (await ask.current(store, one)).state is State.RUNNING
 
+    async def test_a_claim_that_took_nothing_can_be_sent_again_for_what_has_come(
+        self, store: Store, given: Given
+    ) -> None:
+        assert await ask.order(store, nonce="n") == []
+        job = await given.waiting()
+
+        assert await ask.order(store, nonce="n") == [job.id]
+
     @pytest.mark.parametrize(("worker", "nonce"), [("me", "other"), ("you", "n")])
     async def test_another_nonce_or_worker_claims_anew(
         self, store: Store, given: Given, worker: str, nonce: str

@@ -1,0 +1,41 @@
+"""Upkeep by a worker: what is due moves on, and the leases of workers that have died run out at once."""
+
+import asyncio
+import logging
+import socket
+
+from errandry.app import Errandry
+from errandry.core.command import Kept, Upkeep
+from errandry.errors import ErrandryError
+from errandry.worker.liveness import bury, is_dead
+
+log = logging.getLogger("errandry.worker")
+
+
+class Upkeeper:
+    """`last` is the monotonic time of the last upkeep that succeeded."""
+
+    def __init__(self, app: Errandry, worker: str, every: float) -> None:
+        self._app, self._worker, self._every = app, worker, every
+        self.last: float | None = None
+
+    async def run(self) -> None:
+        """Upkeep every so often, at once again while there is more; on the engine's loop."""
+        while True:
+            try:
+                dead = await self._dead()
+                answer = await self._app.engine.submit(Upkeep(dead=tuple(dead)))
+                self.last = self._app.clock.monotonic()
+                if isinstance(answer, Kept) and answer.more:
+                    continue
+                for path in dead.values():
+                    bury(path)
+            except ErrandryError as error:
+                log.warning("upkeep did not succeed: %s", error)
+            await asyncio.sleep(self._every)
+
+    async def _dead(self) -> dict[str, str]:
+        """Workers of this host that are known to be dead, with their lock files."""
+        host = socket.gethostname()
+        beats = [info.beat for info in await self._app.store.workers() if info.beat.worker != self._worker]
+        return {beat.worker: beat.alive for beat in beats if beat.host == host and is_dead(beat.alive)}

@@ -1,0 +1,24 @@
+"""Where the fault tests find their store and their processes. A store joins with a line in `STORES`."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.scene import Scene
+
+STORES: dict[str, Callable[[Path], str]] = {
+    "sqlite": lambda folder: f"sqlite:///{folder}/jobs.db",
+}
+
+
+@pytest.fixture(params=STORES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    yield STORES[request.param](tmp_path)
+
+
+@pytest.fixture
+async def scene(url: str, tmp_path: Path) -> AsyncIterator[Scene]:
+    """A store, an app to look at it, and processes that are gone when the test is over."""
+    async with Scene(url, tmp_path) as scene:
+        yield scene

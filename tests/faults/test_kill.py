@@ -1,0 +1,94 @@
+"""kill -9 of a worker, at every step of a job's way: what it held runs again, at once, and all is accounted for."""
+
+import time
+
+import pytest
+
+from errandry.core.state import Reason, State
+from tests.faults.process import Process, until
+from tests.faults.scene import Scene
+
+pytestmark = pytest.mark.slow("starts workers and kills them")
+
+
+async def test_a_killed_workers_job_runs_again_within_two_seconds(scene: Scene) -> None:
+    """Its lease has a minute to go: the lock file tells the others. A slow machine may try three times."""
+    options = {"max_crashes": 9, "max_attempts": 9}
+    job = await scene.enqueue("hold", options, gate=scene.gate)
+    victim = await scene.worker(lease=60.0)
+    await scene.started(job)
+    took: list[float] = []
+    while len(took) < 3 and min(took, default=9.0) > 2.0:
+        other = await scene.worker(lease=60.0)
+        begin = time.monotonic()
+        victim.kill()
+        runs = await scene.started(job, len(took) + 2)
+        took.append(time.monotonic() - begin)
+        assert runs[-1].pid == other.pid
+        victim = other
+
+    scene.open_gate(len(took) + 1)
+    record = await scene.finished(job)
+
+    assert min(took) < 2.0, took
+    assert (record.state, record.attempts, record.crashes) == (State.COMPLETED, len(took) + 1, len(took))
+    assert [error.kind for error in record.errors] == [Reason.WORKER_LOST] * len(took)
+    await scene.check()
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "task", "begun", "ended", "crashes"),
+    [  # how often its handler begins and ends in all, and how many crashes are on its record
+        ("before_claim_commit", "quick", 1, 1, 0),
+        ("after_claim_commit", "quick", 1, 1, 1),
+        ("before_handler", "quick", 1, 1, 1),
+        ("before_handler", "rest_in_thread", 1, 1, 1),
+        ("", "kill", 2, 1, 1),
+        ("", "kill_in_thread", 2, 1, 1),
+        ("after_handler", "quick", 2, 2, 1),
+        ("before_settle_commit", "quick", 2, 2, 1),
+        ("after_settle_commit", "quick", 1, 1, 0),
+    ],
+)
+async def test_killed_at_any_step_a_job_runs_no_more_often_than_it_must(
+    scene: Scene, failpoint: str, task: str, begun: int, ended: int, crashes: int
+) -> None:
+    arguments = {"seconds": 0.0} if task == "rest_in_thread" else {}
+    job = await scene.enqueue(task, **arguments)
+    await is_killed(scene.start("work", {"lease": 60.0}, ERRANDRY_FAILPOINT=failpoint))
+
+    await scene.worker(lease=60.0)
+    record = await scene.finished(job)
+
+    assert (len(scene.journal.started(job)), len(scene.journal.ended(job))) == (begun, ended)
+    assert (record.state, record.attempts, record.crashes) == (State.COMPLETED, crashes + 1, crashes)
+    await scene.check()
+
+
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        *("before_claim_commit", "after_claim_commit", "before_handler"),
+        *("after_handler", "before_settle_commit", "after_settle_commit"),
+    ],
+)
+async def test_killed_at_any_step_among_many_jobs_a_second_worker_finishes_all(
+    scene: Scene, failpoint: str
+) -> None:
+    jobs = [await scene.enqueue(task) for task in ("quick", "stumble") * 8]
+    await is_killed(
+        scene.start("work", {"lease": 60.0, "concurrency": 3}, ERRANDRY_FAILPOINT=f"{failpoint}:3")
+    )
+
+    await scene.worker(lease=60.0, concurrency=3)
+    found = await scene.all_finished()
+
+    assert {job.id for job in found.jobs} == set(jobs)
+    assert {job.state for job in found.jobs} == {State.COMPLETED}
+    assert sum(job.crashes for job in found.jobs) <= 3
+    await scene.check()
+
+
+async def is_killed(process: Process) -> None:
+    assert await process.over() == -9, process.log()
+    await until(lambda: process.is_over)

@@ -1,0 +1,298 @@
+"""Random commands, made so that they often hit something: few names, and claims that mostly still stand.
+
+Hypothesis draws one number for each step and the step is made from it. Drawing every field by itself would
+spend a history's choices on the first few jobs; so a failing one shrinks by steps, not by fields.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, TypeVar
+
+from errandry.core.command import (
+    Beat,
+    Cancel,
+    Claim,
+    Command,
+    Complete,
+    Edit,
+    Fail,
+    GateKind,
+    GiveUp,
+    Insert,
+    Note,
+    Outcome,
+    Pause,
+    Postpone,
+    Promote,
+    Ref,
+    Release,
+    Remove,
+    Renew,
+    Rerun,
+    Resolve,
+    Resume,
+    Retry,
+    Settle,
+    Snooze,
+    Start,
+    Upkeep,
+)
+from errandry.core.job import Failure, Keep, Log, NewJob, Order, Progress
+from errandry.core.query import Query, parse
+from errandry.core.retry import Backoff, Curve
+from errandry.core.state import Reason, State
+from errandry.store.contract import Bounds
+
+T = TypeVar("T")
+
+BOUNDS = Bounds(payload=120, result=100, events=60, events_age=7_200.0, workers_age=3_600.0)
+TOO_LARGE = '"' + "x" * 120 + '"'
+
+IDS = [f"job-{number:02}" for number in range(24)]
+QUEUES = ["default", "mail"]
+TASKS = ["send", "resize"]
+WORKERS = ["ann", "bob", "cy"]
+TERMS = [
+    *(f"state:{state}" for state in State),
+    *("-state:completed", "state:failed,canceled", "reason:worker_lost,error", "-reason:error"),
+    *("task:send", "-queue:mail", "group:acme", "worker:ann,bob", "-worker:ann"),
+    *(f"id:{IDS[0]},{IDS[1]}", "id~-0", "task~SEND", "-worker~n", "group~AC", "-group~ac"),
+    *("tag:red", "tag:red,größe", "-tag:blue", "tag:größe tag:blue"),
+    *(
+        "payload~bob",
+        "payload~Ärger",
+        "result~OK",
+        "-result~ok",
+        "error~timeout",
+        "-error~took",
+        "error~\ufffd",
+    ),
+    *("priority>0", "priority:0,5", "attempts>=2", "attempts<1", "-attempts:1"),
+    *("since:20s", "until:20s", "created>1h", "finished<5s", "finished>=1m", "due<=+20s", "due>1s"),
+]
+
+
+@dataclass
+class Seen:
+    """What a random command may refer to."""
+
+    now: float = 0.0
+    live: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    held: list[Ref] = field(default_factory=list)
+    refs: list[Ref] = field(default_factory=list)
+    nonces: dict[str, str] = field(default_factory=dict)
+    below: int | None = None
+    claims: int = 0
+
+    def new_nonce(self) -> str:
+        self.claims += 1
+        return f"nonce-{self.claims}"
+
+
+class Chance:
+    """One command of any kind, out of what has been seen."""
+
+    def __init__(self, seed: int, seen: Seen) -> None:
+        self.random, self.seen = Random(seed), seen
+
+    def of(self, *choices: T) -> T:
+        return self.random.choice(choices)
+
+    def one_in(self, times: int) -> bool:
+        return self.random.randrange(times) == 0
+
+    def some(self, choices: list[T], most: int) -> list[T]:
+        return self.random.sample(choices, min(len(choices), self.random.randint(1, most)))
+
+    def command(self, *kinds: str) -> Command:
+        return KINDS[self.of(*kinds)](self)
+
+    def insert(self) -> Insert:
+        taken = {*self.seen.live, *self.seen.finished}
+        free = [one for one in IDS if one not in taken]
+        return Insert(
+            tuple(self.new_job(one) for one in self.some(IDS if self.one_in(5) else free or IDS, 4))
+        )
+
+    def new_job(self, job_id: str) -> NewJob:
+        times: dict[str, Any] = self.of(
+            *[{}] * 5, {"delay": 0}, {"delay": 10.0}, {"run_at": self.moment()}, {"open_children": 2}
+        )
+        return NewJob(
+            id=job_id,
+            task=self.of(*TASKS),
+            payload=self.of(*["{}", '{"to":"Bob"}', "[1,2.5,null]", '"Ärger ☂ \\u0001"'] * 5, TOO_LARGE),
+            queue=self.of(*QUEUES),
+            group=self.of("", "", "acme"),
+            priority=self.of(0, 0, -1, 5),
+            order=self.of(Order.FIFO, Order.FIFO, Order.LIFO),
+            max_attempts=self.of(1, 2, 3, 5),
+            max_crashes=self.of(1, 2, 3),
+            timeout=self.of(None, 2.5),
+            deadline=self.moment() if self.one_in(6) else None,
+            backoff=self.of(None, *(Backoff(curve, 4.0, 30.0, 0) for curve in Curve), Backoff(start=0)),
+            keep=self.of(
+                None, None, Keep(0, 0, 0), Keep(30.0, 30.0, 30.0), Keep(completed=0), Keep(failed=0)
+            ),
+            tags=self.of((), ("red",), ("größe", "blue")),
+            metadata=self.of(None, '{"traceparent":"00"}'),
+            **times,
+        )
+
+    def moment(self) -> float:
+        """Around now, seldom far off."""
+        return max(0.0, self.seen.now + self.of(20.0, 0.0, -1.0, 1.0, 5.0, 40.0, 100.0, 4_000.0, -4_000.0))
+
+    def claim(self) -> Claim:
+        worker = self.of(*WORKERS)
+        nonce = self.seen.nonces.get(worker)
+        return Claim(
+            worker=worker,
+            nonce=nonce if nonce and self.one_in(6) else self.seen.new_nonce(),
+            limit=self.of(1, 1, 2, 3, 50),
+            queues=self.of(*[None] * 5, ("default",), ("mail",), ("mail", "default"), ("nowhere",)),
+            tasks=self.of(*[None] * 5, ("send",), ("resize",), ("resize", "send"), ()),
+            without=self.of((), (), (), (), ("send",)),
+            suspects=self.of(None, None, None, 0, 1),
+            start=self.of(True, True, False),
+            lease=self.lease(),
+        )
+
+    def lease(self) -> float:
+        return self.of(5.0, 30.0, 30.0, 300.0)
+
+    def ref(self) -> Ref:
+        """Most often of a claim that stands, sometimes stale, foreign or forged."""
+        if self.seen.held and not self.one_in(4):
+            return self.of(*self.seen.held)
+        if self.seen.refs and not self.one_in(4):
+            return self.of(*self.seen.refs)
+        ref = self.of(*self.seen.refs, Ref(IDS[0], 0))
+        return Ref(self.of(ref.job, ref.job, *IDS[:3]), max(0, ref.fence + self.of(1, -1, 0)))
+
+    def start(self) -> Start:
+        return Start(self.ref())
+
+    def renew(self) -> Renew:
+        return Renew(tuple({ref.job: ref for ref in (self.ref(), self.ref())}.values()), self.lease())
+
+    def note(self) -> Note:
+        lines = (Log(0.0, "halfway"), Log(12.5, "y" * 2_500, "warning"), Log(1, "surrogate \udcff"))
+        progress = self.of(None, Progress(0, "begun"), Progress(0.25), Progress(1, "done"))
+        return Note(self.ref(), progress, lines[: self.of(0, 1, 3)])
+
+    def settle(self) -> Settle:
+        return Settle(self.ref(), self.outcome())
+
+    def outcome(self) -> Outcome:
+        reasons = Reason.WORKER_LOST, Reason.NO_HANDLER
+        outcomes: tuple[Outcome, ...] = (
+            Complete(self.of(None, "null", '{"ok":true}', "[1]", TOO_LARGE)),
+            Complete('{"ok":true}'),
+            Retry(self.failure(), self.of(None, None, 0, 0.5, 20.0)),
+            Retry(self.failure(), 0),
+            Fail(self.failure()),
+            Snooze(self.of(0, 5.0, 60.0)),
+            Release(self.of(0, 0, 15.0), self.of(*reasons)),
+            GiveUp(self.of(None, self.failure())),
+        )
+        return self.of(*outcomes)
+
+    def failure(self) -> Failure:
+        return Failure(
+            self.of(Reason.ERROR, Reason.TIMEOUT, Reason.UNRECOVERABLE, Reason.INVALID_PAYLOAD),
+            self.of("", "TimeoutError", "KeyError"),
+            self.of("", "took too long", "NUL \0 and surrogate \ud800"),
+            self.of("", "line 1\nline 2"),
+        )
+
+    def meant(self, usual: list[str]) -> dict[str, Any]:
+        """Ids, most often of jobs the move is for; or a query in small slices."""
+        if self.one_in(3):
+            below = self.of(None, None, self.seen.below)
+            return {"query": self.query(), "limit": self.of(1, 2, 500), "below": below}
+        pool = usual if usual and not self.one_in(4) else [*self.seen.live, *self.seen.finished, *IDS[:2]]
+        return {"ids": tuple(self.some(pool, 3))}
+
+    def query(self) -> Query:
+        return parse(" ".join(self.some(TERMS, 2))) if self.one_in(4) else parse(self.of("", *TERMS))
+
+    def cancel(self) -> Cancel:
+        return Cancel(**self.meant(self.seen.live), force=self.of(False, False, True))
+
+    def rerun(self) -> Rerun:
+        when: dict[str, Any] = self.of({}, {}, {"delay": 8.0}, {"run_at": self.moment()})
+        return Rerun(**self.meant(self.seen.finished), **when, reset_attempts=self.of(False, True))
+
+    def edit(self) -> Edit:
+        return Edit(
+            **self.meant(self.seen.live),
+            payload=self.of(None, None, None, "[7]", TOO_LARGE),
+            priority=self.of(None, 3, -2),
+            run_at=self.of(None, None, self.moment()),
+            max_attempts=self.of(None, 1, 4),
+            tags=self.of(None, (), ("red", "größe")),
+        )
+
+    def postpone(self) -> Postpone:
+        when: dict[str, Any] = self.of({"delay": 0}, {"delay": 30.0}, {"run_at": self.moment()})
+        return Postpone(**self.meant(self.seen.live), **when)
+
+    def promote(self) -> Promote:
+        return Promote(**self.meant(self.seen.live))
+
+    def resolve(self) -> Resolve:
+        return Resolve(
+            **self.meant(self.seen.live),
+            state=self.of(State.COMPLETED, State.FAILED),
+            result=self.of(None, None, "[8]", TOO_LARGE),
+            message=self.of("", "by hand"),
+        )
+
+    def remove(self) -> Remove:
+        usual = [ref.job for ref in self.seen.held] if self.one_in(2) else self.seen.finished
+        return Remove(**self.meant(usual), force=self.of(False, True))
+
+    def gate(self) -> Pause | Resume:
+        kind = self.of(*GateKind)
+        name = self.of(*(QUEUES if kind is GateKind.QUEUE else TASKS))
+        return Pause(kind, name, self.of("", "op")) if self.one_in(3) else Resume(kind, name)
+
+    def beat(self) -> Beat:
+        return Beat(
+            worker=self.of(*WORKERS),
+            host=self.of("", "host-1"),
+            queues=self.of(None, ("mail",)),
+            running=self.of(0, 3),
+            gone=self.one_in(3),
+        )
+
+    def upkeep(self) -> Upkeep:
+        dead = self.of(*[()] * 4, ("ann",), ("bob", "cy"), ("nobody",))
+        return Upkeep(limit=self.of(1_000, 1_000, 1, 2, 3), dead=dead)
+
+
+KINDS: dict[str, Callable[[Chance], Command]] = {
+    "insert": Chance.insert,
+    "claim": Chance.claim,
+    "start": Chance.start,
+    "renew": Chance.renew,
+    "note": Chance.note,
+    "settle": Chance.settle,
+    "cancel": Chance.cancel,
+    "rerun": Chance.rerun,
+    "edit": Chance.edit,
+    "postpone": Chance.postpone,
+    "promote": Chance.promote,
+    "resolve": Chance.resolve,
+    "remove": Chance.remove,
+    "gate": Chance.gate,
+    "beat": Chance.beat,
+    "upkeep": Chance.upkeep,
+}
+EVERYDAY = (
+    *("insert", "insert", "claim", "claim", "start", "renew", "note"),
+    *("settle", "settle", "settle", "settle", "upkeep", "cancel", "rerun"),
+)

@@ -1,0 +1,240 @@
+"""The state machine: random histories of commands, time, reopened files and readers.
+
+What the stores answer is compared by `pair`; what they promise is checked by `promises`, on what the memory
+store shows. `reached` counts what a history came to; `pytest --hypothesis-show-statistics` prints it.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from hypothesis import event, note
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from errandry.clock import Clock
+from errandry.core.command import (
+    Answer,
+    Beat,
+    Cancel,
+    Claim,
+    Claims,
+    Command,
+    Moved,
+    Ref,
+    Release,
+    Renewed,
+    Settle,
+    Start,
+    Upkeep,
+    touched,
+)
+from errandry.core.job import Job
+from errandry.core.state import State
+from errandry.store.contract import RANK, Bounds, Store
+from errandry.testing.clock import FakeClock
+from tests.model.commands import BOUNDS, EVERYDAY, IDS, KINDS, WORKERS, Chance, Seen
+from tests.model.pair import Cursors, Look, Pair
+from tests.model.promises import Pass, Promises
+
+Opener = Callable[[], Store]
+Subject = Callable[[Path, Clock, Bounds], Opener]
+"""Given a folder: what makes a store object, each time another one on the same data."""
+
+seeds = st.integers(0, 2**32)
+
+
+class History(RuleBasedStateMachine):
+    """Subclasses say which store is compared."""
+
+    subject: ClassVar[Subject]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="errandry-model-"))
+        self.clock = FakeClock()
+        make = type(self).subject(self.folder, self.clock, BOUNDS)
+        self.pair = Pair(make, self.clock, BOUNDS, IDS, WORKERS)
+        self.promises = Promises()
+        self.seen = Seen()
+        self.jobs: dict[str, Job] = {}
+        self.sent: list[list[Command]] = []
+        self.cursors: list[Cursors] = [(None, None)]
+        self.is_set_back = False
+        self.reached: dict[str, int] = {}
+
+    def teardown(self) -> None:
+        for name, count in self.reached.items():
+            event(name, "once" if count == 1 else "some" if count < 5 else "often")
+        try:
+            self.pair.close()
+        finally:
+            shutil.rmtree(self.folder)
+
+    @initialize(seed=seeds)
+    def there_are_some_jobs(self, seed: int) -> None:
+        self.pair.open()
+        chance = Chance(seed, self.seen)
+        for _ in range(3):
+            self.commit([chance.insert()])
+
+    # What can happen.
+
+    @rule(seed=seeds, times=st.integers(1, 8))
+    def some_commands_come(self, seed: int, times: int) -> None:
+        chance = Chance(seed, self.seen)
+        for _ in range(times):
+            self.commit([chance.command(*EVERYDAY * 2, *KINDS)])
+
+    @rule(seed=seeds, times=st.integers(1, 4))
+    def some_passes_come(self, seed: int, times: int) -> None:
+        chance = Chance(seed, self.seen)
+        for _ in range(times):
+            self.commit(in_order([chance.command(*EVERYDAY, *KINDS) for _ in range(chance.of(2, 3, 6))]))
+
+    @rule(seed=seeds)
+    def a_worker_works(self, seed: int) -> None:
+        """Claims; starts and settles each job, or is never heard of again. Some are canceled meanwhile."""
+        chance = Chance(seed, self.seen)
+        for job in self.claim(chance.claim()):
+            ref = Ref(job.id, job.fence)
+            if job.state is State.CLAIMED and chance.of(True, False):
+                self.commit([Start(ref)])
+            if chance.one_in(4):
+                self.commit([Cancel(ids=(job.id,))])
+            if chance.of(True, True, False):
+                self.commit([Settle(ref, chance.outcome())])
+
+    @rule(seed=seeds)
+    def a_reply_is_lost_and_all_is_sent_again(self, seed: int) -> None:
+        self.commit(Chance(seed, self.seen).of(*self.sent))
+
+    @rule(seed=seeds, times=st.sampled_from([2, 2, 25]))
+    def jobs_are_passed_around(self, seed: int, times: int) -> None:
+        """Claimed and released again and again: there is a bound to that."""
+        chance = Chance(seed, self.seen)
+        worker, start = chance.of(*WORKERS), chance.of(True, False)
+        for _ in range(times):
+            jobs = self.claim(Claim(worker=worker, nonce=self.seen.new_nonce(), limit=3, start=start))
+            if jobs:
+                self.commit([Settle(Ref(job.id, job.fence), Release()) for job in jobs])
+
+    @rule(seconds=st.sampled_from([0.125, 1.0, 5.0, 5.0, 10.0, 30.0, 30.0, 301.0, 4_000.0, 90_000.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.look()
+
+    @rule(seconds=st.sampled_from([-0.25, -10.0, -3_600.0, 10.0, 3_600.0]))
+    def the_wall_clock_is_set(self, seconds: float) -> None:
+        self.pair.look_at_the_time()
+        self.clock.jump(seconds)
+        self.is_set_back |= seconds < 0
+        self.look()
+
+    @rule(seed=seeds, limit=st.sampled_from([1, 3, 50]))
+    def somebody_reads(self, seed: int, limit: int) -> None:
+        chance = Chance(seed, self.seen)
+        self.pair.page_through(chance.query(), limit)
+        self.pair.get(chance.some([*IDS, "nobody"], 4))
+        self.cursors = [*self.cursors, self.pair.events(chance.of(*self.cursors), limit)][-20:]
+
+    @rule(which=st.integers(0, 1))
+    def a_store_is_closed_and_opened_again(self, which: int) -> None:
+        self.commit([Beat(worker=WORKERS[0])])  # what opens goes on from the time of the last pass
+        self.pair.reopen(which)
+        self.count("reopened")
+        self.look()
+
+    # How a step is made and checked.
+
+    def claim(self, claim: Claim) -> Sequence[Job]:
+        [answer] = self.commit([claim])
+        assert isinstance(answer, Claims)
+        return answer.jobs
+
+    def commit(self, commands: list[Command]) -> Sequence[Answer]:
+        for command in commands:
+            note(f"→ {command}")
+        self.sent = [*self.sent, commands][-12:]
+        answers, before = self.pair.commit(commands), self.jobs
+        for command, answer in zip(commands, answers, strict=True):
+            note(f"← {answer}")
+            self.learn(command, answer)
+        look = self.look()
+        done = Pass(commands, answers, self.seen.now, before, self.jobs, look.news, closed(look))
+        self.promises.check(done)
+        self.count_what_was_reached(done)
+        return answers
+
+    def look(self) -> Look:
+        """Compare all there is to see, and take it in."""
+        self.seen.now = self.pair.now
+        look = self.pair.look()
+        self.jobs = look.jobs
+        jobs = sorted(self.jobs.values(), key=lambda job: job.seq)
+        self.seen.live = [job.id for job in jobs if not job.finished]
+        self.seen.finished = [job.id for job in jobs if job.finished]
+        self.seen.held = [Ref(job.id, job.fence) for job in jobs if job.lease_until is not None]
+        self.cursors = [*self.cursors, self.pair.told][-20:]
+        self.promises.check_counts(self.jobs, look.counts, look.totals, look.news)
+        if self.is_set_back:
+            self.pair.look_at_the_time()
+        return look
+
+    def learn(self, command: Command, answer: Answer) -> None:
+        seen = self.seen
+        match command, answer:
+            case Claim(worker=worker, nonce=nonce), Claims(jobs=jobs) if jobs:
+                seen.nonces[worker] = nonce
+                seen.refs += [Ref(job.id, job.fence) for job in jobs]
+            case Upkeep(), _:
+                self.promises.forget_claims(self.pair.now - BOUNDS.workers_age)
+            case _, Moved(below=below) if below is not None:
+                seen.below = below
+
+    def count_what_was_reached(self, done: Pass) -> None:
+        for happened in done.events:
+            self.count(f"event {happened.event.kind}")
+        for command, answer in done.pairs:
+            self.count(f"{name_of(command)}: {name_of_answer(answer)}")
+        for job in done.after.values():
+            if job.finished and job != done.before.get(job.id):
+                self.count(f"ended {job.state}: {job.reason or job.settled or 'by hand'}")
+
+    def count(self, name: str) -> None:
+        self.reached[name] = self.reached.get(name, 0) + 1
+
+
+def in_order(commands: Sequence[Command]) -> list[Command]:
+    """As the committer sends them: by rank, at most one about any one job."""
+    taken: set[str] = set()
+    found: list[Command] = []
+    for command in commands:
+        ids = set(touched(command))
+        if not ids & taken:
+            taken |= ids
+            found.append(command)
+    return sorted(found, key=lambda command: RANK[type(command)])
+
+
+def closed(look: Look) -> frozenset[tuple[str, str]]:
+    queues = [("queue", queue.name) for queue in look.queues if queue.paused]
+    return frozenset(queues + [("task", task) for task in look.paused_tasks])
+
+
+def name_of(command: Command) -> str:
+    return type(command.outcome if isinstance(command, Settle) else command).__name__
+
+
+def name_of_answer(answer: Answer) -> str:
+    match answer:
+        case Moved(moved=moved, already=already, refused=refused):
+            return "moved" if moved else "already" if already else "refused" if refused else "none"
+        case Claims(jobs=jobs):
+            return "some" if jobs else "none"
+        case Renewed(marks=marks):
+            return " ".join(sorted({name_of_answer(mark) for mark in marks}))
+        case _:
+            return str(getattr(answer, "cause", answer if isinstance(answer, str) else type(answer).__name__))

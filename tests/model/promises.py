@@ -1,0 +1,335 @@
+"""The promises of proof.md as checks of one pass: what was sent, what came back, the jobs before and after.
+
+They say each rule again in their own words and never ask the table or `core.move`, or a rule
+missing there would be missing here too. Most hold for any pass; what only a pass of one command shows
+is asked of those alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from errandry.core.command import (
+    ALREADY,
+    HELD,
+    WRITTEN,
+    Answer,
+    Cancel,
+    Claim,
+    Claims,
+    Command,
+    Complete,
+    Fail,
+    Insert,
+    Inserted,
+    Lost,
+    Note,
+    Ref,
+    Release,
+    Remove,
+    Renew,
+    Renewed,
+    Rerun,
+    Retry,
+    Settle,
+    Snooze,
+    Start,
+    Upkeep,
+)
+from errandry.core.event import Kind
+from errandry.core.job import Job, Keep, Order
+from errandry.core.state import Reason, State
+from errandry.store.contract import Happened
+
+Counts = Mapping[str, Mapping[str, int]]
+Jobs = Mapping[str, Job]
+
+AFTER_START = (Complete, Retry, Fail, Snooze)
+IN_HAND = (State.CLAIMED, State.RUNNING)
+
+
+@dataclass
+class Pass:
+    """A pass as it looked from outside. `closed` holds what is paused, queues and tasks."""
+
+    commands: Sequence[Command]
+    answers: Sequence[Answer]
+    now: float
+    before: Jobs
+    after: Jobs
+    events: Sequence[Happened]
+    closed: frozenset[tuple[str, str]]
+
+    @property
+    def sole(self) -> tuple[Command, Answer] | tuple[None, None]:
+        """The command and its answer, of a pass of one."""
+        return (self.commands[0], self.answers[0]) if len(self.commands) == 1 else (None, None)
+
+    @property
+    def pairs(self) -> Iterator[tuple[Command, Answer]]:
+        return zip(self.commands, self.answers, strict=True)
+
+    def has(self, *kinds: type) -> bool:
+        return any(isinstance(command, kinds) for command in self.commands)
+
+    def stands(self, ref: Ref) -> bool:
+        """Whether the claim held when the pass began: held, this fence, not expired."""
+        job = self.before.get(ref.job)
+        return (
+            job is not None
+            and job.state in IN_HAND
+            and job.fence == ref.fence
+            and job.lease_until is not None
+            and job.lease_until > self.now
+        )
+
+
+class Promises:
+    """Checks pass after pass, and remembers what a single pass cannot show."""
+
+    def __init__(self) -> None:
+        self.fences: dict[tuple[str, int], int] = {}
+        self.places = 0
+        self.claims: dict[str, tuple[str, tuple[Ref, ...], float]] = {}
+        self.nonces: set[tuple[str, str]] = set()
+        self.settled: dict[tuple[Ref, int], type] = {}
+        self.ended: dict[tuple[str, str], int] = {}
+
+    def check(self, done: Pass) -> None:
+        one_lease_at_a_time(done)
+        only_a_standing_claim_writes(done)
+        a_refusal_changes_nothing(done)
+        a_settle_obeys_cancel_attempts_and_start(done)
+        an_expiry_obeys_its_caps(done)
+        finished_jobs_stay_finished(done)
+        an_insert_is_idempotent(done)
+        nothing_kept_for_no_time_is_listed(done)
+        self._fences_rise(done)
+        self._places_are_unique_and_rise(done)
+        self._a_claim_takes_the_most_urgent(done)
+        self._a_repeated_claim_takes_nothing_new(done)
+        self._a_repeated_settle_is_known(done)
+
+    def check_counts(self, jobs: Jobs, counts: Counts, totals: Counts, events: Sequence[Happened]) -> None:
+        """P8: counters equal a recount, nothing is lost, and totals go on when jobs are gone."""
+        recount: dict[str, dict[str, int]] = {}
+        for job in jobs.values():
+            states = recount.setdefault(job.queue, {})
+            states[job.state] = states.get(job.state, 0) + 1
+        assert {queue: states for queue, states in counts.items() if states} == recount
+        for queue, total in totals.items():
+            here = sum(counts.get(queue, {}).values())
+            assert total.get("inserted", 0) == here + total.get("removed", 0), (queue, total, counts)
+        for happened in events:
+            if happened.event.kind in _COUNTED:
+                key = happened.event.queue, _COUNTED[happened.event.kind]
+                self.ended[key] = self.ended.get(key, 0) + 1
+        told = {(q, name): n for q, t in totals.items() for name, n in t.items() if name in _COUNTED.values()}
+        assert told == self.ended
+
+    def _fences_rise(self, done: Pass) -> None:
+        """P5, for as long as the record exists."""
+        for job in done.after.values():
+            known = self.fences.get((job.id, job.seq), 0)
+            assert job.fence >= known, (job, known)
+            earlier = done.before.get(job.id)
+            if earlier is not None and earlier.seq == job.seq and job.attempts > earlier.attempts:
+                assert job.fence > known, (job, known)
+            self.fences[job.id, job.seq] = job.fence
+
+    def _places_are_unique_and_rise(self, done: Pass) -> None:
+        """A waiting job has a place of its own; whoever joins the line goes behind everyone who ever did."""
+        places = [job.place for job in done.after.values() if job.place is not None]
+        assert len({abs(place) for place in places}) == len(places), places
+        for job in done.after.values():
+            assert (job.place is not None) == (job.state is State.WAITING), job
+            earlier = done.before.get(job.id)
+            if job.place is not None and (earlier is None or earlier.place != job.place):
+                assert abs(job.place) > self.places, (job, self.places)
+                assert (job.place < 0) == (job.order is Order.LIFO), job
+        self.places = max([self.places, *map(abs, places)])
+
+    def _a_claim_takes_the_most_urgent(self, done: Pass) -> None:
+        """In order of priority and place; nobody eligible is passed over, nobody due is missed."""
+        command, answer = done.commands[-1], done.answers[-1]
+        if not isinstance(command, Claim) or not isinstance(answer, Claims):
+            return
+        if (command.worker, command.nonce) in self.nonces:
+            return
+        assert len(answer.jobs) <= command.limit
+        for job in answer.jobs:
+            assert not {("queue", job.queue), ("task", job.task)} & done.closed, job
+            assert job.deadline is None or job.deadline > done.now, job
+        suspects = (
+            None
+            if command.suspects is None
+            else command.suspects - sum(job.crashes > 0 for job in answer.jobs)
+        )
+        assert suspects is None or suspects >= 0, answer
+        left = [job for job in done.after.values() if _is_eligible(job, command, suspects, done.closed)]
+        if len(done.commands) == 1:
+            taken = [
+                _spot(done.before[job.id]) for job in answer.jobs if done.before[job.id].place is not None
+            ]
+            assert taken == sorted(taken)
+            assert all(_spot(job) > taken[-1] for job in left if job.place is not None and taken)
+        if len(answer.jobs) < command.limit:
+            assert not [job for job in left if job.state is State.WAITING], left
+            assert not [job for job in left if job.run_at is not None and job.run_at <= done.now], left
+        held = [job for job in done.after.values() if job.state in IN_HAND]
+        assert all(job.lease_until is not None and job.lease_until > done.now for job in held), held
+
+    def _a_repeated_claim_takes_nothing_new(self, done: Pass) -> None:
+        for command, answer in done.pairs:
+            if not isinstance(command, Claim) or not isinstance(answer, Claims):
+                continue
+            nonce, refs, _at = self.claims.get(command.worker, ("", (), 0.0))
+            taken = tuple(Ref(job.id, job.fence) for job in answer.jobs)
+            if nonce == command.nonce:
+                assert set(taken) <= set(refs), (command, taken, refs)
+                assert set(taken) >= {ref for ref in refs if done.sole != (None, None) and done.stands(ref)}
+                assert all(job.lease_until is not None and job.lease_until > done.now for job in answer.jobs)
+            elif taken:
+                self.nonces.add((command.worker, command.nonce))
+                self.claims[command.worker] = command.nonce, taken, done.now
+
+    def _a_repeated_settle_is_known(self, done: Pass) -> None:
+        """The same outcome again answers already, until the job is claimed again or its record is gone."""
+        for command, answer in done.pairs:
+            if not isinstance(command, Settle):
+                continue
+            job, outcome = done.before.get(command.ref.job), type(command.outcome)
+            if job is None or job.fence != command.ref.fence:
+                continue
+            if self.settled.get((command.ref, job.seq)) is outcome and not done.stands(command.ref):
+                assert answer is ALREADY, (command, answer, job)
+            if answer is WRITTEN:
+                self.settled[command.ref, job.seq] = outcome
+
+    def forget_claims(self, until: float) -> None:
+        """A store may forget claims of workers it has not heard of for so long."""
+        self.claims = {worker: claim for worker, claim in self.claims.items() if claim[2] > until}
+
+
+def one_lease_at_a_time(done: Pass) -> None:
+    """P3: a claim that stands ends by its worker, a cancel or removal, or with a worker known to be dead."""
+    settled = {command.ref for command in done.commands if isinstance(command, Settle)}
+    dead = {worker for command in done.commands if isinstance(command, Upkeep) for worker in command.dead}
+    for job in done.before.values():
+        ref = Ref(job.id, job.fence)
+        if not done.stands(ref) or ref in settled or job.worker in dead or done.has(Cancel, Remove):
+            continue
+        after = done.after.get(job.id)
+        assert after is not None, job
+        assert (after.fence, after.worker) == (job.fence, job.worker), (job, after)
+        assert after.state in IN_HAND, (job, after)
+
+
+def only_a_standing_claim_writes(done: Pass) -> None:
+    """P4, one half: what was written was written under a claim that stood."""
+    for command, answer in done.pairs:
+        match command, answer:
+            case ((Start(ref=ref) | Note(ref=ref) | Settle(ref=ref)), mark) if mark is WRITTEN:
+                assert done.stands(ref), (command, done.before.get(ref.job))
+            case Renew(refs=refs), Renewed(marks=marks):
+                for ref, mark in zip(refs, marks, strict=True):
+                    assert mark is not HELD or done.stands(ref), (ref, done.before.get(ref.job))
+
+
+def a_refusal_changes_nothing(done: Pass) -> None:
+    """P4, the other half: a stale or repeated command leaves every job as it was, and no event."""
+    command, answer = done.sole
+    refused = isinstance(answer, Lost) or answer is ALREADY
+    if isinstance(command, Renew) and isinstance(answer, Renewed):
+        refused = all(isinstance(mark, Lost) for mark in answer.marks)
+    if refused:
+        assert done.before == done.after, (command, answer)
+        assert not done.events
+
+
+def a_settle_obeys_cancel_attempts_and_start(done: Pass) -> None:
+    command, answer = done.sole
+    if not isinstance(command, Settle) or answer is not WRITTEN:
+        return
+    outcome = command.outcome
+    before, after = done.before[command.ref.job], done.after.get(command.ref.job)
+    assert before.state is State.RUNNING or not isinstance(outcome, AFTER_START), (command, before)
+    if before.cancel_requested:
+        assert after is None or after.state is State.CANCELED, (command, after)
+        return
+    match outcome:
+        case Retry() if before.attempts >= before.max_attempts:
+            assert after is None or after.state is State.FAILED, (command, after)
+        case Retry():
+            assert after is not None
+            assert (after.attempts, after.worker) == (before.attempts, None)
+            assert after.state in (State.SCHEDULED, State.WAITING), (command, after)
+            assert after.errors[-1].attempt == before.attempts
+        case Snooze() | Release() if after is not None and not after.finished:
+            assert after.attempts == before.attempts - 1, (command, after)
+            assert after.lease_until is None
+
+
+def an_expiry_obeys_its_caps(done: Pass) -> None:
+    """P6: no job goes on whose handler has lost its worker too often, or on its last attempt."""
+    for job in done.after.values():
+        before = done.before.get(job.id)
+        assert job.finished or job.releases <= 20, job
+        if before is None or before.seq != job.seq or job.crashes <= before.crashes:
+            continue
+        spent = before.attempts >= before.max_attempts or job.crashes >= job.max_crashes
+        over = spent or job.cancel_requested or job.reason is Reason.DEADLINE
+        assert job.finished == over, (before, job)
+        assert any(error.kind is Reason.WORKER_LOST for error in job.errors)
+
+
+def finished_jobs_stay_finished(done: Pass) -> None:
+    """P7: a finished job changes by a rerun or a forced cancel, and goes by removal, by hand or by age."""
+    brought_back = done.has(Rerun) or any(isinstance(one, Cancel) and one.force for one in done.commands)
+    for job in done.before.values():
+        after = done.after.get(job.id)
+        if job.finished and after != job and not brought_back:
+            assert done.has(Remove) or (done.has(Upkeep) and job.expires_at is not None), (job, after)
+            assert after is None or after.seq != job.seq, (job, after)
+
+
+def an_insert_is_idempotent(done: Pass) -> None:
+    for command, answer in done.pairs:
+        if isinstance(command, Insert) and isinstance(answer, Inserted):
+            assert answer.existed == {job.id for job in command.jobs if job.id in done.before}
+            assert answer.ids == tuple(job.id for job in command.jobs)
+    if done.has(Insert) and len(done.commands) == 1:
+        for job in done.before.values():
+            assert done.after.get(job.id) == job
+
+
+def nothing_kept_for_no_time_is_listed(done: Pass) -> None:
+    for job in done.after.values():
+        if job.finished:
+            assert getattr(job.keep or Keep(), job.state) > 0, job
+
+
+_COUNTED = {
+    Kind.COMPLETED: "completed",
+    Kind.FAILED: "failed",
+    Kind.CANCELED: "canceled",
+    Kind.STALLED: "expired",
+    Kind.REMOVED: "removed",
+    Kind.RETRYING: "retried",
+}
+
+
+def _is_eligible(job: Job, claim: Claim, suspects: int | None, closed: frozenset[tuple[str, str]]) -> bool:
+    """Whether the claim could have taken the job, with so many suspects to spare."""
+    return (
+        job.state in (State.WAITING, State.SCHEDULED)
+        and (claim.queues is None or job.queue in claim.queues)
+        and (claim.tasks is None or job.task in claim.tasks)
+        and job.task not in claim.without
+        and (job.crashes == 0 or suspects != 0)
+        and ("queue", job.queue) not in closed
+        and ("task", job.task) not in closed
+    )
+
+
+def _spot(job: Job) -> tuple[int, int]:
+    return job.priority, job.place or 0

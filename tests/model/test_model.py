@@ -1,0 +1,56 @@
+"""Every store answers as the memory store does, whatever is sent to it, and keeps the promises of proof.md.
+
+A store joins with a line in `STORES`. Memory itself is there as the control: the comparison is fair, and
+what all stores share keeps the promises. In CI, Hypothesis chooses the same histories each time.
+"""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from errandry.clock import Clock
+from errandry.store.contract import Bounds
+from errandry.store.memory import MemoryStore
+from errandry.store.sqlite.driver import SqliteStore
+from tests.model.machine import History, Opener, Subject
+
+
+def memory(folder: Path, clock: Clock, bounds: Bounds) -> Opener:
+    store = MemoryStore(clock, bounds)
+    return lambda: store
+
+
+def sqlite(folder: Path, clock: Clock, bounds: Bounds) -> Opener:
+    return lambda: SqliteStore(folder / "jobs.db", clock, bounds, durability="process")
+
+
+STORES: dict[str, Subject] = {"memory": memory, "sqlite": sqlite}
+
+
+@pytest.mark.slow("random histories of fifty steps")
+@pytest.mark.parametrize("name", STORES)
+def test_stores_answer_alike(name: str) -> None:
+    explore(name, examples=100 if name == "memory" else 40, steps=50)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", STORES)
+def test_stores_answer_alike_in_thousands_of_histories(name: str) -> None:
+    explore(name, examples=3_000, steps=80)
+
+
+def explore(name: str, examples: int, steps: int) -> None:
+    machine = type(f"Of{name.title()}", (History,), {"subject": staticmethod(STORES[name])})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            report_multiple_bugs=False,
+            phases=set(settings().phases) - {Phase.explain},
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,223 @@
+"""The guards, and what the code looks like without each of them.
+
+A mutant is one edit of one file: `old`, which stands there exactly once, becomes `new`. It is never
+written to disk; see `plugin`. `store` is where it shows; `words` picks tests of the conformance suite, where
+the whole suite would take long; no words, and the suite has nothing to show it with.
+"""
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    name: str
+    without: str
+    file: str
+    old: str
+    new: str
+    store: str = "memory"
+    words: str = ""
+
+
+MOVE, APPLY, LEDGER = "core/move.py", "store/apply.py", "store/ledger.py"
+TABLES, QUERIES = "store/sqlite/tables.py", "store/sqlite/queries.sql"
+
+MUTANTS = [
+    Mutant(
+        "fence_match",
+        "the fence of a claim is not compared",
+        MOVE,
+        "    if job.fence != ref.fence:\n        return Cause.OTHER_FENCE\n",
+        "",
+    ),
+    Mutant(
+        "lease_check",
+        "a lease that has run out still counts",
+        MOVE,
+        "    if job.lease_until is None or job.lease_until <= now:\n        return Cause.EXPIRED\n",
+        "",
+    ),
+    Mutant(
+        "lease_boundary",
+        "a lease still counts at the moment it ends",
+        MOVE,
+        "job.lease_until <= now:\n        return Cause.EXPIRED",
+        "job.lease_until < now:\n        return Cause.EXPIRED",
+    ),
+    Mutant(
+        "start_check",
+        "a job that has not started can be completed",
+        "core/state.py",
+        "Move.COMPLETE: Rule(_all(COMPLETED, RUNNING)",
+        "Move.COMPLETE: Rule(_all(COMPLETED, CLAIMED, RUNNING)",
+    ),
+    Mutant(
+        "attempts_of_retry",
+        "a retry is granted when attempts are spent",
+        MOVE,
+        "case Retry(failure=failure) if job.attempts >= job.max_attempts:",
+        "case Retry(failure=failure) if False:",
+    ),
+    Mutant(
+        "attempts_of_expiry",
+        "a lost worker's job goes on when attempts are spent",
+        MOVE,
+        "if job.attempts >= job.max_attempts or crashes >= job.max_crashes:",
+        "if crashes >= job.max_crashes:",
+    ),
+    Mutant(
+        "crash_cap",
+        "a job may kill any number of workers",
+        MOVE,
+        "if job.attempts >= job.max_attempts or crashes >= job.max_crashes:",
+        "if job.attempts >= job.max_attempts:",
+    ),
+    Mutant(
+        "release_cap",
+        "a job may be released for ever",
+        MOVE,
+        "if releases > RELEASES_MAX:",
+        "if False:",
+    ),
+    Mutant(
+        "old_place",
+        "a job in line again gets the place it was inserted with",
+        LEDGER,
+        "place(after.order, self.tables.number())",
+        "place(after.order, after.seq)",
+    ),
+    Mutant(
+        "same_place",
+        "two jobs get the same place",
+        LEDGER,
+        "place(after.order, self.tables.number())",
+        "place(after.order, 2**40)",
+    ),
+    Mutant(
+        "cancel_wins",
+        "an outcome wins over a cancel request",
+        MOVE,
+        "if job.cancel_requested or isinstance(outcome, GiveUp):",
+        "if isinstance(outcome, GiveUp):",
+    ),
+    Mutant(
+        "cancel_wins_at_expiry",
+        "an expired job goes on although its cancel was asked",
+        MOVE,
+        "    if job.cancel_requested:\n",
+        "    if False:\n",
+    ),
+    Mutant(
+        "fence_rises",
+        "a fence is the time and may repeat",
+        MOVE,
+        "fence=max(job.fence + 1, int(now * 1_000_000))",
+        "fence=int(now * 1_000_000)",
+    ),
+    Mutant(
+        "nonce_repeat",
+        "a claim sent again takes more jobs",
+        APPLY,
+        "    if refs is not None:\n",
+        "    if False:\n",
+    ),
+    Mutant(
+        "settle_repeat",
+        "an outcome sent again is refused",
+        APPLY,
+        "_is_repeat(job, outcome.move):\n        return ALREADY",
+        "False:\n        return ALREADY",
+    ),
+    Mutant(
+        "id_idempotence",
+        "an id can be inserted again",
+        APPLY,
+        "if ledger.get(new.id) is None:",
+        "if True:",
+    ),
+    Mutant(
+        "keep_0",
+        "a job kept for no time stays",
+        LEDGER,
+        "if after.expires_at is not None and after.expires_at <= self.now:",
+        "if False:",
+    ),
+    Mutant(
+        "keep_0_totals",
+        "removed jobs are not counted",
+        LEDGER,
+        '    Move.REMOVE: "total.removed",\n',
+        "",
+    ),
+    Mutant(
+        "finished_totals",
+        "jobs that ended are not counted",
+        LEDGER,
+        "                yield LIFETIME + reached, 1\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "claim_tidies",
+        "a claim does not look for expired leases",
+        "store/tidy.py",
+        "    if marks.lease_until is not None and marks.lease_until <= now:\n",
+        "    if False:\n",
+    ),
+    Mutant(
+        "lapsed_claim",
+        "a job that expires after its deadline is run again",
+        APPLY,
+        "            if job.deadline is not None and job.deadline <= now:\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "history_of_ids",
+        "the id of a finished job can be inserted again",
+        TABLES,
+        '("find_live", "find_history")',
+        '("find_live",)',
+        store="sqlite",
+        words="inserted or existed or repeated",
+    ),
+    Mutant(
+        "numbers_on_disk",
+        "the next pass gives numbers out again",
+        QUERIES,
+        "SET number = ?1, now = ?2;",
+        "SET number = max(number, 0 * ?1), now = ?2;",
+        store="sqlite",
+        words="claim",
+    ),
+    Mutant(
+        "counters_on_disk",
+        "what was added to the totals is added again",
+        QUERIES,
+        "UPDATE store SET folded = ?1;",
+        "UPDATE store SET folded = max(folded, 0 * ?1);",
+        store="sqlite",
+    ),
+    Mutant(
+        "lane_mark",
+        "a lane that was empty is not looked at again",
+        TABLES,
+        "            if not ready:\n",
+        "            if False:\n",
+        store="sqlite",
+        words="claim",
+    ),
+    Mutant(
+        "foreign_commits",
+        "what another process has written is not noticed",
+        TABLES,
+        "if version != self._version or len(self._held) > HELD_MAX:",
+        "if len(self._held) > HELD_MAX:",
+        store="sqlite",
+    ),
+    Mutant(
+        "time_on_disk",
+        "a store opened again goes back in time",
+        QUERIES,
+        "SET number = ?1, now = ?2;",
+        "SET number = ?1, now = max(now, 0 * ?2);",
+        store="sqlite",
+    ),
+]

@@ -1,0 +1,13 @@
+"""The table of kills, printed at the end."""
+
+import pytest
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    kills = [value for report in reports for name, value in report.user_properties if name == "kill"]
+    if kills:
+        terminalreporter.section("mutants")
+    for name, without, suite, killer, seconds in sorted(kills):
+        found = f"{killer} ({seconds} s)" if killer else "SURVIVED"
+        terminalreporter.line(f"{name:22} {without:52} {suite:12} {found}")

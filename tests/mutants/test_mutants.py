@@ -1,0 +1,80 @@
+"""Every guard is missed: without it the conformance suite and the model turn red; with all of them, green."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.mutants.catalogue import MUTANTS, Mutant
+
+ROOT = Path(__file__).parents[2]
+SUITES = {"conformance": "tests/store/test_conformance.py", "model": "tests/model/test_model.py"}
+RED, GREEN = pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.OK
+
+pytestmark = pytest.mark.prove
+
+
+class Run(NamedTuple):
+    code: int
+    killer: str
+    seconds: float
+    output: str
+
+
+def run(suite: str, pick: str, mutant: str = "") -> Run:
+    """The suite in a process of its own, up to the first failure."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", SUITES[suite], "-p", "tests.mutants.plugin"),
+            *("-x", "-q", "-rfE", "--tb=short", "-k", pick, "-p", "no:randomly", "-p", "no:cacheprovider"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "ERRANDRY_MUTANT": mutant, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    failed = re.search(r"^(?:FAILED|ERROR) \S+::(.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    killer = failed[1] if failed else ""  # an ERROR is a promise the suite checks when a test has ended
+    return Run(done.returncode, killer, time.monotonic() - began, done.stdout + done.stderr)
+
+
+def picked(mutant: Mutant, suite: str) -> str:
+    """What `pytest -k` runs for a mutant: its store, and in the conformance suite its words."""
+    return mutant.store + (f" and ({mutant.words})" if mutant.words and suite == "conformance" else "")
+
+
+PAIRS = [
+    (mutant, suite)
+    for mutant in MUTANTS
+    for suite in SUITES
+    if suite == "model" or mutant.store == "memory" or mutant.words
+]
+
+
+@pytest.mark.parametrize(("suite", "pick"), sorted({(suite, picked(m, suite)) for m, suite in PAIRS}))
+def test_the_suite_is_green_without_a_mutant(suite: str, pick: str) -> None:
+    control = run(suite, pick)
+
+    assert control.code == GREEN, control.output
+
+
+@pytest.mark.parametrize(
+    ("mutant", "suite"), [pytest.param(m, suite, id=f"{m.name}-{suite}") for m, suite in PAIRS]
+)
+def test_a_missing_guard_is_noticed(
+    mutant: Mutant, suite: str, record_property: Callable[[str, object], None]
+) -> None:
+    result = run(suite, picked(mutant, suite), mutant.name)
+
+    record_property("kill", (mutant.name, mutant.without, suite, result.killer, round(result.seconds, 1)))
+    assert result.code == RED, result.output
+    assert result.killer, result.output

@@ -1,0 +1,411 @@
+"""osqueue's page "Job Lifecycle", replayed as written.
+
+The page's words in ours: unclaimed is `waiting`, in_progress is `running`, a heartbeat renews a lease of 30
+seconds. osqueue keeps no finished jobs, so here they are kept for no time. There, a lost worker costs an
+attempt and nothing else, so `max_crashes` is as high as `max_attempts`. Lines after > are the page's.
+"""
+
+from uuid import UUID
+
+import pytest
+
+from errandry.core.command import (
+    HELD,
+    WRITTEN,
+    Answer,
+    Cause,
+    Claim,
+    Claims,
+    Complete,
+    Insert,
+    Kept,
+    Lost,
+    Ref,
+    Renew,
+    Renewed,
+    Settle,
+    Upkeep,
+)
+from errandry.core.job import Job, Keep, NewJob, uuid7
+from errandry.core.state import State
+from errandry.store.contract import Store
+from errandry.testing.clock import START, FakeClock
+
+HEARTBEAT_TIMEOUT = 30.0
+MAX_ATTEMPTS = 3
+
+
+class Broker:
+    """The four calls of osqueue's client, as commands."""
+
+    def __init__(self, store: Store, clock: FakeClock) -> None:
+        self.store, self.clock = store, clock
+        self._calls = 0
+
+    async def submit_job(self, type_: str, payload: str = "{}", max_attempts: int = MAX_ATTEMPTS) -> str:
+        self._calls += 1
+        job = NewJob(
+            id=uuid7(self.clock.time(), self._calls.to_bytes(10)),
+            task=type_,
+            payload=payload,
+            max_attempts=max_attempts,
+            max_crashes=max_attempts,
+            keep=Keep(completed=0, failed=0),
+        )
+        await self.store.commit([Insert((job,))])
+        return job.id
+
+    async def claim_job(self, worker: str, *types: str) -> Job | None:
+        self._calls += 1
+        claim = Claim(worker=worker, nonce=f"{self._calls}", tasks=types or None, lease=HEARTBEAT_TIMEOUT)
+        [answer] = await self.store.commit([claim])
+        assert isinstance(answer, Claims)
+        return answer.jobs[0] if answer.jobs else None
+
+    async def claimed(self, worker: str, *types: str) -> Job:
+        job = await self.claim_job(worker, *types)
+        assert job is not None
+        return job
+
+    async def heartbeat(self, job: Job) -> object:
+        [answer] = await self.store.commit([Renew((Ref(job.id, job.fence),), HEARTBEAT_TIMEOUT)])
+        assert isinstance(answer, Renewed)
+        return answer.marks[0]
+
+    async def complete_job(self, job: Job) -> Answer:
+        [answer] = await self.store.commit([Settle(Ref(job.id, job.fence), Complete())])
+        return answer
+
+    async def write_pass(self) -> Kept:
+        [answer] = await self.store.commit([Upkeep()])
+        assert isinstance(answer, Kept)
+        return answer
+
+    async def job(self, job_id: str) -> Job:
+        [job] = await self.store.get([job_id])
+        assert job is not None
+        return job
+
+    async def total(self, what: str) -> int:
+        return (await self.store.totals())["default"].get(what, 0)
+
+    async def jobs(self) -> list[str]:
+        """osqueue's `jobs` array: in the order of submission."""
+        return [job.id for job in reversed((await self.store.list()).jobs)]
+
+
+@pytest.fixture
+def broker(store: Store, clock: FakeClock) -> Broker:
+    return Broker(store, clock)
+
+
+class Timeline:
+    """`at(5)` is five seconds after the beginning."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+
+    def __call__(self, seconds: float) -> None:
+        self.clock.advance(START + seconds - self.clock.time())
+
+
+@pytest.fixture
+def at(clock: FakeClock) -> Timeline:
+    return Timeline(clock)
+
+
+# Submit
+
+
+async def test_a_submitted_job_is_appended_unclaimed_with_no_attempts(broker: Broker) -> None:
+    """> The job is appended to the end of the `jobs` array with status "unclaimed", a generated UUID, and
+    > `attempts: 0`.
+    """
+    first = await broker.submit_job(
+        "email:send", '{"to":"user@example.com","subject":"Hello"}', max_attempts=3
+    )
+    second = await broker.submit_job("email:send")
+
+    assert await broker.jobs() == [first, second]
+    job = await broker.job(first)
+    assert (job.state, job.attempts, job.max_attempts) == (State.WAITING, 0, 3)
+    assert job.payload == '{"to":"user@example.com","subject":"Hello"}'
+    assert UUID(job.id).version == 7
+
+
+# Claim
+
+
+async def test_a_claim_finds_the_first_unclaimed_job_matching_the_type_filter(broker: Broker) -> None:
+    """> The broker finds the first unclaimed job matching the type filter (FIFO order)"""
+    await broker.submit_job("image:resize")
+    mails = [await broker.submit_job("email:send") for _ in range(3)]
+    await broker.submit_job("image:resize")
+
+    claims = [await broker.claim_job("worker-1", "email:send") for _ in range(4)]
+
+    assert [job and job.id for job in claims] == [*mails, None]
+
+
+async def test_a_filter_of_several_types_keeps_fifo_order_across_them(broker: Broker) -> None:
+    types = ["email:send", "image:resize", "report:build", "email:send"]
+    jobs = [await broker.submit_job(type_) for type_ in types]
+
+    claims = [await broker.claimed("worker-1", "image:resize", "email:send") for _ in range(3)]
+
+    assert [job.id for job in claims] == [jobs[0], jobs[1], jobs[3]]
+
+
+async def test_a_claim_without_a_type_filter_takes_any_type(broker: Broker) -> None:
+    """> A worker calls `claimJob(workerId, types?)`"""
+    jobs = [await broker.submit_job(type_) for type_ in ("email:send", "image:resize", "email:send")]
+
+    claims = [await broker.claimed("worker-1") for _ in jobs]
+
+    assert [job.id for job in claims] == jobs
+
+
+async def test_a_claim_sets_status_worker_heartbeat_and_attempts(
+    broker: Broker, clock: FakeClock, at: Timeline
+) -> None:
+    """> `status`: "unclaimed" → "in_progress"; `workerId`: set to the claiming worker; `heartbeat`: set to
+    > current timestamp; `attempts`: incremented by 1
+    """
+    await broker.submit_job("email:send")
+    at(7)
+
+    job = await broker.claimed("worker-1", "email:send")
+
+    assert (job.state, job.worker, job.attempts) == (State.RUNNING, "worker-1", 1)
+    assert job.lease_until == clock.time() + HEARTBEAT_TIMEOUT
+    assert await broker.job(job.id) == job
+
+
+async def test_a_claim_returns_null_if_no_matching_unclaimed_job_exists(broker: Broker) -> None:
+    """> If no matching unclaimed job exists, the claim returns `null`."""
+    assert await broker.claim_job("worker-1") is None
+
+    await broker.submit_job("email:send")
+    assert await broker.claim_job("worker-1", "image:resize") is None
+
+    await broker.claimed("worker-1", "email:send")
+    assert await broker.claim_job("worker-2") is None
+
+
+# Heartbeat
+
+
+async def test_heartbeats_tell_the_broker_the_worker_is_still_alive(broker: Broker, at: Timeline) -> None:
+    """> This updates the job's `heartbeat` timestamp, telling the broker the worker is still alive."""
+    await broker.submit_job("email:send")
+    job = await broker.claimed("worker-1")
+
+    for seconds in range(5, 125, 5):
+        at(seconds)
+        assert await broker.heartbeat(job) is HELD
+        assert await broker.claim_job("worker-2") is None
+
+    assert await broker.write_pass() == Kept()
+    assert (await broker.job(job.id)).lease_until == START + 120 + HEARTBEAT_TIMEOUT
+
+
+# Complete
+
+
+async def test_a_completed_job_is_removed_and_counted(broker: Broker) -> None:
+    """> The job is removed from the `jobs` array and `completedTotal` is incremented."""
+    stays = await broker.submit_job("email:send")
+    await broker.submit_job("image:resize")
+    job = await broker.claimed("worker-1", "image:resize")
+
+    assert await broker.complete_job(job) is WRITTEN
+
+    assert await broker.jobs() == [stays]
+    assert await broker.total("completed") == 1
+
+
+# Expiry and retries
+
+
+async def test_a_job_whose_heartbeat_is_stale_is_reset_to_unclaimed(broker: Broker, at: Timeline) -> None:
+    """> If `attempts < maxAttempts` (default: 3): reset to "unclaimed" for retry"""
+    job_id = await broker.submit_job("email:send")
+    await broker.claimed("worker-1")
+
+    at(29.9)
+    assert await broker.write_pass() == Kept()
+    at(30.1)
+    assert await broker.write_pass() == Kept(expired=1)
+
+    job = await broker.job(job_id)
+    assert (job.state, job.worker, job.attempts) == (State.WAITING, None, 1)
+
+
+async def test_expiry_runs_on_every_write_pass_that_claims(broker: Broker, at: Timeline) -> None:
+    """> On every write pass, the broker runs heartbeat expiry."""
+    await broker.submit_job("email:send")
+    await broker.claimed("worker-1")
+
+    at(31)
+    job = await broker.claimed("worker-2")
+
+    assert (job.worker, job.attempts) == ("worker-2", 2)
+
+
+async def test_an_exhausted_job_is_removed_and_counted(broker: Broker, at: Timeline) -> None:
+    """> If `attempts >= maxAttempts`: remove the job entirely (dropped from the array)"""
+    await broker.submit_job("email:send", max_attempts=3)
+    for attempt in (1, 2, 3):
+        assert (await broker.claimed(f"worker-{attempt}")).attempts == attempt
+        assert await broker.jobs()
+        at(31 * attempt)
+
+    assert await broker.claim_job("worker-4") is None
+
+    assert await broker.jobs() == []
+    assert [await broker.total(what) for what in ("failed", "removed", "expired")] == [1, 1, 3]
+
+
+async def test_a_job_is_retried_up_to_max_attempts_times(broker: Broker, at: Timeline) -> None:
+    """> Jobs are automatically retried up to `maxAttempts` times before being permanently discarded."""
+    await broker.submit_job("email:send", max_attempts=7)
+    attempts = 0
+    while await broker.claim_job("worker-1"):
+        attempts += 1
+        at(31 * attempts)
+
+    assert attempts == 7
+
+
+async def test_a_job_whose_handler_throws_comes_back_after_the_timeout(broker: Broker, at: Timeline) -> None:
+    """> When a handler throws, the worker simply stops sending heartbeats for that job. The broker's expiry
+    > logic eventually detects the stale heartbeat and resets the job to "unclaimed" for retry.
+    """
+    await broker.submit_job("email:send")
+    thrown = await broker.claimed("worker-1")
+
+    at(31)
+    again = await broker.claimed("worker-1")
+
+    assert (again.id, again.attempts) == (thrown.id, 2)
+    assert again.fence > thrown.fence
+
+
+@pytest.mark.parametrize("who", ["nobody", "the same worker", "another worker"])
+async def test_a_stale_worker_changes_nothing(broker: Broker, store: Store, at: Timeline, who: str) -> None:
+    """The reset job is no longer the first worker's: neither its heartbeat nor its completion counts, even
+    where only the worker's name would let it pass.
+    """
+    await broker.submit_job("email:send")
+    stale = await broker.claimed("worker-1")
+    at(31)
+    await broker.write_pass()
+    if who != "nobody":
+        await broker.claimed("worker-1" if who == "the same worker" else "worker-2")
+    cause = Cause.NOT_HELD if who == "nobody" else Cause.OTHER_FENCE
+    before = await broker.job(stale.id), await store.counts(), await store.totals(), await store.head()
+
+    assert await broker.heartbeat(stale) == Lost(cause)
+    assert await broker.complete_job(stale) == Lost(cause)
+
+    assert (
+        await broker.job(stale.id),
+        await store.counts(),
+        await store.totals(),
+        await store.head(),
+    ) == before
+
+
+# Payload validation
+
+
+async def test_a_job_with_an_invalid_payload_is_completed_rather_than_retried(
+    broker: Broker, at: Timeline
+) -> None:
+    """> If validation fails, the job is **completed (removed)** rather than retried — this prevents invalid
+    > payloads from being retried indefinitely.
+    """
+    await broker.submit_job("email:send", '{"subject":"to nobody"}')
+    job = await broker.claimed("worker-1")
+    is_valid = '"to":' in job.payload
+    assert not is_valid
+
+    assert await broker.complete_job(job) is WRITTEN
+
+    at(3_600)
+    assert await broker.claim_job("worker-1") is None
+    assert await broker.jobs() == []
+    assert [await broker.total(what) for what in ("completed", "removed", "failed")] == [1, 1, 0]
+
+
+# Example timeline
+
+
+async def test_the_example_timeline(broker: Broker, at: Timeline) -> None:
+    """
+    T=0s    Producer submits "email:send" job (attempts=0)
+    T=0.1s  Worker claims job (attempts=1, status=in_progress)
+    T=5s    Worker sends heartbeat
+    T=10s   Worker sends heartbeat
+    T=12s   Worker completes job → removed from queue
+    """
+    at(0)
+    job_id = await broker.submit_job("email:send")
+    assert (await broker.job(job_id)).attempts == 0
+
+    at(0.1)
+    job = await broker.claimed("worker-1", "email:send")
+    assert (job.id, job.attempts, job.state) == (job_id, 1, State.RUNNING)
+
+    at(5)
+    assert await broker.heartbeat(job) is HELD
+
+    at(10)
+    assert await broker.heartbeat(job) is HELD
+    assert (await broker.job(job_id)).lease_until == START + 40
+
+    at(12)
+    assert await broker.complete_job(job) is WRITTEN
+    assert await broker.jobs() == []
+    assert await broker.total("completed") == 1
+
+
+async def test_the_example_timeline_if_the_worker_crashes(broker: Broker, at: Timeline) -> None:
+    """
+    T=0s    Producer submits job (attempts=0)
+    T=0.1s  Worker claims job (attempts=1)
+    T=5s    Worker sends heartbeat
+    T=8s    Worker crashes (no more heartbeats)
+    T=38s   Broker detects stale heartbeat → reset to unclaimed
+    T=39s   Another worker claims job (attempts=2)
+    T=44s   Worker completes job → removed from queue
+    """
+    at(0)
+    job_id = await broker.submit_job("email:send")
+
+    at(0.1)
+    crashed = await broker.claimed("worker-1")
+    assert crashed.attempts == 1
+
+    at(5)
+    assert await broker.heartbeat(crashed) is HELD
+
+    at(8)
+    assert await broker.claim_job("worker-2") is None
+
+    at(34)  # the last heartbeat is less than 30 seconds old
+    assert await broker.write_pass() == Kept()
+
+    at(38)
+    assert await broker.write_pass() == Kept(expired=1)
+    assert (await broker.job(job_id)).state is State.WAITING
+
+    at(39)
+    job = await broker.claimed("worker-2")
+    assert (job.id, job.attempts, job.worker) == (job_id, 2, "worker-2")
+
+    at(44)
+    assert await broker.complete_job(crashed) == Lost(Cause.OTHER_FENCE)
+    assert await broker.complete_job(job) is WRITTEN
+    assert await broker.jobs() == []
+    assert [await broker.total(what) for what in ("completed", "removed", "expired")] == [1, 1, 1]

@@ -1,0 +1,549 @@
+"""TaskHarbor's page of data flows, replayed arrow by arrow.
+
+The page's words in ours: runnable is `waiting`, inflight is `running`, Reserve is a claim of one job, a
+lease's token is its fence, ExtendLease renews, Ack completes, the DLQ is the `failed` jobs. Its errors
+ErrJobNotInflight, ErrLeaseMismatch and ErrLeaseExpired are the causes `not_held`, `other_fence` and `expired`.
+Lines after > are the page's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from errandry.core.command import (
+    ALREADY,
+    HELD,
+    WRITTEN,
+    Cause,
+    Claim,
+    Claims,
+    Command,
+    Complete,
+    Edit,
+    Fail,
+    Insert,
+    Inserted,
+    Lost,
+    Moved,
+    Outcome,
+    Ref,
+    Release,
+    Remove,
+    Renew,
+    Renewed,
+    Rerun,
+    Retry,
+    Settle,
+)
+from errandry.core.job import Failure, Job, NewJob
+from errandry.core.query import parse
+from errandry.core.retry import Backoff
+from errandry.core.state import Reason, State
+from errandry.errors import InvalidMove, InvalidValue
+from errandry.store.contract import Store
+from errandry.testing.clock import FakeClock
+
+LEASE = 30.0
+BOOM = Failure(Reason.ERROR, "RuntimeError", "boom")
+
+
+class Driver:
+    """The calls of TaskHarbor's driver, as commands."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._calls = 0
+
+    async def enqueue(self, job_id: str = "job-1", **fields: Any) -> Inserted:
+        job = NewJob(**({"id": job_id, "task": "email.send", "payload": "{}"} | fields))
+        [answer] = await self.store.commit([Insert((job,))])
+        assert isinstance(answer, Inserted)
+        return answer
+
+    async def reserve(self, queue: str = "default") -> Job | None:
+        self._calls += 1
+        claim = Claim(worker="worker", nonce=f"{self._calls}", queues=(queue,), lease=LEASE)
+        [answer] = await self.store.commit([claim])
+        assert isinstance(answer, Claims)
+        return answer.jobs[0] if answer.jobs else None
+
+    async def reserved(self) -> Job:
+        job = await self.reserve()
+        assert job is not None
+        return job
+
+    async def extend_lease(self, job: Job, lease: float = LEASE) -> object:
+        return await self.send(Renew((ref(job),), lease))
+
+    async def ack(self, job: Job) -> object:
+        return await self.settle(job, Complete())
+
+    async def retry(self, job: Job, delay: float | None = 0) -> object:
+        return await self.settle(job, Retry(BOOM, delay))
+
+    async def fail(self, job: Job, reason: Reason = Reason.UNRECOVERABLE) -> object:
+        return await self.settle(job, Fail(Failure(reason, "ValueError", "no such address")))
+
+    async def settle(self, job: Job, outcome: Outcome) -> object:
+        return await self.send(Settle(ref(job), outcome))
+
+    async def send(self, command: Command) -> object:
+        [answer] = await self.store.commit([command])
+        return answer.marks[0] if isinstance(answer, Renewed) else answer
+
+    async def inspect(self, job_id: str = "job-1") -> Job:
+        [job] = await self.store.get([job_id])
+        assert job is not None
+        return job
+
+    async def everything(self) -> tuple[object, ...]:
+        """All that a call could have changed."""
+        store = self.store
+        jobs = (await store.list()).jobs
+        return jobs, await store.counts(), await store.totals(), await store.head(), await store.due_in()
+
+
+def ref(job: Job) -> Ref:
+    return Ref(job.id, job.fence)
+
+
+@pytest.fixture
+def driver(store: Store) -> Driver:
+    return Driver(store)
+
+
+# Enqueue flow: JobRequest -> JobRecord -> Driver storage
+
+
+async def test_enqueue_normalizes_defaults_and_starts_with_no_attempts(
+    driver: Driver, clock: FakeClock
+) -> None:
+    """> normalize defaults (queue, etc.) · set CreatedAt · set Attempts=0 · copy Timeout/MaxAttempts"""
+    await driver.enqueue(payload='{"to":"bob"}', timeout=12.5, max_attempts=7)
+
+    job = await driver.inspect()
+    assert (job.task, job.queue, job.payload) == ("email.send", "default", '{"to":"bob"}')
+    assert (job.created_at, job.attempts, job.max_attempts, job.timeout) == (clock.time(), 0, 7, 12.5)
+
+
+async def test_enqueue_validates_the_request(driver: Driver) -> None:
+    """> validate request"""
+    with pytest.raises(InvalidValue, match="task"):
+        await driver.enqueue(task="")
+    with pytest.raises(InvalidValue, match="timeout"):
+        await driver.enqueue(timeout=-1)
+    with pytest.raises(InvalidValue, match="max_attempts"):
+        await driver.enqueue(max_attempts=-1)
+
+
+async def test_a_job_without_a_future_run_at_is_stored_runnable_in_fifo_order(
+    driver: Driver, clock: FakeClock
+) -> None:
+    """> if RunAt is zero (or <= now at reserve time) store in runnable FIFO"""
+    await driver.enqueue("job-1")
+    await driver.enqueue("job-2", run_at=clock.time())
+    await driver.enqueue("job-3", run_at=clock.time() - 60)
+
+    assert [(await driver.reserved()).id for _ in range(3)] == ["job-1", "job-2", "job-3"]
+
+
+async def test_a_job_with_a_future_run_at_is_stored_scheduled(driver: Driver, clock: FakeClock) -> None:
+    """> if RunAt is in the future store in scheduled heap"""
+    await driver.enqueue(run_at=clock.time() + 60)
+
+    assert (await driver.inspect()).state is State.SCHEDULED
+    assert await driver.reserve() is None
+
+
+async def test_enqueuing_an_id_again_answers_existed_and_changes_nothing(driver: Driver) -> None:
+    await driver.enqueue(payload="[1]")
+    before = await driver.everything()
+
+    answer = await driver.enqueue(payload="[2]")
+
+    assert answer == Inserted(("job-1",), frozenset({"job-1"}))
+    assert await driver.everything() == before
+
+
+# Worker run loop: poll -> reserve -> execute
+
+
+async def test_reserve_promotes_due_scheduled_jobs(driver: Driver, clock: FakeClock) -> None:
+    """> promote due scheduled jobs (RunAt <= now) · move due jobs into runnable"""
+    await driver.enqueue("later", delay=20)
+    await driver.enqueue("sooner", delay=10)
+    clock.advance(9.9)
+    assert await driver.reserve() is None
+
+    clock.advance(0.1)
+    assert (await driver.reserved()).id == "sooner"
+    assert await driver.reserve() is None
+
+    clock.advance(10)
+    assert (await driver.reserved()).id == "later"
+
+
+async def test_reserve_takes_what_was_ready_before_what_became_due(driver: Driver, clock: FakeClock) -> None:
+    """TaskHarbor's order: ready now, then reclaimed, then due."""
+    await driver.enqueue("due", delay=30)
+    await driver.enqueue("reclaimed")
+    await driver.reserved()
+    await driver.enqueue("ready")
+
+    clock.advance(30)
+
+    assert [(await driver.reserved()).id for _ in range(3)] == ["ready", "reclaimed", "due"]
+
+
+async def test_reserve_reclaims_expired_inflight_leases(driver: Driver, clock: FakeClock) -> None:
+    """> reclaim expired inflight leases (crash recovery) if lease.ExpiresAt <= now: remove inflight entry,
+    > job becomes runnable immediately
+    """
+    await driver.enqueue()
+    first = await driver.reserved()
+
+    clock.advance(LEASE - 0.5)
+    assert await driver.reserve() is None
+
+    clock.advance(0.5)
+    second = await driver.reserved()
+    assert (second.id, second.attempts) == (first.id, 2)
+
+
+async def test_reserve_pops_one_runnable_job_of_its_queue_if_any(driver: Driver) -> None:
+    """> pop 1 runnable job (if any)"""
+    await driver.enqueue("job-1", queue="bulk")
+    await driver.enqueue("job-2")
+    await driver.enqueue("job-3")
+
+    assert [job and job.id for job in [await driver.reserve() for _ in range(3)]] == ["job-2", "job-3", None]
+    assert (await driver.inspect("job-1")).state is State.WAITING
+
+
+async def test_reserve_creates_a_lease_with_a_token_and_an_expiry(driver: Driver, clock: FakeClock) -> None:
+    """> create lease: Token (random), ExpiresAt = now + leaseDuration, store inflight[id] = {rec, lease}"""
+    await driver.enqueue("job-1")
+    await driver.enqueue("job-2")
+
+    job = await driver.reserved()
+
+    assert job.fence > 0
+    assert job.lease_until == clock.time() + LEASE
+    assert await driver.inspect("job-1") == job
+
+
+# Execution flow: handler + heartbeat + completion
+
+
+async def test_extend_lease_moves_the_expiry_from_now(driver: Driver, clock: FakeClock) -> None:
+    """> If valid: update stored ExpiresAt = now + leaseDuration, return updated Lease"""
+    await driver.enqueue()
+    job = await driver.reserved()
+    clock.advance(10)
+
+    assert await driver.extend_lease(job, 60) is HELD
+
+    assert (await driver.inspect()).lease_until == clock.time() + 60
+
+
+async def test_ack_is_terminal_success(driver: Driver) -> None:
+    """> VALIDATE token + expiry then remove inflight (terminal success)"""
+    await driver.enqueue()
+    job = await driver.reserved()
+
+    assert await driver.ack(job) is WRITTEN
+
+    done = await driver.inspect()
+    assert (done.state, done.lease_until) == (State.COMPLETED, None)
+    assert await driver.reserve() is None
+
+
+async def test_retry_without_run_at_requeues_as_runnable(driver: Driver, clock: FakeClock) -> None:
+    """> remove inflight + update record, requeue by RunAt · RunAt==0 -> runnable"""
+    await driver.enqueue()
+    job = await driver.reserved()
+    clock.advance(3)
+
+    assert await driver.retry(job, delay=0) is WRITTEN
+
+    after = await driver.inspect()
+    assert (after.state, after.attempts, after.lease_until) == (State.WAITING, 1, None)
+    [error] = after.errors
+    assert (error.message, error.ended) == ("boom", clock.time())
+    assert (await driver.reserved()).attempts == 2
+
+
+async def test_retry_with_a_future_run_at_requeues_as_scheduled(driver: Driver, clock: FakeClock) -> None:
+    """> RunAt future -> scheduled"""
+    await driver.enqueue()
+    job = await driver.reserved()
+
+    assert await driver.retry(job, delay=15) is WRITTEN
+
+    after = await driver.inspect()
+    assert (after.state, after.run_at) == (State.SCHEDULED, clock.time() + 15)
+    assert await driver.reserve() is None
+    clock.advance(15)
+    assert (await driver.reserved()).id == job.id
+
+
+async def test_the_next_run_is_computed_by_the_retry_policy(driver: Driver, clock: FakeClock) -> None:
+    """> delay = retryPolicy.NextDelay(nextAttempts) · nextRunAt = now + delay"""
+    await driver.enqueue(backoff=Backoff(start=0.25, cap=1.0, jitter=0))
+    delays = []
+    for _ in range(4):
+        await driver.retry(await driver.reserved(), delay=None)
+        delays.append(((await driver.inspect()).run_at or 0) - clock.time())
+        clock.advance(delays[-1])
+
+    assert delays == [0.25, 0.5, 1.0, 1.0]
+
+
+async def test_retry_goes_to_the_dlq_when_attempts_are_exhausted(driver: Driver) -> None:
+    """> decide: unrecoverable/maxAttempts -> Fail else -> Retry (schedule next run)"""
+    await driver.enqueue(max_attempts=2)
+    await driver.retry(await driver.reserved())
+    assert (await driver.inspect()).state is State.WAITING
+
+    assert await driver.retry(await driver.reserved()) is WRITTEN
+
+    dead = await driver.inspect()
+    assert (dead.state, dead.reason, dead.attempts) == (State.FAILED, Reason.ERROR, 2)
+    assert [error.attempt for error in dead.errors] == [1, 2]
+
+
+async def test_fail_stores_a_dlq_entry(driver: Driver, store: Store, clock: FakeClock) -> None:
+    """> VALIDATE token + expiry, remove inflight + store DLQ entry"""
+    await driver.enqueue(payload='{"to":"nobody"}')
+    job = await driver.reserved()
+
+    assert await driver.fail(job) is WRITTEN
+
+    [dead] = (await store.list(parse("state:failed"))).jobs
+    assert (dead.id, dead.payload, dead.reason) == ("job-1", '{"to":"nobody"}', Reason.UNRECOVERABLE)
+    assert (dead.errors[0].message, dead.finished_at) == ("no such address", clock.time())
+    assert await driver.reserve() is None
+
+
+async def test_a_job_without_a_handler_fails(driver: Driver) -> None:
+    """> Fail path: no handler registered"""
+    await driver.enqueue()
+
+    assert await driver.fail(await driver.reserved(), Reason.NO_HANDLER) is WRITTEN
+
+    assert (await driver.inspect()).reason is Reason.NO_HANDLER
+
+
+@pytest.mark.parametrize(("delay", "state"), [(None, State.WAITING), (60.0, State.SCHEDULED)])
+async def test_requeue_brings_a_job_back_from_the_dlq(
+    driver: Driver, delay: float | None, state: State
+) -> None:
+    """TaskHarbor's RequeueDLQ with RunAt and ResetAttempts."""
+    await driver.enqueue(max_attempts=1)
+    dead = await driver.reserved()
+    await driver.fail(dead)
+
+    requeue = Rerun(ids=("job-1",), delay=delay, reset_attempts=True)
+    assert await driver.send(requeue) == Moved(("job-1",))
+
+    job = await driver.inspect()
+    assert (job.state, job.attempts, job.reason, len(job.errors)) == (state, 0, None, 1)
+
+
+async def test_a_requeued_job_runs_under_a_new_token(driver: Driver) -> None:
+    await driver.enqueue(max_attempts=1)
+    dead = await driver.reserved()
+    await driver.fail(dead)
+    await driver.send(Rerun(ids=("job-1",)))
+
+    job = await driver.reserved()
+
+    assert job.fence > dead.fence
+    assert await driver.ack(job) is WRITTEN
+
+
+async def test_only_a_finished_job_can_be_requeued(driver: Driver) -> None:
+    """TaskHarbor's ErrJobNotDLQ."""
+    await driver.enqueue()
+    before = await driver.everything()
+
+    answer = await driver.send(Rerun(ids=("job-1",)))
+
+    assert isinstance(answer, Moved)
+    [(job_id, error)] = answer.refused
+    assert job_id == "job-1"
+    assert isinstance(error, InvalidMove)
+    assert await driver.everything() == before
+
+
+# All state-mutating calls MUST validate
+
+Call = Callable[[Driver, Job], Any]
+CALLS: dict[str, Call] = {
+    "ack": Driver.ack,
+    "retry": Driver.retry,
+    "fail": Driver.fail,
+    "extend_lease": Driver.extend_lease,
+}
+
+
+async def never_reserved(driver: Driver, clock: FakeClock) -> Job:
+    await driver.enqueue()
+    return await driver.inspect()
+
+
+async def scheduled(driver: Driver, clock: FakeClock) -> Job:
+    await driver.enqueue(delay=60)
+    return await driver.inspect()
+
+
+async def given_back(driver: Driver, clock: FakeClock) -> Job:
+    await driver.enqueue()
+    job = await driver.reserved()
+    await driver.settle(job, Release())
+    return job
+
+
+async def edited_since(driver: Driver, clock: FakeClock) -> Job:
+    job = await given_back(driver, clock)
+    await driver.send(Edit(ids=(job.id,), payload="[2]", priority=-1))
+    return job
+
+
+async def reclaimed(driver: Driver, clock: FakeClock) -> Job:
+    await driver.enqueue()
+    await driver.enqueue("other")
+    job = await driver.reserved()
+    clock.advance(LEASE)
+    await driver.reserved()
+    return job
+
+
+async def removed(driver: Driver, clock: FakeClock) -> Job:
+    await driver.enqueue()
+    job = await driver.reserved()
+    await driver.send(Remove(ids=(job.id,), force=True))
+    return job
+
+
+NOT_INFLIGHT = [never_reserved, scheduled, given_back, edited_since, reclaimed, removed]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("bring", NOT_INFLIGHT, ids=lambda bring: bring.__name__)
+async def test_a_job_that_is_not_inflight_is_refused_and_nothing_changes(
+    driver: Driver, clock: FakeClock, bring: Callable[[Driver, FakeClock], Any], call: str
+) -> None:
+    """> job is inflight · If validation fails: ErrJobNotInflight, driver MUST NOT mutate state"""
+    job = await bring(driver, clock)
+    before = await driver.everything()
+
+    assert await CALLS[call](driver, job) == Lost(Cause.NOT_HELD)
+
+    assert await driver.everything() == before
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("lost_by", ["expiry", "retry", "requeue"])
+async def test_a_token_that_is_not_the_current_one_is_refused_and_nothing_changes(
+    driver: Driver, clock: FakeClock, lost_by: str, call: str
+) -> None:
+    """> lease token matches current token · If validation fails: ErrLeaseMismatch, driver MUST NOT mutate
+    > state
+    """
+    await driver.enqueue()
+    stale = await driver.reserved()
+    if lost_by == "expiry":
+        clock.advance(LEASE)
+    elif lost_by == "retry":
+        await driver.retry(stale)
+    else:
+        await driver.fail(stale)
+        await driver.send(Rerun(ids=(stale.id,)))
+    current = await driver.reserved()
+    assert current.id == stale.id
+    before = await driver.everything()
+
+    assert await CALLS[call](driver, stale) == Lost(Cause.OTHER_FENCE)
+
+    assert await driver.everything() == before
+    assert await driver.ack(current) is WRITTEN
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("late", [0.0, 0.5, 3_600.0])
+async def test_an_expired_lease_is_refused_and_nothing_changes(
+    driver: Driver, clock: FakeClock, late: float, call: str
+) -> None:
+    """> lease is not expired at 'now' · If validation fails: ErrLeaseExpired, driver MUST NOT mutate state"""
+    await driver.enqueue()
+    job = await driver.reserved()
+    clock.advance(LEASE + late)
+    before = await driver.everything()
+
+    assert await CALLS[call](driver, job) == Lost(Cause.EXPIRED)
+
+    assert await driver.everything() == before
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_lease_is_good_up_to_its_last_moment(driver: Driver, clock: FakeClock, call: str) -> None:
+    await driver.enqueue()
+    job = await driver.reserved()
+    clock.advance(LEASE - 0.001)
+
+    assert await CALLS[call](driver, job) in (WRITTEN, HELD)
+
+
+@pytest.mark.parametrize("call", ["ack", "retry", "fail"])
+async def test_the_same_call_again_answers_already_and_nothing_changes(driver: Driver, call: str) -> None:
+    """TaskHarbor's terminal idempotency, for every outcome: the reply may have been lost."""
+    await driver.enqueue()
+    job = await driver.reserved()
+    assert await CALLS[call](driver, job) is WRITTEN
+    before = await driver.everything()
+
+    assert await CALLS[call](driver, job) is ALREADY
+
+    assert await driver.everything() == before
+
+
+# Guarantees delivered by leases + heartbeat
+
+
+async def test_no_double_processing_during_a_valid_lease(driver: Driver, clock: FakeClock) -> None:
+    """> Reserve must not return inflight job with active lease"""
+    await driver.enqueue()
+    await driver.reserved()
+
+    for _ in range(29):
+        clock.advance(1)
+        assert await driver.reserve() is None
+
+
+async def test_crash_recovery_makes_the_job_reservable_again(driver: Driver, clock: FakeClock) -> None:
+    """> if worker dies, heartbeat stops -> lease expires -> job becomes reservable again"""
+    await driver.enqueue()
+    job = await driver.reserved()
+    clock.advance(10)
+    await driver.extend_lease(job)
+    clock.advance(LEASE)
+
+    again = await driver.reserved()
+
+    assert again.id == job.id
+    assert await driver.ack(again) is WRITTEN
+
+
+async def test_heartbeats_keep_a_long_job_from_running_twice(driver: Driver, clock: FakeClock) -> None:
+    """> Heartbeat reduces duplicate execution for long-running jobs by extending lease expiry"""
+    await driver.enqueue()
+    job = await driver.reserved()
+    for _ in range(60):
+        clock.advance(10)
+        assert await driver.extend_lease(job) is HELD
+        assert await driver.reserve() is None
+
+    assert await driver.ack(job) is WRITTEN
+    assert (await driver.inspect()).attempts == 1

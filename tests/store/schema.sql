@@ -1,0 +1,206 @@
+CREATE TABLE claims (
+    worker     TEXT PRIMARY KEY,
+    claimed_at REAL NOT NULL,
+    nonce      TEXT NOT NULL,
+    refs       TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE edges (
+    parent  TEXT NOT NULL,
+    child   TEXT NOT NULL,
+    policy  TEXT NOT NULL,
+    outcome TEXT,
+    result  TEXT,
+    PRIMARY KEY (parent, child)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX edges_child ON edges (child);
+
+CREATE TABLE events (
+    n       INTEGER PRIMARY KEY AUTOINCREMENT,
+    at      REAL    NOT NULL,
+    count   INTEGER NOT NULL,
+    entries TEXT    NOT NULL,
+    deltas  TEXT    NOT NULL
+) STRICT;
+
+CREATE TABLE gates (
+    kind      TEXT NOT NULL,
+    name      TEXT NOT NULL,
+    paused_at REAL NOT NULL,
+    paused_by TEXT NOT NULL,
+    PRIMARY KEY (kind, name)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE history (
+    seq              INTEGER PRIMARY KEY,
+    id               TEXT    NOT NULL UNIQUE,
+    task             TEXT    NOT NULL,
+    queue            TEXT    NOT NULL,
+    grp              TEXT    NOT NULL,
+    state            TEXT    NOT NULL,
+    ordering         TEXT    NOT NULL,
+    reason           TEXT,
+    settled          TEXT,
+    payload          TEXT    NOT NULL,
+    priority         INTEGER NOT NULL,
+    place            INTEGER,
+    run_at           REAL,
+    attempts         INTEGER NOT NULL,
+    max_attempts     INTEGER NOT NULL,
+    releases         INTEGER NOT NULL,
+    crashes          INTEGER NOT NULL,
+    max_crashes      INTEGER NOT NULL,
+    open_children    INTEGER NOT NULL,
+    timeout          REAL,
+    deadline         REAL,
+    fence            INTEGER NOT NULL,
+    worker           TEXT,
+    lease_until      REAL,
+    cancel_requested INTEGER NOT NULL,
+    result           TEXT,
+    metadata         TEXT,
+    created_at       REAL    NOT NULL,
+    updated_at       REAL    NOT NULL,
+    claimed_at       REAL,
+    started_at       REAL,
+    finished_at      REAL    NOT NULL,
+    expires_at       REAL    NOT NULL,
+    backoff          TEXT,
+    keep             TEXT,
+    progress         TEXT,
+    tags             TEXT,
+    errors           TEXT,
+    logs             TEXT
+) STRICT;
+
+CREATE INDEX history_expiry ON history (expires_at);
+
+CREATE INDEX history_troubled ON history (seq) WHERE state <> 'completed';
+
+CREATE VIEW job AS
+SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
+       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
+       backoff, keep, progress, tags, errors, logs, 'live' AS part
+  FROM live
+UNION ALL
+SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
+       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
+       backoff, keep, progress, tags, errors, logs, 'completed' AS part
+  FROM history WHERE state = 'completed'
+UNION ALL
+SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
+       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
+       backoff, keep, progress, tags, errors, logs, 'troubled' AS part
+  FROM history INDEXED BY history_troubled WHERE state <> 'completed';
+
+CREATE TABLE keys (
+    key        TEXT PRIMARY KEY,
+    job        TEXT NOT NULL,
+    scope      TEXT NOT NULL,
+    expires_at REAL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX keys_expiry ON keys (expires_at) WHERE expires_at IS NOT NULL;
+
+CREATE INDEX keys_job ON keys (job);
+
+CREATE TABLE lanes (
+    lane    INTEGER PRIMARY KEY,
+    queue   TEXT    NOT NULL,
+    task    TEXT    NOT NULL,
+    grp     TEXT    NOT NULL,
+    ready   INTEGER NOT NULL,
+    used_at REAL    NOT NULL,
+    UNIQUE (queue, task, grp)
+) STRICT;
+
+CREATE INDEX lanes_idle ON lanes (used_at) WHERE NOT ready;
+
+CREATE INDEX lanes_ready ON lanes (queue, task) WHERE ready;
+
+CREATE TABLE live (
+    seq              INTEGER PRIMARY KEY,
+    id               TEXT    NOT NULL UNIQUE,
+    task             TEXT    NOT NULL,
+    queue            TEXT    NOT NULL,
+    grp              TEXT    NOT NULL,
+    state            TEXT    NOT NULL,
+    ordering         TEXT    NOT NULL,
+    reason           TEXT,
+    settled          TEXT,
+    payload          TEXT    NOT NULL,
+    priority         INTEGER NOT NULL,
+    place            INTEGER,
+    run_at           REAL,
+    attempts         INTEGER NOT NULL,
+    max_attempts     INTEGER NOT NULL,
+    releases         INTEGER NOT NULL,
+    crashes          INTEGER NOT NULL,
+    max_crashes      INTEGER NOT NULL,
+    open_children    INTEGER NOT NULL,
+    timeout          REAL,
+    deadline         REAL,
+    fence            INTEGER NOT NULL,
+    worker           TEXT,
+    lease_until      REAL,
+    cancel_requested INTEGER NOT NULL,
+    result           TEXT,
+    metadata         TEXT,
+    created_at       REAL    NOT NULL,
+    updated_at       REAL    NOT NULL,
+    claimed_at       REAL,
+    started_at       REAL,
+    finished_at      REAL,
+    expires_at       REAL,
+    backoff          TEXT,
+    keep             TEXT,
+    progress         TEXT,
+    tags             TEXT,
+    errors           TEXT,
+    logs             TEXT,
+    lane             INTEGER
+) STRICT;
+
+CREATE INDEX live_canceling ON live (worker) WHERE cancel_requested;
+
+CREATE INDEX live_deadline ON live (deadline)
+    WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
+
+CREATE INDEX live_due ON live (run_at) WHERE state = 'scheduled';
+
+CREATE INDEX live_leased ON live (lease_until) WHERE state IN ('claimed', 'running');
+
+CREATE UNIQUE INDEX live_ready ON live (lane, priority, place) WHERE state = 'waiting';
+
+CREATE TABLE migrations (
+    number     INTEGER PRIMARY KEY,
+    name       TEXT NOT NULL,
+    applied_at REAL NOT NULL
+) STRICT;
+
+CREATE TABLE store (
+    only     INTEGER PRIMARY KEY CHECK (only = 1),
+    identity TEXT    NOT NULL,
+    number   INTEGER NOT NULL DEFAULT 0,
+    now      REAL    NOT NULL DEFAULT 0,
+    folded   INTEGER NOT NULL DEFAULT 0,
+    events   INTEGER NOT NULL DEFAULT 0
+) STRICT;
+
+CREATE TABLE totals (
+    queue TEXT    NOT NULL,
+    task  TEXT    NOT NULL,
+    name  TEXT    NOT NULL,
+    value INTEGER NOT NULL,
+    PRIMARY KEY (queue, task, name)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE workers (
+    worker  TEXT PRIMARY KEY,
+    seen_at REAL NOT NULL,
+    beat    TEXT NOT NULL
+) STRICT, WITHOUT ROWID;

@@ -1,0 +1,50 @@
+"""Memory and SQLite pass the suite every store passes."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from errandry.clock import Clock
+from errandry.store.contract import Bounds, Store
+from errandry.store.memory import MemoryStore
+from errandry.store.sqlite.driver import SqliteStore
+from errandry.testing.conformance import Conformance, MakeStore
+
+STORES: Mapping[str, Callable[[Path, Clock, Bounds], Store]] = {
+    "memory": lambda _, clock, bounds: MemoryStore(clock, bounds),
+    "sqlite": SqliteStore,
+}
+
+
+@pytest.fixture(params=list(STORES))
+async def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MakeStore]:
+    opened: list[Store] = []
+
+    async def make(clock: Clock, bounds: Bounds) -> Store:
+        store = STORES[request.param](tmp_path / f"{len(opened)}.db", clock, bounds)
+        await store.open()
+        opened.append(store)
+        return store
+
+    yield make
+    for store in opened:
+        await store.close()
+
+
+class TestConformance(Conformance):
+    """The whole suite, on each of them."""
+
+
+def test_no_area_of_the_suite_hides_a_test_of_another() -> None:
+    areas = [area for area in Conformance.__mro__ if area.__module__.startswith("errandry.testing")]
+    tests = [name for area in areas for name in vars(area) if name.startswith("test")]
+
+    assert sorted(tests) == sorted(set(tests))
+    assert len(tests) > 100
+
+
+@pytest.mark.parametrize("name", ["test_a_new_store_is_empty", "store", "pytestmark"])
+def test_a_store_cannot_change_the_suite(name: str) -> None:
+    with pytest.raises(TypeError, match=f"changes {name}"):
+        type("TestLenient", (Conformance,), {name: None})

@@ -1,0 +1,752 @@
+"""The engine: real threads and real loops. Events and barriers decide who comes first, never a sleep."""
+
+import asyncio
+import copy
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from errandry.core.command import (
+    WRITTEN,
+    Answer,
+    Cancel,
+    Claim,
+    Command,
+    Complete,
+    Insert,
+    Inserted,
+    Note,
+    Ref,
+    Renew,
+    Settle,
+    Upkeep,
+)
+from errandry.core.job import NewJob
+from errandry.errors import ReplyLost, SchemaTooNew, StoreClosed, UnknownJob
+from errandry.store.contract import RANK
+from errandry.store.engine import Engine
+from errandry.store.memory import MemoryStore
+
+T = TypeVar("T")
+
+
+class Threaded(MemoryStore):
+    """A memory store that blocks its thread when held, and notes passes and threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes: list[list[Command]] = []
+        self.threads: set[int] = set()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    async def open(self) -> None:
+        self.threads.add(threading.get_ident())
+        self.loop = asyncio.get_running_loop()
+        await super().open()
+
+    async def close(self) -> None:
+        self.threads.add(threading.get_ident())
+        await super().close()
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        self.threads.add(threading.get_ident())
+        self.passes.append(list(commands))
+        self.entered.set()
+        self.gate.wait()  # as a store may
+        return await super().commit(commands)
+
+
+class Stuck(Threaded):
+    """Its commits never return, but can be canceled."""
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        self.entered.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def insert(*ids: str) -> Insert:
+    return Insert(tuple(NewJob(id=one, task="task", payload="{}") for one in ids))
+
+
+async def outcomes(*submits: Awaitable[Any]) -> list[Any]:
+    return await asyncio.gather(*submits, return_exceptions=True)
+
+
+def in_threads(*targets: Callable[[], T]) -> list[T | BaseException]:
+    """Run each in a thread of its own, all from the same moment, and give what they returned or raised."""
+    results: list[T | BaseException] = [AssertionError("it never ended")] * len(targets)
+    barrier = threading.Barrier(len(targets))
+
+    def run(number: int) -> None:
+        barrier.wait()
+        try:
+            results[number] = targets[number]()
+        except BaseException as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(targets))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.fixture
+def impatient_threads() -> Iterator[None]:
+    """Threads take turns a thousand times more often, so that races show."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(5e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+# One thread.
+
+
+async def test_the_store_is_touched_on_one_thread_only_which_ends() -> None:
+    store = Threaded()
+    async with Engine(store) as engine:
+        await engine.submit(insert("a"))
+        await asyncio.to_thread(engine.submit_sync, insert("b"))
+        where = await engine.call(thread_of_the_caller)
+
+    assert store.threads == {where}
+    assert where != threading.get_ident()
+    assert where not in {thread.ident for thread in threading.enumerate()}
+
+
+async def thread_of_the_caller() -> int:
+    return threading.get_ident()
+
+
+async def endless() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_first_use_starts_it() -> None:
+    store = Threaded()
+    engine = Engine(store)
+
+    assert await engine.submit(insert("a")) == Inserted(("a",))
+    [job] = await engine.call(store.get, ["a"])
+    assert job is not None
+    await engine.stop()
+
+
+def test_first_use_from_many_threads_starts_it_once() -> None:
+    store = Threaded()
+    engine = Engine(store)
+
+    answers = in_threads(*[lambda n=n: engine.submit_sync(insert(str(n))) for n in range(8)])
+
+    assert answers == [Inserted((str(n),)) for n in range(8)]
+    assert len(store.threads) == 1
+    engine.stop_sync()
+
+
+class Slow(Threaded):
+    """Opening takes until `go`, and fails with what is in `errors`."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__()
+        self.errors = list(errors)
+        self.opening, self.go = threading.Event(), asyncio.Event()
+        self.opened = False
+
+    async def open(self) -> None:
+        await super().open()
+        self.opening.set()
+        await self.go.wait()
+        if self.errors:
+            raise self.errors.pop()
+        self.opened = True
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        assert self.opened
+        return await super().commit(commands)
+
+    def let_go(self) -> None:
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(self.go.set)
+
+
+async def test_nothing_is_written_before_the_store_is_open() -> None:
+    engine = Engine(store := Slow())
+    tasks = [asyncio.create_task(engine.submit(insert(one))) for one in "ab"]
+    await asyncio.to_thread(store.opening.wait)
+    tasks[0].cancel()
+    await outcomes(tasks[0])
+
+    assert engine.stats().waiting + engine.stats().pending_rows > 0
+    store.let_go()
+
+    assert await tasks[1] == Inserted(("b",))
+    assert store.passes == [[insert("b")]]
+    await engine.stop()
+
+
+async def test_a_store_that_does_not_open_is_an_error_for_all_and_tried_again_by_the_next() -> None:
+    engine = Engine(store := Slow(SchemaTooNew("file", "version 9")))
+    calls = [engine.submit(insert("a")), engine.start(), engine.start(), engine.call(thread_of_the_caller)]
+    tasks = [asyncio.create_task(call) for call in calls]
+    tasks += [asyncio.create_task(asyncio.to_thread(engine.submit_sync, insert("b")))]
+    await asyncio.to_thread(store.opening.wait)
+    await handed_in(engine, 2)
+    store.let_go()
+
+    errors = await outcomes(*tasks)
+
+    assert [type(error) for error in errors] == [SchemaTooNew] * 5
+    assert len({id(error) for error in errors}) == 5
+    assert await engine.submit(insert("c")) == Inserted(("c",))
+    await engine.stop()
+
+
+async def test_one_who_stops_waiting_for_the_start_does_not_stop_the_others() -> None:
+    engine = Engine(store := Slow())
+    impatient, patient = (asyncio.create_task(engine.start()) for _ in range(2))
+    await asyncio.to_thread(store.opening.wait)
+
+    impatient.cancel()
+    await outcomes(impatient)
+    store.let_go()
+
+    assert await outcomes(patient) == [None]
+    await engine.stop()
+
+
+# Hand-over.
+
+
+def counted(loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every hop to `loop` from now on."""
+    hops: list[str] = []
+    hop = loop.call_soon_threadsafe
+
+    def counting(callback: Callable[..., object], *args: Any, **options: Any) -> asyncio.Handle:
+        hops.append(getattr(callback, "__name__", ""))
+        return hop(callback, *args, **options)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
+    return hops
+
+
+async def test_a_pass_of_a_hundred_takes_one_hop_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Threaded()
+    async with Engine(store) as engine:
+        assert store.loop is not None
+        there = counted(store.loop, monkeypatch)
+        back = counted(asyncio.get_running_loop(), monkeypatch)
+
+        await asyncio.gather(*[engine.submit(insert(str(n))) for n in range(100)])
+
+        assert len(there) <= 1
+        assert len(back) == 1
+        assert [len(one) for one in store.passes] == [100]
+
+
+async def test_a_busy_engine_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Threaded()
+    async with Engine(store) as engine:
+        assert store.loop is not None
+        store.gate.clear()
+        tasks = [asyncio.create_task(engine.submit(insert("first")))]
+        await asyncio.to_thread(store.entered.wait)
+        there = counted(store.loop, monkeypatch)
+
+        tasks += [asyncio.create_task(engine.submit(insert(str(n)))) for n in range(10)]
+        await handed_in(engine, 10)
+        await asyncio.to_thread(store.gate.set)
+        await asyncio.gather(*tasks)
+
+        assert there == []
+        assert [len(one) for one in store.passes] == [1, 10]
+
+
+async def handed_in(engine: Engine, commands: int) -> None:
+    """Return when so many commands wait for an engine that is held up."""
+    while engine.stats().waiting < commands:  # noqa: ASYNC110 - each round hands in what was submitted
+        await asyncio.sleep(0)
+
+
+async def test_a_callers_loop_that_was_closed_does_not_hurt_the_others() -> None:
+    store = Threaded()
+    async with Engine(store) as engine:
+        store.gate.clear()
+        first = asyncio.create_task(engine.submit(insert("first")))
+        await asyncio.to_thread(store.entered.wait)
+
+        def come_and_go() -> None:
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(submit_and_leave(engine))
+            loop.close()
+
+        [gone] = await asyncio.to_thread(in_threads, come_and_go)
+        second = asyncio.create_task(engine.submit(insert("second")))
+        await handed_in(engine, 2)
+        store.gate.set()
+
+        assert gone is None
+        assert await outcomes(first, second) == [Inserted(("first",)), Inserted(("second",))]
+        assert store.passes[1] == [insert("gone"), insert("second")]
+    LEFT.pop().close()
+
+
+async def submit_and_leave(engine: Engine) -> None:
+    submit = engine.submit(insert("gone"))
+    submit.send(None)  # as far as waiting for its answer, and never any further
+    LEFT.append(submit)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+LEFT: list[Coroutine[Any, Any, Answer]] = []
+"""Kept from being collected, which would end its wait."""
+
+
+# Threads without a loop.
+
+
+def test_a_thread_submits_and_is_raised_errors() -> None:
+    class Refusing(Threaded):
+        async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+            return [UnknownJob("x") if isinstance(command, Cancel) else WRITTEN for command in commands]
+
+    engine = Engine(Refusing())
+
+    assert engine.submit_sync(insert("a")) is WRITTEN
+    with pytest.raises(UnknownJob):
+        engine.submit_sync(Cancel(ids=("x",)))
+    engine.stop_sync()
+
+
+def test_a_thread_that_stops_waiting_leaves_the_command_to_be_written() -> None:
+    store = Threaded()
+    engine = Engine(store)
+    engine.start_sync()
+    store.gate.clear()
+
+    with pytest.raises(TimeoutError):
+        engine.submit_sync(insert("a"), timeout=0.01)
+    store.gate.set()
+
+    assert engine.submit_sync(insert("b")) == Inserted(("b",))
+    assert store.passes == [[insert("a")], [insert("b")]]
+    engine.stop_sync()
+
+
+async def test_waiting_on_the_engines_own_thread_is_refused() -> None:
+    store = Threaded()
+    async with Engine(store) as engine:
+
+        async def submit() -> None:
+            engine.submit_sync(insert("a"))
+
+        async def read() -> None:
+            engine.call_sync(store.counts)
+
+        errors = await outcomes(engine.call(submit), engine.call(read))
+
+    assert [type(error) for error in errors] == [RuntimeError, RuntimeError]
+
+
+# Calls.
+
+
+async def test_calls_run_where_the_store_lives_and_raise_what_it_raises() -> None:
+    store = Threaded()
+    async with Engine(store) as engine:
+
+        async def nested() -> int:
+            return await engine.call(thread_of_the_caller)
+
+        async def fails(what: str) -> None:
+            raise UnknownJob(what)
+
+        assert {await engine.call(nested)} == store.threads
+        assert await asyncio.to_thread(engine.call_sync, thread_of_the_caller) in store.threads
+        with pytest.raises(UnknownJob, match="nothing"):
+            await engine.call(fails, "nothing")
+        with pytest.raises(UnknownJob, match="nothing"):
+            await asyncio.to_thread(engine.call_sync, fails, "nothing")
+
+
+async def test_a_call_is_canceled_with_its_caller() -> None:
+    running, canceled = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            canceled.set()
+
+    async with Engine(Threaded()) as engine:
+        task = asyncio.create_task(engine.call(wait))
+        await asyncio.to_thread(running.wait)
+        task.cancel()
+        [outcome] = await outcomes(task)
+        assert isinstance(outcome, asyncio.CancelledError)
+        assert await asyncio.to_thread(canceled.wait, 60)
+
+        canceled.clear()
+        with pytest.raises(TimeoutError):
+            await asyncio.to_thread(engine.call_sync, wait, timeout=0.01)
+        assert await asyncio.to_thread(canceled.wait, 60)
+
+
+async def test_reads_are_not_kept_waiting_by_an_endless_row_of_passes() -> None:
+    class Endless(MemoryStore):
+        """Whenever a pass ends, more is waiting."""
+
+        async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+            while not enough.is_set() and engine.stats().waiting + engine.stats().pending_rows < 2:
+                pass
+            return [WRITTEN] * len(commands)
+
+    def feed() -> None:
+        while not enough.is_set():
+            engine.submit_sync(Upkeep())
+
+    enough = threading.Event()
+    async with Engine(Endless()) as engine:
+        feeders = [asyncio.create_task(asyncio.to_thread(feed)) for _ in range(2)]
+        try:
+            assert await asyncio.wait_for(engine.call(thread_of_the_caller), 60) != threading.get_ident()
+        finally:
+            enough.set()
+        await asyncio.gather(*feeders)
+
+
+# Stopping.
+
+
+async def test_stopping_writes_what_loops_and_threads_had_handed_in() -> None:
+    store = Threaded()
+    engine = Engine(store)
+    await engine.start()
+    store.gate.clear()
+    tasks = [asyncio.create_task(engine.submit(insert("first")))]
+    await asyncio.to_thread(store.entered.wait)
+    tasks += [asyncio.create_task(engine.submit(insert(str(n)))) for n in range(5)]
+    tasks += [asyncio.create_task(asyncio.to_thread(engine.submit_sync, insert("thread")))]
+    await handed_in(engine, 6)
+
+    stopping = asyncio.create_task(engine.stop())
+    await asyncio.sleep(0)
+    store.gate.set()
+    await stopping
+
+    assert {type(answer) for answer in await outcomes(*tasks)} == {Inserted}
+    for late in (engine.submit(insert("late")), engine.call(store.counts), engine.start()):
+        with pytest.raises(StoreClosed):
+            await late
+    with pytest.raises(StoreClosed):
+        engine.submit_sync(insert("late"))
+    await engine.stop()
+
+
+async def test_stopping_what_never_started_is_nothing() -> None:
+    store = Threaded()
+    engine = Engine(store)
+
+    await engine.stop()
+    engine.stop_sync()
+
+    assert store.threads == set()
+    with pytest.raises(StoreClosed):
+        await engine.submit(insert("a"))
+
+
+async def test_stopping_in_time_refuses_what_was_not_written_and_calls_under_way() -> None:
+    store = Stuck()
+    engine = Engine(store)
+    await engine.start()
+    writing = asyncio.create_task(engine.submit(insert("a")))
+    await asyncio.to_thread(store.entered.wait)
+    thread = asyncio.create_task(asyncio.to_thread(engine.submit_sync, insert("b")))
+    await handed_in(engine, 1)
+    calling = asyncio.create_task(engine.call(endless))
+    called = asyncio.create_task(asyncio.to_thread(engine.call_sync, endless))
+
+    await engine.stop(timeout=0)
+
+    answers = await outcomes(writing, thread, calling, called)
+    assert [type(answer) for answer in answers] == [ReplyLost, StoreClosed, StoreClosed, StoreClosed]
+
+
+async def test_a_second_stop_may_be_less_patient() -> None:
+    store = Stuck()
+    engine = Engine(store)
+    writing = asyncio.create_task(engine.submit(insert("a")))
+    await asyncio.to_thread(store.entered.wait)
+    patient = asyncio.create_task(engine.stop())
+    await asyncio.sleep(0)
+
+    await asyncio.to_thread(engine.stop_sync, 0)
+    await patient
+
+    assert [type(answer) for answer in await outcomes(writing)] == [ReplyLost]
+
+
+async def test_an_engine_whose_thread_was_ended_by_the_store_leaves_nobody_waiting() -> None:
+    class Exiting(Threaded):
+        async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+            raise SystemExit(3)
+
+    engine = Engine(Exiting())
+
+    first = await outcomes(engine.submit(insert("a")))
+    second = await outcomes(engine.submit(insert("b")), engine.call(thread_of_the_caller))
+
+    assert [type(answer) for answer in first + second] == [ReplyLost, StoreClosed, StoreClosed]
+    with pytest.raises(SystemExit):
+        await engine.stop()
+
+
+@pytest.mark.usefixtures("impatient_threads")
+@pytest.mark.parametrize("seed", range(10))
+def test_whenever_it_is_stopped_nobody_is_left_waiting_and_nothing_acknowledged_is_missing(seed: int) -> None:
+    engine = Engine(store := Threaded())
+    engine.start_sync()
+    delay = random.Random(seed).randrange(400)
+
+    def stop() -> list[Answer]:
+        for _ in range(delay):
+            engine.stats()
+        engine.stop_sync()
+        return []
+
+    def submit_all(name: str) -> list[Answer]:
+        answers: list[Answer] = []
+        for number in range(10_000):
+            try:
+                answers.append(engine.submit_sync(insert(f"{name}-{number}")))
+            except StoreClosed:
+                break
+        return answers
+
+    def loop_submit_all() -> list[Answer]:
+        async def chain(name: str) -> list[Answer]:
+            answers: list[Answer] = []
+            for number in range(10_000):
+                try:
+                    answers.append(await engine.submit(insert(f"{name}-{number}")))
+                except StoreClosed:
+                    break
+            return answers
+
+        async def all_chains() -> list[Answer]:
+            return [one for each in await asyncio.gather(*map(chain, "abcde")) for one in each]
+
+        return asyncio.run(all_chains())
+
+    results = in_threads(stop, lambda: submit_all("x"), lambda: submit_all("y"), loop_submit_all)
+
+    answers = [answer for each in results if isinstance(each, list) for answer in each]
+    assert [each for each in results if isinstance(each, BaseException)] == []
+    written = {command.jobs[0].id for one in store.passes for command in one if isinstance(command, Insert)}
+    assert {one for answer in answers if isinstance(answer, Inserted) for one in answer.ids} <= written
+
+
+# Fork.
+
+FORKING = """
+import asyncio, os, sys, threading
+from errandry.core.command import Insert
+from errandry.core.job import NewJob
+from errandry.store.engine import Engine
+from errandry.store.memory import MemoryStore
+
+class Held(MemoryStore):
+    passes, entered, gate = [], threading.Event(), threading.Event()
+    async def commit(self, commands):
+        self.passes.append([job.id for command in commands for job in command.jobs])
+        self.entered.set()
+        if os.getpid() == PARENT:
+            self.gate.wait()
+        return await super().commit(commands)
+
+def insert(one):
+    return Insert((NewJob(id=one, task="task", payload="{}"),))
+
+PARENT = os.getpid()
+store = Held()
+engine = Engine(store)
+engine.start_sync()
+threads = [threading.Thread(target=engine.submit_sync, args=(insert("parent"),))]
+threads[0].start()
+store.entered.wait()
+threads.append(threading.Thread(target=engine.submit_sync, args=(insert("behind"),)))
+threads[1].start()
+while engine.stats().waiting < 1:
+    pass
+engine._lock.acquire()  # as if another thread were just starting something
+child = os.fork()
+if not child:
+    store.passes.clear()
+    assert engine.stats().passes == 0
+    engine.submit_sync(insert("child"), timeout=60)
+    asyncio.run(engine.submit(insert("again")))
+    assert engine.call_sync(store.counts, timeout=60)["default"]["waiting"] == 2
+    engine.stop_sync(timeout=60)
+    assert store.passes == [["child"], ["again"]], store.passes
+    os._exit(0)
+engine._lock.release()
+_, status = os.waitpid(child, 0)
+store.gate.set()
+for thread in threads:
+    thread.join()
+engine.stop_sync()
+assert store.passes == [["parent"], ["behind"]], store.passes
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_the_child_of_a_fork_starts_anew_with_nothing_pending() -> None:
+    python = [sys.executable, "-W", "ignore::DeprecationWarning"]  # threads and forks do not mix well: indeed
+
+    run = subprocess.run([*python, "-c", FORKING], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+# Everything at once.
+
+names = st.sampled_from("abc")
+commands = st.one_of(
+    st.builds(insert, names),
+    st.builds(lambda one: Settle(Ref(one, 1), Complete()), names),
+    st.builds(lambda one: Note(Ref(one, 1)), names),
+    st.lists(names, min_size=1, max_size=3, unique=True).map(
+        lambda ids: Renew(tuple(Ref(one, 1) for one in ids))
+    ),
+    st.lists(names, min_size=1, max_size=3, unique=True).map(lambda ids: Cancel(ids=tuple(ids))),
+    st.builds(lambda one: Claim(worker=one, nonce="n"), names),
+)
+programs = st.lists(commands, max_size=15)
+
+
+class Noting(MemoryStore):
+    """Answers each command with its identity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes: list[list[Command]] = []
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        self.passes.append(list(commands))
+        return [named(command) for command in commands]
+
+
+def named(command: Command) -> Answer:
+    return Inserted((str(id(command)),))
+
+
+def keys(command: Command) -> set[str]:
+    """What a command is about, said once more and differently."""
+    match command:
+        case Insert():
+            return {job.id for job in command.jobs}
+        case Settle() | Note():
+            return {command.ref.job}
+        case Renew():
+            return {ref.job for ref in command.refs}
+        case Cancel():
+            return set(command.ids)
+        case Claim():
+            return {f"worker {command.worker}"}
+        case _:
+            raise AssertionError(command)
+
+
+@settings(deadline=None, max_examples=40)
+@given(loops=st.lists(programs, min_size=2, max_size=2), threads=st.lists(programs, min_size=2, max_size=2))
+def test_any_commands_from_loops_and_threads_keep_the_rules(
+    loops: list[list[Command]], threads: list[list[Command]]
+) -> None:
+    store = Noting()
+    engine = Engine(store)
+    # Objects of their own, so that equal commands can be told apart.
+    programs = [[copy.copy(command) for command in program] for program in (*loops, *threads)]
+
+    def on_a_loop(program: list[Command]) -> list[Answer]:
+        async def all_together() -> list[Answer]:
+            return await asyncio.gather(*[engine.submit(command) for command in program])
+
+        return asyncio.run(all_together())
+
+    def on_a_thread(program: list[Command]) -> list[Answer]:
+        return [engine.submit_sync(command) for command in program]
+
+    answers = in_threads(
+        *[lambda program=program: on_a_loop(program) for program in programs[:2]],
+        *[lambda program=program: on_a_thread(program) for program in programs[2:]],
+    )
+    engine.stop_sync()
+
+    assert answers == [[named(command) for command in program] for program in programs]
+    handed = [id(command) for program in programs for command in program]
+    assert Counter(id(command) for each in store.passes for command in each) == Counter(handed)
+    place = {id(command): number for number, each in enumerate(store.passes) for command in each}
+    for each in store.passes:
+        held = [key for command in each for key in keys(command)]
+        assert len(held) == len(set(held))
+        assert [RANK[type(command)] for command in each] == sorted(RANK[type(command)] for command in each)
+    for program in programs:
+        for key in {key for command in program for key in keys(command)}:
+            places = [place[id(command)] for command in program if key in keys(command)]
+            assert places == sorted(set(places))
+
+
+@pytest.mark.usefixtures("impatient_threads")
+def test_no_wake_up_is_lost() -> None:
+    """Each round lets the engine fall idle just as others hand in; one lost wake-up and this hangs."""
+    engine = Engine(Noting())
+
+    def rounds() -> int:
+        return sum(engine.submit_sync(Upkeep()) is not None for _ in range(300))
+
+    def loop_rounds() -> int:
+        async def run() -> int:
+            return sum([await engine.submit(Upkeep()) is not None for _ in range(300)])
+
+        return asyncio.run(run())
+
+    counts = in_threads(rounds, rounds, loop_rounds, loop_rounds)
+    engine.stop_sync()
+
+    assert counts == [300] * 4
+
+
+@pytest.mark.parametrize("store", [Noting, MemoryStore])
+async def test_throughput_of_a_hundred_coroutines(store: type[MemoryStore]) -> None:
+    """Prints a figure (`pytest -s`); asserts only that passes have formed."""
+    jobs = iter([insert(f"{n:032}") for n in range(5_000)])
+
+    async def insert_some(engine: Engine) -> None:
+        for job in jobs:
+            await engine.submit(job)
+
+    async with Engine(store()) as engine:
+        began = time.perf_counter()
+        await asyncio.gather(*[insert_some(engine) for _ in range(100)])
+        took = time.perf_counter() - began
+
+    print(f"100 coroutines, single inserts, {store.__name__}: {5_000 / took:,.0f}/s")  # noqa: T201
+    assert engine.stats().commands == 5_000
+    assert engine.stats().passes <= 100
