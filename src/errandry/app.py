@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack,
 
 from errandry.client import Client, Gate
 from errandry.clock import Clock
-from errandry.codec import Codec, from_json
+from errandry.codec import About, Codec, from_json
 from errandry.context import JobContext
 from errandry.core.command import GateKind
 from errandry.core.job import Job as Record
@@ -61,10 +61,15 @@ class Errandry(Client):
         codec: Codec | None = None,
         bounds: Bounds | None = None,
     ) -> None:
-        if store is not None and url is not None:
-            raise InvalidValue("url", url, "give either a url or a store")
-        self.url = url or os.environ.get("ERRANDRY_URL") or DEFAULT
-        super().__init__(store or store_at(self.url, clock, bounds), clock, codec)
+        if store is not None and (url is not None or bounds is not None):
+            raise InvalidValue(
+                "store", type(store).__name__, "is given, so a url or bounds would have no effect"
+            )
+        if store is None:
+            url = (os.environ.get("ERRANDRY_URL") or DEFAULT) if url is None else url
+            store = store_at(url, clock, bounds)
+        self.url = url
+        super().__init__(store, clock, codec)
         self.tasks: dict[str, Task[..., Any]] = {}
         self.backoffs: dict[str, Delay] = {}
         self.middlewares: list[Middleware] = []
@@ -122,11 +127,11 @@ class Errandry(Client):
 
     async def enqueue_many(self, requests: list[Request[Any]]) -> list[Job[Any]]:
         """All of these, or none, in one write: `jobs.enqueue_many([send.new(to=a), send.new(to=b)])`."""
-        return await self._kept(self._hooked(requests))
+        return await self._kept(self._hooked(requests)) if requests else []
 
     def enqueue_many_sync(self, requests: list[Request[Any]]) -> list[Job[Any]]:
         """`enqueue_many` for code without an event loop."""
-        return self.sync.run(self._kept, self._hooked(requests))
+        return self.sync.run(self._kept, self._hooked(requests)) if requests else []
 
     async def get(self, job_id: str) -> Job[Any]:
         """The job with this id; UnknownJob if there is none."""
@@ -137,7 +142,7 @@ class Errandry(Client):
         return Gate(self, GateKind.TASK, name)
 
     async def __aenter__(self) -> Self:
-        await self.engine.start()
+        await self.open()
         return self
 
     async def __aexit__(
@@ -148,22 +153,34 @@ class Errandry(Client):
     def _hooked(self, requests: list[Request[Any]]) -> list[NewJob]:
         jobs = [request.job for request in requests]
         for hook in self._hooks:
-            jobs = [hook(job) for job in jobs]
+            jobs = [_returned(hook, hook(job)) for job in jobs]
         return jobs
+
+    def _document(self, record: Record, field: str, value: Any) -> str:
+        task = self.tasks.get(record.task)
+        if task is None or field != "payload":
+            return super()._document(record, field, value)
+        text = task.signature.write((), dict(value))
+        return self.codec.seal(text, About(record.id, record.task, field))
 
     async def _kept(self, jobs: list[NewJob]) -> list[Job[Any]]:
         inserted = await self.insert(jobs)
         now = self.clock.time()
-        fresh = {job.id: created(job, 0, now) for job in jobs if job.id not in inserted.existed}
-        known = [job_id for job_id in inserted.ids if job_id in inserted.existed]
-        if known:
-            found = await self.engine.call(self.store.get, known)
-            fresh |= {record.id: record for record in found if record is not None}
-        return [self._handle(fresh[job.id]) for job in jobs if job.id in fresh]
+        records = {job.id: created(job, 0, now) for job in jobs}
+        if inserted.existed:
+            found = await self.engine.call(self.store.get, list(inserted.existed))
+            records |= {record.id: record for record in found if record is not None}
+        return [self._handle(record) for record in records.values()]
 
     def _handle(self, record: Record) -> Job[Any]:
         task = self.tasks.get(record.task)
         return Job(self, record, task.signature.read_result if task else from_json)
+
+
+def _returned(hook: Hook, job: NewJob) -> NewJob:
+    if not isinstance(job, NewJob):
+        raise InvalidValue("on_enqueue", job, f"{hook!r} must return the job it was given, or another")
+    return job
 
 
 def _is_redefinition(known: Task[..., Any], task: Task[..., Any]) -> bool:

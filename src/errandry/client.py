@@ -1,13 +1,16 @@
 """What can be asked of a store and done to its jobs, from any loop or thread."""
 
+import asyncio
 import builtins
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
 from errandry.clock import Clock, SystemClock
-from errandry.codec import Codec, PlainCodec, to_json
+from errandry.codec import About, Codec, PlainCodec, to_json
 from errandry.core.command import (
     Cancel,
     Command,
@@ -27,13 +30,13 @@ from errandry.core.command import (
 )
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
-from errandry.core.query import Query, parse
+from errandry.core.query import parse
 from errandry.core.state import State
-from errandry.errors import CommandFailed, UnknownJob
-from errandry.options import job_fields
+from errandry.errors import CommandFailed, InvalidValue, UnknownJob
+from errandry.options import Moment, Span, job_fields, one_of
 from errandry.store.contract import Happened, QueueInfo, Store, WorkerInfo
 from errandry.store.engine import Engine
-from errandry.waiting import PATIENCE, Waiting
+from errandry.waiting import PAGE, PATIENCE, Waiting
 
 A = TypeVar("A")
 
@@ -53,17 +56,42 @@ class Client:
     """
 
     def __init__(self, store: Store, clock: Clock | None = None, codec: Codec | None = None) -> None:
-        self.clock, self.codec = clock or SystemClock(), codec or PlainCodec()
-        self.engine = Engine(store, clock=clock)
+        self.codec = codec or PlainCodec()
+        self.clock = clock or SystemClock()
+        self.engine = Engine(store, clock=self.clock)
+        self._closed = False
         self._waiting: Waiting | None = None
 
     @property
     def store(self) -> Store:
         return self.engine.store
 
+    async def open(self) -> None:
+        """Open the store now rather than on first use; also one that was closed."""
+        if self._closed:
+            self.engine, self._closed = Engine(self.store, clock=self.clock), False
+        await self.engine.start()
+
     async def close(self, timeout: float | None = None) -> None:
-        """Write what was accepted and let go of the store."""
-        await self.engine.stop(timeout)
+        """Write what was accepted and let go of the store. Only `open` opens it again."""
+        await self.retire().stop(timeout)
+
+    def retire(self) -> Engine:
+        """The engine, to be stopped; `open` makes a new one."""
+        self._closed = True
+        return self.engine
+
+    @contextmanager
+    def on(self, store: Store, clock: Clock | None = None) -> Iterator[None]:
+        """Work on another store while this lasts, as tests do. It is closed at the end."""
+        before = self.engine, self.clock, self._closed
+        self.clock = clock or SystemClock()
+        self.engine, self._closed = Engine(store, clock=self.clock), False
+        try:
+            yield
+        finally:
+            self.engine.stop_sync()
+            self.engine, self.clock, self._closed = before
 
     async def insert(self, jobs: builtins.list[NewJob]) -> Inserted:
         """All of these, or none. Returns when they are durable."""
@@ -81,8 +109,8 @@ class Client:
         return await self.engine.call(self._finished, job_id, timeout)
 
     async def _finished(self, job_id: str, timeout: float | None) -> Record | None:
-        if self._waiting is None:
-            self._waiting = Waiting(self.store)
+        if self._waiting is None or self._waiting.loop is not asyncio.get_running_loop():
+            self._waiting = Waiting(self.store)  # the engine was started anew: reopened, or after a fork
         return await self._waiting.finished(job_id, timeout)
 
     async def list(self, query: str = "", *, cursor: str | None = None, limit: int = 50) -> Listed:
@@ -113,11 +141,11 @@ class Client:
         cursor = after or await self.engine.call(self.store.head)
         while True:
             pulse = self.store.pulse()
-            page = await self.engine.call(self.store.events, cursor)
+            page = await self.engine.call(self.store.events, cursor, PAGE)
             for one in page.entries:
                 yield one
             cursor = page.cursor
-            if not page.entries:
+            if len(page.entries) < PAGE:
                 await self.engine.call(self.store.wake, pulse, PATIENCE)
 
     async def cancel(self, *ids: str, query: str | None = None, force: bool = False) -> Moved:
@@ -125,18 +153,43 @@ class Client:
         return await self._operate(Cancel, ids, query, force=force)
 
     async def rerun(
-        self, *ids: str, query: str | None = None, reset_attempts: bool = False, **when: Any
+        self,
+        *ids: str,
+        query: str | None = None,
+        reset_attempts: bool = False,
+        delay: Span | None = None,
+        run_at: Moment | None = None,
     ) -> Moved:
         """Run finished jobs again, now or after `delay` or at `run_at`."""
-        return await self._operate(Rerun, ids, query, reset_attempts=reset_attempts, **_when(when))
+        return await self._operate(
+            Rerun, ids, query, reset_attempts=reset_attempts, **_when(delay=delay, run_at=run_at)
+        )
 
-    async def edit(self, *ids: str, query: str | None = None, **changes: Any) -> Moved:
-        """Change payload, priority, run_at, max_attempts or tags of jobs no worker has taken yet."""
-        return await self._operate(Edit, ids, query, **_when(changes))
+    async def edit(
+        self,
+        *ids: str,
+        query: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+        run_at: Moment | None = None,
+        max_attempts: int | None = None,
+        tags: Sequence[str] | None = None,
+    ) -> Moved:
+        """Change what is given, all arguments together, in jobs no worker has taken yet."""
+        changes = {"priority": priority, "max_attempts": max_attempts, **_when(run_at=run_at, tags=tags)}
+        if arguments is None:
+            return await self._operate(Edit, ids, query, **changes)
+        return await self._operate_with(Edit, "payload", arguments, ids, query, **changes)
 
-    async def postpone(self, *ids: str, query: str | None = None, **when: Any) -> Moved:
+    async def postpone(
+        self,
+        *ids: str,
+        query: str | None = None,
+        delay: Span | None = None,
+        run_at: Moment | None = None,
+    ) -> Moved:
         """Run jobs later: after `delay` or at `run_at`."""
-        return await self._operate(Postpone, ids, query, **_when(when))
+        return await self._operate(Postpone, ids, query, **_when(delay=delay, run_at=run_at))
 
     async def promote(self, *ids: str, query: str | None = None) -> Moved:
         """Run scheduled jobs now."""
@@ -146,13 +199,15 @@ class Client:
         self,
         *ids: str,
         query: str | None = None,
-        state: str = "completed",
+        state: Literal["completed", "failed"] = "completed",
         result: Any = None,
         message: str = "",
     ) -> Moved:
         """Settle by hand jobs no worker has taken yet: completed with a result, or failed with a message."""
-        document = None if result is None else to_json("result", result)
-        return await self._operate(Resolve, ids, query, state=State(state), result=document, message=message)
+        settled = {"state": State(one_of("state", state, ("completed", "failed"))), "message": message}
+        if result is None:
+            return await self._operate(Resolve, ids, query, **settled)
+        return await self._operate_with(Resolve, "result", result, ids, query, **settled)
 
     async def remove(self, *ids: str, query: str | None = None, force: bool = False) -> Moved:
         """Delete the records; with `force`, of running jobs too."""
@@ -161,24 +216,37 @@ class Client:
     async def _operate(
         self, kind: type[OperatorCommand], ids: tuple[str, ...], query: str | None, **options: Any
     ) -> Moved:
-        if query is None:
-            moved = await self._submit(kind(ids=ids, **options), Moved)
-            if len(ids) == 1 and moved.refused:
-                raise moved.refused[0][1]
-            return moved
-        return await self._sliced(kind, parse(query), options)
+        whole, below, meant = Moved(), None, None if query is None else parse(query)
+        while True:  # by query, slice by slice
+            part = await self._submit(kind(ids=ids, query=meant, below=below, **options), Moved)
+            whole, below = _joined(whole, part), part.below
+            if below is None:
+                return _unless_refused(ids, whole)
 
-    async def _sliced(self, kind: type[OperatorCommand], query: Query, options: Mapping[str, Any]) -> Moved:
-        """The command for everything that matches, slice by slice."""
-        whole, below = Moved(), None
-        while True:
-            part = await self._submit(kind(query=query, below=below, **options), Moved)
-            whole = Moved(
-                whole.moved + part.moved, whole.already + part.already, whole.refused + part.refused
-            )
-            if part.below is None:
-                return whole
-            below = part.below
+    async def _operate_with(
+        self,
+        kind: type[Edit] | type[Resolve],
+        field: str,
+        value: Any,
+        ids: tuple[str, ...],
+        query: str | None,
+        **options: Any,
+    ) -> Moved:
+        """The command with a document in it, which a codec seals for one job and no other."""
+        if query is not None:
+            raise InvalidValue("query", query, "what is written into jobs is sealed for each: give their ids")
+        found = dict(zip(ids, await self.engine.call(self.store.get, ids), strict=True))
+        commands: list[Edit | Resolve] = []
+        for record in filter(None, found.values()):
+            options[field] = self._document(record, field, value)
+            commands.append(kind(ids=(record.id,), **options))
+        unknown = tuple((job_id, UnknownJob(job_id)) for job_id in found if found[job_id] is None)
+        parts = await asyncio.gather(*[self._submit(command, Moved) for command in commands])
+        return _unless_refused(ids, reduce(_joined, parts, Moved(refused=unknown)))
+
+    def _document(self, record: Record, field: str, value: Any) -> str:
+        """`value` as it is stored in that field of a job."""
+        return self.codec.seal(to_json(field, value), About(record.id, record.task, field))
 
     async def _submit(self, command: Command, expected: type[A]) -> A:
         answer = await self.engine.submit(command)
@@ -202,8 +270,17 @@ class Gate:
         return bool(await self._client.engine.submit(Resume(self._kind, self.name)) == "written")
 
 
-def _when(options: Mapping[str, Any]) -> dict[str, Any]:
-    """`delay` and `run_at` as people write them."""
-    read = job_fields({name: value for name, value in options.items() if name in ("delay", "run_at", "tags")})
-    chosen = {name: value for name, value in read.items() if name in options}
-    return {**options, **chosen}
+def _when(**options: Any) -> dict[str, Any]:
+    """`delay`, `run_at` and `tags` as people write them; what is None is left out."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return {name: value for name, value in job_fields(given).items() if name in given}
+
+
+def _joined(one: Moved, other: Moved) -> Moved:
+    return Moved(one.moved + other.moved, one.already + other.already, one.refused + other.refused)
+
+
+def _unless_refused(ids: tuple[str, ...], moved: Moved) -> Moved:
+    if len(ids) == 1 and moved.refused:
+        raise moved.refused[0][1]
+    return moved

@@ -85,8 +85,9 @@ class Job(Generic[R_co]):
         await self._app.cancel(self.id)
 
     async def rerun(self, *, reset_attempts: bool = False) -> None:
-        """Run it again once it has finished."""
+        """Run it again once it has finished; `result` then waits for what comes of that."""
         await self._app.rerun(self.id, reset_attempts=reset_attempts)
+        await self.refresh()
 
     def _value(self) -> Any:
         if self.record.result is None:

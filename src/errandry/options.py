@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from typing import Any, Literal, TypedDict
 
 from msgspec.structs import replace
@@ -59,18 +60,28 @@ class TaskOptions(JobOptions, total=False):
 
 def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as people write them, as the fields of a job."""
-    unknown = options.keys() - UseOptions.__annotations__.keys()
-    if unknown:
-        raise InvalidValue(min(unknown), options[min(unknown)], "is not an option of a job")
+    known(options, UseOptions)
+    if options.get("delay") is not None and options.get("run_at") is not None:
+        raise InvalidValue("run_at", options["run_at"], f"give either run_at or delay ({options['delay']})")
     fields: dict[str, Any] = {**options}
     for name, read in _READ.items():
-        if fields.get(name) is not None:
+        if name in fields and (fields[name] is not None or name not in _NONE):
             fields[name] = read(name, fields[name])
-    if "delay" in fields:
+    if fields.get("delay") is not None:
         fields["run_at"] = None
-    elif "run_at" in fields:
+    elif fields.get("run_at") is not None:
         fields["delay"] = None
     return fields
+
+
+def known(options: Mapping[str, Any], kind: type) -> None:
+    """Refuse what is not an option of this kind."""
+    names = tuple(kind.__annotations__)
+    for name, value in options.items():
+        if name not in names:
+            close = get_close_matches(name, names, 1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+            raise InvalidValue(name, value, f"is not an option here: {hint}")
 
 
 def moment(name: str, value: Moment) -> float:
@@ -96,27 +107,51 @@ def keep(name: str, value: Kept) -> Keep:
     if isinstance(value, Keep):
         return value
     if isinstance(value, Mapping):
-        return replace(Keep(), **{state: seconds(span, f"{name}.{state}") for state, span in value.items()})
+        states = {one_of(name, state, _KEPT): seconds(value[state], f"{name}.{state}") for state in value}
+        return replace(Keep(), **states)
     span = seconds(value, name)
     return Keep(span, span, span)
 
 
+def delay(name: str, value: Span) -> float:
+    if isinstance(value, datetime):
+        raise InvalidValue(name, value, "is a point in time, not a length: use run_at")
+    return seconds(value, name)
+
+
+def tags(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise InvalidValue(name, value, 'must be a list of names: tags=["nightly"]')
+    return check_tags(tuple(value))
+
+
+def metadata(name: str, value: Any) -> str:
+    if not isinstance(value, Mapping):
+        raise InvalidValue(name, value, 'must be a mapping: metadata={"tenant": 7}')
+    return codec.to_json(name, dict(value))
+
+
+_KEPT = ("completed", "failed", "canceled")
+_NONE = ("delay", "timeout", "run_at", "deadline", "backoff", "keep", "metadata")
+"""Where None means what is so without the option."""
 _READ: dict[str, Callable[[str, Any], Any]] = {
-    "delay": lambda name, value: seconds(value, name),
+    "delay": delay,
     "timeout": lambda name, value: seconds(value, name),
     "run_at": moment,
     "deadline": moment,
     "backoff": backoff,
     "keep": keep,
     "order": lambda name, value: Order(one_of(name, value, tuple(Order))),
-    "tags": lambda _, value: check_tags(tuple(value)),
-    "metadata": codec.to_json,
+    "group": lambda name, value: value if value == "" else check.name(name, value),
+    "tags": tags,
+    "metadata": metadata,
+    "id": check.name,
 }
 
 
-def one_of(name: str, value: Any, known: tuple[str, ...]) -> Any:
-    if value not in known:
-        raise InvalidValue(name, value, f"must be {' or '.join(known)}")
+def one_of(name: str, value: Any, choice: tuple[str, ...]) -> Any:
+    if value not in choice:
+        raise InvalidValue(name, value, f"must be {' or '.join(choice)}")
     return value
 
 

@@ -3,7 +3,8 @@
 import inspect
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -16,6 +17,7 @@ _NOT_BY_NAME = {
     inspect.Parameter.VAR_POSITIONAL: "takes any number of arguments",
     inspect.Parameter.VAR_KEYWORD: "takes any keyword",
 }
+_WRAPPED = (Union, UnionType, Annotated)
 
 
 class Signature:
@@ -23,64 +25,98 @@ class Signature:
 
     def __init__(self, task: str, function: Callable[..., Any]) -> None:
         self.task, self._function = task, function
-        for parameter in inspect.signature(function).parameters.values():
+        self._parameters = inspect.signature(function).parameters
+        for parameter in self._parameters.values():
             if parameter.kind in _NOT_BY_NAME:
                 why = f"{_NOT_BY_NAME[parameter.kind]}; a task's arguments are stored by name"
                 raise InvalidValue(f"task {task}", parameter.name, why)
 
     def write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The arguments as JSON text, checked: what is stored can be read again by this task."""
-        if len(args) > len(self._names):
-            raise InvalidArguments(self.task, f"{len(args)} given by position, it takes {len(self._names)}")
-        given = dict(zip(self._names, args, strict=False))
+        if len(args) > len(self._by_position):
+            takes = f"it takes {len(self._by_position)}"
+            raise InvalidArguments(self.task, f"{len(args)} are given by position, {takes}")
+        given = dict(zip(self._by_position, args, strict=False))
         if twice := given.keys() & kwargs.keys():
             raise InvalidArguments(self.task, f"{min(twice)} is given twice")
+        given |= kwargs
         try:
-            text = codec.to_json("arguments", given | kwargs)
+            text = codec.to_json("arguments", given)
         except InvalidValue as error:
-            raise InvalidArguments(self.task, error.why) from None
+            raise InvalidArguments(self.task, f"{error.why}{_place(given)}") from None
         self.read(text)
         return text
 
     def read(self, text: str) -> dict[str, Any]:
         """The arguments to call the handler with; InvalidArguments if it no longer takes them."""
+        reader = self._reader
         try:
-            values = self._reader(text)
+            values = reader(text)
         except msgspec.MsgspecError as error:
             raise InvalidArguments(self.task, str(error)) from None
+        except Exception as error:  # from the types' own checks
+            raise InvalidArguments(self.task, f"{type(error).__name__}: {error}") from error
         return {name: getattr(values, name) for name in self._names}
 
     def read_result(self, text: str) -> Any:
         """A result as the type the handler declares, or plain values where that does not fit."""
         try:
             return self._result_reader(text)
-        except msgspec.MsgspecError:
+        except Exception:
             return codec.from_json(text)
 
     @cached_property
     def context(self) -> str | None:
         """The parameter that wants the job's context."""
-        return next((name for name, kind in self._hints.items() if kind is JobContext), None)
+        return next((name for name in self._parameters if _is_context(self._hints.get(name))), None)
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
-        return get_type_hints(self._function, include_extras=True)
+        try:
+            return get_type_hints(self._function, include_extras=True)
+        except Exception as error:
+            why = f"its annotations cannot be read: {error}; what they name must be there at run time"
+            raise InvalidArguments(self.task, why) from error
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        names = inspect.signature(self._function).parameters
-        return tuple(name for name in names if name != self.context)
+        return tuple(name for name in self._parameters if name != self.context)
+
+    @cached_property
+    def _by_position(self) -> tuple[str, ...]:
+        by_name = inspect.Parameter.KEYWORD_ONLY
+        return tuple(name for name in self._names if self._parameters[name].kind is not by_name)
 
     @cached_property
     def _reader(self) -> Callable[[str], Any]:
-        parameters = inspect.signature(self._function).parameters
-        fields: list[Any] = []
-        for name in self._names:
-            field = (name, self._hints.get(name, Any))
-            default = parameters[name].default
-            fields.append(field if default is inspect.Parameter.empty else (*field, default))
-        return codec.reader(msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True))
+        fields = [self._field(name) for name in self._names]
+        try:
+            return codec.reader(
+                msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+            )
+        except TypeError as error:
+            raise InvalidArguments(self.task, f"its annotations cannot be checked: {error}") from None
+
+    def _field(self, name: str) -> tuple[str, Any] | tuple[str, Any, Any]:
+        kind, default = self._hints.get(name, Any), self._parameters[name].default
+        if default is inspect.Parameter.empty:
+            return name, kind
+        return name, kind, msgspec.field(default_factory=lambda: default)
 
     @cached_property
     def _result_reader(self) -> Callable[[str], Any]:
         return codec.reader(self._hints.get("return", Any))
+
+
+def _is_context(kind: Any) -> bool:
+    return kind is JobContext or (get_origin(kind) in _WRAPPED and JobContext in get_args(kind))
+
+
+def _place(given: dict[str, Any]) -> str:
+    """Which of the arguments cannot be written, said as msgspec says it."""
+    for name, value in given.items():
+        try:
+            codec.to_json(name, value)
+        except InvalidValue:
+            return f" - at `$.{name}`"
+    return ""

@@ -4,20 +4,23 @@ Every call runs the asynchronous one on the engine's thread and waits for it. Th
 """
 
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from errandry.client import Client, Listed
+from errandry.client import Listed
 from errandry.core.command import Moved
 from errandry.handle import Job
+
+if TYPE_CHECKING:
+    from errandry.app import Errandry
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Sync:
-    """`jobs.sync`: what `jobs` does, blocking."""
+    """`jobs.sync`: what `jobs` does, blocking. What has no method here: `jobs.sync.run(jobs.edit, id, …)`."""
 
-    def __init__(self, app: Client) -> None:
+    def __init__(self, app: "Errandry") -> None:
         self._app = app
 
     def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -27,6 +30,9 @@ class Sync:
             return await function(*args, **kwargs)
 
         return self._app.engine.call_sync(call)
+
+    def get(self, job_id: str) -> Job[Any]:
+        return self.run(self._app.get, job_id)
 
     def result(self, job: Job[T], timeout: float | None = None) -> T:
         return self.run(job.result, timeout)
@@ -43,12 +49,12 @@ class Sync:
     def cancel(self, *ids: str, query: str | None = None, force: bool = False) -> Moved:
         return self.run(self._app.cancel, *ids, query=query, force=force)
 
-    def rerun(self, *ids: str, query: str | None = None, reset_attempts: bool = False, **when: Any) -> Moved:
-        return self.run(self._app.rerun, *ids, query=query, reset_attempts=reset_attempts, **when)
+    def rerun(self, *ids: str, query: str | None = None, reset_attempts: bool = False) -> Moved:
+        return self.run(self._app.rerun, *ids, query=query, reset_attempts=reset_attempts)
 
     def remove(self, *ids: str, query: str | None = None, force: bool = False) -> Moved:
         return self.run(self._app.remove, *ids, query=query, force=force)
 
     def close(self, timeout: float | None = None) -> None:
         """Write what was accepted and let go of the store."""
-        self._app.engine.stop_sync(timeout)
+        self._app.retire().stop_sync(timeout)

@@ -12,8 +12,9 @@ from errandry.clock import Clock
 from errandry.codec import About, Codec
 from errandry.core import check
 from errandry.core.job import NewJob, uuid7
+from errandry.errors import InvalidValue
 from errandry.handle import Job
-from errandry.options import JobOptions, TaskOptions, UseOptions, exceptions, job_fields, one_of
+from errandry.options import JobOptions, TaskOptions, UseOptions, exceptions, job_fields, known, one_of
 from errandry.signature import Signature
 
 P = ParamSpec("P")
@@ -43,6 +44,7 @@ class Enqueuer(Protocol):
 
     clock: Clock
     codec: Codec
+    backoffs: dict[str, Callable[[int], float]]
 
     async def enqueue_many(self, requests: list[Request[Any]]) -> list[Job[Any]]: ...
 
@@ -71,13 +73,13 @@ class Task(Generic[P, R_co]):
         """The same task with other options for what is enqueued through it."""
         other: Task[P, R_co] = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._base = self._base | job_fields(options)
+        other._base = _checked(self.app, self.name, self._base | job_fields(options))
         return other
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> Request[R_co]:
         """The job a call would make, for `enqueue_many`."""
         fields = self._base
-        job_id = fields.get("id") or uuid7(self.app.clock.time(), secrets.token_bytes(10))
+        job_id = fields["id"] if "id" in fields else uuid7(self.app.clock.time(), secrets.token_bytes(10))
         payload = self.app.codec.seal(self.signature.write(args, kwargs), About(job_id, self.name, "payload"))
         return Request(NewJob(**(fields | {"id": job_id, "task": self.name, "payload": payload})), self)
 
@@ -94,12 +96,23 @@ class Task(Generic[P, R_co]):
 
 def declared(app: Enqueuer, function: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
     """A task for `function`; options that make no sense are refused here, not when a job runs."""
-    name = options.get("name") or function.__name__
+    if not inspect.isroutine(function):
+        raise InvalidValue("task", function, "must be a function; options go by name: task(name=…)")
+    known(options, TaskOptions)
+    name = options.get("name", function.__name__)
     rules = Rules(
         retry_on=exceptions("retry_on", options.get("retry_on", Exception)),
         fail_on=exceptions("fail_on", options.get("fail_on", ())),
         on_invalid=one_of("on_invalid", options.get("on_invalid", "fail"), ("fail", "discard")),
     )
     base = job_fields({k: v for k, v in options.items() if k in JobOptions.__annotations__})
-    NewJob(**(base | {"id": "check", "task": name, "payload": "{}"}))
-    return Task(app, function, name, rules, base)
+    return Task(app, function, name, rules, _checked(app, name, base))
+
+
+def _checked(app: Enqueuer, task: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """`fields`, if a job with them could be made."""
+    job = NewJob(**({"id": "-"} | fields | {"task": task, "payload": "{}"}))
+    function = job.backoff.function if job.backoff is not None else None
+    if function is not None and function not in app.backoffs:
+        raise InvalidValue("backoff", function, "is no curve, and no function declared with @jobs.backoff")
+    return fields

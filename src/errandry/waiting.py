@@ -4,30 +4,36 @@ Everything here runs on the engine's loop.
 """
 
 import asyncio
+import copy
 
 from errandry.core.event import Kind
 from errandry.core.job import Job
+from errandry.errors import ErrandryError
 from errandry.store.contract import Store
 
 _ENDS = frozenset({Kind.COMPLETED, Kind.FAILED, Kind.CANCELED, Kind.REMOVED})
+PAGE = 1_000
 PATIENCE = 1.0
 """A wake may be lost; nobody waits longer than this for the next look."""
 
 
 class Waiting:
-    """Who waits for which job."""
+    """Who waits for which job. Belongs to the loop it is made on."""
 
     def __init__(self, store: Store) -> None:
+        self.loop = asyncio.get_running_loop()
         self._store = store
-        self._waiters: dict[str, list[asyncio.Future[Job | None]]] = {}
+        self._waiters: dict[str, set[asyncio.Future[Job | None]]] = {}
         self._unseen: set[str] = set()
         self._pump: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
     async def finished(self, job_id: str, timeout: float | None) -> Job | None:
         """The job once it has finished, or None if it is gone; TimeoutError when the time is up."""
-        waiter: asyncio.Future[Job | None] = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(job_id, []).append(waiter)
+        if timeout is not None and timeout <= 0:
+            return await self._as_it_is(job_id)
+        waiter: asyncio.Future[Job | None] = self.loop.create_future()
+        self._waiters.setdefault(job_id, set()).add(waiter)
         self._unseen.add(job_id)
         self._news.set()
         if self._pump is None or self._pump.done():
@@ -35,13 +41,20 @@ class Waiting:
         try:
             async with asyncio.timeout(timeout):
                 return await waiter
+        except TimeoutError:
+            raise TimeoutError(f"job {job_id} has not finished within {timeout:g} s") from None
         finally:
             self._leave(job_id, waiter)
 
+    async def _as_it_is(self, job_id: str) -> Job | None:
+        [job] = await self._store.get([job_id])
+        if job is not None and not job.finished:
+            raise TimeoutError(f"job {job_id} has not finished: it is {job.state}")
+        return job
+
     def _leave(self, job_id: str, waiter: asyncio.Future[Job | None]) -> None:
-        waiters = self._waiters.get(job_id, [])
-        if waiter in waiters:
-            waiters.remove(waiter)
+        waiters = self._waiters.get(job_id, set())
+        waiters.discard(waiter)
         if not waiters:
             self._waiters.pop(job_id, None)
             self._unseen.discard(job_id)
@@ -65,12 +78,12 @@ class Waiting:
         """The jobs somebody waits for that ended since `cursor`; all of them if events were missed."""
         ended: set[str] = set()
         while True:
-            page = await self._store.events(cursor)
+            page = await self._store.events(cursor, PAGE)
             if page.missed:
                 ended |= self._waiters.keys()
             ended |= {one.event.job for one in page.entries if one.event.kind in _ENDS}
             cursor = page.cursor
-            if not page.entries:
+            if len(page.entries) < PAGE:
                 return cursor, ended & self._waiters.keys()
 
     async def _tell(self, ids: set[str]) -> None:
@@ -79,7 +92,7 @@ class Waiting:
         wanted = list(ids)
         for job_id, job in zip(wanted, await self._store.get(wanted), strict=True):
             if job is None or job.finished:
-                for waiter in self._waiters.pop(job_id, []):
+                for waiter in self._waiters.pop(job_id, set()):
                     if not waiter.done():
                         waiter.set_result(job)
 
@@ -90,7 +103,9 @@ class Waiting:
             asyncio.create_task(self._news.wait()),
         }
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in done:
+                wait.result()  # a store that cannot be watched is an error, not a reason to look again
         finally:
             for wait in waits:
                 wait.cancel()
@@ -100,4 +115,4 @@ class Waiting:
         waiters, self._waiters = self._waiters, {}
         for waiter in (one for several in waiters.values() for one in several):
             if not waiter.done():
-                waiter.set_exception(error)
+                waiter.set_exception(copy.copy(error) if isinstance(error, ErrandryError) else error)

@@ -1,6 +1,6 @@
 """Where the fault tests find their store and their processes. A store joins with a line in `STORES`."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,8 @@ STORES: dict[str, Callable[[Path], str]] = {
 
 
 @pytest.fixture(params=STORES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    yield STORES[request.param](tmp_path)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return STORES[request.param](tmp_path)
 
 
 @pytest.fixture

@@ -68,8 +68,7 @@ async def stumble(ctx: JobContext) -> Result:
 async def hold(ctx: JobContext, gate: str, size: int = 0) -> Result:
     """Goes on until there is a file `gate` with the number of the attempt behind it."""
     with told(ctx) as result:
-        while not _is_open(ctx, gate):
-            await asyncio.sleep(BEAT)
+        await _opened(ctx, gate)
         return {**result, "ballast": "x" * size}
 
 
@@ -85,8 +84,7 @@ async def insist(ctx: JobContext, gate: str) -> Result:
     """Like `hold`, but told to stop it reports, and returns a result all the same."""
     with told(ctx) as result:
         try:
-            while not _is_open(ctx, gate):
-                await asyncio.sleep(BEAT)
+            await _opened(ctx, gate)
         except asyncio.CancelledError:
             ctx.progress(0.9, "from a zombie")
             ctx.log("from a zombie")
@@ -95,7 +93,7 @@ async def insist(ctx: JobContext, gate: str) -> Result:
 
 async def block(ctx: JobContext, seconds: float) -> Result:
     with told(ctx) as result:
-        time.sleep(seconds)  # noqa: ASYNC251 - the fault under test
+        time.sleep(seconds)
         return result
 
 
@@ -132,6 +130,11 @@ HANDLERS: tuple[Callable[..., Any], ...] = (
     *(quick, rest, rest_in_thread, stumble, hold, hold_in_thread, insist),
     *(block, burn, kill, kill_in_thread, poison),
 )
+
+
+async def _opened(ctx: JobContext, gate: str) -> None:
+    while not _is_open(ctx, gate):  # noqa: ASYNC110 - another process makes the file
+        await asyncio.sleep(BEAT)
 
 
 def _is_open(ctx: JobContext, gate: str) -> bool:

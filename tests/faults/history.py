@@ -12,7 +12,7 @@ was answered before that overlaps it for sure.
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 
 from msgspec import Struct
@@ -229,7 +229,7 @@ class _History:
     def _overlaps(
         self, job: str, runs: list[Started], claims: Mapping[tuple[int, int], Claimed]
     ) -> Iterator[str]:
-        """Two handlers of one job at a time, though the lease of the first stood when the second was claimed."""
+        """Two handlers at a time, though the lease of the first stood when the second was claimed."""
         for first, second in combinations(runs, 2):
             ended = self.ends.get((job, first.fence))
             until = ended.at if ended is not None else self.alive[first.pid]
@@ -241,9 +241,11 @@ class _History:
     def _lease_end(self, job: str, fence: int) -> float:
         """When the lease under `fence` ran out, at the earliest."""
         ends = [claim.sent + claim.lease for claim in self.claims[job] if claim.fence == fence]
-        for write in self.writes[job]:
-            if isinstance(write, Renewed) and write.fence == fence and write.mark != "lost":
-                ends.append(write.sent + write.lease)
+        ends += [
+            write.sent + write.lease
+            for write in self.writes[job]
+            if isinstance(write, Renewed) and write.fence == fence and write.mark != "lost"
+        ]
         return max(ends, default=0.0)
 
     def _was_let_go(self, job: str, fence: int, at: float) -> bool:
@@ -257,8 +259,7 @@ class _History:
             for write in writes:
                 newer = [c for c in self.claims[job] if c.fence > write.fence and c.at < write.sent]
                 if newer and write.mark in ("held", "written"):
-                    kind = type(write).__name__
-                    yield f"P4: job {job}: {kind} under fence {write.fence} after {newer[0].fence} was claimed"
+                    yield f"P4: job {job} was {write.mark} under fence {write.fence}, after {newer[0].fence}"
                 final = self.jobs.get(job)
                 ends = isinstance(write, Settled) and write.move == "complete" and write.mark == "written"
                 if ends and final is not None and (final.fence, final.state) != (write.fence, "completed"):
@@ -272,7 +273,7 @@ class _History:
     def fences_rise(self) -> Iterator[str]:
         for job, claims in self.claims.items():
             ordered = sorted(claims, key=lambda claim: claim.fence)
-            for lower, higher in pairwise(ordered):
+            for lower, higher in combinations(ordered, 2):
                 if lower.fence == higher.fence and lower.pid != higher.pid:
                     yield f"P5: job {job}: fence {lower.fence} was given twice"
                 if lower.fence < higher.fence and higher.at < lower.sent:
@@ -310,10 +311,11 @@ class _History:
     def everything_is_counted(self) -> Iterator[str]:
         recount: dict[str, Counter[str]] = defaultdict(Counter)
         for job in self.found.jobs:
-            recount[job.queue][job.state] += 1
+            recount[job.queue][str(job.state)] += 1
         counts = {queue: dict(states) for queue, states in self.found.counts.items() if states}
-        if counts != recount:
-            yield f"P8: counters say {counts}, a recount {dict(recount)}"
+        counted = {queue: dict(states) for queue, states in recount.items()}
+        if counts != counted:
+            yield f"P8: counters say {counts}, a recount {counted}"
         told = Counter((happened.event.queue, happened.event.kind) for happened in self.found.events)
         for queue, totals in self.found.totals.items():
             there = sum(recount[queue].values()) + totals.get("removed", 0)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from inspect import isawaitable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,15 +75,18 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def until(
-    condition: Callable[[], T | None] | Callable[[], Awaitable[T | None]], limit: float = LIMIT
-) -> T:
-    """What `condition` says, once that is something. TimeoutError, with all tasks on show, if it never is."""
+async def until(condition: Callable[[], T | None], limit: float = LIMIT) -> T:
+    """What `condition` says, once that is something; TimeoutError if it never is."""
+
+    async def ask() -> T | None:
+        return condition()
+
+    return await until_said(ask, limit)
+
+
+async def until_said(condition: Callable[[], Awaitable[T | None]], limit: float = LIMIT) -> T:
+    """`until` for what must be awaited."""
     async with asyncio.timeout(limit):
-        while True:
-            said: Any = condition()
-            if isawaitable(said):
-                said = await said
-            if said:
-                return said  # type: ignore[no-any-return]
+        while not (said := await condition()):  # noqa: ASYNC110 - other processes decide
             await asyncio.sleep(LOOK)
+        return said

@@ -125,7 +125,7 @@ async def produce(options: dict[str, Any]) -> None:
             journal().write(Asked(job_id, pid, time.time()))
             await app.enqueue(task, arguments, id=job_id, queue=dice.choice(("default", "other")))
             journal().write(Acked(job_id, pid, time.time()))
-            await asyncio.sleep(dice.uniform(0, 0.03))
+            await asyncio.sleep(dice.uniform(0, 0.015))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A store with processes around it, and a test that watches."""
 
 import time
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -9,7 +10,7 @@ from errandry import Errandry
 from errandry.core.job import Job
 from errandry.core.state import TERMINAL
 from tests.faults.history import Acked, Asked, Ended, Found, Journal, Started, found, violations
-from tests.faults.process import LIMIT, Process, until
+from tests.faults.process import LIMIT, Process, until, until_said
 from tests.faults.program import declared
 
 
@@ -42,10 +43,10 @@ class Scene:
         self._processes.append(process)
         return process
 
-    async def worker(self, failpoint: str = "", **options: Any) -> Process:
+    async def worker(self, environment: dict[str, str] | None = None, **options: Any) -> Process:
         """A worker, once it is at work."""
-        process = self.start("work", options, ERRANDRY_FAILPOINT=failpoint)
-        await until(lambda: self._is_working(process))
+        process = self.start("work", options, **(environment or {}))
+        await until_said(partial(self._is_working, process))
         return process
 
     async def _is_working(self, process: Process) -> bool:
@@ -92,7 +93,7 @@ class Scene:
             counts = await self.app.counts()
             return all(state in TERMINAL for states in counts.values() for state in states)
 
-        await until(are_finished, limit)
+        await until_said(are_finished, limit)
         return await self.found()
 
     async def found(self) -> Found:
@@ -100,4 +101,5 @@ class Scene:
 
     async def check(self) -> None:
         """P1 to P8, once all jobs have finished."""
-        assert violations(self.journal.read(), await self.all_finished()) == []
+        broken = violations(self.journal.read(), await self.all_finished())
+        assert not broken, "\n".join(broken)

@@ -1,11 +1,12 @@
-"""kill -9 of a worker, at every step of a job's way: what it held runs again, at once, and all is accounted for."""
+"""kill -9 of a worker, at every step of a job's way: what it held runs again at once, and nothing is lost."""
 
 import time
+from typing import Any
 
 import pytest
 
 from errandry.core.state import Reason, State
-from tests.faults.process import Process, until
+from tests.faults.process import Process
 from tests.faults.scene import Scene
 
 pytestmark = pytest.mark.slow("starts workers and kills them")
@@ -53,7 +54,7 @@ async def test_a_killed_workers_job_runs_again_within_two_seconds(scene: Scene) 
 async def test_killed_at_any_step_a_job_runs_no_more_often_than_it_must(
     scene: Scene, failpoint: str, task: str, begun: int, ended: int, crashes: int
 ) -> None:
-    arguments = {"seconds": 0.0} if task == "rest_in_thread" else {}
+    arguments: dict[str, Any] = {"seconds": 0.0} if task == "rest_in_thread" else {}
     job = await scene.enqueue(task, **arguments)
     await is_killed(scene.start("work", {"lease": 60.0}, ERRANDRY_FAILPOINT=failpoint))
 
@@ -85,10 +86,9 @@ async def test_killed_at_any_step_among_many_jobs_a_second_worker_finishes_all(
 
     assert {job.id for job in found.jobs} == set(jobs)
     assert {job.state for job in found.jobs} == {State.COMPLETED}
-    assert sum(job.crashes for job in found.jobs) <= 3
+    assert max(job.crashes for job in found.jobs) <= 1
     await scene.check()
 
 
 async def is_killed(process: Process) -> None:
     assert await process.over() == -9, process.log()
-    await until(lambda: process.is_over)

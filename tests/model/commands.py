@@ -49,7 +49,7 @@ T = TypeVar("T")
 BOUNDS = Bounds(payload=120, result=100, events=60, events_age=7_200.0, workers_age=3_600.0)
 TOO_LARGE = '"' + "x" * 120 + '"'
 
-IDS = [f"job-{number:02}" for number in range(24)]
+IDS = [f"job-{number:02}" for number in range(32)]
 QUEUES = ["default", "mail"]
 TASKS = ["send", "resize"]
 WORKERS = ["ann", "bob", "cy"]
@@ -128,8 +128,8 @@ class Chance:
             group=self.of("", "", "acme"),
             priority=self.of(0, 0, -1, 5),
             order=self.of(Order.FIFO, Order.FIFO, Order.LIFO),
-            max_attempts=self.of(1, 2, 3, 5),
-            max_crashes=self.of(1, 2, 3),
+            max_attempts=self.of(1, 1, 2, 3, 5),
+            max_crashes=self.of(1, 2, 3, 3),
             timeout=self.of(None, 2.5),
             deadline=self.moment() if self.one_in(6) else None,
             backoff=self.of(None, *(Backoff(curve, 4.0, 30.0, 0) for curve in Curve), Backoff(start=0)),

@@ -94,15 +94,16 @@ class History(RuleBasedStateMachine):
         for _ in range(times):
             self.commit(in_order([chance.command(*EVERYDAY, *KINDS) for _ in range(chance.of(2, 3, 6))]))
 
-    @rule(seed=seeds)
-    def a_worker_works(self, seed: int) -> None:
-        """Claims; starts and settles each job, or is never heard of again. Some are canceled meanwhile."""
+    @rule(seed=seeds, times=st.integers(1, 4))
+    def workers_work(self, seed: int, times: int) -> None:
+        """Claim; start and settle each job, or are never heard of again. Some jobs are canceled meanwhile."""
         chance = Chance(seed, self.seen)
-        for job in self.claim(chance.claim()):
+        self.commit([chance.command("insert", "insert", "rerun")])
+        for job in [job for _ in range(times) for job in self.claim(chance.claim())]:
             ref = Ref(job.id, job.fence)
             if job.state is State.CLAIMED and chance.of(True, False):
                 self.commit([Start(ref)])
-            if chance.one_in(4):
+            if chance.one_in(3):
                 self.commit([Cancel(ids=(job.id,))])
             if chance.of(True, True, False):
                 self.commit([Settle(ref, chance.outcome())])
@@ -111,20 +112,35 @@ class History(RuleBasedStateMachine):
     def a_reply_is_lost_and_all_is_sent_again(self, seed: int) -> None:
         self.commit(Chance(seed, self.seen).of(*self.sent))
 
-    @rule(seed=seeds, times=st.sampled_from([2, 2, 25]))
+    @rule(seed=seeds, times=st.sampled_from([1, 1, 2, 25]))
     def jobs_are_passed_around(self, seed: int, times: int) -> None:
         """Claimed and released again and again: there is a bound to that."""
         chance = Chance(seed, self.seen)
         worker, start = chance.of(*WORKERS), chance.of(True, False)
         for _ in range(times):
             jobs = self.claim(Claim(worker=worker, nonce=self.seen.new_nonce(), limit=3, start=start))
-            if jobs:
-                self.commit([Settle(Ref(job.id, job.fence), Release()) for job in jobs])
+            if not jobs:
+                break
+            self.commit([Settle(Ref(job.id, job.fence), Release()) for job in jobs])
 
     @rule(seconds=st.sampled_from([0.125, 1.0, 5.0, 5.0, 10.0, 30.0, 30.0, 301.0, 4_000.0, 90_000.0]))
     def time_passes(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self.look()
+
+    @rule(seed=seeds)
+    def the_next_moment_comes(self, seed: int) -> None:
+        """Just the moment at which a lease ends, or a job is due, has lapsed or has been kept long enough."""
+        jobs = self.jobs.values()
+        moments = {
+            m for job in jobs for m in (job.lease_until, job.run_at, job.deadline, job.expires_at) if m
+        }
+        ahead = [moment - self.seen.now for moment in moments if moment > self.seen.now]
+        if ahead:
+            self.clock.advance(min(ahead))
+            self.commit(
+                [Chance(seed, self.seen).command("settle", "start", "renew", "note", "claim", "upkeep")]
+            )
 
     @rule(seconds=st.sampled_from([-0.25, -10.0, -3_600.0, 10.0, 3_600.0]))
     def the_wall_clock_is_set(self, seconds: float) -> None:

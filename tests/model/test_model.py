@@ -30,15 +30,17 @@ STORES: dict[str, Subject] = {"memory": memory, "sqlite": sqlite}
 
 
 @pytest.mark.slow("random histories of fifty steps")
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", STORES)
 def test_stores_answer_alike(name: str) -> None:
-    explore(name, examples=100 if name == "memory" else 40, steps=50)
+    explore(name, examples=60 if name == "memory" else 40, steps=50)
 
 
 @pytest.mark.prove
+@pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("name", STORES)
 def test_stores_answer_alike_in_thousands_of_histories(name: str) -> None:
-    explore(name, examples=3_000, steps=80)
+    explore(name, examples=2_000, steps=60)
 
 
 def explore(name: str, examples: int, steps: int) -> None:

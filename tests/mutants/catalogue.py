@@ -1,8 +1,8 @@
 """The guards, and what the code looks like without each of them.
 
 A mutant is one edit of one file: `old`, which stands there exactly once, becomes `new`. It is never
-written to disk; see `plugin`. `store` is where it shows; `words` picks tests of the conformance suite, where
-the whole suite would take long; no words, and the suite has nothing to show it with.
+written to disk; see `plugin`. `store` is where it shows. `words` picks those tests of the conformance suite
+that should notice, so as not to run all of it; without words, only the model can notice.
 """
 
 from typing import NamedTuple
@@ -28,6 +28,7 @@ MUTANTS = [
         MOVE,
         "    if job.fence != ref.fence:\n        return Cause.OTHER_FENCE\n",
         "",
+        words="passed_to_another",
     ),
     Mutant(
         "lease_check",
@@ -35,6 +36,7 @@ MUTANTS = [
         MOVE,
         "    if job.lease_until is None or job.lease_until <= now:\n        return Cause.EXPIRED\n",
         "",
+        words="expired_claim",
     ),
     Mutant(
         "lease_boundary",
@@ -42,6 +44,7 @@ MUTANTS = [
         MOVE,
         "job.lease_until <= now:\n        return Cause.EXPIRED",
         "job.lease_until < now:\n        return Cause.EXPIRED",
+        words="lease_has_run_out",
     ),
     Mutant(
         "start_check",
@@ -49,6 +52,7 @@ MUTANTS = [
         "core/state.py",
         "Move.COMPLETE: Rule(_all(COMPLETED, RUNNING)",
         "Move.COMPLETE: Rule(_all(COMPLETED, CLAIMED, RUNNING)",
+        words="not_started",
     ),
     Mutant(
         "attempts_of_retry",
@@ -56,6 +60,7 @@ MUTANTS = [
         MOVE,
         "case Retry(failure=failure) if job.attempts >= job.max_attempts:",
         "case Retry(failure=failure) if False:",
+        words="retry",
     ),
     Mutant(
         "attempts_of_expiry",
@@ -63,6 +68,7 @@ MUTANTS = [
         MOVE,
         "if job.attempts >= job.max_attempts or crashes >= job.max_crashes:",
         "if crashes >= job.max_crashes:",
+        words="kills or expire",
     ),
     Mutant(
         "crash_cap",
@@ -70,6 +76,7 @@ MUTANTS = [
         MOVE,
         "if job.attempts >= job.max_attempts or crashes >= job.max_crashes:",
         "if job.attempts >= job.max_attempts:",
+        words="kills",
     ),
     Mutant(
         "release_cap",
@@ -77,6 +84,7 @@ MUTANTS = [
         MOVE,
         "if releases > RELEASES_MAX:",
         "if False:",
+        words="twenty",
     ),
     Mutant(
         "old_place",
@@ -84,6 +92,7 @@ MUTANTS = [
         LEDGER,
         "place(after.order, self.tables.number())",
         "place(after.order, after.seq)",
+        words="to_the_back",
     ),
     Mutant(
         "same_place",
@@ -91,6 +100,7 @@ MUTANTS = [
         LEDGER,
         "place(after.order, self.tables.number())",
         "place(after.order, 2**40)",
+        words="place or to_the_back",
     ),
     Mutant(
         "cancel_wins",
@@ -98,6 +108,7 @@ MUTANTS = [
         MOVE,
         "if job.cancel_requested or isinstance(outcome, GiveUp):",
         "if isinstance(outcome, GiveUp):",
+        words="cancel_asked",
     ),
     Mutant(
         "cancel_wins_at_expiry",
@@ -105,6 +116,7 @@ MUTANTS = [
         MOVE,
         "    if job.cancel_requested:\n",
         "    if False:\n",
+        words="cancel_was_asked",
     ),
     Mutant(
         "fence_rises",
@@ -112,6 +124,7 @@ MUTANTS = [
         MOVE,
         "fence=max(job.fence + 1, int(now * 1_000_000))",
         "fence=int(now * 1_000_000)",
+        words="fences",
     ),
     Mutant(
         "nonce_repeat",
@@ -119,6 +132,7 @@ MUTANTS = [
         APPLY,
         "    if refs is not None:\n",
         "    if False:\n",
+        words="sent_again",
     ),
     Mutant(
         "settle_repeat",
@@ -126,6 +140,7 @@ MUTANTS = [
         APPLY,
         "_is_repeat(job, outcome.move):\n        return ALREADY",
         "False:\n        return ALREADY",
+        words="sent_again",
     ),
     Mutant(
         "id_idempotence",
@@ -133,6 +148,7 @@ MUTANTS = [
         APPLY,
         "if ledger.get(new.id) is None:",
         "if True:",
+        words="existed",
     ),
     Mutant(
         "keep_0",
@@ -140,6 +156,7 @@ MUTANTS = [
         LEDGER,
         "if after.expires_at is not None and after.expires_at <= self.now:",
         "if False:",
+        words="keep_0",
     ),
     Mutant(
         "keep_0_totals",
@@ -147,6 +164,7 @@ MUTANTS = [
         LEDGER,
         '    Move.REMOVE: "total.removed",\n',
         "",
+        words="keep_0",
     ),
     Mutant(
         "finished_totals",
@@ -154,6 +172,7 @@ MUTANTS = [
         LEDGER,
         "                yield LIFETIME + reached, 1\n",
         "                pass\n",
+        words="totals",
     ),
     Mutant(
         "claim_tidies",
@@ -161,13 +180,7 @@ MUTANTS = [
         "store/tidy.py",
         "    if marks.lease_until is not None and marks.lease_until <= now:\n",
         "    if False:\n",
-    ),
-    Mutant(
-        "lapsed_claim",
-        "a job that expires after its deadline is run again",
-        APPLY,
-        "            if job.deadline is not None and job.deadline <= now:\n",
-        "            if False:\n",
+        words="without_upkeep",
     ),
     Mutant(
         "history_of_ids",

@@ -83,6 +83,5 @@ def _mutate_text(mutant: Mutant) -> None:
     Path.read_text = reading  # type: ignore[method-assign]
 
 
-for chosen in MUTANTS:
-    if chosen.name == os.environ.get("ERRANDRY_MUTANT"):
-        mutate(chosen)
+if chosen := os.environ.get("ERRANDRY_MUTANT"):
+    mutate(next(mutant for mutant in MUTANTS if mutant.name == chosen))

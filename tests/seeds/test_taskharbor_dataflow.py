@@ -2,7 +2,7 @@
 
 The page's words in ours: runnable is `waiting`, inflight is `running`, Reserve is a claim of one job, a
 lease's token is its fence, ExtendLease renews, Ack completes, the DLQ is the `failed` jobs. Its errors
-ErrJobNotInflight, ErrLeaseMismatch and ErrLeaseExpired are the causes `not_held`, `other_fence` and `expired`.
+ErrJobNotInflight, ErrLeaseMismatch and ErrLeaseExpired are the causes `not_held`, `other_fence`, `expired`.
 Lines after > are the page's.
 """
 

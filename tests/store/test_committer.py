@@ -55,11 +55,11 @@ from errandry.errors import (
     StoreUnavailable,
     UnknownJob,
 )
-from errandry.store.backlog import Limits, entry_of
+from errandry.store.backlog import Entry, Limits, entry_of
 from errandry.store.committer import FIRST_PAUSE, LONGEST_PAUSE, Committer
 from errandry.store.contract import RANK
 from errandry.store.memory import MemoryStore
-from errandry.store.port import THREADS
+from errandry.store.port import THREADS, LoopPort
 from errandry.testing.clock import FakeClock
 
 
@@ -180,6 +180,21 @@ async def test_what_is_submitted_in_one_iteration_is_one_pass() -> None:
 
     assert answers == [Inserted((str(n),)) for n in range(100)]
     assert [len(one) for one in store.passes] == [100]
+
+
+async def test_a_loop_hands_in_once_per_iteration() -> None:
+    handed: list[list[Entry]] = []
+    loop = asyncio.get_running_loop()
+    port = LoopPort(loop, handed.append)
+    entries = [entry_of(insert(one), loop.create_future(), port) for one in "abc"]
+
+    port.put(entries[0])
+    port.put(entries[1])
+    await asyncio.sleep(0)
+    port.put(entries[2])
+    await asyncio.sleep(0)
+
+    assert handed == [entries[:2], entries[2:]]
 
 
 async def test_what_arrives_during_a_pass_is_the_next_pass() -> None:
@@ -410,10 +425,11 @@ async def test_workers_commands_need_no_room(limits: Limits) -> None:
     assert store.passes[1] == [renew("x"), settle("y"), insert("a"), insert("b")]
 
 
-async def test_pending_is_bounded_whatever_waits() -> None:
+@pytest.mark.parametrize("bound", [{"pending_rows": 3}, {"pending_bytes": 12}], ids=["rows", "bytes"])
+async def test_pending_is_bounded_whatever_waits(bound: dict[str, Any]) -> None:
     store = Watched()
-    committer = Committer(store, Limits(pass_rows=1, pending_rows=3))
-    tasks = await behind(committer, store, *[insert(str(n)) for n in range(20)])
+    committer = Committer(store, Limits(pass_rows=1, **bound))
+    tasks = await behind(committer, store, *[insert(str(n), payload="1234") for n in range(20)])
     seen = []
 
     async def commit(commands: Sequence[Command]) -> list[Answer]:
@@ -445,6 +461,20 @@ async def test_a_submit_canceled_while_it_waits_for_room_leaves_nothing_behind()
     assert store.passes == [[insert("first")], [insert("a")], [insert("c")]]
 
 
+async def test_a_submit_canceled_just_as_there_is_room_leaves_nothing_behind() -> None:
+    store = Watched()
+    committer = Committer(store, Limits(pending_rows=1))
+    tasks = await behind(committer, store, insert("a"), insert("b"))
+    await store.next_pass()
+
+    store.let_go()
+    tasks[2].cancel()
+    await outcomes(*tasks)
+    await committer.close()
+
+    assert store.passes == [[insert("first")], [insert("a")]]
+
+
 async def test_a_submit_canceled_before_anybody_looked_at_it_leaves_nothing_behind() -> None:
     store = Watched()
     committer = Committer(store)
@@ -458,17 +488,18 @@ async def test_a_submit_canceled_before_anybody_looked_at_it_leaves_nothing_behi
     assert store.passes == [[insert("first")], [insert("b")]]
 
 
-async def test_a_submit_canceled_after_it_was_accepted_is_written_all_the_same() -> None:
+async def test_a_submit_canceled_after_it_was_accepted_is_written_and_its_neighbour_answered() -> None:
     store = Watched()
     committer = Committer(store)
-    tasks = await behind(committer, store)
+    tasks = await behind(committer, store, insert("a"), insert("b"))
+    await store.next_pass()
 
-    tasks[0].cancel()
-    await outcomes(*tasks)
+    tasks[1].cancel()
+    await outcomes(tasks[1])
     store.let_go()
-    await committer.close()
 
-    assert (await store.get(["first"]))[0] is not None
+    assert await tasks[2] == Inserted(("b",))
+    assert store.passes[1] == [insert("a"), insert("b")]
 
 
 # Answers and errors.
@@ -637,6 +668,16 @@ async def test_closing_writes_what_was_handed_in_even_what_waits_for_room() -> N
         committer.submit_sync(insert("late"))
 
 
+async def test_closing_writes_what_was_submitted_just_before() -> None:
+    committer = Committer(Watched())
+    task = asyncio.create_task(committer.submit(insert("a")))
+    await asyncio.sleep(0)
+
+    await committer.close()
+
+    assert await task == Inserted(("a",))
+
+
 async def test_closing_twice_or_idle_is_nothing() -> None:
     committer = Committer(Watched())
 
@@ -747,6 +788,16 @@ async def test_if_it_fails_itself_everybody_is_told_why() -> None:
         await committer.submit(insert("b"))
 
 
+async def test_what_is_handed_in_when_it_is_over_is_refused() -> None:
+    committer = Committer(Watched())
+    task = asyncio.create_task(committer.submit(insert("a")))
+    await asyncio.sleep(0)  # submitted, to be handed in at the end of this iteration
+
+    committer.fail(SchemaTooNew("s", "v9"))
+
+    assert [type(answer) for answer in await outcomes(task)] == [SchemaTooNew]
+
+
 def test_a_committer_whose_loop_was_closed_refuses() -> None:
     async def make() -> Committer:
         return Committer(Watched())
@@ -852,7 +903,7 @@ def keys(command: Command) -> set[Any]:
             return {type(command)}
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(
     rounds=st.lists(st.lists(commands, max_size=12), max_size=4),
     pass_rows=st.integers(1, 6),

@@ -46,6 +46,7 @@ class Threaded(MemoryStore):
         super().__init__()
         self.passes: list[list[Command]] = []
         self.threads: set[int] = set()
+        self.thread: threading.Thread | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.entered = threading.Event()
         self.gate = threading.Event()
@@ -53,7 +54,7 @@ class Threaded(MemoryStore):
 
     async def open(self) -> None:
         self.threads.add(threading.get_ident())
-        self.loop = asyncio.get_running_loop()
+        self.thread, self.loop = threading.current_thread(), asyncio.get_running_loop()
         await super().open()
 
     async def close(self) -> None:
@@ -145,6 +146,14 @@ async def test_first_use_starts_it() -> None:
     [job] = await engine.call(store.get, ["a"])
     assert job is not None
     await engine.stop()
+
+
+def test_one_loop_after_another_on_the_same_thread() -> None:
+    engine = Engine(Threaded())
+
+    assert asyncio.run(engine.submit(insert("a"))) == Inserted(("a",))
+    assert asyncio.run(engine.submit(insert("b"))) == Inserted(("b",))
+    engine.stop_sync()
 
 
 def test_first_use_from_many_threads_starts_it_once() -> None:
@@ -508,9 +517,11 @@ async def test_an_engine_whose_thread_was_ended_by_the_store_leaves_nobody_waiti
         async def commit(self, commands: Sequence[Command]) -> list[Answer]:
             raise SystemExit(3)
 
-    engine = Engine(Exiting())
+    engine = Engine(store := Exiting())
 
     first = await outcomes(engine.submit(insert("a")))
+    assert store.thread is not None
+    await asyncio.to_thread(store.thread.join)
     second = await outcomes(engine.submit(insert("b")), engine.call(thread_of_the_caller))
 
     assert [type(answer) for answer in first + second] == [ReplyLost, StoreClosed, StoreClosed]
@@ -674,7 +685,7 @@ def keys(command: Command) -> set[str]:
             raise AssertionError(command)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(loops=st.lists(programs, min_size=2, max_size=2), threads=st.lists(programs, min_size=2, max_size=2))
 def test_any_commands_from_loops_and_threads_keep_the_rules(
     loops: list[list[Command]], threads: list[list[Command]]

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -41,6 +42,7 @@ from errandry.core.command import (
     Upkeep,
 )
 from errandry.core.job import NewJob
+from errandry.core.state import State
 from errandry.errors import (
     CommandFailed,
     ErrandryError,
@@ -391,6 +393,19 @@ class TestReplaced:
                 with pytest.raises(StoreReplaced, match=rf"jobs\.db{side} was deleted"):
                     await use
 
+    @pytest.mark.parametrize("side", ["", "-wal", "-shm"])
+    async def test_a_file_in_its_place_is_noticed_by_the_next_pass_and_the_next_read(
+        self, path: Path, side: str
+    ) -> None:
+        async with opened(path) as store:
+            await ask.insert(store, job("a"))
+            os.rename(f"{path}{side}", f"{path}.old")
+            shutil.copy(f"{path}.old", f"{path}{side}")
+
+            for use in (ask.insert(store, job("b")), store.get(["a"])):
+                with pytest.raises(StoreReplaced, match="another file was put in its place"):
+                    await use
+
     async def test_a_file_put_in_its_place_keeps_everything_written_to_it(self, path: Path) -> None:
         async with opened(path) as old:
             await ask.insert(old, job("old"))
@@ -729,6 +744,26 @@ class TestBadCommand:
             assert await ask.settle(store, bad, Complete()) is WRITTEN
             await ask.conserved(store)
 
+    async def test_a_claim_that_could_not_be_written_is_no_claim(self, path: Path) -> None:
+        async with opened(path) as store:
+            await ask.insert(store, job("a"))
+            store.writer.execute(
+                "CREATE TRIGGER no BEFORE INSERT ON claims WHEN new.nonce = 'bad'"
+                " BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+            )
+
+            [answer] = await store.commit([Claim(worker="worker", nonce="bad")])
+
+            assert isinstance(answer, CommandFailed)
+            [stored] = await store.get(["a"])
+            assert stored is not None
+            assert stored.state is State.WAITING
+            assert await ask.one(store, Settle(Ref("a", stored.fence + 1), Complete())) == Lost(
+                Cause.NOT_HELD
+            )
+            assert await ask.order(store) == ["a"]
+            await ask.conserved(store)
+
     async def test_a_job_that_fails_takes_its_whole_insert_with_it(self, path: Path) -> None:
         async with opened(path) as store:
             store.writer.execute(
@@ -756,6 +791,31 @@ class TestLocked:
                 assert await ids(store) == set()
 
             assert await ask.insert(store, job("a")) == Inserted(("a",))
+
+    async def test_a_new_file_others_look_at_is_waited_for(self, path: Path) -> None:
+        path.touch()
+        with connected(path) as db:
+            db.execute("BEGIN IMMEDIATE")
+            looking = threading.Timer(0.1, db.execute, ["COMMIT"])
+            looking.start()
+
+            async with opened(path) as store:
+                assert not db.in_transaction
+                assert await ask.insert(store, job("a")) == Inserted(("a",))
+            looking.join()
+
+    async def test_a_new_file_others_keep_to_themselves_is_refused(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(file, "BUSY", 20)
+        path.touch()
+        with connected(path) as db:
+            db.execute("BEGIN IMMEDIATE")
+
+            error = await refusal(path)
+
+        assert type(error) is StoreUnavailable
+        assert "another program has kept the file locked" in str(error)
 
 
 # Small things, and what the other processes run.

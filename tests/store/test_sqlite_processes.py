@@ -641,10 +641,12 @@ async def lock(path: str, seconds: str) -> None:
 def fork_once(path: str, use: str, way: str) -> None:
     store = SqliteStore(path)
     asyncio.run(begin(store, "before"))
+    store.bell._lock.acquire()  # as if another thread were ringing it just now
     if (child := os.fork()) == 0:
         if use == "used":
             asyncio.run(add(store, "child"))
         leave(way)
+    store.bell._lock.release()
     assert os.waitpid(child, 0)[1] == 0
     tell("child has ended")
     sys.stdin.readline()
@@ -713,16 +715,7 @@ def fork_and_die(path: str) -> None:
 def fork_inside(path: str) -> None:
     """In the middle of a pass, by the thread that writes it: nobody can wait for that."""
     fork.PATIENCE = 0.05
-    store, leave_pass, children = SqliteStore(path), SqliteTables.leave, []
-
-    def leave_forking(self: SqliteTables, now: float) -> None:
-        children.append(os.fork())
-        leave_pass(self, now)
-
-    async def main() -> None:
-        await store.open()
-        SqliteTables.leave = leave_forking  # type: ignore[method-assign]
-        await ask.insert(store, job("a"))
+    store, leave_pass = SqliteStore(path), SqliteTables.leave
 
     def use() -> None:
         try:
@@ -730,20 +723,19 @@ def fork_inside(path: str) -> None:
         except StoreUnavailable as error:
             tell(f"StoreUnavailable: {error}")
 
-    pid = os.getpid()
-    try:
-        asyncio.run(main())
-    finally:
-        if os.getpid() != pid:
-            SqliteTables.leave = leave_pass  # type: ignore[method-assign]
-            thread = threading.Thread(target=use)
+    def leave_forking(self: SqliteTables, now: float) -> None:
+        if (child := os.fork()) == 0:
+            thread = threading.Thread(target=use)  # there is a loop in this one, the parent's
             thread.start()
             thread.join()
-            sys.stdout.flush()
             os._exit(0)
-    assert os.waitpid(children[0], 0)[1] == 0
-    asyncio.run(store.close())
+        assert os.waitpid(child, 0)[1] == 0
+        leave_pass(self, now)
+
+    SqliteTables.leave = leave_forking  # type: ignore[method-assign]
+    asyncio.run(begin(store, "a"))
     tell("parent has written")
+    asyncio.run(store.close())
 
 
 async def begin(store: SqliteStore, name: str) -> None:

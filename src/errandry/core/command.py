@@ -414,7 +414,7 @@ class Renewed(Struct, frozen=True, gc=False):
     marks: tuple[Mark | Lost, ...]
 
 
-class Moved(Struct, frozen=True, gc=False):
+class Moved(Struct, frozen=True):
     """What moved, what had been there already, and what was refused and why.
 
     `below`, where a query has more to give, is what to send to go on.

@@ -138,8 +138,7 @@ class Committer:
         """
         self._closing = True
         give_up = None if timeout is None else self._loop.time() + timeout
-        await asyncio.sleep(0)  # what was submitted in this iteration is handed in at its end
-        self.begin()
+        self.begin()  # it looks into the inbox only after this iteration, when its submits are handed in
         while self._work is not None:
             left = None if give_up is None else max(0.0, give_up - self._loop.time())
             _, late = await asyncio.wait({self._work}, timeout=left)
@@ -224,7 +223,7 @@ class Committer:
             entry = inbox.popleft()
             if entry.future.cancelled():
                 continue
-            if entry.fenced or (not door and backlog.has_room):
+            if entry.fenced or backlog.has_room:
                 backlog.add(entry, now)
             else:
                 door[entry] = None

@@ -1,9 +1,20 @@
-"""For tests: a clock that moves when told, jobs in any state, and the suite every store must pass.
+"""For tests: a store in memory, a clock that moves when told, `drain`, assertions; and the suite for stores.
 
 `errandry.testing.conformance` needs pytest and pytest-asyncio; the rest needs nothing.
 """
 
+from errandry.store.memory import MemoryStore
 from errandry.testing.clock import FakeClock
 from errandry.testing.given import Given, ref
+from errandry.testing.kit import assert_enqueued, assert_not_enqueued, drain, in_memory
 
-__all__ = ["FakeClock", "Given", "ref"]
+__all__ = [
+    "FakeClock",
+    "Given",
+    "MemoryStore",
+    "assert_enqueued",
+    "assert_not_enqueued",
+    "drain",
+    "in_memory",
+    "ref",
+]

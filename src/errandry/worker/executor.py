@@ -162,25 +162,22 @@ class Executor:
             log.warning("%s could not be written: %s", type(command).__name__, error)
 
     async def _settle(self, run: Run, outcome: Outcome) -> None:
-        """Have the outcome written. While the store cannot write it, its lease is kept and it is sent again."""
-        tries = 0
+        """Have the outcome written. While the store cannot, the lease is kept and it is sent again."""
+        name, tries = f"job {run.job.id} ({run.job.task})", 0
         while not run.is_lost:
             run.is_settling = True
             try:
-                return await self._send(run, outcome)
-            except StoreUnavailable as error:
-                if isinstance(error, StoreClosed):
-                    return self._complain(run, error)
-                if not tries:
-                    log.warning(
-                        "job %s (%s): its outcome cannot be written yet: %s", run.job.id, run.job.task, error
-                    )
+                await self._send(run, outcome)
+                return
             except ErrandryError as error:
-                return self._complain(run, error)
+                if not isinstance(error, StoreUnavailable) or isinstance(error, StoreClosed):
+                    log.error("%s: its outcome could not be written: %s", name, error)
+                    return
+                if not tries:
+                    log.warning("%s: its outcome cannot be written yet: %s", name, error)
             tries, run.is_settling = tries + 1, False
             await asyncio.sleep(min(SETTLE_AGAIN, self._options.renewal))
-        if tries:
-            self._complain(run, "its lease ran out first")
+        log.error("%s: its outcome is lost with its lease", name)
 
     async def _send(self, run: Run, outcome: Outcome) -> None:
         if (note := run.notes()) is not None:
@@ -192,9 +189,6 @@ class Executor:
             answer = await self._app.engine.submit(Settle(run.ref, Fail(failure)))
         if answer not in (WRITTEN, ALREADY):
             log.warning("job %s (%s): its outcome came too late: %s", run.job.id, run.job.task, answer)
-
-    def _complain(self, run: Run, why: object) -> None:
-        log.error("job %s (%s): its outcome could not be written: %s", run.job.id, run.job.task, why)
 
     def _completed(self, job: Job, value: Any) -> Outcome:
         try:

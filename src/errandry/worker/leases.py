@@ -21,11 +21,22 @@ TICK = 1.0
 
 
 class Leases:
-    """`held` is filled and emptied by the worker's loop, and read here."""
+    """Taken and dropped by the worker's loop, kept by the engine's."""
 
     def __init__(self, engine: Engine, clock: Clock, worker: str, options: WorkerOptions) -> None:
         self._engine, self._clock, self._worker, self._options = engine, clock, worker, options
-        self.held: dict[str, Run] = {}
+        self._held: dict[str, Run] = {}
+
+    def take(self, run: Run) -> None:
+        """Keep the lease of a job just claimed. If this worker had it before, that claim no longer stands."""
+        if (before := self._held.get(run.job.id)) is not None:
+            self._lose(before, "claimed again")
+        self._held[run.job.id] = run
+
+    def drop(self, run: Run) -> None:
+        """Nothing more is to be written under its claim."""
+        if self._held.get(run.job.id) is run:
+            del self._held[run.job.id]
 
     async def keep(self) -> None:
         """Renew all leases in one command every so often; give up those that have run out all the same."""
@@ -35,7 +46,7 @@ class Leases:
             now = self._clock.monotonic()
             if now >= due and (renewing is None or renewing.done()):
                 renewing, due = asyncio.create_task(self._renew()), now + every
-            for run in list(self.held.values()):
+            for run in list(self._held.values()):
                 if run.lease_until <= now:
                     self._lose(run, "it could not be renewed in time")
             await asyncio.sleep(min(TICK, every / 4))
@@ -46,7 +57,7 @@ class Leases:
         while True:
             pulse = store.pulse()
             try:
-                if self.held:
+                if self._held:
                     await self._look_for_cancels()
                 if await store.wake(pulse, TICK):
                     await asyncio.sleep(LOOK_EVERY)
@@ -56,13 +67,13 @@ class Leases:
 
     async def _look_for_cancels(self) -> None:
         for ref in await self._engine.store.cancels(self._worker):
-            run = self.held.get(ref.job)
+            run = self._held.get(ref.job)
             if run is not None and run.ref == ref:
                 run.stop(Stop.CANCEL)
 
     async def _renew(self) -> None:
         now = self._clock.monotonic()
-        runs = [run for run in list(self.held.values()) if run.needs_lease(now)]
+        runs = [run for run in list(self._held.values()) if run.needs_lease(now)]
         if not runs:
             return
         try:
@@ -80,7 +91,7 @@ class Leases:
                     run.stop(Stop.CANCEL)
 
     def _lose(self, run: Run, why: str) -> None:
-        if self.held.get(run.job.id) is run and not run.is_lost and not run.is_settling:
+        if self._held.get(run.job.id) is run and not run.is_lost and not run.is_settling:
             run.is_lost = True
             log.warning("job %s (%s): its lease is lost: %s", run.job.id, run.job.task, why)
             run.stop(Stop.LOST)

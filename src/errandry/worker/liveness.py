@@ -18,7 +18,7 @@ SUFFIX = ".alive"
 class Liveness:
     """This worker's lock, held until `close` or the end of the process and its children.
 
-    Where there can be none, `path` is empty and nobody knows: a death is then noticed when the lease runs out.
+    Where there can be none, `path` is empty and nobody knows: a crash is noticed when the leases run out.
     """
 
     def __init__(self) -> None:

@@ -58,15 +58,16 @@ class Worker:
     def __init__(self, app: Errandry, options: WorkerOptions | None = None) -> None:
         self.app, self.options = app, options or WorkerOptions()
         # A mark of its own for every start: who finds this worker dead expires all leases under its id.
-        self.id = f"{self.options.id or socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(4)}"
+        name = (self.options.id or socket.gethostname())[:100]
+        self.id = f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._slots = Slots(self.options)
         self._claimer = Claimer(app, self.id, self.options, self._slots)
-        self._executor = Executor(app, self.options, self._slots.give, self._over)
         self._leases = Leases(app.engine, app.clock, self.id, self.options)
+        self._executor = Executor(app, self.options, self._slots.give, self._leases.drop)
         self._upkeeper = Upkeeper(app, self.id, self.options.upkeep_every)
         self._started_at = app.clock.time()
 
@@ -81,8 +82,6 @@ class Worker:
         if self._stopping.is_set():
             log.info("worker %s does not wait for its handlers", self.id)
             self._hurry.set()
-        else:
-            log.info("worker %s stops; handlers may finish for %g s", self.id, self.options.grace)
         self._stopping.set()
         self._slots.changed.set()
 
@@ -131,15 +130,12 @@ class Worker:
         run = Run(job, sent + self.options.lease, until, self._executor.write_notes)
         task = self.app.tasks.get(job.task)
         self._slots.take(run, in_thread=task is not None and not task.is_async)
-        self._leases.held[job.id] = run
+        self._leases.take(run)
         self._executor.start(run)
-
-    def _over(self, run: Run) -> None:
-        if self._leases.held.get(run.job.id) is run:
-            del self._leases.held[run.job.id]
 
     async def _drain(self) -> None:
         """Let handlers finish for `grace`, then stop them and give back what is left."""
+        log.info("worker %s claims no more; handlers may finish for %g s", self.id, self.options.grace)
         try:
             async with asyncio.timeout(self.options.grace):
                 while self._executor.tasks and not self._hurry.is_set():
@@ -152,7 +148,7 @@ class Worker:
             await asyncio.wait(self._executor.tasks, timeout=LAST_CALL)
         for run in self._slots.runs:
             self._slots.give(run)
-            self._over(run)
+            self._leases.drop(run)
             await self._submit(Settle(run.ref, Release()))
 
     async def _beat(self, alive: str) -> None:
@@ -187,15 +183,16 @@ class Worker:
         before, capture = sys.getswitchinterval(), JobLog()
         sys.setswitchinterval(min(before, SWITCH))
         logging.getLogger().addHandler(capture)
-        liveness = Liveness()
-        await self._submit(self._sign(liveness.path))  # before any claim, or nobody could tell it is dead
-        loops = [self._leases.keep, self._leases.watch, partial(self._beat, liveness.path)]
-        loops.append(Watchdog(self.app.clock, self.options.stall_after).run)
-        if self.options.upkeep:
-            loops.append(self._upkeeper.run)
-        tasks = [asyncio.create_task(self.app.engine.call(_forever, loop)) for loop in loops]
+        liveness, tasks = Liveness(), []
         try:
             with _Signals(self.stop if signals else None):
+                await self._submit(
+                    self._sign(liveness.path)
+                )  # before any claim, or a crash would not be seen
+                tasks += [
+                    asyncio.create_task(self.app.engine.call(_forever, loop))
+                    for loop in self._loops(liveness)
+                ]
                 yield
         finally:
             for task in tasks:
@@ -206,6 +203,15 @@ class Worker:
             liveness.close()
             logging.getLogger().removeHandler(capture)
             sys.setswitchinterval(before)
+
+    def _loops(self, liveness: Liveness) -> "list[Loop]":
+        """What goes on beside the handlers, on the engine's loop."""
+        dog = Watchdog(self.app.clock, self.options.stall_after)
+        loops: list[Loop] = [self._leases.keep, self._leases.watch, dog.run]
+        loops.append(partial(self._beat, liveness.path))
+        if self.options.upkeep:
+            loops.append(self._upkeeper.run)
+        return loops
 
     async def _until(self, *waits: Coroutine[Any, Any, Any]) -> None:
         """Until one of these is done, or the worker is to stop."""
@@ -229,7 +235,10 @@ class _Signals:
                 asyncio.get_running_loop().remove_signal_handler(number)
 
 
-async def _forever(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+Loop = Callable[[], Coroutine[Any, Any, None]]
+
+
+async def _forever(loop: Loop) -> None:
     """A loop the worker cannot be without: whatever happens in it, it goes on."""
     while True:
         try:

@@ -207,8 +207,8 @@ class _Open:
         self.watch.close()
         self.thread.shutdown()
         if self._read_db is not None:
-            self.file.close(self._read_db)
-        self.file.close(self.file.db)
+            self._read_db.close()
+        self.file.db.close()
         self.turnstile.close()
 
     def inherited(self) -> None:

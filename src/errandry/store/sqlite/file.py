@@ -77,14 +77,6 @@ class File:
             db.pragma("query_only", True)
             return db
 
-    def close(self, db: apsw.Connection) -> None:
-        """Close a connection. SQLite would delete the log by name: that of a file in its place is spared."""
-        try:
-            self.check()
-        except (StoreReplaced, OSError):
-            db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        db.close()
-
     @property
     def is_forked(self) -> bool:
         return self._pid != os.getpid()

@@ -53,16 +53,15 @@ class Claiming:
         assert at_once == replace(one_by_one, id="a", seq=at_once.seq) if one_by_one else False
         assert at_once.started_at == clock.time()
 
-    async def test_a_claim_clears_the_progress_and_start_of_the_last_attempt(
-        self, store: Store, given: Given
-    ) -> None:
+    async def test_a_claim_clears_what_the_last_attempt_left(self, store: Store, given: Given) -> None:
         job = await given.running()
         await ask.one(store, Note(ref(job), Progress(0.5, "half")))
         await ask.settle(store, job, Release())
 
         again = await given.taken(job, start=False)
 
-        assert (again.progress, again.started_at) == (None, None)
+        assert (again.progress, again.started_at, again.settled) == (None, None, None)
+        assert await ask.current(store, job) == again
 
     async def test_a_held_job_is_nobody_elses_until_its_lease_has_run_out(
         self, store: Store, clock: FakeClock, given: Given

@@ -363,6 +363,12 @@ class Noting:
         assert after.progress == Progress(0.5)
         assert after.logs == (Log(1.0, "one"), Log(2.0, "two", "warning"), Log(3.0, "three"))
 
+    async def test_progress_alone_is_kept(self, store: Store, given: Given) -> None:
+        job = await given.running()
+        await ask.one(store, Note(ref(job), Progress(0.25)))
+
+        assert (await ask.current(store, job)).progress == Progress(0.25)
+
     async def test_a_note_without_progress_leaves_the_progress(self, store: Store, given: Given) -> None:
         job = await given.claimed()
         await ask.one(store, Note(ref(job), Progress(0.25)))

@@ -1,10 +1,11 @@
-"""Every move from every state, generated from the transition table."""
+"""Every move from every state, generated from the transition table; memory says what a record is then."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import product
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from errandry.core.command import (
     ALREADY,
@@ -48,6 +49,7 @@ from errandry.core.job import Job, NewJob, Progress
 from errandry.core.state import TABLE, Move, State
 from errandry.errors import InvalidMove, UnknownJob
 from errandry.store.contract import Store
+from errandry.store.memory import MemoryStore
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import ask
 from errandry.testing.given import Given, ref
@@ -158,6 +160,7 @@ class Moving:
         assert answer == _granted(move, job, after)
         asked_to_stop = after is not None and after.cancel_requested
         assert await ask.kinds(store, head) == ([] if asked_to_stop else list(REPORTS[move]))
+        assert await _records(store) == await _expected(move, state)
 
     @pytest.mark.parametrize(("move", "state"), REFUSED, ids=_named(REFUSED))
     async def test_a_move_the_table_does_not_allow_changes_nothing(
@@ -170,6 +173,24 @@ class Moving:
 
         _check_refusal(answer, move, state, job)
         assert await ask.everything(store) == before
+
+
+async def _expected(move: Move, state: State | None) -> list[Job]:
+    """What the memory store has after the same."""
+    reference, clock = _reference()
+    job = await _brought(Given(reference), clock, move, state)
+    await ask.one(reference, COMMANDS[move](job))
+    return await _records(reference)
+
+
+def _reference() -> tuple[Store, FakeClock]:
+    clock = FakeClock()
+    return MemoryStore(clock), clock
+
+
+async def _records(store: Store) -> list[Job]:
+    """All jobs, but for their numbers: those of a store may have gaps."""
+    return [replace(job, seq=0, place=None if job.place is None else 0) for job in await ask.jobs(store)]
 
 
 async def _brought(given: Given, clock: FakeClock, move: Move, state: State | None) -> Job:
@@ -386,3 +407,6 @@ class MovingOtherwise:
         job = await way(store, clock, given)
 
         assert (await ask.current(store, job)).state is state
+        reference, its_clock = _reference()
+        await way(reference, its_clock, Given(reference))
+        assert await _records(store) == await _records(reference)

@@ -306,6 +306,21 @@ class Repeating:
 
         assert await ask.settle(store, job, GiveUp()) is ALREADY
 
+    @EACH
+    async def test_the_outcome_of_an_earlier_attempt_makes_no_repeat_of_a_later_one(
+        self, store: Store, clock: FakeClock, given: Given, name: str
+    ) -> None:
+        job = await given.running()
+        await ask.settle(store, job, OUTCOMES[name])
+        if (await ask.current(store, job)).finished:
+            await ask.operate(store, Rerun(ids=(job.id,)))
+        clock.advance(60)
+        again = await given.taken(job, lease=30.0)
+        clock.advance(30)
+        await ask.upkeep(store)
+
+        assert await ask.settle(store, again, OUTCOMES[name]) == Lost(Cause.NOT_HELD)
+
     async def test_a_claim_sent_again_answers_with_the_same_claims(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:

@@ -1,0 +1,217 @@
+"""Making an app, declaring tasks, opening and closing."""
+
+import asyncio
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+
+from errandry import Errandry
+from errandry.core.state import State
+from errandry.errors import InvalidValue, StoreClosed, UnknownTask
+from errandry.store.contract import Bounds
+from errandry.store.memory import MemoryStore
+from errandry.store.sqlite.driver import SqliteStore
+from errandry.testing import drain
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ERRANDRY_URL", raising=False)
+    return tmp_path
+
+
+def path_of(jobs: Errandry) -> str:
+    assert isinstance(jobs.store, SqliteStore)
+    return jobs.store.path
+
+
+def test_without_a_url_the_store_is_a_file_in_the_current_folder(here: Path) -> None:
+    assert path_of(Errandry()) == str(here / "errandry.db")
+
+
+def test_the_environment_names_the_store(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ERRANDRY_URL", "sqlite:///elsewhere.db")
+
+    assert path_of(Errandry()) == str(here / "elsewhere.db")
+
+
+def test_an_empty_environment_variable_is_as_none(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ERRANDRY_URL", "")
+
+    assert path_of(Errandry()) == str(here / "errandry.db")
+
+
+def test_a_url_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ERRANDRY_URL", "sqlite:///elsewhere.db")
+
+    assert isinstance(Errandry("memory:").store, MemoryStore)
+
+
+@pytest.mark.parametrize("url", ["", "mysql://localhost", "sqlite:"])
+def test_a_url_nobody_understands_is_refused(url: str) -> None:
+    with pytest.raises(InvalidValue, match=r"^url="):
+        Errandry(url)
+
+
+def test_a_store_and_what_would_make_another_are_refused() -> None:
+    with pytest.raises(InvalidValue, match="would have no effect"):
+        Errandry("memory:", store=MemoryStore())
+    with pytest.raises(InvalidValue, match="would have no effect"):
+        Errandry(store=MemoryStore(), bounds=Bounds(payload=10))
+
+
+async def test_declaring_needs_no_connection_and_first_use_makes_it(here: Path) -> None:
+    jobs = Errandry()
+
+    @jobs.task(queue="mail", timeout="30s")
+    async def send(to: str) -> None: ...
+
+    send.using(delay="5 minutes").new(to="ada")
+    assert list(here.iterdir()) == []
+
+    await send.enqueue(to="ada")
+    assert (here / "errandry.db").exists()
+    await jobs.close()
+
+
+def test_declaring_needs_no_reachable_store() -> None:
+    jobs = Errandry("sqlite:////nowhere/at/all/jobs.db")
+
+    @jobs.task
+    async def send(to: str) -> None: ...
+
+    assert jobs.tasks == {"send": send}
+
+
+async def test_two_apps_in_one_process_know_nothing_of_each_other() -> None:
+    async with Errandry("sqlite:///one.db") as one, Errandry("sqlite:///two.db") as two:
+
+        @one.task(name="greet")
+        async def hello(name: str) -> str:
+            return f"hello {name}"
+
+        @two.task(name="greet")
+        async def ciao(name: str) -> str:
+            return f"ciao {name}"
+
+        first, second = await hello.enqueue("ada"), await ciao.enqueue("ada")
+        await asyncio.gather(drain(one), drain(two))
+
+        assert (await first.result(5), await second.result(5)) == ("hello ada", "ciao ada")
+        assert await one.counts() == await two.counts() == {"default": {"completed": 1}}
+
+
+async def test_a_task_called_is_the_plain_function() -> None:
+    jobs = Errandry("memory:")
+
+    @jobs.task
+    async def double(n: int) -> int:
+        """Twice as much."""
+        return 2 * n
+
+    assert await double(21) == 42
+    assert (double.name, double.__doc__, repr(double)) == ("double", "Twice as much.", "<task double>")
+
+
+def test_a_function_declared_again_replaces_itself_as_in_a_notebook() -> None:
+    """A cell that is run twice makes a new function with the same module and qualified name."""
+    jobs = Errandry("memory:")
+    cell = "def send(to: str) -> int:\n    return {}"
+    versions: list[FunctionType] = []
+    for number in (1, 2):
+        space: dict[str, FunctionType] = {}
+        exec(cell.format(number), {"__name__": "__main__"}, space)
+        versions.append(space["send"])
+
+    jobs.task(versions[0])
+    jobs.task(versions[1])
+
+    assert jobs.tasks["send"].function is versions[1]
+
+
+def test_another_function_of_the_same_name_is_refused() -> None:
+    jobs = Errandry("memory:")
+
+    def module(name: str) -> FunctionType:
+        space: dict[str, FunctionType] = {}
+        exec("def send(to: str) -> None: ...", {"__name__": name}, space)
+        return space["send"]
+
+    jobs.task(module("shop.mail"))
+    with pytest.raises(InvalidValue, match=r"task='send': is declared already, by .*: pass name="):
+        jobs.task(module("shop.sms"))
+    jobs.task(name="send_sms")(module("shop.sms"))
+
+    assert list(jobs.tasks) == ["send", "send_sms"]
+
+
+def test_what_is_not_a_function_is_refused() -> None:
+    jobs = Errandry("memory:")
+
+    with pytest.raises(InvalidValue, match=r"task='send': must be a function; options go by name"):
+        jobs.task("send")  # type: ignore[call-overload]
+
+
+def test_parameters_that_have_no_name_of_their_own_are_refused() -> None:
+    jobs = Errandry("memory:")
+
+    def of_any_number(*to: str) -> None: ...
+    def of_any_name(**to: str) -> None: ...
+    def by_position(to: str, /) -> None: ...
+
+    for function in (of_any_number, of_any_name, by_position):
+        with pytest.raises(InvalidValue, match=r"='to': .*; a task's arguments are stored by name"):
+            jobs.task(function)
+
+
+async def test_a_task_can_be_enqueued_by_its_name(jobs: Errandry) -> None:
+    @jobs.task(queue="mail")
+    async def send(to: str) -> str:
+        return to
+
+    job = await jobs.enqueue("send", {"to": "ada"}, priority=3)
+
+    assert (job.queue, job.record.priority, job.record.payload) == ("mail", 3, '{"to":"ada"}')
+
+
+async def test_a_name_nobody_declared_is_refused(jobs: Errandry) -> None:
+    @jobs.task
+    async def send(to: str) -> None: ...
+
+    with pytest.raises(UnknownTask, match="there is no task 'sned'; declared are send"):
+        await jobs.enqueue("sned", {"to": "ada"})
+
+
+async def test_a_closed_app_says_so_and_can_be_opened_again() -> None:
+    """An ASGI lifespan starts and stops as often as its tests do; a notebook cell is run twice."""
+    jobs = Errandry("sqlite:///jobs.db")
+
+    @jobs.task
+    async def send(to: str) -> str:
+        return to
+
+    async with jobs:
+        first = await send.enqueue("ada")
+    with pytest.raises(StoreClosed):
+        await send.enqueue("grace")
+    async with jobs:
+        await drain(jobs)
+
+        assert await first.result(5) == "ada"
+        assert (await jobs.get(first.id)).state is State.COMPLETED
+
+
+async def test_a_store_that_cannot_be_opened_is_tried_again_at_the_next_use(here: Path) -> None:
+    jobs = Errandry("sqlite:///missing/jobs.db")
+
+    @jobs.task
+    async def send(to: str) -> None: ...
+
+    with pytest.raises(Exception, match="missing"):
+        await send.enqueue("ada")
+    (here / "missing").mkdir()
+
+    assert (await send.enqueue("ada")).state is State.WAITING
+    await jobs.close()

@@ -1,0 +1,84 @@
+"""Every error survives pickling, with its attributes and its words."""
+
+import copy
+import inspect
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from errandry import Cancel, Fail, Retry, Snooze, errors
+from errandry.errors import ErrandryError
+from errandry.outcome import Outcome
+
+SAMPLES = {
+    "name": "priority",
+    "value": "high",
+    "why": "must be a whole number",
+    "size": 7,
+    "bound": 5,
+    "task": "send",
+    "text": "stat:failed",
+    "position": 3,
+    "job_id": "job-1",
+    "move": "cancel",
+    "state": "completed",
+    "allowed": ("waiting", "scheduled"),
+    "key": "mail",
+    "queue": "default",
+    "known": ("send", "sum"),
+    "reason": "error",
+    "error": "ValueError: no",
+    "traceback": "Traceback …",
+    "fence": 9,
+    "cause": "expired",
+    "cursor": "abc",
+    "command": "Insert",
+    "store": "jobs.db",
+}
+
+
+def tree(kind: type[ErrandryError] = ErrandryError) -> Iterator[type[ErrandryError]]:
+    yield kind
+    for one in kind.__subclasses__():
+        yield from tree(one)
+
+
+def sample(kind: type[ErrandryError]) -> ErrandryError:
+    names = [] if kind.__init__ is Exception.__init__ else [*inspect.signature(kind).parameters]
+    return kind(*[SAMPLES[name] for name in names if name not in ("args", "kwargs")])
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(tree()), ids=lambda kind: kind.__name__)
+def test_an_error_survives_pickling_and_copying(kind: type[ErrandryError]) -> None:
+    error = sample(kind)
+
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(other) is kind
+        assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(tree()), ids=lambda kind: kind.__name__)
+def test_an_error_is_named_in_the_drawing_of_the_tree(kind: type[ErrandryError]) -> None:
+    assert f"{kind.__name__} " in f"{errors.__doc__}".replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "outcome", [Retry("busy", after="5s"), Retry(), Snooze("1 hour"), Fail("no"), Cancel()], ids=repr
+)
+def test_an_outcome_survives_pickling(outcome: Outcome) -> None:
+    other = pickle.loads(pickle.dumps(outcome))
+
+    assert type(other) is type(outcome)
+    assert (str(other), vars(other)) == (str(outcome), vars(outcome))
+
+
+def test_a_message_names_the_thing_its_value_and_what_is_right() -> None:
+    error = errors.InvalidValue("priority", "high", "must be a whole number")
+
+    assert str(error) == "priority='high': must be a whole number"
+    assert (error.name, error.value, error.why) == ("priority", "high", "must be a whole number")
+
+
+def test_a_message_stays_short_however_long_the_value() -> None:
+    assert len(str(errors.InvalidValue("payload", "x" * 1_000_000, "is too long"))) < 120

@@ -1,0 +1,261 @@
+"""Every option of `@jobs.task` and `using`, as people write it and as it is stored; what makes no sense."""
+
+from datetime import UTC, datetime, timedelta, timezone
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from errandry import Backoff, Errandry, Keep
+from errandry.core.job import Order
+from errandry.core.retry import Curve
+from errandry.core.state import State
+from errandry.errors import InvalidValue, TooLarge
+from errandry.task import Task
+from errandry.testing import FakeClock
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+NOON_SECONDS = NOON.timestamp()
+DAY = 86_400.0
+
+JOB_OPTIONS: list[tuple[str, Any, Any]] = [
+    ("queue", "mail", "mail"),
+    ("priority", -10, -10),
+    ("order", "lifo", Order.LIFO),
+    ("max_attempts", 1, 1),
+    ("max_crashes", 7, 7),
+    ("backoff", "linear", Backoff(Curve.LINEAR)),
+    ("backoff", "fixed", Backoff(Curve.FIXED)),
+    ("backoff", "exponential", Backoff()),
+    ("backoff", "10s", Backoff(Curve.FIXED, 10.0, jitter=0.0)),
+    ("backoff", timedelta(minutes=1), Backoff(Curve.FIXED, 60.0, jitter=0.0)),
+    ("backoff", 0, Backoff(Curve.FIXED, 0.0, jitter=0.0)),
+    ("backoff", Backoff(Curve.LINEAR, 2.0, cap=9.0), Backoff(Curve.LINEAR, 2.0, cap=9.0)),
+    ("backoff", "squares", Backoff(function="squares")),
+    ("backoff", None, None),
+    ("timeout", "30s", 30.0),
+    ("timeout", 1.5, 1.5),
+    ("timeout", timedelta(hours=1), 3_600.0),
+    ("timeout", None, None),
+    ("keep", "1 day", Keep(DAY, DAY, DAY)),
+    ("keep", 0, Keep(0.0, 0.0, 0.0)),
+    ("keep", {"failed": "1w"}, Keep(failed=7 * DAY)),
+    ("keep", Keep(completed=1.0), Keep(completed=1.0)),
+    ("tags", ["nightly", "eu"], ("nightly", "eu")),
+    ("tags", ("one",), ("one",)),
+    ("tags", (), ()),
+    ("group", "tenant-7", "tenant-7"),
+    ("group", "", ""),
+]
+USE_OPTIONS: list[tuple[str, Any, Any]] = [
+    ("id", "mail-1", "mail-1"),
+    ("deadline", NOON, NOON_SECONDS),
+    ("deadline", "2026-01-31T12:00Z", NOON_SECONDS),
+    ("deadline", None, None),
+    ("metadata", {"tenant": 7}, '{"tenant":7}'),
+    ("metadata", MappingProxyType({"tenant": 7}), '{"tenant":7}'),
+    ("metadata", None, None),
+]
+# fmt: off
+SENSELESS: list[tuple[str, Any, str]] = [
+    ("queue", "", "must be a name"),
+    ("queue", None, "must be a name"),
+    ("queue", "a" * 201, "at most 200 characters"),
+    ("queue", "a\nb", "no control characters"),
+    ("priority", "high", "whole number"),
+    ("priority", None, "whole number"),
+    ("priority", 2**31, "whole number"),
+    ("priority", True, "whole number"),
+    ("order", "random", "must be fifo or lifo"),
+    ("order", None, "must be fifo or lifo"),
+    ("max_attempts", 0, "from 1 to 10,000"),
+    ("max_crashes", 0, "from 1 to 10,000"),
+    ("backoff", "exponentail", "is no curve, and no function declared with @jobs.backoff"),
+    ("backoff", "soon enough", "not a duration"),
+    ("backoff", -1, "from 0 to a century"),
+    ("timeout", 0, "more than 0 seconds, or None"),
+    ("timeout", "fast", "not a duration"),
+    ("timeout", float("nan"), "from 0 to a century"),
+    ("keep", "forever", "not a duration"),
+    ("keep", {"done": 1}, "must be completed or failed or canceled"),
+    ("keep", {"failed": -1}, "from 0 to a century"),
+    ("tags", "nightly", "must be a list of names"),
+    ("tags", None, "must be a list of names"),
+    ("tags", [""], "must be a name"),
+    ("tags", ["t"] * 21, "at most 20 tags"),
+    ("group", None, "must be a name"),
+    ("group", 7, "must be a name"),
+    ("prioritee", 1, "is not an option here: did you mean priority?"),
+    ("xyzzy", 1, "is not an option here: there are queue, priority"),
+]
+# fmt: on
+SENSELESS_TO_USE: list[tuple[str, Any, str]] = [
+    ("id", "", "must be a name"),
+    ("id", None, "must be a name"),
+    ("id", 7, "must be a name"),
+    ("delay", "soon", "not a duration"),
+    ("delay", -1, "from 0 to a century"),
+    ("delay", NOON, "is a point in time, not a length: use run_at"),
+    ("run_at", datetime(2026, 1, 31, 12), "needs a time zone"),  # noqa: DTZ001 - that is the point
+    ("run_at", datetime(1969, 1, 1, tzinfo=UTC), "seconds since 1970"),
+    ("run_at", "tomorrow", "must be a time from 1970"),
+    ("run_at", float("inf"), "seconds since 1970"),
+    ("deadline", datetime(2026, 1, 31, 12), "needs a time zone"),  # noqa: DTZ001 - that is the point
+    ("metadata", [1], "must be a mapping"),
+    ("metadata", {"at": object()}, "cannot be written as JSON"),
+    ("metadata", {"text": "x" * 70_000}, "at most 65,536 bytes"),
+    ("name", "other", "is not an option here"),
+    ("retry_on", ValueError, "is not an option here"),
+]
+SENSELESS_TO_DECLARE: list[tuple[str, Any, str]] = [
+    ("name", "", "must be a name"),
+    ("retry_on", "ValueError", "must be exception classes"),
+    ("retry_on", (ValueError, 1), "must be exception classes"),
+    ("fail_on", BaseException, "must be exception classes"),
+    ("on_invalid", "ignore", "must be fail or discard"),
+    ("delay", 5, "is not an option here"),
+    ("id", "x", "is not an option here"),
+]
+
+
+@pytest.fixture
+def send(jobs: Errandry) -> Task[..., Any]:
+    @jobs.task
+    async def send() -> None: ...
+
+    return send
+
+
+@pytest.fixture(autouse=True)
+def squares(jobs: Errandry) -> None:
+    @jobs.backoff
+    def squares(attempt: int) -> float:
+        return float(attempt**2)
+
+
+def shown(case: object) -> str:
+    return repr(case)[:40]
+
+
+async def stored(jobs: Errandry, task: Task[..., Any]) -> Any:
+    """A job of this task, as the store has it."""
+    return await jobs.record((await task.enqueue()).id)
+
+
+@pytest.mark.parametrize(("option", "value", "kept"), JOB_OPTIONS, ids=shown)
+async def test_an_option_of_a_task_is_kept_with_its_jobs(
+    jobs: Errandry, option: str, value: Any, kept: Any
+) -> None:
+    @jobs.task(**{option: value})  # type: ignore[misc]
+    async def send() -> None: ...
+
+    assert getattr(await stored(jobs, send), option) == kept
+
+
+@pytest.mark.parametrize(("option", "value", "kept"), JOB_OPTIONS + USE_OPTIONS, ids=shown)
+async def test_an_option_of_one_call_is_kept_with_its_job(
+    jobs: Errandry, send: Task[..., Any], option: str, value: Any, kept: Any
+) -> None:
+    assert getattr(await stored(jobs, send.using(**{option: value})), option) == kept
+
+
+@pytest.mark.parametrize(("option", "value", "why"), SENSELESS + SENSELESS_TO_DECLARE, ids=shown)
+def test_a_senseless_option_of_a_task_is_refused_where_it_is_declared(
+    jobs: Errandry, option: str, value: Any, why: str
+) -> None:
+    with pytest.raises(InvalidValue, match=why) as refusal:
+        jobs.task(**{option: value})(lambda: None)  # type: ignore[misc]
+
+    assert option.removesuffix("s") in str(refusal.value)
+    assert jobs.tasks == {}
+
+
+@pytest.mark.parametrize(("option", "value", "why"), SENSELESS + SENSELESS_TO_USE, ids=shown)
+async def test_a_senseless_option_of_a_call_is_refused_before_the_call(
+    jobs: Errandry, send: Task[..., Any], option: str, value: Any, why: str
+) -> None:
+    with pytest.raises(InvalidValue, match=why) as refusal:
+        send.using(**{option: value})
+
+    assert option.removesuffix("s") in str(refusal.value)
+
+
+async def test_without_options_the_defaults_are_those_of_the_table(
+    jobs: Errandry, send: Task[..., Any]
+) -> None:
+    job = await stored(jobs, send)
+
+    assert (job.queue, job.priority, job.order) == ("default", 0, Order.FIFO)
+    assert (job.max_attempts, job.max_crashes, job.backoff) == (5, 3, None)
+    assert (job.timeout, job.deadline, job.keep, job.tags, job.group) == (None, None, None, (), "")
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [300, 300.0, "300", "5 minutes", "5m", "300s", timedelta(minutes=5)],
+    ids=shown,
+)
+async def test_a_delay_is_a_number_a_timedelta_or_words(
+    jobs: Errandry, send: Task[..., Any], clock: FakeClock, delay: Any
+) -> None:
+    job = await stored(jobs, send.using(delay=delay))
+
+    assert (job.state, job.run_at) == (State.SCHEDULED, clock.time() + 300)
+
+
+@pytest.mark.parametrize(
+    "run_at",
+    [
+        NOON,
+        NOON.astimezone(timezone(timedelta(hours=-5))),
+        NOON_SECONDS,
+        "2026-01-31T12:00Z",
+        "2026-01-31T13:00+01:00",
+        "2026-01-31 12:00",
+    ],
+    ids=shown,
+)
+async def test_a_moment_is_an_aware_datetime_a_number_or_iso_text(
+    jobs: Errandry, send: Task[..., Any], run_at: Any
+) -> None:
+    job = await stored(jobs, send.using(run_at=run_at))
+
+    assert (job.state, job.run_at) == (State.SCHEDULED, NOON_SECONDS)
+
+
+async def test_a_moment_that_has_passed_means_now(jobs: Errandry, send: Task[..., Any]) -> None:
+    assert (await stored(jobs, send.using(run_at="2001-01-01"))).state is State.WAITING
+
+
+async def test_a_delay_of_none_or_zero_means_now(jobs: Errandry, send: Task[..., Any]) -> None:
+    assert (await stored(jobs, send.using(delay=None, run_at=None))).state is State.WAITING
+    assert (await stored(jobs, send.using(delay=0))).state is State.WAITING
+
+
+def test_a_delay_and_a_moment_at_once_are_refused(send: Task[..., Any]) -> None:
+    with pytest.raises(InvalidValue, match=r"give either run_at or delay \(5\)"):
+        send.using(delay=5, run_at=NOON)
+
+
+async def test_of_a_chain_of_options_the_last_counts(jobs: Errandry, send: Task[..., Any]) -> None:
+    chain = send.using(delay=5, priority=1, queue="mail").using(run_at=NOON, priority=2)
+
+    job = await stored(jobs, chain)
+
+    assert (job.run_at, job.priority, job.queue) == (NOON_SECONDS, 2, "mail")
+    assert (await stored(jobs, chain.using(delay=5))).run_at != NOON_SECONDS
+
+
+async def test_options_of_a_call_change_nothing_for_the_next(jobs: Errandry, send: Task[..., Any]) -> None:
+    await send.using(queue="mail", priority=9).enqueue()
+
+    job = await stored(jobs, send)
+
+    assert (job.queue, job.priority) == ("default", 0)
+
+
+def test_what_is_refused_for_its_size_says_how_large_it_is(send: Task[..., Any]) -> None:
+    with pytest.raises(TooLarge) as refusal:
+        send.using(metadata={"text": "x" * 70_000})
+
+    assert (refusal.value.size, refusal.value.bound) == (70_011, 65_536)

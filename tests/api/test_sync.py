@@ -1,0 +1,271 @@
+"""The blocking facade: from threads, thread pools, WSGI, forks and plain scripts."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from errandry import Errandry, State
+from errandry.errors import InvalidArguments, InvalidMove, JobCanceled, StoreClosed, UnknownJob
+from errandry.task import Task
+from errandry.testing import drain
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[Errandry]:
+    jobs = Errandry(f"sqlite:///{tmp_path}/jobs.db")
+    yield jobs
+    jobs.sync.close()
+
+
+@pytest.fixture
+def add(app: Errandry) -> Task[[int, int], int]:
+    @app.task
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    return add
+
+
+def test_everything_works_without_a_loop(app: Errandry, add: Task[[int, int], int]) -> None:
+    job = add.enqueue_sync(1, b=2)
+    other, third = app.enqueue_many_sync([add.new(3, 4), add.using(delay=60).new(5, 6)])
+    asyncio.run(drain(app))
+
+    assert app.sync.result(job, timeout=5) == 3
+    assert app.sync.wait(other, timeout=5).state is State.COMPLETED
+    assert app.sync.get(third.id).state is State.SCHEDULED
+    assert app.sync.counts() == {"default": {"completed": 2, "scheduled": 1}}
+    assert [record.id for record in app.sync.list("state:scheduled").jobs] == [third.id]
+    app.sync.cancel(third.id)
+    with pytest.raises(JobCanceled):
+        app.sync.result(third, timeout=5)
+    app.sync.rerun(third.id)
+    app.sync.run(app.edit, third.id, priority=5)
+    assert app.sync.get(third.id).record.priority == 5
+    app.sync.remove(third.id)
+    with pytest.raises(UnknownJob):
+        app.sync.get(third.id)
+
+
+def test_errors_are_those_of_the_other_api(app: Errandry, add: Task[[int, int], int]) -> None:
+    with pytest.raises(InvalidArguments):
+        add.enqueue_sync(1, "2")  # type: ignore[arg-type]
+    job = add.enqueue_sync(1, 2)
+    with pytest.raises(InvalidMove):
+        app.sync.rerun(job.id)
+    with pytest.raises(TimeoutError, match="has not finished within"):
+        app.sync.result(job, timeout=0.01)
+
+
+def test_from_many_threads_at_once(app: Errandry, add: Task[[int, int], int]) -> None:
+    start = threading.Barrier(16)
+
+    def enqueue(number: int) -> list[str]:
+        start.wait()
+        return [add.enqueue_sync(number, other).id for other in range(10)]
+
+    with ThreadPoolExecutor(16) as pool:
+        ids = [job_id for several in pool.map(enqueue, range(16)) for job_id in several]
+
+    assert len(set(ids)) == 160
+    assert app.sync.counts() == {"default": {"waiting": 160}}
+
+
+async def test_from_the_thread_pool_of_a_running_loop(app: Errandry, add: Task[[int, int], int]) -> None:
+    made = await asyncio.gather(*[asyncio.to_thread(add.enqueue_sync, n, 1) for n in range(10)])
+    results = asyncio.gather(*[asyncio.to_thread(app.sync.result, job, 10) for job in made])
+    await drain(app)
+
+    assert await results == list(range(1, 11))
+
+
+async def test_inside_a_running_loop_it_blocks_but_works(app: Errandry, add: Task[[int, int], int]) -> None:
+    """A Django view under ASGI, say: not good, yet no deadlock."""
+    job = add.enqueue_sync(1, 2)
+    await drain(app)
+
+    assert app.sync.result(job, 5) == 3
+
+
+def test_in_a_view_of_a_wsgi_server(app: Errandry, add: Task[[int, int], int]) -> None:
+    """As Flask and Django do it: each request in a thread of the server, none of them with a loop."""
+
+    def view(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
+        job = add.enqueue_sync(int(environ["QUERY_STRING"]), 1)
+        start_response("202 Accepted", [("Location", f"/jobs/{job.id}")])
+        return [job.id.encode()]
+
+    def request(number: int) -> tuple[str, bytes]:
+        answer: list[str] = []
+        body = view({"QUERY_STRING": f"{number}"}, lambda status, headers: answer.append(status))
+        return answer[0], b"".join(body)
+
+    with ThreadPoolExecutor(4) as server:
+        answers = list(server.map(request, range(20)))
+
+    assert {status for status, _ in answers} == {"202 Accepted"}
+    assert {record.id for record in app.sync.list().jobs} == {body.decode() for _, body in answers}
+
+
+def test_in_a_sync_handler(app: Errandry, add: Task[[int, int], int]) -> None:
+    @app.task
+    def outer(n: int) -> str:
+        return add.enqueue_sync(n, n).id
+
+    job = outer.enqueue_sync(4)
+    asyncio.run(drain(app, strict=True))
+
+    assert app.sync.result(app.sync.get(app.sync.result(job, 5)), 5) == 8
+
+
+async def test_in_an_async_handler_that_should_have_awaited(app: Errandry, add: Task[[int, int], int]) -> None:
+    @app.task
+    async def outer(n: int) -> str:
+        return add.enqueue_sync(n, n).id
+
+    job = await outer.enqueue(4)
+    await drain(app, strict=True)
+
+    assert (await app.get(await job.result(5))).state is State.COMPLETED
+
+
+async def test_on_the_engines_own_loop_it_is_refused_rather_than_stuck(
+    app: Errandry, add: Task[[int, int], int]
+) -> None:
+    async def misplaced() -> None:
+        add.enqueue_sync(1, 2)
+
+    with pytest.raises(RuntimeError, match="would wait for its own thread"):
+        await app.engine.call(misplaced)
+
+
+def test_after_close_it_says_so(app: Errandry, add: Task[[int, int], int]) -> None:
+    add.enqueue_sync(1, 2)
+    app.sync.close()
+
+    with pytest.raises(StoreClosed):
+        add.enqueue_sync(1, 2)
+
+
+# Programs of their own.
+
+
+def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "program.py").write_text(dedent(program))
+    return subprocess.run(
+        [sys.executable, *options, "program.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.slow(reason="starts an interpreter")
+def test_a_script_without_a_close_ends_promptly_and_its_job_is_kept(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import time
+        from errandry import Errandry
+
+        jobs = Errandry()
+
+        @jobs.task
+        def send(to: str) -> None: ...
+
+        print(send.enqueue_sync("ada").id, time.time())
+        """,
+        "-Werror",
+    )
+    ended = time.time()
+
+    assert (done.returncode, done.stderr) == (0, "")
+    job_id, said = done.stdout.split()
+    assert ended - float(said) < 2.0
+    jobs = Errandry(f"sqlite:///{tmp_path}/errandry.db")
+    assert jobs.sync.get(job_id).state is State.WAITING
+    jobs.sync.close()
+
+
+@pytest.mark.slow(reason="starts an interpreter")
+def test_a_script_whose_tasks_are_in_main_enqueues_and_works(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import asyncio
+        from errandry import Errandry, Worker, WorkerOptions
+
+        jobs = Errandry()
+
+        @jobs.task
+        async def greet(name: str) -> str:
+            return f"hello {name}"
+
+        @jobs.task
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        async def main() -> None:
+            async with jobs:
+                made = await greet.enqueue("ada"), await add.enqueue(1, 2)
+                await Worker(jobs, WorkerOptions(burst=True)).run()
+                print([await job.result(5) for job in made])
+
+        asyncio.run(main())
+        asyncio.run(main())
+        """,
+        "-Werror",
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["['hello ada', 3]"] * 2
+
+
+@pytest.mark.slow(reason="starts an interpreter")
+def test_after_a_fork_child_and_parent_both_go_on(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import asyncio, os, sys
+        from errandry import Errandry
+        from errandry.testing import drain
+
+        jobs = Errandry()
+
+        @jobs.task
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        first = add.enqueue_sync(1, 1)
+        try:
+            jobs.sync.wait(first, 0.01)  # somebody has waited before the fork
+        except TimeoutError:
+            pass
+        child = os.fork()
+        if child == 0:
+            made = add.enqueue_sync(2, 2)
+            asyncio.run(drain(jobs))
+            ok = jobs.sync.result(made, 10) == 4 and jobs.sync.result(first, 10) == 2
+            os._exit(0 if ok else 1)
+        mine = add.enqueue_sync(3, 3)
+        assert os.waitpid(child, 0)[1] == 0
+        asyncio.run(drain(jobs))
+        assert [jobs.sync.result(job, 10) for job in (first, mine)] == [2, 6]
+        assert jobs.sync.counts() == {"default": {"completed": 3}}, jobs.sync.counts()
+        print("both")
+        """,
+        "-Wignore::DeprecationWarning",  # a fork of a process with threads; that is what is tried here
+    )
+
+    assert (done.stdout.strip(), done.stderr, done.returncode) == ("both", "", 0)

@@ -1,0 +1,54 @@
+"""A worker beside a test, and a wait for what it does."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from errandry import Errandry, State, Worker, WorkerOptions
+from errandry.core.event import Kind
+from errandry.core.job import Job as Record
+
+
+@asynccontextmanager
+async def working(jobs: Errandry, **options: Any) -> AsyncIterator[Worker]:
+    """A worker that runs while this lasts; what it still runs at the end is given back at once."""
+    worker = Worker(jobs, WorkerOptions(**options))
+    running = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        worker.stop()
+        await running
+
+
+async def burst(jobs: Errandry, **options: Any) -> None:
+    """Work until nothing is left to do now."""
+    await Worker(jobs, WorkerOptions(burst=True, **options)).run()
+
+
+async def until(jobs: Errandry, job_id: str, holds: Callable[[Record], bool], timeout: float = 10.0) -> Record:
+    """The job's record as soon as `holds` is true of it. Woken by events, not by a timer."""
+    async with asyncio.timeout(timeout):
+        head = await jobs.engine.call(jobs.store.head)
+        record = await jobs.record(job_id)
+        if holds(record):
+            return record
+        async for happened in jobs.events(after=head):
+            if happened.event.job == job_id:
+                record = await jobs.record(job_id)
+                if holds(record):
+                    return record
+    raise AssertionError(f"{job_id} never came to that: {record}")
+
+
+async def reached(jobs: Errandry, job_id: str, *states: State, timeout: float = 10.0) -> Record:
+    """The job's record once it is in one of these states."""
+    return await until(jobs, job_id, lambda record: record.state in states, timeout)
+
+
+async def kinds(jobs: Errandry, job_id: str) -> list[Kind]:
+    """Everything that has happened to a job, in order."""
+    page = await jobs.engine.call(jobs.store.events, None, 10_000)
+    return [one.event.kind for one in page.entries if one.event.job == job_id]

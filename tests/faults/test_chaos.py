@@ -1,0 +1,89 @@
+"""Two workers and three producers on one store, killed again and again: P1 to P8 hold for all they did.
+
+The seed decides who is hit, when and how; what the processes make of it is theirs.
+"""
+
+import asyncio
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.faults.history import Acked, Started, violations
+from tests.faults.process import Process
+from tests.faults.scene import Scene
+
+LEASE = 1.5
+
+
+@pytest.mark.slow("ten seconds of chaos, and the time to recover")
+async def test_killed_at_random_nobody_loses_anything(scene: Scene) -> None:
+    await survive(scene, seed=1, seconds=10)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(2, 8))
+async def test_killed_at_random_for_longer_nobody_loses_anything(scene: Scene, seed: int) -> None:
+    await survive(scene, seed, seconds=20)
+
+
+async def survive(scene: Scene, seed: int, seconds: float) -> None:
+    chaos = Chaos(scene, seed)
+    await chaos.reign(seconds)
+    for process in chaos.running["produce"]:
+        process.signal(signal.SIGTERM)
+        assert await process.over() in (0, -signal.SIGTERM), process.log()  # the latter: it had just started
+
+    found = await scene.all_finished(limit=90)
+
+    facts = scene.journal.read()
+    assert violations(facts, found) == []
+    acked = sum(isinstance(fact, Acked) for fact in facts)
+    runs = sum(isinstance(fact, Started) for fact in facts)
+    crashes = sum(job.crashes for job in found.jobs)
+    print(f"seed {seed}: {dict(chaos.hits)}, {acked} acked, {runs} runs, {crashes} crashes")  # noqa: T201
+    assert acked > 10 * seconds
+    assert crashes > 0
+    assert min(chaos.hits[way] for way in ("kill", "kill unseen")) > 0
+
+
+class Chaos:
+    """Hits processes and starts others in their place."""
+
+    def __init__(self, scene: Scene, seed: int) -> None:
+        self._scene, self._dice = scene, random.Random(seed)
+        self.hits: Counter[str] = Counter()
+        self.running = {
+            "work": [self._start("work") for _ in range(2)],
+            "produce": [self._start("produce") for _ in range(3)],
+        }
+
+    def _start(self, role: str) -> Process:
+        options = {"lease": LEASE, "grace": 0.1} if role == "work" else {"seed": self._dice.random()}
+        return self._scene.start(role, options)
+
+    async def reign(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            await asyncio.sleep(self._dice.uniform(0.2, 1.0))
+            role = self._dice.choice(("work", "work", "produce"))
+            way = self._dice.choice(("kill", "kill", "kill unseen", "stop"))
+            await self._hit(role, way)
+
+    async def _hit(self, role: str, way: str) -> None:
+        self.hits[way] += 1
+        process = self.running[role].pop(0)
+        if way == "kill unseen":  # nobody can tell that it is dead: its leases have to run out
+            for info in await self._scene.app.workers():
+                if info.beat.pid == process.pid:
+                    Path(info.beat.alive).unlink(missing_ok=True)
+        if way == "stop":
+            process.signal(signal.SIGTERM)
+            await process.over()
+        else:
+            process.kill()
+        self.running[role].append(self._start(role))

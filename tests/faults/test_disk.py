@@ -1,0 +1,69 @@
+"""A disk without room, and a store that is gone: the worker says so, waits, and goes on when it can."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from errandry.core.state import State
+from tests.faults.process import until_said
+from tests.faults.scene import Scene
+
+pytestmark = pytest.mark.slow("starts workers")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Only SQLite: the disk of a server is the server's."""
+    return f"sqlite:///{tmp_path}/jobs.db"
+
+
+async def test_an_outcome_is_written_when_there_is_room_again(scene: Scene) -> None:
+    big = await scene.enqueue("hold", gate=scene.gate, size=500_000)
+    worker = await scene.worker(lease=3.0)
+    await scene.started(big)
+    worker.signal(signal.SIGUSR1)
+    await worker.logged("the store may have")
+    scene.open_gate(attempt=1)
+
+    log = await worker.logged("its outcome cannot be written yet")
+    assert "no space left" in log
+    assert (await scene.app.record(big)).state is State.RUNNING
+    small = await scene.finished(await scene.enqueue("quick"))
+    assert small.state is State.COMPLETED
+    before = await scene.app.record(big)
+
+    async def is_renewed() -> bool:
+        record = await scene.app.record(big)
+        return (record.lease_until or 0.0) > (before.lease_until or 0.0)
+
+    await until_said(is_renewed)  # it goes on holding the job
+    worker.signal(signal.SIGUSR2)
+
+    record = await scene.finished(big)
+    assert (record.state, record.attempts, record.crashes) == (State.COMPLETED, 1, 0)
+    assert record.result is not None
+    assert len(json.loads(record.result)["ballast"]) == 500_000
+    assert len(scene.journal.started(big)) == 1
+    await scene.check()
+
+
+async def test_a_worker_whose_store_was_deleted_says_so_and_does_not_spin(scene: Scene) -> None:
+    job = await scene.enqueue("hold", gate=scene.gate)
+    worker = await scene.worker(lease=1.5)
+    await scene.started(job)
+    Path(scene.folder / "jobs.db").unlink()
+    began, used = time.monotonic(), worker.used()
+
+    log = await worker.logged("could not be renewed in time")
+    [ended] = await scene.ended(job)
+
+    assert ended.how == "canceled"
+    assert f"{scene.folder}/jobs.db: the file jobs.db was deleted while it was in use" in log
+    assert log.count("\n") < 20 * (time.monotonic() - began + 1)
+    assert worker.used() - used < 0.3 * (time.monotonic() - began)
+    assert not worker.is_over
+    worker.signal(signal.SIGTERM)
+    assert await worker.over() == 0

@@ -1,0 +1,208 @@
+"""The history checker can fail: a sound history passes, and each broken one is found out by name."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from errandry.core.event import Event, Kind
+from errandry.core.job import Job, NewJob
+from errandry.core.move import created
+from errandry.core.state import Reason, State
+from errandry.store.contract import Happened
+from tests.faults.history import (
+    Acked,
+    Asked,
+    Claimed,
+    Ended,
+    Fact,
+    Found,
+    Journal,
+    Renewed,
+    Settled,
+    Started,
+    violations,
+)
+
+LEASE = 10.0
+NEW = NewJob(id="a", task="task", payload="{}")
+TAKEN_OVER = replace(
+    created(NEW, 1, 0.0),
+    state=State.COMPLETED,
+    attempts=2,
+    crashes=1,
+    fence=20,
+    finished_at=22.0,
+    result='{"fence":20}',
+)
+"""Claimed at 5 by process 1, which renewed its lease at 8, and at 19 by process 2, which completed it."""
+
+FACTS: Sequence[Fact] = (
+    Asked("a", 9, 1.0),
+    Acked("a", 9, 2.0),
+    Claimed("a", 10, 1, LEASE, 5.0, 5.1),
+    Started("a", 10, 1, 1, 5.2),
+    Renewed("a", 10, 1, "held", LEASE, 8.0, 8.1),
+    Claimed("a", 20, 2, LEASE, 19.0, 19.1),
+    Started("a", 20, 2, 2, 19.2),
+    Renewed("a", 10, 1, "lost", LEASE, 19.5, 19.6),
+    Ended("a", 10, 1, "canceled", 19.7),
+    Settled("a", 10, 1, "complete", "lost", 19.8, 19.9),
+    Ended("a", 20, 2, "returned", 21.0),
+    Settled("a", 20, 2, "complete", "written", 21.1, 21.2),
+)
+KINDS = (
+    *(Kind.WAITING, Kind.CLAIMED, Kind.ACTIVE, Kind.STALLED, Kind.WAITING),
+    *(Kind.CLAIMED, Kind.ACTIVE, Kind.COMPLETED),
+)
+COUNTS = {"default": {"completed": 1}}
+TOTALS = {"default": {"inserted": 1, "completed": 1, "expired": 1}}
+
+
+def found(
+    job: Job | None = TAKEN_OVER,
+    kinds: Sequence[Kind] = KINDS,
+    counts: dict[str, dict[str, int]] = COUNTS,
+    totals: dict[str, dict[str, int]] = TOTALS,
+) -> Found:
+    events = [Happened(str(n), float(n), Event(kind, "a", "default", "task")) for n, kind in enumerate(kinds)]
+    return Found([] if job is None else [job], events, counts, totals)
+
+
+def without(kind: type[Fact], fence: int) -> list[Fact]:
+    return [fact for fact in FACTS if not (isinstance(fact, kind) and getattr(fact, "fence", 0) == fence)]
+
+
+def instead(kind: type[Fact], fence: int, **changes: object) -> list[Fact]:
+    """The facts, with those of this kind and fence changed."""
+    return [
+        replace(fact, **changes) if isinstance(fact, kind) and getattr(fact, "fence", 0) == fence else fact
+        for fact in FACTS
+    ]
+
+
+def test_a_sound_history_passes() -> None:
+    assert violations(FACTS, found()) == []
+
+
+def test_a_job_nobody_was_told_of_may_be_there_or_not() -> None:
+    assert violations([fact for fact in FACTS if not isinstance(fact, Acked)], found()) == []
+
+
+def test_a_worker_that_was_killed_writes_no_end() -> None:
+    killed = [fact for fact in FACTS if fact.pid != 1 or fact.at < 8.0]
+
+    assert violations(killed, found()) == []
+
+
+def test_a_job_given_back_may_run_again_at_once() -> None:
+    released = [
+        *FACTS[:5],
+        Ended("a", 10, 1, "canceled", 9.0),
+        Settled("a", 10, 1, "release", "written", 9.1, 9.2),
+        Claimed("a", 20, 2, LEASE, 9.1, 9.15),
+        *FACTS[6:7],
+        *FACTS[10:],
+    ]
+    kinds = [kind for kind in KINDS if kind is not Kind.STALLED]
+    job = replace(TAKEN_OVER, attempts=1, releases=1, crashes=0)
+
+    assert violations(released, found(job, kinds, totals={"default": {"inserted": 1, "completed": 1}})) == []
+
+
+Broken = Callable[[], list[str]]
+BROKEN: dict[str, Broken] = {
+    "P1: job a was acked and is gone": lambda: violations(FACTS[:2], found(None, (), {}, {})),
+    "P2: job a is still waiting": lambda: violations(
+        FACTS[:2],
+        found(
+            created(NEW, 1, 0.0),
+            [Kind.WAITING],
+            {"default": {"waiting": 1}},
+            {"default": {"inserted": 1}},
+        ),
+    ),
+    "P3: job a was claimed while it was held": lambda: violations(
+        FACTS, found(kinds=[*KINDS[:3], Kind.CLAIMED, *KINDS[3:]])
+    ),
+    "P3: job a ran in 2 under fence 20, which it had not claimed": lambda: violations(
+        without(Claimed, 20), found()
+    ),
+    "P3: job a ran 2 times under fence 20": lambda: violations(
+        [*FACTS, Started("a", 20, 2, 2, 20.0)], found()
+    ),
+    "P3: job a ran under fence 20 while 10 held its lease": lambda: violations(
+        instead(Claimed, 20, sent=15.0, at=15.1), found()
+    ),
+    "P4: job a was held under fence 10, after 20": lambda: violations(
+        instead(Renewed, 10, mark="held", sent=19.5), found()
+    ),
+    "P4: job a was written under fence 10, after 20": lambda: violations(
+        instead(Settled, 10, mark="written", move="retry"), found()
+    ),
+    "P4: job a was completed under fence 10 and is completed": lambda: violations(
+        instead(Settled, 10, mark="written", sent=19.05), found()
+    ),
+    "P4: job a has the result of 10, not of 20": lambda: violations(
+        FACTS, found(replace(TAKEN_OVER, result='{"fence":10}'))
+    ),
+    "P5: job a: fence 20 was given twice": lambda: violations(
+        [*FACTS, Claimed("a", 20, 1, LEASE, 19.0, 19.1)], found()
+    ),
+    "P5: job a: fence 5 was given after 20": lambda: violations(
+        [*FACTS, Claimed("a", 5, 1, LEASE, 30.0, 30.1)], found()
+    ),
+    "P5: job a went back from fence 20 to 15": lambda: violations(
+        FACTS, found(replace(TAKEN_OVER, fence=15, result=None))
+    ),
+    "P6: job a has 4 crashes in 2 attempts": lambda: violations(FACTS, found(replace(TAKEN_OVER, crashes=4))),
+    "P6: job a has 1 crashes in 6 attempts": lambda: violations(
+        FACTS, found(replace(TAKEN_OVER, attempts=6))
+    ),
+    "P6: job a stalled 1 times but has 0 crashes": lambda: violations(
+        FACTS, found(replace(TAKEN_OVER, crashes=0))
+    ),
+    "P6: job a has 1 attempts of 2 claims and 0 releases": lambda: violations(
+        FACTS, found(replace(TAKEN_OVER, attempts=1))
+    ),
+    "P6: job a ran 3 times for 2 claims": lambda: violations([*FACTS, Started("a", 20, 2, 2, 20.0)], found()),
+    "P6: job a was given up after 1 crashes": lambda: violations(
+        FACTS, found(replace(TAKEN_OVER, state=State.FAILED, reason=Reason.WORKER_LOST, result=None))
+    ),
+    "P7: job a went on after it had completed: waiting": lambda: violations(
+        FACTS, found(kinds=[*KINDS, Kind.WAITING])
+    ),
+    "P7: job a is completed, which its events do not tell": lambda: violations(
+        FACTS, found(kinds=KINDS[:-1])
+    ),
+    "P8: counters say {'default': {'completed': 2}}, a recount {'default': {'completed': 1}}": lambda: (
+        violations(FACTS, found(counts={"default": {"completed": 2}}))
+    ),
+    "P8: 2 inserted into default, but 1 are accounted for": lambda: violations(
+        FACTS, found(totals={"default": TOTALS["default"] | {"inserted": 2}})
+    ),
+    "P8: 0 expired in default, but 1 events": lambda: violations(
+        FACTS, found(totals={"default": {"inserted": 1, "completed": 1}})
+    ),
+    "P8: nobody asked for job a": lambda: violations(FACTS[1:], found()),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_promise_is_found_out(broken: str) -> None:
+    assert broken in BROKEN[broken]()
+
+
+def test_every_promise_has_a_history_that_breaks_it() -> None:
+    assert {broken[:2] for broken in BROKEN} == {f"P{n}" for n in range(1, 9)}
+
+
+def test_a_journal_gives_back_what_was_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.write(*FACTS[:6])
+    Journal(tmp_path / "journal").write(*FACTS[6:])
+
+    assert journal.read() == list(FACTS)
+    assert [run.fence for run in journal.started("a")] == [10, 20]
+    assert [end.how for end in journal.ended("a")] == ["canceled", "returned"]
