@@ -32,9 +32,9 @@ class JobOptions(TypedDict, total=False):
     order: Literal["fifo", "lifo"]
     max_attempts: int
     max_crashes: int
-    backoff: Wait
+    backoff: Wait | None
     timeout: Span | None
-    keep: Kept
+    keep: Kept | None
     tags: tuple[str, ...] | list[str]
     group: str
 
@@ -43,10 +43,10 @@ class UseOptions(JobOptions, total=False):
     """What can be said with `using`."""
 
     id: str
-    delay: Span
-    run_at: Moment
-    deadline: Moment
-    metadata: Mapping[str, Any]
+    delay: Span | None
+    run_at: Moment | None
+    deadline: Moment | None
+    metadata: Mapping[str, Any] | None
 
 
 class TaskOptions(JobOptions, total=False):

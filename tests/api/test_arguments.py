@@ -120,7 +120,7 @@ async def test_annotations_nobody_can_read_are_an_error_that_says_so(jobs: Erran
     async def g(at: Customer | Order | threading.Thread | Errandry) -> None: ...
 
     with pytest.raises(InvalidArguments, match=r"task f .* name 'Nowhere' is not defined"):
-        await f.enqueue(at=1)
+        await f.enqueue(1)  # type: ignore[call-arg]
     with pytest.raises(InvalidArguments, match=r"task g .* annotations cannot be checked"):
         await g.enqueue(at=ORDER)
     assert await nothing_is_enqueued(jobs)
@@ -171,7 +171,7 @@ async def test_too_many_and_twice_given_arguments_are_refused(jobs: Errandry) ->
     async def send(ctx: JobContext, to: str, *, copies: int = 1) -> None: ...
 
     with pytest.raises(InvalidArguments, match="2 are given by position, it takes 1"):
-        await send.enqueue("ada", 5)  # type: ignore[misc]
+        await send.enqueue("ada", 5)  # type: ignore[call-arg]
     with pytest.raises(InvalidArguments, match="to is given twice"):
         await send.enqueue("ada", to="grace")  # type: ignore[misc]
     assert await nothing_is_enqueued(jobs)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -15,7 +14,7 @@ from errandry.core.state import State
 from errandry.errors import InvalidArguments, InvalidValue, ReplyLost, StoreFull, TooLarge
 from errandry.store.memory import MemoryStore
 from errandry.task import Task
-from errandry.testing import assert_enqueued, drain
+from errandry.testing import FakeClock, assert_enqueued, drain
 
 
 @pytest.fixture
@@ -36,7 +35,9 @@ async def test_an_enqueued_job_is_there_under_its_id(jobs: Errandry, send: Task[
     assert repr(job) == f"<job {job.id} send waiting>"
 
 
-async def test_ids_sort_by_the_time_they_were_made(jobs: Errandry, send: Task[[str], str], clock: Any) -> None:
+async def test_ids_sort_by_the_time_they_were_made(
+    jobs: Errandry, send: Task[[str], str], clock: FakeClock
+) -> None:
     ids = []
     for _ in range(5):
         ids.append((await send.enqueue("ada")).id)

@@ -89,7 +89,7 @@ async def test_an_error_of_the_handler_passes_through_and_may_be_turned(jobs: Er
             return "recovered"
 
     @jobs.task
-    def divide(a: int, b: int) -> float:
+    def divide(a: int, b: int) -> float | str:
         return a / b
 
     job = await divide.enqueue(1, 0)
@@ -99,9 +99,7 @@ async def test_an_error_of_the_handler_passes_through_and_may_be_turned(jobs: Er
     assert len(seen) == 1
 
 
-async def test_an_error_of_a_middleware_is_the_error_of_the_attempt(
-    jobs: Errandry, calls: list[str]
-) -> None:
+async def test_an_error_of_a_middleware_is_the_error_of_the_attempt(jobs: Errandry, calls: list[str]) -> None:
     @jobs.middleware
     async def strict(ctx: JobContext, call_next: Call) -> Any:
         raise PermissionError("not today")

@@ -47,7 +47,7 @@ async def test_a_job_that_returns_nothing_has_the_result_none(jobs: Errandry) ->
     job = await quiet.enqueue()
     await drain(jobs)
 
-    assert await job.result(5) is None
+    assert await (await jobs.get(job.id)).result(5) is None
 
 
 async def test_the_result_of_a_failed_job_is_an_error_that_says_why(

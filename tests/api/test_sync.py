@@ -36,7 +36,7 @@ def add(app: Errandry) -> Task[[int, int], int]:
 
 
 def test_everything_works_without_a_loop(app: Errandry, add: Task[[int, int], int]) -> None:
-    job = add.enqueue_sync(1, b=2)
+    job = add.enqueue_sync(1, 2)
     other, third = app.enqueue_many_sync([add.new(3, 4), add.using(delay=60).new(5, 6)])
     asyncio.run(drain(app))
 
@@ -127,7 +127,9 @@ def test_in_a_sync_handler(app: Errandry, add: Task[[int, int], int]) -> None:
     assert app.sync.result(app.sync.get(app.sync.result(job, 5)), 5) == 8
 
 
-async def test_in_an_async_handler_that_should_have_awaited(app: Errandry, add: Task[[int, int], int]) -> None:
+async def test_in_an_async_handler_that_should_have_awaited(
+    app: Errandry, add: Task[[int, int], int]
+) -> None:
     @app.task
     async def outer(n: int) -> str:
         return add.enqueue_sync(n, n).id

@@ -28,7 +28,9 @@ async def burst(jobs: Errandry, **options: Any) -> None:
     await Worker(jobs, WorkerOptions(burst=True, **options)).run()
 
 
-async def until(jobs: Errandry, job_id: str, holds: Callable[[Record], bool], timeout: float = 10.0) -> Record:
+async def until(
+    jobs: Errandry, job_id: str, holds: Callable[[Record], bool], timeout: float = 10.0
+) -> Record:
     """The job's record as soon as `holds` is true of it. Woken by events, not by a timer."""
     async with asyncio.timeout(timeout):
         head = await jobs.engine.call(jobs.store.head)

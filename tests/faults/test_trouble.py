@@ -144,6 +144,22 @@ async def test_a_handler_whose_lease_cannot_be_renewed_is_stopped(
     assert caplog.text.count("its lease is lost") == 1
 
 
+async def test_a_worker_that_gets_its_own_job_back_stops_the_handler_it_had_lost(place: Place) -> None:
+    """Both have the same id: the older claim must not be forgotten for the newer one."""
+    job = await place.wait.enqueue()
+    async with place.working(lease=60.0) as worker:
+        await until(lambda: place.began)
+        await place.app.engine.submit(Upkeep(dead=(worker.id,)))
+
+        await until(lambda: len(place.began) == 2)
+        await until(lambda: place.ended)
+        place.go.set()
+        assert await job.result(timeout=10) == "done"
+
+    assert place.ended == ["canceled"]
+    assert (await place.app.record(job.id)).attempts == 2
+
+
 async def test_a_loop_that_breaks_goes_on(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ class Run(NamedTuple):
 
 
 def run(suite: str, pick: str, mutant: str = "") -> Run:
-    """The suite in a process of its own, up to its first failure. With a mutant the model searches for longer."""
+    """The suite in a process of its own, up to its first failure; with a mutant the model searches longer."""
     began = time.monotonic()
     done = subprocess.run(
         [
@@ -47,11 +47,11 @@ def run(suite: str, pick: str, mutant: str = "") -> Run:
 
 
 def killer(output: str) -> str:
-    """Who noticed: the test, and in the model what it was checking."""
-    # An ERROR is a promise the suite checks after each test.
+    """Who noticed: the test, or in the model the check."""
+    # An ERROR is a promise the conformance suite checks after each test.
     failed = re.search(r"^(?:FAILED|ERROR) \S+::(.+?)(?: - |$)", output, re.MULTILINE)
-    checks = re.findall(r"^(?:E +)?tests/model/(?:promises|pair)\.py:\d+: in (\w+)", output, re.MULTILINE)
-    return " ".join([failed[1] if failed else "", *checks[-1:]]).strip()
+    checks = re.findall(r"^tests/model/(?:promises|pair)\.py:\d+: in (\w+)", output, re.MULTILINE)
+    return (checks or [failed[1]])[-1] if failed else ""
 
 
 def picked(mutant: Mutant, suite: str) -> str:

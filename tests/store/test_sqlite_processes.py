@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,9 @@ class Child:
 
     def __init__(self, name: str, *args: object) -> None:
         command = [sys.executable, "-W", "ignore::DeprecationWarning", __file__, name, *map(str, args)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
 
     @property
     def pid(self) -> int:
@@ -76,7 +78,9 @@ class Child:
         self.process.kill()
 
     def gone(self) -> None:
-        self.process.kill()
+        """End it, and what it has forked."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()

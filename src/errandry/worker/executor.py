@@ -99,6 +99,8 @@ class Executor:
             arguments = task.signature.read(payload)
         except InvalidArguments as error:
             return self._invalid(run, task, error)
+        except Exception as error:  # a codec that cannot read it: another worker may
+            return self._retry(job, _failure(error))
         try:
             value = await self._called(run, task, arguments)
             return self._completed(job, value)
@@ -255,8 +257,13 @@ class Executor:
     def _retry(self, job: Job, failure: Failure) -> Outcome:
         """Another try, after what a registered function says if the job names one."""
         name = job.backoff.function if job.backoff is not None else None
-        delay = self._app.backoffs[name](job.attempts) if name in self._app.backoffs else None
-        return Retry(failure, delay)
+        if name not in self._app.backoffs:
+            return Retry(failure)
+        try:
+            return Retry(failure, self._app.backoffs[name](job.attempts))
+        except Exception as error:
+            log.warning("job %s (%s): its backoff %s is of no use: %s", job.id, job.task, name, error)
+            return Retry(failure)
 
 
 async def _through(middleware: Any, call: Call, ctx: JobContext) -> Any:
@@ -265,4 +272,8 @@ async def _through(middleware: Any, call: Call, ctx: JobContext) -> Any:
 
 def _failure(error: BaseException, kind: Reason = Reason.ERROR) -> Failure:
     trace = "".join(traceback.format_exception(error))
-    return Failure(kind, type(error).__name__, str(error), trace)
+    try:
+        message = str(error)
+    except Exception:
+        message = "it has no message that could be read"
+    return Failure(kind, type(error).__name__, message, trace)

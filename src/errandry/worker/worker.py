@@ -186,9 +186,8 @@ class Worker:
         liveness, tasks = Liveness(), []
         try:
             with _Signals(self.stop if signals else None):
-                await self._submit(
-                    self._sign(liveness.path)
-                )  # before any claim, or a crash would not be seen
+                # Before any claim: whoever claims and dies unannounced is not missed until its leases run out.
+                await self._submit(self._sign(liveness.path))
                 tasks += [
                     asyncio.create_task(self.app.engine.call(_forever, loop))
                     for loop in self._loops(liveness)

@@ -1,0 +1,910 @@
+"""What a worker does with jobs and their handlers, seen through the API. Real time, but little of it."""
+
+import asyncio
+import logging
+import threading
+import time
+from contextvars import ContextVar
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from errandry import Backoff, Cancel, Errandry, Fail, JobContext, Retry, Snooze, State, WorkerOptions, current
+from errandry.core.command import Claim, Claims, Upkeep
+from errandry.core.event import Kind
+from errandry.core.job import LOGS_MAX, NewJob, Progress
+from errandry.core.retry import Curve
+from errandry.core.state import Reason
+from errandry.errors import InvalidValue, JobCanceled, JobFailed, StoreUnavailable
+from errandry.store.memory import MemoryStore
+from tests.api.working import burst, kinds, reached, until, working
+
+NOW = Backoff(Curve.FIXED, 0.0)
+
+
+class Gate:
+    """Tells when a handler has begun, and holds it until it is opened."""
+
+    def __init__(self) -> None:
+        self.begun, self.opened = asyncio.Event(), asyncio.Event()
+
+    async def pass_through(self) -> None:
+        self.begun.set()
+        await self.opened.wait()
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+# Handlers.
+
+
+async def test_async_handlers_run_on_the_loop_and_sync_ones_in_threads(live: Errandry) -> None:
+    @live.task
+    async def here(n: int) -> list[Any]:
+        return [n, threading.get_ident()]
+
+    @live.task
+    def there(n: int) -> list[Any]:
+        return [n, threading.get_ident()]
+
+    made = await here.enqueue(1), await there.enqueue(2)
+    await burst(live)
+    results = [await job.result(5) for job in made]
+
+    assert results[0] == [1, threading.get_ident()]
+    assert results[1][0] == 2
+    assert results[1][1] != threading.get_ident()
+
+
+async def test_each_handler_has_a_context_of_its_own(live: Errandry) -> None:
+    mark: ContextVar[str] = ContextVar("mark", default="clean")
+    mark.set("of the test")
+
+    @live.task
+    async def here() -> str:
+        seen = mark.get()
+        mark.set("dirty")
+        return seen
+
+    @live.task
+    def there() -> str:
+        seen = mark.get()
+        mark.set("dirty")
+        return seen
+
+    made = await live.enqueue_many([task.new() for task in (here, there) for _ in range(3)])
+    await burst(live, concurrency=1, threads=1)
+
+    assert [await job.result(5) for job in made] == ["clean"] * 6
+
+
+async def test_a_handler_knows_its_job(live: Errandry) -> None:
+    fences: list[int] = []
+
+    @live.task(backoff=NOW, max_attempts=3)
+    async def work(ctx: JobContext, n: int) -> list[Any]:
+        fences.append(ctx.fence)
+        assert current() is ctx
+        if ctx.attempt < 3:
+            raise Retry
+        return [ctx.id, ctx.attempt, ctx.job.task, ctx.canceled, n]
+
+    job = await work.enqueue(7)
+    await burst(live)
+
+    assert await job.result(5) == [job.id, 3, "work", False, 7]
+    assert fences == sorted(set(fences))
+    assert current() is None
+
+
+async def test_no_more_handlers_run_at_once_than_there_are_slots(live: Errandry, gate: Gate) -> None:
+    running = {"async": 0, "thread": 0}
+    most = dict(running)
+    lock = threading.Lock()
+
+    def enter(kind: str, by: int) -> None:
+        with lock:
+            running[kind] += by
+            most[kind] = max(most[kind], running[kind])
+
+    @live.task
+    async def here() -> None:
+        enter("async", 1)
+        await asyncio.sleep(0.002)
+        enter("async", -1)
+
+    @live.task
+    def there() -> None:
+        enter("thread", 1)
+        time.sleep(0.002)
+        enter("thread", -1)
+
+    await live.enqueue_many([task.new() for task in (here, there) for _ in range(20)])
+    await burst(live, concurrency=3, threads=2)
+
+    assert most == {"async": 3, "thread": 2}
+    assert await live.counts() == {"default": {"completed": 40}}
+
+
+async def test_a_worker_takes_only_its_queues_and_tasks(live: Errandry) -> None:
+    @live.task
+    async def mail() -> None: ...
+
+    @live.task
+    def sums() -> None: ...
+
+    made = [await task.using(queue=queue).enqueue() for task in (mail, sums) for queue in ("a", "b")]
+    await burst(live, queues=("a",), tasks=("sums",))
+
+    assert [(await job.refresh()).state for job in made] == ["waiting", "waiting", "completed", "waiting"]
+
+
+# Outcomes.
+
+
+async def test_an_error_is_tried_again_after_the_backoff_until_attempts_are_spent(live: Errandry) -> None:
+    @live.task(max_attempts=3, backoff=Backoff(Curve.LINEAR, 0.01, jitter=0.0))
+    async def work() -> None:
+        raise ValueError("no luck")
+
+    job = await work.enqueue()
+    async with working(live):
+        with pytest.raises(JobFailed, match="ValueError: no luck"):
+            await job.result(10)
+
+    errors = job.record.errors
+    assert [(error.attempt, error.kind, error.type) for error in errors] == [
+        (number, Reason.ERROR, "ValueError") for number in (1, 2, 3)
+    ]
+    starts = [error.started or 0.0 for error in errors]
+    assert starts[1] - errors[0].ended >= 0.01
+    assert starts[2] - errors[1].ended >= 0.02
+    assert "raise ValueError" in errors[0].traceback
+    assert "test_worker.py" in errors[0].traceback
+    assert (await kinds(live, job.id)).count(Kind.RETRYING) == 2
+
+
+async def test_retry_says_when(live: Errandry) -> None:
+    @live.task(backoff="1 hour", max_attempts=2)
+    async def work(ctx: JobContext) -> str:
+        if ctx.attempt == 1:
+            raise Retry("busy", after=0.01)
+        return "done"
+
+    job = await work.enqueue()
+    async with working(live):
+        assert await job.result(10) == "done"
+
+    assert [(error.type, error.message) for error in job.record.errors] == [("Retry", "busy")]
+
+
+async def test_retry_without_a_time_waits_for_the_backoff_and_spends_the_attempt(live: Errandry) -> None:
+    @live.task(backoff="1 hour", max_attempts=2)
+    async def work() -> None:
+        raise Retry("busy")
+
+    job = await work.enqueue()
+    await burst(live)
+    record = await live.record(job.id)
+
+    assert (record.state, record.attempts) == (State.SCHEDULED, 1)
+    assert (record.run_at or 0.0) - record.updated_at == pytest.approx(3_600)
+
+
+async def test_snooze_gives_the_attempt_back(live: Errandry) -> None:
+    runs = iter(range(10))
+
+    @live.task(max_attempts=1)
+    def work(ctx: JobContext) -> list[int]:
+        if next(runs) < 3:
+            raise Snooze(0.005)
+        return [ctx.attempt]
+
+    job = await work.enqueue()
+    async with working(live):
+        assert await job.result(10) == [1]
+
+    assert job.record.errors == ()
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_fail_and_cancel_are_for_good(live: Errandry, kind: str) -> None:
+    async def later(end: str) -> None:
+        raise Fail("wrong address") if end == "fail" else Cancel("not needed")
+
+    def now(end: str) -> None:
+        raise Fail("wrong address") if end == "fail" else Cancel("not needed")
+
+    work = live.task(name="work")(later if kind == "async" else now)
+    failed, canceled = await work.enqueue(end="fail"), await work.enqueue(end="cancel")
+    await burst(live)
+
+    with pytest.raises(JobFailed, match=r"\(unrecoverable\): Fail: wrong address"):
+        await failed.result(5)
+    with pytest.raises(JobCanceled):
+        await canceled.result(5)
+    assert (failed.record.attempts, canceled.record.attempts) == (1, 1)
+    assert canceled.record.reason is Reason.CANCELED
+    assert canceled.record.errors[-1].message == "not needed"
+
+
+async def test_retry_on_and_fail_on_decide_by_the_kind_of_error(live: Errandry) -> None:
+    kinds: dict[str, type[Exception]] = {
+        "listed": ConnectionError,
+        "narrower": ConnectionResetError,
+        "refused": ConnectionRefusedError,
+        "other": ValueError,
+    }
+
+    @live.task(max_attempts=2, backoff=NOW, retry_on=ConnectionError, fail_on=(ConnectionRefusedError,))
+    async def work(kind: str) -> None:
+        raise kinds[kind]
+
+    made = {kind: await work.enqueue(kind) for kind in kinds}
+    await burst(live)
+    ends = {kind: (await job.wait(5)).record for kind, job in made.items()}
+
+    assert {kind: (end.attempts, end.reason) for kind, end in ends.items()} == {
+        "listed": (2, Reason.ERROR),
+        "narrower": (2, Reason.ERROR),
+        "refused": (1, Reason.UNRECOVERABLE),
+        "other": (1, Reason.UNRECOVERABLE),
+    }
+
+
+async def test_a_registered_function_is_a_backoff(live: Errandry) -> None:
+    asked: list[int] = []
+
+    @live.backoff
+    def patient(attempt: int) -> float:
+        asked.append(attempt)
+        return 0.001 * attempt
+
+    @live.task(max_attempts=3, backoff="patient")
+    async def work() -> None:
+        raise ValueError
+
+    job = await work.enqueue()
+    async with working(live):
+        assert (await job.wait(10)).state is State.FAILED
+
+    assert asked[:2] == [1, 2]
+
+
+# Timeouts.
+
+
+async def test_an_async_handler_is_stopped_when_its_time_is_up(live: Errandry) -> None:
+    stopped: list[int] = []
+
+    @live.task(timeout=0.02, max_attempts=2, backoff=NOW)
+    async def work(ctx: JobContext) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(ctx.attempt)
+
+    job = await work.enqueue()
+    await burst(live)
+    record = (await job.wait(5)).record
+
+    assert (record.state, record.reason, stopped) == (State.FAILED, Reason.TIMEOUT, [1, 2])
+    assert [error.kind for error in record.errors] == [Reason.TIMEOUT] * 2
+    assert "longer than 0.02 s" in record.errors[0].message
+
+
+async def test_a_handler_in_a_thread_is_asked_to_stop_when_its_time_is_up(live: Errandry) -> None:
+    seen: list[bool] = []
+
+    @live.task(timeout=0.02, max_attempts=1)
+    def work(ctx: JobContext) -> str:
+        seen.append(ctx.wait(10))
+        seen.append(ctx.canceled)
+        return "too late"
+
+    job = await work.enqueue()
+    await burst(live)
+    record = (await job.wait(5)).record
+
+    assert seen == [True, True]
+    assert (record.state, record.reason, record.result) == (State.FAILED, Reason.TIMEOUT, None)
+
+
+async def test_a_stuck_thread_loses_its_slot_after_the_grace_and_its_return_counts_for_nothing(
+    live: Errandry,
+) -> None:
+    stuck, returned = threading.Event(), threading.Event()
+
+    @live.task(timeout=0.02, max_attempts=1)
+    def deaf() -> str:
+        stuck.wait(10)
+        returned.set()
+        return "too late"
+
+    @live.task
+    def quick() -> str:
+        return "in time"
+
+    first, second = await deaf.enqueue(), await quick.enqueue()
+    async with working(live, threads=1, grace=0.02):
+        assert await second.result(10) == "in time"
+        assert (await first.wait(10)).record.reason is Reason.TIMEOUT
+        stuck.set()
+        await asyncio.to_thread(returned.wait, 10)
+
+    record = await live.record(first.id)
+    assert (record.state, record.result) == (State.FAILED, None)
+
+
+# Cancel.
+
+
+@pytest.mark.parametrize("delay", [0, 60])
+async def test_a_job_canceled_before_it_is_claimed_never_runs(live: Errandry, delay: float) -> None:
+    calls: list[str] = []
+
+    @live.task
+    async def work() -> None:
+        calls.append("ran")
+
+    job = await work.using(delay=delay).enqueue()
+    await live.cancel(job.id)
+    await burst(live)
+
+    assert ((await job.refresh()).state, calls) == (State.CANCELED, [])
+
+
+async def test_a_running_async_handler_is_stopped_by_a_cancel_at_once(live: Errandry, gate: Gate) -> None:
+    stopped = asyncio.Event()
+
+    @live.task
+    async def work() -> None:
+        try:
+            await gate.pass_through()
+        finally:
+            stopped.set()
+
+    job = await work.enqueue()
+    async with working(live):
+        await gate.begun.wait()
+        await live.cancel(job.id)
+        asked = time.monotonic()
+        await asyncio.wait_for(stopped.wait(), 5)
+        took = time.monotonic() - asked
+        assert (await job.wait(5)).state is State.CANCELED
+
+    assert took < 0.5
+    assert (job.record.reason, job.record.attempts) == (Reason.CANCELED, 1)
+
+
+async def test_a_running_thread_is_asked_to_stop_by_a_cancel(live: Errandry) -> None:
+    begun = threading.Event()
+
+    @live.task
+    def work(ctx: JobContext) -> bool:
+        begun.set()
+        return ctx.wait(10)
+
+    job = await work.enqueue()
+    async with working(live):
+        await asyncio.to_thread(begun.wait, 10)
+        await live.cancel(job.id)
+        assert (await job.wait(10)).state is State.CANCELED
+
+
+async def test_cancel_asked_wins_over_what_the_handler_makes_of_it(live: Errandry, gate: Gate) -> None:
+    @live.task
+    async def stubborn() -> str:
+        try:
+            await gate.pass_through()
+        except asyncio.CancelledError:
+            return "finished all the same"
+        return "never asked"
+
+    job = await stubborn.enqueue()
+    async with working(live):
+        await gate.begun.wait()
+        await live.cancel(job.id)
+        assert (await job.wait(5)).state is State.CANCELED
+
+    assert job.record.result == '"finished all the same"'
+
+
+# When.
+
+
+async def test_a_scheduled_job_runs_when_it_is_due(live: Errandry) -> None:
+    @live.task
+    async def work() -> None: ...
+
+    async with working(live):
+        made = [await work.using(delay=0.05 * number).enqueue() for number in range(1, 9)]
+        ends = [(await job.wait(10)).record for job in made]
+
+    late = sorted((end.started_at or 0.0) - (end.run_at or 0.0) for end in ends)
+    assert late[0] >= 0
+    assert late[2] < 0.05, f"even on a busy machine, some are in time: {late}"
+    assert late[-1] < 0.9, f"nobody had to wait for a look at the clock: {late}"
+
+
+async def test_a_paused_worker_claims_nothing_until_it_is_resumed(live: Errandry, gate: Gate) -> None:
+    @live.task
+    async def first() -> None:
+        await gate.pass_through()
+
+    @live.task
+    async def second() -> None: ...
+
+    async with working(live) as worker:
+        running = await first.enqueue()
+        await gate.begun.wait()
+        worker.pause()
+        gate.opened.set()
+        await running.wait(10)
+        held = await second.enqueue()
+        with pytest.raises(TimeoutError):
+            await held.wait(0.05)
+        worker.resume()
+        assert (await held.wait(10)).state is State.COMPLETED
+
+
+async def test_a_burst_ends_when_nothing_is_left_to_do_now(live: Errandry) -> None:
+    @live.task
+    async def work(n: int) -> None:
+        if n:
+            await work.enqueue(n - 1)
+
+    await work.enqueue(5)
+    later = await work.using(delay=60).enqueue(0)
+    await burst(live)
+
+    assert await live.counts() == {"default": {"completed": 6, "scheduled": 1}}
+    assert (await later.refresh()).state is State.SCHEDULED
+
+
+async def test_urgent_jobs_go_first_and_equals_in_their_order(live: Errandry) -> None:
+    order: list[int] = []
+
+    @live.task
+    async def work(n: int) -> None:
+        order.append(n)
+
+    await live.enqueue_many(
+        [work.using(priority=priority).new(n) for n, priority in enumerate((0, 5, 0, -5))]
+    )
+    await burst(live, concurrency=1)
+
+    assert order == [3, 0, 2, 1]
+
+
+# What cannot be run.
+
+
+async def test_a_job_of_an_unknown_task_is_given_back_for_another_worker(live: Errandry) -> None:
+    await live.insert([NewJob(id="new", task="of_tomorrow", payload="{}")])
+    await burst(live, release_delay=60.0)
+    record = await live.record("new")
+
+    assert (record.state, record.attempts, record.releases) == (State.SCHEDULED, 0, 1)
+
+
+async def test_a_job_given_back_too_often_fails_for_want_of_a_handler(live: Errandry) -> None:
+    await live.insert([NewJob(id="new", task="of_tomorrow", payload="{}")])
+    await burst(live, release_delay=0.0)
+    record = await live.record("new")
+
+    assert (record.state, record.reason) == (State.FAILED, Reason.NO_HANDLER)
+
+
+async def test_a_job_of_an_unknown_task_fails_at_once_where_that_is_wanted(live: Errandry) -> None:
+    await live.insert([NewJob(id="new", task="of_tomorrow", payload="{}")])
+    await burst(live, on_unknown="fail")
+    record = await live.record("new")
+
+    assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.NO_HANDLER, 1)
+    assert "no task 'of_tomorrow' is declared" in record.errors[0].message
+
+
+async def test_a_worker_with_a_list_of_tasks_never_takes_others(live: Errandry) -> None:
+    @live.task
+    async def known() -> None: ...
+
+    await live.insert([NewJob(id="new", task="of_tomorrow", payload="{}")])
+    await burst(live, tasks=("known",), on_unknown="fail")
+
+    assert (await live.record("new")).fence == 0
+
+
+@pytest.mark.parametrize("payload", ["{}", '{"to": 5}', '{"to": "ada", "nope": 1}', "[]", "null"])
+async def test_a_payload_the_handler_does_not_take_fails_and_is_not_tried_again(
+    live: Errandry, payload: str
+) -> None:
+    @live.task
+    async def send(to: str) -> None: ...
+
+    await live.insert([NewJob(id="old", task="send", payload=payload)])
+    await burst(live)
+    record = await live.record("old")
+
+    assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.INVALID_PAYLOAD, 1)
+    assert record.errors[0].type == "InvalidArguments"
+
+
+async def test_a_payload_the_handler_does_not_take_is_discarded_where_that_is_wanted(live: Errandry) -> None:
+    @live.task(on_invalid="discard")
+    async def send(to: str) -> None: ...
+
+    await live.insert([NewJob(id="old", task="send", payload="{}")])
+    await burst(live)
+
+    assert (await live.list()).jobs == ()
+    assert await kinds(live, "old") == ["waiting", "claimed", "active", "completed", "removed"]
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (object(), "objects of type object are not supported"),
+        (float("nan"), "is not a number JSON has"),
+        ("\ud800", "surrogates"),
+        ("a\0b", "NUL"),
+        (2**64, "beyond 64 bit"),
+        ("x" * 2**20, "1,048,578 bytes"),
+    ],
+    ids=["object", "nan", "surrogate", "nul", "huge", "long"],
+)
+async def test_a_result_that_cannot_be_kept_fails_the_job_and_says_why(
+    live: Errandry, value: Any, why: str
+) -> None:
+    @live.task
+    async def work() -> Any:
+        return value
+
+    job = await work.enqueue()
+    await burst(live)
+
+    with pytest.raises(JobFailed, match=why):
+        await job.result(5)
+    assert (job.record.reason, job.record.attempts) == (Reason.UNRECOVERABLE, 1)
+
+
+class Locked:
+    """A codec whose key is lost."""
+
+    def seal(self, text: str, about: object) -> str:
+        return text
+
+    def unseal(self, text: str, about: object) -> str:
+        raise LookupError("no key 7")
+
+
+async def test_a_payload_that_cannot_be_unsealed_is_an_error_of_the_attempt(live: Errandry) -> None:
+    live.codec = Locked()
+
+    @live.task(max_attempts=1)
+    async def work() -> None: ...
+
+    job = await work.enqueue()
+    await burst(live)
+    record = (await job.wait(5)).record
+
+    assert record.state is State.FAILED
+    assert "no key 7" in record.errors[0].message
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("cannot even say it")
+
+
+async def test_an_error_that_cannot_be_written_down_is_still_an_error(live: Errandry) -> None:
+    @live.task(max_attempts=1)
+    async def work() -> None:
+        raise Mute
+
+    job = await work.enqueue()
+    await burst(live)
+    record = (await job.wait(5)).record
+
+    assert (record.state, record.errors[0].type) == (State.FAILED, "Mute")
+
+
+@pytest.mark.parametrize("answer", [None, -1, "soon", ZeroDivisionError], ids=repr)
+async def test_a_backoff_function_that_makes_no_sense_leaves_it_to_the_curve(
+    live: Errandry, answer: Any
+) -> None:
+    @live.backoff
+    def odd(attempt: int) -> float:
+        if isinstance(answer, type):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    @live.task(max_attempts=2, backoff="odd")
+    async def work() -> None:
+        raise ValueError("the real trouble")
+
+    job = await work.enqueue()
+    await burst(live)
+    record = await live.record(job.id)
+
+    assert (record.state, record.errors[0].message) == (State.SCHEDULED, "the real trouble")
+    assert 0 < (record.run_at or 0.0) - record.updated_at < 2
+
+
+# What handlers note.
+
+
+async def test_logging_and_progress_go_to_the_record_of_the_job(live: Errandry, gate: Gate) -> None:
+    logger = logging.getLogger("shop")
+
+    @live.task
+    async def work(ctx: JobContext) -> None:
+        logger.warning("weighing %d parcels", 3)
+        ctx.log("weighed", level="debug")
+        ctx.progress(0.5, "half")
+        await gate.pass_through()
+        ctx.progress(1, "done")
+
+    job = await work.enqueue()
+    async with working(live):
+        await gate.begun.wait()
+        logger.warning("not of any job")
+        record = await until(live, job.id, lambda record: record.progress is not None)
+        assert (record.state, record.progress) == (State.RUNNING, Progress(0.5, "half"))
+        gate.opened.set()
+        record = (await job.wait(5)).record
+
+    assert [(line.level, line.text) for line in record.logs] == [
+        ("warning", "weighing 3 parcels"),
+        ("debug", "weighed"),
+    ]
+    assert record.progress == Progress(1, "done")
+    assert {Kind.PROGRESS, Kind.LOG} <= set(await kinds(live, job.id))
+
+
+async def test_logging_in_threads_goes_to_their_jobs(live: Errandry) -> None:
+    @live.task
+    def work(n: int) -> None:
+        logging.getLogger("shop").error("number %d", n)
+
+    made = [await work.enqueue(n) for n in range(5)]
+    await burst(live)
+
+    for n, job in enumerate(made):
+        assert [line.text for line in (await job.refresh()).record.logs] == [f"number {n}"]
+
+
+async def test_what_is_noted_is_capped(live: Errandry) -> None:
+    @live.task
+    async def chatty(ctx: JobContext) -> None:
+        for number in range(3 * LOGS_MAX):
+            ctx.log(f"line {number}")
+        ctx.log("x" * 10_000)
+        ctx.log("nul \0 and surrogate \ud800")
+
+    job = await chatty.enqueue()
+    await burst(live)
+    logs = (await job.refresh()).record.logs
+
+    assert len(logs) == LOGS_MAX
+    assert logs[0].text == f"line {2 * LOGS_MAX + 2}"
+    assert len(logs[-2].text) <= 2_000
+    assert logs[-1].text == "nul \ufffd and surrogate \ufffd"
+
+
+async def test_progress_is_a_share(live: Errandry) -> None:
+    @live.task(max_attempts=1)
+    async def work(ctx: JobContext) -> None:
+        ctx.progress(40)
+
+    job = await work.enqueue()
+    await burst(live)
+
+    with pytest.raises(JobFailed, match="must be a share from 0 to 1"):
+        await job.result(5)
+
+
+async def test_the_history_keeps_the_newest_errors_with_their_attempts(live: Errandry) -> None:
+    @live.task(max_attempts=25, backoff=NOW)
+    async def work(ctx: JobContext) -> None:
+        raise ValueError(f"attempt {ctx.attempt}")
+
+    job = await work.enqueue()
+    await burst(live, id="history")
+    errors = (await job.wait(5)).record.errors
+
+    assert [error.message for error in errors] == [f"attempt {n}" for n in range(6, 26)]
+    assert all((error.worker or "").startswith("history-") for error in errors)
+    assert all((error.started or 0) <= error.ended for error in errors)
+
+
+# Leases, stops and trouble.
+
+
+async def test_a_handler_longer_than_the_lease_keeps_it(live: Errandry) -> None:
+    @live.task
+    async def work() -> str:
+        await asyncio.sleep(0.35)
+        return "once"
+
+    job = await work.enqueue()
+    async with working(live, lease=0.15, upkeep_every=0.02):
+        assert await job.result(10) == "once"
+
+    assert (job.record.attempts, job.record.crashes) == (1, 0)
+
+
+async def test_a_lost_lease_stops_the_handler_and_nothing_is_written(live: Errandry, gate: Gate) -> None:
+    stopped = asyncio.Event()
+
+    @live.task
+    async def work() -> str:
+        try:
+            await gate.pass_through()
+        finally:
+            stopped.set()
+        return "never"
+
+    job = await work.enqueue()
+    async with working(live, lease=0.3, renew_every=0.02):
+        await gate.begun.wait()
+        await live.remove(job.id, force=True)
+        await asyncio.wait_for(stopped.wait(), 5)
+
+    assert (await live.list()).jobs == ()
+
+
+async def test_a_stop_lets_handlers_finish(live: Errandry, gate: Gate) -> None:
+    @live.task
+    async def work() -> str:
+        await gate.pass_through()
+        return "finished"
+
+    job, late = await work.enqueue(), await work.using(delay=60).enqueue()
+    async with working(live) as worker:
+        await gate.begun.wait()
+        worker.stop()
+        await live.promote(late.id)
+        gate.opened.set()
+        assert await job.result(10) == "finished"
+
+    assert (await late.refresh()).state is State.WAITING
+
+
+async def test_what_does_not_finish_within_the_grace_is_given_back_unspent(
+    live: Errandry, gate: Gate
+) -> None:
+    @live.task
+    async def work() -> None:
+        await gate.pass_through()
+
+    job = await work.enqueue()
+    async with working(live, grace=0.02) as worker:
+        await gate.begun.wait()
+        worker.stop()
+        record = await reached(live, job.id, State.WAITING)
+
+    assert (record.attempts, record.releases, record.errors) == (0, 1, ())
+
+
+async def test_a_store_that_is_away_for_a_moment_costs_no_job(live: Errandry) -> None:
+    @live.task
+    async def work(n: int) -> int:
+        if n == 3:
+            assert isinstance(live.store, MemoryStore)
+            live.store.fail_before += [StoreUnavailable("memory", "away")] * 3
+        return n
+
+    made = [await work.enqueue(n) for n in range(6)]
+    async with working(live, concurrency=2):
+        assert [await job.result(20) for job in made] == list(range(6))
+
+    assert {job.record.attempts for job in made} == {1}
+
+
+async def test_jobs_that_were_running_when_their_worker_died_run_one_at_a_time(live: Errandry) -> None:
+    running, most = 0, 0
+
+    async def enter() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.005)
+        running -= 1
+
+    @live.task
+    async def here() -> None:
+        await enter()
+
+    @live.task
+    async def there() -> None:
+        await enter()
+
+    made = await live.enqueue_many([task.new() for task in (here, there) for _ in range(4)])
+    claims = await live.engine.submit(Claim(worker="dead", nonce="1", limit=10))
+    assert isinstance(claims, Claims)
+    assert len(claims.jobs) == 8
+    await live.engine.submit(Upkeep(dead=("dead",)))
+    await burst(live)
+
+    assert [(await job.refresh()).record.crashes for job in made] == [1] * 8
+    assert {job.state for job in made} == {State.COMPLETED}
+    assert most == 1
+
+
+async def test_a_handler_that_blocks_the_loop_is_named_with_its_line(
+    live: Errandry, caplog: pytest.LogCaptureFixture
+) -> None:
+    @live.task
+    async def rude() -> None:
+        time.sleep(0.3)  # the line to be named
+
+    await rude.enqueue()
+    await burst(live, stall_after=0.1)
+
+    [message] = [record.message for record in caplog.records if "blocked the event loop" in record.message]
+    assert "task rude (job " in message
+    with open(__file__, encoding="utf-8") as source:
+        line = next(n for n, text in enumerate(source, 1) if "the line to be named" in text)
+    assert f"test_worker.py:{line}" in message
+
+
+async def test_health_tells_ages_and_how_much_runs(live: Errandry, gate: Gate) -> None:
+    @live.task
+    async def work() -> None:
+        await gate.pass_through()
+
+    await work.enqueue()
+    async with working(live, upkeep_every=0.01) as worker:
+        await gate.begun.wait()
+        async with asyncio.timeout(5):
+            while (health := worker.health()).last_upkeep is None:  # noqa: ASYNC110 - a health check asks
+                await asyncio.sleep(0.001)
+        gate.opened.set()
+
+    assert health.running == 1
+    assert health.last_pass is not None
+    assert 0 <= health.last_pass < 5
+    assert 0 <= health.last_upkeep < 5
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"concurrency": 0}, "concurrency=0: must be a whole number from 1"),
+        ({"threads": 0}, "threads=0: must be a whole number from 1"),
+        ({"threads": 2.5}, "threads=2.5: must be a whole number"),
+        ({"prefetch": -1}, "prefetch=-1"),
+        ({"lease": 0}, "lease=0: must be more than 0 seconds"),
+        ({"lease": "30s"}, "lease='30s': must be a number of seconds"),
+        ({"lease": 30, "renew_every": 16}, "renew_every=16: .* leave a second try within the lease of 30 s"),
+        ({"renew_every": 0}, "renew_every=0"),
+        ({"upkeep_every": 0}, "upkeep_every=0: must be more than 0"),
+        ({"grace": -1}, "grace=-1"),
+        ({"stall_after": 0}, "stall_after=0"),
+        ({"on_unknown": "ignore"}, "on_unknown='ignore': must be release or fail"),
+        ({"release_delay": -1}, "release_delay=-1"),
+        ({"queues": ("",)}, "queue='': must be a name"),
+        ({"tasks": (7,)}, "task=7: must be a name"),
+        ({"id": "a\nb"}, "id="),
+    ],
+    ids=lambda case: str(case) if isinstance(case, dict) else "",
+)
+def test_senseless_options_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidValue, match=why):
+        WorkerOptions(**options)
+
+
+async def test_results_come_back_typed(live: Errandry) -> None:
+    @live.task
+    def total(prices: list[Decimal]) -> Decimal:
+        return sum(prices, Decimal(0))
+
+    job = await total.enqueue([Decimal("0.1"), Decimal("0.2")])
+    await burst(live)
+
+    assert await job.result(5) == Decimal("0.3")

@@ -1,0 +1,60 @@
+"""Declared with and without options, async or not, with a context or without: always the same task."""
+
+from typing import Any, assert_type
+
+from errandry import Errandry, JobContext, Task
+
+jobs = Errandry("memory:")
+
+
+@jobs.task
+async def plain(to: str, copies: int = 1) -> str:
+    return to * copies
+
+
+@jobs.task(queue="mail", timeout="30s", retry_on=(ConnectionError,), on_invalid="discard")
+async def optioned(to: str) -> int:
+    return len(to)
+
+
+@jobs.task
+def threaded(to: str) -> bytes:
+    return to.encode()
+
+
+@jobs.task(max_attempts=1)
+def threaded_with_options(to: str) -> bytes:
+    return to.encode()
+
+
+@jobs.task
+async def with_context(ctx: JobContext, to: str) -> str:
+    return f"{ctx.attempt} {to}"
+
+
+@jobs.task(priority=1)
+def threaded_with_context(ctx: JobContext, to: str) -> list[str]:
+    return [to] * ctx.attempt
+
+
+@jobs.task
+async def without_anything() -> None: ...
+
+
+@jobs.task
+async def loose(value: Any, rest: dict[str, Any]) -> str:
+    """With Any in it, mypy cannot choose among the shapes: nothing is checked, and nothing refused."""
+    return f"{value} {rest}"
+
+
+assert_type(optioned.name, str)
+assert_type(without_anything, Task[[], None])
+anything: Task[..., Any] = plain
+
+jobs.task(queue=5)  # E: No overload variant of "task" of "Errandry" matches argument type "int"
+jobs.task(timeot="30s")  # E: Unexpected keyword argument "timeot" for overloaded function "task"
+jobs.task(delay=5)  # E: Unexpected keyword argument "delay" for overloaded function "task"
+jobs.task(order="random")  # E: No overload variant of "task" of "Errandry" matches argument type "str"
+jobs.task(on_invalid="ignore")  # E: No overload variant of "task" of "Errandry" matches argument type "str"
+jobs.task(retry_on=5)  # E: No overload variant of "task" of "Errandry" matches argument type "int"
+jobs.task("send")  # E: No overload variant of "task" of "Errandry" matches argument type "str"

@@ -1,0 +1,61 @@
+"""Middleware, hooks, backoffs and codecs have a shape."""
+
+from typing import Any
+
+from errandry import Errandry, JobContext
+from errandry.app import Call
+from errandry.codec import About
+from errandry.core.job import NewJob
+
+jobs = Errandry("memory:")
+
+
+@jobs.middleware
+async def timed(ctx: JobContext, call_next: Call) -> Any:
+    return await call_next(ctx)
+
+
+@jobs.middleware  # E: Argument 1 to "middleware" of "Errandry" has incompatible type
+def not_async(ctx: JobContext, call_next: Call) -> str:
+    return "no"
+
+
+@jobs.middleware  # E: Argument 1 to "middleware" of "Errandry" has incompatible type
+async def without_next(ctx: JobContext) -> Any:
+    return None
+
+
+@jobs.on_enqueue
+def stamp(job: NewJob) -> NewJob:
+    return job
+
+
+@jobs.on_enqueue  # E: Argument 1 to "on_enqueue" of "Errandry" has incompatible type
+def forgetful(job: NewJob) -> None: ...
+
+
+@jobs.backoff
+def squares(attempt: int) -> float:
+    return float(attempt**2)
+
+
+@jobs.backoff  # E: Argument 1 to "backoff" of "Errandry" has incompatible type
+def in_words(attempt: int) -> str:
+    return f"{attempt} minutes"
+
+
+class Good:
+    def seal(self, text: str, about: About) -> str:
+        return text + about.field
+
+    def unseal(self, text: str, about: About) -> str:
+        return text.removesuffix(about.field)
+
+
+class Bad:
+    def seal(self, text: bytes) -> bytes:
+        return text
+
+
+Errandry("memory:", codec=Good())
+Errandry("memory:", codec=Bad())  # E: Argument "codec" to "Errandry" has incompatible type "Bad"
