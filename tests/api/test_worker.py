@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from contextvars import ContextVar
 from decimal import Decimal
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import pytest
 
 from errandry import Backoff, Cancel, Errandry, Fail, JobContext, Retry, Snooze, State, WorkerOptions, current
-from errandry.core.command import Claim, Claims, Upkeep
+from errandry.core.command import Answer, Claim, Claims, Command, Upkeep
 from errandry.core.event import Kind
 from errandry.core.job import LOGS_MAX, NewJob, Progress
 from errandry.core.retry import Curve
 from errandry.core.state import Reason
-from errandry.errors import InvalidValue, JobCanceled, JobFailed, StoreUnavailable
+from errandry.errors import InvalidValue, JobCanceled, JobFailed, StoreFull, StoreUnavailable
 from errandry.store.memory import MemoryStore
 from tests.api.working import burst, kinds, reached, until, working
 
@@ -464,6 +465,51 @@ async def test_a_burst_ends_when_nothing_is_left_to_do_now(live: Errandry) -> No
 
     assert await live.counts() == {"default": {"completed": 6, "scheduled": 1}}
     assert (await later.refresh()).state is State.SCHEDULED
+
+
+async def test_a_burst_is_not_over_because_a_handler_ended_during_a_claim(live: Errandry) -> None:
+    assert isinstance(live.store, MemoryStore)
+    live.store.latency = 0.002
+
+    @live.task(backoff=NOW, max_attempts=2)
+    async def here(ctx: JobContext) -> None:
+        ctx.log("a note goes before the outcome")
+        if ctx.attempt == 1:
+            raise Retry
+
+    @live.task
+    def there() -> None: ...
+
+    await live.enqueue_many([here.new() for _ in range(3)])
+    await burst(live, concurrency=1, threads=1)
+
+    assert await live.counts() == {"default": {"completed": 3}}
+
+
+class Full(MemoryStore):
+    """Has no room for the first claim."""
+
+    full = True
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        if self.full and any(isinstance(command, Claim) for command in commands):
+            self.full = False
+            raise StoreFull("memory", "no space left")
+        return await super().commit(commands)
+
+
+@pytest.mark.slow(reason="a worker waits a second before it asks again")
+async def test_a_burst_waits_for_a_store_that_cannot_write() -> None:
+    async with Errandry(store=Full()) as jobs:
+
+        @jobs.task
+        async def work() -> str:
+            return "done"
+
+        job = await work.enqueue()
+        await burst(jobs)
+
+        assert await job.result(5) == "done"
 
 
 async def test_urgent_jobs_go_first_and_equals_in_their_order(live: Errandry) -> None:

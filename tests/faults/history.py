@@ -13,6 +13,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from math import inf
 from pathlib import Path
 
 from msgspec import Struct
@@ -146,6 +147,7 @@ def violations(facts: Sequence[Fact], found: Found) -> list[str]:
         *history.acked_jobs_are_there(),
         *history.jobs_have_ended(),
         *history.leases_exclude_each_other(),
+        *history.leases_last(),
         *history.stale_fences_changed_nothing(),
         *history.fences_rise(),
         *history.crashes_are_counted_and_bounded(),
@@ -238,15 +240,23 @@ class _History:
                 if not self._was_let_go(job, first.fence, claim.at):
                     yield f"P3: job {job} ran under fence {second.fence} while {first.fence} held its lease"
 
-    def _lease_end(self, job: str, fence: int) -> float:
-        """When the lease under `fence` ran out, at the earliest."""
-        ends = [claim.sent + claim.lease for claim in self.claims[job] if claim.fence == fence]
-        ends += [
-            write.sent + write.lease
+    def leases_last(self) -> Iterator[str]:
+        """Nobody is told that its claim is void before its lease has run out, or it has let go itself."""
+        for job, writes in self.writes.items():
+            for write in writes:
+                if write.mark == "lost" and write.at < self._lease_end(job, write.fence, write.sent):
+                    if not self._was_let_go(job, write.fence, write.at):
+                        yield f"P3: job {job} was taken from fence {write.fence} before its lease ran out"
+
+    def _lease_end(self, job: str, fence: int, before: float = inf) -> float:
+        """When the lease under `fence` ran out, at the earliest, as far as it was prolonged `before` then."""
+        kept: list[Claimed | Renewed] = [claim for claim in self.claims[job] if claim.fence == fence]
+        kept += [
+            write
             for write in self.writes[job]
             if isinstance(write, Renewed) and write.fence == fence and write.mark != "lost"
         ]
-        return max(ends, default=0.0)
+        return max((one.sent + one.lease for one in kept if one.sent < before), default=0.0)
 
     def _was_let_go(self, job: str, fence: int, at: float) -> bool:
         return any(

@@ -38,7 +38,12 @@ class Scene:
         await self.app.close(timeout=5)
 
     def start(self, role: str, options: dict[str, Any], **environment: str) -> Process:
-        surroundings = {"ERRANDRY_URL": self.url, "JOURNAL": str(self.journal.path), **environment}
+        surroundings = {
+            "ERRANDRY_URL": self.url,
+            "JOURNAL": str(self.journal.path),
+            "TMPDIR": str(self.folder),  # where lock files are; those of the killed would stay
+            **environment,
+        }
         process = Process(role, options, self.folder, surroundings)
         self._processes.append(process)
         return process

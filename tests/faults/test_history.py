@@ -135,6 +135,9 @@ BROKEN: dict[str, Broken] = {
     "P3: job a ran under fence 20 while 10 held its lease": lambda: violations(
         instead(Claimed, 20, sent=15.0, at=15.1), found()
     ),
+    "P3: job a was taken from fence 10 before its lease ran out": lambda: violations(
+        instead(Settled, 10, sent=9.0, at=9.1), found()
+    ),
     "P4: job a was held under fence 10, after 20": lambda: violations(
         instead(Renewed, 10, mark="held", sent=19.5), found()
     ),

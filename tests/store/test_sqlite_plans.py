@@ -37,7 +37,10 @@ SCANS = {
 }
 """Statements that read a table from end to end: which one, and why that is little."""
 
-SORTS = {"totals": "GROUP BY: a row for each queue, task and counter"}
+SORTS = {
+    "open_lanes": "ORDER BY: a row for each lane, not for each job",
+    "totals": "GROUP BY: a row for each queue, task and counter",
+}
 """Statements that sort what they have found: for what, and why that is little."""
 
 CONTROL = {"begin", "commit", "rollback"}

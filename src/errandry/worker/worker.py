@@ -105,25 +105,34 @@ class Worker:
                 return
             pulse = self.app.store.pulse()
             self._slots.changed.clear()
+            was_idle = not self._executor.tasks  # else what ends meanwhile may bring new work
             claimed = await self._claimed()
-            for job, sent in claimed:
+            for job, sent in claimed or ():
                 self._start(job, sent)
-            if claimed:
+            if claimed or claimed is None:
                 await asyncio.sleep(0)
-            elif self.options.burst and self._slots.is_empty:
+            elif self.options.burst and was_idle:
                 return
             elif not (self._slots.free_async or self._slots.free_threads):
                 await self._slots.changed.wait()
             else:
-                await self._until(self._claimer.sleep(pulse), self._slots.changed.wait())
+                await self._rest(pulse)
 
-    async def _claimed(self) -> list[tuple[Job, float]]:
+    async def _claimed(self) -> list[tuple[Job, float]] | None:
+        """What the free slots got; None if the store could not be asked."""
         try:
             return await self._claimer.claim()
         except ErrandryError as error:
             log.warning("no jobs could be claimed: %s", error)
             await self._until(asyncio.sleep(1.0))
-            return []
+            return None
+
+    async def _rest(self, pulse: int) -> None:
+        """Until there may be something to claim; in a burst, also until something has ended."""
+        waits = [self._claimer.sleep(pulse), self._slots.changed.wait()]
+        if self.options.burst:
+            waits.append(_ended(self._executor.tasks))
+        await self._until(*waits)
 
     def _start(self, job: Job, sent: float) -> None:
         until = None if job.timeout is None else sent + job.timeout + self.options.grace
@@ -186,7 +195,7 @@ class Worker:
         liveness, tasks = Liveness(), []
         try:
             with _Signals(self.stop if signals else None):
-                # Before any claim: whoever claims and dies unannounced is not missed until its leases run out.
+                # Before any claim: who claims and dies unannounced is not missed until its leases run out.
                 await self._submit(self._sign(liveness.path))
                 tasks += [
                     asyncio.create_task(self.app.engine.call(_forever, loop))
@@ -245,6 +254,12 @@ async def _forever(loop: Loop) -> None:
         except Exception:
             log.exception("something unforeseen happened; the worker goes on")
             await asyncio.sleep(RECOVERY)
+
+
+async def _ended(tasks: set[asyncio.Task[None]]) -> None:
+    """Until one of these is done; at once if there are none."""
+    if tasks:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _first(*waits: Coroutine[Any, Any, Any]) -> None:

@@ -143,20 +143,36 @@ UPDATE lanes SET ready = 1, used_at = ?2 WHERE lane = ?1;
 UPDATE lanes SET ready = 0 WHERE lane = ?1;
 
 -- name: open_lanes
--- Lanes that may have waiting jobs, of these queues and tasks (NULL: all) and not of those, that are not paused.
-SELECT lane FROM lanes
- WHERE ready
-   AND (?1 IS NULL OR queue IN (SELECT value FROM json_each(?1)))
-   AND (?2 IS NULL OR task IN (SELECT value FROM json_each(?2)))
-   AND task NOT IN (SELECT value FROM json_each(?3))
-   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'queue' AND name = queue)
-   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'task' AND name = task);
+-- Lanes that may have waiting jobs, of these queues and tasks (NULL: all) and not of those, that are not paused;
+-- each with the priority and place of its first job (NULL: it has none), the most urgent first.
+SELECT lanes.lane, first.priority, first.place
+  FROM lanes
+  LEFT JOIN live AS first
+         ON first.seq = (SELECT seq FROM live
+                          WHERE live.lane = lanes.lane AND live.state = 'waiting' AND (?4 OR live.crashes = 0)
+                          ORDER BY live.priority, live.place LIMIT 1)
+ WHERE lanes.ready
+   AND (?1 IS NULL OR lanes.queue IN (SELECT value FROM json_each(?1)))
+   AND (?2 IS NULL OR lanes.task IN (SELECT value FROM json_each(?2)))
+   AND lanes.task NOT IN (SELECT value FROM json_each(?3))
+   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'queue' AND name = lanes.queue)
+   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'task' AND name = lanes.task)
+ ORDER BY first.priority, first.place;
 
 -- name: line
 -- The waiting jobs of a lane in order, with suspects or without.
 SELECT * FROM live
  WHERE lane = ?1 AND state = 'waiting' AND (?3 OR crashes = 0)
  ORDER BY priority, place LIMIT ?2;
+
+-- name: places
+-- The same, only where they stand.
+SELECT priority, place, seq FROM live
+ WHERE lane = ?1 AND state = 'waiting' AND (?3 OR crashes = 0)
+ ORDER BY priority, place LIMIT ?2;
+
+-- name: numbered
+SELECT * FROM live WHERE seq IN (SELECT value FROM json_each(?1));
 
 -- name: queue_has_waiting
 SELECT 1 FROM lanes

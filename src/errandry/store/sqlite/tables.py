@@ -5,9 +5,7 @@ Used on the writing connection between `begin` and `leave`, and on the reading o
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
-from heapq import merge
-from itertools import chain, islice
-from operator import itemgetter
+from itertools import islice
 from typing import Any
 
 import apsw
@@ -33,9 +31,6 @@ HELD_MAX = 10_000
 HELD_PAYLOAD = 4_096
 
 SQL = sql.statements("errandry.store.sqlite")
-
-_urgency = itemgetter(10, 11)
-"""Priority and place of a row."""
 
 _events = msgjson.Decoder(tuple[Event, ...])
 _refs = msgjson.Decoder(tuple[Ref, ...])
@@ -158,25 +153,24 @@ class SqliteTables:
     def ready(self, claim: Claim) -> list[Job]:
         queues = None if claim.queues is None else rows.text(claim.queues)
         tasks = None if claim.tasks is None else rows.text(claim.tasks)
-        lanes = self._all("open_lanes", (queues, tasks, rows.text(claim.without)))
         suspects = claim.suspects != 0
-        best, empty = self._best([(lane, claim.limit, suspects) for (lane,) in lanes])
+        lanes = self._all("open_lanes", (queues, tasks, rows.text(claim.without), suspects))
         if suspects:
-            self._unmark(empty)
-        return [rows.to_job(row) for row in best]
+            self._unmark([(lane,) for lane, priority, _ in lanes if priority is None])
+        return [rows.to_job(row) for row in self._best(lanes, claim.limit, suspects)]
 
-    def _best(self, wanted: Sequence[tuple[int, int, bool]]) -> tuple[list[rows.Row], list[rows.Row]]:
-        """The first of several lines taken together, each read only as far as needed; and the empty lanes."""
-        if len(wanted) <= 1:
-            best = [row for one in wanted for row in self._all("line", one)]
-            return best, [] if best else [(lane,) for lane, _, _ in wanted]
-        lines = [self._steps("line", one) for one in wanted]
-        firsts = [next(line, None) for line in lines]
-        full = [chain((first,), line) for first, line in zip(firsts, lines, strict=True) if first is not None]
-        best = list(islice(merge(*full, key=_urgency), wanted[0][1]))
-        for line in lines:
-            line.close()
-        return best, [(one[0],) for one, first in zip(wanted, firsts, strict=True) if first is None]
+    def _best(self, lanes: Sequence[rows.Row], limit: int, suspects: bool) -> list[rows.Row]:
+        """The first `limit` of several lines taken together; the lane with the most urgent job comes first."""
+        full = [lane for lane in lanes if lane[1] is not None]
+        if len(full) <= 1:
+            return [row for lane, _, _ in full for row in self._all("line", (lane, limit, suspects))]
+        best: list[rows.Row] = []
+        for lane, *first in full:
+            if len(best) == limit and first > list(best[-1][:2]):
+                break
+            best = sorted(best + self._all("places", (lane, limit, suspects)))[:limit]
+        found = {row[0]: row for row in self._all("numbered", (rows.text([seq for _, _, seq in best]),))}
+        return [found[seq] for _, _, seq in best]
 
     def _unmark(self, lanes: Sequence[rows.Row]) -> None:
         if lanes:

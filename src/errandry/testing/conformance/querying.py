@@ -6,7 +6,7 @@ import pytest
 
 from errandry.core.command import Beat, Complete, Fail, Release, Rerun, Retry
 from errandry.core.job import Failure
-from errandry.core.query import parse
+from errandry.core.query import PARAMS, parse
 from errandry.core.state import Reason, State
 from errandry.errors import InvalidCursor, InvalidValue
 from errandry.store.contract import Bounds, Store
@@ -149,12 +149,19 @@ QUERIES: dict[str, dict[str, str]] = {
         "task~_": "e",
         'task:"it\'s, \\"quoted\\" \\\\ 100%"': "d",
         "queue:bulk": "bf",
+        "-id~B,c": "adefgh",
         "queue:default -task:send": "cdeh",
+        "-queue:default": "bf",
+        "queue~BUL": "bf",
+        "-queue~bul": "acdegh",
         "group:g": "c",
         "-group:g": "abdefgh",
+        "group~G": "c",
+        "-group~G": "abdefgh",
         "worker:w2": "eg",
         "-worker:w2": "abcdfh",
         "worker~W": "defgh",
+        "-worker~2": "abcdfh",
     },
     "tag": {
         "tag:red": "ab",
@@ -182,6 +189,7 @@ QUERIES: dict[str, dict[str, str]] = {
         "priority<0": "d",
         "-priority:0": "cd",
         "attempts:1": "defgh",
+        "-attempts:1": "abc",
         "attempts<1": "abc",
     },
     "time": {
@@ -218,6 +226,13 @@ class Querying:
             found[text] = "".join(sorted(job.id for job in jobs))
 
         assert found == QUERIES[kind]
+
+    async def test_every_part_of_the_language_is_tried(self) -> None:
+        tried = [parse(text).params(0.0) for queries in QUERIES.values() for text in queries]
+
+        assert {name for params in tried for name, value in params.items() if value is not None} == set(
+            PARAMS
+        )
 
 
 async def _population(clock: FakeClock, given: Given) -> None:

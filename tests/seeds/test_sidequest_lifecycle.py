@@ -1,0 +1,476 @@
+"""Sidequest's page of the job lifecycle, replayed through the public API.
+
+The page's words in ours: a job that waits for its next try is `scheduled`, not `waiting` with a time; its
+dispatcher is the worker's claim. The worker here claims and starts in one step, so `claimed` is seen in the
+events, and held still where a claim is made by hand. Lines after > are the page's.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from errandry import Backoff, Cancel, Errandry, Fail, JobContext, Keep, Retry, Snooze, State
+from errandry.core.command import CANCEL, Claim, Claims, Ref, Start, Upkeep
+from errandry.core.job import Job as Record
+from errandry.core.retry import Curve
+from errandry.core.state import Reason
+from errandry.errors import InvalidMove, JobCanceled, JobFailed
+from errandry.testing import FakeClock, drain
+from tests.api.working import kinds, reached, working
+
+SOON = Backoff(Curve.EXPONENTIAL, 0.01, jitter=0.0)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def jobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Errandry]:
+    url = "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/jobs.db"
+    async with Errandry(url) as jobs:
+        yield jobs
+
+
+async def claimed_by_hand(jobs: Errandry) -> Record:
+    """A job a worker has claimed and not begun."""
+    claims = await jobs.engine.submit(Claim(worker="dispatcher", nonce="1", start=False))
+    assert isinstance(claims, Claims)
+    [job] = claims.jobs
+    return job
+
+
+# Job States
+
+
+async def test_waiting_is_queued_and_waiting_to_be_processed(jobs: Errandry) -> None:
+    """> **`waiting`** - Job is queued and waiting to be processed"""
+
+    @jobs.task
+    async def work() -> None: ...
+
+    job = await work.enqueue()
+
+    assert (await jobs.get(job.id)).state is State.WAITING
+
+
+async def test_claimed_is_claimed_by_a_worker_and_about_to_start(jobs: Errandry) -> None:
+    """> **`claimed`** - Job has been claimed by a worker and is about to start"""
+
+    @jobs.task
+    async def work() -> None: ...
+
+    job = await work.enqueue()
+    await claimed_by_hand(jobs)
+
+    record = (await job.refresh()).record
+    assert (record.state, record.worker, record.started_at) == (State.CLAIMED, "dispatcher", None)
+
+
+async def test_running_is_currently_being_processed(jobs: Errandry) -> None:
+    """> **`running`** - Job is currently being processed"""
+
+    @jobs.task
+    async def work(ctx: JobContext) -> str:
+        return (await jobs.get(ctx.id)).state
+
+    job = await work.enqueue()
+    async with working(jobs):
+        assert await job.result(10) == "running"
+
+
+async def test_completed_finished_successfully(jobs: Errandry) -> None:
+    """> **`completed`** - Job finished successfully"""
+
+    @jobs.task
+    async def work() -> str:
+        return "result"
+
+    job = await work.enqueue()
+    async with working(jobs):
+        assert await job.result(10) == "result"
+
+    assert job.state is State.COMPLETED
+    assert job.record.finished_at is not None
+
+
+async def test_failed_failed_and_wont_be_retried(jobs: Errandry) -> None:
+    """> **`failed`** - Job failed and won't be retried (max attempts reached)"""
+
+    @jobs.task(max_attempts=2, backoff=SOON)
+    async def work() -> None:
+        raise RuntimeError("boom")
+
+    job = await work.enqueue()
+    async with working(jobs):
+        with pytest.raises(JobFailed, match="RuntimeError: boom"):
+            await job.result(10)
+
+    assert (job.state, job.record.attempts, job.record.max_attempts) == (State.FAILED, 2, 2)
+
+
+async def test_canceled_was_manually_canceled(jobs: Errandry) -> None:
+    """> **`canceled`** - Job was manually canceled"""
+
+    @jobs.task
+    async def work() -> None: ...
+
+    job = await work.enqueue()
+    await job.cancel()
+
+    with pytest.raises(JobCanceled):
+        await job.result(10)
+    assert job.record.reason is Reason.CANCELED
+
+
+# Normal Execution Flow
+
+
+async def test_waiting_claimed_running_completed(jobs: Errandry) -> None:
+    """> waiting → claimed → running → completed"""
+
+    @jobs.task
+    async def work() -> None: ...
+
+    job = await work.enqueue()
+    async with working(jobs):
+        await job.wait(10)
+
+    assert await kinds(jobs, job.id) == ["waiting", "claimed", "active", "completed"]
+    record = job.record
+    assert (
+        record.created_at <= (record.claimed_at or 0) <= (record.started_at or 0) <= (record.finished_at or 0)
+    )
+
+
+# Failure and Retry Flow
+
+
+async def test_waiting_claimed_running_waiting_retry(jobs: Errandry) -> None:
+    """> waiting → claimed → running → waiting (retry)"""
+
+    @jobs.task(backoff=Backoff(Curve.FIXED, 0.0))
+    async def work(ctx: JobContext) -> int:
+        if ctx.attempt == 1:
+            raise RuntimeError("first time unlucky")
+        return ctx.attempt
+
+    job = await work.enqueue()
+    async with working(jobs):
+        assert await job.result(10) == 2
+
+    once = ["claimed", "active"]
+    assert await kinds(jobs, job.id) == ["waiting", *once, "retrying", *once, "completed"]
+
+
+async def test_waiting_claimed_running_failed_max_attempts(jobs: Errandry) -> None:
+    """> waiting → claimed → running → failed (max attempts)"""
+
+    @jobs.task(max_attempts=1)
+    async def work() -> None:
+        raise RuntimeError("boom")
+
+    job = await work.enqueue()
+    async with working(jobs):
+        await job.wait(10)
+
+    assert await kinds(jobs, job.id) == ["waiting", "claimed", "active", "failed"]
+
+
+async def test_job_returns_with_incremented_attempt_counter(jobs: Errandry) -> None:
+    """> 1. Job returns to `waiting` state with incremented attempt counter"""
+    attempts: list[int] = []
+
+    @jobs.task(max_attempts=3, backoff=SOON)
+    async def work(ctx: JobContext) -> None:
+        attempts.append(ctx.attempt)
+        raise RuntimeError
+
+    job = await work.enqueue()
+    async with working(jobs):
+        await job.wait(10)
+
+    assert attempts == [1, 2, 3]
+    assert job.record.attempts == 3
+
+
+async def test_errors_are_recorded_in_the_jobs_errors_field(jobs: Errandry) -> None:
+    """> 2. Errors are recorded in the job's `errors` field"""
+
+    @jobs.task(max_attempts=3, backoff=SOON)
+    def work(ctx: JobContext) -> str:
+        if ctx.attempt < 3:
+            raise ConnectionError(f"attempt {ctx.attempt}")
+        return "done"
+
+    job = await work.enqueue()
+    async with working(jobs):
+        assert await job.result(10) == "done"
+
+    errors = job.record.errors
+    assert [(e.attempt, e.type, e.message) for e in errors] == [
+        (1, "ConnectionError", "attempt 1"),
+        (2, "ConnectionError", "attempt 2"),
+    ]
+    assert all("raise ConnectionError" in error.traceback for error in errors)
+
+
+async def test_job_waits_for_any_configured_retry_delay(jobs: Errandry) -> None:
+    """> 3. Job waits for any configured retry delay"""
+
+    @jobs.task(backoff="1 hour")
+    async def work() -> None:
+        raise RuntimeError
+
+    job = await work.enqueue()
+    async with working(jobs):
+        record = await reached(jobs, job.id, State.SCHEDULED)
+
+    assert (record.run_at or 0) - record.updated_at == pytest.approx(3_600)
+
+
+async def test_job_is_eligible_to_be_claimed_and_run_again(jobs: Errandry) -> None:
+    """> 4. Job is eligible to be claimed and run again"""
+    fences: list[int] = []
+
+    @jobs.task(backoff=SOON, max_attempts=2)
+    async def work(ctx: JobContext) -> None:
+        fences.append(ctx.fence)
+        raise RuntimeError
+
+    job = await work.enqueue()
+    async with working(jobs):
+        await job.wait(10)
+
+    assert len(fences) == 2
+    assert fences[0] < fences[1]
+
+
+async def test_job_moves_to_failed_state_permanently(jobs: Errandry) -> None:
+    """> 1. Job moves to `failed` state permanently"""
+
+    @jobs.task(max_attempts=1)
+    async def work() -> None:
+        raise RuntimeError
+
+    job = await work.enqueue()
+    async with working(jobs):
+        await job.wait(10)
+        await jobs.engine.submit(Upkeep())
+        for refused in (jobs.cancel(job.id), jobs.promote(job.id), jobs.postpone(job.id, delay=1)):
+            with pytest.raises(InvalidMove):
+                await refused
+
+    assert (await job.refresh()).state is State.FAILED
+
+
+async def test_error_information_is_in_the_jobs_errors_field(jobs: Errandry) -> None:
+    """> 2. Error information in the job's `errors` field"""
+
+    @jobs.task(max_attempts=1)
+    async def work() -> None:
+        raise RuntimeError("the reason")
+
+    job = await work.enqueue()
+    async with working(jobs) as worker:
+        await job.wait(10)
+
+    [error] = job.record.errors
+    assert (error.kind, error.message, error.worker) == (Reason.ERROR, "the reason", worker.id)
+    assert (await jobs.list("state:failed error~reason")).jobs == (job.record,)
+
+
+# Manual Cancellation
+
+
+@pytest.mark.parametrize("delay", [0, 60], ids=["waiting", "scheduled"])
+async def test_waiting_jobs_are_immediately_marked_as_canceled(jobs: Errandry, delay: float) -> None:
+    """> Waiting jobs are immediately marked as `canceled`"""
+    ran = asyncio.Event()
+
+    @jobs.task
+    async def work() -> None:
+        ran.set()
+
+    @jobs.task
+    async def after() -> None: ...
+
+    job = await work.using(delay=delay).enqueue()
+    await jobs.cancel(job.id)
+    assert (await job.refresh()).state is State.CANCELED
+    async with working(jobs):
+        await (await after.enqueue()).wait(10)
+
+    assert not ran.is_set()
+
+
+async def test_claimed_jobs_are_marked_as_canceled_before_execution_and_prevented_from_running(
+    jobs: Errandry,
+) -> None:
+    """> Claimed jobs are marked as `canceled` before execution an are prevented from running"""
+
+    @jobs.task
+    async def work() -> None: ...
+
+    job = await work.enqueue()
+    claimed = await claimed_by_hand(jobs)
+    await jobs.cancel(job.id)
+
+    assert (await job.refresh()).state is State.CANCELED
+    assert await jobs.engine.submit(Start(Ref(claimed.id, claimed.fence))) is CANCEL
+
+
+async def test_running_jobs_receive_a_cancellation_signal_and_transition_to_canceled(jobs: Errandry) -> None:
+    """> Running jobs receive a cancellation signal and transition to `canceled`"""
+    begun, stopped = asyncio.Event(), asyncio.Event()
+
+    @jobs.task
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            stopped.set()
+            raise
+
+    job = await work.enqueue()
+    async with working(jobs):
+        await begun.wait()
+        await jobs.cancel(job.id)
+        await asyncio.wait_for(stopped.wait(), 5)
+        assert (await job.wait(5)).state is State.CANCELED
+
+
+async def test_running_jobs_in_threads_receive_the_signal_too(jobs: Errandry) -> None:
+    """> Running jobs receive a cancellation signal and transition to `canceled`"""
+    begun = threading.Event()
+
+    @jobs.task
+    def work(ctx: JobContext) -> bool:
+        begun.set()
+        return ctx.wait(10)
+
+    job = await work.enqueue()
+    async with working(jobs):
+        await asyncio.to_thread(begun.wait, 10)
+        await jobs.cancel(job.id)
+        assert (await job.wait(5)).state is State.CANCELED
+
+
+# Outcomes, as the handlers of the page's system return them
+
+
+async def test_a_handler_may_complete_fail_retry_snooze_or_cancel(jobs: Errandry) -> None:
+    """> this.complete() · this.fail() · this.retry() · this.snooze() — said by returning or raising here"""
+
+    @jobs.task
+    async def work(ctx: JobContext, end: str) -> str:
+        match end:
+            case "fail":
+                raise Fail("for good")
+            case "retry" if ctx.attempt == 1:
+                raise Retry("busy", after=0.01)
+            case "snooze" if not ctx.job.run_at:
+                raise Snooze(0.01)
+            case "cancel":
+                raise Cancel
+        return f"completed in attempt {ctx.attempt}"
+
+    made = {end: await work.enqueue(end) for end in ("complete", "fail", "retry", "snooze", "cancel")}
+    async with working(jobs):
+        for job in made.values():
+            await job.wait(10)
+
+    assert {end: job.state.value for end, job in made.items()} == {
+        "complete": "completed",
+        "fail": "failed",
+        "retry": "completed",
+        "snooze": "completed",
+        "cancel": "canceled",
+    }
+    assert await made["retry"].result() == "completed in attempt 2"
+    assert await made["snooze"].result() == "completed in attempt 1"
+    assert made["fail"].record.reason is Reason.UNRECOVERABLE
+
+
+# Best Practices
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_timeouts_prevent_indefinite_hanging(jobs: Errandry, kind: str) -> None:
+    """> 1. **Set appropriate timeouts**: Configure job timeouts to prevent indefinite hanging"""
+
+    async def hang(ctx: JobContext) -> None:
+        await asyncio.Event().wait()
+
+    def hang_in_thread(ctx: JobContext) -> None:
+        ctx.wait()
+
+    task = jobs.task(name="hang", timeout=0.02, max_attempts=2, backoff=SOON)(
+        hang if kind == "async" else hang_in_thread
+    )
+    job = await task.enqueue()
+    async with working(jobs):
+        await job.wait(10)
+
+    assert (job.state, job.record.reason) == (State.FAILED, Reason.TIMEOUT)
+    assert [error.kind for error in job.record.errors] == [Reason.TIMEOUT] * 2
+
+
+async def test_failed_jobs_can_be_monitored_by_polling_or_by_events(jobs: Errandry) -> None:
+    """> 2. **Monitor failed jobs** … You can poll the backend for failed jobs and notify your team"""
+
+    @jobs.task(max_attempts=1)
+    async def work(ok: bool) -> None:
+        if not ok:
+            raise RuntimeError("tell the team")
+
+    start = await jobs.engine.call(jobs.store.head)
+    good, bad = await work.enqueue(True), await work.enqueue(False)
+    async with working(jobs):
+        await good.wait(10)
+        await bad.wait(10)
+
+    assert [record.id for record in (await jobs.list("state:failed since:1h")).jobs] == [bad.id]
+    async for happened in jobs.events(after=start):
+        if happened.event.kind == "failed":
+            assert happened.event.job == bad.id
+            break
+
+
+async def test_old_jobs_are_cleaned_up(tmp_path: Path) -> None:
+    """> 3. **Clean up old jobs**: Regularly clean up completed and failed jobs to manage storage"""
+    clock = FakeClock()
+    async with Errandry(f"sqlite:///{tmp_path}/jobs.db", clock=clock) as jobs:
+
+        @jobs.task(max_attempts=1, keep=Keep(completed=3_600.0, failed=7_200.0))
+        async def work(ok: bool) -> None:
+            if not ok:
+                raise RuntimeError
+
+        good, bad = await work.enqueue(True), await work.enqueue(False)
+        await drain(jobs)
+        left = {}
+        for hours in (0.5, 1.5, 2.5):
+            clock.advance(3_600 * hours - (clock.time() - 1_750_000_000))
+            await jobs.engine.submit(Upkeep())
+            left[hours] = {record.id for record in (await jobs.list()).jobs}
+
+        assert left == {0.5: {good.id, bad.id}, 1.5: {bad.id}, 2.5: set()}
+        assert (await jobs.totals())["default"]["removed"] == 2
+
+
+async def test_retries_back_off_exponentially(jobs: Errandry) -> None:
+    """> 4. **Use meaningful delays**: Don't retry immediately - use exponential backoff for transient failures"""
+
+    @jobs.task(max_attempts=4, backoff=Backoff(Curve.EXPONENTIAL, 0.01, jitter=0.0))
+    async def work() -> None:
+        raise ConnectionError
+
+    job = await work.enqueue()
+    async with working(jobs):
+        await job.wait(10)
+
+    errors = job.record.errors
+    waits = [(after.started or 0) - before.ended for before, after in zip(errors, errors[1:], strict=False)]
+    for wait, least in zip(waits, (0.01, 0.02, 0.04), strict=True):
+        assert wait >= least
