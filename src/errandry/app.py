@@ -151,6 +151,9 @@ class Errandry(Client):
         await self.close()
 
     def _hooked(self, requests: list[Request[Any]]) -> list[NewJob]:
+        for request in requests:
+            if request.task.app is not self:
+                raise InvalidValue("task", request.task.name, "is declared by another app: enqueue it there")
         jobs = [request.job for request in requests]
         for hook in self._hooks:
             jobs = [_returned(hook, hook(job)) for job in jobs]

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 from errandry.core.job import Job, Log, Progress
 
+_lock = Lock()
 _current: ContextVar["JobContext"] = ContextVar("errandry_job")
 
 
@@ -21,7 +22,8 @@ class JobContext:
     def __init__(self, job: Job, note: Callable[[Progress | None, tuple[Log, ...]], None]) -> None:
         self.job = job
         self._note = note
-        self._stop = Event()
+        self._stopped = False
+        self._stop: Event | None = None  # made when a thread waits for it: few do, and it is not cheap
 
     @property
     def id(self) -> str:
@@ -42,10 +44,14 @@ class JobContext:
 
         An async handler is cancelled besides; one in a thread has to look here now and then.
         """
-        return self._stop.is_set()
+        return self._stopped
 
     def wait(self, timeout: float | None = None) -> bool:
         """For handlers in threads: sleep, but return True at once when the handler should stop."""
+        with _lock:
+            self._stop = self._stop or Event()
+            if self._stopped:
+                self._stop.set()
         return self._stop.wait(timeout)
 
     def progress(self, share: float, text: str = "") -> None:
@@ -58,7 +64,10 @@ class JobContext:
 
     def stop(self) -> None:
         """Ask the handler to stop; for the worker."""
-        self._stop.set()
+        with _lock:
+            self._stopped = True
+            if self._stop is not None:
+                self._stop.set()
 
 
 def current() -> JobContext | None:

@@ -101,6 +101,18 @@ async def test_jobs_of_several_tasks_go_together(jobs: Errandry, send: Task[[str
     assert (await mail.result(5), await total.result(5)) == ("sent to ada", 3)
 
 
+async def test_a_call_of_another_apps_task_is_refused(jobs: Errandry) -> None:
+    other = Errandry("memory:")
+
+    @other.task
+    async def foreign() -> None: ...
+
+    with pytest.raises(InvalidValue, match="task='foreign': is declared by another app"):
+        await jobs.enqueue_many([foreign.new()])
+
+    assert await jobs.counts() == {}
+
+
 class Away(MemoryStore):
     """Forgets to answer the first insert, having written it."""
 

@@ -81,7 +81,10 @@ async def test_from_any_event_on_the_rest_is_the_same(app: Errandry) -> None:
         assert await taken(app.events(after=one.cursor), len(whole) - place) == whole[place:]
 
 
-async def test_more_events_than_a_page_arrive_once_each(app: Errandry) -> None:
+async def test_more_events_than_a_page_arrive_once_each_and_without_a_pause(
+    app: Errandry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("errandry.client.PATIENCE", 60.0)
     start = await app.engine.call(app.store.head)
     made = await app.enqueue_many([app.tasks["send"].new(to=f"{n}") for n in range(2_500)])
 

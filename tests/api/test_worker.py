@@ -162,8 +162,8 @@ async def test_an_error_is_tried_again_after_the_backoff_until_attempts_are_spen
         (number, Reason.ERROR, "ValueError") for number in (1, 2, 3)
     ]
     starts = [error.started or 0.0 for error in errors]
-    assert starts[1] - errors[0].ended >= 0.01
-    assert starts[2] - errors[1].ended >= 0.02
+    assert starts[1] - errors[0].ended > 0.01 - 1e-6
+    assert starts[2] - errors[1].ended > 0.02 - 1e-6
     assert "raise ValueError" in errors[0].traceback
     assert "test_worker.py" in errors[0].traceback
     assert (await kinds(live, job.id)).count(Kind.RETRYING) == 2
@@ -469,11 +469,12 @@ async def test_a_burst_ends_when_nothing_is_left_to_do_now(live: Errandry) -> No
 
 async def test_a_burst_is_not_over_because_a_handler_ended_during_a_claim(live: Errandry) -> None:
     assert isinstance(live.store, MemoryStore)
-    live.store.latency = 0.002
+    live.store.latency = 0.01
 
     @live.task(backoff=NOW, max_attempts=2)
     async def here(ctx: JobContext) -> None:
         ctx.log("a note goes before the outcome")
+        await asyncio.sleep(0.001)
         if ctx.attempt == 1:
             raise Retry
 

@@ -98,7 +98,7 @@ class Ended(Struct, frozen=True, tag=True):
 
 
 Fact = Asked | Acked | Claimed | Renewed | Settled | Started | Ended
-_facts = msgjson.Decoder(Fact)
+fact_in = msgjson.Decoder(Fact).decode
 
 
 class Journal:
@@ -113,7 +113,7 @@ class Journal:
             os.write(self._file, b"".join(msgjson.encode(fact) + b"\n" for fact in facts))
 
     def read(self) -> list[Fact]:
-        return [_facts.decode(line) for line in self.path.read_bytes().splitlines()]
+        return [fact_in(line) for line in self.path.read_bytes().splitlines()]
 
     def started(self, job: str) -> list[Started]:
         return [fact for fact in self.read() if isinstance(fact, Started) and fact.job == job]

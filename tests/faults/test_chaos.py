@@ -7,13 +7,13 @@ import asyncio
 import random
 import signal
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
 
-from tests.faults.history import Acked, Started, violations
-from tests.faults.process import Process
+from tests.faults.history import Acked, Asked, Ended, Started, fact_in, violations
+from tests.faults.process import Process, until
 from tests.faults.scene import Scene
 
 LEASE = 1.5
@@ -52,11 +52,15 @@ async def survive(scene: Scene, seed: int, seconds: float) -> None:
 
 
 class Chaos:
-    """Hits processes and starts others in their place."""
+    """Hits processes and starts others in their place.
+
+    Mostly when they are in the middle of something; now and then as it comes, even while they start.
+    """
 
     def __init__(self, scene: Scene, seed: int) -> None:
         self._scene, self._dice = scene, random.Random(seed)
         self.hits: Counter[str] = Counter()
+        self._read, self._busy = 0, defaultdict[int, set[str]](set)
         self.running = {
             "work": [self._start("work") for _ in range(2)],
             "produce": [self._start("produce") for _ in range(3)],
@@ -77,6 +81,8 @@ class Chaos:
     async def _hit(self, role: str, way: str) -> None:
         self.hits[way] += 1
         process = self.running[role].pop(0)
+        if self._dice.random() < 0.8:
+            await until(lambda: self._is_busy(process.pid))
         if way == "kill unseen":  # nobody can tell that it is dead: its leases have to run out
             for info in await self._scene.app.workers():
                 if info.beat.pid == process.pid:
@@ -87,3 +93,16 @@ class Chaos:
         else:
             process.kill()
         self.running[role].append(self._start(role))
+
+    def _is_busy(self, pid: int) -> bool:
+        """Whether a process has begun something and not ended it, by the journal."""
+        with self._scene.journal.path.open("rb") as journal:
+            journal.seek(self._read)
+            for line in journal:
+                self._read += len(line)
+                match fact_in(line):
+                    case Asked(job=job, pid=where) | Started(job=job, pid=where):
+                        self._busy[where].add(job)
+                    case Acked(job=job, pid=where) | Ended(job=job, pid=where):
+                        self._busy[where].discard(job)
+        return bool(self._busy[pid])

@@ -246,15 +246,17 @@ async def test_an_outcome_the_store_will_never_take_is_reported(
     assert worker.health().running == 0
 
 
-async def test_a_stop_waits_for_outcomes_that_are_still_being_written(place: Place) -> None:
+async def test_a_stop_waits_for_outcomes_that_are_still_being_written(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LAST_CALL", 0.0)
     job = await place.wait.enqueue()
     refusals = [FULL]
     place.store.refuses = lambda one: refusals.pop() if isinstance(one, Settle) and refusals else None
-    async with place.working(lease=60.0, renew_every=0.1, grace=30.0) as worker:
+    async with place.working(lease=60.0, renew_every=0.1, grace=30.0):
         await until(lambda: place.began)
         place.go.set()
         await until(lambda: not refusals)
-        worker.stop()
 
     assert await place.state(job.id) is State.COMPLETED
 

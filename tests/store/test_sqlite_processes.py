@@ -539,6 +539,7 @@ def can_have_it_alone(path: Path) -> bool:
 
 def signs_of(store: SqliteStore) -> int:
     assert store._open is not None
+    store._open.watch._set_up()
     signs = store._open.watch._signs
     assert signs is not None
     return signs

@@ -14,6 +14,7 @@ from errandry.errors import InvalidValue, TooLarge
 
 NAME_MAX = 200
 TEXT_MAX = 16_384
+PATH_MAX = 4_096
 TAGS_MAX = 20
 DEPTH_MAX = 100
 SPAN_MAX = 100 * 365 * 86_400.0
@@ -33,6 +34,13 @@ def name(field: str, value: Any) -> str:
     if len(value) > NAME_MAX:
         raise InvalidValue(field, value, f"a name has at most {NAME_MAX} characters, this has {len(value):,}")
     raise InvalidValue(field, value, "a name has no control characters, NUL or lone surrogates")
+
+
+def path(field: str, value: Any) -> str:
+    """Where a file is, on some host."""
+    if type(value) is str and 0 < len(value) <= PATH_MAX and not _UNSTORABLE.search(value):
+        return value
+    raise InvalidValue(field, value, f"must be a path of at most {PATH_MAX:,} characters, without NUL")
 
 
 def capped(value: str, bound: int = TEXT_MAX) -> str:

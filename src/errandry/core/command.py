@@ -329,6 +329,8 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
         check.name("worker", self.worker)
         if self.host:
             check.name("host", self.host)
+        if self.alive:
+            check.path("alive", self.alive)
         for field in ("pid", "concurrency", "running"):
             check.whole(field, getattr(self, field), 0, check.INT_MAX)
         check.instant("started_at", self.started_at)

@@ -50,6 +50,10 @@ class Failure(Struct, frozen=True, omit_defaults=True, gc=False):
     message: str = ""
     traceback: str = ""
 
+    def __post_init__(self) -> None:
+        if type(self.kind) is not Reason:
+            raise InvalidValue("kind", self.kind, "must be a Reason")
+
 
 class AttemptError(Struct, frozen=True, omit_defaults=True, gc=False):
     """A failure in the job's record: which attempt, by whom, when."""
@@ -167,6 +171,8 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         check.name("task", self.task)
         check.name("queue", self.queue)
         check.document("payload", self.payload)
+        if type(self.order) is not Order:
+            raise InvalidValue("order", self.order, "must be Order.FIFO or Order.LIFO")
         check.whole("priority", self.priority, -(2**31), 2**31 - 1)
         check.whole("max_attempts", self.max_attempts, 1, 10_000)
         check.whole("max_crashes", self.max_crashes, 1, 10_000)

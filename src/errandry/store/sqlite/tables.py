@@ -160,7 +160,7 @@ class SqliteTables:
         return [rows.to_job(row) for row in self._best(lanes, claim.limit, suspects)]
 
     def _best(self, lanes: Sequence[rows.Row], limit: int, suspects: bool) -> list[rows.Row]:
-        """The first `limit` of several lines taken together; the lane with the most urgent job comes first."""
+        """The first `limit` of several lines taken together; the most urgent lane comes first."""
         full = [lane for lane in lanes if lane[1] is not None]
         if len(full) <= 1:
             return [row for lane, _, _ in full for row in self._all("line", (lane, limit, suspects))]

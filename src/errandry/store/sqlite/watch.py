@@ -19,12 +19,14 @@ class Watch:
     """Waits until `look` says that something has changed."""
 
     def __init__(self, path: str, look: Callable[[], bool]) -> None:
-        self._look = look
-        self._signs = _inotify(f"{path}-wal")
+        self._look, self._path = look, path
+        self._signs: int | None = None
+        self._is_set_up = False
 
     async def wait(self) -> None:
         """Return when `look()` has said True."""
         loop, sign = asyncio.get_running_loop(), asyncio.Event()
+        self._set_up()
         if self._signs is not None:
             loop.add_reader(self._signs, _read, self._signs, sign)
         try:
@@ -47,6 +49,12 @@ class Watch:
                 return True
             await asyncio.sleep(pause)
         return False
+
+    def _set_up(self) -> None:
+        """Only for who waits: the kernel takes 10 ms to tear a watch down."""
+        if not self._is_set_up:
+            self._signs = _inotify(f"{self._path}-wal")
+            self._is_set_up = True
 
     def close(self) -> None:
         if self._signs is not None:

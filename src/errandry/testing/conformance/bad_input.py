@@ -102,6 +102,8 @@ DOORS: list[tuple[str, str, dict[str, Any], Make]] = [
     ("claim", "nonce", NAMES, lambda bad: Claim(worker="w", nonce=bad)),
     ("claim", "queue", NAMES, lambda bad: Claim(worker="w", nonce="n", queues=(bad,))),
     ("claim", "task", NAMES, lambda bad: Claim(worker="w", nonce="n", tasks=(bad,))),
+    ("claim", "task", NAMES, lambda bad: Claim(worker="w", nonce="n", without=(bad,))),
+    ("claim", "suspects", {**WHOLE, "zero": -2}, lambda bad: Claim(worker="w", nonce="n", suspects=bad)),
     ("settle", "job", NAMES, lambda bad: Settle(Ref(bad, 1), Complete())),
     ("start", "job", NAMES, lambda bad: Start(Ref(bad, 1))),
     ("renew", "job", NAMES, lambda bad: Renew((Ref(bad, 1),))),

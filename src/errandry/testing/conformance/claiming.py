@@ -271,6 +271,14 @@ class Ordering:
         assert await ask.order(store, queues=()) == []
         assert await ask.order(store, tasks=()) == []
 
+    async def test_a_claim_can_leave_tasks_out(self, store: Store, given: Given) -> None:
+        for task in ("t1", "t2", "t3"):
+            await given.waiting(id=task, task=task)
+
+        assert await ask.order(store, tasks=("t1", "t2"), without=("t2", "t4")) == ["t1"]
+        assert await ask.order(store, without=("t2",)) == ["t3"]
+        assert await ask.order(store) == ["t2"]
+
     async def test_jobs_that_do_not_fit_never_hide_those_that_do(self, store: Store, given: Given) -> None:
         await given.inserted(*(given.job(task="other", priority=-1) for _ in range(1_500)))
         job = await given.waiting(task="mine")
@@ -286,6 +294,44 @@ class Ordering:
         clock.advance(60)
 
         assert await ask.order(store) == [other.id, job.id]
+
+
+class Suspecting:
+    @pytest.mark.parametrize(
+        ("suspects", "taken"), [(None, "abcde"), (0, "be"), (1, "abe"), (2, "abce"), (9, "abcde")]
+    )
+    async def test_a_claim_takes_no_more_suspects_than_it_says(
+        self, store: Store, clock: FakeClock, given: Given, suspects: int | None, taken: str
+    ) -> None:
+        await _suspects(store, clock, given)
+
+        assert await ask.order(store, suspects=suspects) == list(taken)
+
+    async def test_suspects_that_stay_are_claimed_by_the_next_that_may(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await _suspects(store, clock, given)
+        assert await ask.order(store, suspects=0) == ["b", "e"]
+        assert await ask.order(store, suspects=0) == []
+        assert await ask.order(store, suspects=1) == ["a"]
+
+        assert await ask.order(store) == ["c", "d"]
+
+    async def test_suspects_that_stay_do_not_count_towards_the_limit(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await _suspects(store, clock, given)
+
+        assert await ask.order(store, limit=2, suspects=0) == ["b", "e"]
+
+    async def test_a_queue_where_only_suspects_wait_is_not_drained(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await _suspects(store, clock, given)
+        head = await store.head()
+        await ask.claim(store, limit=10, suspects=0)
+
+        assert Kind.DRAINED not in await ask.kinds(store, head)
 
 
 class Draining:
@@ -316,6 +362,16 @@ class Draining:
         await given.running()
 
         assert Kind.DRAINED in await ask.kinds(store, head)
+
+
+async def _suspects(store: Store, clock: FakeClock, given: Given) -> None:
+    """Waiting jobs a to e in this order, of which a, c and d were running when their worker died."""
+    for name, priority in (("a", 1), ("c", 3), ("d", 4)):
+        await given.running(id=name, task="t", priority=priority, lease=30.0)
+    clock.advance(30)
+    await ask.upkeep(store)
+    for name, priority in (("b", 2), ("e", 5)):
+        await given.waiting(id=name, task="t", priority=priority)
 
 
 def _due_at(state: State, run_at: float) -> dict[str, object]:

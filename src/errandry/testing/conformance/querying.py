@@ -332,6 +332,7 @@ class Beating:
             worker="b",
             host="höst",
             pid=7,
+            alive="/run/a worker/b.lock",
             queues=("q1", "q2"),
             tasks=("t",),
             concurrency=100,

@@ -1,0 +1,558 @@
+"""TaskHarbor's page of data flows from the side of its user: client, codec, worker, middleware, dead letters.
+
+The page's words in ours: its client and worker are an app and a `Worker`, a job type is a task's name,
+NewClient(driver, options) is `Errandry(url)`, worker.Register is `@jobs.task`, its DLQ the failed jobs.
+What its driver must do is replayed in `test_taskharbor_dataflow.py`. Lines after > are the page's.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from errandry import Backoff, Errandry, Fail, JobContext, State
+from errandry.app import Call
+from errandry.codec import About
+from errandry.core.command import Claim, Claims, Complete, Lost, Ref, Settle, Upkeep
+from errandry.core.job import NewJob
+from errandry.core.retry import Curve
+from errandry.core.state import Reason
+from errandry.errors import InvalidArguments, InvalidValue
+from tests.api.working import burst, kinds, reached, until, working
+
+NOW = Backoff(Curve.FIXED, 0.0)
+URLS = {"memory": "memory:", "sqlite": "sqlite:///{}/jobs.db"}
+
+
+@pytest.fixture(params=URLS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return URLS[request.param].format(tmp_path)
+
+
+@pytest.fixture
+async def jobs(url: str) -> AsyncIterator[Errandry]:
+    async with Errandry(url) as jobs:
+        yield jobs
+
+
+# Enqueue flow: JobRequest -> JobRecord -> Driver storage
+
+
+async def test_user_chooses_a_driver_makes_client_and_worker_registers_and_enqueues(url: str) -> None:
+    """> 1) choose a Driver implementation … 5) client.Enqueue(ctx, JobRequest)"""
+    async with Errandry(url) as jobs:
+
+        @jobs.task(name="email.send")
+        async def send(to: str) -> str:
+            return f"sent to {to}"
+
+        job = await jobs.enqueue("email.send", {"to": "ada@example.com"})
+        async with working(jobs):
+            assert await job.result(10) == "sent to ada@example.com"
+
+
+async def test_job_request_is_user_facing(jobs: Errandry) -> None:
+    """> JobRequest (user-facing) Type Payload(any) Queue RunAt Timeout MaxAttempts"""
+
+    @dataclass
+    class Mail:
+        to: str
+        copies: int = 1
+
+    @jobs.task(name="email.send")
+    async def send(mail: Mail) -> None: ...
+
+    run_at = datetime.now(UTC) + timedelta(hours=1)
+    job = await send.using(queue="mail", run_at=run_at, timeout="30s", max_attempts=7).enqueue(Mail("ada"))
+    record = await jobs.record(job.id)
+
+    assert (record.task, record.queue, record.timeout, record.max_attempts) == ("email.send", "mail", 30.0, 7)
+    assert (record.state, record.run_at) == (State.SCHEDULED, run_at.timestamp())
+    assert json.loads(record.payload) == {"mail": {"to": "ada", "copies": 1}}
+
+
+async def test_client_validates_the_request(jobs: Errandry) -> None:
+    """> - validate request"""
+
+    @jobs.task
+    async def send(to: str) -> None: ...
+
+    with pytest.raises(InvalidArguments, match=r"Expected `str`, got `int` - at `\$.to`"):
+        await send.enqueue(to=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match="max_attempts=0"):
+        send.using(max_attempts=0)
+
+    assert await jobs.counts() == {}
+
+
+async def test_client_normalizes_defaults_generates_an_id_and_starts_with_no_attempts(jobs: Errandry) -> None:
+    """> - normalize defaults (queue, etc.) … - generate ID - set CreatedAt - set Attempts=0"""
+
+    @jobs.task
+    async def send() -> None: ...
+
+    one, other = await send.enqueue(), await send.enqueue()
+    record = await jobs.record(one.id)
+
+    assert one.id != other.id
+    assert (record.queue, record.attempts, record.max_attempts, record.timeout) == ("default", 0, 5, None)
+    assert abs(record.created_at - datetime.now(UTC).timestamp()) < 60
+
+
+async def test_an_idempotency_key_makes_a_repeat_the_same_job(jobs: Errandry) -> None:
+    """> (+ future fields like idempotency key)"""
+
+    @jobs.task
+    async def send(to: str) -> None: ...
+
+    for to in ("ada", "grace"):
+        await send.using(id="order-7").enqueue(to)
+
+    assert [record.payload for record in (await jobs.list()).jobs] == ['{"to":"ada"}']
+
+
+async def test_payload_is_encoded_by_the_codec_json_by_default(jobs: Errandry) -> None:
+    """> Payload bytes ([]byte) (encoded by codec, JSON by default)"""
+
+    @jobs.task
+    async def send(to: str) -> None: ...
+
+    job = await send.enqueue("ada")
+
+    assert json.loads((await jobs.record(job.id)).payload) == {"to": "ada"}
+
+
+class Rot13:
+    """A codec of one's own."""
+
+    def seal(self, text: str, about: About) -> str:
+        return json.dumps({"by": "rot13", "text": _turned(text)})
+
+    def unseal(self, text: str, about: About) -> str:
+        return _turned(json.loads(text)["text"])
+
+
+def _turned(text: str) -> str:
+    import codecs
+
+    return codecs.encode(text, "rot13")
+
+
+async def test_encode_payload_via_codec(url: str) -> None:
+    """> encode payload via codec"""
+    async with Errandry(url, codec=Rot13()) as jobs:
+
+        @jobs.task
+        async def send(to: str) -> str:
+            return f"sent to {to}"
+
+        job = await send.enqueue("ada")
+        async with working(jobs):
+            assert await job.result(10) == "sent to ada"
+
+        record = await jobs.record(job.id)
+        assert json.loads(record.payload) == {"by": "rot13", "text": '{"gb":"nqn"}'}
+        assert json.loads(record.result or "") == {"by": "rot13", "text": '"frag gb nqn"'}
+
+
+async def test_if_run_at_is_in_the_future_it_is_scheduled_and_else_runnable(jobs: Errandry) -> None:
+    """> if RunAt is zero (or <= now at reserve time) store in runnable FIFO · if RunAt is in the future …"""
+    order: list[int] = []
+
+    @jobs.task
+    async def work(n: int) -> None:
+        order.append(n)
+
+    now = datetime.now(UTC)
+    await work.using(run_at=now + timedelta(hours=1)).enqueue(0)
+    await work.enqueue(1)
+    await work.using(run_at=now - timedelta(hours=1)).enqueue(2)
+    await burst(jobs, concurrency=1)
+
+    assert order == [1, 2]
+    assert await jobs.counts() == {"default": {"completed": 2, "scheduled": 1}}
+
+
+# Worker run loop: poll -> reserve -> execute
+
+
+async def test_worker_run_is_concurrency_limited(jobs: Errandry) -> None:
+    """> - concurrency-limited with sem + waitgroup"""
+    running = most = 0
+
+    @jobs.task
+    async def work() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.002)
+        running -= 1
+
+    await jobs.enqueue_many([work.new() for _ in range(12)])
+    await burst(jobs, concurrency=4)
+
+    assert most == 4
+    assert await jobs.counts() == {"default": {"completed": 12}}
+
+
+async def test_worker_run_obeys_cancellation_and_waits_for_what_runs(jobs: Errandry) -> None:
+    """> Worker.Run(ctx) loop - obeys ctx cancellation"""
+    begun, finish = asyncio.Event(), asyncio.Event()
+
+    @jobs.task
+    async def work() -> str:
+        begun.set()
+        await finish.wait()
+        return "finished"
+
+    job = await work.enqueue()
+    async with working(jobs) as worker:
+        await begun.wait()
+        worker.stop()
+        finish.set()
+        assert await job.result(10) == "finished"
+
+
+async def test_promote_due_scheduled_jobs(jobs: Errandry) -> None:
+    """> promote due scheduled jobs (RunAt <= now)"""
+
+    @jobs.task
+    async def work() -> None: ...
+
+    async with working(jobs):
+        job = await work.using(delay=0.03).enqueue()
+        assert (await job.wait(10)).state is State.COMPLETED
+
+    assert (job.record.started_at or 0) >= (job.record.run_at or 0)
+
+
+async def test_reclaim_expired_inflight_leases(jobs: Errandry) -> None:
+    """> reclaim expired inflight leases (crash recovery) … job becomes runnable immediately"""
+
+    @jobs.task
+    async def work(ctx: JobContext) -> int:
+        return ctx.attempt
+
+    job = await work.enqueue()
+    claims = await jobs.engine.submit(Claim(worker="crashed", nonce="1", lease=0.02))
+    assert isinstance(claims, Claims)
+    async with working(jobs, upkeep_every=0.01):
+        assert await job.result(10) == 2
+
+    assert [error.kind for error in job.record.errors] == [Reason.WORKER_LOST]
+    assert "stalled" in await kinds(jobs, job.id)
+
+
+# Execution flow: handler + heartbeat + completion
+
+
+async def test_handler_is_wrapped_with_middleware(jobs: Errandry) -> None:
+    """> Handler is wrapped with middleware: - Recover … - Timeout … - user middleware chain"""
+    calls: list[str] = []
+
+    @jobs.middleware
+    async def recover(ctx: JobContext, call_next: Call) -> Any:
+        calls.append("recover")
+        try:
+            return await call_next(ctx)
+        except SystemExit as panic:
+            raise RuntimeError(f"the handler panicked: {panic}") from panic
+
+    @jobs.middleware
+    async def timeout(ctx: JobContext, call_next: Call) -> Any:
+        calls.append("timeout")
+        async with asyncio.timeout(ctx.job.timeout):
+            return await call_next(ctx)
+
+    @jobs.middleware
+    async def user(ctx: JobContext, call_next: Call) -> Any:
+        calls.append("user")
+        return await call_next(ctx)
+
+    @jobs.task(max_attempts=1)
+    async def work(panic: bool) -> str:
+        calls.append("handler")
+        if panic:
+            raise SystemExit("boom")
+        return "done"
+
+    good, bad = await work.enqueue(False), await work.enqueue(True)
+    await burst(jobs, concurrency=1)
+
+    assert calls == ["recover", "timeout", "user", "handler"] * 2
+    assert await good.result(5) == "done"
+    assert (await bad.wait(5)).record.errors[0].message == "the handler panicked: boom"
+
+
+async def test_recover_turns_a_panic_into_an_error_without_any_middleware(jobs: Errandry) -> None:
+    """> - Recover (panic -> error)"""
+
+    @jobs.task(max_attempts=1)
+    async def here() -> None:
+        raise SystemExit("boom")
+
+    @jobs.task(max_attempts=1)
+    def there() -> None:
+        raise SystemExit("boom")
+
+    made = await here.enqueue(), await there.enqueue()
+    async with working(jobs):
+        for job in made:
+            assert (await job.wait(10)).state is State.FAILED
+            assert "SystemExit" in job.record.errors[0].type + job.record.errors[0].message
+
+
+async def test_timeout_cancels_the_jobs_context(jobs: Errandry) -> None:
+    """> - Timeout (ctx cancel on job.Timeout)"""
+    stopped: list[str] = []
+
+    @jobs.task(timeout=0.02, max_attempts=1)
+    async def here() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append("here")
+
+    @jobs.task(timeout=0.02, max_attempts=1)
+    def there(ctx: JobContext) -> None:
+        if ctx.wait(10):
+            stopped.append("there")
+
+    made = await here.enqueue(), await there.enqueue()
+    async with working(jobs):
+        ends = [(await job.wait(10)).record.reason for job in made]
+
+    assert ends == [Reason.TIMEOUT] * 2
+    assert sorted(stopped) == ["here", "there"]
+
+
+async def test_if_the_handler_is_missing_the_job_fails(jobs: Errandry) -> None:
+    """> Fail path: no handler registered · driver.Fail(id, token, now, reason)"""
+    await jobs.insert([NewJob(id="orphan", task="nobody.knows", payload="{}")])
+    await burst(jobs, on_unknown="fail")
+    record = await jobs.record("orphan")
+
+    assert (record.state, record.reason) == (State.FAILED, Reason.NO_HANDLER)
+    assert [one.id for one in (await jobs.list("state:failed reason:no_handler")).jobs] == ["orphan"]
+
+
+async def test_a_missing_handler_may_be_on_another_worker(url: str) -> None:
+    """Not the page's way, but the default: while a deploy rolls, another worker may know the task."""
+    async with Errandry(url) as old:
+        await old.insert([NewJob(id="early", task="new.task", payload="{}")])
+        await burst(old, release_delay=0.02)
+        given_back = await old.record("early")
+
+        @old.task(name="new.task")
+        async def new() -> str:
+            return "known by now"
+
+        async with working(old):
+            job = await old.get("early")
+            assert await job.result(10) == "known by now"
+
+    assert (given_back.state, given_back.attempts, given_back.releases) == (State.SCHEDULED, 0, 1)
+
+
+async def test_heartbeat_keeps_the_lease_alive_for_long_jobs(jobs: Errandry) -> None:
+    """> - keep inflight lease alive for long jobs"""
+
+    @jobs.task
+    async def long() -> str:
+        await asyncio.sleep(0.4)
+        return "once"
+
+    job = await long.enqueue()
+    async with working(jobs, lease=0.2, upkeep_every=0.02):
+        assert await job.result(10) == "once"
+
+    assert (job.record.attempts, job.record.crashes) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_if_extend_lease_fails_the_jobs_context_is_canceled(jobs: Errandry, kind: str) -> None:
+    """> - if ExtendLease fails -> cancel jobCtx"""
+    begun, stopped = threading.Event(), threading.Event()
+
+    async def here(ctx: JobContext) -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        return "never"
+
+    def there(ctx: JobContext) -> str:
+        begun.set()
+        ctx.wait(10)
+        stopped.set()
+        return "discarded"
+
+    task = jobs.task(name="work")(here if kind == "async" else there)
+    job = await task.enqueue()
+    async with working(jobs, renew_every=0.02) as worker:
+        await asyncio.to_thread(begun.wait, 10)
+        await jobs.queue("default").pause()
+        await jobs.engine.submit(Upkeep(dead=(worker.id,)))  # another takes this worker for dead
+        assert await asyncio.to_thread(stopped.wait, 10)
+
+    record = await jobs.record(job.id)
+    assert (record.state, record.result, record.crashes) == (State.WAITING, None, 1)
+
+
+async def test_success_is_acked_with_the_token_of_the_claim(jobs: Errandry) -> None:
+    """> Ack(id, token, now) · VALIDATE token + expiry then remove inflight (terminal success)"""
+    fences: list[int] = []
+
+    @jobs.task
+    async def work(ctx: JobContext) -> None:
+        fences.append(ctx.fence)
+
+    job = await work.enqueue()
+    async with working(jobs):
+        await job.wait(10)
+
+    assert (job.state, job.record.fence, job.record.lease_until) == (State.COMPLETED, fences[0], None)
+
+
+@pytest.mark.parametrize(("error", "attempts"), [(Fail("unrecoverable"), 1), (RuntimeError("boom"), 3)])
+async def test_unrecoverable_or_attempts_exhausted_goes_to_the_dead_letters(
+    jobs: Errandry, error: Exception, attempts: int
+) -> None:
+    """> decide: unrecoverable/maxAttempts -> Fail · remove inflight + store DLQ entry"""
+
+    @jobs.task(max_attempts=3, backoff=NOW)
+    async def work(to: str) -> None:
+        raise error
+
+    job = await work.enqueue("ada")
+    await burst(jobs)
+    [letter] = (await jobs.list("state:failed")).jobs
+
+    assert (letter.id, letter.attempts, letter.payload) == (job.id, attempts, '{"to":"ada"}')
+    assert letter.errors[-1].message == str(error)
+
+
+async def test_else_retry_schedules_the_next_run(jobs: Errandry) -> None:
+    """> delay = retryPolicy.NextDelay(nextAttempts) · nextRunAt = now + delay"""
+
+    @jobs.backoff
+    def policy(attempt: int) -> float:
+        return 100.0 * attempt
+
+    @jobs.task(backoff="policy")
+    async def work() -> None:
+        raise RuntimeError("boom")
+
+    job = await work.enqueue()
+    await burst(jobs)
+    first = await jobs.record(job.id)
+    await jobs.promote(job.id)
+    await burst(jobs)
+    second = await jobs.record(job.id)
+
+    delays = [(record.run_at or 0) - record.updated_at for record in (first, second)]
+    assert delays == [pytest.approx(100), pytest.approx(200)]
+    assert [error.message for error in second.errors] == ["boom", "boom"]
+
+
+async def test_dead_letters_can_be_requeued(jobs: Errandry) -> None:
+    """> DLQ storage
+
+    And back: a dead letter is a job like any other, rerun with its payload and its past.
+    """
+    broken = True
+
+    @jobs.task(max_attempts=1)
+    async def work(to: str) -> str:
+        if broken:
+            raise ConnectionError("the server is down")
+        return f"sent to {to}"
+
+    @jobs.task(max_attempts=1)
+    async def other() -> None:
+        raise ValueError("a bug")
+
+    letters = [await work.enqueue(to) for to in ("ada", "grace")]
+    bug = await other.enqueue()
+    await burst(jobs)
+    broken = False
+
+    moved = await jobs.rerun(query="state:failed error~ConnectionError", reset_attempts=True)
+    await burst(jobs)
+
+    assert set(moved.moved) == {job.id for job in letters}
+    assert [await job.result(5) for job in letters] == ["sent to ada", "sent to grace"]
+    assert [len(job.record.errors) for job in letters] == [1, 1]
+    assert (await bug.refresh()).state is State.FAILED
+
+
+# Guarantees delivered by leases + heartbeat
+
+
+async def test_no_double_processing_during_a_valid_lease(url: str) -> None:
+    """> No double processing during a valid lease"""
+    runs: list[str] = []
+    async with Errandry(url) as jobs:
+
+        @jobs.task
+        async def work(ctx: JobContext, n: int) -> None:
+            runs.append(ctx.id)
+            await asyncio.sleep(0.001)
+
+        made = await jobs.enqueue_many([work.new(n) for n in range(40)])
+        async with working(jobs, concurrency=5), working(jobs, concurrency=5), working(jobs, concurrency=5):
+            for job in made:
+                await job.wait(10)
+
+    assert sorted(runs) == sorted(job.id for job in made)
+
+
+async def test_crash_recovery_and_stale_worker_protection(jobs: Errandry) -> None:
+    """> if worker dies, heartbeat stops -> lease expires -> job becomes reservable again
+
+    > Stale worker protection: old worker cannot Ack/Retry/Fail/ExtendLease without correct token
+    """
+
+    @jobs.task
+    async def work(ctx: JobContext) -> str:
+        return "by the living"
+
+    job = await work.enqueue()
+    claims = await jobs.engine.submit(Claim(worker="zombie", nonce="1", lease=0.02))
+    assert isinstance(claims, Claims)
+    [stale] = claims.jobs
+    async with working(jobs, upkeep_every=0.01):
+        await until(jobs, job.id, lambda record: record.fence > stale.fence)
+        answer = await jobs.engine.submit(Settle(Ref(stale.id, stale.fence), Complete('"by the dead"')))
+        assert isinstance(answer, Lost)
+        assert await job.result(10) == "by the living"
+
+
+async def test_a_fence_lets_an_effect_outside_refuse_a_stale_worker(jobs: Errandry) -> None:
+    """> Stale worker protection: old worker cannot Ack/Retry/Fail/ExtendLease without correct token"""
+    account = {"fence": 0, "balance": 0}
+
+    def pay(fence: int, amount: int) -> None:
+        """As a database would: an update that carries a smaller number than the last does nothing."""
+        if fence > account["fence"]:
+            account.update(fence=fence, balance=account["balance"] + amount)
+
+    @jobs.task(max_attempts=2, backoff=NOW)
+    async def work(ctx: JobContext) -> None:
+        if ctx.attempt == 1:
+            raise RuntimeError("before it paid")
+        pay(ctx.fence, 10)
+        pay(ctx.job.fence - 1, 10)  # what a worker that lost its lease would send
+
+    job = await work.enqueue()
+    async with working(jobs):
+        await reached(jobs, job.id, State.COMPLETED)
+
+    assert account["balance"] == 10
