@@ -144,12 +144,13 @@ async def test_after_a_rerun_the_result_is_that_of_the_new_run(jobs: Errandry) -
 
 
 class Counting(MemoryStore):
-    """Counts its reads, and tells when somebody waits for a change."""
+    """Counts its reads, and how often somebody who has seen everything went to sleep."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reads: Counter[str] = Counter()
-        self.waiting = threading.Event()
+        self.rests = 0
+        self.resting = threading.Condition()
 
     async def events(self, after: str | None = None, limit: int = 1_000) -> Events:
         self.reads["events"] += 1
@@ -160,13 +161,20 @@ class Counting(MemoryStore):
         return await super().get(ids)
 
     async def wake(self, pulse: int, timeout: float) -> bool:
-        self.waiting.set()
+        if pulse == self.pulse():
+            with self.resting:
+                self.rests += 1
+                self.resting.notify_all()
         return await super().wake(pulse, timeout)
 
+    async def rested(self, rests: int) -> None:
+        """Until they have been to sleep more often than that."""
 
-async def rests(store: Counting) -> None:
-    """Until whoever watches the store has looked and waits for the next change."""
-    await asyncio.to_thread(store.waiting.wait, 10)
+        def wait() -> bool:
+            with self.resting:
+                return self.resting.wait_for(lambda: self.rests > rests, 10)
+
+        assert await asyncio.to_thread(wait)
 
 
 async def test_a_thousand_waiters_cost_one_read_of_the_events_per_wake(
@@ -184,22 +192,22 @@ async def test_a_thousand_waiters_cost_one_read_of_the_events_per_wake(
         waits = [asyncio.create_task(job.wait(30)) for job in made]
         while len(jobs._waiting._waiters if jobs._waiting else ()) < 1_000:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0)
-        await rests(store)
+        rests = store.rests
+        store.bell.ring()
+        await store.rested(rests)
 
-        for end in (jobs.cancel(made[0].id), jobs.cancel(*[job.id for job in made[1:500]])):
-            store.waiting.clear()
+        for ended in (made[:1], made[1:500], made[500:999]):
             store.reads.clear()
-            await end
-            await rests(store)
+            rests = store.rests
+            await jobs.cancel(*[job.id for job in ended])
+            await store.rested(rests)
             assert store.reads == {"events": 1, "get": 1}
 
-        await asyncio.gather(*waits[:500])
-        assert not any(wait.done() for wait in waits[500:])
-        store.reads.clear()
-        await jobs.cancel(*[job.id for job in made[500:]])
-        await asyncio.gather(*waits)
+        await asyncio.gather(*waits[:999])
+        assert not waits[999].done()
+        await jobs.cancel(made[999].id)
+        await waits[999]
 
-        assert store.reads == {"events": 1, "get": 1}
         assert {job.state for job in made} == {State.CANCELED}
 
 

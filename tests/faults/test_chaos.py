@@ -48,7 +48,7 @@ async def survive(scene: Scene, seed: int, seconds: float) -> None:
     print(f"seed {seed}: {dict(chaos.hits)}, {acked} acked, {runs} runs, {crashes} crashes")  # noqa: T201
     assert acked > 10 * seconds
     assert crashes > 0
-    assert min(chaos.hits[way] for way in ("kill", "kill unseen")) > 0
+    assert chaos.hits["kill"] + chaos.hits["kill unseen"] > 2
 
 
 class Chaos:

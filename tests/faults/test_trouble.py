@@ -3,6 +3,7 @@
 import asyncio
 import os
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -59,7 +60,7 @@ class Place:
     def __init__(self) -> None:
         self.store = Troubled()
         self.app = Errandry(store=cast("Store", self.store))
-        self.go = asyncio.Event()
+        self.go, self.hold = asyncio.Event(), threading.Event()
         self.began: list[str] = []
         self.ended: list[str] = []
 
@@ -259,6 +260,42 @@ async def test_a_stop_waits_for_outcomes_that_are_still_being_written(
         await until(lambda: not refusals)
 
     assert await place.state(job.id) is State.COMPLETED
+
+
+async def test_a_worker_that_is_canceled_gives_its_jobs_back(place: Place) -> None:
+    """Its loop ends with it, as in a program that runs it beside other things."""
+    jobs = [await place.wait.enqueue() for _ in range(3)]
+    work = asyncio.create_task(Worker(place.app, WorkerOptions(grace=60.0)).run())
+    await until(lambda: len(place.began) == 3)
+
+    work.cancel()
+    await asyncio.wait({work}, timeout=10)
+
+    assert work.cancelled()
+    for job in jobs:
+        record = await place.app.record(job.id)
+        assert (record.state, record.attempts, record.errors) == (State.WAITING, 0, ())
+
+
+async def test_a_claim_on_its_way_when_the_worker_is_canceled_is_given_back(place: Place) -> None:
+    job = await place.wait.enqueue()
+    claiming = threading.Event()
+
+    def refuse(command: Command) -> None:
+        if isinstance(command, Claim):
+            claiming.set()
+            place.hold.wait(timeout=10)
+
+    place.store.refuses = refuse
+    work = asyncio.create_task(Worker(place.app, WorkerOptions(grace=60.0)).run())
+    await until(claiming.is_set)
+
+    work.cancel()
+    place.hold.set()
+    await asyncio.wait({work}, timeout=10)
+
+    record = await place.app.record(job.id)
+    assert (record.state, record.attempts, record.crashes) == (State.WAITING, 0, 0)
 
 
 async def test_all_jobs_of_a_dead_worker_are_taken_from_it_however_many(

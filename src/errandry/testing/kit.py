@@ -119,7 +119,7 @@ class _Hand:
 
     async def run(self, job: Job) -> Job | None:
         """The job after an attempt; None if it is gone."""
-        self._executor.start(Run(job, float("inf"), None, self._executor.write_notes))
+        self._executor.start(Run(job, float("inf"), self._executor.write_notes))
         while self._executor.tasks:
             await asyncio.wait(self._executor.tasks)
         [after] = await self._jobs.engine.call(self._jobs.store.get, [job.id])

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+from typing import NamedTuple
 
 from errandry.app import Errandry
 from errandry.core.command import Claim, Claims
@@ -21,6 +22,15 @@ BACKSTOP = 1.0
 Names = tuple[str, ...]
 
 
+class Wanted(NamedTuple):
+    """How many jobs, of which tasks, without which, and whether they start at once."""
+
+    limit: int
+    tasks: Names | None
+    without: Names
+    start: bool
+
+
 class Claimer:
     """Asks for as many jobs as there are free slots; async and thread handlers have slots of their own."""
 
@@ -32,11 +42,11 @@ class Claimer:
     async def claim(self) -> list[tuple[Job, float]]:
         """What the free slots got, each with the monotonic time its claim was sent."""
         claimed: list[tuple[Job, float]] = []
-        for limit, tasks, without in self._wanted():
+        for wanted in self._wanted():
             has_suspect = self._slots.has_suspect or any(job.crashes for job, _ in claimed)
             sent = self._app.clock.monotonic()
             try:
-                answer = await self._app.engine.submit(self._command(limit, tasks, without, has_suspect))
+                answer = await self._app.engine.submit(self._command(wanted, has_suspect))
             except ErrandryError as error:
                 if not claimed:
                     raise
@@ -56,27 +66,30 @@ class Claimer:
             log.warning("the store cannot be watched: %s", error)
             await asyncio.sleep(BACKSTOP)
 
-    def _wanted(self) -> list[tuple[int, Names | None, Names]]:
-        """How many jobs to claim, of which tasks, without which: for async handlers, and for threads."""
+    def _wanted(self) -> list[Wanted]:
+        """What to claim: for async handlers, for threads, and ahead of free slots where there are none."""
         in_threads = tuple(sorted(name for name, task in self._app.tasks.items() if not task.is_async))
         only = self._options.tasks
         sync = in_threads if only is None else tuple(name for name in in_threads if name in only)
         rest = None if only is None else tuple(name for name in only if name not in in_threads)
-        found: list[tuple[int, Names | None, Names]] = []
-        if self._slots.free_async and (rest is None or rest):
-            found.append((self._slots.free_async, rest, in_threads if rest is None else ()))
-        if self._slots.free_threads and sync:
-            found.append((self._slots.free_threads, sync, ()))
+        slots, found = self._slots, []
+        if slots.free_async and (rest is None or rest):
+            found.append(Wanted(slots.free_async, rest, in_threads if rest is None else (), start=True))
+        if slots.free_threads and sync:
+            found.append(Wanted(slots.free_threads, sync, (), start=True))
+        if not found and slots.free_ahead:
+            found.append(Wanted(slots.free_ahead, only, (), start=False))
         return found
 
-    def _command(self, limit: int, tasks: Names | None, without: Names, has_suspect: bool) -> Claim:
+    def _command(self, wanted: Wanted, has_suspect: bool) -> Claim:
         return Claim(
             worker=self._worker,
             nonce=next(self._nonces),
-            limit=limit,
+            limit=wanted.limit,
             queues=self._options.queues,
-            tasks=tasks,
-            without=without,
+            tasks=wanted.tasks,
+            without=wanted.without,
             suspects=0 if has_suspect else 1,
+            start=wanted.start,
             lease=self._options.lease,
         )

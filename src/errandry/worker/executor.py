@@ -26,6 +26,7 @@ from errandry.core.command import (
     Retry,
     Settle,
     Snooze,
+    Start,
 )
 from errandry.core.job import Failure, Job
 from errandry.core.state import Reason
@@ -60,9 +61,9 @@ class Executor:
         self._threads = Threads()
         self.tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, run: Run) -> None:
-        """Call the handler, in a context of its own."""
-        run.handler = self._background(self._execute(run), contextvars.Context())
+    def start(self, run: Run, turn: Coroutine[Any, Any, None] | None = None) -> None:
+        """Call the handler, in a context of its own; a job claimed ahead, when its turn has come."""
+        run.handler = self._background(self._execute(run, turn), contextvars.Context())
 
     def close(self) -> None:
         self._threads.close()
@@ -75,10 +76,13 @@ class Executor:
         task.add_done_callback(self.tasks.discard)
         return task
 
-    async def _execute(self, run: Run) -> None:
+    async def _execute(self, run: Run, turn: Coroutine[Any, Any, None] | None) -> None:
         outcome: Outcome | None
         try:
-            outcome = await self._attempt(run)
+            if turn is None or await self._may_begin(run, turn):
+                outcome = await self._attempt(run)
+            else:
+                outcome = None
         except asyncio.CancelledError:
             outcome = None
         run.handler = None
@@ -87,6 +91,25 @@ class Executor:
         if outcome is not None:
             await self._settle(run, outcome)
         self._over(run)
+
+    async def _may_begin(self, run: Run, turn: Coroutine[Any, Any, None]) -> bool:
+        """Wait for the turn of a job claimed ahead; the handler begins only after its Start is written."""
+        try:
+            await turn
+        except asyncio.CancelledError as error:
+            if (outcome := self._stopped(run, error)) is not None:
+                await self._settle(run, outcome)
+            return False
+        try:
+            answer = await self._app.engine.submit(Start(run.ref))
+        except ErrandryError as error:
+            log.warning("job %s (%s) could not be started: %s", run.job.id, run.job.task, error)
+            return False
+        if answer not in (WRITTEN, ALREADY):
+            log.info("job %s (%s) does not begin: %s", run.job.id, run.job.task, answer)
+            return False
+        run.begins(self._app.clock.monotonic(), self._options.grace)
+        return True
 
     async def _attempt(self, run: Run) -> Outcome | None:
         """How the attempt ended; None if nothing may be written any more."""

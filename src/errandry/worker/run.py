@@ -30,11 +30,12 @@ class Run:
     `is_lost`: its lease is another's, or nobody's. `is_settling`: its outcome is being written just now.
     """
 
-    def __init__(self, job: Job, lease_until: float, renew_until: float | None, write: "Write") -> None:
+    def __init__(self, job: Job, lease_until: float, write: "Write") -> None:
         self.job = job
         self.ref = Ref(job.id, job.fence)
         self.ctx = JobContext(job, self.note)
-        self.lease_until, self.renew_until = lease_until, renew_until
+        self.lease_until = lease_until
+        self.renew_until: float | None = None
         self.stopped: Stop | None = None
         self.is_lost = self.is_settling = False
         self.handler: asyncio.Task[None] | None = None
@@ -43,6 +44,11 @@ class Run:
         self._lock = Lock()
         self._progress: Progress | None = None
         self._logs: list[Log] = []
+
+    def begins(self, now: float, grace: float) -> None:
+        """The handler is called now. Its lease ends after timeout and grace, whether it stops or not."""
+        if self.job.timeout is not None:
+            self.renew_until = now + self.job.timeout + grace
 
     def needs_lease(self, now: float) -> bool:
         """Whether its lease is to be prolonged: it stands, and nothing has been said that ends it."""

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from msgspec import Struct
 from errandry.app import Errandry
 from errandry.core.command import Beat, Release, Settle
 from errandry.core.job import Job
+from errandry.core.state import State
 from errandry.errors import ErrandryError
 from errandry.worker.capture import JobLog
 from errandry.worker.claimer import Claimer
@@ -72,10 +73,15 @@ class Worker:
         self._started_at = app.clock.time()
 
     async def run(self, *, signals: bool = False) -> None:
-        """Work until stopped, then drain."""
+        """Work until stopped, then drain. Canceled, it gives everything back without waiting for handlers."""
         async with self._surroundings(signals):
-            await self._work()
-            await self._drain()
+            try:
+                await self._work()
+            except BaseException:
+                self._hurry.set()
+                raise
+            finally:
+                await self._drain()
 
     def stop(self) -> None:
         """Drain and end; a second call does not wait for handlers."""
@@ -113,15 +119,21 @@ class Worker:
                 await asyncio.sleep(0)
             elif self.options.burst and was_idle:
                 return
-            elif not (self._slots.free_async or self._slots.free_threads):
+            elif not self._slots.has_room:
                 await self._slots.changed.wait()
             else:
                 await self._rest(pulse)
 
     async def _claimed(self) -> list[tuple[Job, float]] | None:
         """What the free slots got; None if the store could not be asked."""
+        claim = asyncio.create_task(self._claimer.claim())
         try:
-            return await self._claimer.claim()
+            return await asyncio.shield(claim)
+        except asyncio.CancelledError:
+            with suppress(ErrandryError):
+                for job, sent in await claim:  # they are this worker's already: the drain gives them back
+                    self._start(job, sent)
+            raise
         except ErrandryError as error:
             log.warning("no jobs could be claimed: %s", error)
             await self._until(asyncio.sleep(1.0))
@@ -135,16 +147,22 @@ class Worker:
         await self._until(*waits)
 
     def _start(self, job: Job, sent: float) -> None:
-        until = None if job.timeout is None else sent + job.timeout + self.options.grace
-        run = Run(job, sent + self.options.lease, until, self._executor.write_notes)
+        run = Run(job, sent + self.options.lease, self._executor.write_notes)
         task = self.app.tasks.get(job.task)
-        self._slots.take(run, in_thread=task is not None and not task.is_async)
+        in_thread = task is not None and not task.is_async
         self._leases.take(run)
+        if job.state is State.CLAIMED:
+            self._executor.start(run, self._slots.wait(run, in_thread))
+            return
+        run.begins(sent, self.options.grace)
+        self._slots.take(run, in_thread)
         self._executor.start(run)
 
     async def _drain(self) -> None:
         """Let handlers finish for `grace`, then stop them and give back what is left."""
         log.info("worker %s claims no more; handlers may finish for %g s", self.id, self.options.grace)
+        for run in self._slots.ahead:
+            run.stop(Stop.SHUTDOWN)
         try:
             async with asyncio.timeout(self.options.grace):
                 while self._executor.tasks and not self._hurry.is_set():

@@ -1,0 +1,92 @@
+"""Jobs claimed ahead of a free slot: visible as `claimed`, and begun only after their Start is written."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from errandry import Errandry, State, Worker, WorkerOptions
+
+PATIENCE = 20.0
+
+
+class Shop:
+    """An app whose one task waits until it is let go."""
+
+    def __init__(self, path: Path) -> None:
+        self.jobs = Errandry(f"sqlite:////{path}")
+        self.begun: list[int] = []
+        self.open = asyncio.Event()
+        self.hold = self.jobs.task(name="hold")(self._hold)
+
+    async def _hold(self, number: int) -> int:
+        self.begun.append(number)
+        await self.open.wait()
+        return number
+
+    async def until(self, **states: int) -> None:
+        """Wait until the queue has just these numbers of jobs."""
+        async with asyncio.timeout(PATIENCE):
+            async for _ in self._changes():
+                if (await self.jobs.counts()).get("default") == states:
+                    return
+
+    async def _changes(self) -> AsyncIterator[None]:
+        while True:
+            pulse = self.jobs.store.pulse()
+            yield
+            await self.jobs.engine.call(self.jobs.store.wake, pulse, 1.0)
+
+
+@pytest.fixture
+async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
+    shop = Shop(tmp_path / "jobs.db")
+    async with shop.jobs:
+        yield shop
+
+
+async def test_what_is_claimed_ahead_is_visible_and_has_not_begun(shop: Shop) -> None:
+    worker = Worker(shop.jobs, WorkerOptions(concurrency=2, prefetch=3))
+    working = asyncio.create_task(worker.run())
+    held = [await shop.hold.enqueue(number=number) for number in range(8)]
+
+    await shop.until(running=2, claimed=3, waiting=3)
+
+    assert shop.begun == [0, 1]
+    shop.open.set()
+    assert [await job.result(PATIENCE) for job in held] == list(range(8))
+    assert shop.begun == list(range(8))
+    worker.stop()
+    await working
+
+
+async def test_a_job_canceled_while_claimed_never_begins(shop: Shop) -> None:
+    worker = Worker(shop.jobs, WorkerOptions(concurrency=1, prefetch=1))
+    working = asyncio.create_task(worker.run())
+    _, ahead = [await shop.hold.enqueue(number=number) for number in range(2)]
+    await shop.until(running=1, claimed=1)
+
+    await ahead.cancel()
+    shop.open.set()
+    await shop.until(completed=1, canceled=1)
+
+    assert shop.begun == [0]
+    worker.stop()
+    await working
+
+
+async def test_a_stop_gives_back_what_has_not_begun_without_spending_an_attempt(shop: Shop) -> None:
+    worker = Worker(shop.jobs, WorkerOptions(concurrency=1, prefetch=2))
+    working = asyncio.create_task(worker.run())
+    jobs = [await shop.hold.enqueue(number=number) for number in range(3)]
+    await shop.until(running=1, claimed=2)
+
+    worker.stop()
+    await shop.until(running=1, waiting=2)
+    shop.open.set()
+    await working
+
+    first, *others = [(await job.refresh()).record for job in jobs]
+    assert first.state is State.COMPLETED
+    assert [(job.state, job.attempts) for job in others] == [(State.WAITING, 0)] * 2
