@@ -28,6 +28,7 @@ from errandry.core.command import (
     Resolve,
     Resume,
 )
+from errandry.core.event import Event, Kind
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.query import parse
@@ -137,11 +138,17 @@ class Client:
         return Gate(self, GateKind.QUEUE, name)
 
     async def events(self, after: str | None = None) -> AsyncIterator[Happened]:
-        """What happens, as it happens: from the cursor `after`, or from now on. Never ends by itself."""
+        """What happens, as it happens: from the cursor `after`, or from now on. Never ends by itself.
+
+        Whoever was away for longer than events are kept gets an `error` event first that says so.
+        """
         cursor = after or await self.engine.call(self.store.head)
         while True:
             pulse = self.store.pulse()
             page = await self.engine.call(self.store.events, cursor, PAGE)
+            if page.missed:
+                text = "events before these are no longer kept: some were missed"
+                yield Happened(page.cursor, self.clock.time(), Event(Kind.ERROR, "", "", "", 0, text))
             for one in page.entries:
                 yield one
             cursor = page.cursor

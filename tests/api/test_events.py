@@ -8,9 +8,11 @@ from threading import Event
 import pytest
 
 from errandry import Errandry
+from errandry.core.command import Upkeep
 from errandry.core.event import Kind
+from errandry.core.job import NewJob
 from errandry.errors import InvalidCursor
-from errandry.store.contract import Happened
+from errandry.store.contract import Bounds, Happened
 from errandry.testing import drain
 
 
@@ -124,3 +126,16 @@ async def test_several_readers_each_see_everything(app: Errandry) -> None:
 
     seen = await asyncio.gather(*readers)
     assert all(one == seen[0] for one in seen)
+
+
+async def test_a_reader_that_was_away_too_long_is_told(tmp_path: Path) -> None:
+    jobs = Errandry(f"sqlite:////{tmp_path / 'jobs.db'}", bounds=Bounds(events=1))
+    async with jobs:
+        start = await jobs.engine.call(jobs.store.head)
+        for number in range(3):
+            await jobs.insert([NewJob(id=f"job-{number}", task="any", payload="{}")])
+        await jobs.engine.submit(Upkeep())
+
+        [first] = await taken(jobs.events(after=start), 1)
+
+        assert (first.event.kind, "missed" in first.event.text) == (Kind.ERROR, True)

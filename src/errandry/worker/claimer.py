@@ -77,8 +77,10 @@ class Claimer:
             found.append(Wanted(slots.free_async, rest, in_threads if rest is None else (), start=True))
         if slots.free_threads and sync:
             found.append(Wanted(slots.free_threads, sync, (), start=True))
-        if not found and slots.free_ahead:
-            found.append(Wanted(slots.free_ahead, only, (), start=False))
+        if slots.free_ahead and not slots.free_async and (rest is None or rest):
+            found.append(Wanted(slots.free_ahead, rest, in_threads if rest is None else (), start=False))
+        elif slots.free_ahead and not slots.free_threads and sync:
+            found.append(Wanted(slots.free_ahead, sync, (), start=False))
         return found
 
     def _command(self, wanted: Wanted, has_suspect: bool) -> Claim:

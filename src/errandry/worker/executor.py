@@ -270,7 +270,11 @@ class Executor:
                 return Fail(_failure(error, Reason.UNRECOVERABLE))
             case said.Cancel():
                 return GiveUp(_failure(error, Reason.CANCELED))
-        rules = task.rules
+        job, rules = run.job, task.rules
+        where = f"attempt {job.attempts} of {job.max_attempts}"
+        log.warning(
+            "job %s (%s), %s raised %s", job.id, job.task, where, _failure(error).type, exc_info=error
+        )
         if isinstance(error, Exception) and (
             isinstance(error, rules.fail_on) or not isinstance(error, rules.retry_on)
         ):
