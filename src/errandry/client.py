@@ -148,7 +148,9 @@ class Client:
             page = await self.engine.call(self.store.events, cursor, PAGE)
             if page.missed:
                 text = "events before these are no longer kept: some were missed"
-                yield Happened(page.cursor, self.clock.time(), Event(Kind.ERROR, "", "", "", 0, text))
+                yield Happened(
+                    cursor or page.cursor, self.clock.time(), Event(Kind.ERROR, "", "", "", 0, text)
+                )
             for one in page.entries:
                 yield one
             cursor = page.cursor

@@ -12,13 +12,13 @@ from typing import Any, cast
 import pytest
 
 from errandry import Errandry, JobContext, Worker, WorkerOptions
-from errandry.core.command import Answer, Beat, Claim, Command, Kept, Renew, Settle, Upkeep
+from errandry.core.command import Answer, Beat, Claim, Command, Kept, Renew, Settle, Start, Upkeep
 from errandry.core.state import State
 from errandry.errors import StoreFull, StoreRefused, StoreUnavailable
 from errandry.store.contract import Store, WorkerInfo
 from errandry.store.memory import MemoryStore
 from errandry.worker import leases, liveness, worker
-from tests.faults.process import until
+from tests.faults.process import until, until_said
 
 FULL = StoreFull("memory", "no space left")
 
@@ -114,6 +114,26 @@ async def test_what_was_claimed_runs_though_the_next_claim_was_refused(place: Pl
         assert await job.result(timeout=10) == "done"
 
     assert place.began == [job.id]
+
+
+async def test_a_claim_that_took_longer_than_its_lease_is_renewed_before_its_job_runs(place: Place) -> None:
+    """As on a machine that slept with the claim on its way: the store gave the lease only afterwards."""
+    job = await place.wait.enqueue()
+
+    def slow(command: Command) -> None:
+        if isinstance(command, Claim) and not place.store.sent(Renew):
+            place.hold.wait(0.4)
+
+    place.store.refuses = slow
+    async with place.working(lease=0.3, upkeep=False):
+        await until(lambda: place.began)
+        renewals = place.store.sent(Renew)
+        await until(lambda: place.store.sent(Renew) > renewals + 3)
+        place.go.set()
+        assert await job.result(timeout=10) == "done"
+
+    assert place.ended == []
+    assert (await place.app.record(job.id)).attempts == 1
 
 
 async def test_leases_are_renewed_while_reads_hang(place: Place) -> None:
@@ -296,6 +316,33 @@ async def test_a_claim_on_its_way_when_the_worker_is_canceled_is_given_back(plac
 
     record = await place.app.record(job.id)
     assert (record.state, record.attempts, record.crashes) == (State.WAITING, 0, 0)
+
+
+async def test_a_start_on_its_way_when_the_worker_stops_is_given_back(place: Place) -> None:
+    """Its handler has not begun, and will not: the attempt is unspent, whether or not the Start was written."""
+    first, ahead = [await place.wait.enqueue() for _ in range(2)]
+    starting = threading.Event()
+
+    def refuse(command: Command) -> None:
+        if isinstance(command, Start):
+            starting.set()
+            place.hold.wait(timeout=10)
+
+    place.store.refuses = refuse
+    async with place.working(lease=60.0, concurrency=1, prefetch=1, grace=0.0):
+        await until(lambda: place.began)
+        await until_said(lambda: is_in(place, ahead.id, State.CLAIMED))
+        place.go.set()
+        await until(starting.is_set)
+        threading.Timer(0.1, place.hold.set).start()
+
+    assert await place.state(first.id) is State.COMPLETED
+    record = await place.app.record(ahead.id)
+    assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)
+
+
+async def is_in(place: Place, job_id: str, state: State) -> bool:
+    return await place.state(job_id) is state
 
 
 async def test_all_jobs_of_a_dead_worker_are_taken_from_it_however_many(

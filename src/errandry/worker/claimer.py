@@ -7,7 +7,7 @@ import secrets
 from typing import NamedTuple
 
 from errandry.app import Errandry
-from errandry.core.command import Claim, Claims
+from errandry.core.command import Claim, Claims, Lost, Ref, Renew, Renewed
 from errandry.core.job import Job
 from errandry.errors import ErrandryError
 from errandry.worker.options import WorkerOptions
@@ -47,15 +47,29 @@ class Claimer:
             sent = self._app.clock.monotonic()
             try:
                 answer = await self._app.engine.submit(self._command(wanted, has_suspect))
+                if isinstance(answer, Claims):
+                    claimed += await self._standing(answer.jobs, sent)
+                    self.due_in = answer.due_in
             except ErrandryError as error:
                 if not claimed:
                     raise
                 log.warning("no more jobs could be claimed: %s", error)  # what was claimed must run
                 break
-            if isinstance(answer, Claims):
-                claimed += [(job, sent) for job in answer.jobs]
-                self.due_in = answer.due_in
         return claimed
+
+    async def _standing(self, jobs: tuple[Job, ...], sent: float) -> list[tuple[Job, float]]:
+        """These, with when their lease began; of a claim long on its way, what still stands, renewed.
+
+        Counted from when it was sent, its lease could have run out before any handler had begun.
+        """
+        if jobs and self._app.clock.monotonic() - sent >= self._options.renewal:
+            sent = self._app.clock.monotonic()
+            refs = tuple(Ref(job.id, job.fence) for job in jobs)
+            answer = await self._app.engine.submit(Renew(refs, self._options.lease))
+            if isinstance(answer, Renewed):
+                marks = zip(jobs, answer.marks, strict=True)
+                jobs = tuple(job for job, mark in marks if not isinstance(mark, Lost))
+        return [(job, sent) for job in jobs]
 
     async def sleep(self, pulse: int) -> None:
         """Until something may have changed since `pulse`, or the next job is due."""

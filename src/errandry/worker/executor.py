@@ -96,12 +96,11 @@ class Executor:
         """Wait for the turn of a job claimed ahead; the handler begins only after its Start is written."""
         try:
             await turn
+            answer = await self._app.engine.submit(Start(run.ref))
         except asyncio.CancelledError as error:
             if (outcome := self._stopped(run, error)) is not None:
                 await self._settle(run, outcome)
             return False
-        try:
-            answer = await self._app.engine.submit(Start(run.ref))
         except ErrandryError as error:
             log.warning("job %s (%s) could not be started: %s", run.job.id, run.job.task, error)
             return False
