@@ -98,22 +98,35 @@ class Ended(Struct, frozen=True, tag=True):
 
 
 Fact = Asked | Acked | Claimed | Renewed | Settled | Started | Ended
-fact_in = msgjson.Decoder(Fact).decode
+_fact = msgjson.Decoder(Fact).decode
 
 
 class Journal:
-    """The file all processes of a test append to. A line is written whole or not at all."""
+    """The file all processes of a test append to, one fact a line.
+
+    A process can be killed in the middle of a line, or be read there: half a line says nothing.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._end = 0
 
     def write(self, *facts: Fact) -> None:
         if facts:
-            os.write(self._file, b"".join(msgjson.encode(fact) + b"\n" for fact in facts))
+            os.write(self._file, b"".join(b"\n" + msgjson.encode(fact) + b"\n" for fact in facts))
 
     def read(self) -> list[Fact]:
-        return [fact_in(line) for line in self.path.read_bytes().splitlines()]
+        return [_fact(line) for line in self.path.read_bytes().split(b"\n") if line.endswith(b"}")]
+
+    def news(self) -> list[Fact]:
+        """What was written since the last time."""
+        with self.path.open("rb") as file:
+            file.seek(self._end)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._end += len(whole)
+        return [_fact(line) for line in whole.split(b"\n") if line.endswith(b"}")]
 
     def started(self, job: str) -> list[Started]:
         return [fact for fact in self.read() if isinstance(fact, Started) and fact.job == job]
@@ -295,7 +308,7 @@ class _History:
     def crashes_are_counted_and_bounded(self) -> Iterator[str]:
         for job in self.found.jobs:
             kinds = Counter(self.kinds[job.id])
-            claimed, stalled = kinds[Kind.CLAIMED], kinds[Kind.STALLED]
+            claimed, stalled = kinds[Kind.CLAIMED], self._stalled(job.id)
             if job.crashes > job.max_crashes or job.attempts > job.max_attempts:
                 yield f"P6: job {job.id} has {job.crashes} crashes in {job.attempts} attempts"
             if job.crashes != stalled:
@@ -308,6 +321,14 @@ class _History:
             lost = job.crashes >= job.max_crashes or job.attempts >= job.max_attempts
             if job.reason is Reason.WORKER_LOST and not (lost and job.state is State.FAILED):
                 yield f"P6: job {job.id} was given up after {job.crashes} crashes"
+
+    def _stalled(self, job: str) -> int:
+        """How often its worker was lost after its handler may have begun."""
+        times, active = 0, False
+        for kind in self.kinds[job]:
+            times += active and kind is Kind.STALLED
+            active = kind is Kind.ACTIVE or (active and kind not in _LETS_GO)
+        return times
 
     def the_end_is_the_end(self) -> Iterator[str]:
         for job, kinds in self.kinds.items():

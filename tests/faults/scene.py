@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from errandry import Errandry
 from errandry.core.job import Job
-from errandry.core.state import TERMINAL
+from errandry.core.state import TERMINAL, State
 from tests.faults.history import Acked, Asked, Ended, Found, Journal, Started, found, violations
 from tests.faults.process import LIMIT, Process, until, until_said
 from tests.faults.program import declared
@@ -90,6 +90,14 @@ class Scene:
         record = await self.app.finished(job, limit)
         assert record is not None
         return record
+
+    async def all_in(self, jobs: list[str], state: State) -> None:
+        """Return when these jobs are all in this state."""
+
+        async def are_there() -> bool:
+            return all([(await self.app.record(job)).state is state for job in jobs])
+
+        await until_said(are_there)
 
     async def all_finished(self, limit: float = LIMIT) -> Found:
         """What the store holds, once all jobs have finished."""

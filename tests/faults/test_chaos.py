@@ -9,10 +9,11 @@ import signal
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.faults.history import Acked, Asked, Ended, Started, fact_in, violations
+from tests.faults.history import Acked, Asked, Ended, Started, violations
 from tests.faults.process import Process, until
 from tests.faults.scene import Scene
 
@@ -60,14 +61,16 @@ class Chaos:
     def __init__(self, scene: Scene, seed: int) -> None:
         self._scene, self._dice = scene, random.Random(seed)
         self.hits: Counter[str] = Counter()
-        self._read, self._busy = 0, defaultdict[int, set[str]](set)
+        self._busy: dict[int, set[str]] = defaultdict(set)
         self.running = {
             "work": [self._start("work") for _ in range(2)],
             "produce": [self._start("produce") for _ in range(3)],
         }
 
     def _start(self, role: str) -> Process:
-        options = {"lease": LEASE, "grace": 0.1} if role == "work" else {"seed": self._dice.random()}
+        options: dict[str, Any] = {"seed": self._dice.random()}
+        if role == "work":
+            options = {"lease": LEASE, "grace": 0.1, "concurrency": 20, "prefetch": self._dice.choice((0, 5))}
         return self._scene.start(role, options)
 
     async def reign(self, seconds: float) -> None:
@@ -96,13 +99,10 @@ class Chaos:
 
     def _is_busy(self, pid: int) -> bool:
         """Whether a process has begun something and not ended it, by the journal."""
-        with self._scene.journal.path.open("rb") as journal:
-            journal.seek(self._read)
-            for line in journal:
-                self._read += len(line)
-                match fact_in(line):
-                    case Asked(job=job, pid=where) | Started(job=job, pid=where):
-                        self._busy[where].add(job)
-                    case Acked(job=job, pid=where) | Ended(job=job, pid=where):
-                        self._busy[where].discard(job)
+        for fact in self._scene.journal.news():
+            match fact:
+                case Asked(job=job, pid=where) | Started(job=job, pid=where):
+                    self._busy[where].add(job)
+                case Acked(job=job, pid=where) | Ended(job=job, pid=where):
+                    self._busy[where].discard(job)
         return bool(self._busy[pid])

@@ -111,6 +111,13 @@ def test_a_job_given_back_may_run_again_at_once() -> None:
     assert violations(released, found(job, kinds, totals={"default": {"inserted": 1, "completed": 1}})) == []
 
 
+def test_a_worker_lost_before_the_handler_began_is_no_crash() -> None:
+    kinds = [Kind.WAITING, Kind.CLAIMED, Kind.STALLED, Kind.WAITING, *KINDS[5:]]
+    facts = [fact for fact in FACTS if fact.pid != 1]
+
+    assert violations(facts, found(replace(TAKEN_OVER, attempts=1, releases=1, crashes=0), kinds)) == []
+
+
 Broken = Callable[[], list[str]]
 BROKEN: dict[str, Broken] = {
     "P1: job a was acked and is gone": lambda: violations(FACTS[:2], found(None, (), {}, {})),
@@ -207,5 +214,18 @@ def test_a_journal_gives_back_what_was_written(tmp_path: Path) -> None:
     Journal(tmp_path / "journal").write(*FACTS[6:])
 
     assert journal.read() == list(FACTS)
+    assert journal.news() == list(FACTS)
+    assert journal.news() == []
     assert [run.fence for run in journal.started("a")] == [10, 20]
     assert [end.how for end in journal.ended("a")] == ["canceled", "returned"]
+
+
+def test_half_a_line_in_a_journal_says_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    with journal.path.open("ab") as file:
+        file.write(b'\n{"type":"Acked","job":"lo')
+    assert journal.news() == []
+    journal.write(*FACTS)
+
+    assert journal.read() == list(FACTS)
+    assert journal.news() == list(FACTS)

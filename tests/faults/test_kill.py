@@ -90,5 +90,26 @@ async def test_killed_at_any_step_among_many_jobs_a_second_worker_finishes_all(
     await scene.check()
 
 
+async def test_a_job_claimed_ahead_by_a_killed_worker_has_spent_no_attempt(scene: Scene) -> None:
+    running = await scene.enqueue("hold", gate=scene.gate)
+    ahead = [await scene.enqueue("quick") for _ in range(3)]
+    options: dict[str, Any] = {"lease": 60.0, "concurrency": 1, "prefetch": 3}
+    victim = await scene.worker(**options)
+    await scene.started(running)
+    await scene.all_in(ahead, State.CLAIMED)
+
+    victim.kill()
+    scene.open_gate(attempt=2)
+    await scene.worker(**options)
+
+    record = await scene.finished(running)
+    assert (record.attempts, record.crashes, record.releases) == (2, 1, 0)
+    for job in ahead:
+        record = await scene.finished(job)
+        assert (record.attempts, record.crashes, record.releases) == (1, 0, 1)
+        assert len(scene.journal.started(job)) == 1
+    await scene.check()
+
+
 async def is_killed(process: Process) -> None:
     assert await process.over() == -9, process.log()

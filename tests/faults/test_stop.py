@@ -57,6 +57,27 @@ async def test_a_job_that_takes_longer_than_the_grace_is_given_back(scene: Scene
     await scene.check()
 
 
+async def test_what_was_claimed_ahead_is_given_back_at_once(scene: Scene) -> None:
+    running = await scene.enqueue("hold", gate=scene.gate)
+    ahead = [await scene.enqueue("quick") for _ in range(3)]
+    worker = await scene.worker(grace=60.0, concurrency=1, prefetch=3)
+    await scene.started(running)
+    await scene.all_in(ahead, State.CLAIMED)
+
+    worker.signal(signal.SIGTERM)
+
+    await scene.all_in(ahead, State.WAITING)
+    for job in ahead:
+        record = await scene.app.record(job)
+        assert (record.attempts, record.releases) == (0, 1)
+    assert not worker.is_over
+    scene.open_gate(attempt=1)
+    assert await worker.over() == 0
+    assert (await scene.finished(running)).attempts == 1
+    await scene.worker()
+    await scene.check()
+
+
 @pytest.mark.parametrize("task", ["hold", "hold_in_thread"])
 async def test_a_second_signal_does_not_wait(scene: Scene, task: str) -> None:
     job = await scene.enqueue(task, gate=scene.gate)

@@ -319,7 +319,7 @@ async def test_a_claim_on_its_way_when_the_worker_is_canceled_is_given_back(plac
 
 
 async def test_a_start_on_its_way_when_the_worker_stops_is_given_back(place: Place) -> None:
-    """Its handler has not begun, and will not: the attempt is unspent, whether or not the Start was written."""
+    """Its handler has not begun and will not: the attempt is unspent, be the Start written or not."""
     first, ahead = [await place.wait.enqueue() for _ in range(2)]
     starting = threading.Event()
 
@@ -329,9 +329,10 @@ async def test_a_start_on_its_way_when_the_worker_stops_is_given_back(place: Pla
             place.hold.wait(timeout=10)
 
     place.store.refuses = refuse
-    async with place.working(lease=60.0, concurrency=1, prefetch=1, grace=0.0):
+    async with place.working(lease=60.0, concurrency=1, prefetch=1, grace=0.0) as worker:
         await until(lambda: place.began)
         await until_said(lambda: is_in(place, ahead.id, State.CLAIMED))
+        worker.pause()  # or its stop would wait for a claim
         place.go.set()
         await until(starting.is_set)
         threading.Timer(0.1, place.hold.set).start()

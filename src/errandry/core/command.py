@@ -5,8 +5,10 @@ with an `ErrandryError` as a value, which the committer raises to whoever submit
 """
 
 from collections import Counter
+from collections.abc import Callable
 from enum import StrEnum
-from typing import ClassVar
+from operator import attrgetter
+from typing import Any, ClassVar
 
 from msgspec import Struct
 
@@ -358,17 +360,16 @@ Command = Insert | Claim | Start | Renew | Note | Settle | OperatorCommand | Pau
 
 def touched(command: Command) -> tuple[str, ...]:
     """The ids of the jobs a command names; a query names none."""
-    match command:
-        case Insert(jobs=jobs):
-            return tuple([job.id for job in jobs])
-        case Settle(ref=ref) | Start(ref=ref) | Note(ref=ref):
-            return (ref.job,)
-        case Renew(refs=refs):
-            return tuple([ref.job for ref in refs])
-        case Operator(ids=ids):
-            return ids
-        case _:
-            return ()
+    find = _TOUCHED.get(type(command))
+    return find(command) if find is not None else ()
+
+
+_TOUCHED: dict[type, Callable[[Any], tuple[str, ...]]] = {
+    **dict.fromkeys((Start, Note, Settle), lambda command: (command.ref.job,)),
+    Insert: lambda command: tuple([job.id for job in command.jobs]),
+    Renew: lambda command: tuple([ref.job for ref in command.refs]),
+    **dict.fromkeys((Cancel, Rerun, Edit, Postpone, Promote, Resolve, Remove), attrgetter("ids")),
+}
 
 
 # Answers.

@@ -122,11 +122,11 @@ def held(job: Job | None, ref: Ref, move: Move, now: float) -> Job | Cause:
 
 def claimed(job: Job, worker: str, lease: float, start: bool, now: float) -> Job:
     """Held by `worker` under a new fence; with `start`, running."""
-    return _moved(
+    return replace(
         job,
-        Move.CLAIM,
-        now,
-        to=RUNNING if start else CLAIMED,
+        state=_reached(job, Move.CLAIM, RUNNING if start else CLAIMED),
+        updated_at=now,
+        place=None,
         attempts=job.attempts + 1,
         fence=max(job.fence + 1, int(now * 1_000_000)),
         worker=worker,
@@ -293,24 +293,27 @@ def _target(job: Job, move: Move) -> State | None:
     return rule.leads[job.state]
 
 
+def _reached(job: Job, move: Move, to: State) -> State:
+    """`to`, if the table says that the move may lead there from the job's state."""
+    if to is not _target(job, move) and to not in TABLE[move].otherwise:
+        raise InvalidMove(job.id, move, job.state, TABLE[move].sources)
+    return to
+
+
 def _moved(job: Job, move: Move, now: float, to: State | None = None, **changes: Any) -> Job:
     """`job` after `move`: by the table, or `to` another state the table names for it."""
-    target = _target(job, move)
-    if to is not None and to is not target:
-        if to not in TABLE[move].otherwise:
-            raise InvalidMove(job.id, move, job.state, TABLE[move].sources)
-        target = to
-    kept = job.place if target is WAITING else None
-    return replace(job, state=target, updated_at=now, place=kept, **changes)
+    state = _target(job, move) if to is None else _reached(job, move, to)
+    kept = job.place if state is WAITING else None
+    return replace(job, state=state, updated_at=now, place=kept, **changes)
 
 
 def _finished(job: Job, move: Move, now: float, to: State, **changes: Any) -> Job:
     """Ended: no lease, and an expiry fixed now."""
-    return _moved(
+    return replace(
         job,
-        move,
-        now,
-        to=to,
+        state=_reached(job, move, to),
+        updated_at=now,
+        place=None,
         lease_until=None,
         finished_at=now,
         expires_at=now + (job.keep or _KEEP).span(to),

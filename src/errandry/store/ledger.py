@@ -79,8 +79,13 @@ class Ledger:
             self.tables.append(self.now, self._events, self._deltas())
 
     def _keep(self, move: Move, before: Job | None, after: Job | None, job: Job) -> None:
-        earlier = self._changes.get(job.id)
-        self._changes[job.id] = Change(before if earlier is None else earlier.before, after)
+        stored = before
+        if job.id in self._changes:
+            if after is None:
+                stored = self._changes[job.id][0]
+            else:
+                self.flush()  # what is written is one move, or a removal: tables rely on it
+        self._changes[job.id] = (stored, after)
         self._jobs[job.id] = after
         left = None if before is None else before.state
         reached = None if after is None else after.state

@@ -18,11 +18,8 @@ Deltas = Mapping[tuple[str, str], Mapping[str, int]]
 """For each (queue, task): by how much each counter changed."""
 
 
-class Change(NamedTuple):
-    """A job before (None: it is new) and after (None: it is gone)."""
-
-    before: Job | None
-    after: Job | None
+Change = tuple[Job | None, Job | None]
+"""A job before (None: it is new) and after one move (None: it is gone)."""
 
 
 class Marks(NamedTuple):

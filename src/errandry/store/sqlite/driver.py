@@ -127,7 +127,7 @@ class SqliteStore(LocalStore):
             if db.in_transaction:
                 db.execute(SQL["rollback"])
             raise
-        opened.has_looked()
+        opened.has_looked(tables.version)
         return answers
 
     def _alone(self, opened: "_Open", command: Command) -> Answer:
@@ -199,9 +199,9 @@ class _Open:
             await self.watch.wait()
             bell.ring()
 
-    def has_looked(self) -> None:
-        """Everything up to now has been seen: only what comes after it is news."""
-        self._seen = self._version()
+    def has_looked(self, version: int) -> None:
+        """A pass that began at `version` has seen everything: only what comes after it is news."""
+        self._seen = version
 
     def close(self) -> None:
         self.watch.close()

@@ -28,6 +28,14 @@ INSERT INTO live VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
                             ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: finish_live
+-- The same from the row it has in `live`: what an end leaves alone is copied, not sent.
+INSERT INTO history
+SELECT seq, id, task, queue, grp, ?2, ordering, ?3, ?4, payload, priority, NULL, run_at, attempts, max_attempts,
+       ?5, ?6, max_crashes, open_children, timeout, deadline, fence, worker, NULL, cancel_requested, ?7,
+       metadata, created_at, ?8, claimed_at, started_at, ?8, ?9, backoff, keep, progress, tags, ?10, logs
+  FROM live WHERE seq = ?1;
+
 -- name: update
 -- Everything that can change while a job is not finished; parameters are the whole row, then its lane.
 UPDATE live

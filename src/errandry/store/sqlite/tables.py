@@ -22,7 +22,7 @@ from errandry.store.contract import Bounds, Happened, Pausing, WorkerInfo
 from errandry.store.sqlite import row as rows
 from errandry.store.tables import Change, Deltas, Marks
 
-_WRITES = ("delete_live", "delete_history", "finish", "insert", "update", "claim", "renew")
+_WRITES = ("finish_live", "delete_live", "delete_history", "finish", "insert", "update", "claim", "renew")
 """Deletions first: a row that moves to the other table, or is written anew, keeps its number and id."""
 
 FOLD_EVERY = 256
@@ -53,7 +53,7 @@ class SqliteTables:
         # Jobs this process holds, as it wrote them: true until another connection commits, which
         # `data_version` tells. It spares a settle the reading of its row.
         self._held: dict[str, Job] = {}
-        self._version = 0
+        self.version = 0
 
     def begin(self) -> float:
         """Read what the pass starts from; the time nobody may go back behind."""
@@ -61,9 +61,9 @@ class SqliteTables:
         self._lanes = {}
         self.is_dirty = False
         [(version,)] = self._all("version")
-        if version != self._version or len(self._held) > HELD_MAX:
+        if version != self.version or len(self._held) > HELD_MAX:
             self._held.clear()
-        self._version = version
+        self.version = version
         return float(floor)
 
     def forget(self) -> None:
@@ -103,6 +103,8 @@ class SqliteTables:
             batches["update" if was_live else "insert"].append(rows.from_job(after, lane))
             if was_live:
                 return
+        elif after is not None and was_live:
+            batches["finish_live"].append(_ended(after))
         elif after is not None:
             batches["finish"].append(rows.from_job(after))
         if before is not None:
@@ -308,6 +310,16 @@ class SqliteTables:
             yield from cursor.execute(SQL[name], bindings)
         finally:
             cursor.close()
+
+
+def _ended(job: Job) -> rows.Row:
+    """What an end changes of a row."""
+    errors = rows.text(job.errors) if job.errors else None
+    counts = (job.releases, job.crashes)
+    return (
+        *(job.seq, job.state, job.reason, job.settled, *counts, job.result),
+        *(job.updated_at, job.expires_at, errors),
+    )
 
 
 def _take(before: Job, after: Job, batches: dict[str, list[rows.Row]]) -> bool:
