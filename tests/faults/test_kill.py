@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from errandry.core.state import Reason, State
-from tests.faults.process import Process
+from tests.faults.process import Process, until_said
 from tests.faults.scene import Scene
 
 pytestmark = pytest.mark.slow("starts workers and kills them")
@@ -32,6 +32,7 @@ async def test_a_killed_workers_job_runs_again_within_two_seconds(scene: Scene) 
     record = await scene.finished(job)
 
     assert min(took) < 2.0, took
+    await until_said(lambda: only(scene, victim))
     assert (record.state, record.attempts, record.crashes) == (State.COMPLETED, len(took) + 1, len(took))
     assert [error.kind for error in record.errors] == [Reason.WORKER_LOST] * len(took)
     await scene.check()
@@ -109,6 +110,11 @@ async def test_a_job_claimed_ahead_by_a_killed_worker_has_spent_no_attempt(scene
         assert (record.attempts, record.crashes, record.releases) == (1, 0, 1)
         assert len(scene.journal.started(job)) == 1
     await scene.check()
+
+
+async def only(scene: Scene, process: Process) -> bool:
+    """Whether it is the only worker that is listed."""
+    return [info.beat.pid for info in await scene.app.workers()] == [process.pid]
 
 
 async def is_killed(process: Process) -> None:

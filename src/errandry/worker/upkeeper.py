@@ -5,7 +5,7 @@ import logging
 import socket
 
 from errandry.app import Errandry
-from errandry.core.command import Kept, Upkeep
+from errandry.core.command import Beat, Kept, Upkeep
 from errandry.errors import ErrandryError
 from errandry.worker.liveness import bury, is_dead
 
@@ -28,7 +28,8 @@ class Upkeeper:
                 self.last = self._app.clock.monotonic()
                 if isinstance(answer, Kept) and answer.more:
                     continue
-                for path in dead.values():
+                for worker, path in dead.items():
+                    await self._app.engine.submit(Beat(worker=worker, gone=True))
                     bury(path)
             except ErrandryError as error:
                 log.warning("upkeep did not succeed: %s", error)
