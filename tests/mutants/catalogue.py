@@ -221,7 +221,7 @@ MUTANTS = [
         "foreign_commits",
         "what another process has written is not noticed",
         TABLES,
-        "if version != self._version or len(self._held) > HELD_MAX:",
+        "if version != self.version or len(self._held) > HELD_MAX:",
         "if len(self._held) > HELD_MAX:",
         store="sqlite",
     ),
