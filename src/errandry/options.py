@@ -25,7 +25,19 @@ Kept = Keep | Span | Mapping[str, Span]
 
 
 class JobOptions(TypedDict, total=False):
-    """What can be said of any one job."""
+    """What can be said of any one job, when its task is declared or with `using`.
+
+    queue         where it waits; a worker may serve some queues only
+    priority      lower goes first
+    order         fifo, or lifo: before the fifo jobs of its priority, the newest first
+    max_attempts  how often its handler may run, the first run included
+    max_crashes   how often it may have been running when its worker died
+    backoff       how long to wait before a retry
+    timeout       how long one attempt may take
+    keep          how long its record stays once it has finished
+    tags          words to find it by
+    group         a name that jobs have in common, to find them by
+    """
 
     queue: str
     priority: int
@@ -40,7 +52,14 @@ class JobOptions(TypedDict, total=False):
 
 
 class UseOptions(JobOptions, total=False):
-    """What can be said with `using`."""
+    """What can be said with `using`, beside the above.
+
+    id        its id; enqueueing the same id again changes nothing
+    delay     how long to wait before it may run
+    run_at    when it may run
+    deadline  when it fails if no worker has claimed it
+    metadata  a mapping kept with the job, for programs around it
+    """
 
     id: str
     delay: Span | None
@@ -50,7 +69,13 @@ class UseOptions(JobOptions, total=False):
 
 
 class TaskOptions(JobOptions, total=False):
-    """What can be said when a task is declared."""
+    """What can be said when a task is declared, beside the above.
+
+    name        what the task is called in the store; the function's name
+    retry_on    exceptions to try again after; any other fails the job at once
+    fail_on     exceptions that fail the job at once
+    on_invalid  what becomes of a job whose arguments the handler no longer takes: fail, or discard it
+    """
 
     name: str
     retry_on: tuple[type[Exception], ...] | type[Exception]

@@ -21,7 +21,11 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     renew_every   None for a third of the lease
     grace         how long a stop, or a timeout of a thread, waits for handlers
     upkeep        whether this worker expires, promotes and prunes
-    on_unknown    what to do with a job whose task is not declared here
+    upkeep_every  how often it does
+    beat_every    how often it says that it lives
+    stall_after   how long a handler may block the event loop before a warning names it
+    on_unknown    what to do with a job whose task is not declared here: release it, or fail it
+    release_delay how long such a job waits before another worker may claim it
     burst         stop when nothing is left to do
     """
 
