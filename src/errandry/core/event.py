@@ -8,6 +8,28 @@ from errandry.core.state import Move, State
 
 
 class Kind(StrEnum):
+    """What observers can be told.
+
+    blocked    it waits for other jobs
+    scheduled  it waits for its time: delayed, snoozed or postponed
+    waiting    it is ready for a worker
+    claimed    a worker has taken it
+    active     its handler is about to be called
+    progress   its handler said how far it is; text has the share
+    log        its handler logged a line; text has its first 200 characters
+    completed  it is done
+    failed     it has failed for good
+    canceled   it was canceled
+    retrying   an attempt went wrong and another will follow
+    stalled    its lease ran out, or its worker died; where it went is told next
+    edited     an operator has changed it
+    removed    its record is gone
+    drained    the last waiting job of a queue was claimed
+    paused     a queue or a task was paused; text says by whom
+    resumed    a queue or a task was resumed
+    error      events before this one are no longer kept: the reader missed some
+    """
+
     BLOCKED = "blocked"
     SCHEDULED = "scheduled"
     WAITING = "waiting"

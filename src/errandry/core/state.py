@@ -12,6 +12,18 @@ from msgspec import Struct
 
 
 class State(StrEnum):
+    """Where a job is. The last three are terminal.
+
+    blocked    waits for other jobs
+    scheduled  waits for its time: delayed, snoozed, or backing off before a retry
+    waiting    ready for a worker
+    claimed    a worker holds it under a lease; its handler has not begun
+    running    its handler may have begun; the lease is being renewed
+    completed  done; the result is kept
+    failed     attempts spent, or beyond help; payload and errors are kept
+    canceled   stopped on request
+    """
+
     BLOCKED = "blocked"
     SCHEDULED = "scheduled"
     WAITING = "waiting"
@@ -23,7 +35,18 @@ class State(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a job failed or was canceled; also the kind of each recorded error. People filter by it."""
+    """Why a job failed or was canceled; also the kind of each recorded error. People filter by it.
+
+    error            the handler raised
+    unrecoverable    the handler raised Fail, or an exception of fail_on, or returned what cannot be stored
+    timeout          an attempt took longer than the job's timeout
+    worker_lost      its worker died or went away, too often
+    invalid_payload  the handler does not take these arguments
+    no_handler       no worker knew its task
+    child_failed     a job it waited for has failed
+    deadline         no worker had claimed it by its deadline
+    canceled         somebody asked for it
+    """
 
     ERROR = "error"
     UNRECOVERABLE = "unrecoverable"
