@@ -1,0 +1,1 @@
+"""The command line: `errandry …`. One module for each command or group of commands."""

@@ -1,0 +1,23 @@
+"""`errandry completion`: the lines that teach a shell to complete commands and options."""
+
+import click
+
+from errandry.cli.command import Command
+
+
+@click.command(cls=Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print what makes SHELL complete commands and options.
+
+    \b
+    bash   eval "$(errandry completion bash)"       in ~/.bashrc
+    zsh    eval "$(errandry completion zsh)"        in ~/.zshrc
+    fish   errandry completion fish | source        in ~/.config/fish/config.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is not None:
+        click.echo(kind(ctx.find_root().command, {}, "errandry", "_ERRANDRY_COMPLETE").source())

@@ -1,0 +1,19 @@
+"""`errandry migrate`: make the store, or bring it up to date."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from errandry.cli.command import Command
+from errandry.cli.session import Session, maker
+
+if TYPE_CHECKING:
+    from errandry.app import Errandry
+
+
+@click.command(cls=Command)
+@maker
+async def migrate(session: Session, jobs: "Errandry") -> None:
+    """Make the store, or bring its schema up to date. Opening a store does the same."""
+    await jobs.open()
+    session.talk("The store is ready and up to date.")
