@@ -1,35 +1,165 @@
 """Write the generated pages: `make generate`. A test fails when they no longer say what the code says."""
 
-from collections.abc import Mapping
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from errandry.core.event import KINDS
-from errandry.core.state import TABLE, Move, Rule, State
+import msgspec
+
+from errandry import errors
+from errandry.core.event import KINDS, Kind
+from errandry.core.job import Keep, NewJob
+from errandry.core.retry import Backoff
+from errandry.core.state import TABLE, Move, Reason, Rule, State
+from errandry.options import JobOptions, Kept, Moment, Span, TaskOptions, UseOptions, Wait
+from errandry.store.contract import Bounds
+from errandry.task import Rules
+from errandry.worker.options import WorkerOptions
+from tools import diagram
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
 def states() -> str:
-    """The table of moves and a diagram of them."""
-    rows = "\n".join(_row(move, rule) for move, rule in TABLE.items())
-    arrows = "\n".join(sorted({arrow for move, rule in TABLE.items() for arrow in _arrows(move, rule)}))
+    """The table of moves, a drawing of them, and who can follow whom."""
+    reached = list(State)
+    ways = [[source or "–", *(_moves(source, target) for target in reached)] for source in (None, *State)]
     return f"""# States and moves
 
-Written by `make generate` from `errandry.core.state.TABLE`. A fenced move needs the fence of the claim and an
-unexpired lease; a move from a state that is not listed changes nothing.
+Written by `make generate` from `errandry.core.state`. What the moves mean to a program is in
+[the lifecycle](lifecycle.md).
 
-| move | from | to | by | events |
-| --- | --- | --- | --- | --- |
-{rows}
+![The states and the moves between them](states.svg)
 
-```mermaid
-stateDiagram-v2
-{arrows}
-```
+Drawn is where each move leads in the plain case; the moves of operators are left out.
+
+## States
+
+{_table(("state", "meaning"), ([f"`{state}`", text] for state, text in _worded(State, State).items()))}
+
+## Moves
+
+A fenced move needs the fence of the claim and an unexpired lease; a move from a state that is not listed
+changes nothing.
+
+{_table(("move", "from", "to", "by", "events"), (_row(move, rule) for move, rule in TABLE.items()))}
+
+## From state to state
+
+Every way a move may go, by the state it starts from and the state it leads to.
+
+{_table(("from", *(f"to {state}" for state in reached)), ways)}
+
+## Reasons
+
+Why a job failed or was canceled: `reason` in its record, and the kind of each of its errors.
+
+{_table(("reason", "meaning"), ([f"`{reason}`", text] for reason, text in _worded(Reason, Reason).items()))}
 """
 
 
-def _row(move: Move, rule: Rule) -> str:
+def options() -> str:
+    """Every option of tasks, jobs, workers and stores, with its default."""
+    rules = {"name": "the function’s name"} | {
+        field.name: f"`{_shown(field.default)}`" for field in msgspec.structs.fields(Rules)
+    }
+    return f"""# Options
+
+Written by `make generate` from the code. A length of time is a number of seconds, a `timedelta`, or a text
+such as `"90s"`, `"5 minutes"`, `"1h30m"`. A moment is an aware `datetime`, a text such as
+`"2026-01-31T08:00Z"`, or seconds since 1970.
+
+## Of tasks and jobs
+
+In `@jobs.task(…)`, for every job of the task, and in `task.using(…)`, for the jobs enqueued through it.
+
+{_options(JobOptions, _defaults(NewJob) | {"backoff": "`Backoff()`", "keep": "`Keep()`"})}
+
+## Of tasks only
+
+{_options(TaskOptions, rules, without=JobOptions)}
+
+## Of jobs only
+
+{_options(UseOptions, _defaults(NewJob) | {"id": "a new UUIDv7"}, without=JobOptions)}
+
+## Backoff
+
+{_paragraph(Backoff)}
+
+{_fields(Backoff)}
+
+A curve by its name, `backoff="linear"`, is `Backoff` with this curve. A length of time, `backoff="30s"`, is
+always so long, without jitter. Any other name is a function declared with `@jobs.backoff`.
+
+## Keep
+
+{_paragraph(Keep)}
+
+{_fields(Keep)}
+
+## Of workers
+
+`Worker(jobs, WorkerOptions(…))`. Times are seconds.
+
+{_options(WorkerOptions, _defaults(WorkerOptions))}
+
+## Of stores
+
+`Errandry(bounds=Bounds(…))`, with `Bounds` from `errandry.store.contract`. Sizes are bytes, ages are seconds.
+
+{_options(Bounds, _defaults(Bounds))}
+"""
+
+
+def events() -> str:
+    """Every kind of event, and what makes it."""
+    rows = ([f"`{kind}`", text, _made_by(Kind(kind))] for kind, text in _worded(Kind, Kind).items())
+    return f"""# Events
+
+Written by `make generate` from `errandry.core.event`. How to read them is in [the guide](../guide/events.md).
+
+{_table(("event", "says", "made by"), rows)}
+"""
+
+
+def tree() -> str:
+    """Every error, in the tree they form."""
+    kinds = [
+        kind for kind in vars(errors).values() if inspect.isclass(kind) and kind.__module__ == errors.__name__
+    ]
+    rows = ([f"`{kind.__name__}`", _paragraph(kind), _parents(kind), _attributes(kind)] for kind in kinds)
+    return f"""# Errors
+
+Written by `make generate` from `errandry.errors`, where all of them are. Each keeps its arguments as
+attributes.
+
+```text
+{_drawing()}
+```
+
+{_table(("error", "means", "is a", "attributes"), rows)}
+"""
+
+
+def decisions() -> str:
+    """The decisions someone may question, one line each."""
+    found = sorted((DOCS / "adr").glob("[0-9]*.md"))
+    titles = [(path, path.read_text("utf-8").splitlines()[0].removeprefix("# ")) for path in found]
+    lines = "\n".join(f"- [{title}](adr/{path.name})" for path, title in titles)
+    return f"""# Decisions
+
+Written by `make generate`. Each of these pages says what was decided, why, and what it costs.
+
+{lines}
+"""
+
+
+def _row(move: Move, rule: Rule) -> list[str]:
     sources = ", ".join(rule.sources) or "–"
     plain = [_name(target) for target in dict.fromkeys(rule.leads.values())]
     same = all(source is target for source, target in rule.leads.items())
@@ -39,32 +169,137 @@ def _row(move: Move, rule: Rule) -> str:
     reached = {*rule.leads.values(), *rule.otherwise} - {None}
     kinds = dict.fromkeys(kind for state in State if state in reached for kind in KINDS[move, state])
     events = ["removed"] if move.startswith("remove") else list(kinds)
-    return f"| {move} | {sources} | {'; '.join([*targets, *others])} | {by} | {', '.join(events) or '–'} |"
+    return [move, sources, "; ".join([*targets, *others]), by, ", ".join(events) or "–"]
 
 
-def _arrows(move: Move, rule: Rule) -> list[str]:
-    """Every way a move may go; an edited job that is blocked stays so."""
-    targets = {*rule.leads.values(), *rule.otherwise}
-    return [
-        f"    {source or '[*]'} --> {target or '[*]'}: {move}"
-        for source in rule.leads
-        for target in targets
-        if source is not target
+def _moves(source: State | None, target: State | None) -> str:
+    """The moves that may lead from one state to another; an edited job that is blocked stays so."""
+    found = [
+        move
+        for move, rule in TABLE.items()
+        if source in rule.leads
+        and source is not target
         and (move, source) != (Move.EDIT, State.BLOCKED)
         and (rule.leads[source] is target or target in rule.otherwise)
     ]
+    return ", ".join(found)
 
 
 def _name(state: State | None) -> str:
     return "gone" if state is None else state
 
 
-PAGES: Mapping[str, str] = {"states.md": states()}
+def _made_by(kind: Kind) -> str:
+    """The moves an event tells of; what no move makes is described by its words."""
+    reached = {move: {*rule.leads.values(), *rule.otherwise} for move, rule in TABLE.items()}
+    moves = [
+        move
+        for move, states in reached.items()
+        if any(state is not None and kind in KINDS[move, state] for state in states)
+    ]
+    if kind is Kind.REMOVED:
+        moves = [Move.REMOVE, Move.REMOVE_FORCED]
+    return ", ".join(moves) or "–"
+
+
+def _options(kind: type, defaults: Mapping[str, str], without: type | None = None) -> str:
+    """A table of the annotated names of a class, each with the words its docstring has for it."""
+    left_out = without.__annotations__ if without else {}
+    names = [name for name in kind.__annotations__ if name not in left_out]
+    hints, words = get_type_hints(kind), _worded(kind, names)
+    rows = ([f"`{name}`", words[name], _type(hints[name]), defaults.get(name, "–")] for name in names)
+    return _table(("option", "is", "type", "default"), rows)
+
+
+def _fields(kind: type[msgspec.Struct]) -> str:
+    hints, defaults = get_type_hints(kind), _defaults(kind)
+    rows = ([f"`{name}`", _type(hints[name]), defaults[name]] for name in kind.__struct_fields__)
+    return _table(("field", "type", "default"), rows)
+
+
+def _defaults(kind: type[msgspec.Struct]) -> dict[str, str]:
+    fields = msgspec.structs.fields(kind)
+    return {field.name: "–" if field.required else f"`{_shown(field.default)}`" for field in fields}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple) and value and isinstance(value[0], type):
+        return ", ".join(one.__name__ for one in value)
+    return str(value) if value and isinstance(value, str) else repr(value)
+
+
+_TYPES = {
+    Span: "length of time",
+    Moment: "moment",
+    Wait: "`Backoff`, name or length of time",
+    Kept: "`Keep`, length of time, or one by state",
+}
+
+
+def _type(hint: Any) -> str:
+    """A type in words where it has some."""
+    for known, words in _TYPES.items():
+        if hint in (known, known | None):
+            return words
+    if get_origin(hint) is Literal:
+        return " or ".join(f"`{value}`" for value in get_args(hint))
+    if get_origin(hint) is UnionType:
+        return " or ".join(dict.fromkeys(_type(one) for one in get_args(hint) if one is not type(None)))
+    return f"`{hint.__name__}`" if isinstance(hint, type) and not get_args(hint) else f"`{_plain(hint)}`"
+
+
+def _plain(hint: Any) -> str:
+    return re.sub(r"(\w+\.)+", "", str(hint))
+
+
+def _worded(kind: type, names: Iterable[str]) -> dict[str, str]:
+    """What the docstring of `kind` says of each name, in lines that begin with it."""
+    lines = inspect.getdoc(kind) or ""
+    found = {name: re.search(rf"^{name}\s+(\S.*)$", lines, re.MULTILINE) for name in names}
+    if missing := [name for name, words in found.items() if words is None]:
+        raise LookupError(f"the docstring of {kind.__name__} says nothing of {', '.join(missing)}")
+    return {name: words[1] for name, words in found.items() if words is not None}
+
+
+def _paragraph(kind: type) -> str:
+    """The first paragraph of a docstring as one line."""
+    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
+
+
+def _parents(kind: type) -> str:
+    return ", ".join(f"`{parent.__name__}`" for parent in kind.__bases__)
+
+
+def _attributes(kind: type) -> str:
+    names = [name for name in inspect.signature(kind).parameters]
+    return ", ".join(f"`{name}`" for name in names if name not in ("args", "kwargs")) or "–"
+
+
+def _drawing() -> str:
+    return inspect.cleandoc((errors.__doc__ or "").split("\n\n")[1])
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    names = list(head)
+    lines = chain([names, ["---"] * len(names)], rows)
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "states.md": states,
+    "states.svg": diagram.states,
+    "decisions.md": decisions,
+    "reference/options.md": options,
+    "reference/events.md": events,
+    "reference/errors.md": tree,
+}
 
 
 def main() -> None:
     for name, text in PAGES.items():
-        (DOCS / name).write_text(text, "utf-8")
+        path = DOCS / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text(), "utf-8")
 
 
 if __name__ == "__main__":

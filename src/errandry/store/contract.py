@@ -49,7 +49,14 @@ RANK: Mapping[type, int] = {kind: rank for rank, kind in enumerate(_ORDER)}
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
-    """How much a store takes and for how long it keeps what nobody asked for."""
+    """How much a store takes and for how long it keeps what nobody asked for.
+
+    payload      how large the arguments of one job may be
+    result       how large its result may be
+    events       how many events are kept
+    events_age   how long an event is kept
+    workers_age  how long a worker that no longer beats is listed
+    """
 
     payload: int = 1_048_576
     result: int = 1_048_576
