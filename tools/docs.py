@@ -271,8 +271,11 @@ def _parents(kind: type) -> str:
 
 
 def _attributes(kind: type) -> str:
-    names = [name for name in inspect.signature(kind).parameters]
-    return ", ".join(f"`{name}`" for name in names if name not in ("args", "kwargs")) or "–"
+    """What an error is made of, by its own constructor or that of the nearest error above it."""
+    own = (vars(one) for one in kind.__mro__ if one.__module__ == errors.__name__)
+    makes = next((names["__init__"] for names in own if "__init__" in names), None)
+    parameters = list(inspect.signature(makes).parameters)[1:] if makes else []
+    return ", ".join(f"`{name}`" for name in parameters) or "–"
 
 
 def _drawing() -> str:
