@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest pref
     {f"errandry.{name}" for name in ("context", "handle", "options", "outcome", "signature", "waiting")},
     {f"errandry.{name}" for name in ("app", "client", "sync", "task")},
     {"errandry.worker", "errandry.upkeep"},
-    {"errandry", *(f"errandry.{name}" for name in ("cli", "web", "telemetry", "testing"))},
+    {"errandry", *(f"errandry.{name}" for name in ("__main__", "cli", "web", "telemetry", "testing"))},
     {"errandry_pytest"},
 ]
 MAY_NAME_A_DRIVER = {"errandry.store.url", "errandry.cli", "errandry.testing"}

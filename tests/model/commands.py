@@ -257,7 +257,7 @@ class Chance:
 
     def gate(self) -> Pause | Resume:
         kind = self.of(*GateKind)
-        name = self.of(*(QUEUES if kind is GateKind.QUEUE else TASKS))
+        name = self.of(*{GateKind.QUEUE: QUEUES, GateKind.TASK: TASKS, GateKind.WORKER: WORKERS}[kind])
         return Pause(kind, name, self.of("", "op")) if self.one_in(3) else Resume(kind, name)
 
     def beat(self) -> Beat:

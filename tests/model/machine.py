@@ -236,8 +236,7 @@ def in_order(commands: Sequence[Command]) -> list[Command]:
 
 
 def closed(look: Look) -> frozenset[tuple[str, str]]:
-    queues = [("queue", queue.name) for queue in look.queues if queue.paused]
-    return frozenset(queues + [("task", task) for task in look.paused_tasks])
+    return frozenset((str(kind), name) for kind, names in look.paused.items() for name in names)
 
 
 def name_of(command: Command) -> str:

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, NamedTuple, TypeVar, cast
 
 from errandry.clock import Clock
-from errandry.core.command import Answer, Command, Moved
+from errandry.core.command import Answer, Command, GateKind, Moved
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.errors import ErrandryError
@@ -23,7 +23,7 @@ Cursors = tuple[str | None, str | None]
 """The memory store's, and the other's for the same place."""
 
 PAGE = 10_000
-READS = ("list", "counts", "totals", "queues", "paused_tasks", "workers", "due_in", "head")
+READS = ("list", "counts", "totals", "queues", "paused", "workers", "due_in", "head")
 
 
 class Look(NamedTuple):
@@ -34,7 +34,7 @@ class Look(NamedTuple):
     counts: dict[str, dict[str, int]]
     totals: dict[str, dict[str, int]]
     queues: list[QueueInfo]
-    paused_tasks: dict[str, Pausing]
+    paused: dict[GateKind, dict[str, Pausing]]
 
 
 class Pair:
@@ -100,7 +100,7 @@ class Pair:
             finish(model.counts()),
             finish(model.totals()),
             finish(model.queues()),
-            finish(model.paused_tasks()),
+            finish(model.paused()),
         )
 
     def look_at_the_time(self) -> None:

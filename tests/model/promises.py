@@ -49,7 +49,7 @@ IN_HAND = (State.CLAIMED, State.RUNNING)
 
 @dataclass
 class Pass:
-    """A pass as it looked from outside. `closed` holds what is paused, queues and tasks."""
+    """A pass as it looked from outside. `closed` holds what is paused: queues, tasks and workers."""
 
     commands: Sequence[Command]
     answers: Sequence[Answer]
@@ -157,7 +157,8 @@ class Promises:
             return
         assert len(answer.jobs) <= command.limit
         for job in answer.jobs:
-            assert not {("queue", job.queue), ("task", job.task)} & done.closed, job
+            gates = {("queue", job.queue), ("task", job.task), ("worker", command.worker)}
+            assert not gates & done.closed, job
             assert job.deadline is None or job.deadline > done.now, job
         suspects = (
             None
@@ -328,6 +329,7 @@ def _is_eligible(job: Job, claim: Claim, suspects: int | None, closed: frozenset
         and (job.crashes == 0 or suspects != 0)
         and ("queue", job.queue) not in closed
         and ("task", job.task) not in closed
+        and ("worker", claim.worker) not in closed
     )
 
 

@@ -285,10 +285,11 @@ class Remove(Operator, frozen=True, gc=False):
 class GateKind(StrEnum):
     QUEUE = "queue"
     TASK = "task"
+    WORKER = "worker"
 
 
 class Pause(Struct, frozen=True, gc=False):
-    """No claims from this queue or of this task until it is resumed. Answer: WRITTEN or ALREADY."""
+    """No claims from this queue, of this task or by this worker until it is resumed: WRITTEN or ALREADY."""
 
     kind: GateKind
     name: str

@@ -25,6 +25,7 @@ from errandry.core.command import (
     Command,
     Complete,
     Edit,
+    GateKind,
     Insert,
     Inserted,
     Lost,
@@ -170,20 +171,34 @@ def settle(ledger: Ledger, command: Settle) -> Mark | Lost:
 def pause(ledger: Ledger, command: Pause) -> Mark:
     if not ledger.tables.pause(command.kind, command.name, Pausing(ledger.now, command.by)):
         return ALREADY
-    ledger.tell(Kind.PAUSED, **{str(command.kind): command.name}, text=command.by)
+    _tell_of_gate(ledger, Kind.PAUSED, command)
     return WRITTEN
 
 
 def resume(ledger: Ledger, command: Resume) -> Mark:
     if not ledger.tables.pause(command.kind, command.name, None):
         return ALREADY
-    ledger.tell(Kind.RESUMED, **{str(command.kind): command.name})
+    _tell_of_gate(ledger, Kind.RESUMED, command)
     return WRITTEN
 
 
 def beat(ledger: Ledger, command: Beat) -> Mark:
     ledger.tables.beat(command, ledger.now)
+    if command.gone:
+        ledger.tables.pause(GateKind.WORKER, command.worker, None)
     return WRITTEN
+
+
+def _tell_of_gate(ledger: Ledger, kind: Kind, command: Pause | Resume) -> None:
+    """An event has no field for a worker: its id is the text."""
+    by = command.by if isinstance(command, Pause) else ""
+    match command.kind:
+        case GateKind.QUEUE:
+            ledger.tell(kind, queue=command.name, text=by)
+        case GateKind.TASK:
+            ledger.tell(kind, task=command.name, text=by)
+        case GateKind.WORKER:
+            ledger.tell(kind, text=command.name)
 
 
 def _is_repeat(job: Job, outcome: Move) -> bool:

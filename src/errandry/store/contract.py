@@ -18,6 +18,7 @@ from errandry.core.command import (
     Claim,
     Command,
     Edit,
+    GateKind,
     Insert,
     Note,
     Pause,
@@ -105,10 +106,11 @@ class QueueInfo(Struct, frozen=True):
 
 
 class WorkerInfo(Struct, frozen=True):
-    """A worker's last beat and when it came."""
+    """A worker's last beat and when it came, and whether it is paused."""
 
     beat: Beat
     seen_at: float
+    paused: Pausing | None = None
 
 
 class Store(Protocol):
@@ -147,8 +149,8 @@ class Store(Protocol):
     async def queues(self) -> builtins.list[QueueInfo]:
         """Every queue that has jobs, has had some, or is paused."""
 
-    async def paused_tasks(self) -> dict[str, Pausing]:
-        """The tasks that are paused."""
+    async def paused(self) -> dict[GateKind, dict[str, Pausing]]:
+        """The queues, the tasks and the workers that are paused, by name."""
 
     async def workers(self) -> builtins.list[WorkerInfo]:
         """Workers that have beaten lately."""

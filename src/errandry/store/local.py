@@ -7,6 +7,8 @@ import builtins
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from errandry.clock import Clock, StoreClock, SystemClock
 from errandry.core import check
 from errandry.core.command import Answer, Command, GateKind, Ref
@@ -97,11 +99,15 @@ class LocalStore:
 
         return await self.read(look)
 
-    async def paused_tasks(self) -> dict[str, Pausing]:
-        return await self.read(lambda tables, _now: tables.paused(GateKind.TASK))
+    async def paused(self) -> dict[GateKind, dict[str, Pausing]]:
+        return await self.read(lambda tables, _now: {kind: tables.paused(kind) for kind in GateKind})
 
     async def workers(self) -> builtins.list[WorkerInfo]:
-        return await self.read(lambda tables, _now: tables.workers())
+        def look(tables: Tables, _now: float) -> builtins.list[WorkerInfo]:
+            paused = tables.paused(GateKind.WORKER)
+            return [replace(info, paused=paused.get(info.beat.worker)) for info in tables.workers()]
+
+        return await self.read(look)
 
     async def cancels(self, worker: str) -> tuple[Ref, ...]:
         check.name("worker", worker)

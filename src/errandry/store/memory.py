@@ -142,6 +142,8 @@ class MemoryTables:
         )[:limit]
 
     def ready(self, claim: Claim) -> list[Job]:
+        if claim.worker in self._paused[GateKind.WORKER]:
+            return []
         lines = [line for lane, line in self._lines.items() if self._is_open(lane, claim)]
         jobs = (self._jobs[job_id] for _, _, job_id in merge(*lines))
         return list(islice((job for job in jobs if claim.suspects != 0 or not job.crashes), claim.limit))

@@ -49,7 +49,7 @@ class Tables(Protocol):
         """Jobs in one of `states` that match, newest first, with a `seq` under `below`."""
 
     def ready(self, claim: Claim) -> list[Job]:
-        """Waiting jobs a claim may take, most urgent first, from queues and tasks that are not paused."""
+        """Waiting jobs a claim may take, most urgent first, of what is not paused; none if its worker is."""
 
     def is_drained(self, queue: str) -> bool: ...
 

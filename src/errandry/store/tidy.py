@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from errandry.core import move
-from errandry.core.command import Kept, Upkeep
+from errandry.core.command import GateKind, Kept, Upkeep
 from errandry.core.job import Job
 from errandry.core.state import Move
 from errandry.store.ledger import Ledger
@@ -24,6 +24,8 @@ def upkeep(ledger: Ledger, command: Upkeep) -> Kept:
     for job in outlived:
         ledger.remove(Move.REMOVE, job)
     ledger.flush()
+    trimmed = tables.trim(now, ledger.bounds, limit)
+    _forget_pauses(ledger)
     more = max(expired, promoted, lapsed, len(outlived)) >= limit
     ledger.is_tidy = not more
     return Kept(
@@ -31,7 +33,7 @@ def upkeep(ledger: Ledger, command: Upkeep) -> Kept:
         promoted=promoted,
         lapsed=lapsed,
         pruned=len(outlived),
-        trimmed=tables.trim(now, ledger.bounds, limit),
+        trimmed=trimmed,
         more=more,
     )
 
@@ -49,6 +51,16 @@ def before_claim(ledger: Ledger) -> None:
     if marks.deadline is not None and marks.deadline <= now:
         _each(ledger, Move.LAPSE, tables.lapsed(now, BEFORE_CLAIM), move.lapsed)
     ledger.is_tidy = True
+
+
+def _forget_pauses(ledger: Ledger) -> None:
+    """A worker that died paused never comes back: every start has an id of its own."""
+    tables = ledger.tables
+    if paused := tables.paused(GateKind.WORKER):
+        known = {info.beat.worker for info in tables.workers()}
+        for worker, pausing in paused.items():
+            if worker not in known and pausing.at <= ledger.now - ledger.bounds.workers_age:
+                tables.pause(GateKind.WORKER, worker, None)
 
 
 def _each(ledger: Ledger, made: Move, jobs: Iterable[Job], after: Callable[[Job, float], Job]) -> int:

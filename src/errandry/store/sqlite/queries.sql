@@ -151,8 +151,8 @@ UPDATE lanes SET ready = 1, used_at = ?2 WHERE lane = ?1;
 UPDATE lanes SET ready = 0 WHERE lane = ?1;
 
 -- name: open_lanes
--- Lanes that may have waiting jobs, of these queues and tasks (NULL: all) and not of those, that are not paused;
--- each with the priority and place of its first job (NULL: it has none), the most urgent first.
+-- Lanes that may have waiting jobs, of these queues and tasks (NULL: all) and not of those, that are not paused; none
+-- if the worker is. Each with the priority and place of its first job (NULL: it has none), the most urgent first.
 SELECT lanes.lane, first.priority, first.place
   FROM lanes
   LEFT JOIN live AS first
@@ -165,6 +165,7 @@ SELECT lanes.lane, first.priority, first.place
    AND lanes.task NOT IN (SELECT value FROM json_each(?3))
    AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'queue' AND name = lanes.queue)
    AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'task' AND name = lanes.task)
+   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'worker' AND name = ?5)
  ORDER BY first.priority, first.place;
 
 -- name: line

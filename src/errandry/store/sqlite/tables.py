@@ -156,7 +156,7 @@ class SqliteTables:
         queues = None if claim.queues is None else rows.text(claim.queues)
         tasks = None if claim.tasks is None else rows.text(claim.tasks)
         suspects = claim.suspects != 0
-        lanes = self._all("open_lanes", (queues, tasks, rows.text(claim.without), suspects))
+        lanes = self._all("open_lanes", (queues, tasks, rows.text(claim.without), suspects, claim.worker))
         if suspects:
             self._unmark([(lane,) for lane, priority, _ in lanes if priority is None])
         return [rows.to_job(row) for row in self._best(lanes, claim.limit, suspects)]

@@ -120,7 +120,7 @@ async def everything(store: Store) -> tuple[object, ...]:
         await jobs(store),
         await store.counts(),
         await store.totals(),
-        await store.paused_tasks(),
+        await store.paused(),
         [(queue.name, queue.paused) for queue in await store.queues()],
         await store.head(),
     )

@@ -318,7 +318,7 @@ class BadInput:
         assert (job.id, job.task, job.queue, job.group, job.worker) == (hostile,) * 5
         assert await store.cancels(hostile) == (ref(job),)
         assert await store.counts() == {hostile: {"running": 1}}
-        assert list(await store.paused_tasks()) == [hostile]
+        assert list((await store.paused())[GateKind.TASK]) == [hostile]
         assert await ask.operate(store, Cancel(ids=(hostile,))) == Moved(already=(hostile,))
 
     async def test_a_damaged_cursor_is_refused(self, store: Store, given: Given) -> None:

@@ -1,10 +1,11 @@
-"""Pause and resume, by queue and by task."""
+"""Pause and resume, by queue, by task and by worker."""
 
 import pytest
 
 from errandry.core.command import (
     ALREADY,
     WRITTEN,
+    Beat,
     Claim,
     Claims,
     Complete,
@@ -16,17 +17,19 @@ from errandry.core.command import (
 )
 from errandry.core.event import Event, Kind
 from errandry.core.state import State
+from errandry.store.contract import Bounds, Store
 from errandry.store.contract import Pausing as Paused
-from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import ask
+from errandry.testing.conformance.fixtures import MakeStore
 from errandry.testing.given import Given, ref
 
 KINDS = pytest.mark.parametrize("kind", list(GateKind))
+OF_JOBS = pytest.mark.parametrize("kind", [GateKind.QUEUE, GateKind.TASK])
 
 
 class Pausing:
-    @KINDS
+    @OF_JOBS
     async def test_a_paused_queue_or_task_gives_nothing_until_it_is_resumed(
         self, store: Store, given: Given, kind: GateKind
     ) -> None:
@@ -38,7 +41,7 @@ class Pausing:
 
         assert await ask.order(store) == [job.id]
 
-    @KINDS
+    @OF_JOBS
     async def test_a_pause_holds_for_claims_of_its_own_pass(
         self, store: Store, given: Given, kind: GateKind
     ) -> None:
@@ -50,7 +53,7 @@ class Pausing:
 
         assert answers == [Inserted((job.id,)), WRITTEN, Claims(())]
 
-    @KINDS
+    @OF_JOBS
     async def test_a_pause_holds_for_jobs_to_come(self, store: Store, given: Given, kind: GateKind) -> None:
         await ask.one(store, Pause(kind, "name"))
         await given.waiting(queue="name", task="name")
@@ -102,7 +105,7 @@ class Pausing:
         queues = {info.name: info.paused for info in await store.queues()}
 
         assert queues == {"busy": Paused(at, "ada"), "empty": Paused(at, "bob")}
-        assert await store.paused_tasks() == {"send": Paused(at, "eve")}
+        assert (await store.paused())[GateKind.TASK] == {"send": Paused(at, "eve")}
 
     @KINDS
     async def test_the_first_pause_stands_and_the_second_answers_already(
@@ -146,9 +149,74 @@ class Pausing:
         await ask.one(store, Pause(GateKind.QUEUE, "q", "ada"))
         await ask.one(store, Pause(GateKind.TASK, "t"))
         await ask.one(store, Resume(GateKind.TASK, "t"))
+        await ask.one(store, Pause(GateKind.WORKER, "w", "ada"))
+        await ask.one(store, Resume(GateKind.WORKER, "w"))
 
         assert await ask.events(store, head) == [
             Event(Kind.PAUSED, "", "q", "", 0, "ada"),
             Event(Kind.PAUSED, "", "", "t"),
             Event(Kind.RESUMED, "", "", "t"),
+            Event(Kind.PAUSED, "", "", "", 0, "w"),
+            Event(Kind.RESUMED, "", "", "", 0, "w"),
         ]
+
+    async def test_a_paused_worker_gets_nothing_until_it_is_resumed(self, store: Store, given: Given) -> None:
+        job = await given.waiting()
+        assert await ask.one(store, Pause(GateKind.WORKER, "ann")) is WRITTEN
+        assert await ask.order(store, worker="ann") == []
+        assert await ask.one(store, Resume(GateKind.WORKER, "ann")) is WRITTEN
+
+        assert await ask.order(store, worker="ann") == [job.id]
+
+    async def test_a_paused_worker_is_in_nobodys_way(self, store: Store, given: Given) -> None:
+        job = await given.waiting()
+        await ask.one(store, Pause(GateKind.WORKER, "ann"))
+
+        assert await ask.order(store, worker="ann") == []
+        assert await ask.order(store, worker="bob") == [job.id]
+
+    async def test_a_pause_holds_for_a_workers_claim_in_its_own_pass(
+        self, store: Store, given: Given
+    ) -> None:
+        await given.waiting()
+
+        [_, answer] = await store.commit([Pause(GateKind.WORKER, "ann"), Claim(worker="ann", nonce="nonce")])
+
+        assert answer == Claims(())
+
+    async def test_a_paused_worker_keeps_what_it_has(self, store: Store, given: Given) -> None:
+        job = await given.running(worker="ann")
+        await ask.one(store, Pause(GateKind.WORKER, "ann"))
+
+        assert await ask.renew(store, ref(job)) == ("held",)
+        assert await ask.settle(store, job, Complete()) is WRITTEN
+
+    async def test_workers_are_shown_with_their_pause(self, store: Store, clock: FakeClock) -> None:
+        at = clock.time()
+        await store.commit([Pause(GateKind.WORKER, "ann", "ada"), Beat(worker="ann"), Beat(worker="bob")])
+
+        assert [(info.beat.worker, info.paused) for info in await store.workers()] == [
+            ("ann", Paused(at, "ada")),
+            ("bob", None),
+        ]
+
+    async def test_the_pause_of_a_worker_goes_with_it(self, store: Store) -> None:
+        await store.commit([Pause(GateKind.WORKER, "ann"), Beat(worker="ann")])
+
+        await ask.one(store, Beat(worker="ann", gone=True))
+
+        assert (await store.paused())[GateKind.WORKER] == {}
+
+    async def test_the_pause_of_a_worker_that_died_is_forgotten_in_time(
+        self, clock: FakeClock, open_store: MakeStore
+    ) -> None:
+        store = await open_store(clock, Bounds(workers_age=60.0))
+        await store.commit([Pause(GateKind.WORKER, "ann"), Beat(worker="ann")])
+        clock.advance(59)
+        await ask.upkeep(store)
+        assert list((await store.paused())[GateKind.WORKER]) == ["ann"]
+
+        clock.advance(1)
+        await ask.upkeep(store)
+
+        assert (await store.paused())[GateKind.WORKER] == {}
