@@ -137,12 +137,16 @@ class Client:
         """A queue, to pause and resume it."""
         return Gate(self, GateKind.QUEUE, name)
 
+    async def head(self) -> str:
+        """The cursor of this moment: `events(after=…)` tells what happens from here on."""
+        return await self.engine.call(self.store.head)
+
     async def events(self, after: str | None = None) -> AsyncIterator[Happened]:
         """What happens, as it happens: from the cursor `after`, or from now on. Never ends by itself.
 
         Whoever was away for longer than events are kept gets an `error` event first that says so.
         """
-        cursor = after or await self.engine.call(self.store.head)
+        cursor = after or await self.head()
         while True:
             pulse = self.store.pulse()
             page = await self.engine.call(self.store.events, cursor, PAGE)

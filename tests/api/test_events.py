@@ -61,7 +61,7 @@ async def test_a_reader_sees_what_happens_from_now_on(app: Errandry, resting: Ev
 
 
 async def test_a_reader_that_was_away_resumes_where_it_stopped(app: Errandry) -> None:
-    start = await app.engine.call(app.store.head)
+    start = await app.head()
     job = await app.enqueue("send", {"to": "ada"})
     [first] = await taken(app.events(after=start), 1)
     await drain(app)
@@ -74,7 +74,7 @@ async def test_a_reader_that_was_away_resumes_where_it_stopped(app: Errandry) ->
 
 
 async def test_from_any_event_on_the_rest_is_the_same(app: Errandry) -> None:
-    start = await app.engine.call(app.store.head)
+    start = await app.head()
     await app.enqueue_many([app.tasks["send"].new(to=f"{n}") for n in range(5)])
     await drain(app)
     whole = await taken(app.events(after=start), 21)
@@ -87,7 +87,7 @@ async def test_more_events_than_a_page_arrive_once_each_and_without_a_pause(
     app: Errandry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("errandry.client.PATIENCE", 60.0)
-    start = await app.engine.call(app.store.head)
+    start = await app.head()
     made = await app.enqueue_many([app.tasks["send"].new(to=f"{n}") for n in range(2_500)])
 
     seen = await taken(app.events(after=start), 2_500)
@@ -96,7 +96,7 @@ async def test_more_events_than_a_page_arrive_once_each_and_without_a_pause(
 
 
 async def test_queues_that_are_paused_and_drained_are_told(app: Errandry) -> None:
-    start = await app.engine.call(app.store.head)
+    start = await app.head()
     await app.queue("mail").pause(by="ops")
     await app.queue("mail").resume()
     await app.enqueue("send", {"to": "ada"})
@@ -119,7 +119,7 @@ async def test_a_cursor_of_another_store_is_refused(app: Errandry) -> None:
 
 
 async def test_several_readers_each_see_everything(app: Errandry) -> None:
-    start = await app.engine.call(app.store.head)
+    start = await app.head()
     readers = [asyncio.create_task(taken(app.events(after=start), 3)) for _ in range(20)]
 
     await app.enqueue_many([app.tasks["send"].new(to=f"{n}") for n in range(3)])
