@@ -13,13 +13,13 @@ from errandry.core.command import GateKind
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.move import created
-from errandry.errors import InvalidValue, UnknownTask
+from errandry.errors import InvalidValue
 from errandry.handle import Job
 from errandry.options import TaskOptions
 from errandry.store.contract import Bounds, Store
 from errandry.store.url import DEFAULT, store_at
 from errandry.sync import Sync
-from errandry.task import Request, Task, declared
+from errandry.task import Request, Task, declared, named
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -119,19 +119,24 @@ class Errandry(Client):
     async def enqueue(
         self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any
     ) -> Job[Any]:
-        """Enqueue a declared task by its name."""
+        """Enqueue a task by its name.
+
+        One that is not declared here is enqueued all the same, for workers of another program: nobody
+        checks its name and arguments before they do.
+        """
         found = self.tasks.get(task)
-        if found is None:
-            raise UnknownTask(task, tuple(sorted(self.tasks)))
-        return await found.using(**options).enqueue(**(arguments or {}))
+        if found is not None:
+            return await found.using(**options).enqueue(**(arguments or {}))
+        [job] = await self._kept(self._hooked([named(self, task, arguments or {}, options)]))
+        return job
 
     async def enqueue_many(self, requests: list[Request[Any]]) -> list[Job[Any]]:
         """All of these, or none, in one write: `jobs.enqueue_many([send.new(to=a), send.new(to=b)])`."""
-        return await self._kept(self._hooked(requests)) if requests else []
+        return await self._kept(self._hooked(self._asked(requests))) if requests else []
 
     def enqueue_many_sync(self, requests: list[Request[Any]]) -> list[Job[Any]]:
         """`enqueue_many` for code without an event loop."""
-        return self.sync.run(self._kept, self._hooked(requests)) if requests else []
+        return self.sync.run(self._kept, self._hooked(self._asked(requests))) if requests else []
 
     async def get(self, job_id: str) -> Job[Any]:
         """The job with this id; UnknownJob if there is none."""
@@ -150,11 +155,13 @@ class Errandry(Client):
     ) -> None:
         await self.close()
 
-    def _hooked(self, requests: list[Request[Any]]) -> list[NewJob]:
+    def _asked(self, requests: list[Request[Any]]) -> list[NewJob]:
         for request in requests:
             if request.task.app is not self:
                 raise InvalidValue("task", request.task.name, "is declared by another app: enqueue it there")
-        jobs = [request.job for request in requests]
+        return [request.job for request in requests]
+
+    def _hooked(self, jobs: list[NewJob]) -> list[NewJob]:
         for hook in self._hooks:
             jobs = [_returned(hook, hook(job)) for job in jobs]
         return jobs

@@ -2,14 +2,14 @@
 
 import inspect
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack
 
 from msgspec import Struct
 
 from errandry.clock import Clock
-from errandry.codec import About, Codec
+from errandry.codec import About, Codec, to_json
 from errandry.core import check
 from errandry.core.job import NewJob, uuid7
 from errandry.errors import InvalidValue
@@ -78,10 +78,7 @@ class Task(Generic[P, R_co]):
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> Request[R_co]:
         """The job a call would make, for `enqueue_many`."""
-        fields = self._base
-        job_id = fields["id"] if "id" in fields else uuid7(self.app.clock.time(), secrets.token_bytes(10))
-        payload = self.app.codec.seal(self.signature.write(args, kwargs), About(job_id, self.name, "payload"))
-        return Request(NewJob(**(fields | {"id": job_id, "task": self.name, "payload": payload})), self)
+        return Request(new_job(self.app, self.name, self._base, self.signature.write(args, kwargs)), self)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Have it run by a worker. Returns when the job is durable."""
@@ -107,6 +104,18 @@ def declared(app: Enqueuer, function: Callable[..., Any], options: TaskOptions) 
     )
     base = job_fields({k: v for k, v in options.items() if k in JobOptions.__annotations__})
     return Task(app, function, name, rules, _checked(app, name, base))
+
+
+def named(app: Enqueuer, task: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> NewJob:
+    """A job of a task that is declared elsewhere: its worker checks the arguments."""
+    fields = _checked(app, task, job_fields(options))
+    return new_job(app, task, fields, to_json("arguments", dict(arguments)))
+
+
+def new_job(app: Enqueuer, task: str, fields: dict[str, Any], arguments: str) -> NewJob:
+    job_id = fields["id"] if "id" in fields else uuid7(app.clock.time(), secrets.token_bytes(10))
+    payload = app.codec.seal(arguments, About(job_id, task, "payload"))
+    return NewJob(**(fields | {"id": job_id, "task": task, "payload": payload}))
 
 
 def _checked(app: Enqueuer, task: str, fields: dict[str, Any]) -> dict[str, Any]:

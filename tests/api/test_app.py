@@ -7,8 +7,9 @@ from types import FunctionType
 import pytest
 
 from errandry import Errandry
+from errandry.core.job import NewJob
 from errandry.core.state import State
-from errandry.errors import InvalidValue, StoreClosed, UnknownTask
+from errandry.errors import InvalidValue, StoreClosed
 from errandry.store.contract import Bounds
 from errandry.store.memory import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
@@ -176,12 +177,23 @@ async def test_a_task_can_be_enqueued_by_its_name(jobs: Errandry) -> None:
     assert (job.queue, job.record.priority, job.record.payload) == ("mail", 3, '{"to":"ada"}')
 
 
-async def test_a_name_nobody_declared_is_refused(jobs: Errandry) -> None:
-    @jobs.task
-    async def send(to: str) -> None: ...
+async def test_a_task_declared_elsewhere_can_be_enqueued_by_its_name(jobs: Errandry) -> None:
+    seen: list[str] = []
 
-    with pytest.raises(UnknownTask, match="there is no task 'sned'; declared are send"):
-        await jobs.enqueue("sned", {"to": "ada"})
+    @jobs.on_enqueue
+    def look(job: NewJob) -> NewJob:
+        seen.append(job.task)
+        return job
+
+    job = await jobs.enqueue("bill", {"order": 7}, queue="money", delay="1 hour")
+
+    assert (job.task, job.queue, job.record.payload) == ("bill", "money", '{"order":7}')
+    assert (job.state, seen) == ("scheduled", ["bill"])
+
+
+async def test_options_of_a_task_declared_elsewhere_are_checked(jobs: Errandry) -> None:
+    with pytest.raises(InvalidValue, match="did you mean queue"):
+        await jobs.enqueue("bill", {"order": 7}, queu="money")
 
 
 async def test_a_closed_app_says_so_and_can_be_opened_again() -> None:
