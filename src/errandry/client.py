@@ -21,25 +21,31 @@ from errandry.core.command import (
     Moved,
     OperatorCommand,
     Pause,
+    Pausing,
     Postpone,
     Promote,
     Remove,
     Rerun,
     Resolve,
     Resume,
+    WorkerInfo,
 )
 from errandry.core.event import Event, Kind
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
-from errandry.core.query import parse
+from errandry.core.query import parse, quoted
 from errandry.core.state import State
+from errandry.core.why import Facts, Why, why
 from errandry.errors import CommandFailed, InvalidValue, UnknownJob
 from errandry.options import Moment, Span, job_fields, one_of
-from errandry.store.contract import Happened, QueueInfo, Store, WorkerInfo
+from errandry.store.contract import Happened, QueueInfo, Store
 from errandry.store.engine import Engine
 from errandry.waiting import PAGE, PATIENCE, Waiting
 
 A = TypeVar("A")
+
+LINE_MAX = 5_000
+"""So many waiting jobs are counted one by one to tell how many are before one of them."""
 
 
 class Listed(Struct, frozen=True):
@@ -133,9 +139,46 @@ class Client:
     async def workers(self) -> builtins.list[WorkerInfo]:
         return await self.engine.call(self.store.workers)
 
+    async def paused(self) -> dict[GateKind, dict[str, Pausing]]:
+        """The queues, the tasks and the workers that are paused."""
+        return await self.engine.call(self.store.paused)
+
+    async def why(self, job_id: str) -> Why:
+        """Why the job is not running, in words, or what else it is doing."""
+        return await self.engine.call(self._why, job_id)
+
+    async def _why(self, job_id: str) -> Why:
+        job = await self.record(job_id)
+        paused, workers = await self.store.paused(), await self.store.workers()
+        of_job = {GateKind.QUEUE: job.queue, GateKind.TASK: job.task}
+        in_queue = (await self.store.counts()).get(job.queue, {}).get(State.WAITING, 0)
+        facts = Facts(
+            job=job,
+            now=self.clock.time(),
+            paused={kind: paused[kind][name] for kind, name in of_job.items() if name in paused[kind]},
+            workers=tuple(workers),
+            ahead=await self._ahead(job, in_queue),
+            in_queue=in_queue,
+        )
+        return why(facts)
+
+    async def _ahead(self, job: Record, in_queue: int) -> int | None:
+        """How many jobs of its queue are before it; None if they are too many to look at."""
+        if job.state is not State.WAITING or in_queue <= 1:
+            return 0
+        if in_queue > LINE_MAX:
+            return None
+        line = parse(f"state:waiting queue:{quoted(job.queue)} priority<={job.priority}")
+        found = (await self.store.list(line, None, LINE_MAX)).jobs
+        return sum((one.priority, one.place or 0) < (job.priority, job.place or 0) for one in found)
+
     def queue(self, name: str) -> "Gate":
         """A queue, to pause and resume it."""
         return Gate(self, GateKind.QUEUE, name)
+
+    def worker(self, worker_id: str) -> "Gate":
+        """A worker, to pause and resume it; what it runs goes on."""
+        return Gate(self, GateKind.WORKER, worker_id)
 
     async def head(self) -> str:
         """The cursor of this moment: `events(after=…)` tells what happens from here on."""
@@ -269,7 +312,7 @@ class Client:
 
 
 class Gate:
-    """A queue or a task that can be paused."""
+    """A queue, a task or a worker that can be paused."""
 
     def __init__(self, client: Client, kind: GateKind, name: str) -> None:
         self._client, self._kind, self.name = client, kind, name

@@ -242,3 +242,24 @@ async def test_a_paused_task_rests_in_all_queues(jobs: Errandry, send: Task[[str
     assert [job.id for job in await drain(jobs)] == [free.id]
     await gate.resume()
     assert len(await drain(jobs)) == 1
+
+
+async def test_why_says_what_keeps_a_job_from_running(jobs: Errandry, send: Task[[str], str]) -> None:
+    await send.using(queue="mail", priority=-1).enqueue("grace")
+    job = await send.using(queue="mail").enqueue("ada")
+    await jobs.queue("mail").pause(by="ops")
+
+    answer = await jobs.why(job.id)
+
+    assert (answer.job, answer.state) == (job.id, State.WAITING)
+    assert [because.code for because in answer.reasons] == ["queue_paused", "no_worker", "in_line"]
+    assert "by ops" in answer.reasons[0].text
+
+
+async def test_why_says_how_a_job_has_ended(jobs: Errandry, send: Task[[str], str]) -> None:
+    job = await send.enqueue("ada")
+    await drain(jobs)
+
+    assert [because.code for because in (await jobs.why(job.id)).reasons] == ["completed"]
+    with pytest.raises(UnknownJob):
+        await jobs.why("nobody")

@@ -453,6 +453,23 @@ async def test_a_paused_worker_claims_nothing_until_it_is_resumed(live: Errandry
         assert (await held.wait(10)).state is State.COMPLETED
 
 
+async def test_a_worker_can_be_paused_from_afar(live: Errandry) -> None:
+    @live.task
+    async def work() -> None: ...
+
+    async with working(live) as worker:
+        await (await work.enqueue()).wait(10)
+        assert await live.worker(worker.id).pause(by="ops")
+        [info] = await live.workers()
+        assert info.paused is not None
+        assert info.paused.by == "ops"
+        held = await work.enqueue()
+        with pytest.raises(TimeoutError):
+            await held.wait(0.05)
+        assert await live.worker(worker.id).resume()
+        assert (await held.wait(10)).state is State.COMPLETED
+
+
 async def test_a_burst_ends_when_nothing_is_left_to_do_now(live: Errandry) -> None:
     @live.task
     async def work(n: int) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errandry.core.check import SPAN_MAX, span
-from errandry.core.duration import instant, iso, seconds, short
+from errandry.core.duration import instant, iso, rough, seconds, short
 from errandry.errors import InvalidValue
 
 
@@ -162,3 +162,21 @@ def test_what_is_not_an_iso_time_after_1970_is_refused(text: str) -> None:
 @given(st.integers(0, 253_402_300_799_999_999))
 def test_every_instant_survives_its_iso_spelling(micros: int) -> None:
     assert instant(iso(micros)) == micros
+
+
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [
+        (0.0, "0 ms"),
+        (0.25, "250 ms"),
+        (1.0, "1 s"),
+        (119.9, "119 s"),
+        (180.0, "3 min"),
+        (7_199.0, "119 min"),
+        (7_200.0, "2 h"),
+        (172_800.0, "2 days"),
+        (70_000_000.0, "2 years"),
+    ],
+)
+def test_a_length_can_be_said_roughly(length: float, said: str) -> None:
+    assert rough(length) == said

@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 
 from errandry import Errandry, JobContext, Worker, WorkerOptions
-from errandry.core.command import Answer, Beat, Claim, Command, Kept, Renew, Settle, Start, Upkeep
+from errandry.core.command import Answer, Beat, Claim, Command, Kept, Renew, Settle, Start, Upkeep, WorkerInfo
 from errandry.core.state import State
 from errandry.errors import StoreFull, StoreRefused, StoreUnavailable
-from errandry.store.contract import Store, WorkerInfo
+from errandry.store.contract import Store
 from errandry.store.memory import MemoryStore
 from errandry.worker import leases, liveness, worker
 from tests.faults.process import until, until_said

@@ -11,11 +11,11 @@ from random import Random
 from typing import Any, NamedTuple, TypeVar, cast
 
 from errandry.clock import Clock
-from errandry.core.command import Answer, Command, GateKind, Moved
+from errandry.core.command import Answer, Command, GateKind, Moved, Pausing
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.errors import ErrandryError
-from errandry.store.contract import Bounds, Events, Happened, Page, Pausing, QueueInfo, Store
+from errandry.store.contract import Bounds, Events, Happened, Page, QueueInfo, Store
 from errandry.store.memory import MemoryStore
 
 T = TypeVar("T")

@@ -311,10 +311,24 @@ class Resume(Struct, frozen=True, gc=False):
         check.name(self.kind, self.name)
 
 
+class Share(Struct, frozen=True, gc=False):
+    """Slots of a worker that only some of its tasks may take, and how many of them are taken."""
+
+    tasks: tuple[str, ...]
+    slots: int
+    taken: int = 0
+
+    def __post_init__(self) -> None:
+        _filter(None, self.tasks)
+        check.whole("slots", self.slots, 0, check.INT_MAX)
+        check.whole("taken", self.taken, 0, check.INT_MAX)
+
+
 class Beat(Struct, frozen=True, kw_only=True, gc=False):
     """A worker says that it lives and what it does; `gone` says goodbye. Answer: WRITTEN.
 
-    `alive` is the path of a file on its host that it keeps locked as long as it lives.
+    `alive` is the path of a file on its host that it keeps locked as long as it lives. `shares` are
+    slots beside the `concurrency`; `suspects`, how many of the jobs it has were running when a worker died.
     """
 
     worker: str
@@ -325,6 +339,8 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
     tasks: tuple[str, ...] | None = None
     concurrency: int = 0
     running: int = 0
+    shares: tuple[Share, ...] = ()
+    suspects: int = 0
     started_at: float = 0.0
     gone: bool = False
 
@@ -334,10 +350,25 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
             check.name("host", self.host)
         if self.alive:
             check.path("alive", self.alive)
-        for field in ("pid", "concurrency", "running"):
+        for field in ("pid", "concurrency", "running", "suspects"):
             check.whole(field, getattr(self, field), 0, check.INT_MAX)
         check.instant("started_at", self.started_at)
         _filter(self.queues, self.tasks)
+
+
+class Pausing(Struct, frozen=True, gc=False):
+    """Since when something is paused, and by whom."""
+
+    at: float
+    by: str
+
+
+class WorkerInfo(Struct, frozen=True):
+    """A worker's last beat and when it came, and whether it is paused."""
+
+    beat: Beat
+    seen_at: float
+    paused: Pausing | None = None
 
 
 class Upkeep(Struct, frozen=True, gc=False):

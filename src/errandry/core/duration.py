@@ -1,7 +1,7 @@
 """Time as people write it: `90`, `"90s"`, `"5 minutes"`, `"1h30m"`, a timedelta; `"2026-01-31T08:00Z"`.
 
-`seconds` reads durations, `short` writes them: no months or years, whose length varies, and nothing
-below zero. `instant` and `iso` do the same for points in time. Nothing here reads a clock.
+`seconds` reads durations, `short` writes them, `rough` only roughly: no months, whose length varies, and
+nothing below zero. `instant` and `iso` do the same for points in time. Nothing here reads a clock.
 """
 
 import re
@@ -38,6 +38,14 @@ def short(length: float) -> str:
     return "".join(parts)
 
 
+def rough(length: float) -> str:
+    """As one says it: `40 s`, `3 min`, `2 h`, `5 days`. For people only: nothing reads it back."""
+    for unit, size, bound in _ROUGH:
+        if length < bound:
+            return f"{int(length / size)} {unit}"
+    return f"{int(length / 31_557_600)} years"
+
+
 def instant(text: str, name: str = "time") -> int:
     """An ISO date or time, UTC if it names no zone, in microseconds since 1970."""
     try:
@@ -61,6 +69,13 @@ _ISO = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d
 _EPOCH, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
+_ROUGH = (
+    ("ms", 0.001, 1.0),
+    ("s", 1.0, 120.0),
+    ("min", 60.0, 7_200.0),
+    ("h", 3_600.0, 172_800.0),
+    ("days", 86_400.0, 2 * 31_557_600.0),
+)
 _SHORT = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60}
 _WORDS = {
     "w": "w week weeks",

@@ -32,6 +32,7 @@ from errandry.core.command import (
     Mark,
     Note,
     Pause,
+    Pausing,
     Postpone,
     Promote,
     Ref,
@@ -52,7 +53,7 @@ from errandry.core.state import HELD as HELD_STATES
 from errandry.core.state import Move, State
 from errandry.errors import ErrandryError
 from errandry.store import operate, tidy
-from errandry.store.contract import Bounds, Pausing
+from errandry.store.contract import Bounds
 from errandry.store.ledger import Ledger
 from errandry.store.tables import Tables
 

@@ -22,6 +22,7 @@ from errandry.core.command import (
     Insert,
     Note,
     Pause,
+    Pausing,
     Postpone,
     Promote,
     Ref,
@@ -33,6 +34,7 @@ from errandry.core.command import (
     Settle,
     Start,
     Upkeep,
+    WorkerInfo,
 )
 from errandry.core.event import Event
 from errandry.core.job import Job
@@ -89,13 +91,6 @@ class Events(Struct, frozen=True):
     missed: bool = False
 
 
-class Pausing(Struct, frozen=True):
-    """Since when something is paused, and by whom."""
-
-    at: float
-    by: str
-
-
 class QueueInfo(Struct, frozen=True):
     """A queue as it is now: jobs by state, how long the job next in line has waited, whether it is paused."""
 
@@ -103,14 +98,6 @@ class QueueInfo(Struct, frozen=True):
     states: Mapping[str, int]
     waited: float | None
     paused: Pausing | None
-
-
-class WorkerInfo(Struct, frozen=True):
-    """A worker's last beat and when it came, and whether it is paused."""
-
-    beat: Beat
-    seen_at: float
-    paused: Pausing | None = None
 
 
 class Store(Protocol):

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from errandry.clock import Clock, StoreClock, SystemClock
 from errandry.core import check
-from errandry.core.command import Answer, Command, GateKind, Ref
+from errandry.core.command import Answer, Command, GateKind, Pausing, Ref, WorkerInfo
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.state import State
 from errandry.store import cursor as cursors
-from errandry.store.contract import Bounds, Events, Page, Pausing, QueueInfo, WorkerInfo
+from errandry.store.contract import Bounds, Events, Page, QueueInfo
 from errandry.store.ledger import LIFETIME
 from errandry.store.tables import Tables
 from errandry.store.waking import Bell

@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import TypeVar
 
 from errandry.clock import Clock
-from errandry.core.command import Answer, Beat, Claim, Command, GateKind, Ref
+from errandry.core.command import Answer, Beat, Claim, Command, GateKind, Pausing, Ref, WorkerInfo
 from errandry.core.event import Event
 from errandry.core.job import Job
 from errandry.core.query import Query
@@ -21,7 +21,7 @@ from errandry.core.state import HELD, TERMINAL, State
 from errandry.errors import ErrandryError, StoreClosed
 from errandry.store import cursor as cursors
 from errandry.store.apply import apply
-from errandry.store.contract import Bounds, Happened, Pausing, WorkerInfo
+from errandry.store.contract import Bounds, Happened
 from errandry.store.local import LocalStore
 from errandry.store.tables import Change, Deltas, Marks, Tables
 

@@ -7,12 +7,12 @@ and finds; it has no rules. `write` is told each job as it was and as it is now.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from errandry.core.command import Beat, Claim, GateKind, Ref
+from errandry.core.command import Beat, Claim, GateKind, Pausing, Ref, WorkerInfo
 from errandry.core.event import Event
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.state import State
-from errandry.store.contract import Bounds, Happened, Pausing, WorkerInfo
+from errandry.store.contract import Bounds, Happened
 
 Deltas = Mapping[tuple[str, str], Mapping[str, int]]
 """For each (queue, task): by how much each counter changed."""

@@ -11,14 +11,14 @@ from typing import Any
 import apsw
 from msgspec import json as msgjson
 
-from errandry.core.command import Beat, Claim, GateKind, Ref
+from errandry.core.command import Beat, Claim, GateKind, Pausing, Ref, WorkerInfo
 from errandry.core.event import Event
 from errandry.core.job import Job
 from errandry.core.query import Query, fold
 from errandry.core.state import HELD, TERMINAL, WAITING, State
 from errandry.store import cursor as cursors
 from errandry.store import sql
-from errandry.store.contract import Bounds, Happened, Pausing, WorkerInfo
+from errandry.store.contract import Bounds, Happened
 from errandry.store.sqlite import row as rows
 from errandry.store.tables import Change, Deltas, Marks
 

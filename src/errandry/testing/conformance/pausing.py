@@ -15,10 +15,10 @@ from errandry.core.command import (
     Pause,
     Resume,
 )
+from errandry.core.command import Pausing as Paused
 from errandry.core.event import Event, Kind
 from errandry.core.state import State
 from errandry.store.contract import Bounds, Store
-from errandry.store.contract import Pausing as Paused
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import ask
 from errandry.testing.conformance.fixtures import MakeStore

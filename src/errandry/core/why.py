@@ -1,0 +1,266 @@
+"""Why a job is not running, or what else it does: facts in, reasons in words out.
+
+Each gate is a function that looks at one thing which can keep a job from running. What more can
+(limits, groups, flows) is one more gate in `GATES`, and one more fact.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+
+from msgspec import Struct
+
+from errandry.core.command import Beat, GateKind, Pausing, WorkerInfo
+from errandry.core.duration import iso, rough
+from errandry.core.job import AttemptError, Job
+from errandry.core.state import Move, State
+
+SILENT = 30.0
+"""Who has not beaten for so long is not counted on."""
+
+
+class Code(StrEnum):
+    """What kind of reason it is, for programs."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    RUNNING = "running"
+    CLAIMED = "claimed"
+    CANCELING = "canceling"
+    LEASE_EXPIRED = "lease_expired"
+    WORKER_SILENT = "worker_silent"
+    BLOCKED = "blocked"
+    SCHEDULED = "scheduled"
+    RETRY = "retry"
+    DUE = "due"
+    LAPSED = "lapsed"
+    QUEUE_PAUSED = "queue_paused"
+    TASK_PAUSED = "task_paused"
+    NO_WORKER = "no_worker"
+    WORKERS_BUSY = "workers_busy"
+    SUSPECT = "suspect"
+    IN_LINE = "in_line"
+    ANY_MOMENT = "any_moment"
+
+
+class Because(Struct, frozen=True):
+    """One reason, for programs and in words."""
+
+    code: Code
+    text: str
+
+
+class Why(Struct, frozen=True):
+    """The answer: at least one reason, the weightiest first."""
+
+    job: str
+    state: State
+    reasons: tuple[Because, ...]
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """All that is looked at: what is paused of the queue and task of the job, every worker, and the line.
+
+    `ahead` is how many jobs of its queue are before it, None where `in_queue` are too many to count.
+    """
+
+    job: Job
+    now: float
+    paused: Mapping[GateKind, Pausing] = {}
+    workers: tuple[WorkerInfo, ...] = ()
+    ahead: int | None = 0
+    in_queue: int = 0
+
+
+Gate = Callable[[Facts], Iterator[Because]]
+
+
+def why(facts: Facts) -> Why:
+    """What keeps the job from running; if nothing does, what it is doing."""
+    job = facts.job
+    reasons = [because for gate in GATES[job.state] for because in gate(facts)]
+    if not reasons:
+        reasons.append(Because(Code.ANY_MOMENT, "Nothing holds it back: a worker should take it any moment."))
+    return Why(job.id, job.state, tuple(reasons))
+
+
+def _finished(facts: Facts) -> Iterator[Because]:
+    job = facts.job
+    when = _ago(job.finished_at, facts.now)
+    match job.state:
+        case State.COMPLETED:
+            yield Because(Code.COMPLETED, f"It is done: completed {when}, in attempt {job.attempts}.")
+        case State.CANCELED:
+            yield Because(Code.CANCELED, f"It was canceled {when}. A rerun would start it again.")
+        case _:
+            last = f", last with {_error(job.errors[-1])}" if job.errors else ""
+            reason = str(job.reason or "error").replace("_", " ")
+            tried = f"after attempt {job.attempts} of {job.max_attempts}"
+            yield Because(
+                Code.FAILED, f"It failed {when} ({reason}) {tried}{last}. A rerun would try it again."
+            )
+
+
+def _held(facts: Facts) -> Iterator[Because]:
+    job = facts.job
+    left = (job.lease_until or 0.0) - facts.now
+    lease = f"its lease lasts {rough(left)} more" if left > 0 else f"its lease ran out {rough(-left)} ago"
+    if job.state is State.RUNNING:
+        since = _ago(job.started_at, facts.now)
+        tried = f"attempt {job.attempts} of {job.max_attempts}"
+        yield Because(Code.RUNNING, f"It is running on {job.worker}, started {since} ({tried}); {lease}.")
+    else:
+        since = _ago(job.claimed_at, facts.now)
+        yield Because(Code.CLAIMED, f"{job.worker} has claimed it {since} and has no free slot yet; {lease}.")
+    if job.cancel_requested:
+        yield Because(
+            Code.CANCELING, "Its cancel was requested: the worker stops it as soon as the handler lets it."
+        )
+    if left <= 0:
+        yield Because(Code.LEASE_EXPIRED, "The next worker that looks gives it to another one.")
+    silent = [facts.now - one.seen_at for one in facts.workers if one.beat.worker == job.worker]
+    if not silent or silent[0] > SILENT:
+        heard = f"has been silent for {rough(silent[0])}" if silent else "is not known any more"
+        rescue = "If it is dead, the job goes to another when the lease has run out."
+        yield Because(Code.WORKER_SILENT, f"The worker {heard}. {rescue}")
+
+
+def _blocked(facts: Facts) -> Iterator[Because]:
+    yield Because(
+        Code.BLOCKED, f"It waits for {_number(facts.job.open_children, 'child', 'children')} to end."
+    )
+
+
+def _lapsed(facts: Facts) -> Iterator[Because]:
+    job = facts.job
+    if job.deadline is None:
+        return
+    if job.deadline <= facts.now:
+        yield Because(Code.LAPSED, f"Its deadline passed {_ago(job.deadline, facts.now)}: it fails instead.")
+    elif job.run_at is not None and job.deadline <= job.run_at and job.state is State.SCHEDULED:
+        yield Because(Code.LAPSED, "Its deadline is before the time it is scheduled for: it will fail.")
+
+
+def _scheduled(facts: Facts) -> Iterator[Because]:
+    job = facts.job
+    run_at = job.run_at or 0.0
+    if run_at <= facts.now:
+        yield Because(
+            Code.DUE, f"It was due {_ago(run_at, facts.now)}: the next worker that looks takes it up."
+        )
+        return
+    when = f"in {rough(run_at - facts.now)}, at {iso(int(run_at) * 1_000_000)}"
+    if job.settled is Move.RETRY and job.errors:
+        tried = f"attempt {job.attempts} of {job.max_attempts} ended with {_error(job.errors[-1])}"
+        yield Because(Code.RETRY, f"It is tried again {when}: {tried}.")
+    else:
+        how = {Move.SNOOZE: "its handler snoozed it", Move.RELEASE: "a worker gave it back"}
+        because = f": {how[job.settled]}" if job.settled in how else ""
+        yield Because(Code.SCHEDULED, f"It is scheduled to run {when}{because}.")
+
+
+def _due(facts: Facts) -> Iterator[Because]:
+    """Only a worker makes a due job waiting, and paused or without slots it would not run then either."""
+    if (facts.job.run_at or 0.0) <= facts.now:
+        yield from _paused(facts)
+        yield from _workers(facts)
+
+
+def _paused(facts: Facts) -> Iterator[Because]:
+    gates = (
+        (GateKind.QUEUE, Code.QUEUE_PAUSED, facts.job.queue),
+        (GateKind.TASK, Code.TASK_PAUSED, facts.job.task),
+    )
+    for kind, code, name in gates:
+        if (paused := facts.paused.get(kind)) is not None:
+            yield Because(code, f"The {kind} {name} was paused {_since(paused, facts.now)}.")
+
+
+def _workers(facts: Facts) -> Iterator[Because]:
+    job, now = facts.job, facts.now
+    if not facts.workers:
+        yield Because(Code.NO_WORKER, "No worker is running.")
+        return
+    misfits = {one.beat.worker: _misfit(job, one, now) for one in facts.workers}
+    fitting = [one for one in facts.workers if misfits[one.beat.worker] is None]
+    if not fitting:
+        each = "; ".join(f"{worker} {misfit}" for worker, misfit in misfits.items())
+        whom = f"No worker takes jobs of task {job.task} from queue {job.queue}"
+        yield Because(Code.NO_WORKER, f"{whom}: {each}.")
+        return
+    slots = [(one.beat.worker, *_slots(job.task, one.beat)) for one in fitting]
+    if all(taken >= total > 0 for _, taken, total in slots):
+        each = ", ".join(f"{worker} {taken} of {total}" for worker, taken, total in slots)
+        yield Because(Code.WORKERS_BUSY, f"All slots of the workers that could take it are taken: {each}.")
+    if job.crashes and all(one.beat.suspects for one in fitting):
+        rule = "such jobs run one at a time on a worker, and each has one already"
+        yield Because(
+            Code.SUSPECT,
+            f"It was running when its worker died, {job.crashes} of {job.max_crashes} times: {rule}.",
+        )
+
+
+def _line(facts: Facts) -> Iterator[Because]:
+    if facts.ahead is None:
+        yield Because(
+            Code.IN_LINE, f"It stands in line: {facts.in_queue:,} jobs wait in queue {facts.job.queue}."
+        )
+    elif facts.ahead:
+        before = _number(facts.ahead, "job is", "jobs are")
+        yield Because(Code.IN_LINE, f"{before} before it in queue {facts.job.queue}.")
+
+
+GATES: Mapping[State, tuple[Gate, ...]] = {
+    State.BLOCKED: (_lapsed, _blocked),
+    State.SCHEDULED: (_lapsed, _scheduled, _due),
+    State.WAITING: (_lapsed, _paused, _workers, _line),
+    State.CLAIMED: (_held,),
+    State.RUNNING: (_held,),
+    State.COMPLETED: (_finished,),
+    State.FAILED: (_finished,),
+    State.CANCELED: (_finished,),
+}
+
+
+def _misfit(job: Job, worker: WorkerInfo, now: float) -> str | None:
+    """Why this worker would not take the job; None if it would."""
+    beat = worker.beat
+    if now - worker.seen_at > SILENT:
+        return f"has been silent for {rough(now - worker.seen_at)}"
+    if worker.paused is not None:
+        return f"was paused {_since(worker.paused, now)}"
+    if beat.queues is not None and job.queue not in beat.queues:
+        return f"only serves {_names('queue', beat.queues)}"
+    if beat.tasks is not None and job.task not in beat.tasks:
+        return f"only has {_names('task', beat.tasks)}"
+    return None
+
+
+def _slots(task: str, beat: Beat) -> tuple[int, int]:
+    """How many of the slots this task could have are taken, and how many there are."""
+    for share in beat.shares:
+        if task in share.tasks:
+            return share.taken, share.slots
+    return beat.running - sum(share.taken for share in beat.shares), beat.concurrency
+
+
+def _since(paused: Pausing, now: float) -> str:
+    return f"{_ago(paused.at, now)}{f' by {paused.by}' if paused.by else ''}"
+
+
+def _ago(at: float | None, now: float) -> str:
+    return "at an unknown time" if at is None else f"{rough(max(0.0, now - at))} ago"
+
+
+def _error(error: AttemptError) -> str:
+    text = f"{error.type}: {error.message}" if error.type else str(error.kind).replace("_", " ")
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _names(kind: str, names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{kind}{'s' if len(names) != 1 else ''} {', '.join(names[:8]) or 'none'}{more}"
+
+
+def _number(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"

@@ -1,0 +1,196 @@
+"""Why a job is not running: each reason by itself, and what is said of it."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from errandry.core.command import Beat, GateKind, Pausing, Share, WorkerInfo
+from errandry.core.job import AttemptError, Job, NewJob
+from errandry.core.move import created
+from errandry.core.state import Move, Reason, State
+from errandry.core.why import GATES, Code, Facts, Why, why
+
+NOW = 1_800_000_000.0
+WAITING = created(NewJob(id="a", task="send", payload="{}", queue="mail"), 1, NOW - 60)
+ERROR = AttemptError(1, "w", NOW - 9, NOW - 8, Reason.ERROR, "ValueError", "no such address")
+FREE = Beat(worker="w-1", queues=None, tasks=("send",), concurrency=10, running=3)
+
+
+def seen(beat: Beat = FREE, ago: float = 1.0, paused: Pausing | None = None) -> WorkerInfo:
+    return WorkerInfo(beat, NOW - ago, paused)
+
+
+def job(**changes: Any) -> Job:
+    return replace(WAITING, **changes)
+
+
+def asked(job: Job, *workers: WorkerInfo, **facts: Any) -> Why:
+    return why(Facts(job=job, now=NOW, workers=workers or (seen(),), **facts))
+
+
+CASES: list[tuple[str, Why, list[str], str]] = [
+    (
+        "completed",
+        asked(job(state=State.COMPLETED, finished_at=NOW - 300, attempts=2)),
+        ["completed"],
+        "completed 5 min ago, in attempt 2",
+    ),
+    (
+        "failed",
+        asked(job(state=State.FAILED, reason=Reason.ERROR, finished_at=NOW - 8, attempts=5, errors=(ERROR,))),
+        ["failed"],
+        "failed 8 s ago (error) after attempt 5 of 5, last with ValueError: no such address.",
+    ),
+    ("canceled", asked(job(state=State.CANCELED, finished_at=NOW - 1)), ["canceled"], "canceled 1 s ago"),
+    (
+        "running",
+        asked(job(state=State.RUNNING, worker="w-1", started_at=NOW - 90, attempts=1, lease_until=NOW + 20)),
+        ["running"],
+        "running on w-1, started 90 s ago (attempt 1 of 5); its lease lasts 20 s more.",
+    ),
+    (
+        "cancel requested",
+        asked(job(state=State.RUNNING, worker="w-1", lease_until=NOW + 20, cancel_requested=True)),
+        ["running", "canceling"],
+        "Its cancel was requested",
+    ),
+    (
+        "lease ran out",
+        asked(job(state=State.RUNNING, worker="w-1", lease_until=NOW - 2)),
+        ["running", "lease_expired"],
+        "its lease ran out 2 s ago",
+    ),
+    (
+        "worker silent",
+        asked(job(state=State.RUNNING, worker="w-1", lease_until=NOW + 2), seen(ago=40)),
+        ["running", "worker_silent"],
+        "The worker has been silent for 40 s.",
+    ),
+    (
+        "worker unknown",
+        asked(job(state=State.RUNNING, worker="w-0", lease_until=NOW + 2)),
+        ["running", "worker_silent"],
+        "The worker is not known any more.",
+    ),
+    (
+        "claimed",
+        asked(job(state=State.CLAIMED, worker="w-1", claimed_at=NOW - 1, lease_until=NOW + 9)),
+        ["claimed"],
+        "w-1 has claimed it 1 s ago and has no free slot yet",
+    ),
+    ("blocked", asked(job(state=State.BLOCKED, open_children=1)), ["blocked"], "waits for 1 child to end"),
+    (
+        "scheduled",
+        asked(job(state=State.SCHEDULED, run_at=NOW + 180)),
+        ["scheduled"],
+        "scheduled to run in 3 min, at 2027-01-15T08:03:00Z.",
+    ),
+    (
+        "retry",
+        asked(job(state=State.SCHEDULED, run_at=NOW + 9, attempts=1, settled=Move.RETRY, errors=(ERROR,))),
+        ["retry"],
+        "tried again in 9 s, at 2027-01-15T08:00:09Z: attempt 1 of 5 ended with ValueError: no such address.",
+    ),
+    (
+        "snoozed",
+        asked(job(state=State.SCHEDULED, run_at=NOW + 9, settled=Move.SNOOZE)),
+        ["scheduled"],
+        ": its handler snoozed it.",
+    ),
+    ("due", asked(job(state=State.SCHEDULED, run_at=NOW - 2)), ["due"], "It was due 2 s ago"),
+    (
+        "due, but no worker",
+        why(Facts(job=job(state=State.SCHEDULED, run_at=NOW - 2), now=NOW)),
+        ["due", "no_worker"],
+        "No worker is running.",
+    ),
+    ("lapsed", asked(job(deadline=NOW - 5)), ["lapsed"], "Its deadline passed 5 s ago: it fails instead."),
+    (
+        "will lapse",
+        asked(job(state=State.SCHEDULED, run_at=NOW + 9, deadline=NOW + 5)),
+        ["lapsed", "scheduled"],
+        "Its deadline is before the time it is scheduled for",
+    ),
+    (
+        "queue paused",
+        asked(WAITING, paused={GateKind.QUEUE: Pausing(NOW - 7_300, "ada")}),
+        ["queue_paused"],
+        "The queue mail was paused 2 h ago by ada.",
+    ),
+    (
+        "task paused",
+        asked(WAITING, paused={GateKind.TASK: Pausing(NOW - 3, "")}),
+        ["task_paused"],
+        "The task send was paused 3 s ago.",
+    ),
+    ("no worker", why(Facts(job=WAITING, now=NOW)), ["no_worker"], "No worker is running."),
+    (
+        "no worker fits",
+        asked(
+            WAITING,
+            seen(replace(FREE, worker="w-1", queues=("bulk", "slow"))),
+            seen(replace(FREE, worker="w-2", tasks=("bill",))),
+            seen(replace(FREE, worker="w-3"), paused=Pausing(NOW - 4, "ada")),
+            seen(replace(FREE, worker="w-4"), ago=50),
+        ),
+        ["no_worker"],
+        "No worker takes jobs of task send from queue mail: w-1 only serves queues bulk, slow; "
+        "w-2 only has task bill; w-3 was paused 4 s ago by ada; w-4 has been silent for 50 s.",
+    ),
+    (
+        "busy",
+        asked(WAITING, seen(replace(FREE, running=10)), seen(replace(FREE, worker="w-2", queues=()))),
+        ["workers_busy"],
+        "All slots of the workers that could take it are taken: w-1 10 of 10.",
+    ),
+    (
+        "slots of its own taken",
+        asked(WAITING, seen(replace(FREE, running=5, shares=(Share(("send",), 2, 2),)))),
+        ["workers_busy"],
+        "w-1 2 of 2",
+    ),
+    (
+        "slots of others taken",
+        asked(WAITING, seen(replace(FREE, running=12, shares=(Share(("bill",), 4, 4),)))),
+        ["any_moment"],
+        "a worker should take it any moment",
+    ),
+    (
+        "suspect",
+        asked(job(crashes=1), seen(replace(FREE, suspects=1))),
+        ["suspect"],
+        "It was running when its worker died, 1 of 3 times",
+    ),
+    ("in line", asked(WAITING, ahead=1), ["in_line"], "1 job is before it in queue mail."),
+    (
+        "in a long line",
+        asked(WAITING, ahead=None, in_queue=80_000),
+        ["in_line"],
+        "80,000 jobs wait in queue mail.",
+    ),
+    ("any moment", asked(WAITING), ["any_moment"], "Nothing holds it back"),
+]
+
+
+@pytest.mark.parametrize(
+    ("answer", "codes", "text"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+def test_each_reason_is_said_with_its_facts(answer: Why, codes: list[str], text: str) -> None:
+    assert [because.code for because in answer.reasons] == codes
+    assert text in " ".join(because.text for because in answer.reasons)
+
+
+def test_every_reason_has_a_case_and_every_state_an_answer() -> None:
+    assert {because.code for case in CASES for because in case[1].reasons} == set(Code)
+    assert set(GATES) == set(State)
+
+
+def test_all_that_holds_a_job_back_is_said() -> None:
+    paused = {GateKind.QUEUE: Pausing(NOW, ""), GateKind.TASK: Pausing(NOW, "")}
+
+    answer = asked(WAITING, seen(replace(FREE, running=10)), paused=paused, ahead=3)
+
+    assert [because.code for because in answer.reasons] == [
+        *("queue_paused", "task_paused", "workers_busy", "in_line")
+    ]
