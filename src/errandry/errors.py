@@ -12,6 +12,7 @@
     ├── UnknownTask (LookupError)        no task of this name is declared here
     ├── JobFailed                        its result was asked for, but it failed
     ├── JobCanceled                      its result was asked for, but it was canceled
+    ├── ProcessDied                      the process of a handler ended before the handler did
     └── StoreError
         ├── LeaseLost                    the worker no longer holds the job
         ├── InvalidCursor (ValueError)   not a cursor of this store
@@ -159,6 +160,17 @@ class JobCanceled(ErrandryError):
 
     def __str__(self) -> str:
         return f"job {self.job_id} was canceled"
+
+
+class ProcessDied(ErrandryError):
+    """The process a handler ran in has ended: a segfault, an exit, a kill. Its worker lives on."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return self.why
 
 
 class StoreError(ErrandryError):

@@ -12,7 +12,10 @@ from errandry.core import check
 from errandry.core.duration import instant, seconds
 from errandry.core.job import Keep, Order, check_tags
 from errandry.core.retry import Backoff, Curve
+from errandry.core.size import short, size
 from errandry.errors import InvalidValue
+
+MEMORY_MIN = 64_000_000
 
 Span = float | timedelta | str
 """A length of time: seconds, a timedelta, or words such as "5 minutes"."""
@@ -75,12 +78,16 @@ class TaskOptions(JobOptions, total=False):
     retry_on    exceptions to try again after; any other fails the job at once
     fail_on     exceptions that fail the job at once
     on_invalid  what becomes of a job whose arguments the handler no longer takes: fail, or discard it
+    run         process: in a process of its own; without it, a plain function runs in a thread of the worker
+    memory      how much memory such a process may have while it runs the handler: "512 MB"
     """
 
     name: str
     retry_on: tuple[type[Exception], ...] | type[Exception]
     fail_on: tuple[type[Exception], ...] | type[Exception]
     on_invalid: Literal["fail", "discard"]
+    run: Literal["process"]
+    memory: int | str
 
 
 def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,6 +149,13 @@ def delay(name: str, value: Span) -> float:
     if isinstance(value, datetime):
         raise InvalidValue(name, value, "is a point in time, not a length: use run_at")
     return seconds(value, name)
+
+
+def memory(name: str, value: int | str) -> int:
+    count = size(value, name)
+    if count < MEMORY_MIN:
+        raise InvalidValue(name, value, f"must be at least {short(MEMORY_MIN)}: Python itself needs that")
+    return count
 
 
 def tags(name: str, value: Any) -> tuple[str, ...]:

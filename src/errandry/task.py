@@ -1,8 +1,11 @@
 """Tasks: declared work. A task knows its handler, its options, and how to make a job of a call."""
 
 import inspect
+import os
 import secrets
+import sys
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from functools import update_wrapper
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack
 
@@ -14,22 +17,42 @@ from errandry.core import check
 from errandry.core.job import NewJob, uuid7
 from errandry.errors import InvalidValue
 from errandry.handle import Job
-from errandry.options import JobOptions, TaskOptions, UseOptions, exceptions, job_fields, known, one_of
+from errandry.options import (
+    JobOptions,
+    TaskOptions,
+    UseOptions,
+    exceptions,
+    job_fields,
+    known,
+    memory,
+    one_of,
+)
 from errandry.signature import Signature
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 
+class Runner(StrEnum):
+    """Where a handler runs: on the worker's loop, in a thread of it, or in a child process."""
+
+    ASYNC = "async"
+    THREAD = "thread"
+    PROCESS = "process"
+
+
 class Rules(Struct, frozen=True):
     """What a worker needs to know of a task beside its handler.
 
-    With `retry_on`, other exceptions fail the job at once; those of `fail_on` always do.
+    With `retry_on`, other exceptions fail the job at once; those of `fail_on` always do. `memory` is what a
+    process may have, in bytes.
     """
 
     retry_on: tuple[type[Exception], ...] = (Exception,)
     fail_on: tuple[type[Exception], ...] = ()
     on_invalid: Literal["fail", "discard"] = "fail"
+    in_process: bool = False
+    memory: int | None = None
 
 
 class Request(Struct, Generic[R_co], frozen=True):
@@ -60,6 +83,8 @@ class Task(Generic[P, R_co]):
         self.app, self.function, self.name, self.rules = app, function, check.name("task", name), rules
         self.signature = Signature(name, function)
         self.is_async = inspect.iscoroutinefunction(function)
+        here = Runner.ASYNC if self.is_async else Runner.THREAD
+        self.runner = Runner.PROCESS if rules.in_process else here
         self._base = base
         update_wrapper(self, function, updated=())
 
@@ -101,9 +126,38 @@ def declared(app: Enqueuer, function: Callable[..., Any], options: TaskOptions) 
         retry_on=exceptions("retry_on", options.get("retry_on", Exception)),
         fail_on=exceptions("fail_on", options.get("fail_on", ())),
         on_invalid=one_of("on_invalid", options.get("on_invalid", "fail"), ("fail", "discard")),
+        in_process=_in_process(function, options),
+        memory=_memory(options),
     )
     base = job_fields({k: v for k, v in options.items() if k in JobOptions.__annotations__})
     return Task(app, function, name, rules, _checked(app, name, base))
+
+
+def _in_process(function: Callable[..., Any], options: TaskOptions) -> bool:
+    """Whether it runs in a process, which must be able to find it again: by its module and its name there."""
+    run = options.get("run")
+    if run is None:
+        return False
+    if run != "process":
+        why = "must be process; without it, async handlers run on the loop and plain functions in threads"
+        raise InvalidValue("run", run, why)
+    if not function.__qualname__.replace(".", "").isidentifier():
+        why = f"another process cannot find {function.__qualname__}: declare the task at the top of a module"
+        raise InvalidValue("run", run, why)
+    file = vars(sys.modules["__main__"]).get("__file__") or ""
+    if function.__module__ == "__main__" and not os.path.isfile(file):
+        why = "another process cannot import what was typed into a notebook or a prompt: write it in a module"
+        raise InvalidValue("run", run, why)
+    return True
+
+
+def _memory(options: TaskOptions) -> int | None:
+    given = options.get("memory")
+    if given is None:
+        return None
+    if options.get("run") != "process":
+        raise InvalidValue("memory", given, 'limits a process: say run="process" too')
+    return memory("memory", given)
 
 
 def named(app: Enqueuer, task: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> NewJob:

@@ -1,39 +1,41 @@
-"""One job, end to end: arguments read, handler called, outcome settled."""
+"""One job, end to end: arguments read, an attempt made, its outcome settled."""
 
 import asyncio
 import contextvars
 import logging
-import traceback
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 from errandry import failpoint
-from errandry import outcome as said
-from errandry.app import Call, Errandry
-from errandry.codec import About, to_json
-from errandry.context import JobContext, entered
+from errandry.app import Errandry
+from errandry.codec import About
 from errandry.core.command import (
     ALREADY,
     WRITTEN,
     Command,
     Complete,
     Fail,
-    GiveUp,
     Outcome,
     Release,
     Remove,
-    Retry,
     Settle,
-    Snooze,
     Start,
 )
 from errandry.core.job import Failure, Job
 from errandry.core.state import Reason
-from errandry.errors import ErrandryError, InvalidArguments, InvalidValue, StoreClosed, StoreUnavailable
-from errandry.task import Task
+from errandry.errors import (
+    ErrandryError,
+    InvalidArguments,
+    InvalidValue,
+    ProcessDied,
+    StoreClosed,
+    StoreUnavailable,
+)
+from errandry.task import Runner, Task
+from errandry.worker.attempt import Attempts, failure
 from errandry.worker.options import WorkerOptions
-from errandry.worker.run import Run, Stop
+from errandry.worker.process import Children
+from errandry.worker.run import Run
 from errandry.worker.thread import Threads
 
 log = logging.getLogger("errandry.worker")
@@ -44,7 +46,7 @@ SETTLE_AGAIN = 1.0
 
 
 class Executor:
-    """Runs handlers on the loop it is made on, and in threads.
+    """Runs handlers on the loop it is made on, in threads, and in `children` where there are any.
 
     `returned` is told when a handler is done, so that its slot is free while its outcome is being written;
     `over` when that is written, or never will be.
@@ -56,9 +58,11 @@ class Executor:
         options: WorkerOptions,
         returned: Callable[[Run], None],
         over: Callable[[Run], None],
+        children: Children | None = None,
     ) -> None:
         self._app, self._options, self._returned, self._over = app, options, returned, over
-        self._threads = Threads()
+        self._threads, self._children = Threads(), children
+        self._attempts = Attempts(app, app.codec, self._threads, options.grace)
         self.tasks: set[asyncio.Task[None]] = set()
 
     def start(self, run: Run, turn: Coroutine[Any, Any, None] | None = None) -> None:
@@ -98,7 +102,7 @@ class Executor:
             await turn
             answer = await self._app.engine.submit(Start(run.ref))
         except asyncio.CancelledError as error:
-            if (outcome := self._stopped(run, error)) is not None:
+            if (outcome := self._attempts.stopped(run, error)) is not None:
                 await self._settle(run, outcome)
             return False
         except ErrandryError as error:
@@ -122,57 +126,29 @@ class Executor:
         except InvalidArguments as error:
             return self._invalid(run, task, error)
         except Exception as error:  # a codec that cannot read it: another worker may
-            return self._retry(job, _failure(error))
+            return self._attempts.retry(job, failure(error))
+        if self._children is not None and task.runner is Runner.PROCESS:
+            return await self._in_child(self._children, run, task, payload)
+        return await self._attempts.outcome(run, task, arguments)
+
+    async def _in_child(
+        self, children: Children, run: Run, task: Task[..., Any], payload: str
+    ) -> Outcome | None:
+        """The same in another process, whose end is an error of this attempt like any other."""
         try:
-            value = await self._called(run, task, arguments)
-            return self._completed(job, value)
+            outcome = await children.attempt(run, task, payload)
+            if isinstance(outcome, Complete) and outcome.result is not None:
+                about = About(run.job.id, run.job.task, "result")
+                return Complete(self._app.codec.seal(outcome.result, about))
+            return outcome
         except asyncio.CancelledError as error:
-            return self._stopped(run, error)
-        except BaseException as error:
-            return self._raised(run, task, error)
-
-    async def _called(self, run: Run, task: Task[..., Any], arguments: dict[str, Any]) -> Any:
-        with entered(run.ctx):
-            timer = self._timer(run)
-            try:
-                if self._app.middlewares:
-                    return await self._wrapped(run, task, arguments)(run.ctx)
-                return await self.handle(run, task, arguments, run.ctx)
-            finally:
-                if timer is not None:
-                    timer.cancel()
-
-    def _wrapped(self, run: Run, task: Task[..., Any], arguments: dict[str, Any]) -> Call:
-        call: Call = partial(self.handle, run, task, arguments)
-        for middleware in reversed(self._app.middlewares):
-            call = partial(_through, middleware, call)
-        return call
-
-    async def handle(self, run: Run, task: Task[..., Any], arguments: dict[str, Any], ctx: JobContext) -> Any:
-        """Call the handler itself. The watchdog finds `run` in this frame."""
-        failpoint.reach("before_handler")
-        if task.signature.context is not None:
-            arguments = {**arguments, task.signature.context: ctx}
-        if task.is_async:
-            return await task.function(**arguments)
-        return await self._in_thread(partial(task.function, **arguments), run)
-
-    async def _in_thread(self, function: Callable[[], Any], run: Run) -> Any:
-        """A thread cannot be stopped: it is asked, waited for so long, and then left behind."""
-        call = asyncio.ensure_future(self._threads.call(function))
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            run.ctx.stop()
-            await asyncio.wait({call}, timeout=self._options.grace)
-            if not call.cancel() and call.exception() is not None:
-                log.debug("job %s raised while it was stopped", run.job.id, exc_info=call.exception())
-            raise
-
-    def _timer(self, run: Run) -> asyncio.TimerHandle | None:
-        if run.job.timeout is None:
-            return None
-        return asyncio.get_running_loop().call_later(run.job.timeout, run.stop, Stop.TIMEOUT)
+            return self._attempts.stopped(run, error)
+        except ProcessDied as error:
+            return self._attempts.raised(
+                run, task, error.with_traceback(None)
+            )  # it would tell of this worker
+        except Exception as error:
+            return self._attempts.raised(run, task, error)
 
     def write_notes(self, run: Run) -> None:
         """Have what a run has noted written."""
@@ -214,13 +190,6 @@ class Executor:
         if answer not in (WRITTEN, ALREADY):
             log.warning("job %s (%s): its outcome came too late: %s", run.job.id, run.job.task, answer)
 
-    def _completed(self, job: Job, value: Any) -> Outcome:
-        try:
-            text = to_json("result", value)
-        except InvalidValue as error:
-            return Fail(Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error)))
-        return Complete(self._app.codec.seal(text, About(job.id, job.task, "result")))
-
     def _unknown(self, job: Job) -> Outcome:
         if self._options.on_unknown == "fail":
             return Fail(
@@ -238,68 +207,3 @@ class Executor:
     async def _discard(self, run: Run) -> None:
         await self._settle(run, Complete())
         await self._submitted(Remove(ids=(run.job.id,)))
-
-    def _stopped(self, run: Run, error: BaseException) -> Outcome | None:
-        match run.stopped:
-            case Stop.CANCEL:
-                return GiveUp()
-            case Stop.TIMEOUT:
-                why = f"the handler ran longer than {run.job.timeout:g} s"
-                return self._retry(run.job, Failure(Reason.TIMEOUT, "TimeoutError", why))
-            case Stop.SHUTDOWN:
-                return Release()
-            case Stop.LOST:
-                return None
-            case None:
-                return self._retry(run.job, _failure(error))
-
-    def _raised(self, run: Run, task: Task[..., Any], error: BaseException) -> Outcome | None:
-        if run.stopped is not None:
-            return self._stopped(run, error)
-        match error:
-            case said.Retry(after=after):
-                return (
-                    Retry(_failure(error), after)
-                    if after is not None
-                    else self._retry(run.job, _failure(error))
-                )
-            case said.Snooze(after=after):
-                return Snooze(after)
-            case said.Fail():
-                return Fail(_failure(error, Reason.UNRECOVERABLE))
-            case said.Cancel():
-                return GiveUp(_failure(error, Reason.CANCELED))
-        job, rules = run.job, task.rules
-        where = f"attempt {job.attempts} of {job.max_attempts}"
-        log.warning(
-            "job %s (%s), %s raised %s", job.id, job.task, where, _failure(error).type, exc_info=error
-        )
-        if isinstance(error, Exception) and (
-            isinstance(error, rules.fail_on) or not isinstance(error, rules.retry_on)
-        ):
-            return Fail(_failure(error, Reason.UNRECOVERABLE))
-        return self._retry(run.job, _failure(error))
-
-    def _retry(self, job: Job, failure: Failure) -> Outcome:
-        """Another try, after what a registered function says if the job names one."""
-        name = job.backoff.function if job.backoff is not None else None
-        if name not in self._app.backoffs:
-            return Retry(failure)
-        try:
-            return Retry(failure, self._app.backoffs[name](job.attempts))
-        except Exception as error:
-            log.warning("job %s (%s): its backoff %s is of no use: %s", job.id, job.task, name, error)
-            return Retry(failure)
-
-
-async def _through(middleware: Any, call: Call, ctx: JobContext) -> Any:
-    return await middleware(ctx, call)
-
-
-def _failure(error: BaseException, kind: Reason = Reason.ERROR) -> Failure:
-    trace = "".join(traceback.format_exception(error))
-    try:
-        message = str(error)
-    except Exception:
-        message = "it has no message that could be read"
-    return Failure(kind, type(error).__name__, message, trace)

@@ -31,6 +31,11 @@ class Liveness:
         except OSError as error:
             log.warning("no lock file can be kept, so others will notice a crash late: %s", error)
 
+    @property
+    def descriptor(self) -> int | None:
+        """For child processes to keep open: until they are gone too, the worker's jobs may still run."""
+        return self._lock if self.path else None
+
     def close(self) -> None:
         if self.path:
             bury(self.path)

@@ -1,11 +1,15 @@
 """How a worker works. Options that make no sense are refused when they are given."""
 
+import os
 from typing import Literal
 
 from msgspec import Struct
 
 from errandry.core import check
 from errandry.errors import InvalidValue
+
+RECYCLE_MIN = 64_000_000
+"""A child that has done nothing yet may have half of this: less would replace it after every job."""
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True):
@@ -14,6 +18,9 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     id            what its id begins with; every start adds a mark of its own
     concurrency   how many async handlers run at once
     threads       how many sync handlers run at once, each in a thread
+    children      how many handlers run at once in processes of their own; None for one per processor
+    recycle_jobs  after how many jobs such a process is replaced by a new one; None for never
+    recycle_memory above how many bytes of memory it is; None for never
     queues        only these; None for all
     tasks         only these; None for all, known or not
     prefetch      how many jobs to claim beyond the free slots
@@ -32,6 +39,9 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     id: str | None = None
     concurrency: int = 100
     threads: int = 8
+    children: int | None = None
+    recycle_jobs: int | None = None
+    recycle_memory: int | None = None
     queues: tuple[str, ...] | None = None
     tasks: tuple[str, ...] | None = None
     prefetch: int = 0
@@ -49,6 +59,12 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check.whole("concurrency", self.concurrency, 1, 10_000)
         check.whole("threads", self.threads, 1, 1_000)
+        if self.children is not None:
+            check.whole("children", self.children, 1, 1_000)
+        if self.recycle_jobs is not None:
+            check.whole("recycle_jobs", self.recycle_jobs, 1, check.INT_MAX)
+        if self.recycle_memory is not None:
+            check.whole("recycle_memory", self.recycle_memory, RECYCLE_MIN, check.INT_MAX)
         check.whole("prefetch", self.prefetch, 0, 10_000)
         for name in ("lease", "upkeep_every", "beat_every", "stall_after"):
             if check.span(name, getattr(self, name)) <= 0:
@@ -63,11 +79,18 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
             raise InvalidValue("renew_every", self.renew_every, why)
         if self.on_unknown not in ("release", "fail"):
             raise InvalidValue("on_unknown", self.on_unknown, "must be release or fail")
-        for field, names in (("queue", self.queues), ("task", self.tasks), ("id", self.id and (self.id,))):
+        for what, names in (("queue", self.queues), ("task", self.tasks), ("id", self.id and (self.id,))):
             for one in names or ():
-                check.name(field, one)
+                check.name(what, one)
 
     @property
     def renewal(self) -> float:
         """Seconds between renewals."""
         return self.lease / 3 if self.renew_every is None else self.renew_every
+
+    @property
+    def processes(self) -> int:
+        """How many handlers run at once in processes: as told, or one for each processor there is for us."""
+        if self.children is not None:
+            return self.children
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

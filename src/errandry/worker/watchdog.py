@@ -10,7 +10,7 @@ import threading
 from types import FrameType
 
 from errandry.clock import Clock
-from errandry.worker.executor import Executor
+from errandry.worker.attempt import Attempts
 from errandry.worker.run import Run
 
 log = logging.getLogger("errandry.worker")
@@ -47,7 +47,7 @@ class Watchdog:
         frame = sys._current_frames().get(self._thread)
         while frame is not None and run is None:
             inner, frame = frame, frame.f_back
-            if frame is not None and frame.f_code is Executor.handle.__code__:
+            if frame is not None and frame.f_code is Attempts.handle.__code__:
                 run, place = _run(frame), f"{inner.f_code.co_filename}:{inner.f_lineno}"
         if run is None and not is_sure:
             return False

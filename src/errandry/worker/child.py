@@ -1,0 +1,308 @@
+"""The program of a child process, started by its worker and nobody else: `python -m errandry.worker.child 7`.
+
+The main thread imports the app and calls plain functions, so that they may do what only a main thread can.
+A second thread has a loop for async handlers and middleware. A third one reads what the worker says, so that
+no handler keeps a stop, or the end of the worker, from being seen.
+"""
+
+import asyncio
+import contextvars
+import faulthandler
+import importlib
+import importlib.util
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.machinery import SourceFileLoader
+from types import FrameType, ModuleType
+from typing import Any
+
+from msgspec.structs import replace
+
+from errandry.app import Errandry
+from errandry.codec import PlainCodec
+from errandry.context import JobContext
+from errandry.core import check
+from errandry.core.command import Outcome, Retry
+from errandry.core.job import Failure, Log, Progress
+from errandry.core.size import short
+from errandry.task import Task
+from errandry.worker import process
+from errandry.worker.attempt import Attempts, failure
+from errandry.worker.capture import JobLog
+from errandry.worker.message import (
+    Do,
+    Ended,
+    Halt,
+    Hello,
+    Logged,
+    Main,
+    Noted,
+    Ready,
+    ToChild,
+    ToWorker,
+    framed,
+    frames_to_child,
+)
+from errandry.worker.run import Run, Stop
+from errandry.worker.thread import Threads
+
+log = logging.getLogger("errandry.worker")
+
+DATA = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
+"""What a limit of memory limits. On Linux what is really the process's own, not what it merely maps."""
+
+
+class Line:
+    """The connection to the worker; any thread may send."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._lock = threading.Lock()
+        self._frames = frames_to_child()
+
+    def send(self, message: ToWorker) -> None:
+        with self._lock, suppress(OSError):  # the worker is gone: whoever reads will see to that
+            self._socket.sendall(framed(message))
+
+    def receive(self) -> list[ToChild]:
+        """What the worker has said, once there is something; nothing when it is gone."""
+        while data := self._socket.recv(65_536):
+            if messages := self._frames.feed(data):
+                return messages
+        return []
+
+
+class Child:
+    """Does one job after the other."""
+
+    def __init__(self, line: Line, hello: Hello, broken: Failure | None) -> None:
+        self._line, self._hello, self._broken = line, hello, broken
+        self._threads = Threads()
+        self._run: Run | None = None
+        self._is_plain = False
+        self._jobs = 0
+        self._loop = asyncio.new_event_loop()
+
+    def live(self) -> None:
+        """Until the worker wants no more; on the main thread."""
+        signal.signal(signal.SIGTERM, self._terminated)
+        for work in (self._loop.run_forever, self._listen):
+            threading.Thread(target=work, name=f"errandry-{work.__name__}", daemon=True).start()
+        self._line.send(Ready())
+        self._threads.serve()
+
+    def _listen(self) -> None:
+        while messages := self._line.receive():
+            for message in messages:
+                match message:
+                    case Do(job):
+                        self._run = run = Run(job, float("inf"), lambda _: None, self._loop)
+                        run.ctx = JobContext(job, self._note)
+                        self._loop.call_soon_threadsafe(self._begin, run, message)
+                    case Halt(fence, why):
+                        self._halt(fence, why)
+        if self._run is not None:  # the worker died: its job is another's soon
+            os.killpg(0, signal.SIGKILL)
+        self._threads.close()
+
+    def _halt(self, fence: int, why: Stop) -> None:
+        run = self._run
+        if run is not None and run.job.fence == fence:
+            run.stop(why)
+
+    def _begin(self, run: Run, do: Do) -> None:
+        self._task = self._loop.create_task(self._work(run, do), context=contextvars.Context())
+
+    async def _work(self, run: Run, do: Do) -> None:
+        run.handler = asyncio.current_task()
+        try:
+            outcome = await self._outcome(run, do)
+        except Exception as error:
+            log.exception("job %s (%s) could not be begun", do.job.id, do.job.task)
+            outcome = Retry(failure(error))
+        self._jobs += 1
+        is_last = self._is_last()
+        self._run = None
+        self._line.send(Ended(_storable(outcome), is_last))
+
+    async def _outcome(self, run: Run, do: Do) -> Outcome | None:
+        if self._broken is not None:
+            return Retry(self._broken)
+        task = found(do)
+        self._is_plain = not task.is_async
+        arguments = task.signature.read(do.job.payload)
+        if not isinstance(task.app, Errandry):
+            raise TypeError(f"task {task.name} belongs to a {type(task.app).__name__}, not to an Errandry")
+        attempts = Attempts(task.app, PlainCodec(), self._threads, check.SPAN_MAX)
+        if run.stopped is not None:
+            return attempts.stopped(run, asyncio.CancelledError())
+        with limited(do.memory):
+            outcome = await attempts.outcome(run, task, arguments)
+        return outcome if do.memory is None else _explained(outcome, do.memory)
+
+    def _is_last(self) -> bool:
+        """Whether it has done enough, or grown too large; one that could not import may do better anew."""
+        most, memory = self._hello.recycle_jobs, self._hello.recycle_memory
+        if self._broken is not None or (most is not None and self._jobs >= most):
+            return True
+        return memory is not None and resident() >= memory
+
+    def _note(self, progress: Progress | None, logs: tuple[Log, ...]) -> None:
+        """At once: what was said just before a crash is what one wants to read."""
+        if progress is not None:
+            progress = replace(progress, text=check.capped(progress.text))
+        self._line.send(Noted(progress, tuple(replace(line, text=check.capped(line.text)) for line in logs)))
+
+    def _terminated(self, _number: int, _frame: FrameType | None) -> None:
+        """SIGTERM after a stop that was not obeyed: a plain function is left by an exception.
+
+        Without one it came to the whole group or service: the worker drains, and so its children go on.
+        """
+        if self._run is not None and self._run.stopped is not None and self._is_plain:
+            raise SystemExit(128 + signal.SIGTERM)
+
+
+class Forward(logging.Handler):
+    """Has the worker log what is logged here, where the app sets up no logging of its own."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__()
+        self._line = line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._line.send(Logged(record.name, record.levelno, check.capped(self.format(record))))
+        except Exception:
+            self.handleError(record)
+
+
+def found(do: Do) -> Task[..., Any]:
+    """The task of a job: what stands where its handler was declared, or what an app there knows by name."""
+    module = sys.modules[do.module]
+    thing: Any = module
+    for name in do.name.split("."):
+        thing = getattr(thing, name, None)
+    if isinstance(thing, Task) and thing.name == do.job.task:
+        return thing
+    for app in vars(module).values():
+        if isinstance(app, Errandry) and do.job.task in app.tasks:
+            return app.tasks[do.job.task]
+    raise LookupError(
+        f"a process of its own finds no task {do.job.task} as {do.name} in {do.module}: "
+        "declare it with @jobs.task at the top of that module"
+    )
+
+
+@contextmanager
+def limited(memory: int | None) -> Iterator[None]:
+    """No more memory than this, while it lasts: what asks for more gets a MemoryError, or crashes."""
+    if memory is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(DATA)
+    resource.setrlimit(DATA, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(DATA, (soft, hard))
+
+
+def resident() -> int:
+    """How much memory this process has, in bytes; where that cannot be known, how much it had at most."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1_024
+
+
+def load(hello: Hello) -> Failure | None:
+    """Import what the worker has; what went wrong, if anything did."""
+    sys.path[:], sys.argv[:] = hello.path, hello.argv
+    try:
+        for name in hello.modules:
+            if name == "__main__" and hello.main is not None:
+                load_main(hello.main)
+            else:
+                importlib.import_module(name)
+    except BaseException as error:  # a script may even exit
+        log.exception("a process for handlers could not import what it needs")
+        return failure(error)
+    return None
+
+
+def load_main(main: Main) -> None:
+    """The worker's program under another name, so that what it guards with `__name__` does not run again."""
+    name = f"{main.package}.__errandry_main__" if main.package else "__errandry_main__"
+    if main.package:
+        importlib.import_module(main.package)
+    loader = SourceFileLoader(name, main.file)
+    spec = importlib.util.spec_from_file_location(name, main.file, loader=loader)
+    if spec is None:
+        raise ImportError(f"{main.file} cannot be imported")
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules["__main__"] = sys.modules[name] = module
+    loader.exec_module(module)
+
+
+def die_with(parent: int) -> None:
+    """Be killed by the system when the worker ends, where it can do that: no handler can be in its way."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+def _explained(outcome: Outcome | None, memory: int) -> Outcome | None:
+    """An error for want of memory says how much there was: Python's own has no message."""
+    given: Failure | None = getattr(outcome, "failure", None)
+    if outcome is None or given is None or given.type != "MemoryError" or given.message:
+        return outcome
+    return replace(outcome, failure=replace(given, message=f"the task may have {short(memory)} of memory"))
+
+
+def _storable(outcome: Outcome | None) -> Outcome | None:
+    """`outcome` with texts that can be sent: an error's may hold what is not even UTF-8."""
+    given: Failure | None = getattr(outcome, "failure", None)
+    if outcome is None or given is None:
+        return outcome
+    texts = {name: check.capped(getattr(given, name)) for name in ("type", "message", "traceback")}
+    return replace(outcome, failure=replace(given, **texts))
+
+
+def main() -> None:
+    kept = [int(number) for number in sys.argv[1:]]
+    for descriptor in kept:
+        os.set_inheritable(descriptor, False)
+        # A fork of this process must not stand for it when it has died.
+        os.register_at_fork(after_in_child=partial(os.close, descriptor))
+    line = Line(kept[0])
+    faulthandler.enable(kept[1], all_threads=False)
+    messages = line.receive()
+    if not messages or not isinstance(hello := messages[0], Hello):
+        return
+    die_with(hello.parent)
+    process.is_child = True
+    root = logging.getLogger()
+    before = list(root.handlers)
+    broken = load(hello)
+    if root.handlers == before:
+        root.addHandler(Forward(line))
+        root.setLevel(min(root.level, hello.level))
+    root.addHandler(JobLog())
+    Child(line, hello, broken).live()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What a worker and a child process of it say to each other: JSON, each message after its length.
+
+The worker: `Hello` once, then `Do` a job, and `Halt` if that should stop. The child: `Ready` once, then any
+number of `Noted` and `Logged`, and `Ended` for every job.
+"""
+
+import struct
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from errandry.core.command import Outcome
+from errandry.core.job import Job, Log, Progress
+from errandry.worker.run import Stop
+
+
+class Main(Struct, frozen=True):
+    """The program the worker was started with: its file, and the package it belongs to if run with `-m`."""
+
+    file: str
+    package: str = ""
+
+
+class Hello(Struct, frozen=True, tag=True):
+    """What a child needs to be ready: who started it, what to import and from where, when to retire.
+
+    `level` is what the worker logs from.
+    """
+
+    parent: int
+    path: tuple[str, ...]
+    argv: tuple[str, ...]
+    main: Main | None
+    modules: tuple[str, ...]
+    level: int
+    recycle_jobs: int | None = None
+    recycle_memory: int | None = None
+
+
+class Do(Struct, frozen=True, tag=True):
+    """A job, its payload unsealed, and where its handler is: `name` in `module`."""
+
+    job: Job
+    module: str
+    name: str
+    memory: int | None = None
+
+
+class Halt(Struct, frozen=True, tag=True):
+    """The handler of the job with this fence should stop."""
+
+    fence: int
+    why: Stop
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """Everything is imported, or could not be: then the first job is told why."""
+
+
+class Noted(Struct, frozen=True, tag=True):
+    """Progress and log lines of the job."""
+
+    progress: Progress | None = None
+    logs: tuple[Log, ...] = ()
+
+
+class Logged(Struct, frozen=True, tag=True):
+    """Something for the log of the worker."""
+
+    logger: str
+    level: int
+    text: str
+
+
+class Ended(Struct, frozen=True, tag=True):
+    """How the attempt ended; None if nothing may be written. After its last job, a child takes no other."""
+
+    outcome: Outcome | None
+    is_last: bool = False
+
+
+ToChild = Hello | Do | Halt
+ToWorker = Ready | Noted | Logged | Ended
+M = TypeVar("M")
+
+_LENGTH = struct.Struct("!I")
+_encoder = msgspec.json.Encoder()
+
+
+def framed(message: ToChild | ToWorker) -> bytes:
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames(Generic[M]):
+    """Puts messages together from what arrives, however it was cut on its way."""
+
+    def __init__(self, decoder: msgspec.json.Decoder[M]) -> None:
+        self._decoder, self._rest = decoder, b""
+
+    def feed(self, data: bytes) -> list[M]:
+        """The messages that are complete now."""
+        data, start, found = self._rest + data, 0, []
+        while len(data) >= start + _LENGTH.size:
+            end = start + _LENGTH.size + _LENGTH.unpack_from(data, start)[0]
+            if len(data) < end:
+                break
+            found.append(self._decoder.decode(data[start + _LENGTH.size : end]))
+            start = end
+        self._rest = data[start:]
+        return found
+
+
+def frames_to_child() -> "Frames[ToChild]":
+    return Frames(msgspec.json.Decoder(ToChild))
+
+
+def frames_to_worker() -> "Frames[ToWorker]":
+    return Frames(msgspec.json.Decoder(ToWorker))

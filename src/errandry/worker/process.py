@@ -1,0 +1,283 @@
+"""Child processes for handlers that may block, crash or be killed: started when needed, used again.
+
+The child never sees the store: the worker claims, renews and settles, and only the handler runs there. A
+child is in a process group of its own, so that what its handler has started is killed with it.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import IO, Any
+
+from msgspec.structs import replace
+
+from errandry.app import Errandry
+from errandry.core.command import Outcome
+from errandry.errors import ProcessDied
+from errandry.task import Runner, Task
+from errandry.worker.message import (
+    Do,
+    Ended,
+    Halt,
+    Hello,
+    Logged,
+    Main,
+    Noted,
+    Ready,
+    ToChild,
+    framed,
+    frames_to_worker,
+)
+from errandry.worker.options import WorkerOptions
+from errandry.worker.run import Run, Stop
+
+log = logging.getLogger("errandry.worker")
+
+ASK, TERMINATE = 0.2, 0.3
+"""How long a handler has to stop: after it was asked, and after SIGTERM. Then comes SIGKILL."""
+START_LIMIT = 120.0
+"""How long a child may take to import the app."""
+EXIT_LIMIT = 1.0
+"""How long a child that is no longer needed may take to end by itself."""
+TRACE_MAX = 8_000
+NOT_FOR_CHILDREN = ("ERRANDRY_FAILPOINT", "ERRANDRY_WORKER_")
+"""What begins so speaks to the worker. The rest of the environment is the app's own, which the child imports:
+`ERRANDRY_URL` too, or what its handlers enqueue would go elsewhere."""
+
+is_child = False
+"""Whether this process is a child itself. Set by the program of the child."""
+
+
+class Children:
+    """The child processes of a worker. `lock` is a descriptor they keep open: the worker's sign of life."""
+
+    def __init__(self, app: Errandry, options: WorkerOptions) -> None:
+        self._app, self._options = app, options
+        self._idle: list[Child] = []
+        self._all: set[Child] = set()
+        self.lock: int | None = None
+
+    async def attempt(self, run: Run, task: Task[..., Any], payload: str) -> Outcome | None:
+        """How the attempt ended there. ProcessDied if its process did; canceled, that is seen to."""
+        child = await self._ready()
+        run.begins(self._app.clock.monotonic(), self._options.grace)
+        timeout = run.job.timeout
+        timer = timeout and asyncio.get_running_loop().call_later(timeout, run.stop, Stop.TIMEOUT)
+        function = task.function
+        do = Do(
+            replace(run.job, payload=payload), function.__module__, function.__qualname__, task.rules.memory
+        )
+        try:
+            ended = await child.work(run, do)
+        finally:
+            if timer:
+                timer.cancel()
+            if not child.is_alive:
+                self._all.discard(child)
+        if ended.is_last:
+            self._all.discard(child)
+            await child.retire()
+        else:
+            self._idle.append(child)
+        return ended.outcome
+
+    async def close(self) -> None:
+        """End them all."""
+        children, self._idle = list(self._all), []
+        self._all.clear()
+        await asyncio.gather(*(child.retire() for child in children))
+
+    async def _ready(self) -> "Child":
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive:
+                return child
+            self._all.discard(child)
+        child = await start(self._hello(), self.lock)
+        try:
+            async with asyncio.timeout(START_LIMIT):
+                await child.ready
+        except BaseException as error:
+            await child.kill()
+            if isinstance(error, TimeoutError):
+                why = f"its process had not imported {', '.join(self._modules())} after {START_LIMIT:g} s"
+                raise ProcessDied(why) from None
+            raise
+        self._all.add(child)
+        return child
+
+    def _hello(self) -> Hello:
+        modules = self._modules()
+        return Hello(
+            parent=os.getpid(),
+            path=tuple(sys.path),
+            argv=tuple(sys.argv),
+            main=_main() if "__main__" in modules else None,
+            modules=modules,
+            level=logging.getLogger().getEffectiveLevel(),
+            recycle_jobs=self._options.recycle_jobs,
+            recycle_memory=self._options.recycle_memory,
+        )
+
+    def _modules(self) -> tuple[str, ...]:
+        """Where the tasks for processes are declared, and what they need: middleware, backoffs."""
+        around: Iterable[Any] = (*self._app.middlewares, *self._app.backoffs.values())
+        tasks = [task.function for task in self._app.tasks.values() if task.runner is Runner.PROCESS]
+        return tuple(dict.fromkeys(getattr(one, "__module__", "") or "" for one in (*around, *tasks)))
+
+
+async def start(hello: Hello, lock: int | None) -> "Child":
+    """A new child, on its way to be ready. It has no descriptors but its line and the worker's lock."""
+    ours, theirs = socket.socketpair()
+    trace = tempfile.TemporaryFile()  # noqa: SIM115 - the child closes it when it is over
+    with theirs:
+        kept = [theirs.fileno(), trace.fileno()] + ([] if lock is None else [lock])
+        process = subprocess.Popen(  # noqa: ASYNC220, S603 - it must be a child of this thread, to die with it
+            [sys.executable, "-P", "-m", "errandry.worker.child", *map(str, kept)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=kept,
+            process_group=0,
+            env={name: value for name, value in os.environ.items() if not name.startswith(NOT_FOR_CHILDREN)},
+        )
+    child = Child(process, trace)
+    await asyncio.get_running_loop().create_unix_connection(lambda: child, sock=ours)
+    child.send(hello)
+    return child
+
+
+class Child(asyncio.Protocol):
+    """One child process, as its worker sees it. In `trace` it leaves where it was when it crashed."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", trace: IO[bytes]) -> None:
+        self._process, self._trace = process, trace
+        self._frames = frames_to_worker()
+        self._run: Run | None = None
+        self._answer: asyncio.Future[Ended] | None = None
+        self._line: asyncio.Transport | None = None
+        self._is_leaving = False
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it may be given a job."""
+        return self._line is not None and not self._line.is_closing() and self._process.poll() is None
+
+    def send(self, message: ToChild) -> None:
+        if self._line is not None:
+            self._line.write(framed(message))
+
+    async def work(self, run: Run, do: Do) -> Ended:
+        """Have it do a job. Canceled, the handler is asked to stop, and in the end its process is killed."""
+        answer: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._run, self._answer = run, answer
+        self.send(do)
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            self.send(Halt(do.job.fence, run.stopped or Stop.SHUTDOWN))
+            await asyncio.wait({answer}, timeout=ASK)
+            if not answer.done():
+                self._signal(signal.SIGTERM)
+                await asyncio.wait({answer}, timeout=TERMINATE)
+            if not answer.done() or answer.exception() is not None:
+                raise
+            return answer.result()
+        finally:
+            self._run = self._answer = None
+            if not answer.done():
+                await self.kill()
+
+    async def retire(self) -> None:
+        """Let it end; it may say goodbye in its own way, but not for long."""
+        self._is_leaving = True
+        if self._line is not None:
+            self._line.close()
+        if await self._code(EXIT_LIMIT) is None:
+            await self.kill()
+        self._trace.close()
+
+    async def kill(self) -> None:
+        """Kill it, with all it has started. Returns when it is dead."""
+        self._is_leaving = True
+        await self._killed()
+        self._trace.close()
+
+    async def _killed(self) -> int:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._line is not None:
+            self._line.close()
+        return await self._code() or 0
+
+    async def _code(self, limit: float = float("inf")) -> int | None:
+        """Its exit code, once there is one. It is near: nobody needs to tell."""
+        pause, waited = 0.001, 0.0
+        while (code := self._process.poll()) is None and waited < limit:
+            await asyncio.sleep(pause)
+            waited, pause = waited + pause, min(0.05, pause * 2)
+        return code
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what a stream socket gives
+        self._line = transport
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._frames.feed(data):
+            match message:
+                case Noted(progress, logs) if self._run is not None:
+                    self._run.note(progress, logs)
+                case Logged(logger, level, text):
+                    logging.getLogger(logger).log(level, "%s", text)
+                case Ended() if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(message)
+                case Ready() if not self.ready.done():
+                    self.ready.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - as asyncio calls it
+        if not self._is_leaving:
+            self._burial = asyncio.ensure_future(self._bury())
+
+    async def _bury(self) -> None:
+        """Say how it ended to who waits for it. What its handler had started goes with it."""
+        died = ProcessDied(f"the process {_ended(await self._killed())}")
+        self._trace.seek(0)
+        if last_words := self._trace.read(TRACE_MAX).decode(errors="replace"):
+            died.add_note(last_words)
+        self._trace.close()
+        for waiting in (self.ready, self._answer):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(died)
+
+
+def _ended(code: int) -> str:
+    """How a process ended, in words, from its exit code."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = (
+        ": killed from outside, perhaps because the system ran out of memory"
+        if -code == signal.SIGKILL
+        else ""
+    )
+    return f"ended with {name}{hint}"
+
+
+def _main() -> Main:
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    return Main(os.path.abspath(str(main.__file__)), spec.parent if spec is not None else "")
