@@ -1,15 +1,29 @@
-"""The documentation says what the code does."""
+"""The documentation says what the code does: its tables, its links, and every block of code in it."""
 
 import re
-import subprocess
-import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.page import blocks, differences, faults, runnable
 from tools.docs import DOCS, PAGES
 
-README = DOCS.parent / "README.md"
+ROOT = DOCS.parent
+SITE = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]
+TEXTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+    for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+}
+ELSEWHERE = "docs/testing.md"
+"""Its blocks are test files: tests/api/test_testing_page.py runs them."""
+RUN = [name for name, text in TEXTS.items() if runnable(blocks(text)) and name != ELSEWHERE]
+NOT_RUN = {
+    ("docs/quickstart.md", "makes an environment"),
+    ("docs/guide/sync.md", "needs Flask"),
+    ("docs/guide/sync.md", "needs Django"),
+}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -17,16 +31,128 @@ def test_generated_pages_are_up_to_date(name: str) -> None:
     assert (DOCS / name).read_text("utf-8") == PAGES[name](), "run `make generate` and commit what it wrote"
 
 
-def test_the_readme_example_runs_as_printed(tmp_path: Path) -> None:
-    [example] = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+@pytest.mark.parametrize("name", RUN)
+def test_the_blocks_of_a_page_can_be_read_and_are_used(name: str) -> None:
+    assert faults(blocks(TEXTS[name])) == []
 
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", example],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+
+@pytest.mark.slow(reason="starts an interpreter, and the workers the page starts")
+@pytest.mark.parametrize("name", RUN)
+def test_a_page_does_what_it_says(name: str, tmp_path: Path) -> None:
+    assert differences(blocks(TEXTS[name]), tmp_path) == []
+
+
+def test_few_blocks_are_not_run() -> None:
+    found = {(name, block.why_not) for name, text in TEXTS.items() for block in blocks(text) if block.why_not}
+
+    assert found == NOT_RUN
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_lead_somewhere(name: str) -> None:
+    assert [link for link in _links(TEXTS[name]) if not _leads(ROOT / name, link)] == []
+
+
+def test_every_page_has_a_place_in_the_navigation() -> None:
+    listed = list(_listed(SITE["nav"]))
+    there = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if path.parent.name != "adr"]
+
+    assert sorted(listed) == sorted(there)
+
+
+PAGE = """
+```python
+# greet.py
+def hello(name: str) -> str:
+    return f"Hello, {name}"
+```
+
+```python
+from greet import hello
+
+print(hello("Ada"))
+```
+
+```text
+Hello, A…
+```
+
+```sh
+echo one
+```
+
+```text
+one
+```
+"""
+
+
+def test_a_page_that_is_right_passes(tmp_path: Path) -> None:
+    assert faults(blocks(PAGE)) == differences(blocks(PAGE), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("Hello, A…", "Hello, B…", "'Hello, B…\\n' is said to be printed, but it is 'Hello, Ada'"),
+        ("\none\n", "\ntwo\n", "'two\\n' is said to be printed, but it is 'one'"),
+    ],
+)
+def test_what_is_printed_otherwise_is_found(tmp_path: Path, before: str, after: str, found: str) -> None:
+    assert differences(blocks(PAGE.replace(before, after)), tmp_path) == [found]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("echo one", "false", "Command 'false' returned non-zero exit status 1"),
+        ("echo one", "false &\necho one", "false ended with 1"),
+        ("echo one", "python -c 'raise SystemExit(3)' &", "has not said that it is there"),
+        ("print(hello", "print(goodbye", "NameError: name 'goodbye' is not defined"),
+        ("print(hello", "await print(hello", "TypeError"),
+    ],
+)
+def test_what_goes_wrong_is_found(tmp_path: Path, before: str, after: str, found: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(found)):
+        differences(blocks(PAGE.replace(before, after)), tmp_path)
+
+
+def test_a_file_nobody_uses_and_a_block_that_is_no_python_are_found() -> None:
+    page = "```python\n# lonely.py\n```\n\n```python\nthis is none\n```\n"
+
+    assert [fault.partition(":")[0] for fault in faults(blocks(page))] == [
+        "nothing uses lonely.py",
+        "no Python",
+    ]
+
+
+_CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+
+
+def _links(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", _CODE.sub("", text))
+
+
+def _leads(page: Path, link: str) -> bool:
+    """Whether a link within the repository has a file at its end, and that a heading of this name."""
+    if "://" in link:
+        return True
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    return target.exists() and (not anchor or anchor in _anchors(target.read_text("utf-8")))
+
+
+def _anchors(text: str) -> list[str]:
+    heads = re.findall(
+        r"^#+ (.+)$", _CODE.sub(lambda code: code[0].strip("`") if "\n" not in code[0] else "", text), re.M
     )
+    return [re.sub(r"[^\w\- ]", "", head).strip().lower().replace(" ", "-") for head in heads]
 
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "completed" in done.stdout
+
+def _listed(nav: list[dict[str, object]]) -> Iterator[str]:
+    for entry in nav:
+        for value in entry.values():
+            if isinstance(value, str):
+                yield value
+            elif isinstance(value, list):
+                yield from _listed(value)
