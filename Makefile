@@ -11,7 +11,7 @@ LOCK   := requirements/dev.lock
 CODE    = $(wildcard src tests bench tools examples)
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-.PHONY: help test check prove bench format-check lint types format generate lock clean
+.PHONY: help test check prove bench docs format-check lint types format generate lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -42,6 +42,9 @@ format: $(READY) ## Format, and fix what the linter can fix safely
 bench: $(READY) ## Print the figures, as ratios measured in one run
 	$(BIN)/python -m bench.store
 	$(BIN)/python -m bench.worker
+
+docs: $(READY) ## Build the site into build/site
+	$(BIN)/zensical build --clean --strict
 
 generate: $(READY) ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m tools.docs

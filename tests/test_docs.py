@@ -1,6 +1,9 @@
 """The documentation says what the code does: its tables, its links, and every block of code in it."""
 
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +19,9 @@ TEXTS = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 }
-ELSEWHERE = "docs/testing.md"
-"""Its blocks are test files: tests/api/test_testing_page.py runs them."""
-RUN = [name for name, text in TEXTS.items() if runnable(blocks(text)) and name != ELSEWHERE]
+ELSEWHERE = ("docs/testing.md", "docs/examples.md")
+"""What these show are files, run by tests/api/test_testing_page.py and tests/examples."""
+RUN = [name for name, text in TEXTS.items() if runnable(blocks(text)) and name not in ELSEWHERE]
 NOT_RUN = {
     ("docs/quickstart.md", "makes an environment"),
     ("docs/guide/sync.md", "needs Flask"),
@@ -58,6 +61,44 @@ def test_every_page_has_a_place_in_the_navigation() -> None:
     there = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if path.parent.name != "adr"]
 
     assert sorted(listed) == sorted(there)
+
+
+@pytest.mark.slow(reason="builds the site")
+def test_the_site_is_built_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    shutil.copytree(DOCS, tmp_path / "docs")
+    shutil.copy(ROOT / "zensical.toml", tmp_path)
+
+    built = subprocess.run(
+        [str(Path(sys.executable).parent / "zensical"), "build", "--strict"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert built.returncode == 0, built.stdout + built.stderr
+    site = tmp_path / SITE["site_dir"]
+    pages = {path.relative_to(site).as_posix(): path.read_text("utf-8") for path in site.rglob("*.html")}
+    assert {Path(name).with_suffix(".html").as_posix() for name in _listed(SITE["nav"])} <= pages.keys()
+    assert {name: found for name, text in pages.items() if (found := _foreign(text))} == {}
+    assert [
+        path for path in site.rglob("*.css") if re.search(r"url\(\W?https?:", path.read_text("utf-8"))
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("tag", "is_foreign"),
+    [
+        ('<script src="https://cdn.example/x.js">', True),
+        ('<link rel=stylesheet href="//fonts.example/x.css">', True),
+        ("<img alt='' src=http://example.com/x.png>", True),
+        ('<img src="states.svg">', False),
+        ('<a href="https://example.com/">', False),
+        ('<pre class="mermaid">', True),
+    ],
+)
+def test_what_comes_from_elsewhere_is_found(tag: str, is_foreign: bool) -> None:
+    assert bool(_foreign(tag)) == is_foreign
 
 
 PAGE = """
@@ -106,7 +147,7 @@ def test_what_is_printed_otherwise_is_found(tmp_path: Path, before: str, after: 
     ("before", "after", "found"),
     [
         ("echo one", "false", "Command 'false' returned non-zero exit status 1"),
-        ("echo one", "false &\necho one", "false ended with 1"),
+        ("echo one", "errandry no-such-command &\necho one", "errandry no-such-command ended with"),
         ("echo one", "python -c 'raise SystemExit(3)' &", "has not said that it is there"),
         ("print(hello", "print(goodbye", "NameError: name 'goodbye' is not defined"),
         ("print(hello", "await print(hello", "TypeError"),
@@ -118,12 +159,22 @@ def test_what_goes_wrong_is_found(tmp_path: Path, before: str, after: str, found
 
 
 def test_a_file_nobody_uses_and_a_block_that_is_no_python_are_found() -> None:
-    page = "```python\n# lonely.py\n```\n\n```python\nthis is none\n```\n"
+    page = "```python\n# lonely.py\n```\n\n```python\nthis is no Python\n```\n"
 
     assert [fault.partition(":")[0] for fault in faults(blocks(page))] == [
         "nothing uses lonely.py",
         "no Python",
     ]
+
+
+_FOREIGN = re.compile(
+    r"""<(?!a\b)\w+\b[^>]*?\b(?:src|href|srcset|data)=["']?(?:https?:)?//[^>]*>|<pre class="mermaid">"""
+)
+"""What a browser would load by itself; a diagram of mermaid has it load a library."""
+
+
+def _foreign(page: str) -> list[str]:
+    return _FOREIGN.findall(page)
 
 
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)

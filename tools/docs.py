@@ -22,6 +22,7 @@ from errandry.worker.options import WorkerOptions
 from tools import diagram
 
 DOCS = Path(__file__).parent.parent / "docs"
+EXAMPLES = DOCS.parent / "examples"
 
 
 def states() -> str:
@@ -159,6 +160,21 @@ Written by `make generate`. Each of these pages says what was decided, why, and 
 """
 
 
+def examples() -> str:
+    """The examples as they are: what each says of itself, and its app."""
+    parts = []
+    for folder in sorted(path.parent for path in EXAMPLES.glob("*/README.md")):
+        words = (folder / "README.md").read_text("utf-8").replace("](../../docs/", "](").removeprefix("# ")
+        app = (folder / "app.py").read_text("utf-8")
+        parts.append(f"## {words}\n`examples/{folder.name}/app.py`:\n\n```python\n{app}```\n")
+    return f"""# Examples
+
+Written by `make generate` from the folder `examples` of the repository. Each is a small program that can be
+started as it is. The tests run all of them, with real workers.
+
+{chr(10).join(parts)}"""
+
+
 def _row(move: Move, rule: Rule) -> list[str]:
     sources = ", ".join(rule.sources) or "–"
     plain = [_name(target) for target in dict.fromkeys(rule.leads.values())]
@@ -292,6 +308,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "states.md": states,
     "states.svg": diagram.states,
     "decisions.md": decisions,
+    "examples.md": examples,
     "reference/options.md": options,
     "reference/events.md": events,
     "reference/errors.md": tree,
