@@ -75,18 +75,18 @@ class Children:
             replace(run.job, payload=payload), function.__module__, function.__qualname__, task.rules.memory
         )
         try:
-            ended = await child.work(run, do)
+            answer = await child.work(run, do)
         finally:
             if timer:
                 timer.cancel()
             if not child.is_alive:
                 self._all.discard(child)
-        if ended.is_last:
+        if answer.is_last:
             self._all.discard(child)
             await child.retire()
         else:
             self._idle.append(child)
-        return ended.outcome
+        return answer.outcome
 
     async def close(self) -> None:
         """End them all."""
@@ -251,7 +251,7 @@ class Child(asyncio.Protocol):
 
     async def _bury(self) -> None:
         """Say how it ended to who waits for it. What its handler had started goes with it."""
-        died = ProcessDied(f"the process {_ended(await self._killed())}")
+        died = ProcessDied(f"the process {ended(await self._killed())}")
         self._trace.seek(0)
         if last_words := self._trace.read(TRACE_MAX).decode(errors="replace"):
             died.add_note(last_words)
@@ -261,7 +261,7 @@ class Child(asyncio.Protocol):
                 waiting.set_exception(died)
 
 
-def _ended(code: int) -> str:
+def ended(code: int) -> str:
     """How a process ended, in words, from its exit code."""
     if code >= 0:
         return f"exited with code {code}"
