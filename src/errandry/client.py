@@ -139,6 +139,10 @@ class Client:
     async def workers(self) -> builtins.list[WorkerInfo]:
         return await self.engine.call(self.store.workers)
 
+    async def held(self, limit: int = 100) -> builtins.list[Record]:
+        """Jobs that workers have, claimed or running; those whose lease ends first come first."""
+        return await self.engine.call(self.store.held, limit)
+
     async def paused(self) -> dict[GateKind, dict[str, Pausing]]:
         """The queues, the tasks and the workers that are paused."""
         return await self.engine.call(self.store.paused)

@@ -23,7 +23,7 @@ Cursors = tuple[str | None, str | None]
 """The memory store's, and the other's for the same place."""
 
 PAGE = 10_000
-READS = ("list", "counts", "totals", "queues", "paused", "workers", "due_in", "head")
+READS = ("list", "counts", "totals", "queues", "paused", "workers", "due_in", "head", "held")
 
 
 class Look(NamedTuple):

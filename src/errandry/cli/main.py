@@ -2,7 +2,7 @@
 
 0    done
 1    refused, not found, or something is wrong: the line says what
-2    the command line itself is wrong
+2    the command line itself is wrong, or a query in it
 75   the store cannot be reached just now: try again
 130  interrupted
 """
@@ -20,15 +20,24 @@ from errandry import __version__
 from errandry.cli.command import Group
 from errandry.cli.config import configured
 from errandry.cli.text import clean
-from errandry.errors import ErrandryError, StoreUnavailable
+from errandry.errors import ErrandryError, QueryError, StoreUnavailable
 
 COMMANDS: Mapping[str, str] = {
+    "worker": "Run the handlers of an app.",
+    "enqueue": "Enqueue a job.",
+    "jobs": "Look at jobs, and do something to them.",
+    "why": "Say why a job is not running.",
+    "queues": "See how full queues are; pause and resume them.",
+    "workers": "See who works; pause and resume workers.",
+    "dlq": "See to the jobs that failed for good.",
+    "events": "Print what happened, and what happens.",
     "migrate": "Make the store, or bring it up to date.",
     "completion": "Make a shell complete commands and options.",
 }
 """Every command with what it does; `errandry.cli.<name>` has it, and is imported only when it is called."""
 
-TEMPORARY, INTERRUPTED = 75, 130
+CODES: Mapping[type[ErrandryError], int] = {QueryError: 2, StoreUnavailable: 75}
+INTERRUPTED = 130
 
 
 class Root(Group):
@@ -83,8 +92,8 @@ def run(args: Sequence[str]) -> int:
     except click.Abort:
         return INTERRUPTED
     except ErrandryError as error:
-        click.echo(f"error: {clean(str(error))}", err=True)
-        return TEMPORARY if isinstance(error, StoreUnavailable) else 1
+        click.echo(f"Error: {clean(str(error))}", err=True)
+        return next((code for kind, code in CODES.items() if isinstance(error, kind)), 1)
     except BrokenPipeError:  # whoever read has had enough
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

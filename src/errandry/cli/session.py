@@ -2,17 +2,18 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from errandry.cli.text import clean, to_json
+
 if TYPE_CHECKING:
     from errandry.app import Errandry
-
-P = ParamSpec("P")
 
 
 class Session:
@@ -29,9 +30,31 @@ class Session:
         self.json = False
         self.no_color = False
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether somebody sees what is printed, not a file or another program."""
+        return sys.stdout.isatty()
+
+    @property
+    def has_color(self) -> bool:
+        if self.no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+            return False
+        return self.is_terminal or bool(os.environ.get("FORCE_COLOR"))
+
+    def style(self, text: str, color: str | None = None, bold: bool = False) -> str:
+        return click.style(text, fg=color, bold=bold or None) if self.has_color and text else text
+
+    def print(self, text: str = "") -> None:
+        """Data, on stdout."""
+        click.echo(text, color=self.has_color)
+
+    def data(self, value: Any) -> None:
+        """One thing, as a line of JSON."""
+        click.echo(to_json(value), color=False)
+
     def talk(self, text: str) -> None:
         """Say something to whoever sits there, beside the data."""
-        click.echo(text, err=True)
+        click.echo(clean(text), err=True)
 
     def jobs(self) -> "Errandry":
         """The app named; without one, an app without tasks. Nothing is opened yet."""
@@ -75,22 +98,22 @@ def _must_exist(jobs: "Errandry") -> None:
         )
 
 
-Body = Callable[Concatenate[Session, "Errandry", P], Coroutine[Any, Any, int | None]]
+Body = Callable[..., Coroutine[Any, Any, int | None]]
 
 
-def client(function: Body[P]) -> Callable[P, int | None]:
+def client(function: Body) -> Callable[..., int | None]:
     """An async function as a command: called with the session and its app, which is open meanwhile."""
     return _command(function, makes_store=False)
 
 
-def maker(function: Body[P]) -> Callable[P, int | None]:
+def maker(function: Body) -> Callable[..., int | None]:
     """`client` for commands that make the store if there is none."""
     return _command(function, makes_store=True)
 
 
-def _command(function: Body[P], makes_store: bool) -> Callable[P, int | None]:
+def _command(function: Body, makes_store: bool) -> Callable[..., int | None]:
     @wraps(function)
-    def command(*args: P.args, **kwargs: P.kwargs) -> int | None:
+    def command(*args: Any, **kwargs: Any) -> int | None:
         session = click.get_current_context().ensure_object(Session)
         return session.run(lambda jobs: function(session, jobs, *args, **kwargs), makes_store)
 

@@ -42,8 +42,8 @@ def rough(length: float) -> str:
     """As one says it: `40 s`, `3 min`, `2 h`, `5 days`. For people only: nothing reads it back."""
     for unit, size, bound in _ROUGH:
         if length < bound:
-            return f"{int(length / size)} {unit}"
-    return f"{int(length / 31_557_600)} years"
+            return f"{round(length / size)} {unit}"
+    return f"{round(length / 31_557_600)} years"
 
 
 def instant(text: str, name: str = "time") -> int:
@@ -70,7 +70,7 @@ _EPOCH, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UT
 _MICROSECOND = timedelta(microseconds=1)
 
 _ROUGH = (
-    ("ms", 0.001, 1.0),
+    ("ms", 0.001, 0.9995),
     ("s", 1.0, 120.0),
     ("min", 60.0, 7_200.0),
     ("h", 3_600.0, 172_800.0),

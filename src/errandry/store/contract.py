@@ -142,6 +142,9 @@ class Store(Protocol):
     async def workers(self) -> builtins.list[WorkerInfo]:
         """Workers that have beaten lately."""
 
+    async def held(self, limit: int = 100) -> builtins.list[Job]:
+        """Jobs that workers have, claimed or running; those whose lease ends first come first."""
+
     async def cancels(self, worker: str) -> tuple[Ref, ...]:
         """The running jobs of `worker` whose cancel was requested. Cheap."""
 

@@ -5,6 +5,7 @@ Drivers bring the tables, say how a pass is made atomic, and where reads run.
 
 import builtins
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -108,6 +109,10 @@ class LocalStore:
             return [replace(info, paused=paused.get(info.beat.worker)) for info in tables.workers()]
 
         return await self.read(look)
+
+    async def held(self, limit: int = 100) -> builtins.list[Job]:
+        check.whole("limit", limit, 1, PAGE_MAX)
+        return await self.read(lambda tables, _now: tables.expired(inf, limit))
 
     async def cancels(self, worker: str) -> tuple[Ref, ...]:
         check.name("worker", worker)

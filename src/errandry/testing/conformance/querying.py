@@ -302,6 +302,18 @@ class Counting:
             ("b", {"running": 1}, None, None),
         ]
 
+    async def test_jobs_that_workers_have_come_by_the_end_of_their_leases(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await given.waiting()
+        await given.scheduled(delay=5.0)
+        await given.completed()
+        later, sooner = await given.running(lease=60.0), await given.claimed(lease=30.0)
+        clock.advance(40)
+
+        assert await store.held() == [sooner, later]
+        assert await store.held(limit=1) == [sooner]
+
     async def test_a_queue_that_had_jobs_is_still_listed(self, store: Store, given: Given) -> None:
         await given.gone(queue="q")
 

@@ -1,0 +1,98 @@
+"""`errandry dlq`: the jobs that failed for good, which wait for somebody to look at them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from errandry.cli.command import Group
+from errandry.cli.jobs import limited, print_jobs, unlimited
+from errandry.cli.operate import Action, asking, operate
+from errandry.cli.session import Session, client
+from errandry.cli.target import Target, ids_of, query, target
+from errandry.cli.value import AT, LENGTH
+from errandry.core.state import Move, State
+
+if TYPE_CHECKING:
+    from errandry.app import Errandry
+
+some = click.argument("jobs_or_query", nargs=-1, metavar="[ID... | QUERY...]")
+whole = click.option("--query", "text", metavar="QUERY", help="The query in one piece.")
+
+
+@click.group(cls=Group)
+def dlq() -> None:
+    """See to the jobs that failed for good, the dead letters.
+
+    Without ids or a query, all of them are meant.
+    """
+
+
+@dlq.command("ls")
+@click.argument("terms", nargs=-1, metavar="[QUERY]...")
+@whole
+@limited
+@unlimited
+@client
+async def ls(
+    session: Session,
+    app: "Errandry",
+    terms: tuple[str, ...],
+    text: str | None,
+    limit: int,
+    everything: bool,
+) -> None:
+    """List jobs that failed, newest first."""
+    await print_jobs(session, app, _failed([*terms, *filter(None, [text])]), None if everything else limit)
+
+
+@dlq.command("rerun")
+@some
+@whole
+@click.option("--run-at", type=AT, help="When; now without it.")
+@click.option("--delay", type=LENGTH, help="After how long, such as 5m.")
+@click.option("--reset-attempts", is_flag=True, help="Give them all their attempts again.")
+@asking
+@client
+async def rerun(
+    session: Session,
+    app: "Errandry",
+    jobs_or_query: tuple[str, ...],
+    text: str | None,
+    yes: bool,
+    dry_run: bool,
+    **options: Any,
+) -> int:
+    """Run failed jobs again."""
+    meant = await _meant(app, jobs_or_query, text)
+    action = Action(lambda *ids: app.rerun(*ids, **options), [Move.RERUN], "enqueued again")
+    return await operate(session, app, meant, action, yes=yes, dry_run=dry_run)
+
+
+@dlq.command("purge")
+@some
+@whole
+@asking
+@client
+async def purge(
+    session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], text: str | None, **asked: bool
+) -> int:
+    """Delete the records of failed jobs."""
+    meant = await _meant(app, jobs_or_query, text)
+    return await operate(session, app, meant, Action(app.remove, [Move.REMOVE], "removed"), **asked)
+
+
+async def _meant(app: "Errandry", words: Sequence[str], text: str | None) -> Target:
+    """Failed jobs only, whatever else is said of them."""
+    meant = target([*words, *filter(None, [text])]) if words or text else Target(query="")
+    if meant.query is not None:
+        return Target(query=_failed([meant.query] if meant.query else []))
+    ids = await ids_of(app, meant.ids)
+    for job in await app.engine.call(app.store.get, list(ids)):
+        if job is not None and job.state is not State.FAILED:
+            raise click.ClickException(f"job {job.id} is {job.state}, not failed: see errandry jobs")
+    return Target(ids=ids)
+
+
+def _failed(terms: Sequence[str]) -> str:
+    return f"state:failed {query(terms)}".rstrip()

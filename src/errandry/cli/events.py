@@ -1,0 +1,119 @@
+"""`errandry events`: what has happened, and what happens."""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import Struct, to_builtins
+
+from errandry.cli.command import Command
+from errandry.cli.session import Session, client
+from errandry.cli.target import id_of
+from errandry.cli.text import local, one_line, short_id
+from errandry.core.event import Event, Kind
+from errandry.store.contract import Happened
+
+if TYPE_CHECKING:
+    from errandry.app import Errandry
+
+PAGE = 10_000
+COLORS = {
+    Kind.COMPLETED: "green",
+    Kind.FAILED: "red",
+    Kind.STALLED: "red",
+    Kind.ERROR: "red",
+    Kind.RETRYING: "yellow",
+    Kind.PAUSED: "yellow",
+    Kind.ACTIVE: "cyan",
+    Kind.CANCELED: "bright_black",
+    Kind.REMOVED: "bright_black",
+}
+
+
+class Wanted(Struct, frozen=True):
+    """Which events to print; what is empty lets everything through."""
+
+    kinds: tuple[str, ...]
+    queues: tuple[str, ...]
+    tasks: tuple[str, ...]
+    job: str | None
+
+    def has(self, event: Event) -> bool:
+        return (
+            (not self.kinds or event.kind in self.kinds)
+            and (not self.queues or event.queue in self.queues)
+            and (not self.tasks or event.task in self.tasks)
+            and (self.job is None or event.job == self.job)
+        )
+
+
+@click.command(cls=Command)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on.")
+@click.option(
+    "--limit", type=click.IntRange(0), default=50, show_default=True, help="So many of the last ones."
+)
+@click.option("--after", metavar="CURSOR", help="All after this one, which --json prints with each event.")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice([str(kind) for kind in Kind]),
+    metavar="KIND",
+    help="Only such events, as failed; may be repeated.",
+)
+@click.option("--queue", "queues", multiple=True, help="Only of this queue; may be repeated.")
+@click.option("--task", "tasks", multiple=True, help="Only of this task; may be repeated.")
+@click.option("--job", metavar="ID", help="Only of this job.")
+@client
+async def events(
+    session: Session,
+    jobs: "Errandry",
+    follow: bool,
+    limit: int,
+    after: str | None,
+    job: str | None,
+    **only: tuple[str, ...],
+) -> None:
+    """Print what happened lately, and with --follow what happens, until Ctrl-C."""
+    wanted = Wanted(**only, job=None if job is None else await id_of(jobs, job))
+    cursor = await _print_past(session, jobs, wanted, None if after else limit, after)
+    if follow:
+        async for happened in jobs.events(after=cursor):
+            if wanted.has(happened.event):
+                _print(session, happened)
+
+
+async def _print_past(
+    session: Session, jobs: "Errandry", wanted: Wanted, limit: int | None, after: str | None
+) -> str:
+    """The last events, or all after a cursor; returns where they end."""
+    if limit == 0:
+        return await jobs.head()
+    last: deque[Happened] = deque(maxlen=limit)
+    while True:
+        page = await jobs.engine.call(jobs.store.events, after, PAGE)
+        if page.missed:
+            session.talk("Events before these are no longer kept: some were missed.")
+        last.extend(happened for happened in page.entries if wanted.has(happened.event))
+        after = page.cursor
+        if len(page.entries) < PAGE:
+            break
+    for happened in last:
+        _print(session, happened)
+    return after
+
+
+def _print(session: Session, happened: Happened) -> None:
+    event = happened.event
+    if session.json:
+        session.data({"cursor": happened.cursor, "at": happened.at, **_as_data(event)})
+        return
+    kind = session.style(f"{event.kind:<10}", COLORS.get(event.kind))
+    job = short_id(event.job) if session.is_terminal else one_line(event.job)
+    tried = event.attempt and f"attempt {event.attempt}"
+    what = [kind, job, event.task, event.queue and f"in {event.queue}", tried, one_line(event.text)]
+    session.print(f"{local(happened.at)}  {' '.join(str(one) for one in what if one)}")
+
+
+def _as_data(event: Event) -> dict[str, object]:
+    return dict(zip(Event.__struct_fields__, to_builtins(event), strict=True))

@@ -1,0 +1,268 @@
+"""`errandry jobs`: look at jobs, and do something to them."""
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import click
+from msgspec import to_builtins
+
+from errandry.cli import record
+from errandry.cli.command import Group
+from errandry.cli.operate import Action, asking, operate
+from errandry.cli.session import Session, client
+from errandry.cli.target import id_of, ids_of, query, target
+from errandry.cli.text import number
+from errandry.cli.value import AT, LENGTH, arguments, read_document
+from errandry.core.event import Kind
+from errandry.core.job import Job
+from errandry.core.state import Move
+
+if TYPE_CHECKING:
+    from errandry.app import Errandry
+
+PAGE_MAX = 1_000
+
+many = click.argument("jobs_or_query", nargs=-1, metavar="ID... | QUERY...")
+
+
+@click.group(cls=Group)
+def jobs() -> None:
+    """Look at jobs, and do something to them.
+
+    Jobs are named by their id, by the beginning or end of it that no other job has, or all together by a
+    query:
+
+    \b
+      errandry jobs ls state:failed task:send since:2h
+      errandry jobs rerun state:failed 'error~connection reset'
+      errandry jobs cancel queue:bulk -tag:urgent
+    """
+
+
+limited = click.option(
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many."
+)
+unlimited = click.option("--all", "everything", is_flag=True, help="All of them.")
+
+
+@jobs.command("ls")
+@click.argument("terms", nargs=-1, metavar="[QUERY]...")
+@limited
+@unlimited
+@client
+async def ls(session: Session, app: "Errandry", terms: tuple[str, ...], limit: int, everything: bool) -> None:
+    """List jobs, newest first."""
+    await print_jobs(session, app, query(terms), None if everything else limit)
+
+
+async def print_jobs(session: Session, app: "Errandry", text: str, limit: int | None) -> None:
+    """The newest jobs that match, as many as wanted."""
+    cursor: str | None = None
+    found: list[Job] = []
+    while True:
+        size = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(found))
+        page = await app.list(text, cursor=cursor, limit=size)
+        cursor = page.cursor
+        found += page.jobs
+        if cursor is None or len(found) == limit:
+            break
+    if session.json:
+        for job in found:
+            session.data(record.as_data(job, app.codec))
+    elif found:
+        record.listed(session, found, app.clock.time(), shutil.get_terminal_size().columns)
+    else:
+        session.talk("No job matches." if text else "There are no jobs.")
+    if cursor is not None:
+        session.talk(f"The newest {number(len(found), 'job')}; there are more: --limit or --all.")
+
+
+@jobs.command("show")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@client
+async def show(session: Session, app: "Errandry", ids: tuple[str, ...]) -> None:
+    """Print everything known of jobs: attempts with tracebacks, log, progress, arguments, result."""
+    for index, job_id in enumerate(await ids_of(app, ids)):
+        job = await app.record(job_id)
+        if session.json:
+            session.data(record.as_data(job, app.codec))
+            continue
+        if index:
+            session.print()
+        record.in_full(session, job, app.codec, app.clock.time())
+
+
+@jobs.command("logs")
+@click.argument("job_id", metavar="ID")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has finished.")
+@client
+async def logs(session: Session, app: "Errandry", job_id: str, follow: bool) -> None:
+    """Print what a job has logged."""
+    job_id = await id_of(app, job_id)
+    after = await app.head()
+    job = await app.record(job_id)
+    if not job.logs:
+        session.talk("Nothing was logged yet." if follow and not job.finished else "Nothing was logged.")
+    _print_logs(session, job)
+    if not follow or job.finished:
+        return
+    async for happened in app.events(after=after):
+        if happened.event.job != job_id:
+            continue
+        if happened.event.kind is Kind.REMOVED:
+            return
+        before, job = job, await app.record(job_id)
+        seen = job.logs.index(before.logs[-1]) + 1 if before.logs and before.logs[-1] in job.logs else 0
+        _print_logs(session, job, seen)
+        if job.finished:
+            session.talk(f"The job is {job.state}.")
+            return
+
+
+def _print_logs(session: Session, job: Job, after: int = 0) -> None:
+    if session.json:
+        for line in job.logs[after:]:
+            session.data(to_builtins(line))
+        return
+    for text in record.log_lines(session, job, after):
+        session.print(text)
+
+
+@jobs.command("cancel")
+@many
+@click.option("--force", is_flag=True, help="Jobs that have finished too.")
+@asking
+@client
+async def cancel(
+    session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], force: bool, **asked: bool
+) -> int:
+    """Stop jobs: at once where no handler runs, by request where one does."""
+    moves = (Move.CANCEL, Move.CANCEL_FORCED) if force else (Move.CANCEL,)
+    action = Action(lambda *ids: app.cancel(*ids, force=force), moves, "canceled")
+    return await operate(session, app, target(jobs_or_query), action, **asked)
+
+
+@jobs.command("rerun")
+@many
+@click.option("--run-at", type=AT, help="When; now without it.")
+@click.option("--delay", type=LENGTH, help="After how long, such as 5m.")
+@click.option("--reset-attempts", is_flag=True, help="Give them all their attempts again.")
+@asking
+@client
+async def rerun(
+    session: Session,
+    app: "Errandry",
+    jobs_or_query: tuple[str, ...],
+    run_at: str | None,
+    delay: str | None,
+    reset_attempts: bool,
+    **asked: bool,
+) -> int:
+    """Run finished jobs again."""
+    options: dict[str, Any] = {"run_at": run_at, "delay": delay, "reset_attempts": reset_attempts}
+    action = Action(lambda *ids: app.rerun(*ids, **options), [Move.RERUN], "enqueued again")
+    return await operate(session, app, target(jobs_or_query), action, **asked)
+
+
+@jobs.command("edit")
+@many
+@click.option("--json", "given", metavar="OBJECT", help="All arguments anew; - reads them from stdin.")
+@click.option("--priority", type=int, help="Lower is sooner.")
+@click.option("--run-at", type=AT, help="When it may run.")
+@click.option("--max-attempts", type=int, help="How often it is tried.")
+@click.option("--tag", "tags", multiple=True, help="All tags anew; may be repeated.")
+@asking
+@client
+async def edit(
+    session: Session,
+    app: "Errandry",
+    jobs_or_query: tuple[str, ...],
+    given: str | None,
+    tags: tuple[str, ...],
+    yes: bool,
+    dry_run: bool,
+    **changes: Any,
+) -> int:
+    """Change jobs no worker has taken yet: what is given, and nothing else."""
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if given is not None:
+        changes["arguments"] = arguments(given)
+    if tags:
+        changes["tags"] = tags
+    if not changes:
+        raise click.UsageError(
+            "Nothing to change: give --json, --priority, --run-at, --max-attempts or --tag."
+        )
+    action = Action(lambda *ids: app.edit(*ids, **changes), [Move.EDIT], "changed")
+    return await operate(session, app, target(jobs_or_query), action, yes=yes, dry_run=dry_run)
+
+
+@jobs.command("postpone")
+@many
+@click.option("--delay", type=LENGTH, help="For how long, such as 5m.")
+@click.option("--run-at", type=AT, help="Until when.")
+@asking
+@client
+async def postpone(
+    session: Session,
+    app: "Errandry",
+    jobs_or_query: tuple[str, ...],
+    delay: str | None,
+    run_at: str | None,
+    **asked: bool,
+) -> int:
+    """Run jobs later that no worker has taken yet."""
+    if (delay is None) == (run_at is None):
+        raise click.UsageError("Until when? Give either --delay or --run-at.")
+    action = Action(lambda *ids: app.postpone(*ids, delay=delay, run_at=run_at), [Move.POSTPONE], "postponed")
+    return await operate(session, app, target(jobs_or_query), action, **asked)
+
+
+@jobs.command("promote")
+@many
+@asking
+@client
+async def promote(session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], **asked: bool) -> int:
+    """Run scheduled jobs now."""
+    action = Action(app.promote, [Move.PROMOTE], "put in line")
+    return await operate(session, app, target(jobs_or_query), action, **asked)
+
+
+@jobs.command("resolve")
+@many
+@click.option("--result", "given", metavar="JSON", help="What it came to; - reads it from stdin.")
+@click.option("--failed", "message", metavar="MESSAGE", help="As failed, and why.")
+@asking
+@client
+async def resolve(
+    session: Session,
+    app: "Errandry",
+    jobs_or_query: tuple[str, ...],
+    given: str | None,
+    message: str | None,
+    **asked: bool,
+) -> int:
+    """Settle jobs by hand that no worker has taken: as completed, or as failed."""
+    if given is not None and message is not None:
+        raise click.UsageError("Give either --result or --failed.")
+    result = None if given is None else read_document("--result", given)
+    options: dict[str, Any] = {"state": "completed" if message is None else "failed"}
+    options |= {"result": result, "message": message or ""}
+    action = Action(
+        lambda *ids: app.resolve(*ids, **options), [Move.RESOLVE], f"resolved as {options['state']}"
+    )
+    return await operate(session, app, target(jobs_or_query), action, **asked)
+
+
+@jobs.command("rm")
+@many
+@click.option("--force", is_flag=True, help="Jobs that workers have, too: their claims are void.")
+@asking
+@client
+async def rm(
+    session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], force: bool, **asked: bool
+) -> int:
+    """Delete the records of jobs."""
+    moves = [Move.REMOVE_FORCED if force else Move.REMOVE]
+    action = Action(lambda *ids: app.remove(*ids, force=force), moves, "removed")
+    return await operate(session, app, target(jobs_or_query), action, **asked)

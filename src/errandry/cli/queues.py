@@ -1,0 +1,125 @@
+"""`errandry queues`: how full they are, and a halt for one of them, or for a task in all of them."""
+
+import getpass
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import to_builtins
+
+from errandry.cli import table
+from errandry.cli.command import Group
+from errandry.cli.record import COLORS
+from errandry.cli.session import Session, client
+from errandry.cli.table import Cell, Column
+from errandry.cli.text import ago
+from errandry.core.command import GateKind, Pausing
+from errandry.core.duration import rough
+from errandry.core.state import State
+
+if TYPE_CHECKING:
+    from errandry.app import Errandry
+    from errandry.client import Gate
+
+TOTALS = ("inserted", "completed", "failed", "canceled", "retried", "expired", "removed")
+
+
+@click.group(cls=Group)
+def queues() -> None:
+    """See how full queues are; pause and resume them."""
+
+
+@queues.command("ls")
+@client
+async def ls(session: Session, jobs: "Errandry") -> None:
+    """List the queues with their jobs by state, and what is paused."""
+    found, paused, now = await jobs.queues(), await jobs.paused(), jobs.clock.time()
+    if session.json:
+        for info in found:
+            session.data(to_builtins(info))
+        return
+    if not found:
+        session.talk("There are no queues: nothing was ever enqueued.")
+        return
+    states = [state for state in State if any(info.states.get(state) for info in found)]
+    heads = [Column("QUEUE", gives=True), *(Column(state.upper(), right=True) for state in states)]
+    heads += [Column("OLDEST"), Column("PAUSED", gives=True)]
+    rows = [
+        (
+            info.name,
+            *(Cell(f"{count:,}", COLORS[s]) if (count := info.states.get(s, 0)) else "" for s in states),
+            "" if info.waited is None else rough(info.waited),
+            Cell(said(info.paused, now), "yellow"),
+        )
+        for info in found
+    ]
+    table.show(session, heads, rows)
+    for name, pausing in paused[GateKind.TASK].items():
+        session.talk(f"The task {name} was paused {said(pausing, now)}.")
+
+
+@queues.command("stats")
+@client
+async def stats(session: Session, jobs: "Errandry") -> None:
+    """What ever happened in each queue: inserted, completed, failed and so on."""
+    totals = await jobs.totals()
+    if session.json:
+        for queue, counters in totals.items():
+            session.data({"queue": queue, **counters})
+        return
+    if not totals:
+        session.talk("There are no queues: nothing was ever enqueued.")
+        return
+    heads = [Column("QUEUE", gives=True), *(Column(name.upper(), right=True) for name in TOTALS)]
+    rows = [(queue, *(f"{counters.get(name, 0):,}" for name in TOTALS)) for queue, counters in totals.items()]
+    table.show(session, heads, rows)
+
+
+@queues.command("pause")
+@click.argument("names", nargs=-1, metavar="[QUEUE]...")
+@click.option("--task", "tasks", multiple=True, help="A task, in all queues; may be repeated.")
+@click.option("--by", help="Who wants it; you, without it.")
+@client
+async def pause(
+    session: Session, jobs: "Errandry", names: tuple[str, ...], tasks: tuple[str, ...], by: str | None
+) -> None:
+    """Have no job claimed from queues until they are resumed; what runs goes on."""
+    for kind, gate in _gates(jobs, names, tasks):
+        done = await gate.pause(by=whoever() if by is None else by)
+        session.talk(
+            f"The {kind} {gate.name} is paused." if done else f"The {kind} {gate.name} was paused already."
+        )
+
+
+@queues.command("resume")
+@click.argument("names", nargs=-1, metavar="[QUEUE]...")
+@click.option("--task", "tasks", multiple=True, help="A task; may be repeated.")
+@client
+async def resume(session: Session, jobs: "Errandry", names: tuple[str, ...], tasks: tuple[str, ...]) -> None:
+    """Undo a pause."""
+    for kind, gate in _gates(jobs, names, tasks):
+        done = await gate.resume()
+        session.talk(
+            f"The {kind} {gate.name} is resumed." if done else f"The {kind} {gate.name} was not paused."
+        )
+
+
+def said(paused: Pausing | None, now: float) -> str:
+    if paused is None:
+        return ""
+    return f"{ago(paused.at, now)}{f' by {paused.by}' if paused.by else ''}"
+
+
+def whoever() -> str:
+    """Who sits here, to be named as the one who paused something."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
+
+
+def _gates(jobs: "Errandry", names: tuple[str, ...], tasks: tuple[str, ...]) -> "list[tuple[str, Gate]]":
+    gates = [("queue", jobs.queue(name)) for name in names]
+    gates += [("task", jobs.task_gate(name)) for name in tasks]
+    if not gates:
+        raise click.UsageError("Which? Name queues, or tasks with --task.")
+    return gates

@@ -1,0 +1,85 @@
+"""Tables: fitted to a terminal, plain and whole where something else reads them."""
+
+import shutil
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from errandry.cli.session import Session
+from errandry.cli.text import fitted, one_line, width
+
+GAP = 2
+LEAST = 6
+"""A column that gives way keeps at least this much."""
+
+
+class Column(NamedTuple):
+    """`gives` says that it may be cut to fit; the last such column gives way first."""
+
+    title: str
+    right: bool = False
+    gives: bool = False
+
+
+class Cell(NamedTuple):
+    """A text with the colour it has on a terminal."""
+
+    text: str
+    color: str | None = None
+
+
+Row = Sequence[str | Cell]
+
+
+def show(session: Session, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+    """Print a table on stdout."""
+    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    texts = [[one_line(cell.text) for cell in row] for row in cells]
+    widths = [
+        max(width(text) for text in column) for column in zip([c.title for c in columns], *texts, strict=True)
+    ]
+    if session.is_terminal:
+        widths = _fit(columns, widths, shutil.get_terminal_size().columns)
+    titles = [Cell(column.title) for column in columns]
+    session.print(_line(session, columns, widths, titles, [cell.text for cell in titles], bold=True))
+    for row, text in zip(cells, texts, strict=True):
+        session.print(_line(session, columns, widths, row, text))
+
+
+def _line(
+    session: Session,
+    columns: Sequence[Column],
+    widths: Sequence[int],
+    cells: Sequence[Cell],
+    texts: Sequence[str],
+    bold: bool = False,
+) -> str:
+    parts = []
+    for column, room, cell, text in zip(columns, widths, cells, texts, strict=True):
+        if not room:
+            continue
+        cut = fitted(text, room)
+        blank = " " * (room - width(cut))
+        styled = session.style(cut, cell.color, bold=bold)
+        parts.append(blank + styled if column.right else styled + blank)
+    return (" " * GAP).join(parts).rstrip()
+
+
+def _fit(columns: Sequence[Column], natural: Sequence[int], room: int) -> list[int]:
+    """Widths that fit: columns that give way do so, down to their least; then the last of them vanish."""
+    widths = list(natural)
+    giving = [index for index, column in enumerate(columns) if column.gives]
+    while (over := _total(widths) - room) > 0:
+        widest = max(giving, key=lambda index: (widths[index], index), default=None)
+        if widest is None or widths[widest] <= LEAST:
+            break
+        others = [widths[index] for index in giving if index != widest]
+        widths[widest] -= min(over, max(1, widths[widest] - max([LEAST, *others])))
+    for index in reversed(giving):
+        if _total(widths) > room:
+            widths[index] = 0
+    return widths
+
+
+def _total(widths: Sequence[int]) -> int:
+    shown = [width for width in widths if width]
+    return sum(shown) + GAP * (len(shown) - 1)

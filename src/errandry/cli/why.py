@@ -1,0 +1,29 @@
+"""`errandry why`: why a job is not running."""
+
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import to_builtins
+
+from errandry.cli.command import Command
+from errandry.cli.record import COLORS
+from errandry.cli.session import Session, client
+from errandry.cli.target import id_of
+from errandry.cli.text import one_line
+
+if TYPE_CHECKING:
+    from errandry.app import Errandry
+
+
+@click.command(cls=Command)
+@click.argument("job_id", metavar="ID")
+@client
+async def why(session: Session, jobs: "Errandry", job_id: str) -> None:
+    """Say why a job is not running, or what else it is doing."""
+    answer = await jobs.why(await id_of(jobs, job_id))
+    if session.json:
+        session.data(to_builtins(answer))
+        return
+    session.print(f"{one_line(answer.job)} is {session.style(answer.state, COLORS[answer.state])}.")
+    for because in answer.reasons:
+        session.print(one_line(because.text))
