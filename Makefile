@@ -55,7 +55,7 @@ lock: $(BIN)/uv ## Write requirements/dev.lock from pyproject.toml (ARGS=--upgra
 	@if grep -n '://' $(LOCK); then echo "$(LOCK) must not name a registry" >&2; exit 1; fi
 
 clean: ## Remove the environment, caches and builds
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .cache build dist
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): $(LOCK) pyproject.toml | $(BIN)/python

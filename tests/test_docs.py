@@ -23,6 +23,7 @@ ELSEWHERE = ("docs/testing.md", "docs/examples.md")
 """What these show are files, run by tests/api/test_testing_page.py and tests/examples."""
 RUN = [name for name, text in TEXTS.items() if runnable(blocks(text)) and name not in ELSEWHERE]
 NOT_RUN = {
+    ("README.md", "needs this checkout"),
     ("docs/quickstart.md", "makes an environment"),
     ("docs/guide/sync.md", "needs Flask"),
     ("docs/guide/sync.md", "needs Django"),
