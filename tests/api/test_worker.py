@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from errandry import Backoff, Cancel, Errandry, Fail, JobContext, Retry, Snooze, State, WorkerOptions, current
-from errandry.core.command import Answer, Claim, Claims, Command, Upkeep
+from errandry.core.command import Answer, Claim, Claims, Command, Insert, Settle, Upkeep
 from errandry.core.event import Kind
 from errandry.core.job import LOGS_MAX, NewJob, Progress
 from errandry.core.retry import Curve
@@ -59,6 +59,38 @@ async def test_async_handlers_run_on_the_loop_and_sync_ones_in_threads(live: Err
     assert results[0] == [1, threading.get_ident()]
     assert results[1][0] == 2
     assert results[1][1] != threading.get_ident()
+
+
+class Counted(MemoryStore):
+    """Keeps what was written together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes: list[list[type]] = []
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        self.passes.append([type(command) for command in commands])
+        return await super().commit(commands)
+
+
+async def test_an_idle_worker_claims_a_job_in_the_pass_that_inserts_it() -> None:
+    store = Counted()
+    async with Errandry(store=store) as jobs:
+
+        @jobs.task
+        async def work() -> str:
+            return "done"
+
+        async with working(jobs):
+            first = await work.enqueue()
+            assert await first.result(5) == "done"
+            store.passes.clear()
+
+            job = await work.enqueue()
+            assert await job.result(5) == "done"
+
+        assert [Insert, Claim] in store.passes
+        assert [Settle, Claim] in store.passes
 
 
 async def test_each_handler_has_a_context_of_its_own(live: Errandry) -> None:

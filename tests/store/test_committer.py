@@ -19,6 +19,7 @@ from errandry.core.command import (
     Cancel,
     Cause,
     Claim,
+    Claims,
     Command,
     Complete,
     Edit,
@@ -180,6 +181,78 @@ async def test_what_is_submitted_in_one_iteration_is_one_pass() -> None:
 
     assert answers == [Inserted((str(n),)) for n in range(100)]
     assert [len(one) for one in store.passes] == [100]
+
+
+class Along:
+    """A companion that wants one job with every pass."""
+
+    def __init__(self) -> None:
+        self.answers: list[asyncio.Future[Answer]] = []
+
+    def __call__(self) -> list[tuple[Claim, asyncio.Future[Answer]]]:
+        self.answers.append(asyncio.get_running_loop().create_future())
+        return [(Claim(worker="w", nonce=f"along-{len(self.answers)}"), self.answers[-1])]
+
+
+async def test_a_companion_claims_a_job_in_the_pass_that_inserts_it() -> None:
+    store, along = Watched(), Along()
+    committer = Committer(store)
+    committer.join(along)
+
+    await committer.submit(insert("a"))
+
+    assert [[type(one) for one in commands] for commands in store.passes] == [[Insert, Claim]]
+    claims = along.answers[0].result()
+    assert isinstance(claims, Claims)
+    assert [job.id for job in claims.jobs] == ["a"]
+
+
+async def test_a_companion_makes_no_pass_and_goes_with_none_that_makes_nothing_ready() -> None:
+    store, along = Watched(), Along()
+    committer = Committer(store)
+    committer.join(along)
+
+    await committer.submit(Beat(worker="w"))
+    await committer.submit(claim("other"))
+    await committer.submit(Pause(GateKind.QUEUE, "q"))
+
+    assert [len(one) for one in store.passes] == [1, 1, 1]
+    assert along.answers == []
+
+
+async def test_a_companion_that_has_left_goes_along_no_more() -> None:
+    store, along = Watched(), Along()
+    committer = Committer(store)
+    committer.join(along)
+    committer.leave(along)
+
+    await committer.submit(insert("a"))
+
+    assert store.passes == [[insert("a")]]
+
+
+async def test_what_goes_along_with_a_pass_that_fails_is_told_so() -> None:
+    store, along = Scripted(SchemaTooNew("file", "it is newer")), Along()
+    committer = Committer(store)
+    committer.join(along)
+
+    with pytest.raises(SchemaTooNew):
+        await committer.submit(insert("a"))
+
+    assert isinstance(along.answers[0].result(), SchemaTooNew)
+
+
+async def test_nothing_goes_along_while_the_committer_closes() -> None:
+    store, along = Watched(), Along()
+    committer = Committer(store)
+    committer.join(along)
+    submitted = asyncio.create_task(committer.submit(insert("a")))
+    await asyncio.sleep(0)
+
+    await committer.close()
+
+    assert await submitted == Inserted(("a",))
+    assert along.answers == []
 
 
 async def test_a_loop_hands_in_once_per_iteration() -> None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from msgspec import Struct
 
 from errandry.clock import Clock, SystemClock
-from errandry.core.command import Answer, Command
+from errandry.core.command import Answer, Beat, Claim, Command, Note, Pause, Renew, Start
 from errandry.errors import (
     CommandFailed,
     ErrandryError,
@@ -32,6 +32,11 @@ from errandry.store.contract import Store
 from errandry.store.port import THREADS, LoopPort, reply, returned
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+_BARREN = frozenset((Start, Renew, Note, Pause, Beat, Claim))
+"""A pass of nothing but these makes no job ready."""
+
+Companion = Callable[[], Iterable[tuple[Claim, asyncio.Future[Answer]]]]
+"""Called right before a pass is written: what to claim in it, each with the future of its answer."""
 
 
 class Stats(Struct, frozen=True):
@@ -70,6 +75,8 @@ class Committer:
         self._clock, self._sleep = clock or SystemClock(), sleep
         self._loop = loop or asyncio.get_running_loop()
         self._here = threading.local()
+        self._port = LoopPort(self._loop, self._hand_in)
+        self._companions: dict[Companion, None] = {}
         self._inbox: deque[Entry] = deque()
         self._door: OrderedDict[Entry, None] = OrderedDict()
         self._backlog = Backlog(self._limits)
@@ -116,6 +123,18 @@ class Committer:
             self._abandon(entry)
             raise
 
+    def join(self, companion: Companion) -> None:
+        """Have `companion` say with every pass that may make a job ready what to claim in it.
+
+        So a job and its claim share a pass. It makes no pass by itself. Called, like `leave`, on its loop.
+        """
+        self._refuse_if_closing()
+        self._companions[companion] = None
+
+    def leave(self, companion: Companion) -> None:
+        """It goes along no more; what goes along just now will be answered."""
+        self._companions.pop(companion, None)
+
     def begin(self) -> None:
         """Write what has come, and from now on whatever comes. To be called on its loop, like `close`."""
         if self._work is None and not self._closed:
@@ -127,8 +146,7 @@ class Committer:
         """Write nothing any more: `error` is what everybody is told. To be called on its loop."""
         self._broken = error
         self._shut()
-        left = [*self._backlog.entries, *self._door]
-        reply(left, [self._refusal()] * len(left))
+        self._refuse([*self._backlog.entries, *self._door])
 
     async def close(self, timeout: float | None = None) -> None:
         """Take nothing more; return when everything that was handed in is written or refused.
@@ -181,7 +199,11 @@ class Committer:
         with suppress(IndexError):  # others may be emptying it too
             while True:
                 left.append(self._inbox.popleft())
-        reply(left, [self._refusal()] * len(left))
+        self._refuse(left)
+
+    def _refuse(self, entries: list[Entry]) -> None:
+        refusal = self._refusal()
+        reply([(entry, refusal) for entry in entries])
 
     def _refusal(self) -> ErrandryError:
         if isinstance(self._broken, ErrandryError):
@@ -207,10 +229,20 @@ class Committer:
     async def _write_passes(self) -> None:
         me = asyncio.current_task()
         while self._accept():
-            await self._write(self._backlog.take())
+            entries = self._backlog.take()
+            along = self._going_along(entries)
+            await self._write(entries + along)
+            self._backlog.remove(entries)
             if me is not None and me.cancelling():
                 raise asyncio.CancelledError
             await asyncio.sleep(0)  # or a store that blocks would keep reads on this loop waiting
+
+    def _going_along(self, entries: list[Entry]) -> list[Entry]:
+        """The claims that share a pass of `entries`."""
+        if not self._companions or self._closing or all(type(one.command) in _BARREN for one in entries):
+            return []
+        claims = [one for companion in list(self._companions) for one in companion()]
+        return [entry_of(claim, future, self._port) for claim, future in claims]
 
     def _accept(self) -> bool:
         """Let in what has come: workers' commands always, the others while there is room."""
@@ -245,15 +277,15 @@ class Committer:
         except Exception as error:
             answers = [_failed(entry.command, error) for entry in entries]
         except BaseException:
-            reply(entries, [ReplyLost("committer", "stopped while this was being written")] * len(entries))
+            lost = ReplyLost("committer", "stopped while this was being written")
+            reply([(entry, lost) for entry in entries])
             raise
         else:
             self._passes += 1
             self._commands += len(entries)
             self._largest = max(self._largest, len(entries))
             self._finished = self._clock.monotonic()
-        reply(entries, answers)
-        self._backlog.remove(entries)
+        reply(zip(entries, answers, strict=True))
 
     async def _commit(self, entries: list[Entry]) -> Sequence[Answer]:
         """The store's answers; sent again while it is away, and once a reply was lost that is the error."""

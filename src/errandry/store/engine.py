@@ -18,7 +18,7 @@ from errandry.clock import Clock
 from errandry.core.command import Answer, Command
 from errandry.errors import ErrandryError, StoreClosed
 from errandry.store.backlog import Limits
-from errandry.store.committer import Committer, Stats
+from errandry.store.committer import Committer, Companion, Stats
 from errandry.store.contract import Store
 
 T = TypeVar("T")
@@ -56,6 +56,15 @@ class Engine:
     def submit_sync(self, command: Command, timeout: float | None = None) -> Answer:
         """`Committer.submit_sync`."""
         return self._current().committer.submit_sync(command, timeout)
+
+    def join(self, companion: Companion) -> None:
+        """`Committer.join`, on the engine's loop."""
+        self._current().committer.join(companion)
+
+    def leave(self, companion: Companion) -> None:
+        """`Committer.leave`, on the engine's loop."""
+        if self._session is not None:
+            self._session.committer.leave(companion)
 
     async def call(self, function: Call[T], *args: Any) -> T:
         """Run a coroutine function where the store lives: a read, a wait. Canceled with its caller."""

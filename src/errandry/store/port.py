@@ -6,7 +6,7 @@ its iterations with one hop, and gets all its answers of a pass with another.
 
 import asyncio
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextlib import suppress
 
@@ -33,6 +33,9 @@ class LoopPort:
         self._hand_in(put)
 
     def reply(self, replies: Replies) -> None:
+        if asyncio._get_running_loop() is self.loop:
+            _answer(replies)
+            return
         with suppress(RuntimeError):  # a loop that was closed has nobody waiting
             self.loop.call_soon_threadsafe(_answer, replies)
 
@@ -49,10 +52,10 @@ class ThreadPort:
 THREADS = ThreadPort()
 
 
-def reply(entries: Sequence[Entry], answers: Sequence[Answer]) -> None:
+def reply(answers: Iterable[tuple[Entry, Answer]]) -> None:
     """Give each its answer. An error goes as a value: one that nobody fetches makes no noise."""
     ports: dict[Port, Replies] = {}
-    for entry, answer in zip(entries, answers, strict=True):
+    for entry, answer in answers:
         ports.setdefault(entry.port, []).append((entry.future, answer))
     for port, replies in ports.items():
         port.reply(replies)

@@ -119,7 +119,8 @@ class _Hand:
 
     async def run(self, job: Job) -> Job | None:
         """The job after an attempt; None if it is gone."""
-        self._executor.start(Run(job, float("inf"), self._executor.write_notes))
+        loop = asyncio.get_running_loop()
+        self._executor.start(Run(job, float("inf"), self._executor.write_notes, loop))
         while self._executor.tasks:
             await asyncio.wait(self._executor.tasks)
         [after] = await self._jobs.engine.call(self._jobs.store.get, [job.id])

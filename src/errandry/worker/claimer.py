@@ -1,15 +1,25 @@
-"""Claiming jobs for free slots, sleeping until there may be one."""
+"""Claiming jobs for free slots, resting until there may be one.
+
+Runs on the engine's loop: from a job that becomes ready to its claim, no thread waits for another. What this
+process makes ready is claimed in the very pass that makes it so. For all else the claimer asks by itself:
+what was there before, what other processes make ready, what becomes due.
+"""
 
 import asyncio
 import itertools
 import logging
 import secrets
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from errandry.app import Errandry
-from errandry.core.command import Claim, Claims, Lost, Ref, Renew, Renewed
+from errandry.core.command import Answer, Claim, Claims, Lost, Ref, Renew, Renewed
 from errandry.core.job import Job
 from errandry.errors import ErrandryError
+from errandry.store.waking import Bell
+from errandry.task import Runner
 from errandry.worker.options import WorkerOptions
 from errandry.worker.slots import Slots
 
@@ -18,8 +28,9 @@ log = logging.getLogger("errandry.worker")
 BACKSTOP = 1.0
 """Wakes may be lost; nothing waits longer than this for a look."""
 
-
 Names = tuple[str, ...]
+Found = Callable[[list[tuple[Job, float]]], None]
+"""Takes jobs that were claimed, each with the monotonic time its lease began; gives them slots at once."""
 
 
 class Wanted(NamedTuple):
@@ -32,70 +43,184 @@ class Wanted(NamedTuple):
 
 
 class Claimer:
-    """Asks for as many jobs as there are free slots; async and thread handlers have slots of their own."""
+    """Asks for as many jobs as there are free slots; async and thread handlers have slots of their own.
 
-    def __init__(self, app: Errandry, worker: str, options: WorkerOptions, slots: Slots) -> None:
+    `is_idle` says whether nothing that this worker has claimed is left to be done.
+    """
+
+    def __init__(
+        self,
+        app: Errandry,
+        worker: str,
+        options: WorkerOptions,
+        slots: Slots,
+        found: Found,
+        is_idle: Callable[[], bool],
+    ) -> None:
         self._app, self._worker, self._options, self._slots = app, worker, options, slots
+        self._found, self._is_idle = found, is_idle
         self._nonces = (f"{secrets.token_hex(8)}-{number}" for number in itertools.count())
-        self.due_in: float | None = None
+        self._stirred = Bell()
+        self._paused = self._stopped = False
+        self._due_in: float | None = None
+        self._looked: int | None = None  # nothing was left that the free slots could have at this pulse
+        self._is_asking = False
+        self._along: set[asyncio.Future[Answer] | asyncio.Task[bool]] = set()
 
-    async def claim(self) -> list[tuple[Job, float]]:
-        """What the free slots got, each with the monotonic time its claim was sent."""
-        claimed: list[tuple[Job, float]] = []
-        for wanted in self._wanted():
-            has_suspect = self._slots.has_suspect or any(job.crashes for job, _ in claimed)
-            sent = self._app.clock.monotonic()
-            try:
-                answer = await self._app.engine.submit(self._command(wanted, has_suspect))
+    async def run(self) -> None:
+        """Claim until stopped; in a burst, until nothing is left to do."""
+        self._app.engine.join(self._companion)
+        watching = asyncio.create_task(self._watch())
+        try:
+            while not self._stopped and not await self._step():
+                pass
+        finally:
+            watching.cancel()
+            self._app.engine.leave(self._companion)
+            while self._along:
+                await asyncio.wait(self._along)  # what they bring is this worker's
+
+    def look(self) -> None:
+        """Ask again: a slot has become free that no settle goes with. From any thread."""
+        self._looked = None
+        self._stirred.ring()
+
+    def pause(self, paused: bool) -> None:
+        """Claim nothing, or go on. From any thread."""
+        self._paused = paused
+        self.look()
+
+    def stop(self) -> None:
+        """Claim no more; what is being claimed just now is found before `run` returns. From any thread."""
+        self._stopped = True
+        self._stirred.ring()
+
+    async def _step(self) -> bool:
+        """Claim, or rest until there may be something to claim. True when a burst is over."""
+        rings, pulse = self._stirred.rings, self._app.store.pulse()
+        was_idle = not self._along and self._is_idle()  # else what ends meanwhile may bring new work
+        is_last = self._options.burst and was_idle and not self._paused
+        try:
+            if pulse != self._looked or is_last:
+                if await self._claim(pulse):
+                    return False
+                if is_last:
+                    return True
+        except ErrandryError as error:
+            log.warning("no jobs could be claimed: %s", error)
+        timeout = BACKSTOP if self._due_in is None else min(BACKSTOP, self._due_in)
+        if not await self._stirred.wait(rings, timeout):
+            self._looked = None
+        return False
+
+    async def _claim(self, pulse: int) -> bool:
+        """Whether there was something for the free slots."""
+        claimed, self._is_asking, self._due_in = False, True, None
+        try:
+            for wanted in self._wanted():
+                sent = self._app.clock.monotonic()
+                answer = await self._app.engine.submit(self._command(wanted, self._slots.has_suspect))
                 if isinstance(answer, Claims):
-                    claimed += await self._standing(answer.jobs, sent)
-                    self.due_in = answer.due_in
-            except ErrandryError as error:
-                if not claimed:
-                    raise
-                log.warning("no more jobs could be claimed: %s", error)  # what was claimed must run
-                break
+                    claimed |= await self._take(answer.jobs, sent)
+                    self._due_in = answer.due_in
+        finally:
+            self._is_asking = False
+        self._has_looked(pulse, claimed)
         return claimed
 
-    async def _standing(self, jobs: tuple[Job, ...], sent: float) -> list[tuple[Job, float]]:
-        """These, with when their lease began; of a claim long on its way, what still stands, renewed.
+    def _companion(self) -> list[tuple[Claim, asyncio.Future[Answer]]]:
+        """What to claim in a pass that is about to be written."""
+        if self._is_asking or self._along or self._stopped:
+            return []
+        sent, pulse = self._app.clock.monotonic(), self._app.store.pulse()
+        has_suspect, loop, claims = self._slots.has_suspect, asyncio.get_running_loop(), []
+        for wanted in self._wanted():
+            future: asyncio.Future[Answer] = loop.create_future()
+            future.add_done_callback(partial(self._answered, sent, pulse))
+            self._along.add(future)
+            claims.append((self._command(wanted, has_suspect), future))
+            has_suspect = True  # two claims of one pass must not bring two suspects
+        return claims
 
-        Counted from when it was sent, its lease could have run out before any handler had begun.
+    def _answered(self, sent: float, pulse: int, future: asyncio.Future[Answer]) -> None:
+        self._along.discard(future)
+        answer = future.result()
+        if not isinstance(answer, Claims) or not answer.jobs:
+            return
+        if self._is_late(sent):
+            taking = asyncio.create_task(self._take(answer.jobs, sent))
+            self._along.add(taking)
+            taking.add_done_callback(self._along.discard)
+        else:
+            self._found([(job, sent) for job in answer.jobs])
+        self._has_looked(pulse, claimed=True)
+
+    def _has_looked(self, pulse: int, claimed: bool) -> None:
+        """Note that nothing is left since `pulse`, unless somebody else has rung: a claim rings once."""
+        if self._app.store.pulse() == pulse + claimed:
+            self._looked = pulse + claimed
+
+    async def _watch(self) -> None:
+        """Wake up for what others do."""
+        store = self._app.store
+        pulse = store.pulse()
+        while True:
+            try:
+                await store.wake(pulse, BACKSTOP)
+                pulse = store.pulse()
+                if pulse != self._looked:
+                    self._stirred.ring()
+            except ErrandryError as error:
+                log.warning("the store cannot be watched: %s", error)
+                await asyncio.sleep(BACKSTOP)
+
+    async def _take(self, jobs: tuple[Job, ...], sent: float) -> bool:
+        """Have claimed jobs run; of a claim long on its way, those that still stand, renewed.
+
+        Counted from when it was sent, its lease could run out before any handler had begun.
         """
-        if jobs and self._app.clock.monotonic() - sent >= self._options.renewal:
+        if jobs and self._is_late(sent):
             sent = self._app.clock.monotonic()
             refs = tuple(Ref(job.id, job.fence) for job in jobs)
             answer = await self._app.engine.submit(Renew(refs, self._options.lease))
             if isinstance(answer, Renewed):
                 marks = zip(jobs, answer.marks, strict=True)
                 jobs = tuple(job for job, mark in marks if not isinstance(mark, Lost))
-        return [(job, sent) for job in jobs]
+        if jobs:
+            self._found([(job, sent) for job in jobs])
+        return bool(jobs)
 
-    async def sleep(self, pulse: int) -> None:
-        """Until something may have changed since `pulse`, or the next job is due."""
-        timeout = BACKSTOP if self.due_in is None else min(BACKSTOP, self.due_in)
-        try:
-            await self._app.engine.call(self._app.store.wake, pulse, timeout)
-        except ErrandryError as error:
-            log.warning("the store cannot be watched: %s", error)
-            await asyncio.sleep(BACKSTOP)
+    def _is_late(self, sent: float) -> bool:
+        return self._app.clock.monotonic() - sent >= self._options.renewal
 
     def _wanted(self) -> list[Wanted]:
-        """What to claim: for async handlers, for threads, and ahead of free slots where there are none."""
-        in_threads = tuple(sorted(name for name, task in self._app.tasks.items() if not task.is_async))
-        only = self._options.tasks
-        sync = in_threads if only is None else tuple(name for name in in_threads if name in only)
-        rest = None if only is None else tuple(name for name in only if name not in in_threads)
-        slots, found = self._slots, []
-        if slots.free_async and (rest is None or rest):
-            found.append(Wanted(slots.free_async, rest, in_threads if rest is None else (), start=True))
-        if slots.free_threads and sync:
-            found.append(Wanted(slots.free_threads, sync, (), start=True))
-        if slots.free_ahead and not slots.free_async and (rest is None or rest):
-            found.append(Wanted(slots.free_ahead, rest, in_threads if rest is None else (), start=False))
-        elif slots.free_ahead and not slots.free_threads and sync:
-            found.append(Wanted(slots.free_ahead, sync, (), start=False))
+        """What to claim: for each kind of handler, and ahead of slots for the first kind that has none free."""
+        if self._paused:
+            return []
+        slots, kinds = self._slots, self._kinds()
+        found = [
+            Wanted(free, tasks, without, start=True)
+            for runner, tasks, without in kinds
+            if (free := slots.free(runner))
+        ]
+        if ahead := slots.free_ahead:
+            full = ((tasks, without) for runner, tasks, without in kinds if not slots.free(runner))
+            found += [Wanted(ahead, tasks, without, start=False) for tasks, without in islice(full, 1)]
         return found
+
+    def _kinds(self) -> list[tuple[Runner, Names | None, Names]]:
+        """Every kind of handler with its tasks; what is not known here goes with the async ones."""
+        only, of = self._options.tasks, {runner: list[str]() for runner in Runner}
+        for name, task in sorted(self._app.tasks.items()):
+            of[task.runner].append(name)
+        apart = (*of[Runner.THREAD], *of[Runner.PROCESS])
+        if only is None:
+            kinds: list[tuple[Runner, Names | None, Names]] = [(Runner.ASYNC, None, apart)]
+        else:
+            kinds = [(Runner.ASYNC, tuple(name for name in only if name not in apart), ())]
+        for runner in (Runner.THREAD, Runner.PROCESS):
+            kinds.append((runner, tuple(name for name in of[runner] if only is None or name in only), ()))
+        return [kind for kind in kinds if kind[1] is None or kind[1]]
 
     def _command(self, wanted: Wanted, has_suspect: bool) -> Claim:
         return Claim(

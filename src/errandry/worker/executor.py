@@ -117,6 +117,8 @@ class Executor:
     async def _attempt(self, run: Run) -> Outcome | None:
         """How the attempt ended; None if nothing may be written any more."""
         job = run.job
+        if run.stopped is not None:  # before it began
+            return self._attempts.stopped(run, asyncio.CancelledError())
         task = self._app.tasks.get(job.task)
         if task is None:
             return self._unknown(job)

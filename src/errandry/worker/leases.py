@@ -38,6 +38,10 @@ class Leases:
         if self._held.get(run.job.id) is run:
             del self._held[run.job.id]
 
+    def is_idle(self) -> bool:
+        """Whether nothing is held, and everything that was has been settled."""
+        return not self._held
+
     async def keep(self) -> None:
         """Renew all leases in one command every so often; give up those that have run out all the same."""
         every = self._options.renewal

@@ -25,12 +25,12 @@ class Stop(StrEnum):
 
 
 class Run:
-    """A job between its claim and its outcome. Made on the loop its handler belongs to.
+    """A job between its claim and its outcome. `loop` is the one its handler belongs to.
 
     `is_lost`: its lease is another's, or nobody's. `is_settling`: its outcome is being written just now.
     """
 
-    def __init__(self, job: Job, lease_until: float, write: "Write") -> None:
+    def __init__(self, job: Job, lease_until: float, write: "Write", loop: asyncio.AbstractEventLoop) -> None:
         self.job = job
         self.ref = Ref(job.id, job.fence)
         self.ctx = JobContext(job, self.note)
@@ -40,7 +40,7 @@ class Run:
         self.is_lost = self.is_settling = False
         self.handler: asyncio.Task[None] | None = None
         self._write = write
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._lock = Lock()
         self._progress: Progress | None = None
         self._logs: list[Log] = []

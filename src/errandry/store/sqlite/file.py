@@ -200,6 +200,8 @@ def _connect(path: str, durability: Durability) -> apsw.Connection:
             _share(db, path)
         db.pragma("synchronous", "full" if durability is Durability.POWER else "normal")
         db.pragma("mmap_size", 0)
+        # No plan of ours depends on a value; else statements would be compiled anew for each.
+        db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     except BaseException:
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, _has_log(path))
         db.close()
