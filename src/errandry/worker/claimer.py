@@ -194,7 +194,7 @@ class Claimer:
         return self._app.clock.monotonic() - sent >= self._options.renewal
 
     def _wanted(self) -> list[Wanted]:
-        """What to claim: for each kind of handler, and ahead of slots for the first kind that has none free."""
+        """What to claim: for each kind of handler, and ahead of slots for the first that has none free."""
         if self._paused:
             return []
         slots, kinds = self._slots, self._kinds()

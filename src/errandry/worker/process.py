@@ -55,6 +55,15 @@ is_child = False
 """Whether this process is a child itself. Set by the program of the child."""
 
 
+def refuse_in_child() -> None:
+    """A program that starts a worker as soon as it is imported would do so in every child, without end."""
+    if is_child:
+        raise RuntimeError(
+            "a child process of a worker has imported a program that starts a worker: "
+            'write `if __name__ == "__main__":` above what only the program itself should do'
+        )
+
+
 class Children:
     """The child processes of a worker. `lock` is a descriptor they keep open: the worker's sign of life."""
 
@@ -269,11 +278,7 @@ def ended(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = (
-        ": killed from outside, perhaps because the system ran out of memory"
-        if -code == signal.SIGKILL
-        else ""
-    )
+    hint = " (from outside: perhaps memory ran out)" if -code == signal.SIGKILL else ""
     return f"ended with {name}{hint}"
 
 

@@ -26,6 +26,7 @@ from errandry.worker.executor import Executor
 from errandry.worker.leases import Leases
 from errandry.worker.liveness import Liveness
 from errandry.worker.options import WorkerOptions
+from errandry.worker.process import Children, refuse_in_child
 from errandry.worker.run import Run, Stop
 from errandry.worker.slots import Slots
 from errandry.worker.upkeeper import Upkeeper
@@ -67,12 +68,14 @@ class Worker:
         self._slots = Slots(self.options)
         self._leases = Leases(app.engine, app.clock, self.id, self.options)
         self._claimer = Claimer(app, self.id, self.options, self._slots, self._found, self._leases.is_idle)
-        self._executor = Executor(app, self.options, self._slots.give, self._over)
+        self._children = Children(app, self.options)
+        self._executor = Executor(app, self.options, self._slots.give, self._over, self._children)
         self._upkeeper = Upkeeper(app, self.id, self.options.upkeep_every)
         self._started_at = app.clock.time()
 
     async def run(self, *, signals: bool = False) -> None:
         """Work until stopped, then drain. Canceled, it gives everything back without waiting for handlers."""
+        refuse_in_child()
         self._loop = asyncio.get_running_loop()
         async with self._surroundings(signals):
             claiming = asyncio.create_task(self.app.engine.call(self._claimer.run))
@@ -113,13 +116,13 @@ class Worker:
         for job, sent in claimed:
             run = Run(job, sent + self.options.lease, self._executor.write_notes, self._loop)
             task = self.app.tasks.get(job.task)
-            in_thread = task is not None and not task.is_async
+            runner = Runner.ASYNC if task is None else task.runner
             self._leases.take(run)
             if job.state is State.CLAIMED:
-                self._slots.line_up(run, in_thread)
+                self._slots.line_up(run, runner)
             else:
                 run.begins(sent, self.options.grace)
-                self._slots.take(run, in_thread)
+                self._slots.take(run, runner)
             runs.append(run)
         self._loop.call_soon_threadsafe(self._start, runs)
 
@@ -186,7 +189,9 @@ class Worker:
     def _shares(self) -> tuple[Share, ...]:
         """Handlers in threads and in processes have slots of their own."""
         slots = {Runner.THREAD: self.options.threads, Runner.PROCESS: self.options.processes}
-        apart = {runner: tuple(n for n, t in self.app.tasks.items() if t.runner is runner) for runner in slots}
+        apart = {
+            runner: tuple(n for n, t in self.app.tasks.items() if t.runner is runner) for runner in slots
+        }
         return tuple(Share(tasks, slots[runner]) for runner, tasks in apart.items() if tasks)
 
     async def _submit(self, command: Beat | Settle) -> None:
@@ -203,6 +208,7 @@ class Worker:
         sys.setswitchinterval(min(before, SWITCH))
         logging.getLogger().addHandler(capture)
         liveness, tasks = Liveness(), []
+        self._children.lock = liveness.descriptor
         try:
             with _Signals(self.stop if signals else None):
                 # Before any claim: who claims and dies unannounced is not missed until its leases run out.
@@ -218,6 +224,7 @@ class Worker:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._submit(self._sign(liveness.path, gone=True))
             self._executor.close()
+            await self._children.close()
             liveness.close()
             logging.getLogger().removeHandler(capture)
             sys.setswitchinterval(before)
