@@ -161,6 +161,7 @@ class Client:
             now=self.clock.time(),
             paused={kind: paused[kind][name] for kind, name in of_job.items() if name in paused[kind]},
             workers=tuple(workers),
+            held=tuple(await self.store.held(LINE_MAX)),
             ahead=await self._ahead(job, in_queue),
             in_queue=in_queue,
         )

@@ -14,7 +14,7 @@ from errandry.core.why import GATES, Code, Facts, Why, why
 NOW = 1_800_000_000.0
 WAITING = created(NewJob(id="a", task="send", payload="{}", queue="mail"), 1, NOW - 60)
 ERROR = AttemptError(1, "w", NOW - 9, NOW - 8, Reason.ERROR, "ValueError", "no such address")
-FREE = Beat(worker="w-1", queues=None, tasks=("send",), concurrency=10, running=3)
+FREE = Beat(worker="w-1", queues=None, tasks=("send",), concurrency=10)
 
 
 def seen(beat: Beat = FREE, ago: float = 1.0, paused: Pausing | None = None) -> WorkerInfo:
@@ -23,6 +23,11 @@ def seen(beat: Beat = FREE, ago: float = 1.0, paused: Pausing | None = None) -> 
 
 def job(**changes: Any) -> Job:
     return replace(WAITING, **changes)
+
+
+def running(count: int, **changes: Any) -> tuple[Job, ...]:
+    """So many jobs the worker w-1 has."""
+    return (job(state=State.RUNNING, worker="w-1", **changes),) * count
 
 
 def asked(job: Job, *workers: WorkerInfo, **facts: Any) -> Why:
@@ -140,25 +145,25 @@ CASES: list[tuple[str, Why, list[str], str]] = [
     ),
     (
         "busy",
-        asked(WAITING, seen(replace(FREE, running=10)), seen(replace(FREE, worker="w-2", queues=()))),
+        asked(WAITING, seen(), seen(replace(FREE, worker="w-2", queues=())), held=running(10)),
         ["workers_busy"],
         "All slots of the workers that could take it are taken: w-1 10 of 10.",
     ),
     (
         "slots of its own taken",
-        asked(WAITING, seen(replace(FREE, running=5, shares=(Share(("send",), 2, 2),)))),
+        asked(WAITING, seen(replace(FREE, shares=(Share(("send",), 2),))), held=running(2)),
         ["workers_busy"],
         "w-1 2 of 2",
     ),
     (
         "slots of others taken",
-        asked(WAITING, seen(replace(FREE, running=12, shares=(Share(("bill",), 4, 4),)))),
+        asked(WAITING, seen(replace(FREE, shares=(Share(("bill",), 10),))), held=running(10, task="bill")),
         ["any_moment"],
         "a worker should take it any moment",
     ),
     (
         "suspect",
-        asked(job(crashes=1), seen(replace(FREE, suspects=1))),
+        asked(job(crashes=1), held=running(1, crashes=1)),
         ["suspect"],
         "It was running when its worker died, 1 of 3 times",
     ),
@@ -189,7 +194,7 @@ def test_every_reason_has_a_case_and_every_state_an_answer() -> None:
 def test_all_that_holds_a_job_back_is_said() -> None:
     paused = {GateKind.QUEUE: Pausing(NOW, ""), GateKind.TASK: Pausing(NOW, "")}
 
-    answer = asked(WAITING, seen(replace(FREE, running=10)), paused=paused, ahead=3)
+    answer = asked(WAITING, held=running(10), paused=paused, ahead=3)
 
     assert [because.code for because in answer.reasons] == [
         *("queue_paused", "task_paused", "workers_busy", "in_line")

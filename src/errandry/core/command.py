@@ -312,23 +312,21 @@ class Resume(Struct, frozen=True, gc=False):
 
 
 class Share(Struct, frozen=True, gc=False):
-    """Slots of a worker that only some of its tasks may take, and how many of them are taken."""
+    """Slots of a worker that only these of its tasks take, and they no others."""
 
     tasks: tuple[str, ...]
     slots: int
-    taken: int = 0
 
     def __post_init__(self) -> None:
         _filter(None, self.tasks)
         check.whole("slots", self.slots, 0, check.INT_MAX)
-        check.whole("taken", self.taken, 0, check.INT_MAX)
 
 
 class Beat(Struct, frozen=True, kw_only=True, gc=False):
     """A worker says that it lives and what it does; `gone` says goodbye. Answer: WRITTEN.
 
     `alive` is the path of a file on its host that it keeps locked as long as it lives. `shares` are
-    slots beside the `concurrency`; `suspects`, how many of the jobs it has were running when a worker died.
+    slots beside the `concurrency`.
     """
 
     worker: str
@@ -340,7 +338,6 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
     concurrency: int = 0
     running: int = 0
     shares: tuple[Share, ...] = ()
-    suspects: int = 0
     started_at: float = 0.0
     gone: bool = False
 
@@ -350,7 +347,7 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
             check.name("host", self.host)
         if self.alive:
             check.path("alive", self.alive)
-        for field in ("pid", "concurrency", "running", "suspects"):
+        for field in ("pid", "concurrency", "running"):
             check.whole(field, getattr(self, field), 0, check.INT_MAX)
         check.instant("started_at", self.started_at)
         _filter(self.queues, self.tasks)

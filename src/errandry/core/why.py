@@ -61,13 +61,15 @@ class Why(Struct, frozen=True):
 class Facts(Struct, frozen=True, kw_only=True):
     """All that is looked at: what is paused of the queue and task of the job, every worker, and the line.
 
-    `ahead` is how many jobs of its queue are before it, None where `in_queue` are too many to count.
+    `held` are the jobs workers have. `ahead` is how many jobs of its queue are before it, None where
+    `in_queue` are too many to count.
     """
 
     job: Job
     now: float
     paused: Mapping[GateKind, Pausing] = {}
     workers: tuple[WorkerInfo, ...] = ()
+    held: tuple[Job, ...] = ()
     ahead: int | None = 0
     in_queue: int = 0
 
@@ -188,11 +190,12 @@ def _workers(facts: Facts) -> Iterator[Because]:
         whom = f"No worker takes jobs of task {job.task} from queue {job.queue}"
         yield Because(Code.NO_WORKER, f"{whom}: {each}.")
         return
-    slots = [(one.beat.worker, *_slots(job.task, one.beat)) for one in fitting]
+    slots = [(one.beat.worker, *_slots(facts, one.beat)) for one in fitting]
     if all(taken >= total > 0 for _, taken, total in slots):
         each = ", ".join(f"{worker} {taken} of {total}" for worker, taken, total in slots)
         yield Because(Code.WORKERS_BUSY, f"All slots of the workers that could take it are taken: {each}.")
-    if job.crashes and all(one.beat.suspects for one in fitting):
+    suspecting = {held.worker for held in facts.held if held.crashes}
+    if job.crashes and suspecting >= {one.beat.worker for one in fitting}:
         rule = "such jobs run one at a time on a worker, and each has one already"
         yield Because(
             Code.SUSPECT,
@@ -236,12 +239,13 @@ def _misfit(job: Job, worker: WorkerInfo, now: float) -> str | None:
     return None
 
 
-def _slots(task: str, beat: Beat) -> tuple[int, int]:
-    """How many of the slots this task could have are taken, and how many there are."""
-    for share in beat.shares:
-        if task in share.tasks:
-            return share.taken, share.slots
-    return beat.running - sum(share.taken for share in beat.shares), beat.concurrency
+def _slots(facts: Facts, beat: Beat) -> tuple[int, int]:
+    """How many of the slots the job could have on this worker are taken, and how many there are."""
+    apart = {task: share for share in beat.shares for task in share.tasks}
+    share = apart.get(facts.job.task)
+    running = [job for job in facts.held if job.worker == beat.worker and job.state is State.RUNNING]
+    taken = sum(apart.get(job.task) is share for job in running)
+    return taken, beat.concurrency if share is None else share.slots
 
 
 def _since(paused: Pausing, now: float) -> str:
