@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from errandry.worker.executor import Executor
 from errandry.worker.leases import Leases
 from errandry.worker.liveness import Liveness
 from errandry.worker.options import WorkerOptions
+from errandry.worker.process import Children, refuse_in_child
 from errandry.worker.run import Run, Stop
 from errandry.worker.slots import Slots
 from errandry.worker.upkeeper import Upkeeper
@@ -64,25 +65,31 @@ class Worker:
         self.id = f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._resumed = asyncio.Event()
-        self._resumed.set()
         self._slots = Slots(self.options)
-        self._claimer = Claimer(app, self.id, self.options, self._slots)
         self._leases = Leases(app.engine, app.clock, self.id, self.options)
-        self._executor = Executor(app, self.options, self._slots.give, self._leases.drop)
+        self._claimer = Claimer(app, self.id, self.options, self._slots, self._found, self._leases.is_idle)
+        self._children = Children(app, self.options)
+        self._executor = Executor(app, self.options, self._slots.give, self._over, self._children)
         self._upkeeper = Upkeeper(app, self.id, self.options.upkeep_every)
         self._started_at = app.clock.time()
 
     async def run(self, *, signals: bool = False) -> None:
         """Work until stopped, then drain. Canceled, it gives everything back without waiting for handlers."""
+        refuse_in_child()
+        self._loop = asyncio.get_running_loop()
         async with self._surroundings(signals):
+            claiming = asyncio.create_task(self.app.engine.call(self._claimer.run))
+            stopping = asyncio.create_task(self._stopping.wait())
             try:
-                await self._work()
+                await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
             except BaseException:
                 self._hurry.set()
                 raise
             finally:
-                await self._drain()
+                stopping.cancel()
+                self._claimer.stop()
+                await self._drain(claiming)
+            claiming.result()
 
     def stop(self) -> None:
         """Drain and end; a second call does not wait for handlers."""
@@ -90,94 +97,74 @@ class Worker:
             log.info("worker %s does not wait for its handlers", self.id)
             self._hurry.set()
         self._stopping.set()
-        self._slots.changed.set()
 
     def pause(self) -> None:
         """Claim nothing until resumed; what runs goes on."""
-        self._resumed.clear()
+        self._claimer.pause(True)
 
     def resume(self) -> None:
-        self._resumed.set()
+        self._claimer.pause(False)
 
     def health(self) -> Health:
         now = self.app.clock.monotonic()
         upkept = None if self._upkeeper.last is None else now - self._upkeeper.last
         return Health(self.app.engine.stats().age, upkept, len(self._slots.runs))
 
-    async def _work(self) -> None:
-        """Claim for free slots; sleep when there is nothing, or no slot."""
-        while not self._stopping.is_set():
-            await self._until(self._resumed.wait())
-            if self._stopping.is_set():
-                return
-            pulse = self.app.store.pulse()
-            self._slots.changed.clear()
-            was_idle = not self._executor.tasks  # else what ends meanwhile may bring new work
-            claimed = await self._claimed()
-            for job, sent in claimed or ():
-                self._start(job, sent)
-            if claimed or claimed is None:
-                await asyncio.sleep(0)
-            elif self.options.burst and was_idle:
-                return
-            elif not self._slots.has_room:
-                await self._slots.changed.wait()
+    def _found(self, claimed: list[tuple[Job, float]]) -> None:
+        """Have jobs run that were claimed just now. On the engine's loop."""
+        runs = []
+        for job, sent in claimed:
+            run = Run(job, sent + self.options.lease, self._executor.write_notes, self._loop)
+            task = self.app.tasks.get(job.task)
+            runner = Runner.ASYNC if task is None else task.runner
+            self._leases.take(run)
+            if job.state is State.CLAIMED:
+                self._slots.line_up(run, runner)
             else:
-                await self._rest(pulse)
+                run.begins(sent, self.options.grace)
+                self._slots.take(run, runner)
+            runs.append(run)
+        self._loop.call_soon_threadsafe(self._start, runs)
 
-    async def _claimed(self) -> list[tuple[Job, float]] | None:
-        """What the free slots got; None if the store could not be asked."""
-        claim = asyncio.create_task(self._claimer.claim())
-        try:
-            return await asyncio.shield(claim)
-        except asyncio.CancelledError:
-            with suppress(ErrandryError):
-                for job, sent in await claim:  # they are this worker's already: the drain gives them back
-                    self._start(job, sent)
-            raise
-        except ErrandryError as error:
-            log.warning("no jobs could be claimed: %s", error)
-            await self._until(asyncio.sleep(1.0))
-            return None
+    def _start(self, runs: list[Run]) -> None:
+        for run in runs:
+            self._executor.start(run, self._slots.turn(run) if run.job.state is State.CLAIMED else None)
 
-    async def _rest(self, pulse: int) -> None:
-        """Until there may be something to claim; in a burst, also until something has ended."""
-        waits = [self._claimer.sleep(pulse), self._slots.changed.wait()]
-        if self.options.burst:
-            waits.append(_ended(self._executor.tasks))
-        await self._until(*waits)
+    def _over(self, run: Run) -> None:
+        self._leases.drop(run)
+        if not run.is_settling or (self.options.burst and self._leases.is_idle()):
+            self._claimer.look()
 
-    def _start(self, job: Job, sent: float) -> None:
-        run = Run(job, sent + self.options.lease, self._executor.write_notes)
-        task = self.app.tasks.get(job.task)
-        in_thread = task is not None and not task.is_async
-        self._leases.take(run)
-        if job.state is State.CLAIMED:
-            self._executor.start(run, self._slots.wait(run, in_thread))
-            return
-        run.begins(sent, self.options.grace)
-        self._slots.take(run, in_thread)
-        self._executor.start(run)
+    async def _drain(self, claiming: asyncio.Task[None]) -> None:
+        """Let handlers finish for `grace`, then stop them and give back what is left.
 
-    async def _drain(self) -> None:
-        """Let handlers finish for `grace`, then stop them and give back what is left."""
+        What was being claimed when the worker stopped is this worker's, too.
+        """
         log.info("worker %s claims no more; handlers may finish for %g s", self.id, self.options.grace)
         for run in self._slots.ahead:
             run.stop(Stop.SHUTDOWN)
         try:
             async with asyncio.timeout(self.options.grace):
-                while self._executor.tasks and not self._hurry.is_set():
-                    await _first(asyncio.wait(self._executor.tasks), self._hurry.wait())
+                while (left := self._left(claiming)) and not self._hurry.is_set():
+                    await _first(asyncio.wait(left), self._hurry.wait())
         except TimeoutError:
             log.warning("%d handlers did not finish within the grace", len(self._slots.runs))
-        for run in self._slots.runs:
-            run.stop(Stop.SHUTDOWN)
+        self._stop_runs()
+        await asyncio.wait([claiming])
+        self._stop_runs()
         if self._executor.tasks:
             await asyncio.wait(self._executor.tasks, timeout=LAST_CALL)
         for run in self._slots.runs:
             self._slots.give(run)
             self._leases.drop(run)
             await self._submit(Settle(run.ref, Release()))
+
+    def _left(self, claiming: asyncio.Task[None]) -> set[asyncio.Task[None]]:
+        return self._executor.tasks if claiming.done() else self._executor.tasks | {claiming}
+
+    def _stop_runs(self) -> None:
+        for run in self._slots.runs:
+            run.stop(Stop.SHUTDOWN)
 
     async def _beat(self, alive: str) -> None:
         while True:
@@ -202,7 +189,9 @@ class Worker:
     def _shares(self) -> tuple[Share, ...]:
         """Handlers in threads and in processes have slots of their own."""
         slots = {Runner.THREAD: self.options.threads, Runner.PROCESS: self.options.processes}
-        apart = {runner: tuple(n for n, t in self.app.tasks.items() if t.runner is runner) for runner in slots}
+        apart = {
+            runner: tuple(n for n, t in self.app.tasks.items() if t.runner is runner) for runner in slots
+        }
         return tuple(Share(tasks, slots[runner]) for runner, tasks in apart.items() if tasks)
 
     async def _submit(self, command: Beat | Settle) -> None:
@@ -219,6 +208,7 @@ class Worker:
         sys.setswitchinterval(min(before, SWITCH))
         logging.getLogger().addHandler(capture)
         liveness, tasks = Liveness(), []
+        self._children.lock = liveness.descriptor
         try:
             with _Signals(self.stop if signals else None):
                 # Before any claim: who claims and dies unannounced is not missed until its leases run out.
@@ -234,6 +224,7 @@ class Worker:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._submit(self._sign(liveness.path, gone=True))
             self._executor.close()
+            await self._children.close()
             liveness.close()
             logging.getLogger().removeHandler(capture)
             sys.setswitchinterval(before)
@@ -246,10 +237,6 @@ class Worker:
         if self.options.upkeep:
             loops.append(self._upkeeper.run)
         return loops
-
-    async def _until(self, *waits: Coroutine[Any, Any, Any]) -> None:
-        """Until one of these is done, or the worker is to stop."""
-        await _first(*waits, self._stopping.wait())
 
 
 class _Signals:
@@ -280,12 +267,6 @@ async def _forever(loop: Loop) -> None:
         except Exception:
             log.exception("something unforeseen happened; the worker goes on")
             await asyncio.sleep(RECOVERY)
-
-
-async def _ended(tasks: set[asyncio.Task[None]]) -> None:
-    """Until one of these is done; at once if there are none."""
-    if tasks:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
