@@ -7,11 +7,14 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from errandry.core.state import TABLE, By, Move, State
 from tests.page import blocks, differences, faults, runnable
-from tools.docs import DOCS, PAGES
+from tools import diagram
+from tools.docs import DOCS, PAGES, worded
 
 ROOT = DOCS.parent
 SITE = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]
@@ -33,6 +36,31 @@ NOT_RUN = {
 @pytest.mark.parametrize("name", PAGES)
 def test_generated_pages_are_up_to_date(name: str) -> None:
     assert (DOCS / name).read_text("utf-8") == PAGES[name](), "run `make generate` and commit what it wrote"
+
+
+def test_what_nobody_describes_is_found() -> None:
+    class Odd:
+        """How odd something is.
+
+        size    how large it is
+        """
+
+    assert worded(Odd, ["size"]) == {"size": "how large it is"}
+    with pytest.raises(LookupError, match="the docstring of Odd says nothing of colour"):
+        worded(Odd, ["size", "colour"])
+
+
+def test_the_drawing_has_every_state_and_every_move_but_those_of_operators() -> None:
+    drawn = ElementTree.fromstring(diagram.states())
+    words = re.findall(r"\w+", " ".join(str(text.text) for text in drawn.iter("{*}text")))
+
+    moves = {
+        move for move, rule in TABLE.items() if rule.by is not By.OPERATOR and rule.leads.keys() != {None}
+    }
+    still = {move for move in moves if all(a is b for a, b in TABLE[move].leads.items())}
+    assert set(State) <= set(words)
+    assert moves - still <= set(words)
+    assert not {Move.RERUN, Move.EDIT, *still} & set(words)
 
 
 @pytest.mark.parametrize("name", RUN)

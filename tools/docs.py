@@ -40,7 +40,7 @@ Drawn is where each move leads in the plain case; the moves of operators are lef
 
 ## States
 
-{_table(("state", "meaning"), ([f"`{state}`", text] for state, text in _worded(State, State).items()))}
+{_table(("state", "meaning"), ([f"`{state}`", text] for state, text in worded(State, State).items()))}
 
 ## Moves
 
@@ -59,7 +59,7 @@ Every way a move may go, by the state it starts from and the state it leads to.
 
 Why a job failed or was canceled: `reason` in its record, and the kind of each of its errors.
 
-{_table(("reason", "meaning"), ([f"`{reason}`", text] for reason, text in _worded(Reason, Reason).items()))}
+{_table(("reason", "meaning"), ([f"`{reason}`", text] for reason, text in worded(Reason, Reason).items()))}
 """
 
 
@@ -119,7 +119,7 @@ always so long, without jitter. Any other name is a function declared with `@job
 
 def events() -> str:
     """Every kind of event, and what makes it."""
-    rows = ([f"`{kind}`", text, _made_by(Kind(kind))] for kind, text in _worded(Kind, Kind).items())
+    rows = ([f"`{kind}`", text, _made_by(Kind(kind))] for kind, text in worded(Kind, Kind).items())
     return f"""# Events
 
 Written by `make generate` from `errandry.core.event`. How to read them is in [the guide](../guide/events.md).
@@ -222,7 +222,7 @@ def _options(kind: type, defaults: Mapping[str, str], without: type | None = Non
     """A table of the annotated names of a class, each with the words its docstring has for it."""
     left_out = without.__annotations__ if without else {}
     names = [name for name in kind.__annotations__ if name not in left_out]
-    hints, words = get_type_hints(kind), _worded(kind, names)
+    hints, words = get_type_hints(kind), worded(kind, names)
     rows = ([f"`{name}`", words[name], _type(hints[name]), defaults.get(name, "–")] for name in names)
     return _table(("option", "is", "type", "default"), rows)
 
@@ -268,7 +268,7 @@ def _plain(hint: Any) -> str:
     return re.sub(r"(\w+\.)+", "", str(hint))
 
 
-def _worded(kind: type, names: Iterable[str]) -> dict[str, str]:
+def worded(kind: type, names: Iterable[str]) -> dict[str, str]:
     """What the docstring of `kind` says of each name, in lines that begin with it."""
     lines = inspect.getdoc(kind) or ""
     found = {name: re.search(rf"^{name}\s+(\S.*)$", lines, re.MULTILINE) for name in names}
