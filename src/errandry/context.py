@@ -1,7 +1,6 @@
 """What a handler sees of its job."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from threading import Event, Lock
 from typing import Any
@@ -75,11 +74,7 @@ def current() -> JobContext | None:
     return _current.get(None)
 
 
-@contextmanager
-def entered(ctx: JobContext) -> Iterator[None]:
-    """Make `ctx` the current context, and that of whatever is started inside."""
-    token = _current.set(ctx)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+def enter(ctx: JobContext) -> None:
+    """Make `ctx` the current context, and that of whatever is started from here. An attempt has a context of
+    variables to itself, so there is nothing to leave again."""
+    _current.set(ctx)

@@ -14,7 +14,7 @@ from errandry import failpoint
 from errandry import outcome as said
 from errandry.app import Call, Errandry
 from errandry.codec import About, Codec, to_json
-from errandry.context import JobContext, entered
+from errandry.context import JobContext, enter
 from errandry.core.command import Complete, Fail, GiveUp, Outcome, Release, Retry, Snooze
 from errandry.core.job import Failure, Job
 from errandry.core.state import Reason
@@ -98,15 +98,15 @@ class Attempts:
             return Retry(failure)
 
     async def _called(self, run: Run, task: Task[..., Any], arguments: Arguments) -> Any:
-        with entered(run.ctx):
-            timer = _timer(run)
-            try:
-                if self._app.middlewares:
-                    return await self._wrapped(run, task, arguments)(run.ctx)
-                return await self.handle(run, task, arguments, run.ctx)
-            finally:
-                if timer is not None:
-                    timer.cancel()
+        enter(run.ctx)
+        timer = timer_of(run)
+        try:
+            if self._app.middlewares:
+                return await self._wrapped(run, task, arguments)(run.ctx)
+            return await self.handle(run, task, arguments, run.ctx)
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _wrapped(self, run: Run, task: Task[..., Any], arguments: Arguments) -> Call:
         call: Call = partial(self.handle, run, task, arguments)
@@ -153,7 +153,8 @@ def failure(error: BaseException, kind: Reason = Reason.ERROR) -> Failure:
     return Failure(kind, type(error).__name__, message, trace)
 
 
-def _timer(run: Run) -> asyncio.TimerHandle | None:
+def timer_of(run: Run) -> asyncio.TimerHandle | None:
+    """Stops the run when its time is up; None if it has no timeout."""
     if run.job.timeout is None:
         return None
     return asyncio.get_running_loop().call_later(run.job.timeout, run.stop, Stop.TIMEOUT)

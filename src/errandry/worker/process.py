@@ -19,9 +19,10 @@ from typing import IO, Any
 from msgspec.structs import replace
 
 from errandry.app import Errandry
-from errandry.core.command import Outcome
+from errandry.core.command import Outcome, Release
 from errandry.errors import ProcessDied
 from errandry.task import Runner, Task
+from errandry.worker.attempt import timer_of
 from errandry.worker.message import (
     Do,
     Ended,
@@ -46,6 +47,10 @@ START_LIMIT = 120.0
 """How long a child may take to import the app."""
 EXIT_LIMIT = 1.0
 """How long a child that is no longer needed may take to end by itself."""
+MOMENT, AHEAD = 0.01, 8
+"""Where handlers are quicker than this, the next jobs are claimed before a child is free: so many at most."""
+PATIENCE, RELEASES = 0.25, 5
+"""How long such a job waits for its turn before it is given back, and how often that may happen to it."""
 TRACE_MAX = 8_000
 NOT_FOR_CHILDREN = ("ERRANDRY_FAILPOINT", "ERRANDRY_WORKER_")
 """What begins so speaks to the worker. The rest of the environment is the app's own, which the child imports:
@@ -69,24 +74,53 @@ class Children:
 
     def __init__(self, app: Errandry, options: WorkerOptions) -> None:
         self._app, self._options = app, options
+        self._turns = asyncio.Semaphore(options.processes)
+        self._pace = float("inf")
+        self._begun: dict[Run, float] = {}
         self._idle: list[Child] = []
         self._all: set[Child] = set()
         self.lock: int | None = None
 
+    def spare(self) -> int:
+        """How many jobs to claim beyond the children there are: what quick handlers do in a moment.
+
+        Else each child would idle from the end of a job to the pass that claims the next. From any thread.
+        """
+        late = self._app.clock.monotonic() - MOMENT
+        if any(begun < late for begun in list(self._begun.values())):
+            return 0
+        return self._options.processes * min(AHEAD, int(MOMENT / self._pace))
+
     async def attempt(self, run: Run, task: Task[..., Any], payload: str) -> Outcome | None:
-        """How the attempt ended there. ProcessDied if its process did; canceled, that is seen to."""
-        child = await self._ready()
-        run.begins(self._app.clock.monotonic(), self._options.grace)
-        timeout = run.job.timeout
-        timer = timeout and asyncio.get_running_loop().call_later(timeout, run.stop, Stop.TIMEOUT)
-        function = task.function
-        do = Do(
-            replace(run.job, payload=payload), function.__module__, function.__qualname__, task.rules.memory
-        )
+        """How the attempt ended there. ProcessDied if its process did; canceled, that is seen to.
+
+        A job claimed for a quick turn that does not come is given back, for another worker may be free.
+        """
+        patience = PATIENCE if run.job.releases < RELEASES else None
         try:
-            answer = await child.work(run, do)
+            await asyncio.wait_for(self._turns.acquire(), patience)
+        except TimeoutError:
+            return Release()
+        try:
+            return await self._attempt(run, task, payload)
         finally:
-            if timer:
+            self._turns.release()
+
+    async def _attempt(self, run: Run, task: Task[..., Any], payload: str) -> Outcome | None:
+        child = await self._ready()
+        self._begun[run] = begun = self._app.clock.monotonic()
+        run.begins(begun, self._options.grace)
+        timer = timer_of(run)
+        function, job = task.function, replace(run.job, payload=payload)
+        try:
+            answer = await child.work(
+                run, Do(job, function.__module__, function.__qualname__, task.rules.memory)
+            )
+        finally:
+            del self._begun[run]
+            took = self._app.clock.monotonic() - begun + 1e-6
+            self._pace = took if self._pace == float("inf") else 0.7 * self._pace + 0.3 * took
+            if timer is not None:
                 timer.cancel()
             if not child.is_alive:
                 self._all.discard(child)

@@ -1,6 +1,7 @@
 """How many handlers run, of which kind, how many more may, and which jobs were claimed ahead of a slot."""
 
 import asyncio
+from collections.abc import Callable
 from threading import RLock
 
 from errandry.task import Runner
@@ -11,11 +12,12 @@ from errandry.worker.run import Run
 class Slots:
     """The running jobs, by kind, and those that wait for a slot.
 
-    Claims take slots on the engine's loop, handlers give them back on theirs.
+    Claims take slots on the engine's loop, handlers give them back on theirs. `spare` says how many more jobs
+    may be claimed for processes than there are.
     """
 
-    def __init__(self, options: WorkerOptions) -> None:
-        self._options = options
+    def __init__(self, options: WorkerOptions, spare: Callable[[], int]) -> None:
+        self._options, self._spare = options, spare
         self._lock = RLock()
         self._runs: dict[Run, Runner] = {}
         self._ahead: dict[Run, Runner] = {}
@@ -42,7 +44,8 @@ class Slots:
         """Slots for handlers of this kind that nobody has or waits for."""
         with self._lock:
             waiting = sum(kind is runner for kind in self._ahead.values()) if self._ahead else 0
-            return max(0, self._free[runner] - waiting)
+            spare = self._spare() if runner is Runner.PROCESS else 0
+            return max(0, self._free[runner] + spare - waiting)
 
     @property
     def free_ahead(self) -> int:

@@ -65,10 +65,10 @@ class Worker:
         self.id = f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._slots = Slots(self.options)
+        self._children = Children(app, self.options)
+        self._slots = Slots(self.options, self._children.spare)
         self._leases = Leases(app.engine, app.clock, self.id, self.options)
         self._claimer = Claimer(app, self.id, self.options, self._slots, self._found, self._leases.is_idle)
-        self._children = Children(app, self.options)
         self._executor = Executor(app, self.options, self._slots.give, self._over, self._children)
         self._upkeeper = Upkeeper(app, self.id, self.options.upkeep_every)
         self._started_at = app.clock.time()
