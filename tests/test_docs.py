@@ -52,7 +52,7 @@ def test_what_nobody_describes_is_found() -> None:
 
 def test_the_drawing_has_every_state_and_every_move_but_those_of_operators() -> None:
     drawn = ElementTree.fromstring(diagram.states())
-    words = re.findall(r"\w+", " ".join(str(text.text) for text in drawn.iter("{*}text")))
+    words = re.findall(r"\w+", " ".join(str(text.text) for text in drawn.findall(".//{*}text")))
 
     moves = {
         move for move, rule in TABLE.items() if rule.by is not By.OPERATOR and rule.leads.keys() != {None}
