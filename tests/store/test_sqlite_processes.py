@@ -400,7 +400,7 @@ class TestWake:
             assert sorted(late)[15] < 0.05
 
     @others
-    @pytest.mark.parametrize("between", ["nothing", "a read", "a pass"])
+    @pytest.mark.parametrize("between", ["nothing", "a read", "a pass", "a claim in vain"])
     async def test_what_came_before_the_wait_is_not_missed(
         self, path: Path, start: Start, means: str, between: str
     ) -> None:
@@ -416,8 +416,10 @@ class TestWake:
                 elif between == "a pass":
                     await ask.insert(store, job(f"mine-{n}", queue="other"))
                     await ask.order(store, queues=("other",))
+                elif between == "a claim in vain":
+                    assert await ask.order(store, queues=("other",)) == []
 
-                assert await store.wake(pulse, 10)
+                assert await store.wake(pulse, 0.5)
 
                 assert await ask.order(store) == [f"job-{n}"]
 

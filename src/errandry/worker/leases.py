@@ -16,7 +16,7 @@ from errandry.worker.run import Run, Stop
 
 log = logging.getLogger("errandry.worker")
 
-LOOK_EVERY = 0.01
+LOOK_EVERY = 0.03
 TICK = 1.0
 
 

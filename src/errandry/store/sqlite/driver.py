@@ -14,7 +14,8 @@ import apsw
 
 from errandry import failpoint
 from errandry.clock import Clock
-from errandry.core.command import Answer, Claims, Command, Settle
+from errandry.core import check
+from errandry.core.command import Answer, Claims, Command, Ref, Settle
 from errandry.errors import CommandFailed, InvalidValue, StoreClosed, StoreError
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds
@@ -77,7 +78,7 @@ class SqliteStore(LocalStore):
                 # One of the commands cannot be written. Which one shows when each goes alone.
                 answers = [self._alone(opened, command) for command in commands]
                 opened.tables.is_dirty = True
-            has_news = opened.tables.is_dirty
+            has_news = opened.has_looked() or opened.tables.is_dirty
         if has_news:  # or whoever claims in vain would wake itself by it
             self.bell.ring()
         return answers
@@ -95,6 +96,12 @@ class SqliteStore(LocalStore):
                 return look(tables, self.clock.now(tables.begin()))
 
         return await asyncio.get_running_loop().run_in_executor(opened.thread, snapshot)
+
+    async def cancels(self, worker: str) -> tuple[Ref, ...]:
+        check.name("worker", worker)
+        opened = await self._opened()
+        with explained(self.path), USING:  # too small a read for the way to another thread
+            return opened.tables.cancels(worker)
 
     @property
     def writer(self) -> apsw.Connection:
@@ -127,7 +134,6 @@ class SqliteStore(LocalStore):
             if db.in_transaction:
                 db.execute(SQL["rollback"])
             raise
-        opened.has_looked(tables.version)
         return answers
 
     def _alone(self, opened: "_Open", command: Command) -> Answer:
@@ -199,9 +205,14 @@ class _Open:
             await self.watch.wait()
             bell.ring()
 
-    def has_looked(self, version: int) -> None:
-        """A pass that began at `version` has seen everything: only what comes after it is news."""
-        self._seen = version
+    def has_looked(self) -> bool:
+        """A pass was made, in whose turn nobody else writes: only what comes after it is news.
+
+        Whether somebody else had written before it.
+        """
+        self.watch.hush()
+        is_news, self._seen = self._seen != self.tables.version, self.tables.version
+        return is_news
 
     def close(self) -> None:
         self.watch.close()

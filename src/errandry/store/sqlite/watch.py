@@ -9,6 +9,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 POLL = 0.01
 _PAUSES = (0.0002, 0.0005, 0.001, 0.002, 0.005)
@@ -50,6 +51,12 @@ class Watch:
             await asyncio.sleep(pause)
         return False
 
+    def hush(self) -> None:
+        """Forget the signs so far: they tell of this process's own writes, or of what it has seen."""
+        if self._signs is not None:
+            with suppress(BlockingIOError):
+                os.read(self._signs, 65_536)
+
     def _set_up(self) -> None:
         """Only for who waits: the kernel takes 10 ms to tear a watch down."""
         if not self._is_set_up:
@@ -63,8 +70,9 @@ class Watch:
 
 
 def _read(signs: int, sign: asyncio.Event) -> None:
-    os.read(signs, 65_536)
-    sign.set()
+    with suppress(BlockingIOError):  # hushed meanwhile
+        os.read(signs, 65_536)
+        sign.set()
 
 
 def _inotify(path: str) -> int | None:
