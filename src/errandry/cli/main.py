@@ -31,6 +31,8 @@ COMMANDS: Mapping[str, str] = {
     "workers": "See who works; pause and resume workers.",
     "dlq": "See to the jobs that failed for good.",
     "events": "Print what happened, and what happens.",
+    "top": "Watch queues, workers and jobs, live.",
+    "doctor": "Look whether everything is all right.",
     "migrate": "Make the store, or bring it up to date.",
     "completion": "Make a shell complete commands and options.",
 }

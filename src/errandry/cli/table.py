@@ -1,7 +1,7 @@
 """Tables: fitted to a terminal, plain and whole where something else reads them."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from errandry.cli.session import Session
@@ -32,17 +32,23 @@ Row = Sequence[str | Cell]
 
 def show(session: Session, columns: Sequence[Column], rows: Sequence[Row]) -> None:
     """Print a table on stdout."""
-    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
-    texts = [[one_line(cell.text) for cell in row] for row in cells]
-    widths = [
-        max(width(text) for text in column) for column in zip([c.title for c in columns], *texts, strict=True)
-    ]
-    if session.is_terminal:
-        widths = _fit(columns, widths, shutil.get_terminal_size().columns)
+    room = shutil.get_terminal_size().columns if session.is_terminal else None
+    for line in lines(session, columns, rows, room):
+        session.print(line)
+
+
+def lines(
+    session: Session, columns: Sequence[Column], rows: Sequence[Row], room: int | None = None
+) -> Iterator[str]:
+    """The lines of a table, its titles first, fitted into `room` columns if that is given."""
     titles = [Cell(column.title) for column in columns]
-    session.print(_line(session, columns, widths, titles, [cell.text for cell in titles], bold=True))
+    cells = [titles, *([cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows)]
+    texts = [[one_line(cell.text) for cell in row] for row in cells]
+    widths = [max(map(width, column)) for column in zip(*texts, strict=True)]
+    if room is not None:
+        widths = _fit(columns, widths, room)
     for row, text in zip(cells, texts, strict=True):
-        session.print(_line(session, columns, widths, row, text))
+        yield _line(session, columns, widths, row, text, bold=row is titles)
 
 
 def _line(
@@ -51,7 +57,7 @@ def _line(
     widths: Sequence[int],
     cells: Sequence[Cell],
     texts: Sequence[str],
-    bold: bool = False,
+    bold: bool,
 ) -> str:
     parts = []
     for column, room, cell, text in zip(columns, widths, cells, texts, strict=True):
@@ -65,18 +71,22 @@ def _line(
 
 
 def _fit(columns: Sequence[Column], natural: Sequence[int], room: int) -> list[int]:
-    """Widths that fit: columns that give way do so, down to their least; then the last of them vanish."""
+    """Widths that fit: columns that give way do so, down to their least; if need be, the last of them goes."""
+    widths, giving = list(natural), [index for index, column in enumerate(columns) if column.gives]
+    while _total(shrunk := _shrunk(widths, giving, room)) > room and giving:
+        widths[giving.pop()] = 0
+    return shrunk
+
+
+def _shrunk(natural: Sequence[int], giving: Sequence[int], room: int) -> list[int]:
+    """The widest of those that give way is cut first."""
     widths = list(natural)
-    giving = [index for index, column in enumerate(columns) if column.gives]
     while (over := _total(widths) - room) > 0:
         widest = max(giving, key=lambda index: (widths[index], index), default=None)
         if widest is None or widths[widest] <= LEAST:
             break
         others = [widths[index] for index in giving if index != widest]
         widths[widest] -= min(over, max(1, widths[widest] - max([LEAST, *others])))
-    for index in reversed(giving):
-        if _total(widths) > room:
-            widths[index] = 0
     return widths
 
 

@@ -1,0 +1,156 @@
+"""`errandry doctor`: is everything all right here, in plain words, and what to do where it is not."""
+
+import platform
+import time
+from collections.abc import AsyncIterator, Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from errandry import __version__
+from errandry.cli.command import Command
+from errandry.cli.session import Session, client
+from errandry.cli.text import number, one_line
+from errandry.core.command import WorkerInfo
+from errandry.core.duration import rough
+from errandry.core.job import Job
+from errandry.core.why import SILENT
+from errandry.errors import ErrandryError
+from errandry.store.contract import QueueInfo
+
+if TYPE_CHECKING:
+    from errandry.app import Errandry
+
+LATE = 60.0
+"""So long after its end, a lease should have been noticed by someone."""
+WAITED = 900.0
+"""Who has waited for so long is mentioned."""
+SANE = 1_700_000_000.0
+"""No clock that is right shows less."""
+
+
+class Grade(StrEnum):
+    GOOD = "good"
+    NOTE = "note"
+    WRONG = "wrong"
+
+
+COLORS = {Grade.GOOD: "green", Grade.NOTE: "yellow", Grade.WRONG: "red"}
+
+
+class Finding(NamedTuple):
+    """What was looked at, how it is, and what to do about it."""
+
+    grade: Grade
+    topic: str
+    text: str
+    todo: str = ""
+
+
+@click.command(cls=Command)
+@client
+async def doctor(session: Session, jobs: "Errandry") -> int:
+    """Look at the store, its file, the clock and the workers; the exit code is 1 if something is wrong."""
+    grades = set()
+    async for finding in _examined(jobs):
+        grades.add(finding.grade)
+        _print(session, finding)
+    if not session.json:
+        said = {Grade.WRONG: "Something is wrong.", Grade.NOTE: "Nothing is wrong; see the notes."}
+        worst = max(grades, key=list(Grade).index)
+        session.talk(said.get(worst, "Everything is all right."))
+    return 1 if Grade.WRONG in grades else 0
+
+
+def _print(session: Session, finding: Finding) -> None:
+    if session.json:
+        session.data(finding._asdict())
+        return
+    grade = session.style(f"{finding.grade:<6}", COLORS[finding.grade])
+    session.print(f"{grade} {session.style(f'{finding.topic:<11}', bold=True)} {one_line(finding.text)}")
+    if finding.todo:
+        session.print(f"{'':<18} → {one_line(finding.todo)}")
+
+
+async def _examined(jobs: "Errandry") -> AsyncIterator[Finding]:
+    python = f"Python {platform.python_version()} on {platform.platform()}"
+    yield Finding(Grade.GOOD, "errandry", f"{__version__}, {python}")
+    if time.time() < SANE:
+        yield Finding(
+            Grade.WRONG, "clock", "this host's clock is years behind", "set it, and keep it with NTP"
+        )
+    try:
+        await jobs.open()
+    except ErrandryError as error:
+        yield Finding(Grade.WRONG, "store", str(error), "nothing else can be looked at until it opens")
+        return
+    for look in (_store, _people):
+        try:
+            for finding in await look(jobs):
+                yield finding
+        except ErrandryError as error:
+            yield Finding(Grade.WRONG, "store", str(error))
+
+
+async def _store(jobs: "Errandry") -> list[Finding]:
+    """What the driver knows of itself."""
+    from errandry.store.memory import MemoryStore
+    from errandry.store.sqlite.driver import SqliteStore
+
+    match jobs.store:
+        case SqliteStore() as store:
+            from errandry.cli.file import examined
+
+            async def look() -> list[Finding]:
+                return list(examined(store, jobs.clock.time()))
+
+            return await jobs.engine.call(look)
+        case MemoryStore():
+            return [Finding(Grade.NOTE, "durability", "in memory: nothing survives the process")]
+        case other:
+            return [Finding(Grade.NOTE, "store", f"{type(other).__name__}: nothing is known of it here")]
+
+
+async def _people(jobs: "Errandry") -> list[Finding]:
+    """Who works, what waits, and what is held."""
+    now, infos, queues = jobs.clock.time(), await jobs.workers(), await jobs.queues()
+    return [
+        *_leases(await jobs.held(10_000), now),
+        *_workers(infos, sum(info.states.get("waiting", 0) for info in queues), now),
+        *(finding for info in queues for finding in _queue(info, now)),
+    ]
+
+
+def _workers(infos: list[WorkerInfo], waiting: int, now: float) -> Iterator[Finding]:
+    silent = [info.beat.worker for info in infos if now - info.seen_at > SILENT]
+    if silent:
+        text = f"{number(len(silent), 'worker')} fell silent: {', '.join(silent[:5])}"
+        todo = "if they were killed, nothing: they are forgotten after a day"
+        yield Finding(Grade.NOTE, "workers", text, todo)
+    if alive := len(infos) - len(silent):
+        yield Finding(Grade.GOOD, "workers", f"{number(alive, 'worker')} at work")
+    elif waiting:
+        text = f"nobody works, and {number(waiting, 'job waits', 'jobs wait')}"
+        yield Finding(Grade.WRONG, "workers", text, "start one: errandry worker MODULE:NAME")
+    else:
+        yield Finding(Grade.NOTE, "workers", "nobody works; nothing waits either")
+
+
+def _queue(info: QueueInfo, now: float) -> Iterator[Finding]:
+    if info.paused is not None:
+        by = f" by {info.paused.by}" if info.paused.by else ""
+        text = f"{info.name} was paused {rough(now - info.paused.at)} ago{by}"
+        yield Finding(Grade.NOTE, "queue", text, f"errandry queues resume {info.name}")
+    elif info.waited is not None and info.waited > WAITED:
+        text = f"the job next in line in {info.name} has waited for {rough(info.waited)}"
+        yield Finding(Grade.NOTE, "queue", text, "errandry why says what holds it up")
+
+
+def _leases(held: list[Job], now: float) -> Iterator[Finding]:
+    stuck = [job for job in held if (job.lease_until or now) < now - LATE]
+    if stuck:
+        text = f"{number(len(stuck), 'job')} held under leases that ran out over a minute ago"
+        yield Finding(Grade.WRONG, "leases", text, "no worker does upkeep: start one")
+    elif held:
+        yield Finding(Grade.GOOD, "leases", f"{number(len(held), 'job')} held, no lease overdue")
