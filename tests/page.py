@@ -95,11 +95,11 @@ def faults(page: list[Block]) -> list[str]:
     return found
 
 
-def differences(page: list[Block], folder: Path) -> list[str]:
+def differences(page: list[Block], folder: Path, python: str = sys.executable) -> list[str]:
     """Run the page in an empty folder; what it printed other than it says. Raises if anything goes wrong."""
     done = subprocess.run(
         [
-            sys.executable,
+            python,
             "-W",
             "error",
             "-c",
@@ -108,7 +108,7 @@ def differences(page: list[Block], folder: Path) -> list[str]:
         cwd=folder,
         env={
             **{name: value for name, value in os.environ.items() if not name.startswith("ERRANDRY_")},
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(folder),
             "TMPDIR": str(folder),
             "NO_COLOR": "1",

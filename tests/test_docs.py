@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -72,6 +73,16 @@ def test_the_blocks_of_a_page_can_be_read_and_are_used(name: str) -> None:
 @pytest.mark.parametrize("name", RUN)
 def test_a_page_does_what_it_says(name: str, tmp_path: Path) -> None:
     assert differences(blocks(TEXTS[name]), tmp_path) == []
+
+
+@pytest.mark.prove
+def test_the_quickstart_works_in_a_new_environment_with_nothing_else_in_it(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=True)
+    python, folder = str(tmp_path / "env" / "bin" / "python"), tmp_path / "folder"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", str(ROOT)], check=True, capture_output=True)
+    folder.mkdir()
+
+    assert differences(blocks(TEXTS["docs/quickstart.md"]), folder, python) == []
 
 
 def test_few_blocks_are_not_run() -> None:
