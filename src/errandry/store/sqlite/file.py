@@ -31,6 +31,8 @@ APPLICATION = 0x45_52_52_59
 """`application_id` of our files: "ERRY"."""
 
 BUSY = 30_000
+LOG_PAGES = 4_000
+"""When the write-ahead log (16 MB of it) is copied back: the same pages are written again and again."""
 _MODES = "check the path, and owner and mode of the file and its folder"
 _MIGRATIONS = list(sql.migrations("errandry.store.sqlite.schema"))
 
@@ -200,6 +202,7 @@ def _connect(path: str, durability: Durability) -> apsw.Connection:
             _share(db, path)
         db.pragma("synchronous", "full" if durability is Durability.POWER else "normal")
         db.pragma("mmap_size", 0)
+        db.pragma("wal_autocheckpoint", LOG_PAGES)
         # No plan of ours depends on a value; else statements would be compiled anew for each.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     except BaseException:
