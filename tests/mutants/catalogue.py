@@ -209,6 +209,14 @@ MUTANTS = [
         store="sqlite",
     ),
     Mutant(
+        "lapsed_claim",
+        "a claim takes a job that lapsed while it was held",
+        APPLY,
+        "            if job.deadline is not None and job.deadline <= now:\n",
+        "            if False:\n",
+        words="lapsed",
+    ),
+    Mutant(
         "lane_mark",
         "a lane that was empty is not looked at again",
         TABLES,

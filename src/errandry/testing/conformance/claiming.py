@@ -124,6 +124,17 @@ class Claiming:
         after = await ask.current(store, job)
         assert (after.state, after.reason) == (State.FAILED, Reason.DEADLINE)
 
+    @pytest.mark.parametrize("state", [State.CLAIMED, State.RUNNING])
+    async def test_a_job_that_lapsed_while_it_was_held_is_not_claimed_when_its_lease_has_run_out(
+        self, store: Store, clock: FakeClock, given: Given, state: State
+    ) -> None:
+        job = await given.brought(state, deadline=clock.time() + 30, lease=60.0)
+        clock.advance(60)
+
+        assert await ask.order(store) == []
+        after = await ask.current(store, job)
+        assert (after.state, after.reason) == (State.FAILED, Reason.DEADLINE)
+
     async def test_a_lapsed_job_does_not_keep_others_from_being_claimed(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
