@@ -6,7 +6,7 @@ The same in a worker and in a child process of it: nothing here reads or writes 
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -21,21 +21,22 @@ from errandry.core.state import Reason
 from errandry.errors import InvalidValue
 from errandry.task import Task
 from errandry.worker.run import Run, Stop
-from errandry.worker.thread import Threads
 
 log = logging.getLogger("errandry.worker")
 
 Arguments = dict[str, Any]
+Plain = Callable[[Callable[[], Any], Run], Awaitable[Any]]
+"""How a plain function is called: it may block, so not on a loop that others share."""
 
 
 class Attempts:
-    """Calls async handlers on the loop it is used on, plain functions in `threads`.
+    """Calls async handlers on the loop it is used on, plain functions as `call` does it.
 
-    A function that was asked to stop is waited for as long as `grace`. Results are sealed by `codec`.
+    Results are sealed by `codec`.
     """
 
-    def __init__(self, app: Errandry, codec: Codec, threads: Threads, grace: float) -> None:
-        self._app, self._codec, self._threads, self._grace = app, codec, threads, grace
+    def __init__(self, app: Errandry, codec: Codec, call: Plain) -> None:
+        self._app, self._codec, self._call = app, codec, call
 
     async def outcome(self, run: Run, task: Task[..., Any], arguments: Arguments) -> Outcome | None:
         """How the attempt ended; None if nothing may be written any more."""
@@ -99,14 +100,9 @@ class Attempts:
 
     async def _called(self, run: Run, task: Task[..., Any], arguments: Arguments) -> Any:
         enter(run.ctx)
-        timer = timer_of(run)
-        try:
-            if self._app.middlewares:
-                return await self._wrapped(run, task, arguments)(run.ctx)
-            return await self.handle(run, task, arguments, run.ctx)
-        finally:
-            if timer is not None:
-                timer.cancel()
+        if self._app.middlewares:
+            return await self._wrapped(run, task, arguments)(run.ctx)
+        return await self.handle(run, task, arguments, run.ctx)
 
     def _wrapped(self, run: Run, task: Task[..., Any], arguments: Arguments) -> Call:
         call: Call = partial(self.handle, run, task, arguments)
@@ -121,19 +117,7 @@ class Attempts:
             arguments = {**arguments, task.signature.context: ctx}
         if task.is_async:
             return await task.function(**arguments)
-        return await self._in_thread(partial(task.function, **arguments), run)
-
-    async def _in_thread(self, function: Callable[[], Any], run: Run) -> Any:
-        """A thread cannot be stopped: it is asked, waited for so long, and then left behind."""
-        call = asyncio.ensure_future(self._threads.call(function))
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            run.ctx.stop()
-            await asyncio.wait({call}, timeout=self._grace)
-            if not call.cancel() and call.exception() is not None:
-                log.debug("job %s raised while it was stopped", run.job.id, exc_info=call.exception())
-            raise
+        return await self._call(partial(task.function, **arguments), run)
 
     def _completed(self, job: Job, value: Any) -> Outcome:
         try:
@@ -151,13 +135,6 @@ def failure(error: BaseException, kind: Reason = Reason.ERROR) -> Failure:
     except Exception:
         message = "it has no message that could be read"
     return Failure(kind, type(error).__name__, message, trace)
-
-
-def timer_of(run: Run) -> asyncio.TimerHandle | None:
-    """Stops the run when its time is up; None if it has no timeout."""
-    if run.job.timeout is None:
-        return None
-    return asyncio.get_running_loop().call_later(run.job.timeout, run.stop, Stop.TIMEOUT)
 
 
 async def _through(middleware: Any, call: Call, ctx: JobContext) -> Any:

@@ -6,11 +6,11 @@ from errandry.context import current
 
 
 class JobLog(logging.Handler):
-    """A handler for the root logger; what is logged outside of jobs passes it by."""
+    """A handler for the root logger; what is logged outside of jobs, or by the worker, passes it by."""
 
     def emit(self, record: logging.LogRecord) -> None:
         ctx = current()
-        if ctx is None:
+        if ctx is None or record.name == "errandry.worker":
             return
         try:
             ctx.log(self.format(record), record.levelname.lower())

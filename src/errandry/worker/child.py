@@ -1,8 +1,8 @@
-"""The program of a child process, started by its worker and nobody else: `python -m errandry.worker.child 7`.
+"""The program of a child process, `python -m errandry.worker.child 7 8 9`: its worker starts it, nobody else.
 
-The main thread imports the app and calls plain functions, so that they may do what only a main thread can.
-A second thread has a loop for async handlers and middleware. A third one reads what the worker says, so that
-no handler keeps a stop, or the end of the worker, from being seen.
+The main thread imports the app and calls the handlers: they may do there what only a main thread can. It
+takes its jobs from one line and hands back outcomes. What interrupts comes on a second line, read by a thread
+that no handler keeps from seeing a stop, or the end of the worker.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.machinery import SourceFileLoader
@@ -51,8 +51,7 @@ from errandry.worker.message import (
     framed,
     frames_to_child,
 )
-from errandry.worker.run import Run, Stop
-from errandry.worker.thread import Threads
+from errandry.worker.run import Run
 
 log = logging.getLogger("errandry.worker")
 
@@ -61,7 +60,7 @@ DATA = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
 
 
 class Line:
-    """The connection to the worker; any thread may send."""
+    """A connection to the worker; any thread may send."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -69,15 +68,14 @@ class Line:
         self._frames = frames_to_child()
 
     def send(self, message: ToWorker) -> None:
-        with self._lock, suppress(OSError):  # the worker is gone: whoever reads will see to that
+        with self._lock, suppress(OSError):  # the worker is gone: who listens will see to that
             self._socket.sendall(framed(message))
 
-    def receive(self) -> list[ToChild]:
-        """What the worker has said, once there is something; nothing when it is gone."""
-        while data := self._socket.recv(65_536):
-            if messages := self._frames.feed(data):
-                return messages
-        return []
+    def messages(self) -> Iterator[ToChild]:
+        """What the worker says, until it is gone."""
+        with suppress(OSError):
+            while data := self._socket.recv(65_536):
+                yield from self._frames.feed(data)
 
 
 class Child:
@@ -85,68 +83,91 @@ class Child:
 
     def __init__(self, line: Line, hello: Hello, broken: Failure | None) -> None:
         self._line, self._hello, self._broken = line, hello, broken
-        self._threads = Threads()
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
         self._run: Run | None = None
+        self._halt: Halt | None = None
         self._is_plain = False
         self._jobs = 0
-        self._loop = asyncio.new_event_loop()
 
-    def live(self) -> None:
+    def live(self, messages: Iterator[ToChild]) -> None:
         """Until the worker wants no more; on the main thread."""
         signal.signal(signal.SIGTERM, self._terminated)
-        for work in (self._loop.run_forever, self._listen):
-            threading.Thread(target=work, name=f"errandry-{work.__name__}", daemon=True).start()
         self._line.send(Ready())
-        self._threads.serve()
+        for message in messages:
+            if isinstance(message, Do):
+                self._do(message)
 
-    def _listen(self) -> None:
-        while messages := self._line.receive():
-            for message in messages:
-                match message:
-                    case Do(job):
-                        self._run = run = Run(job, float("inf"), lambda _: None, self._loop)
-                        run.ctx = JobContext(job, self._note)
-                        self._loop.call_soon_threadsafe(self._begin, run, message)
-                    case Halt(fence, why):
-                        self._halt(fence, why)
+    def listen(self, line: Line) -> None:
+        """Obey what interrupts; on a thread of its own."""
+        for message in line.messages():
+            if isinstance(message, Halt):
+                with self._lock:
+                    self._halt = message
+                    if self._run is not None and self._run.job.fence == message.fence:
+                        self._run.stop(message.why)
         if self._run is not None:  # the worker died: its job is another's soon
             os.killpg(0, signal.SIGKILL)
-        self._threads.close()
 
-    def _halt(self, fence: int, why: Stop) -> None:
-        run = self._run
-        if run is not None and run.job.fence == fence:
-            run.stop(why)
-
-    def _begin(self, run: Run, do: Do) -> None:
-        self._task = self._loop.create_task(self._work(run, do), context=contextvars.Context())
-
-    async def _work(self, run: Run, do: Do) -> None:
-        run.handler = asyncio.current_task()
+    def _do(self, do: Do) -> None:
+        run = Run(do.job, float("inf"), lambda _: None, self._loop)
+        run.ctx = JobContext(do.job, self._note)
+        with self._lock:
+            self._run = run
+            if self._halt is not None and self._halt.fence == do.job.fence:  # it was faster
+                run.stop(self._halt.why)
         try:
-            outcome = await self._outcome(run, do)
+            outcome = self._outcome(run, do)
         except Exception as error:
             log.exception("job %s (%s) could not be begun", do.job.id, do.job.task)
             outcome = Retry(failure(error))
         self._jobs += 1
         is_last = self._is_last()
-        self._run = None
+        with self._lock:
+            self._run, self._is_plain = None, False
         self._line.send(Ended(_storable(outcome), is_last))
 
-    async def _outcome(self, run: Run, do: Do) -> Outcome | None:
+    def _outcome(self, run: Run, do: Do) -> Outcome | None:
         if self._broken is not None:
             return Retry(self._broken)
         task = found(do)
-        self._is_plain = not task.is_async
-        arguments = task.signature.read(do.job.payload)
         if not isinstance(task.app, Errandry):
             raise TypeError(f"task {task.name} belongs to a {type(task.app).__name__}, not to an Errandry")
-        attempts = Attempts(task.app, PlainCodec(), self._threads, check.SPAN_MAX)
+        arguments = task.signature.read(do.job.payload)
+        attempts = Attempts(task.app, PlainCodec(), self._call)
         if run.stopped is not None:
             return attempts.stopped(run, asyncio.CancelledError())
-        with limited(do.memory):
-            outcome = await attempts.outcome(run, task, arguments)
+        attempt, context = attempts.outcome(run, task, arguments), contextvars.Context()
+        try:
+            with limited(do.memory):
+                if task.is_async or task.app.middlewares:
+                    outcome = self._on_loop(run, attempt, context)
+                else:
+                    outcome = context.run(_driven, attempt)
+        except asyncio.CancelledError as error:  # before the attempt had begun
+            return attempts.stopped(run, error)
         return outcome if do.memory is None else _explained(outcome, do.memory)
+
+    def _on_loop(self, run: Run, attempt: "Attempt", context: contextvars.Context) -> Outcome | None:
+        """The attempt as a task that a stop cancels."""
+        task: asyncio.Task[Any] = self._loop.create_task(attempt, context=context)
+        run.handler = task
+        outcome: Outcome | None = self._loop.run_until_complete(task)
+        return outcome
+
+    async def _call(self, function: Callable[[], Any], run: Run) -> Any:
+        """Right here. It finds no loop running, as in a thread, and may run one of its own."""
+        loop = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        self._is_plain = True
+        try:
+            value = function()
+        finally:
+            self._is_plain = False
+            asyncio._set_running_loop(loop)
+        if run.stopped is not None:  # it was asked, so its answer is to that
+            raise asyncio.CancelledError
+        return value
 
     def _is_last(self) -> bool:
         """Whether it has done enough, or grown too large; one that could not import may do better anew."""
@@ -168,6 +189,19 @@ class Child:
         """
         if self._run is not None and self._run.stopped is not None and self._is_plain:
             raise SystemExit(128 + signal.SIGTERM)
+
+
+Attempt = Coroutine[Any, Any, Outcome | None]
+
+
+def _driven(attempt: Attempt) -> Outcome | None:
+    """An attempt that waits for nothing needs no loop."""
+    try:
+        attempt.send(None)
+    except StopIteration as done:
+        outcome: Outcome | None = done.value
+        return outcome
+    raise RuntimeError("an attempt without middleware waited for something")
 
 
 class Forward(logging.Handler):
@@ -287,10 +321,11 @@ def main() -> None:
         os.set_inheritable(descriptor, False)
         # A fork of this process must not stand for it when it has died.
         os.register_at_fork(after_in_child=partial(os.close, descriptor))
-    line = Line(kept[0])
-    faulthandler.enable(kept[1], all_threads=False)
-    messages = line.receive()
-    if not messages or not isinstance(hello := messages[0], Hello):
+    line, interrupts = Line(kept[0]), Line(kept[1])
+    faulthandler.enable(kept[2], all_threads=False)
+    messages = line.messages()
+    hello = next(messages, None)
+    if not isinstance(hello, Hello):
         return
     die_with(hello.parent)
     process.is_child = True
@@ -301,7 +336,9 @@ def main() -> None:
         root.addHandler(Forward(line))
         root.setLevel(min(root.level, hello.level))
     root.addHandler(JobLog())
-    Child(line, hello, broken).live()
+    child = Child(line, hello, broken)
+    threading.Thread(target=child.listen, args=(interrupts,), name="errandry-listen", daemon=True).start()
+    child.live(messages)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Executor:
     ) -> None:
         self._app, self._options, self._returned, self._over = app, options, returned, over
         self._threads, self._children = Threads(), children
-        self._attempts = Attempts(app, app.codec, self._threads, options.grace)
+        self._attempts = Attempts(app, app.codec, self._in_thread)
         self.tasks: set[asyncio.Task[None]] = set()
 
     def start(self, run: Run, turn: Coroutine[Any, Any, None] | None = None) -> None:
@@ -131,7 +131,22 @@ class Executor:
             return self._attempts.retry(job, failure(error))
         if self._children is not None and task.runner is Runner.PROCESS:
             return await self._in_child(self._children, run, task, payload)
-        return await self._attempts.outcome(run, task, arguments)
+        if job.timeout is None:
+            return await self._attempts.outcome(run, task, arguments)
+        with run.timed():
+            return await self._attempts.outcome(run, task, arguments)
+
+    async def _in_thread(self, function: Callable[[], Any], run: Run) -> Any:
+        """A thread cannot be stopped: it is asked, waited for so long, and then left behind."""
+        call = asyncio.ensure_future(self._threads.call(function))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            run.ctx.stop()
+            await asyncio.wait({call}, timeout=self._options.grace)
+            if not call.cancel() and call.exception() is not None:
+                log.debug("job %s raised while it was stopped", run.job.id, exc_info=call.exception())
+            raise
 
     async def _in_child(
         self, children: Children, run: Run, task: Task[..., Any], payload: str

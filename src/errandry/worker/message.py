@@ -1,7 +1,7 @@
 """What a worker and a child process of it say to each other: JSON, each message after its length.
 
-The worker: `Hello` once, then `Do` a job, and `Halt` if that should stop. The child: `Ready` once, then any
-number of `Noted` and `Logged`, and `Ended` for every job.
+The worker: `Hello` once, then `Do` a job, and on a line of its own `Halt` if that should stop. The child:
+`Ready` once, then any number of `Noted` and `Logged`, and `Ended` for every job.
 """
 
 import struct

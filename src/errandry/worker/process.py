@@ -22,7 +22,6 @@ from errandry.app import Errandry
 from errandry.core.command import Outcome, Release
 from errandry.errors import ProcessDied
 from errandry.task import Runner, Task
-from errandry.worker.attempt import timer_of
 from errandry.worker.message import (
     Do,
     Ended,
@@ -110,18 +109,16 @@ class Children:
         child = await self._ready()
         self._begun[run] = begun = self._app.clock.monotonic()
         run.begins(begun, self._options.grace)
-        timer = timer_of(run)
         function, job = task.function, replace(run.job, payload=payload)
         try:
-            answer = await child.work(
-                run, Do(job, function.__module__, function.__qualname__, task.rules.memory)
-            )
+            with run.timed():
+                answer = await child.work(
+                    run, Do(job, function.__module__, function.__qualname__, task.rules.memory)
+                )
         finally:
             del self._begun[run]
             took = self._app.clock.monotonic() - begun + 1e-6
             self._pace = took if self._pace == float("inf") else 0.7 * self._pace + 0.3 * took
-            if timer is not None:
-                timer.cancel()
             if not child.is_alive:
                 self._all.discard(child)
         if answer.is_last:
@@ -177,11 +174,11 @@ class Children:
 
 
 async def start(hello: Hello, lock: int | None) -> "Child":
-    """A new child, on its way to be ready. It has no descriptors but its line and the worker's lock."""
-    ours, theirs = socket.socketpair()
+    """A new child, on its way to be ready. It has no descriptors but its two lines, `trace` and the lock."""
+    (ours, theirs), (interrupts, interrupted) = socket.socketpair(), socket.socketpair()
     trace = tempfile.TemporaryFile()  # noqa: SIM115 - the child closes it when it is over
-    with theirs:
-        kept = [theirs.fileno(), trace.fileno()] + ([] if lock is None else [lock])
+    with theirs, interrupted:
+        kept = [theirs.fileno(), interrupted.fileno(), trace.fileno(), *([] if lock is None else [lock])]
         process = subprocess.Popen(  # noqa: ASYNC220, S603 - it must be a child of this thread, to die with it
             [sys.executable, "-P", "-m", "errandry.worker.child", *map(str, kept)],
             stdin=subprocess.DEVNULL,
@@ -189,7 +186,7 @@ async def start(hello: Hello, lock: int | None) -> "Child":
             process_group=0,
             env={name: value for name, value in os.environ.items() if not name.startswith(NOT_FOR_CHILDREN)},
         )
-    child = Child(process, trace)
+    child = Child(process, interrupts, trace)
     await asyncio.get_running_loop().create_unix_connection(lambda: child, sock=ours)
     child.send(hello)
     return child
@@ -198,8 +195,10 @@ async def start(hello: Hello, lock: int | None) -> "Child":
 class Child(asyncio.Protocol):
     """One child process, as its worker sees it. In `trace` it leaves where it was when it crashed."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", trace: IO[bytes]) -> None:
-        self._process, self._trace = process, trace
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", interrupts: socket.socket, trace: IO[bytes]
+    ) -> None:
+        self._process, self._interrupts, self._trace = process, interrupts, trace
         self._frames = frames_to_worker()
         self._run: Run | None = None
         self._answer: asyncio.Future[Ended] | None = None
@@ -224,7 +223,8 @@ class Child(asyncio.Protocol):
         try:
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            self.send(Halt(do.job.fence, run.stopped or Stop.SHUTDOWN))
+            with suppress(OSError):
+                self._interrupts.send(framed(Halt(do.job.fence, run.stopped or Stop.SHUTDOWN)))
             await asyncio.wait({answer}, timeout=ASK)
             if not answer.done():
                 self._signal(signal.SIGTERM)
@@ -244,13 +244,13 @@ class Child(asyncio.Protocol):
             self._line.close()
         if await self._code(EXIT_LIMIT) is None:
             await self.kill()
-        self._trace.close()
+        self._close()
 
     async def kill(self) -> None:
         """Kill it, with all it has started. Returns when it is dead."""
         self._is_leaving = True
         await self._killed()
-        self._trace.close()
+        self._close()
 
     async def _killed(self) -> int:
         if self._process.returncode is None:
@@ -267,6 +267,10 @@ class Child(asyncio.Protocol):
             await asyncio.sleep(pause)
             waited, pause = waited + pause, min(0.05, pause * 2)
         return code
+
+    def _close(self) -> None:
+        self._trace.close()
+        self._interrupts.close()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process.poll() is None:
@@ -298,7 +302,7 @@ class Child(asyncio.Protocol):
         self._trace.seek(0)
         if last_words := self._trace.read(TRACE_MAX).decode(errors="replace"):
             died.add_note(last_words)
-        self._trace.close()
+        self._close()
         for waiting in (self.ready, self._answer):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(died)

@@ -1,7 +1,8 @@
 """One running job: its handler, its claim, why it should stop, and what it has noted."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from threading import Lock
 from time import time
@@ -55,6 +56,18 @@ class Run:
         if self.is_lost or self.is_settling:
             return False
         return self.renew_until is None or now < self.renew_until
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Stopped when the job's time is up, which begins here. On its loop."""
+        if self.job.timeout is None:
+            yield
+            return
+        timer = self._loop.call_later(self.job.timeout, self.stop, Stop.TIMEOUT)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def stop(self, why: Stop) -> None:
         """Ask the handler to stop; the first reason counts. From any thread."""

@@ -28,12 +28,6 @@ class Threads:
         inbox.put((function, contextvars.copy_context(), future, loop))
         return await future
 
-    def serve(self) -> None:
-        """Be one of the threads oneself, until they are closed."""
-        inbox: SimpleQueue[Call | None] = SimpleQueue()
-        self._idle.append(inbox)
-        self._work(inbox)
-
     def close(self) -> None:
         """End the threads that have nothing to do; the others end with their handler."""
         self._closed = True
