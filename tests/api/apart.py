@@ -1,0 +1,171 @@
+"""An app whose handlers run in processes of their own, which import it from here."""
+
+import asyncio
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from errandry import Cancel, Errandry, Fail, JobContext, Retry, Snooze
+from errandry.app import Call
+from errandry.codec import About
+from errandry.errors import ProcessDied
+
+
+class Reversed:
+    """A codec that only the worker can be using: what it seals is no document for a handler."""
+
+    def seal(self, text: str, about: About) -> str:
+        return f'"{text.encode().hex()}"'
+
+    def unseal(self, text: str, about: About) -> str:
+        return bytes.fromhex(text.strip('"')).decode()
+
+
+jobs = Errandry("memory:", codec=Reversed())
+log = logging.getLogger("apart")
+before: list[str] = []
+hoard: list[bytes] = []
+
+
+@jobs.middleware
+async def counted(ctx: JobContext, call_next: Call) -> Any:
+    before.append(ctx.id)
+    return await call_next(ctx)
+
+
+@jobs.task(run="process")
+def whereabouts(ctx: JobContext) -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "is_main": threading.current_thread() is threading.main_thread(),
+        "ran_before": len(before),
+        "job": [ctx.id, ctx.attempt, ctx.fence],
+        "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd")),
+        "environment": sorted(name for name in os.environ if name.startswith("ERRANDRY")),
+        "modules": sorted(name for name in sys.modules if name.startswith("errandry.store.")),
+    }
+
+
+@jobs.task(run="process")
+def runs_a_loop() -> int:
+    return asyncio.run(_seven())
+
+
+async def _seven() -> int:
+    await asyncio.sleep(0)
+    return 7
+
+
+@jobs.task(run="process")
+async def add(one: int, other: int) -> int:
+    await asyncio.sleep(0)
+    return one + other
+
+
+@jobs.task(run="process")
+def told(ctx: JobContext, times: int) -> None:
+    log.warning("at work")
+    ctx.progress(0.5, "half \udce4 way")
+    for number in range(times):
+        ctx.log(f"line {number}")
+
+
+@jobs.task(run="process", backoff=0.01)
+def ends(ctx: JobContext, how: str) -> str:
+    """In whatever way is wanted, the first time."""
+    if ctx.attempt == 1:
+        _end(how)
+    return how
+
+
+@jobs.task(run="process", max_attempts=1)
+def ends_for_good(ctx: JobContext, how: str) -> None:
+    ctx.log("the last words")
+    _end(how)
+
+
+@jobs.task(run="process", fail_on=ProcessDied)
+def must_not_die() -> None:
+    os._exit(1)
+
+
+@jobs.task(run="process", max_attempts=1, memory="300 MB")
+def takes(megabytes: int) -> int:
+    return len(b"x" * (megabytes * 1_000_000))
+
+
+@jobs.task(run="process")
+def keeps(megabytes: int) -> int:
+    hoard.append(b"x" * (megabytes * 1_000_000))
+    return os.getpid()
+
+
+@jobs.task(run="process", max_attempts=1)
+def busy(ctx: JobContext, place: str, obeys: str) -> str:
+    """Goes on for ever, unless it obeys what it is told in one way or another."""
+    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(place, "pids").write_text(f"{os.getpid()} {helper.pid}")
+    try:
+        while not (obeys == "asked" and ctx.canceled):
+            if obeys == "nothing":
+                ctypes.CDLL(None).usleep(50_000)
+        helper.kill()
+        helper.wait()
+        return "stopped when asked"
+    except BaseException as error:
+        if obeys == "terminated":
+            helper.kill()
+            helper.wait()
+            Path(place, "left").write_text(type(error).__name__)
+            raise
+        while True:
+            time.sleep(1)
+
+
+@jobs.task(run="process", max_attempts=1)
+async def waits(place: str) -> None:
+    Path(place, "pids").write_text(f"{os.getpid()}")
+    try:
+        await asyncio.sleep(600)
+    except asyncio.CancelledError:
+        Path(place, "left").write_text("CancelledError")
+        raise
+
+
+def _end(how: str) -> None:
+    match how:
+        case "segfault":
+            ctypes.string_at(0)
+        case "exit":
+            os._exit(7)
+        case "kill":
+            os.kill(os.getpid(), 9)
+        case "raise":
+            raise ValueError("no \udce4 value")
+        case "retry":
+            raise Retry("not yet", after=0.01)
+        case "snooze":
+            raise Snooze(0.01)
+        case "fail":
+            raise Fail("never")
+        case "cancel":
+            raise Cancel("not wanted")
+        case "leave":
+            sys.exit(3)
+        case "close":
+            os.closerange(3, 100)
+            time.sleep(600)
+        case "speechless":
+            raise _Speechless
+
+
+class _Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")

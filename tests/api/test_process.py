@@ -1,0 +1,376 @@
+"""Handlers in processes of their own: what they see, how they end, and what becomes of their jobs."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+from errandry import Errandry, Job, State, WorkerOptions
+from errandry.core.job import NewJob, Progress
+from errandry.core.state import Reason
+from errandry.errors import InvalidValue
+from errandry.testing import in_memory
+from tests.api import apart
+from tests.api.working import burst, reached, until, working
+
+LIMIT = 20.0
+
+
+@pytest.fixture
+async def jobs() -> AsyncIterator[Errandry]:
+    with in_memory(apart.jobs):
+        yield apart.jobs
+        await apart.jobs.engine.stop()
+
+
+async def done(job: Job[Any], **options: Any) -> Any:
+    """What a job's handler returns in a process."""
+    await burst(apart.jobs, **{"children": 1, **options})
+    return await job.result(timeout=1)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def eventually(condition: Callable[[], Any], limit: float = LIMIT) -> Any:
+    async with asyncio.timeout(limit):
+        while not (said := condition()):  # noqa: ASYNC110 - another process decides
+            await asyncio.sleep(0.005)
+        return said
+
+
+async def pids(place: Path) -> list[int]:
+    """The processes of a handler that writes them down."""
+    file = place / "pids"
+    text: str = await eventually(lambda: file.exists() and file.read_text())
+    return [int(one) for one in text.split()]
+
+
+# What a handler sees.
+
+
+async def test_a_plain_function_runs_on_the_main_thread_of_a_child(
+    jobs: Errandry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ERRANDRY_URL", "memory:")
+    monkeypatch.setenv("ERRANDRY_WORKER_LEASE", "30s")
+    inherited = os.open(os.devnull, os.O_RDONLY)
+    os.set_inheritable(inherited, True)
+    try:
+        job = await apart.whereabouts.enqueue()
+        seen = await done(job)
+    finally:
+        os.close(inherited)
+
+    record = await jobs.record(job.id)
+    assert (seen["parent"], seen["is_main"]) == (os.getpid(), True)
+    assert seen["job"] == [job.id, 1, record.fence]
+    assert seen["environment"] == ["ERRANDRY_URL"]
+    assert inherited not in seen["descriptors"]
+    # In, out, err; two lines, trace, lock; three of its loop, and that of the look itself.
+    assert len(seen["descriptors"]) <= 11
+    assert not is_alive(seen["pid"])
+
+
+async def test_a_child_does_one_job_after_the_other_and_never_opens_the_store(jobs: Errandry) -> None:
+    several = [await apart.whereabouts.enqueue() for _ in range(3)]
+    await burst(jobs, children=1)
+
+    seen = [await job.result(timeout=1) for job in several]
+
+    assert len({one["pid"] for one in seen}) == 1
+    assert [one["ran_before"] for one in seen] == [1, 2, 3]  # middleware runs where the handler does
+    assert apart.before == []
+
+
+async def test_no_more_children_than_there_may_be(jobs: Errandry) -> None:
+    several = [await apart.whereabouts.enqueue() for _ in range(20)]
+    await burst(jobs, children=2)
+
+    seen = [await job.result(timeout=1) for job in several]
+
+    assert 1 <= len({one["pid"] for one in seen}) <= 2
+
+
+async def test_async_handlers_run_in_processes_too(jobs: Errandry) -> None:
+    assert await done(await apart.add.enqueue(3, other=4)) == 7
+
+
+async def test_a_plain_function_may_run_a_loop_of_its_own(jobs: Errandry) -> None:
+    assert await done(await apart.runs_a_loop.enqueue()) == 7
+
+
+async def test_logs_and_progress_come_back(jobs: Errandry) -> None:
+    job = await apart.told.enqueue(times=3)
+    await done(job)
+
+    record = await jobs.record(job.id)
+
+    assert record.progress == Progress(0.5, "half \ufffd way")
+    assert [line.text for line in record.logs] == ["at work", "line 0", "line 1", "line 2"]
+
+
+async def test_arguments_that_no_longer_fit_never_reach_a_child(jobs: Errandry) -> None:
+    payload = jobs.codec.seal('{"one":"x","other":2}', None)  # type: ignore[arg-type]
+    await jobs.insert([NewJob(id="bad", task="add", payload=payload)])
+
+    await burst(jobs)
+
+    record = await jobs.record("bad")
+    assert (record.state, record.reason) == (State.FAILED, Reason.INVALID_PAYLOAD)
+
+
+# How a handler ends.
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "message"),
+    [
+        ("segfault", "ProcessDied", "the process ended with SIGSEGV"),
+        ("exit", "ProcessDied", "the process exited with code 7"),
+        ("kill", "ProcessDied", "the process ended with SIGKILL (from outside: perhaps memory ran out)"),
+        ("close", "ProcessDied", "the process ended with SIGKILL (from outside: perhaps memory ran out)"),
+        ("raise", "ValueError", "no \ufffd value"),
+        ("leave", "SystemExit", "3"),
+        ("retry", "Retry", "not yet"),
+        ("speechless", "_Speechless", "it has no message that could be read"),
+    ],
+)
+async def test_an_attempt_that_ends_badly_is_followed_by_another(
+    jobs: Errandry, how: str, kind: str, message: str
+) -> None:
+    job = await apart.ends.enqueue(how)
+    async with working(jobs, children=1):
+        record = await reached(jobs, job.id, State.COMPLETED, timeout=LIMIT)
+
+    assert (record.attempts, record.crashes) == (2, 0)
+    [error] = record.errors
+    assert (error.kind, error.type, error.message) == (Reason.ERROR, kind, message)
+
+
+async def test_a_snooze_spends_no_attempt(jobs: Errandry) -> None:
+    job = await apart.ends.enqueue("snooze")
+    async with working(jobs, children=1):
+        record = await until(jobs, job.id, lambda record: record.fence > 0 and record.attempts == 0)
+
+    assert record.errors == ()
+
+
+@pytest.mark.parametrize(
+    ("how", "state", "reason"),
+    [("fail", State.FAILED, Reason.UNRECOVERABLE), ("cancel", State.CANCELED, Reason.CANCELED)],
+)
+async def test_outcomes_that_are_for_good(jobs: Errandry, how: str, state: State, reason: Reason) -> None:
+    job = await apart.ends.enqueue(how)
+    await burst(jobs)
+
+    record = await jobs.record(job.id)
+
+    assert (record.state, record.reason, record.attempts) == (state, reason, 1)
+
+
+async def test_a_crash_says_where_it_was_and_keeps_what_was_logged_just_before(jobs: Errandry) -> None:
+    job = await apart.ends_for_good.enqueue("segfault")
+    await burst(jobs)
+
+    record = await jobs.record(job.id)
+
+    assert (record.state, record.reason) == (State.FAILED, Reason.ERROR)
+    assert [line.text for line in record.logs] == ["the last words"]
+    assert "Segmentation fault" in record.errors[0].traceback
+    assert "apart.py" in record.errors[0].traceback
+    assert "process.py" not in record.errors[0].traceback
+
+
+async def test_the_death_of_a_process_is_an_error_that_rules_may_name(jobs: Errandry) -> None:
+    job = await apart.must_not_die.enqueue()
+    await burst(jobs)
+
+    record = await jobs.record(job.id)
+
+    assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.UNRECOVERABLE, 1)
+
+
+async def test_a_crash_costs_only_the_job_that_crashed(jobs: Errandry) -> None:
+    crashing = [await apart.ends_for_good.enqueue(how) for how in ("segfault", "exit", "kill")]
+    others = [await apart.whereabouts.enqueue() for _ in range(10)]
+    await burst(jobs, children=2)
+
+    assert {(await jobs.record(job.id)).state for job in crashing} == {State.FAILED}
+    records = [await jobs.record(job.id) for job in others]
+    assert {(record.state, record.attempts) for record in records} == {(State.COMPLETED, 1)}
+
+
+async def test_more_memory_than_the_task_may_have_fails_the_attempt(jobs: Errandry) -> None:
+    little, much = await apart.takes.enqueue(20), await apart.takes.enqueue(1_000)
+    await burst(jobs, children=1)
+
+    record = await jobs.record(much.id)
+
+    assert await little.result(timeout=1) == 20_000_000
+    assert (record.errors[0].type, record.errors[0].message) == (
+        "MemoryError",
+        "the task may have 300 MB of memory",
+    )
+
+
+# Stopping.
+
+
+@pytest.mark.parametrize("obeys", ["asked", "terminated", "nothing"])
+async def test_a_cancel_ends_a_busy_handler_within_a_second(
+    jobs: Errandry, tmp_path: Path, obeys: str
+) -> None:
+    job = await apart.busy.enqueue(str(tmp_path), obeys)
+    async with working(jobs, children=1):
+        child, helper = await pids(tmp_path)
+        began = time.monotonic()
+        await job.cancel()
+        record = await reached(jobs, job.id, State.CANCELED)
+        took = time.monotonic() - began
+
+        assert took < 1.0
+        assert record.reason is Reason.CANCELED
+        assert is_alive(child) is (obeys != "nothing")  # one that obeyed may be used again
+        assert not is_alive(helper)  # what the handler had started is gone with it
+        assert (tmp_path / "left").exists() is (obeys == "terminated")
+
+
+async def test_a_cancel_cancels_an_async_handler(jobs: Errandry, tmp_path: Path) -> None:
+    job = await apart.waits.enqueue(str(tmp_path))
+    async with working(jobs, children=1):
+        [child] = await pids(tmp_path)
+        await job.cancel()
+        await reached(jobs, job.id, State.CANCELED)
+
+        assert is_alive(child)
+        assert (tmp_path / "left").read_text() == "CancelledError"
+
+
+@pytest.mark.parametrize("obeys", ["asked", "nothing"])
+async def test_a_timeout_ends_the_handler_and_counts_from_when_it_began(
+    jobs: Errandry, tmp_path: Path, obeys: str
+) -> None:
+    job = await apart.busy.using(timeout=0.1).enqueue(str(tmp_path), obeys)
+    await burst(jobs, children=1)
+
+    record = await jobs.record(job.id)
+
+    assert (record.state, record.reason) == (State.FAILED, Reason.TIMEOUT)
+    assert not [pid for pid in await pids(tmp_path) if is_alive(pid)]
+
+
+@pytest.mark.parametrize("obeys", ["asked", "terminated", "nothing"])
+async def test_a_stop_that_cannot_wait_gives_the_job_back(jobs: Errandry, tmp_path: Path, obeys: str) -> None:
+    job = await apart.busy.enqueue(str(tmp_path), obeys)
+    async with working(jobs, children=1, grace=60.0):
+        processes = await pids(tmp_path)
+
+    record = await jobs.record(job.id)
+
+    assert (record.state, record.attempts, record.releases, record.errors) == (State.WAITING, 0, 1, ())
+    assert not [pid for pid in processes if is_alive(pid)]
+
+
+async def test_a_signal_to_the_child_alone_stops_nothing(jobs: Errandry, tmp_path: Path) -> None:
+    """A service manager signals every process of a service; the worker drains, and its children with it."""
+    job = await apart.busy.enqueue(str(tmp_path), "asked")
+    async with working(jobs, children=1):
+        child, _ = await pids(tmp_path)
+        os.kill(child, signal.SIGTERM)
+        await job.cancel()
+        record = await reached(jobs, job.id, State.CANCELED)
+
+    assert record.errors == ()
+
+
+# Many jobs, and for how long a child is used.
+
+
+async def test_a_child_is_replaced_after_so_many_jobs(jobs: Errandry) -> None:
+    several = [await apart.whereabouts.enqueue() for _ in range(5)]
+    await burst(jobs, children=1, recycle_jobs=2)
+
+    seen = [(await job.result(timeout=1))["pid"] for job in several]
+
+    assert len(set(seen)) == 3
+    assert not [pid for pid in seen if is_alive(pid)]
+
+
+async def test_a_child_that_has_grown_too_large_is_replaced(jobs: Errandry) -> None:
+    several = [await apart.keeps.enqueue(megabytes) for megabytes in (1, 200, 1)]
+    await burst(jobs, children=1, recycle_memory=150_000_000)
+
+    first, second, third = [await job.result(timeout=1) for job in several]
+
+    assert first == second
+    assert third != second
+
+
+async def test_a_job_claimed_for_a_turn_that_does_not_come_is_given_back(
+    jobs: Errandry, tmp_path: Path
+) -> None:
+    """Quick handlers let more be claimed than there are children; then one is not quick."""
+    for _ in range(30):
+        await apart.add.enqueue(1, 2)
+    slow = await apart.busy.enqueue(str(tmp_path), "asked")
+    late = [await apart.add.enqueue(1, 2) for _ in range(4)]
+    async with working(jobs, children=1):
+        await pids(tmp_path)
+        for job in late:
+            await reached(jobs, job.id, State.WAITING)
+        await slow.cancel()
+        for job in late:
+            assert await job.result(timeout=LIMIT) == 3
+
+    assert {(await jobs.record(job.id)).attempts for job in late} == {1}
+
+
+# What is refused.
+
+
+def test_a_handler_must_be_found_by_another_process(jobs: Errandry) -> None:
+    def local() -> None: ...
+
+    with pytest.raises(InvalidValue, match="declare the task at the top of a module"):
+        jobs.task(run="process")(local)
+    with pytest.raises(InvalidValue, match="must be process; without it"):
+        jobs.task(run="fork")(apart.log.info)  # type: ignore[call-overload]
+
+
+def test_a_notebook_has_no_file_to_import(jobs: Errandry, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = FunctionType(is_alive.__code__, {"__name__": "__main__"}, "typed")
+    monkeypatch.delattr("__main__.__file__", raising=False)
+
+    with pytest.raises(InvalidValue, match="typed into a notebook or a prompt: write it in a module"):
+        jobs.task(run="process")(typed)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"memory": "512 MB"}, "limits a process"),
+        ({"run": "process", "memory": "1 MB"}, "must be at least 64 MB"),
+        ({"run": "process", "memory": "a lot"}, "not a size"),
+    ],
+)
+def test_senseless_options_of_a_task_are_refused(jobs: Errandry, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidValue, match=why):
+        jobs.task(name="never", **options)(is_alive)
+
+
+@pytest.mark.parametrize("options", [{"children": 0}, {"recycle_jobs": 0}, {"recycle_memory": 1_000_000}])
+def test_senseless_options_of_a_worker_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValue, match=next(iter(options))):
+        WorkerOptions(**options)
