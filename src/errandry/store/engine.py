@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 from weakref import WeakSet
 
 from errandry.clock import Clock
@@ -30,8 +30,11 @@ class Engine:
 
     The first use starts it, which opens the store; if that fails the error is raised and the next use
     tries again. In the child of a fork, where its thread does not exist, it starts anew with nothing
-    pending: what the parent had handed in is the parent's. Once stopped, it stays stopped.
+    pending: what the parent had handed in is the parent's. Once stopped, it stays stopped. With a `refusal`,
+    no engine of the process starts: a program is being imported that should do nothing yet.
     """
+
+    refusal: ClassVar[str | None] = None
 
     def __init__(self, store: Store, limits: Limits | None = None, clock: Clock | None = None) -> None:
         self.store = store
@@ -141,6 +144,8 @@ class Engine:
         with self._lock:
             if self._stopped:
                 raise _closed()
+            if self.refusal is not None:
+                raise StoreClosed("engine", self.refusal)
             if self._session is None or self._session.failed:
                 self._session = _Session(self.store, self._limits, self._clock)
             return self._session

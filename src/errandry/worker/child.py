@@ -33,6 +33,7 @@ from errandry.core import check
 from errandry.core.command import Outcome, Retry
 from errandry.core.job import Failure, Log, Progress
 from errandry.core.size import short
+from errandry.store.engine import Engine
 from errandry.task import Task
 from errandry.worker import process
 from errandry.worker.attempt import Attempts, failure
@@ -262,6 +263,7 @@ def resident() -> int:
 def load(hello: Hello) -> Failure | None:
     """Import what the worker has; what went wrong, if anything did."""
     sys.path[:], sys.argv[:] = hello.path, hello.argv
+    Engine.refusal = process.GUARD
     try:
         for name in hello.modules:
             if name == "__main__" and hello.main is not None:
@@ -271,6 +273,8 @@ def load(hello: Hello) -> Failure | None:
     except BaseException as error:  # a script may even exit
         log.exception("a process for handlers could not import what it needs")
         return failure(error)
+    finally:
+        Engine.refusal = None
     return None
 
 

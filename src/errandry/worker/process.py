@@ -55,6 +55,11 @@ NOT_FOR_CHILDREN = ("ERRANDRY_FAILPOINT", "ERRANDRY_WORKER_")
 """What begins so speaks to the worker. The rest of the environment is the app's own, which the child imports:
 `ERRANDRY_URL` too, or what its handlers enqueue would go elsewhere."""
 
+GUARD = (
+    "a child process of a worker imports the program it belongs to: "
+    'write `if __name__ == "__main__":` above what only the program itself should do'
+)
+
 is_child = False
 """Whether this process is a child itself. Set by the program of the child."""
 
@@ -62,10 +67,7 @@ is_child = False
 def refuse_in_child() -> None:
     """A program that starts a worker as soon as it is imported would do so in every child, without end."""
     if is_child:
-        raise RuntimeError(
-            "a child process of a worker has imported a program that starts a worker: "
-            'write `if __name__ == "__main__":` above what only the program itself should do'
-        )
+        raise RuntimeError(GUARD)
 
 
 class Children:
