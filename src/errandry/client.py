@@ -111,6 +111,10 @@ class Client:
             raise UnknownJob(job_id)
         return record
 
+    async def ids(self, part: str, limit: int = 10) -> builtins.list[str]:
+        """Ids that begin or end with `part`."""
+        return await self.engine.call(self.store.ids, part, limit)
+
     async def finished(self, job_id: str, timeout: float | None = None) -> Record | None:
         """The job once it has finished; None if it is gone."""
         return await self.engine.call(self._finished, job_id, timeout)
@@ -185,9 +189,9 @@ class Client:
         """A worker, to pause and resume it; what it runs goes on."""
         return Gate(self, GateKind.WORKER, worker_id)
 
-    async def head(self) -> str:
-        """The cursor of this moment: `events(after=…)` tells what happens from here on."""
-        return await self.engine.call(self.store.head)
+    async def head(self, back: int = 0) -> str:
+        """The cursor of this moment, or of `back` passes ago: `events(after=…)` tells what came since."""
+        return await self.engine.call(self.store.head, back)
 
     async def events(self, after: str | None = None) -> AsyncIterator[Happened]:
         """What happens, as it happens: from the cursor `after`, or from now on. Never ends by itself.

@@ -249,7 +249,7 @@ async def test_closing_the_app_ends_every_wait(jobs: Errandry, send: Task[[str],
 
 
 class Broken(MemoryStore):
-    async def head(self) -> str:
+    async def head(self, back: int = 0) -> str:
         raise StoreCorrupt("memory", "the log is damaged")
 
 

@@ -28,6 +28,8 @@ SCANS = {
     "log_span": "sqlite_sequence: a row for each table",
     "open_lanes": "lanes USING INDEX lanes_ready: only lanes that may have waiting jobs",
     "ready_since": "lanes USING INDEX lanes_ready: only lanes that may have waiting jobs",
+    "ids_live": "live USING COVERING INDEX sqlite_autoindex_live_1: only ids, for a person who waits",
+    "ids_history": "history USING COVERING INDEX sqlite_autoindex_history_1: as ids_live",
     "held_by": "live USING INDEX live_leased: only jobs that workers hold, when one of them has died",
     "old_events": "events: in the order of the table, and it stops at its limit",
     "workers": "workers: a row for each worker",

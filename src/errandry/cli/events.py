@@ -1,6 +1,5 @@
 """`errandry events`: what has happened, and what happens."""
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 import click
@@ -87,20 +86,38 @@ async def _print_past(
     session: Session, jobs: "Errandry", wanted: Wanted, limit: int | None, after: str | None
 ) -> str:
     """The last events, or all after a cursor; returns where they end."""
-    if limit == 0:
-        return await jobs.head()
-    last: deque[Happened] = deque(maxlen=limit)
+    if limit is None:
+        found, end = await _since(session, jobs, wanted, after)
+    else:
+        found, end = await _last(session, jobs, wanted, limit)
+    for happened in found:
+        _print(session, happened)
+    return end
+
+
+async def _last(session: Session, jobs: "Errandry", wanted: Wanted, limit: int) -> tuple[list[Happened], str]:
+    """Go back further and further until there are enough, or no more."""
+    back, oldest = limit, ""
+    while True:
+        start = await jobs.head(back)
+        found, end = await _since(session, jobs, wanted, start)
+        if len(found) >= limit or start == oldest:
+            return found[len(found) - limit :] if len(found) > limit else found, end
+        back, oldest = max(1, back) * 16, start
+
+
+async def _since(
+    session: Session, jobs: "Errandry", wanted: Wanted, after: str | None
+) -> tuple[list[Happened], str]:
+    found: list[Happened] = []
     while True:
         page = await jobs.engine.call(jobs.store.events, after, PAGE)
         if page.missed:
             session.talk("Events before these are no longer kept: some were missed.")
-        last.extend(happened for happened in page.entries if wanted.has(happened.event))
+        found += [happened for happened in page.entries if wanted.has(happened.event)]
         after = page.cursor
         if len(page.entries) < PAGE:
-            break
-    for happened in last:
-        _print(session, happened)
-    return after
+            return found, page.cursor
 
 
 def _print(session: Session, happened: Happened) -> None:

@@ -57,24 +57,22 @@ async def ls(session: Session, app: "Errandry", terms: tuple[str, ...], limit: i
 
 async def print_jobs(session: Session, app: "Errandry", text: str, limit: int | None) -> None:
     """The newest jobs that match, as many as wanted."""
-    cursor: str | None = None
-    found: list[Job] = []
+    cursor, shown, columns = None, 0, shutil.get_terminal_size().columns
     while True:
-        size = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(found))
+        size = PAGE_MAX if limit is None else min(PAGE_MAX, limit - shown)
         page = await app.list(text, cursor=cursor, limit=size)
-        cursor = page.cursor
-        found += page.jobs
-        if cursor is None or len(found) == limit:
+        if session.json:
+            for job in page.jobs:
+                session.data(record.as_data(job, app.codec))
+        elif page.jobs:
+            record.listed(session, page.jobs, app.clock.time(), columns, titles=not shown)
+        cursor, shown = page.cursor, shown + len(page.jobs)
+        if cursor is None or shown == limit:
             break
-    if session.json:
-        for job in found:
-            session.data(record.as_data(job, app.codec))
-    elif found:
-        record.listed(session, found, app.clock.time(), shutil.get_terminal_size().columns)
-    else:
+    if not shown:
         session.talk("No job matches." if text else "There are no jobs.")
     if cursor is not None:
-        session.talk(f"The newest {number(len(found), 'job')}; there are more: --limit or --all.")
+        session.talk(f"The newest {number(shown, 'job')}; there are more: --limit or --all.")
 
 
 @jobs.command("show")

@@ -51,8 +51,8 @@ def document(job: Job, field: str, codec: Codec) -> Any:
     return msgspec.json.decode(text)
 
 
-def listed(session: Session, jobs: Sequence[Job], now: float, columns: int) -> None:
-    """A table of jobs; on a terminal with short ids."""
+def listed(session: Session, jobs: Sequence[Job], now: float, columns: int, titles: bool = True) -> None:
+    """A table of jobs, or more of one; on a terminal with short ids."""
     is_short = session.is_terminal and columns < WIDE
     rows = [
         (
@@ -68,7 +68,7 @@ def listed(session: Session, jobs: Sequence[Job], now: float, columns: int) -> N
     ]
     heads = [Column("ID"), Column("STATE"), Column("TASK", gives=True), Column("QUEUE", gives=True)]
     heads += [Column("TRY", right=True), Column("WHEN"), Column("NOTE", gives=True)]
-    table.show(session, heads, rows)
+    table.show(session, heads, rows, titles)
 
 
 def when(job: Job, now: float) -> str:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from errandry.cli.session import Session
@@ -30,10 +31,10 @@ class Cell(NamedTuple):
 Row = Sequence[str | Cell]
 
 
-def show(session: Session, columns: Sequence[Column], rows: Sequence[Row]) -> None:
-    """Print a table on stdout."""
+def show(session: Session, columns: Sequence[Column], rows: Sequence[Row], titles: bool = True) -> None:
+    """Print a table on stdout, or more of one that has its titles already."""
     room = shutil.get_terminal_size().columns if session.is_terminal else None
-    for line in lines(session, columns, rows, room):
+    for line in islice(lines(session, columns, rows, room), 0 if titles else 1, None):
         session.print(line)
 
 
@@ -71,7 +72,7 @@ def _line(
 
 
 def _fit(columns: Sequence[Column], natural: Sequence[int], room: int) -> list[int]:
-    """Widths that fit: columns that give way do so, down to their least; if need be, the last of them goes."""
+    """Widths that fit: columns that give way do so, down to their least; if need be, the last one goes."""
     widths, giving = list(natural), [index for index, column in enumerate(columns) if column.gives]
     while _total(shrunk := _shrunk(widths, giving, room)) > room and giving:
         widths[giving.pop()] = 0

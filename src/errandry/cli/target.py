@@ -7,7 +7,6 @@ import click
 from msgspec import Struct
 
 from errandry.cli.command import MINUS, TERM
-from errandry.cli.text import number, short_id
 from errandry.core.query import parse, quoted
 from errandry.errors import QueryError, UnknownJob
 
@@ -76,13 +75,11 @@ async def id_of(jobs: "Errandry", part: str) -> str:
 async def _completed(jobs: "Errandry", part: str) -> str:
     if len(part) < PART_MIN:
         raise UnknownJob(part)
-    page = await jobs.list(f"id~{quoted(part)}", limit=100)
-    whole = part.lower()
-    fits = [job.id for job in page.jobs if job.id.lower().startswith(whole) or job.id.lower().endswith(whole)]
+    fits = await jobs.ids(part) or await jobs.ids(part.lower())
     if not fits:
         raise UnknownJob(part)
     if len(fits) > 1:
-        some = ", ".join(fits[:5] if part == short_id(fits[0]) else map(short_id, fits[:5]))
-        more = "…" if len(fits) > 5 or page.cursor else ""
-        raise click.ClickException(f"{part} may be any of {number(len(fits), 'job')}: {some}{more}")
+        some = ", ".join(fits[:5])
+        more = ", …" if len(fits) > 5 else ""
+        raise click.ClickException(f"{part} may be any of these jobs: {some}{more}")
     return fits[0]

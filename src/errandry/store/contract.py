@@ -124,6 +124,9 @@ class Store(Protocol):
     async def get(self, ids: Sequence[str]) -> builtins.list[Job | None]:
         """The jobs with these ids, in this order."""
 
+    async def ids(self, part: str, limit: int = 10) -> builtins.list[str]:
+        """Ids that begin or end with `part`, in their order: what a person means who gives part of one."""
+
     async def list(self, query: Query = ..., cursor: str | None = None, limit: int = 50) -> Page:
         """Jobs that match, live and finished, newest first."""
 
@@ -151,8 +154,8 @@ class Store(Protocol):
     async def events(self, after: str | None = None, limit: int = 1_000) -> Events:
         """What happened after `after`, at most `limit` of it; with None, from the oldest event kept."""
 
-    async def head(self) -> str:
-        """The cursor of this moment: only what happens from now on comes after it."""
+    async def head(self, back: int = 0) -> str:
+        """The cursor of this moment, or of `back` passes ago: only what happens from there on comes after it."""
 
     async def due_in(self) -> float | None:
         """Seconds until the next scheduled job is due; None if there is none."""

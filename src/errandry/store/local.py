@@ -65,6 +65,11 @@ class LocalStore:
 
         return await self.read(look)
 
+    async def ids(self, part: str, limit: int = 10) -> builtins.list[str]:
+        check.name("part", part)
+        check.whole("limit", limit, 1, PAGE_MAX)
+        return await self.read(lambda tables, _now: tables.ids(part, limit))
+
     async def list(self, query: Query = _ALL, cursor: str | None = None, limit: int = 50) -> Page:
         check.whole("limit", limit, 1, PAGE_MAX)
 
@@ -131,9 +136,12 @@ class LocalStore:
 
         return await self.read(look)
 
-    async def head(self) -> str:
+    async def head(self, back: int = 0) -> str:
+        check.whole("back", back, 0, check.INT_MAX)
+
         def look(tables: Tables, _now: float) -> str:
-            return cursors.for_events(tables.identity, tables.log_span()[1] + 1, 0)
+            first, last = tables.log_span()
+            return cursors.for_events(tables.identity, max(first, last + 1 - back), 0)
 
         return await self.read(look)
 

@@ -128,6 +128,9 @@ class MemoryTables:
     def find(self, ids: Sequence[str]) -> dict[str, Job]:
         return {one: self._jobs[one] for one in ids if one in self._jobs}
 
+    def ids(self, part: str, limit: int) -> list[str]:
+        return sorted(one for one in self._jobs if one.startswith(part) or one.endswith(part))[:limit]
+
     def matching(
         self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int
     ) -> list[Job]:

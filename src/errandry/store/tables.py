@@ -43,6 +43,9 @@ class Tables(Protocol):
 
     def find(self, ids: Sequence[str]) -> dict[str, Job]: ...
 
+    def ids(self, part: str, limit: int) -> list[str]:
+        """Ids that begin or end with `part`, in their order."""
+
     def matching(
         self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int
     ) -> list[Job]:

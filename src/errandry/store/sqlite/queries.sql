@@ -67,6 +67,15 @@ SELECT * FROM live WHERE id IN (SELECT value FROM json_each(?1));
 -- name: find_history
 SELECT * FROM history WHERE id IN (SELECT value FROM json_each(?1));
 
+-- name: ids_live
+-- Ids that begin or end with a part of one. Only the index is read, though all of it.
+SELECT id FROM live
+ WHERE substr(id, 1, length(?1)) = ?1 OR substr(id, -length(?1)) = ?1 ORDER BY id LIMIT ?2;
+
+-- name: ids_history
+SELECT id FROM history
+ WHERE substr(id, 1, length(?1)) = ?1 OR substr(id, -length(?1)) = ?1 ORDER BY id LIMIT ?2;
+
 -- name: matching
 -- One statement for every query: a parameter of NULL says nothing. `part` is a constant in each part of the view, so a
 -- part that is not wanted is never read.

@@ -138,6 +138,10 @@ class SqliteTables:
                 found |= {job.id: job for job in self._jobs(name, (rows.text(missing),))}
         return found
 
+    def ids(self, part: str, limit: int) -> list[str]:
+        found = [one for name in ("ids_live", "ids_history") for (one,) in self._all(name, (part, limit))]
+        return sorted(found)[:limit]
+
     def matching(
         self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int
     ) -> list[Job]:

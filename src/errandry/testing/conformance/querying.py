@@ -24,6 +24,18 @@ class Getting:
 
         assert await store.get([ended.id, "nobody", live.id, ended.id]) == [ended, None, live, ended]
 
+    async def test_ids_are_found_by_their_beginning_and_their_end(self, store: Store, given: Given) -> None:
+        for name in ("größe-1", "a-größe", "x-größe-x", "a%_-1"):
+            await given.waiting(id=name)
+        await given.completed(id="b-größe")
+
+        assert await store.ids("größe") == ["a-größe", "b-größe", "größe-1"]
+        assert await store.ids("größe", limit=2) == ["a-größe", "b-größe"]
+        assert await store.ids("-1") == ["a%_-1", "größe-1"]
+        assert (await store.ids("a%"), await store.ids("A"), await store.ids("%")) == (["a%_-1"], [], [])
+        with pytest.raises(InvalidValue, match="part="):
+            await store.ids("")
+
     async def test_asking_for_nothing_gives_nothing(self, store: Store) -> None:
         assert await store.get([]) == []
 
