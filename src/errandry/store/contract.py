@@ -155,7 +155,7 @@ class Store(Protocol):
         """What happened after `after`, at most `limit` of it; with None, from the oldest event kept."""
 
     async def head(self, back: int = 0) -> str:
-        """The cursor of this moment, or of `back` passes ago: only what happens from there on comes after it."""
+        """The cursor of this moment, or of `back` passes ago: only what happens from then on comes after."""
 
     async def due_in(self) -> float | None:
         """Seconds until the next scheduled job is due; None if there is none."""
