@@ -48,6 +48,9 @@ class Group(click.Group):
         super().__init__(*args, **kwargs)
         self.params += _common()
 
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self.commands)  # as they are declared, which is as they are used
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _check_defaults(ctx, (*(parameter.name for parameter in self.params), *self.list_commands(ctx)))
         return super().parse_args(ctx, args)

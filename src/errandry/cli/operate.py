@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from errandry.cli.session import Session
+from errandry.cli.stdin import interruptible
 from errandry.cli.target import Target, ids_of
 from errandry.cli.text import number, one_line, short_id
 from errandry.core.command import Moved
@@ -84,7 +85,9 @@ def confirm(session: Session, text: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise Unasked(f"{text} Nobody can be asked here: add --yes, or --dry-run to see which.")
-    if not click.confirm(f"{text} Go on?", err=True):
+    with interruptible():
+        goes_on = click.confirm(f"{text} Go on?", err=True)
+    if not goes_on:
         session.talk("Nothing was done.")
         click.get_current_context().exit(1)
 

@@ -108,7 +108,7 @@ def in_full(session: Session, job: Job, codec: Codec, now: float) -> None:
     if job.metadata is not None:
         _section(session, "Metadata", to_json(msgspec.json.decode(job.metadata), indent=2))
     for error in job.errors:
-        _section(session, _attempt(error, now), clean(error.traceback) or error_line(error))
+        _section(session, _attempt(error, now), clean(error.traceback or error_line(error)))
     if job.logs:
         _section(session, f"Log ({number(len(job.logs), 'line')})", "\n".join(log_lines(session, job)))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from errandry.cli.stdin import interruptible
 from errandry.core.duration import instant, seconds
 from errandry.core.size import size
 from errandry.errors import InvalidValue
@@ -82,7 +83,8 @@ def arguments(text: str) -> dict[str, Any]:
 def read_document(option: str, text: str) -> Any:
     """JSON from the command line; `-` stands for stdin."""
     if text == "-":
-        text = sys.stdin.read()
+        with interruptible():
+            text = sys.stdin.read()
     try:
         return json.loads(text)
     except ValueError as error:

@@ -1,0 +1,71 @@
+"""`errandry enqueue`: with an app, which checks, and without, by name."""
+
+import pytest
+
+from tests.cli.conftest import Cli, Place
+from tests.cli.shell import process
+
+
+def test_without_an_app_a_job_is_enqueued_by_name(cli: Cli, place: Place) -> None:
+    done = cli("enqueue", "anything", "--json", '{"a": [1, null]}')
+
+    job = place.ask(place.jobs.record, done.out.strip())
+    assert (job.task, job.queue, job.payload) == ("anything", "default", '{"a":[1,null]}')
+
+
+def test_with_an_app_the_task_says_which_queue(cli: Cli, place: Place) -> None:
+    done = cli("--app", "shop:jobs", "enqueue", "send", "--json", '{"to": "ada"}')
+
+    job = place.ask(place.jobs.record, done.out.strip())
+    assert (job.queue, job.max_attempts) == ("mail", 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["sned"], "there is no task 'sned'; declared are send, sleep"),
+        (["send", "--json", '{"to": 3}'], "Expected `str`, got `int` - at `$.to`"),
+        (["send"], "missing required field `to`"),
+    ],
+)
+def test_with_an_app_what_no_handler_takes_is_refused(cli: Cli, args: list[str], said: str) -> None:
+    done = cli("enqueue", "--app", "shop", *args)
+
+    assert (done.code, done.out) == (1, "")
+    assert said in done.err
+
+
+def test_every_option_of_a_job_can_be_given(cli: Cli, place: Place) -> None:
+    args = [
+        *("--queue", "q", "--priority", "-3", "--delay", "5m", "--deadline", "2999-01-31T08:00Z"),
+        *("--max-attempts", "7", "--max-crashes", "2", "--backoff", "linear", "--timeout", "30s"),
+        *("--keep", "1h", "--order", "lifo", "--group", "g", "--tag", "a", "--tag", "b"),
+        *("--metadata", '{"tenant": 7}', "--id", "mine"),
+    ]
+
+    assert cli("enqueue", "task", *args).out == "mine\n"
+
+    job = place.ask(place.jobs.record, "mine")
+    assert (job.queue, job.priority, job.state, job.deadline) == ("q", -3, "scheduled", 32474764800.0)
+    assert (job.max_attempts, job.max_crashes, job.timeout, job.order) == (7, 2, 30.0, "lifo")
+    assert (job.group, job.tags, job.metadata) == ("g", ("a", "b"), '{"tenant":7}')
+    assert (job.backoff.curve, job.keep.failed) == ("linear", 3_600.0)
+
+
+def test_the_record_can_be_had_as_json(cli: Cli) -> None:
+    [job] = cli("--json", "enqueue", "send", "--json", '{"to": "ada"}').data
+
+    assert (job["task"], job["state"], job["payload"]) == ("send", "waiting", {"to": "ada"})
+
+
+def test_arguments_can_come_from_stdin(place: Place) -> None:
+    done = process("enqueue", "send", "--json", "-", text='{"to": "ada"}')
+
+    assert place.ask(place.jobs.record, done.out.strip()).payload == '{"to":"ada"}'
+
+
+def test_an_option_the_library_refuses_is_an_error(cli: Cli) -> None:
+    done = cli("enqueue", "send", "--max-attempts", "0")
+
+    assert (done.code, done.out) == (1, "")
+    assert "max_attempts=0: must be a whole number from 1" in done.err

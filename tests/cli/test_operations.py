@@ -1,0 +1,219 @@
+"""`errandry queues`, `workers`, `events` and `doctor`."""
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from errandry.core.command import Beat
+from tests.cli.conftest import Cli, Place
+
+
+class TestQueues:
+    def test_queues_are_listed_with_their_jobs(self, cli: Cli, place: Place) -> None:
+        place.enqueue(queue="mail")
+        place.enqueue(queue="mail", delay=60)
+        place.enqueue(queue="bulk")
+        assert cli("queues", "pause", "bulk", "--by", "ada").code == 0
+
+        title, bulk, mail = cli("queues", "ls").out.splitlines()
+
+        assert title.split() == ["QUEUE", "SCHEDULED", "WAITING", "OLDEST", "PAUSED"]
+        assert mail.split()[:3] == ["mail", "1", "1"]
+        assert bulk.endswith("by ada")
+        assert [line["name"] for line in cli("queues", "ls", "--json").data] == ["bulk", "mail"]
+
+    def test_totals_are_what_ever_happened(self, cli: Cli, place: Place) -> None:
+        place.enqueue(id="a")
+        place.ask(place.jobs.cancel, "a")
+        place.ask(place.jobs.remove, "a")
+
+        assert cli("queues", "stats", "--json").data == [
+            {"queue": "default", "canceled": 1, "inserted": 1, "removed": 1}
+        ]
+        assert cli("queues", "stats").out.splitlines()[1].split() == [
+            "default",
+            "1",
+            "0",
+            "0",
+            "1",
+            "0",
+            "0",
+            "1",
+        ]
+
+    def test_queues_and_tasks_are_paused_and_resumed(self, cli: Cli, place: Place) -> None:
+        place.enqueue()
+
+        assert cli("queues", "pause", "a", "b", "--task", "send").err == (
+            "The queue a is paused.\nThe queue b is paused.\nThe task send is paused.\n"
+        )
+        assert cli("queues", "pause", "a").err == "The queue a was paused already.\n"
+        assert "The task send was paused" in cli("queues", "ls").err
+        assert cli("queues", "resume", "a", "--task", "send").err == (
+            "The queue a is resumed.\nThe task send is resumed.\n"
+        )
+        assert cli("queues", "resume", "a").err == "The queue a was not paused.\n"
+        assert cli("queues", "pause").code == 2
+
+
+class TestWorkers:
+    @pytest.fixture
+    def two(self, place: Place) -> None:
+        for worker in ("host-1-aaaa", "host-2-bbbb"):
+            beat = Beat(worker=worker, tasks=("send",), concurrency=10, running=3, started_at=1.0)
+            place.ask(place.jobs.engine.submit, beat)
+
+    def test_workers_are_listed(self, cli: Cli, two: None) -> None:
+        title, first, _ = cli("workers", "ls").out.splitlines()
+
+        assert title.split() == ["WORKER", "STATUS", "BUSY", "QUEUES", "TASKS", "STARTED", "SEEN"]
+        assert first.split()[:5] == ["host-1-aaaa", "working", "3/10", "all", "send"]
+        assert len(cli("workers", "ls", "--json").data) == 2
+
+    def test_nobody_is_said_so(self, cli: Cli, place: Place) -> None:
+        place.ask(place.jobs.open)
+
+        assert cli("workers", "ls").err == "No worker is running.\n"
+
+    def test_a_worker_is_paused_by_a_part_of_its_id(self, cli: Cli, two: None) -> None:
+        assert cli("workers", "pause", "bbbb", "--by", "ada").err == "host-2-bbbb is paused.\n"
+        assert "host-2-bbbb  paused" in cli("workers", "ls").out
+        assert cli("workers", "pause", "bbbb").err == "host-2-bbbb was paused already.\n"
+        assert cli("workers", "resume", "--all").err == (
+            "host-1-aaaa was not paused.\nhost-2-bbbb is resumed.\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("args", "code", "said"),
+        [
+            (["host"], 1, "worker 'host' may be any of host-1-aaaa, host-2-bbbb"),
+            (["cccc"], 1, "worker 'cccc' is none of host-1-aaaa, host-2-bbbb"),
+            ([], 2, "Which? Name workers"),
+        ],
+    )
+    def test_it_must_be_clear_who_is_meant(
+        self, cli: Cli, two: None, args: list[str], code: int, said: str
+    ) -> None:
+        done = cli("workers", "pause", *args)
+
+        assert done.code == code
+        assert said in done.err
+
+
+class TestEvents:
+    def test_the_last_ones_are_printed(self, cli: Cli, place: Place) -> None:
+        for number in range(30):
+            place.enqueue(id=f"job-{number}", queue="mail")
+        place.ask(place.jobs.cancel, "job-3")
+
+        lines = cli("events", "--limit", "2").out.splitlines()
+
+        assert [line.split()[2:] for line in lines] == [
+            ["waiting", "job-29", "send", "in", "mail"],
+            ["canceled", "job-3", "send", "in", "mail"],
+        ]
+        assert len(cli("events").out.splitlines()) == 31
+
+    def test_they_can_be_chosen(self, cli: Cli, place: Place) -> None:
+        for number in range(30):
+            place.enqueue(id=f"job-{number}", queue="mail" if number == 3 else "bulk")
+        place.ask(place.jobs.cancel, "job-3")
+
+        assert len(cli("events", "--queue", "mail", "--limit", "3").out.splitlines()) == 2
+        assert len(cli("events", "--kind", "canceled").out.splitlines()) == 1
+        assert len(cli("events", "--job", "job-3", "--task", "send").out.splitlines()) == 2
+        assert cli("events", "--task", "other").out == ""
+        assert cli("events", "--kind", "cancelled").code == 2
+
+    def test_a_cursor_goes_on_where_it_was_given_out(self, cli: Cli, place: Place) -> None:
+        for number in range(3):
+            place.enqueue(id=f"job-{number}")
+        first, *rest = cli("events", "--json").data
+
+        assert cli("events", "--json", "--after", first["cursor"]).data == rest
+        assert (first["kind"], first["job"]) == ("waiting", "job-0")
+
+    def test_a_wrong_cursor_is_an_error(self, cli: Cli, place: Place) -> None:
+        place.enqueue()
+
+        assert cli("events", "--after", "nonsense").code == 1
+
+
+class TestDoctor:
+    def test_all_is_well(self, cli: Cli, place: Place) -> None:
+        place.ask(place.jobs.open)
+
+        done = cli("doctor")
+
+        assert done.code == 0, done.out
+        for topic in (
+            "errandry",
+            "sqlite",
+            "durability",
+            "clock",
+            "disk",
+            "mode",
+            "log",
+            "size",
+            "integrity",
+        ):
+            assert f"\ngood   {topic}" in f"\n{done.out}" or f"\nnote   {topic}" in f"\n{done.out}", done.out
+        assert "survives a power cut" in done.out
+
+    def test_what_can_be_lost_is_said(self, cli: Cli, place: Place) -> None:
+        place.ask(place.jobs.open)
+
+        done = cli("doctor", "--url", "sqlite:///errandry.db?durability=process")
+
+        assert "a power cut may take back the last passes" in done.out
+
+    def test_jobs_that_nobody_will_run_are_wrong(self, cli: Cli, place: Place) -> None:
+        place.enqueue()
+
+        done = cli("doctor")
+
+        assert done.code == 1
+        assert "wrong  workers     nobody works, and 1 job waits" in done.out
+        assert "→ start one: errandry worker MODULE:NAME" in done.out
+
+    def test_a_file_others_may_read_is_noted(self, cli: Cli, place: Place, folder: Path) -> None:
+        place.ask(place.jobs.open)
+        os.chmod(folder / "errandry.db", 0o644)
+
+        done = cli("doctor")
+
+        assert (done.code, "others may open the file (644)" in done.out) == (0, True)
+
+    def test_a_clock_that_was_set_back_is_wrong(self, cli: Cli, place: Place, folder: Path) -> None:
+        place.ask(place.jobs.open)
+        place.jobs.sync.close()
+        with sqlite3.connect(folder / "errandry.db") as db:
+            db.execute("UPDATE store SET now = now + 4e9")
+        db.close()
+
+        done = cli("doctor", "--json")
+
+        [clock] = [finding for finding in done.data if finding["topic"] == "clock"]
+        assert (done.code, clock["grade"]) == (1, "wrong")
+
+    def test_a_damaged_file_is_wrong(self, cli: Cli, place: Place, folder: Path) -> None:
+        for _ in range(20):
+            place.enqueue()
+        place.jobs.sync.close()
+        with (folder / "errandry.db").open("r+b") as file:
+            file.seek(4096 * 2 + 100)
+            file.write(b"\xff" * 3_000)
+
+        done = cli("doctor")
+
+        assert done.code == 1
+        assert "damaged" in done.out or "not a sound database" in done.out
+
+    def test_what_is_no_store_is_wrong(self, cli: Cli, folder: Path) -> None:
+        (folder / "errandry.db").write_text("not a database, by any means" * 100)
+
+        done = cli("doctor")
+
+        assert (done.code, "wrong  store" in done.out) == (1, True)
