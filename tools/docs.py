@@ -19,7 +19,7 @@ from errandry.options import JobOptions, Kept, Moment, Span, TaskOptions, UseOpt
 from errandry.store.contract import Bounds
 from errandry.task import Rules
 from errandry.worker.options import WorkerOptions
-from tools import diagram
+from tools import commands, diagram
 
 DOCS = Path(__file__).parent.parent / "docs"
 EXAMPLES = DOCS.parent / "examples"
@@ -312,6 +312,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/options.md": options,
     "reference/events.md": events,
     "reference/errors.md": tree,
+    "reference/cli.md": commands.page,
 }
 
 

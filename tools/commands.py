@@ -1,0 +1,71 @@
+"""The page of the command line, from the commands themselves."""
+
+from collections.abc import Iterable, Iterator
+from inspect import cleandoc
+
+import click
+
+from errandry.cli.command import Command, Group
+from errandry.cli.main import CODES, COMMANDS, INTERRUPTED, errandry
+
+
+def page() -> str:
+    """Every command with its options; those they all have stand once."""
+    root = click.Context(errandry, info_name="errandry")
+    sections = "\n".join(text for name in COMMANDS for text in _sections(root, name, 2))
+    temporary = max(CODES.values())
+    return f"""# Command line
+
+Written by `make generate` from `errandry.cli`. [The guide](../guide/cli.md) shows how the commands are used.
+
+Data goes to stdout, talk to stderr. The exit code is 0 if all went well, 1 if something was refused, not
+found or is wrong, 2 if the command line itself is wrong, {temporary} if the store cannot be reached just now,
+and {INTERRUPTED} after Ctrl-C.
+
+Every option can be given as a flag, in the environment (`ERRANDRY_URL`, `ERRANDRY_JOBS_LS_LIMIT`), or in the
+nearest `pyproject.toml` (`url` in `[tool.errandry]`, `limit` in `[tool.errandry.jobs.ls]`); what stands
+first here wins.
+
+## Options of every command
+
+{_options(root, [option for option in errandry.params if option.name != "version"])}
+{sections}"""
+
+
+def _sections(above: click.Context, name: str, level: int) -> Iterator[str]:
+    group = above.command
+    command = group.get_command(above, name) if isinstance(group, click.Group) else None
+    if command is None:
+        raise LookupError(f"{above.command_path} has no command {name}")
+    ctx = click.Context(command, info_name=name, parent=above)
+    yield f"\n{'#' * level} `{ctx.command_path}`\n\n{_help(command)}\n"
+    if isinstance(command, Group):
+        for one in command.list_commands(ctx):
+            yield from _sections(ctx, one, level + 1)
+        return
+    yield f"    {command.get_usage(ctx).removeprefix('Usage: ')}\n"
+    common = command.common if isinstance(command, Command) else []
+    own = [one for one in command.params if isinstance(one, click.Option) and one not in common]
+    if options := _options(ctx, own):
+        yield f"{options}\n"
+
+
+def _help(command: click.Command) -> str:
+    """Its docstring; what is laid out by hand stays so."""
+    paragraphs = cleandoc(command.help or "").split("\n\n")
+    return "\n\n".join(_paragraph(text) for text in paragraphs)
+
+
+def _paragraph(text: str) -> str:
+    if not text.startswith("\b"):
+        return text
+    return "\n".join(f"    {line}".rstrip() for line in text.removeprefix("\b").strip("\n").splitlines())
+
+
+def _options(ctx: click.Context, options: Iterable[click.Parameter]) -> str:
+    records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+    if not records:
+        return ""
+    cells = [[cell.replace("|", "\\|") for cell in record] for record in records]
+    rows = "\n".join(f"| `{name}` | {text} |" for name, text in cells)
+    return f"| option | meaning |\n| --- | --- |\n{rows}"
