@@ -15,15 +15,13 @@ from errandry.core.command import Beat, Claim, GateKind, Pausing, Ref, WorkerInf
 from errandry.core.event import Event
 from errandry.core.job import Job
 from errandry.core.query import Query, fold
-from errandry.core.state import HELD, TERMINAL, WAITING, State
+from errandry.core.state import HELD, TERMINAL, State
 from errandry.store import cursor as cursors
+from errandry.store import row as rows
 from errandry.store import sql
 from errandry.store.contract import Bounds, Happened
-from errandry.store.sqlite import row as rows
+from errandry.store.plan import planned
 from errandry.store.tables import Change, Deltas, Marks
-
-_WRITES = ("finish_live", "delete_live", "delete_history", "finish", "insert", "update", "claim", "renew")
-"""Deletions first: a row that moves to the other table, or is written anew, keeps its number and id."""
 
 FOLD_EVERY = 256
 IDLE_LANE = 3_600.0
@@ -81,34 +79,16 @@ class SqliteTables:
         return self._number
 
     def write(self, changes: Iterable[Change]) -> None:
-        batches: dict[str, list[rows.Row]] = {name: [] for name in _WRITES}
+        changes = list(changes)
         for before, after in changes:
-            self._plan(before, after, batches)
             if after is not None and after.state in HELD and len(after.payload) <= HELD_PAYLOAD:
                 self._held[after.id] = after
             elif before is not None:
                 self._held.pop(before.id, None)
-        for name, batch in batches.items():
+        for name, batch in planned(changes, self._lane).items():
             if batch:
                 self._db.executemany(SQL[name], batch)
         self.is_dirty = True
-
-    def _plan(self, before: Job | None, after: Job | None, batches: dict[str, list[rows.Row]]) -> None:
-        """Which statements bring a row from before to after."""
-        was_live = before is not None and before.state not in TERMINAL
-        if after is not None and after.state not in TERMINAL:
-            if before is not None and after.state in HELD and _take(before, after, batches):
-                return
-            lane = self._lane(after) if after.state is WAITING else None
-            batches["update" if was_live else "insert"].append(rows.from_job(after, lane))
-            if was_live:
-                return
-        elif after is not None and was_live:
-            batches["finish_live"].append(_ended(after))
-        elif after is not None:
-            batches["finish"].append(rows.from_job(after))
-        if before is not None:
-            batches["delete_live" if was_live else "delete_history"].append((before.seq,))
 
     def _lane(self, job: Job) -> int:
         """The lane a waiting job stands in, marked: it may have waiting jobs."""
@@ -314,34 +294,6 @@ class SqliteTables:
             yield from cursor.execute(SQL[name], bindings)
         finally:
             cursor.close()
-
-
-def _ended(job: Job) -> rows.Row:
-    """What an end changes of a row."""
-    errors = rows.text(job.errors) if job.errors else None
-    counts = (job.releases, job.crashes)
-    return (
-        *(job.seq, job.state, job.reason, job.settled, *counts, job.result),
-        *(job.updated_at, job.expires_at, errors),
-    )
-
-
-def _take(before: Job, after: Job, batches: dict[str, list[rows.Row]]) -> bool:
-    """Plan the two commonest writes, claims and renewals, which change little of a row; False for others."""
-    if before.state is WAITING:
-        values = (after.seq, after.state, after.attempts, after.fence, after.worker, after.lease_until)
-        batches["claim"].append((*values, after.updated_at, after.started_at))
-        return True
-    if (
-        before.state is after.state
-        and before.fence == after.fence
-        and before.cancel_requested is after.cancel_requested
-        and before.progress is after.progress
-        and before.logs is after.logs
-    ):
-        batches["renew"].append((after.seq, after.lease_until, after.updated_at))
-        return True
-    return False
 
 
 def _add(counters: dict[str, int], changes: dict[str, int]) -> None:

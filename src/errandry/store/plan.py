@@ -1,0 +1,67 @@
+"""What a pass writes, sorted by the statement that writes it: the same for every SQL store."""
+
+from collections.abc import Callable, Iterable
+
+from errandry.core.job import Job
+from errandry.core.state import HELD, TERMINAL, WAITING
+from errandry.store import row as rows
+from errandry.store.tables import Change
+
+WRITES = ("finish_live", "delete_live", "delete_history", "finish", "insert", "update", "claim", "renew")
+"""Deletions first: a row that moves to the other table, or is written anew, keeps its number and id."""
+
+Batches = dict[str, list[rows.Row]]
+
+
+def planned(changes: Iterable[Change], lane: Callable[[Job], int]) -> Batches:
+    """For each statement its rows; `lane` gives the lane a waiting job stands in."""
+    batches: Batches = {name: [] for name in WRITES}
+    for before, after in changes:
+        _plan(before, after, batches, lane)
+    return batches
+
+
+def _plan(before: Job | None, after: Job | None, batches: Batches, lane: Callable[[Job], int]) -> None:
+    """Which statements bring a row from before to after."""
+    was_live = before is not None and before.state not in TERMINAL
+    if after is not None and after.state not in TERMINAL:
+        if before is not None and after.state in HELD and _take(before, after, batches):
+            return
+        spot = lane(after) if after.state is WAITING else None
+        batches["update" if was_live else "insert"].append(rows.from_job(after, spot))
+        if was_live:
+            return
+    elif after is not None and was_live:
+        batches["finish_live"].append(_ended(after))
+    elif after is not None:
+        batches["finish"].append(rows.from_job(after))
+    if before is not None:
+        batches["delete_live" if was_live else "delete_history"].append((before.seq,))
+
+
+def _ended(job: Job) -> rows.Row:
+    """What an end changes of a row."""
+    errors = rows.text(job.errors) if job.errors else None
+    counts = (job.releases, job.crashes)
+    return (
+        *(job.seq, job.state, job.reason, job.settled, *counts, job.result),
+        *(job.updated_at, job.expires_at, errors),
+    )
+
+
+def _take(before: Job, after: Job, batches: Batches) -> bool:
+    """Plan the two commonest writes, claims and renewals, which change little of a row; False for others."""
+    if before.state is WAITING:
+        values = (after.seq, after.state, after.attempts, after.fence, after.worker, after.lease_until)
+        batches["claim"].append((*values, after.updated_at, after.started_at))
+        return True
+    if (
+        before.state is after.state
+        and before.fence == after.fence
+        and before.cancel_requested is after.cancel_requested
+        and before.progress is after.progress
+        and before.logs is after.logs
+    ):
+        batches["renew"].append((after.seq, after.lease_until, after.updated_at))
+        return True
+    return False
