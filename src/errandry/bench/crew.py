@@ -1,0 +1,153 @@
+"""The worker processes of a run: started, let go together, killed, and all gone at the end.
+
+None of them outlives the run, even one killed with -9: each stops by itself when its lifeline breaks.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from msgspec import Struct, json
+
+from errandry.bench.place import Place
+from errandry.worker import WorkerOptions
+from errandry.worker.lifeline import STOP
+
+PATIENCE = 30.0
+"""How long a worker may take to be ready."""
+GRACE = 5.0
+LOOK = 0.02
+LAST_WORDS = 2_000
+
+
+class WorkerEnded(Exception):
+    """A worker of the run ended though nobody told it to."""
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(code, said)
+        self.code, self.said = code, said
+
+    def __str__(self) -> str:
+        return f"a worker process of the run ended with {self.code}: {self.said or 'it said nothing'}"
+
+
+class Shift(Struct, frozen=True):
+    """When a worker worked, and how much processor time its process had in all."""
+
+    began: float
+    ended: float
+    cpu: float
+
+
+class Hand:
+    """A worker process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, line: socket.socket, log: Path) -> None:
+        self._process, self._line, self._log = process, line, log
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ready(self) -> None:
+        """Return when it waits for `go`."""
+        async with asyncio.timeout(PATIENCE):
+            if not await asyncio.get_running_loop().sock_recv(self._line, 1):
+                raise WorkerEnded(await self._process.wait(), self._said())
+
+    def go(self) -> None:
+        assert self._process.stdin is not None  # noqa: S101 - for mypy
+        self._process.stdin.write(b"go\n")
+
+    async def shift(self) -> Shift:
+        """What it says when it has ended by itself."""
+        said, _ = await self._process.communicate()
+        if self._process.returncode:
+            raise WorkerEnded(self._process.returncode, self._said())
+        return json.decode(said, type=Shift)
+
+    async def kill(self) -> None:
+        """As `kill -9` does. Returns when it is dead."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        self._line.close()
+
+    async def end(self) -> None:
+        """Have it stop at once, give back what it has, and be gone."""
+        with suppress(OSError):
+            self._line.send(STOP * 2)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GRACE):
+                await self._process.communicate()
+        await self.kill()
+
+    def _said(self) -> str:
+        return self._log.read_text("utf-8", "replace")[-LAST_WORDS:].strip()
+
+
+class Crew:
+    """Workers at one place. What they log goes into a file there."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._log = place, place.folder / "workers.log"
+        self.hands: list[Hand] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            await asyncio.gather(*(hand.kill() for hand in self.hands))
+        else:
+            await asyncio.gather(*(hand.end() for hand in self.hands))
+
+    async def hire(self, count: int, options: WorkerOptions) -> Sequence[Hand]:
+        """So many more, all ready; none does anything before its `go`."""
+        hired = [await self._start(options) for _ in range(count)]
+        await asyncio.gather(*(hand.ready() for hand in hired))
+        return hired
+
+    async def at_work(self, count: int, options: WorkerOptions) -> Sequence[Hand]:
+        """So many more, let go; all of them have said to the store that they are there."""
+        hired = await self.hire(count, options)
+        for hand in hired:
+            hand.go()
+        async with asyncio.timeout(PATIENCE):
+            while not {hand.pid for hand in hired} <= await self._beating():  # noqa: ASYNC110 - others decide
+                await asyncio.sleep(LOOK)
+        return hired
+
+    async def _beating(self) -> set[int]:
+        return {info.beat.pid for info in await self._place.app.workers()}
+
+    async def kill(self, hand: Hand) -> None:
+        self.hands.remove(hand)
+        await hand.kill()
+
+    async def _start(self, options: WorkerOptions) -> Hand:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        words = (json.encode(options).decode(), str(theirs.fileno()))
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("ERRANDRY_")}
+        with theirs, self._log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "errandry.bench.program", *words),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,  # Ctrl-C is for the run, which ends its workers
+                env=clean | {"ERRANDRY_URL": self._place.url},
+            )
+        hand = Hand(process, ours, self._log)
+        self.hands.append(hand)
+        return hand

@@ -1,0 +1,79 @@
+"""Where a run takes place: a store of its own, or one that is named and holds nobody else's jobs."""
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from errandry.app import Errandry
+from errandry.bench.raw import Raw, raw_of
+from errandry.bench.task import declared
+from errandry.core.query import quoted
+from errandry.core.why import SILENT
+from errandry.errors import InvalidValue
+from errandry.store.memory import MemoryStore
+
+PREFIX = "errandry-bench-"
+"""What the names of a run's queues begin with, and those of its folders."""
+SHOWN = 5
+
+
+class Place(Struct, frozen=True):
+    """An open app, a folder for logs, and the raw writes of the store if there are any."""
+
+    url: str
+    app: Errandry
+    folder: Path
+    raw: Raw | None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes can work on the store."""
+        return not isinstance(self.app.store, MemoryStore)
+
+    def queue(self, name: str) -> str:
+        return f"{PREFIX}{name}"
+
+
+@asynccontextmanager
+async def place(url: str | None = None) -> AsyncIterator[Place]:
+    """A new SQLite file in the current folder, or the store at `url`. Of the run nothing stays behind."""
+    here = Path(getattr(declared(url).store, "path", "./")).parent if url else Path.cwd()
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=here) as name:
+        folder = Path(name)
+        address = url or f"sqlite:///{folder / 'store.db'}"
+        async with declared(address) as app:
+            await _must_be_free(app, address)
+            await clear(app)
+            raw = raw_of(app.store, folder)
+            try:
+                yield Place(address, app, folder, raw)
+            finally:
+                if raw is not None:
+                    raw.close()
+                if url is not None:
+                    await clear(app)
+
+
+async def clear(app: Errandry) -> None:
+    """Remove what runs have left in the store, this one or one that was killed."""
+    for queue in await app.counts():
+        if queue.startswith(PREFIX):
+            await app.remove(query=f"queue:{quoted(queue)}", force=True)
+
+
+async def _must_be_free(app: Errandry, url: str) -> None:
+    """A run beside somebody's jobs would measure them too, and somebody's workers would take its own."""
+    counts = {queue: sum(states.values()) for queue, states in (await app.counts()).items()}
+    others = {queue: count for queue, count in counts.items() if count and not queue.startswith(PREFIX)}
+    if others:
+        some = ", ".join(list(others)[:SHOWN]) + ("…" if len(others) > SHOWN else "")
+        why = f"holds {sum(others.values()):,} jobs (in {some}): name an empty store, or leave --url out"
+        raise InvalidValue("url", url, why)
+    now = app.clock.time()
+    alive = [info.beat.worker for info in await app.workers() if now - info.seen_at <= SILENT]
+    if alive:
+        why = f"a worker is at work there ({alive[0]}): stop it, name an empty store, or leave --url out"
+        raise InvalidValue("url", url, why)
