@@ -51,10 +51,17 @@ class Lifeline:
         grace: float,
     ) -> None:
         with suppress(RuntimeError):  # the loop was closed: the worker has ended
-            said = self._socket.recv(1)
+            goes_on = self._hears()
             loop.call_soon_threadsafe(drain)
-            while said:
-                if said := self._socket.recv(1):
+            while goes_on:
+                if goes_on := self._hears():
                     loop.call_soon_threadsafe(stop)
             threading.Event().wait(grace + MARGIN)
             os._exit(1)
+
+    def _hears(self) -> bool:
+        """Wait for the next word; False if the supervisor is gone."""
+        try:
+            return bool(self._socket.recv(1))
+        except ConnectionResetError:  # it died with something left to read
+            return False
