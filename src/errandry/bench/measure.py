@@ -63,7 +63,7 @@ class Measuring:
 
     def _raw_at_rest(self) -> float | None:
         raw = self.place.raw
-        return None if raw is None else raw.measure_at_rest(self.sizes.raw // 4, PAUSE)
+        return None if raw is None else raw.measure_at_rest(self.sizes.raw // 5, PAUSE)
 
     def figure(self, part: str, name: str, unit: str, values: list[float]) -> None:
         low, high = min(values), max(values)

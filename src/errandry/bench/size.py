@@ -51,10 +51,10 @@ QUICK = Sizes(
     concurrent=2_000,
     bulk=10_000,
     drain=4_000,
-    pickups=80,
+    pickups=60,
     paced=2.0,
     kills=2,
     starts=3,
-    idle=2.0,
+    idle=1.0,
     raw=100,
 )

@@ -69,8 +69,9 @@ def _exhausted(job: Job, _number: int) -> str | None:
     return None if job.attempts == ATTEMPTS else f"it was tried {job.attempts} times, not {ATTEMPTS}"
 
 
-def _given_up(job: Job, _number: int) -> str | None:
-    return None if job.reason is Reason.UNRECOVERABLE else f"it failed for {job.reason}, not unrecoverable"
+def _given_up(job: Job, number: int) -> str | None:
+    said = job.errors[-1].message if job.errors else ""
+    return None if said == f"{number} cannot be done" else f"it failed with {said!r}"
 
 
 # fmt: off
@@ -134,7 +135,7 @@ async def stress(place: Place, jobs: int, tell: Callable[[str], None]) -> Stress
     wanted, course = expected(jobs), _Course()
     async with Crew(place) as crew:
         await crew.at_work(WORKERS, _options())
-        enqueueing = asyncio.create_task(_enqueue(place, jobs))
+        enqueueing = asyncio.create_task(enqueue(place, jobs))
         try:
             await course.watch(place, crew, len(wanted), tell)
             await enqueueing
@@ -143,7 +144,7 @@ async def stress(place: Place, jobs: int, tell: Callable[[str], None]) -> Stress
     seconds = course.seconds
     tell("looking at every job")
     totals = await _totals(place)
-    accounts, faults = await _accounted(place, wanted)
+    accounts, faults = await accounted(place, wanted)
     return Stress(
         jobs=len(wanted),
         queues=QUEUES,
@@ -152,7 +153,7 @@ async def stress(place: Place, jobs: int, tell: Callable[[str], None]) -> Stress
         seconds=seconds,
         totals=totals,
         accounts=accounts,
-        faults=[*_conserved(totals, len(wanted)), *faults][:FAULTS_MAX],
+        faults=[*conserved(totals, len(wanted)), *faults][:FAULTS_MAX],
         timeline=course.timeline,
     )
 
@@ -190,7 +191,7 @@ def _options() -> WorkerOptions:
     return WorkerOptions(id="bench", queues=tuple(_queues()), grace=1.0)
 
 
-async def _enqueue(place: Place, jobs: int) -> None:
+async def enqueue(place: Place, jobs: int) -> None:
     for start in range(0, jobs, CHUNK):
         numbers = range(start, min(jobs, start + CHUNK))
         await place.app.enqueue_many([_request(place, number) for number in numbers])
@@ -220,7 +221,7 @@ async def _totals(place: Place) -> dict[str, int]:
     return dict(totals)
 
 
-def _conserved(totals: Mapping[str, int], jobs: int) -> Iterator[str]:
+def conserved(totals: Mapping[str, int], jobs: int) -> Iterator[str]:
     """Inserted = completed + failed + canceled, by what the store itself has counted."""
     ended = {state: totals.get(state, 0) for state in sorted(TERMINAL)}
     if not totals.get("inserted") == sum(ended.values()) == jobs:
@@ -228,7 +229,7 @@ def _conserved(totals: Mapping[str, int], jobs: int) -> Iterator[str]:
         yield f"{totals.get('inserted', 0):,} inserted, {found}: all should be {jobs:,}"
 
 
-async def _accounted(place: Place, wanted: Mapping[str, str]) -> tuple[list[Account], list[str]]:
+async def accounted(place: Place, wanted: Mapping[str, str]) -> tuple[list[Account], list[str]]:
     """What became of each kind, and what is not as it should be."""
     left, faults = dict(wanted), []
     states = {name: Counter[str]() for name in (*KINDS, "spawned")}

@@ -1,0 +1,171 @@
+"""`errandry bench`: what it refuses, what it finds, and that nothing stays behind, whatever happens to it."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from errandry.bench.measure import PARTS
+from errandry.bench.report import Report
+from errandry.core.command import Beat
+from tests.cli.conftest import Cli, Place
+from tests.cli.shell import COMMAND, LIMIT, Terminal, process
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--only", "enque"], "there is no part 'enque'. Did you mean enqueue?"),
+        (["--only", "x"], "There are enqueue, drain, latency, cancel, recovery, footprint."),
+        (["--jobs", "500"], "--jobs goes with --stress."),
+        (["--stress", "--quick"], "--jobs makes it shorter."),
+        (["--stress", "--jobs", "3"], "3 is not in the range"),
+        (["--app", "shop:jobs"], "brings its own tasks: leave out --app."),
+    ],
+)
+def test_what_makes_no_sense_is_refused(cli: Cli, args: list[str], said: str) -> None:
+    done = cli("bench", *args)
+
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+
+
+def test_a_store_with_somebody_s_jobs_is_refused_and_left_alone(cli: Cli, place: Place) -> None:
+    job = place.enqueue(queue="mail")
+
+    done = cli("bench", "--quick", "--only", "enqueue", "--url", "sqlite:///errandry.db")
+
+    assert done.code == 1
+    assert "holds 1 jobs (in mail): name an empty store, or leave --url out" in done.err
+    assert place.ask(place.jobs.counts) == {"mail": {"waiting": 1}}
+    assert place.ask(place.jobs.get, job.id).state == "waiting"
+
+
+def test_a_store_with_a_worker_is_refused(cli: Cli, place: Place) -> None:
+    place.ask(place.jobs.engine.submit, Beat(worker="host-1-aaaa"))
+
+    done = cli("bench", "--quick", "--only", "enqueue", "--url", "sqlite:///errandry.db")
+
+    assert done.code == 1
+    assert "a worker is at work there (host-1-aaaa)" in done.err
+
+
+@pytest.mark.slow(reason="enqueues some ten thousand jobs")
+def test_what_a_killed_run_left_is_removed_and_nothing_new_stays(cli: Cli, place: Place) -> None:
+    place.enqueue(queue="errandry-bench-old")
+
+    done = cli("bench", "--quick", "--only", "enqueue", "--url", "sqlite:///errandry.db")
+
+    assert done.code == 0
+    assert not any(place.ask(place.jobs.counts).values())
+    assert _left(Path()) == []
+
+
+@pytest.mark.slow(reason="enqueues some ten thousand jobs")
+def test_what_cannot_be_measured_in_memory_is_said(cli: Cli) -> None:
+    done = cli("bench", "--quick", "--url", "memory:", "--json")
+
+    report = msgspec.json.decode(done.out, type=Report)
+    assert {figure.part for figure in report.figures} == {"enqueue"}
+    assert report.left_out.keys() == PARTS.keys() - {"enqueue"}
+    assert report.raw == {}
+    assert cli("bench", "--stress", "--url", "memory:").code == 1
+
+
+@pytest.mark.slow(reason="measures everything, with workers in processes")
+def test_a_quick_run_measures_and_draws_everything(folder: Path) -> None:
+    command = [*COMMAND, "bench", "--quick", "--json", "out/report.json", "--plots", "out"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=110)
+
+    assert done.returncode == 0, done.stderr
+    report = msgspec.json.decode((folder / "out" / "report.json").read_bytes(), type=Report)
+    units = {figure.part: figure.unit for figure in report.figures}
+    assert list(units) == list(PARTS)
+    assert report.left_out == {}
+    assert report.durable == "power"
+    assert all(figure.low <= figure.value <= figure.high for figure in report.figures)
+    assert all(figure.of_raw for figure in report.figures if figure.unit == "jobs/s")
+    assert all(line == sorted(line) for line in map(list, report.curves.values()))
+    assert report.raw["p50"] <= report.raw["p99"]
+    assert [figure.value < 10 for figure in report.figures if figure.part == "recovery"] == [True]
+    for figure in report.figures:
+        assert figure.name in done.stdout
+    drawn = "".join(
+        "".join(ElementTree.parse(path).getroot().itertext()) for path in (folder / "out").glob("*.svg")
+    )
+    assert "drain, 2 workers, preloaded" in drawn
+    assert "at rest, in another process" in drawn
+    assert _left(folder) == []
+
+
+@pytest.mark.slow(reason="runs hundreds of jobs while workers are killed")
+def test_a_stress_test_accounts_for_every_job(folder: Path) -> None:
+    done = process("bench", "--stress", "--jobs", "300", "--json", "report.json", "--plots", ".")
+
+    assert done.code == 0, done.out + done.err
+    assert "Every job is accounted for." in done.out
+    found = msgspec.json.decode((folder / "report.json").read_bytes(), type=Report).stress
+    assert found is not None
+    assert (found.jobs, found.queues, found.faults) == (318, 16, [])
+    assert found.killed > 0
+    assert {one.kind: one.expected for one in found.accounts}["flaky"] == 60
+    assert sum(found.totals[state] for state in ("completed", "failed", "canceled")) == 318
+    assert found.totals["inserted"] == 318
+    assert "failed" in (folder / "stress.svg").read_text()
+    assert _left(folder) == []
+
+
+@pytest.mark.slow(reason="starts workers")
+@pytest.mark.parametrize("how", ["keys", "signal"])
+def test_interrupted_it_ends_its_workers_and_leaves_nothing(
+    folder: Path, terminal: Callable[..., Terminal], how: str
+) -> None:
+    seen = terminal("bench", "--stress", "--jobs", "20000")
+    seen.until(lambda text: "workers killed" in text)
+    assert len(list(_processes(folder))) > 1
+
+    if how == "keys":
+        seen.type("\x03")
+    else:
+        seen.process.send_signal(signal.SIGTERM)
+
+    assert seen.over() == 130
+    assert list(_processes(folder)) == []
+    assert _left(folder) == []
+
+
+@pytest.mark.slow(reason="starts workers")
+def test_killed_its_workers_end_by_themselves(folder: Path) -> None:
+    bench = subprocess.Popen([*COMMAND, "bench", "--stress", "--jobs", "20000"], stderr=subprocess.PIPE)
+    assert bench.stderr is not None
+    bench.stderr.readline()  # so the workers are there
+    assert len(list(_processes(folder))) > 1
+
+    bench.kill()
+    bench.wait()
+    bench.stderr.close()
+
+    give_up = time.monotonic() + LIMIT
+    while list(_processes(folder)):
+        assert time.monotonic() < give_up, list(_processes(folder))
+        time.sleep(0.05)
+
+
+def _left(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith("errandry-bench")]
+
+
+def _processes(folder: Path) -> Iterator[int]:
+    """Those that work in this folder, this one aside."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if (entry / "cwd").readlink() == folder and int(entry.name) != os.getpid():
+                yield int(entry.name)
+        except OSError:
+            continue
