@@ -5,9 +5,11 @@ The same in a worker and in a child process of it: nothing here reads or writes 
 
 import asyncio
 import logging
+import os
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 from errandry import failpoint
@@ -46,7 +48,7 @@ class Attempts:
         except asyncio.CancelledError as error:
             return self.stopped(run, error)
         except BaseException as error:
-            return self.raised(run, task, error)
+            return self.raised(run, task, error.with_traceback(_outside(error.__traceback__)))
 
     def stopped(self, run: Run, error: BaseException) -> Outcome | None:
         """What becomes of a job whose handler was told to stop and did, or had to be left."""
@@ -135,6 +137,17 @@ def failure(error: BaseException, kind: Reason = Reason.ERROR) -> Failure:
     except Exception:
         message = "it has no message that could be read"
     return Failure(kind, type(error).__name__, message, trace)
+
+
+def _outside(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from where it leaves Errandry: people look for their own code in it."""
+    outer = trace
+    while outer is not None and outer.tb_frame.f_code.co_filename.startswith(_HERE):
+        outer = outer.tb_next
+    return outer or trace
+
+
+_HERE = os.path.dirname(__file__)
 
 
 async def _through(middleware: Any, call: Call, ctx: JobContext) -> Any:
