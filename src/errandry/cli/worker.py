@@ -168,7 +168,7 @@ def _shown(has_status: bool, level: str) -> Iterator[Show | None]:
     from rich.console import Console
     from rich.status import Status
 
-    with Status("starting", console=Console(stderr=True)) as status:
+    with Status("starting", console=Console(stderr=True), refresh_per_second=2) as status:
         _log(level)  # now: what is written to stderr goes above the status
         yield status.update
 
