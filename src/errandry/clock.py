@@ -24,7 +24,7 @@ class SystemClock:
 
 
 class StoreClock:
-    """The time of a store that lives on this host: `clock`, but it never goes back.
+    """The time of a store: `clock`, this host's or its server's, but it never goes back.
 
     After a step backwards it neither repeats an instant nor stands still, which would keep
     dead leases alive for the length of the step: it runs at half speed until the wall clock
@@ -37,10 +37,14 @@ class StoreClock:
         self._last = 0.0
         self._seen = clock.monotonic()
 
-    def now(self, floor: float = 0.0) -> float:
-        """The store's time; at least `floor`, what another process has already written."""
+    def now(self, floor: float = 0.0, wall: float | None = None) -> float:
+        """The store's time; at least `floor`, what another process has already written.
+
+        `wall` is what a server's clock shows, where that is the one that counts.
+        """
         with self._lock:
-            wall, seen = self._clock.time(), self._clock.monotonic()
+            wall = self._clock.time() if wall is None else wall
+            seen = self._clock.monotonic()
             slow = self._last + max(0.0, seen - self._seen) / 2  # `floor` is of now, not of our last look
             self._seen = seen
             self._last = max(wall, slow, floor)

@@ -1,6 +1,7 @@
-"""Memory and SQLite pass the suite every store passes."""
+"""Memory, SQLite and PostgreSQL pass the suite every store passes."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,27 +10,31 @@ from errandry.clock import Clock
 from errandry.store.contract import Bounds, Store
 from errandry.store.memory import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
+from errandry.store.url import store_at
 from errandry.testing.conformance import Conformance, MakeStore
+from tests.store.server import server
 
-STORES: Mapping[str, Callable[[Path, Clock, Bounds], Store]] = {
-    "memory": lambda _, clock, bounds: MemoryStore(clock, bounds),
-    "sqlite": SqliteStore,
+STORES: Mapping[str, Callable[[Path, Clock, Bounds, ExitStack], Store]] = {
+    "memory": lambda _, clock, bounds, stack: MemoryStore(clock, bounds),
+    "sqlite": lambda path, clock, bounds, stack: SqliteStore(path, clock, bounds),
+    "postgres": lambda _, clock, bounds, stack: store_at(stack.enter_context(server().lent()), clock, bounds),
 }
 
 
 @pytest.fixture(params=list(STORES))
 async def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MakeStore]:
     opened: list[Store] = []
+    with ExitStack() as stack:
 
-    async def make(clock: Clock, bounds: Bounds) -> Store:
-        store = STORES[request.param](tmp_path / f"{len(opened)}.db", clock, bounds)
-        await store.open()
-        opened.append(store)
-        return store
+        async def make(clock: Clock, bounds: Bounds) -> Store:
+            store = STORES[request.param](tmp_path / f"{len(opened)}.db", clock, bounds, stack)
+            await store.open()
+            opened.append(store)
+            return store
 
-    yield make
-    for store in opened:
-        await store.close()
+        yield make
+        for store in opened:
+            await store.close()
 
 
 class TestConformance(Conformance):

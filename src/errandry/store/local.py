@@ -10,12 +10,14 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from errandry import failpoint
 from errandry.clock import Clock, StoreClock, SystemClock
 from errandry.core import check
-from errandry.core.command import Answer, Command, GateKind, Pausing, Ref, WorkerInfo
+from errandry.core.command import Answer, Claims, Command, GateKind, Pausing, Ref, Settle, WorkerInfo
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.state import State
+from errandry.errors import CommandFailed
 from errandry.store import cursor as cursors
 from errandry.store.contract import Bounds, Events, Page, QueueInfo
 from errandry.store.ledger import LIFETIME
@@ -151,6 +153,22 @@ class LocalStore:
             return None if run_at is None else max(0.0, run_at - now)
 
         return await self.read(look)
+
+
+def failed(command: Command, error: Exception) -> CommandFailed:
+    """The answer to a command that could not be written."""
+    failed = CommandFailed(type(command).__name__, f"{type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed
+
+
+def reach(when: str, commands: Sequence[Command], answers: Sequence[Answer]) -> None:
+    """The failpoints around the commit of a pass that has claimed something, or settles."""
+    if failpoint.IS_ARMED:
+        if any(isinstance(answer, Claims) and answer.jobs for answer in answers):
+            failpoint.reach(f"{when}_claim_commit")
+        if any(isinstance(command, Settle) for command in commands):
+            failpoint.reach(f"{when}_settle_commit")
 
 
 def _counted(tables: Tables, lifetime: bool) -> dict[str, dict[str, int]]:

@@ -1,11 +1,12 @@
-"""Stores by address: `memory:`, `sqlite:///jobs.db` (relative), `sqlite:////var/lib/jobs.db` (absolute).
+"""Stores by address: `memory:`, `sqlite:///jobs.db` (relative), `sqlite:////var/lib/jobs.db` (absolute),
+`postgresql://user@host/database`.
 
 Drivers are imported only when they are asked for.
 """
 
 from collections.abc import Callable
 from difflib import get_close_matches
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from errandry.clock import Clock
 from errandry.errors import InvalidValue
@@ -43,6 +44,25 @@ def _sqlite(parts: SplitResult, clock: Clock | None, bounds: Bounds | None) -> S
     return SqliteStore(path, clock, bounds, **options)
 
 
+def _postgres(parts: SplitResult, clock: Clock | None, bounds: Bounds | None) -> Store:
+    try:
+        from errandry.store.postgres.driver import PostgresStore
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("psycopg"):
+            raise
+        right = "install the extra postgres: pip install 'errandry[postgres]'"
+        raise InvalidValue("url", f"{parts.scheme}:…", f"needs psycopg, which is not here: {right}") from None
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    options = {name: value for name, value in given if name in _OURS}
+    rest = urlencode([pair for pair in given if pair[0] not in _OURS], quote_via=quote)
+    url = f"postgresql://{parts.netloc}{parts.path}?{rest}"
+    return PostgresStore(url, clock, bounds, **options)
+
+
+_OURS = ("schema",)
+"""Options of a PostgreSQL address that are not libpq's."""
+
+
 def _options(parts: SplitResult, *known: str) -> dict[str, str]:
     """What follows the question mark; nothing that is not known."""
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -57,4 +77,6 @@ def _options(parts: SplitResult, *known: str) -> dict[str, str]:
 _DRIVERS: dict[str, Callable[[SplitResult, Clock | None, Bounds | None], Store]] = {
     "memory": _memory,
     "sqlite": _sqlite,
+    "postgresql": _postgres,
+    "postgres": _postgres,
 }

@@ -12,14 +12,13 @@ from typing import TypeVar
 
 import apsw
 
-from errandry import failpoint
 from errandry.clock import Clock
 from errandry.core import check
-from errandry.core.command import Answer, Claims, Command, Ref, Settle
-from errandry.errors import CommandFailed, InvalidValue, StoreClosed, StoreError
+from errandry.core.command import Answer, Command, Ref
+from errandry.errors import InvalidValue, StoreClosed, StoreError
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds
-from errandry.store.local import LocalStore
+from errandry.store.local import LocalStore, failed, reach
 from errandry.store.sqlite.file import TROUBLE, Durability, File, explained
 from errandry.store.sqlite.fork import USING
 from errandry.store.sqlite.tables import SQL, SqliteTables
@@ -126,9 +125,9 @@ class SqliteStore(LocalStore):
             now = self.clock.now(tables.begin())
             answers = apply(commands, tables, now, self.bounds)
             tables.leave(now)
-            _reach("before", commands, answers)
+            reach("before", commands, answers)
             db.execute(SQL["commit"])
-            _reach("after", commands, answers)
+            reach("after", commands, answers)
         except BaseException:
             tables.forget()
             if db.in_transaction:
@@ -144,9 +143,7 @@ class SqliteStore(LocalStore):
         except StoreError as error:
             return error
         except Exception as error:
-            failed = CommandFailed(type(command).__name__, f"{type(error).__name__}: {error}")
-            failed.__cause__ = error
-            return failed
+            return failed(command, error)
 
 
 class _Open:
@@ -238,12 +235,3 @@ class _Open:
 
     def _version(self) -> int:
         return int(self.file.db.pragma("data_version"))
-
-
-def _reach(when: str, commands: Sequence[Command], answers: Sequence[Answer]) -> None:
-    """The failpoints around the commit of a pass that has claimed something, or settles."""
-    if failpoint.IS_ARMED:
-        if any(isinstance(answer, Claims) and answer.jobs for answer in answers):
-            failpoint.reach(f"{when}_claim_commit")
-        if any(isinstance(command, Settle) for command in commands):
-            failpoint.reach(f"{when}_settle_commit")

@@ -1,0 +1,1 @@
+"""The PostgreSQL store: the same passes on a database server."""

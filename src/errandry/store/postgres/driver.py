@@ -1,0 +1,226 @@
+"""The PostgreSQL driver: passes as transactions, each on the connection and the thread of its track.
+
+What decides is the same as for every store that decides in this process; here is how a pass is made
+atomic, what is tried again, and where reads run.
+"""
+
+import asyncio
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from typing import TypeVar
+
+import psycopg
+
+from errandry.clock import Clock
+from errandry.core.command import Answer, Claim, Command, Insert, touched
+from errandry.errors import ReplyLost, StoreClosed, StoreError
+from errandry.store.apply import apply
+from errandry.store.contract import Bounds
+from errandry.store.local import LocalStore, failed, reach
+from errandry.store.postgres.address import SCHEMA, Address, address_of
+from errandry.store.postgres.link import Link
+from errandry.store.postgres.listen import Listener
+from errandry.store.postgres.migrate import migrate
+from errandry.store.postgres.tables import PostgresTables
+from errandry.store.postgres.track import TIMEOUTS, Track, track_of
+from errandry.store.postgres.trouble import LOCKED, MOVED, explained
+from errandry.store.tables import Tables
+from errandry.store.waking import Bell
+
+T = TypeVar("T")
+Written = tuple[list[Answer], bool]
+"""The answers of a pass, and whether it changed anything."""
+
+TRIES = 5
+"""So often is a pass tried when other transactions are in its way."""
+PATIENCE = 5.0
+"""So long does a close wait for what is under way before it breaks it off."""
+
+
+class PostgresStore(LocalStore):
+    """A store in `schema` of the database at `url`, which may say all that libpq understands.
+
+    Its clock is the server's, unless it is given one.
+    """
+
+    tracks = len(TIMEOUTS)
+
+    def __init__(
+        self, url: str, clock: Clock | None = None, bounds: Bounds | None = None, schema: str = SCHEMA
+    ) -> None:
+        super().__init__(clock, bounds)
+        self.address = address_of(url, schema)
+        self._has_servers_clock = clock is None
+        self._open: _Open | None = None
+
+    def track(self, command: Command) -> int:
+        return track_of(command)
+
+    async def open(self) -> None:
+        if self._open is not None and self._open.is_forked:
+            self._open, self.bell = None, Bell()  # who waits on the old one is the parent
+        if self._open is None:
+            opened = _Open(self.address)
+            try:
+                await asyncio.wrap_future(opened.reader.submit(self._migrate, opened.reader.link))
+            except BaseException:
+                opened.close()
+                raise
+            self._open = opened
+
+    async def close(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None and not opened.is_forked:
+            opened.close()
+            self.bell.ring()
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        opened = await self._opened()
+        number = max(map(track_of, commands), default=0)
+        written = opened.tracks[number].submit(self._write, opened, number, commands)
+        answers, is_dirty = await asyncio.wrap_future(written)
+        if is_dirty:  # or whoever claims in vain would wake itself by it
+            self.bell.ring()
+        return answers
+
+    async def wake(self, pulse: int, timeout: float) -> bool:
+        opened = await self._opened()
+        opened.listener.start(self.bell)
+        return await self.bell.wait(pulse, timeout)
+
+    async def read(self, look: Callable[[Tables, float], T]) -> T:
+        opened = await self._opened()
+        return await asyncio.wrap_future(opened.reader.submit(self._read, opened.reader.link, look))
+
+    async def _opened(self) -> "_Open":
+        if self._open is None:
+            raise StoreClosed(self.address.name, "the store is not open")
+        if self._open.is_forked:
+            await self.open()
+        return self._open
+
+    # On the thread of a track.
+
+    def _migrate(self, link: Link) -> None:
+        with explained(self.address.name):
+            migrate(link.connection, self.address)
+
+    def _write(self, opened: "_Open", number: int, commands: Sequence[Command]) -> Written:
+        try:
+            return self._tried(opened, number, commands)
+        except StoreError:
+            raise
+        except Exception:
+            # One of the commands cannot be written. Which one shows when each goes alone.
+            return [self._alone(opened, number, command) for command in commands], True
+
+    def _alone(self, opened: "_Open", number: int, command: Command) -> Answer:
+        try:
+            with explained(self.address.name):
+                return self._tried(opened, number, [command])[0][0]
+        except StoreError as error:
+            return error
+        except Exception as error:
+            return failed(command, error)
+
+    def _tried(self, opened: "_Open", number: int, commands: Sequence[Command]) -> Written:
+        """A pass, again if another transaction was in its way."""
+        link = opened.tracks[number].link
+        for _ in range(TRIES):
+            try:
+                return self._pass(opened, number, commands)
+            except MOVED:
+                link.forget_prepared()
+            except LOCKED:
+                time.sleep(random.uniform(0.001, 0.01))
+        return self._pass(opened, number, commands)
+
+    def _pass(self, opened: "_Open", number: int, commands: Sequence[Command]) -> Written:
+        """One transaction: all of it durable, or nothing written."""
+        link, is_sent = opened.tracks[number].link, False
+        try:
+            tables, now = self._begun(link, TIMEOUTS[number], commands)
+            answers = apply(commands, tables, now, self.bounds)
+            reach("before", commands, answers)
+            is_sent = True
+            link.commit(tables.event_row and (*tables.event_row, opened.channel, opened.name))
+            reach("after", commands, answers)
+        except BaseException as error:
+            is_lost = not link.is_up
+            link.roll_back()
+            if is_sent and is_lost and isinstance(error, psycopg.Error):
+                raise ReplyLost(self.address.name, "the connection was lost during a commit") from error
+            if isinstance(error, psycopg.Error) and not isinstance(error, LOCKED + MOVED):
+                with explained(self.address.name):
+                    raise
+            raise
+        return answers, tables.is_dirty
+
+    def _begun(
+        self, link: Link, lock_timeout: str, commands: Sequence[Command]
+    ) -> tuple[PostgresTables, float]:
+        workers = {command.worker for command in commands if isinstance(command, Claim)}
+        fresh = {one for command in commands if isinstance(command, Insert) for one in touched(command)}
+
+        def begin() -> tuple[PostgresTables, float]:
+            tables = link.tables
+            link.run("begin")
+            return tables, self._now(*tables.begin(lock_timeout, workers, fresh))
+
+        return _again(link, begin)
+
+    def _read(self, link: Link, look: Callable[[Tables, float], T]) -> T:
+        def snapshot() -> T:
+            tables = link.tables
+            try:
+                link.run("begin_read")
+                return look(tables, self._now(*tables.look()))
+            finally:
+                link.roll_back()
+
+        with explained(self.address.name):
+            return _again(link, snapshot)
+
+    def _now(self, floor: float, servers: float) -> float:
+        return self.clock.now(floor, servers if self._has_servers_clock else None)
+
+
+class _Open:
+    """Everything that is there only while the store is open."""
+
+    def __init__(self, address: Address) -> None:
+        self._pid = os.getpid()
+        self.name = secrets.token_hex(8)
+        self.channel = f"errandry_{address.schema}"
+        self.tracks = [Track(address, f"write-{number}") for number in range(len(TIMEOUTS))]
+        self.reader = Track(address, "read", writes=False)
+        self.listener = Listener(address, self.channel, self.name)
+
+    @property
+    def is_forked(self) -> bool:
+        return self._pid != os.getpid()
+
+    def close(self) -> None:
+        self.listener.stop()
+        ends = {track.end(): track for track in (*self.tracks, self.reader)}
+        _, late = wait(ends, PATIENCE)
+        for end in late:
+            ends[end].link.break_off()
+        wait(late, PATIENCE)
+
+
+def _again(link: Link, work: Callable[[], T]) -> T:
+    """Do what changes nothing; once more if the connection had been lost while nobody used it."""
+    was_up = link.is_up
+    try:
+        return work()
+    except psycopg.OperationalError:
+        if not was_up or link.is_up:
+            raise
+    except MOVED:
+        link.forget_prepared()
+    return work()

@@ -1,0 +1,421 @@
+-- name: begin
+BEGIN;
+
+-- name: begin_read
+BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+
+-- name: commit
+COMMIT;
+
+-- name: rollback
+ROLLBACK;
+
+-- name: head
+-- What every pass starts from. How long it may wait for locks, and the server for it; plans that hold however many
+-- rows there are; the claims of one worker one after the other, so that a repeated one finds the first; the time.
+SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', '10s', true),
+       set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true),
+       (SELECT count(pg_advisory_xact_lock(hashtextextended(worker, 'errandry.claims'::regclass::oid::bigint)))
+          FROM unnest(%s::text[]) AS worker),
+       identity, folded, coalesce((SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1), at),
+       extract(epoch FROM clock_timestamp())::float8
+  FROM errandry.store;
+
+-- name: last_event
+SELECT coalesce(max(n), 0) FROM errandry.events;
+
+-- name: head_read
+SELECT set_config('jit', 'off', true), identity, folded,
+       coalesce((SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1), at),
+       extract(epoch FROM clock_timestamp())::float8
+  FROM errandry.store;
+
+-- name: numbers
+SELECT nextval('errandry.number') FROM generate_series(1, %s);
+
+-- name: insert
+INSERT INTO errandry.live
+SELECT * FROM unnest(
+    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
+    %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[], %s::text[],
+    %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
+    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::bigint[]);
+
+-- name: finish
+INSERT INTO errandry.history
+SELECT * FROM unnest(
+    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
+    %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[], %s::text[],
+    %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
+    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]);
+
+-- name: update
+-- Everything that can change while a job is not finished; parameters are whole rows.
+UPDATE errandry.live
+   SET state = new.state, reason = new.reason, settled = new.settled, payload = new.payload, priority =
+       new.priority, place = new.place, run_at = new.run_at, attempts = new.attempts, max_attempts =
+       new.max_attempts, releases = new.releases, crashes = new.crashes, open_children = new.open_children,
+       deadline = new.deadline, fence = new.fence, worker = new.worker, lease_until = new.lease_until,
+       cancel_requested = new.cancel_requested, result = new.result, updated_at = new.updated_at, claimed_at =
+       new.claimed_at, started_at = new.started_at, progress = new.progress, tags = new.tags, errors =
+       new.errors, logs = new.logs, lane = new.lane
+  FROM unnest(
+    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
+    %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[], %s::text[],
+    %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
+    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::bigint[])
+    AS new (seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at,
+            attempts, max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence,
+            worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at,
+            started_at, finished_at, expires_at, backoff, keep, progress, tags, errors, logs, lane)
+ WHERE live.seq = new.seq;
+
+-- name: finish_live
+-- The same from the row it has in `live`: what an end leaves alone is copied, not sent.
+WITH gone AS (
+    DELETE FROM errandry.live
+     USING unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::text[],
+                  %s::float8[], %s::float8[], %s::text[])
+        AS new (seq, state, reason, settled, releases, crashes, result, updated_at, expires_at, errors)
+     WHERE live.seq = new.seq
+    RETURNING live.seq, id, task, queue, grp, new.state, ordering, new.reason, new.settled, payload, priority,
+              NULL::bigint, run_at, attempts, max_attempts, new.releases, new.crashes, max_crashes, open_children,
+              timeout, deadline, fence, worker, NULL::float8, cancel_requested, new.result, metadata, created_at,
+              new.updated_at, claimed_at, started_at, new.updated_at AS finished_at, new.expires_at, backoff, keep,
+              progress, tags, new.errors, logs)
+INSERT INTO errandry.history SELECT * FROM gone;
+
+-- name: claim
+-- From waiting to held; what a claim leaves alone is not written.
+UPDATE errandry.live
+   SET state = new.state, attempts = new.attempts, fence = new.fence, worker = new.worker,
+       lease_until = new.lease_until, updated_at = new.updated_at, claimed_at = new.updated_at,
+       started_at = new.started_at, settled = NULL, progress = NULL, place = NULL, lane = NULL
+  FROM unnest(%s::bigint[], %s::text[], %s::bigint[], %s::bigint[], %s::text[], %s::float8[], %s::float8[],
+              %s::float8[])
+    AS new (seq, state, attempts, fence, worker, lease_until, updated_at, started_at)
+ WHERE live.seq = new.seq;
+
+-- name: renew
+UPDATE errandry.live SET lease_until = new.lease_until, updated_at = new.updated_at
+  FROM unnest(%s::bigint[], %s::float8[], %s::float8[]) AS new (seq, lease_until, updated_at)
+ WHERE live.seq = new.seq;
+
+-- name: delete_live
+DELETE FROM errandry.live WHERE seq = ANY (%s::bigint[]);
+
+-- name: delete_history
+DELETE FROM errandry.history WHERE seq = ANY (%s::bigint[]);
+
+-- name: find_live
+SELECT * FROM errandry.live WHERE id = ANY (%s::text[]);
+
+-- name: find_history
+SELECT * FROM errandry.history WHERE id = ANY (%s::text[]);
+
+-- name: lock_live
+-- Whoever locks several jobs locks them in the order of their ids.
+SELECT * FROM errandry.live WHERE id = ANY (%s::text[]) ORDER BY id FOR NO KEY UPDATE;
+
+-- name: lock_history
+SELECT * FROM errandry.history WHERE id = ANY (%s::text[]) ORDER BY id FOR NO KEY UPDATE;
+
+-- name: ids_live
+-- Ids that begin or end with a part of one. Only the index is read, though all of it.
+SELECT id FROM errandry.live
+ WHERE starts_with(id, %(part)s::text) OR right(id, length(%(part)s::text)) = %(part)s::text
+ ORDER BY id LIMIT %(limit)s;
+
+-- name: ids_history
+SELECT id FROM errandry.history
+ WHERE starts_with(id, %(part)s::text) OR right(id, length(%(part)s::text)) = %(part)s::text
+ ORDER BY id LIMIT %(limit)s;
+
+-- name: matching
+-- One statement for every query: a parameter of NULL says nothing. It is planned anew for its values: `part` is a
+-- constant in each part of the view, so a part that is not wanted is never read.
+SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
+       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
+       backoff, keep, progress, tags, errors, logs
+  FROM errandry.job
+ WHERE part = ANY (%(parts)s::text[])
+   AND seq < %(below)s::bigint
+   AND state = ANY (%(states)s::text[])
+   AND (%(id_in)s::text[] IS NULL OR id = ANY (%(id_in)s::text[]))
+   AND (%(id_not_in)s::text[] IS NULL OR id <> ALL (%(id_not_in)s::text[]))
+   AND (%(task_in)s::text[] IS NULL OR task = ANY (%(task_in)s::text[]))
+   AND (%(task_not_in)s::text[] IS NULL OR task <> ALL (%(task_not_in)s::text[]))
+   AND (%(queue_in)s::text[] IS NULL OR queue = ANY (%(queue_in)s::text[]))
+   AND (%(queue_not_in)s::text[] IS NULL OR queue <> ALL (%(queue_not_in)s::text[]))
+   AND (%(group_in)s::text[] IS NULL OR grp = ANY (%(group_in)s::text[]))
+   AND (%(group_not_in)s::text[] IS NULL OR grp <> ALL (%(group_not_in)s::text[]))
+   AND (%(worker_in)s::text[] IS NULL OR worker = ANY (%(worker_in)s::text[]))
+   AND (%(worker_not_in)s::text[] IS NULL OR worker IS NULL OR worker <> ALL (%(worker_not_in)s::text[]))
+   AND (%(state_in)s::text[] IS NULL OR state = ANY (%(state_in)s::text[]))
+   AND (%(state_not_in)s::text[] IS NULL OR state <> ALL (%(state_not_in)s::text[]))
+   AND (%(reason_in)s::text[] IS NULL OR reason = ANY (%(reason_in)s::text[]))
+   AND (%(reason_not_in)s::text[] IS NULL OR reason IS NULL OR reason <> ALL (%(reason_not_in)s::text[]))
+   AND (%(priority_in)s::bigint[] IS NULL OR priority = ANY (%(priority_in)s::bigint[]))
+   AND (%(priority_not_in)s::bigint[] IS NULL OR priority <> ALL (%(priority_not_in)s::bigint[]))
+   AND (%(attempts_in)s::bigint[] IS NULL OR attempts = ANY (%(attempts_in)s::bigint[]))
+   AND (%(attempts_not_in)s::bigint[] IS NULL OR attempts <> ALL (%(attempts_not_in)s::bigint[]))
+   AND (%(priority_min)s::bigint IS NULL OR priority >= %(priority_min)s::bigint)
+   AND (%(priority_max)s::bigint IS NULL OR priority <= %(priority_max)s::bigint)
+   AND (%(attempts_min)s::bigint IS NULL OR attempts >= %(attempts_min)s::bigint)
+   AND (%(attempts_max)s::bigint IS NULL OR attempts <= %(attempts_max)s::bigint)
+   AND (%(created_min)s::float8 IS NULL OR created_at >= %(created_min)s::float8)
+   AND (%(created_max)s::float8 IS NULL OR created_at <= %(created_max)s::float8)
+   AND (%(finished_min)s::float8 IS NULL OR finished_at >= %(finished_min)s::float8)
+   AND (%(finished_max)s::float8 IS NULL OR finished_at <= %(finished_max)s::float8)
+   AND (%(due_min)s::float8 IS NULL OR run_at >= %(due_min)s::float8)
+   AND (%(due_max)s::float8 IS NULL OR run_at <= %(due_max)s::float8)
+   AND (%(tags_all)s::jsonb IS NULL OR (tags IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM jsonb_array_elements(%(tags_all)s::jsonb) AS any_of
+         WHERE NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(any_of) AS one WHERE tags::jsonb ? one))))
+   AND (%(tags_none)s::jsonb IS NULL OR tags IS NULL OR NOT EXISTS (
+        SELECT 1 FROM jsonb_array_elements_text(%(tags_none)s::jsonb) AS one WHERE tags::jsonb ? one))
+   AND (%(id_has)s::jsonb IS NULL OR errandry.has_all(id, %(id_has)s::jsonb))
+   AND (%(id_lacks)s::jsonb IS NULL OR errandry.has_none(id, %(id_lacks)s::jsonb))
+   AND (%(task_has)s::jsonb IS NULL OR errandry.has_all(task, %(task_has)s::jsonb))
+   AND (%(task_lacks)s::jsonb IS NULL OR errandry.has_none(task, %(task_lacks)s::jsonb))
+   AND (%(queue_has)s::jsonb IS NULL OR errandry.has_all(queue, %(queue_has)s::jsonb))
+   AND (%(queue_lacks)s::jsonb IS NULL OR errandry.has_none(queue, %(queue_lacks)s::jsonb))
+   AND (%(group_has)s::jsonb IS NULL OR errandry.has_all(grp, %(group_has)s::jsonb))
+   AND (%(group_lacks)s::jsonb IS NULL OR errandry.has_none(grp, %(group_lacks)s::jsonb))
+   AND (%(worker_has)s::jsonb IS NULL OR errandry.has_all(worker, %(worker_has)s::jsonb))
+   AND (%(worker_lacks)s::jsonb IS NULL OR errandry.has_none(worker, %(worker_lacks)s::jsonb))
+   AND (%(payload_has)s::jsonb IS NULL OR errandry.has_all(payload, %(payload_has)s::jsonb))
+   AND (%(payload_lacks)s::jsonb IS NULL OR errandry.has_none(payload, %(payload_lacks)s::jsonb))
+   AND (%(result_has)s::jsonb IS NULL OR errandry.has_all(result, %(result_has)s::jsonb))
+   AND (%(result_lacks)s::jsonb IS NULL OR errandry.has_none(result, %(result_lacks)s::jsonb))
+   AND (%(error_has)s::jsonb IS NULL OR NOT EXISTS (
+        SELECT 1 FROM jsonb_array_elements(%(error_has)s::jsonb) AS any_of
+         WHERE NOT EXISTS (SELECT 1 FROM json_array_elements(errors::json) AS error
+                            WHERE errandry.has_all(coalesce(error ->> 'type', '') || ': '
+                                                   || coalesce(error ->> 'message', ''), jsonb_build_array(any_of)))))
+   AND (%(error_lacks)s::jsonb IS NULL OR NOT EXISTS (
+        SELECT 1 FROM json_array_elements(errors::json) AS error
+         WHERE errandry.has_all(coalesce(error ->> 'type', '') || ': ' || coalesce(error ->> 'message', ''),
+                                jsonb_build_array(%(error_lacks)s::jsonb))))
+ ORDER BY seq DESC
+ LIMIT %(limit)s;
+
+-- name: share_lanes
+-- The lanes of these jobs that have their mark, held: nobody takes it from them before this pass is over.
+SELECT lane, queue, task, grp
+  FROM errandry.lanes
+  JOIN unnest(%s::text[], %s::text[], %s::text[]) AS wanted (queue, task, grp) USING (queue, task, grp)
+ WHERE ready
+ ORDER BY lane
+   FOR SHARE OF lanes;
+
+-- name: mark_lanes
+-- The same for those that were without it, or not there.
+INSERT INTO errandry.lanes (queue, task, grp, ready, used_at)
+SELECT queue, task, grp, true, %s::float8
+  FROM unnest(%s::text[], %s::text[], %s::text[]) AS wanted (queue, task, grp)
+ ORDER BY queue, task, grp
+    ON CONFLICT (queue, task, grp) DO UPDATE SET ready = true, used_at = excluded.used_at
+RETURNING lane, queue, task, grp;
+
+-- name: open_lanes
+-- Lanes with waiting jobs, of these queues and tasks (NULL: all) and not of those, that are not paused; none if the
+-- worker is. The most urgent first; more lanes than jobs are wanted are of no use.
+SELECT lanes.lane
+  FROM errandry.lanes
+ CROSS JOIN LATERAL (SELECT priority, place FROM errandry.live
+                      WHERE live.lane = lanes.lane AND live.state = 'waiting'
+                        AND (%(suspects)s::boolean OR live.crashes = 0)
+                      ORDER BY live.priority, live.place LIMIT 1) AS first
+ WHERE lanes.ready
+   AND (%(queues)s::text[] IS NULL OR lanes.queue = ANY (%(queues)s::text[]))
+   AND (%(tasks)s::text[] IS NULL OR lanes.task = ANY (%(tasks)s::text[]))
+   AND lanes.task <> ALL (%(without)s::text[])
+   AND NOT EXISTS (SELECT 1 FROM errandry.gates WHERE kind = 'queue' AND name = lanes.queue)
+   AND NOT EXISTS (SELECT 1 FROM errandry.gates WHERE kind = 'task' AND name = lanes.task)
+   AND NOT EXISTS (SELECT 1 FROM errandry.gates WHERE kind = 'worker' AND name = %(worker)s::text)
+ ORDER BY first.priority, first.place
+ LIMIT %(limit)s;
+
+-- name: line
+-- The waiting jobs of a lane in order, with suspects or without; what another pass is about to move is left to it.
+SELECT * FROM errandry.live
+ WHERE lane = %s AND state = 'waiting' AND (%s::boolean OR crashes = 0)
+ ORDER BY priority, place LIMIT %s
+   FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: lines
+-- The first jobs of several lanes taken together. How many each lane gives is counted first, so that no more are locked
+-- than taken.
+WITH best AS (
+    SELECT spot.lane
+      FROM unnest(%(lanes)s::bigint[]) AS open (lane)
+     CROSS JOIN LATERAL (SELECT live.lane, live.priority, live.place FROM errandry.live
+                          WHERE live.lane = open.lane AND state = 'waiting'
+                            AND (%(suspects)s::boolean OR crashes = 0)
+                          ORDER BY priority, place LIMIT %(limit)s) AS spot
+     ORDER BY spot.priority, spot.place LIMIT %(limit)s),
+shares AS (SELECT lane, count(*) AS jobs FROM best GROUP BY lane)
+SELECT job.*
+  FROM shares
+ CROSS JOIN LATERAL (SELECT * FROM errandry.live
+                      WHERE live.lane = shares.lane AND state = 'waiting'
+                        AND (%(suspects)s::boolean OR crashes = 0)
+                      ORDER BY priority, place LIMIT shares.jobs
+                        FOR NO KEY UPDATE SKIP LOCKED) AS job
+ ORDER BY job.priority, job.place;
+
+-- name: queue_has_waiting
+SELECT 1 FROM errandry.lanes
+ WHERE queue = %s AND ready
+   AND EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting')
+ LIMIT 1;
+
+-- name: marks
+SELECT (SELECT min(run_at) FROM errandry.live WHERE state = 'scheduled'),
+       (SELECT min(lease_until) FROM errandry.live WHERE state IN ('claimed', 'running')),
+       (SELECT min(deadline) FROM errandry.live
+         WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting'));
+
+-- name: due
+SELECT * FROM errandry.live WHERE state = 'scheduled' AND run_at <= %s
+ ORDER BY run_at, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: expired
+SELECT * FROM errandry.live WHERE state IN ('claimed', 'running') AND lease_until <= %s
+ ORDER BY lease_until, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: held
+SELECT * FROM errandry.live WHERE state IN ('claimed', 'running') AND lease_until <= %s
+ ORDER BY lease_until, seq LIMIT %s;
+
+-- name: lapsed
+SELECT * FROM errandry.live
+ WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting') AND deadline <= %s
+ ORDER BY deadline, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: outlived
+SELECT * FROM errandry.history WHERE expires_at <= %s ORDER BY expires_at, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: held_by
+SELECT * FROM errandry.live
+ WHERE state IN ('claimed', 'running') AND worker = ANY (%s::text[])
+ ORDER BY lease_until, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: cancels
+SELECT id, fence FROM errandry.live
+ WHERE cancel_requested AND worker = %s AND state = 'running' ORDER BY seq;
+
+-- name: remember
+INSERT INTO errandry.claims (worker, claimed_at, nonce, refs) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (worker) DO UPDATE
+       SET claimed_at = excluded.claimed_at, nonce = excluded.nonce, refs = excluded.refs;
+
+-- name: recall
+SELECT refs FROM errandry.claims WHERE worker = %s AND nonce = %s;
+
+-- name: pause
+INSERT INTO errandry.gates (kind, name, paused_at, paused_by) VALUES (%s, %s, %s, %s)
+    ON CONFLICT DO NOTHING RETURNING 1;
+
+-- name: resume
+DELETE FROM errandry.gates WHERE kind = %s AND name = %s RETURNING 1;
+
+-- name: paused
+SELECT name, paused_at, paused_by FROM errandry.gates WHERE kind = %s ORDER BY name;
+
+-- name: beat
+INSERT INTO errandry.workers (worker, seen_at, beat) VALUES (%s, %s, %s)
+    ON CONFLICT (worker) DO UPDATE SET seen_at = excluded.seen_at, beat = excluded.beat;
+
+-- name: forget_worker
+DELETE FROM errandry.workers WHERE worker = %s;
+
+-- name: workers
+SELECT beat, seen_at FROM errandry.workers ORDER BY worker;
+
+-- name: append
+SELECT errandry.append(%s::float8, %s::bigint, %s::text, %s::text, %s::text, %s::text);
+
+-- name: events
+SELECT n, at, entries FROM errandry.events WHERE n >= %s ORDER BY n LIMIT %s;
+
+-- name: log_span
+SELECT (SELECT min(n) FROM errandry.events), coalesce((SELECT max(n) FROM errandry.events), dropped)
+  FROM errandry.store;
+
+-- name: totals
+SELECT queue, name, sum(value)::bigint FROM errandry.totals GROUP BY queue, name;
+
+-- name: unfolded
+SELECT n, deltas FROM errandry.events WHERE n > (SELECT folded FROM errandry.store) ORDER BY n LIMIT %s;
+
+-- name: fold
+INSERT INTO errandry.totals (queue, task, name, value)
+SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[]) AS new (queue, task, name, value)
+ ORDER BY queue, task, name
+    ON CONFLICT (queue, task, name) DO UPDATE SET value = totals.value + excluded.value;
+
+-- name: folded
+UPDATE errandry.store SET folded = %s;
+
+-- name: ready_since
+-- For each queue with waiting jobs: since when the job next in one of its lines could have run.
+SELECT queue, min(since)
+  FROM errandry.lanes
+ CROSS JOIN LATERAL (SELECT greatest(created_at, coalesce(run_at, 0)) AS since FROM errandry.live
+                      WHERE live.lane = lanes.lane AND state = 'waiting'
+                      ORDER BY priority, place LIMIT 1) AS first
+ WHERE ready
+ GROUP BY queue;
+
+-- name: may_trim
+-- One at a time is enough.
+SELECT pg_try_advisory_xact_lock(hashtextextended('trim', 'errandry.store'::regclass::oid::bigint));
+
+-- name: held_events
+SELECT coalesce((SELECT total FROM errandry.events ORDER BY n DESC LIMIT 1)
+                - (SELECT total - count FROM errandry.events ORDER BY n LIMIT 1), 0);
+
+-- name: old_events
+-- Those whose deltas are in the totals.
+SELECT n, count, total, at FROM errandry.events
+ WHERE n <= (SELECT folded FROM errandry.store) ORDER BY n LIMIT %s;
+
+-- name: drop_events
+DELETE FROM errandry.events WHERE n <= %s;
+
+-- name: dropped
+UPDATE errandry.store SET dropped = %s, total = %s, at = %s;
+
+-- name: drop_workers
+DELETE FROM errandry.workers WHERE seen_at <= %s RETURNING worker;
+
+-- name: drop_claims
+DELETE FROM errandry.claims WHERE claimed_at <= %s;
+
+-- name: idle_lanes
+-- Lanes that seem to have no waiting jobs, as far as nobody holds them. Now nobody can put a job there.
+SELECT lane FROM errandry.lanes
+ WHERE (ready OR used_at <= %s)
+   AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting')
+ ORDER BY lane LIMIT %s
+   FOR UPDATE SKIP LOCKED;
+
+-- name: rest_lanes
+UPDATE errandry.lanes SET ready = false
+ WHERE lane = ANY (%s::bigint[]) AND ready
+   AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting');
+
+-- name: drop_lanes
+-- They come back with the next job.
+DELETE FROM errandry.lanes
+ WHERE lane = ANY (%s::bigint[]) AND NOT ready AND used_at <= %s
+   AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting');

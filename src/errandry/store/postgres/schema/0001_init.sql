@@ -1,0 +1,252 @@
+-- The columns of `live` and `history` follow the fields of the record, core/job.py, one to one.
+-- `errandry.` stands for the schema the store was told to use. Text sorts by its bytes, as it does in every store.
+
+-- Numbers for a job's `seq` and for its place in line.
+CREATE SEQUENCE errandry.number AS bigint;
+
+-- One row, written only by upkeep: who this store is, the last event row whose deltas are in `totals`, and the last one
+-- that was dropped with its time (no pass goes back behind it).
+CREATE TABLE errandry.store (
+    one      integer PRIMARY KEY CHECK (one = 1),
+    identity text             NOT NULL,
+    folded   bigint           NOT NULL DEFAULT 0,
+    dropped  bigint           NOT NULL DEFAULT 0,
+    total    bigint           NOT NULL DEFAULT 0,
+    at       double precision NOT NULL DEFAULT 0
+);
+INSERT INTO errandry.store (one, identity) VALUES (1, substr(replace(gen_random_uuid()::text, '-', ''), 1, 16));
+
+-- Jobs that are not finished. `lane` is set while the job waits in line. Rows change often and do not live long: pages
+-- keep room for the next version, and are cleaned early.
+CREATE TABLE errandry.live (
+    seq              bigint           NOT NULL,
+    id               text COLLATE "C" NOT NULL,
+    task             text COLLATE "C" NOT NULL,
+    queue            text COLLATE "C" NOT NULL,
+    grp              text COLLATE "C" NOT NULL,
+    state            text COLLATE "C" NOT NULL,
+    ordering         text COLLATE "C" NOT NULL,
+    reason           text COLLATE "C",
+    settled          text COLLATE "C",
+    payload          text COLLATE "C" NOT NULL,
+    priority         bigint           NOT NULL,
+    place            bigint,
+    run_at           double precision,
+    attempts         bigint           NOT NULL,
+    max_attempts     bigint           NOT NULL,
+    releases         bigint           NOT NULL,
+    crashes          bigint           NOT NULL,
+    max_crashes      bigint           NOT NULL,
+    open_children    bigint           NOT NULL,
+    timeout          double precision,
+    deadline         double precision,
+    fence            bigint           NOT NULL,
+    worker           text COLLATE "C",
+    lease_until      double precision,
+    cancel_requested boolean          NOT NULL,
+    result           text COLLATE "C",
+    metadata         text COLLATE "C",
+    created_at       double precision NOT NULL,
+    updated_at       double precision NOT NULL,
+    claimed_at       double precision,
+    started_at       double precision,
+    finished_at      double precision,
+    expires_at       double precision,
+    backoff          text COLLATE "C",
+    keep             text COLLATE "C",
+    progress         text COLLATE "C",
+    tags             text COLLATE "C",
+    errors           text COLLATE "C",
+    logs             text COLLATE "C",
+    lane             bigint,
+    CONSTRAINT live_pkey PRIMARY KEY (seq),
+    CONSTRAINT live_id UNIQUE (id)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX live_ready ON errandry.live (lane, priority, place) WHERE state = 'waiting';
+CREATE INDEX live_due ON errandry.live (run_at, seq) WHERE state = 'scheduled';
+CREATE INDEX live_leased ON errandry.live (lease_until, seq) WHERE state IN ('claimed', 'running');
+CREATE INDEX live_deadline ON errandry.live (deadline, seq)
+    WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
+CREATE INDEX live_canceling ON errandry.live (worker) WHERE cancel_requested;
+
+-- Finished jobs, until `expires_at`.
+CREATE TABLE errandry.history (
+    seq              bigint           NOT NULL,
+    id               text COLLATE "C" NOT NULL,
+    task             text COLLATE "C" NOT NULL,
+    queue            text COLLATE "C" NOT NULL,
+    grp              text COLLATE "C" NOT NULL,
+    state            text COLLATE "C" NOT NULL,
+    ordering         text COLLATE "C" NOT NULL,
+    reason           text COLLATE "C",
+    settled          text COLLATE "C",
+    payload          text COLLATE "C" NOT NULL,
+    priority         bigint           NOT NULL,
+    place            bigint,
+    run_at           double precision,
+    attempts         bigint           NOT NULL,
+    max_attempts     bigint           NOT NULL,
+    releases         bigint           NOT NULL,
+    crashes          bigint           NOT NULL,
+    max_crashes      bigint           NOT NULL,
+    open_children    bigint           NOT NULL,
+    timeout          double precision,
+    deadline         double precision,
+    fence            bigint           NOT NULL,
+    worker           text COLLATE "C",
+    lease_until      double precision,
+    cancel_requested boolean          NOT NULL,
+    result           text COLLATE "C",
+    metadata         text COLLATE "C",
+    created_at       double precision NOT NULL,
+    updated_at       double precision NOT NULL,
+    claimed_at       double precision,
+    started_at       double precision,
+    finished_at      double precision NOT NULL,
+    expires_at       double precision NOT NULL,
+    backoff          text COLLATE "C",
+    keep             text COLLATE "C",
+    progress         text COLLATE "C",
+    tags             text COLLATE "C",
+    errors           text COLLATE "C",
+    logs             text COLLATE "C",
+    CONSTRAINT history_pkey PRIMARY KEY (seq),
+    CONSTRAINT history_id UNIQUE (id)
+) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
+CREATE INDEX history_expiry ON errandry.history (expires_at, seq);
+-- Few among many completed ones, and looked for most.
+CREATE INDEX history_troubled ON errandry.history (seq) WHERE state <> 'completed';
+
+-- All jobs.
+CREATE VIEW errandry.job AS
+SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
+       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
+       backoff, keep, progress, tags, errors, logs, 'live' AS part
+  FROM errandry.live
+UNION ALL
+SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
+       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
+       backoff, keep, progress, tags, errors, logs, 'completed' AS part
+  FROM errandry.history WHERE state = 'completed'
+UNION ALL
+SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
+       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
+       backoff, keep, progress, tags, errors, logs, 'troubled' AS part
+  FROM errandry.history WHERE state <> 'completed';
+
+-- One row per (queue, task, group) in use. `ready`: it may have waiting jobs; a lane without the mark has none. Whoever
+-- puts a job in line holds its lane by a share lock; only a lane nobody holds loses its mark, or is dropped.
+CREATE TABLE errandry.lanes (
+    lane    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    queue   text COLLATE "C" NOT NULL,
+    task    text COLLATE "C" NOT NULL,
+    grp     text COLLATE "C" NOT NULL,
+    ready   boolean          NOT NULL,
+    used_at double precision NOT NULL,
+    CONSTRAINT lanes_key UNIQUE (queue, task, grp)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+
+-- What is paused, since when and by whom.
+CREATE TABLE errandry.gates (
+    kind      text COLLATE "C" NOT NULL,
+    name      text COLLATE "C" NOT NULL,
+    paused_at double precision NOT NULL,
+    paused_by text COLLATE "C" NOT NULL,
+    PRIMARY KEY (kind, name)
+);
+
+-- Unique keys of every scope; they outlive their job.
+CREATE TABLE errandry.keys (
+    key        text COLLATE "C" PRIMARY KEY,
+    job        text COLLATE "C" NOT NULL,
+    scope      text COLLATE "C" NOT NULL,
+    expires_at double precision
+);
+CREATE INDEX keys_job ON errandry.keys (job);
+CREATE INDEX keys_expiry ON errandry.keys (expires_at) WHERE expires_at IS NOT NULL;
+
+-- Flows: which child a parent waits for, and how that one ended. Kept until the parent has ended.
+CREATE TABLE errandry.edges (
+    parent  text COLLATE "C" NOT NULL,
+    child   text COLLATE "C" NOT NULL,
+    policy  text COLLATE "C" NOT NULL,
+    outcome text COLLATE "C",
+    result  text COLLATE "C",
+    PRIMARY KEY (parent, child)
+);
+CREATE INDEX edges_child ON errandry.edges (child);
+
+-- One row per pass: its events, how many there have ever been with them, and by how much the pass changed each counter.
+CREATE TABLE errandry.events (
+    n       bigint           PRIMARY KEY,
+    at      double precision NOT NULL,
+    count   bigint           NOT NULL,
+    total   bigint           NOT NULL,
+    entries text             NOT NULL,
+    deltas  text             NOT NULL
+);
+
+-- Counters up to event row `store.folded`: jobs by state, and lifetime totals (`total.…`).
+CREATE TABLE errandry.totals (
+    queue text COLLATE "C" NOT NULL,
+    task  text COLLATE "C" NOT NULL,
+    name  text COLLATE "C" NOT NULL,
+    value bigint           NOT NULL,
+    PRIMARY KEY (queue, task, name)
+);
+
+-- A worker's last sign of life, and its last claim, so that the claim can be repeated.
+CREATE TABLE errandry.workers (
+    worker  text COLLATE "C" PRIMARY KEY,
+    seen_at double precision NOT NULL,
+    beat    text             NOT NULL
+) WITH (fillfactor = 50);
+CREATE TABLE errandry.claims (
+    worker     text COLLATE "C" PRIMARY KEY,
+    claimed_at double precision NOT NULL,
+    nonce      text             NOT NULL,
+    refs       text             NOT NULL
+) WITH (fillfactor = 50);
+
+CREATE TABLE errandry.migrations (
+    number     integer PRIMARY KEY,
+    name       text        NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- The last statement of a pass: its row in the event log, numbered without gaps in the order of commits. So whoever
+-- numbers keeps the lock until the commit, which follows at once. Others are told; `sender` knows it already.
+CREATE FUNCTION errandry.append(
+    at double precision, count bigint, entries text, deltas text, channel text, sender text
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    last record;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('append', 'errandry.events'::regclass::oid::bigint));
+    SELECT e.n, e.at, e.total INTO last FROM errandry.events AS e ORDER BY e.n DESC LIMIT 1;
+    IF NOT FOUND THEN
+        SELECT s.dropped AS n, s.at, s.total INTO last FROM errandry.store AS s;
+    END IF;
+    INSERT INTO errandry.events
+    VALUES (last.n + 1, greatest(append.at, last.at), append.count, last.total + append.count, append.entries,
+            append.deltas);
+    PERFORM pg_notify(append.channel, append.sender);
+    RETURN last.n + 1;
+END
+$$;
+
+-- Whether a text holds at least one needle of each list, or none of one list. Only A-Z are folded.
+CREATE FUNCTION errandry.has_all(held text, wanted jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT held IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM jsonb_array_elements(wanted) AS any_of
+         WHERE NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(any_of) AS needle
+                            WHERE strpos(lower(held COLLATE "C"), needle) > 0))
+$$;
+CREATE FUNCTION errandry.has_none(held text, unwanted jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT held IS NULL OR NOT EXISTS (
+        SELECT 1 FROM jsonb_array_elements_text(unwanted) AS needle
+         WHERE strpos(lower(held COLLATE "C"), needle) > 0)
+$$;

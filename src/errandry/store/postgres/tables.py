@@ -1,0 +1,319 @@
+"""The tables of a pass in PostgreSQL: statements in, rows out. No rules.
+
+A writer locks every job it hands out, so that what was decided about it still holds when it is written. A
+reader sees one moment and locks nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from msgspec import json as msgjson
+from psycopg import Connection
+
+from errandry.core.command import Beat, Claim, GateKind, Pausing, Ref, WorkerInfo
+from errandry.core.event import Event
+from errandry.core.job import Job
+from errandry.core.query import Query
+from errandry.core.state import TERMINAL, WAITING, State
+from errandry.store import cursor as cursors
+from errandry.store import row as rows
+from errandry.store.contract import Bounds, Happened
+from errandry.store.plan import planned
+from errandry.store.postgres.array import array
+from errandry.store.tables import Change, Deltas, Marks
+
+FOLD_MAX = 10_000
+IDLE_LANE = 3_600.0
+EVENT_ROWS = 100
+"""So many rows of the event log are fetched at a time."""
+
+_events = msgjson.Decoder(tuple[Event, ...])
+_refs = msgjson.Decoder(tuple[Ref, ...])
+_beat = msgjson.Decoder(Beat)
+_deltas = msgjson.Decoder(list[tuple[str, str, dict[str, int]]])
+_list = msgjson.Decoder(list[str | int])
+
+
+class PostgresTables:
+    """What `store.tables.Tables` asks for, over one connection; `sql` has its statements by name."""
+
+    def __init__(self, connection: Connection[Any], sql: Mapping[str, str], writes: bool) -> None:
+        self._cursor, self._sql, self._writes = connection.cursor(), sql, writes
+        self.identity = ""
+        self.is_dirty = False
+        self.event_row: tuple[Any, ...] | None = None
+        self._lanes: dict[tuple[str, str, str], int] = {}
+        self._fresh: frozenset[str] = frozenset()
+        self._numbers: Iterator[int] = iter(())
+        self._wanted = 0
+
+    def begin(self, lock_timeout: str, workers: Iterable[str], fresh: Iterable[str]) -> tuple[float, float]:
+        """Read what a pass starts from: the time nobody may go back behind, and the server's.
+
+        `workers` claim in it. `fresh` are ids it brings: they are not expected to be there.
+        """
+        [found] = self._all("head", (lock_timeout, array(sorted(workers))))
+        self.identity = found[-4]
+        self.is_dirty = False
+        self.event_row = None
+        self._lanes = {}
+        self._fresh = frozenset(fresh)
+        self._numbers, self._wanted = iter(()), 0
+        return found[-2], found[-1]
+
+    def look(self) -> tuple[float, float]:
+        """The same for who only reads."""
+        [(_, self.identity, _, floor, now)] = self._all("head_read")
+        return floor, now
+
+    def number(self) -> int:
+        """From a sequence, as many at once as are known to be wanted: none must be left over.
+
+        A number given to a later pass would put its job before those that came first.
+        """
+        self.is_dirty = True
+        while (number := next(self._numbers, None)) is None:
+            self._numbers = iter([one for (one,) in self._all("numbers", (max(1, self._wanted),))])
+            self._wanted = 0
+        return number
+
+    def write(self, changes: Iterable[Change]) -> None:
+        changes = list(changes)
+        self._stand_in_line([after for _, after in changes if after is not None and after.state is WAITING])
+        batches = planned(changes, lambda job: self._lanes[job.queue, job.task, job.group])
+        ended = {values[0] for values in batches["finish_live"]}  # which deletes what it copies
+        batches["delete_live"] = [values for values in batches["delete_live"] if values[0] not in ended]
+        for name, batch in batches.items():
+            if batch:
+                self._run(name, [array(column) for column in zip(*batch, strict=True)])
+        self.is_dirty = True
+
+    def _stand_in_line(self, jobs: Iterable[Job]) -> None:
+        """Hold the lanes of these jobs, marked: they may have waiting jobs."""
+        moments = {(job.queue, job.task, job.group): job.updated_at for job in jobs}
+        for name in ("share_lanes", "mark_lanes"):
+            keys = [key for key in moments if key not in self._lanes]
+            if not keys:
+                return
+            columns = [array(column) for column in zip(*keys, strict=True)]
+            when = [] if name == "share_lanes" else [max(moments.values())]
+            self._lanes |= {(queue, *rest): lane for lane, queue, *rest in self._all(name, [*when, *columns])}
+
+    def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
+        """Kept for the end: it is written with the commit, under a lock that is not to last."""
+        packed = [(queue, task, changes) for (queue, task), changes in deltas.items()]
+        self.event_row = (now, len(events), rows.text(events), rows.text(packed))
+        self.is_dirty = True
+
+    def find(self, ids: Sequence[str]) -> dict[str, Job]:
+        """Live first: a job that moves meanwhile is then found in the other table, or again in this one."""
+        found: dict[str, Job] = {}
+        if not self._writes:
+            names = ["find_live", "find_history"]
+        else:
+            names = ["lock_live", "lock_history", "lock_live"]
+        for number, name in enumerate(names):
+            missing = [one for one in ids if one not in found and (number < 2 or one not in self._fresh)]
+            if missing:
+                found |= {job.id: job for job in self._jobs(name, (array(missing),))}
+        if fresh := self._fresh.intersection(ids):
+            self._wanted = sum(one not in found for one in fresh)
+        return found
+
+    def ids(self, part: str, limit: int) -> list[str]:
+        values = {"part": part, "limit": limit}
+        return sorted(one for name in ("ids_live", "ids_history") for (one,) in self._all(name, values))[
+            :limit
+        ]
+
+    def matching(
+        self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int
+    ) -> list[Job]:
+        wanted = set(states) & set(dict(query.within).get("state", State))
+        params = _params(query, wanted, now)
+        found: list[Job] = []
+        while len(found) < limit:
+            room = limit - len(found)
+            page = self._match(params | {"below": 2**63 - 1 if below is None else below, "limit": room})
+            found += self._still(page, query, wanted, now) if self._writes else page
+            if len(page) < room:
+                break
+            below = page[-1].seq
+        return found
+
+    def _match(self, params: Mapping[str, Any]) -> list[Job]:
+        cursor = self._cursor.execute(self._sql["matching"], params, prepare=False)
+        return [rows.to_job(row) for row in cursor.fetchall()]
+
+    def _still(self, jobs: Sequence[Job], query: Query, states: set[State], now: float) -> list[Job]:
+        """Those of `jobs` that match still, now that they are locked, as they are now."""
+        locked = self.find([job.id for job in jobs])
+        current = [locked[job.id] for job in jobs if job.id in locked]
+        return [job for job in current if job.state in states and query.matches(job, now)]
+
+    def ready(self, claim: Claim) -> list[Job]:
+        suspects = claim.suspects != 0
+        params = {
+            "queues": None if claim.queues is None else array(claim.queues),
+            "tasks": None if claim.tasks is None else array(claim.tasks),
+            "without": array(claim.without),
+            "suspects": suspects,
+            "worker": claim.worker,
+            "limit": claim.limit,
+        }
+        lanes = [lane for (lane,) in self._all("open_lanes", params)]
+        if len(lanes) == 1:
+            return self._jobs("line", (lanes[0], suspects, claim.limit))
+        if not lanes:
+            return []
+        return self._jobs("lines", {"lanes": array(lanes), "suspects": suspects, "limit": claim.limit})
+
+    def is_drained(self, queue: str) -> bool:
+        return not self._all("queue_has_waiting", (queue,))
+
+    def marks(self) -> Marks:
+        return Marks(*self._all("marks")[0])
+
+    def due(self, now: float, limit: int) -> list[Job]:
+        due = self._jobs("due", (now, limit))
+        self._wanted = len(due)
+        return due
+
+    def expired(self, now: float, limit: int) -> list[Job]:
+        return self._jobs("expired" if self._writes else "held", (now, limit))
+
+    def lapsed(self, now: float, limit: int) -> list[Job]:
+        return self._jobs("lapsed", (now, limit))
+
+    def outlived(self, now: float, limit: int) -> list[Job]:
+        return self._jobs("outlived", (now, limit))
+
+    def held_by(self, workers: Sequence[str], limit: int) -> list[Job]:
+        return self._jobs("held_by", (array(workers), limit))
+
+    def cancels(self, worker: str) -> tuple[Ref, ...]:
+        return tuple(Ref(*row) for row in self._all("cancels", (worker,)))
+
+    def remember(self, worker: str, nonce: str, refs: Sequence[Ref], now: float) -> None:
+        self._run("remember", (worker, now, nonce, rows.text(refs)))
+
+    def recall(self, worker: str, nonce: str) -> tuple[Ref, ...] | None:
+        found = self._all("recall", (worker, nonce))
+        return _refs.decode(found[0][0]) if found else None
+
+    def pause(self, kind: GateKind, name: str, pausing: Pausing | None) -> bool:
+        if pausing is None:
+            return bool(self._all("resume", (kind.value, name)))
+        return bool(self._all("pause", (kind.value, name, pausing.at, pausing.by)))
+
+    def paused(self, kind: GateKind) -> dict[str, Pausing]:
+        return {name: Pausing(at, by) for name, at, by in self._all("paused", (kind.value,))}
+
+    def beat(self, beat: Beat, now: float) -> None:
+        if beat.gone:
+            self._run("forget_worker", (beat.worker,))
+        else:
+            self._run("beat", (beat.worker, now, rows.text(beat)))
+        self.is_dirty = True
+
+    def workers(self) -> list[WorkerInfo]:
+        return [WorkerInfo(_beat.decode(beat), seen_at) for beat, seen_at in self._all("workers")]
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        counters: dict[str, dict[str, int]] = {}
+        for queue, name, value in self._all("totals"):
+            counters.setdefault(queue, {})[name] = value
+        for _, deltas in self._all("unfolded", (2**62,)):
+            for queue, _task, changes in _deltas.decode(deltas):
+                _add(counters.setdefault(queue, {}), changes)
+        return dict(sorted(counters.items()))
+
+    def ready_since(self) -> dict[str, float]:
+        return dict(self._all("ready_since"))
+
+    def happened(self, after: tuple[int, int], limit: int) -> list[Happened]:
+        return list(islice(self._happened(*after), limit))
+
+    def _happened(self, row: int, seen: int) -> Iterator[Happened]:
+        start = row
+        while found := self._all("events", (start, EVENT_ROWS)):
+            for n, at, entries in found:
+                events = _events.decode(entries)
+                for index, event in enumerate(events):
+                    if n > row or index >= seen:
+                        yield Happened(cursors.in_row(self.identity, n, index, len(events)), at, event)
+            start = found[-1][0] + 1
+
+    def log_span(self) -> tuple[int, int]:
+        [(first, last)] = self._all("log_span")
+        return (last + 1 if first is None else first), last
+
+    def trim(self, now: float, bounds: Bounds, limit: int) -> int:
+        if not self._all("may_trim")[0][0]:
+            return 0
+        self._fold()
+        went = self._trim_events(now, bounds, limit)
+        went += len(self._all("drop_workers", (now - bounds.workers_age,)))
+        self._run("drop_claims", (now - bounds.workers_age,))
+        if idle := self._all("idle_lanes", (now - IDLE_LANE, limit)):
+            lanes = array([lane for (lane,) in idle])
+            self._run("rest_lanes", (lanes,))
+            self._run("drop_lanes", (lanes, now - IDLE_LANE))
+            self._lanes = {}
+        self.is_dirty |= went > 0
+        return went
+
+    def _trim_events(self, now: float, bounds: Bounds, limit: int) -> int:
+        [(held,)] = self._all("held_events")
+        went, last = 0, None
+        for n, count, total, at in self._all("old_events", (limit,)):
+            if held <= bounds.events and at > now - bounds.events_age:
+                break
+            went, held, last = went + 1, held - count, (n, total, at)
+        if last is not None:
+            self._run("drop_events", last[:1])
+            self._run("dropped", last)
+        return went
+
+    def _fold(self) -> None:
+        """Add the deltas of the event rows since the last time to the totals."""
+        sums: dict[tuple[str, str], dict[str, int]] = {}
+        last = 0
+        for n, deltas in self._all("unfolded", (FOLD_MAX,)):
+            last = n
+            for queue, task, changes in _deltas.decode(deltas):
+                _add(sums.setdefault((queue, task), {}), changes)
+        if last:
+            flat = [(*lane, name, change) for lane, d in sums.items() for name, change in d.items()]
+            if flat:
+                self._run("fold", [array(column) for column in zip(*flat, strict=True)])
+            self._run("folded", (last,))
+
+    def _jobs(self, name: str, params: Any) -> list[Job]:
+        return [rows.to_job(row) for row in self._all(name, params)]
+
+    def _all(self, name: str, params: Any = None) -> list[Any]:
+        return self._cursor.execute(self._sql[name], params).fetchall()
+
+    def _run(self, name: str, params: Any = None) -> None:
+        self._cursor.execute(self._sql[name], params)
+
+
+def _params(query: Query, states: set[State], now: float) -> dict[str, Any]:
+    """The query as parameters of `matching`: its lists as arrays, what is nested as JSON."""
+    live = any(state not in TERMINAL for state in states)
+    troubled = State.FAILED in states or State.CANCELED in states
+    parts = {"live": live, "completed": State.COMPLETED in states, "troubled": troubled}
+    params: dict[str, Any] = dict(query.params(now))
+    for name, value in params.items():
+        if value is not None and name.endswith("_in"):
+            params[name] = array(_list.decode(value))
+    params["parts"] = array([part for part, is_wanted in parts.items() if is_wanted])
+    params["states"] = array(sorted(states))
+    return params
+
+
+def _add(counters: dict[str, int], changes: dict[str, int]) -> None:
+    for name, change in changes.items():
+        counters[name] = counters.get(name, 0) + change

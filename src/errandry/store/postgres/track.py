@@ -1,0 +1,51 @@
+"""The tracks passes run on beside each other: each a connection and a thread.
+
+What workers write about their claims has a track of its own: no heap of inserts and no lock of a stranger's
+transaction keeps a lease from being renewed or an outcome from being written.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from errandry.core.command import Beat, Command, Insert, Note, Operator, Renew, Settle, Start, Upkeep, touched
+from errandry.store.postgres.address import Address
+from errandry.store.postgres.link import Link
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+HELD, USUAL, BULK = range(3)
+TIMEOUTS = ("1s", "3s", "1s")
+"""How long a pass of each track waits for a lock before it is tried again."""
+LARGE = 1_000
+"""A command about so many jobs is bulk."""
+
+_HELD = frozenset((Start, Renew, Note, Settle, Beat))
+
+
+def track_of(command: Command) -> int:
+    kind = type(command)
+    if kind in _HELD:
+        return HELD
+    if kind is Upkeep or (isinstance(command, Operator) and not command.ids):
+        return BULK
+    is_large = isinstance(command, Insert | Operator) and len(touched(command)) >= LARGE
+    return BULK if is_large else USUAL
+
+
+class Track:
+    """A connection that only its own thread uses."""
+
+    def __init__(self, address: Address, name: str, writes: bool = True) -> None:
+        self.link = Link(address, writes)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"errandry-{name}")
+
+    def submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return self._thread.submit(function, *args, **kwargs)
+
+    def end(self) -> Future[None]:
+        """Close the connection after what is under way; nothing comes after."""
+        ended = self._thread.submit(self.link.close)
+        self._thread.shutdown(wait=False)
+        return ended

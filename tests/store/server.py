@@ -1,0 +1,135 @@
+"""A private PostgreSQL for tests: started with the first who asks, ended with the process.
+
+Its socket is in a short folder of its own, it listens to no network, and it runs as an ordinary user even
+when root runs the tests. What it keeps need not survive a power cut. `$ERRANDRY_POSTGRES` names the folder of
+its programs.
+"""
+
+import atexit
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+USER = "nobody"
+SETTINGS = {
+    "listen_addresses": "",
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "shared_buffers": "64MB",
+    "max_connections": "200",
+    "autovacuum_naptime": "5s",
+}
+PATIENCE = 60.0
+
+
+class Server:
+    """One server with its data in a folder of its own."""
+
+    def __init__(self, **settings: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="pg-"))
+        self._settings = {**SETTINGS, **settings}
+        self._numbers = count()
+        self._free: list[str] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._as: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            shutil.chown(self.folder, USER)
+            self._as = {"user": USER, "group": "nogroup", "extra_groups": []}
+        initdb = [program("initdb"), "--no-sync", "-A", "trust", "-U", "errandry", "-E", "UTF8", "--locale=C"]
+        self._run([*initdb, "-D", str(self.folder / "data")])
+        atexit.register(self.remove)
+        self.start()
+
+    def start(self) -> None:
+        """Returns when it can be asked."""
+        options = [f"-c{name}={value}" for name, value in self._settings.items()]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [program("postgres"), "-D", str(self.folder / "data"), "-k", str(self.folder), *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                **self._as,
+            )
+        give_up = time.monotonic() + PATIENCE
+        while True:
+            try:
+                psycopg.connect(self.url("postgres")).close()
+                return
+            except psycopg.OperationalError:
+                if self._process.poll() is not None or time.monotonic() > give_up:
+                    raise RuntimeError((self.folder / "log").read_text("utf-8")) from None
+                time.sleep(0.01)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End it, by its own process id: SIGINT cuts connections off, SIGKILL leaves it no time."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(PATIENCE)
+            self._process = None
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def url(self, database: str = "postgres", **options: str) -> str:
+        more = "".join(f"&{name}={value}" for name, value in options.items())
+        return f"postgresql:///{database}?host={self.folder}&user=errandry{more}"
+
+    @contextmanager
+    def lent(self) -> Iterator[str]:
+        """The url of an empty store; its tables, once made, are emptied for the next who asks."""
+        schema = self._free.pop() if self._free else f"lent_{next(self._numbers)}"
+        yield self.url(schema=schema)
+        with psycopg.connect(self.url(), autocommit=True) as db:
+            empty(db, schema)
+        self._free.append(schema)
+
+    def fresh(self) -> str:
+        """The url of a store nobody has used."""
+        return self.url(schema=f"fresh_{next(self._numbers)}")
+
+    def _run(self, command: list[str]) -> None:
+        subprocess.run(command, check=True, capture_output=True, cwd=self.folder, **self._as)
+
+
+def empty(db: psycopg.Connection[Any], schema: str) -> None:
+    """As it was when it was made. Deleting a few rows is quicker than making files anew."""
+    tables = db.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = %s AND tablename NOT IN ('migrations', 'store')",
+        (schema,),
+    )
+    text = "".join(f'DELETE FROM "{schema}"."{name}";' for (name,) in tables)
+    if text:
+        text += f'UPDATE "{schema}".store SET folded = 0, dropped = 0, total = 0, at = 0;'
+        db.execute(f"{text} SELECT setval('\"{schema}\".number', 1, false);".encode())
+
+
+def program(name: str) -> str:
+    """Where one of PostgreSQL's programs is."""
+    if folder := os.environ.get("ERRANDRY_POSTGRES"):
+        return str(Path(folder) / name)
+    if (found := shutil.which(name)) is None:
+        raise RuntimeError(
+            f"there is no {name} here: install PostgreSQL, or name its folder in $ERRANDRY_POSTGRES"
+        )
+    return found
+
+
+@cache
+def server() -> Server:
+    """The server of this process."""
+    return Server()
