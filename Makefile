@@ -11,11 +11,14 @@ LOCK   := requirements/dev.lock
 CODE    = $(wildcard src tests bench tools examples)
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-.PHONY: help test check prove bench docs format-check lint types format generate lock clean
+.PHONY: help demo test check prove bench docs format-check lint types format generate lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(READY) ## See it all happen (ARGS="--for 10s" for how long)
+	@$(BIN)/errandry demo $(ARGS)
 
 test: format-check lint types ## Run everything but the proofs (ARGS="-k settle" to pick)
 	$(PYTEST)

@@ -20,10 +20,13 @@ LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest pref
     {f"errandry.{name}" for name in ("context", "handle", "options", "outcome", "signature", "waiting")},
     {f"errandry.{name}" for name in ("app", "client", "sync", "task")},
     {"errandry.worker", "errandry.upkeep"},
-    {"errandry", *(f"errandry.{name}" for name in ("__main__", "cli", "web", "telemetry", "testing"))},
+    {
+        "errandry",
+        *(f"errandry.{n}" for n in ("__main__", "bench", "cli", "demo", "web", "telemetry", "testing")),
+    },
     {"errandry_pytest"},
 ]
-MAY_NAME_A_DRIVER = {"errandry.store.url", "errandry.cli", "errandry.testing"}
+MAY_NAME_A_DRIVER = {"errandry.store.url", "errandry.bench", "errandry.cli", "errandry.testing"}
 # fmt: off
 IMPURE = {
     "asyncio", "concurrent", "http", "logging", "multiprocessing", "os", "pathlib", "random",

@@ -23,6 +23,7 @@ from errandry.cli.text import clean
 from errandry.errors import ErrandryError, QueryError, StoreUnavailable
 
 COMMANDS: Mapping[str, str] = {
+    "demo": "See it all happen, with nothing to configure.",
     "worker": "Run the handlers of an app.",
     "enqueue": "Enqueue a job.",
     "jobs": "Look at jobs, and do something to them.",
@@ -33,6 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "events": "Print what happened, and what happens.",
     "top": "Watch queues, workers and jobs, live.",
     "doctor": "Look whether everything is all right.",
+    "bench": "Measure this machine: enqueueing, running, latency, crashes.",
     "migrate": "Make the store, or bring it up to date.",
     "completion": "Make a shell complete commands and options.",
 }

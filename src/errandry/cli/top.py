@@ -255,12 +255,15 @@ def _failed(look: Look) -> Section:
 
 
 def _shares(wanted: Sequence[int], height: int) -> list[int]:
-    """How many rows each section gets: what it wants, as far as it goes; a section takes three lines more."""
-    given = [0] * len(wanted)
-    room = height - sum(3 for want in wanted if want)
-    while room > 0 and given != list(wanted):
+    """How many rows each section gets: first one each, with its title, heads and a line below, while there is
+    room; then what it wants, as far as it goes."""
+    given, room = [0] * len(wanted), height
+    for index, want in enumerate(wanted):
+        if want and room >= 4:
+            given[index], room = 1, room - 4
+    while room > 0 and any(0 < got < want for got, want in zip(given, wanted, strict=True)):
         for index, want in enumerate(wanted):
-            if given[index] < want and room > 0:
+            if 0 < given[index] < want and room > 0:
                 given[index] += 1
                 room -= 1
     return given

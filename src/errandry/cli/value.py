@@ -21,7 +21,7 @@ class _At(click.ParamType[str]):
         try:
             instant(str(value))
         except InvalidValue as error:
-            self.fail(error.why, param, ctx)
+            self.fail(f"{value!r}: {error.why}", param, ctx)
         return str(value)
 
 
@@ -34,7 +34,7 @@ class _Length(click.ParamType[str]):
         try:
             seconds(str(value))
         except InvalidValue as error:
-            self.fail(error.why, param, ctx)
+            self.fail(f"{value!r}: {error.why}", param, ctx)
         return str(value)
 
 
@@ -47,7 +47,7 @@ class _Size(click.ParamType[int]):
         try:
             return size(value)
         except InvalidValue as error:
-            self.fail(error.why, param, ctx)
+            self.fail(f"{value!r}: {error.why}", param, ctx)
 
 
 class _Names(click.ParamType[tuple[str, ...]]):
