@@ -20,7 +20,7 @@ Cli = Callable[..., Done]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where every test of the command line runs."""
     monkeypatch.chdir(tmp_path)
-    for name in ("ERRANDRY_URL", "ERRANDRY_APP", "NO_COLOR", "FORCE_COLOR"):
+    for name in ("ERRANDRY_URL", "ERRANDRY_APP", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     write_app(tmp_path)
     path = sys.path[:]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from errandry.cli.session import Session
-from errandry.cli.stdin import interruptible
+from errandry.cli.stdin import agrees
 from errandry.cli.target import Target, ids_of
 from errandry.cli.text import number, one_line, short_id
 from errandry.core.command import Moved
@@ -69,7 +69,7 @@ async def operate(
             session.data({"id": job_id, "would": done}) if session.json else session.print(job_id)
         return 0
     if target.query is not None:
-        confirm(session, f"{number(len(ids), 'job')} will be {done}.", yes)
+        await confirm(session, f"{number(len(ids), 'job')} will be {done}.", yes)
     return _report(session, await _in_slices(session, ids, action), done)
 
 
@@ -79,15 +79,13 @@ class Unasked(click.ClickException):
     exit_code = 2
 
 
-def confirm(session: Session, text: str, yes: bool) -> None:
+async def confirm(session: Session, text: str, yes: bool) -> None:
     """Ask, unless told not to; where nobody can answer, refuse."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise Unasked(f"{text} Nobody can be asked here: add --yes, or --dry-run to see which.")
-    with interruptible():
-        goes_on = click.confirm(f"{text} Go on?", err=True)
-    if not goes_on:
+    if not await agrees(f"{text} Go on?"):
         session.talk("Nothing was done.")
         click.get_current_context().exit(1)
 

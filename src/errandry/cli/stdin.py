@@ -1,8 +1,27 @@
 """Reading what is typed, or piped in, in the middle of a command."""
 
+import asyncio
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import click
+
+
+async def agrees(question: str) -> bool:
+    """Ask whoever sits there; only y and yes mean yes.
+
+    The loop waits for the answer, not a blocking read: that would miss a Ctrl-C that comes just before it.
+    """
+    click.echo(f"{question} [y/N]: ", nl=False, err=True)
+    loop, typed = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin, typed.set)
+    try:
+        await typed.wait()
+    finally:
+        loop.remove_reader(sys.stdin)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 @contextmanager
