@@ -1,0 +1,143 @@
+"""Text and tables: what is stored is only ever shown, and fits."""
+
+import json
+import os
+import time
+from typing import Any
+
+import pytest
+
+from errandry.cli.session import Session
+from errandry.cli.table import Cell, Column, lines
+from errandry.cli.target import query
+from errandry.cli.text import ago, clean, fitted, local, number, one_line, short_id, to_json, width
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        ("plain ä 漢 🙂", "plain ä 漢 🙂"),
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("\x07\x7f\x9b\r", "\\x07\\x7f\\x9b\\r"),
+        ("\u202edrow", "\\u202edrow"),
+        ("\u2028", "\\u2028"),
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_what_is_not_seen_is_escaped(stored: str, shown: str) -> None:
+    assert clean(stored) == shown
+    assert one_line(stored) == shown.replace("\n", "\\n").replace("\t", "\\t")
+
+
+@pytest.mark.parametrize("value", ["\x1b\x9b\x7f\u202e", {"a\x1b": ["ä", None, 1.5]}, "\n\t"])
+def test_json_is_harmless_and_means_the_same(value: Any) -> None:
+    text = to_json(value)
+
+    assert text.isprintable()
+    assert json.loads(text) == value
+    assert json.loads(to_json(value, indent=2)) == value
+
+
+@pytest.mark.parametrize(
+    ("job_id", "shown"),
+    [
+        ("01a1df0a-a706-7828-99b3-bb7fb9b39ad2", "bb7fb9b39ad2"),
+        ("order-17", "order-17"),
+        ("01A1DF0A-A706-7828-99B3-BB7FB9B39AD2", "01A1DF0A-A706-7828-99B3-BB7FB9B39AD2"),
+    ],
+)
+def test_ids_of_ours_are_shown_by_their_end(job_id: str, shown: str) -> None:
+    assert short_id(job_id) == shown
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [(None, ""), (100.0, "just now"), (99.5, "just now"), (90.0, "10 s ago"), (400.0, "in 5 min")],
+)
+def test_times_are_said_as_people_do(at: float | None, said: str) -> None:
+    assert ago(at, 100.0) == said
+
+
+def test_moments_are_by_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.environ.get("TZ")
+    try:
+        monkeypatch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        assert local(0.0) == "1970-01-01 09:00:00"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert os.environ.get("TZ") == before
+
+
+def test_numbers_go_with_their_words() -> None:
+    assert (number(1, "job"), number(2_000, "job"), number(2, "child", "children")) == (
+        *("1 job", "2,000 jobs"),
+        "2 children",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "room", "shown"),
+    [
+        ("short", 5, "short"),
+        ("longer", 5, "long…"),
+        ("漢字漢字", 5, "漢字…"),
+        ("abc", 1, "…"),
+        ("abc", 0, ""),
+    ],
+)
+def test_a_text_is_cut_to_the_room_there_is(text: str, room: int, shown: str) -> None:
+    assert fitted(text, room) == shown
+    assert width(shown) <= room
+
+
+COLUMNS = [Column("ID"), Column("TASK", gives=True), Column("N", right=True), Column("NOTE", gives=True)]
+ROWS = [("a", "resize_picture", "7", "something went very wrong here"), ("b", "send", "1,000", "")]
+
+
+def test_a_table_is_aligned_and_whole_without_a_terminal() -> None:
+    assert list(lines(Session(), COLUMNS, ROWS)) == [
+        "ID  TASK                N  NOTE",
+        "a   resize_picture      7  something went very wrong here",
+        "b   send            1,000",
+    ]
+
+
+@pytest.mark.parametrize("room", range(12, 70))
+def test_a_table_fits_into_any_room(room: int) -> None:
+    table = list(lines(Session(), COLUMNS, ROWS, room))
+
+    assert max(map(len, table)) <= room
+    assert [line.split()[0] for line in table] == ["ID", "a", "b"]
+
+
+def test_the_last_column_goes_first_where_there_is_little_room() -> None:
+    assert list(lines(Session(), COLUMNS, ROWS, 22)) == [
+        "ID  TASK             N",
+        "a   resize_pic…      7",
+        "b   send         1,000",
+    ]
+
+
+def test_what_is_in_a_cell_stays_on_its_line() -> None:
+    [_, line] = lines(Session(), [Column("A"), Column("B")], [("x\ny", Cell("\x1b[1m", "red"))])
+
+    assert line == "x\\ny  \\x1b[1m"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["state:failed", "task:send"], "state:failed task:send"),
+        (["state:failed task:send"], "state:failed task:send"),
+        (["error~no such"], 'error~"no such"'),
+        (['error~"no such"'], 'error~"no such"'),
+        (["\0-payload~to bob"], '-payload~"to bob"'),
+        (["due<=2026-01-31 08:00"], 'due<="2026-01-31 08:00"'),
+        ([], ""),
+    ],
+)
+def test_a_value_gets_back_the_quotes_the_shell_took(words: list[str], text: str) -> None:
+    assert query(words) == text
