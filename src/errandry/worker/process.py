@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import IO, Any
@@ -46,7 +47,7 @@ START_LIMIT = 120.0
 """How long a child may take to import the app."""
 EXIT_LIMIT = 1.0
 """How long a child that is no longer needed may take to end by itself."""
-MOMENT, AHEAD = 0.01, 8
+MOMENT, AHEAD = 0.01, 16
 """Where handlers are quicker than this, the next jobs are claimed before a child is free: so many at most."""
 PATIENCE, RELEASES = 0.25, 5
 """How long such a job waits for its turn before it is given back, and how often that may happen to it."""
@@ -75,7 +76,8 @@ class Children:
 
     def __init__(self, app: Errandry, options: WorkerOptions) -> None:
         self._app, self._options = app, options
-        self._turns = asyncio.Semaphore(options.processes)
+        self._free = options.processes
+        self._line: deque[asyncio.Future[bool]] = deque()
         self._pace = float("inf")
         self._begun: dict[Run, float] = {}
         self._idle: list[Child] = []
@@ -97,15 +99,38 @@ class Children:
 
         A job claimed for a quick turn that does not come is given back, for another worker may be free.
         """
-        patience = PATIENCE if run.job.releases < RELEASES else None
-        try:
-            await asyncio.wait_for(self._turns.acquire(), patience)
-        except TimeoutError:
+        if not await self._turn(run):
             return Release()
         try:
             return await self._attempt(run, task, payload)
         finally:
-            self._turns.release()
+            self._call_next()
+
+    async def _turn(self, run: Run) -> bool:
+        """Whether it is this run's turn; it returns when it is, or has waited long enough."""
+        if self._free:
+            self._free -= 1
+            return True
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[bool] = loop.create_future()
+        self._line.append(turn)
+        timer = loop.call_later(PATIENCE, _leave, turn) if run.job.releases < RELEASES else None
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.result():
+                self._call_next()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _call_next(self) -> None:
+        while self._line:
+            if not (turn := self._line.popleft()).done():
+                turn.set_result(True)
+                return
+        self._free += 1
 
     async def _attempt(self, run: Run, task: Task[..., Any], payload: str) -> Outcome | None:
         child = await self._ready()
@@ -204,6 +229,7 @@ class Child(asyncio.Protocol):
         self._frames = frames_to_worker()
         self._run: Run | None = None
         self._answer: asyncio.Future[Ended] | None = None
+        self._late: Ended | None = None
         self._line: asyncio.Transport | None = None
         self._is_leaving = False
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -211,7 +237,7 @@ class Child(asyncio.Protocol):
     @property
     def is_alive(self) -> bool:
         """Whether it may be given a job."""
-        return self._line is not None and not self._line.is_closing() and self._process.poll() is None
+        return self._line is not None and not self._line.is_closing()
 
     def send(self, message: ToChild) -> None:
         if self._line is not None:
@@ -219,12 +245,13 @@ class Child(asyncio.Protocol):
 
     async def work(self, run: Run, do: Do) -> Ended:
         """Have it do a job. Canceled, the handler is asked to stop, and in the end its process is killed."""
-        answer: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        self._run, self._answer = run, answer
+        first: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._run, self._answer, self._late = run, first, None
         self.send(do)
         try:
-            return await asyncio.shield(answer)
+            return await first
         except asyncio.CancelledError:
+            answer = self._again()
             with suppress(OSError):
                 self._interrupts.send(framed(Halt(do.job.fence, run.stopped or Stop.SHUTDOWN)))
             await asyncio.wait({answer}, timeout=ASK)
@@ -235,9 +262,17 @@ class Child(asyncio.Protocol):
                 raise
             return answer.result()
         finally:
+            is_over = self._answer.done()
             self._run = self._answer = None
-            if not answer.done():
+            if not is_over:
                 await self.kill()
+
+    def _again(self) -> "asyncio.Future[Ended]":
+        """Another wait for the answer: the first was canceled with whoever waited."""
+        self._answer = asyncio.get_running_loop().create_future()
+        if self._late is not None:
+            self._answer.set_result(self._late)
+        return self._answer
 
     async def retire(self) -> None:
         """Let it end; it may say goodbye in its own way, but not for long."""
@@ -289,7 +324,9 @@ class Child(asyncio.Protocol):
                     self._run.note(progress, logs)
                 case Logged(logger, level, text):
                     logging.getLogger(logger).log(level, "%s", text)
-                case Ended() if self._answer is not None and not self._answer.done():
+                case Ended() if self._answer is not None and self._answer.cancelled():
+                    self._late = message
+                case Ended() if self._answer is not None:
                     self._answer.set_result(message)
                 case Ready() if not self.ready.done():
                     self.ready.set_result(None)
@@ -308,6 +345,11 @@ class Child(asyncio.Protocol):
         for waiting in (self.ready, self._answer):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(died)
+
+
+def _leave(turn: asyncio.Future[bool]) -> None:
+    if not turn.done():
+        turn.set_result(False)
 
 
 def ended(code: int) -> str:
