@@ -14,7 +14,9 @@ from errandry.clock import Clock
 from errandry.store.contract import Bounds
 from errandry.store.memory import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
+from errandry.store.url import store_at
 from tests.model.machine import History, Opener, Subject
+from tests.store.server import server
 
 
 def memory(folder: Path, clock: Clock, bounds: Bounds) -> Opener:
@@ -26,14 +28,19 @@ def sqlite(folder: Path, clock: Clock, bounds: Bounds) -> Opener:
     return lambda: SqliteStore(folder / "jobs.db", clock, bounds, durability="process")
 
 
-STORES: dict[str, Subject] = {"memory": memory, "sqlite": sqlite}
+def postgres(folder: Path, clock: Clock, bounds: Bounds) -> Opener:
+    url = server().fresh()
+    return lambda: store_at(url, clock, bounds)
+
+
+STORES: dict[str, Subject] = {"memory": memory, "sqlite": sqlite, "postgres": postgres}
 
 
 @pytest.mark.slow("random histories of fifty steps")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", STORES)
 def test_stores_answer_alike(name: str) -> None:
-    explore(name, examples=60 if name == "memory" else 40, steps=50)
+    explore(name, examples={"memory": 60, "postgres": 15}.get(name, 40), steps=50)
 
 
 @pytest.mark.prove

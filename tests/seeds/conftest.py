@@ -1,6 +1,7 @@
 """The stores the seeds' pages are replayed on, and the clock that moves them. A store joins with one line."""
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,14 @@ from errandry.clock import Clock
 from errandry.store.contract import Store
 from errandry.store.memory import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
+from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
+from tests.store.server import server
 
-STORES: dict[str, Callable[[Path, Clock], Store]] = {
-    "memory": lambda folder, clock: MemoryStore(clock),
-    "sqlite": lambda folder, clock: SqliteStore(folder / "jobs.db", clock),
+STORES: dict[str, Callable[[Path, Clock, ExitStack], Store]] = {
+    "memory": lambda folder, clock, stack: MemoryStore(clock),
+    "sqlite": lambda folder, clock, stack: SqliteStore(folder / "jobs.db", clock),
+    "postgres": lambda folder, clock, stack: store_at(stack.enter_context(server().lent()), clock),
 }
 
 
@@ -24,7 +28,8 @@ def clock() -> FakeClock:
 
 @pytest.fixture(params=STORES)
 async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Store]:
-    store = STORES[request.param](tmp_path, clock)
-    await store.open()
-    yield store
-    await store.close()
+    with ExitStack() as stack:
+        store = STORES[request.param](tmp_path, clock, stack)
+        await store.open()
+        yield store
+        await store.close()
