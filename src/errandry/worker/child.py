@@ -8,8 +8,6 @@ that no handler keeps from seeing a stop, or the end of the worker.
 import asyncio
 import contextvars
 import faulthandler
-import importlib
-import importlib.util
 import logging
 import os
 import resource
@@ -20,8 +18,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.machinery import SourceFileLoader
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 from msgspec.structs import replace
@@ -33,18 +30,16 @@ from errandry.core import check
 from errandry.core.command import Outcome, Retry
 from errandry.core.job import Failure, Log, Progress
 from errandry.core.size import short
-from errandry.store.engine import Engine
-from errandry.task import Task
 from errandry.worker import process
 from errandry.worker.attempt import Attempts, failure
 from errandry.worker.capture import JobLog
+from errandry.worker.load import found, load
 from errandry.worker.message import (
     Do,
     Ended,
     Halt,
     Hello,
     Logged,
-    Main,
     Noted,
     Ready,
     ToChild,
@@ -219,23 +214,6 @@ class Forward(logging.Handler):
             self.handleError(record)
 
 
-def found(do: Do) -> Task[..., Any]:
-    """The task of a job: what stands where its handler was declared, or what an app there knows by name."""
-    module = sys.modules[do.module]
-    thing: Any = module
-    for name in do.name.split("."):
-        thing = getattr(thing, name, None)
-    if isinstance(thing, Task) and thing.name == do.job.task:
-        return thing
-    for app in vars(module).values():
-        if isinstance(app, Errandry) and do.job.task in app.tasks:
-            return app.tasks[do.job.task]
-    raise LookupError(
-        f"a process of its own finds no task {do.job.task} as {do.name} in {do.module}: "
-        "declare it with @jobs.task at the top of that module"
-    )
-
-
 @contextmanager
 def limited(memory: int | None) -> Iterator[None]:
     """No more memory than this, while it lasts: what asks for more gets a MemoryError, or crashes."""
@@ -258,38 +236,6 @@ def resident() -> int:
     except OSError:
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1_024
-
-
-def load(hello: Hello) -> Failure | None:
-    """Import what the worker has; what went wrong, if anything did."""
-    sys.path[:], sys.argv[:] = hello.path, hello.argv
-    Engine.refusal = process.GUARD
-    try:
-        for name in hello.modules:
-            if name == "__main__" and hello.main is not None:
-                load_main(hello.main)
-            else:
-                importlib.import_module(name)
-    except BaseException as error:  # a script may even exit
-        log.exception("a process for handlers could not import what it needs")
-        return failure(error)
-    finally:
-        Engine.refusal = None
-    return None
-
-
-def load_main(main: Main) -> None:
-    """The worker's program under another name, so that what it guards with `__name__` does not run again."""
-    name = f"{main.package}.__errandry_main__" if main.package else "__errandry_main__"
-    if main.package:
-        importlib.import_module(main.package)
-    loader = SourceFileLoader(name, main.file)
-    spec = importlib.util.spec_from_file_location(name, main.file, loader=loader)
-    if spec is None:
-        raise ImportError(f"{main.file} cannot be imported")
-    module: ModuleType = importlib.util.module_from_spec(spec)
-    sys.modules["__main__"] = sys.modules[name] = module
-    loader.exec_module(module)
 
 
 def die_with(parent: int) -> None:

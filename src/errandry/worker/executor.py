@@ -33,8 +33,8 @@ from errandry.errors import (
 )
 from errandry.task import Runner, Task
 from errandry.worker.attempt import Attempts, failure
+from errandry.worker.children import Children
 from errandry.worker.options import WorkerOptions
-from errandry.worker.process import Children
 from errandry.worker.run import Run
 from errandry.worker.thread import Threads
 

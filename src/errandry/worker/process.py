@@ -1,7 +1,7 @@
-"""Child processes for handlers that may block, crash or be killed: started when needed, used again.
+"""A child process for handlers that may block, crash or be killed, as its worker sees it.
 
-The child never sees the store: the worker claims, renews and settles, and only the handler runs there. A
-child is in a process group of its own, so that what its handler has started is killed with it.
+The child never sees the store: the worker claims, renews and settles, and only the handler runs there. It is
+in a process group of its own, so that what its handler has started is killed with it.
 """
 
 import asyncio
@@ -12,45 +12,30 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections import deque
-from collections.abc import Iterable
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO
 
-from msgspec.structs import replace
-
-from errandry.app import Errandry
-from errandry.core.command import Outcome, Release
 from errandry.errors import ProcessDied
-from errandry.task import Runner, Task
 from errandry.worker.message import (
     Do,
     Ended,
     Halt,
     Hello,
     Logged,
-    Main,
     Noted,
     Ready,
     ToChild,
     framed,
     frames_to_worker,
 )
-from errandry.worker.options import WorkerOptions
 from errandry.worker.run import Run, Stop
 
 log = logging.getLogger("errandry.worker")
 
 ASK, TERMINATE = 0.2, 0.3
 """How long a handler has to stop: after it was asked, and after SIGTERM. Then comes SIGKILL."""
-START_LIMIT = 120.0
-"""How long a child may take to import the app."""
 EXIT_LIMIT = 1.0
 """How long a child that is no longer needed may take to end by itself."""
-MOMENT, AHEAD = 0.01, 16
-"""Where handlers are quicker than this, the next jobs are claimed before a child is free: so many at most."""
-PATIENCE, RELEASES = 0.25, 5
-"""How long such a job waits for its turn before it is given back, and how often that may happen to it."""
 TRACE_MAX = 8_000
 NOT_FOR_CHILDREN = ("ERRANDRY_FAILPOINT", "ERRANDRY_WORKER_")
 """What begins so speaks to the worker. The rest of the environment is the app's own, which the child imports:
@@ -69,135 +54,6 @@ def refuse_in_child() -> None:
     """A program that starts a worker as soon as it is imported would do so in every child, without end."""
     if is_child:
         raise RuntimeError(GUARD)
-
-
-class Children:
-    """The child processes of a worker. `lock` is a descriptor they keep open: the worker's sign of life."""
-
-    def __init__(self, app: Errandry, options: WorkerOptions) -> None:
-        self._app, self._options = app, options
-        self._free = options.processes
-        self._line: deque[asyncio.Future[bool]] = deque()
-        self._pace = float("inf")
-        self._begun: dict[Run, float] = {}
-        self._idle: list[Child] = []
-        self._all: set[Child] = set()
-        self.lock: int | None = None
-
-    def spare(self) -> int:
-        """How many jobs to claim beyond the children there are: what quick handlers do in a moment.
-
-        Else each child would idle from the end of a job to the pass that claims the next. From any thread.
-        """
-        late = self._app.clock.monotonic() - MOMENT
-        if any(begun < late for begun in list(self._begun.values())):
-            return 0
-        return self._options.processes * min(AHEAD, int(MOMENT / self._pace))
-
-    async def attempt(self, run: Run, task: Task[..., Any], payload: str) -> Outcome | None:
-        """How the attempt ended there. ProcessDied if its process did; canceled, that is seen to.
-
-        A job claimed for a quick turn that does not come is given back, for another worker may be free.
-        """
-        if not await self._turn(run):
-            return Release()
-        try:
-            return await self._attempt(run, task, payload)
-        finally:
-            self._call_next()
-
-    async def _turn(self, run: Run) -> bool:
-        """Whether it is this run's turn; it returns when it is, or has waited long enough."""
-        if self._free:
-            self._free -= 1
-            return True
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[bool] = loop.create_future()
-        self._line.append(turn)
-        timer = loop.call_later(PATIENCE, _leave, turn) if run.job.releases < RELEASES else None
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.result():
-                self._call_next()
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-
-    def _call_next(self) -> None:
-        while self._line:
-            if not (turn := self._line.popleft()).done():
-                turn.set_result(True)
-                return
-        self._free += 1
-
-    async def _attempt(self, run: Run, task: Task[..., Any], payload: str) -> Outcome | None:
-        child = await self._ready()
-        self._begun[run] = begun = self._app.clock.monotonic()
-        run.begins(begun, self._options.grace)
-        function, job = task.function, replace(run.job, payload=payload)
-        try:
-            with run.timed():
-                answer = await child.work(
-                    run, Do(job, function.__module__, function.__qualname__, task.rules.memory)
-                )
-        finally:
-            del self._begun[run]
-            took = self._app.clock.monotonic() - begun + 1e-6
-            self._pace = took if self._pace == float("inf") else 0.7 * self._pace + 0.3 * took
-            if not child.is_alive:
-                self._all.discard(child)
-        if answer.is_last:
-            self._all.discard(child)
-            await child.retire()
-        else:
-            self._idle.append(child)
-        return answer.outcome
-
-    async def close(self) -> None:
-        """End them all."""
-        children, self._idle = list(self._all), []
-        self._all.clear()
-        await asyncio.gather(*(child.retire() for child in children))
-
-    async def _ready(self) -> "Child":
-        while self._idle:
-            child = self._idle.pop()
-            if child.is_alive:
-                return child
-            self._all.discard(child)
-        child = await start(self._hello(), self.lock)
-        try:
-            async with asyncio.timeout(START_LIMIT):
-                await child.ready
-        except BaseException as error:
-            await child.kill()
-            if isinstance(error, TimeoutError):
-                why = f"its process had not imported {', '.join(self._modules())} after {START_LIMIT:g} s"
-                raise ProcessDied(why) from None
-            raise
-        self._all.add(child)
-        return child
-
-    def _hello(self) -> Hello:
-        modules = self._modules()
-        return Hello(
-            parent=os.getpid(),
-            path=tuple(sys.path),
-            argv=tuple(sys.argv),
-            main=_main() if "__main__" in modules else None,
-            modules=modules,
-            level=logging.getLogger().getEffectiveLevel(),
-            recycle_jobs=self._options.recycle_jobs,
-            recycle_memory=self._options.recycle_memory,
-        )
-
-    def _modules(self) -> tuple[str, ...]:
-        """Where the tasks for processes are declared, and what they need: middleware, backoffs."""
-        around: Iterable[Any] = (*self._app.middlewares, *self._app.backoffs.values())
-        tasks = [task.function for task in self._app.tasks.values() if task.runner is Runner.PROCESS]
-        return tuple(dict.fromkeys(getattr(one, "__module__", "") or "" for one in (*around, *tasks)))
 
 
 async def start(hello: Hello, lock: int | None) -> "Child":
@@ -347,11 +203,6 @@ class Child(asyncio.Protocol):
                 waiting.set_exception(died)
 
 
-def _leave(turn: asyncio.Future[bool]) -> None:
-    if not turn.done():
-        turn.set_result(False)
-
-
 def ended(code: int) -> str:
     """How a process ended, in words, from its exit code."""
     if code >= 0:
@@ -362,9 +213,3 @@ def ended(code: int) -> str:
         name = f"signal {-code}"
     hint = " (from outside: perhaps memory ran out)" if -code == signal.SIGKILL else ""
     return f"ended with {name}{hint}"
-
-
-def _main() -> Main:
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    return Main(os.path.abspath(str(main.__file__)), spec.parent if spec is not None else "")

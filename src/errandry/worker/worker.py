@@ -21,12 +21,13 @@ from errandry.core.state import State
 from errandry.errors import ErrandryError
 from errandry.task import Runner
 from errandry.worker.capture import JobLog
+from errandry.worker.children import Children
 from errandry.worker.claimer import Claimer
 from errandry.worker.executor import Executor
 from errandry.worker.leases import Leases
 from errandry.worker.liveness import Liveness
 from errandry.worker.options import WorkerOptions
-from errandry.worker.process import Children, refuse_in_child
+from errandry.worker.process import refuse_in_child
 from errandry.worker.run import Run, Stop
 from errandry.worker.slots import Slots
 from errandry.worker.upkeeper import Upkeeper
