@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,25 @@ async def waits(place: str) -> None:
         raise
 
 
+class _Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "raise": lambda: ValueError("no \udce4 value"),
+    "retry": lambda: Retry("not yet", after=0.01),
+    "snooze": lambda: Snooze(0.01),
+    "fail": lambda: Fail("never"),
+    "cancel": lambda: Cancel("not wanted"),
+    "leave": lambda: SystemExit(3),
+    "speechless": _Speechless,
+}
+
+
 def _end(how: str) -> None:
+    if how in RAISED:
+        raise RAISED[how]()
     match how:
         case "segfault":
             ctypes.string_at(0)
@@ -147,25 +166,10 @@ def _end(how: str) -> None:
             os._exit(7)
         case "kill":
             os.kill(os.getpid(), 9)
-        case "raise":
-            raise ValueError("no \udce4 value")
-        case "retry":
-            raise Retry("not yet", after=0.01)
-        case "snooze":
-            raise Snooze(0.01)
-        case "fail":
-            raise Fail("never")
-        case "cancel":
-            raise Cancel("not wanted")
-        case "leave":
-            sys.exit(3)
+        case "fork":
+            if os.fork() == 0:
+                time.sleep(600)
+            os._exit(5)
         case "close":
             os.closerange(3, 100)
             time.sleep(600)
-        case "speechless":
-            raise _Speechless
-
-
-class _Speechless(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")

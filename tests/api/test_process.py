@@ -140,6 +140,7 @@ async def test_arguments_that_no_longer_fit_never_reach_a_child(jobs: Errandry) 
         ("segfault", "ProcessDied", "the process ended with SIGSEGV"),
         ("exit", "ProcessDied", "the process exited with code 7"),
         ("kill", "ProcessDied", "the process ended with SIGKILL (from outside: perhaps memory ran out)"),
+        ("fork", "ProcessDied", "the process exited with code 5"),
         ("close", "ProcessDied", "the process ended with SIGKILL (from outside: perhaps memory ran out)"),
         ("raise", "ValueError", "no \ufffd value"),
         ("leave", "SystemExit", "3"),
@@ -191,6 +192,16 @@ async def test_a_crash_says_where_it_was_and_keeps_what_was_logged_just_before(j
     assert "Segmentation fault" in record.errors[0].traceback
     assert "apart.py" in record.errors[0].traceback
     assert "process.py" not in record.errors[0].traceback
+
+
+async def test_a_traceback_begins_in_the_code_of_the_app(jobs: Errandry) -> None:
+    job = await apart.ends_for_good.enqueue("raise")
+    await burst(jobs)
+
+    trace = (await jobs.record(job.id)).errors[0].traceback.splitlines()
+
+    assert trace[0] == "Traceback (most recent call last):"
+    assert "apart.py" in trace[1]
 
 
 async def test_the_death_of_a_process_is_an_error_that_rules_may_name(jobs: Errandry) -> None:

@@ -265,12 +265,17 @@ def _storable(outcome: Outcome | None) -> Outcome | None:
     return replace(outcome, failure=replace(given, **texts))
 
 
+def _let_go(descriptor: int) -> None:
+    """In a fork of this process, which must not stand for it when it has died. The number stays taken."""
+    os.dup2(os.open(os.devnull, os.O_RDWR), descriptor, inheritable=False)
+
+
 def main() -> None:
     kept = [int(number) for number in sys.argv[1:]]
     for descriptor in kept:
         os.set_inheritable(descriptor, False)
-        # A fork of this process must not stand for it when it has died.
-        os.register_at_fork(after_in_child=partial(os.close, descriptor))
+        os.register_at_fork(after_in_child=partial(_let_go, descriptor))
+    signal.signal(signal.SIGTERM, lambda *_: None)
     line, interrupts = Line(kept[0]), Line(kept[1])
     faulthandler.enable(kept[2], all_threads=False)
     messages = line.messages()
