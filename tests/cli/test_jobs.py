@@ -10,6 +10,7 @@ import pytest
 
 from errandry import Job
 from errandry.cli import operate
+from errandry.core.job import NewJob
 from tests.cli.conftest import Cli, Place
 from tests.cli.shell import COMMAND, Terminal, process
 
@@ -326,6 +327,20 @@ class TestDoing:
 
         assert cli("jobs", "cancel", "state:waiting", "--yes").out == "10 jobs canceled.\n"
         assert set(states(place).values()) == {"canceled"}
+
+    def test_many_can_be_interrupted_and_it_is_said_how_far_it_went(
+        self, place: Place, terminal: Callable[..., Terminal]
+    ) -> None:
+        jobs = [NewJob(id=f"job-{number}", task="send", payload="{}") for number in range(10_000)]
+        place.ask(place.jobs.insert, jobs)
+        seen = terminal("jobs", "cancel", "state:waiting", "--yes")
+        seen.until(lambda text: "jobs ━" in text)
+        seen.type("\x03")
+
+        assert seen.over() == 130
+        [done] = re.findall(r"Stopped: ([0-9,]+) of 10,000 jobs canceled", seen.text)
+        canceled = place.ask(place.jobs.counts)["default"].get("canceled", 0)
+        assert int(done.replace(",", "")) <= canceled < 10_000
 
 
 class TestDeadLetters:

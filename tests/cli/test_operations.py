@@ -1,12 +1,15 @@
 """`errandry queues`, `workers`, `events` and `doctor`."""
 
 import os
+import socket
 import sqlite3
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from errandry.core.command import Beat
+from errandry.worker.liveness import Liveness
 from tests.cli.conftest import Cli, Place
 
 
@@ -71,6 +74,20 @@ class TestWorkers:
         assert title.split() == ["WORKER", "STATUS", "BUSY", "QUEUES", "TASKS", "STARTED", "SEEN"]
         assert first.split()[:5] == ["host-1-aaaa", "working", "3/10", "all", "send"]
         assert len(cli("workers", "ls", "--json").data) == 2
+
+    def test_a_worker_of_this_host_that_died_is_known_to_be_dead(
+        self, cli: Cli, place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        alive = Liveness()
+        host = socket.gethostname()
+        place.ask(place.jobs.engine.submit, Beat(worker="mine", host=host, alive=alive.path, concurrency=1))
+        assert "mine    working" in cli("workers", "ls").out
+
+        os.close(alive._lock)  # as the kernel does when a process dies
+
+        assert "mine    dead" in cli("workers", "ls").out
+        assert "1 worker died or fell silent: mine" in cli("doctor").out
 
     def test_nobody_is_said_so(self, cli: Cli, place: Place) -> None:
         place.ask(place.jobs.open)

@@ -12,9 +12,11 @@ from errandry import __version__
 from errandry.cli.command import Command
 from errandry.cli.session import Session, client
 from errandry.cli.text import number, one_line
+from errandry.cli.workers import is_gone
 from errandry.core.command import WorkerInfo
 from errandry.core.duration import rough
 from errandry.core.job import Job
+from errandry.core.state import State
 from errandry.core.why import SILENT
 from errandry.errors import ErrandryError
 from errandry.store.contract import QueueInfo
@@ -28,6 +30,10 @@ WAITED = 900.0
 """Who has waited for so long is mentioned."""
 SANE = 1_700_000_000.0
 """No clock that is right shows less."""
+
+
+PENDING = (State.WAITING, State.CLAIMED, State.RUNNING)
+"""Jobs in these states need a worker now."""
 
 
 class Grade(StrEnum):
@@ -117,21 +123,20 @@ async def _people(jobs: "Errandry") -> list[Finding]:
     now, infos, queues = jobs.clock.time(), await jobs.workers(), await jobs.queues()
     return [
         *_leases(await jobs.held(10_000), now),
-        *_workers(infos, sum(info.states.get("waiting", 0) for info in queues), now),
+        *_workers(infos, sum(info.states.get(state, 0) for info in queues for state in PENDING), now),
         *(finding for info in queues for finding in _queue(info, now)),
     ]
 
 
-def _workers(infos: list[WorkerInfo], waiting: int, now: float) -> Iterator[Finding]:
-    silent = [info.beat.worker for info in infos if now - info.seen_at > SILENT]
-    if silent:
-        text = f"{number(len(silent), 'worker')} fell silent: {', '.join(silent[:5])}"
-        todo = "if they were killed, nothing: they are forgotten after a day"
-        yield Finding(Grade.NOTE, "workers", text, todo)
-    if alive := len(infos) - len(silent):
+def _workers(infos: list[WorkerInfo], pending: int, now: float) -> Iterator[Finding]:
+    lost = [info.beat.worker for info in infos if now - info.seen_at > SILENT or is_gone(info)]
+    if lost:
+        text = f"{number(len(lost), 'worker')} died or fell silent: {', '.join(lost[:5])}"
+        yield Finding(Grade.NOTE, "workers", text, "what they ran goes to others; see why they ended")
+    if alive := len(infos) - len(lost):
         yield Finding(Grade.GOOD, "workers", f"{number(alive, 'worker')} at work")
-    elif waiting:
-        text = f"nobody works, and {number(waiting, 'job waits', 'jobs wait')}"
+    elif pending:
+        text = f"nobody works, and {number(pending, 'job waits', 'jobs wait')}"
         yield Finding(Grade.WRONG, "workers", text, "start one: errandry worker MODULE:NAME")
     else:
         yield Finding(Grade.NOTE, "workers", "nobody works; nothing waits either")

@@ -79,7 +79,10 @@ async def print_jobs(session: Session, app: "Errandry", text: str, limit: int | 
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @client
 async def show(session: Session, app: "Errandry", ids: tuple[str, ...]) -> None:
-    """Print everything known of jobs: attempts with tracebacks, log, progress, arguments, result."""
+    """Print everything known of jobs.
+
+    Times, attempts with tracebacks, progress, arguments, result and log.
+    """
     for index, job_id in enumerate(await ids_of(app, ids)):
         job = await app.record(job_id)
         if session.json:
@@ -134,7 +137,10 @@ def _print_logs(session: Session, job: Job, after: int = 0) -> None:
 async def cancel(
     session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], force: bool, **asked: bool
 ) -> int:
-    """Stop jobs: at once where no handler runs, by request where one does."""
+    """Stop jobs.
+
+    At once where no handler runs, by request where one does.
+    """
     moves = (Move.CANCEL, Move.CANCEL_FORCED) if force else (Move.CANCEL,)
     action = Action(lambda *ids: app.cancel(*ids, force=force), moves, "canceled")
     return await operate(session, app, target(jobs_or_query), action, **asked)
@@ -181,7 +187,10 @@ async def edit(
     dry_run: bool,
     **changes: Any,
 ) -> int:
-    """Change jobs no worker has taken yet: what is given, and nothing else."""
+    """Change jobs that no worker has taken yet.
+
+    What is given is changed, the rest is left alone.
+    """
     changes = {name: value for name, value in changes.items() if value is not None}
     if given is not None:
         changes["arguments"] = arguments(given)
@@ -240,7 +249,10 @@ async def resolve(
     message: str | None,
     **asked: bool,
 ) -> int:
-    """Settle jobs by hand that no worker has taken: as completed, or as failed."""
+    """Settle by hand jobs that no worker has taken yet.
+
+    As completed, with --result if they have one, or as --failed.
+    """
     if given is not None and message is not None:
         raise click.UsageError("Give either --result or --failed.")
     result = None if given is None else read_document("--result", given)

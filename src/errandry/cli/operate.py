@@ -3,6 +3,7 @@
 What was counted is what is done: jobs are named by their ids, so that none that comes later is swept along.
 """
 
+import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -112,6 +113,9 @@ async def _in_slices(session: Session, ids: Sequence[str], action: Action) -> Mo
             part = ids[start : start + SLICE]
             try:
                 answer = await action.act(*part)
+            except asyncio.CancelledError:
+                session.talk(f"\nStopped: {len(moved):,} of {number(len(ids), 'job')} {action.done}.")
+                raise
             except ErrandryError as error:
                 if len(part) > 1 or len(ids) == 1:
                     raise

@@ -31,7 +31,7 @@ def queues() -> None:
 @queues.command("ls")
 @client
 async def ls(session: Session, jobs: "Errandry") -> None:
-    """List the queues with their jobs by state, and what is paused."""
+    """List queues with their jobs by state, and what is paused."""
     found, paused, now = await jobs.queues(), await jobs.paused(), jobs.clock.time()
     if session.json:
         for info in found:
@@ -60,7 +60,7 @@ async def ls(session: Session, jobs: "Errandry") -> None:
 @queues.command("stats")
 @client
 async def stats(session: Session, jobs: "Errandry") -> None:
-    """What ever happened in each queue: inserted, completed, failed and so on."""
+    """Count what ever happened in each queue."""
     totals = await jobs.totals()
     if session.json:
         for queue, counters in totals.items():
@@ -82,7 +82,10 @@ async def stats(session: Session, jobs: "Errandry") -> None:
 async def pause(
     session: Session, jobs: "Errandry", names: tuple[str, ...], tasks: tuple[str, ...], by: str | None
 ) -> None:
-    """Have no job claimed from queues until they are resumed; what runs goes on."""
+    """Have no more jobs claimed from queues.
+
+    Until they are resumed. What runs goes on.
+    """
     for kind, gate in _gates(jobs, names, tasks):
         done = await gate.pause(by=whoever() if by is None else by)
         session.talk(

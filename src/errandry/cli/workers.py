@@ -1,5 +1,6 @@
 """`errandry workers`: who works, and a halt for one of them."""
 
+import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from errandry.cli.text import ago
 from errandry.core.command import Beat, WorkerInfo
 from errandry.core.why import SILENT
 from errandry.errors import shown
+from errandry.worker.liveness import is_dead
 
 if TYPE_CHECKING:
     from errandry.app import Errandry
@@ -61,9 +63,16 @@ async def ls(session: Session, jobs: "Errandry") -> None:
 
 
 def status(info: WorkerInfo, now: float) -> Cell:
+    if is_gone(info):
+        return Cell("dead", "red")
     if now - info.seen_at > SILENT:
         return Cell("silent", "red")
     return Cell("working", "green") if info.paused is None else Cell("paused", "yellow")
+
+
+def is_gone(info: WorkerInfo) -> bool:
+    """Whether it is known to be dead: only of workers on this host, whose lock files can be tried."""
+    return info.beat.host == socket.gethostname() and is_dead(info.beat.alive)
 
 
 def busy(beat: Beat) -> str:
@@ -79,7 +88,10 @@ def busy(beat: Beat) -> str:
 async def pause(
     session: Session, jobs: "Errandry", parts: tuple[str, ...], everyone: bool, by: str | None
 ) -> None:
-    """Have workers claim nothing until they are resumed; what they run goes on."""
+    """Have workers claim no more jobs.
+
+    Until they are resumed. What they run goes on.
+    """
     for worker in await _meant(jobs, parts, everyone):
         done = await jobs.worker(worker).pause(by=whoever() if by is None else by)
         session.talk(f"{worker} is paused." if done else f"{worker} was paused already.")
