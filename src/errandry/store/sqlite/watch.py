@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 POLL = 0.01
-_PAUSES = (0.0002, 0.0005, 0.001, 0.002, 0.005)
+_PAUSES = (*(0.0002,) * 6, 0.0005, 0.001, 0.002, 0.005)
 _IN_MODIFY = 2
 
 
