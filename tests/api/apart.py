@@ -158,7 +158,8 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 
 def _end(how: str) -> None:
     if how in RAISED:
-        raise RAISED[how]()
+        error = RAISED[how]()
+        raise error
     match how:
         case "segfault":
             ctypes.string_at(0)

@@ -62,7 +62,7 @@ class Supervisor:
 
     def stop(self) -> None:
         self._stops += 1
-        if self._stops == 1:
+        if self._stops == 1 and not self._hopeless:
             log.info("workers claim no more; handlers may finish for %g s", self._grace)
         self._stopping.set()
         for worker in self._workers:
