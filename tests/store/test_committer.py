@@ -943,8 +943,9 @@ commands = st.one_of(
 class Noting(MemoryStore):
     """Answers each command with its identity; sometimes away, sometimes losing the reply."""
 
-    def __init__(self, moods: list[str]) -> None:
+    def __init__(self, moods: list[str], tracks: int) -> None:
         super().__init__()
+        self.tracks = tracks
         self.moods = iter(moods)
         self.passes: list[list[Command]] = []
 
@@ -957,6 +958,9 @@ class Noting(MemoryStore):
                 raise ReplyLost("s", "gone")
         self.passes.append(list(commands))
         return [Inserted((str(id(command)),)) for command in commands]
+
+    def track(self, command: Command) -> int:
+        return RANK[type(command)] % self.tracks
 
 
 def keys(command: Command) -> set[Any]:
@@ -982,12 +986,13 @@ def keys(command: Command) -> set[Any]:
     pass_rows=st.integers(1, 6),
     pending_rows=st.integers(1, 8) | st.just(10_000),
     moods=st.lists(st.sampled_from(["well", "away", "lost"]), max_size=20),
+    tracks=st.sampled_from([1, 3]),
 )
 def test_any_commands_keep_the_rules(
-    rounds: list[list[Command]], pass_rows: int, pending_rows: int, moods: list[str]
+    rounds: list[list[Command]], pass_rows: int, pending_rows: int, moods: list[str], tracks: int
 ) -> None:
     limits = Limits(pass_rows=pass_rows, pending_rows=pending_rows, give_up_after=1e9)
-    store = Noting(moods)
+    store = Noting(moods, tracks)
     # Objects of their own, so that equal commands can be told apart.
     rounds = [[copy.copy(command) for command in one] for one in rounds]
 

@@ -2,7 +2,8 @@
 
 Every command has keys: the jobs it names, or the worker, the gate, the upkeep it is about. A command that
 holds all its keys is ready; the others stand in line behind whoever does. So whatever is ready
-may share a pass, and commands about one key are written in the order they came.
+may share a pass, or be written beside it on another track, and commands about one key are written in the
+order they came.
 """
 
 import asyncio
@@ -76,17 +77,27 @@ class Entry(Struct, eq=False):
     rows: int
     size: int
     fenced: bool
+    track: int = 0
     blocked: int = 0
     accepted: float = 0.0
 
 
-def entry_of(command: Command, future: Future, port: Port) -> Entry:
+def entry_of(command: Command, future: Future, port: Port, track: int = 0) -> Entry:
     kind = type(command)
     keys = _keys(command)
     rows = max(1, len(keys))
     if isinstance(command, Claim) or (isinstance(command, Operator) and not command.ids):
         rows = command.limit
-    return Entry(command, future, port, keys, rows, _size(command), kind in _FENCED)
+    return Entry(command, future, port, keys, rows, _size(command), kind in _FENCED, track)
+
+
+class Ready:
+    """What is ready on one track."""
+
+    def __init__(self) -> None:
+        self.fenced: deque[Entry] = deque()
+        self.others: deque[Entry] = deque()
+        self.owed = False
 
 
 class Backlog:
@@ -96,14 +107,12 @@ class Backlog:
     where that left the others with nothing, the first of them opens the next pass.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, tracks: int = 1) -> None:
         self.entries: dict[Entry, None] = {}
         self.rows = self.size = 0
         self._limits = limits
         self._lines: dict[Key, deque[Entry] | None] = {}
-        self._fenced: deque[Entry] = deque()
-        self._others: deque[Entry] = deque()
-        self._owed = False
+        self._ready = [Ready() for _ in range(tracks)]
 
     @property
     def has_room(self) -> bool:
@@ -124,24 +133,29 @@ class Backlog:
                 line = lines[key] = deque()
             line.append(entry)
         if not entry.blocked:
-            self._ready(entry)
+            self._move_up(entry)
 
-    def take(self) -> list[Entry]:
-        """The next pass: what is ready, up to the bounds, in the order of `RANK`.
+    def has_ready(self, track: int) -> bool:
+        ready = self._ready[track]
+        return bool(ready.fenced or ready.others)
 
-        A single entry that is larger goes alone. Empty only if the backlog is.
+    def take(self, track: int = 0) -> list[Entry]:
+        """The next pass of a track: what is ready, up to the bounds, in the order of `RANK`.
+
+        A single entry that is larger goes alone. Empty only if nothing of the track is ready.
         """
         taken: list[Entry] = []
         rows = size = 0
-        lanes = (self._fenced, self._others)
-        for lane in (deque([self._others.popleft()]), *lanes) if self._owed else lanes:
+        ready = self._ready[track]
+        lanes = (ready.fenced, ready.others)
+        for lane in (deque([ready.others.popleft()]), *lanes) if ready.owed else lanes:
             while lane:
                 rows_then, size_then = rows + lane[0].rows, size + lane[0].size
                 if taken and (rows_then > self._limits.pass_rows or size_then > self._limits.pass_bytes):
                     break
                 taken.append(lane.popleft())
                 rows, size = rows_then, size_then
-        self._owed = bool(self._others) and all(entry.fenced for entry in taken)
+        ready.owed = bool(ready.others) and all(entry.fenced for entry in taken)
         taken.sort(key=_rank)
         return taken
 
@@ -159,10 +173,11 @@ class Backlog:
                 following = line.popleft()
                 following.blocked -= 1
                 if not following.blocked:
-                    self._ready(following)
+                    self._move_up(following)
 
-    def _ready(self, entry: Entry) -> None:
-        (self._fenced if entry.fenced else self._others).append(entry)
+    def _move_up(self, entry: Entry) -> None:
+        ready = self._ready[entry.track]
+        (ready.fenced if entry.fenced else ready.others).append(entry)
 
 
 def _rank(entry: Entry) -> int:

@@ -1,7 +1,8 @@
 """The committer: the one object in front of every store. It gathers commands and writes them in passes.
 
 What arrives while a pass is being written goes together into the next one. There is no timer: idle, a
-command goes at once; under load passes grow by themselves.
+command goes at once; under load passes grow by themselves. A store with several tracks is sent a pass for
+each of them at a time.
 
 A committer belongs to one loop: the engine's or, inline, the caller's own. Two things cross threads,
 each once per pass: commands, into `_inbox`, and answers, through the port of their loop.
@@ -14,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent import futures
 from contextlib import suppress
+from functools import partial
 
 from msgspec import Struct
 
@@ -79,8 +81,10 @@ class Committer:
         self._companions: dict[Companion, None] = {}
         self._inbox: deque[Entry] = deque()
         self._door: OrderedDict[Entry, None] = OrderedDict()
-        self._backlog = Backlog(self._limits)
-        self._work: asyncio.Task[None] | None = None
+        self._tracks = store.tracks
+        self._backlog = Backlog(self._limits, self._tracks)
+        self._work: dict[int, asyncio.Task[None]] = {}
+        self._writing: set[Entry] = set()
         self._idle = loop is None
         self._closing = self._closed = False
         self._broken: BaseException | None = None
@@ -100,7 +104,7 @@ class Committer:
         if port is None or port.loop is not loop:
             port = self._here.port = LoopPort(loop, self._hand_in)
         future: asyncio.Future[Answer] = loop.create_future()
-        entry = entry_of(command, future, port)
+        entry = entry_of(command, future, port, self._store.track(command))
         port.put(entry)
         try:
             return returned(await future)
@@ -114,7 +118,7 @@ class Committer:
         if asyncio._get_running_loop() is self._loop:
             raise RuntimeError("submit_sync would wait for its own thread: await submit instead")
         future: futures.Future[Answer] = futures.Future()
-        entry = entry_of(command, future, THREADS)
+        entry = entry_of(command, future, THREADS, self._store.track(command))
         self._hand_in([entry])
         try:
             return returned(future.result(timeout))
@@ -137,16 +141,15 @@ class Committer:
 
     def begin(self) -> None:
         """Write what has come, and from now on whatever comes. To be called on its loop, like `close`."""
-        if self._work is None and not self._closed:
-            self._idle = False
-            self._work = self._loop.create_task(self._write_passes())
-            self._work.add_done_callback(self._ended)
+        if not self._closed:
+            for track in range(self._tracks):
+                self._set_to_work(track)
 
     def fail(self, error: BaseException) -> None:
         """Write nothing any more: `error` is what everybody is told. To be called on its loop."""
         self._broken = error
         self._shut()
-        self._refuse([*self._backlog.entries, *self._door])
+        self._refuse([entry for entry in (*self._backlog.entries, *self._door) if entry not in self._writing])
 
     async def close(self, timeout: float | None = None) -> None:
         """Take nothing more; return when everything that was handed in is written or refused.
@@ -157,9 +160,9 @@ class Committer:
         self._closing = True
         give_up = None if timeout is None else self._loop.time() + timeout
         self.begin()  # it looks into the inbox only after this iteration, when its submits are handed in
-        while self._work is not None:
+        while self._work:
             left = None if give_up is None else max(0.0, give_up - self._loop.time())
-            _, late = await asyncio.wait({self._work}, timeout=left)
+            _, late = await asyncio.wait(self._work.values(), timeout=left)
             for work in late:
                 work.cancel()
                 give_up = None
@@ -214,32 +217,51 @@ class Committer:
 
     # On the committer's own loop.
 
-    def _ended(self, work: asyncio.Task[None]) -> None:
+    def _set_to_work(self, track: int) -> None:
+        if track not in self._work:
+            work = self._work[track] = self._loop.create_task(self._write_passes(track))
+            work.add_done_callback(partial(self._ended, track))
+            self._idle = len(self._work) < self._tracks
+
+    def _ended(self, track: int, work: asyncio.Task[None]) -> None:
         """Work ends when nothing is left. Ended in any other way, nobody is left without an answer."""
-        self._work = None
+        del self._work[track]
         if work.cancelled():
             self.fail(StoreClosed("committer", "stopped before this was written"))
         elif (error := work.exception()) is not None:
             self.fail(error)
         else:
             self._idle = True
-            if self._inbox or self._backlog.entries:
+            if self._inbox or self._backlog.has_ready(track):
                 self.begin()
 
-    async def _write_passes(self) -> None:
+    async def _write_passes(self, track: int) -> None:
         me = asyncio.current_task()
-        while self._accept():
-            entries = self._backlog.take()
-            along = self._going_along(entries)
+        while entries := self._next_pass(track):
+            along = self._going_along(track, entries)
             await self._write(entries + along)
             self._backlog.remove(entries)
+            self._writing.difference_update(entries)
             if me is not None and me.cancelling():
                 raise asyncio.CancelledError
             await asyncio.sleep(0)  # or a store that blocks would keep reads on this loop waiting
 
-    def _going_along(self, entries: list[Entry]) -> list[Entry]:
-        """The claims that share a pass of `entries`."""
-        if not self._companions or self._closing or all(type(one.command) in _BARREN for one in entries):
+    def _next_pass(self, track: int) -> list[Entry]:
+        """What to write next on a track; what has come for others that rest sets them to work."""
+        if self._broken is not None or not self._accept():
+            return []
+        for other in range(self._tracks):
+            if other != track and self._backlog.has_ready(other):
+                self._set_to_work(other)
+        entries = self._backlog.take(track)
+        self._writing.update(entries)
+        return entries
+
+    def _going_along(self, track: int, entries: list[Entry]) -> list[Entry]:
+        """The claims that share a pass of `entries`, if it does not take long."""
+        if not self._companions or self._closing or 0 < track == self._tracks - 1:
+            return []
+        if all(type(one.command) in _BARREN for one in entries):
             return []
         claims = [one for companion in list(self._companions) for one in companion()]
         return [entry_of(claim, future, self._port) for claim, future in claims]

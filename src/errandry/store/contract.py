@@ -101,7 +101,16 @@ class QueueInfo(Struct, frozen=True):
 
 
 class Store(Protocol):
-    """What every driver does, in the same way."""
+    """What every driver does, in the same way.
+
+    `tracks` is how many passes it writes beside each other. A command goes on the track `track` says; the
+    last of several is for what may take long.
+    """
+
+    tracks: int
+
+    def track(self, command: Command) -> int:
+        """The track of a command, from 0. Pure, and from any thread."""
 
     async def open(self) -> None:
         """Make it ready, migrating it if need be. A second call changes nothing."""

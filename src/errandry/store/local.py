@@ -31,7 +31,9 @@ T = TypeVar("T")
 
 
 class LocalStore:
-    """The reads of the contract, in terms of `Tables`."""
+    """The reads of the contract, in terms of `Tables`; one pass at a time, unless a driver says otherwise."""
+
+    tracks = 1
 
     def __init__(self, clock: Clock | None = None, bounds: Bounds | None = None) -> None:
         self.clock = StoreClock(clock or SystemClock())
@@ -46,6 +48,9 @@ class LocalStore:
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         raise NotImplementedError
+
+    def track(self, command: Command) -> int:  # noqa: ARG002 - all go on the one there is
+        return 0
 
     def pulse(self) -> int:
         return self.bell.rings

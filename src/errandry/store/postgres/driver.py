@@ -80,7 +80,7 @@ class PostgresStore(LocalStore):
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         opened = await self._opened()
-        number = max(map(track_of, commands), default=0)
+        number = track_of(commands[0]) if commands else 0
         written = opened.tracks[number].submit(self._write, opened, number, commands)
         answers, is_dirty = await asyncio.wrap_future(written)
         if is_dirty:  # or whoever claims in vain would wake itself by it
