@@ -3,7 +3,7 @@
 from errandry.app import Errandry
 from errandry.context import JobContext, current
 from errandry.core.job import Keep, Progress
-from errandry.core.retry import Backoff
+from errandry.core.retry import Backoff, Curve
 from errandry.core.state import State
 from errandry.errors import ErrandryError
 from errandry.handle import Job
@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Backoff",
     "Cancel",
+    "Curve",
     "Errandry",
     "ErrandryError",
     "Fail",
