@@ -11,7 +11,7 @@ LOCK   := requirements/dev.lock
 CODE    = $(wildcard src tests bench tools examples)
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-.PHONY: help demo test check prove bench docs format-check lint types format generate lock clean
+.PHONY: help demo test check prove bench bench-quick bench-all docs format-check lint types format generate lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -44,7 +44,17 @@ format: $(READY) ## Format, and fix what the linter can fix safely
 
 bench: $(READY) ## Print the figures, as ratios measured in one run
 	$(BIN)/python -m bench.store
-	$(BIN)/python -m bench.worker
+	$(BIN)/python -m bench.processes
+	$(BIN)/errandry bench $(ARGS)
+
+bench-quick: $(READY) ## The same in short, about half a minute
+	$(BIN)/errandry bench --quick
+
+bench-all: $(READY) ## Measure everything, others beside it, and write docs/benchmarks.md: 12 minutes at most
+	$(BIN)/errandry bench --json build/bench/report.json --plots build/bench
+	$(BIN)/errandry bench --stress --json build/bench/stress.json --plots build/bench
+	$(BIN)/python -m bench.peers --out build/bench
+	$(BIN)/python -m bench.page
 
 docs: $(READY) ## Build the site into build/site
 	$(BIN)/zensical build --clean --strict

@@ -1,0 +1,169 @@
+"""What came of it: a table and a drawing, with those that could not take part and where Errandry loses."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+
+from msgspec import Struct
+
+from bench.peers.peer import PEERS
+from bench.peers.sample import Sample
+from errandry.bench.plot import Bar, Panel, bars
+from errandry.bench.report import Machine, curve
+
+OURS = "errandry"
+
+
+class Results(Struct, frozen=True, kw_only=True):
+    """All samples of a run. `missing` says why a peer is not among them."""
+
+    at: str
+    machine: Machine
+    jobs: int
+    pickups: int
+    rounds: int
+    samples: Sequence[Sample]
+    missing: Mapping[str, str]
+
+
+class Row(Struct, frozen=True):
+    """A peer's samples as one: each value with the least and the most of its rounds."""
+
+    name: str
+    enqueue: tuple[float, float, float]
+    drain: tuple[float, float, float]
+    p50: float
+    p99: float
+    memory: float
+    is_cut: bool
+
+
+def rows(results: Results) -> dict[str, Row]:
+    """Those that took part, the quickest to drain first."""
+    found = {}
+    for name in PEERS:
+        samples = [sample for sample in results.samples if sample.peer == name]
+        if samples:
+            marks = curve([wait for sample in samples for wait in sample.latencies])
+            found[name] = Row(
+                name,
+                _spread([sample.enqueue for sample in samples]),
+                _spread([sample.drain for sample in samples]),
+                marks[50],
+                marks[99],
+                median(sample.memory for sample in samples),
+                any(sample.is_cut for sample in samples),
+            )
+    return dict(sorted(found.items(), key=lambda item: -item[1].drain[0]))
+
+
+def page(results: Results) -> str:
+    """Markdown."""
+    return "\n".join([*_table(results), "", *_notes(results)]) + "\n"
+
+
+def _table(results: Results) -> Iterator[str]:
+    found = rows(results)
+    yield "| system | store | enqueue, jobs/s | drain, jobs/s | pickup p50 / p99, ms | memory, MB | set up |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: | --- |"
+    for name, row in found.items():
+        peer, star = PEERS[name], "*" if row.is_cut else ""
+        shown = f"**{name}**" if name == OURS else _version(name)
+        latency = f"{row.p50:.1f} / {row.p99:.1f}"
+        drain = f"{_range(row.drain)}{star}"
+        yield (
+            f"| {shown} | {peer.server} | {_range(row.enqueue)} | {drain} | {latency} | {row.memory:.0f} "
+            f"| {peer.setup} |"
+        )
+    for name, why in results.missing.items():
+        yield f"| {_version(name)} | {PEERS[name].server} | – | – | – | – | did not take part: {why} |"
+
+
+def _notes(results: Results) -> Iterator[str]:
+    machine = results.machine
+    fsync = curve([sample.fsync for sample in results.samples]) if results.samples else [0.0] * 101
+    rounds = f"{results.rounds} round{'s' if results.rounds > 1 else ''}"
+    yield (
+        f"{results.jobs:,} no-op jobs with an int argument and result, one worker process, {rounds} "
+        f"in which the systems took turns; {results.pickups} pickups a round. A value is the middle of "
+        "the rounds, with the least and the most in brackets. Drain: from the first handler to the last; "
+        "`*`: stopped before the backlog was empty. Pickup: from the call that enqueues to the handler's "
+        "first line, at rest. Every store syncs a write before it answers (Redis: AOF with fsync always)."
+    )
+    yield ""
+    yield (
+        f"A page appended and synced took {fsync[50]:.2f} ms (p50 of the turns; {fsync[0]:.2f} to "
+        f"{fsync[100]:.2f}). {machine.system}, {machine.processors} processors, Python {machine.python}, "
+        f"Errandry {machine.errandry}, {results.at}."
+    )
+    yield ""
+    if losses := list(lost(results)):
+        yield "Where Errandry loses:"
+        yield ""
+        yield from (f"- {text}" for text in losses)
+    else:
+        yield "In this run no other system was ahead of Errandry in any column."
+
+
+COLUMNS: Sequence[tuple[str, str, Callable[[Row], float]]] = (
+    ("more", "enqueued one by one, jobs/s", lambda row: row.enqueue[0]),
+    ("more", "drained, jobs/s", lambda row: row.drain[0]),
+    ("less", "picked up, p50 ms", lambda row: row.p50),
+    ("less", "picked up, p99 ms", lambda row: row.p99),
+    ("less", "memory of a worker, MB", lambda row: row.memory),
+)
+
+
+def lost(results: Results) -> Iterator[str]:
+    """For every column, those that were ahead."""
+    found = rows(results)
+    ours = found.pop(OURS, None)
+    if ours is None:
+        return
+    for better, what, value in COLUMNS:
+        factors = {name: value(row) / value(ours) for name, row in found.items()}
+        ahead = {name: by for name, by in factors.items() if (by > 1 if better == "more" else by < 1)}
+        if ahead:
+            best = sorted(ahead, key=lambda name: factors[name], reverse=better == "more")
+            theirs = ", ".join(f"{name} {value(found[name]):,.4g} (×{ahead[name]:.2g})" for name in best)
+            yield f"{what}: {value(ours):,.4g}, but {theirs}"
+
+
+def drawing(results: Results) -> str:
+    """SVG: enqueue, drain and latency, the best above."""
+    found = list(rows(results).values())
+    absent = [Bar(name, None, text=f"did not take part: {why}"[:70]) for name, why in results.missing.items()]
+    by_enqueue = sorted(found, key=lambda row: -row.enqueue[0])
+    by_latency = sorted(found, key=lambda row: row.p50)
+    return bars(
+        f"{results.jobs:,} no-op jobs, one worker process, every write synced",
+        [
+            Panel("enqueue one by one, jobs/s", [_bar(row.name, *row.enqueue) for row in by_enqueue]),
+            Panel("drain, jobs/s", [*(_bar(row.name, *row.drain) for row in found), *absent]),
+            Panel(
+                "pickup at rest, ms: p50 / p99 (less is better)",
+                [
+                    _bar(row.name, row.p50, row.p50, row.p99)._replace(text=f"{row.p50:.1f} / {row.p99:.1f}")
+                    for row in by_latency
+                ],
+                is_log=True,
+            ),
+        ],
+    )
+
+
+def _bar(name: str, value: float, low: float, high: float) -> Bar:
+    label = f"{name} ({PEERS[name].server})"
+    return Bar(label, value, low, high, name == OURS, f"{value:,.0f}" if value >= 100 else f"{value:,.1f}")
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    return median(values), min(values), max(values)
+
+
+def _range(spread: tuple[float, float, float]) -> str:
+    value, low, high = spread
+    return f"{value:,.0f}" if low == high else f"{value:,.0f} ({low:,.0f}–{high:,.0f})"
+
+
+def _version(name: str) -> str:
+    return f"{name} {PEERS[name].needs[0].partition('==')[2]}".strip() if PEERS[name].needs else name

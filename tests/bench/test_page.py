@@ -1,0 +1,74 @@
+"""The page of the benchmarks: everything that was found, and whether it is what is aimed at."""
+
+import re
+
+from bench.page import DRAWINGS, page
+from bench.target import TARGETS, compared
+from errandry.bench.report import Account, Figure, Report, Stress, machine
+from tests.bench.found import results_of, sample
+
+
+def _report(value: float) -> Report:
+    figures = [
+        Figure(
+            part=target.part,
+            name=target.name,
+            value=value,
+            unit="jobs/s" if target.part in ("enqueue", "drain") else "ms",
+            low=value,
+            high=value,
+            better="more" if target.part in ("enqueue", "drain") else "less",
+        )
+        for target in TARGETS
+    ]
+    return Report(
+        at="2026-01-01T00:00:00+00:00",
+        store="sqlite",
+        durable="power",
+        quick=False,
+        seconds=60.0,
+        machine=machine(),
+        raw={"writes a second": 4_000.0, "p50": 0.2, "p95": 0.3, "p99": 0.5},
+        figures=figures,
+    )
+
+
+def _stress(wrong: int) -> Stress:
+    account = Account(kind="plain", rule="completes", expected=100, states={"completed": 100}, wrong=wrong)
+    return Stress(
+        jobs=100,
+        queues=16,
+        workers=4,
+        killed=6,
+        seconds=10.0,
+        totals={"inserted": 100, "completed": 100, "expired": 7, "retried": 30},
+        accounts=[account],
+        faults=["plain job 1 is gone"] * wrong,
+        timeline=[],
+    )
+
+
+def test_the_page_has_every_table_and_drawing() -> None:
+    text = page(_report(20_000.0), _stress(0), results_of(sample("errandry")))
+
+    assert sorted(re.findall(r"\(benchmarks/([^)]+)\)", text)) == sorted(DRAWINGS)
+    assert "| plain | completes | 100 | 100 | 0 | 0 | 0 |" in text
+    assert "Every job is accounted for." in text
+    assert "| **errandry** | sqlite |" in text
+
+
+def test_a_job_that_is_not_accounted_for_is_said_loudly() -> None:
+    text = page(_report(20_000.0), _stress(1), results_of(sample("errandry")))
+
+    assert "**Not every job is accounted for.**" in text
+
+
+def test_figures_are_held_against_what_is_aimed_at() -> None:
+    good = {row.split(" | ")[0]: row for row in compared(_report(20_000.0))}
+    slow = {row.split(" | ")[0]: row for row in compared(_report(1.0))}
+
+    assert good["| drain: 1 worker, preloaded"].endswith("| at least 12,000 jobs/s | 20,000 | yes |")
+    assert good["| footprint: import errandry"].endswith("| **no** |")
+    assert slow["| drain: 1 worker, preloaded"].endswith("| **no** |")
+    assert slow["| footprint: import errandry"].endswith("| yes |")
+    assert len(good) == len(TARGETS)

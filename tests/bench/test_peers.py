@@ -1,0 +1,114 @@
+"""The peers' benchmark: a turn of Errandry itself, what cannot be installed, and the table in the end."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from bench.peers.environment import ROOT, NotInstalled, made
+from bench.peers.peer import PEERS
+from bench.peers.table import Results, drawing, lost, page
+from tests.bench.found import results_of, sample
+
+COMMAND = [sys.executable, "-m", "bench.peers", "--only", "errandry", "--rounds", "1", "--pickups", "3"]
+
+
+def _env(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+
+
+@pytest.mark.slow(reason="starts workers and producers in processes")
+def test_a_turn_is_measured_and_written_down(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--jobs", "200", "--out", "out"],
+        cwd=tmp_path,
+        env=_env(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+    assert done.returncode == 0, done.stderr
+    results = msgspec.json.decode((tmp_path / "out" / "peers.json").read_bytes(), type=Results)
+    [found] = results.samples
+    assert (found.peer, len(found.latencies), found.is_cut) == ("errandry", 3, False)
+    assert min(found.enqueue, found.drain, found.memory, found.fsync, *found.latencies) > 0
+    assert (tmp_path / "out" / "peers.md").read_text() == page(results)
+    assert page(results) in done.stdout
+    ElementTree.parse(tmp_path / "out" / "peers.svg")
+    assert list(tmp_path.glob("errandry-bench-*")) == []
+
+
+@pytest.mark.slow(reason="starts workers and producers in processes")
+def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
+    run = subprocess.Popen(
+        [*COMMAND, "--jobs", "50000"], cwd=tmp_path, env=_env(tmp_path), stderr=subprocess.PIPE
+    )
+    assert run.stderr is not None
+    run.stderr.readline()  # so the first turn has begun
+
+    run.send_signal(signal.SIGTERM)
+
+    assert run.wait(30) == 130
+    run.stderr.close()
+    assert list(tmp_path.glob("errandry-bench-*")) == []
+
+
+def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.peers", "--only", "hewey"]
+
+    done = subprocess.run(command, env=_env(tmp_path), capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "there is no 'hewey': choose from errandry, huey" in done.stderr
+
+
+@pytest.mark.slow(reason="makes an environment and asks pip")
+def test_what_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.peers.environment.FOLDER", tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+
+    with pytest.raises(NotInstalled, match="No matching distribution found for no-such-peer==1"):
+        made("no-such-peer", ("no-such-peer==1",))
+
+
+def test_who_did_not_take_part_is_in_the_table_and_the_drawing() -> None:
+    results = results_of(sample("errandry"), missing={"celery": "it cannot be installed here: no such thing"})
+
+    assert "| celery 5.7.0 | redis | – | – | – | – | did not take part: it cannot be" in page(results)
+    assert "did not take part" in "".join(ElementTree.fromstring(drawing(results)).itertext())
+
+
+def test_a_drain_that_was_cut_short_is_marked() -> None:
+    assert "| 50* |" in page(results_of(sample("errandry"), sample("rq", drain=50.0)))
+
+
+def test_where_errandry_loses_is_said() -> None:
+    results = results_of(
+        sample("errandry"), sample("huey", enqueue=250.0, wait=0.08), sample("pgqueuer", drain=3_000)
+    )
+
+    assert list(lost(results)) == [
+        "enqueued one by one, jobs/s: 100, but huey 250 (×2.5)",
+        "drained, jobs/s: 1,000, but pgqueuer 3,000 (×3)",
+    ]
+    assert "Where Errandry loses:" in page(results)
+    assert "no other system was ahead" in page(results_of(sample("errandry")))
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_peer_has_a_program_and_says_how_it_is_set_up(name: str) -> None:
+    program = ROOT / "bench" / "peers" / "programs" / f"{name}.py"
+
+    text = program.read_text("utf-8")
+
+    assert "\nasync def producer() -> AsyncIterator[Put]:\n" in text
+    assert "\ndef work() -> None:\n" in text
+    assert PEERS[name].setup
