@@ -59,6 +59,9 @@ class TestQueues:
         )
         assert cli("queues", "resume", "a").err == "The queue a was not paused.\n"
         assert cli("queues", "pause").code == 2
+        assert cli("queues", "pause", "c", "--json").data == [
+            {"kind": "queue", "name": "c", "became": "paused", "changed": True}
+        ]
 
 
 class TestWorkers:
@@ -95,11 +98,11 @@ class TestWorkers:
         assert cli("workers", "ls").err == "No worker is running.\n"
 
     def test_a_worker_is_paused_by_a_part_of_its_id(self, cli: Cli, two: None) -> None:
-        assert cli("workers", "pause", "bbbb", "--by", "ada").err == "host-2-bbbb is paused.\n"
+        assert cli("workers", "pause", "bbbb", "--by", "ada").err == "The worker host-2-bbbb is paused.\n"
         assert "host-2-bbbb  paused" in cli("workers", "ls").out
-        assert cli("workers", "pause", "bbbb").err == "host-2-bbbb was paused already.\n"
+        assert cli("workers", "pause", "bbbb").err == "The worker host-2-bbbb was paused already.\n"
         assert cli("workers", "resume", "--all").err == (
-            "host-1-aaaa was not paused.\nhost-2-bbbb is resumed.\n"
+            "The worker host-1-aaaa was not paused.\nThe worker host-2-bbbb is resumed.\n"
         )
 
     @pytest.mark.parametrize(

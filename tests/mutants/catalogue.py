@@ -241,4 +241,13 @@ MUTANTS = [
         "SET number = ?1, now = max(now, 0 * ?2);",
         store="sqlite",
     ),
+    Mutant(
+        "worker_gate",
+        "a paused worker gets jobs all the same",
+        QUERIES,
+        "   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'worker' AND name = ?5)\n",
+        "   AND ?5 IS NOT NULL\n",
+        store="sqlite",
+        words="paused_worker",
+    ),
 ]

@@ -16,4 +16,7 @@ if TYPE_CHECKING:
 async def migrate(session: Session, jobs: "Errandry") -> None:
     """Make the store, or bring its schema up to date. Opening a store does the same."""
     await jobs.open()
-    session.talk("The store is ready and up to date.")
+    if session.json:
+        session.data({"store": jobs.url or type(jobs.store).__name__, "ready": True})
+    else:
+        session.talk("The store is ready and up to date.")

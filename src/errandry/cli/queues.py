@@ -1,18 +1,16 @@
 """`errandry queues`: how full they are, and a halt for one of them, or for a task in all of them."""
 
-import getpass
 from typing import TYPE_CHECKING
 
 import click
 from msgspec import to_builtins
 
-from errandry.cli import table
+from errandry.cli import gate, table
 from errandry.cli.command import Group
 from errandry.cli.record import COLORS
 from errandry.cli.session import Session, client
 from errandry.cli.table import Cell, Column
-from errandry.cli.text import ago
-from errandry.core.command import GateKind, Pausing
+from errandry.core.command import GateKind
 from errandry.core.duration import rough
 from errandry.core.state import State
 
@@ -48,13 +46,13 @@ async def ls(session: Session, jobs: "Errandry") -> None:
             info.name,
             *(Cell(f"{count:,}", COLORS[s]) if (count := info.states.get(s, 0)) else "" for s in states),
             "" if info.waited is None else rough(info.waited),
-            Cell(said(info.paused, now), "yellow"),
+            Cell(gate.said(info.paused, now), "yellow"),
         )
         for info in found
     ]
     table.show(session, heads, rows)
     for name, pausing in paused[GateKind.TASK].items():
-        session.talk(f"The task {name} was paused {said(pausing, now)}.")
+        session.talk(f"The task {name} was paused {gate.said(pausing, now)}.")
 
 
 @queues.command("stats")
@@ -86,11 +84,8 @@ async def pause(
 
     Until they are resumed. What runs goes on.
     """
-    for kind, gate in _gates(jobs, names, tasks):
-        done = await gate.pause(by=whoever() if by is None else by)
-        session.talk(
-            f"The {kind} {gate.name} is paused." if done else f"The {kind} {gate.name} was paused already."
-        )
+    for kind, one in _gates(jobs, names, tasks):
+        await gate.pause(session, kind, one, by)
 
 
 @queues.command("resume")
@@ -99,25 +94,8 @@ async def pause(
 @client
 async def resume(session: Session, jobs: "Errandry", names: tuple[str, ...], tasks: tuple[str, ...]) -> None:
     """Undo a pause."""
-    for kind, gate in _gates(jobs, names, tasks):
-        done = await gate.resume()
-        session.talk(
-            f"The {kind} {gate.name} is resumed." if done else f"The {kind} {gate.name} was not paused."
-        )
-
-
-def said(paused: Pausing | None, now: float) -> str:
-    if paused is None:
-        return ""
-    return f"{ago(paused.at, now)}{f' by {paused.by}' if paused.by else ''}"
-
-
-def whoever() -> str:
-    """Who sits here, to be named as the one who paused something."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""
+    for kind, one in _gates(jobs, names, tasks):
+        await gate.resume(session, kind, one)
 
 
 def _gates(jobs: "Errandry", names: tuple[str, ...], tasks: tuple[str, ...]) -> "list[tuple[str, Gate]]":

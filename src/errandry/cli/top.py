@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from errandry.cli import table
 from errandry.cli.command import Command
-from errandry.cli.queues import said
+from errandry.cli.gate import said
 from errandry.cli.record import COLORS, error_line, note
 from errandry.cli.session import Session, client
 from errandry.cli.table import Cell, Column, Row

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import to_builtins
 
-from errandry.cli import table
+from errandry.cli import gate, table
 from errandry.cli.command import Group
-from errandry.cli.queues import said, whoever
 from errandry.cli.session import Session, client
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago
@@ -59,7 +58,7 @@ async def ls(session: Session, jobs: "Errandry") -> None:
     table.show(session, heads, rows)
     for info in found:
         if info.paused is not None:
-            session.talk(f"{info.beat.worker} was paused {said(info.paused, now)}.")
+            session.talk(f"{info.beat.worker} was paused {gate.said(info.paused, now)}.")
 
 
 def status(info: WorkerInfo, now: float) -> Cell:
@@ -93,8 +92,7 @@ async def pause(
     Until they are resumed. What they run goes on.
     """
     for worker in await _meant(jobs, parts, everyone):
-        done = await jobs.worker(worker).pause(by=whoever() if by is None else by)
-        session.talk(f"{worker} is paused." if done else f"{worker} was paused already.")
+        await gate.pause(session, "worker", jobs.worker(worker), by)
 
 
 @workers.command("resume")
@@ -104,8 +102,7 @@ async def pause(
 async def resume(session: Session, jobs: "Errandry", parts: tuple[str, ...], everyone: bool) -> None:
     """Undo a pause."""
     for worker in await _meant(jobs, parts, everyone):
-        done = await jobs.worker(worker).resume()
-        session.talk(f"{worker} is resumed." if done else f"{worker} was not paused.")
+        await gate.resume(session, "worker", jobs.worker(worker))
 
 
 async def _meant(jobs: "Errandry", parts: Sequence[str], everyone: bool) -> list[str]:
