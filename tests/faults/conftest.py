@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.faults.scene import Scene
+from tests.store.server import server
 
 STORES: dict[str, Callable[[Path], str]] = {
     "sqlite": lambda folder: f"sqlite:///{folder}/jobs.db",
+    "postgres": lambda folder: server().fresh(),
 }
 
 
