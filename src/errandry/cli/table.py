@@ -34,8 +34,7 @@ Row = Sequence[str | Cell]
 def show(session: Session, columns: Sequence[Column], rows: Sequence[Row], titles: bool = True) -> None:
     """Print a table on stdout, or more of one that has its titles already."""
     room = shutil.get_terminal_size().columns if session.is_terminal else None
-    for line in islice(lines(session, columns, rows, room), 0 if titles else 1, None):
-        session.print(line)
+    session.print("\n".join(islice(lines(session, columns, rows, room), 0 if titles else 1, None)))
 
 
 def lines(

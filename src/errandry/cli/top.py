@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
 from errandry.cli import table
 from errandry.cli.command import Command
@@ -22,7 +23,7 @@ from errandry.cli.session import Session, client
 from errandry.cli.table import Cell, Column, Row
 from errandry.cli.text import ago, fitted, local, number, short_id
 from errandry.cli.workers import busy, status
-from errandry.core.command import WorkerInfo
+from errandry.core.command import Beat, WorkerInfo
 from errandry.core.duration import rough
 from errandry.core.job import Job
 from errandry.core.state import State
@@ -211,10 +212,17 @@ def _queues(look: Look) -> Section:
 def _workers(look: Look) -> Section:
     heads = [Column("WORKER", gives=True), Column("STATUS"), Column("BUSY", right=True), Column("SEEN")]
     rows = [
-        (info.beat.worker, status(info, look.at), busy(info.beat), ago(info.seen_at, look.at))
+        (info.beat.worker, status(info, look.at), busy(_now(look, info)), ago(info.seen_at, look.at))
         for info in look.workers
     ]
     return Section("Workers", heads, rows)
+
+
+def _now(look: Look, info: WorkerInfo) -> Beat:
+    """Its last beat, with what it runs now if that was seen."""
+    if len(look.held) == HELD_MAX:
+        return info.beat
+    return replace(info.beat, running=sum(job.worker == info.beat.worker for job in look.held))
 
 
 def _running(look: Look) -> Section:
