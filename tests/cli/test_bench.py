@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
+import psycopg
 import pytest
 
 from errandry.bench.measure import PARTS
@@ -16,6 +17,7 @@ from errandry.bench.report import Report
 from errandry.core.command import Beat
 from tests.cli.conftest import Cli, Place
 from tests.cli.shell import COMMAND, LIMIT, Terminal, process
+from tests.store.server import server
 
 
 @pytest.mark.parametrize(
@@ -36,13 +38,26 @@ def test_what_makes_no_sense_is_refused(cli: Cli, args: list[str], said: str) ->
     assert said in done.err
 
 
+@pytest.mark.parametrize("option", ["--json", "--plots"])
+def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_measured(
+    cli: Cli, folder: Path, option: str
+) -> None:
+    (folder / "file").touch()
+
+    done = cli("bench", option, "file/out/x")
+
+    assert done.code == 1
+    assert "cannot be made: Not a directory" in done.err
+    assert _left(folder) == []
+
+
 def test_a_store_with_somebody_s_jobs_is_refused_and_left_alone(cli: Cli, place: Place) -> None:
     job = place.enqueue(queue="mail")
 
     done = cli("bench", "--quick", "--only", "enqueue", "--url", "sqlite:///errandry.db")
 
     assert done.code == 1
-    assert "holds 1 jobs (in mail): name an empty store, or leave --url out" in done.err
+    assert "holds jobs already (1 in mail): name an empty store, or leave --url out" in done.err
     assert place.ask(place.jobs.counts) == {"mail": {"waiting": 1}}
     assert place.ask(place.jobs.get, job.id).state == "waiting"
 
@@ -76,6 +91,21 @@ def test_what_cannot_be_measured_in_memory_is_said(cli: Cli) -> None:
     assert report.left_out.keys() == PARTS.keys() - {"enqueue"}
     assert report.raw == {}
     assert cli("bench", "--stress", "--url", "memory:").code == 1
+
+
+@pytest.mark.slow(reason="starts PostgreSQL and enqueues some ten thousand jobs")
+def test_a_server_is_measured_beside_its_own_raw_writes(cli: Cli) -> None:
+    url = server().fresh()
+
+    done = cli("bench", "--quick", "--only", "enqueue", "--json", "--url", url)
+
+    assert done.code == 0, done.err
+    report = msgspec.json.decode(done.out, type=Report)
+    assert report.store == "postgresql://"
+    assert report.raw["writes a second"] > 0
+    assert all(figure.of_raw for figure in report.figures)
+    with psycopg.connect(server().url()) as db:
+        assert db.execute("SELECT 1 FROM pg_tables WHERE tablename = 'bench_raw'").fetchall() == []
 
 
 @pytest.mark.slow(reason="measures everything, with workers in processes")

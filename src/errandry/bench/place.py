@@ -1,5 +1,6 @@
 """Where a run takes place: a store of its own, or one that is named and holds nobody else's jobs."""
 
+import re
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,16 +9,17 @@ from pathlib import Path
 from msgspec import Struct
 
 from errandry.app import Errandry
-from errandry.bench.raw import Raw, raw_of
+from errandry.bench.raw import Raw, raw_at
 from errandry.bench.task import declared
 from errandry.core.query import quoted
 from errandry.core.why import SILENT
 from errandry.errors import InvalidValue
-from errandry.store.memory import MemoryStore
 
 PREFIX = "errandry-bench-"
 """What the names of a run's queues begin with, and those of its folders."""
 SHOWN = 5
+RIGHT = "name an empty store, or leave --url out for one that is made for this"
+_PASSWORD = re.compile(r":[^:@/]*@")
 
 
 class Place(Struct, frozen=True):
@@ -31,7 +33,7 @@ class Place(Struct, frozen=True):
     @property
     def is_shared(self) -> bool:
         """Whether other processes can work on the store."""
-        return not isinstance(self.app.store, MemoryStore)
+        return not self.url.startswith("memory:")
 
     def queue(self, name: str) -> str:
         return f"{PREFIX}{name}"
@@ -45,9 +47,9 @@ async def place(url: str | None = None) -> AsyncIterator[Place]:
         folder = Path(name)
         address = url or f"sqlite:///{folder / 'store.db'}"
         async with declared(address) as app:
-            await _must_be_free(app, address)
+            await _must_be_free(app, _PASSWORD.sub(":…@", address))
             await clear(app)
-            raw = raw_of(app.store, folder)
+            raw = raw_at(address, app.store, folder)
             try:
                 yield Place(address, app, folder, raw)
             finally:
@@ -70,10 +72,10 @@ async def _must_be_free(app: Errandry, url: str) -> None:
     others = {queue: count for queue, count in counts.items() if count and not queue.startswith(PREFIX)}
     if others:
         some = ", ".join(list(others)[:SHOWN]) + ("…" if len(others) > SHOWN else "")
-        why = f"holds {sum(others.values()):,} jobs (in {some}): name an empty store, or leave --url out"
+        why = f"holds jobs already ({sum(others.values()):,} in {some}): {RIGHT}"
         raise InvalidValue("url", url, why)
     now = app.clock.time()
     alive = [info.beat.worker for info in await app.workers() if now - info.seen_at <= SILENT]
     if alive:
-        why = f"a worker is at work there ({alive[0]}): stop it, name an empty store, or leave --url out"
+        why = f"a worker is at work there ({alive[0]}): stop it; or {RIGHT}"
         raise InvalidValue("url", url, why)

@@ -4,27 +4,25 @@ It is measured again and again between the parts of a run, so that a noisy machi
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-
-import apsw
+from typing import TYPE_CHECKING, cast
+from urllib.parse import urlsplit
 
 from errandry.store.contract import Store
-from errandry.store.sqlite.driver import SqliteStore
-from errandry.store.sqlite.file import Durability
 
-SYNC = {Durability.POWER: "full", Durability.PROCESS: "normal"}
+if TYPE_CHECKING:
+    from errandry.store.postgres.driver import PostgresStore
+    from errandry.store.sqlite.driver import SqliteStore
 
 
 class Raw:
     """Single durable writes, timed. `seconds` has those of all rounds so far."""
 
-    def __init__(self, path: Path, durability: Durability) -> None:
+    def __init__(self, write: Callable[[str], object], close: Callable[[], object]) -> None:
         self.seconds: list[float] = []
-        self._db = apsw.Connection(str(path))
-        self._db.pragma("journal_mode", "wal")
-        self._db.pragma("synchronous", SYNC[durability])
-        self._db.execute("CREATE TABLE row (number INTEGER PRIMARY KEY, payload TEXT)")
+        self._insert, self.close = write, close
 
     def measure(self, count: int) -> float:
         """So many more of them, one right after the other; how long one takes in the middle case."""
@@ -40,15 +38,48 @@ class Raw:
             found.append(self._write(number))
         return median(found)
 
-    def close(self) -> None:
-        self._db.close()
-
     def _write(self, number: int) -> float:
         began = time.perf_counter()
-        self._db.execute("INSERT INTO row (payload) VALUES (?)", (f'{{"i":{number}}}',))
+        self._insert(f'{{"i":{number}}}')
         return time.perf_counter() - began
 
 
-def raw_of(store: Store, folder: Path) -> Raw | None:
-    """Raw writes as durable as the store's and on the same disk; None if nobody has said how."""
-    return Raw(folder / "raw.db", store.durability) if isinstance(store, SqliteStore) else None
+def raw_at(url: str, store: Store, folder: Path) -> Raw | None:
+    """Raw writes as durable as the store's and to the same place; None if nobody has said how."""
+    make = _KINDS.get(urlsplit(url).scheme)
+    return None if make is None else make(store, folder)
+
+
+def _sqlite(store: Store, folder: Path) -> Raw:
+    import apsw
+
+    durability = cast("SqliteStore", store).durability
+    db = apsw.Connection(str(folder / "raw.db"))
+    db.pragma("journal_mode", "wal")
+    db.pragma("synchronous", {"power": "full", "process": "normal"}[durability])
+    db.execute("CREATE TABLE row (number INTEGER PRIMARY KEY, payload TEXT)")
+    return Raw(lambda text: db.execute("INSERT INTO row (payload) VALUES (?)", (text,)), db.close)
+
+
+def _postgres(store: Store, _folder: Path) -> Raw:
+    import psycopg
+    from psycopg.sql import SQL, Identifier
+
+    address = cast("PostgresStore", store).address
+    db, table = psycopg.connect(address.conninfo, autocommit=True), Identifier(address.schema, "bench_raw")
+    db.execute(SQL("DROP TABLE IF EXISTS {}").format(table))
+    db.execute(SQL("CREATE TABLE {} (number bigserial PRIMARY KEY, payload text)").format(table))
+    insert = SQL("INSERT INTO {} (payload) VALUES (%s)").format(table)
+
+    def close() -> None:
+        db.execute(SQL("DROP TABLE {}").format(table))
+        db.close()
+
+    return Raw(lambda text: db.execute(insert, (text,)), close)
+
+
+_KINDS: dict[str, Callable[[Store, Path], Raw]] = {
+    "sqlite": _sqlite,
+    "postgres": _postgres,
+    "postgresql": _postgres,
+}

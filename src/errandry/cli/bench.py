@@ -1,6 +1,7 @@
 """`errandry bench`: measure this machine and its store; figures beside what the store could do at best."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -25,7 +26,7 @@ FAULTS_SHOWN = 10
 
 
 @click.command(cls=Command)
-@click.option("--quick", is_flag=True, help="Less of everything: about half a minute, not three.")
+@click.option("--quick", is_flag=True, help="Less of everything: about half a minute, not two.")
 @click.option("--only", type=NAMES, metavar="PART,…", help="Only these parts, such as enqueue,drain.")
 @click.option("--stress", is_flag=True, help="Instead: 120,000 jobs of all kinds, workers killed meanwhile.")
 @click.option("--jobs", type=click.IntRange(100, 10_000_000), metavar="N", help="How many, with --stress.")
@@ -61,6 +62,10 @@ def bench(
     session = click.get_current_context().ensure_object(Session)
     _check(session, quick, only, stress, jobs)
     document = STDOUT if session.json and document is None else document
+    if document is not None and document != STDOUT:
+        _must_be_writable(Path(document).parent)
+    if plots is not None:
+        _must_be_writable(plots)
     from errandry.bench.crew import WorkerEnded
     from errandry.bench.run import measured, stressed
     from errandry.bench.stress import JOBS
@@ -147,9 +152,18 @@ def _written(session: Session, report: "Report", document: str | None) -> None:
         session.talk(f"Written: {document}")
 
 
+def _must_be_writable(folder: Path) -> None:
+    """Now, not when everything has been measured."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"{folder} cannot be made: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise click.ClickException(f"{folder} cannot be written to")
+
+
 def _write(path: Path, text: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written: {error.strerror}") from None
