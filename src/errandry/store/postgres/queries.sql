@@ -12,12 +12,15 @@ ROLLBACK;
 
 -- name: head
 -- What every pass starts from. How long it may wait for locks, and the server for it; plans that hold however many
--- rows there are; the claims of one worker one after the other, so that a repeated one finds the first; the time.
+-- rows there are; the claims of one worker one after the other, so that a repeated one finds the first; what others have
+-- inserted in transactions of their own; the time.
 SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', '10s', true),
        set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true),
        (SELECT count(pg_advisory_xact_lock(hashtextextended(worker, 'errandry.claims'::regclass::oid::bigint)))
           FROM unnest(%s::text[]) AS worker),
+       EXISTS (SELECT 1 FROM errandry.bound),
+       EXISTS (SELECT 1 FROM errandry.live WHERE state = 'waiting' AND lane IS NULL),
        identity, folded, coalesce((SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1), at),
        extract(epoch FROM clock_timestamp())::float8
   FROM errandry.store;
@@ -225,6 +228,15 @@ SELECT queue, task, grp, true, %s::float8
     ON CONFLICT (queue, task, grp) DO UPDATE SET ready = true, used_at = excluded.used_at
 RETURNING lane, queue, task, grp;
 
+-- name: unlined
+SELECT * FROM errandry.live WHERE state = 'waiting' AND lane IS NULL
+ ORDER BY seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: line_up
+UPDATE errandry.live SET lane = new.lane
+  FROM unnest(%s::bigint[], %s::bigint[]) AS new (seq, lane)
+ WHERE live.seq = new.seq;
+
 -- name: open_lanes
 -- Lanes with waiting jobs, of these queues and tasks (NULL: all) and not of those, that are not paused; none if the
 -- worker is. The most urgent first; more lanes than jobs are wanted are of no use.
@@ -353,6 +365,9 @@ SELECT (SELECT min(n) FROM errandry.events), coalesce((SELECT max(n) FROM errand
 
 -- name: totals
 SELECT queue, name, sum(value)::bigint FROM errandry.totals GROUP BY queue, name;
+
+-- name: unnumbered
+SELECT deltas FROM errandry.bound;
 
 -- name: unfolded
 SELECT n, deltas FROM errandry.events WHERE n > (SELECT folded FROM errandry.store) ORDER BY n LIMIT %s;

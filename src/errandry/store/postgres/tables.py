@@ -25,6 +25,7 @@ from errandry.store.tables import Change, Deltas, Marks
 
 FOLD_MAX = 10_000
 IDLE_LANE = 3_600.0
+UNLINED_MAX = 1_000
 EVENT_ROWS = 100
 """So many rows of the event log are fetched at a time."""
 
@@ -43,6 +44,7 @@ class PostgresTables:
         self.identity = ""
         self.is_dirty = False
         self.event_row: tuple[Any, ...] | None = None
+        self._has_unlined = False
         self._lanes: dict[tuple[str, str, str], int] = {}
         self._fresh: frozenset[str] = frozenset()
         self._numbers: Iterator[int] = iter(())
@@ -54,13 +56,13 @@ class PostgresTables:
         `workers` claim in it. `fresh` are ids it brings: they are not expected to be there.
         """
         [found] = self._all("head", (lock_timeout, array(sorted(workers))))
-        self.identity = found[-4]
-        self.is_dirty = False
-        self.event_row = None
+        *_, has_bound, self._has_unlined, self.identity, _, floor, now = found
+        self.is_dirty = has_bound
+        self.event_row = (0.0, 0, "[]", "[]") if has_bound else None  # what others inserted is to be numbered
         self._lanes = {}
         self._fresh = frozenset(fresh)
         self._numbers, self._wanted = iter(()), 0
-        return found[-2], found[-1]
+        return floor, now
 
     def look(self) -> tuple[float, float]:
         """The same for who only reads."""
@@ -99,6 +101,14 @@ class PostgresTables:
             columns = [array(column) for column in zip(*keys, strict=True)]
             when = [] if name == "share_lanes" else [max(moments.values())]
             self._lanes |= {(queue, *rest): lane for lane, queue, *rest in self._all(name, [*when, *columns])}
+
+    def _line_up(self) -> None:
+        """Give those their lane who were inserted in transactions that could not mark it."""
+        jobs = self._jobs("unlined", (UNLINED_MAX,))
+        self._stand_in_line(jobs)
+        lanes = [self._lanes[job.queue, job.task, job.group] for job in jobs]
+        self._run("line_up", (array(job.seq for job in jobs), array(lanes)))
+        self._has_unlined = False
 
     def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
         """Kept for the end: it is written with the commit, under a lock that is not to last."""
@@ -153,6 +163,8 @@ class PostgresTables:
         return [job for job in current if job.state in states and query.matches(job, now)]
 
     def ready(self, claim: Claim) -> list[Job]:
+        if self._has_unlined:
+            self._line_up()
         suspects = claim.suspects != 0
         params = {
             "queues": None if claim.queues is None else array(claim.queues),
@@ -224,7 +236,8 @@ class PostgresTables:
         counters: dict[str, dict[str, int]] = {}
         for queue, name, value in self._all("totals"):
             counters.setdefault(queue, {})[name] = value
-        for _, deltas in self._all("unfolded", (2**62,)):
+        newest = [deltas for _, deltas in self._all("unfolded", (2**62,))]
+        for deltas in newest + [deltas for (deltas,) in self._all("unnumbered")]:
             for queue, _task, changes in _deltas.decode(deltas):
                 _add(counters.setdefault(queue, {}), changes)
         return dict(sorted(counters.items()))

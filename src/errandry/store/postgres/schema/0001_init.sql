@@ -68,6 +68,8 @@ CREATE INDEX live_leased ON errandry.live (lease_until, seq) WHERE state IN ('cl
 CREATE INDEX live_deadline ON errandry.live (deadline, seq)
     WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
 CREATE INDEX live_canceling ON errandry.live (worker) WHERE cancel_requested;
+-- Inserted by others while their lane had no mark: the next pass that claims gives them their lane.
+CREATE INDEX live_unlined ON errandry.live (seq) WHERE state = 'waiting' AND lane IS NULL;
 
 -- Finished jobs, until `expires_at`.
 CREATE TABLE errandry.history (
@@ -189,6 +191,15 @@ CREATE TABLE errandry.events (
     deltas  text             NOT NULL
 );
 
+-- The same of inserts in others' transactions, which must not keep the log locked: the next pass moves it there.
+CREATE TABLE errandry.bound (
+    n       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at      double precision NOT NULL,
+    count   bigint           NOT NULL,
+    entries text             NOT NULL,
+    deltas  text             NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+
 -- Counters up to event row `store.folded`: jobs by state, and lifetime totals (`total.…`).
 CREATE TABLE errandry.totals (
     queue text COLLATE "C" NOT NULL,
@@ -217,8 +228,9 @@ CREATE TABLE errandry.migrations (
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- The last statement of a pass: its row in the event log, numbered without gaps in the order of commits. So whoever
--- numbers keeps the lock until the commit, which follows at once. Others are told; `sender` knows it already.
+-- The last statement of a pass: its row in the event log, if it has one, numbered without gaps in the order of commits.
+-- So whoever numbers keeps the lock until the commit, which follows at once. What others have inserted in transactions of
+-- their own comes first: the pass may have seen it. Others are told; `sender` knows it already.
 CREATE FUNCTION errandry.append(
     at double precision, count bigint, entries text, deltas text, channel text, sender text
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -230,9 +242,19 @@ BEGIN
     IF NOT FOUND THEN
         SELECT s.dropped AS n, s.at, s.total INTO last FROM errandry.store AS s;
     END IF;
-    INSERT INTO errandry.events
-    VALUES (last.n + 1, greatest(append.at, last.at), append.count, last.total + append.count, append.entries,
-            append.deltas);
+    IF EXISTS (SELECT 1 FROM errandry.bound) THEN
+        WITH moved AS (DELETE FROM errandry.bound RETURNING *)
+        INSERT INTO errandry.events
+        SELECT last.n + row_number() OVER so_far, greatest(last.at, max(m.at) OVER so_far), m.count,
+               last.total + sum(m.count) OVER so_far, m.entries, m.deltas
+          FROM moved AS m WINDOW so_far AS (ORDER BY m.n);
+        SELECT e.n, e.at, e.total INTO last FROM errandry.events AS e ORDER BY e.n DESC LIMIT 1;
+    END IF;
+    IF append.count > 0 THEN
+        INSERT INTO errandry.events
+        VALUES (last.n + 1, greatest(append.at, last.at), append.count, last.total + append.count, append.entries,
+                append.deltas);
+    END IF;
     PERFORM pg_notify(append.channel, append.sender);
     RETURN last.n + 1;
 END

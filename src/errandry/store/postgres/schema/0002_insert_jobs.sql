@@ -1,0 +1,146 @@
+-- Jobs inserted by others, in transactions of their own: they come with that transaction's commit, and not at all with its
+-- rollback. Such a transaction may stay open for long, so it takes no lock that a pass could have to wait for.
+--
+-- `jobs` is an array of what core/job.py calls NewJob, as JSON. Returns the ids that were there already: those jobs are left
+-- as they are. With a `store`, nothing is inserted and NULL returned unless that is the identity of this one. `at` is for
+-- tests that move the clock.
+CREATE FUNCTION errandry.insert_jobs(jobs jsonb, store text DEFAULT NULL, at double precision DEFAULT NULL)
+RETURNS text[] LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    moment double precision;
+    made   bigint[];
+    fault  record;
+BEGIN
+    IF insert_jobs.store <> (SELECT identity FROM errandry.store) THEN
+        RETURN NULL;
+    END IF;
+    SELECT * INTO fault FROM errandry.fault_of(insert_jobs.jobs) AS found (id, why);
+    IF fault.why IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('insert_jobs: job %L: %s', fault.id, fault.why);
+    END IF;
+    moment := greatest(coalesce(insert_jobs.at, extract(epoch FROM clock_timestamp())::float8),
+                       coalesce((SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1),
+                                (SELECT at FROM errandry.store)));
+
+    -- A lane that has its mark is held, so that it keeps it. To make one, or to mark it, would make others wait: the next
+    -- pass that claims does it.
+    WITH asked AS (
+        SELECT n, id, task, coalesce(queue, 'default') AS queue, coalesce("group", '') AS grp,
+               coalesce("order", 'fifo') AS ordering, payload, coalesce(priority, 0) AS priority,
+               coalesce(moment + delay, run_at) AS run_at, coalesce(max_attempts, 5) AS max_attempts,
+               coalesce(max_crashes, 3) AS max_crashes, coalesce(open_children, 0) AS open_children,
+               timeout, deadline, metadata, backoff::text, keep::text, nullif(tags, '[]')::text AS tags
+          FROM ROWS FROM (jsonb_to_recordset(insert_jobs.jobs) AS (
+               id text, task text, payload text, queue text, "group" text, priority bigint, "order" text,
+               run_at double precision, delay double precision, max_attempts bigint, max_crashes bigint,
+               timeout double precision, deadline double precision, backoff jsonb, keep jsonb, tags jsonb,
+               metadata text, open_children bigint)) WITH ORDINALITY
+            AS given (id, task, payload, queue, "group", priority, "order", run_at, delay, max_attempts, max_crashes,
+                      timeout, deadline, backoff, keep, tags, metadata, open_children, n)),
+    held AS (
+        SELECT lane, queue, task, grp
+          FROM errandry.lanes JOIN (SELECT DISTINCT queue, task, grp FROM asked) AS wanted USING (queue, task, grp)
+         WHERE ready ORDER BY lane FOR KEY SHARE OF lanes),
+    numbered AS (
+        SELECT nextval('errandry.number') AS seq, line.*,
+               CASE WHEN open_children > 0 THEN 'blocked' WHEN run_at > moment THEN 'scheduled' ELSE 'waiting' END AS state
+          FROM (SELECT * FROM asked ORDER BY n) AS line),
+    inserted AS (
+        INSERT INTO errandry.live (
+               seq, id, task, queue, grp, state, ordering, payload, priority, place, run_at, attempts, max_attempts,
+               releases, crashes, max_crashes, open_children, timeout, deadline, fence, cancel_requested, metadata,
+               created_at, updated_at, backoff, keep, tags, lane)
+        SELECT seq, id, task, queue, grp, state, ordering, payload, priority,
+               CASE WHEN state = 'waiting' THEN CASE ordering WHEN 'fifo' THEN seq ELSE -seq END END,
+               run_at, 0, max_attempts, 0, 0, max_crashes, open_children, timeout, deadline, 0, false, metadata,
+               moment, moment, backoff, keep, tags, CASE WHEN state = 'waiting' THEN lane END
+          FROM numbered LEFT JOIN held USING (queue, task, grp)
+         ORDER BY id
+            ON CONFLICT (id) DO NOTHING
+        RETURNING seq)
+    SELECT array_agg(seq) INTO made FROM inserted;
+
+    -- Looked for now that nobody else can insert these ids: a job that finishes meanwhile would be missed before.
+    WITH again AS (
+        DELETE FROM errandry.live
+         WHERE seq = ANY (made) AND EXISTS (SELECT 1 FROM errandry.history WHERE history.id = live.id)
+        RETURNING seq)
+    SELECT array_agg(fresh.seq) INTO made
+      FROM unnest(made) AS fresh (seq) WHERE NOT EXISTS (SELECT 1 FROM again WHERE again.seq = fresh.seq);
+
+    IF made IS NOT NULL THEN
+        WITH fresh AS (SELECT seq, id, queue, task, state FROM errandry.live WHERE seq = ANY (made)),
+        states AS (SELECT queue, task, state, count(*) AS jobs FROM fresh GROUP BY queue, task, state),
+        deltas AS (SELECT queue, task, jsonb_object_agg(state, jobs) || jsonb_build_object('total.inserted', sum(jobs)) AS by
+                     FROM states GROUP BY queue, task)
+        INSERT INTO errandry.bound (at, count, entries, deltas)
+        SELECT moment, count(*), json_agg(json_build_array(state, id, queue, task, 0, '') ORDER BY seq)::text,
+               (SELECT json_agg(json_build_array(queue, task, by))::text FROM deltas)
+          FROM fresh;
+        PERFORM pg_notify('errandry_' || nspname, '')
+           FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+          WHERE pg_class.oid = 'errandry.live'::regclass;
+    END IF;
+    RETURN ARRAY (SELECT DISTINCT job ->> 'id' FROM jsonb_array_elements(insert_jobs.jobs) AS job
+                   WHERE NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = job ->> 'id' AND seq = ANY (made)));
+END
+$$;
+
+-- What is wrong with the first of these jobs that no program could read, or nothing.
+CREATE FUNCTION errandry.fault_of(jobs jsonb) RETURNS TABLE (id text, why text) LANGUAGE plpgsql IMMUTABLE AS $$
+#variable_conflict use_column
+BEGIN
+    IF jsonb_typeof(fault_of.jobs) IS DISTINCT FROM 'array'
+       OR jsonb_path_exists(fault_of.jobs, 'strict $[*] ? (@.type() != "object")') THEN
+        RETURN QUERY SELECT NULL::text, 'give an array of objects, each with id, task and payload';
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT found.id, found.why FROM (
+        SELECT job ->> 'id' AS id, n, CASE
+            WHEN NOT job ?& ARRAY['id', 'task', 'payload'] THEN 'must have id, task and payload'
+            WHEN EXISTS (SELECT 1 FROM jsonb_object_keys(job) AS key WHERE key <> ALL (ARRAY[
+                'id', 'task', 'payload', 'queue', 'group', 'priority', 'order', 'run_at', 'delay', 'max_attempts',
+                'max_crashes', 'timeout', 'deadline', 'backoff', 'keep', 'tags', 'metadata', 'open_children']))
+                THEN 'has a field no job has'
+            WHEN EXISTS (SELECT 1 FROM jsonb_each(job) WHERE key IN ('id', 'task', 'queue')
+                            AND NOT coalesce(value #>> '{}' ~ '^[^[:cntrl:]]{1,200}$' AND value #>> '{}' ~ '[^[:space:]]'
+                                             AND jsonb_typeof(value) = 'string', false))
+                OR NOT coalesce(job ->> 'group', '') ~ '^[^[:cntrl:]]{0,200}$'
+                THEN 'id, task, queue and group must be names of at most 200 visible characters'
+            WHEN jsonb_typeof(job -> 'payload') <> 'string' OR (job ->> 'payload')::jsonb IS NULL
+                OR (job ->> 'metadata' IS NOT NULL AND (job ->> 'metadata')::jsonb IS NULL)
+                THEN 'payload and metadata must be JSON, as text'
+            WHEN job ->> 'order' NOT IN ('fifo', 'lifo') THEN 'order must be fifo or lifo'
+            WHEN NOT (job ->> 'priority')::numeric BETWEEN -2147483648 AND 2147483647
+                THEN 'priority must be a whole number of 32 bits'
+            WHEN NOT (job ->> 'max_attempts')::numeric BETWEEN 1 AND 10000
+                OR NOT (job ->> 'max_crashes')::numeric BETWEEN 1 AND 10000
+                THEN 'max_attempts and max_crashes must be whole numbers from 1 to 10000'
+            WHEN NOT (job ->> 'open_children')::numeric BETWEEN 0 AND 100000
+                THEN 'open_children must be a whole number from 0 to 100000'
+            WHEN job ->> 'delay' IS NOT NULL AND job ->> 'run_at' IS NOT NULL THEN 'give either run_at or delay'
+            WHEN jsonb_path_exists(job, '$.keyvalue() ? (@.key == "run_at" || @.key == "deadline" || @.key == "delay"
+                     || @.key == "timeout").value ? (@ != null && (@.type() != "number" || @ < 0 || @ > 100000000000))')
+                THEN 'run_at and deadline must be seconds since 1970, delay and timeout seconds'
+            WHEN jsonb_typeof(job -> 'tags') <> 'array' OR jsonb_array_length(job -> 'tags') > 20
+                OR jsonb_path_exists(job, '$.tags[*] ? (@.type() != "string")')
+                THEN 'tags must be an array of at most 20 texts'
+            WHEN jsonb_typeof(job -> 'keep') NOT IN ('object', 'null')
+                OR jsonb_path_exists(job, '$.keep.keyvalue().value ? (@.type() != "number" || @ < 0)')
+                THEN 'keep must have seconds for completed, failed and canceled'
+            WHEN jsonb_typeof(job -> 'backoff') NOT IN ('object', 'null')
+                OR jsonb_path_exists(job, '$.backoff.keyvalue() ? (
+                     (@.key == "curve" && @.value != "fixed" && @.value != "linear" && @.value != "exponential")
+                     || ((@.key == "start" || @.key == "cap") && (@.value.type() != "number" || @.value < 0))
+                     || (@.key == "jitter" && (@.value.type() != "number" || @.value < 0 || @.value > 1))
+                     || (@.key == "function" && @.value != null && @.value.type() != "string"))')
+                THEN 'backoff must have a curve, a start, a cap and a jitter that a retry can use'
+        END AS why
+          FROM jsonb_array_elements(fault_of.jobs) WITH ORDINALITY AS given (job, n)) AS found
+     WHERE found.why IS NOT NULL ORDER BY found.n LIMIT 1;
+END
+$$;
+
+-- Rights are given by name: see docs/guide/postgres.md.
+REVOKE ALL ON FUNCTION errandry.insert_jobs(jsonb, text, double precision) FROM PUBLIC;
