@@ -15,7 +15,7 @@ from typing import Self
 
 from msgspec import Struct, json
 
-from errandry.bench.place import Place
+from errandry.bench.place import Broken, Place
 from errandry.worker import WorkerOptions
 from errandry.worker.lifeline import STOP
 
@@ -23,10 +23,10 @@ PATIENCE = 30.0
 """How long a worker may take to be ready."""
 GRACE = 5.0
 LOOK = 0.02
-LAST_WORDS = 2_000
+LAST_WORDS = 500
 
 
-class WorkerEnded(Exception):
+class WorkerEnded(Broken):
     """A worker of the run ended though nobody told it to."""
 
     def __init__(self, code: int, said: str) -> None:
@@ -89,7 +89,9 @@ class Hand:
         await self.kill()
 
     def _said(self) -> str:
-        return self._log.read_text("utf-8", "replace")[-LAST_WORDS:].strip()
+        """Its last words: the last line of a traceback is the one that counts."""
+        lines = self._log.read_text("utf-8", "replace").strip().splitlines()
+        return lines[-1][-LAST_WORDS:] if lines else ""
 
 
 class Crew:

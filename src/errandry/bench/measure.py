@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, Self
 
 from errandry.bench.crew import Crew, Hand
-from errandry.bench.place import Place
+from errandry.bench.place import Broken, Place
 from errandry.bench.report import Figure, curve, latencies, rates
 from errandry.bench.size import Sizes
 from errandry.core.job import Job
@@ -116,7 +116,7 @@ async def drain(run: Measuring) -> None:
                 shifts = await asyncio.gather(*(hand.shift() for hand in hands))
             left = (await run.place.app.counts()).get(queue, {})
             if left != {State.COMPLETED: run.sizes.drain}:
-                raise RuntimeError(f"{run.sizes.drain} jobs should have been completed, but they are {left}")
+                raise Broken(f"{run.sizes.drain} jobs should have been completed, but they are {left}")
             return run.sizes.drain / (max(s.ended for s in shifts) - min(s.began for s in shifts))
 
         await run.rounds("drain", f"{workers} worker{'s' if workers > 1 else ''}, preloaded", once)

@@ -13,13 +13,17 @@ from errandry.bench.raw import Raw, raw_at
 from errandry.bench.task import declared
 from errandry.core.query import quoted
 from errandry.core.why import SILENT
-from errandry.errors import InvalidValue
+from errandry.errors import InvalidValue, StoreRefused
 
 PREFIX = "errandry-bench-"
 """What the names of a run's queues begin with, and those of its folders."""
 SHOWN = 5
 RIGHT = "name an empty store, or leave --url out for one that is made for this"
 _PASSWORD = re.compile(r":[^:@/]*@")
+
+
+class Broken(Exception):
+    """The run cannot go on; the text says why."""
 
 
 class Place(Struct, frozen=True):
@@ -43,7 +47,7 @@ class Place(Struct, frozen=True):
 async def place(url: str | None = None) -> AsyncIterator[Place]:
     """A new SQLite file in the current folder, or the store at `url`. Of the run nothing stays behind."""
     here = Path(getattr(declared(url).store, "path", "./")).parent if url else Path.cwd()
-    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=here) as name:
+    with _folder(here) as name:
         folder = Path(name)
         address = url or f"sqlite:///{folder / 'store.db'}"
         async with declared(address) as app:
@@ -57,6 +61,14 @@ async def place(url: str | None = None) -> AsyncIterator[Place]:
                     raw.close()
                 if url is not None:
                     await clear(app)
+
+
+def _folder(here: Path) -> "tempfile.TemporaryDirectory[str]":
+    """Beside the store, so that raw writes go to the same disk."""
+    try:
+        return tempfile.TemporaryDirectory(prefix=PREFIX, dir=here)
+    except OSError as error:
+        raise StoreRefused(str(here), f"no folder can be made in it for the run: {error.strerror}") from None
 
 
 async def clear(app: Errandry) -> None:

@@ -136,11 +136,12 @@ async def stress(place: Place, jobs: int, tell: Callable[[str], None]) -> Stress
     async with Crew(place) as crew:
         await crew.at_work(WORKERS, _options())
         enqueueing = asyncio.create_task(enqueue(place, jobs))
+        watching = asyncio.create_task(course.watch(place, crew, len(wanted), tell))
         try:
-            await course.watch(place, crew, len(wanted), tell)
-            await enqueueing
+            await asyncio.gather(enqueueing, watching)
         finally:
             enqueueing.cancel()
+            watching.cancel()
     seconds = course.seconds
     tell("looking at every job")
     totals = await _totals(place)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 FAULTS_SHOWN = 10
+EVERY = 10.0
+"""How often numbers that rise are said where they cannot be written over each other."""
 
 
 @click.command(cls=Command)
@@ -66,7 +69,7 @@ def bench(
         _must_be_writable(Path(document).parent)
     if plots is not None:
         _must_be_writable(plots)
-    from errandry.bench.crew import WorkerEnded
+    from errandry.bench.place import Broken
     from errandry.bench.run import measured, stressed
     from errandry.bench.stress import JOBS
 
@@ -78,8 +81,13 @@ def bench(
         )
         try:
             report = asyncio.run(_stoppable(run))
-        except WorkerEnded as error:
+        except Broken as error:
             raise click.ClickException(str(error)) from None
+        except TimeoutError:
+            why = (
+                "a worker did not do in a minute what should take it milliseconds: is the machine overloaded?"
+            )
+            raise click.ClickException(why) from None
     _written(session, report, document)
     if document != STDOUT:
         _shown(session, report)
@@ -120,7 +128,7 @@ async def _stoppable(run: "Coroutine[Any, Any, Report]") -> "Report":
 
 @contextmanager
 def _told(session: Session) -> Iterator[Callable[[str], None]]:
-    """What is going on, on stderr: a line that changes on a terminal, a line for each part elsewhere."""
+    """What is going on, on stderr: a line that changes on a terminal, elsewhere a line now and then."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.status import Status
@@ -128,12 +136,12 @@ def _told(session: Session) -> Iterator[Callable[[str], None]]:
         with Status("starting", console=Console(stderr=True, no_color=not session.has_color)) as status:
             yield status.update
         return
-    said = ""
+    last = 0.0
 
     def tell(text: str) -> None:
-        nonlocal said
-        if text.lstrip("0123456789, ")[:3] != said:
-            said = text.lstrip("0123456789, ")[:3]
+        nonlocal last
+        if not text[0].isdigit() or time.monotonic() - last > EVERY:
+            last = time.monotonic()
             session.talk(text)
 
     yield tell
