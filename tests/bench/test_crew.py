@@ -55,5 +55,5 @@ async def test_no_worker_outlives_its_crew(tmp_path: Path) -> None:
 @pytest.mark.slow(reason="starts a worker in a process")
 async def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     async with Crew(_place(tmp_path, f"sqlite:///{tmp_path}/none/jobs.db")) as crew:
-        with pytest.raises(WorkerEnded, match="ended with 1: .*there is no such folder"):
+        with pytest.raises(WorkerEnded, match=r"ended with 1: .*there is no such folder"):
             await crew.hire(1, WorkerOptions())
