@@ -36,6 +36,8 @@ STUCK = 60.0
 PAGE = 2_000
 CHUNK = 1_000
 FAULTS_MAX = 20
+POINTS = 300
+"""So many of the moments that were looked at are kept, to draw."""
 
 
 class Kind(Struct, frozen=True):
@@ -155,7 +157,7 @@ async def stress(place: Place, jobs: int, tell: Callable[[str], None]) -> Stress
         totals=totals,
         accounts=accounts,
         faults=[*conserved(totals, len(wanted)), *faults][:FAULTS_MAX],
-        timeline=course.timeline,
+        timeline=[*course.timeline[:: 1 + len(course.timeline) // POINTS], *course.timeline[-1:]],
     )
 
 
