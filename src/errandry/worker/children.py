@@ -143,7 +143,7 @@ class Children:
         modules = self._modules()
         return Hello(
             parent=os.getpid(),
-            path=tuple(sys.path),
+            path=tuple(map(str, sys.path)),
             argv=tuple(sys.argv),
             main=_main() if "__main__" in modules else None,
             modules=modules,
