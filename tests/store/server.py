@@ -53,7 +53,15 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Returns when it can be asked."""
+        """Returns when it can be asked. What is left of a killed one is waited for."""
+        give_up = time.monotonic() + PATIENCE
+        while not self._started():
+            if time.monotonic() > give_up:
+                raise RuntimeError((self.folder / "log").read_text("utf-8"))
+            time.sleep(0.05)
+
+    def _started(self) -> bool:
+        """False if it has ended at once."""
         options = [f"-c{name}={value}" for name, value in self._settings.items()]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -64,15 +72,13 @@ class Server:
                 cwd=self.folder,
                 **self._as,
             )
-        give_up = time.monotonic() + PATIENCE
-        while True:
+        while self._process.poll() is None:
             try:
                 psycopg.connect(self.url("postgres")).close()
-                return
+                return True
             except psycopg.OperationalError:
-                if self._process.poll() is not None or time.monotonic() > give_up:
-                    raise RuntimeError((self.folder / "log").read_text("utf-8")) from None
                 time.sleep(0.01)
+        return False
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """End it, by its own process id: SIGINT cuts connections off, SIGKILL leaves it no time."""

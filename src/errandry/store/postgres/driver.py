@@ -4,7 +4,6 @@ What decides is the same as for every store that decides in this process; here i
 atomic, what is tried again, and where reads run.
 """
 
-import asyncio
 import os
 import random
 import secrets
@@ -26,7 +25,7 @@ from errandry.store.postgres.link import Link
 from errandry.store.postgres.listen import Listener
 from errandry.store.postgres.migrate import migrate
 from errandry.store.postgres.tables import PostgresTables
-from errandry.store.postgres.track import TIMEOUTS, Track, track_of
+from errandry.store.postgres.track import LIMITS, TIMEOUTS, Track, track_of
 from errandry.store.postgres.trouble import LOCKED, MOVED, explained
 from errandry.store.tables import Tables
 from errandry.store.waking import Bell
@@ -66,7 +65,7 @@ class PostgresStore(LocalStore):
         if self._open is None:
             opened = _Open(self.address)
             try:
-                await asyncio.wrap_future(opened.reader.submit(self._migrate, opened.reader.link))
+                await opened.reader.run(self._migrate, opened.reader.link)
             except BaseException:
                 opened.close()
                 raise
@@ -81,8 +80,7 @@ class PostgresStore(LocalStore):
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         opened = await self._opened()
         number = track_of(commands[0]) if commands else 0
-        written = opened.tracks[number].submit(self._write, opened, number, commands)
-        answers, is_dirty = await asyncio.wrap_future(written)
+        answers, is_dirty = await opened.tracks[number].run(self._write, opened, number, commands)
         if is_dirty:  # or whoever claims in vain would wake itself by it
             self.bell.ring()
         return answers
@@ -94,7 +92,7 @@ class PostgresStore(LocalStore):
 
     async def read(self, look: Callable[[Tables, float], T]) -> T:
         opened = await self._opened()
-        return await asyncio.wrap_future(opened.reader.submit(self._read, opened.reader.link, look))
+        return await opened.reader.run(self._read, opened.reader.link, look)
 
     async def _opened(self) -> "_Open":
         if self._open is None:
@@ -196,8 +194,8 @@ class _Open:
         self._pid = os.getpid()
         self.name = secrets.token_hex(8)
         self.channel = f"errandry_{address.schema}"
-        self.tracks = [Track(address, f"write-{number}") for number in range(len(TIMEOUTS))]
-        self.reader = Track(address, "read", writes=False)
+        self.tracks = [Track(address, f"write-{number}", limit) for number, limit in enumerate(LIMITS)]
+        self.reader = Track(address, "read", max(LIMITS), writes=False)
         self.listener = Listener(address, self.channel, self.name)
 
     @property

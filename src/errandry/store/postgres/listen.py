@@ -25,7 +25,9 @@ LOOK_DEAF = 0.1
 """And while they do not."""
 DEAF_AFTER = 2
 """So many looks in a row that found what had not been heard."""
-AGAIN = (0.05, 5.0)
+SILENT = 10.0
+"""So many seconds may a look take."""
+AGAIN = (0.05, 2.0)
 """Pauses before a lost connection is made again: the first and the longest."""
 
 
@@ -39,19 +41,24 @@ class Listener:
         self._stopped = threading.Event()
         self._last = self._unheard = 0
         self._has_heard = self._has_said = False
-        self._next_look = 0.0
+        self._next_look = time.monotonic()
 
     def start(self, bell: Bell) -> None:
-        """A second call changes nothing."""
-        if self._thread is None and not self._stopped.is_set():
+        """A second call changes nothing, but that a server that has been silent for long is given up."""
+        if self._thread is not None:
+            if time.monotonic() > self._next_look + SILENT:
+                self._link.break_off()
+        elif not self._stopped.is_set():
             self._thread = threading.Thread(
                 target=self._run, args=(bell,), name="errandry-listen", daemon=True
             )
             self._thread.start()
 
     def stop(self) -> None:
+        """Whoever is just connecting ends by itself a little later."""
         self._stopped.set()
-        while self._thread is not None and self._thread.is_alive():
+        give_up = time.monotonic() + 1.0
+        while self._thread is not None and self._thread.is_alive() and time.monotonic() < give_up:
             self._link.break_off()
             self._thread.join(0.02)
 

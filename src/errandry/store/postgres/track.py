@@ -4,6 +4,7 @@ What workers write about their claims has a track of its own: no heap of inserts
 transaction keeps a lease from being renewed or an outcome from being written.
 """
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -18,6 +19,8 @@ T = TypeVar("T")
 HELD, USUAL, BULK = range(3)
 TIMEOUTS = ("1s", "3s", "1s")
 """How long a pass of each track waits for a lock before it is tried again."""
+LIMITS = (10.0, 15.0, 120.0)
+"""A server that is silent for so many seconds is no longer there, whatever the connection says."""
 LARGE = 1_000
 """A command about so many jobs is bulk."""
 
@@ -37,12 +40,19 @@ def track_of(command: Command) -> int:
 class Track:
     """A connection that only its own thread uses."""
 
-    def __init__(self, address: Address, name: str, writes: bool = True) -> None:
+    def __init__(self, address: Address, name: str, limit: float, writes: bool = True) -> None:
         self.link = Link(address, writes)
+        self._limit = limit
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"errandry-{name}")
 
-    def submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        return self._thread.submit(function, *args, **kwargs)
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `function` returns, called on the thread."""
+        future = self._thread.submit(function, *args, **kwargs)
+        alarm = asyncio.get_running_loop().call_later(self._limit, self.link.break_off)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            alarm.cancel()
 
     def end(self) -> Future[None]:
         """Close the connection after what is under way; nothing comes after."""
