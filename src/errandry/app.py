@@ -1,10 +1,11 @@
 """The app: where tasks are declared and from where jobs are enqueued and looked at."""
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
+from errandry.bound import Bound
 from errandry.client import Client, Gate
 from errandry.clock import Clock
 from errandry.codec import About, Codec, from_json
@@ -15,7 +16,7 @@ from errandry.core.job import NewJob
 from errandry.core.move import created
 from errandry.errors import InvalidValue
 from errandry.handle import Job
-from errandry.options import TaskOptions
+from errandry.options import TaskOptions, UseOptions
 from errandry.store.contract import Bounds, Store
 from errandry.store.url import DEFAULT, store_at
 from errandry.sync import Sync
@@ -124,10 +125,7 @@ class Errandry(Client):
         One that is not declared here is enqueued all the same, for workers of another program: nobody
         checks its name and arguments before they do.
         """
-        found = self.tasks.get(task)
-        if found is not None:
-            return await found.using(**options).enqueue(**(arguments or {}))
-        [job] = await self._kept(self._hooked([named(self, task, arguments or {}, options)]))
+        [job] = await self._kept(self._hooked([self._named(task, arguments or {}, options)]))
         return job
 
     async def enqueue_many(self, requests: list[Request[Any]]) -> list[Job[Any]]:
@@ -137,6 +135,13 @@ class Errandry(Client):
     def enqueue_many_sync(self, requests: list[Request[Any]]) -> list[Job[Any]]:
         """`enqueue_many` for code without an event loop."""
         return self.sync.run(self._kept, self._hooked(self._asked(requests))) if requests else []
+
+    def bind(self, connection: object) -> Bound:
+        """Enqueue over a connection of yours, in its transaction: `jobs.bind(connection).enqueue_many(…)`.
+
+        For PostgreSQL one of psycopg, asyncpg, SQLAlchemy or Django; for SQLite one of apsw.
+        """
+        return Bound(self, connection)
 
     async def get(self, job_id: str) -> Job[Any]:
         """The job with this id; UnknownJob if there is none."""
@@ -155,10 +160,17 @@ class Errandry(Client):
     ) -> None:
         await self.close()
 
-    def _asked(self, requests: list[Request[Any]]) -> list[NewJob]:
+    def _named(self, task: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> NewJob:
+        found = self.tasks.get(task)
+        if found is None:
+            return named(self, task, arguments, options)
+        return found.using(**cast("UseOptions", options)).new(**arguments).job
+
+    def _asked(self, requests: list[Request[Any]], bound: Bound | None = None) -> list[NewJob]:
         for request in requests:
-            if request.task.app is not self:
-                raise InvalidValue("task", request.task.name, "is declared by another app: enqueue it there")
+            if request.task.app is not self and request.task.app is not bound:
+                why = "is declared by another app, or bound to another connection: enqueue it there"
+                raise InvalidValue("task", request.task.name, why)
         return [request.job for request in requests]
 
     def _hooked(self, jobs: list[NewJob]) -> list[NewJob]:
@@ -174,12 +186,13 @@ class Errandry(Client):
         return self.codec.seal(text, About(record.id, record.task, field))
 
     async def _kept(self, jobs: list[NewJob]) -> list[Job[Any]]:
-        inserted = await self.insert(jobs)
+        existed = list((await self.insert(jobs)).existed)
+        return self._handles(jobs, await self.engine.call(self.store.get, existed) if existed else [])
+
+    def _handles(self, jobs: Iterable[NewJob], existing: Iterable[Record | None]) -> list[Job[Any]]:
         now = self.clock.time()
         records = {job.id: created(job, 0, now) for job in jobs}
-        if inserted.existed:
-            found = await self.engine.call(self.store.get, list(inserted.existed))
-            records |= {record.id: record for record in found if record is not None}
+        records |= {record.id: record for record in existing if record is not None}
         return [self._handle(record) for record in records.values()]
 
     def _handle(self, record: Record) -> Job[Any]:

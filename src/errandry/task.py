@@ -65,9 +65,16 @@ class Request(Struct, Generic[R_co], frozen=True):
 class Enqueuer(Protocol):
     """What a task needs of its app."""
 
-    clock: Clock
-    codec: Codec
-    backoffs: dict[str, Callable[[int], float]]
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def codec(self) -> Codec: ...
+
+    @property
+    def backoffs(self) -> dict[str, Callable[[int], float]]: ...
+
+    def bind(self, connection: object) -> "Enqueuer": ...
 
     async def enqueue_many(self, requests: list[Request[Any]]) -> list[Job[Any]]: ...
 
@@ -96,9 +103,14 @@ class Task(Generic[P, R_co]):
 
     def using(self, **options: Unpack[UseOptions]) -> "Task[P, R_co]":
         """The same task with other options for what is enqueued through it."""
-        other: Task[P, R_co] = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
+        other = self._copy()
         other._base = _checked(self.app, self.name, self._base | job_fields(options))
+        return other
+
+    def bind(self, connection: object) -> "Task[P, R_co]":
+        """The same task, enqueued over a connection of yours, in its transaction: see `Errandry.bind`."""
+        other = self._copy()
+        other.app = self.app.bind(connection)
         return other
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> Request[R_co]:
@@ -114,6 +126,11 @@ class Task(Generic[P, R_co]):
         """`enqueue` for code without an event loop."""
         [job] = self.app.enqueue_many_sync([self.new(*args, **kwargs)])
         return job
+
+    def _copy(self) -> "Task[P, R_co]":
+        other: Task[P, R_co] = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
 
 
 def declared(app: Enqueuer, function: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:

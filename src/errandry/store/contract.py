@@ -20,6 +20,7 @@ from errandry.core.command import (
     Edit,
     GateKind,
     Insert,
+    Inserted,
     Note,
     Pause,
     Pausing,
@@ -100,6 +101,19 @@ class QueueInfo(Struct, frozen=True):
     paused: Pausing | None
 
 
+class Binding(Protocol):
+    """A way to insert over a connection of the caller's: the jobs come with its commit.
+
+    `is_async` says which of the two it has: `insert` is awaited, `insert_sync` blocks.
+    """
+
+    is_async: bool
+
+    async def insert(self, command: Insert) -> Inserted: ...
+
+    def insert_sync(self, command: Insert) -> Inserted: ...
+
+
 class Store(Protocol):
     """What every driver does, in the same way.
 
@@ -120,6 +134,12 @@ class Store(Protocol):
 
     async def commit(self, commands: Sequence[Command]) -> builtins.list[Answer]:
         """Write a pass. It runs on the engine's own loop and may block it."""
+
+    def bind(self, connection: object) -> Binding:
+        """Insert over `connection` from now on. InvalidValue says which ones it takes.
+
+        The store is open when something is inserted.
+        """
 
     def pulse(self) -> int:
         """A number that changes when something may have changed. Take it, look, then `wake` with it."""

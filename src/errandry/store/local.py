@@ -19,7 +19,7 @@ from errandry.core.query import Query
 from errandry.core.state import State
 from errandry.errors import CommandFailed
 from errandry.store import cursor as cursors
-from errandry.store.contract import Bounds, Events, Page, QueueInfo
+from errandry.store.contract import Binding, Bounds, Events, Page, QueueInfo
 from errandry.store.ledger import LIFETIME
 from errandry.store.tables import Tables
 from errandry.store.waking import Bell
@@ -47,6 +47,9 @@ class LocalStore:
         raise NotImplementedError
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        raise NotImplementedError
+
+    def bind(self, connection: object) -> Binding:
         raise NotImplementedError
 
     def track(self, command: Command) -> int:  # noqa: ARG002 - all go on the one there is

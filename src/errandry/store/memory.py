@@ -18,10 +18,10 @@ from errandry.core.event import Event
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.state import HELD, TERMINAL, State
-from errandry.errors import ErrandryError, StoreClosed
+from errandry.errors import ErrandryError, InvalidValue, StoreClosed
 from errandry.store import cursor as cursors
 from errandry.store.apply import apply
-from errandry.store.contract import Bounds, Happened
+from errandry.store.contract import Binding, Bounds, Happened
 from errandry.store.local import LocalStore
 from errandry.store.tables import Change, Deltas, Marks, Tables
 
@@ -51,6 +51,10 @@ class MemoryStore(LocalStore):
     async def close(self) -> None:
         self._closed = True
         self.bell.ring()
+
+    def bind(self, connection: object) -> Binding:
+        why = "a store in memory has no transactions that it could join: use sqlite: or postgresql:"
+        raise InvalidValue("connection", type(connection).__name__, why)
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         if self._closed:

@@ -21,6 +21,7 @@ from errandry.store.apply import apply
 from errandry.store.contract import Bounds
 from errandry.store.local import LocalStore, failed, reach
 from errandry.store.postgres.address import SCHEMA, Address, address_of
+from errandry.store.postgres.binding import PostgresBinding, Said
 from errandry.store.postgres.link import Link
 from errandry.store.postgres.listen import Listener
 from errandry.store.postgres.migrate import migrate
@@ -53,11 +54,15 @@ class PostgresStore(LocalStore):
     ) -> None:
         super().__init__(clock, bounds)
         self.address = address_of(url, schema)
+        self.identity = ""
         self._has_servers_clock = clock is None
         self._open: _Open | None = None
 
     def track(self, command: Command) -> int:
         return track_of(command)
+
+    def bind(self, connection: object) -> PostgresBinding:
+        return PostgresBinding(connection, self.address, self._said)
 
     async def open(self) -> None:
         if self._open is not None and self._open.is_forked:
@@ -101,11 +106,14 @@ class PostgresStore(LocalStore):
             await self.open()
         return self._open
 
+    def _said(self) -> Said:
+        return Said(self.identity, None if self._has_servers_clock else self.clock.now(), self.bounds.payload)
+
     # On the thread of a track.
 
     def _migrate(self, link: Link) -> None:
         with explained(self.address.name):
-            migrate(link.connection, self.address)
+            self.identity = migrate(link.connection, self.address)
 
     def _write(self, opened: "_Open", number: int, commands: Sequence[Command]) -> Written:
         try:

@@ -12,7 +12,14 @@ OLDEST_SERVER = 150_000
 _MIGRATIONS = list(sql.migrations("errandry.store.postgres.schema"))
 
 
-def migrate(connection: psycopg.Connection[Any], address: Address) -> None:
+def migrate(connection: psycopg.Connection[Any], address: Address) -> str:
+    """Returns the identity of the store."""
+    _bring_up_to_date(connection, address)
+    found = connection.execute(address.text("SELECT identity FROM errandry.store")).fetchone()
+    return str(found[0]) if found else ""
+
+
+def _bring_up_to_date(connection: psycopg.Connection[Any], address: Address) -> None:
     server = connection.info.server_version
     if server < OLDEST_SERVER:
         why = f"PostgreSQL {server // 10_000} is too old: Errandry needs 15 or newer"

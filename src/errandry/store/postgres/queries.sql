@@ -47,6 +47,11 @@ SELECT * FROM unnest(
     %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::bigint[]);
 
+-- name: insert_jobs
+-- On a connection of the caller's, whatever its library: as text in and out.
+SELECT CAST(array_to_json(errandry.insert_jobs(
+    CAST(CAST(%(jobs)s AS text) AS jsonb), CAST(%(store)s AS text), CAST(%(at)s AS float8))) AS text);
+
 -- name: finish
 INSERT INTO errandry.history
 SELECT * FROM unnest(

@@ -19,6 +19,7 @@ from errandry.errors import InvalidValue, StoreClosed, StoreError
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds
 from errandry.store.local import LocalStore, failed, reach
+from errandry.store.sqlite.binding import SqliteBinding
 from errandry.store.sqlite.file import TROUBLE, Durability, File, explained
 from errandry.store.sqlite.fork import USING
 from errandry.store.sqlite.tables import SQL, SqliteTables
@@ -65,6 +66,9 @@ class SqliteStore(LocalStore):
             with USING:
                 opened.close()
             self.bell.ring()
+
+    def bind(self, connection: object) -> SqliteBinding:
+        return SqliteBinding(connection, self.path, self.clock, self.bounds)
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         opened = await self._opened()

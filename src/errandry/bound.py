@@ -1,0 +1,85 @@
+"""Enqueueing over a connection of the caller's: jobs come with its commit, never with its rollback."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from errandry.clock import Clock
+from errandry.codec import Codec
+from errandry.core.command import Insert
+from errandry.core.job import NewJob
+from errandry.errors import InvalidValue
+from errandry.handle import Job
+from errandry.task import Request
+
+if TYPE_CHECKING:
+    from errandry.app import Errandry
+
+
+class Bound:
+    """`jobs.bind(connection)`: what `jobs` does to enqueue, over that connection.
+
+    An async connection is for the methods that are awaited, a blocking one for those that end in `_sync`.
+    """
+
+    def __init__(self, app: "Errandry", connection: object) -> None:
+        self._app, self._connection = app, connection
+        self._binding = app.store.bind(connection)
+
+    @property
+    def clock(self) -> Clock:
+        return self._app.clock
+
+    @property
+    def codec(self) -> Codec:
+        return self._app.codec
+
+    @property
+    def backoffs(self) -> dict[str, Callable[[int], float]]:
+        return self._app.backoffs
+
+    def bind(self, connection: object) -> "Bound":
+        """Over another connection."""
+        return self._app.bind(connection)
+
+    async def enqueue(
+        self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any
+    ) -> Job[Any]:
+        """Enqueue a task by its name."""
+        [job] = await self._kept([self._app._named(task, arguments or {}, options)])
+        return job
+
+    def enqueue_sync(self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> Job[Any]:
+        """`enqueue` over a blocking connection."""
+        [job] = self._kept_sync([self._app._named(task, arguments or {}, options)])
+        return job
+
+    async def enqueue_many(self, requests: list[Request[Any]]) -> list[Job[Any]]:
+        """All of these, or none: `jobs.bind(connection).enqueue_many([send.new(to=a), send.new(to=b)])`."""
+        return await self._kept(self._app._asked(requests, self)) if requests else []
+
+    def enqueue_many_sync(self, requests: list[Request[Any]]) -> list[Job[Any]]:
+        """`enqueue_many` over a blocking connection."""
+        return self._kept_sync(self._app._asked(requests, self)) if requests else []
+
+    async def _kept(self, jobs: list[NewJob]) -> list[Job[Any]]:
+        if not self._binding.is_async:
+            raise self._wrong("blocks: call the method that ends in _sync")
+        command, engine = Insert(tuple(self._app._hooked(jobs))), self._app.engine
+        await engine.start()
+        existed = list((await self._binding.insert(command)).existed)
+        return self._app._handles(
+            command.jobs, await engine.call(self._app.store.get, existed) if existed else []
+        )
+
+    def _kept_sync(self, jobs: list[NewJob]) -> list[Job[Any]]:
+        if self._binding.is_async:
+            raise self._wrong("is async: await the method without _sync")
+        command, engine = Insert(tuple(self._app._hooked(jobs))), self._app.engine
+        engine.start_sync()
+        existed = list(self._binding.insert_sync(command).existed)
+        return self._app._handles(
+            command.jobs, engine.call_sync(self._app.store.get, existed) if existed else []
+        )
+
+    def _wrong(self, why: str) -> InvalidValue:
+        return InvalidValue("connection", type(self._connection).__qualname__, why)

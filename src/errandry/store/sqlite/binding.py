@@ -1,0 +1,53 @@
+"""Inserting over a connection of the caller's to the same file, in its transaction."""
+
+import os
+from typing import cast
+
+import apsw
+
+from errandry.clock import StoreClock
+from errandry.core.command import Insert, Inserted
+from errandry.errors import InvalidValue
+from errandry.store.apply import apply
+from errandry.store.contract import Bounds
+from errandry.store.port import returned
+from errandry.store.sqlite.file import explained
+from errandry.store.sqlite.fork import USING
+from errandry.store.sqlite.tables import SqliteTables
+
+
+class SqliteBinding:
+    """A pass of its own on `connection`, without a begin and without a commit."""
+
+    is_async = False
+
+    def __init__(self, connection: object, path: str, clock: StoreClock, bounds: Bounds) -> None:
+        if not isinstance(connection, apsw.Connection):
+            why = (
+                "cannot be joined: an SQLite store takes an apsw.Connection, as two copies of SQLite in one "
+                "process would damage the file"
+            )
+            kind = type(connection)
+            raise InvalidValue("connection", f"{kind.__module__}.{kind.__qualname__}", why)
+        self._db, self._path, self._clock, self._bounds = connection, path, clock, bounds
+
+    async def insert(self, command: Insert) -> Inserted:
+        return self.insert_sync(command)
+
+    def insert_sync(self, command: Insert) -> Inserted:
+        self._check()
+        with explained(self._path, self._db), USING, self._db:
+            tables = SqliteTables(self._db)
+            now = self._clock.now(tables.begin())
+            answer = returned(apply([command], tables, now, self._bounds)[0])
+            tables.leave(now)
+        return cast("Inserted", answer)
+
+    def _check(self) -> None:
+        name = self._db.filename
+        if not (name and os.path.exists(name) and os.path.samefile(name, self._path)):
+            raise InvalidValue(
+                "connection", name, f"leads to another file: open {self._path}, where the jobs are"
+            )
+        if not self._db.in_transaction:
+            raise InvalidValue("connection", name, "is in no transaction: BEGIN IMMEDIATE one first")
