@@ -92,8 +92,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
     parser.add_argument("--only", type=_names, default=list(PEERS), help="such as huey,rq; Errandry always")
     parser.add_argument("--jobs", type=int, default=3_000, help="enqueued and drained in each turn (3000)")
-    parser.add_argument("--pickups", type=int, default=40, help="jobs that find the system at rest (40)")
-    parser.add_argument("--rounds", type=int, default=2, help="turns for each (2)")
+    parser.add_argument("--pickups", type=int, default=30, help="jobs that find the system at rest (30)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns for each (3)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="a folder (build/bench)")
     return parser.parse_args()
 

@@ -18,7 +18,7 @@ from bench.peers.work import marked, marks
 
 WARMING = 5
 """So many first jobs, which meet a worker that has only just started, are not counted."""
-CAP = 6.0
+CAP = 5.0
 """After so many seconds of draining, the rate is that of what has run."""
 PATIENCE = 60.0
 GRACE = 10.0
