@@ -209,6 +209,19 @@ async def test_a_traceback_begins_in_the_code_of_the_app(jobs: Errandry) -> None
     assert "apart.py" in trace[1]
 
 
+async def test_a_process_that_cannot_be_started_is_an_error_of_the_attempt(
+    jobs: Errandry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    job = await apart.must_not_die.using(max_attempts=1).enqueue()
+    await burst(jobs)
+
+    record = await jobs.record(job.id)
+
+    assert (record.state, record.reason) == (State.FAILED, Reason.ERROR)
+    assert record.errors[0].type == "FileNotFoundError"
+
+
 async def test_the_death_of_a_process_is_an_error_that_rules_may_name(jobs: Errandry) -> None:
     job = await apart.must_not_die.enqueue()
     await burst(jobs)

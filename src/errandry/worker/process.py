@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import IO
 
 from errandry.errors import ProcessDied
@@ -58,9 +58,11 @@ def refuse_in_child() -> None:
 
 async def start(hello: Hello, lock: int | None) -> "Child":
     """A new child, on its way to be ready. It has no descriptors but its two lines, `trace` and the lock."""
-    (ours, theirs), (interrupts, interrupted) = socket.socketpair(), socket.socketpair()
-    trace = tempfile.TemporaryFile()  # noqa: SIM115 - the child closes it when it is over
-    with theirs, interrupted:
+    with ExitStack() as ours:
+        line, theirs, interrupts, interrupted = (
+            ours.enter_context(end) for pair in (socket.socketpair(), socket.socketpair()) for end in pair
+        )
+        trace = ours.enter_context(tempfile.TemporaryFile())
         kept = [theirs.fileno(), interrupted.fileno(), trace.fileno(), *([] if lock is None else [lock])]
         process = subprocess.Popen(  # noqa: ASYNC220, S603 - it must be a child of this thread, to die with it
             [sys.executable, "-P", "-m", "errandry.worker.child", *map(str, kept)],
@@ -69,8 +71,11 @@ async def start(hello: Hello, lock: int | None) -> "Child":
             process_group=0,
             env={name: value for name, value in os.environ.items() if not name.startswith(NOT_FOR_CHILDREN)},
         )
+        ours.pop_all()  # from here on they are the child's, which closes them when it is over
+    theirs.close()
+    interrupted.close()
     child = Child(process, interrupts, trace)
-    await asyncio.get_running_loop().create_unix_connection(lambda: child, sock=ours)
+    await asyncio.get_running_loop().create_unix_connection(lambda: child, sock=line)
     child.send(hello)
     return child
 
