@@ -285,7 +285,9 @@ class _History:
                     yield f"P4: job {job} was {write.mark} under fence {write.fence}, after {newer[0].fence}"
                 final = self.jobs.get(job)
                 ends = isinstance(write, Settled) and write.move == "complete" and write.mark == "written"
-                if ends and final is not None and (final.fence, final.state) != (write.fence, "completed"):
+                if not ends or final is None or final.cancel_requested:  # who asks for a cancel wins
+                    continue
+                if (final.fence, final.state) != (write.fence, "completed"):
                     yield f"P4: job {job} was completed under fence {write.fence} and is {final.state}"
         for record in self.found.jobs:
             if record.state is State.COMPLETED and record.result is not None:
@@ -331,7 +333,8 @@ class _History:
         return times
 
     def the_end_is_the_end(self) -> Iterator[str]:
-        for job, kinds in self.kinds.items():
+        for job, told in self.kinds.items():
+            kinds = told[:-1] if told[-1] is Kind.REMOVED else told
             ends = [index for index, kind in enumerate(kinds) if kind in _FINAL]
             if job and ends and ends[0] != len(kinds) - 1:
                 yield f"P7: job {job} went on after it had {kinds[ends[0]]}: {kinds[ends[0] + 1]}"

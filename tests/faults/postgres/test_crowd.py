@@ -1,0 +1,185 @@
+"""Everybody at once on the same few jobs, with a server that calls every wait of 10 ms a deadlock."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from errandry.core.command import (
+    Answer,
+    Cancel,
+    Claim,
+    Claims,
+    Command,
+    Complete,
+    Insert,
+    Kept,
+    Ref,
+    Renew,
+    Retry,
+    Settle,
+    Upkeep,
+)
+from errandry.core.job import Backoff, Failure, Keep, NewJob
+from errandry.core.query import parse
+from errandry.core.state import TERMINAL, Reason
+from errandry.errors import ErrandryError
+from errandry.store.contract import Happened, Store
+from errandry.store.url import store_at
+from tests.faults.history import Asked, Journal, found, violations
+from tests.faults.program import Recorded
+from tests.store.server import server
+
+QUEUES, TASKS = ("a", "b", "c"), ("one", "two")
+NERVOUS = "-c%20deadlock_timeout%3D10ms"
+
+
+class Crowd:
+    """Stores of their own on one schema, all of whose claims and outcomes are written into a journal."""
+
+    def __init__(self, journal: Journal, seed: int, jobs: int) -> None:
+        self.dice, self.journal, self.jobs = random.Random(seed), journal, jobs
+        self.errors: list[BaseException] = []
+        self.url = f"{server().fresh()}&options={NERVOUS}"
+        self.is_over = False
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[Store]:
+        store = cast("Store", Recorded(store_at(self.url), self.journal))
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    async def ask(self, store: Store, command: Command) -> Answer | None:
+        """The answer; an error is noted, whatever it is: nobody else's work is an error."""
+        try:
+            [answer] = await store.commit([command])
+        except ErrandryError as error:
+            answer = error
+        if isinstance(answer, ErrandryError):
+            self.errors.append(answer)
+            return None
+        return answer
+
+    async def produce(self, store: Store) -> None:
+        for start in range(0, self.jobs, 20):
+            ids = [f"job-{number:05}" for number in range(start, start + 20)]
+            self.dice.shuffle(ids)
+            self.journal.write(*[Asked(one, 0, time.time()) for one in ids])
+            await self.ask(store, Insert(tuple(map(self.job, ids))))
+
+    def job(self, job_id: str) -> NewJob:
+        return NewJob(
+            id=job_id,
+            task=self.dice.choice(TASKS),
+            queue=self.dice.choice(QUEUES),
+            payload="{}",
+            priority=self.dice.randrange(3),
+            keep=Keep(completed=self.dice.choice((0.0, 0.1, 3_600.0))),
+            backoff=Backoff(start=0.0, jitter=0.0),
+            max_attempts=50,
+            max_crashes=50,
+        )
+
+    async def claim(self, store: Store, worker: str) -> None:
+        """Claim and settle until told to stop; now and then let a lease run out."""
+        number = 0
+        while not self.is_over:
+            number += 1
+            lease = self.dice.choice((0.05, 30.0, 30.0))
+            claim = Claim(worker=worker, nonce=str(number), limit=self.dice.randrange(1, 20), lease=lease)
+            answer = await self.ask(store, claim)
+            jobs = answer.jobs if isinstance(answer, Claims) else ()
+            refs = [Ref(job.id, job.fence) for job in jobs]
+            if not refs:
+                await asyncio.sleep(0.01)
+                continue
+            self.dice.shuffle(refs)
+            if self.dice.random() < 0.3:
+                await self.ask(store, Renew(tuple(refs), lease))
+            for ref in refs:
+                failure = Failure(Reason.ERROR, "Error", "again")
+                again = self.dice.random() < 0.2
+                done = Complete(f'{{"fence": {ref.fence}}}')
+                await self.ask(store, Settle(ref, Retry(failure) if again else done))
+
+    async def keep_up(self, store: Store) -> None:
+        while not self.is_over:
+            answer = await self.ask(store, Upkeep(limit=self.dice.choice((5, 1_000))))
+            await asyncio.sleep(0 if isinstance(answer, Kept) and answer.more else 0.01)
+
+    async def cancel(self, store: Store) -> None:
+        """By query, and by ids in any order."""
+        while not self.is_over:
+            ids = [f"job-{self.dice.randrange(self.jobs):05}" for _ in range(5)]
+            commands = (
+                Cancel(ids=tuple(dict.fromkeys(ids))),
+                Cancel(query=parse(f"queue:{self.dice.choice(QUEUES)} priority:2"), limit=20),
+            )
+            await self.ask(store, self.dice.choice(commands))
+            await asyncio.sleep(self.dice.uniform(0, 0.05))
+
+    async def read(self, store: Store, seen: list[Happened]) -> None:
+        """Follow the log from its beginning, to its end once everything is over."""
+        cursor = None
+        while True:
+            is_last = self.is_over
+            page = await store.events(cursor, 50)
+            seen += page.entries
+            cursor = page.cursor
+            if is_last and not page.entries:
+                return
+            await asyncio.sleep(self.dice.uniform(0, 0.005))
+
+    async def finished(self, store: Store) -> None:
+        """Return when nothing is left to do."""
+        while True:
+            counts = await store.counts()
+            if all(state in TERMINAL for states in counts.values() for state in states):
+                return
+            await asyncio.sleep(0.02)
+
+
+async def gathered(crowd: Crowd, claimers: int, upkeepers: int, readers: int = 2) -> list[list[Happened]]:
+    """Everybody at work until all jobs have finished; what the readers saw."""
+    seen: list[list[Happened]] = [[] for _ in range(readers)]
+    work: list[Callable[[Store], Awaitable[None]]] = [
+        *[lambda store, name=f"w{n}": crowd.claim(store, name) for n in range(claimers)],  # type: ignore[misc]
+        *[crowd.keep_up] * upkeepers,
+        *[crowd.cancel] * 2,
+        *[lambda store, mine=mine: crowd.read(store, mine) for mine in seen],  # type: ignore[misc]
+    ]
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(crowd.store()) for _ in work]
+        tasks = [asyncio.ensure_future(do(store)) for do, store in zip(work, stores, strict=True)]
+        first = await stack.enter_async_context(crowd.store())
+        try:
+            await crowd.produce(first)
+            await crowd.finished(first)
+        finally:
+            crowd.is_over = True
+            await asyncio.gather(*tasks)
+    return seen
+
+
+@pytest.mark.slow("two dozen connections get into each other's way")
+async def test_a_crowd_at_a_nervous_server_gets_no_error_and_no_job_twice(tmp_path: Path) -> None:
+    crowd = Crowd(Journal(tmp_path / "journal"), seed=1, jobs=400)
+
+    async with asyncio.timeout(60):
+        seen = await gathered(crowd, claimers=16, upkeepers=4)
+
+    async with crowd.store() as store:
+        log = await found(store)
+    assert crowd.errors == []
+    assert violations(crowd.journal.read(), log) == []
+    for mine in seen:
+        assert [one.cursor for one in mine] == [one.cursor for one in log.events]
+        assert [one.event for one in mine] == [one.event for one in log.events]
