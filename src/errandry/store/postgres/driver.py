@@ -27,7 +27,7 @@ from errandry.store.postgres.listen import Listener
 from errandry.store.postgres.migrate import migrate
 from errandry.store.postgres.tables import PostgresTables
 from errandry.store.postgres.track import LIMITS, TIMEOUTS, Track, track_of
-from errandry.store.postgres.trouble import LOCKED, MOVED, explained
+from errandry.store.postgres.trouble import CLASHED, LOCKED, MOVED, explained
 from errandry.store.tables import Tables
 from errandry.store.waking import Bell
 
@@ -36,7 +36,7 @@ Written = tuple[list[Answer], bool]
 """The answers of a pass, and whether it changed anything."""
 
 TRIES = 5
-"""So often is a pass tried when other transactions are in its way."""
+"""So often is a pass tried again when it clashes with another transaction."""
 PATIENCE = 5.0
 """So long does a close wait for what is under way before it breaks it off."""
 
@@ -120,28 +120,37 @@ class PostgresStore(LocalStore):
             return self._tried(opened, number, commands)
         except StoreError:
             raise
-        except Exception:
-            # One of the commands cannot be written. Which one shows when each goes alone.
-            return [self._alone(opened, number, command) for command in commands], True
+        except Exception as error:
+            if len(commands) == 1:
+                return [self._refusal(commands[0], error)], False
+        # One of the commands cannot be written. Which one shows when each goes alone.
+        return [self._alone(opened, number, command) for command in commands], True
 
     def _alone(self, opened: "_Open", number: int, command: Command) -> Answer:
         try:
-            with explained(self.address.name):
-                return self._tried(opened, number, [command])[0][0]
-        except StoreError as error:
-            return error
+            return self._tried(opened, number, [command])[0][0]
         except Exception as error:
+            return self._refusal(command, error)
+
+    def _refusal(self, command: Command, error: Exception) -> Answer:
+        """The answer to a command that could not be written, or that somebody else's lock keeps waiting."""
+        try:
+            with explained(self.address.name):
+                raise error
+        except StoreError as refusal:
+            return refusal
+        except Exception:
             return failed(command, error)
 
     def _tried(self, opened: "_Open", number: int, commands: Sequence[Command]) -> Written:
-        """A pass, again if another transaction was in its way."""
+        """A pass, again if it and another transaction were in each other's way."""
         link = opened.tracks[number].link
         for _ in range(TRIES):
             try:
                 return self._pass(opened, number, commands)
             except MOVED:
                 link.forget_prepared()
-            except LOCKED:
+            except CLASHED:
                 time.sleep(random.uniform(0.001, 0.01))
         return self._pass(opened, number, commands)
 
@@ -160,7 +169,7 @@ class PostgresStore(LocalStore):
             link.roll_back()
             if is_sent and is_lost and isinstance(error, psycopg.Error):
                 raise ReplyLost(self.address.name, "the connection was lost during a commit") from error
-            if isinstance(error, psycopg.Error) and not isinstance(error, LOCKED + MOVED):
+            if isinstance(error, psycopg.Error) and not isinstance(error, (*LOCKED, *CLASHED, *MOVED)):
                 with explained(self.address.name):
                     raise
             raise

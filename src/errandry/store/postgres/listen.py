@@ -83,12 +83,16 @@ class Listener:
             self._last, self._unheard = self._link.last_event(), 0
             bell.ring()  # what was said before was not heard
         left = max(0.0, self._next_look - time.monotonic())
-        heard = list(self._link.connection.notifies(timeout=left, stop_after=1))
+        heard = self._heard(left)
         self._has_heard |= bool(heard)
         if any(notification.payload != self._name for notification in heard):
             bell.ring()
         if time.monotonic() >= self._next_look:
             self._look(bell)
+
+    def _heard(self, seconds: float) -> list[psycopg.Notify]:
+        """What comes within so many seconds, as soon as something does."""
+        return list(self._link.connection.notifies(timeout=seconds, stop_after=1))
 
     def _look(self, bell: Bell) -> None:
         """Whether something was written that nobody told of."""

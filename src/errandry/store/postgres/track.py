@@ -17,8 +17,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 HELD, USUAL, BULK = range(3)
-TIMEOUTS = ("1s", "3s", "1s")
-"""How long a pass of each track waits for a lock before it is tried again."""
+TIMEOUTS = ("300ms", "1s", "1s")
+"""How long a pass of each track waits for a lock; then its commands go one by one, and one is refused."""
 LIMITS = (10.0, 15.0, 120.0)
 """A server that is silent for so many seconds is no longer there, whatever the connection says."""
 LARGE = 1_000

@@ -9,8 +9,11 @@ from psycopg import errors
 
 from errandry.errors import StoreCorrupt, StoreFull, StoreRefused, StoreUnavailable
 
-LOCKED = (errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable)
-"""Another transaction is in the way: the same again may succeed."""
+CLASHED = (errors.DeadlockDetected, errors.SerializationFailure)
+"""Two transactions were in each other's way: the same again succeeds."""
+
+LOCKED = (errors.LockNotAvailable,)
+"""Another transaction has kept a lock for longer than we wait."""
 
 MOVED = (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement)
 """Between two statements we were given another session: there is a transaction pooler."""
@@ -26,7 +29,7 @@ _REFUSED: dict[type[psycopg.Error], str] = {
 }
 _AWAY = (
     *(errors.OperatorIntervention, errors.InsufficientResources, errors.ReadOnlySqlTransaction),
-    *(errors.IdleInTransactionSessionTimeout, *LOCKED, *MOVED),
+    *(errors.IdleInTransactionSessionTimeout, *CLASHED, *LOCKED, *MOVED),
 )
 
 

@@ -237,6 +237,7 @@ CREATE FUNCTION errandry.append(
 DECLARE
     last record;
 BEGIN
+    PERFORM set_config('lock_timeout', '10s', true);  -- only who commits just now is waited for
     PERFORM pg_advisory_xact_lock(hashtextextended('append', 'errandry.events'::regclass::oid::bigint));
     SELECT e.n, e.at, e.total INTO last FROM errandry.events AS e ORDER BY e.n DESC LIMIT 1;
     IF NOT FOUND THEN

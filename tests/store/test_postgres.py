@@ -1,0 +1,458 @@
+"""The PostgreSQL store beyond what every store does: opening, locks, many at once, waking, forks.
+
+Run as a program, this file is one of the processes of some tests.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from errandry.core.command import (
+    Cancel,
+    Claim,
+    Claims,
+    Command,
+    Complete,
+    Insert,
+    Inserted,
+    Ref,
+    Renew,
+    Renewed,
+    Settle,
+    Upkeep,
+)
+from errandry.core.job import Keep, NewJob
+from errandry.core.query import Query
+from errandry.errors import (
+    CommandFailed,
+    ForeignDatabase,
+    InvalidValue,
+    SchemaTooNew,
+    StoreRefused,
+    StoreUnavailable,
+)
+from errandry.store.contract import Store
+from errandry.store.engine import Engine
+from errandry.store.postgres import listen
+from errandry.store.postgres.driver import PostgresStore
+from errandry.store.url import store_at
+from errandry.testing.conformance import ask
+from tests.store.server import Server, server
+
+others = pytest.mark.slow("starts other programs")
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with server().lent() as url:
+        yield url
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[PostgresStore]:
+    store = store_at(url)
+    assert isinstance(store, PostgresStore)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def new(name: str, **fields: Any) -> NewJob:
+    return NewJob(**({"id": name, "task": "task", "payload": "{}"} | fields))
+
+
+def insert(*names: str, **fields: Any) -> Insert:
+    return Insert(tuple(new(name, **fields) for name in names))
+
+
+def schema_of(url: str) -> str:
+    return url.rpartition("schema=")[2]
+
+
+@pytest.fixture
+def db() -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(server().url(), autocommit=True) as db:
+        yield db
+
+
+# Opening.
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("postgresql:///x?schema=Upper", "small letters"),
+        ("postgresql:///x?schema=a;drop", "small letters"),
+        ("postgresql:///x?shema=a", "shema"),
+        ("postgres://u:secret@ho st/x", "libpq cannot read it"),
+    ],
+)
+def test_a_wrong_address_is_refused_and_no_password_shown(url: str, hint: str) -> None:
+    with pytest.raises(InvalidValue, match=hint) as caught:
+        store_at(url)
+
+    assert "secret" not in str(caught.value)
+
+
+def test_an_address_may_say_all_that_libpq_understands() -> None:
+    store = store_at("postgres://u:secret@a,b:5433/jobs?sslmode=require&schema=mine")
+
+    assert isinstance(store, PostgresStore)
+    assert store.address.schema == "mine"
+    assert store.address.name == "postgresql://a,b/jobs"
+    assert "target_session_attrs=read-write" in store.address.conninfo
+    assert "sslmode=require" in store.address.conninfo
+
+
+@others
+def test_without_psycopg_the_error_names_the_extra() -> None:
+    program = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from errandry.store.url import store_at\n"
+        "try: store_at('postgresql:///x')\n"
+        "except ValueError as error: print(error)"
+    )
+
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert "pip install 'errandry[postgres]'" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"user": "stranger"}, "the user was refused"),
+        ({"dbname": "nowhere", "user": "errandry"}, "create it first"),
+    ],
+)
+async def test_what_cannot_be_opened_says_what_to_do(options: dict[str, str], hint: str) -> None:
+    more = "".join(f"&{name}={value}" for name, value in options.items())
+    with pytest.raises(StoreRefused, match=hint):
+        async with opened(f"postgresql:///postgres?host={server().folder}{more}"):
+            pass
+
+
+async def test_the_tables_of_others_are_left_alone(db: psycopg.Connection[Any]) -> None:
+    url = server().fresh()
+    db.execute(f"CREATE SCHEMA {schema_of(url)}")
+    db.execute(f"CREATE TABLE {schema_of(url)}.live (theirs int)")
+
+    with pytest.raises(ForeignDatabase, match="another program's data"):
+        async with opened(url):
+            pass
+
+
+async def test_a_newer_schema_is_refused(db: psycopg.Connection[Any]) -> None:
+    url = server().fresh()
+    async with opened(url):
+        pass
+    db.execute(f"INSERT INTO {schema_of(url)}.migrations (number, name) VALUES (9999, 'later')")
+
+    with pytest.raises(SchemaTooNew, match="upgrade Errandry"):
+        async with opened(url):
+            pass
+
+
+async def test_many_may_open_a_new_store_at_once() -> None:
+    url = server().fresh()
+    stores = [store_at(url) for _ in range(8)]
+
+    await asyncio.gather(*(store.open() for store in stores))
+
+    for number, store in enumerate(stores):
+        await store.commit([insert(f"job-{number}")])
+        await store.close()
+    async with opened(url) as store:
+        assert await store.counts() == {"default": {"waiting": 8}}
+
+
+async def test_a_schema_made_for_it_may_be_used_without_the_right_to_make_one(
+    db: psycopg.Connection[Any],
+) -> None:
+    url = server().fresh()
+    user = schema_of(url)
+    db.execute(f"CREATE ROLE {user} LOGIN")
+    db.execute(f"CREATE SCHEMA {user} AUTHORIZATION {user}")
+
+    async with opened(url.replace("user=errandry", f"user={user}")) as store:
+        await store.commit([insert("a")])
+        assert await store.counts() == {"default": {"waiting": 1}}
+
+
+# Passes.
+
+
+async def test_one_bad_command_fails_alone(url: str, db: psycopg.Connection[Any]) -> None:
+    async with opened(url) as store:
+        db.execute(f"ALTER TABLE {schema_of(url)}.live ADD CONSTRAINT odd CHECK (id <> 'bad')")
+        try:
+            answers = await store.commit([insert("a"), insert("bad"), insert("b")])
+        finally:
+            db.execute(f"ALTER TABLE {schema_of(url)}.live DROP CONSTRAINT odd")
+
+        assert [type(answer) for answer in answers] == [Inserted, CommandFailed, Inserted]
+        assert "odd" in str(answers[1])
+        assert await store.counts() == {"default": {"waiting": 2}}
+
+
+async def test_a_strangers_lock_on_a_job_delays_no_other_settle(
+    url: str, db: psycopg.Connection[Any]
+) -> None:
+    async with opened(url) as store, Engine(store) as engine:
+        await engine.submit(insert("a", "b"))
+        claims = await engine.submit(Claim(worker="w", nonce="n", limit=2))
+        assert isinstance(claims, Claims)
+        refs = {job.id: Ref(job.id, job.fence) for job in claims.jobs}
+        with db.transaction():
+            db.execute(f"SELECT 1 FROM {schema_of(url)}.live WHERE id = 'a' FOR UPDATE")
+            stuck = asyncio.create_task(engine.submit(Settle(refs["a"], Complete("1"))))
+            async with asyncio.timeout(10):
+                answer = await engine.submit(Renew((refs["b"],)))
+                assert isinstance(answer, Renewed)
+                assert await engine.submit(Settle(refs["b"], Complete("1"))) == "written"
+        with suppress(StoreUnavailable):  # a worker tries again then
+            await stuck
+        assert await engine.submit(Settle(refs["a"], Complete("1"))) in ("written", "already")
+
+
+async def test_an_insert_that_waits_for_a_strangers_id_holds_up_no_settle(
+    url: str, db: psycopg.Connection[Any]
+) -> None:
+    async with opened(url) as store, Engine(store) as engine:
+        await engine.submit(insert("a"))
+        claims = await engine.submit(Claim(worker="w", nonce="n"))
+        assert isinstance(claims, Claims)
+        columns = (
+            "seq, id, task, queue, grp, state, ordering, payload, priority, attempts, max_attempts, releases"
+        )
+        columns += ", crashes, max_crashes, open_children, fence, cancel_requested, created_at, updated_at"
+        with db.transaction(force_rollback=True):
+            db.execute(
+                f"INSERT INTO {schema_of(url)}.live ({columns}) VALUES "
+                "(0, 'x', 't', 'q', '', 'blocked', 'fifo', '{}', 0, 0, 5, 0, 0, 3, 1, 0, false, 0, 0)"
+            )
+            waiting = asyncio.create_task(engine.submit(insert("x")))
+            await asyncio.sleep(0.05)
+            began = time.monotonic()
+            ref = Ref(claims.jobs[0].id, claims.jobs[0].fence)
+            assert await engine.submit(Settle(ref, Complete("1"))) == "written"
+            assert time.monotonic() - began < 1.0
+            with pytest.raises(StoreUnavailable, match="lock"):
+                await waiting
+
+        assert isinstance(await engine.submit(insert("x")), Inserted)
+
+
+@pytest.mark.slow("many passes against each other")
+async def test_claimers_pruners_and_bulk_cancels_in_each_others_way_give_no_errors() -> None:
+    """With a server that looks for deadlocks every 10 ms. Every job ends once, and the counters are right."""
+    keen = Server(deadlock_timeout="10ms")
+    try:
+        await _compete(keen.fresh())
+    finally:
+        keen.remove()
+
+
+async def _compete(url: str) -> None:
+    stores = [store_at(url) for _ in range(6)]
+    for store in stores:
+        await store.open()
+    dice = random.Random(1)
+    ended: list[str] = []
+    is_over = asyncio.Event()
+
+    async def produce(store: Store, name: str) -> None:
+        for number in range(15):
+            keep = Keep(completed=dice.choice((0.0, 0.05, 100.0)), canceled=0.05)
+            ids = [f"{name}-{number}-{i}" for i in range(20)]
+            await answered(store, insert(*ids, keep=keep, task=dice.choice("abc"), queue=dice.choice("xy")))
+
+    async def work(store: Store, name: str) -> None:
+        for number in range(10_000):
+            claims = await answered(store, Claim(worker=name, nonce=f"{name}-{number}", limit=7))
+            assert isinstance(claims, Claims)
+            for job in claims.jobs:
+                answer = await answered(store, Settle(Ref(job.id, job.fence), Complete("1")))
+                assert answer == "written"
+                ended.append(job.id)
+            if not claims.jobs and is_over.is_set():
+                return
+
+    async def disturb(store: Store) -> None:
+        while not is_over.is_set():
+            await answered(store, Upkeep(limit=50))
+            await answered(
+                store, Cancel(query=Query(within=(("task", ("c",)), ("state", ("waiting",)))), limit=10)
+            )
+
+    workers = [asyncio.create_task(work(stores[number % 6], f"w{number}")) for number in range(16)]
+    disturbing = [asyncio.create_task(disturb(stores[number])) for number in range(4)]
+    await asyncio.gather(*(produce(stores[number], f"p{number}") for number in range(4)))
+    is_over.set()
+    await asyncio.gather(*workers, *disturbing)
+
+    assert len(ended) == len(set(ended))
+    totals = await stores[0].totals()
+    assert sum(totals[queue]["inserted"] for queue in "xy") == 1_200
+    await ask.conserved(stores[0])
+    for store in stores:
+        await store.close()
+
+
+async def answered(store: Store, command: Command) -> Any:
+    [answer] = await store.commit([command])
+    assert not isinstance(answer, Exception), answer
+    return answer
+
+
+@pytest.mark.slow("many passes beside each other")
+async def test_a_reader_of_events_misses_none_while_passes_overlap(url: str) -> None:
+    async with opened(url) as one, opened(url) as two, opened(url) as reader:
+        seen: list[str] = []
+        done = asyncio.Event()
+
+        async def read() -> None:
+            cursor: str | None = None
+            while True:
+                was_done = done.is_set()
+                events = await reader.events(cursor, 50)
+                assert not events.missed
+                seen.extend(entry.event.job for entry in events.entries)
+                cursor = events.cursor
+                if was_done and not events.entries:
+                    return
+
+        async def write(store: Store, name: str) -> None:
+            for number in range(150):
+                await store.commit([insert(f"{name}-{number}")])
+
+        reading = asyncio.create_task(read())
+        await asyncio.gather(write(one, "a"), write(two, "b"))
+        done.set()
+        await reading
+
+        assert len(seen) == 300
+        assert set(seen) == {f"{name}-{number}" for name in "ab" for number in range(150)}
+
+
+async def test_a_lane_loses_its_mark_only_when_nobody_puts_a_job_there(
+    url: str, db: psycopg.Connection[Any]
+) -> None:
+    async with opened(url) as store:
+        await store.commit([insert("a")])
+        [claims] = await store.commit([Claim(worker="w", nonce="n")])
+        assert isinstance(claims, Claims)
+        lanes = f"{schema_of(url)}.lanes"
+        with db.transaction():
+            db.execute(f"SELECT 1 FROM {lanes} WHERE ready FOR SHARE")
+            await store.commit([Upkeep()])
+            assert db.execute(f"SELECT ready FROM {lanes}").fetchall() == [(True,)]
+
+        await store.commit([Upkeep()])
+        assert db.execute(f"SELECT ready FROM {lanes}").fetchall() == [(False,)]
+        await store.commit([insert("b")])
+        [claims] = await store.commit([Claim(worker="w", nonce="m")])
+        assert isinstance(claims, Claims)
+        assert [job.id for job in claims.jobs] == ["b"]
+
+
+# Waking.
+
+
+async def test_what_one_store_writes_wakes_another_and_not_itself(url: str) -> None:
+    async with opened(url) as writer, opened(url) as waiter:
+        await waiter.wake(waiter.pulse(), 0.0)
+        async with asyncio.timeout(30):
+            await waiter.wake(waiter.pulse(), 30.0)  # it listens from now on
+            pulse = waiter.pulse()
+            await writer.commit([insert("a")])
+            assert await waiter.wake(pulse, 30.0)
+
+        pulse = waiter.pulse()
+        await waiter.commit([insert("b")])
+        await asyncio.sleep(0.1)
+        assert waiter.pulse() == pulse + 1
+
+
+async def test_where_notifications_do_not_come_through_it_looks_and_says_so_once(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listen, "LOOK", 0.02)
+    monkeypatch.setattr(listen, "LOOK_DEAF", 0.01)
+    monkeypatch.setattr(listen.Listener, "_heard", nothing)
+    caplog.set_level(logging.WARNING, "errandry.store")
+    async with opened(url) as writer, opened(url) as waiter:
+        await waiter.wake(waiter.pulse(), 1.0)
+        for number in range(5):
+            pulse = waiter.pulse()
+            await writer.commit([insert(f"job-{number}")])
+            async with asyncio.timeout(30):
+                assert await waiter.wake(pulse, 30.0)
+
+    assert [record.message.count("transaction pooler") for record in caplog.records] == [1]
+
+
+def nothing(_: listen.Listener, seconds: float) -> list[psycopg.Notify]:
+    time.sleep(seconds)
+    return []
+
+
+# Forks.
+
+
+@others
+def test_after_a_fork_parent_and_child_each_have_connections_of_their_own(url: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.store.test_postgres", url],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == {"child": 0, "jobs": ["after", "before", "child", "parent"]}
+
+
+def fork(url: str) -> None:
+    async def use(*names: str) -> None:
+        for name in names:
+            [answer] = await store.commit([insert(name)])
+            assert isinstance(answer, Inserted), answer
+
+    store = store_at(url)
+    asyncio.run(store.open())
+    asyncio.run(use("before"))
+    if not (child := os.fork()):
+        asyncio.run(use("child"))
+        asyncio.run(store.close())
+        os._exit(0)
+    asyncio.run(use("parent"))
+    _, status = os.waitpid(child, 0)
+    asyncio.run(use("after"))
+
+    async def names() -> list[str]:
+        return sorted(job.id for job in (await store.list()).jobs)
+
+    found = asyncio.run(names())
+    asyncio.run(store.close())
+    sys.stdout.write(json.dumps({"child": status, "jobs": found}))
+
+
+if __name__ == "__main__":
+    fork(sys.argv[1])
