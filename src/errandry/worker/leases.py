@@ -78,13 +78,19 @@ class Leases:
     async def _renew(self) -> None:
         now = self._clock.monotonic()
         runs = [run for run in list(self._held.values()) if run.needs_lease(now)]
-        if not runs:
+        if not runs or await self._renewed(runs, now):
             return
+        if len(runs) > 1:  # perhaps because of one of them, whose row somebody keeps locked
+            left = [run for run in runs if run.needs_lease(now)]
+            await asyncio.gather(*[self._renewed([run], now) for run in left])
+
+    async def _renewed(self, runs: list[Run], now: float) -> bool:
+        """Renew these leases together, as of `now`; False if the store cannot at present."""
         try:
             answer = await self._engine.submit(Renew(tuple(run.ref for run in runs), self._options.lease))
         except ErrandryError as error:
             log.warning("leases could not be renewed: %s", error)
-            return
+            return False
         if isinstance(answer, Renewed):
             for run, mark in zip(runs, answer.marks, strict=True):
                 if isinstance(mark, Lost):
@@ -93,6 +99,7 @@ class Leases:
                 run.lease_until = now + self._options.lease
                 if mark is CANCEL:
                     run.stop(Stop.CANCEL)
+        return True
 
     def _lose(self, run: Run, why: str) -> None:
         if self._held.get(run.job.id) is run and not run.is_lost and not run.is_settling:

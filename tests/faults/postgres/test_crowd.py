@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -25,8 +26,9 @@ from errandry.core.command import (
     Settle,
     Upkeep,
 )
-from errandry.core.job import Backoff, Failure, Keep, NewJob
+from errandry.core.job import Failure, Keep, NewJob
 from errandry.core.query import parse
+from errandry.core.retry import Backoff
 from errandry.core.state import TERMINAL, Reason
 from errandry.errors import ErrandryError
 from errandry.store.contract import Happened, Store
@@ -88,7 +90,7 @@ class Crowd:
             max_crashes=50,
         )
 
-    async def claim(self, store: Store, worker: str) -> None:
+    async def claim(self, worker: str, store: Store) -> None:
         """Claim and settle until told to stop; now and then let a lease run out."""
         number = 0
         while not self.is_over:
@@ -126,7 +128,7 @@ class Crowd:
             await self.ask(store, self.dice.choice(commands))
             await asyncio.sleep(self.dice.uniform(0, 0.05))
 
-    async def read(self, store: Store, seen: list[Happened]) -> None:
+    async def read(self, seen: list[Happened], store: Store) -> None:
         """Follow the log from its beginning, to its end once everything is over."""
         cursor = None
         while True:
@@ -151,10 +153,10 @@ async def gathered(crowd: Crowd, claimers: int, upkeepers: int, readers: int = 2
     """Everybody at work until all jobs have finished; what the readers saw."""
     seen: list[list[Happened]] = [[] for _ in range(readers)]
     work: list[Callable[[Store], Awaitable[None]]] = [
-        *[lambda store, name=f"w{n}": crowd.claim(store, name) for n in range(claimers)],  # type: ignore[misc]
+        *[partial(crowd.claim, f"w{number}") for number in range(claimers)],
         *[crowd.keep_up] * upkeepers,
         *[crowd.cancel] * 2,
-        *[lambda store, mine=mine: crowd.read(store, mine) for mine in seen],  # type: ignore[misc]
+        *[partial(crowd.read, mine) for mine in seen],
     ]
     async with AsyncExitStack() as stack:
         stores = [await stack.enter_async_context(crowd.store()) for _ in work]
