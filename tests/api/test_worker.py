@@ -93,6 +93,36 @@ async def test_an_idle_worker_claims_a_job_in_the_pass_that_inserts_it() -> None
         assert [Settle, Claim] in store.passes
 
 
+async def test_a_claim_on_its_way_with_a_pass_has_its_slots_already(gate: Gate) -> None:
+    """Asking by itself meanwhile, the worker must not ask for the same slots again."""
+    store = Counted()
+    async with Errandry(store=store) as jobs:
+
+        @jobs.task
+        async def work() -> None:
+            await gate.pass_through()
+
+        @jobs.task
+        async def first() -> None: ...
+
+        async with working(jobs, concurrency=1) as worker:
+            await (await first.enqueue()).result(5)
+            store.latency, before = 0.1, len(store.passes)
+            made = asyncio.create_task(jobs.enqueue_many([work.new(), work.new()]))
+            async with asyncio.timeout(5):
+                while True:
+                    if any(Insert in commands for commands in store.passes[before:]):
+                        break
+                    await asyncio.sleep(0.001)
+            worker._claimer.look()
+            await made
+            await gate.begun.wait()
+            await jobs.engine.submit(Upkeep())  # comes after whatever was asked for
+
+            assert (await jobs.counts())["default"].get("running") == 1
+            gate.opened.set()
+
+
 async def test_each_handler_has_a_context_of_its_own(live: Errandry) -> None:
     mark: ContextVar[str] = ContextVar("mark", default="clean")
     mark.set("of the test")

@@ -115,6 +115,8 @@ class Claimer:
 
     async def _claim(self, pulse: int) -> bool:
         """Whether there was something for the free slots."""
+        while self._along:
+            await asyncio.wait(self._along)  # they may get the slots that seem free
         claimed, self._is_asking, self._due_in = False, True, None
         try:
             for wanted in self._wanted():
