@@ -29,6 +29,7 @@ RUN = [name for name, text in TEXTS.items() if runnable(blocks(text)) and name n
 NOT_RUN = {
     ("README.md", "needs this checkout"),
     ("docs/quickstart.md", "makes an environment"),
+    ("docs/guide/postgres.md", "needs a server"),
     ("docs/guide/sync.md", "needs Flask"),
     ("docs/guide/sync.md", "needs Django"),
 }

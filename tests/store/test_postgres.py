@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 import os
-import random
 import subprocess
 import sys
 import time
@@ -20,10 +19,8 @@ import psycopg
 import pytest
 
 from errandry.core.command import (
-    Cancel,
     Claim,
     Claims,
-    Command,
     Complete,
     Insert,
     Inserted,
@@ -33,8 +30,7 @@ from errandry.core.command import (
     Settle,
     Upkeep,
 )
-from errandry.core.job import Keep, NewJob
-from errandry.core.query import Query
+from errandry.core.job import NewJob
 from errandry.errors import (
     CommandFailed,
     ForeignDatabase,
@@ -43,13 +39,11 @@ from errandry.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from errandry.store.contract import Store
 from errandry.store.engine import Engine
 from errandry.store.postgres import listen
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.url import store_at
-from errandry.testing.conformance import ask
-from tests.store.server import Server, server
+from tests.store.server import server
 
 others = pytest.mark.slow("starts other programs")
 
@@ -255,98 +249,6 @@ async def test_an_insert_that_waits_for_a_strangers_id_holds_up_no_settle(
                 await waiting
 
         assert isinstance(await engine.submit(insert("x")), Inserted)
-
-
-@pytest.mark.slow("many passes against each other")
-async def test_claimers_pruners_and_bulk_cancels_in_each_others_way_give_no_errors() -> None:
-    """With a server that looks for deadlocks every 10 ms. Every job ends once, and the counters are right."""
-    keen = Server(deadlock_timeout="10ms")
-    try:
-        await _compete(keen.fresh())
-    finally:
-        keen.remove()
-
-
-async def _compete(url: str) -> None:
-    stores = [store_at(url) for _ in range(6)]
-    for store in stores:
-        await store.open()
-    dice = random.Random(1)
-    ended: list[str] = []
-    is_over = asyncio.Event()
-
-    async def produce(store: Store, name: str) -> None:
-        for number in range(15):
-            keep = Keep(completed=dice.choice((0.0, 0.05, 100.0)), canceled=0.05)
-            ids = [f"{name}-{number}-{i}" for i in range(20)]
-            await answered(store, insert(*ids, keep=keep, task=dice.choice("abc"), queue=dice.choice("xy")))
-
-    async def work(store: Store, name: str) -> None:
-        for number in range(10_000):
-            claims = await answered(store, Claim(worker=name, nonce=f"{name}-{number}", limit=7))
-            assert isinstance(claims, Claims)
-            for job in claims.jobs:
-                answer = await answered(store, Settle(Ref(job.id, job.fence), Complete("1")))
-                assert answer == "written"
-                ended.append(job.id)
-            if not claims.jobs and is_over.is_set():
-                return
-
-    async def disturb(store: Store) -> None:
-        while not is_over.is_set():
-            await answered(store, Upkeep(limit=50))
-            await answered(
-                store, Cancel(query=Query(within=(("task", ("c",)), ("state", ("waiting",)))), limit=10)
-            )
-
-    workers = [asyncio.create_task(work(stores[number % 6], f"w{number}")) for number in range(16)]
-    disturbing = [asyncio.create_task(disturb(stores[number])) for number in range(4)]
-    await asyncio.gather(*(produce(stores[number], f"p{number}") for number in range(4)))
-    is_over.set()
-    await asyncio.gather(*workers, *disturbing)
-
-    assert len(ended) == len(set(ended))
-    totals = await stores[0].totals()
-    assert sum(totals[queue]["inserted"] for queue in "xy") == 1_200
-    await ask.conserved(stores[0])
-    for store in stores:
-        await store.close()
-
-
-async def answered(store: Store, command: Command) -> Any:
-    [answer] = await store.commit([command])
-    assert not isinstance(answer, Exception), answer
-    return answer
-
-
-@pytest.mark.slow("many passes beside each other")
-async def test_a_reader_of_events_misses_none_while_passes_overlap(url: str) -> None:
-    async with opened(url) as one, opened(url) as two, opened(url) as reader:
-        seen: list[str] = []
-        done = asyncio.Event()
-
-        async def read() -> None:
-            cursor: str | None = None
-            while True:
-                was_done = done.is_set()
-                events = await reader.events(cursor, 50)
-                assert not events.missed
-                seen.extend(entry.event.job for entry in events.entries)
-                cursor = events.cursor
-                if was_done and not events.entries:
-                    return
-
-        async def write(store: Store, name: str) -> None:
-            for number in range(150):
-                await store.commit([insert(f"{name}-{number}")])
-
-        reading = asyncio.create_task(read())
-        await asyncio.gather(write(one, "a"), write(two, "b"))
-        done.set()
-        await reading
-
-        assert len(seen) == 300
-        assert set(seen) == {f"{name}-{number}" for name in "ab" for number in range(150)}
 
 
 async def test_a_lane_loses_its_mark_only_when_nobody_puts_a_job_there(
