@@ -168,7 +168,7 @@ class Errandry(Client):
 
     def _asked(self, requests: list[Request[Any]], bound: Bound | None = None) -> list[NewJob]:
         for request in requests:
-            if request.task.app is not self and request.task.app is not bound:
+            if request.task.app is not self and request.task.app != bound:
                 why = "is declared by another app, or bound to another connection: enqueue it there"
                 raise InvalidValue("task", request.task.name, why)
         return [request.job for request in requests]

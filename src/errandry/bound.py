@@ -25,6 +25,12 @@ class Bound:
         self._app, self._connection = app, connection
         self._binding = app.store.bind(connection)
 
+    def __eq__(self, other: object) -> bool:
+        """Over the same connection."""
+        return isinstance(other, Bound) and self._app is other._app and self._connection is other._connection
+
+    __hash__ = object.__hash__
+
     @property
     def clock(self) -> Clock:
         return self._app.clock
@@ -75,6 +81,9 @@ class Bound:
         if self._binding.is_async:
             raise self._wrong("is async: await the method without _sync")
         command, engine = Insert(tuple(self._app._hooked(jobs))), self._app.engine
+        if self._binding.is_alone:
+            self._binding.insert_sync(command)
+            return self._app._handles(command.jobs, [])
         engine.start_sync()
         existed = list(self._binding.insert_sync(command).existed)
         return self._app._handles(

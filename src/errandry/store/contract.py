@@ -104,10 +104,12 @@ class QueueInfo(Struct, frozen=True):
 class Binding(Protocol):
     """A way to insert over a connection of the caller's: the jobs come with its commit.
 
-    `is_async` says which of the two it has: `insert` is awaited, `insert_sync` blocks.
+    `is_async` says which of the two it has: `insert` is awaited, `insert_sync` blocks. With `is_alone` the
+    store need not be open, and must not be asked anything: its passes may be waiting for the caller's commit.
     """
 
     is_async: bool
+    is_alone: bool
 
     async def insert(self, command: Insert) -> Inserted: ...
 
@@ -136,10 +138,7 @@ class Store(Protocol):
         """Write a pass. It runs on the engine's own loop and may block it."""
 
     def bind(self, connection: object) -> Binding:
-        """Insert over `connection` from now on. InvalidValue says which ones it takes.
-
-        The store is open when something is inserted.
-        """
+        """Insert over `connection` from now on. InvalidValue says which ones it takes."""
 
     def pulse(self) -> int:
         """A number that changes when something may have changed. Take it, look, then `wake` with it."""

@@ -45,6 +45,8 @@ class Library(Struct, frozen=True):
 class PostgresBinding:
     """Inserts over `connection`. Who has begun no transaction on it has each insert durable at once."""
 
+    is_alone = False
+
     def __init__(self, connection: object, address: Address, said: Callable[[], Said]) -> None:
         self._connection, self._address, self._said = connection, address, said
         self._library = _library_of(connection)

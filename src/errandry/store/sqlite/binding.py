@@ -11,7 +11,7 @@ from errandry.errors import InvalidValue
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds
 from errandry.store.port import returned
-from errandry.store.sqlite.file import explained
+from errandry.store.sqlite.file import explained, is_up_to_date
 from errandry.store.sqlite.fork import USING
 from errandry.store.sqlite.tables import SqliteTables
 
@@ -20,6 +20,7 @@ class SqliteBinding:
     """A pass of its own on `connection`, without a begin and without a commit."""
 
     is_async = False
+    is_alone = True  # while the caller has the write lock, nobody else gets anything written
 
     def __init__(self, connection: object, path: str, clock: StoreClock, bounds: Bounds) -> None:
         if not isinstance(connection, apsw.Connection):
@@ -51,3 +52,7 @@ class SqliteBinding:
             )
         if not self._db.in_transaction:
             raise InvalidValue("connection", name, "is in no transaction: BEGIN IMMEDIATE one first")
+        if not is_up_to_date(self._db, self._path):
+            raise InvalidValue(
+                "connection", name, "leads to a file without jobs: run `errandry migrate` first"
+            )

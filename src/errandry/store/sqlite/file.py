@@ -125,9 +125,8 @@ def explained(path: str, db: apsw.Connection | None = None) -> Iterator[None]:
 
 def migrate(db: apsw.Connection, path: str) -> None:
     """Bring the schema up to date; many processes may try at once, one does it."""
-    newest = _MIGRATIONS[-1][0]
     with _transaction(db, "BEGIN"):
-        if _version(db, path) == newest:
+        if is_up_to_date(db, path):
             return
     with _transaction(db, "BEGIN IMMEDIATE"):
         version = _version(db, path)
@@ -139,7 +138,12 @@ def migrate(db: apsw.Connection, path: str) -> None:
                     (number, name),
                 )
         db.pragma("application_id", APPLICATION)
-        db.pragma("user_version", newest)
+        db.pragma("user_version", _MIGRATIONS[-1][0])
+
+
+def is_up_to_date(db: apsw.Connection, path: str) -> bool:
+    """Whether its schema is the one this Errandry writes. In a transaction."""
+    return _version(db, path) == _MIGRATIONS[-1][0]
 
 
 @contextmanager

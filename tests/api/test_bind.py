@@ -1,0 +1,509 @@
+"""Enqueueing over a connection of the caller's: with its commit, or not at all."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import psycopg
+import pytest
+import sqlalchemy
+from django.db.utils import ConnectionHandler
+from msgspec.structs import replace
+from psycopg.types.json import Jsonb
+
+from errandry import Errandry, State
+from errandry.core.command import Claim, Insert
+from errandry.core.event import Kind
+from errandry.core.job import Job as Record
+from errandry.core.job import Keep, NewJob, Order
+from errandry.core.retry import Backoff, Curve
+from errandry.errors import InvalidArguments, InvalidValue, StoreRefused, TooLarge, UnknownJob
+from errandry.store.contract import Bounds
+from errandry.store.postgres.driver import PostgresStore
+from errandry.task import Task
+from errandry.testing import FakeClock
+from tests.api.callers import CALLERS, Caller, enqueue, psycopg_async, psycopg_sync
+from tests.api.working import burst, kinds, working
+from tests.store.server import server
+
+Send = Task[[str], str]
+
+
+@pytest.fixture
+async def shop() -> AsyncIterator[Errandry]:
+    with server().lent() as url:
+        async with Errandry(url) as shop:
+            yield shop
+
+
+@pytest.fixture
+def send(shop: Errandry) -> Send:
+    @shop.task
+    async def send(to: str) -> str:
+        return f"sent to {to}"
+
+    return send
+
+
+@pytest.fixture
+async def caller(shop: Errandry) -> AsyncIterator[Caller]:
+    async with psycopg_async(server()) as caller:
+        yield caller
+
+
+def schema(jobs: Errandry) -> str:
+    assert isinstance(jobs.store, PostgresStore)
+    return jobs.store.address.schema
+
+
+@pytest.mark.parametrize("library", CALLERS)
+async def test_a_job_comes_with_the_commit_and_not_at_all_with_a_rollback(
+    shop: Errandry, send: Send, library: str
+) -> None:
+    async with CALLERS[library](server()) as caller:
+        job = await enqueue(caller, send, "ada")
+        with pytest.raises(UnknownJob):
+            await shop.record(job.id)
+        await caller.commit()
+        assert (await shop.record(job.id)).state is State.WAITING
+
+    async with CALLERS[library](server()) as caller:
+        lost = await enqueue(caller, send, "grace")
+        await caller.rollback()
+
+    await burst(shop)
+    assert await job.result(timeout=10) == "sent to ada"
+    with pytest.raises(UnknownJob):
+        await shop.record(lost.id)
+    assert await shop.totals() == {"default": {"completed": 1, "inserted": 1}}
+    assert await kinds(shop, job.id) == [Kind.WAITING, Kind.CLAIMED, Kind.ACTIVE, Kind.COMPLETED]
+    assert await kinds(shop, lost.id) == []
+
+
+async def test_by_name_and_many_at_once(shop: Errandry, send: Send, caller: Caller) -> None:
+    bound = shop.bind(caller.connection)
+
+    one = await bound.enqueue("send", {"to": "ada"}, priority=3)
+    other = await bound.enqueue("elsewhere", {"x": 1}, delay="1 hour")
+    two, three = await bound.enqueue_many(
+        [send.new("b"), send.bind(caller.connection).using(id="c").new("c")]
+    )
+    await caller.commit()
+
+    records = [await shop.record(job.id) for job in (one, other, two, three)]
+    assert [record.task for record in records] == ["send", "elsewhere", "send", "send"]
+    assert [record.state for record in records] == ["waiting", "scheduled", "waiting", "waiting"]
+    assert (records[0].priority, records[3].id) == (3, "c")
+    assert await bound.enqueue_many([]) == []
+
+
+async def test_blocking_calls(shop: Errandry, send: Send) -> None:
+    async with psycopg_sync(server()) as caller:
+        bound = shop.bind(caller.connection)
+        one = await caller.call(lambda: bound.enqueue_sync("send", {"to": "ada"}))
+        other = await caller.call(lambda: send.bind(caller.connection).enqueue_sync("grace"))
+        assert bound.enqueue_many_sync([]) == []
+        await caller.commit()
+
+    assert await shop.counts() == {"default": {"waiting": 2}}
+    assert {record.id for record in (await shop.list()).jobs} == {one.id, other.id}
+
+
+async def test_an_idle_worker_wakes(shop: Errandry, send: Send, caller: Caller) -> None:
+    async with await psycopg.AsyncConnection.connect(server().url(), autocommit=True) as listener:
+        await listener.execute(f"LISTEN errandry_{schema(shop)}".encode())
+        async with working(shop):
+            job = await enqueue(caller, send, "ada")
+            await caller.commit()
+
+            assert await job.result(timeout=10) == "sent to ada"
+        said = [notification.payload async for notification in listener.notifies(timeout=0)]
+    assert "" in said  # not a pass's, which names its process
+
+
+async def test_no_lock_of_an_open_transaction_is_in_anybodys_way(
+    shop: Errandry, send: Send, caller: Caller
+) -> None:
+    """Its lane is new, or idle, and others enqueue to it, work, and tidy up, while it stays open."""
+    open_job = await enqueue(caller, send, "ada")
+
+    async with asyncio.timeout(5), working(shop):
+        assert await (await send.enqueue("grace")).result(timeout=5) == "sent to grace"
+        async with psycopg_async(server()) as other:
+            job = await enqueue(other, send, "ida")
+            await other.commit()
+            assert await job.result(timeout=5) == "sent to ida"
+
+    await caller.commit()
+    await burst(shop)
+    assert await open_job.result(timeout=10) == "sent to ada"
+
+
+async def test_what_has_no_lane_yet_keeps_its_place(shop: Errandry, send: Send, caller: Caller) -> None:
+    first = await enqueue(caller, send, "a")
+    second = await send.enqueue("b")
+    await caller.commit()
+    urgent = await enqueue(caller, send, "c", priority=-1)
+    await caller.commit()
+
+    claims = await shop.engine.submit(Claim(worker="w", nonce="1", limit=10))
+
+    assert [job.id for job in claims.jobs] == [urgent.id, first.id, second.id]  # type: ignore[union-attr]
+
+
+async def test_events_and_counters_stay_right_before_and_after_the_pass_that_numbers(
+    shop: Errandry, send: Send, caller: Caller
+) -> None:
+    head = await shop.head()
+    bound = [await enqueue(caller, send, "a"), await enqueue(caller, send, "b", delay=60)]
+    await caller.commit()
+    counts = {"default": {"scheduled": 1, "waiting": 1}}
+    assert (await shop.counts(), await shop.totals()) == (counts, {"default": {"inserted": 2}})
+
+    await shop.engine.submit(Claim(worker="w", nonce="1", queues=("another",)))  # which has no events itself
+
+    page = await shop.engine.call(shop.store.events, head)
+    assert [(one.event.kind, one.event.job) for one in page.entries] == [
+        (Kind.WAITING, bound[0].id),
+        (Kind.SCHEDULED, bound[1].id),
+    ]
+    assert (await shop.counts(), await shop.totals()) == (counts, {"default": {"inserted": 2}})
+
+
+async def test_a_reader_misses_no_event_of_callers_who_commit_late(shop: Errandry, send: Send) -> None:
+    wanted: set[str] = set()
+    seen: list[str] = []
+
+    async def call(number: int) -> None:
+        async with psycopg_async(server()) as caller:
+            for turn in range(5):
+                job = await enqueue(caller, send, f"{number}-{turn}", delay=60)
+                await asyncio.sleep(0.002 * (number % 3))
+                await caller.commit()
+                wanted.add(job.id)
+
+    async def write() -> None:
+        for turn in range(20):
+            wanted.add((await send.using(delay=60).enqueue(str(turn))).id)
+
+    async def read() -> None:
+        async for one in shop.events(after=head):
+            seen.append(one.event.job)
+            if len(seen) == 51:
+                return
+
+    head = await shop.head()
+    reader = asyncio.create_task(read())
+    await asyncio.gather(*[call(number) for number in range(6)], write())
+    wanted.add((await send.using(delay=60).enqueue("the last, which numbers all")).id)
+
+    await asyncio.wait_for(reader, 10)
+    assert sorted(seen) == sorted(wanted)
+
+
+NEW = (
+    NewJob(id="plain", task="send", payload='{"to":"ada"}'),
+    NewJob(id="later", task="send", payload="{}", delay=60.5),
+    NewJob(id="at", task="send", payload="{}", run_at=1_000_000_000.25, deadline=4_000_000_000.5),
+    NewJob(id="future", task="send", payload="{}", run_at=4_000_000_000.125),
+    NewJob(id="blocked", task="send", payload="{}", open_children=2, delay=5.0),
+    NewJob(id="lifo", task="send", payload="{}", order=Order.LIFO, priority=-7),
+    NewJob(id="ünïcode \"'\\", task="sénd", payload='{"to":"\\u2028 \\\\ ü"}', queue="q é", group="g"),
+    NewJob(
+        id="full",
+        task="send",
+        payload='{"x":[1,2.5,null,true]}',
+        max_attempts=1,
+        max_crashes=9,
+        timeout=1.5,
+        tags=("a", 'b"c'),
+        metadata='{"tenant":7}',
+        keep=Keep(completed=0.0, failed=1e6),
+        backoff=Backoff(curve=Curve.LINEAR, start=0.1, cap=9.0, jitter=0.0, function="mine"),
+    ),
+)
+
+
+async def test_what_is_stored_is_what_an_insert_would_have_stored(clock: FakeClock) -> None:
+    async def stored(bind: bool) -> list[Record]:
+        with server().lent() as url:
+            async with Errandry(url, clock=clock) as jobs, psycopg_async(server()) as caller:
+                if bind:
+                    await jobs.store.bind(caller.connection).insert(Insert(NEW))
+                    await caller.commit()
+                else:
+                    await jobs.insert(list(NEW))
+                found = await jobs.engine.call(jobs.store.get, [new.id for new in NEW])
+                return [record for record in found if record is not None]
+
+    assert await stored(bind=True) == await stored(bind=False)
+
+
+class TestTheSameIdAgain:
+    async def test_in_one_transaction(self, shop: Errandry, send: Send, caller: Caller) -> None:
+        await enqueue(caller, send, "ada", id="x")
+        await enqueue(caller, send, "grace", id="x")
+        await caller.commit()
+
+        assert await shop.totals() == {"default": {"inserted": 1}}
+        assert (await shop.record("x")).payload == '{"to":"ada"}'
+
+    @pytest.mark.parametrize("state", ["waiting", "completed"])
+    async def test_of_a_job_that_is_there(
+        self, shop: Errandry, send: Send, caller: Caller, state: str
+    ) -> None:
+        await send.using(id="x").enqueue("ada")
+        if state == "completed":
+            await burst(shop)
+
+        job = await enqueue(caller, send, "grace", id="x", queue="other")
+        await caller.commit()
+
+        assert (job.state, job.queue) == (state, "default")
+        assert await shop.totals() == {
+            "default": {"inserted": 1} | ({state: 1} if state == "completed" else {})
+        }
+
+    @pytest.mark.parametrize("first_commits", [True, False])
+    async def test_of_a_caller_who_has_not_decided_yet(
+        self, shop: Errandry, send: Send, caller: Caller, first_commits: bool
+    ) -> None:
+        await enqueue(caller, send, "ada", id="x")
+        async with psycopg_async(server()) as other:
+            second = asyncio.create_task(enqueue(other, send, "grace", id="x"))
+            await waits_for_a_lock()
+            await (caller.commit() if first_commits else caller.rollback())
+            await second
+            await other.commit()
+
+        assert (await shop.record("x")).payload == f'{{"to":"{"ada" if first_commits else "grace"}"}}'
+        assert await shop.totals() == {"default": {"inserted": 1}}
+
+
+async def waits_for_a_lock() -> None:
+    """Somebody does, now."""
+    async with (
+        asyncio.timeout(10),
+        await psycopg.AsyncConnection.connect(server().url(), autocommit=True) as db,
+    ):
+        while True:
+            if await (await db.execute("SELECT 1 FROM pg_locks WHERE NOT granted")).fetchone():
+                return
+            await asyncio.sleep(0.01)
+
+
+class TestChecks:
+    """The same as of any other job, before anything is written."""
+
+    async def test_arguments(self, send: Send, caller: Caller) -> None:
+        with pytest.raises(InvalidArguments):
+            await send.bind(caller.connection).enqueue(1)  # type: ignore[arg-type]
+
+    async def test_size(self) -> None:
+        with server().lent() as url:
+            async with Errandry(url, bounds=Bounds(payload=100)) as jobs, psycopg_async(server()) as caller:
+                with pytest.raises(TooLarge, match="payload has 1,0"):
+                    await jobs.bind(caller.connection).enqueue("send", {"to": "x" * 1_000})
+                await caller.commit()
+                assert await jobs.counts() == {}
+
+    async def test_hooks(self, shop: Errandry, send: Send, caller: Caller) -> None:
+        shop.on_enqueue(lambda job: replace(job, tags=("seen",)))
+
+        job = await enqueue(caller, send, "ada")
+        await caller.commit()
+
+        assert (await shop.record(job.id)).tags == ("seen",)
+
+    async def test_a_task_of_another_app_or_connection(
+        self, shop: Errandry, send: Send, caller: Caller
+    ) -> None:
+        async with psycopg_async(server()) as other:
+            request = send.bind(other.connection).new("ada")
+            for enqueue_many in (shop.bind(caller.connection).enqueue_many, shop.enqueue_many):
+                with pytest.raises(InvalidValue, match="bound to another connection"):
+                    await enqueue_many([request])
+
+
+class TestConnections:
+    """Which of them cannot be used, said in words."""
+
+    async def test_of_another_kind(self, shop: Errandry) -> None:
+        right = "takes connections of psycopg 3, asyncpg, SQLAlchemy 2, Django"
+        for connection in (None, object(), "postgresql://", sqlite3.connect(":memory:")):
+            with pytest.raises(InvalidValue, match=right):
+                shop.bind(connection)
+            if isinstance(connection, sqlite3.Connection):
+                connection.close()
+
+    async def test_of_another_database(self, shop: Errandry) -> None:
+        engine = sqlalchemy.create_engine("sqlite://")
+        sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+        handler = ConnectionHandler({"default": sqlite})
+        with engine.connect() as connection:
+            for one in (connection, handler["default"]):
+                with pytest.raises(InvalidValue, match="not PostgreSQL: give one to postgresql:"):
+                    shop.bind(one)
+        engine.dispose()
+
+    async def test_that_block_where_one_waits_and_the_other_way_round(
+        self, send: Send, caller: Caller
+    ) -> None:
+        with pytest.raises(InvalidValue, match="is async: await the method without _sync"):
+            send.bind(caller.connection).enqueue_sync("ada")
+        async with psycopg_sync(server()) as blocking:
+            with pytest.raises(InvalidValue, match="blocks: call the method that ends in _sync"):
+                await send.bind(blocking.connection).enqueue("ada")
+
+    @pytest.mark.parametrize("library", CALLERS)
+    async def test_to_a_database_without_the_schema(self, shop: Errandry, send: Send, library: str) -> None:
+        async with CALLERS[library](server()) as caller:
+            bare = f'ALTER SCHEMA "{schema(shop)}" RENAME TO away'
+            back = f'ALTER SCHEMA away RENAME TO "{schema(shop)}"'
+            with psycopg.connect(server().url(), autocommit=True) as db:
+                db.execute(bare.encode())
+                try:
+                    with pytest.raises(InvalidValue, match=r"a database without .*insert_jobs: give one to"):
+                        await enqueue(caller, send, "ada")
+                finally:
+                    await caller.rollback()
+                    db.execute(back.encode())
+
+    async def test_to_another_store(self, shop: Errandry, send: Send, caller: Caller) -> None:
+        assert isinstance(shop.store, PostgresStore)
+        shop.store.identity = "another"
+
+        with pytest.raises(InvalidValue, match="connection='psycopg 3': leads to another store"):
+            await enqueue(caller, send, "ada")
+        await caller.commit()
+        assert await shop.counts() == {}
+
+    async def test_of_a_user_who_may_not(self, shop: Errandry, send: Send) -> None:
+        with psycopg.connect(server().url(), autocommit=True) as db:
+            db.execute("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN")
+        async with await psycopg.AsyncConnection.connect(server().url(), user="stranger") as connection:
+            with pytest.raises(StoreRefused, match="must not enqueue: GRANT USAGE ON SCHEMA"):
+                await send.bind(connection).enqueue("ada")
+
+    async def test_trouble_of_the_caller_s_own_is_the_caller_s(self, send: Send, caller: Caller) -> None:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await caller.connection.execute("SELECT 1 / 0")
+
+        with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+            await enqueue(caller, send, "ada")
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        ({}, "array of objects"),
+        ([1], "array of objects"),
+        ([{"id": "x", "task": "t"}], "must have id, task and payload"),
+        ([{"id": "", "task": "t", "payload": "{}"}], "names of at most 200"),
+        ([{"id": "x", "task": "t", "payload": "{}", "queue": "a\nb"}], "names of at most 200"),
+        ([{"id": "x", "task": "t", "payload": "{}", "max_attempt": 1}], "field no job has"),
+        ([{"id": "x", "task": "t", "payload": {}}], "JSON, as text"),
+        ([{"id": "x", "task": "t", "payload": "{"}], "invalid input syntax for type json"),
+        ([{"id": "x", "task": "t", "payload": "{}", "order": "none"}], "fifo or lifo"),
+        ([{"id": "x", "task": "t", "payload": "{}", "priority": 1e10}], "32 bits"),
+        ([{"id": "x", "task": "t", "payload": "{}", "max_attempts": 0}], "from 1 to 10000"),
+        ([{"id": "x", "task": "t", "payload": "{}", "max_crashes": -1}], "from 1 to 10000"),
+        ([{"id": "x", "task": "t", "payload": "{}", "open_children": -1}], "from 0 to 100000"),
+        ([{"id": "x", "task": "t", "payload": "{}", "delay": 1, "run_at": 1}], "either run_at or delay"),
+        ([{"id": "x", "task": "t", "payload": "{}", "deadline": "soon"}], "seconds since 1970"),
+        ([{"id": "x", "task": "t", "payload": "{}", "timeout": -1}], "seconds since 1970"),
+        ([{"id": "x", "task": "t", "payload": "{}", "tags": [1]}], "at most 20 texts"),
+        ([{"id": "x", "task": "t", "payload": "{}", "keep": {"failed": "long"}}], "keep must have seconds"),
+        ([{"id": "x", "task": "t", "payload": "{}", "backoff": {"curve": "s"}}], "backoff must have"),
+    ],
+)
+async def test_who_calls_the_function_by_hand_cannot_insert_what_nobody_could_read(
+    shop: Errandry, job: Any, why: str
+) -> None:
+    statement = f'SELECT "{schema(shop)}".insert_jobs(%s)'
+    with (
+        psycopg.connect(server().url()) as db,
+        pytest.raises(psycopg.DataError, match=why),
+    ):
+        db.execute(statement.encode(), (Jsonb(job),))
+
+
+async def test_who_calls_the_function_by_hand_needs_little(shop: Errandry, send: Send) -> None:
+    job = '[{"id": "x", "task": "send", "payload": "{\\"to\\":1}"}]'
+    statement = f"SELECT \"{schema(shop)}\".insert_jobs('{job}')"
+    with psycopg.connect(server().url()) as db:
+        assert db.execute(statement.encode()).fetchone() == ([],)
+
+    assert (await shop.record("x")).payload == '{"to":1}'
+
+
+class TestSqlite:
+    @pytest.fixture
+    async def jobs(self, tmp_path: Path) -> AsyncIterator[Errandry]:
+        async with Errandry(f"sqlite:///{tmp_path}/jobs.db") as jobs:
+            yield jobs
+
+    @pytest.fixture
+    def db(self, jobs: Errandry, tmp_path: Path) -> apsw.Connection:
+        return apsw.Connection(str(tmp_path / "jobs.db"))
+
+    async def test_a_job_comes_with_the_commit_and_not_at_all_with_a_rollback(
+        self, jobs: Errandry, db: apsw.Connection
+    ) -> None:
+        @jobs.task
+        async def send(to: str) -> str:
+            return f"sent to {to}"
+
+        async with working(jobs):
+            db.execute("BEGIN IMMEDIATE")
+            lost = send.bind(db).enqueue_sync("grace")
+            db.execute("ROLLBACK")
+            db.execute("BEGIN IMMEDIATE")
+            job = send.bind(db).enqueue_sync("ada")
+            [again] = jobs.bind(db).enqueue_many_sync([send.using(id=job.id).new("ida")])
+            db.execute("COMMIT")
+
+            assert await job.result(timeout=10) == "sent to ada"
+        assert again.id == job.id
+        assert await kinds(jobs, lost.id) == []
+        assert await jobs.totals() == {"default": {"completed": 1, "inserted": 1}}
+
+    async def test_too_much_leaves_the_transaction_as_it_was(self, tmp_path: Path) -> None:
+        async with Errandry(f"sqlite:///{tmp_path}/small.db", bounds=Bounds(payload=10)) as jobs:
+            db = apsw.Connection(str(tmp_path / "small.db"))
+            db.execute("BEGIN IMMEDIATE")
+            with pytest.raises(TooLarge):
+                jobs.bind(db).enqueue_sync("send", {"to": "x" * 100})
+            jobs.bind(db).enqueue_sync("send")
+            db.execute("COMMIT")
+            assert await jobs.counts() == {"default": {"waiting": 1}}
+
+    async def test_connections_that_cannot_be_used(
+        self, jobs: Errandry, db: apsw.Connection, tmp_path: Path
+    ) -> None:
+        for connection, why in (
+            (db, "is in no transaction: BEGIN IMMEDIATE one first"),
+            (apsw.Connection(str(tmp_path / "other.db")), "leads to another file: open .*jobs.db"),
+            (apsw.Connection(":memory:"), "leads to another file"),
+        ):
+            with pytest.raises(InvalidValue, match=why):
+                jobs.bind(connection).enqueue_sync("send")
+        with pytest.raises(InvalidValue, match=r"sqlite3\.Connection.*takes an apsw.Connection"):
+            jobs.bind(sqlite3.connect(tmp_path / "third.db"))
+        with pytest.raises(InvalidValue, match="blocks: call the method"):
+            await jobs.bind(db).enqueue("send")
+
+    async def test_a_file_that_was_not_made_yet(self, tmp_path: Path) -> None:
+        jobs, db = Errandry(f"sqlite:///{tmp_path}/new.db"), apsw.Connection(str(tmp_path / "new.db"))
+        db.execute("BEGIN IMMEDIATE")
+
+        with pytest.raises(InvalidValue, match="without jobs: run `errandry migrate` first"):
+            jobs.bind(db).enqueue_sync("send")
+
+
+async def test_a_store_in_memory_has_nothing_to_join(jobs: Errandry) -> None:
+    with pytest.raises(InvalidValue, match="in memory has no transactions"):
+        jobs.bind(object())
