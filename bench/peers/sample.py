@@ -21,6 +21,8 @@ WARMING = 5
 CAP = 5.0
 """After so many seconds of draining, the rate is that of what has run."""
 PATIENCE = 60.0
+SLOWEST = 50
+"""Who enqueues fewer jobs a second is not waited for."""
 GRACE = 10.0
 PAGE = 4_096
 
@@ -86,16 +88,20 @@ class Turn:
         return (len(began) - 1) / (began[-1] - began[0]), len(began) < jobs
 
     def _produce(self, url: str, role: str, count: int) -> float:
-        done = subprocess.run(
-            [*self._command, role, str(count)],
-            env=surroundings(url, self._marks),
-            cwd=self._folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            process_group=0,
-            timeout=PATIENCE,
-        )
+        try:
+            done = subprocess.run(
+                [*self._command, role, str(count)],
+                env=surroundings(url, self._marks),
+                cwd=self._folder,
+                capture_output=True,
+                text=True,
+                check=False,
+                process_group=0,
+                timeout=PATIENCE + count / SLOWEST,
+            )
+        except subprocess.TimeoutExpired as error:
+            text = f"{count:,} jobs were not enqueued within {error.timeout:.0f} s"
+            raise RuntimeError(text) from None
         if done.returncode:
             raise RuntimeError(done.stderr.strip())
         return float(json.loads(done.stdout)["seconds"])

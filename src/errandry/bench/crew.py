@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -95,10 +96,10 @@ class Hand:
 
 
 class Crew:
-    """Workers at one place. What they log goes into a file there."""
+    """Workers at one place. What each of them logs goes into a file there."""
 
     def __init__(self, place: Place) -> None:
-        self._place, self._log = place, place.folder / "workers.log"
+        self._place, self._numbers = place, count()
         self.hands: list[Hand] = []
 
     async def __aenter__(self) -> Self:
@@ -112,15 +113,15 @@ class Crew:
         else:
             await asyncio.gather(*(hand.end() for hand in self.hands))
 
-    async def hire(self, count: int, options: WorkerOptions) -> Sequence[Hand]:
+    async def hire(self, number: int, options: WorkerOptions) -> Sequence[Hand]:
         """So many more, all ready; none does anything before its `go`."""
-        hired = [await self._start(options) for _ in range(count)]
+        hired = [await self._start(options) for _ in range(number)]
         await asyncio.gather(*(hand.ready() for hand in hired))
         return hired
 
-    async def at_work(self, count: int, options: WorkerOptions) -> Sequence[Hand]:
+    async def at_work(self, number: int, options: WorkerOptions) -> Sequence[Hand]:
         """So many more, let go; all of them have said to the store that they are there."""
-        hired = await self.hire(count, options)
+        hired = await self.hire(number, options)
         for hand in hired:
             hand.go()
         async with asyncio.timeout(PATIENCE):
@@ -140,7 +141,8 @@ class Crew:
         ours.setblocking(False)
         words = (json.encode(options).decode(), str(theirs.fileno()))
         clean = {name: value for name, value in os.environ.items() if not name.startswith("ERRANDRY_")}
-        with theirs, self._log.open("ab") as log:
+        path = self._place.folder / f"worker-{next(self._numbers)}.log"
+        with theirs, path.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "errandry.bench.program", *words),
                 stdin=asyncio.subprocess.PIPE,
@@ -150,6 +152,6 @@ class Crew:
                 process_group=0,  # Ctrl-C is for the run, which ends its workers
                 env=clean | {"ERRANDRY_URL": self._place.url},
             )
-        hand = Hand(process, ours, self._log)
+        hand = Hand(process, ours, path)
         self.hands.append(hand)
         return hand

@@ -32,5 +32,6 @@ async def main(options: WorkerOptions, line: Lifeline) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    # Not the failures of jobs that are there to fail.
+    logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     asyncio.run(main(json.decode(sys.argv[1], type=WorkerOptions), Lifeline(int(sys.argv[2]))))
