@@ -3,8 +3,7 @@
 import platform
 import time
 from collections.abc import AsyncIterator, Iterator
-from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,6 +19,7 @@ from errandry.core.state import State
 from errandry.core.why import SILENT
 from errandry.errors import ErrandryError
 from errandry.store.contract import QueueInfo
+from errandry.store.health import Finding, Grade
 
 if TYPE_CHECKING:
     from errandry.app import Errandry
@@ -36,28 +36,13 @@ PENDING = (State.WAITING, State.CLAIMED, State.RUNNING)
 """Jobs in these states need a worker now."""
 
 
-class Grade(StrEnum):
-    GOOD = "good"
-    NOTE = "note"
-    WRONG = "wrong"
-
-
 COLORS = {Grade.GOOD: "green", Grade.NOTE: "yellow", Grade.WRONG: "red"}
-
-
-class Finding(NamedTuple):
-    """What was looked at, how it is, and what to do about it."""
-
-    grade: Grade
-    topic: str
-    text: str
-    todo: str = ""
 
 
 @click.command(cls=Command)
 @client
 async def doctor(session: Session, jobs: "Errandry") -> int:
-    """Look at the store, its file, the clock and the workers; the exit code is 1 if something is wrong."""
+    """Look at the store, its file or server, the clock and the workers; exit code 1 if something is wrong."""
     grades = set()
     async for finding in _examined(jobs):
         grades.add(finding.grade)
@@ -100,22 +85,8 @@ async def _examined(jobs: "Errandry") -> AsyncIterator[Finding]:
 
 
 async def _store(jobs: "Errandry") -> list[Finding]:
-    """What the driver knows of itself."""
-    from errandry.store.memory import MemoryStore
-    from errandry.store.sqlite.driver import SqliteStore
-
-    match jobs.store:
-        case SqliteStore() as store:
-            from errandry.cli.file import examined
-
-            async def look() -> list[Finding]:
-                return list(examined(store, jobs.clock.time()))
-
-            return await jobs.engine.call(look)
-        case MemoryStore():
-            return [Finding(Grade.NOTE, "durability", "in memory: nothing survives the process")]
-        case other:
-            return [Finding(Grade.NOTE, "store", f"{type(other).__name__}: nothing is known of it here")]
+    """What the store knows of itself."""
+    return await jobs.engine.call(jobs.store.examine)
 
 
 async def _people(jobs: "Errandry") -> list[Finding]:

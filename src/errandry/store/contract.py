@@ -40,6 +40,7 @@ from errandry.core.command import (
 from errandry.core.event import Event
 from errandry.core.job import Job
 from errandry.core.query import Query
+from errandry.store.health import Finding
 
 _ORDER: tuple[type, ...] = (
     *(Start, Renew, Note, Settle),
@@ -184,6 +185,9 @@ class Store(Protocol):
 
     async def head(self, back: int = 0) -> str:
         """The cursor of this moment, or of `back` passes ago: only what happens from then on comes after."""
+
+    async def examine(self) -> builtins.list[Finding]:
+        """How it is: what it survives, what is in its way, and what to do about that."""
 
     async def due_in(self) -> float | None:
         """Seconds until the next scheduled job is due; None if there is none."""

@@ -20,6 +20,7 @@ from errandry.core.state import State
 from errandry.errors import CommandFailed
 from errandry.store import cursor as cursors
 from errandry.store.contract import Binding, Bounds, Events, Page, QueueInfo
+from errandry.store.health import Finding
 from errandry.store.ledger import LIFETIME
 from errandry.store.tables import Tables
 from errandry.store.waking import Bell
@@ -47,6 +48,9 @@ class LocalStore:
         raise NotImplementedError
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        raise NotImplementedError
+
+    async def examine(self) -> list[Finding]:
         raise NotImplementedError
 
     def bind(self, connection: object) -> Binding:

@@ -22,6 +22,7 @@ from errandry.errors import ErrandryError, InvalidValue, StoreClosed
 from errandry.store import cursor as cursors
 from errandry.store.apply import apply
 from errandry.store.contract import Binding, Bounds, Happened
+from errandry.store.health import Finding, Grade
 from errandry.store.local import LocalStore
 from errandry.store.tables import Change, Deltas, Marks, Tables
 
@@ -51,6 +52,9 @@ class MemoryStore(LocalStore):
     async def close(self) -> None:
         self._closed = True
         self.bell.ring()
+
+    async def examine(self) -> list[Finding]:
+        return [Finding(Grade.NOTE, "durability", "in memory: nothing survives the process")]
 
     def bind(self, connection: object) -> Binding:
         why = "a store in memory has no transactions that it could join: use sqlite: or postgresql:"

@@ -19,9 +19,11 @@ from errandry.core.command import Answer, Claim, Command, Insert, touched
 from errandry.errors import ReplyLost, StoreClosed, StoreError
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds
+from errandry.store.health import Finding
 from errandry.store.local import LocalStore, failed, reach
 from errandry.store.postgres.address import SCHEMA, Address, address_of
 from errandry.store.postgres.binding import PostgresBinding, Said
+from errandry.store.postgres.health import examined
 from errandry.store.postgres.link import Link
 from errandry.store.postgres.listen import Listener
 from errandry.store.postgres.migrate import migrate
@@ -99,6 +101,10 @@ class PostgresStore(LocalStore):
         opened = await self._opened()
         return await opened.reader.run(self._read, opened.reader.link, look)
 
+    async def examine(self) -> list[Finding]:
+        opened = await self._opened()
+        return await opened.reader.run(self._examined, opened.reader.link)
+
     async def _opened(self) -> "_Open":
         if self._open is None:
             raise StoreClosed(self.address.name, "the store is not open")
@@ -114,6 +120,10 @@ class PostgresStore(LocalStore):
     def _migrate(self, link: Link) -> None:
         with explained(self.address.name):
             self.identity = migrate(link.connection, self.address)
+
+    def _examined(self, link: Link) -> list[Finding]:
+        with explained(self.address.name):
+            return list(examined(link.connection, self.address))
 
     def _write(self, opened: "_Open", number: int, commands: Sequence[Command]) -> Written:
         try:

@@ -18,10 +18,12 @@ from errandry.core.command import Answer, Command, Ref
 from errandry.errors import InvalidValue, StoreClosed, StoreError
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds
+from errandry.store.health import Finding
 from errandry.store.local import LocalStore, failed, reach
 from errandry.store.sqlite.binding import SqliteBinding
 from errandry.store.sqlite.file import TROUBLE, Durability, File, explained
 from errandry.store.sqlite.fork import USING
+from errandry.store.sqlite.health import examined
 from errandry.store.sqlite.tables import SQL, SqliteTables
 from errandry.store.sqlite.turnstile import Turnstile
 from errandry.store.sqlite.watch import Watch
@@ -112,6 +114,11 @@ class SqliteStore(LocalStore):
         if self._open is None:
             raise StoreClosed(self.path, "the store is not open")
         return self._open.file.db
+
+    async def examine(self) -> list[Finding]:
+        opened = await self._opened()
+        with explained(self.path, opened.file.db), USING:
+            return list(examined(opened.file.db, opened.file.real, self.durability))
 
     async def _opened(self) -> "_Open":
         if self._open is None:

@@ -1,17 +1,16 @@
-"""The health of an SQLite file: what `doctor` says about it."""
+"""The health of an SQLite file: where it is, what it survives, whether it is sound."""
 
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 
 import apsw
 
-from errandry.cli.doctor import Finding, Grade
-from errandry.cli.text import number
 from errandry.core.duration import rough
 from errandry.core.size import short
-from errandry.store.sqlite.driver import SqliteStore
+from errandry.store.health import Finding, Grade
 from errandry.store.sqlite.file import Durability
 
 SAFE = (3, 51, 3)
@@ -40,13 +39,13 @@ WORDS = {
 }
 
 
-def examined(store: SqliteStore, now: float) -> Iterator[Finding]:
-    """One thing after the other, the cheap ones first. On the thread of the store."""
+def examined(db: apsw.Connection, path: str, durability: Durability) -> Iterator[Finding]:
+    """One thing after the other, the cheap ones first. On the thread of the connection."""
     yield from _versions()
-    yield Finding(Grade.GOOD, "durability", f"{store.durability}: {WORDS[store.durability]}")
-    yield from _clock(store.writer, now)
-    yield from _place(os.path.realpath(store.path))
-    yield from _contents(store.writer, os.path.realpath(store.path))
+    yield Finding(Grade.GOOD, "durability", f"{durability}: {WORDS[durability]}")
+    yield from _clock(db, time.time())
+    yield from _place(path)
+    yield from _contents(db, path)
 
 
 def _versions() -> Iterator[Finding]:
@@ -113,7 +112,7 @@ def _contents(db: apsw.Connection, path: str) -> Iterator[Finding]:
     if faults == ["ok"]:
         yield Finding(Grade.GOOD, "integrity", "sound")
     else:
-        text = f"damaged, {number(len(faults), 'fault')}: {faults[0]}"
+        text = f"damaged, in {len(faults)} places at least: {faults[0]}"
         yield Finding(Grade.WRONG, "integrity", text, "stop everything, keep a copy, restore a backup")
 
 

@@ -1,0 +1,43 @@
+-- name: server
+SELECT current_setting('server_version'), current_setting('server_version_num')::bigint, pg_is_in_recovery(),
+       current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on', current_setting('synchronous_commit'),
+       current_setting('synchronous_standby_names') <> '', current_setting('autovacuum') = 'on', pg_backend_pid();
+
+-- name: time
+SELECT extract(epoch FROM clock_timestamp())::float8;
+
+-- name: connections
+SELECT (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+       current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint;
+
+-- name: sees_all
+-- Whether what others do is shown to this user.
+SELECT pg_has_role('pg_read_all_stats', 'USAGE');
+
+-- name: oldest
+-- The transaction, in any database, that has been open for longest: what it may still see is not cleaned away.
+SELECT pid, coalesce(nullif(application_name, ''), usename::text, backend_type), coalesce(state, 'active'),
+       extract(epoch FROM clock_timestamp() - xact_start)::float8
+  FROM pg_stat_activity
+ WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
+ ORDER BY xact_start LIMIT 1;
+
+-- name: prepared
+-- The same of those that were prepared, and belong to no connection.
+SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8 FROM pg_prepared_xacts ORDER BY prepared LIMIT 1;
+
+-- name: dead
+SELECT n_live_tup, n_dead_tup, extract(epoch FROM clock_timestamp() - greatest(last_vacuum, last_autovacuum))::float8
+  FROM pg_stat_all_tables WHERE relid = 'errandry.live'::regclass;
+
+-- name: partitions
+-- Of finished jobs; those about to go are detached first.
+SELECT count(*), count(*) FILTER (WHERE inhdetachpending) FROM pg_inherits WHERE inhparent = 'errandry.history'::regclass;
+
+-- name: size
+SELECT coalesce(sum(pg_total_relation_size(pg_class.oid)), 0)::bigint,
+       pg_total_relation_size('errandry.live'::regclass),
+       pg_total_relation_size('errandry.events'::regclass)
+  FROM pg_class JOIN pg_namespace AS s ON s.oid = relnamespace
+ WHERE relkind = 'r' AND nspname = (SELECT nspname FROM pg_namespace AS own JOIN pg_class AS live
+                                        ON own.oid = live.relnamespace WHERE live.oid = 'errandry.live'::regclass);
