@@ -1,7 +1,6 @@
 CREATE TABLE claims (
     worker     TEXT PRIMARY KEY,
     claimed_at REAL NOT NULL,
-    nonce      TEXT NOT NULL,
     refs       TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 

@@ -748,11 +748,11 @@ class TestBadCommand:
         async with opened(path) as store:
             await ask.insert(store, job("a"))
             store.writer.execute(
-                "CREATE TRIGGER no BEFORE INSERT ON claims WHEN new.nonce = 'bad'"
+                "CREATE TRIGGER no BEFORE INSERT ON claims WHEN new.worker = 'bad'"
                 " BEGIN SELECT RAISE(ABORT, 'not this one'); END"
             )
 
-            [answer] = await store.commit([Claim(worker="worker", nonce="bad")])
+            [answer] = await store.commit([Claim(worker="bad", nonce="nonce")])
 
             assert isinstance(answer, CommandFailed)
             [stored] = await store.get(["a"])

@@ -88,14 +88,16 @@ def insert(ledger: Ledger, command: Insert) -> Inserted:
 def claim(ledger: Ledger, command: Claim) -> Claims:
     tables, now = ledger.tables, ledger.now
     ledger.flush()
-    refs = tables.recall(command.worker, command.nonce)
+    claims = ledger.claims.setdefault(command.worker, {})
+    refs = tables.recall(command.worker).get(command.nonce)
     if refs is not None:
+        claims[command.nonce] = refs
         return Claims(tuple(_still_held(ledger, refs)), _due_in(ledger))
     tidy.before_claim(ledger)
     taken = _taken(ledger, command)
     if taken:
-        refs = tuple(Ref(job.id, job.fence) for job in taken)
-        tables.remember(command.worker, command.nonce, refs, now)
+        claims[command.nonce] = tuple(Ref(job.id, job.fence) for job in taken)
+        tables.remember(command.worker, claims, now)
         for queue in {job.queue: None for job in taken}:
             if tables.is_drained(queue):
                 ledger.tell(Kind.DRAINED, queue)

@@ -1,9 +1,10 @@
 """What one pass has touched: jobs as they were and are, the events, and the deltas of the counters."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from errandry.core.command import Ref
 from errandry.core.event import KINDS, Event, Kind
 from errandry.core.job import Job
 from errandry.core.move import place
@@ -29,6 +30,7 @@ class Ledger:
     def __init__(self, tables: Tables, now: float, bounds: Bounds) -> None:
         self.tables, self.now, self.bounds = tables, now, bounds
         self.is_tidy = False
+        self.claims: dict[str, dict[str, Sequence[Ref]]] = {}
         self._jobs: dict[str, Job | None] = {}
         self._changes: dict[str, Change] = {}
         self._events: list[Event] = []

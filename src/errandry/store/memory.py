@@ -7,7 +7,7 @@ is slow or away.
 import asyncio
 import secrets
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import merge
 from itertools import chain, islice
 from typing import TypeVar
@@ -95,7 +95,7 @@ class MemoryTables:
         self._log: list[tuple[int, float, tuple[Event, ...]]] = []
         self._rows = 0
         self._counters: dict[str, dict[str, int]] = {}
-        self._claims: dict[str, tuple[float, str, tuple[Ref, ...]]] = {}
+        self._claims: dict[str, tuple[float, dict[str, Sequence[Ref]]]] = {}
         self._paused: dict[GateKind, dict[str, Pausing]] = {kind: {} for kind in GateKind}
         self._workers: dict[str, WorkerInfo] = {}
 
@@ -190,12 +190,11 @@ class MemoryTables:
         mine = (job for job in self._where(State.RUNNING) if job.cancel_requested and job.worker == worker)
         return tuple(Ref(job.id, job.fence) for job in sorted(mine, key=lambda job: job.seq))
 
-    def remember(self, worker: str, nonce: str, refs: Sequence[Ref], now: float) -> None:
-        self._claims[worker] = (now, nonce, tuple(refs))
+    def remember(self, worker: str, claims: Mapping[str, Sequence[Ref]], now: float) -> None:
+        self._claims[worker] = (now, dict(claims))
 
-    def recall(self, worker: str, nonce: str) -> tuple[Ref, ...] | None:
-        known = self._claims.get(worker)
-        return known[2] if known is not None and known[1] == nonce else None
+    def recall(self, worker: str) -> Mapping[str, Sequence[Ref]]:
+        return self._claims[worker][1] if worker in self._claims else {}
 
     def pause(self, kind: GateKind, name: str, pausing: Pausing | None) -> bool:
         paused = self._paused[kind]
@@ -256,7 +255,7 @@ class MemoryTables:
         ]
         for worker in silent:
             del self._workers[worker]
-        for worker, (at, _, _) in list(self._claims.items()):
+        for worker, (at, _) in list(self._claims.items()):
             if at <= now - bounds.workers_age:
                 del self._claims[worker]
         return went + len(silent)

@@ -74,10 +74,10 @@ class Tables(Protocol):
 
     def cancels(self, worker: str) -> tuple[Ref, ...]: ...
 
-    def remember(self, worker: str, nonce: str, refs: Sequence[Ref], now: float) -> None:
-        """Keep a worker's last claim, so that it can be repeated."""
+    def remember(self, worker: str, claims: Mapping[str, Sequence[Ref]], now: float) -> None:
+        """Keep the claims of a worker's last pass by their nonces, so that they can be repeated."""
 
-    def recall(self, worker: str, nonce: str) -> tuple[Ref, ...] | None: ...
+    def recall(self, worker: str) -> Mapping[str, Sequence[Ref]]: ...
 
     def pause(self, kind: GateKind, name: str, pausing: Pausing | None) -> bool:
         """Set or clear (None) a pause; False if that changed nothing."""

@@ -331,12 +331,11 @@ SELECT id, fence FROM errandry.live
  WHERE cancel_requested AND worker = %s AND state = 'running' ORDER BY seq;
 
 -- name: remember
-INSERT INTO errandry.claims (worker, claimed_at, nonce, refs) VALUES (%s, %s, %s, %s)
-    ON CONFLICT (worker) DO UPDATE
-       SET claimed_at = excluded.claimed_at, nonce = excluded.nonce, refs = excluded.refs;
+INSERT INTO errandry.claims (worker, claimed_at, refs) VALUES (%s, %s, %s)
+    ON CONFLICT (worker) DO UPDATE SET claimed_at = excluded.claimed_at, refs = excluded.refs;
 
 -- name: recall
-SELECT refs FROM errandry.claims WHERE worker = %s AND nonce = %s;
+SELECT refs FROM errandry.claims WHERE worker = %s;
 
 -- name: pause
 INSERT INTO errandry.gates (kind, name, paused_at, paused_by) VALUES (%s, %s, %s, %s)

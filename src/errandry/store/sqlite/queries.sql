@@ -226,11 +226,11 @@ SELECT * FROM live
 SELECT id, fence FROM live WHERE cancel_requested AND worker = ?1 AND state = 'running' ORDER BY seq;
 
 -- name: remember
-INSERT INTO claims (worker, claimed_at, nonce, refs) VALUES (?1, ?2, ?3, ?4)
-    ON CONFLICT (worker) DO UPDATE SET claimed_at = ?2, nonce = ?3, refs = ?4;
+INSERT INTO claims (worker, claimed_at, refs) VALUES (?1, ?2, ?3)
+    ON CONFLICT (worker) DO UPDATE SET claimed_at = ?2, refs = ?3;
 
 -- name: recall
-SELECT refs FROM claims WHERE worker = ?1 AND nonce = ?2;
+SELECT refs FROM claims WHERE worker = ?1;
 
 -- name: pause
 INSERT INTO gates (kind, name, paused_at, paused_by) VALUES (?1, ?2, ?3, ?4)

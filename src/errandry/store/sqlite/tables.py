@@ -3,7 +3,7 @@
 Used on the writing connection between `begin` and `leave`, and on the reading one for reads.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -31,7 +31,7 @@ HELD_PAYLOAD = 4_096
 SQL = sql.statements("errandry.store.sqlite")
 
 _events = msgjson.Decoder(tuple[Event, ...])
-_refs = msgjson.Decoder(tuple[Ref, ...])
+_claims = msgjson.Decoder(dict[str, tuple[Ref, ...]])
 _beat = msgjson.Decoder(Beat)
 _deltas = msgjson.Decoder(list[tuple[str, str, dict[str, int]]])
 
@@ -188,12 +188,12 @@ class SqliteTables:
     def cancels(self, worker: str) -> tuple[Ref, ...]:
         return tuple(Ref(*row) for row in self._all("cancels", (worker,)))
 
-    def remember(self, worker: str, nonce: str, refs: Sequence[Ref], now: float) -> None:
-        self._run("remember", (worker, now, nonce, rows.text(refs)))
+    def remember(self, worker: str, claims: Mapping[str, Sequence[Ref]], now: float) -> None:
+        self._run("remember", (worker, now, rows.text(claims)))
 
-    def recall(self, worker: str, nonce: str) -> tuple[Ref, ...] | None:
-        found = self._all("recall", (worker, nonce))
-        return _refs.decode(found[0][0]) if found else None
+    def recall(self, worker: str) -> Mapping[str, Sequence[Ref]]:
+        found = self._all("recall", (worker,))
+        return _claims.decode(found[0][0]) if found else {}
 
     def pause(self, kind: GateKind, name: str, pausing: Pausing | None) -> bool:
         if pausing is None:

@@ -333,6 +333,19 @@ class Repeating:
         assert await ask.claim(store, worker="me", nonce="n", limit=3) == first
         assert await ask.everything(store) == before
 
+    async def test_all_claims_of_a_pass_answer_the_same_when_they_are_sent_again(
+        self, store: Store, given: Given
+    ) -> None:
+        """As a worker's do that has handlers of several kinds."""
+        for _ in range(4):
+            await given.waiting()
+        claims = [Claim(worker="me", nonce=nonce) for nonce in ("one", "two")]
+        first = await store.commit(claims)
+        before = await ask.everything(store)
+
+        assert await store.commit(claims) == first
+        assert await ask.everything(store) == before
+
     async def test_a_claim_sent_again_answers_only_with_what_still_stands(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:

@@ -218,7 +218,6 @@ CREATE TABLE errandry.workers (
 CREATE TABLE errandry.claims (
     worker     text COLLATE "C" PRIMARY KEY,
     claimed_at double precision NOT NULL,
-    nonce      text             NOT NULL,
     refs       text             NOT NULL
 ) WITH (fillfactor = 50);
 

@@ -198,7 +198,6 @@ CREATE TABLE workers (
 CREATE TABLE claims (
     worker     TEXT PRIMARY KEY,
     claimed_at REAL NOT NULL,
-    nonce      TEXT NOT NULL,
     refs       TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
