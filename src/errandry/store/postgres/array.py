@@ -5,19 +5,21 @@ from typing import Any
 
 
 def array(values: Iterable[Any]) -> str:
-    """Texts, numbers, truth values and None as one array literal; the statement says of what."""
-    return (
-        "{"
-        + ",".join([_quoted(value) if isinstance(value, str) else _plain(value) for value in values])
-        + "}"
-    )
+    """Texts, or numbers and truth values, or None, as one array literal; the statement says of what."""
+    values = list(values)
+    if all(value is None or isinstance(value, str) for value in values):
+        return _texts(values)
+    return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"
 
 
-def _quoted(value: str) -> str:
-    if "\\" in value or '"' in value:
-        value = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{value}"'
+def _texts(values: list[str | None]) -> str:
+    text = '","'.join(["\\" if value is None else value for value in values])
+    if "\\" in text or text.count('"') != 2 * len(values) - 2:  # something is to be escaped, or None
+        return "{" + ",".join(map(_quoted, values)) + "}"
+    return '{"' + text + '"}'
 
 
-def _plain(value: Any) -> str:
-    return "NULL" if value is None else str(value)
+def _quoted(value: str | None) -> str:
+    if value is None:
+        return "NULL"
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

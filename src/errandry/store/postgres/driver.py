@@ -72,7 +72,7 @@ class PostgresStore(LocalStore):
         if self._open is None:
             opened = _Open(self.address)
             try:
-                await opened.reader.run(self._migrate, opened.reader.link)
+                await opened.reader.run(LIMITS[-1], self._migrate, opened.reader.link)
             except BaseException:
                 opened.close()
                 raise
@@ -87,7 +87,10 @@ class PostgresStore(LocalStore):
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         opened = await self._opened()
         number = track_of(commands[0]) if commands else 0
-        answers, is_dirty = await opened.tracks[number].run(self._write, opened, number, commands)
+        track = opened.free_track(number)
+        answers, is_dirty = await track.run(
+            LIMITS[number], self._write, opened, track.link, TIMEOUTS[number], commands
+        )
         if is_dirty:  # or whoever claims in vain would wake itself by it
             self.bell.ring()
         return answers
@@ -99,11 +102,11 @@ class PostgresStore(LocalStore):
 
     async def read(self, look: Callable[[Tables, float], T]) -> T:
         opened = await self._opened()
-        return await opened.reader.run(self._read, opened.reader.link, look)
+        return await opened.reader.run(LIMITS[-1], self._read, opened.reader.link, look)
 
     async def examine(self) -> list[Finding]:
         opened = await self._opened()
-        return await opened.reader.run(self._examined, opened.reader.link)
+        return await opened.reader.run(LIMITS[-1], self._examined, opened.reader.link)
 
     async def _opened(self) -> "_Open":
         if self._open is None:
@@ -125,20 +128,20 @@ class PostgresStore(LocalStore):
         with explained(self.address.name):
             return list(examined(link.connection, self.address))
 
-    def _write(self, opened: "_Open", number: int, commands: Sequence[Command]) -> Written:
+    def _write(self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]) -> Written:
         try:
-            return self._tried(opened, number, commands)
+            return self._tried(opened, link, lock_timeout, commands)
         except StoreError:
             raise
         except Exception as error:
             if len(commands) == 1:
                 return [self._refusal(commands[0], error)], False
         # One of the commands cannot be written. Which one shows when each goes alone.
-        return [self._alone(opened, number, command) for command in commands], True
+        return [self._alone(opened, link, lock_timeout, command) for command in commands], True
 
-    def _alone(self, opened: "_Open", number: int, command: Command) -> Answer:
+    def _alone(self, opened: "_Open", link: Link, lock_timeout: str, command: Command) -> Answer:
         try:
-            return self._tried(opened, number, [command])[0][0]
+            return self._tried(opened, link, lock_timeout, [command])[0][0]
         except Exception as error:
             return self._refusal(command, error)
 
@@ -152,23 +155,22 @@ class PostgresStore(LocalStore):
         except Exception:
             return failed(command, error)
 
-    def _tried(self, opened: "_Open", number: int, commands: Sequence[Command]) -> Written:
+    def _tried(self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]) -> Written:
         """A pass, again if it and another transaction were in each other's way."""
-        link = opened.tracks[number].link
         for _ in range(TRIES):
             try:
-                return self._pass(opened, number, commands)
+                return self._pass(opened, link, lock_timeout, commands)
             except MOVED:
                 link.forget_prepared()
             except CLASHED:
                 time.sleep(random.uniform(0.001, 0.01))
-        return self._pass(opened, number, commands)
+        return self._pass(opened, link, lock_timeout, commands)
 
-    def _pass(self, opened: "_Open", number: int, commands: Sequence[Command]) -> Written:
+    def _pass(self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]) -> Written:
         """One transaction: all of it durable, or nothing written."""
-        link, is_sent = opened.tracks[number].link, False
+        is_sent = False
         try:
-            tables, now = self._begun(link, TIMEOUTS[number], commands)
+            tables, now = self._begun(link, lock_timeout, commands)
             answers = apply(commands, tables, now, self.bounds)
             reach("before", commands, answers)
             is_sent = True
@@ -221,13 +223,23 @@ class _Open:
         self._pid = os.getpid()
         self.name = secrets.token_hex(8)
         self.channel = f"errandry_{address.schema}"
-        self.tracks = [Track(address, f"write-{number}", limit) for number, limit in enumerate(LIMITS)]
-        self.reader = Track(address, "read", max(LIMITS), writes=False)
+        self.tracks = [Track(address, f"write-{number}") for number in range(len(TIMEOUTS))]
+        self.reader = Track(address, "read", writes=False)
         self.listener = Listener(address, self.channel, self.name)
 
     @property
     def is_forked(self) -> bool:
         return self._pid != os.getpid()
+
+    def free_track(self, number: int) -> Track:
+        """Where to write a pass of this number: its own track, or another that rests and has a connection.
+
+        There are as many tracks as passes at a time, so nobody waits for it; and a program that does little
+        at a time has few connections.
+        """
+        own = self.tracks[number]
+        resting = [track for track in (own, *self.tracks) if not track.is_busy]
+        return next((track for track in resting if track.link.is_up), next(iter(resting), own))
 
     def close(self) -> None:
         self.listener.stop()

@@ -40,19 +40,24 @@ def track_of(command: Command) -> int:
 class Track:
     """A connection that only its own thread uses."""
 
-    def __init__(self, address: Address, name: str, limit: float, writes: bool = True) -> None:
+    def __init__(self, address: Address, name: str, writes: bool = True) -> None:
         self.link = Link(address, writes)
-        self._limit = limit
+        self.is_busy = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"errandry-{name}")
 
-    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `function` returns, called on the thread."""
+    async def run(self, limit: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `function` returns, called on the thread. After `limit` seconds it has no connection any more."""
+        self.is_busy = True
         future = self._thread.submit(function, *args, **kwargs)
-        alarm = asyncio.get_running_loop().call_later(self._limit, self.link.break_off)
+        future.add_done_callback(self._rest)
+        alarm = asyncio.get_running_loop().call_later(limit, self.link.break_off)
         try:
             return await asyncio.wrap_future(future)
         finally:
             alarm.cancel()
+
+    def _rest(self, _: Future[T]) -> None:
+        self.is_busy = False
 
     def end(self) -> Future[None]:
         """Close the connection after what is under way; nothing comes after."""
