@@ -1,0 +1,401 @@
+TABLE bound WITH {autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
+    n bigint NOT NULL IDENTITY
+    at double precision NOT NULL
+    count bigint NOT NULL
+    entries text NOT NULL
+    deltas text NOT NULL
+TABLE claims WITH {fillfactor=50}
+    worker text COLLATE "C" NOT NULL
+    claimed_at double precision NOT NULL
+    refs text NOT NULL
+TABLE edges
+    parent text COLLATE "C" NOT NULL
+    child text COLLATE "C" NOT NULL
+    policy text COLLATE "C" NOT NULL
+    outcome text COLLATE "C"
+    result text COLLATE "C"
+TABLE events
+    n bigint NOT NULL
+    at double precision NOT NULL
+    count bigint NOT NULL
+    total bigint NOT NULL
+    entries text NOT NULL
+    deltas text NOT NULL
+TABLE gates
+    kind text COLLATE "C" NOT NULL
+    name text COLLATE "C" NOT NULL
+    paused_at double precision NOT NULL
+    paused_by text COLLATE "C" NOT NULL
+TABLE history WITH {autovacuum_vacuum_insert_scale_factor=0.1}
+    seq bigint NOT NULL
+    id text COLLATE "C" NOT NULL
+    task text COLLATE "C" NOT NULL
+    queue text COLLATE "C" NOT NULL
+    grp text COLLATE "C" NOT NULL
+    state text COLLATE "C" NOT NULL
+    ordering text COLLATE "C" NOT NULL
+    reason text COLLATE "C"
+    settled text COLLATE "C"
+    payload text COLLATE "C" NOT NULL
+    priority bigint NOT NULL
+    place bigint
+    run_at double precision
+    attempts bigint NOT NULL
+    max_attempts bigint NOT NULL
+    releases bigint NOT NULL
+    crashes bigint NOT NULL
+    max_crashes bigint NOT NULL
+    open_children bigint NOT NULL
+    timeout double precision
+    deadline double precision
+    fence bigint NOT NULL
+    worker text COLLATE "C"
+    lease_until double precision
+    cancel_requested boolean NOT NULL
+    result text COLLATE "C"
+    metadata text COLLATE "C"
+    created_at double precision NOT NULL
+    updated_at double precision NOT NULL
+    claimed_at double precision
+    started_at double precision
+    finished_at double precision NOT NULL
+    expires_at double precision NOT NULL
+    backoff text COLLATE "C"
+    keep text COLLATE "C"
+    progress text COLLATE "C"
+    tags text COLLATE "C"
+    errors text COLLATE "C"
+    logs text COLLATE "C"
+TABLE job
+    seq bigint
+    id text COLLATE "C"
+    task text COLLATE "C"
+    queue text COLLATE "C"
+    grp text COLLATE "C"
+    state text COLLATE "C"
+    ordering text COLLATE "C"
+    reason text COLLATE "C"
+    settled text COLLATE "C"
+    payload text COLLATE "C"
+    priority bigint
+    place bigint
+    run_at double precision
+    attempts bigint
+    max_attempts bigint
+    releases bigint
+    crashes bigint
+    max_crashes bigint
+    open_children bigint
+    timeout double precision
+    deadline double precision
+    fence bigint
+    worker text COLLATE "C"
+    lease_until double precision
+    cancel_requested boolean
+    result text COLLATE "C"
+    metadata text COLLATE "C"
+    created_at double precision
+    updated_at double precision
+    claimed_at double precision
+    started_at double precision
+    finished_at double precision
+    expires_at double precision
+    backoff text COLLATE "C"
+    keep text COLLATE "C"
+    progress text COLLATE "C"
+    tags text COLLATE "C"
+    errors text COLLATE "C"
+    logs text COLLATE "C"
+    part text
+TABLE keys
+    key text COLLATE "C" NOT NULL
+    job text COLLATE "C" NOT NULL
+    scope text COLLATE "C" NOT NULL
+    expires_at double precision
+TABLE lanes WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
+    lane bigint NOT NULL IDENTITY
+    queue text COLLATE "C" NOT NULL
+    task text COLLATE "C" NOT NULL
+    grp text COLLATE "C" NOT NULL
+    ready boolean NOT NULL
+    used_at double precision NOT NULL
+TABLE live WITH {fillfactor=70,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
+    seq bigint NOT NULL
+    id text COLLATE "C" NOT NULL
+    task text COLLATE "C" NOT NULL
+    queue text COLLATE "C" NOT NULL
+    grp text COLLATE "C" NOT NULL
+    state text COLLATE "C" NOT NULL
+    ordering text COLLATE "C" NOT NULL
+    reason text COLLATE "C"
+    settled text COLLATE "C"
+    payload text COLLATE "C" NOT NULL
+    priority bigint NOT NULL
+    place bigint
+    run_at double precision
+    attempts bigint NOT NULL
+    max_attempts bigint NOT NULL
+    releases bigint NOT NULL
+    crashes bigint NOT NULL
+    max_crashes bigint NOT NULL
+    open_children bigint NOT NULL
+    timeout double precision
+    deadline double precision
+    fence bigint NOT NULL
+    worker text COLLATE "C"
+    lease_until double precision
+    cancel_requested boolean NOT NULL
+    result text COLLATE "C"
+    metadata text COLLATE "C"
+    created_at double precision NOT NULL
+    updated_at double precision NOT NULL
+    claimed_at double precision
+    started_at double precision
+    finished_at double precision
+    expires_at double precision
+    backoff text COLLATE "C"
+    keep text COLLATE "C"
+    progress text COLLATE "C"
+    tags text COLLATE "C"
+    errors text COLLATE "C"
+    logs text COLLATE "C"
+    lane bigint
+TABLE migrations
+    number integer NOT NULL
+    name text NOT NULL
+    applied_at timestamp with time zone NOT NULL DEFAULT clock_timestamp()
+TABLE store
+    one integer NOT NULL
+    identity text NOT NULL
+    folded bigint NOT NULL DEFAULT 0
+    dropped bigint NOT NULL DEFAULT 0
+    total bigint NOT NULL DEFAULT 0
+    at double precision NOT NULL DEFAULT 0
+TABLE totals
+    queue text COLLATE "C" NOT NULL
+    task text COLLATE "C" NOT NULL
+    name text COLLATE "C" NOT NULL
+    value bigint NOT NULL
+TABLE workers WITH {fillfactor=50}
+    worker text COLLATE "C" NOT NULL
+    seen_at double precision NOT NULL
+    beat text NOT NULL
+CONSTRAINT errandry.bound bound_pkey PRIMARY KEY (n)
+CONSTRAINT errandry.claims claims_pkey PRIMARY KEY (worker)
+CONSTRAINT errandry.edges edges_pkey PRIMARY KEY (parent, child)
+CONSTRAINT errandry.events events_pkey PRIMARY KEY (n)
+CONSTRAINT errandry.gates gates_pkey PRIMARY KEY (kind, name)
+CONSTRAINT errandry.history history_id UNIQUE (id)
+CONSTRAINT errandry.history history_pkey PRIMARY KEY (seq)
+CONSTRAINT errandry.keys keys_pkey PRIMARY KEY (key)
+CONSTRAINT errandry.lanes lanes_key UNIQUE (queue, task, grp)
+CONSTRAINT errandry.lanes lanes_pkey PRIMARY KEY (lane)
+CONSTRAINT errandry.live live_id UNIQUE (id)
+CONSTRAINT errandry.live live_pkey PRIMARY KEY (seq)
+CONSTRAINT errandry.migrations migrations_pkey PRIMARY KEY (number)
+CONSTRAINT errandry.store store_one_check CHECK ((one = 1))
+CONSTRAINT errandry.store store_pkey PRIMARY KEY (one)
+CONSTRAINT errandry.totals totals_pkey PRIMARY KEY (queue, task, name)
+CONSTRAINT errandry.workers workers_pkey PRIMARY KEY (worker)
+CREATE UNIQUE INDEX bound_pkey ON errandry.bound USING btree (n)
+CREATE UNIQUE INDEX claims_pkey ON errandry.claims USING btree (worker)
+CREATE INDEX edges_child ON errandry.edges USING btree (child)
+CREATE UNIQUE INDEX edges_pkey ON errandry.edges USING btree (parent, child)
+CREATE UNIQUE INDEX events_pkey ON errandry.events USING btree (n)
+CREATE UNIQUE INDEX gates_pkey ON errandry.gates USING btree (kind, name)
+CREATE INDEX history_expiry ON errandry.history USING btree (expires_at, seq)
+CREATE UNIQUE INDEX history_id ON errandry.history USING btree (id)
+CREATE UNIQUE INDEX history_pkey ON errandry.history USING btree (seq)
+CREATE INDEX history_troubled ON errandry.history USING btree (seq) WHERE (state <> 'completed'::text)
+CREATE INDEX keys_expiry ON errandry.keys USING btree (expires_at) WHERE (expires_at IS NOT NULL)
+CREATE INDEX keys_job ON errandry.keys USING btree (job)
+CREATE UNIQUE INDEX keys_pkey ON errandry.keys USING btree (key)
+CREATE UNIQUE INDEX lanes_key ON errandry.lanes USING btree (queue, task, grp)
+CREATE UNIQUE INDEX lanes_pkey ON errandry.lanes USING btree (lane)
+CREATE INDEX live_canceling ON errandry.live USING btree (worker) WHERE cancel_requested
+CREATE INDEX live_deadline ON errandry.live USING btree (deadline, seq) WHERE ((deadline IS NOT NULL) AND (state = ANY (ARRAY['blocked'::text, 'scheduled'::text, 'waiting'::text])))
+CREATE INDEX live_due ON errandry.live USING btree (run_at, seq) WHERE (state = 'scheduled'::text)
+CREATE UNIQUE INDEX live_id ON errandry.live USING btree (id)
+CREATE INDEX live_leased ON errandry.live USING btree (lease_until, seq) WHERE (state = ANY (ARRAY['claimed'::text, 'running'::text]))
+CREATE UNIQUE INDEX live_pkey ON errandry.live USING btree (seq)
+CREATE INDEX live_ready ON errandry.live USING btree (lane, priority, place) WHERE (state = 'waiting'::text)
+CREATE INDEX live_unlined ON errandry.live USING btree (seq) WHERE ((state = 'waiting'::text) AND (lane IS NULL))
+CREATE UNIQUE INDEX migrations_pkey ON errandry.migrations USING btree (number)
+CREATE UNIQUE INDEX store_pkey ON errandry.store USING btree (one)
+CREATE UNIQUE INDEX totals_pkey ON errandry.totals USING btree (queue, task, name)
+CREATE UNIQUE INDEX workers_pkey ON errandry.workers USING btree (worker)
+SEQUENCE bound_n_seq
+SEQUENCE lanes_lane_seq
+SEQUENCE number
+FUNCTION append(at double precision, count bigint, entries text, deltas text, channel text, sender text) RETURNS bigint
+DECLARE
+    last record;
+BEGIN
+    PERFORM set_config('lock_timeout', '10s', true);  -- only who commits just now is waited for
+    PERFORM pg_advisory_xact_lock(hashtextextended('append', 'errandry.events'::regclass::oid::bigint));
+    SELECT e.n, e.at, e.total INTO last FROM errandry.events AS e ORDER BY e.n DESC LIMIT 1;
+    IF NOT FOUND THEN
+        SELECT s.dropped AS n, s.at, s.total INTO last FROM errandry.store AS s;
+    END IF;
+    IF EXISTS (SELECT 1 FROM errandry.bound) THEN
+        WITH moved AS (DELETE FROM errandry.bound RETURNING *)
+        INSERT INTO errandry.events
+        SELECT last.n + row_number() OVER so_far, greatest(last.at, max(m.at) OVER so_far), m.count,
+               last.total + sum(m.count) OVER so_far, m.entries, m.deltas
+          FROM moved AS m WINDOW so_far AS (ORDER BY m.n);
+        SELECT e.n, e.at, e.total INTO last FROM errandry.events AS e ORDER BY e.n DESC LIMIT 1;
+    END IF;
+    IF append.count > 0 THEN
+        INSERT INTO errandry.events
+        VALUES (last.n + 1, greatest(append.at, last.at), append.count, last.total + append.count, append.entries,
+                append.deltas);
+    END IF;
+    PERFORM pg_notify(append.channel, append.sender);
+    RETURN last.n + 1;
+END
+
+FUNCTION fault_of(jobs jsonb) RETURNS TABLE(id text, why text) IMMUTABLE
+#variable_conflict use_column
+BEGIN
+    IF jsonb_typeof(fault_of.jobs) IS DISTINCT FROM 'array'
+       OR jsonb_path_exists(fault_of.jobs, 'strict $[*] ? (@.type() != "object")') THEN
+        RETURN QUERY SELECT NULL::text, 'give an array of objects, each with id, task and payload';
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT found.id, found.why FROM (
+        SELECT job ->> 'id' AS id, n, CASE
+            WHEN NOT job ?& ARRAY['id', 'task', 'payload'] THEN 'must have id, task and payload'
+            WHEN EXISTS (SELECT 1 FROM jsonb_object_keys(job) AS key WHERE key <> ALL (ARRAY[
+                'id', 'task', 'payload', 'queue', 'group', 'priority', 'order', 'run_at', 'delay', 'max_attempts',
+                'max_crashes', 'timeout', 'deadline', 'backoff', 'keep', 'tags', 'metadata', 'open_children']))
+                THEN 'has a field no job has'
+            WHEN EXISTS (SELECT 1 FROM jsonb_each(job) WHERE key IN ('id', 'task', 'queue')
+                            AND NOT coalesce(value #>> '{}' ~ '^[^[:cntrl:]]{1,200}$' AND value #>> '{}' ~ '[^[:space:]]'
+                                             AND jsonb_typeof(value) = 'string', false))
+                OR NOT coalesce(job ->> 'group', '') ~ '^[^[:cntrl:]]{0,200}$'
+                THEN 'id, task, queue and group must be names of at most 200 visible characters'
+            WHEN jsonb_typeof(job -> 'payload') <> 'string' OR (job ->> 'payload')::jsonb IS NULL
+                OR (job ->> 'metadata' IS NOT NULL AND (job ->> 'metadata')::jsonb IS NULL)
+                THEN 'payload and metadata must be JSON, as text'
+            WHEN job ->> 'order' NOT IN ('fifo', 'lifo') THEN 'order must be fifo or lifo'
+            WHEN NOT (job ->> 'priority')::numeric BETWEEN -2147483648 AND 2147483647
+                THEN 'priority must be a whole number of 32 bits'
+            WHEN NOT (job ->> 'max_attempts')::numeric BETWEEN 1 AND 10000
+                OR NOT (job ->> 'max_crashes')::numeric BETWEEN 1 AND 10000
+                THEN 'max_attempts and max_crashes must be whole numbers from 1 to 10000'
+            WHEN NOT (job ->> 'open_children')::numeric BETWEEN 0 AND 100000
+                THEN 'open_children must be a whole number from 0 to 100000'
+            WHEN job ->> 'delay' IS NOT NULL AND job ->> 'run_at' IS NOT NULL THEN 'give either run_at or delay'
+            WHEN jsonb_path_exists(job, '$.keyvalue() ? (@.key == "run_at" || @.key == "deadline" || @.key == "delay"
+                     || @.key == "timeout").value ? (@ != null && (@.type() != "number" || @ < 0 || @ > 100000000000))')
+                THEN 'run_at and deadline must be seconds since 1970, delay and timeout seconds'
+            WHEN jsonb_typeof(job -> 'tags') <> 'array' OR jsonb_array_length(job -> 'tags') > 20
+                OR jsonb_path_exists(job, '$.tags[*] ? (@.type() != "string")')
+                THEN 'tags must be an array of at most 20 texts'
+            WHEN jsonb_typeof(job -> 'keep') NOT IN ('object', 'null')
+                OR jsonb_path_exists(job, '$.keep.keyvalue().value ? (@.type() != "number" || @ < 0)')
+                THEN 'keep must have seconds for completed, failed and canceled'
+            WHEN jsonb_typeof(job -> 'backoff') NOT IN ('object', 'null')
+                OR jsonb_path_exists(job, '$.backoff.keyvalue() ? (
+                     (@.key == "curve" && @.value != "fixed" && @.value != "linear" && @.value != "exponential")
+                     || ((@.key == "start" || @.key == "cap") && (@.value.type() != "number" || @.value < 0))
+                     || (@.key == "jitter" && (@.value.type() != "number" || @.value < 0 || @.value > 1))
+                     || (@.key == "function" && @.value != null && @.value.type() != "string"))')
+                THEN 'backoff must have a curve, a start, a cap and a jitter that a retry can use'
+        END AS why
+          FROM jsonb_array_elements(fault_of.jobs) WITH ORDINALITY AS given (job, n)) AS found
+     WHERE found.why IS NOT NULL ORDER BY found.n LIMIT 1;
+END
+
+FUNCTION has_all(held text, wanted jsonb) RETURNS boolean IMMUTABLE
+    SELECT held IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM jsonb_array_elements(wanted) AS any_of
+         WHERE NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(any_of) AS needle
+                            WHERE strpos(lower(held COLLATE "C"), needle) > 0))
+
+FUNCTION has_none(held text, unwanted jsonb) RETURNS boolean IMMUTABLE
+    SELECT held IS NULL OR NOT EXISTS (
+        SELECT 1 FROM jsonb_array_elements_text(unwanted) AS needle
+         WHERE strpos(lower(held COLLATE "C"), needle) > 0)
+
+FUNCTION insert_jobs(jobs jsonb, store text DEFAULT NULL::text, at double precision DEFAULT NULL::double precision) RETURNS text[] SECURITY DEFINER SET {"search_path=pg_catalog, pg_temp"} NOT FOR ALL
+#variable_conflict use_column
+DECLARE
+    moment double precision;
+    made   bigint[];
+    fault  record;
+BEGIN
+    IF insert_jobs.store <> (SELECT identity FROM errandry.store) THEN
+        RETURN NULL;
+    END IF;
+    SELECT * INTO fault FROM errandry.fault_of(insert_jobs.jobs) AS found (id, why);
+    IF fault.why IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('insert_jobs: job %L: %s', fault.id, fault.why);
+    END IF;
+    moment := greatest(coalesce(insert_jobs.at, extract(epoch FROM clock_timestamp())::float8),
+                       coalesce((SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1),
+                                (SELECT at FROM errandry.store)));
+
+    -- A lane that has its mark is held, so that it keeps it. To make one, or to mark it, would make others wait: the next
+    -- pass that claims does it.
+    WITH asked AS (
+        SELECT n, id, task, coalesce(queue, 'default') AS queue, coalesce("group", '') AS grp,
+               coalesce("order", 'fifo') AS ordering, payload, coalesce(priority, 0) AS priority,
+               coalesce(moment + delay, run_at) AS run_at, coalesce(max_attempts, 5) AS max_attempts,
+               coalesce(max_crashes, 3) AS max_crashes, coalesce(open_children, 0) AS open_children,
+               timeout, deadline, metadata, backoff::text, keep::text, nullif(tags, '[]')::text AS tags
+          FROM ROWS FROM (jsonb_to_recordset(insert_jobs.jobs) AS (
+               id text, task text, payload text, queue text, "group" text, priority bigint, "order" text,
+               run_at double precision, delay double precision, max_attempts bigint, max_crashes bigint,
+               timeout double precision, deadline double precision, backoff jsonb, keep jsonb, tags jsonb,
+               metadata text, open_children bigint)) WITH ORDINALITY
+            AS given (id, task, payload, queue, "group", priority, "order", run_at, delay, max_attempts, max_crashes,
+                      timeout, deadline, backoff, keep, tags, metadata, open_children, n)),
+    held AS (
+        SELECT lane, queue, task, grp
+          FROM errandry.lanes JOIN (SELECT DISTINCT queue, task, grp FROM asked) AS wanted USING (queue, task, grp)
+         WHERE ready ORDER BY lane FOR KEY SHARE OF lanes),
+    numbered AS (
+        SELECT nextval('errandry.number') AS seq, line.*,
+               CASE WHEN open_children > 0 THEN 'blocked' WHEN run_at > moment THEN 'scheduled' ELSE 'waiting' END AS state
+          FROM (SELECT * FROM asked ORDER BY n) AS line),
+    inserted AS (
+        INSERT INTO errandry.live (
+               seq, id, task, queue, grp, state, ordering, payload, priority, place, run_at, attempts, max_attempts,
+               releases, crashes, max_crashes, open_children, timeout, deadline, fence, cancel_requested, metadata,
+               created_at, updated_at, backoff, keep, tags, lane)
+        SELECT seq, id, task, queue, grp, state, ordering, payload, priority,
+               CASE WHEN state = 'waiting' THEN CASE ordering WHEN 'fifo' THEN seq ELSE -seq END END,
+               run_at, 0, max_attempts, 0, 0, max_crashes, open_children, timeout, deadline, 0, false, metadata,
+               moment, moment, backoff, keep, tags, CASE WHEN state = 'waiting' THEN lane END
+          FROM numbered LEFT JOIN held USING (queue, task, grp)
+         ORDER BY id
+            ON CONFLICT (id) DO NOTHING
+        RETURNING seq)
+    SELECT array_agg(seq) INTO made FROM inserted;
+
+    -- Looked for now that nobody else can insert these ids: a job that finishes meanwhile would be missed before.
+    WITH again AS (
+        DELETE FROM errandry.live
+         WHERE seq = ANY (made) AND EXISTS (SELECT 1 FROM errandry.history WHERE history.id = live.id)
+        RETURNING seq)
+    SELECT array_agg(fresh.seq) INTO made
+      FROM unnest(made) AS fresh (seq) WHERE NOT EXISTS (SELECT 1 FROM again WHERE again.seq = fresh.seq);
+
+    IF made IS NOT NULL THEN
+        WITH fresh AS (SELECT seq, id, queue, task, state FROM errandry.live WHERE seq = ANY (made)),
+        states AS (SELECT queue, task, state, count(*) AS jobs FROM fresh GROUP BY queue, task, state),
+        deltas AS (SELECT queue, task, jsonb_object_agg(state, jobs) || jsonb_build_object('total.inserted', sum(jobs)) AS by
+                     FROM states GROUP BY queue, task)
+        INSERT INTO errandry.bound (at, count, entries, deltas)
+        SELECT moment, count(*), json_agg(json_build_array(state, id, queue, task, 0, '') ORDER BY seq)::text,
+               (SELECT json_agg(json_build_array(queue, task, by))::text FROM deltas)
+          FROM fresh;
+        PERFORM pg_notify('errandry_' || nspname, '')
+           FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+          WHERE pg_class.oid = 'errandry.live'::regclass;
+    END IF;
+    RETURN ARRAY (SELECT DISTINCT job ->> 'id' FROM jsonb_array_elements(insert_jobs.jobs) AS job
+                   WHERE NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = job ->> 'id' AND seq = ANY (made)));
+END
+
