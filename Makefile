@@ -47,8 +47,9 @@ bench: $(READY) ## Print the figures, as ratios measured in one run
 	$(BIN)/python -m bench.processes
 	$(BIN)/errandry bench $(ARGS)
 
-bench-quick: $(READY) ## The same in short, about half a minute
+bench-quick: $(READY) ## Measure in short: about a minute
 	$(BIN)/errandry bench --quick
+	$(BIN)/errandry bench --stress --jobs 6000
 
 bench-all: $(READY) ## Measure everything, others beside it, and write docs/benchmarks.md: 12 minutes at most
 	$(BIN)/errandry bench --json build/bench/report.json --plots build/bench

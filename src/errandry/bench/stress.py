@@ -183,7 +183,7 @@ class _Course:
             tell(f"{finished:,} of {jobs:,} jobs finished, {self.killed} workers killed")
             if finished != before:
                 last = self.seconds
-            if self.killed < KILLS and finished > jobs * self.killed / KILLS:
+            if self.killed < KILLS and jobs * self.killed / KILLS < finished < jobs:
                 await crew.kill(crew.hands[0])
                 self.killed += 1
                 await crew.at_work(1, _options())

@@ -193,7 +193,7 @@ def _shown(session: Session, report: "Report") -> None:
 
 
 def _figures(session: Session, report: "Report") -> None:
-    heads = [Column("PART"), Column("WHAT", gives=True), Column("", right=True), Column("UNIT")]
+    heads = [Column("PART"), Column("WHAT", gives=True), Column("VALUE", right=True), Column("UNIT")]
     heads += [Column("LEAST – MOST", right=True), Column("RAW WRITES", right=True)]
     rows, before = [], ""
     for figure in report.figures:
