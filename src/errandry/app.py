@@ -18,7 +18,7 @@ from errandry.errors import InvalidValue
 from errandry.handle import Job
 from errandry.options import TaskOptions, UseOptions
 from errandry.store.contract import Bounds, Store
-from errandry.store.url import DEFAULT, store_at
+from errandry.store.url import DEFAULT, store_at, without_password
 from errandry.sync import Sync
 from errandry.task import Request, Task, declared, named
 
@@ -76,6 +76,11 @@ class Errandry(Client):
         self.middlewares: list[Middleware] = []
         self._hooks: list[Hook] = []
         self.sync = Sync(self)
+
+    @property
+    def place(self) -> str:
+        """Where its jobs are, to be shown: the address, without a password."""
+        return type(self.store).__name__ if self.url is None else without_password(self.url)
 
     @overload
     def task(self, function: Callable[Concatenate[JobContext, P], Awaitable[R]], /) -> Task[P, R]: ...

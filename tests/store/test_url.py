@@ -8,7 +8,7 @@ from errandry.errors import InvalidValue
 from errandry.store.memory import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.sqlite.file import Durability
-from errandry.store.url import store_at
+from errandry.store.url import store_at, without_password
 
 
 def test_memory() -> None:
@@ -33,6 +33,19 @@ def test_writes_survive_a_power_cut_unless_told_otherwise() -> None:
     assert isinstance(default, SqliteStore)
     assert isinstance(weaker, SqliteStore)
     assert (default.durability, weaker.durability) == (Durability.POWER, Durability.PROCESS)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:///a.db", "sqlite:///a.db"),
+        ("postgresql://u:s:cret@h:1/db?sslmode=require", "postgresql://u@h:1/db?sslmode=require"),
+        ("postgresql://h/db?user=u&password=secret&schema=x", "postgresql://h/db?user=u&password=…&schema=x"),
+        ("postgresql://:secret@h/db", "postgresql://@h/db"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert without_password(url) == shown
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,6 @@ async def migrate(session: Session, jobs: "Errandry") -> None:
     """Make the store, or bring its schema up to date. Opening a store does the same."""
     await jobs.open()
     if session.json:
-        session.data({"store": jobs.url or type(jobs.store).__name__, "ready": True})
+        session.data({"store": jobs.place, "ready": True})
     else:
         session.talk("The store is ready and up to date.")

@@ -73,7 +73,7 @@ async def top(session: Session, jobs: "Errandry", every: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    view, keys = View(session, jobs.url or type(jobs.store).__name__), Keys()
+    view, keys = View(session, jobs.place), Keys()
     console = Console(no_color=not session.has_color, highlight=False)
     with (
         keys.read(),

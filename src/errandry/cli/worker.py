@@ -16,6 +16,7 @@ from errandry.cli.text import clean, number
 from errandry.cli.value import LENGTH, NAMES, SIZE
 from errandry.core.duration import seconds
 from errandry.errors import ErrandryError, InvalidValue
+from errandry.store.url import without_password
 
 if TYPE_CHECKING:
     from errandry.app import Errandry
@@ -103,8 +104,8 @@ def _app(session: Session) -> "Errandry":
         os.environ["ERRANDRY_URL"] = url
     jobs = session.jobs()
     if url is not None and jobs.url != url:
-        why = f"{session.app} names its own store, {jobs.url}: leave --url out, or have the app name none"
-        raise click.UsageError(f"--url {url}: {why}.")
+        why = f"{session.app} names its own store, {jobs.place}: leave --url out, or have the app name none"
+        raise click.UsageError(f"--url {without_password(url)}: {why}.")
     return jobs
 
 
@@ -136,7 +137,7 @@ def _announce(jobs: "Errandry", worker: "Worker") -> None:
     log.info(
         "worker %s: %s; tasks %s; queues %s; at once %d async, %d in threads, %d in processes; lease %g s",
         worker.id,
-        jobs.url or "a store of its own",
+        jobs.place,
         ", ".join(tasks) or "none",
         ", ".join(options.queues) if options.queues else "all",
         options.concurrency,

@@ -4,6 +4,7 @@
 Drivers are imported only when they are asked for.
 """
 
+import re
 from collections.abc import Callable
 from difflib import get_close_matches
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
@@ -20,8 +21,19 @@ def store_at(url: str, clock: Clock | None = None, bounds: Bounds | None = None)
     parts = urlsplit(url)
     make = _DRIVERS.get(parts.scheme)
     if make is None:
-        raise InvalidValue("url", url, f"begins with none of {', '.join(f'{name}:' for name in _DRIVERS)}")
+        raise InvalidValue(
+            "url", without_password(url), f"begins with none of {', '.join(f'{name}:' for name in _DRIVERS)}"
+        )
     return make(parts, clock, bounds)
+
+
+def without_password(url: str) -> str:
+    """`url` as it may be shown and logged."""
+    return _PARAMETER.sub(r"\1=…", _PASSWORD.sub(r"\1@", url))
+
+
+_PASSWORD = re.compile(r"(://[^:/?@]*):[^/?@]*@")
+_PARAMETER = re.compile(r"([?&](?:ssl)?password)=[^&]*")
 
 
 def _memory(parts: SplitResult, clock: Clock | None, bounds: Bounds | None) -> Store:
