@@ -4,45 +4,45 @@ from typing import NamedTuple
 
 
 class Peer(NamedTuple):
-    """A job system. `setup` says how it is used here, `durable` what a job survives once it is enqueued."""
+    """A job system. `setup` says how it is used here."""
 
     name: str
     needs: tuple[str, ...]
     server: str
     setup: str
-    durable: str
+
+    @property
+    def program(self) -> str:
+        """Its module in `programs`; one system may take part on several stores."""
+        return self.name.partition("-")[0]
+
+    @property
+    def is_ours(self) -> bool:
+        return self.program == "errandry"
 
 
-FULL, AOF = "power cut", "power cut (AOF, fsync always)"
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("errandry", (), "sqlite", "100 async handlers, results kept", FULL),
-        Peer("huey", ("huey==3.5.4",), "sqlite", "1 thread, polls every 0.1 s, results kept", FULL),
-        Peer("dramatiq", ("dramatiq[redis]==2.2.1",), "redis", "8 threads, results kept", AOF),
-        Peer("rq", ("rq==2.12.0",), "redis", "SimpleWorker, results kept", AOF),
-        Peer("celery", ("celery[redis]==5.7.0",), "redis", "pool solo, acks late, results kept", AOF),
-        Peer("arq", ("arq==0.28.0",), "redis", "100 async handlers, polls every 0.5 s, results kept", AOF),
+        Peer("errandry", (), "sqlite", "100 async handlers, results kept"),
+        Peer("errandry-postgres", (), "postgres", "100 async handlers, results kept"),
+        Peer("huey", ("huey==3.5.4",), "sqlite", "1 thread, polls every 0.1 s, results kept"),
+        Peer("dramatiq", ("dramatiq[redis]==2.2.1",), "redis", "8 threads, results kept"),
+        Peer("rq", ("rq==2.12.0",), "redis", "SimpleWorker, results kept"),
+        Peer("celery", ("celery[redis]==5.7.0",), "redis", "pool solo, acks late, results kept"),
+        Peer("arq", ("arq==0.28.0",), "redis", "100 async handlers, polls every 0.5 s, results kept"),
         Peer(
             "taskiq",
             ("taskiq==0.13.0", "taskiq-redis==1.2.4"),
             "redis",
             "100 async handlers, streams, results kept",
-            AOF,
         ),
         Peer(
             "procrastinate",
             ("procrastinate==3.10.0", "psycopg[binary,pool]>=3.3"),
             "postgres",
             "100 async handlers, no results",
-            FULL,
         ),
-        Peer(
-            "pgqueuer",
-            ("pgqueuer==1.6.0", "asyncpg>=0.31"),
-            "postgres",
-            "batches of 100, no results",
-            FULL,
-        ),
+        Peer("pgqueuer", ("pgqueuer==1.6.0", "asyncpg>=0.31"), "postgres", "batches of 100, no results"),
     )
 }

@@ -44,7 +44,7 @@ class Turn:
 
     def __init__(self, peer: Peer, python: Path, folder: Path) -> None:
         self._peer, self._folder = peer, folder
-        self._command = [str(python), "-P", "-m", "bench.peers.program", peer.name]
+        self._command = [str(python), "-P", "-m", "bench.peers.program", peer.program]
         self._marks = folder / "marks"
 
     def take(self, empty: Callable[[str], str], jobs: int, pickups: int) -> Sample:

@@ -67,7 +67,7 @@ def _table(results: Results) -> Iterator[str]:
     yield "| --- | --- | ---: | ---: | ---: | ---: | --- |"
     for name, row in found.items():
         peer, star = PEERS[name], "*" if row.is_cut else ""
-        shown = f"**{name}**" if name == OURS else _version(name)
+        shown = f"**{peer.program}**" if peer.is_ours else _version(name)
         latency = f"{row.p50:.1f} / {row.p99:.1f}"
         drain = f"{_range(row.drain)}{star}"
         yield (
@@ -114,11 +114,12 @@ COLUMNS: Sequence[tuple[str, str, Callable[[Row], float]]] = (
 
 
 def lost(results: Results) -> Iterator[str]:
-    """For every column, those that were ahead."""
+    """For every column, those that were ahead of Errandry on SQLite."""
     found = rows(results)
-    ours = found.pop(OURS, None)
+    ours = found.get(OURS)
     if ours is None:
         return
+    found = {name: row for name, row in found.items() if not PEERS[name].is_ours}
     for better, what, value in COLUMNS:
         factors = {name: value(row) / value(ours) for name, row in found.items()}
         ahead = {name: by for name, by in factors.items() if (by > 1 if better == "more" else by < 1)}
@@ -152,8 +153,10 @@ def drawing(results: Results) -> str:
 
 
 def _bar(name: str, value: float, low: float, high: float) -> Bar:
-    label = f"{name} ({PEERS[name].server})"
-    return Bar(label, value, low, high, name == OURS, f"{value:,.0f}" if value >= 100 else f"{value:,.1f}")
+    label = f"{PEERS[name].program} ({PEERS[name].server})"
+    return Bar(
+        label, value, low, high, PEERS[name].is_ours, f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
+    )
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float, float]:

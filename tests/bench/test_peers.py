@@ -66,7 +66,7 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(command, env=_env(tmp_path), capture_output=True, text=True, check=False)
 
     assert done.returncode == 2
-    assert "there is no 'hewey': choose from errandry, huey" in done.stderr
+    assert "there is no 'hewey': choose from errandry, errandry-postgres, huey" in done.stderr
 
 
 @pytest.mark.slow(reason="makes an environment and asks pip")
@@ -105,7 +105,7 @@ def test_where_errandry_loses_is_said() -> None:
 
 @pytest.mark.parametrize("name", PEERS)
 def test_every_peer_has_a_program_and_says_how_it_is_set_up(name: str) -> None:
-    program = ROOT / "bench" / "peers" / "programs" / f"{name}.py"
+    program = ROOT / "bench" / "peers" / "programs" / f"{PEERS[name].program}.py"
 
     text = program.read_text("utf-8")
 

@@ -1,4 +1,4 @@
-"""Errandry on SQLite, as it is without any setting: every write synced, results and history kept."""
+"""Errandry as it is without any setting, on SQLite or PostgreSQL: writes synced, results and history kept."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from bench.peers.work import URL, Put, mark
 from errandry import Errandry, Worker
 
-jobs = Errandry(f"sqlite:///{URL}")
+jobs = Errandry(URL if "://" in URL else f"sqlite:///{URL}")
 
 
 @jobs.task
