@@ -315,14 +315,11 @@ class PostgresTables:
 
 def _params(query: Query, states: set[State], now: float) -> dict[str, Any]:
     """The query as parameters of `matching`: its lists as arrays, what is nested as JSON."""
-    live = any(state not in TERMINAL for state in states)
-    troubled = State.FAILED in states or State.CANCELED in states
-    parts = {"live": live, "completed": State.COMPLETED in states, "troubled": troubled}
     params: dict[str, Any] = dict(query.params(now))
     for name, value in params.items():
         if value is not None and name.endswith("_in"):
             params[name] = array(_list.decode(value))
-    params["parts"] = array([part for part, is_wanted in parts.items() if is_wanted])
+    params["parts"] = array(sorted({"history" if state in TERMINAL else "live" for state in states}))
     params["states"] = array(sorted(states))
     return params
 

@@ -46,7 +46,7 @@ class Track:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"errandry-{name}")
 
     async def run(self, limit: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `function` returns, called on the thread. After `limit` seconds its connection is broken off."""
+        """What `function` returns, called on the thread. A server silent for `limit` seconds is given up."""
         self.is_busy = True
         future = self._thread.submit(function, *args, **kwargs)
         future.add_done_callback(self._rest)

@@ -119,7 +119,8 @@ CREATE INDEX history_expiry ON errandry.history (expires_at, seq);
 -- Few among many completed ones, and looked for most.
 CREATE INDEX history_troubled ON errandry.history (seq) WHERE state <> 'completed';
 
--- All jobs.
+-- All jobs. A search can leave out the part it does not want. No part has a condition of its own: each could no longer be
+-- read in the order of its index.
 CREATE VIEW errandry.job AS
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
@@ -130,14 +131,8 @@ UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
        cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, 'completed' AS part
-  FROM errandry.history WHERE state = 'completed'
-UNION ALL
-SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
-       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
-       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, 'troubled' AS part
-  FROM errandry.history WHERE state <> 'completed';
+       backoff, keep, progress, tags, errors, logs, 'history' AS part
+  FROM errandry.history;
 
 -- One row per (queue, task, group) in use. `ready`: it may have waiting jobs; a lane without the mark has none. Whoever
 -- puts a job in line holds its lane by a share lock; only a lane nobody holds loses its mark, or is dropped.

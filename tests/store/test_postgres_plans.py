@@ -1,0 +1,195 @@
+"""What a pass costs does not depend on how much waits or is kept: plans, and the pages that are touched."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from errandry.core.command import Claim, Claims, Complete, Ref, Settle
+from errandry.core.query import parse
+from errandry.core.state import State
+from errandry.store.postgres.array import array
+from errandry.store.postgres.driver import PostgresStore
+from errandry.store.postgres.tables import _params
+from errandry.store.url import store_at
+from tests.store.server import server
+
+PLANS = {
+    "lock_live": (["{a,b}"], {"live_id"}),
+    "lock_history": (["{a,b}"], {"history_id"}),
+    "line": ([1, True, 10], {"live_ready"}),
+    "due": ([1.0, 10], {"live_due"}),
+    "expired": ([1.0, 10], {"live_leased"}),
+    "lapsed": ([1.0, 10], {"live_deadline"}),
+    "outlived": ([1.0, 10], {"history_expiry"}),
+    "cancels": (["w"], {"live_canceling"}),
+    "marks": (None, {"live_due", "live_leased", "live_deadline"}),
+    "queue_has_waiting": (["q"], {"live_ready"}),
+    "events": ([1, 10], {"events_pkey"}),
+    "last_event": (None, {"events_pkey"}),
+    "renew": (["{1,2}", "{1,2}", "{1,2}"], {"live_pkey"}),
+    "delete_live": (["{1,2}"], {"live_pkey"}),
+    "delete_history": (["{1,2}"], {"history_pkey"}),
+}
+"""For each statement its parameters, and the indexes it must use."""
+
+PAGES = """
+SELECT (SELECT sum(heap_blks_read + heap_blks_hit) FROM pg_statio_user_tables WHERE schemaname = %(schema)s)
+       + (SELECT sum(idx_blks_read + idx_blks_hit) FROM pg_statio_user_indexes WHERE schemaname = %(schema)s)
+"""
+LANE = """
+INSERT INTO errandry.lanes (queue, task, grp, ready, used_at) VALUES ('default', 'task', '', true, 0)
+"""
+LIVE = """
+INSERT INTO errandry.live
+       (seq, id, task, queue, grp, state, ordering, payload, priority, place, attempts, max_attempts,
+        releases, crashes, max_crashes, open_children, fence, cancel_requested, created_at, updated_at, lane)
+SELECT n, 'job-' || n, 'task', 'default', '', 'waiting', 'fifo', '{}', 0, n, 0, 5, 0, 0, 3, 0, 0, false, 0, 0,
+       (SELECT lane FROM errandry.lanes)
+  FROM generate_series(%s::bigint, %s::bigint) AS n
+"""
+HISTORY = """
+INSERT INTO errandry.history
+       (seq, id, task, queue, grp, state, ordering, payload, priority, attempts, max_attempts, releases,
+        crashes, max_crashes, open_children, fence,
+        cancel_requested, created_at, updated_at, finished_at, expires_at)
+SELECT n, 'job-' || n, 'task', 'default', '', CASE n %% 1000 WHEN 0 THEN 'failed' ELSE 'completed' END,
+       'fifo', '{}', 0, 1, 5, 0, 0, 3, 0, 0, false, 0, 0, 0, 9e9
+  FROM generate_series(%s::bigint, %s::bigint) AS n
+"""
+
+
+@asynccontextmanager
+async def filled(waiting: int, finished: int) -> AsyncIterator[PostgresStore]:
+    """A store with so many jobs in one lane, and so many in history."""
+    store = store_at(server().fresh())
+    assert isinstance(store, PostgresStore)
+    await store.open()
+    with psycopg.connect(server().url(), autocommit=True) as db:
+        text = store.address.text
+        db.execute(text(LANE))
+        db.execute(text(LIVE), (1, waiting))
+        db.execute(text(HISTORY), (waiting + 1, waiting + finished))
+        db.execute(text("SELECT setval('errandry.number', %s)"), (waiting + finished + 1,))
+        for table in ("live", "history", "lanes"):
+            db.execute(text(f"VACUUM ANALYZE errandry.{table}"))
+        try:
+            yield store
+        finally:
+            await store.close()
+            db.execute(text("DROP SCHEMA errandry. CASCADE").replace(". CASCADE", " CASCADE"))
+
+
+async def pages_per_pass(store: PostgresStore) -> float:
+    """How many pages of tables and indexes a pass touches that settles ten jobs and claims ten."""
+    held: tuple[Any, ...] = ()
+    before = 0.0
+    for number in range(16):
+        if number == 6:  # statements have their plans by now
+            before = pages(store)
+        commands = [Settle(Ref(job.id, job.fence), Complete("1")) for job in held]
+        *_, claims = await store.commit([*commands, Claim(worker="w", nonce=str(number), limit=10)])
+        assert isinstance(claims, Claims)
+        held = claims.jobs
+        assert len(held) == 10
+    return (pages(store) - before) / 10
+
+
+def pages(store: PostgresStore) -> float:
+    assert store._open is not None
+    for track in store._open.tracks:
+        if track.link.is_up:
+            track.link.connection.execute("SELECT pg_stat_force_next_flush()")
+            track.link.connection.execute("SELECT 1")
+    with psycopg.connect(server().url(), autocommit=True) as db:
+        found = db.execute(PAGES, {"schema": store.address.schema}).fetchone()
+    assert found is not None
+    return float(found[0])
+
+
+async def compare(few: int, many: int) -> None:
+    async with filled(few, 0) as store:
+        base = await pages_per_pass(store)
+    async with filled(many, 0) as store:
+        waiting = await pages_per_pass(store)
+    async with filled(few, many) as store:
+        finished = await pages_per_pass(store)
+    assert base > 0
+    assert waiting / base <= 1.5, f"{waiting:.0f} pages a pass with {many:,} waiting, {base:.0f} with {few:,}"
+    assert finished / base <= 1.5, f"{finished:.0f} pages a pass with {many:,} finished, {base:.0f} without"
+
+
+@pytest.mark.slow("fills tables")
+async def test_a_pass_touches_as_many_pages_however_much_waits_or_is_kept() -> None:
+    await compare(1_000, 50_000)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+async def test_a_pass_touches_as_many_pages_with_a_million_jobs() -> None:
+    await compare(1_000, 1_000_000)
+
+
+@pytest.mark.slow("fills tables")
+async def test_statements_use_their_indexes() -> None:
+    async with filled(20_000, 20_000) as store:
+        statements = store.address.statements()
+        with psycopg.connect(server().url(), autocommit=True) as db, db.transaction():
+            db.execute(statements["head"], ("1s", "{}"))
+            for name, (params, indexes) in PLANS.items():
+                plan = explained(db, statements[name], params)
+                assert indexes <= set(used(plan)), f"{name}:\n{plan}"
+                assert "Seq Scan" not in plan, f"{name}:\n{plan}"
+
+
+@pytest.mark.slow("fills tables")
+@pytest.mark.parametrize(
+    ("query", "index"),
+    [
+        ("", "history_pkey"),
+        ("state:failed,canceled", "history_troubled"),
+        ("state:waiting", "live_pkey"),
+        ("id:job-7", "live_id"),
+    ],
+)
+async def test_listing_reads_only_what_it_shows(query: str, index: str) -> None:
+    async with filled(20_000, 20_000) as store:
+        parsed = parse(query)
+        states = set(State) & set(dict(parsed.within).get("state", State))
+        params = _params(parsed, states, 0.0) | {"below": 2**63 - 1, "limit": 50}
+        with psycopg.connect(server().url(), autocommit=True) as db:
+            plan = explained(db, store.address.statements()["matching"], params)
+
+    assert index in used(plan), plan
+    assert "->  Sort" not in plan or "id = ANY" in plan, plan
+
+
+def explained(db: psycopg.Connection[Any], statement: str, params: Any) -> str:
+    return "\n".join(line for (line,) in db.execute(f"EXPLAIN {statement}", params, prepare=False))
+
+
+def used(plan: str) -> list[str]:
+    return [
+        line.split(" on ")[-1].split()[0] if "Bitmap" in line else line.split("using ")[-1].split()[0]
+        for line in plan.splitlines()
+        if "using " in line or "Bitmap Index Scan on " in line
+    ]
+
+
+def test_arrays_hold_what_they_are_given() -> None:
+    rows: list[list[Any]] = [
+        ["plain", 'with "quotes"', "back\\slash", "", "NULL", "{a,b}", "comma, and\nline"],
+        ["a", None, "None"],
+        [None, None],
+        [1, None, -3],
+        [0.1, float("inf"), None],
+        [True, False],
+        [],
+    ]
+    kinds = ["text", "text", "text", "bigint", "float8", "boolean", "text"]
+    with psycopg.connect(server().url(), autocommit=True) as db:
+        for values, kind in zip(rows, kinds, strict=True):
+            [(found,)] = db.execute(f"SELECT %s::{kind}[]", (array(values),)).fetchall()
+            assert found == values
