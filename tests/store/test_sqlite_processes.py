@@ -486,6 +486,23 @@ class TestWake:
 
         assert 1 <= len(looks) <= (3 if means == "inotify" else 0.3 / watch.POLL + 2)
 
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there are signs only on Linux")
+    async def test_a_commit_that_can_be_seen_long_after_its_sign_is_noticed(self, path: Path) -> None:
+        log = path.with_name(f"{path.name}-wal")
+        log.touch()
+        visible = False
+        watched = watch.Watch(str(path), lambda: visible)
+        waiting = asyncio.create_task(watched.wait())
+        await asyncio.sleep(0.01)
+        with log.open("ab") as file:
+            file.write(b"frame")
+        await asyncio.sleep(0.1)
+        visible = True
+
+        async with asyncio.timeout(0.5):
+            await waiting
+        watched.close()
+
     async def test_a_write_that_is_taken_back_wakes_nobody(
         self, path: Path, means: str, looks: list[bool]
     ) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 POLL = 0.01
-_PAUSES = (*(0.0002,) * 6, 0.0005, 0.001, 0.002, 0.005)
+_PAUSES = (*(0.0002,) * 6, *(0.0005 * 2**n for n in range(11)))
+"""Most commits can be seen a millisecond after their sign; on a busy disk, it may take half a second."""
 _IN_MODIFY = 2
 
 
@@ -48,7 +49,10 @@ class Watch:
         for pause in _PAUSES:
             if self._look():
                 return True
-            await asyncio.sleep(pause)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await sign.wait()
+                    return False  # there is another: begin anew
         return False
 
     def hush(self) -> None:
