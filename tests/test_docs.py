@@ -30,6 +30,7 @@ NOT_RUN = {
     ("README.md", "needs this checkout"),
     ("docs/quickstart.md", "makes an environment"),
     ("docs/guide/postgres.md", "needs a server"),
+    ("docs/guide/transactions.md", "needs a server"),
     ("docs/guide/sync.md", "needs Flask"),
     ("docs/guide/sync.md", "needs Django"),
 }

@@ -1,0 +1,138 @@
+"""The roles of the guide: each can do what the page says, and nothing else."""
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from errandry import Errandry, State
+from errandry.cli.main import run
+from errandry.errors import StoreRefused
+from errandry.task import Task
+from tests.api.working import burst
+from tests.page import blocks
+from tests.store.server import server
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "guide" / "postgres.md"
+GRANTS = [block.text for block in blocks(PAGE.read_text("utf-8")) if block.text.startswith("CREATE ROLE")]
+ROLES = [re.findall(r"CREATE ROLE (\w+)", text)[0] for text in GRANTS]
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A store with the roles of the page."""
+    url = server().fresh()
+    schema = url.rpartition("schema=")[2]
+    assert run(["migrate", "--url", url]) == 0
+    with psycopg.connect(server().url(), autocommit=True) as db:
+        for text in GRANTS:
+            db.execute(text.replace("errandry", schema).encode())
+        yield url
+        for role in ROLES:
+            db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+@pytest.fixture
+async def app_of(url: str) -> AsyncIterator[Callable[[str], Errandry]]:
+    """An app as a role sees it, with one task."""
+    made: list[Errandry] = []
+
+    def app_of(role: str) -> Errandry:
+        made.append(Errandry(url.replace("user=errandry", f"user={role}")))
+
+        @made[-1].task(max_attempts=2, backoff=0)
+        async def send(to: str) -> str:
+            if to == "nobody":
+                raise LookupError(to)
+            return f"sent to {to}"
+
+        return made[-1]
+
+    yield app_of
+    for jobs in made:
+        await jobs.close()
+
+
+def send_of(jobs: Errandry) -> Task[[str], Any]:
+    return jobs.tasks["send"]
+
+
+def test_the_page_has_three() -> None:
+    assert ROLES == ["enqueuer", "worker", "viewer"]
+
+
+async def test_an_enqueuer_puts_jobs_in_and_sees_none(app_of: Callable[[str], Errandry]) -> None:
+    owner, jobs = app_of("errandry"), app_of("enqueuer")
+    async with await psycopg.AsyncConnection.connect(server().url(), user="enqueuer") as db:
+        job = await send_of(jobs).bind(db).enqueue("ada")
+        await db.commit()
+        assert (await owner.record(job.id)).state is State.WAITING
+        for table in ("live", "history", "events", "bound", "totals"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                await db.execute(f'SELECT 1 FROM "{schema_of(owner)}".{table}'.encode())
+            await db.rollback()
+
+    for refused in (jobs.list(), jobs.get(job.id), jobs.cancel(job.id), send_of(jobs).enqueue("grace")):
+        with pytest.raises(StoreRefused, match=r"permission denied .*: the user lacks a right: grant it"):
+            await refused
+    assert await owner.totals() == {"default": {"inserted": 1}}
+
+
+async def test_a_worker_does_everything_but_change_the_tables(app_of: Callable[[str], Errandry]) -> None:
+    owner, jobs = app_of("errandry"), app_of("worker")
+    done, failed = await send_of(jobs).enqueue("ada"), await send_of(jobs).enqueue("nobody")
+    bound = await send_of(jobs).using(delay=3_600).enqueue("ida")
+    async with await psycopg.AsyncConnection.connect(server().url(), user="worker") as db:
+        other = await send_of(jobs).bind(db).enqueue("grace")
+
+    await burst(jobs)
+    await jobs.queue("default").pause(by="worker")
+    await jobs.cancel(bound.id)
+    await jobs.remove(bound.id)
+
+    states = [(await owner.record(one.id)).state for one in (done, other, failed)]
+    assert states == [State.COMPLETED, State.COMPLETED, State.FAILED]
+    with psycopg.connect(server().url(), user="worker", autocommit=True) as blocking:
+        for statement in (
+            "DROP TABLE errandry.live",
+            "ALTER TABLE errandry.live ADD x text",
+            "CREATE TABLE errandry.mine (x text)",
+            "INSERT INTO errandry.migrations (number, name) VALUES (99, 'x')",
+            "TRUNCATE errandry.history",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                blocking.execute(statement.replace("errandry.", f'"{schema_of(owner)}".').encode())
+
+
+async def test_a_viewer_only_looks(app_of: Callable[[str], Errandry]) -> None:
+    owner, jobs = app_of("errandry"), app_of("viewer")
+    job = await send_of(owner).enqueue("ada")
+
+    assert [record.id for record in (await jobs.list("task:send payload~ada")).jobs] == [job.id]
+    assert await jobs.counts() == {"default": {"waiting": 1}}
+    assert (await jobs.why(job.id)).reasons
+    assert (await jobs.queues())[0].name == "default"
+    assert {finding.topic for finding in await jobs.engine.call(jobs.store.examine)} >= {"durability", "size"}
+    for refused in (jobs.cancel(job.id), jobs.queue("default").pause(), send_of(jobs).enqueue("grace")):
+        with pytest.raises(StoreRefused, match="the user lacks a right"):
+            await refused
+    async with await psycopg.AsyncConnection.connect(server().url(), user="viewer") as db:
+        with pytest.raises(StoreRefused, match="must not enqueue"):
+            await send_of(jobs).bind(db).enqueue("grace")
+    assert await owner.counts() == {"default": {"waiting": 1}}
+
+
+def test_a_viewer_has_the_command_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = url.replace("user=errandry", "user=viewer")
+    for command in (["jobs", "ls"], ["queues", "ls"], ["workers", "ls"], ["dlq", "ls"]):
+        assert run([*command, "--url", mine]) == 0, capsys.readouterr().err
+
+    assert run(["queues", "pause", "default", "--url", mine]) == 1
+    assert "the user lacks a right: grant it, or use another user" in capsys.readouterr().err
+
+
+def schema_of(jobs: Errandry) -> str:
+    return str(jobs.url).rpartition("schema=")[2]
