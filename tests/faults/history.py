@@ -66,7 +66,7 @@ class Renewed(Struct, frozen=True, tag=True):
 
 
 class Settled(Struct, frozen=True, tag=True):
-    """`mark` is what the store answered: written, already, or lost."""
+    """`mark` is what the store answered: written, already, or lost; unknown if its reply was lost."""
 
     job: str
     fence: int

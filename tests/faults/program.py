@@ -24,6 +24,7 @@ from errandry.clock import SystemClock
 from errandry.core.command import Answer, Claim, Claims, Command, Mark, Renew, Settle
 from errandry.core.command import Renewed as RenewAnswer
 from errandry.core.job import uuid7
+from errandry.errors import ReplyLost
 from errandry.store.contract import Store
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
@@ -61,7 +62,11 @@ class Recorded:
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         sent = time.time()
-        answers = await self.store.commit(commands)
+        try:
+            answers = await self.store.commit(commands)
+        except ReplyLost:
+            self._journal.write(*_unknown(commands, sent))
+            raise
         for command, answer in zip(commands, answers, strict=True):
             self._journal.write(*_facts(command, answer, sent, time.time()))
         return answers
@@ -78,6 +83,14 @@ def _facts(command: Command, answer: Answer, sent: float, at: float) -> Iterator
                 yield Renewed(ref.job, ref.fence, pid, _said(mark), lease, sent, at)
         case Settle(ref=ref, outcome=outcome), _:
             yield Settled(ref.job, ref.fence, pid, outcome.move, _said(answer), sent, at)
+
+
+def _unknown(commands: Sequence[Command], sent: float) -> Iterator[Fact]:
+    """Outcomes that may have been written: whoever sent them can have lost its claim by that."""
+    for command in commands:
+        if isinstance(command, Settle):
+            ref, move = command.ref, command.outcome.move
+            yield Settled(ref.job, ref.fence, os.getpid(), move, "unknown", sent, time.time())
 
 
 def _said(answer: object) -> str:

@@ -75,7 +75,7 @@ async def test_under_load_lines_are_cut_and_replies_lost_and_the_history_is_whol
     scene: Scene, proxy: Proxy
 ) -> None:
     dice = random.Random(1)
-    workers = [scene.start("work", {"lease": 3.0, "concurrency": 20}) for _ in range(2)]
+    workers = [await scene.worker(lease=3.0, concurrency=20) for _ in range(2)]
     producers = [scene.start("produce", {"seed": seed}) for seed in range(2)]
     proxy.delay = 0.001
     for times in range(1, 16):
