@@ -8,7 +8,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 LOCK   := requirements/dev.lock
+BASE   := $(VENV)/.base
+RUN    := requirements/run.lock
 CODE    = $(wildcard src tests bench tools examples)
+COMPILE = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 .PHONY: help demo test check prove bench bench-quick bench-all docs format-check lint types format generate lock clean
@@ -17,8 +20,8 @@ PYTEST  = $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(READY) ## See it all happen (ARGS="--for 10s" for how long)
-	@$(BIN)/errandry demo $(ARGS)
+demo: $(BASE) ## See it all happen (ARGS="--for 10s" for how long)
+	@PYTHONPATH=src $(BIN)/python -m errandry demo $(ARGS)
 
 test: format-check lint types ## Run everything but the proofs (ARGS="-k settle" to pick)
 	$(PYTEST)
@@ -63,16 +66,21 @@ docs: $(READY) ## Build the site into build/site
 generate: $(READY) ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m tools.docs
 
-lock: $(BIN)/uv ## Write requirements/dev.lock from pyproject.toml (ARGS=--upgrade for newer versions)
-	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
-	    --no-emit-index-url --group dev $(ARGS) --output-file $(LOCK) pyproject.toml
-	@if grep -n '://' $(LOCK); then echo "$(LOCK) must not name a registry" >&2; exit 1; fi
+lock: $(BIN)/uv ## Write requirements/*.lock from pyproject.toml (ARGS=--upgrade for newer versions)
+	$(COMPILE) --group dev $(ARGS) --output-file $(LOCK) pyproject.toml
+	$(COMPILE) --constraint $(LOCK) --output-file $(RUN) pyproject.toml
+	@if grep -n '://' $(LOCK) $(RUN); then echo "a lock must not name a registry" >&2; exit 1; fi
 
 clean: ## Remove the environment, caches and builds
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .cache build dist
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): $(LOCK) pyproject.toml | $(BIN)/python
+# What Errandry itself needs: enough for the demo, and there in seconds.
+$(BASE): $(RUN) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --require-hashes -r $(RUN)
+	@touch $@
+
+$(READY): $(LOCK) pyproject.toml | $(BASE)
 	$(BIN)/python -m pip install --quiet --require-hashes -r $(LOCK)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
