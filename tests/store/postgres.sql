@@ -269,10 +269,8 @@ BEGIN
                 'id', 'task', 'payload', 'queue', 'group', 'priority', 'order', 'run_at', 'delay', 'max_attempts',
                 'max_crashes', 'timeout', 'deadline', 'backoff', 'keep', 'tags', 'metadata', 'open_children']))
                 THEN 'has a field no job has'
-            WHEN EXISTS (SELECT 1 FROM jsonb_each(job) WHERE key IN ('id', 'task', 'queue')
-                            AND NOT coalesce(value #>> '{}' ~ '^[^[:cntrl:]]{1,200}$' AND value #>> '{}' ~ '[^[:space:]]'
-                                             AND jsonb_typeof(value) = 'string', false))
-                OR NOT coalesce(job ->> 'group', '') ~ '^[^[:cntrl:]]{0,200}$'
+            WHEN NOT coalesce(errandry.is_name(job ->> 'id') AND errandry.is_name(job ->> 'task'), false)
+                OR NOT errandry.is_name(job ->> 'queue') OR NOT errandry.is_name(nullif(job ->> 'group', ''))
                 THEN 'id, task, queue and group must be names of at most 200 visible characters'
             WHEN jsonb_typeof(job -> 'payload') <> 'string' OR (job ->> 'payload')::jsonb IS NULL
                 OR (job ->> 'metadata' IS NOT NULL AND (job ->> 'metadata')::jsonb IS NULL)
@@ -318,7 +316,7 @@ FUNCTION has_none(held text, unwanted jsonb) RETURNS boolean IMMUTABLE
         SELECT 1 FROM jsonb_array_elements_text(unwanted) AS needle
          WHERE strpos(lower(held COLLATE "C"), needle) > 0)
 
-FUNCTION insert_jobs(jobs jsonb, store text DEFAULT NULL::text, at double precision DEFAULT NULL::double precision) RETURNS text[] SECURITY DEFINER SET {"search_path=pg_catalog, pg_temp"} NOT FOR ALL
+FUNCTION insert_jobs(jobs jsonb, store text DEFAULT NULL::text, at double precision DEFAULT NULL::double precision) RETURNS text[] SECURITY DEFINER SET {"search_path=pg_catalog, pg_temp",plan_cache_mode=force_generic_plan,enable_seqscan=off,enable_hashjoin=off,enable_mergejoin=off,jit=off} NOT FOR ALL
 #variable_conflict use_column
 DECLARE
     moment double precision;
@@ -395,7 +393,10 @@ BEGIN
            FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
           WHERE pg_class.oid = 'errandry.live'::regclass;
     END IF;
-    RETURN ARRAY (SELECT DISTINCT job ->> 'id' FROM jsonb_array_elements(insert_jobs.jobs) AS job
-                   WHERE NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = job ->> 'id' AND seq = ANY (made)));
+    RETURN ARRAY (SELECT job ->> 'id' FROM jsonb_array_elements(insert_jobs.jobs) AS job
+                  EXCEPT SELECT id FROM errandry.live WHERE seq = ANY (made));
 END
+
+FUNCTION is_name(name text) RETURNS boolean IMMUTABLE
+    SELECT length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND btrim(name) <> ''
 
