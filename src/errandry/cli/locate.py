@@ -24,13 +24,15 @@ def app_at(name: str) -> Errandry:
     close = get_close_matches(attribute, apps, 1) or sorted(apps)
     hint = f"write {module_name}:{close[0]}" if close else f"{module_name} has no Errandry app"
     if not attribute:
-        raise click.UsageError(f"--app {name}: which of its apps is meant? {', '.join(apps) or hint}")
+        raise click.UsageError(f"app {name}: which of its apps is meant? {', '.join(apps) or hint}")
     kind = type(getattr(module, attribute)).__name__ if hasattr(module, attribute) else None
     found = f"{attribute} is no Errandry app but a {kind}" if kind else f"there is no {attribute} in it"
-    raise click.UsageError(f"--app {name}: {found}; {hint}")
+    raise click.UsageError(f"app {name}: {found}; {hint}")
 
 
 def _imported(name: str, module: str) -> ModuleType:
+    if not module or module.startswith("."):
+        raise click.UsageError(f"app {name}: write MODULE:NAME, such as shop:jobs")
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -39,13 +41,11 @@ def _imported(name: str, module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
             raise click.UsageError(
-                f"--app {name}: there is no module {error.name} in {folder} or on the path of Python"
+                f"app {name}: there is no module {error.name} in {folder} or on the path of Python"
             ) from None
         raise click.UsageError(_broken(name, error)) from error
     except (Exception, SystemExit) as error:
         raise click.UsageError(_broken(name, error)) from error
-    except ValueError as error:
-        raise click.UsageError(f"--app {name}: write MODULE:NAME, such as shop:jobs ({error})") from None
 
 
 def _broken(name: str, error: BaseException) -> str:
@@ -55,4 +55,4 @@ def _broken(name: str, error: BaseException) -> str:
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     if isinstance(error, SyntaxError):
         place = f" ({error.filename}, line {error.lineno})"
-    return f"--app {name}: it cannot be imported: {type(error).__name__}: {error}{place}"
+    return f"app {name}: it cannot be imported: {type(error).__name__}: {error}{place}"
