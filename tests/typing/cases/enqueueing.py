@@ -32,6 +32,9 @@ async def right() -> None:
     assert_type(plain.new("ada"), Request[str])
     assert_type(await plain.using(delay="5 minutes", priority=-10).enqueue("ada"), Job[str])
     assert_type(plain.using(queue="a").using(id="b").new(to="ada"), Request[str])
+    assert_type(await plain.bind(object()).enqueue("ada"), Job[str])
+    assert_type(plain.using(queue="a").bind(object()).enqueue_sync(to="ada"), Job[str])
+    await jobs.bind(object()).enqueue_many([plain.new("ada"), without_anything.new()])
     await jobs.enqueue_many([plain.new("ada"), without_anything.new()])
     await loose.enqueue(value=1, rest={})
 
