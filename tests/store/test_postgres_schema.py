@@ -209,6 +209,29 @@ def test_the_command_line_makes_it_and_says_what_is_wrong(capsys: pytest.Capture
     assert f"has schema 9999, this Errandry knows {NUMBER}: upgrade Errandry" in capsys.readouterr().err
 
 
+def test_who_only_looks_makes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    url = server().fresh()
+
+    for command in (["jobs", "ls"], ["doctor"], ["queues", "pause", "default"]):
+        assert run([*command, "--url", url]) == 1
+        said = capsys.readouterr().err
+        assert (
+            f"there is no store at postgresql://{server().folder}/postgres, schema {schema_of(url)} yet"
+            in said
+        )
+
+    assert rows(url, f"SELECT 1 FROM pg_namespace WHERE nspname = '{schema_of(url)}'") == []
+
+
+def test_who_looks_at_a_server_that_is_away_is_told_that(capsys: pytest.CaptureFixture[str]) -> None:
+    away = f"postgresql:///postgres?host={server().folder}/nowhere"
+
+    assert run(["jobs", "ls", "--url", away]) == 75
+    assert "No such file or directory" in capsys.readouterr().err
+    assert run(["doctor", "--url", away]) == 1
+    assert "nothing else can be looked at until it opens" in capsys.readouterr().out
+
+
 class Midway(list[tuple[int, str, str]]):
     """Migrations that never come to an end."""
 

@@ -4,13 +4,14 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from errandry.cli.text import clean, to_json
+from errandry.errors import StoreError
 
 if TYPE_CHECKING:
     from errandry.app import Errandry
@@ -77,7 +78,7 @@ class Session:
 
         async def opened() -> int | None:
             if not makes_store:
-                _must_exist(jobs)
+                await _must_exist(jobs)
             try:
                 return await function(jobs)
             finally:
@@ -89,13 +90,12 @@ class Session:
             return asyncio.run(opened())
 
 
-def _must_exist(jobs: "Errandry") -> None:
+async def _must_exist(jobs: "Errandry") -> None:
     """Whoever only looks would be misled by a new, empty store where a name is mistyped."""
-    path = getattr(jobs.store, "path", None)
-    if path is not None and not os.path.exists(path):
-        raise click.ClickException(
-            f"there is no store at {path} yet: enqueue a job or run a worker, or name another with --url"
-        )
+    with suppress(StoreError):  # a store that cannot be looked at cannot be opened either
+        if (missing := await jobs.store.missing()) is not None:
+            todo = "enqueue a job or run a worker, or name another with --url"
+            raise click.ClickException(f"there is no store at {missing} yet: {todo}")
 
 
 Body = Callable[..., Coroutine[Any, Any, int | None]]

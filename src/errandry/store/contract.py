@@ -129,6 +129,9 @@ class Store(Protocol):
     def track(self, command: Command) -> int:
         """The track of a command, from 0. Pure, and from any thread."""
 
+    async def missing(self) -> str | None:
+        """What `open` would have to make, in words; None if it is there. Makes nothing itself."""
+
     async def open(self) -> None:
         """Make it ready, migrating it if need be. A second call changes nothing."""
 

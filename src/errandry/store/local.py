@@ -41,6 +41,9 @@ class LocalStore:
         self.bounds = bounds or Bounds()
         self.bell = Bell()
 
+    async def missing(self) -> str | None:
+        return None
+
     async def open(self) -> None:
         raise NotImplementedError
 

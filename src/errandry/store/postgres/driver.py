@@ -4,6 +4,7 @@ What decides is the same as for every store that decides in this process; here i
 atomic, what is tried again, and where reads run.
 """
 
+import asyncio
 import os
 import random
 import secrets
@@ -24,9 +25,9 @@ from errandry.store.local import LocalStore, failed, reach
 from errandry.store.postgres.address import SCHEMA, Address, address_of
 from errandry.store.postgres.binding import PostgresBinding, Said
 from errandry.store.postgres.health import examined
-from errandry.store.postgres.link import Link
+from errandry.store.postgres.link import Link, connect
 from errandry.store.postgres.listen import Listener
-from errandry.store.postgres.migrate import migrate
+from errandry.store.postgres.migrate import is_made, migrate
 from errandry.store.postgres.tables import PostgresTables
 from errandry.store.postgres.track import LIMITS, TIMEOUTS, Track, track_of
 from errandry.store.postgres.trouble import CLASHED, LOCKED, MOVED, explained
@@ -65,6 +66,9 @@ class PostgresStore(LocalStore):
 
     def bind(self, connection: object) -> PostgresBinding:
         return PostgresBinding(connection, self.address, self._said)
+
+    async def missing(self) -> str | None:
+        return await asyncio.to_thread(self._missing)
 
     async def open(self) -> None:
         if self._open is not None and self._open.is_forked:
@@ -119,6 +123,12 @@ class PostgresStore(LocalStore):
         return Said(self.identity, None if self._has_servers_clock else self.clock.now(), self.bounds.payload)
 
     # On the thread of a track.
+
+    def _missing(self) -> str | None:
+        with explained(self.address.name), connect(self.address) as connection:
+            if is_made(connection, self.address):
+                return None
+        return f"{self.address.name}, schema {self.address.schema}"
 
     def _migrate(self, link: Link) -> None:
         with explained(self.address.name):

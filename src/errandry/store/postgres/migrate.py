@@ -41,6 +41,11 @@ def _bring_up_to_date(connection: psycopg.Connection[Any], address: Address) -> 
                 connection.execute(address.text(done), (number, name))
 
 
+def is_made(connection: psycopg.Connection[Any], address: Address) -> bool:
+    """Whether there is anything in its schema."""
+    return bool(_names(connection, address))
+
+
 def _make_schema(connection: psycopg.Connection[Any], address: Address) -> None:
     """Only if it is not there: who was given an empty schema may lack the right to make one."""
     there = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (address.schema,))
@@ -50,11 +55,7 @@ def _make_schema(connection: psycopg.Connection[Any], address: Address) -> None:
 
 def _version(connection: psycopg.Connection[Any], address: Address) -> int:
     """The schema's number; 0 if it is empty or not there. Raises for what is not ours, or too new."""
-    found = connection.execute(
-        "SELECT relname FROM pg_class JOIN pg_namespace AS s ON s.oid = relnamespace WHERE nspname = %s",
-        (address.schema,),
-    )
-    names = {name for (name,) in found}
+    names = _names(connection, address)
     if not names:
         return 0
     if not {"migrations", "live", "lanes"} <= names:
@@ -66,3 +67,11 @@ def _version(connection: psycopg.Connection[Any], address: Address) -> int:
         why = f"has schema {version}, this Errandry knows {newest}: upgrade Errandry"
         raise SchemaTooNew(address.name, why)
     return int(version)
+
+
+def _names(connection: psycopg.Connection[Any], address: Address) -> set[str]:
+    found = connection.execute(
+        "SELECT relname FROM pg_class JOIN pg_namespace AS s ON s.oid = relnamespace WHERE nspname = %s",
+        (address.schema,),
+    )
+    return {name for (name,) in found}

@@ -54,6 +54,9 @@ class SqliteStore(LocalStore):
         self.durability = Durability(durability)
         self._open: _Open | None = None
 
+    async def missing(self) -> str | None:
+        return None if os.path.exists(self.path) else self.path  # noqa: ASYNC240 - a stat is quick
+
     async def open(self) -> None:
         if self._open is not None and self._open.file.is_forked:
             self._open, self.bell = None, Bell()  # who waits on the old one is the parent
