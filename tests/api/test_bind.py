@@ -11,8 +11,12 @@ import psycopg
 import pytest
 import sqlalchemy
 from django.db.utils import ConnectionHandler
+from django.utils.connection import ConnectionProxy
 from msgspec.structs import replace
+from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
+from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import scoped_session, sessionmaker
 
 from errandry import Errandry, State
 from errandry.core.command import Claim, Insert
@@ -25,7 +29,7 @@ from errandry.store.contract import Bounds
 from errandry.store.postgres.driver import PostgresStore
 from errandry.task import Task
 from errandry.testing import FakeClock
-from tests.api.callers import CALLERS, Caller, enqueue, psycopg_async, psycopg_sync
+from tests.api.callers import CALLERS, Caller, alchemy, enqueue, psycopg_async, psycopg_sync
 from tests.api.working import burst, kinds, working
 from tests.store.server import server
 
@@ -110,6 +114,40 @@ async def test_blocking_calls(shop: Errandry, send: Send) -> None:
 
     assert await shop.counts() == {"default": {"waiting": 2}}
     assert {record.id for record in (await shop.list()).jobs} == {one.id, other.id}
+
+
+async def test_without_a_transaction_the_job_is_there_at_once(shop: Errandry, send: Send) -> None:
+    async with await psycopg.AsyncConnection.connect(server().url(), autocommit=True) as connection:
+        job = await send.bind(connection).enqueue("ada")
+        assert (await shop.record(job.id)).state is State.WAITING
+
+
+async def test_however_the_caller_wants_rows_and_cursors(shop: Errandry, send: Send) -> None:
+    async with await psycopg.AsyncConnection.connect(
+        server().url(), row_factory=dict_row, cursor_factory=psycopg.AsyncRawCursor
+    ) as connection:
+        await send.bind(connection).enqueue("ada")
+    with psycopg.connect(server().url(), cursor_factory=psycopg.ClientCursor) as blocking:
+        send.bind(blocking).enqueue_sync("grace")
+
+    assert await shop.counts() == {"default": {"waiting": 2}}
+
+
+async def test_sessions_of_a_scope(shop: Errandry, send: Send) -> None:
+    engine = sqlalchemy.create_engine(alchemy(server(), "psycopg"))
+    session = scoped_session(sessionmaker(engine))
+    send.bind(session).enqueue_sync("ada")
+    session.commit()
+    session.remove()
+    engine.dispose()
+    async_engine = create_async_engine(alchemy(server(), "psycopg"))
+    async_session = async_scoped_session(async_sessionmaker(async_engine), asyncio.current_task)
+    await send.bind(async_session).enqueue("grace")
+    await async_session.commit()
+    await async_session.remove()
+    await async_engine.dispose()
+
+    assert await shop.counts() == {"default": {"waiting": 2}}
 
 
 async def test_an_idle_worker_wakes(shop: Errandry, send: Send, caller: Caller) -> None:
@@ -344,7 +382,7 @@ class TestConnections:
         sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
         handler = ConnectionHandler({"default": sqlite})
         with engine.connect() as connection:
-            for one in (connection, handler["default"]):
+            for one in (connection, handler["default"], ConnectionProxy(handler, "default")):
                 with pytest.raises(InvalidValue, match="not PostgreSQL: give one to postgresql:"):
                     shop.bind(one)
         engine.dispose()
