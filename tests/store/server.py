@@ -44,6 +44,7 @@ class Server:
         self._numbers = count()
         self._free: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
+        self._db: psycopg.Connection[Any] | None = None
         self._as: dict[str, Any] = {}
         if os.geteuid() == 0:
             shutil.chown(self.folder, USER)
@@ -83,6 +84,9 @@ class Server:
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """End it, by its own process id: SIGINT cuts connections off, SIGKILL leaves it no time."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
         if self._process is not None:
             self._process.send_signal(how)
             self._process.wait(PATIENCE)
@@ -101,8 +105,9 @@ class Server:
         """The url of an empty store; its tables, once made, are emptied for the next who asks."""
         schema = self._free.pop() if self._free else f"lent_{next(self._numbers)}"
         yield self.url(schema=schema)
-        with psycopg.connect(self.url(), autocommit=True) as db:
-            empty(db, schema)
+        if self._db is None:
+            self._db = psycopg.connect(self.url(), autocommit=True)
+        empty(self._db, schema)
         self._free.append(schema)
 
     def fresh(self) -> str:
