@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from errandry.core.command import Insert
-from errandry.errors import StoreClosed
+from errandry.errors import InvalidValue, StoreClosed
 from errandry.store.contract import Bounds, Store
+from errandry.store.health import Grade
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import ask
 from errandry.testing.conformance.fixtures import MakeStore
@@ -32,6 +33,20 @@ class Opening:
 
         assert await store.commit([]) == []
         assert await ask.everything(store) == before
+
+    async def test_nothing_is_missing_once_it_is_open(self, store: Store) -> None:
+        assert await store.missing() is None
+
+    async def test_it_says_what_a_write_survives(self, store: Store) -> None:
+        findings = await store.examine()
+
+        assert "durability" in {finding.topic for finding in findings}
+        assert all(finding.text for finding in findings)
+        assert all(finding.todo for finding in findings if finding.grade is Grade.WRONG)
+
+    async def test_what_is_no_connection_cannot_be_bound(self, store: Store) -> None:
+        with pytest.raises(InvalidValue, match="connection="):
+            store.bind(object())
 
     async def test_a_closed_store_refuses_to_read_and_write(
         self, make_store: MakeStore, clock: FakeClock
