@@ -659,6 +659,81 @@ async def test_who_waited_as_long_behind_a_pass_gets_one_try() -> None:
     assert store.passes[-3] == [insert("a")]
 
 
+LOCKED: Answer = StoreUnavailable("s", "locked")
+
+
+async def test_one_command_that_cannot_be_written_just_now_comes_with_a_later_pass() -> None:
+    clock = FakeClock()
+    store = Scripted([WRITTEN, LOCKED, WRITTEN], [LOCKED])
+    committer = Committer(store, clock=clock, sleep=Waited(clock))
+
+    answers = await outcomes(*[committer.submit(insert(one)) for one in "abc"])
+
+    assert answers == [WRITTEN] * 3
+    assert store.passes == [[insert("a"), insert("b"), insert("c")], [insert("b")], [insert("b")]]
+
+
+async def test_what_is_about_the_same_job_waits_for_it_and_nothing_else_does() -> None:
+    pause = asyncio.Event()
+
+    async def sleep(_: float) -> None:
+        await pause.wait()
+
+    store = Scripted([LOCKED])
+    committer = Committer(store, sleep=sleep)
+    first, second = [asyncio.create_task(committer.submit(insert("a"))) for _ in range(2)]
+    await store.entered.wait()
+
+    assert await committer.submit(insert("b")) is WRITTEN
+    assert not first.done()
+    pause.set()
+    assert await outcomes(first, second) == [WRITTEN] * 2
+    assert store.passes == [[insert(one)] for one in "abaa"]
+
+
+async def test_it_is_given_up_in_time_and_a_workers_command_at_once() -> None:
+    clock = FakeClock()
+    began = clock.monotonic()
+    store = Scripted([LOCKED, LOCKED], *[[LOCKED]] * 1_000)
+    committer = Committer(store, Limits(give_up_after=30), clock, Waited(clock))
+    times: list[float] = []
+
+    async def submitted(command: Command) -> None:
+        with pytest.raises(StoreUnavailable):
+            await committer.submit(command)
+        times.append(clock.monotonic() - began)
+
+    await asyncio.gather(submitted(insert("a")), submitted(settle("b")))
+
+    assert times[0] < 1.0
+    assert 30 <= times[1] < 31
+
+
+async def test_a_close_that_gives_up_tells_who_was_put_off() -> None:
+    async def sleep(_: float) -> None:
+        await asyncio.Event().wait()
+
+    store = Scripted(*[[LOCKED]] * 10)
+    committer = Committer(store, sleep=sleep)
+    waiting = asyncio.create_task(committer.submit(insert("a")))
+    await store.entered.wait()
+    await asyncio.sleep(0)
+
+    await committer.close(timeout=0)
+
+    assert [type(answer) for answer in await outcomes(waiting)] == [StoreUnavailable]
+    assert committer.stats().pending_rows == 0
+
+
+async def test_a_reply_that_was_lost_stays_lost_though_the_command_was_refused_later() -> None:
+    clock = FakeClock()
+    store = Scripted(ReplyLost("s", "gone"), [LOCKED])
+    committer = Committer(store, clock=clock, sleep=Waited(clock))
+
+    with pytest.raises(ReplyLost):
+        await committer.submit(insert("a"))
+
+
 @pytest.mark.parametrize(
     "error", [StoreFull("s", "full"), StoreClosed("s", "closed"), SchemaTooNew("s", "v9")]
 )

@@ -175,6 +175,11 @@ class Backlog:
                 if not following.blocked:
                     self._move_up(following)
 
+    def put_back(self, entries: Iterable[Entry]) -> None:
+        """They were taken and not answered: they are ready again, and keep what they hold."""
+        for entry in entries:
+            self._move_up(entry)
+
     def _move_up(self, entry: Entry) -> None:
         ready = self._ready[entry.track]
         (ready.fenced if entry.fenced else ready.others).append(entry)

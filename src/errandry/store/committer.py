@@ -34,6 +34,8 @@ from errandry.store.contract import Store
 from errandry.store.port import THREADS, LoopPort, reply, returned
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+PUT_OFF = 0.25
+"""How long one command rests that the store could not take while it took the others."""
 _BARREN = frozenset((Start, Renew, Note, Pause, Beat, Claim))
 """A pass of nothing but these makes no job ready."""
 
@@ -60,7 +62,8 @@ class Committer:
 
     Commands about the same job, worker or gate are written in the order they were accepted. A pass
     whose reply was lost, or that the store could not take just then, is sent again until
-    `give_up_after` seconds after the last of it was accepted; then its submitters get the error.
+    `give_up_after` seconds after the last of it was accepted; then its submitters get the error. The same
+    for a single command, with later passes; only a worker's Start, Renew, Note and Settle get it at once.
 
     Made for the running loop, it is ready at once. Made for another, it gathers until `begin`.
     """
@@ -85,6 +88,7 @@ class Committer:
         self._backlog = Backlog(self._limits, self._tracks)
         self._work: dict[int, asyncio.Task[None]] = {}
         self._writing: set[Entry] = set()
+        self._resting: set[asyncio.Task[None]] = set()
         self._idle = loop is None
         self._closing = self._closed = False
         self._broken: BaseException | None = None
@@ -160,9 +164,9 @@ class Committer:
         self._closing = True
         give_up = None if timeout is None else self._loop.time() + timeout
         self.begin()  # it looks into the inbox only after this iteration, when its submits are handed in
-        while self._work:
+        while under_way := {*self._work.values(), *self._resting}:
             left = None if give_up is None else max(0.0, give_up - self._loop.time())
-            _, late = await asyncio.wait(self._work.values(), timeout=left)
+            _, late = await asyncio.wait(under_way, timeout=left)
             for work in late:
                 work.cancel()
                 give_up = None
@@ -239,9 +243,13 @@ class Committer:
         me = asyncio.current_task()
         while entries := self._next_pass(track):
             along = self._going_along(track, entries)
-            await self._write(entries + along)
-            self._backlog.remove(entries)
+            refused = await self._write(entries + along)
+            self._backlog.remove([entry for entry in entries if entry not in refused])
             self._writing.difference_update(entries)
+            if refused:
+                rest = self._loop.create_task(self._put_off(refused))
+                self._resting.add(rest)
+                rest.add_done_callback(self._resting.discard)
             if me is not None and me.cancelling():
                 raise asyncio.CancelledError
             await asyncio.sleep(0)  # or a store that blocks would keep reads on this loop waiting
@@ -288,8 +296,21 @@ class Committer:
             self._accept()
             self._door.pop(entry, None)
 
-    async def _write(self, entries: list[Entry]) -> None:
-        """Write one pass and answer it."""
+    async def _put_off(self, refused: dict[Entry, Answer]) -> None:
+        """Have these written again after a pause in which nobody waits for them."""
+        try:
+            await self._sleep(PUT_OFF * random.uniform(0.5, 1.5))
+        except asyncio.CancelledError:
+            self._backlog.remove(refused)
+            reply(refused.items())
+            raise
+        if self._broken is None:
+            self._backlog.put_back(refused)
+            self.begin()
+
+    async def _write(self, entries: list[Entry]) -> dict[Entry, Answer]:
+        """Write one pass and answer it; returns what the store could not take alone, to be sent again."""
+        refused: dict[Entry, Answer] = {}
         try:
             answers: Sequence[Answer] = await self._commit(entries)
             if len(answers) != len(entries):
@@ -307,7 +328,15 @@ class Committer:
             self._commands += len(entries)
             self._largest = max(self._largest, len(entries))
             self._finished = self._clock.monotonic()
-        reply(zip(entries, answers, strict=True))
+            refused = {
+                entry: answer
+                for entry, answer in zip(entries, answers, strict=True)
+                if type(answer) is StoreUnavailable
+                and not entry.fenced
+                and not self._is_final(answer, [entry])
+            }
+        reply([one for one in zip(entries, answers, strict=True) if one[0] not in refused])
+        return refused
 
     async def _commit(self, entries: list[Entry]) -> Sequence[Answer]:
         """The store's answers; sent again while it is away, and once a reply was lost that is the error."""
@@ -315,7 +344,10 @@ class Committer:
         pause, lost = FIRST_PAUSE, None
         while True:
             try:
-                return await self._store.commit(commands)
+                answers = await self._store.commit(commands)
+                if lost is None:
+                    return answers
+                return [lost if type(answer) is StoreUnavailable else answer for answer in answers]
             except asyncio.CancelledError:
                 raise ReplyLost("committer", "stopped while this was being written") from None
             except Exception as error:
