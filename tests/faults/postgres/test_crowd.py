@@ -3,8 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -30,8 +30,9 @@ from errandry.core.job import Failure, Keep, NewJob
 from errandry.core.query import parse
 from errandry.core.retry import Backoff
 from errandry.core.state import TERMINAL, Reason
-from errandry.errors import ErrandryError
+from errandry.errors import ErrandryError, StoreUnavailable
 from errandry.store.contract import Happened, Store
+from errandry.store.engine import Engine
 from errandry.store.url import store_at
 from tests.faults.history import Asked, Journal, found, violations
 from tests.faults.program import Recorded
@@ -42,40 +43,34 @@ NERVOUS = "-c%20deadlock_timeout%3D10ms"
 
 
 class Crowd:
-    """Stores of their own on one schema, all of whose claims and outcomes are written into a journal."""
+    """Each has an engine of its own on one schema; all claims and outcomes are written into a journal."""
 
     def __init__(self, journal: Journal, seed: int, jobs: int) -> None:
         self.dice, self.journal, self.jobs = random.Random(seed), journal, jobs
         self.errors: list[BaseException] = []
         self.url = f"{server().fresh()}&options={NERVOUS}"
-        self.is_over = False
+        self.is_over = self.is_written = False
 
-    @asynccontextmanager
-    async def store(self) -> AsyncIterator[Store]:
-        store = cast("Store", Recorded(store_at(self.url), self.journal))
-        await store.open()
-        try:
-            yield store
-        finally:
-            await store.close()
+    def engine(self) -> Engine:
+        return Engine(cast("Store", Recorded(store_at(self.url), self.journal)))
 
-    async def ask(self, store: Store, command: Command) -> Answer | None:
-        """The answer; an error is noted, whatever it is: nobody else's work is an error."""
-        try:
-            [answer] = await store.commit([command])
-        except ErrandryError as error:
-            answer = error
-        if isinstance(answer, ErrandryError):
-            self.errors.append(answer)
-            return None
-        return answer
+    async def ask(self, engine: Engine, command: Command) -> Answer | None:
+        """The answer; an error is noted, whatever it is: that others are at work is none."""
+        while True:
+            try:
+                return await engine.submit(command)
+            except ErrandryError as error:
+                if not isinstance(error, StoreUnavailable) or not isinstance(command, Renew | Settle):
+                    self.errors.append(error)
+                    return None
+            await asyncio.sleep(0.1)  # as a worker does with what it wants to get rid of
 
-    async def produce(self, store: Store) -> None:
+    async def produce(self, engine: Engine) -> None:
         for start in range(0, self.jobs, 20):
             ids = [f"job-{number:05}" for number in range(start, start + 20)]
             self.dice.shuffle(ids)
             self.journal.write(*[Asked(one, 0, time.time()) for one in ids])
-            await self.ask(store, Insert(tuple(map(self.job, ids))))
+            await self.ask(engine, Insert(tuple(map(self.job, ids))))
 
     def job(self, job_id: str) -> NewJob:
         return NewJob(
@@ -90,14 +85,14 @@ class Crowd:
             max_crashes=50,
         )
 
-    async def claim(self, worker: str, store: Store) -> None:
+    async def claim(self, worker: str, engine: Engine) -> None:
         """Claim and settle until told to stop; now and then let a lease run out."""
         number = 0
         while not self.is_over:
             number += 1
             lease = self.dice.choice((0.05, 30.0, 30.0))
             claim = Claim(worker=worker, nonce=str(number), limit=self.dice.randrange(1, 20), lease=lease)
-            answer = await self.ask(store, claim)
+            answer = await self.ask(engine, claim)
             jobs = answer.jobs if isinstance(answer, Claims) else ()
             refs = [Ref(job.id, job.fence) for job in jobs]
             if not refs:
@@ -105,19 +100,19 @@ class Crowd:
                 continue
             self.dice.shuffle(refs)
             if self.dice.random() < 0.3:
-                await self.ask(store, Renew(tuple(refs), lease))
+                await self.ask(engine, Renew(tuple(refs), lease))
             for ref in refs:
                 failure = Failure(Reason.ERROR, "Error", "again")
                 again = self.dice.random() < 0.2
                 done = Complete(f'{{"fence": {ref.fence}}}')
-                await self.ask(store, Settle(ref, Retry(failure) if again else done))
+                await self.ask(engine, Settle(ref, Retry(failure) if again else done))
 
-    async def keep_up(self, store: Store) -> None:
+    async def keep_up(self, engine: Engine) -> None:
         while not self.is_over:
-            answer = await self.ask(store, Upkeep(limit=self.dice.choice((5, 1_000))))
+            answer = await self.ask(engine, Upkeep(limit=self.dice.choice((5, 1_000))))
             await asyncio.sleep(0 if isinstance(answer, Kept) and answer.more else 0.01)
 
-    async def cancel(self, store: Store) -> None:
+    async def cancel(self, engine: Engine) -> None:
         """By query, and by ids in any order."""
         while not self.is_over:
             ids = [f"job-{self.dice.randrange(self.jobs):05}" for _ in range(5)]
@@ -125,49 +120,51 @@ class Crowd:
                 Cancel(ids=tuple(dict.fromkeys(ids))),
                 Cancel(query=parse(f"queue:{self.dice.choice(QUEUES)} priority:2"), limit=20),
             )
-            await self.ask(store, self.dice.choice(commands))
+            await self.ask(engine, self.dice.choice(commands))
             await asyncio.sleep(self.dice.uniform(0, 0.05))
 
-    async def read(self, seen: list[Happened], store: Store) -> None:
+    async def read(self, seen: list[Happened], engine: Engine) -> None:
         """Follow the log from its beginning, to its end once everything is over."""
         cursor = None
         while True:
-            is_last = self.is_over
-            page = await store.events(cursor, 50)
+            is_last = self.is_written
+            page = await engine.call(engine.store.events, cursor, 50)
             seen += page.entries
             cursor = page.cursor
             if is_last and not page.entries:
                 return
             await asyncio.sleep(self.dice.uniform(0, 0.005))
 
-    async def finished(self, store: Store) -> None:
+    async def finished(self, engine: Engine) -> None:
         """Return when nothing is left to do."""
         while True:
-            counts = await store.counts()
+            counts = await engine.call(engine.store.counts)
             if all(state in TERMINAL for states in counts.values() for state in states):
                 return
             await asyncio.sleep(0.02)
 
 
-async def gathered(crowd: Crowd, claimers: int, upkeepers: int, readers: int = 2) -> list[list[Happened]]:
+async def gathered(crowd: Crowd, claimers: int, upkeepers: int) -> list[list[Happened]]:
     """Everybody at work until all jobs have finished; what the readers saw."""
-    seen: list[list[Happened]] = [[] for _ in range(readers)]
-    work: list[Callable[[Store], Awaitable[None]]] = [
+    seen: list[list[Happened]] = [[] for _ in range(2)]
+    work: list[Callable[[Engine], Awaitable[None]]] = [
         *[partial(crowd.claim, f"w{number}") for number in range(claimers)],
         *[crowd.keep_up] * upkeepers,
         *[crowd.cancel] * 2,
-        *[partial(crowd.read, mine) for mine in seen],
     ]
     async with AsyncExitStack() as stack:
-        stores = [await stack.enter_async_context(crowd.store()) for _ in work]
-        tasks = [asyncio.ensure_future(do(store)) for do, store in zip(work, stores, strict=True)]
-        first = await stack.enter_async_context(crowd.store())
+        engines = [await stack.enter_async_context(crowd.engine()) for _ in (None, *work, *seen)]
+        first, readers = engines[0], engines[-len(seen) :]
+        tasks = [asyncio.ensure_future(do(engine)) for do, engine in zip(work, engines[1:], strict=False)]
+        reading = [asyncio.ensure_future(crowd.read(*one)) for one in zip(seen, readers, strict=True)]
         try:
             await crowd.produce(first)
             await crowd.finished(first)
         finally:
             crowd.is_over = True
             await asyncio.gather(*tasks)
+            crowd.is_written = True
+            await asyncio.gather(*reading)
     return seen
 
 
@@ -178,8 +175,8 @@ async def test_a_crowd_at_a_nervous_server_gets_no_error_and_no_job_twice(tmp_pa
     async with asyncio.timeout(60):
         seen = await gathered(crowd, claimers=16, upkeepers=4)
 
-    async with crowd.store() as store:
-        log = await found(store)
+    async with crowd.engine() as engine:
+        log = await engine.call(found, engine.store)
     assert crowd.errors == []
     assert violations(crowd.journal.read(), log) == []
     for mine in seen:

@@ -17,7 +17,7 @@ import psycopg
 
 from errandry.clock import Clock
 from errandry.core.command import Answer, Claim, Command, Insert, touched
-from errandry.errors import ReplyLost, StoreClosed, StoreError
+from errandry.errors import ReplyLost, StoreClosed, StoreError, StoreUnavailable
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds
 from errandry.store.health import Finding
@@ -40,6 +40,9 @@ Written = tuple[list[Answer], bool]
 
 TRIES = 5
 """So often is a pass tried again when it clashes with another transaction."""
+KNOWN = "20ms"
+"""So long is waited for a lock that has been waited for before."""
+LOCKED_MAX = 1_000
 PATIENCE = 5.0
 """So long does a close wait for what is under way before it breaks it off."""
 
@@ -139,24 +142,46 @@ class PostgresStore(LocalStore):
             return list(examined(link.connection, self.address))
 
     def _write(self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]) -> Written:
+        """A pass. What is known to be locked goes apart, so that nobody waits for it twice."""
+        apart = [number for number, command in enumerate(commands) if opened.is_locked(command)]
+        if not apart:
+            return self._together(opened, link, lock_timeout, commands)
+        rest = [command for number, command in enumerate(commands) if number not in apart]
+        answers = self._together(opened, link, lock_timeout, rest)[0] if rest else []
+        for number in apart:
+            answers.insert(number, self._alone(opened, link, KNOWN, commands[number]))
+        return answers, True
+
+    def _together(
+        self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]
+    ) -> Written:
         try:
             return self._tried(opened, link, lock_timeout, commands)
         except StoreError:
             raise
         except Exception as error:
             if len(commands) == 1:
-                return [self._refusal(commands[0], error)], False
+                return [self._refusal(opened, commands[0], error)], False
         # One of the commands cannot be written. Which one shows when each goes alone.
-        return [self._alone(opened, link, lock_timeout, command) for command in commands], True
+        answers: list[Answer] = []
+        for command in commands:
+            answers.append(self._alone(opened, link, lock_timeout, command))
+            if isinstance(answers[-1], StoreUnavailable):
+                lock_timeout = KNOWN
+        return answers, True
 
     def _alone(self, opened: "_Open", link: Link, lock_timeout: str, command: Command) -> Answer:
         try:
-            return self._tried(opened, link, lock_timeout, [command])[0][0]
+            answer = self._tried(opened, link, lock_timeout, [command])[0][0]
         except Exception as error:
-            return self._refusal(command, error)
+            return self._refusal(opened, command, error)
+        opened.locked.difference_update(touched(command))
+        return answer
 
-    def _refusal(self, command: Command, error: Exception) -> Answer:
+    def _refusal(self, opened: "_Open", command: Command, error: Exception) -> Answer:
         """The answer to a command that could not be written, or that somebody else's lock keeps waiting."""
+        if isinstance(error, LOCKED):
+            opened.found_locked(command)
         try:
             with explained(self.address.name):
                 raise error
@@ -236,6 +261,7 @@ class _Open:
         self.tracks = [Track(address, f"write-{number}") for number in range(len(TIMEOUTS))]
         self.reader = Track(address, "read", writes=False)
         self.listener = Listener(address, self.channel, self.name)
+        self.locked: set[str] = set()
 
     @property
     def is_forked(self) -> bool:
@@ -250,6 +276,17 @@ class _Open:
         own = self.tracks[number]
         resting = [track for track in (own, *self.tracks) if not track.is_busy]
         return next((track for track in resting if track.link.is_up), next(iter(resting), own))
+
+    def is_locked(self, command: Command) -> bool:
+        """Whether a job it is about was found locked, by who knows whom."""
+        return bool(self.locked) and not self.locked.isdisjoint(touched(command))
+
+    def found_locked(self, command: Command) -> None:
+        """Of several jobs nobody knows which one it was."""
+        if len(ids := touched(command)) == 1:
+            if len(self.locked) >= LOCKED_MAX:
+                self.locked.clear()  # those that are locked still will be found again
+            self.locked.update(ids)
 
     def close(self) -> None:
         self.listener.stop()

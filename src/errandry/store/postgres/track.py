@@ -50,7 +50,15 @@ class Track:
         self.is_busy = True
         future = self._thread.submit(function, *args, **kwargs)
         future.add_done_callback(self._rest)
-        alarm = asyncio.get_running_loop().call_later(limit, self.link.break_off)
+        loop = asyncio.get_running_loop()
+        alarm: asyncio.TimerHandle
+
+        def give_up() -> None:
+            nonlocal alarm
+            self.link.break_off()
+            alarm = loop.call_later(limit, give_up)  # the next connection may be no better
+
+        alarm = loop.call_later(limit, give_up)
         try:
             return await asyncio.wrap_future(future)
         finally:
