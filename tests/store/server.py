@@ -6,10 +6,12 @@ when root runs the tests. What it keeps need not survive a power cut. Its progra
 """
 
 import atexit
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -72,6 +74,7 @@ class Server:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - it does nothing that takes a lock
                 **self._as,
             )
         while self._process.poll() is None:
@@ -116,6 +119,12 @@ class Server:
 
     def _run(self, command: list[str]) -> None:
         subprocess.run(command, check=True, capture_output=True, cwd=self.folder, **self._as)
+
+
+def _end_with_parent() -> None:
+    """Have the system end it, where it can, when the tests are killed and end nothing themselves."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG
 
 
 def empty(db: psycopg.Connection[Any], schema: str) -> None:
