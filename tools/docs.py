@@ -16,6 +16,7 @@ from errandry.core.job import Keep, NewJob
 from errandry.core.retry import Backoff
 from errandry.core.state import TABLE, Move, Reason, Rule, State
 from errandry.options import JobOptions, Kept, Moment, Span, TaskOptions, UseOptions, Wait
+from errandry.store.backlog import Limits
 from errandry.store.contract import Bounds
 from errandry.task import Rules
 from errandry.worker.options import WorkerOptions
@@ -114,6 +115,10 @@ always so long, without jitter. Any other name is a function declared with `@job
 `Errandry(bounds=Bounds(…))`, with `Bounds` from `errandry.store.contract`. Sizes are bytes, ages are seconds.
 
 {_options(Bounds, _defaults(Bounds))}
+
+`Errandry(limits=Limits(…))`, with `Limits` from `errandry.store.backlog`: what goes on in front of any store.
+
+{_options(Limits, _defaults(Limits))}
 """
 
 

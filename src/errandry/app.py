@@ -17,6 +17,7 @@ from errandry.core.move import created
 from errandry.errors import InvalidValue
 from errandry.handle import Job
 from errandry.options import TaskOptions, UseOptions
+from errandry.store.backlog import Limits
 from errandry.store.contract import Bounds, Store
 from errandry.store.url import DEFAULT, store_at, without_password
 from errandry.sync import Sync
@@ -61,6 +62,7 @@ class Errandry(Client):
         clock: Clock | None = None,
         codec: Codec | None = None,
         bounds: Bounds | None = None,
+        limits: Limits | None = None,
     ) -> None:
         if store is not None and (url is not None or bounds is not None):
             raise InvalidValue(
@@ -70,7 +72,7 @@ class Errandry(Client):
             url = (os.environ.get("ERRANDRY_URL") or DEFAULT) if url is None else url
             store = store_at(url, clock, bounds)
         self.url = url
-        super().__init__(store, clock, codec)
+        super().__init__(store, clock, codec, limits)
         self.tasks: dict[str, Task[..., Any]] = {}
         self.backoffs: dict[str, Delay] = {}
         self.middlewares: list[Middleware] = []

@@ -38,6 +38,7 @@ from errandry.core.state import State
 from errandry.core.why import Facts, Why, why
 from errandry.errors import CommandFailed, InvalidValue, UnknownJob
 from errandry.options import Moment, Span, job_fields, one_of
+from errandry.store.backlog import Limits
 from errandry.store.contract import Happened, QueueInfo, Store
 from errandry.store.engine import Engine
 from errandry.waiting import PAGE, PATIENCE, Waiting
@@ -62,10 +63,17 @@ class Client:
     is raised, otherwise the answer lists what was refused.
     """
 
-    def __init__(self, store: Store, clock: Clock | None = None, codec: Codec | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock | None = None,
+        codec: Codec | None = None,
+        limits: Limits | None = None,
+    ) -> None:
         self.codec = codec or PlainCodec()
         self.clock = clock or SystemClock()
-        self.engine = Engine(store, clock=self.clock)
+        self._limits = limits
+        self.engine = Engine(store, limits, self.clock)
         self._closed = False
         self._waiting: Waiting | None = None
 
@@ -76,7 +84,7 @@ class Client:
     async def open(self) -> None:
         """Open the store now rather than on first use; also one that was closed."""
         if self._closed:
-            self.engine, self._closed = Engine(self.store, clock=self.clock), False
+            self.engine, self._closed = Engine(self.store, self._limits, self.clock), False
         await self.engine.start()
 
     async def close(self, timeout: float | None = None) -> None:
@@ -93,7 +101,7 @@ class Client:
         """Work on another store while this lasts, as tests do. It is closed at the end."""
         before = self.engine, self.clock, self._closed
         self.clock = clock or SystemClock()
-        self.engine, self._closed = Engine(store, clock=self.clock), False
+        self.engine, self._closed = Engine(store, self._limits, self.clock), False
         try:
             yield
         finally:

@@ -47,7 +47,14 @@ _FENCED = frozenset((Start, Renew, Note, Settle))
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How much one pass takes, how much may be pending, and for how long a pass is sent again."""
+    """How much is written at a time, how much may be pending, and for how long a command is sent again.
+
+    pass_rows      how many jobs one pass is about
+    pass_bytes     how large what it carries may be
+    pending_rows   how many jobs may wait to be written; who brings more waits
+    pending_bytes  how large what they carry may be
+    give_up_after  how long a command waits for a store that is away before it raises `StoreUnavailable`
+    """
 
     pass_rows: int = 1_000
     pass_bytes: int = 8 * 2**20

@@ -8,13 +8,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from errandry.core.command import Insert, Inserted
-from errandry.core.job import NewJob
+from errandry import Errandry
 from errandry.core.state import State
 from errandry.errors import StoreUnavailable
 from errandry.store.backlog import Limits
-from errandry.store.engine import Engine
-from errandry.store.url import store_at
 from tests.faults.postgres.conftest import Mortal
 from tests.faults.postgres.proxy import Proxy
 from tests.faults.process import Process, until
@@ -87,23 +84,24 @@ async def test_a_handler_is_told_when_its_lease_can_no_longer_be_kept(scene: Sce
 
 
 async def test_enqueue_waits_or_fails_as_it_was_told(mortal: Mortal, url: str) -> None:
-    async with Engine(store_at(url)) as patient, Engine(store_at(url), Limits(give_up_after=0.3)) as hasty:
-        await patient.submit(insert("one"))
-        await hasty.submit(insert("two"))
+    hasty_limits = Limits(give_up_after=0.3)
+    async with Errandry(url) as patient, Errandry(url, limits=hasty_limits) as hasty:
+        for app in (patient, hasty):
+            await app.enqueue("task")
         mortal.stop()
         try:
-            waiting = asyncio.create_task(patient.submit(insert("three")))
+            waiting = asyncio.create_task(patient.enqueue("task"))
             with pytest.raises(StoreUnavailable, match=r"connection|shutting down|terminating"):
-                await hasty.submit(insert("four"))
+                await hasty.enqueue("task")
             assert not waiting.done()
         finally:
             mortal.start()
         back = time.monotonic()
 
-        assert isinstance(await waiting, Inserted)
-        assert isinstance(await hasty.submit(insert("four")), Inserted)
+        await waiting
+        await hasty.enqueue("task")
         assert time.monotonic() - back < BACK
-        assert await patient.call(patient.store.counts) == {"default": {"waiting": 4}}
+        assert await patient.counts() == {"default": {"waiting": 4}}
 
 
 async def test_wakes_come_back_after_the_listening_backend_was_terminated(
@@ -156,10 +154,6 @@ def listeners(db: psycopg.Connection[tuple[int]]) -> set[int]:
         " AND (query LIKE 'LISTEN%' OR query LIKE 'SELECT coalesce(max(n), 0)%')"
     )
     return {pid for (pid,) in found}
-
-
-def insert(*ids: str) -> Insert:
-    return Insert(tuple(NewJob(id=one, task="task", payload="{}") for one in ids))
 
 
 def resident(process: Process) -> int:

@@ -143,9 +143,9 @@ class PostgresStore(LocalStore):
 
     def _write(self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]) -> Written:
         """A pass. What is known to be locked goes apart, so that nobody waits for it twice."""
-        apart = [number for number, command in enumerate(commands) if opened.is_locked(command)]
-        if not apart:
+        if not opened.locked:
             return self._together(opened, link, lock_timeout, commands)
+        apart = [number for number, command in enumerate(commands) if opened.is_locked(command)]
         rest = [command for number, command in enumerate(commands) if number not in apart]
         answers = self._together(opened, link, lock_timeout, rest)[0] if rest else []
         for number in apart:
@@ -168,6 +168,10 @@ class PostgresStore(LocalStore):
             answers.append(self._alone(opened, link, lock_timeout, command))
             if isinstance(answers[-1], StoreUnavailable):
                 lock_timeout = KNOWN
+                if not link.is_up:
+                    away = StoreUnavailable(self.address.name, "the connection was lost before this was sent")
+                    answers += [away] * (len(commands) - len(answers))
+                    break
         return answers, True
 
     def _alone(self, opened: "_Open", link: Link, lock_timeout: str, command: Command) -> Answer:
@@ -279,7 +283,7 @@ class _Open:
 
     def is_locked(self, command: Command) -> bool:
         """Whether a job it is about was found locked, by who knows whom."""
-        return bool(self.locked) and not self.locked.isdisjoint(touched(command))
+        return not self.locked.isdisjoint(touched(command))
 
     def found_locked(self, command: Command) -> None:
         """Of several jobs nobody knows which one it was."""
