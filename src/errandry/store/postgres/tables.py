@@ -15,7 +15,7 @@ from errandry.core.command import Beat, Claim, GateKind, Pausing, Ref, WorkerInf
 from errandry.core.event import Event
 from errandry.core.job import Job
 from errandry.core.query import Query
-from errandry.core.state import TERMINAL, WAITING, State
+from errandry.core.state import SCHEDULED, TERMINAL, WAITING, State
 from errandry.store import cursor as cursors
 from errandry.store import row as rows
 from errandry.store.contract import Bounds, Happened
@@ -45,6 +45,7 @@ class PostgresTables:
         self.is_dirty = False
         self.event_row: tuple[Any, ...] | None = None
         self._has_unlined = False
+        self._marks: Marks | None = None
         self._lanes: dict[tuple[str, str, str], int] = {}
         self._fresh: frozenset[str] = frozenset()
         self._numbers: Iterator[int] = iter(())
@@ -59,13 +60,14 @@ class PostgresTables:
         *_, has_bound, self._has_unlined, self.identity, _, floor, now = found
         self.is_dirty = has_bound
         self.event_row = (0.0, 0, "[]", "[]") if has_bound else None  # what others inserted is to be numbered
-        self._lanes = {}
+        self._marks, self._lanes = None, {}
         self._fresh = frozenset(fresh)
         self._numbers, self._wanted = iter(()), 0
         return floor, now
 
     def look(self) -> tuple[float, float]:
         """The same for who only reads."""
+        self._marks = None
         [(_, self.identity, _, floor, now)] = self._all("head_read")
         return floor, now
 
@@ -82,6 +84,8 @@ class PostgresTables:
 
     def write(self, changes: Iterable[Change]) -> None:
         changes = list(changes)
+        if any(job is not None and job.state is SCHEDULED for change in changes for job in change):
+            self._marks = None
         self._stand_in_line([after for _, after in changes if after is not None and after.state is WAITING])
         batches = planned(changes, lambda job: self._lanes[job.queue, job.task, job.group])
         ended = {values[0] for values in batches["finish_live"]}  # which deletes what it copies
@@ -185,7 +189,13 @@ class PostgresTables:
         return not self._all("queue_has_waiting", (queue,))
 
     def marks(self) -> Marks:
-        return Marks(*self._all("marks")[0])
+        """Asked once a pass, and again if it has changed when something is due.
+
+        Leases and deadlines that a pass writes are not over yet in that pass.
+        """
+        if self._marks is None:
+            self._marks = Marks(*self._all("marks")[0])
+        return self._marks
 
     def due(self, now: float, limit: int) -> list[Job]:
         due = self._jobs("due", (now, limit))
