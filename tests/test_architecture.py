@@ -14,7 +14,7 @@ DRIVERS = {f"errandry.store.{name}" for name in ("memory", "sqlite", "postgres",
 LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest prefix here
     {"errandry.errors", "errandry.clock", "errandry.failpoint"},
     {"errandry.core"},
-    {"errandry.store", "errandry.codec"},
+    {"errandry.store", "errandry.codec", "errandry.seal"},
     DRIVERS,
     {"errandry.store.url"},
     {f"errandry.{name}" for name in ("context", "handle", "options", "outcome", "signature", "waiting")},

@@ -13,6 +13,8 @@
     ├── JobFailed                        its result was asked for, but it failed
     ├── JobCanceled                      its result was asked for, but it was canceled
     ├── ProcessDied                      the process of a handler ended before the handler did
+    ├── SealBroken                       a payload or result is not what was sealed for its job
+    ├── UnknownKey (LookupError)         it is sealed under a key that is not known here
     └── StoreError
         ├── LeaseLost                    the worker no longer holds the job
         ├── InvalidCursor (ValueError)   not a cursor of this store
@@ -171,6 +173,29 @@ class ProcessDied(ErrandryError):
 
     def __str__(self) -> str:
         return self.why
+
+
+class SealBroken(ErrandryError):
+    """A payload or a result was changed, or moved from another job, or never sealed. It is not used."""
+
+    def __init__(self, job_id: str, field: str, why: str) -> None:
+        super().__init__(job_id, field, why)
+        self.job_id, self.field, self.why = job_id, field, why
+
+    def __str__(self) -> str:
+        return f"the {self.field} of job {self.job_id} cannot be trusted: {self.why}"
+
+
+class UnknownKey(ErrandryError, LookupError):
+    """A payload or a result is sealed under a key that this program does not have. Others may."""
+
+    def __init__(self, job_id: str, field: str, key: str, known: tuple[str, ...]) -> None:
+        super().__init__(job_id, field, key, known)
+        self.job_id, self.field, self.key, self.known = job_id, field, key, known
+
+    def __str__(self) -> str:
+        known = ", ".join(self.known)
+        return f"the {self.field} of job {self.job_id} is sealed under key {self.key}: known here are {known}"
 
 
 class StoreError(ErrandryError):

@@ -21,6 +21,7 @@ SAMPLES = {
     "text": "stat:failed",
     "position": 3,
     "job_id": "job-1",
+    "field": "payload",
     "move": "cancel",
     "state": "completed",
     "allowed": ("waiting", "scheduled"),

@@ -28,6 +28,7 @@ from errandry.errors import (
     InvalidArguments,
     InvalidValue,
     ProcessDied,
+    SealBroken,
     StoreClosed,
     StoreUnavailable,
 )
@@ -127,6 +128,8 @@ class Executor:
             arguments = task.signature.read(payload)
         except InvalidArguments as error:
             return self._invalid(run, task, error)
+        except SealBroken as error:  # and never will be better
+            return Fail(failure(error, Reason.INVALID_PAYLOAD))
         except Exception as error:  # a codec that cannot read it: another worker may
             return self._attempts.retry(job, failure(error))
         if self._children is not None and task.runner is Runner.PROCESS:
