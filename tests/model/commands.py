@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from errandry.core.command import (
+    Batch,
     Beat,
     Cancel,
     Claim,
@@ -157,6 +158,9 @@ class Chance:
             without=self.of((), (), (), (), ("send",)),
             suspects=self.of(None, None, None, 0, 1),
             start=self.of(True, True, False),
+            batches=self.of(
+                *[()] * 3, (Batch("send", 3),), (Batch("send", 2, start=False), Batch("resize", 9))
+            ),
             lease=self.lease(),
         )
 

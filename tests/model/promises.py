@@ -155,7 +155,7 @@ class Promises:
             return
         if (command.worker, command.nonce) in self.nonces:
             return
-        assert len(answer.jobs) <= command.limit
+        urgent, company = answer.jobs[: command.limit], answer.jobs[command.limit :]
         for job in answer.jobs:
             gates = {("queue", job.queue), ("task", job.task), ("worker", command.worker)}
             assert not gates & done.closed, job
@@ -168,12 +168,18 @@ class Promises:
         assert suspects is None or suspects >= 0, answer
         left = [job for job in done.after.values() if _is_eligible(job, command, suspects, done.closed)]
         if len(done.commands) == 1:
-            taken = [
-                _spot(done.before[job.id]) for job in answer.jobs if done.before[job.id].place is not None
-            ]
+            taken = [_spot(done.before[job.id]) for job in urgent if done.before[job.id].place is not None]
             assert taken == sorted(taken)
             assert all(_spot(job) > taken[-1] for job in left if job.place is not None and taken)
-        if len(answer.jobs) < command.limit:
+        for batch in command.batches:
+            along = sum(job.task == batch.task for job in company)
+            room = -sum(job.task == batch.task and not job.crashes for job in urgent) % batch.size
+            assert along <= room, (batch, answer)
+            more = [job for job in left if job.task == batch.task and not job.crashes]
+            assert along == room or not [job for job in more if job.state is State.WAITING], (batch, left)
+        assert {job.task for job in company} <= {batch.task for batch in command.batches}, answer
+        assert not [job for job in company if job.crashes], answer
+        if len(urgent) < command.limit:
             assert not [job for job in left if job.state is State.WAITING], left
             assert not [job for job in left if job.run_at is not None and job.run_at <= done.now], left
         held = [job for job in done.after.values() if job.state in IN_HAND]

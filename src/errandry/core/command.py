@@ -20,6 +20,7 @@ from errandry.errors import ErrandryError, InvalidValue
 
 INSERT_MAX = 20_000
 LEASE = 30.0
+BATCH_MAX = 1_000
 
 
 class Ref(Struct, frozen=True, gc=False):
@@ -118,12 +119,25 @@ class Insert(Struct, frozen=True, gc=False):
                 raise InvalidValue("id", twice[0], "stands twice in one insert")
 
 
+class Batch(Struct, frozen=True, gc=False):
+    """One call of this task's handler is for up to `size` jobs; without `start` it waits for more to come."""
+
+    task: str
+    size: int
+    start: bool = True
+
+    def __post_init__(self) -> None:
+        check.name("task", self.task)
+        check.whole("size", self.size, 1, BATCH_MAX)
+
+
 class Claim(Struct, frozen=True, kw_only=True, gc=False):
     """Up to `limit` waiting jobs, most urgent first. Answer: `Claims`.
 
     `queues` and `tasks` of None mean all, `without` leaves tasks out. With `start` the jobs come back
-    running. At most `suspects` of them (None: any number) were running when their worker died. Sent again
-    with the same nonce, it answers with the same claims, as far as they still stand.
+    running. At most `suspects` of them (None: any number) were running when their worker died. Where some
+    are of a task in `batches`, others of it come along until its batches are full, except suspects: those
+    are alone. Sent again with the same nonce, it answers with the same claims, as far as they still stand.
     """
 
     worker: str
@@ -134,6 +148,7 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     without: tuple[str, ...] = ()
     suspects: int | None = None
     start: bool = True
+    batches: tuple[Batch, ...] = ()
     lease: float = LEASE
 
     def __post_init__(self) -> None:
@@ -326,7 +341,7 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
     """A worker says that it lives and what it does; `gone` says goodbye. Answer: WRITTEN.
 
     `alive` is the path of a file on its host that it keeps locked as long as it lives. `shares` are
-    slots beside the `concurrency`.
+    slots beside the `concurrency`. A batch takes one slot, and `running` counts slots.
     """
 
     worker: str
@@ -338,6 +353,7 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
     concurrency: int = 0
     running: int = 0
     shares: tuple[Share, ...] = ()
+    batches: tuple[Batch, ...] = ()
     started_at: float = 0.0
     gone: bool = False
 

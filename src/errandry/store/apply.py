@@ -95,6 +95,7 @@ def claim(ledger: Ledger, command: Claim) -> Claims:
         return Claims(tuple(_still_held(ledger, refs)), _due_in(ledger))
     tidy.before_claim(ledger)
     taken = _taken(ledger, command)
+    taken += _company(ledger, command, taken)
     if taken:
         claims[command.nonce] = tuple(Ref(job.id, job.fence) for job in taken)
         tables.remember(command.worker, claims, now)
@@ -107,6 +108,7 @@ def claim(ledger: Ledger, command: Claim) -> Claims:
 def _taken(ledger: Ledger, command: Claim) -> list[Job]:
     """The most urgent jobs, claimed; what has lapsed fails instead, and suspects beyond their number stay."""
     now, made, suspects = ledger.now, Move.CLAIM, command.suspects
+    later = {batch.task for batch in command.batches if not batch.start}
     taken: list[Job] = []
     while len(taken) < command.limit:
         wanted = replace(command, limit=command.limit - len(taken), suspects=suspects)
@@ -121,10 +123,22 @@ def _taken(ledger: Ledger, command: Claim) -> list[Job]:
                 if not suspects:
                     continue
                 suspects -= 1
-            held = move.claimed(job, command.worker, command.lease, command.start, now)
+            start = command.start and job.task not in later
+            held = move.claimed(job, command.worker, command.lease, start, now)
             taken.append(ledger.move(made, job, held))
         ledger.flush()
     return taken
+
+
+def _company(ledger: Ledger, command: Claim, taken: list[Job]) -> list[Job]:
+    """What comes along in the batches that `taken` begins."""
+    found: list[Job] = []
+    for batch in command.batches:
+        begun = sum(job.task == batch.task and not job.crashes for job in taken)
+        if room := -begun % batch.size:
+            wanted = replace(command, tasks=(batch.task,), without=(), limit=room, suspects=0)
+            found += _taken(ledger, wanted)
+    return found
 
 
 def start(ledger: Ledger, command: Start) -> Mark | Lost:

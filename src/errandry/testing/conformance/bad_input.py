@@ -9,6 +9,7 @@ import pytest
 from errandry.core.command import (
     ALREADY,
     WRITTEN,
+    Batch,
     Beat,
     Cancel,
     Claim,
@@ -104,6 +105,12 @@ DOORS: list[tuple[str, str, dict[str, Any], Make]] = [
     ("claim", "task", NAMES, lambda bad: Claim(worker="w", nonce="n", tasks=(bad,))),
     ("claim", "task", NAMES, lambda bad: Claim(worker="w", nonce="n", without=(bad,))),
     ("claim", "suspects", {**WHOLE, "zero": -2}, lambda bad: Claim(worker="w", nonce="n", suspects=bad)),
+    (
+        "claim",
+        "size",
+        {**WHOLE, "many": 1_001},
+        lambda bad: Claim(worker="w", nonce="n", batches=(Batch("t", bad),)),
+    ),
     ("settle", "job", NAMES, lambda bad: Settle(Ref(bad, 1), Complete())),
     ("start", "job", NAMES, lambda bad: Start(Ref(bad, 1))),
     ("renew", "job", NAMES, lambda bad: Renew((Ref(bad, 1),))),

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from errandry.core.command import Edit, Note, Postpone, Promote, Release, Retry, Snooze, Start
+from errandry.core.command import Batch, Edit, Note, Postpone, Promote, Release, Retry, Snooze, Start
 from errandry.core.event import Kind
 from errandry.core.job import Order, Progress
 from errandry.core.state import Reason, State
@@ -345,6 +345,75 @@ class Suspecting:
         assert Kind.DRAINED not in await ask.kinds(store, head)
 
 
+class Batching:
+    @pytest.mark.parametrize(
+        ("limit", "size", "taken"),
+        [(1, 1, "a"), (1, 3, "acd"), (2, 3, "abcd"), (3, 2, "abc"), (3, 3, "abcd"), (1, 9, "acdf")],
+    )
+    async def test_jobs_of_the_same_task_come_along_until_the_batches_are_full(
+        self, store: Store, given: Given, limit: int, size: int, taken: str
+    ) -> None:
+        await _of_two_tasks(given)
+
+        jobs = await ask.claim(store, limit=limit, batches=(Batch("many", size),))
+
+        assert sorted(job.id for job in jobs) == sorted(taken)
+        assert [job.id for job in jobs[:limit]] == sorted(taken)[:limit]
+        assert {job.state for job in jobs} == {State.RUNNING}
+
+    async def test_a_batch_that_nothing_begins_brings_nothing(self, store: Store, given: Given) -> None:
+        await _of_two_tasks(given)
+
+        assert await ask.order(store, limit=2, tasks=("one",), batches=(Batch("many", 9),)) == ["b", "e"]
+        assert await ask.order(store, limit=2, without=("many",), batches=(Batch("many", 9),)) == []
+
+    async def test_company_comes_from_the_queues_of_the_claim_only(self, store: Store, given: Given) -> None:
+        for name, queue in (("a", "mine"), ("b", "other"), ("c", "mine")):
+            await given.waiting(id=name, task="many", queue=queue)
+
+        taken = await ask.order(store, limit=1, queues=("mine",), batches=(Batch("many", 9),))
+
+        assert taken == ["a", "c"]
+
+    async def test_a_suspect_is_alone_and_nobodys_company(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await _suspects(store, clock, given)
+        batches = (Batch("t", 9),)
+
+        assert await ask.order(store, limit=1, batches=batches) == ["a"]
+        assert await ask.order(store, limit=1, batches=batches) == ["b", "e"]
+        assert await ask.order(store, limit=2, suspects=1, batches=batches) == ["c"]
+
+    async def test_batches_that_wait_for_more_are_claimed_but_not_started(
+        self, store: Store, given: Given
+    ) -> None:
+        await _of_two_tasks(given)
+
+        jobs = await ask.claim(store, limit=2, batches=(Batch("many", 3, start=False),))
+
+        assert {job.id: job.state for job in jobs} == {
+            "a": State.CLAIMED,
+            "b": State.RUNNING,
+            "c": State.CLAIMED,
+            "d": State.CLAIMED,
+        }
+
+    async def test_a_claim_sent_again_brings_the_same_company(self, store: Store, given: Given) -> None:
+        await _of_two_tasks(given)
+        wanted = {"nonce": "again", "limit": 1, "batches": (Batch("many", 3),)}
+
+        assert await ask.claim(store, **wanted) == await ask.claim(store, **wanted)
+
+    async def test_company_can_drain_a_queue(self, store: Store, given: Given) -> None:
+        await given.inserted(*(given.job(task="many") for _ in range(3)))
+        head = await store.head()
+
+        await ask.claim(store, limit=1, batches=(Batch("many", 3),))
+
+        assert Kind.DRAINED in await ask.kinds(store, head)
+
+
 class Draining:
     async def test_the_claim_of_a_queues_last_waiting_job_reports_it_drained(
         self, store: Store, given: Given
@@ -373,6 +442,12 @@ class Draining:
         await given.running()
 
         assert Kind.DRAINED in await ask.kinds(store, head)
+
+
+async def _of_two_tasks(given: Given) -> None:
+    """Waiting jobs a to f in this order, of which b and e are of another task than the rest."""
+    for name in "abcdef":
+        await given.waiting(id=name, task="one" if name in "be" else "many")
 
 
 async def _suspects(store: Store, clock: FakeClock, given: Given) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from errandry.testing.conformance.bad_input import BadInput
-from errandry.testing.conformance.claiming import Claiming, Draining, Ordering, Suspecting
+from errandry.testing.conformance.claiming import Batching, Claiming, Draining, Ordering, Suspecting
 from errandry.testing.conformance.clock import ClockMoving
 from errandry.testing.conformance.events import Reporting, Resuming
 from errandry.testing.conformance.fixtures import Fixtures, MakeStore
@@ -29,6 +29,7 @@ class Conformance(
     Claiming,
     Ordering,
     Suspecting,
+    Batching,
     Draining,
     Pausing,
     Leasing,
