@@ -1,16 +1,19 @@
 """The app: where tasks are declared and from where jobs are enqueued and looked at."""
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
+from msgspec import Struct
+
 from errandry.bound import Bound
-from errandry.client import Client, Gate
+from errandry.client import Client, Gate, several
 from errandry.clock import Clock
 from errandry.codec import About, Codec, from_json
 from errandry.context import JobContext
 from errandry.core.command import GateKind
+from errandry.core.event import Filter
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.move import created
@@ -18,7 +21,7 @@ from errandry.errors import InvalidValue
 from errandry.handle import Job
 from errandry.options import TaskOptions, UseOptions
 from errandry.store.backlog import Limits
-from errandry.store.contract import Bounds, Store
+from errandry.store.contract import Bounds, Happened, Store
 from errandry.store.url import DEFAULT, store_at, without_password
 from errandry.sync import Sync
 from errandry.task import Request, Task, declared, named
@@ -31,8 +34,16 @@ Middleware = Callable[[JobContext, Call], Awaitable[Any]]
 """Wraps every handler: `async def timed(ctx, call_next): …; return await call_next(ctx)`."""
 Hook = Callable[[NewJob], NewJob]
 """Sees every job before it is inserted and returns it, or another in its place. May raise to refuse."""
+Told = TypeVar("Told", bound=Callable[[Happened], object])
 Delay = Callable[[int], float]
 """Seconds to wait after attempt n."""
+
+
+class Observer(Struct, frozen=True):
+    """A function that is told of events, and of which."""
+
+    function: Callable[[Happened], object]
+    wanted: Filter
 
 
 class Declare(Protocol):
@@ -76,6 +87,7 @@ class Errandry(Client):
         self.tasks: dict[str, Task[..., Any]] = {}
         self.backoffs: dict[str, Delay] = {}
         self.middlewares: list[Middleware] = []
+        self.observers: list[Observer] = []
         self._hooks: list[Hook] = []
         self.sync = Sync(self)
 
@@ -113,6 +125,22 @@ class Errandry(Client):
         """Wrap every handler in `function`; the first one registered is the outermost."""
         self.middlewares.append(function)
         return function
+
+    def on(
+        self, *kinds: str, queue: str | Sequence[str] = (), task: str | Sequence[str] = ()
+    ) -> Callable[[Told], Told]:
+        """Have a function told of events while a worker runs: `@jobs.on("failed", task="charge")`.
+
+        Every worker process tells its own, of what happens anywhere. Async functions run on the worker's
+        loop, others in a thread. One that raises or hangs disturbs nobody but itself.
+        """
+        wanted = Filter(kinds, several(queue), several(task))
+
+        def register(function: Told) -> Told:
+            self.observers.append(Observer(function, wanted))
+            return function
+
+        return register
 
     def on_enqueue(self, function: Hook) -> Hook:
         """Have `function` see every job before it is inserted."""

@@ -30,7 +30,7 @@ from errandry.core.command import (
     Resume,
     WorkerInfo,
 )
-from errandry.core.event import Event, Kind
+from errandry.core.event import Event, Filter, Kind
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.query import parse, quoted
@@ -41,7 +41,7 @@ from errandry.options import Moment, Span, job_fields, one_of
 from errandry.store.backlog import Limits
 from errandry.store.contract import Happened, QueueInfo, Store
 from errandry.store.engine import Engine
-from errandry.waiting import PAGE, PATIENCE, Waiting
+from errandry.waiting import PAGE, PATIENCE, Waiting, first
 
 A = TypeVar("A")
 
@@ -97,7 +97,7 @@ class Client:
         return self.engine
 
     @contextmanager
-    def on(self, store: Store, clock: Clock | None = None) -> Iterator[None]:
+    def instead_on(self, store: Store, clock: Clock | None = None) -> Iterator[None]:
         """Work on another store while this lasts, as tests do. It is closed at the end."""
         before = self.engine, self.clock, self._closed
         self.clock = clock or SystemClock()
@@ -201,14 +201,25 @@ class Client:
         """The cursor of this moment, or of `back` passes ago: `events(after=…)` tells what came since."""
         return await self.engine.call(self.store.head, back)
 
-    async def events(self, after: str | None = None) -> AsyncIterator[Happened]:
-        """What happens, as it happens: from the cursor `after`, or from now on. Never ends by itself.
+    async def events(
+        self,
+        after: str | None = None,
+        *,
+        kind: str | Sequence[str] = (),
+        queue: str | Sequence[str] = (),
+        task: str | Sequence[str] = (),
+        job: str | Sequence[str] = (),
+        until: asyncio.Event | None = None,
+    ) -> AsyncIterator[Happened]:
+        """What happens, as it happens: from the cursor `after`, or from now on; all, or only of these.
 
-        Whoever was away for longer than events are kept gets an `error` event first that says so.
+        Ends when `until` is set and everything has been told, else never by itself. Whoever was away for
+        longer than events are kept gets an `error` event first that says so.
         """
+        wanted = Filter(several(kind), several(queue), several(task), several(job))
         cursor = after or await self.head()
         while True:
-            pulse = self.store.pulse()
+            is_last, pulse = until is not None and until.is_set(), self.store.pulse()
             page = await self.engine.call(self.store.events, cursor, PAGE)
             if page.missed:
                 text = "events before these are no longer kept: some were missed"
@@ -216,10 +227,18 @@ class Client:
                     cursor or page.cursor, self.clock.time(), Event(Kind.ERROR, "", "", "", 0, text)
                 )
             for one in page.entries:
-                yield one
+                if wanted.has(one.event):
+                    yield one
             cursor = page.cursor
             if len(page.entries) < PAGE:
-                await self.engine.call(self.store.wake, pulse, PATIENCE)
+                if is_last:
+                    return
+                await self._news(pulse, until)
+
+    async def _news(self, pulse: int, until: asyncio.Event | None) -> None:
+        """Until something may have happened, or nobody wants to know any more."""
+        wake = self.engine.call(self.store.wake, pulse, PATIENCE)
+        await (wake if until is None else first(wake, until.wait()))
 
     async def cancel(self, *ids: str, query: str | None = None, force: bool = False) -> Moved:
         """Stop: at once where no handler runs, by request where one does; with `force`, finished jobs too."""
@@ -347,6 +366,11 @@ def _when(**options: Any) -> dict[str, Any]:
     """`delay`, `run_at` and `tags` as people write them; what is None is left out."""
     given = {name: value for name, value in options.items() if value is not None}
     return {name: value for name, value in job_fields(given).items() if name in given}
+
+
+def several(names: str | Sequence[str]) -> tuple[str, ...]:
+    """One name or several, as several."""
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _joined(one: Moved, other: Moved) -> Moved:

@@ -1,13 +1,15 @@
 """A job as a program meets it: what is known of it, and what can be asked and done."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from errandry.codec import About, Codec
 from errandry.core.command import Moved
+from errandry.core.event import ENDS, REACHED, Event
 from errandry.core.job import Job as Record
 from errandry.core.state import State
 from errandry.errors import JobCanceled, JobFailed, UnknownJob
+from errandry.store.contract import Happened
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -20,6 +22,10 @@ class Keeper(Protocol):
     async def record(self, job_id: str) -> Record: ...
 
     async def finished(self, job_id: str, timeout: float | None) -> Record | None: ...
+
+    async def head(self) -> str: ...
+
+    def events(self, after: str, *, job: str) -> AsyncIterator[Happened]: ...
 
     async def cancel(self, *ids: str, force: bool = False) -> Moved: ...
 
@@ -79,6 +85,22 @@ class Job(Generic[R_co]):
                 last = self.record.errors[-1] if self.record.errors else None
                 error = f"{last.type}: {last.message}" if last else ""
                 raise JobFailed(self.id, self.record.reason or "", error, last.traceback if last else "")
+
+    async def observe(self) -> AsyncIterator[Happened]:
+        """What happens to it, until it has ended. Begins with the state it is in, so nobody comes too late.
+
+        What happens at just that moment may be told twice.
+        """
+        cursor = await self._app.head()
+        record = (await self.refresh()).record
+        state = Event(REACHED[record.state], record.id, record.queue, record.task, record.attempts)
+        yield Happened(cursor, record.updated_at, state)
+        if record.finished:
+            return
+        async for happened in self._app.events(cursor, job=self.id):
+            yield happened
+            if happened.event.kind in ENDS:
+                return
 
     async def cancel(self) -> None:
         """Stop it: at once where no handler runs, by request where one does."""

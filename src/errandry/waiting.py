@@ -5,13 +5,14 @@ Everything here runs on the engine's loop.
 
 import asyncio
 import copy
+from collections.abc import Coroutine
+from typing import Any
 
-from errandry.core.event import Kind
+from errandry.core.event import ENDS
 from errandry.core.job import Job
 from errandry.errors import ErrandryError
 from errandry.store.contract import Store
 
-_ENDS = frozenset({Kind.COMPLETED, Kind.FAILED, Kind.CANCELED, Kind.REMOVED})
 PAGE = 1_000
 PATIENCE = 1.0
 """A wake may be lost; nobody waits longer than this for the next look."""
@@ -81,7 +82,7 @@ class Waiting:
             page = await self._store.events(cursor, PAGE)
             if page.missed:
                 ended |= self._waiters.keys()
-            ended |= {one.event.job for one in page.entries if one.event.kind in _ENDS}
+            ended |= {one.event.job for one in page.entries if one.event.kind in ENDS}
             cursor = page.cursor
             if len(page.entries) < PAGE:
                 return cursor, ended & self._waiters.keys()
@@ -98,21 +99,24 @@ class Waiting:
 
     async def _rest(self, pulse: int) -> None:
         """Until the store has changed or somebody new waits."""
-        waits = {
-            asyncio.create_task(self._store.wake(pulse, PATIENCE)),
-            asyncio.create_task(self._news.wait()),
-        }
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in done:
-                wait.result()  # a store that cannot be watched is an error, not a reason to look again
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+        # A store that cannot be watched is an error, not a reason to look again.
+        await first(self._store.wake(pulse, PATIENCE), self._news.wait())
 
     def _fail(self, error: Exception) -> None:
         waiters, self._waiters = self._waiters, {}
         for waiter in (one for several in waiters.values() for one in several):
             if not waiter.done():
                 waiter.set_exception(copy.copy(error) if isinstance(error, ErrandryError) else error)
+
+
+async def first(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Until one of these is done, or raises; the others are canceled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread, main_thread
 
 import pytest
 
@@ -11,9 +11,13 @@ from errandry import Errandry
 from errandry.core.command import Upkeep
 from errandry.core.event import Kind
 from errandry.core.job import NewJob
-from errandry.errors import InvalidCursor
+from errandry.core.state import State
+from errandry.errors import InvalidCursor, InvalidValue, UnknownJob
 from errandry.store.contract import Bounds, Happened
 from errandry.testing import drain
+from errandry.worker import telling
+from errandry.worker.options import WorkerOptions
+from errandry.worker.worker import Worker
 
 
 async def taken(events: AsyncIterator[Happened], number: int) -> list[Happened]:
@@ -139,3 +143,137 @@ async def test_a_reader_that_was_away_too_long_is_told(tmp_path: Path) -> None:
         [first] = await taken(jobs.events(after=start), 1)
 
         assert (first.event.kind, "missed" in first.event.text) == (Kind.ERROR, True)
+
+
+# Filters.
+
+
+async def test_only_what_is_wanted_is_told(app: Errandry) -> None:
+    start = await app.head()
+    one, other = await app.enqueue("send", {"to": "ada"}), await app.enqueue("send", {"to": "grace"})
+    await app.enqueue("send", {"to": "eve"}, queue="mail")
+    await drain(app)
+
+    ends = await taken(app.events(start, kind=("completed", "failed"), queue="default"), 2)
+    mails = await taken(app.events(start, queue="mail", task="send", kind="active"), 1)
+    ones = await taken(app.events(start, job=one.id), 4)
+
+    assert {happened.event.job for happened in ends} == {one.id, other.id}
+    assert told(mails) == ["active"]
+    assert told(ones) == ["waiting", "claimed", "active", "completed"]
+
+
+async def test_a_kind_that_does_not_exist_is_refused(app: Errandry) -> None:
+    with pytest.raises(
+        InvalidValue, match=r"kind='complete': there are no such events: did you mean completed"
+    ):
+        await anext(app.events(kind="complete"))
+
+
+async def test_a_reader_that_is_told_to_stop_gets_everything_first(app: Errandry) -> None:
+    start, stop = await app.head(), asyncio.Event()
+    await app.enqueue("send", {"to": "ada"})
+    stop.set()
+    await drain(app)
+
+    async with asyncio.timeout(10):
+        seen = [happened async for happened in app.events(start, kind="completed", until=stop)]
+    assert told(seen) == ["completed"]
+
+
+async def test_a_reader_that_waits_stops_at_once(app: Errandry, resting: Event) -> None:
+    stop = asyncio.Event()
+
+    async def read() -> list[Happened]:
+        return [happened async for happened in app.events(until=stop)]
+
+    reading = asyncio.create_task(read())
+    await asyncio.to_thread(resting.wait, 10)
+    before = asyncio.get_running_loop().time()
+    stop.set()
+    assert await reading == []
+    assert asyncio.get_running_loop().time() - before < 0.5
+
+
+# One job.
+
+
+async def test_who_observes_a_job_is_told_its_state_and_then_its_fate(app: Errandry) -> None:
+    job = await app.enqueue("send", {"to": "ada"})
+    observing = job.observe()
+    [first] = await taken(observing, 1)
+    await app.enqueue("send", {"to": "grace"})
+    await drain(app)
+
+    async with asyncio.timeout(10):
+        rest = [happened async for happened in observing]
+    assert (told([first]), first.event.job) == (["waiting"], job.id)
+    assert told(rest) == ["claimed", "active", "completed"]
+    assert {happened.event.job for happened in rest} == {job.id}
+
+
+async def test_who_comes_late_is_told_how_it_ended(app: Errandry) -> None:
+    job = await app.enqueue("send", {"to": "ada"})
+    await drain(app)
+    async with asyncio.timeout(10):
+        assert told([happened async for happened in job.observe()]) == ["completed"]
+
+
+async def test_a_job_that_is_gone_cannot_be_observed(app: Errandry) -> None:
+    job = await app.enqueue("send", {"to": "ada"})
+    await app.remove(job.id)
+    with pytest.raises(UnknownJob):
+        await anext(job.observe())
+
+
+# Functions that are told.
+
+
+async def test_functions_are_told_while_a_worker_works(app: Errandry) -> None:
+    seen: list[str] = []
+
+    @app.on("completed", "failed", task="send")
+    async def on_loop(happened: Happened) -> None:
+        seen.append(f"loop {happened.event.kind}")
+
+    @app.on("active")
+    def in_thread(happened: Happened) -> None:
+        assert current_thread() is not main_thread()
+        seen.append(f"thread {happened.event.kind}")
+
+    await app.enqueue("send", {"to": "ada"})
+    await Worker(app, WorkerOptions(burst=True)).run()
+
+    assert sorted(seen) == ["loop completed", "thread active"]
+
+
+async def test_one_that_raises_or_hangs_disturbs_nobody(
+    app: Errandry, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "LAST_CALL", 0.1)
+    seen: list[str] = []
+
+    @app.on("waiting", "completed")
+    async def raises(happened: Happened) -> None:
+        raise RuntimeError(f"cannot stand {happened.event.kind}")
+
+    @app.on()
+    async def hangs(happened: Happened) -> None:
+        await asyncio.sleep(1_000)
+
+    @app.on("completed")
+    async def listens(happened: Happened) -> None:
+        seen.append(happened.event.job)
+
+    jobs = [await app.enqueue("send", {"to": f"{n}"}) for n in range(3)]
+    async with asyncio.timeout(10):
+        await Worker(app, WorkerOptions(burst=True)).run()
+
+    assert seen == [job.id for job in jobs]
+    assert caplog.text.count("cannot stand completed") == 3
+    assert {(await job.refresh()).state for job in jobs} == {State.COMPLETED}
+
+
+def test_functions_for_events_that_do_not_exist_are_refused(app: Errandry) -> None:
+    with pytest.raises(InvalidValue, match="did you mean failed"):
+        app.on("fail")

@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import Struct, to_builtins
+from msgspec import to_builtins
 
 from errandry.cli.command import Command
 from errandry.cli.session import Session, client
 from errandry.cli.target import id_of
 from errandry.cli.text import local, one_line, short_id
-from errandry.core.event import Event, Kind
+from errandry.core.event import Event, Filter, Kind
 from errandry.store.contract import Happened
 
 if TYPE_CHECKING:
@@ -27,23 +27,6 @@ COLORS = {
     Kind.CANCELED: "bright_black",
     Kind.REMOVED: "bright_black",
 }
-
-
-class Wanted(Struct, frozen=True):
-    """Which events to print; what is empty lets everything through."""
-
-    kinds: tuple[str, ...]
-    queues: tuple[str, ...]
-    tasks: tuple[str, ...]
-    job: str | None
-
-    def has(self, event: Event) -> bool:
-        return (
-            (not self.kinds or event.kind in self.kinds)
-            and (not self.queues or event.queue in self.queues)
-            and (not self.tasks or event.task in self.tasks)
-            and (self.job is None or event.job == self.job)
-        )
 
 
 @click.command(cls=Command)
@@ -74,7 +57,7 @@ async def events(
     **only: tuple[str, ...],
 ) -> None:
     """Print what happened lately, and with --follow what happens, until Ctrl-C."""
-    wanted = Wanted(**only, job=None if job is None else await id_of(jobs, job))
+    wanted = Filter(**only, jobs=() if job is None else (await id_of(jobs, job),))
     cursor = await _print_past(session, jobs, wanted, None if after else limit, after)
     if follow:
         async for happened in jobs.events(after=cursor):
@@ -83,7 +66,7 @@ async def events(
 
 
 async def _print_past(
-    session: Session, jobs: "Errandry", wanted: Wanted, limit: int | None, after: str | None
+    session: Session, jobs: "Errandry", wanted: Filter, limit: int | None, after: str | None
 ) -> str:
     """The last events, or all after a cursor; returns where they end."""
     if limit is None:
@@ -95,7 +78,7 @@ async def _print_past(
     return end
 
 
-async def _last(session: Session, jobs: "Errandry", wanted: Wanted, limit: int) -> tuple[list[Happened], str]:
+async def _last(session: Session, jobs: "Errandry", wanted: Filter, limit: int) -> tuple[list[Happened], str]:
     """Go back further and further until there are enough, or no more."""
     back, oldest = limit, ""
     while True:
@@ -107,7 +90,7 @@ async def _last(session: Session, jobs: "Errandry", wanted: Wanted, limit: int) 
 
 
 async def _since(
-    session: Session, jobs: "Errandry", wanted: Wanted, after: str | None
+    session: Session, jobs: "Errandry", wanted: Filter, after: str | None
 ) -> tuple[list[Happened], str]:
     found: list[Happened] = []
     while True:

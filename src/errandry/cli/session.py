@@ -86,7 +86,7 @@ class Session:
 
         with ExitStack() as stack:
             if self.app is not None and self.url is not None:
-                stack.enter_context(jobs.on(store_at(self.url)))
+                stack.enter_context(jobs.instead_on(store_at(self.url)))
             return asyncio.run(opened())
 
 

@@ -1,10 +1,12 @@
 """Facts in the past tense: what observers read, one or more for each move."""
 
+from difflib import get_close_matches
 from enum import StrEnum
 
 from msgspec import Struct
 
 from errandry.core.state import Move, State
+from errandry.errors import InvalidValue
 
 
 class Kind(StrEnum):
@@ -64,7 +66,34 @@ class Event(Struct, frozen=True, array_like=True, gc=False):
     text: str = ""
 
 
-_REACHED = {
+class Filter(Struct, frozen=True):
+    """Which events are wanted; what is empty lets everything through.
+
+    That some were missed is told to everyone.
+    """
+
+    kinds: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for kind in self.kinds:
+            if kind not in tuple(Kind):
+                close = get_close_matches(str(kind), tuple(Kind), 1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(Kind)}"
+                raise InvalidValue("kind", kind, f"there are no such events: {hint}")
+
+    def has(self, event: Event) -> bool:
+        return event.kind is Kind.ERROR or (
+            (not self.kinds or event.kind in self.kinds)
+            and (not self.queues or event.queue in self.queues)
+            and (not self.tasks or event.task in self.tasks)
+            and (not self.jobs or event.job in self.jobs)
+        )
+
+
+REACHED = {
     State.BLOCKED: Kind.BLOCKED,
     State.SCHEDULED: Kind.SCHEDULED,
     State.WAITING: Kind.WAITING,
@@ -74,6 +103,9 @@ _REACHED = {
     State.FAILED: Kind.FAILED,
     State.CANCELED: Kind.CANCELED,
 }
+"""What a job is said to be that has come into a state."""
+ENDS = frozenset({Kind.COMPLETED, Kind.FAILED, Kind.CANCELED, Kind.REMOVED})
+"""After one of these nothing more happens to a job, unless somebody runs it again."""
 
 
 def _kinds(move: Move, state: State) -> tuple[Kind, ...]:
@@ -83,7 +115,7 @@ def _kinds(move: Move, state: State) -> tuple[Kind, ...]:
         case Move.RETRY if state in (State.SCHEDULED, State.WAITING):
             return (Kind.RETRYING,)
         case Move.EXPIRE:
-            return (Kind.STALLED, _REACHED[state])
+            return (Kind.STALLED, REACHED[state])
         case Move.EDIT:
             return (Kind.EDITED,)
         case Move.REMOVE | Move.REMOVE_FORCED:
@@ -93,7 +125,7 @@ def _kinds(move: Move, state: State) -> tuple[Kind, ...]:
         case Move.RENEW | Move.NOTE:
             return ()
         case _:
-            return (_REACHED[state],)
+            return (REACHED[state],)
 
 
 KINDS = {(move, state): _kinds(move, state) for move in Move for state in State}

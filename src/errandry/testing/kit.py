@@ -31,7 +31,7 @@ _numbers = itertools.count(1)
 def in_memory(jobs: Errandry, clock: Clock | None = None) -> Iterator[MemoryStore]:
     """`jobs` with an empty store in memory while this lasts; nothing reaches the store it is made for."""
     store = MemoryStore(clock)
-    with jobs.on(store, clock):
+    with jobs.instead_on(store, clock):
         yield store
 
 

@@ -20,6 +20,7 @@ from errandry.core.job import Job
 from errandry.core.state import State
 from errandry.errors import ErrandryError
 from errandry.task import Runner
+from errandry.waiting import first
 from errandry.worker.capture import JobLog
 from errandry.worker.children import Children
 from errandry.worker.claimer import Claimer
@@ -30,6 +31,7 @@ from errandry.worker.options import WorkerOptions
 from errandry.worker.process import refuse_in_child
 from errandry.worker.run import Run, Stop
 from errandry.worker.slots import Slots
+from errandry.worker.telling import Telling
 from errandry.worker.upkeeper import Upkeeper
 from errandry.worker.watchdog import Watchdog
 
@@ -147,7 +149,7 @@ class Worker:
         try:
             async with asyncio.timeout(self.options.grace):
                 while (left := self._left(claiming)) and not self._hurry.is_set():
-                    await _first(asyncio.wait(left), self._hurry.wait())
+                    await first(asyncio.wait(left), self._hurry.wait())
         except TimeoutError:
             log.warning("%d handlers did not finish within the grace", len(self._slots.runs))
         self._stop_runs()
@@ -208,12 +210,13 @@ class Worker:
         before, capture = sys.getswitchinterval(), JobLog()
         sys.setswitchinterval(min(before, SWITCH))
         logging.getLogger().addHandler(capture)
-        liveness, tasks = Liveness(), []
+        liveness, telling, tasks = Liveness(), Telling(self.app), []
         self._children.lock = liveness.descriptor
         try:
             with _Signals(self.stop if signals else None):
                 # Before any claim: who claims and dies unannounced is not missed until its leases run out.
                 await self._submit(self._sign(liveness.path))
+                await telling.start()
                 tasks += [
                     asyncio.create_task(self.app.engine.call(_forever, loop))
                     for loop in self._loops(liveness)
@@ -223,6 +226,7 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await telling.close()
             await self._submit(self._sign(liveness.path, gone=True))
             self._executor.close()
             await self._children.close()
@@ -268,14 +272,3 @@ async def _forever(loop: Loop) -> None:
         except Exception:
             log.exception("something unforeseen happened; the worker goes on")
             await asyncio.sleep(RECOVERY)
-
-
-async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Until one of these is done; the others are canceled."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
