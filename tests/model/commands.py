@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
+from errandry.core.batch import Batch
 from errandry.core.command import (
-    Batch,
     Beat,
     Cancel,
     Claim,

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from errandry.core import check
+from errandry.core.batch import Batch
 from errandry.core.job import Failure, Job, Log, NewJob, Progress, check_tags
 from errandry.core.query import Query
 from errandry.core.state import Move, Reason, State
@@ -20,7 +21,6 @@ from errandry.errors import ErrandryError, InvalidValue
 
 INSERT_MAX = 20_000
 LEASE = 30.0
-BATCH_MAX = 1_000
 
 
 class Ref(Struct, frozen=True, gc=False):
@@ -117,18 +117,6 @@ class Insert(Struct, frozen=True, gc=False):
             twice = [job_id for job_id, times in Counter(job.id for job in self.jobs).items() if times > 1]
             if twice:
                 raise InvalidValue("id", twice[0], "stands twice in one insert")
-
-
-class Batch(Struct, frozen=True, gc=False):
-    """One call of this task's handler is for up to `size` jobs; without `start` it waits for more to come."""
-
-    task: str
-    size: int
-    start: bool = True
-
-    def __post_init__(self) -> None:
-        check.name("task", self.task)
-        check.whole("size", self.size, 1, BATCH_MAX)
 
 
 class Claim(Struct, frozen=True, kw_only=True, gc=False):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from errandry.core.batch import Batch
 from errandry.core.command import (
     ALREADY,
     WRITTEN,
-    Batch,
     Beat,
     Cancel,
     Claim,

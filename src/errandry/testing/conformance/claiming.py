@@ -3,7 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from errandry.core.command import Batch, Edit, Note, Postpone, Promote, Release, Retry, Snooze, Start
+from errandry.core.batch import Batch
+from errandry.core.command import Edit, Note, Postpone, Promote, Release, Retry, Snooze, Start
 from errandry.core.event import Kind
 from errandry.core.job import Order, Progress
 from errandry.core.state import Reason, State
