@@ -2,7 +2,7 @@
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any, Literal, TypeVar
@@ -107,6 +107,12 @@ class Client:
         finally:
             self.engine.stop_sync()
             self.engine, self.clock, self._closed = before
+
+    def wrap(self, around: Callable[[Store], Store]) -> None:
+        """Use what `around` makes of the store instead of it. To be called before the store is opened."""
+        if self.engine.is_running:
+            raise InvalidValue("wrap", around, "the store is open already: wrap it before its first use")
+        self.engine = Engine(around(self.store), self._limits, self.clock)
 
     async def insert(self, jobs: builtins.list[NewJob]) -> Inserted:
         """All of these, or none. Returns when they are durable."""

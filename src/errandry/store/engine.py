@@ -44,6 +44,11 @@ class Engine:
         self._stopped = False
         _ENGINES.add(self)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been used: its store is open, or being opened."""
+        return self._session is not None
+
     async def start(self) -> None:
         """Open the store. A second call changes nothing."""
         await self._started()
