@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from errandry.core.command import Beat
 from errandry.worker.liveness import Liveness
@@ -181,6 +182,24 @@ class TestDoctor:
         ):
             assert f"\ngood   {topic}" in f"\n{done.out}" or f"\nnote   {topic}" in f"\n{done.out}", done.out
         assert "survives a power cut" in done.out
+
+    def test_prometheus_can_read_its_figures(self, cli: Cli, place: Place) -> None:
+        place.enqueue()
+        place.ask(place.jobs.queue('a "quoted" queue').pause)
+
+        done = cli("doctor", "--metrics")
+        found = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(done.out)
+            for sample in family.samples
+        }
+
+        assert done.code == 0
+        assert found["errandry_jobs", "default", "waiting"] == 1
+        assert found["errandry_jobs_ever_total", "default", "inserted"] == 1
+        assert found["errandry_queue_paused", 'a "quoted" queue'] == 1
+        assert found["errandry_queue_lag_seconds", "default"] >= 0
+        assert (found["errandry_workers",], found["errandry_slots",]) == (0, 0)
 
     def test_what_can_be_lost_is_said(self, cli: Cli, place: Place) -> None:
         place.ask(place.jobs.open)

@@ -9,6 +9,7 @@ import click
 
 from errandry import __version__
 from errandry.cli.command import Command
+from errandry.cli.metrics import exposed
 from errandry.cli.session import Session, client
 from errandry.cli.text import number, one_line
 from errandry.cli.workers import is_gone
@@ -40,9 +41,13 @@ COLORS = {Grade.GOOD: "green", Grade.NOTE: "yellow", Grade.WRONG: "red"}
 
 
 @click.command(cls=Command)
+@click.option("--metrics", is_flag=True, help="Print figures for Prometheus instead.")
 @client
-async def doctor(session: Session, jobs: "Errandry") -> int:
+async def doctor(session: Session, jobs: "Errandry", metrics: bool) -> int:
     """Look at the store, its file or server, the clock and the workers; exit code 1 if something is wrong."""
+    if metrics:
+        session.print((await exposed(jobs)).rstrip())
+        return 0
     grades = set()
     async for finding in _examined(jobs):
         grades.add(finding.grade)
