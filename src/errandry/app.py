@@ -12,8 +12,8 @@ from errandry.client import Client, Gate, several
 from errandry.clock import Clock
 from errandry.codec import About, Codec, from_json
 from errandry.context import JobContext
-from errandry.core.command import GateKind
 from errandry.core.event import Filter
+from errandry.core.gate import GateKind
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.move import created

@@ -15,22 +15,19 @@ from errandry.core.command import (
     Cancel,
     Command,
     Edit,
-    GateKind,
     Insert,
     Inserted,
     Moved,
     OperatorCommand,
-    Pause,
-    Pausing,
     Postpone,
     Promote,
     Remove,
     Rerun,
     Resolve,
-    Resume,
     WorkerInfo,
 )
 from errandry.core.event import Event, Filter, Kind
+from errandry.core.gate import GateKind, Pause, Pausing, Resume
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.query import parse, quoted

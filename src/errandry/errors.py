@@ -121,14 +121,17 @@ class DuplicateJob(ErrandryError):
 
 
 class QueueFull(ErrandryError):
-    """The queue has reached its `max_size`. Nothing was inserted."""
+    """The queue, or one of its groups, has as many waiting jobs as it may have. Nothing was inserted."""
 
-    def __init__(self, queue: str, bound: int) -> None:
-        super().__init__(queue, bound)
-        self.queue, self.bound = queue, bound
+    def __init__(self, queue: str, size: int, bound: int, group: str = "") -> None:
+        super().__init__(queue, size, bound, group)
+        self.queue, self.size, self.bound, self.group = queue, size, bound, group
 
     def __str__(self) -> str:
-        return f"the queue {shown(self.queue)} is full: it takes {self.bound:,} jobs"
+        what = f"the queue {shown(self.queue)}"
+        if self.group:
+            what = f"the group {shown(self.group)} of {what}"
+        return f"{what} is full: {self.size:,} jobs wait, and at most {self.bound:,} may"
 
 
 class UnknownTask(ErrandryError, LookupError):

@@ -99,5 +99,5 @@ def test_states_and_reasons_are_the_words_people_filter_by() -> None:
     assert " ".join(State) == f"{UNTAKEN} claimed running {ENDED}"
     assert set(Reason) == {
         *("error", "unrecoverable", "timeout", "worker_lost", "invalid_payload", "no_handler"),
-        *("child_failed", "deadline", "canceled"),
+        *("child_failed", "deadline", "dropped", "canceled"),
     }

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from errandry.core.command import Beat, GateKind, Pausing, Share, WorkerInfo
+from errandry.core.command import Beat, Share, WorkerInfo
+from errandry.core.gate import GateKind, Pausing
 from errandry.core.job import AttemptError, Job, NewJob
 from errandry.core.move import created
 from errandry.core.state import Move, Reason, State

@@ -18,12 +18,10 @@ from errandry.core.command import (
     Complete,
     Edit,
     Fail,
-    GateKind,
     GiveUp,
     Insert,
     Note,
     Outcome,
-    Pause,
     Postpone,
     Promote,
     Ref,
@@ -32,13 +30,13 @@ from errandry.core.command import (
     Renew,
     Rerun,
     Resolve,
-    Resume,
     Retry,
     Settle,
     Snooze,
     Start,
     Upkeep,
 )
+from errandry.core.gate import GateKind, Pause, Resume
 from errandry.core.job import Failure, Keep, Log, NewJob, Order, Progress
 from errandry.core.query import Query, parse
 from errandry.core.retry import Backoff, Curve
@@ -53,7 +51,14 @@ TOO_LARGE = '"' + "x" * 120 + '"'
 IDS = [f"job-{number:02}" for number in range(32)]
 QUEUES = ["default", "mail"]
 TASKS = ["send", "resize"]
+GROUPS = ["acme", "busy"]
 WORKERS = ["ann", "bob", "cy"]
+NAMES = {
+    GateKind.QUEUE: QUEUES,
+    GateKind.TASK: TASKS,
+    GateKind.GROUP: QUEUES,
+    GateKind.WORKER: WORKERS,
+}
 TERMS = [
     *(f"state:{state}" for state in State),
     *("-state:completed", "state:failed,canceled", "reason:worker_lost,error", "-reason:error"),
@@ -126,7 +131,7 @@ class Chance:
             task=self.of(*TASKS),
             payload=self.of(*["{}", '{"to":"Bob"}', "[1,2.5,null]", '"Ärger ☂ \\u0001"'] * 5, TOO_LARGE),
             queue=self.of(*QUEUES),
-            group=self.of("", "", "acme"),
+            group=self.of("", "", *GROUPS),
             priority=self.of(0, 0, -1, 5),
             order=self.of(Order.FIFO, Order.FIFO, Order.LIFO),
             max_attempts=self.of(1, 1, 2, 3, 5),
@@ -261,8 +266,9 @@ class Chance:
 
     def gate(self) -> Pause | Resume:
         kind = self.of(*GateKind)
-        name = self.of(*{GateKind.QUEUE: QUEUES, GateKind.TASK: TASKS, GateKind.WORKER: WORKERS}[kind])
-        return Pause(kind, name, self.of("", "op")) if self.one_in(3) else Resume(kind, name)
+        name = self.of(*NAMES[kind])
+        group = self.of(*GROUPS) if kind is GateKind.GROUP else ""
+        return Pause(kind, name, self.of("", "op"), group) if self.one_in(3) else Resume(kind, name, group)
 
     def beat(self) -> Beat:
         return Beat(

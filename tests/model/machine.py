@@ -235,8 +235,9 @@ def in_order(commands: Sequence[Command]) -> list[Command]:
     return sorted(found, key=lambda command: RANK[type(command)])
 
 
-def closed(look: Look) -> frozenset[tuple[str, str]]:
-    return frozenset((str(kind), name) for kind, names in look.paused.items() for name in names)
+def closed(look: Look) -> frozenset[tuple[str, ...]]:
+    groups = [("group", gate.name, gate.group) for gate in look.rules if gate.group and gate.paused]
+    return frozenset([*groups, *((str(kind), name) for kind, names in look.paused.items() for name in names)])
 
 
 def name_of(command: Command) -> str:

@@ -11,7 +11,8 @@ from random import Random
 from typing import Any, NamedTuple, TypeVar, cast
 
 from errandry.clock import Clock
-from errandry.core.command import Answer, Command, GateKind, Moved, Pausing
+from errandry.core.command import Answer, Command, Moved
+from errandry.core.gate import Gate, GateKind, Pausing
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.errors import ErrandryError
@@ -23,7 +24,7 @@ Cursors = tuple[str | None, str | None]
 """The memory store's, and the other's for the same place."""
 
 PAGE = 10_000
-READS = ("list", "counts", "totals", "queues", "paused", "workers", "due_in", "head", "held")
+READS = ("list", "counts", "totals", "queues", "paused", "rules", "workers", "due_in", "head", "held")
 
 
 class Look(NamedTuple):
@@ -35,6 +36,7 @@ class Look(NamedTuple):
     totals: dict[str, dict[str, int]]
     queues: list[QueueInfo]
     paused: dict[GateKind, dict[str, Pausing]]
+    rules: list[Gate]
 
 
 class Pair:
@@ -101,6 +103,7 @@ class Pair:
             finish(model.totals()),
             finish(model.queues()),
             finish(model.paused()),
+            finish(model.rules()),
         )
 
     def look_at_the_time(self) -> None:

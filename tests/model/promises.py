@@ -49,7 +49,7 @@ IN_HAND = (State.CLAIMED, State.RUNNING)
 
 @dataclass
 class Pass:
-    """A pass as it looked from outside. `closed` holds what is paused: queues, tasks and workers."""
+    """A pass as it looked from outside. `closed` holds what is paused: queues, tasks, groups and workers."""
 
     commands: Sequence[Command]
     answers: Sequence[Answer]
@@ -57,7 +57,7 @@ class Pass:
     before: Jobs
     after: Jobs
     events: Sequence[Happened]
-    closed: frozenset[tuple[str, str]]
+    closed: frozenset[tuple[str, ...]]
 
     @property
     def sole(self) -> tuple[Command, Answer] | tuple[None, None]:
@@ -325,7 +325,7 @@ _COUNTED = {
 }
 
 
-def _is_eligible(job: Job, claim: Claim, suspects: int | None, closed: frozenset[tuple[str, str]]) -> bool:
+def _is_eligible(job: Job, claim: Claim, suspects: int | None, closed: frozenset[tuple[str, ...]]) -> bool:
     """Whether the claim could have taken the job, with so many suspects to spare."""
     return (
         job.state in (State.WAITING, State.SCHEDULED)
@@ -335,6 +335,7 @@ def _is_eligible(job: Job, claim: Claim, suspects: int | None, closed: frozenset
         and (job.crashes == 0 or suspects != 0)
         and ("queue", job.queue) not in closed
         and ("task", job.task) not in closed
+        and ("group", job.queue, job.group) not in closed
         and ("worker", claim.worker) not in closed
     )
 

@@ -21,11 +21,17 @@ TABLE events
     total bigint NOT NULL
     entries text NOT NULL
     deltas text NOT NULL
-TABLE gates
+TABLE gates WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     kind text COLLATE "C" NOT NULL
     name text COLLATE "C" NOT NULL
-    paused_at double precision NOT NULL
-    paused_by text COLLATE "C" NOT NULL
+    grp text COLLATE "C" NOT NULL
+    paused_at double precision
+    paused_by text COLLATE "C"
+    rule text COLLATE "C"
+    ruled_at double precision
+    ruled_by text COLLATE "C"
+    tat double precision NOT NULL DEFAULT 0
+    closed_until double precision NOT NULL DEFAULT 0
 TABLE history WITH {autovacuum_vacuum_insert_scale_factor=0.1}
     seq bigint NOT NULL
     id text COLLATE "C" NOT NULL
@@ -184,7 +190,7 @@ CONSTRAINT errandry.bound bound_pkey PRIMARY KEY (n)
 CONSTRAINT errandry.claims claims_pkey PRIMARY KEY (worker)
 CONSTRAINT errandry.edges edges_pkey PRIMARY KEY (parent, child)
 CONSTRAINT errandry.events events_pkey PRIMARY KEY (n)
-CONSTRAINT errandry.gates gates_pkey PRIMARY KEY (kind, name)
+CONSTRAINT errandry.gates gates_pkey PRIMARY KEY (kind, name, grp)
 CONSTRAINT errandry.history history_id UNIQUE (id)
 CONSTRAINT errandry.history history_pkey PRIMARY KEY (seq)
 CONSTRAINT errandry.keys keys_pkey PRIMARY KEY (key)
@@ -202,7 +208,7 @@ CREATE UNIQUE INDEX claims_pkey ON errandry.claims USING btree (worker)
 CREATE INDEX edges_child ON errandry.edges USING btree (child)
 CREATE UNIQUE INDEX edges_pkey ON errandry.edges USING btree (parent, child)
 CREATE UNIQUE INDEX events_pkey ON errandry.events USING btree (n)
-CREATE UNIQUE INDEX gates_pkey ON errandry.gates USING btree (kind, name)
+CREATE UNIQUE INDEX gates_pkey ON errandry.gates USING btree (kind, name, grp)
 CREATE INDEX history_expiry ON errandry.history USING btree (expires_at, seq)
 CREATE UNIQUE INDEX history_id ON errandry.history USING btree (id)
 CREATE UNIQUE INDEX history_pkey ON errandry.history USING btree (seq)
@@ -216,7 +222,7 @@ CREATE INDEX live_canceling ON errandry.live USING btree (worker) WHERE cancel_r
 CREATE INDEX live_deadline ON errandry.live USING btree (deadline, seq) WHERE ((deadline IS NOT NULL) AND (state = ANY (ARRAY['blocked'::text, 'scheduled'::text, 'waiting'::text])))
 CREATE INDEX live_due ON errandry.live USING btree (run_at, seq) WHERE (state = 'scheduled'::text)
 CREATE UNIQUE INDEX live_id ON errandry.live USING btree (id)
-CREATE INDEX live_leased ON errandry.live USING btree (lease_until, seq) WHERE (state = ANY (ARRAY['claimed'::text, 'running'::text]))
+CREATE INDEX live_leased ON errandry.live USING btree (lease_until, seq) INCLUDE (queue, task, grp) WHERE (state = ANY (ARRAY['claimed'::text, 'running'::text]))
 CREATE UNIQUE INDEX live_pkey ON errandry.live USING btree (seq)
 CREATE INDEX live_ready ON errandry.live USING btree (lane, priority, place) WHERE (state = 'waiting'::text)
 CREATE INDEX live_unlined ON errandry.live USING btree (seq) WHERE ((state = 'waiting'::text) AND (lane IS NULL))

@@ -24,11 +24,17 @@ CREATE TABLE events (
 ) STRICT;
 
 CREATE TABLE gates (
-    kind      TEXT NOT NULL,
-    name      TEXT NOT NULL,
-    paused_at REAL NOT NULL,
-    paused_by TEXT NOT NULL,
-    PRIMARY KEY (kind, name)
+    kind         TEXT NOT NULL,
+    name         TEXT NOT NULL,
+    grp          TEXT NOT NULL,
+    paused_at    REAL,
+    paused_by    TEXT,
+    rule         TEXT,
+    ruled_at     REAL,
+    ruled_by     TEXT,
+    tat          REAL NOT NULL,
+    closed_until REAL NOT NULL,
+    PRIMARY KEY (kind, name, grp)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE history (
@@ -171,7 +177,7 @@ CREATE INDEX live_deadline ON live (deadline)
 
 CREATE INDEX live_due ON live (run_at) WHERE state = 'scheduled';
 
-CREATE INDEX live_leased ON live (lease_until) WHERE state IN ('claimed', 'running');
+CREATE INDEX live_leased ON live (lease_until, seq, queue, task, grp) WHERE state IN ('claimed', 'running');
 
 CREATE UNIQUE INDEX live_ready ON live (lane, priority, place) WHERE state = 'waiting';
 

@@ -24,12 +24,10 @@ from errandry.core.command import (
     Complete,
     Edit,
     Fail,
-    GateKind,
     Insert,
     Inserted,
     Lost,
     Note,
-    Pause,
     Postpone,
     Promote,
     Ref,
@@ -37,13 +35,14 @@ from errandry.core.command import (
     Renew,
     Rerun,
     Resolve,
-    Resume,
     Settle,
     Start,
     Upkeep,
 )
+from errandry.core.gate import GateKind, Pause, PutRule, Resume
 from errandry.core.job import Failure, NewJob
 from errandry.core.query import Query
+from errandry.core.rule import Rule
 from errandry.errors import (
     CommandFailed,
     ErrandryError,
@@ -292,6 +291,7 @@ SAME_KEY: list[tuple[Command, Command]] = [
     (claim("w"), Beat(worker="w")),
     (Upkeep(), Upkeep(dead=("w",))),
     (Pause(GateKind.QUEUE, "x"), Resume(GateKind.QUEUE, "x")),
+    (Pause(GateKind.QUEUE, "x"), PutRule(GateKind.QUEUE, "x", Rule(limit=1))),
     (Rerun(query=Query()), Cancel(query=Query())),
 ]
 
@@ -376,6 +376,7 @@ async def test_inside_a_pass_commands_stand_in_the_order_of_the_contract() -> No
         Remove(ids=(next(ids),)),
         Pause(GateKind.QUEUE, "x"),
         Resume(GateKind.QUEUE, "y"),
+        PutRule(GateKind.QUEUE, "z", Rule(limit=1)),
         Beat(worker="v"),
         Upkeep(),
         claim("w"),
@@ -579,7 +580,7 @@ async def test_a_submit_canceled_after_it_was_accepted_is_written_and_its_neighb
 
 
 async def test_an_error_is_raised_to_its_submitter_and_to_nobody_else() -> None:
-    store = Scripted([WRITTEN, QueueFull("q", 3), Lost(Cause.EXPIRED)])
+    store = Scripted([WRITTEN, QueueFull("q", 3, 3), Lost(Cause.EXPIRED)])
     committer = Committer(store)
 
     answers = await outcomes(*[committer.submit(settle(one)) for one in "abc"])

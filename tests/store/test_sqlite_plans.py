@@ -9,7 +9,8 @@ import apsw
 import apsw.ext
 import pytest
 
-from errandry.core.command import Complete, GateKind, Pause, Ref, Settle
+from errandry.core.command import Complete, Ref, Settle
+from errandry.core.gate import GateKind, Pause
 from errandry.core.job import NewJob
 from errandry.core.query import parse
 from errandry.core.state import State
@@ -31,6 +32,7 @@ SCANS = {
     "ids_live": "live USING COVERING INDEX sqlite_autoindex_live_1: only ids, for a person who waits",
     "ids_history": "history USING COVERING INDEX sqlite_autoindex_history_1: as ids_live",
     "held_by": "live USING INDEX live_leased: only jobs that workers hold, when one of them has died",
+    "holding": "live USING COVERING INDEX live_leased: only jobs that workers hold",
     "old_events": "events: in the order of the table, and it stops at its limit",
     "workers": "workers: a row for each worker",
     "drop_workers": "workers: a row for each worker",
@@ -41,6 +43,7 @@ SCANS = {
 
 SORTS = {
     "open_lanes": "ORDER BY: a row for each lane, not for each job",
+    "holding": "GROUP BY: a row for each job that workers hold",
     "totals": "GROUP BY: a row for each queue, task and counter",
 }
 """Statements that sort what they have found: for what, and why that is little."""

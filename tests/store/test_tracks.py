@@ -39,8 +39,8 @@ class Tracked(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.passes: dict[int, list[list[Command]]] = defaultdict(list)
-        self.gates = [asyncio.Event() for _ in range(3)]
-        for gate in self.gates:
+        self.doors = [asyncio.Event() for _ in range(3)]
+        for gate in self.doors:
             gate.set()
         self.error: Exception | None = None
 
@@ -50,7 +50,7 @@ class Tracked(MemoryStore):
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         track = self.track(commands[0])
         self.passes[track].append(list(commands))
-        await self.gates[track].wait()
+        await self.doors[track].wait()
         if self.error is not None:
             raise self.error
         return [Claims(()) if isinstance(command, Claim) else WRITTEN for command in commands]
@@ -81,8 +81,8 @@ async def turns(count: int = 10) -> None:
 
 async def test_a_pass_that_takes_long_does_not_hold_up_those_of_other_tracks(store: Tracked) -> None:
     committer = Committer(store)
-    store.gates[BULK].clear()
-    store.gates[INSERTS].clear()
+    store.doors[BULK].clear()
+    store.doors[INSERTS].clear()
     slow = [asyncio.create_task(committer.submit(one)) for one in (Upkeep(), insert("a"))]
     await turns()
 
@@ -90,21 +90,21 @@ async def test_a_pass_that_takes_long_does_not_hold_up_those_of_other_tracks(sto
     assert await committer.submit(settle("c")) == WRITTEN
 
     assert not any(task.done() for task in slow)
-    store.gates[BULK].set()
-    store.gates[INSERTS].set()
+    store.doors[BULK].set()
+    store.doors[INSERTS].set()
     assert await asyncio.gather(*slow) == [WRITTEN, WRITTEN]
     await committer.close()
 
 
 async def test_what_comes_while_all_tracks_are_at_work_is_written_after_them(store: Tracked) -> None:
     committer = Committer(store)
-    for gate in store.gates:
+    for gate in store.doors:
         gate.clear()
     first = [asyncio.create_task(committer.submit(one)) for one in (Upkeep(), insert("a"), settle("b"))]
     await turns()
     second = [asyncio.create_task(committer.submit(one)) for one in (settle("c"), settle("d"), insert("e"))]
     await turns()
-    for gate in store.gates:
+    for gate in store.doors:
         gate.set()
 
     assert await asyncio.gather(*first, *second) == [WRITTEN] * 6
@@ -114,19 +114,19 @@ async def test_what_comes_while_all_tracks_are_at_work_is_written_after_them(sto
 
 async def test_commands_about_one_job_keep_their_order_across_tracks(store: Tracked) -> None:
     committer = Committer(store)
-    store.gates[SETTLES].clear()
+    store.doors[SETTLES].clear()
     commands = (settle("a"), Cancel(ids=("a",)), settle("a"))
     tasks = [asyncio.create_task(committer.submit(command)) for command in commands]
     await turns()
 
     assert (len(store.passes[SETTLES]), len(store.passes[INSERTS])) == (1, 0)
 
-    store.gates[INSERTS].clear()
-    store.gates[SETTLES].set()
+    store.doors[INSERTS].clear()
+    store.doors[SETTLES].set()
     await turns()
     assert (len(store.passes[SETTLES]), len(store.passes[INSERTS])) == (1, 1)
 
-    store.gates[INSERTS].set()
+    store.doors[INSERTS].set()
     await asyncio.gather(*tasks)
     assert (len(store.passes[SETTLES]), len(store.passes[INSERTS])) == (2, 1)
     await committer.close()
@@ -153,7 +153,7 @@ async def test_claims_go_along_but_not_with_what_may_take_long(store: Tracked) -
 
 async def test_a_close_waits_for_every_track(store: Tracked) -> None:
     committer = Committer(store)
-    store.gates[BULK].clear()
+    store.doors[BULK].clear()
     tasks = [asyncio.create_task(committer.submit(one)) for one in (Upkeep(), insert("a"), settle("b"))]
     await turns()
     closing = asyncio.create_task(committer.close())
@@ -161,14 +161,14 @@ async def test_a_close_waits_for_every_track(store: Tracked) -> None:
 
     assert not closing.done()
 
-    store.gates[BULK].set()
+    store.doors[BULK].set()
     await closing
     assert await asyncio.gather(*tasks) == [WRITTEN] * 3
 
 
 async def test_a_close_that_gives_up_tells_everybody_what_is_known(store: Tracked) -> None:
     committer = Committer(store)
-    for gate in store.gates:
+    for gate in store.doors:
         gate.clear()
     commands = (Upkeep(), insert("a"), settle("b"), settle("b"))
     tasks = [asyncio.create_task(committer.submit(one)) for one in commands]
@@ -182,7 +182,7 @@ async def test_a_close_that_gives_up_tells_everybody_what_is_known(store: Tracke
 
 async def test_an_error_on_one_track_is_nobody_elses(store: Tracked) -> None:
     committer = Committer(store)
-    store.gates[BULK].clear()
+    store.doors[BULK].clear()
     slow = asyncio.create_task(committer.submit(Upkeep()))
     await turns()
     store.error = ValueError("broken")
@@ -190,7 +190,7 @@ async def test_an_error_on_one_track_is_nobody_elses(store: Tracked) -> None:
         await committer.submit(Beat(worker="w"))
     store.error = None
 
-    store.gates[BULK].set()
+    store.doors[BULK].set()
     assert await slow == WRITTEN
     assert await committer.submit(Note(Ref("a", 1))) == WRITTEN
     await committer.close()

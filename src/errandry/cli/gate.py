@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from errandry.cli.session import Session
 from errandry.cli.text import ago
-from errandry.core.command import Pausing
+from errandry.core.gate import Pausing
 
 if TYPE_CHECKING:
     from errandry.client import Gate

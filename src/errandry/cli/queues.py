@@ -10,8 +10,8 @@ from errandry.cli.command import Group
 from errandry.cli.record import COLORS
 from errandry.cli.session import Session, client
 from errandry.cli.table import Cell, Column
-from errandry.core.command import GateKind
 from errandry.core.duration import rough
+from errandry.core.gate import GateKind
 from errandry.core.state import State
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from errandry.core import check
 from errandry.core.batch import Batch
+from errandry.core.gate import Pause, Pausing, PutRule, Resume
 from errandry.core.job import Failure, Job, Log, NewJob, Progress, check_tags
 from errandry.core.query import Query
 from errandry.core.state import Move, Reason, State
@@ -21,6 +22,7 @@ from errandry.errors import ErrandryError, InvalidValue
 
 INSERT_MAX = 20_000
 LEASE = 30.0
+STRICT = "strict"
 
 
 class Ref(Struct, frozen=True, gc=False):
@@ -49,11 +51,16 @@ class Complete(Struct, frozen=True, gc=False, tag="complete"):
 
 
 class Retry(Struct, frozen=True, gc=False, tag="retry"):
-    """Try again: after `delay`, or when None after the job's own backoff. Fails when attempts are spent."""
+    """Try again: after `delay`, or when None after the job's own backoff. Fails when attempts are spent.
+
+    With `pause_group` no other job of its group is claimed before that either; of a job without a group, none
+    of its task.
+    """
 
     move: ClassVar[Move] = Move.RETRY
     failure: Failure = Failure()
     delay: float | None = None
+    pause_group: bool = False
 
     def __post_init__(self) -> None:
         if self.delay is not None:
@@ -126,6 +133,9 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     running. At most `suspects` of them (None: any number) were running when their worker died. Where some
     are of a task in `batches`, others of it come along until its batches are full, except suspects: those
     are alone. Sent again with the same nonce, it answers with the same claims, as far as they still stand.
+
+    `order` says which of the `queues` go first: with None the most urgent jobs, whatever their queue; else
+    `STRICT`, the queues as they are named, or a weight for each of them: how often it goes first.
     """
 
     worker: str
@@ -138,9 +148,12 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     start: bool = True
     batches: tuple[Batch, ...] = ()
     lease: float = LEASE
+    order: str | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         check.name("worker", self.worker)
+        if self.order is not None:
+            _queue_order(self.queues, self.order)
         check.name("nonce", self.nonce)
         check.whole("limit", self.limit, 1, 10_000)
         if self.suspects is not None:
@@ -285,35 +298,6 @@ class Remove(Operator, frozen=True, gc=False):
 # Commands about queues, workers and the store.
 
 
-class GateKind(StrEnum):
-    QUEUE = "queue"
-    TASK = "task"
-    WORKER = "worker"
-
-
-class Pause(Struct, frozen=True, gc=False):
-    """No claims from this queue, of this task or by this worker until it is resumed: WRITTEN or ALREADY."""
-
-    kind: GateKind
-    name: str
-    by: str = ""
-
-    def __post_init__(self) -> None:
-        check.name(self.kind, self.name)
-        if self.by:
-            check.name("by", self.by)
-
-
-class Resume(Struct, frozen=True, gc=False):
-    """Undo a pause. Answer: WRITTEN or ALREADY."""
-
-    kind: GateKind
-    name: str
-
-    def __post_init__(self) -> None:
-        check.name(self.kind, self.name)
-
-
 class Share(Struct, frozen=True, gc=False):
     """Slots of a worker that only these of its tasks take, and they no others."""
 
@@ -357,13 +341,6 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
         _filter(self.queues, self.tasks)
 
 
-class Pausing(Struct, frozen=True, gc=False):
-    """Since when something is paused, and by whom."""
-
-    at: float
-    by: str
-
-
 class WorkerInfo(Struct, frozen=True):
     """A worker's last beat and when it came, and whether it is paused."""
 
@@ -388,7 +365,20 @@ class Upkeep(Struct, frozen=True, gc=False):
 
 
 OperatorCommand = Cancel | Rerun | Edit | Postpone | Promote | Resolve | Remove
-Command = Insert | Claim | Start | Renew | Note | Settle | OperatorCommand | Pause | Resume | Beat | Upkeep
+Command = (
+    Insert
+    | Claim
+    | Start
+    | Renew
+    | Note
+    | Settle
+    | OperatorCommand
+    | Pause
+    | Resume
+    | PutRule
+    | Beat
+    | Upkeep
+)
 
 
 def touched(command: Command) -> tuple[str, ...]:
@@ -485,6 +475,18 @@ def _filter(queues: tuple[str, ...] | None, tasks: tuple[str, ...] | None) -> No
     for field, names in (("queue", queues), ("task", tasks)):
         for one in names or ():
             check.name(field, one)
+
+
+def _queue_order(queues: tuple[str, ...] | None, order: object) -> None:
+    if queues is None:
+        raise InvalidValue("order", order, "name the queues it is an order of")
+    if order == STRICT:
+        return
+    if not isinstance(order, tuple) or len(order) != len(queues):
+        raise InvalidValue("order", order, f"must be {STRICT!r}, or a weight for each of the queues")
+    for weight in order:
+        if not 0.001 <= check.span("weight", weight) <= 1_000:
+            raise InvalidValue("weight", weight, "must be from 0.001 to 1,000; 1 is the usual weight")
 
 
 def _when(run_at: float | None, delay: float | None) -> None:

@@ -27,8 +27,9 @@ class Kind(StrEnum):
     edited     an operator has changed it
     removed    its record is gone
     drained    the last waiting job of a queue was claimed
-    paused     a queue or a task was paused; text says by whom
-    resumed    a queue or a task was resumed
+    paused     a queue, a task, a group or a worker was paused; text says by whom, or which group or worker
+    resumed    a queue, a task, a group or a worker was resumed
+    ruled      a queue, a task or a group has another rule; text says by whom, or which group
     error      events before this one are no longer kept: the reader missed some
     """
 
@@ -49,6 +50,7 @@ class Kind(StrEnum):
     DRAINED = "drained"
     PAUSED = "paused"
     RESUMED = "resumed"
+    RULED = "ruled"
     ERROR = "error"
 
 

@@ -45,6 +45,7 @@ class Reason(StrEnum):
     no_handler       no worker knew its task
     child_failed     a job it waited for has failed
     deadline         no worker had claimed it by its deadline
+    dropped          its queue was full, and it was the oldest
     canceled         somebody asked for it
     """
 
@@ -56,6 +57,7 @@ class Reason(StrEnum):
     NO_HANDLER = "no_handler"
     CHILD_FAILED = "child_failed"
     DEADLINE = "deadline"
+    DROPPED = "dropped"
     CANCELED = "canceled"
 
 

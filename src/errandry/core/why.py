@@ -9,8 +9,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from errandry.core.command import Beat, GateKind, Pausing, WorkerInfo
+from errandry.core.command import Beat, WorkerInfo
 from errandry.core.duration import iso, rough
+from errandry.core.gate import GateKind, Pausing
 from errandry.core.job import AttemptError, Job
 from errandry.core.state import Move, State
 

@@ -25,14 +25,11 @@ from errandry.core.command import (
     Command,
     Complete,
     Edit,
-    GateKind,
     Insert,
     Inserted,
     Lost,
     Mark,
     Note,
-    Pause,
-    Pausing,
     Postpone,
     Promote,
     Ref,
@@ -41,18 +38,18 @@ from errandry.core.command import (
     Renewed,
     Rerun,
     Resolve,
-    Resume,
     Settle,
     Start,
     Upkeep,
     touched,
 )
 from errandry.core.event import Kind
+from errandry.core.gate import Pause, PutRule, Resume
 from errandry.core.job import Job
 from errandry.core.state import HELD as HELD_STATES
 from errandry.core.state import Move, State
 from errandry.errors import ErrandryError
-from errandry.store import operate, tidy
+from errandry.store import gating, operate, tidy
 from errandry.store.contract import Bounds
 from errandry.store.ledger import Ledger
 from errandry.store.tables import Tables
@@ -185,37 +182,11 @@ def settle(ledger: Ledger, command: Settle) -> Mark | Lost:
     return WRITTEN
 
 
-def pause(ledger: Ledger, command: Pause) -> Mark:
-    if not ledger.tables.pause(command.kind, command.name, Pausing(ledger.now, command.by)):
-        return ALREADY
-    _tell_of_gate(ledger, Kind.PAUSED, command)
-    return WRITTEN
-
-
-def resume(ledger: Ledger, command: Resume) -> Mark:
-    if not ledger.tables.pause(command.kind, command.name, None):
-        return ALREADY
-    _tell_of_gate(ledger, Kind.RESUMED, command)
-    return WRITTEN
-
-
 def beat(ledger: Ledger, command: Beat) -> Mark:
     ledger.tables.beat(command, ledger.now)
     if command.gone:
-        ledger.tables.pause(GateKind.WORKER, command.worker, None)
+        gating.forget_worker(ledger, command.worker)
     return WRITTEN
-
-
-def _tell_of_gate(ledger: Ledger, kind: Kind, command: Pause | Resume) -> None:
-    """An event has no field for a worker: its id is the text."""
-    by = command.by if isinstance(command, Pause) else ""
-    match command.kind:
-        case GateKind.QUEUE:
-            ledger.tell(kind, queue=command.name, text=by)
-        case GateKind.TASK:
-            ledger.tell(kind, task=command.name, text=by)
-        case GateKind.WORKER:
-            ledger.tell(kind, text=command.name)
 
 
 def _is_repeat(job: Job, outcome: Move) -> bool:
@@ -262,8 +233,9 @@ _HANDLERS: dict[type, Callable[[Ledger, Any], Answer]] = {
     Promote: operate.promote,
     Resolve: operate.resolve,
     Remove: operate.remove,
-    Pause: pause,
-    Resume: resume,
+    Pause: gating.pause,
+    Resume: gating.resume,
+    PutRule: gating.put_rule,
     Beat: beat,
     Upkeep: tidy.upkeep,
 }

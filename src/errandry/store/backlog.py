@@ -26,16 +26,15 @@ from errandry.core.command import (
     Insert,
     Note,
     Operator,
-    Pause,
     Renew,
     Resolve,
-    Resume,
     Retry,
     Settle,
     Start,
     Upkeep,
     touched,
 )
+from errandry.core.gate import Pause, PutRule, Resume
 from errandry.store.contract import RANK
 
 Key = str | tuple[str, ...]
@@ -202,8 +201,8 @@ def _keys(command: Command) -> Collection[Key]:
             return frozenset(touched(command))
         case Claim(worker=worker) | Beat(worker=worker):
             return (("worker", worker),)
-        case Pause(kind=kind, name=name) | Resume(kind=kind, name=name):
-            return (("gate", kind, name),)
+        case Pause() | Resume() | PutRule():
+            return (("gate", command.kind, command.name, command.group),)
         case Upkeep():
             return (("upkeep",),)
         case Operator(ids=()):

@@ -18,12 +18,9 @@ from errandry.core.command import (
     Claim,
     Command,
     Edit,
-    GateKind,
     Insert,
     Inserted,
     Note,
-    Pause,
-    Pausing,
     Postpone,
     Promote,
     Ref,
@@ -31,13 +28,13 @@ from errandry.core.command import (
     Renew,
     Rerun,
     Resolve,
-    Resume,
     Settle,
     Start,
     Upkeep,
     WorkerInfo,
 )
 from errandry.core.event import Event
+from errandry.core.gate import Gate, GateKind, Passage, Pause, Pausing, PutRule, Resume
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.store.health import Finding
@@ -46,7 +43,7 @@ _ORDER: tuple[type, ...] = (
     *(Start, Renew, Note, Settle),
     Insert,
     *(Cancel, Rerun, Edit, Postpone, Promote, Resolve, Remove),
-    *(Pause, Resume, Beat),
+    *(Pause, Resume, PutRule, Beat),
     Upkeep,
     Claim,
 )
@@ -172,7 +169,13 @@ class Store(Protocol):
         """Every queue that has jobs, has had some, or is paused."""
 
     async def paused(self) -> dict[GateKind, dict[str, Pausing]]:
-        """The queues, the tasks and the workers that are paused, by name."""
+        """The queues, the tasks and the workers that are paused, by name. Groups are among the `rules`."""
+
+    async def rules(self) -> builtins.list[Gate]:
+        """Every queue, task and group that is paused, has a rule, or is closed for a while."""
+
+    async def gates(self, queue: str, task: str, group: str = "") -> builtins.list[Passage]:
+        """What a job of this queue, task and group has to pass, with or without rules, and how it stands."""
 
     async def workers(self) -> builtins.list[WorkerInfo]:
         """Workers that have beaten lately."""

@@ -13,7 +13,15 @@ from msgspec.structs import replace
 from errandry import failpoint
 from errandry.clock import Clock, StoreClock, SystemClock
 from errandry.core import check
-from errandry.core.command import Answer, Claims, Command, GateKind, Pausing, Ref, Settle, WorkerInfo
+from errandry.core.command import (
+    Answer,
+    Claims,
+    Command,
+    Ref,
+    Settle,
+    WorkerInfo,
+)
+from errandry.core.gate import Gate, GateKind, Key, Passage, Pausing, passages
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.state import State
@@ -109,7 +117,7 @@ class LocalStore:
     async def queues(self) -> builtins.list[QueueInfo]:
         def look(tables: Tables, now: float) -> builtins.list[QueueInfo]:
             states, since = _counted(tables, lifetime=False), tables.ready_since()
-            paused = tables.paused(GateKind.QUEUE)
+            paused = _paused(tables, GateKind.QUEUE)
             return [
                 QueueInfo(
                     name,
@@ -123,11 +131,32 @@ class LocalStore:
         return await self.read(look)
 
     async def paused(self) -> dict[GateKind, dict[str, Pausing]]:
-        return await self.read(lambda tables, _now: {kind: tables.paused(kind) for kind in GateKind})
+        kinds = (GateKind.QUEUE, GateKind.TASK, GateKind.WORKER)
+        return await self.read(lambda tables, _now: {kind: _paused(tables, kind) for kind in kinds})
+
+    async def rules(self) -> builtins.list[Gate]:
+        def look(tables: Tables, now: float) -> builtins.list[Gate]:
+            kinds = (GateKind.QUEUE, GateKind.TASK, GateKind.GROUP)
+            found = (gate for kind in kinds for gate in tables.gates(kind))
+            return [
+                replace(gate, tat=0.0, closed_until=max(0.0, gate.closed_until))
+                for gate in found
+                if gate.paused is not None or gate.ruling is not None or gate.closed_until > now
+            ]
+
+        return await self.read(look)
+
+    async def gates(self, queue: str, task: str, group: str = "") -> builtins.list[Passage]:
+        keys: builtins.list[Key] = [(GateKind.QUEUE, queue, ""), (GateKind.TASK, task, "")]
+        if group:
+            keys.append((GateKind.GROUP, queue, group))
+        for kind, name, _ in keys:
+            check.name(kind, name)
+        return await self.read(lambda tables, now: passages(map(tables.gate, keys), tables.holding(), now))
 
     async def workers(self) -> builtins.list[WorkerInfo]:
         def look(tables: Tables, _now: float) -> builtins.list[WorkerInfo]:
-            paused = tables.paused(GateKind.WORKER)
+            paused = _paused(tables, GateKind.WORKER)
             return [replace(info, paused=paused.get(info.beat.worker)) for info in tables.workers()]
 
         return await self.read(look)
@@ -184,6 +213,10 @@ def reach(when: str, commands: Sequence[Command], answers: Sequence[Answer]) -> 
             failpoint.reach(f"{when}_claim_commit")
         if any(isinstance(command, Settle) for command in commands):
             failpoint.reach(f"{when}_settle_commit")
+
+
+def _paused(tables: Tables, kind: GateKind) -> dict[str, Pausing]:
+    return {gate.name: gate.paused for gate in tables.gates(kind) if gate.paused is not None}
 
 
 def _counted(tables: Tables, lifetime: bool) -> dict[str, dict[str, int]]:

@@ -7,14 +7,23 @@ is slow or away.
 import asyncio
 import secrets
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import merge
 from itertools import chain, islice
 from typing import TypeVar
 
 from errandry.clock import Clock
-from errandry.core.command import Answer, Beat, Claim, Command, GateKind, Pausing, Ref, WorkerInfo
+from errandry.core.command import (
+    Answer,
+    Beat,
+    Claim,
+    Command,
+    Ref,
+    WorkerInfo,
+)
 from errandry.core.event import Event
+from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.state import HELD, TERMINAL, State
@@ -96,7 +105,7 @@ class MemoryTables:
         self._rows = 0
         self._counters: dict[str, dict[str, int]] = {}
         self._claims: dict[str, tuple[float, dict[str, Sequence[Ref]]]] = {}
-        self._paused: dict[GateKind, dict[str, Pausing]] = {kind: {} for kind in GateKind}
+        self._gates: dict[Key, Gate] = {}
         self._workers: dict[str, WorkerInfo] = {}
 
     def number(self) -> int:
@@ -153,7 +162,7 @@ class MemoryTables:
         )[:limit]
 
     def ready(self, claim: Claim) -> list[Job]:
-        if claim.worker in self._paused[GateKind.WORKER]:
+        if self._is_paused(GateKind.WORKER, claim.worker):
             return []
         lines = [line for lane, line in self._lines.items() if self._is_open(lane, claim)]
         jobs = (self._jobs[job_id] for _, _, job_id in merge(*lines))
@@ -196,18 +205,20 @@ class MemoryTables:
     def recall(self, worker: str) -> Mapping[str, Sequence[Ref]]:
         return self._claims[worker][1] if worker in self._claims else {}
 
-    def pause(self, kind: GateKind, name: str, pausing: Pausing | None) -> bool:
-        paused = self._paused[kind]
-        if (name in paused) == (pausing is not None):
-            return False
-        if pausing is None:
-            del paused[name]
-        else:
-            paused[name] = pausing
-        return True
+    def gate(self, key: Key) -> Gate:
+        return self._gates.get(key) or Gate(*key)
 
-    def paused(self, kind: GateKind) -> dict[str, Pausing]:
-        return dict(sorted(self._paused[kind].items()))
+    def put_gates(self, gates: Sequence[Gate], now: float) -> None:
+        for gate in gates:
+            self._gates.pop(gate.key, None)
+            if not gate.says_nothing(now):
+                self._gates[gate.key] = gate
+
+    def gates(self, kind: GateKind) -> list[Gate]:
+        return [self._gates[key] for key in sorted(self._gates) if key[0] is kind]
+
+    def holding(self) -> dict[Lane, int]:
+        return Counter(map(_lane, self._where(*HELD)))
 
     def beat(self, beat: Beat, now: float) -> None:
         if beat.gone:
@@ -261,14 +272,18 @@ class MemoryTables:
         return went + len(silent)
 
     def _is_open(self, lane: Lane, claim: Claim) -> bool:
-        queue, task, _group = lane
+        queue, task, group = lane
         return (
             (claim.queues is None or queue in claim.queues)
             and (claim.tasks is None or task in claim.tasks)
             and task not in claim.without
-            and queue not in self._paused[GateKind.QUEUE]
-            and task not in self._paused[GateKind.TASK]
+            and not self._is_paused(GateKind.QUEUE, queue)
+            and not self._is_paused(GateKind.TASK, task)
+            and not self._is_paused(GateKind.GROUP, queue, group)
         )
+
+    def _is_paused(self, kind: GateKind, name: str, group: str = "") -> bool:
+        return self.gate((kind, name, group)).paused is not None
 
     def _where(self, *states: State) -> Iterable[Job]:
         return chain.from_iterable(self._states[state].values() for state in states)

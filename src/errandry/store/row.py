@@ -1,4 +1,4 @@
-"""Jobs as rows: the fields of the record in their order, parts of it as JSON, NULL where a part is empty."""
+"""Jobs and gates as rows: the fields of the record in their order, parts as JSON, NULL where one is empty."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 from msgspec import json as msgjson
 from msgspec.structs import astuple
 
+from errandry.core.gate import Gate, GateKind, Pausing, Ruling
 from errandry.core.job import AttemptError, Job, Keep, Log, Order, Progress
 from errandry.core.retry import Backoff
+from errandry.core.rule import Rule
 from errandry.core.state import Move, Reason, State
 
 Row = tuple[Any, ...]
@@ -16,6 +18,7 @@ PLAIN = 33
 """So many columns are stored as they are; the rest is JSON."""
 COLUMNS = PLAIN + 6
 
+_KINDS = {str(kind): kind for kind in GateKind}
 _STATES = {str(state): state for state in State}
 _ORDERS = {str(order): order for order in Order}
 _REASONS = {str(reason): reason for reason in Reason} | {None: None}
@@ -30,6 +33,7 @@ _progress = msgjson.Decoder(Progress)
 _tags = msgjson.Decoder(tuple[str, ...])
 _errors = msgjson.Decoder(tuple[AttemptError, ...])
 _logs = msgjson.Decoder(tuple[Log, ...])
+_rule = msgjson.Decoder(Rule)
 _encode = msgjson.Encoder().encode
 
 
@@ -55,6 +59,30 @@ def to_job(row: Sequence[Any]) -> Job:
         *row[25:PLAIN],
     )
     return Job(*values, *(_NOTHING if parts == _EMPTY else _parts(*parts)))
+
+
+def from_gate(gate: Gate) -> Row:
+    """The row of a gate: its key, its pause, its rule as JSON, where its rate is, until when it is closed."""
+    paused, ruling = gate.paused, gate.ruling
+    return (
+        *(gate.kind.value, gate.name, gate.group),
+        *((None, None) if paused is None else (paused.at, paused.by)),
+        *((None, None, None) if ruling is None else (text(ruling.rule), ruling.at, ruling.by)),
+        *(gate.tat, gate.closed_until),
+    )
+
+
+def to_gate(row: Sequence[Any]) -> Gate:
+    kind, name, group, paused_at, paused_by, rule, ruled_at, ruled_by, tat, closed_until = row
+    return Gate(
+        _KINDS[kind],
+        name,
+        group,
+        None if paused_at is None else Pausing(paused_at, paused_by),
+        None if rule is None else Ruling(_rule.decode(rule), ruled_at, ruled_by),
+        tat,
+        closed_until,
+    )
 
 
 def text(value: Any) -> str:

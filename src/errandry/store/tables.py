@@ -7,8 +7,14 @@ and finds; it has no rules. `write` is told each job as it was and as it is now.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from errandry.core.command import Beat, Claim, GateKind, Pausing, Ref, WorkerInfo
+from errandry.core.command import (
+    Beat,
+    Claim,
+    Ref,
+    WorkerInfo,
+)
 from errandry.core.event import Event
+from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.state import State
@@ -79,10 +85,17 @@ class Tables(Protocol):
 
     def recall(self, worker: str) -> Mapping[str, Sequence[Ref]]: ...
 
-    def pause(self, kind: GateKind, name: str, pausing: Pausing | None) -> bool:
-        """Set or clear (None) a pause; False if that changed nothing."""
+    def gate(self, key: Key) -> Gate:
+        """A gate that is to be changed: nobody else changes it before the pass is over."""
 
-    def paused(self, kind: GateKind) -> dict[str, Pausing]: ...
+    def put_gates(self, gates: Sequence[Gate], now: float) -> None:
+        """Keep gates as they are now; those that say nothing are forgotten."""
+
+    def gates(self, kind: GateKind) -> list[Gate]:
+        """All gates of a kind, by name and group."""
+
+    def holding(self) -> dict[tuple[str, str, str], int]:
+        """For each queue, task and group: how many jobs workers have, where they have any."""
 
     def beat(self, beat: Beat, now: float) -> None: ...
 

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterable
 
 from errandry.core import move
-from errandry.core.command import GateKind, Kept, Upkeep
+from errandry.core.command import Kept, Upkeep
+from errandry.core.gate import GateKind
 from errandry.core.job import Job
 from errandry.core.state import Move
+from errandry.store import gating
 from errandry.store.ledger import Ledger
 
 BEFORE_CLAIM = 500
@@ -56,11 +58,12 @@ def before_claim(ledger: Ledger) -> None:
 def _forget_pauses(ledger: Ledger) -> None:
     """A worker that died paused never comes back: every start has an id of its own."""
     tables = ledger.tables
-    if paused := tables.paused(GateKind.WORKER):
+    if paused := tables.gates(GateKind.WORKER):
         known = {info.beat.worker for info in tables.workers()}
-        for worker, pausing in paused.items():
-            if worker not in known and pausing.at <= ledger.now - ledger.bounds.workers_age:
-                tables.pause(GateKind.WORKER, worker, None)
+        for gate in paused:
+            since = gate.paused.at if gate.paused is not None else 0.0
+            if gate.name not in known and since <= ledger.now - ledger.bounds.workers_age:
+                gating.forget_worker(ledger, gate.name)
 
 
 def _each(ledger: Ledger, made: Move, jobs: Iterable[Job], after: Callable[[Job, float], Job]) -> int:

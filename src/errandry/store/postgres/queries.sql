@@ -255,9 +255,13 @@ SELECT lanes.lane
    AND (%(queues)s::text[] IS NULL OR lanes.queue = ANY (%(queues)s::text[]))
    AND (%(tasks)s::text[] IS NULL OR lanes.task = ANY (%(tasks)s::text[]))
    AND lanes.task <> ALL (%(without)s::text[])
-   AND NOT EXISTS (SELECT 1 FROM errandry.gates WHERE kind = 'queue' AND name = lanes.queue)
-   AND NOT EXISTS (SELECT 1 FROM errandry.gates WHERE kind = 'task' AND name = lanes.task)
-   AND NOT EXISTS (SELECT 1 FROM errandry.gates WHERE kind = 'worker' AND name = %(worker)s::text)
+   AND NOT EXISTS (SELECT 1 FROM errandry.gates
+                    WHERE kind = 'queue' AND name = lanes.queue AND paused_at IS NOT NULL)
+   AND NOT EXISTS (SELECT 1 FROM errandry.gates WHERE kind = 'task' AND name = lanes.task AND paused_at IS NOT NULL)
+   AND NOT EXISTS (SELECT 1 FROM errandry.gates
+                    WHERE kind = 'group' AND name = lanes.queue AND grp = lanes.grp AND paused_at IS NOT NULL)
+   AND NOT EXISTS (SELECT 1 FROM errandry.gates
+                    WHERE kind = 'worker' AND name = %(worker)s::text AND paused_at IS NOT NULL)
  ORDER BY first.priority, first.place
  LIMIT %(limit)s;
 
@@ -337,15 +341,44 @@ INSERT INTO errandry.claims (worker, claimed_at, refs) VALUES (%s, %s, %s)
 -- name: recall
 SELECT refs FROM errandry.claims WHERE worker = %s;
 
--- name: pause
-INSERT INTO errandry.gates (kind, name, paused_at, paused_by) VALUES (%s, %s, %s, %s)
-    ON CONFLICT DO NOTHING RETURNING 1;
+-- name: lock_gate
+-- A gate as it is, or as one that says nothing; nobody else changes it before this pass is over.
+INSERT INTO errandry.gates (kind, name, grp) VALUES (%s, %s, %s)
+    ON CONFLICT (kind, name, grp) DO UPDATE SET tat = gates.tat
+RETURNING *;
 
--- name: resume
-DELETE FROM errandry.gates WHERE kind = %s AND name = %s RETURNING 1;
+-- name: put_gates
+INSERT INTO errandry.gates
+SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[], %s::text[], %s::text[], %s::float8[], %s::text[],
+                     %s::float8[], %s::float8[])
+    AS new (kind, name, grp, paused_at, paused_by, rule, ruled_at, ruled_by, tat, closed_until)
+ ORDER BY kind, name, grp
+    ON CONFLICT (kind, name, grp) DO UPDATE
+   SET paused_at = excluded.paused_at, paused_by = excluded.paused_by, rule = excluded.rule,
+       ruled_at = excluded.ruled_at, ruled_by = excluded.ruled_by, tat = excluded.tat,
+       closed_until = excluded.closed_until;
 
--- name: paused
-SELECT name, paused_at, paused_by FROM errandry.gates WHERE kind = %s ORDER BY name;
+-- name: drop_gate
+DELETE FROM errandry.gates
+ USING unnest(%s::text[], %s::text[], %s::text[]) AS gone (kind, name, grp)
+ WHERE gates.kind = gone.kind AND gates.name = gone.name AND gates.grp = gone.grp;
+
+-- name: gate
+SELECT * FROM errandry.gates WHERE kind = %s AND name = %s AND grp = %s;
+
+-- name: holding
+-- Only as many rows are read as workers have jobs.
+SELECT queue, task, grp, count(*) FROM errandry.live WHERE state IN ('claimed', 'running') GROUP BY queue, task, grp;
+
+-- name: gates
+SELECT * FROM errandry.gates WHERE kind = %s ORDER BY name, grp;
+
+-- name: drop_gates
+-- Groups whose rate is as if it had never been used.
+DELETE FROM errandry.gates
+ WHERE ctid = ANY (ARRAY (SELECT ctid FROM errandry.gates
+                           WHERE kind = 'group' AND paused_at IS NULL AND rule IS NULL
+                             AND tat <= %s AND closed_until <= %s LIMIT %s FOR UPDATE SKIP LOCKED));
 
 -- name: beat
 INSERT INTO errandry.workers (worker, seen_at, beat) VALUES (%s, %s, %s)

@@ -11,8 +11,14 @@ from typing import Any
 from msgspec import json as msgjson
 from psycopg import Connection
 
-from errandry.core.command import Beat, Claim, GateKind, Pausing, Ref, WorkerInfo
+from errandry.core.command import (
+    Beat,
+    Claim,
+    Ref,
+    WorkerInfo,
+)
 from errandry.core.event import Event
+from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.state import SCHEDULED, TERMINAL, WAITING, State
@@ -224,13 +230,22 @@ class PostgresTables:
         found = self._all("recall", (worker,))
         return _claims.decode(found[0][0]) if found else {}
 
-    def pause(self, kind: GateKind, name: str, pausing: Pausing | None) -> bool:
-        if pausing is None:
-            return bool(self._all("resume", (kind.value, name)))
-        return bool(self._all("pause", (kind.value, name, pausing.at, pausing.by)))
+    def gate(self, key: Key) -> Gate:
+        found = self._all("lock_gate" if self._writes else "gate", (key[0].value, *key[1:]))
+        return rows.to_gate(found[0]) if found else Gate(*key)
 
-    def paused(self, kind: GateKind) -> dict[str, Pausing]:
-        return {name: Pausing(at, by) for name, at, by in self._all("paused", (kind.value,))}
+    def put_gates(self, gates: Sequence[Gate], now: float) -> None:
+        columns = zip(*(rows.from_gate(gate) for gate in gates), strict=True)
+        self._run("put_gates", [array(column) for column in columns])
+        if idle := [gate.key for gate in gates if gate.says_nothing(now)]:
+            self._run("drop_gate", [array(column) for column in zip(*idle, strict=True)])
+        self.is_dirty = True
+
+    def gates(self, kind: GateKind) -> list[Gate]:
+        return [rows.to_gate(row) for row in self._all("gates", (kind.value,))]
+
+    def holding(self) -> dict[tuple[str, str, str], int]:
+        return {(queue, task, group): held for queue, task, group, held in self._all("holding")}
 
     def beat(self, beat: Beat, now: float) -> None:
         if beat.gone:
@@ -279,6 +294,7 @@ class PostgresTables:
         went = self._trim_events(now, bounds, limit)
         went += len(self._all("drop_workers", (now - bounds.workers_age,)))
         self._run("drop_claims", (now - bounds.workers_age,))
+        self._run("drop_gates", (now, now, limit))
         if idle := self._all("idle_lanes", (now - IDLE_LANE, limit)):
             lanes = array([lane for (lane,) in idle])
             self._run("rest_lanes", (lanes,))

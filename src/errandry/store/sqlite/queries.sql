@@ -172,9 +172,11 @@ SELECT lanes.lane, first.priority, first.place
    AND (?1 IS NULL OR lanes.queue IN (SELECT value FROM json_each(?1)))
    AND (?2 IS NULL OR lanes.task IN (SELECT value FROM json_each(?2)))
    AND lanes.task NOT IN (SELECT value FROM json_each(?3))
-   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'queue' AND name = lanes.queue)
-   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'task' AND name = lanes.task)
-   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'worker' AND name = ?5)
+   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'queue' AND name = lanes.queue AND paused_at IS NOT NULL)
+   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'task' AND name = lanes.task AND paused_at IS NOT NULL)
+   AND NOT EXISTS (SELECT 1 FROM gates
+                    WHERE kind = 'group' AND name = lanes.queue AND grp = lanes.grp AND paused_at IS NOT NULL)
+   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'worker' AND name = ?5 AND paused_at IS NOT NULL)
  ORDER BY first.priority, first.place;
 
 -- name: line
@@ -232,15 +234,28 @@ INSERT INTO claims (worker, claimed_at, refs) VALUES (?1, ?2, ?3)
 -- name: recall
 SELECT refs FROM claims WHERE worker = ?1;
 
--- name: pause
-INSERT INTO gates (kind, name, paused_at, paused_by) VALUES (?1, ?2, ?3, ?4)
-    ON CONFLICT DO NOTHING RETURNING 1;
+-- name: gate
+SELECT * FROM gates WHERE kind = ?1 AND name = ?2 AND grp = ?3;
 
--- name: resume
-DELETE FROM gates WHERE kind = ?1 AND name = ?2 RETURNING 1;
+-- name: put_gate
+INSERT OR REPLACE INTO gates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- name: paused
-SELECT name, paused_at, paused_by FROM gates WHERE kind = ?1 ORDER BY name;
+-- name: drop_gate
+DELETE FROM gates WHERE kind = ?1 AND name = ?2 AND grp = ?3;
+
+-- name: holding
+-- Only the index is read, and only as many rows of it as workers have jobs.
+SELECT queue, task, grp, count(*) FROM live WHERE state IN ('claimed', 'running') GROUP BY queue, task, grp;
+
+-- name: gates
+SELECT * FROM gates WHERE kind = ?1 ORDER BY name, grp;
+
+-- name: drop_gates
+-- Groups whose rate is as if it had never been used.
+DELETE FROM gates
+ WHERE (kind, name, grp) IN (SELECT kind, name, grp FROM gates
+                              WHERE kind = 'group' AND paused_at IS NULL AND rule IS NULL
+                                AND tat <= ?1 AND closed_until <= ?1 LIMIT ?2);
 
 -- name: beat
 INSERT INTO workers (worker, seen_at, beat) VALUES (?1, ?2, ?3)

@@ -11,8 +11,14 @@ from typing import Any
 import apsw
 from msgspec import json as msgjson
 
-from errandry.core.command import Beat, Claim, GateKind, Pausing, Ref, WorkerInfo
+from errandry.core.command import (
+    Beat,
+    Claim,
+    Ref,
+    WorkerInfo,
+)
 from errandry.core.event import Event
+from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.query import Query, fold
 from errandry.core.state import HELD, TERMINAL, State
@@ -195,13 +201,20 @@ class SqliteTables:
         found = self._all("recall", (worker,))
         return _claims.decode(found[0][0]) if found else {}
 
-    def pause(self, kind: GateKind, name: str, pausing: Pausing | None) -> bool:
-        if pausing is None:
-            return bool(self._all("resume", (kind, name)))
-        return bool(self._all("pause", (kind, name, pausing.at, pausing.by)))
+    def gate(self, key: Key) -> Gate:
+        found = self._all("gate", key)
+        return rows.to_gate(found[0]) if found else Gate(*key)
 
-    def paused(self, kind: GateKind) -> dict[str, Pausing]:
-        return {name: Pausing(at, by) for name, at, by in self._all("paused", (kind,))}
+    def put_gates(self, gates: Sequence[Gate], now: float) -> None:
+        self._db.executemany(SQL["put_gate"], [rows.from_gate(gate) for gate in gates])
+        self._db.executemany(SQL["drop_gate"], [gate.key for gate in gates if gate.says_nothing(now)])
+        self.is_dirty = True
+
+    def gates(self, kind: GateKind) -> list[Gate]:
+        return [rows.to_gate(row) for row in self._all("gates", (kind,))]
+
+    def holding(self) -> dict[tuple[str, str, str], int]:
+        return {(queue, task, group): held for queue, task, group, held in self._all("holding")}
 
     def beat(self, beat: Beat, now: float) -> None:
         if beat.gone:
@@ -245,6 +258,7 @@ class SqliteTables:
         went = self._trim_events(now, bounds, limit)
         went += len(self._all("drop_workers", (now - bounds.workers_age,)))
         self._run("drop_claims", (now - bounds.workers_age,))
+        self._run("drop_gates", (now, limit))
         self._run("mend_lanes", (now - IDLE_LANE, limit))
         self._run("drop_lanes", (now - IDLE_LANE, limit))
         self.is_dirty |= went > 0

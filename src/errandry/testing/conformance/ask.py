@@ -121,6 +121,7 @@ async def everything(store: Store) -> tuple[object, ...]:
         await store.counts(),
         await store.totals(),
         await store.paused(),
+        await store.rules(),
         [(queue.name, queue.paused) for queue in await store.queues()],
         await store.head(),
     )

@@ -18,25 +18,23 @@ from errandry.core.command import (
     Complete,
     Edit,
     Fail,
-    GateKind,
     Insert,
     Inserted,
     Moved,
     Note,
-    Pause,
     Postpone,
     Ref,
     Release,
     Renew,
     Rerun,
     Resolve,
-    Resume,
     Retry,
     Settle,
     Snooze,
     Start,
     Upkeep,
 )
+from errandry.core.gate import GateKind, Pause, Resume
 from errandry.core.job import Failure, Keep, Log, NewJob, Progress
 from errandry.core.query import Query
 from errandry.core.retry import Backoff

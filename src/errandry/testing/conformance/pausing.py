@@ -1,4 +1,4 @@
-"""Pause and resume, by queue, by task and by worker."""
+"""Pause and resume, by queue, by task, by group and by worker."""
 
 import pytest
 
@@ -9,14 +9,12 @@ from errandry.core.command import (
     Claim,
     Claims,
     Complete,
-    GateKind,
     Insert,
     Inserted,
-    Pause,
-    Resume,
 )
-from errandry.core.command import Pausing as Paused
 from errandry.core.event import Event, Kind
+from errandry.core.gate import GateKind, Pause, Resume
+from errandry.core.gate import Pausing as Paused
 from errandry.core.state import State
 from errandry.store.contract import Bounds, Store
 from errandry.testing.clock import FakeClock
@@ -25,7 +23,15 @@ from errandry.testing.conformance.fixtures import MakeStore
 from errandry.testing.given import Given, ref
 
 KINDS = pytest.mark.parametrize("kind", list(GateKind))
-OF_JOBS = pytest.mark.parametrize("kind", [GateKind.QUEUE, GateKind.TASK])
+OF_JOBS = pytest.mark.parametrize("kind", [GateKind.QUEUE, GateKind.TASK, GateKind.GROUP])
+
+
+def paused(kind: GateKind, by: str = "") -> Pause:
+    return Pause(kind, "name", by, "name" if kind is GateKind.GROUP else "")
+
+
+def resumed(kind: GateKind) -> Resume:
+    return Resume(kind, "name", "name" if kind is GateKind.GROUP else "")
 
 
 class Pausing:
@@ -33,11 +39,11 @@ class Pausing:
     async def test_a_paused_queue_or_task_gives_nothing_until_it_is_resumed(
         self, store: Store, given: Given, kind: GateKind
     ) -> None:
-        job = await given.waiting(queue="name", task="name")
-        assert await ask.one(store, Pause(kind, "name")) is WRITTEN
+        job = await given.waiting(queue="name", task="name", group="name")
+        assert await ask.one(store, paused(kind)) is WRITTEN
         assert await ask.order(store) == []
         assert await ask.order(store, queues=("name",), tasks=("name",)) == []
-        assert await ask.one(store, Resume(kind, "name")) is WRITTEN
+        assert await ask.one(store, resumed(kind)) is WRITTEN
 
         assert await ask.order(store) == [job.id]
 
@@ -45,18 +51,16 @@ class Pausing:
     async def test_a_pause_holds_for_claims_of_its_own_pass(
         self, store: Store, given: Given, kind: GateKind
     ) -> None:
-        job = given.job(queue="name", task="name")
+        job = given.job(queue="name", task="name", group="name")
 
-        answers = await store.commit(
-            [Insert((job,)), Pause(kind, "name"), Claim(worker="worker", nonce="nonce")]
-        )
+        answers = await store.commit([Insert((job,)), paused(kind), Claim(worker="worker", nonce="nonce")])
 
         assert answers == [Inserted((job.id,)), WRITTEN, Claims(())]
 
     @OF_JOBS
     async def test_a_pause_holds_for_jobs_to_come(self, store: Store, given: Given, kind: GateKind) -> None:
-        await ask.one(store, Pause(kind, "name"))
-        await given.waiting(queue="name", task="name")
+        await ask.one(store, paused(kind))
+        await given.waiting(queue="name", task="name", group="name")
 
         assert await ask.order(store) == []
 
@@ -92,6 +96,14 @@ class Pausing:
 
         assert await ask.order(store) == [job.id]
 
+    async def test_a_group_is_paused_in_its_queue_only(self, store: Store, given: Given) -> None:
+        await given.waiting(queue="mail", group="acme", priority=-1)
+        other = await given.waiting(queue="bulk", group="acme")
+        ungrouped = await given.waiting(queue="mail", priority=1)
+        await ask.one(store, Pause(GateKind.GROUP, "mail", group="acme"))
+
+        assert await ask.order(store) == [other.id, ungrouped.id]
+
     async def test_it_is_known_who_paused_what_and_when(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
@@ -111,18 +123,18 @@ class Pausing:
     async def test_the_first_pause_stands_and_the_second_answers_already(
         self, store: Store, clock: FakeClock, kind: GateKind
     ) -> None:
-        await ask.one(store, Pause(kind, "name", "ada"))
+        await ask.one(store, paused(kind, "ada"))
         clock.advance(10)
         before = await ask.everything(store)
 
-        assert await ask.one(store, Pause(kind, "name", "bob")) is ALREADY
+        assert await ask.one(store, paused(kind, "bob")) is ALREADY
         assert await ask.everything(store) == before
 
     @KINDS
     async def test_what_is_not_paused_answers_already_to_resume(self, store: Store, kind: GateKind) -> None:
         before = await ask.everything(store)
 
-        assert await ask.one(store, Resume(kind, "name")) is ALREADY
+        assert await ask.one(store, resumed(kind)) is ALREADY
         assert await ask.everything(store) == before
 
     async def test_a_running_job_of_a_paused_queue_goes_on(self, store: Store, given: Given) -> None:

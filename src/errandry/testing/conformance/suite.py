@@ -14,6 +14,7 @@ from errandry.testing.conformance.opening import Opening, Waking
 from errandry.testing.conformance.operating import Operating, Slicing
 from errandry.testing.conformance.pausing import Pausing
 from errandry.testing.conformance.querying import Beating, Counting, Getting, Listing, Querying
+from errandry.testing.conformance.ruling import RulePutting
 from errandry.testing.conformance.settling import Keeping, Repeating, Settling
 from errandry.testing.conformance.upkeep import Upkeeping
 
@@ -32,6 +33,7 @@ class Conformance(
     Batching,
     Draining,
     Pausing,
+    RulePutting,
     Leasing,
     Starting,
     Expiring,

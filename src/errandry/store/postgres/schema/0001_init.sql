@@ -64,7 +64,8 @@ CREATE TABLE errandry.live (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX live_ready ON errandry.live (lane, priority, place) WHERE state = 'waiting';
 CREATE INDEX live_due ON errandry.live (run_at, seq) WHERE state = 'scheduled';
-CREATE INDEX live_leased ON errandry.live (lease_until, seq) WHERE state IN ('claimed', 'running');
+CREATE INDEX live_leased ON errandry.live (lease_until, seq) INCLUDE (queue, task, grp)
+    WHERE state IN ('claimed', 'running');
 CREATE INDEX live_deadline ON errandry.live (deadline, seq)
     WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
 CREATE INDEX live_canceling ON errandry.live (worker) WHERE cancel_requested;
@@ -146,14 +147,21 @@ CREATE TABLE errandry.lanes (
     CONSTRAINT lanes_key UNIQUE (queue, task, grp)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
--- What is paused, since when and by whom.
+-- Queues, tasks, groups (`name` is their queue) and workers that are paused, by whom and since when; that have a rule;
+-- whose rate was used (`tat`: when that will be as if it had not been); that are closed until some time.
 CREATE TABLE errandry.gates (
-    kind      text COLLATE "C" NOT NULL,
-    name      text COLLATE "C" NOT NULL,
-    paused_at double precision NOT NULL,
-    paused_by text COLLATE "C" NOT NULL,
-    PRIMARY KEY (kind, name)
-);
+    kind         text COLLATE "C" NOT NULL,
+    name         text COLLATE "C" NOT NULL,
+    grp          text COLLATE "C" NOT NULL,
+    paused_at    double precision,
+    paused_by    text COLLATE "C",
+    rule         text COLLATE "C",
+    ruled_at     double precision,
+    ruled_by     text COLLATE "C",
+    tat          double precision NOT NULL DEFAULT 0,
+    closed_until double precision NOT NULL DEFAULT 0,
+    PRIMARY KEY (kind, name, grp)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
 -- Unique keys of every scope; they outlive their job.
 CREATE TABLE errandry.keys (

@@ -57,7 +57,7 @@ CREATE TABLE live (
 ) STRICT;
 CREATE UNIQUE INDEX live_ready ON live (lane, priority, place) WHERE state = 'waiting';
 CREATE INDEX live_due ON live (run_at) WHERE state = 'scheduled';
-CREATE INDEX live_leased ON live (lease_until) WHERE state IN ('claimed', 'running');
+CREATE INDEX live_leased ON live (lease_until, seq, queue, task, grp) WHERE state IN ('claimed', 'running');
 CREATE INDEX live_deadline ON live (deadline)
     WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
 CREATE INDEX live_canceling ON live (worker) WHERE cancel_requested;
@@ -141,13 +141,20 @@ CREATE TABLE lanes (
 CREATE INDEX lanes_ready ON lanes (queue, task) WHERE ready;
 CREATE INDEX lanes_idle ON lanes (used_at) WHERE NOT ready;
 
--- What is paused, since when and by whom.
+-- Queues, tasks, groups (`name` is their queue) and workers that are paused, by whom and since when; that have a rule;
+-- whose rate was used (`tat`: when that will be as if it had not been); that are closed until some time.
 CREATE TABLE gates (
-    kind      TEXT NOT NULL,
-    name      TEXT NOT NULL,
-    paused_at REAL NOT NULL,
-    paused_by TEXT NOT NULL,
-    PRIMARY KEY (kind, name)
+    kind         TEXT NOT NULL,
+    name         TEXT NOT NULL,
+    grp          TEXT NOT NULL,
+    paused_at    REAL,
+    paused_by    TEXT,
+    rule         TEXT,
+    ruled_at     REAL,
+    ruled_by     TEXT,
+    tat          REAL NOT NULL,
+    closed_until REAL NOT NULL,
+    PRIMARY KEY (kind, name, grp)
 ) STRICT, WITHOUT ROWID;
 
 -- Unique keys of every scope; they outlive their job.

@@ -1,0 +1,140 @@
+"""Rules of queues, tasks and groups: how many at once, how many in a time, how many may wait, in which order.
+
+A rule is stored beside the gate it is about and can be changed at any time; see `core/gate.py` for
+what follows from it.
+"""
+
+import re
+from enum import StrEnum
+
+from msgspec import Struct
+
+from errandry.core import check
+from errandry.core.duration import seconds
+from errandry.errors import InvalidValue
+
+COUNT_MAX = 10_000_000
+_RIGHT = 'write how many in which time: "100/minute", "5/s", "1000/90s"'
+_RATE = re.compile(r"\s*([0-9][0-9_,]*)\s*/\s*([0-9].*|[a-zA-Z]+)\s*", re.ASCII)
+
+
+class Rate(Struct, frozen=True, gc=False):
+    """At most `count` in each `period`, spread evenly; `burst` of them may come at once.
+
+    So in no stretch of one period are there more than `count` and `burst` together.
+    """
+
+    count: int
+    period: float
+    burst: int
+
+    def __post_init__(self) -> None:
+        check.whole("rate.count", self.count, 1, COUNT_MAX)
+        check.whole("rate.burst", self.burst, 1, COUNT_MAX)
+        if check.span("rate.period", self.period) < 0.001:
+            raise InvalidValue("rate.period", self.period, f"must be at least a millisecond; {_RIGHT}")
+
+    @property
+    def every(self) -> float:
+        """Seconds from one to the next."""
+        return self.period / self.count
+
+    def __str__(self) -> str:
+        period = _NAMES.get(self.period, f"{self.period:g}s")
+        return f"{self.count}/{period}"
+
+
+def rate(text: object, burst: int | None = None) -> Rate:
+    """A rate as people write it: "100/minute". Without a `burst` it is a tenth of the count, at least 1."""
+    if isinstance(text, Rate):
+        return text
+    found = _RATE.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise InvalidValue("rate", text, f"not a rate; {_RIGHT}")
+    digits, unit = found[1].replace("_", "").replace(",", ""), found[2]
+    try:
+        period = seconds(unit if unit[0].isdigit() else f"1{unit}", "rate")
+    except InvalidValue:
+        raise InvalidValue("rate", text, f"{unit!r} is not a length of time; {_RIGHT}") from None
+    count = check.whole("rate.count", int(digits[:20]), 1, COUNT_MAX)
+    return Rate(count, period, max(1, count // 10) if burst is None else burst)
+
+
+_NAMES = {1.0: "second", 60.0: "minute", 3_600.0: "hour", 86_400.0: "day"}
+
+
+class Overflow(StrEnum):
+    """What happens to an insert into a full queue or group.
+
+    refuse       it raises QueueFull
+    drop_oldest  the oldest waiting jobs fail, with the reason `dropped`, to make room
+    wait         the client waits until there is room
+    """
+
+    REFUSE = "refuse"
+    DROP_OLDEST = "drop_oldest"
+    WAIT = "wait"
+
+
+class Comeback(StrEnum):
+    """Where a job of a group goes that comes back: by a retry, a snooze, a release or an expiry.
+
+    place  to the place it had by its number, before all that were inserted after it
+    hold   there too, and while it waits for its time nothing else of its group is claimed
+    """
+
+    PLACE = "place"
+    HOLD = "hold"
+
+
+class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What holds for a queue, a task or a group. What is None is not limited; a group may have its own.
+
+    limit           how many are claimed or running at once, across all workers
+    rate            how many are claimed in a time, across all workers
+    weight          how often a group has its turn, compared with groups of weight 1
+    group_limit     the limit of each group of the queue that has none of its own
+    group_rate      the rate of each group of the queue that has none of its own
+    max_size        how many jobs may wait in the queue
+    group_max_size  how many jobs may wait in each of its groups
+    overflow        what happens to those beyond that
+    ageing          after so many seconds of waiting a job goes before all others of its queue
+    order           where a job of a group goes that comes back
+    """
+
+    limit: int | None = None
+    rate: Rate | None = None
+    weight: float | None = None
+    group_limit: int | None = None
+    group_rate: Rate | None = None
+    max_size: int | None = None
+    group_max_size: int | None = None
+    overflow: Overflow | None = None
+    ageing: float | None = None
+    order: Comeback | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("limit", "group_limit", "max_size", "group_max_size"):
+            if (value := getattr(self, field)) is not None:
+                check.whole(field, value, 1, COUNT_MAX)
+        if self.weight is not None and not 0.001 <= check.span("weight", self.weight) <= 1_000:
+            raise InvalidValue("weight", self.weight, "must be from 0.001 to 1,000; 1 is the usual weight")
+        if self.ageing is not None and check.span("ageing", self.ageing) == 0:
+            raise InvalidValue("ageing", self.ageing, "must be more than 0 seconds, or None for no ageing")
+        for field, kind in (
+            ("rate", Rate),
+            ("group_rate", Rate),
+            ("overflow", Overflow),
+            ("order", Comeback),
+        ):
+            value = getattr(self, field)
+            if value is not None and type(value) is not kind:
+                raise InvalidValue(field, value, f"must be of type {kind.__name__}")
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of what it limits."""
+        return tuple(field for field in self.__struct_fields__ if getattr(self, field) is not None)
+
+
+NO_RULE = Rule()

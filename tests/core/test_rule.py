@@ -1,0 +1,75 @@
+"""Rates as people write them, and rules that check themselves."""
+
+import pytest
+
+from errandry.core.gate import GateKind, Pause, PutRule
+from errandry.core.rule import Rate, Rule, rate
+from errandry.errors import InvalidValue
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("100/minute", Rate(100, 60.0, 10)),
+        ("100/min", Rate(100, 60.0, 10)),
+        ("5/s", Rate(5, 1.0, 1)),
+        ("1/second", Rate(1, 1.0, 1)),
+        ("1_000/h", Rate(1_000, 3_600.0, 100)),
+        ("1,000/hour", Rate(1_000, 3_600.0, 100)),
+        ("10 / day", Rate(10, 86_400.0, 1)),
+        ("100/90s", Rate(100, 90.0, 10)),
+        ("100/1h30m", Rate(100, 5_400.0, 10)),
+    ],
+)
+def test_a_rate_is_read(text: str, expected: Rate) -> None:
+    assert rate(text) == expected
+
+
+def test_a_burst_can_be_said() -> None:
+    assert rate("100/minute", 1) == Rate(100, 60.0, 1)
+    assert str(rate("100/minute")) == "100/minute"
+    assert str(rate("100/90s")) == "100/90s"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "100", "100/", "/minute", "100/fortnight", "x/minute", "1.5/s", 100, None, "-1/s", "0/s"]
+)
+def test_what_is_no_rate_is_refused_with_what_would_be(text: object) -> None:
+    with pytest.raises(InvalidValue, match=r"100/minute|whole number"):
+        rate(text)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"limit": 0},
+        {"limit": 1.5},
+        {"group_limit": -1},
+        {"max_size": 0},
+        {"weight": 0},
+        {"weight": 1e9},
+        {"ageing": 0},
+        {"rate": "100/minute"},
+        {"overflow": "refuse"},
+        {"order": "place"},
+    ],
+)
+def test_a_rule_nobody_could_obey_cannot_be_made(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidValue, match=next(iter(fields))):
+        Rule(**fields)  # type: ignore[arg-type]
+
+
+def test_each_kind_of_gate_has_rules_of_its_own() -> None:
+    with pytest.raises(InvalidValue, match="a rule of a task has limit, rate"):
+        PutRule(GateKind.TASK, "send", Rule(max_size=3))
+    with pytest.raises(InvalidValue, match="weight"):
+        PutRule(GateKind.QUEUE, "mail", Rule(weight=3))
+    with pytest.raises(InvalidValue, match="a rule of a worker has nothing"):
+        PutRule(GateKind.WORKER, "w", Rule(limit=3))
+
+
+def test_only_a_group_has_a_group() -> None:
+    with pytest.raises(InvalidValue, match="group"):
+        Pause(GateKind.QUEUE, "mail", group="acme")
+    with pytest.raises(InvalidValue, match="group"):
+        Pause(GateKind.GROUP, "mail")
