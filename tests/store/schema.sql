@@ -177,7 +177,7 @@ CREATE INDEX live_deadline ON live (deadline)
 
 CREATE INDEX live_due ON live (run_at) WHERE state = 'scheduled';
 
-CREATE INDEX live_leased ON live (lease_until, seq, queue, task, grp) WHERE state IN ('claimed', 'running');
+CREATE INDEX live_leased ON live (lease_until, seq, queue, task, grp, state) WHERE state IN ('claimed', 'running');
 
 CREATE UNIQUE INDEX live_ready ON live (lane, priority, place) WHERE state = 'waiting';
 

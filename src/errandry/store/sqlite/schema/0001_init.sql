@@ -57,7 +57,7 @@ CREATE TABLE live (
 ) STRICT;
 CREATE UNIQUE INDEX live_ready ON live (lane, priority, place) WHERE state = 'waiting';
 CREATE INDEX live_due ON live (run_at) WHERE state = 'scheduled';
-CREATE INDEX live_leased ON live (lease_until, seq, queue, task, grp) WHERE state IN ('claimed', 'running');
+CREATE INDEX live_leased ON live (lease_until, seq, queue, task, grp, state) WHERE state IN ('claimed', 'running');
 CREATE INDEX live_deadline ON live (deadline)
     WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
 CREATE INDEX live_canceling ON live (worker) WHERE cancel_requested;
