@@ -14,6 +14,10 @@ TABLE edges
     policy text COLLATE "C" NOT NULL
     outcome text COLLATE "C"
     result text COLLATE "C"
+TABLE ended WITH {autovacuum_vacuum_scale_factor=0.05,autovacuum_vacuum_cost_delay=0}
+    id text COLLATE "C" NOT NULL
+    seq bigint NOT NULL
+    day integer NOT NULL
 TABLE events
     n bigint NOT NULL
     at double precision NOT NULL
@@ -32,7 +36,7 @@ TABLE gates WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_v
     ruled_by text COLLATE "C"
     tat double precision NOT NULL DEFAULT 0
     closed_until double precision NOT NULL DEFAULT 0
-TABLE history WITH {autovacuum_vacuum_insert_scale_factor=0.1}
+TABLE history PARTITION BY LIST (day)
     seq bigint NOT NULL
     id text COLLATE "C" NOT NULL
     task text COLLATE "C" NOT NULL
@@ -72,6 +76,7 @@ TABLE history WITH {autovacuum_vacuum_insert_scale_factor=0.1}
     tags text COLLATE "C"
     errors text COLLATE "C"
     logs text COLLATE "C"
+    day integer NOT NULL
 TABLE job
     seq bigint
     id text COLLATE "C"
@@ -189,10 +194,10 @@ TABLE workers WITH {fillfactor=50}
 CONSTRAINT errandry.bound bound_pkey PRIMARY KEY (n)
 CONSTRAINT errandry.claims claims_pkey PRIMARY KEY (worker)
 CONSTRAINT errandry.edges edges_pkey PRIMARY KEY (parent, child)
+CONSTRAINT errandry.ended ended_pkey PRIMARY KEY (id)
 CONSTRAINT errandry.events events_pkey PRIMARY KEY (n)
 CONSTRAINT errandry.gates gates_pkey PRIMARY KEY (kind, name, grp)
-CONSTRAINT errandry.history history_id UNIQUE (id)
-CONSTRAINT errandry.history history_pkey PRIMARY KEY (seq)
+CONSTRAINT errandry.history history_pkey PRIMARY KEY (seq, day)
 CONSTRAINT errandry.keys keys_pkey PRIMARY KEY (key)
 CONSTRAINT errandry.lanes lanes_key UNIQUE (queue, task, grp)
 CONSTRAINT errandry.lanes lanes_pkey PRIMARY KEY (lane)
@@ -207,12 +212,12 @@ CREATE UNIQUE INDEX bound_pkey ON errandry.bound USING btree (n)
 CREATE UNIQUE INDEX claims_pkey ON errandry.claims USING btree (worker)
 CREATE INDEX edges_child ON errandry.edges USING btree (child)
 CREATE UNIQUE INDEX edges_pkey ON errandry.edges USING btree (parent, child)
+CREATE UNIQUE INDEX ended_pkey ON errandry.ended USING btree (id)
 CREATE UNIQUE INDEX events_pkey ON errandry.events USING btree (n)
 CREATE UNIQUE INDEX gates_pkey ON errandry.gates USING btree (kind, name, grp)
-CREATE INDEX history_expiry ON errandry.history USING btree (expires_at, seq)
-CREATE UNIQUE INDEX history_id ON errandry.history USING btree (id)
-CREATE UNIQUE INDEX history_pkey ON errandry.history USING btree (seq)
-CREATE INDEX history_troubled ON errandry.history USING btree (seq) WHERE (state <> 'completed'::text)
+CREATE INDEX history_expiry ON ONLY errandry.history USING btree (expires_at, seq)
+CREATE UNIQUE INDEX history_pkey ON ONLY errandry.history USING btree (seq, day)
+CREATE INDEX history_troubled ON ONLY errandry.history USING btree (seq) WHERE (state <> 'completed'::text)
 CREATE INDEX keys_expiry ON errandry.keys USING btree (expires_at) WHERE (expires_at IS NOT NULL)
 CREATE INDEX keys_job ON errandry.keys USING btree (job)
 CREATE UNIQUE INDEX keys_pkey ON errandry.keys USING btree (key)
@@ -381,7 +386,7 @@ BEGIN
     -- Looked for now that nobody else can insert these ids: a job that finishes meanwhile would be missed before.
     WITH again AS (
         DELETE FROM errandry.live
-         WHERE seq = ANY (made) AND EXISTS (SELECT 1 FROM errandry.history WHERE history.id = live.id)
+         WHERE seq = ANY (made) AND EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = live.id)
         RETURNING seq)
     SELECT array_agg(fresh.seq) INTO made
       FROM unnest(made) AS fresh (seq) WHERE NOT EXISTS (SELECT 1 FROM again WHERE again.seq = fresh.seq);
@@ -405,4 +410,16 @@ END
 
 FUNCTION is_name(name text) RETURNS boolean IMMUTABLE
     SELECT length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND btrim(name) <> ''
+
+FUNCTION make_day(day integer) RETURNS void SECURITY DEFINER SET {"search_path=pg_catalog, pg_temp"} NOT FOR ALL
+DECLARE
+    name text := 'history_' || to_char(date '1970-01-01' + make_day.day, 'YYYYMMDD');
+BEGIN
+    LOCK TABLE errandry.history IN SHARE UPDATE EXCLUSIVE MODE;
+    EXECUTE format('CREATE TABLE IF NOT EXISTS errandry.%I (LIKE errandry.history)
+                    WITH (autovacuum_vacuum_scale_factor = 0.5)', name);
+    IF NOT EXISTS (SELECT 1 FROM pg_inherits WHERE inhrelid = to_regclass(format('errandry.%I', name))) THEN
+        EXECUTE format('ALTER TABLE errandry.history ATTACH PARTITION errandry.%I FOR VALUES IN (%s)', name, make_day.day);
+    END IF;
+END
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 
-from errandry.core.command import Insert, Remove
+from errandry.core.command import Cancel, Insert, Remove, Upkeep
 from errandry.core.job import NewJob
 from errandry.store.health import Finding, Grade
 from errandry.store.postgres import health
@@ -18,12 +18,11 @@ from tests.store.server import server
 
 @pytest.fixture
 async def store() -> AsyncIterator[PostgresStore]:
-    with server().lent() as url:
-        store = store_at(url)
-        assert isinstance(store, PostgresStore)
-        await store.open()
-        yield store
-        await store.close()
+    store = store_at(server().fresh())
+    assert isinstance(store, PostgresStore)
+    await store.open()
+    yield store
+    await store.close()
 
 
 async def found(store: PostgresStore, topic: str) -> Finding:
@@ -36,8 +35,7 @@ async def test_everything_is_looked_at(store: PostgresStore) -> None:
 
     assert list(findings) == [
         *("postgres", "durability", "pooler", "clock", "connections", "transaction", "dead rows"),
-        *([topic for topic in ("partitions",) if topic in findings]),
-        "size",
+        *("partitions", "size"),
     ]
     wrong = {topic for topic, finding in findings.items() if finding.grade is not Grade.GOOD}
     assert wrong == {"durability"}  # as the server of the tests is set
@@ -153,3 +151,35 @@ async def test_dead_rows_are_counted(store: PostgresStore, monkeypatch: pytest.M
 
     assert finding.grade is Grade.NOTE
     assert int(finding.text.split(" beside ")[0]) >= 50
+
+
+async def test_partitions_that_are_left_or_missing_are_noted(store: PostgresStore) -> None:
+    assert (
+        await found(store, "partitions")
+    ).text == "finished jobs are in 1, one for each day some expire on"
+    today = int(time.time() // 86_400)
+    with psycopg.connect(server().url(), autocommit=True) as db:
+        text = store.address.text
+        for day in (today - 40, today - 39, today + 3):
+            db.execute(text("SELECT errandry.make_day(%s)"), (day,))
+        [(name,)] = db.execute("SELECT to_char(date '1970-01-01' + %s::integer, 'YYYYMMDD')", (today - 40,))
+        db.execute(text(f"ALTER TABLE errandry.history DETACH PARTITION errandry.history_{name}").encode())
+
+    left = await found(store, "partitions")
+
+    assert left.grade is Grade.NOTE
+    assert left.text.endswith(
+        "in 3, one for each day some expire on; 1 of days long over and 1 detached ones are still there"
+    )
+    assert "errandry migrate" in left.todo
+    await store.commit([Upkeep()])
+    assert (await found(store, "partitions")).grade is Grade.GOOD
+
+
+async def test_that_tomorrows_partition_is_not_made_yet_is_noted(store: PostgresStore) -> None:
+    await store.commit([Insert((NewJob(id="a", task="task", payload="{}"),))])
+    await store.commit([Cancel(ids=("a",))])
+
+    assert "tomorrow" in (await found(store, "partitions")).text
+    await store.commit([Upkeep()])
+    assert (await found(store, "partitions")).grade is Grade.GOOD

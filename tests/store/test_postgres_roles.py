@@ -1,5 +1,6 @@
 """The roles of the guide: each can do what the page says, and nothing else."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from errandry import Errandry, State
 from errandry.cli.main import run
+from errandry.core.command import Upkeep
 from errandry.errors import StoreRefused
 from errandry.task import Task
 from tests.api.working import burst
@@ -105,6 +107,20 @@ async def test_a_worker_does_everything_but_change_the_tables(app_of: Callable[[
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 blocking.execute(statement.replace("errandry.", f'"{schema_of(owner)}".').encode())
+
+
+async def test_a_worker_makes_partitions_and_leaves_their_end_to_the_owner(
+    url: str, app_of: Callable[[str], Errandry], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs, schema = app_of("worker"), url.rpartition("schema=")[2]
+    days = f"SELECT count(*) FROM pg_inherits WHERE inhparent = '{schema}.history'::regclass"
+    with psycopg.connect(server().url(), user="worker", autocommit=True) as db:
+        db.execute(f"SELECT {schema}.make_day(20000)".encode())  # long ago
+        await jobs.engine.submit(Upkeep())
+        assert db.execute(days.encode()).fetchone() == (2,)
+
+        assert await asyncio.to_thread(run, ["migrate", "--url", url]) == 0, capsys.readouterr().err
+        assert db.execute(days.encode()).fetchone() == (1,)
 
 
 async def test_a_viewer_only_looks(app_of: Callable[[str], Errandry]) -> None:

@@ -6,6 +6,7 @@ import click
 
 from errandry.cli.command import Command
 from errandry.cli.session import Session, maker
+from errandry.core.command import Upkeep
 
 if TYPE_CHECKING:
     from errandry.app import Errandry
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @maker
 async def migrate(session: Session, jobs: "Errandry") -> None:
-    """Make the store, or bring its schema up to date. Opening a store does the same."""
+    """Make the store, or bring its schema up to date. Opening a store does the same, but for tidying up."""
     await jobs.open()
+    await jobs.engine.submit(Upkeep(limit=1))  # the owner of the tables may remove what no worker may
     if session.json:
         session.data({"store": jobs.place, "ready": True})
     else:

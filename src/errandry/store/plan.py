@@ -36,7 +36,8 @@ def _plan(before: Job | None, after: Job | None, batches: Batches, lane: Callabl
     elif after is not None:
         batches["finish"].append(rows.from_job(after))
     if before is not None:
-        batches["delete_live" if was_live else "delete_history"].append((before.seq,))
+        name, key = ("delete_live", before.seq) if was_live else ("delete_history", before.id)
+        batches[name].append((key,))
 
 
 def _ended(job: Job) -> rows.Row:

@@ -17,7 +17,7 @@ import psycopg
 
 from errandry.clock import Clock
 from errandry.core import check
-from errandry.core.command import Answer, Claim, Command, Insert, touched
+from errandry.core.command import Answer, Claim, Command, Insert, Upkeep, touched
 from errandry.errors import ReplyLost, StoreClosed, StoreError, StoreUnavailable, TooLarge
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds
@@ -25,13 +25,14 @@ from errandry.store.health import Finding
 from errandry.store.local import LocalStore, failed, reach
 from errandry.store.postgres.address import SCHEMA, Address, address_of
 from errandry.store.postgres.binding import PostgresBinding, Said
+from errandry.store.postgres.days import Days
 from errandry.store.postgres.health import examined
 from errandry.store.postgres.link import Link, connect
 from errandry.store.postgres.listen import Listener
 from errandry.store.postgres.migrate import is_made, migrate
 from errandry.store.postgres.tables import PostgresTables
 from errandry.store.postgres.track import LIMITS, TIMEOUTS, Track, track_of
-from errandry.store.postgres.trouble import CLASHED, LOCKED, MOVED, explained
+from errandry.store.postgres.trouble import CLASHED, LOCKED, MOVED, UNPLACED, explained
 from errandry.store.tables import Tables
 from errandry.store.waking import Bell
 
@@ -144,6 +145,8 @@ class PostgresStore(LocalStore):
 
     def _write(self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]) -> Written:
         """A pass. What is known to be locked goes apart, so that nobody waits for it twice."""
+        if any(isinstance(command, Upkeep) for command in commands):
+            self._tend(opened, link)
         if not opened.locked:
             return self._together(opened, link, lock_timeout, commands)
         apart = [number for number, command in enumerate(commands) if opened.is_locked(command)]
@@ -152,6 +155,16 @@ class PostgresStore(LocalStore):
         for number in apart:
             answers.insert(number, self._alone(opened, link, KNOWN, commands[number]))
         return answers, True
+
+    def _tend(self, opened: "_Open", link: Link) -> None:
+        """What upkeep cannot do in a transaction."""
+
+        def tend() -> None:
+            now = self._now(*link.tables.look())
+            opened.days.tend(link.connection, now)
+
+        with explained(self.address.name):
+            _again(link, tend)
 
     def _together(
         self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]
@@ -202,6 +215,10 @@ class PostgresStore(LocalStore):
                 return self._pass(opened, link, lock_timeout, commands)
             except MOVED:
                 link.forget_prepared()
+            except UNPLACED as error:
+                if error.diag.constraint_name is not None:
+                    raise
+                link.tables.forget_days()
             except CLASHED:
                 time.sleep(random.uniform(0.001, 0.01))
         return self._pass(opened, link, lock_timeout, commands)
@@ -277,6 +294,7 @@ class _Open:
         self.tracks = [Track(address, f"write-{number}") for number in range(len(TIMEOUTS))]
         self.reader = Track(address, "read", writes=False)
         self.listener = Listener(address, self.channel, self.name)
+        self.days = Days(address.statements())
         self.locked: set[str] = set()
 
     @property

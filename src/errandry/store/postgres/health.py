@@ -153,18 +153,22 @@ def _tables(look: _Look) -> Iterator[Finding]:
         yield Finding(Grade.NOTE, "dead rows", text, todo)
     else:
         yield Finding(Grade.GOOD, "dead rows", text)
-    partitions, pending = look("partitions")
-    if partitions:
-        text = f"finished jobs are in {partitions} partitions"
-        if pending:
-            text += f", of which {pending} could not be detached to the end"
-            todo = "the next upkeep goes on with it, once nobody reads there"
-            yield Finding(Grade.NOTE, "partitions", text, todo)
-        else:
-            yield Finding(Grade.GOOD, "partitions", text)
+    yield _partitions(*look("partitions"))
     whole, live, events = look("size")
     yield Finding(
         Grade.GOOD,
         "size",
         f"{short(whole)}: {short(live)} for unfinished jobs, {short(events)} for events",
     )
+
+
+def _partitions(count: int, over: int, detached: int, missing: int) -> Finding:
+    text = f"finished jobs are in {count}, one for each day some expire on"
+    if over or detached:
+        text += f"; {over} of days long over and {detached} detached ones are still there"
+        todo = "run `errandry migrate` as the owner of the tables, or a worker, whose upkeep removes them"
+        return Finding(Grade.NOTE, "partitions", text, todo)
+    if missing:
+        text += ", and that of tomorrow's is not made yet"
+        return Finding(Grade.NOTE, "partitions", text, "a worker's upkeep makes it; let one run")
+    return Finding(Grade.GOOD, "partitions", text)

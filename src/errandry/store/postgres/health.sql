@@ -31,8 +31,21 @@ SELECT n_live_tup, n_dead_tup, extract(epoch FROM clock_timestamp() - greatest(l
   FROM pg_stat_all_tables WHERE relid = 'errandry.live'::regclass;
 
 -- name: partitions
--- Of finished jobs; those about to go are detached first.
-SELECT count(*), count(*) FILTER (WHERE inhdetachpending) FROM pg_inherits WHERE inhparent = 'errandry.history'::regclass;
+-- Of finished jobs: how many; of days that were over two days ago; detached and not dropped; days with jobs whose next day
+-- has none yet.
+WITH days AS (
+    SELECT substring(pg_get_expr(relpartbound, pg_class.oid) FROM '\d+')::bigint AS day
+      FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+     WHERE inhparent = 'errandry.history'::regclass AND NOT inhdetachpending),
+today AS (SELECT floor(extract(epoch FROM clock_timestamp()) / 86400)::bigint AS day)
+SELECT (SELECT count(*) FROM days),
+       (SELECT count(*) FROM days, today WHERE days.day BETWEEN 1 AND today.day - 3),
+       (SELECT count(*) FROM pg_class LEFT JOIN pg_inherits ON inhrelid = pg_class.oid
+         WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'errandry.history'::regclass)
+           AND relkind = 'r' AND (NOT relispartition OR inhdetachpending) AND relname ~ '^history_\d{8}$'),
+       (SELECT count(*) FROM days, today
+         WHERE days.day >= today.day AND days.day + 1 NOT IN (SELECT day FROM days)
+           AND EXISTS (SELECT 1 FROM errandry.history WHERE history.day = days.day));
 
 -- name: size
 SELECT coalesce(sum(pg_total_relation_size(pg_class.oid)), 0)::bigint,

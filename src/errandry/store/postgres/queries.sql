@@ -29,7 +29,9 @@ SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_ses
 SELECT coalesce(max(n), 0) FROM errandry.events;
 
 -- name: head_read
-SELECT set_config('jit', 'off', true), identity, folded,
+-- The same for who only reads: what is listed newest first is read in that order, and no further than wanted.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_sort', 'off', true), identity, folded,
        coalesce((SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1), at),
        extract(epoch FROM clock_timestamp())::float8
   FROM errandry.store;
@@ -53,13 +55,16 @@ SELECT CAST(array_to_json(errandry.insert_jobs(
     CAST(CAST(%(jobs)s AS text) AS jsonb), CAST(%(store)s AS text), CAST(%(at)s AS float8))) AS text);
 
 -- name: finish
-INSERT INTO errandry.history
+WITH ended AS (INSERT INTO errandry.history
 SELECT * FROM unnest(
     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[], %s::text[],
     %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
-    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]);
+    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::integer[])
+RETURNING id, seq, day)
+INSERT INTO errandry.ended SELECT id, seq, day FROM ended;
 
 -- name: update
 -- Everything that can change while a job is not finished; parameters are whole rows.
@@ -89,15 +94,16 @@ UPDATE errandry.live
 WITH gone AS (
     DELETE FROM errandry.live
      USING unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::text[],
-                  %s::float8[], %s::float8[], %s::text[])
-        AS new (seq, state, reason, settled, releases, crashes, result, updated_at, expires_at, errors)
+                  %s::float8[], %s::float8[], %s::text[], %s::integer[])
+        AS new (seq, state, reason, settled, releases, crashes, result, updated_at, expires_at, errors, day)
      WHERE live.seq = new.seq
     RETURNING live.seq, id, task, queue, grp, new.state, ordering, new.reason, new.settled, payload, priority,
               NULL::bigint, run_at, attempts, max_attempts, new.releases, new.crashes, max_crashes, open_children,
               timeout, deadline, fence, worker, NULL::float8, cancel_requested, new.result, metadata, created_at,
               new.updated_at, claimed_at, started_at, new.updated_at AS finished_at, new.expires_at, backoff, keep,
-              progress, tags, new.errors, logs)
-INSERT INTO errandry.history SELECT * FROM gone;
+              progress, tags, new.errors, logs, new.day),
+kept AS (INSERT INTO errandry.history SELECT * FROM gone)
+INSERT INTO errandry.ended SELECT id, seq, day FROM gone;
 
 -- name: claim
 -- From waiting to held; what a claim leaves alone is not written.
@@ -119,20 +125,26 @@ UPDATE errandry.live SET lease_until = new.lease_until, updated_at = new.updated
 DELETE FROM errandry.live WHERE seq = ANY (%s::bigint[]);
 
 -- name: delete_history
-DELETE FROM errandry.history WHERE seq = ANY (%s::bigint[]);
+WITH gone AS (DELETE FROM errandry.ended WHERE id = ANY (%s::text[]) RETURNING seq, day)
+DELETE FROM errandry.history USING gone WHERE history.seq = gone.seq AND history.day = gone.day;
 
 -- name: find_live
 SELECT * FROM errandry.live WHERE id = ANY (%s::text[]);
 
 -- name: find_history
-SELECT * FROM errandry.history WHERE id = ANY (%s::text[]);
+SELECT history.* FROM errandry.ended JOIN errandry.history USING (seq, day) WHERE ended.id = ANY (%s::text[]);
 
 -- name: lock_live
 -- Whoever locks several jobs locks them in the order of their ids.
 SELECT * FROM errandry.live WHERE id = ANY (%s::text[]) ORDER BY id FOR NO KEY UPDATE;
 
+-- name: any_ended
+-- Asked first: it costs less than to open every partition, and the answer is mostly no.
+SELECT 1 FROM errandry.ended WHERE id = ANY (%s::text[]) LIMIT 1;
+
 -- name: lock_history
-SELECT * FROM errandry.history WHERE id = ANY (%s::text[]) ORDER BY id FOR NO KEY UPDATE;
+SELECT history.* FROM errandry.ended JOIN errandry.history USING (seq, day)
+ WHERE ended.id = ANY (%s::text[]) ORDER BY ended.id FOR NO KEY UPDATE OF history;
 
 -- name: ids_live
 -- Ids that begin or end with a part of one. Only the index is read, though all of it.
@@ -141,7 +153,7 @@ SELECT id FROM errandry.live
  ORDER BY id LIMIT %(limit)s;
 
 -- name: ids_history
-SELECT id FROM errandry.history
+SELECT id FROM errandry.ended
  WHERE starts_with(id, %(part)s::text) OR right(id, length(%(part)s::text)) = %(part)s::text
  ORDER BY id LIMIT %(limit)s;
 
@@ -156,7 +168,9 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
  WHERE part = ANY (%(parts)s::text[])
    AND seq < %(below)s::bigint
    AND state = ANY (%(states)s::text[])
-   AND (%(id_in)s::text[] IS NULL OR id = ANY (%(id_in)s::text[]))
+   AND (%(id_in)s::text[] IS NULL OR seq = ANY (ARRAY (
+        SELECT seq FROM errandry.live WHERE id = ANY (%(id_in)s::text[])
+         UNION ALL SELECT seq FROM errandry.ended WHERE id = ANY (%(id_in)s::text[]))))
    AND (%(id_not_in)s::text[] IS NULL OR id <> ALL (%(id_not_in)s::text[]))
    AND (%(task_in)s::text[] IS NULL OR task = ANY (%(task_in)s::text[]))
    AND (%(task_not_in)s::text[] IS NULL OR task <> ALL (%(task_not_in)s::text[]))
@@ -324,6 +338,57 @@ SELECT * FROM errandry.live
 
 -- name: outlived
 SELECT * FROM errandry.history WHERE expires_at <= %s ORDER BY expires_at, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: days
+-- The days finished jobs have partitions for.
+SELECT substring(pg_get_expr(relpartbound, pg_class.oid) FROM '\d+')::bigint, relname::text, inhdetachpending
+  FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+ WHERE inhparent = 'errandry.history'::regclass
+ ORDER BY relname;
+
+-- name: make_day
+SELECT errandry.make_day(%s::integer);
+
+-- name: day_has_jobs
+SELECT 1 FROM errandry.history WHERE day = %s::integer LIMIT 1;
+
+-- name: left_days
+-- Partitions no more, but not dropped yet.
+SELECT relname::text FROM pg_class
+ WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'errandry.history'::regclass)
+   AND relkind = 'r' AND NOT relispartition AND relname ~ '^history_\d{8}$'
+ ORDER BY relname;
+
+-- name: may_remove_days
+SELECT pg_has_role(relowner, 'USAGE'), pg_backend_pid() FROM pg_class WHERE oid = 'errandry.history'::regclass;
+
+-- name: hold_days
+SELECT pg_try_advisory_lock(hashtextextended('days', 'errandry.history'::regclass::oid::bigint));
+
+-- name: release_days
+SELECT pg_advisory_unlock(hashtextextended('days', 'errandry.history'::regclass::oid::bigint));
+
+-- name: wait_little
+SELECT set_config('lock_timeout', %s, true);
+
+-- name: wait_little_always
+SELECT set_config('lock_timeout', %s, false);
+
+-- name: wait_as_before
+SELECT set_config('lock_timeout', reset_val, false) FROM pg_settings WHERE name = 'lock_timeout';
+
+-- name: detach_day
+-- It waits until nobody reads there any more, and nobody waits for it.
+ALTER TABLE errandry.history DETACH PARTITION errandry.history_day CONCURRENTLY;
+
+-- name: finish_detaching
+ALTER TABLE errandry.history DETACH PARTITION errandry.history_day FINALIZE;
+
+-- name: left_day_has_jobs
+SELECT 1 FROM errandry.history_day LIMIT 1;
+
+-- name: drop_day
+DROP TABLE errandry.history_day;
 
 -- name: held_by
 SELECT * FROM errandry.live

@@ -25,8 +25,9 @@ from errandry.core.state import SCHEDULED, TERMINAL, WAITING, State
 from errandry.store import cursor as cursors
 from errandry.store import row as rows
 from errandry.store.contract import Bounds, Happened
-from errandry.store.plan import planned
+from errandry.store.plan import Batches, planned
 from errandry.store.postgres.array import array
+from errandry.store.postgres.days import day_of
 from errandry.store.tables import Change, Deltas, Marks
 
 FOLD_MAX = 10_000
@@ -53,6 +54,7 @@ class PostgresTables:
         self._has_unlined = False
         self._marks: Marks | None = None
         self._lanes: dict[tuple[str, str, str], int] = {}
+        self._days: set[int] = set()
         self._fresh: frozenset[str] = frozenset()
         self._numbers: Iterator[int] = iter(())
         self._wanted = 0
@@ -74,7 +76,7 @@ class PostgresTables:
     def look(self) -> tuple[float, float]:
         """The same for who only reads."""
         self._marks = None
-        [(_, self.identity, _, floor, now)] = self._all("head_read")
+        [(*_, self.identity, _, floor, now)] = self._all("head_read")
         return floor, now
 
     def number(self) -> int:
@@ -94,12 +96,28 @@ class PostgresTables:
             self._marks = None
         self._stand_in_line([after for _, after in changes if after is not None and after.state is WAITING])
         batches = planned(changes, lambda job: self._lanes[job.queue, job.task, job.group])
+        self._date(batches, changes)
         ended = {values[0] for values in batches["finish_live"]}  # which deletes what it copies
         batches["delete_live"] = [values for values in batches["delete_live"] if values[0] not in ended]
         for name, batch in batches.items():
             if batch:
                 self._run(name, [array(column) for column in zip(*batch, strict=True)])
         self.is_dirty = True
+
+    def _date(self, batches: Batches, changes: Iterable[Change]) -> None:
+        """Add to what is finished the day it expires on, whose partition is there from now on."""
+        days = {job.seq: day_of(job) for _, job in changes if job is not None and job.state in TERMINAL}
+        if not self._days.issuperset(days.values()):
+            self._days = {day for day, _, is_detaching in self._all("days") if not is_detaching}
+            for day in set(days.values()) - self._days:
+                self._run("make_day", (day,))
+                self._days.add(day)
+        for name in ("finish_live", "finish"):
+            batches[name] = [(*values, days[values[0]]) for values in batches[name]]
+
+    def forget_days(self) -> None:
+        """A partition that was there is gone, or one that was made has been rolled back."""
+        self._days = set()
 
     def _stand_in_line(self, jobs: Iterable[Job]) -> None:
         """Hold the lanes of these jobs, marked: they may have waiting jobs."""
@@ -135,7 +153,7 @@ class PostgresTables:
             names = ["lock_live", "lock_history", "lock_live"]
         for number, name in enumerate(names):
             missing = [one for one in ids if one not in found and (number < 2 or one not in self._fresh)]
-            if missing:
+            if missing and (name != "lock_history" or self._all("any_ended", (array(missing),))):
                 found |= {job.id: job for job in self._jobs(name, (array(missing),))}
         if fresh := self._fresh.intersection(ids):
             self._wanted = sum(one not in found for one in fresh)

@@ -18,6 +18,9 @@ LOCKED = (errors.LockNotAvailable,)
 MOVED = (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement)
 """Between two statements we were given another session: there is a transaction pooler."""
 
+UNPLACED = (errors.CheckViolation,)
+"""There is no partition for a row; with the name of a constraint, it is one that somebody has added."""
+
 _REFUSED: dict[type[psycopg.Error], str] = {
     errors.InvalidPassword: "the password was refused: check user and password in the url",
     errors.InvalidAuthorizationSpecification: "the user was refused: check the url and pg_hba.conf",

@@ -59,7 +59,7 @@ UPDATE live SET lease_until = ?2, updated_at = ?3 WHERE seq = ?1;
 DELETE FROM live WHERE seq = ?1;
 
 -- name: delete_history
-DELETE FROM history WHERE seq = ?1;
+DELETE FROM history WHERE id = ?1;
 
 -- name: find_live
 SELECT * FROM live WHERE id IN (SELECT value FROM json_each(?1));

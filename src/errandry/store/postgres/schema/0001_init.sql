@@ -72,7 +72,8 @@ CREATE INDEX live_canceling ON errandry.live (worker) WHERE cancel_requested;
 -- Inserted by others while their lane had no mark: the next pass that claims gives them their lane.
 CREATE INDEX live_unlined ON errandry.live (seq) WHERE state = 'waiting' AND lane IS NULL;
 
--- Finished jobs, until `expires_at`.
+-- Finished jobs, until `expires_at`. A partition holds those that expire on one day (UTC, counted from 1970), and goes when
+-- that day is over and they have all been removed. Partition 0 holds those that are kept for very long. See make_day.
 CREATE TABLE errandry.history (
     seq              bigint           NOT NULL,
     id               text COLLATE "C" NOT NULL,
@@ -113,12 +114,20 @@ CREATE TABLE errandry.history (
     tags             text COLLATE "C",
     errors           text COLLATE "C",
     logs             text COLLATE "C",
-    CONSTRAINT history_pkey PRIMARY KEY (seq),
-    CONSTRAINT history_id UNIQUE (id)
-) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
+    day              integer          NOT NULL,
+    CONSTRAINT history_pkey PRIMARY KEY (seq, day)
+) PARTITION BY LIST (day);
+CREATE TABLE errandry.history_later PARTITION OF errandry.history FOR VALUES IN (0);
 CREATE INDEX history_expiry ON errandry.history (expires_at, seq);
 -- Few among many completed ones, and looked for most.
 CREATE INDEX history_troubled ON errandry.history (seq) WHERE state <> 'completed';
+
+-- Where a finished job is, by its id: to ask every day's partition whether an id was ever used would take too long.
+CREATE TABLE errandry.ended (
+    id  text COLLATE "C" PRIMARY KEY,
+    seq bigint           NOT NULL,
+    day integer          NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
 -- All jobs. A search can leave out the part it does not want. No part has a condition of its own: each could no longer be
 -- read in the order of its index.
@@ -262,6 +271,24 @@ BEGIN
     RETURN last.n + 1;
 END
 $$;
+
+-- The partition for the jobs that expire on a day, unless it is there. Attached, not made in its place: so others read and
+-- write meanwhile. It runs with its owner's rights: who writes jobs need not be able to change tables. Its rows go within
+-- that one day, and then it goes itself: to clean it often would be for nothing.
+CREATE FUNCTION errandry.make_day(day integer) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    name text := 'history_' || to_char(date '1970-01-01' + make_day.day, 'YYYYMMDD');
+BEGIN
+    LOCK TABLE errandry.history IN SHARE UPDATE EXCLUSIVE MODE;
+    EXECUTE format('CREATE TABLE IF NOT EXISTS errandry.%I (LIKE errandry.history)
+                    WITH (autovacuum_vacuum_scale_factor = 0.5)', name);
+    IF NOT EXISTS (SELECT 1 FROM pg_inherits WHERE inhrelid = to_regclass(format('errandry.%I', name))) THEN
+        EXECUTE format('ALTER TABLE errandry.history ATTACH PARTITION errandry.%I FOR VALUES IN (%s)', name, make_day.day);
+    END IF;
+END
+$$;
+REVOKE ALL ON FUNCTION errandry.make_day(integer) FROM PUBLIC;
 
 -- Whether a text holds at least one needle of each list, or none of one list. Only A-Z are folded.
 CREATE FUNCTION errandry.has_all(held text, wanted jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$

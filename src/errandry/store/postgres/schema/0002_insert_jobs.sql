@@ -66,7 +66,7 @@ BEGIN
     -- Looked for now that nobody else can insert these ids: a job that finishes meanwhile would be missed before.
     WITH again AS (
         DELETE FROM errandry.live
-         WHERE seq = ANY (made) AND EXISTS (SELECT 1 FROM errandry.history WHERE history.id = live.id)
+         WHERE seq = ANY (made) AND EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = live.id)
         RETURNING seq)
     SELECT array_agg(fresh.seq) INTO made
       FROM unnest(made) AS fresh (seq) WHERE NOT EXISTS (SELECT 1 FROM again WHERE again.seq = fresh.seq);
