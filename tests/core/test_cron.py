@@ -1,0 +1,182 @@
+"""When cron expressions are due, in every zone, on both edges, beside an oracle that tries every minute."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from zoneinfo import ZoneInfo, available_timezones
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from errandry.core.cron import NAMES, Cron
+from errandry.errors import InvalidValue
+
+ZONES = sorted(available_timezones() - {"localtime"})
+MINUTE, DAYS = timedelta(minutes=1), 3
+
+
+def ticks(cron: Cron, start: datetime) -> Iterator[datetime]:
+    moment = start.timestamp()
+    while (found := cron.after(moment)) is not None:
+        moment = found
+        yield datetime.fromtimestamp(moment, UTC)
+
+
+def local(text: str, zone: str, start: str, number: int) -> list[str]:
+    """The first ticks after a time on the wall, as they are seen there."""
+    first = datetime.fromisoformat(start).replace(tzinfo=ZoneInfo(zone))
+    seen = islice(ticks(Cron(text, zone), first), number)
+    return [tick.astimezone(ZoneInfo(zone)).isoformat() for tick in seen]
+
+
+def oracle(minutes: set[int], hours: set[int], zone: str, start: datetime, even: bool) -> list[datetime]:
+    """Every minute of some days is looked at, nothing is computed."""
+    zoned = ZoneInfo(zone)
+    moments = [start + n * MINUTE for n in range(DAYS * 1_440)]
+    walls = [moment.astimezone(zoned).replace(tzinfo=None) for moment in moments]
+    if even:
+        return [m for m, w in zip(moments, walls, strict=True) if w.minute in minutes and w.hour in hours]
+    first: dict[datetime, datetime] = {}
+    for moment, wall in zip(moments, walls, strict=True):
+        first.setdefault(wall, moment)
+    due = set()
+    wall, end = min(walls), max(walls)
+    while wall <= end:
+        if wall.minute in minutes and wall.hour in hours:
+            later = wall
+            while later not in first:  # the clocks skip it
+                later += MINUTE
+            due.add(first[later])
+        wall += MINUTE
+    return sorted(due)
+
+
+@st.composite
+def edges(draw: st.DrawFn) -> tuple[str, datetime]:
+    """A zone, and some days before a moment when its clocks are changed, if they are in that year."""
+    zone = draw(st.sampled_from(ZONES))
+    year = datetime(draw(st.integers(1970, 2099)), 1, 1, tzinfo=UTC)
+    days = [year + timedelta(days=n) for n in range(366)]
+    offsets = [day.astimezone(ZoneInfo(zone)).utcoffset() for day in days]
+    changes = [day for day, one, next_ in zip(days, offsets, offsets[1:], strict=False) if one != next_]
+    return zone, (draw(st.sampled_from(changes)) if changes else days[draw(st.integers(0, 360))])
+
+
+def agrees(edge: tuple[str, datetime], minutes: set[int], hours: set[int], star: bool) -> None:
+    zone, start = edge
+    hours = set(range(24)) if star else hours
+    text = f"{','.join(map(str, minutes))} {'*' if star else ','.join(map(str, hours))} * * *"
+    expected = oracle(minutes, hours, zone, start + MINUTE, star)
+    whole = [tick for tick in expected if tick.second == 0]
+    assert list(islice(ticks(Cron(text, zone), start), len(whole))) == whole
+
+
+numbers = {"minutes": st.sets(st.integers(0, 59), min_size=1, max_size=4)}
+numbers["hours"] = st.sets(st.integers(0, 23), min_size=1, max_size=6)
+
+
+@pytest.mark.slow(reason="looks at every minute of days")
+@settings(max_examples=40, deadline=None)
+@given(edge=edges(), star=st.booleans(), **numbers)
+def test_ticks_are_those_found_by_looking_at_every_minute(
+    edge: tuple[str, datetime], star: bool, minutes: set[int], hours: set[int]
+) -> None:
+    agrees(edge, minutes, hours, star)
+
+
+@pytest.mark.prove
+@settings(max_examples=3_000, deadline=None)
+@given(edge=edges(), star=st.booleans(), **numbers)
+def test_ticks_are_those_found_by_looking_at_every_minute_in_all_zones(
+    edge: tuple[str, datetime], star: bool, minutes: set[int], hours: set[int]
+) -> None:
+    agrees(edge, minutes, hours, star)
+
+
+def test_a_time_the_clocks_skip_is_due_when_they_went_forward() -> None:
+    assert local("30 2 * * *", "Europe/Vienna", "2026-03-28T12:00", 2) == [
+        "2026-03-29T03:00:00+02:00",
+        "2026-03-30T02:30:00+02:00",
+    ]
+    assert local("0 30 2 * * *", "Europe/Vienna", "2026-03-28T12:00", 1) == ["2026-03-29T03:00:00+02:00"]
+
+
+def test_a_time_the_clocks_show_twice_is_due_once() -> None:
+    assert local("30 2 * * *", "Europe/Vienna", "2026-10-24T12:00", 2) == [
+        "2026-10-25T02:30:00+02:00",
+        "2026-10-26T02:30:00+01:00",
+    ]
+
+
+def test_what_repeats_goes_on_evenly_when_the_clocks_go_back() -> None:
+    seen = local("*/30 * * * *", "Europe/Vienna", "2026-10-25T01:45", 5)
+    assert [one[11:16] + one[19:] for one in seen] == [
+        *("02:00+02:00", "02:30+02:00", "02:00+01:00", "02:30+01:00", "03:00+01:00")
+    ]
+
+
+def test_a_day_that_a_zone_left_out_is_made_up_for() -> None:
+    """Samoa went from 29 to 31 December 2011."""
+    assert local("0 9 30 12 *", "Pacific/Apia", "2011-12-01T00:00", 1) == ["2011-12-31T00:00:00+14:00"]
+
+
+def test_the_29th_of_february_comes_in_leap_years() -> None:
+    assert [one[:10] for one in local("0 0 29 2 *", "UTC", "2026-01-01T00:00", 3)] == [
+        *("2028-02-29", "2032-02-29", "2036-02-29")
+    ]
+
+
+def test_years_can_be_chosen_and_end() -> None:
+    assert [one[:10] for one in local("0 0 0 1 1 * 2030", "UTC", "2026-01-01T00:00", 3)] == ["2030-01-01"]
+    assert [one[:4] for one in local("0 30 23 31 12 * */10", "Asia/Tokyo", "2026-01-01T00:00", 9)] == [
+        *("2030", "2040", "2050", "2060", "2070", "2080", "2090", "2100")
+    ]
+    assert [one[:4] for one in local("0 0 0 1 1 * 2030-2032,2040/30", "UTC", "2026-01-01T00:00", 9)] == [
+        *("2030", "2031", "2032", "2040", "2070", "2100")
+    ]
+
+
+def test_seconds_come_first() -> None:
+    assert [one[17:19] for one in local("*/20 * * * * *", "UTC", "2026-01-01T00:00:05", 3)] == [
+        *("20", "40", "00")
+    ]
+
+
+def test_a_moment_that_is_due_is_not_after_itself() -> None:
+    [first, second] = local("0 8 * * *", "UTC", "2026-01-01T00:00", 2)
+    assert first < second
+    assert local("0 8 * * *", "UTC", "2026-01-01T08:00", 1) == [second]
+
+
+@pytest.mark.parametrize(("name", "text"), NAMES.items())
+def test_a_name_is_what_it_stands_for(name: str, text: str) -> None:
+    start = "2026-05-05T05:05"
+    assert local(name, "Asia/Kathmandu", start, 3) == local(text, "Asia/Kathmandu", start, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("* * *", "has 3 fields"),
+        ("", "has 0 fields"),
+        ("* * * * * * * *", "has 8 fields"),
+        ("61 * * * *", "its minute cannot be"),
+        ("0 0 30 2 *", "its day-of-month cannot be"),
+        ("0 0 * * 8", "its day-of-week cannot be"),
+        ("@sometimes", "has 1 fields"),
+        ("0 0 0 1 1 * 1900", "its year cannot be"),
+        ("0 0 0 1 1 * 2030-2020", "its year cannot be"),
+        ("0 0 0 1 1 * */0", "its year cannot be"),
+        (5, "must be text"),
+    ],
+)
+def test_what_is_no_expression_is_refused(text: str, why: str) -> None:
+    with pytest.raises(InvalidValue, match=f"cron=.*: {why}.*: write "):
+        Cron(text)
+
+
+@pytest.mark.parametrize("zone", ["Mars/Base", "", "../etc/passwd", 5])
+def test_what_is_no_zone_is_refused(zone: str) -> None:
+    with pytest.raises(InvalidValue, match=r"timezone=.*: there is no such time zone here"):
+        Cron("@daily", zone)
