@@ -41,6 +41,7 @@ from errandry.core.job import Failure, Keep, Log, NewJob, Order, Progress
 from errandry.core.query import Query, parse
 from errandry.core.retry import Backoff, Curve
 from errandry.core.state import Reason, State
+from errandry.core.unique import Conflict, Scope, Unique
 from errandry.store.contract import Bounds
 
 T = TypeVar("T")
@@ -144,8 +145,16 @@ class Chance:
             ),
             tags=self.of((), ("red",), ("größe", "blue")),
             metadata=self.of(None, '{"traceparent":"00"}'),
+            unique=self.of(None, None, self.unique()),
+            on_conflict=self.of(*Conflict),
             **times,
         )
+
+    def unique(self) -> Unique:
+        """Few keys, and every scope of each."""
+        scope = self.of(*[Scope.ALIVE] * 6, *Scope)
+        window = self.of(20.0, 3_600.0) if scope is Scope.WINDOW else None
+        return Unique(self.of("k", "K", "größe"), scope, window, per_queue=self.one_in(3))
 
     def moment(self) -> float:
         """Around now, seldom far off."""

@@ -38,6 +38,8 @@ from errandry.core.command import (
 from errandry.core.event import Kind
 from errandry.core.job import Job, Keep, Order
 from errandry.core.state import Reason, State
+from errandry.core.unique import Conflict, Scope
+from errandry.errors import DuplicateJob
 from errandry.store.contract import Happened
 
 Counts = Mapping[str, Mapping[str, int]]
@@ -102,6 +104,7 @@ class Promises:
         an_expiry_obeys_its_caps(done)
         finished_jobs_stay_finished(done)
         an_insert_is_idempotent(done)
+        a_key_has_one_live_holder(done)
         nothing_kept_for_no_time_is_listed(done)
         self._fences_rise(done)
         self._places_are_unique_and_rise(done)
@@ -300,13 +303,38 @@ def finished_jobs_stay_finished(done: Pass) -> None:
 
 
 def an_insert_is_idempotent(done: Pass) -> None:
+    replaced: set[str] = set()
     for command, answer in done.pairs:
         if isinstance(command, Insert) and isinstance(answer, Inserted):
-            assert answer.existed == {job.id for job in command.jobs if job.id in done.before}
-            assert answer.ids == tuple(job.id for job in command.jobs)
+            replaced |= answer.replaced
+            assert answer.existed >= {job.id for job in command.jobs if job.id in done.before}
+            for job, job_id in zip(command.jobs, answer.ids, strict=True):
+                assert job_id == job.id or job.unique is not None, (job, job_id)
     if done.has(Insert) and len(done.commands) == 1:
-        for job in done.before.values():
-            assert done.after.get(job.id) == job
+        for before in done.before.values():
+            assert done.after.get(before.id) == before or before.id in replaced
+
+
+def a_key_has_one_live_holder(done: Pass) -> None:
+    """P9: of jobs that hold a key while they are alive, one is; and who is sent away is told who that is."""
+    alive = [job for job in done.after.values() if not job.finished]
+    held = [
+        (job.unique.key, job.queue if job.unique.per_queue else None)
+        for job in alive
+        if job.unique is not None and job.unique.scope is Scope.ALIVE
+    ]
+    assert len(set(held)) == len(held), alive
+    command, answer = done.sole
+    if not isinstance(command, Insert):
+        return
+    if isinstance(answer, DuplicateJob):
+        assert any(job.on_conflict is Conflict.RAISE for job in command.jobs), command
+        assert done.before == done.after
+    elif isinstance(answer, Inserted):
+        for job, job_id in zip(command.jobs, answer.ids, strict=True):
+            assert job_id != job.id or job_id in done.after or job.unique is not None, (job, answer)
+            assert job_id == job.id or job.id not in done.after, (job, answer)
+            assert job_id == job.id or job.on_conflict is not Conflict.RAISE, (job, answer)
 
 
 def nothing_kept_for_no_time_is_listed(done: Pass) -> None:

@@ -76,6 +76,7 @@ TABLE history PARTITION BY LIST (day)
     tags text COLLATE "C"
     errors text COLLATE "C"
     logs text COLLATE "C"
+    uniqueness text COLLATE "C"
     day integer NOT NULL
 TABLE job
     seq bigint
@@ -117,11 +118,11 @@ TABLE job
     tags text COLLATE "C"
     errors text COLLATE "C"
     logs text COLLATE "C"
+    uniqueness text COLLATE "C"
     part text
-TABLE keys
+TABLE keys WITH {autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     key text COLLATE "C" NOT NULL
     job text COLLATE "C" NOT NULL
-    scope text COLLATE "C" NOT NULL
     expires_at double precision
 TABLE lanes WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     lane bigint NOT NULL IDENTITY
@@ -170,6 +171,7 @@ TABLE live WITH {fillfactor=70,autovacuum_vacuum_scale_factor=0.02,autovacuum_va
     tags text COLLATE "C"
     errors text COLLATE "C"
     logs text COLLATE "C"
+    uniqueness text COLLATE "C"
     lane bigint
 TABLE migrations
     number integer NOT NULL
@@ -219,7 +221,6 @@ CREATE INDEX history_expiry ON ONLY errandry.history USING btree (expires_at, se
 CREATE UNIQUE INDEX history_pkey ON ONLY errandry.history USING btree (seq, day)
 CREATE INDEX history_troubled ON ONLY errandry.history USING btree (seq) WHERE (state <> 'completed'::text)
 CREATE INDEX keys_expiry ON errandry.keys USING btree (expires_at) WHERE (expires_at IS NOT NULL)
-CREATE INDEX keys_job ON errandry.keys USING btree (job)
 CREATE UNIQUE INDEX keys_pkey ON errandry.keys USING btree (key)
 CREATE UNIQUE INDEX lanes_key ON errandry.lanes USING btree (queue, task, grp)
 CREATE UNIQUE INDEX lanes_pkey ON errandry.lanes USING btree (lane)

@@ -76,7 +76,8 @@ CREATE TABLE history (
     progress         TEXT,
     tags             TEXT,
     errors           TEXT,
-    logs             TEXT
+    logs             TEXT,
+    uniqueness       TEXT
 ) STRICT;
 
 CREATE INDEX history_expiry ON history (expires_at);
@@ -87,31 +88,28 @@ CREATE VIEW job AS
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
        cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, 'live' AS part
+       backoff, keep, progress, tags, errors, logs, uniqueness, 'live' AS part
   FROM live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
        cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, 'completed' AS part
+       backoff, keep, progress, tags, errors, logs, uniqueness, 'completed' AS part
   FROM history WHERE state = 'completed'
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
        cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, 'troubled' AS part
+       backoff, keep, progress, tags, errors, logs, uniqueness, 'troubled' AS part
   FROM history INDEXED BY history_troubled WHERE state <> 'completed';
 
 CREATE TABLE keys (
     key        TEXT PRIMARY KEY,
     job        TEXT NOT NULL,
-    scope      TEXT NOT NULL,
     expires_at REAL
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX keys_expiry ON keys (expires_at) WHERE expires_at IS NOT NULL;
-
-CREATE INDEX keys_job ON keys (job);
 
 CREATE TABLE lanes (
     lane    INTEGER PRIMARY KEY,
@@ -167,6 +165,7 @@ CREATE TABLE live (
     tags             TEXT,
     errors           TEXT,
     logs             TEXT,
+    uniqueness       TEXT,
     lane             INTEGER
 ) STRICT;
 

@@ -88,11 +88,14 @@ def document(field: str, text: Any) -> str:
 
 def sized(field: str, text: str, bound: int) -> str:
     """`text` of at most `bound` bytes in UTF-8."""
-    if len(text) * 4 > bound:
-        size = len(text) if text.isascii() else len(text.encode())
-        if size > bound:
-            raise TooLarge(field, size, bound)
+    if not fits(text, bound):
+        raise TooLarge(field, len(text.encode()), bound)
     return text
+
+
+def fits(text: str, bound: int) -> bool:
+    """Whether `text` has at most `bound` bytes in UTF-8."""
+    return len(text) * 4 <= bound or (len(text) if text.isascii() else len(text.encode())) <= bound
 
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)

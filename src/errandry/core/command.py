@@ -423,10 +423,11 @@ WRITTEN, ALREADY, HELD, CANCEL = Mark.WRITTEN, Mark.ALREADY, Mark.HELD, Mark.CAN
 
 
 class Inserted(Struct, frozen=True, gc=False):
-    """The ids in the order given, and which of them had been there before."""
+    """For each job its id, or that of who holds its key; which were there, which of them took its arguments."""
 
     ids: tuple[str, ...]
     existed: frozenset[str] = frozenset()
+    replaced: frozenset[str] = frozenset()
 
 
 class Claims(Struct, frozen=True, gc=False):

@@ -11,6 +11,7 @@ from msgspec import Struct
 from errandry.core import check
 from errandry.core.retry import Backoff
 from errandry.core.state import TERMINAL, Move, Reason, State
+from errandry.core.unique import Conflict, Unique
 from errandry.errors import InvalidValue
 
 DAY = 86_400.0
@@ -134,6 +135,7 @@ class Job(Struct, frozen=True, gc=False):
     tags: tuple[str, ...]
     errors: tuple[AttemptError, ...]
     logs: tuple[Log, ...]
+    unique: Unique | None
 
     @property
     def finished(self) -> bool:
@@ -144,7 +146,8 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What a client hands in. It checks itself: a job that cannot be stored cannot be made.
 
     `delay` counts from the store's now and is the safe choice between hosts; `run_at` is an
-    instant. `open_children` is for flows: such a job is blocked until they have ended.
+    instant. `open_children` is for flows: such a job is blocked until they have ended. `on_conflict` is what
+    becomes of it if another job holds its `unique` key.
     """
 
     id: str
@@ -165,6 +168,8 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     tags: tuple[str, ...] = ()
     metadata: str | None = None
     open_children: int = 0
+    unique: Unique | None = None
+    on_conflict: Conflict = Conflict.RETURN
 
     def __post_init__(self) -> None:
         check.name("id", self.id)
@@ -181,6 +186,8 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
             check.name("group", self.group)
         if self.tags:
             check_tags(self.tags)
+        if type(self.on_conflict) is not Conflict:
+            raise InvalidValue("on_conflict", self.on_conflict, f"must be one of {', '.join(Conflict)}")
         if self.metadata is not None:
             check.sized("metadata", check.document("metadata", self.metadata), 65_536)
         self._check_times()

@@ -51,6 +51,7 @@ from errandry.core.state import (
     Reason,
     State,
 )
+from errandry.core.unique import Holder, Unique
 from errandry.errors import InvalidMove
 
 _KEEP = Keep()
@@ -59,7 +60,7 @@ _WORKER_LOST = Failure(Reason.WORKER_LOST, "WorkerLost", "the worker stopped ren
 
 def created(new: NewJob, seq: int, now: float) -> Job:
     """The job as inserted; one that is ready stands in line by its number."""
-    run_at = now + new.delay if new.delay is not None else new.run_at
+    run_at = _run_at(new, now)
     state = _ready_state(new.open_children, run_at, now)
     return Job(
         seq,
@@ -101,7 +102,18 @@ def created(new: NewJob, seq: int, now: float) -> Job:
         new.tags,
         (),
         (),
+        new.unique,
     )
+
+
+def slot_of(job: Job | NewJob, unique: Unique, now: float) -> str:
+    """Under what the store keeps the unique key of a job that is new, or lives again."""
+    return unique.slot(job.queue, _due(job, now))
+
+
+def holder_of(job: Job, unique: Unique, now: float) -> Holder:
+    """What it keeps there."""
+    return Holder(job.id, unique.until(_due(job, now), now))
 
 
 def place(order: Order, number: int) -> int:
@@ -259,6 +271,13 @@ def edited(job: Job, edit: Edit, now: float) -> Job:
     )
 
 
+def replaced(job: Job, new: NewJob, now: float) -> Job:
+    """What a job is for, and when: from another that found its unique key held."""
+    run_at = _run_at(new, now)
+    ready = _ready_state(job.open_children, run_at, now)
+    return _moved(job, Move.EDIT, now, to=ready, run_at=run_at, payload=new.payload)
+
+
 def postponed(job: Job, run_at: float, now: float) -> Job:
     return _moved(job, Move.POSTPONE, now, run_at=run_at)
 
@@ -278,6 +297,15 @@ def removable(job: Job, force: bool) -> Move:
     move = Move.REMOVE_FORCED if force else Move.REMOVE
     _target(job, move)
     return move
+
+
+def _run_at(new: NewJob, now: float) -> float | None:
+    return now + new.delay if new.delay is not None else new.run_at
+
+
+def _due(job: Job | NewJob, now: float) -> float:
+    run_at = _run_at(job, now) if isinstance(job, NewJob) else job.run_at
+    return now if run_at is None else max(now, run_at)
 
 
 def _ready_state(open_children: int, run_at: float | None, now: float) -> State:

@@ -26,7 +26,6 @@ from errandry.core.command import (
     Complete,
     Edit,
     Insert,
-    Inserted,
     Lost,
     Mark,
     Note,
@@ -41,7 +40,6 @@ from errandry.core.command import (
     Settle,
     Start,
     Upkeep,
-    touched,
 )
 from errandry.core.event import Kind
 from errandry.core.gate import Pause, PutRule, Resume
@@ -49,7 +47,7 @@ from errandry.core.job import Job
 from errandry.core.state import HELD as HELD_STATES
 from errandry.core.state import Move, State
 from errandry.errors import ErrandryError
-from errandry.store import gating, operate, tidy
+from errandry.store import gating, insert, operate, tidy
 from errandry.store.contract import Bounds
 from errandry.store.ledger import Ledger
 from errandry.store.tables import Tables
@@ -58,7 +56,7 @@ from errandry.store.tables import Tables
 def apply(commands: Sequence[Command], tables: Tables, now: float, bounds: Bounds) -> list[Answer]:
     """Carry out a pass in order; one answer, or error as a value, per command."""
     ledger = Ledger(tables, now, bounds)
-    ledger.load(one for command in commands for one in touched(command))
+    insert.load(ledger, commands)
     answers: list[Answer] = []
     for command in commands:
         try:
@@ -67,19 +65,6 @@ def apply(commands: Sequence[Command], tables: Tables, now: float, bounds: Bound
             answers.append(error)
     ledger.close()
     return answers
-
-
-def insert(ledger: Ledger, command: Insert) -> Inserted:
-    for new in command.jobs:
-        check.sized("payload", new.payload, ledger.bounds.payload)
-    existed = []
-    number, now, made = ledger.tables.number, ledger.now, Move.INSERT
-    for new in command.jobs:
-        if ledger.get(new.id) is None:
-            ledger.move(made, None, move.created(new, number(), now))
-        else:
-            existed.append(new.id)
-    return Inserted(touched(command), frozenset(existed))
 
 
 def claim(ledger: Ledger, command: Claim) -> Claims:
@@ -220,7 +205,7 @@ def _due_in(ledger: Ledger) -> float | None:
 
 
 _HANDLERS: dict[type, Callable[[Ledger, Any], Answer]] = {
-    Insert: insert,
+    Insert: insert.insert,
     Claim: claim,
     Start: start,
     Renew: renew,

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 from errandry.core.command import Ref
 from errandry.core.event import KINDS, Event, Kind
 from errandry.core.job import Job
-from errandry.core.move import place
+from errandry.core.move import holder_of, place, slot_of
 from errandry.core.state import TERMINAL, WAITING, Move, State
+from errandry.core.unique import Holder, Scope, Unique
 from errandry.store.contract import Bounds
 from errandry.store.tables import Change, Tables
 
@@ -34,6 +35,9 @@ class Ledger:
         self._jobs: dict[str, Job | None] = {}
         self._changes: dict[str, Change] = {}
         self._events: list[Event] = []
+        self._keys: dict[str, Holder | None] = {}
+        self._freed: dict[str, str] = {}
+        self._taken: dict[str, Holder] = {}
         self._steps: dict[tuple[str, str, Move, State | None, State | None], int] = {}
 
     def load(self, ids: Iterable[str]) -> None:
@@ -47,6 +51,25 @@ class Ledger:
         if job_id not in self._jobs:
             self.load((job_id,))
         return self._jobs[job_id]
+
+    def load_keys(self, slots: Iterable[str]) -> None:
+        """The same for `holder`."""
+        missing = [one for one in slots if one not in self._keys]
+        if missing:
+            self._keys.update(dict.fromkeys(missing))
+            self._keys.update(self.tables.keys(missing))
+
+    def holder(self, slot: str) -> str | None:
+        """The id of the job that holds this unique key."""
+        if slot not in self._keys:
+            self.load_keys((slot,))
+        key = self._keys[slot]
+        if key is None or (key.expires_at is not None and key.expires_at <= self.now):
+            return None
+        job = self._jobs.get(key.job)
+        if key.expires_at is None and job is not None and job.finished:
+            return None  # it has ended after the key was read, and before it was locked
+        return key.job
 
     def move(self, move: Move, before: Job | None, after: Job) -> Job:
         """`before` has become `after`, which comes back with its place if it is in line again."""
@@ -73,6 +96,9 @@ class Ledger:
         if self._changes:
             self.tables.write(self._changes.values())
             self._changes = {}
+        if self._freed or self._taken:
+            self.tables.write_keys(self._freed, self._taken, self.now)
+            self._freed, self._taken = {}, {}
 
     def close(self) -> None:
         """Write everything that is left; the pass can then be made durable."""
@@ -89,10 +115,25 @@ class Ledger:
                 self.flush()  # what is written is one move, or a removal: tables rely on it
         self._changes[job.id] = (stored, after)
         self._jobs[job.id] = after
+        if job.unique is not None:
+            self._hold(job.unique, before, after)
         left = None if before is None else before.state
         reached = None if after is None else after.state
         step = job.queue, job.task, move, left, reached
         self._steps[step] = self._steps.get(step, 0) + 1
+
+    def _hold(self, unique: Unique, before: Job | None, after: Job | None) -> None:
+        """Give a job that is new, or lives again, its unique key; take it from one that lives no more."""
+        was_alive = before is not None and not before.finished
+        if after is not None and not after.finished:
+            if before is None or (unique.scope is Scope.ALIVE and not was_alive):
+                slot = slot_of(after, unique, self.now)
+                self._keys[slot] = self._taken[slot] = holder_of(after, unique, self.now)
+        elif before is not None and was_alive and unique.scope is Scope.ALIVE:
+            slot = slot_of(before, unique, self.now)
+            self._keys[slot] = None
+            if self._taken.pop(slot, None) is None:
+                self._freed[slot] = before.id
 
     def _deltas(self) -> dict[tuple[str, str], dict[str, int]]:
         """The steps of the pass as changes of counters."""

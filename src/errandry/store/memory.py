@@ -27,6 +27,7 @@ from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.state import HELD, TERMINAL, State
+from errandry.core.unique import Holder
 from errandry.errors import ErrandryError, InvalidValue, StoreClosed
 from errandry.store import cursor as cursors
 from errandry.store.apply import apply
@@ -98,6 +99,7 @@ class MemoryTables:
         self.is_dirty = False
         self._number = 0
         self._jobs: dict[str, Job] = {}
+        self._keys: dict[str, Holder] = {}
         self._states: dict[State, dict[str, Job]] = {state: {} for state in State}
         self._deadlines: dict[str, Job] = {}
         self._lines: dict[Lane, list[tuple[int, int, str]]] = {}
@@ -111,6 +113,8 @@ class MemoryTables:
     def number(self) -> int:
         self._number += 1
         return self._number
+
+    def expect(self, numbers: int) -> None: ...
 
     def write(self, changes: Iterable[Change]) -> None:
         self.is_dirty = True
@@ -132,6 +136,15 @@ class MemoryTables:
             del line[bisect_left(line, _spot(job))]
             if not line:
                 del self._lines[_lane(job)]
+
+    def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
+        return {one: self._keys[one] for one in slots if one in self._keys}
+
+    def write_keys(self, freed: Mapping[str, str], taken: Mapping[str, Holder], now: float) -> None:  # noqa: ARG002
+        for slot, job in freed.items():
+            if slot in self._keys and self._keys[slot].job == job:
+                del self._keys[slot]
+        self._keys |= taken
 
     def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
         self.is_dirty = True
@@ -269,7 +282,11 @@ class MemoryTables:
         for worker, (at, _) in list(self._claims.items()):
             if at <= now - bounds.workers_age:
                 del self._claims[worker]
-        return went + len(silent)
+        over = sorted((key.expires_at, one) for one, key in self._keys.items() if key.expires_at is not None)
+        past = [one for expires_at, one in over[:limit] if expires_at <= now]
+        for one in past:
+            del self._keys[one]
+        return went + len(silent) + len(past)
 
     def _is_open(self, lane: Lane, claim: Claim) -> bool:
         queue, task, group = lane

@@ -16,7 +16,7 @@ from errandry.core.command import (
 )
 from errandry.core.job import Job
 from errandry.core.state import TABLE, Move, State
-from errandry.errors import ErrandryError, UnknownJob
+from errandry.errors import DuplicateJob, ErrandryError, UnknownJob
 from errandry.store.ledger import Ledger
 
 Act = Callable[[Job], bool]
@@ -37,8 +37,9 @@ def cancel(ledger: Ledger, command: Cancel) -> Moved:
 
 def rerun(ledger: Ledger, command: Rerun) -> Moved:
     def act(job: Job) -> bool:
-        run_at = _when(command, ledger.now)
-        ledger.move(Move.RERUN, job, move.rerun(job, run_at, command.reset_attempts, ledger.now))
+        after = move.rerun(job, _when(command, ledger.now), command.reset_attempts, ledger.now)
+        _refuse_if_held(ledger, after)
+        ledger.move(Move.RERUN, job, after)
         return True
 
     return _each(ledger, command, (Move.RERUN,), act)
@@ -90,9 +91,25 @@ def remove(ledger: Ledger, command: Remove) -> Moved:
     return _each(ledger, command, (Move.REMOVE_FORCED if command.force else Move.REMOVE,), act)
 
 
+def _refuse_if_held(ledger: Ledger, job: Job) -> None:
+    """A job must not live again beside another one that holds its unique key."""
+    if job.unique is None or job.unique.is_aligned:
+        return
+    holder = ledger.holder(move.slot_of(job, job.unique, ledger.now))
+    if holder is not None and holder != job.id:
+        other = ledger.get(holder)
+        if other is not None and not other.finished:
+            raise DuplicateJob(job.unique.key, holder)
+
+
 def _each(ledger: Ledger, command: Operator, moves: Iterable[Move], act: Act) -> Moved:
     """Act on every job the command means; what is refused is reported and hinders nobody."""
     jobs, below = _meant(ledger, command, moves)
+    if isinstance(command, Rerun):
+        held = [job for _, job in jobs if job is not None]
+        ledger.load_keys(
+            [move.slot_of(job, job.unique, ledger.now) for job in held if job.unique is not None]
+        )
     moved: list[str] = []
     already: list[str] = []
     refused: list[tuple[str, ErrandryError]] = []

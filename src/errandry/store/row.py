@@ -11,20 +11,21 @@ from errandry.core.job import AttemptError, Job, Keep, Log, Order, Progress
 from errandry.core.retry import Backoff
 from errandry.core.rule import Rule
 from errandry.core.state import Move, Reason, State
+from errandry.core.unique import Unique
 
 Row = tuple[Any, ...]
 
 PLAIN = 33
 """So many columns are stored as they are; the rest is JSON."""
-COLUMNS = PLAIN + 6
+COLUMNS = PLAIN + 7
 
 _KINDS = {str(kind): kind for kind in GateKind}
 _STATES = {str(state): state for state in State}
 _ORDERS = {str(order): order for order in Order}
 _REASONS = {str(reason): reason for reason in Reason} | {None: None}
 _MOVES = {str(move): move for move in Move} | {None: None}
-_EMPTY = (None,) * 6
-_NOTHING = (None, None, None, (), (), ())
+_EMPTY = (None,) * 7
+_NOTHING = (None, None, None, (), (), (), None)
 _BOOLS = (False, True)
 
 _backoff = msgjson.Decoder(Backoff)
@@ -34,6 +35,7 @@ _tags = msgjson.Decoder(tuple[str, ...])
 _errors = msgjson.Decoder(tuple[AttemptError, ...])
 _logs = msgjson.Decoder(tuple[Log, ...])
 _rule = msgjson.Decoder(Rule)
+_unique = msgjson.Decoder(Unique)
 _encode = msgjson.Encoder().encode
 
 
@@ -97,6 +99,7 @@ def _parts(
     tags: str | None,
     errors: str | None,
     logs: str | None,
+    unique: str | None,
 ) -> Row:
     return (
         _backoff.decode(backoff) if backoff else None,
@@ -105,4 +108,5 @@ def _parts(
         _tags.decode(tags) if tags else (),
         _errors.decode(errors) if errors else (),
         _logs.decode(logs) if logs else (),
+        _unique.decode(unique) if unique else None,
     )

@@ -18,6 +18,7 @@ from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.state import State
+from errandry.core.unique import Holder
 from errandry.store.contract import Bounds, Happened
 
 Deltas = Mapping[tuple[str, str], Mapping[str, int]]
@@ -42,7 +43,16 @@ class Tables(Protocol):
     def number(self) -> int:
         """The next number: for a job's `seq` and for its place in line. Never given twice."""
 
+    def expect(self, numbers: int) -> None:
+        """So many numbers are going to be asked for, at least."""
+
     def write(self, changes: Iterable[Change]) -> None: ...
+
+    def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
+        """Who holds these unique keys, or held them last."""
+
+    def write_keys(self, freed: Mapping[str, str], taken: Mapping[str, Holder], now: float) -> None:
+        """Free what these jobs hold; then give away what is free, or whose time is over."""
 
     def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
         """Add one row to the event log."""
@@ -117,4 +127,4 @@ class Tables(Protocol):
         """
 
     def trim(self, now: float, bounds: Bounds, limit: int) -> int:
-        """Drop old event rows, workers, claims, idle lanes; fold counters. How many rows and workers went."""
+        """Drop old event rows, workers, keys, claims, lanes; fold counters. How many of the first three."""

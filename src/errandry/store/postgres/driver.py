@@ -16,9 +16,8 @@ from typing import TypeVar
 import psycopg
 
 from errandry.clock import Clock
-from errandry.core import check
 from errandry.core.command import Answer, Claim, Command, Insert, Upkeep, touched
-from errandry.errors import ReplyLost, StoreClosed, StoreError, StoreUnavailable, TooLarge
+from errandry.errors import ReplyLost, StoreClosed, StoreError, StoreUnavailable
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds
 from errandry.store.health import Finding
@@ -248,7 +247,7 @@ class PostgresStore(LocalStore):
         self, link: Link, lock_timeout: str, commands: Sequence[Command]
     ) -> tuple[PostgresTables, float]:
         workers = {command.worker for command in commands if isinstance(command, Claim)}
-        fresh = {one for command in commands if self._inserts(command) for one in touched(command)}
+        fresh = {one for command in commands if isinstance(command, Insert) for one in touched(command)}
 
         def begin() -> tuple[PostgresTables, float]:
             tables = link.tables
@@ -256,17 +255,6 @@ class PostgresStore(LocalStore):
             return tables, self._now(*tables.begin(lock_timeout, workers, fresh))
 
         return _again(link, begin)
-
-    def _inserts(self, command: Command) -> bool:
-        """Whether it is going to ask for a number for each of its jobs that is not there."""
-        if not isinstance(command, Insert):
-            return False
-        try:
-            for new in command.jobs:
-                check.sized("payload", new.payload, self.bounds.payload)
-        except TooLarge:
-            return False
-        return True
 
     def _read(self, link: Link, look: Callable[[Tables, float], T]) -> T:
         def snapshot() -> T:

@@ -46,7 +46,7 @@ SELECT * FROM unnest(
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[], %s::text[],
     %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
-    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::bigint[]);
 
 -- name: insert_jobs
@@ -61,7 +61,7 @@ SELECT * FROM unnest(
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[], %s::text[],
     %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
-    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::integer[])
 RETURNING id, seq, day)
 INSERT INTO errandry.ended SELECT id, seq, day FROM ended;
@@ -81,12 +81,13 @@ UPDATE errandry.live
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[], %s::text[],
     %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
-    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::bigint[])
     AS new (seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at,
             attempts, max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence,
             worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at,
-            started_at, finished_at, expires_at, backoff, keep, progress, tags, errors, logs, lane)
+            started_at, finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness,
+            lane)
  WHERE live.seq = new.seq;
 
 -- name: finish_live
@@ -101,7 +102,7 @@ WITH gone AS (
               NULL::bigint, run_at, attempts, max_attempts, new.releases, new.crashes, max_crashes, open_children,
               timeout, deadline, fence, worker, NULL::float8, cancel_requested, new.result, metadata, created_at,
               new.updated_at, claimed_at, started_at, new.updated_at AS finished_at, new.expires_at, backoff, keep,
-              progress, tags, new.errors, logs, new.day),
+              progress, tags, new.errors, logs, uniqueness, new.day),
 kept AS (INSERT INTO errandry.history SELECT * FROM gone)
 INSERT INTO errandry.ended SELECT id, seq, day FROM gone;
 
@@ -163,7 +164,7 @@ SELECT id FROM errandry.ended
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
        cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs
+       backoff, keep, progress, tags, errors, logs, uniqueness
   FROM errandry.job
  WHERE part = ANY (%(parts)s::text[])
    AND seq < %(below)s::bigint
@@ -228,6 +229,29 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
                                 jsonb_build_array(%(error_lacks)s::jsonb))))
  ORDER BY seq DESC
  LIMIT %(limit)s;
+
+-- name: keys
+SELECT key, job, expires_at FROM errandry.keys WHERE key = ANY (%s::text[]);
+
+-- name: free_keys
+DELETE FROM errandry.keys
+ USING unnest(%s::text[], %s::text[]) AS freed (key, job)
+ WHERE keys.key = freed.key AND keys.job = freed.job;
+
+-- name: take_keys
+-- Those that are free, or whose time is over. Of what another transaction is about to take, its end is waited for.
+INSERT INTO errandry.keys (key, job, expires_at)
+SELECT * FROM unnest(%s::text[], %s::text[], %s::float8[]) AS new (key, job, expires_at) ORDER BY key
+    ON CONFLICT (key) DO UPDATE SET job = excluded.job, expires_at = excluded.expires_at
+     WHERE keys.expires_at <= %s::float8
+RETURNING 1;
+
+-- name: drop_keys
+-- As an array they are looked for once: what is looked for again for each row has no limit.
+DELETE FROM errandry.keys
+ WHERE key = ANY (ARRAY (SELECT key FROM errandry.keys WHERE expires_at <= %s
+                          ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED))
+RETURNING 1;
 
 -- name: share_lanes
 -- The lanes of these jobs that have their mark, held: nobody takes it from them before this pass is over.

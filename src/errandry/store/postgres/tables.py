@@ -4,12 +4,14 @@ A writer locks every job it hands out, so that what was decided about it still h
 reader sees one moment and locks nothing.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from msgspec import json as msgjson
 from psycopg import Connection
+from psycopg.errors import SerializationFailure
 
 from errandry.core.command import (
     Beat,
@@ -22,6 +24,7 @@ from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.state import SCHEDULED, TERMINAL, WAITING, State
+from errandry.core.unique import Holder
 from errandry.store import cursor as cursors
 from errandry.store import row as rows
 from errandry.store.contract import Bounds, Happened
@@ -56,7 +59,7 @@ class PostgresTables:
         self._lanes: dict[tuple[str, str, str], int] = {}
         self._days: set[int] = set()
         self._fresh: frozenset[str] = frozenset()
-        self._numbers: Iterator[int] = iter(())
+        self._numbers: deque[int] = deque()
         self._wanted = 0
 
     def begin(self, lock_timeout: str, workers: Iterable[str], fresh: Iterable[str]) -> tuple[float, float]:
@@ -70,7 +73,7 @@ class PostgresTables:
         self.event_row = (0.0, 0, "[]", "[]") if has_bound else None  # what others inserted is to be numbered
         self._marks, self._lanes = None, {}
         self._fresh = frozenset(fresh)
-        self._numbers, self._wanted = iter(()), 0
+        self._numbers, self._wanted = deque(), 0
         return floor, now
 
     def look(self) -> tuple[float, float]:
@@ -85,10 +88,13 @@ class PostgresTables:
         A number given to a later pass would put its job before those that came first.
         """
         self.is_dirty = True
-        while (number := next(self._numbers, None)) is None:
-            self._numbers = iter([one for (one,) in self._all("numbers", (max(1, self._wanted),))])
+        if not self._numbers:
+            self._numbers.extend([one for (one,) in self._all("numbers", (max(1, self._wanted),))])
             self._wanted = 0
-        return number
+        return self._numbers.popleft()
+
+    def expect(self, numbers: int) -> None:
+        self._wanted = max(self._wanted, numbers - len(self._numbers))
 
     def write(self, changes: Iterable[Change]) -> None:
         changes = list(changes)
@@ -118,6 +124,19 @@ class PostgresTables:
     def forget_days(self) -> None:
         """A partition that was there is gone, or one that was made has been rolled back."""
         self._days = set()
+
+    def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
+        """Not locked: who is content with their holder must not be in the way of its end."""
+        return {slot: Holder(*held) for slot, *held in self._all("keys", (array(slots),))}
+
+    def write_keys(self, freed: Mapping[str, str], taken: Mapping[str, Holder], now: float) -> None:
+        if freed:
+            self._run("free_keys", (array(freed), array(freed.values())))
+        if taken:
+            held = [(slot, key.job, key.expires_at) for slot, key in taken.items()]
+            got = self._all("take_keys", [*(array(column) for column in zip(*held, strict=True)), now])
+            if len(got) < len(taken):
+                raise SerializationFailure("another transaction was quicker to take a unique key")
 
     def _stand_in_line(self, jobs: Iterable[Job]) -> None:
         """Hold the lanes of these jobs, marked: they may have waiting jobs."""
@@ -155,8 +174,6 @@ class PostgresTables:
             missing = [one for one in ids if one not in found and (number < 2 or one not in self._fresh)]
             if missing and (name != "lock_history" or self._all("any_ended", (array(missing),))):
                 found |= {job.id: job for job in self._jobs(name, (array(missing),))}
-        if fresh := self._fresh.intersection(ids):
-            self._wanted = sum(one not in found for one in fresh)
         return found
 
     def ids(self, part: str, limit: int) -> list[str]:
@@ -223,7 +240,7 @@ class PostgresTables:
 
     def due(self, now: float, limit: int) -> list[Job]:
         due = self._jobs("due", (now, limit))
-        self._wanted = len(due)
+        self.expect(len(due))
         return due
 
     def expired(self, now: float, limit: int) -> list[Job]:
@@ -311,6 +328,7 @@ class PostgresTables:
         self._fold()
         went = self._trim_events(now, bounds, limit)
         went += len(self._all("drop_workers", (now - bounds.workers_age,)))
+        went += len(self._all("drop_keys", (now, limit)))
         self._run("drop_claims", (now - bounds.workers_age,))
         self._run("drop_gates", (now, now, limit))
         if idle := self._all("idle_lanes", (now - IDLE_LANE, limit)):

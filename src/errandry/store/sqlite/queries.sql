@@ -22,18 +22,18 @@ UPDATE store SET number = ?1, now = ?2;
 
 -- name: insert
 INSERT INTO live VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-                         ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                         ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: finish
 INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-                            ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                            ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: finish_live
 -- The same from the row it has in `live`: what an end leaves alone is copied, not sent.
 INSERT INTO history
 SELECT seq, id, task, queue, grp, ?2, ordering, ?3, ?4, payload, priority, NULL, run_at, attempts, max_attempts,
        ?5, ?6, max_crashes, open_children, timeout, deadline, fence, worker, NULL, cancel_requested, ?7,
-       metadata, created_at, ?8, claimed_at, started_at, ?8, ?9, backoff, keep, progress, tags, ?10, logs
+       metadata, created_at, ?8, claimed_at, started_at, ?8, ?9, backoff, keep, progress, tags, ?10, logs, uniqueness
   FROM live WHERE seq = ?1;
 
 -- name: update
@@ -42,7 +42,7 @@ UPDATE live
    SET state = ?6, reason = ?8, settled = ?9, payload = ?10, priority = ?11, place = ?12, run_at = ?13,
        attempts = ?14, max_attempts = ?15, releases = ?16, crashes = ?17, open_children = ?19, deadline = ?21,
        fence = ?22, worker = ?23, lease_until = ?24, cancel_requested = ?25, result = ?26, updated_at = ?29,
-       claimed_at = ?30, started_at = ?31, progress = ?36, tags = ?37, errors = ?38, logs = ?39, lane = ?40
+       claimed_at = ?30, started_at = ?31, progress = ?36, tags = ?37, errors = ?38, logs = ?39, lane = ?41
  WHERE seq = ?1;
 
 -- name: claim
@@ -82,7 +82,7 @@ SELECT id FROM history
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
        cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs
+       backoff, keep, progress, tags, errors, logs, uniqueness
   FROM job
  WHERE CASE part WHEN 'live' THEN :live WHEN 'completed' THEN :completed ELSE :troubled END
    AND seq < :below
@@ -146,6 +146,18 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
                            || coalesce(error.value ->> 'message', '')), needle.value)))
  ORDER BY seq DESC
  LIMIT :limit;
+
+-- name: keys
+SELECT key, job, expires_at FROM keys WHERE key IN (SELECT value FROM json_each(?1));
+
+-- name: free_key
+DELETE FROM keys WHERE key = ?1 AND job = ?2;
+
+-- name: take_key
+INSERT OR REPLACE INTO keys (key, job, expires_at) VALUES (?1, ?2, ?3);
+
+-- name: drop_keys
+DELETE FROM keys WHERE key IN (SELECT key FROM keys WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2) RETURNING key;
 
 -- name: lane
 SELECT lane, ready FROM lanes WHERE queue = ?1 AND task = ?2 AND grp = ?3;

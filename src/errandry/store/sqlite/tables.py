@@ -22,6 +22,7 @@ from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.query import Query, fold
 from errandry.core.state import HELD, TERMINAL, State
+from errandry.core.unique import Holder
 from errandry.store import cursor as cursors
 from errandry.store import row as rows
 from errandry.store import sql
@@ -84,6 +85,8 @@ class SqliteTables:
         self.is_dirty = True
         return self._number
 
+    def expect(self, numbers: int) -> None: ...
+
     def write(self, changes: Iterable[Change]) -> None:
         changes = list(changes)
         for before, after in changes:
@@ -95,6 +98,15 @@ class SqliteTables:
             if batch:
                 self._db.executemany(SQL[name], batch)
         self.is_dirty = True
+
+    def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
+        return {slot: Holder(*held) for slot, *held in self._all("keys", (rows.text(slots),))}
+
+    def write_keys(self, freed: Mapping[str, str], taken: Mapping[str, Holder], now: float) -> None:  # noqa: ARG002
+        self._db.executemany(SQL["free_key"], list(freed.items()))
+        self._db.executemany(
+            SQL["take_key"], [(slot, key.job, key.expires_at) for slot, key in taken.items()]
+        )
 
     def _lane(self, job: Job) -> int:
         """The lane a waiting job stands in, marked: it may have waiting jobs."""
@@ -257,6 +269,7 @@ class SqliteTables:
         self._fold()
         went = self._trim_events(now, bounds, limit)
         went += len(self._all("drop_workers", (now - bounds.workers_age,)))
+        went += len(self._all("drop_keys", (now, limit)))
         self._run("drop_claims", (now - bounds.workers_age,))
         self._run("drop_gates", (now, limit))
         self._run("mend_lanes", (now - IDLE_LANE, limit))

@@ -92,6 +92,7 @@ class Inserting:
             tags=(),
             errors=(),
             logs=(),
+            unique=None,
         )
 
     @pytest.mark.parametrize(

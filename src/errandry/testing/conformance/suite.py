@@ -16,7 +16,9 @@ from errandry.testing.conformance.pausing import Pausing
 from errandry.testing.conformance.querying import Beating, Counting, Getting, Listing, Querying
 from errandry.testing.conformance.ruling import RulePutting
 from errandry.testing.conformance.settling import Keeping, Repeating, Settling
+from errandry.testing.conformance.uniqueness import Holding, HoldingInBulk, Replacing
 from errandry.testing.conformance.upkeep import Upkeeping
+from errandry.testing.conformance.windows import NeverTwo, RerunningUnique, Windows
 
 __all__ = ["Conformance", "MakeStore"]
 
@@ -27,6 +29,12 @@ class Conformance(
     Opening,
     Waking,
     Inserting,
+    Holding,
+    HoldingInBulk,
+    Replacing,
+    Windows,
+    RerunningUnique,
+    NeverTwo,
     Claiming,
     Ordering,
     Suspecting,

@@ -58,6 +58,7 @@ CREATE TABLE errandry.live (
     tags             text COLLATE "C",
     errors           text COLLATE "C",
     logs             text COLLATE "C",
+    uniqueness       text COLLATE "C",
     lane             bigint,
     CONSTRAINT live_pkey PRIMARY KEY (seq),
     CONSTRAINT live_id UNIQUE (id)
@@ -114,6 +115,7 @@ CREATE TABLE errandry.history (
     tags             text COLLATE "C",
     errors           text COLLATE "C",
     logs             text COLLATE "C",
+    uniqueness       text COLLATE "C",
     day              integer          NOT NULL,
     CONSTRAINT history_pkey PRIMARY KEY (seq, day)
 ) PARTITION BY LIST (day);
@@ -135,13 +137,13 @@ CREATE VIEW errandry.job AS
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
        cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, 'live' AS part
+       backoff, keep, progress, tags, errors, logs, uniqueness, 'live' AS part
   FROM errandry.live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
        cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, 'history' AS part
+       backoff, keep, progress, tags, errors, logs, uniqueness, 'history' AS part
   FROM errandry.history;
 
 -- One row per (queue, task, group) in use. `ready`: it may have waiting jobs; a lane without the mark has none. Whoever
@@ -172,14 +174,12 @@ CREATE TABLE errandry.gates (
     PRIMARY KEY (kind, name, grp)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
--- Unique keys of every scope; they outlive their job.
+-- Who holds a unique key, until `expires_at`, whatever becomes of the job; NULL: while the job is alive.
 CREATE TABLE errandry.keys (
     key        text COLLATE "C" PRIMARY KEY,
     job        text COLLATE "C" NOT NULL,
-    scope      text COLLATE "C" NOT NULL,
     expires_at double precision
-);
-CREATE INDEX keys_job ON errandry.keys (job);
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX keys_expiry ON errandry.keys (expires_at) WHERE expires_at IS NOT NULL;
 
 -- Flows: which child a parent waits for, and how that one ended. Kept until the parent has ended.

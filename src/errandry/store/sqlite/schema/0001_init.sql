@@ -53,6 +53,7 @@ CREATE TABLE live (
     tags             TEXT,
     errors           TEXT,
     logs             TEXT,
+    uniqueness       TEXT,
     lane             INTEGER
 ) STRICT;
 CREATE UNIQUE INDEX live_ready ON live (lane, priority, place) WHERE state = 'waiting';
@@ -102,7 +103,8 @@ CREATE TABLE history (
     progress         TEXT,
     tags             TEXT,
     errors           TEXT,
-    logs             TEXT
+    logs             TEXT,
+    uniqueness       TEXT
 ) STRICT;
 CREATE INDEX history_expiry ON history (expires_at);
 -- Few among many completed ones, and looked for most.
@@ -113,19 +115,19 @@ CREATE VIEW job AS
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
        cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, 'live' AS part
+       backoff, keep, progress, tags, errors, logs, uniqueness, 'live' AS part
   FROM live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
        cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, 'completed' AS part
+       backoff, keep, progress, tags, errors, logs, uniqueness, 'completed' AS part
   FROM history WHERE state = 'completed'
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
        cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, 'troubled' AS part
+       backoff, keep, progress, tags, errors, logs, uniqueness, 'troubled' AS part
   FROM history INDEXED BY history_troubled WHERE state <> 'completed';
 
 -- One row per (queue, task, group) in use. `ready`: it may have waiting jobs; a lane without the mark has none.
@@ -157,14 +159,12 @@ CREATE TABLE gates (
     PRIMARY KEY (kind, name, grp)
 ) STRICT, WITHOUT ROWID;
 
--- Unique keys of every scope; they outlive their job.
+-- Who holds a unique key, until `expires_at`, whatever becomes of the job; NULL: while the job is alive.
 CREATE TABLE keys (
     key        TEXT PRIMARY KEY,
     job        TEXT NOT NULL,
-    scope      TEXT NOT NULL,
     expires_at REAL
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX keys_job ON keys (job);
 CREATE INDEX keys_expiry ON keys (expires_at) WHERE expires_at IS NOT NULL;
 
 -- Flows: which child a parent waits for, and how that one ended. Kept until the parent has ended.

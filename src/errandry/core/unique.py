@@ -1,0 +1,112 @@
+"""Uniqueness: which key a job holds, for how long, and what becomes of another job that wants it."""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from msgspec import Struct
+
+from errandry.core import check
+from errandry.errors import InvalidValue
+
+EVER = 365 * 86_400.0
+"""So long is a key held "for ever"."""
+
+
+class Scope(StrEnum):
+    """How long a key is held.
+
+    alive   until its job has finished, or is gone
+    window  for a while, counted from the insert, whatever becomes of its job
+    second  through the second, by UTC, that its job is due in, whatever becomes of it
+    minute  through the minute it is due in
+    hour    through the hour
+    day     through the day
+    week    through the week, from Monday on
+    month   through the month
+    ever    for a year
+    """
+
+    ALIVE = "alive"
+    WINDOW = "window"
+    SECOND = "second"
+    MINUTE = "minute"
+    HOUR = "hour"
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+    EVER = "ever"
+
+
+class Conflict(StrEnum):
+    """What becomes of a new job whose key is held.
+
+    return   it is not inserted: the job that holds the key is the answer
+    raise    nothing of the insert is written, and `DuplicateJob` raised
+    replace  the holder gets its arguments and its time to run, if no worker has claimed that one yet
+    """
+
+    RETURN = "return"
+    RAISE = "raise"
+    REPLACE = "replace"
+
+
+class Unique(Struct, frozen=True, omit_defaults=True, gc=False):
+    """The key of a job: only one job holds it at a time, in the whole store or `per_queue`."""
+
+    key: str
+    scope: Scope = Scope.ALIVE
+    window: float | None = None
+    per_queue: bool = False
+
+    def __post_init__(self) -> None:
+        check.name("unique", self.key)
+        if type(self.scope) is not Scope:
+            raise InvalidValue("scope", self.scope, "must be a Scope")
+        if (self.window is not None) != (self.scope is Scope.WINDOW):
+            raise InvalidValue("window", self.window, f"belongs to the scope window, not to {self.scope}")
+        if self.window is not None and check.span("window", self.window) == 0:
+            raise InvalidValue("window", self.window, "must be more than 0 seconds")
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether each second … month has a key of its own."""
+        return self.scope in _ALIGNED
+
+    def slot(self, queue: str, due: float) -> str:
+        """Under what the store keeps the key of a job in `queue`; no key and no queue has these controls."""
+        slot = f"{queue}\n{self.key}" if self.per_queue else self.key
+        if self.is_aligned:
+            slot += f"\t{self.scope} {int(_span(self.scope, due)[0])}"
+        return slot
+
+    def until(self, due: float, now: float) -> float | None:
+        """When the key is free again, whatever becomes of the job; None: that frees it."""
+        if self.scope is Scope.ALIVE:
+            return None
+        if self.scope is Scope.EVER:
+            return now + EVER
+        return _span(self.scope, due)[1] if self.window is None else now + self.window
+
+
+class Holder(Struct, frozen=True, gc=False):
+    """Who holds a key, and until when; None: while it is alive."""
+
+    job: str
+    expires_at: float | None
+
+
+_ALIGNED = frozenset(Scope) - {Scope.ALIVE, Scope.WINDOW, Scope.EVER}
+_LENGTHS = {Scope.SECOND: 1, Scope.MINUTE: 60, Scope.HOUR: 3_600, Scope.DAY: 86_400, Scope.WEEK: 7 * 86_400}
+_FIRST_MONDAY = 4 * 86_400
+
+
+def _span(scope: Scope, due: float) -> tuple[float, float]:
+    """The beginning and the end of the UTC second … month that `due` is in."""
+    if scope is Scope.MONTH:
+        first = datetime.fromtimestamp(due // 1, UTC).replace(day=1, hour=0, minute=0, second=0)
+        following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
+        return first.timestamp(), following.timestamp()
+    origin = _FIRST_MONDAY if scope is Scope.WEEK else 0
+    length = _LENGTHS[scope]
+    begin = (due - origin) // length * length + origin
+    return begin, begin + length

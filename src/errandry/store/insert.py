@@ -1,0 +1,85 @@
+"""Inserts: what is new becomes a job; what is there already, or whose unique key is held, does not."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from errandry.core import check, move
+from errandry.core.command import Command, Insert, Inserted, touched
+from errandry.core.job import NewJob
+from errandry.core.state import TABLE, Move
+from errandry.core.unique import Conflict, Unique
+from errandry.errors import DuplicateJob
+from errandry.store.ledger import Ledger
+
+
+def load(ledger: Ledger, commands: Sequence[Command]) -> None:
+    """Fetch for a pass in one go the jobs it names, and who holds the unique keys it wants."""
+    inserts = [command for command in commands if type(command) is Insert]
+    unique = [(new, slot) for command in inserts for new, _, slot in _slots(ledger, command)]
+    ledger.load_keys([slot for _, slot in unique])
+    holders = [ledger.holder(slot) for new, slot in unique if new.on_conflict is Conflict.REPLACE]
+    ledger.load([one for command in commands for one in touched(command)] + [one for one in holders if one])
+    ledger.tables.expect(sum(_sure(ledger, inserts)))
+
+
+def insert(ledger: Ledger, command: Insert) -> Inserted:
+    for new in command.jobs:
+        check.sized("payload", new.payload, ledger.bounds.payload)
+    there = _there(ledger, command)
+    tables, now, made = ledger.tables, ledger.now, Move.INSERT
+    tables.expect(len(command.jobs) - len(there))
+    replaced = []
+    for new in command.jobs:
+        if new.id not in there:
+            ledger.move(made, None, move.created(new, tables.number(), now))
+        elif new.on_conflict is Conflict.REPLACE and _replaced(ledger, there[new.id], new):
+            replaced.append(there[new.id])
+    ids = touched(command)
+    if not there:
+        return Inserted(ids)
+    existed = frozenset(there.values()) - (set(ids) - there.keys())
+    return Inserted(tuple([there.get(one, one) for one in ids]), existed, frozenset(replaced))
+
+
+def _there(ledger: Ledger, command: Insert) -> Mapping[str, str]:
+    """The jobs that are not to be made, by their ids: for each the id of the one there in its place."""
+    there = {new.id: new.id for new in command.jobs if ledger.get(new.id) is not None}
+    taken: dict[str, str] = {}
+    for new, unique, slot in _slots(ledger, command):
+        if new.id in there:
+            continue
+        holder = taken.get(slot) or ledger.holder(slot)
+        if holder is None:
+            taken[slot] = new.id
+        elif new.on_conflict is Conflict.RAISE and holder != new.id:
+            raise DuplicateJob(unique.key, holder)
+        else:
+            there[new.id] = holder
+    return there
+
+
+def _replaced(ledger: Ledger, holder: str, new: NewJob) -> bool:
+    """Have the holder of a unique key do what `new` was to do, unless a worker has it, or has had it."""
+    job = ledger.get(holder)
+    if holder == new.id or job is None or job.state not in TABLE[Move.EDIT].leads:
+        return False
+    ledger.move(Move.EDIT, job, move.replaced(job, new, ledger.now))
+    return True
+
+
+def _sure(ledger: Ledger, inserts: Sequence[Insert]) -> Iterator[int]:
+    """How many jobs each of these is going to make, at least."""
+    wanted: set[str] = set()
+    for command in inserts:
+        slots = [slot for *_, slot in _slots(ledger, command)]
+        is_sure = not slots or (
+            wanted.isdisjoint(slots) and len(set(slots)) == len(slots) and not any(map(ledger.holder, slots))
+        )
+        wanted.update(slots)
+        if is_sure and all(check.fits(new.payload, ledger.bounds.payload) for new in command.jobs):
+            yield sum(ledger.get(new.id) is None for new in command.jobs)
+
+
+def _slots(ledger: Ledger, command: Insert) -> Iterator[tuple[NewJob, Unique, str]]:
+    for new in command.jobs:
+        if new.unique is not None:
+            yield new, new.unique, move.slot_of(new, new.unique, ledger.now)
