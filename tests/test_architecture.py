@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest pref
     DRIVERS,
     {"errandry.store.url"},
     {f"errandry.{name}" for name in ("context", "handle", "options", "outcome", "signature", "waiting")},
-    {f"errandry.{name}" for name in ("app", "bound", "client", "sync", "task")},
+    {f"errandry.{name}" for name in ("app", "bound", "client", "gates", "sync", "task")},
     {"errandry.worker", "errandry.upkeep"},
     {
         "errandry",

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack,
 from msgspec import Struct
 
 from errandry.bound import Bound
-from errandry.client import Client, Gate, several
+from errandry.client import Client, several
 from errandry.clock import Clock
 from errandry.codec import About, Codec, from_json
 from errandry.context import JobContext
@@ -18,6 +18,7 @@ from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.move import created
 from errandry.errors import InvalidValue
+from errandry.gates import Gate
 from errandry.handle import Job
 from errandry.options import TaskOptions, UseOptions
 from errandry.store.backlog import Limits
@@ -183,7 +184,7 @@ class Errandry(Client):
         return self._handle(await self.record(job_id))
 
     def task_gate(self, name: str) -> Gate:
-        """A task, to pause and resume it in all queues."""
+        """A task, to pause it in all queues, or to give it a limit or a rate."""
         return Gate(self, GateKind.TASK, name)
 
     async def __aenter__(self) -> Self:

@@ -27,13 +27,15 @@ from errandry.core.command import (
     WorkerInfo,
 )
 from errandry.core.event import Event, Filter, Kind
-from errandry.core.gate import GateKind, Pause, Pausing, Resume
+from errandry.core.gate import Gate as Gating
+from errandry.core.gate import GateKind, Pausing
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.query import parse, quoted
 from errandry.core.state import State
 from errandry.core.why import Facts, Why, why
 from errandry.errors import CommandFailed, InvalidValue, UnknownJob
+from errandry.gates import Gate, Queue
 from errandry.options import Moment, Span, job_fields, one_of
 from errandry.store.backlog import Limits
 from errandry.store.contract import Happened, QueueInfo, Store
@@ -168,14 +170,12 @@ class Client:
 
     async def _why(self, job_id: str) -> Why:
         job = await self.record(job_id)
-        paused, workers = await self.store.paused(), await self.store.workers()
-        of_job = {GateKind.QUEUE: job.queue, GateKind.TASK: job.task}
         in_queue = (await self.store.counts()).get(job.queue, {}).get(State.WAITING, 0)
         facts = Facts(
             job=job,
             now=self.clock.time(),
-            paused={kind: paused[kind][name] for kind, name in of_job.items() if name in paused[kind]},
-            workers=tuple(workers),
+            passages=tuple(await self.store.gates(job.queue, job.task, job.group)),
+            workers=tuple(await self.store.workers()),
             held=tuple(await self.store.held(LINE_MAX)),
             ahead=await self._ahead(job, in_queue),
             in_queue=in_queue,
@@ -192,11 +192,15 @@ class Client:
         found = (await self.store.list(line, None, LINE_MAX)).jobs
         return sum((one.priority, one.place or 0) < (job.priority, job.place or 0) for one in found)
 
-    def queue(self, name: str) -> "Gate":
-        """A queue, to pause and resume it."""
-        return Gate(self, GateKind.QUEUE, name)
+    async def rules(self) -> builtins.list[Gating]:
+        """Every queue, task and group that is paused, has a rule, or is closed for a while."""
+        return await self.engine.call(self.store.rules)
 
-    def worker(self, worker_id: str) -> "Gate":
+    def queue(self, name: str) -> Queue:
+        """A queue, to pause it, to give it rules, or to name a group in it."""
+        return Queue(self, name)
+
+    def worker(self, worker_id: str) -> Gate:
         """A worker, to pause and resume it; what it runs goes on."""
         return Gate(self, GateKind.WORKER, worker_id)
 
@@ -348,21 +352,6 @@ class Client:
         if not isinstance(answer, expected):
             raise CommandFailed(type(command).__name__, f"the store answered {answer!r}")
         return answer
-
-
-class Gate:
-    """A queue, a task or a worker that can be paused."""
-
-    def __init__(self, client: Client, kind: GateKind, name: str) -> None:
-        self._client, self._kind, self.name = client, kind, name
-
-    async def pause(self, by: str = "") -> bool:
-        """No job is claimed until it is resumed; False if it was paused already."""
-        return bool(await self._client.engine.submit(Pause(self._kind, self.name, by)) == "written")
-
-    async def resume(self) -> bool:
-        """False if it was not paused."""
-        return bool(await self._client.engine.submit(Resume(self._kind, self.name)) == "written")
 
 
 def _when(**options: Any) -> dict[str, Any]:

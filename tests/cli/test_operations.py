@@ -65,6 +65,74 @@ class TestQueues:
         ]
 
 
+class TestRules:
+    def test_rules_are_set_changed_shown_and_taken_away(self, cli: Cli, place: Place) -> None:
+        place.enqueue()
+
+        assert cli("queues", "limit", "mail", "20").err == "The queue mail: limit 20.\n"
+        assert cli("queues", "rate", "mail", "100/minute", "--burst", "5").err == (
+            "The queue mail: limit 20, rate 100/minute (burst 5).\n"
+        )
+        assert cli("queues", "max-size", "mail", "1_000", "--overflow", "drop-oldest").code == 0
+        assert cli("queues", "ageing", "mail", "10m").code == 0
+        assert cli("queues", "limit", "mail", "1", "--each-group").code == 0
+        assert cli("queues", "order", "mail", "hold", "--by", "ada").err == (
+            "The queue mail: limit 20, rate 100/minute (burst 5), group limit 1, max size 1,000, "
+            "overflow drop_oldest, ageing 10m, order hold.\n"
+        )
+        assert cli("queues", "limit", "mail", "none").err.startswith("The queue mail: rate 100/minute")
+        assert cli("queues", "limit", "5", "--task", "send").err == "The task send: limit 5.\n"
+        assert cli("queues", "weight", "mail", "acme", "2.5").err == (
+            "The group acme of queue mail: weight 2.5.\n"
+        )
+
+        listed = cli("queues", "rules").out.splitlines()
+        assert [line.split()[:2] for line in listed[1:]] == [
+            *(["queue", "mail"], ["task", "send"], ["group", "mail"])
+        ]
+        assert "by ada" in listed[1]
+        assert "see errandry queues rules" in cli("queues", "ls").err
+        assert cli("queues", "rules", "--json").data[1]["ruling"]["rule"] == {"limit": 5}
+
+    def test_groups_are_paused_and_resumed(self, cli: Cli, place: Place) -> None:
+        place.enqueue(id="a", queue="mail", group="acme")
+
+        done = cli("queues", "pause", "mail", "--group", "acme", "--by", "ada")
+        assert done.err == "The group acme of queue mail is paused.\n"
+        assert "The group acme of queue mail was paused" in cli("why", "a").out
+        assert cli("queues", "resume", "mail", "--group", "acme").err == (
+            "The group acme of queue mail is resumed.\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("words", "code", "why"),
+        [
+            (("limit", "mail"), 2, "Give a queue and a value"),
+            (("limit", "mail", "many"), 2, "'many' is not a whole number"),
+            (("limit", "mail", "0"), 1, "limit=0: must be a whole number from 1"),
+            (("limit", "mail", "5", "--task", "send"), 2, "With --task, give the value only"),
+            (("limit", "5", "--task", "send", "--each-group"), 2, "--each-group is for a queue"),
+            (("rate", "mail", "often"), 1, "rate='often': not a rate; write how many"),
+            (("rate", "mail", "5/fortnight"), 1, "'fortnight' is not a length of time"),
+            (("rate", "mail", "none", "--burst", "3"), 1, "burst=3: says how many of the rate"),
+            (("weight", "mail", "acme", "heavy"), 2, "'heavy' is not a number"),
+            (("weight", "mail", "acme", "0"), 1, "weight=0.0: must be from 0.001"),
+            (("ageing", "mail", "0"), 1, "ageing=0.0: must be more than 0 seconds"),
+            (("order", "mail", "odd"), 2, "'odd' is not one of"),
+            (("pause", "--group", "acme"), 2, "--group is a group of one queue"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(
+        self, cli: Cli, place: Place, words: tuple[str, ...], code: int, why: str
+    ) -> None:
+        place.enqueue()
+
+        done = cli("queues", *words)
+
+        assert (done.code, why in done.err) == (code, True), done.err
+        assert cli("queues", "rules").err == "There are no rules, and nothing is paused.\n"
+
+
 class TestWorkers:
     @pytest.fixture
     def two(self, place: Place) -> None:

@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from errandry.core.command import Beat, Share, WorkerInfo
-from errandry.core.gate import GateKind, Pausing
+from errandry.core.gate import Gate, GateKind, Passage, Pausing
 from errandry.core.job import AttemptError, Job, NewJob
 from errandry.core.move import created
+from errandry.core.rule import rate
 from errandry.core.state import Move, Reason, State
 from errandry.core.why import GATES, Code, Facts, Why, why
 
@@ -29,6 +30,14 @@ def job(**changes: Any) -> Job:
 def running(count: int, **changes: Any) -> tuple[Job, ...]:
     """So many jobs the worker w-1 has."""
     return (job(state=State.RUNNING, worker="w-1", **changes),) * count
+
+
+def gate(kind: GateKind, /, **known: Any) -> Passage:
+    """A gate of the waiting job and how it stands with it."""
+    name = "send" if kind is GateKind.TASK else "mail"
+    numbers: dict[str, Any] = {"limit": None, "rate": None, "held": 0, "next_at": None}
+    numbers |= {field: known.pop(field) for field in list(known) if field in numbers}
+    return Passage(gate=Gate(kind, name, "acme" if kind is GateKind.GROUP else "", **known), **numbers)
 
 
 def asked(job: Job, *workers: WorkerInfo, **facts: Any) -> Why:
@@ -120,15 +129,52 @@ CASES: list[tuple[str, Why, list[str], str]] = [
     ),
     (
         "queue paused",
-        asked(WAITING, paused={GateKind.QUEUE: Pausing(NOW - 7_300, "ada")}),
+        asked(WAITING, passages=(gate(GateKind.QUEUE, paused=Pausing(NOW - 7_300, "ada")),)),
         ["queue_paused"],
         "The queue mail was paused 2 h ago by ada.",
     ),
     (
         "task paused",
-        asked(WAITING, paused={GateKind.TASK: Pausing(NOW - 3, "")}),
+        asked(WAITING, passages=(gate(GateKind.TASK, paused=Pausing(NOW - 3, "")),)),
         ["task_paused"],
         "The task send was paused 3 s ago.",
+    ),
+    (
+        "group paused",
+        asked(WAITING, passages=(gate(GateKind.GROUP, paused=Pausing(NOW - 3, "ada")),)),
+        ["group_paused"],
+        "The group acme of queue mail was paused 3 s ago by ada.",
+    ),
+    (
+        "group rests",
+        asked(WAITING, passages=(gate(GateKind.GROUP, closed_until=NOW + 20),)),
+        ["closed"],
+        "The group acme of queue mail rests for 20 s more: a handler asked to slow down.",
+    ),
+    (
+        "queue at its limit",
+        asked(WAITING, passages=(gate(GateKind.QUEUE, limit=20, held=20),), ahead=3),
+        ["limit", "in_line"],
+        "The queue mail is at its limit: 20 of 20 running. 3 jobs are before it",
+    ),
+    (
+        "task at its rate",
+        asked(WAITING, passages=(gate(GateKind.TASK, rate=rate("100/minute"), next_at=NOW + 4),)),
+        ["rate"],
+        "The task send is at its rate of 100/minute: the next may begin in 4 s.",
+    ),
+    (
+        "gates that let it through",
+        asked(
+            WAITING,
+            passages=(
+                gate(GateKind.QUEUE, limit=20, held=19),
+                gate(GateKind.TASK, rate=rate("100/minute"), next_at=NOW),
+                gate(GateKind.GROUP, closed_until=NOW),
+            ),
+        ),
+        ["any_moment"],
+        "Nothing holds it back",
     ),
     ("no worker", why(Facts(job=WAITING, now=NOW)), ["no_worker"], "No worker is running."),
     (
@@ -193,9 +239,9 @@ def test_every_reason_has_a_case_and_every_state_an_answer() -> None:
 
 
 def test_all_that_holds_a_job_back_is_said() -> None:
-    paused = {GateKind.QUEUE: Pausing(NOW, ""), GateKind.TASK: Pausing(NOW, "")}
+    paused = tuple(gate(kind, paused=Pausing(NOW, "")) for kind in (GateKind.QUEUE, GateKind.TASK))
 
-    answer = asked(WAITING, held=running(10), paused=paused, ahead=3)
+    answer = asked(WAITING, held=running(10), passages=paused, ahead=3)
 
     assert [because.code for because in answer.reasons] == [
         *("queue_paused", "task_paused", "workers_busy", "in_line")

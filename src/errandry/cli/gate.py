@@ -1,42 +1,47 @@
-"""Pausing and resuming, whatever it is: a queue, a task or a worker."""
+"""Pausing and resuming, whatever it is: a queue, a task, a group or a worker."""
 
 import getpass
 from typing import TYPE_CHECKING
 
 from errandry.cli.session import Session
 from errandry.cli.text import ago
-from errandry.core.gate import Pausing
+from errandry.core.gate import Pausing, Ruling
 
 if TYPE_CHECKING:
-    from errandry.client import Gate
+    from errandry.gates import Gate
 
 
-async def pause(session: Session, kind: str, gate: "Gate", by: str | None) -> None:
+async def pause(session: Session, gate: "Gate", by: str | None) -> None:
     """Pause it, in the name of `by` or of whoever sits here, and say so."""
-    changed = await gate.pause(by=_whoever() if by is None else by)
-    _report(session, kind, gate, changed, "is paused" if changed else "was paused already")
+    changed = await gate.pause(by=whoever() if by is None else by)
+    _report(session, gate, changed, "is paused" if changed else "was paused already")
 
 
-async def resume(session: Session, kind: str, gate: "Gate") -> None:
+async def resume(session: Session, gate: "Gate") -> None:
     changed = await gate.resume()
-    _report(session, kind, gate, changed, "is resumed" if changed else "was not paused")
+    _report(session, gate, changed, "is resumed" if changed else "was not paused")
 
 
-def said(paused: Pausing | None, now: float) -> str:
-    """Since when something is paused, and by whom."""
-    if paused is None:
+def said(what: Pausing | Ruling | None, now: float) -> str:
+    """Since when something is paused, or has its rule, and by whom."""
+    if what is None:
         return ""
-    return f"{ago(paused.at, now)}{f' by {paused.by}' if paused.by else ''}"
+    return f"{ago(what.at, now)}{f' by {what.by}' if what.by else ''}"
 
 
-def _report(session: Session, kind: str, gate: "Gate", changed: bool, became: str) -> None:
+def as_data(gate: "Gate") -> dict[str, str]:
+    group = {"group": gate.group_key} if gate.group_key else {}
+    return {"kind": str(gate.kind), "name": gate.name, **group}
+
+
+def _report(session: Session, gate: "Gate", changed: bool, became: str) -> None:
     if session.json:
-        session.data({"kind": kind, "name": gate.name, "became": became.split()[1], "changed": changed})
+        session.data({**as_data(gate), "became": became.split()[1], "changed": changed})
     else:
-        session.talk(f"The {kind} {gate.name} {became}.")
+        session.talk(f"The {gate} {became}.")
 
 
-def _whoever() -> str:
+def whoever() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):

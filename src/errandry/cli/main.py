@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "enqueue": "Enqueue a job.",
     "jobs": "Look at jobs, and do something to them.",
     "why": "Say why a job is not running.",
-    "queues": "See how full queues are; pause and resume them.",
+    "queues": "See how full queues are; pause them; limit how many run, and how fast.",
     "workers": "See who works; pause and resume workers.",
     "dlq": "See to the jobs that failed for good.",
     "events": "Print what happened, and what happens.",

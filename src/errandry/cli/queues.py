@@ -1,4 +1,4 @@
-"""`errandry queues`: how full they are, and a halt for one of them, or for a task in all of them."""
+"""`errandry queues`: how full they are, a halt for one of them, or for a task in all of them, and rules."""
 
 from typing import TYPE_CHECKING
 
@@ -8,6 +8,7 @@ from msgspec import to_builtins
 from errandry.cli import gate, table
 from errandry.cli.command import Group
 from errandry.cli.record import COLORS
+from errandry.cli.rules import RULES
 from errandry.cli.session import Session, client
 from errandry.cli.table import Cell, Column
 from errandry.core.duration import rough
@@ -16,14 +17,14 @@ from errandry.core.state import State
 
 if TYPE_CHECKING:
     from errandry.app import Errandry
-    from errandry.client import Gate
+    from errandry.gates import Gate
 
 TOTALS = ("inserted", "completed", "failed", "canceled", "retried", "expired", "removed")
 
 
 @click.group(cls=Group)
 def queues() -> None:
-    """See how full queues are; pause and resume them."""
+    """See how full queues are; pause them; limit how many run, and how fast."""
 
 
 @queues.command("ls")
@@ -53,6 +54,8 @@ async def ls(session: Session, jobs: "Errandry") -> None:
     table.show(session, heads, rows)
     for name, pausing in paused[GateKind.TASK].items():
         session.talk(f"The task {name} was paused {gate.said(pausing, now)}.")
+    if any(one.ruling is not None or one.group for one in await jobs.rules()):
+        session.talk("Some have rules: see errandry queues rules.")
 
 
 @queues.command("stats")
@@ -74,33 +77,42 @@ async def stats(session: Session, jobs: "Errandry") -> None:
 
 @queues.command("pause")
 @click.argument("names", nargs=-1, metavar="[QUEUE]...")
+@click.option("--group", "groups", multiple=True, help="Only this group of the queue; may be repeated.")
 @click.option("--task", "tasks", multiple=True, help="A task, in all queues; may be repeated.")
 @click.option("--by", help="Who wants it; you, without it.")
 @client
-async def pause(
-    session: Session, jobs: "Errandry", names: tuple[str, ...], tasks: tuple[str, ...], by: str | None
-) -> None:
+async def pause(session: Session, jobs: "Errandry", by: str | None, **chosen: tuple[str, ...]) -> None:
     """Have no more jobs claimed from queues.
 
     Until they are resumed. What runs goes on.
     """
-    for kind, one in _gates(jobs, names, tasks):
-        await gate.pause(session, kind, one, by)
+    for one in _gates(jobs, **chosen):
+        await gate.pause(session, one, by)
 
 
 @queues.command("resume")
 @click.argument("names", nargs=-1, metavar="[QUEUE]...")
+@click.option("--group", "groups", multiple=True, help="Only this group of the queue; may be repeated.")
 @click.option("--task", "tasks", multiple=True, help="A task; may be repeated.")
 @client
-async def resume(session: Session, jobs: "Errandry", names: tuple[str, ...], tasks: tuple[str, ...]) -> None:
+async def resume(session: Session, jobs: "Errandry", **chosen: tuple[str, ...]) -> None:
     """Undo a pause."""
-    for kind, one in _gates(jobs, names, tasks):
-        await gate.resume(session, kind, one)
+    for one in _gates(jobs, **chosen):
+        await gate.resume(session, one)
 
 
-def _gates(jobs: "Errandry", names: tuple[str, ...], tasks: tuple[str, ...]) -> "list[tuple[str, Gate]]":
-    gates = [("queue", jobs.queue(name)) for name in names]
-    gates += [("task", jobs.task_gate(name)) for name in tasks]
+def _gates(
+    jobs: "Errandry", names: tuple[str, ...], groups: tuple[str, ...], tasks: tuple[str, ...]
+) -> "list[Gate]":
+    if groups and len(names) != 1:
+        raise click.UsageError("--group is a group of one queue: name that queue.")
+    gates: list[Gate] = [jobs.queue(name).group(group) for name in names for group in groups]
+    gates += [jobs.queue(name) for name in names if not groups]
+    gates += [jobs.task_gate(name) for name in tasks]
     if not gates:
         raise click.UsageError("Which? Name queues, or tasks with --task.")
     return gates
+
+
+for command in RULES:
+    queues.add_command(command)

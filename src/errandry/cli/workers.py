@@ -92,7 +92,7 @@ async def pause(
     Until they are resumed. What they run goes on.
     """
     for worker in await _meant(jobs, parts, everyone):
-        await gate.pause(session, "worker", jobs.worker(worker), by)
+        await gate.pause(session, jobs.worker(worker), by)
 
 
 @workers.command("resume")
@@ -102,7 +102,7 @@ async def pause(
 async def resume(session: Session, jobs: "Errandry", parts: tuple[str, ...], everyone: bool) -> None:
     """Undo a pause."""
     for worker in await _meant(jobs, parts, everyone):
-        await gate.resume(session, "worker", jobs.worker(worker))
+        await gate.resume(session, jobs.worker(worker))
 
 
 async def _meant(jobs: "Errandry", parts: Sequence[str], everyone: bool) -> list[str]:

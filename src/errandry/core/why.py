@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from errandry.core.command import Beat, WorkerInfo
 from errandry.core.duration import iso, rough
-from errandry.core.gate import GateKind, Pausing
+from errandry.core.gate import Gate as Gating
+from errandry.core.gate import GateKind, Passage, Pausing
 from errandry.core.job import AttemptError, Job
 from errandry.core.state import Move, State
 
@@ -37,6 +38,10 @@ class Code(StrEnum):
     LAPSED = "lapsed"
     QUEUE_PAUSED = "queue_paused"
     TASK_PAUSED = "task_paused"
+    GROUP_PAUSED = "group_paused"
+    CLOSED = "closed"
+    LIMIT = "limit"
+    RATE = "rate"
     NO_WORKER = "no_worker"
     WORKERS_BUSY = "workers_busy"
     SUSPECT = "suspect"
@@ -60,7 +65,7 @@ class Why(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """All that is looked at: what is paused of the queue and task of the job, every worker, and the line.
+    """All that is looked at: the gates the job has to pass, every worker, and the line.
 
     `held` are the jobs workers have. `ahead` is how many jobs of its queue are before it, None where
     `in_queue` are too many to count.
@@ -68,7 +73,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
     job: Job
     now: float
-    paused: Mapping[GateKind, Pausing] = {}
+    passages: tuple[Passage, ...] = ()
     workers: tuple[WorkerInfo, ...] = ()
     held: tuple[Job, ...] = ()
     ahead: int | None = 0
@@ -165,18 +170,34 @@ def _scheduled(facts: Facts) -> Iterator[Because]:
 def _due(facts: Facts) -> Iterator[Because]:
     """Only a worker makes a due job waiting, and paused or without slots it would not run then either."""
     if (facts.job.run_at or 0.0) <= facts.now:
-        yield from _paused(facts)
+        yield from _gates(facts)
         yield from _workers(facts)
 
 
-def _paused(facts: Facts) -> Iterator[Because]:
-    gates = (
-        (GateKind.QUEUE, Code.QUEUE_PAUSED, facts.job.queue),
-        (GateKind.TASK, Code.TASK_PAUSED, facts.job.task),
-    )
-    for kind, code, name in gates:
-        if (paused := facts.paused.get(kind)) is not None:
-            yield Because(code, f"The {kind} {name} was paused {_since(paused, facts.now)}.")
+def _gates(facts: Facts) -> Iterator[Because]:
+    """What holds all jobs of its queue, its task or its group back."""
+    now = facts.now
+    for passage in facts.passages:
+        gate, name = passage.gate, f"The {_named(passage.gate)}"
+        if gate.paused is not None:
+            yield Because(_PAUSED[gate.kind], f"{name} was paused {_since(gate.paused, now)}.")
+        if gate.closed_until > now:
+            left = rough(gate.closed_until - now)
+            yield Because(Code.CLOSED, f"{name} rests for {left} more: a handler asked to slow down.")
+        if passage.limit is not None and passage.held >= passage.limit:
+            yield Because(Code.LIMIT, f"{name} is at its limit: {passage.held} of {passage.limit} running.")
+        if passage.rate is not None and passage.next_at is not None and passage.next_at > now:
+            left = rough(passage.next_at - now)
+            yield Because(
+                Code.RATE, f"{name} is at its rate of {passage.rate}: the next may begin in {left}."
+            )
+
+
+_PAUSED = {
+    GateKind.QUEUE: Code.QUEUE_PAUSED,
+    GateKind.TASK: Code.TASK_PAUSED,
+    GateKind.GROUP: Code.GROUP_PAUSED,
+}
 
 
 def _workers(facts: Facts) -> Iterator[Because]:
@@ -217,7 +238,7 @@ def _line(facts: Facts) -> Iterator[Because]:
 GATES: Mapping[State, tuple[Gate, ...]] = {
     State.BLOCKED: (_lapsed, _blocked),
     State.SCHEDULED: (_lapsed, _scheduled, _due),
-    State.WAITING: (_lapsed, _paused, _workers, _line),
+    State.WAITING: (_lapsed, _gates, _workers, _line),
     State.CLAIMED: (_held,),
     State.RUNNING: (_held,),
     State.COMPLETED: (_finished,),
@@ -247,6 +268,10 @@ def _slots(facts: Facts, beat: Beat) -> tuple[int, int]:
     running = [job for job in facts.held if job.worker == beat.worker and job.state is State.RUNNING]
     taken = sum(apart.get(job.task) is share for job in running)
     return taken, beat.concurrency if share is None else share.slots
+
+
+def _named(gate: Gating) -> str:
+    return f"group {gate.group} of queue {gate.name}" if gate.group else f"{gate.kind} {gate.name}"
 
 
 def _since(paused: Pausing, now: float) -> str:
