@@ -80,7 +80,9 @@ class TestRules:
             "The queue mail: limit 20, rate 100/minute (burst 5), group limit 1, max size 1,000, "
             "overflow drop_oldest, ageing 10m, order hold.\n"
         )
-        assert cli("queues", "limit", "mail", "none").err.startswith("The queue mail: rate 100/minute")
+        assert cli("queues", "limit", "mail", "none", "--by", "ada").err.startswith(
+            "The queue mail: rate 100/minute"
+        )
         assert cli("queues", "limit", "5", "--task", "send").err == "The task send: limit 5.\n"
         assert cli("queues", "weight", "mail", "acme", "2.5").err == (
             "The group acme of queue mail: weight 2.5.\n"
