@@ -423,7 +423,7 @@ WRITTEN, ALREADY, HELD, CANCEL = Mark.WRITTEN, Mark.ALREADY, Mark.HELD, Mark.CAN
 
 
 class Inserted(Struct, frozen=True, gc=False):
-    """For each job its id, or that of who holds its key; which were there, which of them took its arguments."""
+    """For each job its id, or of who holds its key; which were there, which of them took its arguments."""
 
     ids: tuple[str, ...]
     existed: frozenset[str] = frozenset()
