@@ -35,7 +35,7 @@ def running(count: int, **changes: Any) -> tuple[Job, ...]:
 def gate(kind: GateKind, /, **known: Any) -> Passage:
     """A gate of the waiting job and how it stands with it."""
     name = "send" if kind is GateKind.TASK else "mail"
-    numbers: dict[str, Any] = {"limit": None, "rate": None, "held": 0, "next_at": None}
+    numbers: dict[str, Any] = {"limit": None, "rate": None, "held": 0, "wait": 0.0}
     numbers |= {field: known.pop(field) for field in list(known) if field in numbers}
     return Passage(gate=Gate(kind, name, "acme" if kind is GateKind.GROUP else "", **known), **numbers)
 
@@ -159,7 +159,7 @@ CASES: list[tuple[str, Why, list[str], str]] = [
     ),
     (
         "task at its rate",
-        asked(WAITING, passages=(gate(GateKind.TASK, rate=rate("100/minute"), next_at=NOW + 4),)),
+        asked(WAITING, passages=(gate(GateKind.TASK, rate=rate("100/minute"), wait=4.0),)),
         ["rate"],
         "The task send is at its rate of 100/minute: the next may begin in 4 s.",
     ),
@@ -169,7 +169,7 @@ CASES: list[tuple[str, Why, list[str], str]] = [
             WAITING,
             passages=(
                 gate(GateKind.QUEUE, limit=20, held=19),
-                gate(GateKind.TASK, rate=rate("100/minute"), next_at=NOW),
+                gate(GateKind.TASK, rate=rate("100/minute"), wait=0.0),
                 gate(GateKind.GROUP, closed_until=NOW),
             ),
         ),

@@ -126,14 +126,14 @@ class Passage(Struct, frozen=True):
     """A gate that a job has to pass, and the numbers behind it.
 
     `limit` and `rate` are those that hold: a group without its own has those of its queue. `held` jobs have
-    passed and are not over. Its rate lets the next one through at `next_at`, None if it has none.
+    passed and are not over. Its rate lets the next one through in `wait` seconds.
     """
 
     gate: Gate
     limit: int | None
     rate: Rate | None
     held: int
-    next_at: float | None
+    wait: float
 
 
 def passages(gates: Iterable[Gate], holding: Mapping[Lane, int], now: float) -> list[Passage]:
@@ -146,7 +146,8 @@ def passages(gates: Iterable[Gate], holding: Mapping[Lane, int], now: float) -> 
             of_queue = rule
         limit, rate = limits(rule, of_queue) if gate.kind is GateKind.GROUP else (rule.limit, rule.rate)
         held = sum(number for lane, number in holding.items() if goes_through(gate, lane))
-        found.append(Passage(gate, limit, rate, held, None if rate is None else next_at(rate, gate.tat, now)))
+        wait = 0.0 if rate is None else next_at(rate, gate.tat, now) - now
+        found.append(Passage(gate, limit, rate, held, wait))
     return found
 
 

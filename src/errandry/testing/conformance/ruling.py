@@ -112,7 +112,7 @@ class RulePutting:
         await given.running(queue="q", task="u", group="other")
 
         of_queue, of_task, of_group = await store.gates("q", "t", "acme")
-        assert (of_queue.limit, of_queue.rate, of_queue.held, of_queue.next_at) == (9, None, 2, None)
-        assert (of_task.limit, of_task.rate, of_task.held, of_task.next_at) == (None, None, 1, None)
+        assert (of_queue.limit, of_queue.rate, of_queue.held, of_queue.wait) == (9, None, 2, 0.0)
+        assert (of_task.limit, of_task.rate, of_task.held, of_task.wait) == (None, None, 1, 0.0)
         assert (of_group.limit, of_group.rate, of_group.held) == (5, rate, 1)
         assert [passage.gate.name for passage in await store.gates("none", "such")] == ["none", "such"]
