@@ -15,7 +15,7 @@ from errandry.core.event import KINDS, Kind
 from errandry.core.job import Keep, NewJob
 from errandry.core.retry import Backoff
 from errandry.core.state import TABLE, Move, Reason, Rule, State
-from errandry.options import JobOptions, Kept, Moment, Span, TaskOptions, UseOptions, Wait
+from errandry.options import BatchOptions, JobOptions, Kept, Moment, Span, TaskOptions, UseOptions, Wait
 from errandry.store.backlog import Limits
 from errandry.store.contract import Bounds
 from errandry.task import Rules
@@ -84,6 +84,10 @@ In `@jobs.task(…)`, for every job of the task, and in `task.using(…)`, for t
 ## Of tasks only
 
 {_options(TaskOptions, rules, without=JobOptions)}
+
+{_paragraph(BatchOptions)} See [batches](../guide/batches.md).
+
+{_options(BatchOptions, rules, without=TaskOptions)}
 
 ## Of jobs only
 

@@ -20,7 +20,7 @@ from errandry.core.move import created
 from errandry.errors import InvalidValue
 from errandry.gates import Gate
 from errandry.handle import Job
-from errandry.options import TaskOptions, UseOptions
+from errandry.options import BatchOptions, TaskOptions, UseOptions
 from errandry.store.backlog import Limits
 from errandry.store.contract import Bounds, Happened, Store
 from errandry.store.url import DEFAULT, store_at, without_password
@@ -29,7 +29,10 @@ from errandry.task import Request, Task, declared, named
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
+Ends = Sequence[R | BaseException]
+"""What a handler of batches returns: for each job its result, or what it would have raised."""
 Call = Callable[[JobContext], Awaitable[Any]]
 Middleware = Callable[[JobContext, Call], Awaitable[Any]]
 """Wraps every handler: `async def timed(ctx, call_next): …; return await call_next(ctx)`."""
@@ -58,6 +61,31 @@ class Declare(Protocol):
     def __call__(self, function: Callable[Concatenate[JobContext, P], R], /) -> Task[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class DeclareBatch(Protocol):
+    """What `@jobs.task(batch=…)` gives. A job is enqueued with one item of the list the handler takes."""
+
+    @overload
+    def __call__(self, function: Callable[[list[T]], Awaitable[None] | None], /) -> Task[[T], None]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[JobContext, list[T]], Awaitable[None] | None], /
+    ) -> Task[[T], None]: ...
+    @overload
+    def __call__(self, function: Callable[[list[T]], Awaitable[Ends[R]] | Ends[R]], /) -> Task[[T], R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[JobContext, list[T]], Awaitable[Ends[R]] | Ends[R]], /
+    ) -> Task[[T], R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[list[T]], Awaitable[Ends[R] | None] | Ends[R] | None], /
+    ) -> Task[[T], R | None]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[JobContext, list[T]], Awaitable[Ends[R] | None] | Ends[R] | None], /
+    ) -> Task[[T], R | None]: ...
 
 
 class Errandry(Client):
@@ -106,12 +134,14 @@ class Errandry(Client):
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
+    def task(self, function: None = None, /, **options: Unpack[BatchOptions]) -> DeclareBatch: ...
+    @overload
     def task(self, function: None = None, /, **options: Unpack[TaskOptions]) -> Declare: ...
-    def task(self, function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Declare a handler: `@jobs.task` or `@jobs.task(queue="mail", timeout="30s")`."""
 
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
-            task = declared(self, function, options)
+            task = declared(self, function, cast("TaskOptions", options))
             known = self.tasks.get(task.name)
             if known is not None and not _is_redefinition(known, task):
                 raise InvalidValue(

@@ -38,6 +38,11 @@ class JobContext:
         return self.job.fence
 
     @property
+    def jobs(self) -> "tuple[JobContext, ...]":
+        """The context of each job of this call: in a batch, of each item, in their order."""
+        return (self,)
+
+    @property
     def canceled(self) -> bool:
         """Whether the handler should stop: canceled, out of time, or its lease is lost.
 
@@ -49,7 +54,7 @@ class JobContext:
         """For handlers in threads: sleep, but return True at once when the handler should stop."""
         with _lock:
             self._stop = self._stop or Event()
-            if self._stopped:
+            if self.canceled:
                 self._stop.set()
         return self._stop.wait(timeout)
 
@@ -67,6 +72,31 @@ class JobContext:
             self._stopped = True
             if self._stop is not None:
                 self._stop.set()
+
+
+class BatchContext(JobContext):
+    """What the handler of a batch sees: its progress and log lines go to all jobs, and it should stop when
+    all of them should. Its `job`, `id` and `attempt` are those of the first."""
+
+    def __init__(self, jobs: tuple[JobContext, ...]) -> None:
+        super().__init__(jobs[0].job, self._note_all)
+        self._jobs = jobs
+
+    @property
+    def jobs(self) -> tuple[JobContext, ...]:
+        return self._jobs
+
+    @property
+    def fence(self) -> int:
+        raise TypeError("a batch has a fence for each of its jobs: ctx.jobs[n].fence")
+
+    @property
+    def canceled(self) -> bool:
+        return all(ctx.canceled for ctx in self._jobs)
+
+    def _note_all(self, progress: Progress | None, logs: tuple[Log, ...]) -> None:
+        for ctx in self._jobs:
+            ctx._note(progress, logs)
 
 
 def current() -> JobContext | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 from msgspec.structs import replace
 
@@ -16,6 +16,7 @@ from errandry.core.size import short, size
 from errandry.errors import InvalidValue
 
 MEMORY_MIN = 64_000_000
+LINGER_MAX = 60.0
 
 Span = float | timedelta | str
 """A length of time: seconds, a timedelta, or words such as "5 minutes"."""
@@ -90,6 +91,17 @@ class TaskOptions(JobOptions, total=False):
     memory: int | str
 
 
+class BatchOptions(TaskOptions, total=False):
+    """What can be said of a task whose handler is called for many jobs at once, beside the above.
+
+    batch   for how many at most: the handler takes a list of what they were enqueued with
+    linger  how long the first of them waits for others before the handler is called with fewer
+    """
+
+    batch: Required[int]
+    linger: Span
+
+
 def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as people write them, as the fields of a job."""
     known(options, UseOptions)
@@ -156,6 +168,15 @@ def memory(name: str, value: int | str) -> int:
     if count < MEMORY_MIN:
         raise InvalidValue(name, value, f"must be at least {short(MEMORY_MIN)}: Python itself needs that")
     return count
+
+
+def linger(name: str, value: Span) -> float:
+    span = seconds(value, name)
+    if span > LINGER_MAX:
+        raise InvalidValue(
+            name, value, f"must be at most {LINGER_MAX:g} s: a batch that waits keeps its slot"
+        )
+    return span
 
 
 def tags(name: str, value: Any) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
 """The arguments of a handler: what it takes, as a type that JSON can be checked against."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -18,18 +19,22 @@ _NOT_BY_NAME = {
     inspect.Parameter.VAR_KEYWORD: "takes any keyword",
 }
 _WRAPPED = (Union, UnionType, Annotated)
+_LISTS = (list, Sequence, Collection, Iterable)
 
 
 class Signature:
     """Reads a function's parameters once, when they are first needed: types may be declared after it."""
 
-    def __init__(self, task: str, function: Callable[..., Any]) -> None:
-        self.task, self._function = task, function
+    def __init__(self, task: str, function: Callable[..., Any], is_batch: bool = False) -> None:
+        self.task, self._function, self._is_batch = task, function, is_batch
         self._parameters = inspect.signature(function).parameters
         for parameter in self._parameters.values():
             if parameter.kind in _NOT_BY_NAME:
                 why = f"{_NOT_BY_NAME[parameter.kind]}; a task's arguments are stored by name"
                 raise InvalidValue(f"task {task}", parameter.name, why)
+        if is_batch:
+            with suppress(InvalidArguments):  # what annotations name may only be there later
+                _ = self._batch
 
     def write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The arguments as JSON text, checked: what is stored can be read again by this task."""
@@ -57,6 +62,13 @@ class Signature:
         except Exception as error:  # from the types' own checks
             raise InvalidArguments(self.task, f"{type(error).__name__}: {error}") from error
         return {name: getattr(values, name) for name in self._names}
+
+    def gathered(self, arguments: list[dict[str, Any]]) -> dict[str, Any]:
+        """The arguments of one call: those of its only job, or of all its jobs as a list."""
+        if not self._is_batch:
+            return arguments[0]
+        name, _ = self._batch
+        return {name: [one[name] for one in arguments]}
 
     def read_result(self, text: str) -> Any:
         """A result as the type the handler declares, or plain values where that does not fit."""
@@ -89,13 +101,26 @@ class Signature:
 
     @cached_property
     def _reader(self) -> Callable[[str], Any]:
-        fields = [self._field(name) for name in self._names]
+        fields = [self._batch] if self._is_batch else [self._field(name) for name in self._names]
         try:
             return codec.reader(
                 msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
             )
         except TypeError as error:
             raise InvalidArguments(self.task, f"its annotations cannot be checked: {error}") from None
+
+    @cached_property
+    def _batch(self) -> tuple[str, Any]:
+        """The parameter that takes the list of a batch, and what it is a list of."""
+        what, names = f"task {self.task}", self._names
+        needs = "a batch handler takes a list of what its jobs were enqueued with, and perhaps a JobContext"
+        if len(names) != 1:
+            raise InvalidValue(what, ", ".join(names), needs)
+        if self._parameters[names[0]].default is not inspect.Parameter.empty:
+            raise InvalidValue(what, names[0], "has a default, but there is no batch without jobs")
+        if (item := _item(self._hints.get(names[0], Any))) is None:
+            raise InvalidValue(what, names[0], f"is no list: {needs}")
+        return names[0], item
 
     def _field(self, name: str) -> tuple[str, Any] | tuple[str, Any, Any]:
         kind, default = self._hints.get(name, Any), self._parameters[name].default
@@ -105,11 +130,38 @@ class Signature:
 
     @cached_property
     def _result_reader(self) -> Callable[[str], Any]:
-        return codec.reader(self._hints.get("return", Any))
+        kind = self._hints.get("return", Any)
+        return codec.reader(_result(kind) if self._is_batch else kind)
 
 
 def _is_context(kind: Any) -> bool:
     return kind is JobContext or (get_origin(kind) in _WRAPPED and JobContext in get_args(kind))
+
+
+def _item(kind: Any) -> Any:
+    """What a list of this kind holds; None if it is no list."""
+    if kind is Any or kind in _LISTS:
+        return Any
+    if get_origin(kind) is Annotated:
+        return _item(get_args(kind)[0])
+    return get_args(kind)[0] if get_origin(kind) in _LISTS else None
+
+
+def _result(kind: Any) -> Any:
+    """What a handler of batches returns for one job: an item of its list, if it is no exception."""
+    lists = [one for one in _choices(kind) if one is not NoneType]
+    if len(lists) != 1:
+        return Any
+    left = [one for one in _choices(_item(lists[0])) if not _is_exception(one)]
+    return Union[tuple(left)] if left else Any  # noqa: UP007 - of types known only now
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _is_exception(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
 def _place(given: dict[str, Any]) -> str:

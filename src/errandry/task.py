@@ -14,16 +14,19 @@ from msgspec import Struct
 from errandry.clock import Clock
 from errandry.codec import About, Codec, to_json
 from errandry.core import check
+from errandry.core.batch import BATCH_MAX
 from errandry.core.job import NewJob, uuid7
 from errandry.errors import InvalidValue
 from errandry.handle import Job
 from errandry.options import (
+    BatchOptions,
     JobOptions,
     TaskOptions,
     UseOptions,
     exceptions,
     job_fields,
     known,
+    linger,
     memory,
     one_of,
 )
@@ -45,7 +48,8 @@ class Rules(Struct, frozen=True):
     """What a worker needs to know of a task beside its handler.
 
     With `retry_on`, other exceptions fail the job at once; those of `fail_on` always do. `memory` is what a
-    process may have, in bytes.
+    process may have, in bytes. With `batch`, one call is for up to so many jobs, and the first of them waits
+    for `linger` seconds for the others.
     """
 
     retry_on: tuple[type[Exception], ...] = (Exception,)
@@ -53,6 +57,8 @@ class Rules(Struct, frozen=True):
     on_invalid: Literal["fail", "discard"] = "fail"
     in_process: bool = False
     memory: int | None = None
+    batch: int | None = None
+    linger: float = 0.0
 
 
 class Request(Struct, Generic[R_co], frozen=True):
@@ -88,7 +94,7 @@ class Task(Generic[P, R_co]):
         self, app: Enqueuer, function: Callable[..., Any], name: str, rules: Rules, base: dict[str, Any]
     ) -> None:
         self.app, self.function, self.name, self.rules = app, function, check.name("task", name), rules
-        self.signature = Signature(name, function)
+        self.signature = Signature(name, function, is_batch=rules.batch is not None)
         self.is_async = inspect.iscoroutinefunction(function)
         here = Runner.ASYNC if self.is_async else Runner.THREAD
         self.runner = Runner.PROCESS if rules.in_process else here
@@ -133,11 +139,15 @@ class Task(Generic[P, R_co]):
         return other
 
 
-def declared(app: Enqueuer, function: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
+def declared(
+    app: Enqueuer, function: Callable[..., Any], options: TaskOptions | BatchOptions
+) -> Task[..., Any]:
     """A task for `function`; options that make no sense are refused here, not when a job runs."""
     if not inspect.isroutine(function):
         raise InvalidValue("task", function, "must be a function; options go by name: task(name=…)")
-    known(options, TaskOptions)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidValue("task", function, "is a generator: a handler returns its result, it cannot yield")
+    known(options, BatchOptions)
     name = options.get("name", function.__name__)
     rules = Rules(
         retry_on=exceptions("retry_on", options.get("retry_on", Exception)),
@@ -145,12 +155,14 @@ def declared(app: Enqueuer, function: Callable[..., Any], options: TaskOptions) 
         on_invalid=one_of("on_invalid", options.get("on_invalid", "fail"), ("fail", "discard")),
         in_process=_in_process(function, options),
         memory=_memory(options),
+        batch=_batch(options),
+        linger=_linger(options),
     )
     base = job_fields({k: v for k, v in options.items() if k in JobOptions.__annotations__})
     return Task(app, function, name, rules, _checked(app, name, base))
 
 
-def _in_process(function: Callable[..., Any], options: TaskOptions) -> bool:
+def _in_process(function: Callable[..., Any], options: TaskOptions | BatchOptions) -> bool:
     """Whether it runs in a process, which must be able to find it again: by its module and its name there."""
     run = options.get("run")
     if run is None:
@@ -168,13 +180,25 @@ def _in_process(function: Callable[..., Any], options: TaskOptions) -> bool:
     return True
 
 
-def _memory(options: TaskOptions) -> int | None:
+def _memory(options: TaskOptions | BatchOptions) -> int | None:
     given = options.get("memory")
     if given is None:
         return None
     if options.get("run") != "process":
         raise InvalidValue("memory", given, 'limits a process: say run="process" too')
     return memory("memory", given)
+
+
+def _batch(options: Mapping[str, Any]) -> int | None:
+    return check.whole("batch", options["batch"], 1, BATCH_MAX) if "batch" in options else None
+
+
+def _linger(options: Mapping[str, Any]) -> float:
+    if "linger" not in options:
+        return 0.0
+    if "batch" not in options:
+        raise InvalidValue("linger", options["linger"], "is for tasks that take batches: say batch= too")
+    return linger("linger", options["linger"])
 
 
 def named(app: Enqueuer, task: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> NewJob:

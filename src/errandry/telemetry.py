@@ -112,8 +112,9 @@ class _Telemetry:
         job = ctx.job
         names = {"queue": job.queue, "task": job.task}
         begun, outcome = time.perf_counter(), "complete"
-        if job.started_at is not None:
-            self._waited.record(max(0.0, job.started_at - max(job.created_at, job.run_at or 0.0)), names)
+        for one in (each.job for each in ctx.jobs):
+            if one.started_at is not None:
+                self._waited.record(max(0.0, one.started_at - max(one.created_at, one.run_at or 0.0)), names)
         with self._tracer.start_as_current_span(
             f"process {job.queue}",
             context=propagate.extract(_carrier(job)),
@@ -133,7 +134,7 @@ class _Telemetry:
             finally:
                 span.set_attribute("errandry.outcome", outcome)
                 self._ran.record(time.perf_counter() - begun, names)
-                self._processed.add(1, names | {"outcome": outcome})
+                self._processed.add(len(ctx.jobs), names | {"outcome": outcome})
 
     async def passed(self, store: Store, commands: Sequence[Command]) -> list[Answer]:
         begun = time.perf_counter()

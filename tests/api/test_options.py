@@ -146,10 +146,11 @@ async def stored(jobs: Errandry, task: Task[..., Any]) -> Any:
 async def test_an_option_of_a_task_is_kept_with_its_jobs(
     jobs: Errandry, option: str, value: Any, kept: Any
 ) -> None:
-    @jobs.task(**{option: value})
     async def send() -> None: ...
 
-    assert getattr(await stored(jobs, send), option) == kept
+    task: Task[[], None] = jobs.task(**{option: value})(send)
+
+    assert getattr(await stored(jobs, task), option) == kept
 
 
 @pytest.mark.parametrize(("option", "value", "kept"), JOB_OPTIONS + USE_OPTIONS, ids=shown)

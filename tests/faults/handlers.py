@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -126,6 +126,25 @@ async def poison(ctx: JobContext) -> Result:
         os._exit(1)
 
 
+async def hold_many(ctx: JobContext, gates: list[str]) -> list[Result]:
+    """A batch that goes on until there is the file for its attempt."""
+    with ExitStack() as stack:
+        results = [stack.enter_context(told(one)) for one in ctx.jobs]
+        await _opened(ctx, gates[0])
+        return results
+
+
+async def poison_many(ctx: JobContext, poisoned: list[bool]) -> list[Result]:
+    """A batch that ends its process whenever one of its jobs is poisoned."""
+    with ExitStack() as stack:
+        results = [stack.enter_context(told(one)) for one in ctx.jobs]
+        if any(poisoned):
+            os._exit(1)
+        return results
+
+
+BATCHED: tuple[Callable[..., Any], ...] = (hold_many, poison_many)
+"""Called for up to ten jobs."""
 HANDLERS: tuple[Callable[..., Any], ...] = (
     *(quick, rest, rest_in_thread, stumble, hold, hold_in_thread, insist),
     *(block, burn, kill, kill_in_thread, poison),

@@ -28,7 +28,7 @@ from errandry.errors import ReplyLost
 from errandry.store.contract import Store
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
-from tests.faults.handlers import HANDLERS, journal
+from tests.faults.handlers import BATCHED, HANDLERS, journal
 from tests.faults.history import Acked, Asked, Claimed, Fact, Journal, Renewed, Settled
 
 log = logging.getLogger("program")
@@ -101,6 +101,8 @@ def declared(app: Errandry) -> Errandry:
     """`app` with the tasks of the fault tests."""
     for handler in HANDLERS:
         app.task(backoff=0.05)(handler)
+    for handler in BATCHED:
+        app.task(backoff=0.05, batch=10)(handler)
     return app
 
 

@@ -27,6 +27,7 @@ from errandry.core.command import Beat, WorkerInfo
 from errandry.core.duration import rough
 from errandry.core.job import Job
 from errandry.core.state import State
+from errandry.core.why import slots_taken
 from errandry.errors import ErrandryError
 from errandry.store.contract import QueueInfo
 
@@ -222,7 +223,8 @@ def _now(look: Look, info: WorkerInfo) -> Beat:
     """Its last beat, with what it runs now if that was seen."""
     if len(look.held) == HELD_MAX:
         return info.beat
-    return replace(info.beat, running=sum(job.worker == info.beat.worker for job in look.held))
+    held = [job for job in look.held if job.worker == info.beat.worker]
+    return replace(info.beat, running=slots_taken(info.beat, held))
 
 
 def _running(look: Look) -> Section:

@@ -4,8 +4,10 @@ Each gate is a function that looks at one thing which can keep a job from runnin
 (limits, groups, flows) is one more gate in `GATES`, and one more fact.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from math import ceil
 
 from msgspec import Struct
 
@@ -266,8 +268,16 @@ def _slots(facts: Facts, beat: Beat) -> tuple[int, int]:
     apart = {task: share for share in beat.shares for task in share.tasks}
     share = apart.get(facts.job.task)
     running = [job for job in facts.held if job.worker == beat.worker and job.state is State.RUNNING]
-    taken = sum(apart.get(job.task) is share for job in running)
+    taken = slots_taken(beat, [job for job in running if apart.get(job.task) is share])
     return taken, beat.concurrency if share is None else share.slots
+
+
+def slots_taken(beat: Beat, jobs: Sequence[Job]) -> int:
+    """How many slots of a worker these jobs have: those of a batch, which started together, share one."""
+    sizes = {batch.task: batch.size for batch in beat.batches}
+    calls = Counter((job.task, job.started_at) for job in jobs if job.task in sizes and not job.crashes)
+    alone = len(jobs) - calls.total()
+    return alone + sum(ceil(count / sizes[task]) for (task, _), count in calls.items())
 
 
 def _named(gate: Gating) -> str:

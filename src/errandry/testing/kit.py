@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
+from msgspec.structs import replace
+
 from errandry.app import Errandry
 from errandry.clock import Clock
 from errandry.codec import About, from_json
@@ -19,6 +21,7 @@ from errandry.task import Task
 from errandry.testing.clock import FakeClock
 from errandry.worker.capture import JobLog
 from errandry.worker.executor import Executor
+from errandry.worker.gatherer import batches, gathered
 from errandry.worker.options import WorkerOptions
 from errandry.worker.run import Run
 
@@ -43,7 +46,8 @@ async def drain(
     strict: bool = False,
     limit: int = 1_000,
 ) -> list[Job]:
-    """Run what is ready, in the order a worker would, one job after the other, on this loop.
+    """Run what is ready, in the order a worker would, one job after the other, on this loop; those of a task
+    that takes batches together, without lingering.
 
     What the handlers enqueue is run too. With `until_idle`, the app's FakeClock goes on to whatever is due
     next, until nothing is: delays, retries and snoozes take no time. With `strict`, the first attempt that
@@ -53,18 +57,20 @@ async def drain(
     """
     hand = _Hand(jobs, queue)
     finished: list[Job] = []
+    attempts = 0
     with _captured(), closing(hand):
-        for _ in range(limit):
-            job = await hand.claim()
-            if job is None and until_idle:
-                job = await hand.claim_next()
-            if job is None:
+        while attempts < limit:
+            claimed = await hand.claim()
+            if not claimed and until_idle:
+                claimed = await hand.claim_next()
+            if not claimed:
                 return finished
-            after = await hand.run(job)
-            if strict and after is not None and len(after.errors) > len(job.errors):
-                raise _raised(after)
-            if after is not None and after.finished:
-                finished.append(after)
+            for job, after in zip(claimed, await hand.run(claimed), strict=True):
+                if strict and after is not None and len(after.errors) > len(job.errors):
+                    raise _raised(after)
+                if after is not None and after.finished:
+                    finished.append(after)
+            attempts += len(claimed)
     raise AssertionError(f"{limit:,} attempts, and there is more to do: does a job enqueue itself for ever?")
 
 
@@ -99,32 +105,38 @@ class _Hand:
             jobs, WorkerOptions(on_unknown="fail", grace=1.0), lambda _: None, lambda _: None
         )
 
-    async def claim(self) -> Job | None:
-        """The job a worker would take next."""
-        nonce = f"drain-{next(_numbers)}"
-        wanted = Claim(worker="drain", nonce=nonce, queues=self._queues, lease=LEASE)
+    async def claim(self) -> tuple[Job, ...]:
+        """The job a worker would take next, and those that would share its call."""
+        wanted = Claim(
+            worker="drain",
+            nonce=f"drain-{next(_numbers)}",
+            queues=self._queues,
+            batches=tuple(replace(batch, start=True) for batch in batches(self._jobs)),
+            lease=LEASE,
+        )
         claims = await self._jobs.engine.submit(wanted)
-        return claims.jobs[0] if isinstance(claims, Claims) and claims.jobs else None
+        return claims.jobs if isinstance(claims, Claims) else ()
 
-    async def claim_next(self) -> Job | None:
-        """The job that is due next, at its time; the clock is moved there."""
+    async def claim_next(self) -> tuple[Job, ...]:
+        """What is due next, at its time; the clock is moved there."""
         clock = self._jobs.clock
         if not isinstance(clock, FakeClock):
             raise TypeError(f"until_idle moves a FakeClock on; the app has a {type(clock).__name__}")
         while (due_in := await self._jobs.engine.call(self._jobs.store.due_in)) is not None:
             clock.advance(max(due_in, 1e-6))  # less would be lost in the rounding of a float
-            if (job := await self.claim()) is not None:
-                return job
-        return None
+            if claimed := await self.claim():
+                return claimed
+        return ()
 
-    async def run(self, job: Job) -> Job | None:
-        """The job after an attempt; None if it is gone."""
+    async def run(self, jobs: tuple[Job, ...]) -> list[Job | None]:
+        """The jobs after an attempt; None for one that is gone."""
         loop = asyncio.get_running_loop()
-        self._executor.start(Run(job, float("inf"), self._executor.write_notes, loop))
+        runs = [Run(job, float("inf"), self._executor.write_notes, loop) for job in jobs]
+        for batch in gathered(self._jobs, runs):
+            self._executor.start(batch)
         while self._executor.tasks:
             await asyncio.wait(self._executor.tasks)
-        [after] = await self._jobs.engine.call(self._jobs.store.get, [job.id])
-        return after
+        return await self._jobs.engine.call(self._jobs.store.get, [job.id for job in jobs])
 
     def close(self) -> None:
         self._executor.close()

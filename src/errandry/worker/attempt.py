@@ -1,4 +1,4 @@
-"""One attempt: the handler called through the middleware, and an outcome made of how that ended.
+"""One call of a handler through the middleware, and an outcome for each of its jobs made of how that ended.
 
 The same in a worker and in a child process of it: nothing here reads or writes the store.
 """
@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -22,12 +22,14 @@ from errandry.core.job import Failure, Job
 from errandry.core.state import Reason
 from errandry.errors import InvalidValue
 from errandry.task import Task
-from errandry.worker.run import Run, Stop
+from errandry.worker.run import Batch, Run, Stop
 
 log = logging.getLogger("errandry.worker")
 
 Arguments = dict[str, Any]
-Plain = Callable[[Callable[[], Any], Run], Awaitable[Any]]
+Outcomes = list[Outcome | None]
+"""One for each run of a batch, in their order; None where nothing may be written any more."""
+Plain = Callable[[Callable[[], Any], Batch], Awaitable[Any]]
 """How a plain function is called: it may block, so not on a loop that others share."""
 
 
@@ -40,23 +42,35 @@ class Attempts:
     def __init__(self, app: Errandry, codec: Codec, call: Plain) -> None:
         self._app, self._codec, self._call = app, codec, call
 
-    async def outcome(self, run: Run, task: Task[..., Any], arguments: Arguments) -> Outcome | None:
-        """How the attempt ended; None if nothing may be written any more."""
+    async def outcomes(self, batch: Batch, task: Task[..., Any], arguments: list[Arguments]) -> Outcomes:
+        """How the call ended for each of its jobs."""
         try:
-            value = await self._called(run, task, arguments)
-            return self._completed(run.job, value)
+            value = await self._called(batch, task, arguments)
+            return self._returned(batch, task, value)
         except asyncio.CancelledError as error:
-            return self.stopped(run, error)
+            return self.stopped(batch, error)
         except BaseException as error:
-            return self.raised(run, task, error.with_traceback(_outside(error.__traceback__)))
+            return self.raised(batch, task, error.with_traceback(_outside(error.__traceback__)))
 
-    def stopped(self, run: Run, error: BaseException) -> Outcome | None:
-        """What becomes of a job whose handler was told to stop and did, or had to be left."""
+    def stopped(self, batch: Batch, error: BaseException) -> Outcomes:
+        """What becomes of jobs whose handler was told to stop and did, or had to be left."""
+        return [self.stop(run, error) for run in batch.runs]
+
+    def raised(self, batch: Batch, task: Task[..., Any], error: BaseException) -> Outcomes:
+        """What becomes of jobs whose handler raised `error`, by the rules of their task."""
+        if not isinstance(error, said.Outcome) and not batch.is_stopped:
+            job = batch.runs[0].job
+            where = f"attempt {job.attempts} of {job.max_attempts}"
+            log.warning("%s, %s raised %s", batch, where, failure(error).type, exc_info=error)
+        return [self._ended(run, task, error) for run in batch.runs]
+
+    def stop(self, run: Run, error: BaseException) -> Outcome | None:
+        """What becomes of one job that was told to stop, or whose handler ended with `error` by itself."""
         match run.stopped:
             case Stop.CANCEL:
                 return GiveUp()
             case Stop.TIMEOUT:
-                why = f"the handler ran longer than {run.job.timeout:g} s"
+                why = f"the handler ran longer than {run.batch.timeout:g} s"
                 return self.retry(run.job, Failure(Reason.TIMEOUT, "TimeoutError", why))
             case Stop.SHUTDOWN:
                 return Release()
@@ -64,30 +78,6 @@ class Attempts:
                 return None
             case None:
                 return self.retry(run.job, failure(error))
-
-    def raised(self, run: Run, task: Task[..., Any], error: BaseException) -> Outcome | None:
-        """What becomes of a job whose handler raised `error`, by the rules of its task."""
-        if run.stopped is not None:
-            return self.stopped(run, error)
-        match error:
-            case said.Retry(after=after):
-                return (
-                    Retry(failure(error), after) if after is not None else self.retry(run.job, failure(error))
-                )
-            case said.Snooze(after=after):
-                return Snooze(after)
-            case said.Fail():
-                return Fail(failure(error, Reason.UNRECOVERABLE))
-            case said.Cancel():
-                return GiveUp(failure(error, Reason.CANCELED))
-        job, rules = run.job, task.rules
-        where = f"attempt {job.attempts} of {job.max_attempts}"
-        log.warning("job %s (%s), %s raised %s", job.id, job.task, where, failure(error).type, exc_info=error)
-        if isinstance(error, Exception) and (
-            isinstance(error, rules.fail_on) or not isinstance(error, rules.retry_on)
-        ):
-            return Fail(failure(error, Reason.UNRECOVERABLE))
-        return self.retry(run.job, failure(error))
 
     def retry(self, job: Job, failure: Failure) -> Outcome:
         """Another try, after what a registered function says if the job names one."""
@@ -100,33 +90,93 @@ class Attempts:
             log.warning("job %s (%s): its backoff %s is of no use: %s", job.id, job.task, name, error)
             return Retry(failure)
 
-    async def _called(self, run: Run, task: Task[..., Any], arguments: Arguments) -> Any:
-        enter(run.ctx)
+    async def _called(self, batch: Batch, task: Task[..., Any], arguments: list[Arguments]) -> Any:
+        enter(batch.ctx)
+        given = task.signature.gathered(arguments)
         if self._app.middlewares:
-            return await self._wrapped(run, task, arguments)(run.ctx)
-        return await self.handle(run, task, arguments, run.ctx)
+            return await self._wrapped(batch, task, given)(batch.ctx)
+        return await self.handle(batch, task, given, batch.ctx)
 
-    def _wrapped(self, run: Run, task: Task[..., Any], arguments: Arguments) -> Call:
-        call: Call = partial(self.handle, run, task, arguments)
+    def _wrapped(self, batch: Batch, task: Task[..., Any], arguments: Arguments) -> Call:
+        call: Call = partial(self.handle, batch, task, arguments)
         for middleware in reversed(self._app.middlewares):
             call = partial(_through, middleware, call)
         return call
 
-    async def handle(self, run: Run, task: Task[..., Any], arguments: Arguments, ctx: JobContext) -> Any:
-        """Call the handler itself. The watchdog finds `run` in this frame."""
+    async def handle(self, batch: Batch, task: Task[..., Any], arguments: Arguments, ctx: JobContext) -> Any:
+        """Call the handler itself. The watchdog finds `batch` in this frame."""
         failpoint.reach("before_handler")
         if task.signature.context is not None:
             arguments = {**arguments, task.signature.context: ctx}
         if task.is_async:
             return await task.function(**arguments)
-        return await self._call(partial(task.function, **arguments), run)
+        return await self._call(partial(task.function, **arguments), batch)
+
+    def _returned(self, batch: Batch, task: Task[..., Any], value: Any) -> Outcomes:
+        if task.rules.batch is None:
+            return [self._completed(batch.runs[0].job, value)]
+        try:
+            values = _each(task.name, value, len(batch.runs))
+        except InvalidValue as error:
+            log.warning("%s: %s", batch, error)
+            return [_unusable(error)] * len(batch.runs)
+        return [self._said(run, task, one) for run, one in zip(batch.runs, values, strict=True)]
+
+    def _said(self, run: Run, task: Task[..., Any], value: Any) -> Outcome | None:
+        """What a batch handler says of one of its jobs: an exception, as if it had raised it, or a result."""
+        if not isinstance(value, BaseException):
+            return self._completed(run.job, value)
+        if not isinstance(value, said.Outcome):
+            log.warning("job %s (%s) ended with %s", run.job.id, run.job.task, failure(value).type)
+        return self._ended(run, task, value)
+
+    def _ended(self, run: Run, task: Task[..., Any], error: BaseException) -> Outcome | None:
+        """What becomes of one job for which `error` was raised."""
+        if run.stopped is not None:
+            return self.stop(run, error)
+        match error:
+            case said.Retry(after=after) if after is not None:
+                return Retry(failure(error), after)
+            case said.Retry():
+                return self.retry(run.job, failure(error))
+            case said.Snooze(after=after):
+                return Snooze(after)
+            case said.Fail():
+                return Fail(failure(error, Reason.UNRECOVERABLE))
+            case said.Cancel():
+                return GiveUp(failure(error, Reason.CANCELED))
+        rules = task.rules
+        if isinstance(error, Exception) and (
+            isinstance(error, rules.fail_on) or not isinstance(error, rules.retry_on)
+        ):
+            return Fail(failure(error, Reason.UNRECOVERABLE))
+        return self.retry(run.job, failure(error))
 
     def _completed(self, job: Job, value: Any) -> Outcome:
         try:
             text = to_json("result", value)
         except InvalidValue as error:
-            return Fail(Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error)))
+            return _unusable(error)
         return Complete(self._codec.seal(text, About(job.id, job.task, "result")))
+
+
+def _each(task: str, value: Any, count: int) -> Sequence[Any]:
+    """What a batch handler has returned, for each of its jobs."""
+    if value is None:
+        return [None] * count
+    if not isinstance(value, list | tuple):
+        why = f"task {task} takes batches: return a list with a result for each job, or None"
+        raise InvalidValue("results", type(value).__name__, why)
+    if len(value) != count:
+        raise InvalidValue(
+            "results", len(value), f"task {task} was called for {count} jobs: return one for each"
+        )
+    return value
+
+
+def _unusable(error: InvalidValue) -> Outcome:
+    """For good: another try would return the same."""
+    return Fail(Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error)))
 
 
 def failure(error: BaseException, kind: Reason = Reason.ERROR) -> Failure:

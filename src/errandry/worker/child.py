@@ -31,7 +31,7 @@ from errandry.core.command import Outcome, Retry
 from errandry.core.job import Failure, Log, Progress
 from errandry.core.size import short
 from errandry.worker import process
-from errandry.worker.attempt import Attempts, failure
+from errandry.worker.attempt import Attempts, Outcomes, failure
 from errandry.worker.capture import JobLog
 from errandry.worker.load import found, load
 from errandry.worker.message import (
@@ -47,7 +47,7 @@ from errandry.worker.message import (
     framed,
     frames_to_child,
 )
-from errandry.worker.run import Run
+from errandry.worker.run import Batch, Run
 
 log = logging.getLogger("errandry.worker")
 
@@ -75,14 +75,14 @@ class Line:
 
 
 class Child:
-    """Does one job after the other."""
+    """Does one call after the other."""
 
     def __init__(self, line: Line, hello: Hello, broken: Failure | None) -> None:
         self._line, self._hello, self._broken = line, hello, broken
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
-        self._run: Run | None = None
-        self._halt: Halt | None = None
+        self._batch: Batch | None = None
+        self._number, self._halts = 0, list[Halt]()
         self._is_plain = False
         self._jobs = 0
 
@@ -99,59 +99,75 @@ class Child:
         for message in line.messages():
             if isinstance(message, Halt):
                 with self._lock:
-                    self._halt = message
-                    if self._run is not None and self._run.job.fence == message.fence:
-                        self._run.stop(message.why)
-        if self._run is not None:  # the worker died: its job is another's soon
+                    self._halts.append(message)
+                    self._stop()
+        if self._batch is not None:  # the worker died: its jobs are another's soon
             os.killpg(0, signal.SIGKILL)
 
+    def _stop(self) -> None:
+        """Stop what should and is there: a halt may be here before its call, or after."""
+        for halt in self._halts:
+            if self._batch is not None and halt.number == self._number:
+                for place, why in halt.stops:
+                    self._batch.runs[place].stop(why)
+
     def _do(self, do: Do) -> None:
-        run = Run(do.job, float("inf"), lambda _: None, self._loop)
-        run.ctx = JobContext(do.job, self._note)
+        batch = self._made(do)
         with self._lock:
-            self._run = run
-            if self._halt is not None and self._halt.fence == do.job.fence:  # it was faster
-                run.stop(self._halt.why)
+            self._batch, self._number = batch, do.number
+            self._stop()
         try:
-            outcome = self._outcome(run, do)
+            outcomes = self._outcomes(batch, do)
         except Exception as error:
-            log.exception("job %s (%s) could not be begun", do.job.id, do.job.task)
-            outcome = Retry(failure(error))
-        self._jobs += 1
+            log.exception("%s could not be begun", batch)
+            outcomes = [Retry(failure(error))] * len(do.jobs)
+        self._jobs += len(do.jobs)
         is_last = self._is_last()
         with self._lock:
-            self._run, self._is_plain = None, False
-        self._line.send(Ended(_storable(outcome), is_last))
+            self._batch, self._is_plain = None, False
+            self._halts.clear()
+        self._line.send(Ended([_storable(outcome) for outcome in outcomes], is_last))
 
-    def _outcome(self, run: Run, do: Do) -> Outcome | None:
+    def _made(self, do: Do) -> Batch:
+        runs = []
+        for place, job in enumerate(do.jobs):
+            run = Run(job, float("inf"), lambda _: None, self._loop)
+            run.ctx = JobContext(job, partial(self._note, place))
+            runs.append(run)
+        batch = Batch(runs[0], do.size)
+        for run in runs[1:]:
+            batch.add(run)
+        return batch
+
+    def _outcomes(self, batch: Batch, do: Do) -> Outcomes:
         if self._broken is not None:
-            return Retry(self._broken)
+            return [Retry(self._broken)] * len(do.jobs)
         task = found(do)
         if not isinstance(task.app, Errandry):
             raise TypeError(f"task {task.name} belongs to a {type(task.app).__name__}, not to an Errandry")
-        arguments = task.signature.read(do.job.payload)
+        arguments = [task.signature.read(job.payload) for job in do.jobs]
         attempts = Attempts(task.app, PlainCodec(), self._call)
-        if run.stopped is not None:
-            return attempts.stopped(run, asyncio.CancelledError())
-        attempt, context = attempts.outcome(run, task, arguments), contextvars.Context()
+        if batch.is_stopped:
+            return attempts.stopped(batch, asyncio.CancelledError())
+        attempt, context = attempts.outcomes(batch, task, arguments), contextvars.Context()
         try:
             with limited(do.memory):
                 if task.is_async or task.app.middlewares:
-                    outcome = self._on_loop(run, attempt, context)
+                    outcomes = self._on_loop(batch, attempt, context)
                 else:
-                    outcome = context.run(_driven, attempt)
+                    outcomes = context.run(_driven, attempt)
         except asyncio.CancelledError as error:  # before the attempt had begun
-            return attempts.stopped(run, error)
-        return outcome if do.memory is None else _explained(outcome, do.memory)
+            return attempts.stopped(batch, error)
+        return outcomes if do.memory is None else [_explained(outcome, do.memory) for outcome in outcomes]
 
-    def _on_loop(self, run: Run, attempt: "Attempt", context: contextvars.Context) -> Outcome | None:
+    def _on_loop(self, batch: Batch, attempt: "Attempt", context: contextvars.Context) -> Outcomes:
         """The attempt as a task that a stop cancels."""
         task: asyncio.Task[Any] = self._loop.create_task(attempt, context=context)
-        run.handler = task
-        outcome: Outcome | None = self._loop.run_until_complete(task)
-        return outcome
+        batch.handler = task
+        outcomes: Outcomes = self._loop.run_until_complete(task)
+        return outcomes
 
-    async def _call(self, function: Callable[[], Any], run: Run) -> Any:
+    async def _call(self, function: Callable[[], Any], batch: Batch) -> Any:
         """Right here. It finds no loop running, as in a thread, and may run one of its own."""
         loop = asyncio._get_running_loop()
         asyncio._set_running_loop(None)
@@ -161,7 +177,7 @@ class Child:
         finally:
             self._is_plain = False
             asyncio._set_running_loop(loop)
-        if run.stopped is not None:  # it was asked, so its answer is to that
+        if batch.is_stopped:  # it was asked, so its answer is to that
             raise asyncio.CancelledError
         return value
 
@@ -172,31 +188,32 @@ class Child:
             return True
         return memory is not None and resident() >= memory
 
-    def _note(self, progress: Progress | None, logs: tuple[Log, ...]) -> None:
+    def _note(self, place: int, progress: Progress | None, logs: tuple[Log, ...]) -> None:
         """At once: what was said just before a crash is what one wants to read."""
         if progress is not None:
             progress = replace(progress, text=check.capped(progress.text))
-        self._line.send(Noted(progress, tuple(replace(line, text=check.capped(line.text)) for line in logs)))
+        lines = tuple(replace(line, text=check.capped(line.text)) for line in logs)
+        self._line.send(Noted(place, progress, lines))
 
     def _terminated(self, _number: int, _frame: FrameType | None) -> None:
         """SIGTERM after a stop that was not obeyed: a plain function is left by an exception.
 
         Without one it came to the whole group or service: the worker drains, and so its children go on.
         """
-        if self._run is not None and self._run.stopped is not None and self._is_plain:
+        if self._batch is not None and self._batch.is_stopped and self._is_plain:
             raise SystemExit(128 + signal.SIGTERM)
 
 
-Attempt = Coroutine[Any, Any, Outcome | None]
+Attempt = Coroutine[Any, Any, Outcomes]
 
 
-def _driven(attempt: Attempt) -> Outcome | None:
+def _driven(attempt: Attempt) -> Outcomes:
     """An attempt that waits for nothing needs no loop."""
     try:
         attempt.send(None)
     except StopIteration as done:
-        outcome: Outcome | None = done.value
-        return outcome
+        outcomes: Outcomes = done.value
+        return outcomes
     raise RuntimeError("an attempt without middleware waited for something")
 
 

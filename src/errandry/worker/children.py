@@ -9,18 +9,20 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable
+from itertools import count
 from typing import Any
 
 from msgspec.structs import replace
 
 from errandry.app import Errandry
-from errandry.core.command import Outcome, Release
+from errandry.core.command import Release
 from errandry.errors import ProcessDied
 from errandry.task import Runner, Task
+from errandry.worker.attempt import Outcomes
 from errandry.worker.message import Do, Hello, Main
 from errandry.worker.options import WorkerOptions
 from errandry.worker.process import Child, start
-from errandry.worker.run import Run
+from errandry.worker.run import Batch
 
 START_LIMIT = 120.0
 """How long a child may take to import the app."""
@@ -38,9 +40,10 @@ class Children:
         self._free = options.processes
         self._line: deque[asyncio.Future[bool]] = deque()
         self._pace = float("inf")
-        self._begun: dict[Run, float] = {}
+        self._begun: dict[Batch, float] = {}
         self._idle: list[Child] = []
         self._all: set[Child] = set()
+        self._numbers = count(1)
         self.lock: int | None = None
 
     def spare(self) -> int:
@@ -53,27 +56,28 @@ class Children:
             return 0
         return self._options.processes * min(AHEAD, int(MOMENT / self._pace))
 
-    async def attempt(self, run: Run, task: Task[..., Any], payload: str) -> Outcome | None:
-        """How the attempt ended there. ProcessDied if its process did; canceled, that is seen to.
+    async def attempt(self, batch: Batch, task: Task[..., Any], payloads: list[str]) -> Outcomes:
+        """How the call ended there. ProcessDied if its process did; canceled, that is seen to.
 
         A job claimed for a quick turn that does not come is given back, for another worker may be free.
         """
-        if not await self._turn(run):
-            return Release()
+        if not await self._turn(batch):
+            return [Release()] * len(batch.runs)
         try:
-            return await self._attempt(run, task, payload)
+            return await self._attempt(batch, task, payloads)
         finally:
             self._call_next()
 
-    async def _turn(self, run: Run) -> bool:
-        """Whether it is this run's turn; it returns when it is, or has waited long enough."""
+    async def _turn(self, batch: Batch) -> bool:
+        """Whether it is this call's turn; it returns when it is, or has waited long enough."""
         if self._free:
             self._free -= 1
             return True
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[bool] = loop.create_future()
         self._line.append(turn)
-        timer = loop.call_later(PATIENCE, _leave, turn) if run.job.releases < RELEASES else None
+        is_patient = any(run.job.releases >= RELEASES for run in batch.runs)
+        timer = None if is_patient else loop.call_later(PATIENCE, _leave, turn)
         try:
             return await turn
         except asyncio.CancelledError:
@@ -91,18 +95,25 @@ class Children:
                 return
         self._free += 1
 
-    async def _attempt(self, run: Run, task: Task[..., Any], payload: str) -> Outcome | None:
+    async def _attempt(self, batch: Batch, task: Task[..., Any], payloads: list[str]) -> Outcomes:
         child = await self._ready()
-        self._begun[run] = begun = self._app.clock.monotonic()
-        run.begins(begun, self._options.grace)
-        function, job = task.function, replace(run.job, payload=payload)
+        self._begun[batch] = begun = self._app.clock.monotonic()
+        batch.begins(begun, self._options.grace)
+        pairs, function = zip(batch.runs, payloads, strict=True), task.function
+        jobs = tuple(replace(run.job, payload=payload) for run, payload in pairs)
+        do = Do(
+            next(self._numbers),
+            jobs,
+            function.__module__,
+            function.__qualname__,
+            task.rules.batch,
+            task.rules.memory,
+        )
         try:
-            with run.timed():
-                answer = await child.work(
-                    run, Do(job, function.__module__, function.__qualname__, task.rules.memory)
-                )
+            with batch.timed():
+                answer = await child.work(batch, do)
         finally:
-            del self._begun[run]
+            del self._begun[batch]
             took = self._app.clock.monotonic() - begun + 1e-6
             self._pace = took if self._pace == float("inf") else 0.7 * self._pace + 0.3 * took
             if not child.is_alive:
@@ -112,7 +123,7 @@ class Children:
             await child.retire()
         else:
             self._idle.append(child)
-        return answer.outcome
+        return answer.outcomes
 
     async def close(self) -> None:
         """End them all."""

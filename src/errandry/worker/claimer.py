@@ -20,6 +20,7 @@ from errandry.core.job import Job
 from errandry.errors import ErrandryError
 from errandry.store.waking import Bell
 from errandry.task import Runner
+from errandry.worker.gatherer import Gatherer, batches
 from errandry.worker.options import WorkerOptions
 from errandry.worker.slots import Slots
 
@@ -29,17 +30,19 @@ BACKSTOP = 1.0
 """Wakes may be lost; nothing waits longer than this for a look."""
 
 Names = tuple[str, ...]
-Found = Callable[[list[tuple[Job, float]]], None]
-"""Takes jobs that were claimed, each with the monotonic time its lease began; gives them slots at once."""
 
 
 class Wanted(NamedTuple):
-    """How many jobs, of which tasks, without which, and whether they start at once."""
+    """How many jobs, of which tasks, without which.
+
+    `ahead` of a slot they do not start at once; nor do those that join `others` in a batch.
+    """
 
     limit: int
     tasks: Names | None
-    without: Names
-    start: bool
+    without: Names = ()
+    ahead: bool = False
+    others: bool = False
 
 
 class Claimer:
@@ -54,11 +57,11 @@ class Claimer:
         worker: str,
         options: WorkerOptions,
         slots: Slots,
-        found: Found,
+        gatherer: Gatherer,
         is_idle: Callable[[], bool],
     ) -> None:
         self._app, self._worker, self._options, self._slots = app, worker, options, slots
-        self._found, self._is_idle = found, is_idle
+        self._gatherer, self._is_idle = gatherer, is_idle
         self._nonces = (f"{secrets.token_hex(8)}-{number}" for number in itertools.count())
         self._stirred = Bell()
         self._paused = self._stopped = False
@@ -79,6 +82,7 @@ class Claimer:
             self._app.engine.leave(self._companion)
             while self._along:
                 await asyncio.wait(self._along)  # what they bring is this worker's
+            self._gatherer.close()
 
     def look(self) -> None:
         """Ask again: a slot has become free that no settle goes with. From any thread."""
@@ -117,17 +121,19 @@ class Claimer:
         """Whether there was something for the free slots."""
         while self._along:
             await asyncio.wait(self._along)  # they may get the slots that seem free
-        claimed, self._is_asking, self._due_in = False, True, None
+        claimed, is_short, self._is_asking, self._due_in = False, True, True, None
         try:
             for wanted in self._wanted():
                 sent = self._app.clock.monotonic()
                 answer = await self._app.engine.submit(self._command(wanted, self._slots.has_suspect))
                 if isinstance(answer, Claims):
-                    claimed |= await self._take(answer.jobs, sent)
+                    claimed |= await self._take(wanted, answer.jobs, sent)
+                    is_short &= self._is_short(wanted, answer.jobs)
                     self._due_in = answer.due_in
         finally:
             self._is_asking = False
-        self._has_looked(pulse, claimed)
+        if is_short:
+            self._has_looked(pulse, claimed)
         return claimed
 
     def _companion(self) -> list[tuple[Claim, asyncio.Future[Answer]]]:
@@ -138,24 +144,35 @@ class Claimer:
         has_suspect, loop, claims = self._slots.has_suspect, asyncio.get_running_loop(), []
         for wanted in self._wanted():
             future: asyncio.Future[Answer] = loop.create_future()
-            future.add_done_callback(partial(self._answered, sent, pulse))
+            future.add_done_callback(partial(self._answered, wanted, sent, pulse))
             self._along.add(future)
             claims.append((self._command(wanted, has_suspect), future))
-            has_suspect = True  # two claims of one pass must not bring two suspects
+            has_suspect = has_suspect or not wanted.others  # two claims of a pass must not bring two suspects
         return claims
 
-    def _answered(self, sent: float, pulse: int, future: asyncio.Future[Answer]) -> None:
+    def _answered(self, wanted: Wanted, sent: float, pulse: int, future: asyncio.Future[Answer]) -> None:
         self._along.discard(future)
         answer = future.result()
         if not isinstance(answer, Claims) or not answer.jobs:
             return
         if self._is_late(sent):
-            taking = asyncio.create_task(self._take(answer.jobs, sent))
+            taking = asyncio.create_task(self._take(wanted, answer.jobs, sent))
             self._along.add(taking)
             taking.add_done_callback(self._along.discard)
         else:
-            self._found([(job, sent) for job in answer.jobs])
-        self._has_looked(pulse, claimed=True)
+            self._gatherer.take(answer.jobs, sent, wanted.ahead)
+        if self._is_short(wanted, answer.jobs):
+            self._has_looked(pulse, claimed=True)
+        else:
+            self.look()
+
+    def _is_short(self, wanted: Wanted, jobs: tuple[Job, ...]) -> bool:
+        """Whether nothing is left for the slots that were free: jobs of a batch share one."""
+        return len(jobs) < wanted.limit or wanted.others or not any(self._is_batched(job) for job in jobs)
+
+    def _is_batched(self, job: Job) -> bool:
+        task = self._app.tasks.get(job.task)
+        return task is not None and task.rules.batch is not None
 
     def _has_looked(self, pulse: int, claimed: bool) -> None:
         """Note that nothing is left since `pulse`, unless somebody else has rung: a claim rings once."""
@@ -176,7 +193,7 @@ class Claimer:
                 log.warning("the store cannot be watched: %s", error)
                 await asyncio.sleep(BACKSTOP)
 
-    async def _take(self, jobs: tuple[Job, ...], sent: float) -> bool:
+    async def _take(self, wanted: Wanted, jobs: tuple[Job, ...], sent: float) -> bool:
         """Have claimed jobs run; of a claim long on its way, those that still stand, renewed.
 
         Counted from when it was sent, its lease could run out before any handler had begun.
@@ -189,25 +206,25 @@ class Claimer:
                 marks = zip(jobs, answer.marks, strict=True)
                 jobs = tuple(job for job, mark in marks if not isinstance(mark, Lost))
         if jobs:
-            self._found([(job, sent) for job in jobs])
+            self._gatherer.take(jobs, sent, wanted.ahead)
         return bool(jobs)
 
     def _is_late(self, sent: float) -> bool:
         return self._app.clock.monotonic() - sent >= self._options.renewal
 
     def _wanted(self) -> list[Wanted]:
-        """What to claim: for each kind of handler, and ahead of slots for the first that has none free."""
+        """What to claim: for batches that linger, for each kind of handler, and ahead of slots for the first
+        that has none free."""
         if self._paused:
             return []
         slots, kinds = self._slots, self._kinds()
-        found = [
-            Wanted(free, tasks, without, start=True)
-            for runner, tasks, without in kinds
-            if (free := slots.free(runner))
+        found = [Wanted(room, (task,), others=True) for task, room in self._gatherer.room]
+        found += [
+            Wanted(free, tasks, without) for runner, tasks, without in kinds if (free := slots.free(runner))
         ]
         if ahead := slots.free_ahead:
             full = ((tasks, without) for runner, tasks, without in kinds if not slots.free(runner))
-            found += [Wanted(ahead, tasks, without, start=False) for tasks, without in islice(full, 1)]
+            found += [Wanted(ahead, tasks, without, ahead=True) for tasks, without in islice(full, 1)]
         return found
 
     def _kinds(self) -> list[tuple[Runner, Names | None, Names]]:
@@ -225,6 +242,7 @@ class Claimer:
         return [kind for kind in kinds if kind[1] is None or kind[1]]
 
     def _command(self, wanted: Wanted, has_suspect: bool) -> Claim:
+        start = not wanted.ahead and not wanted.others
         return Claim(
             worker=self._worker,
             nonce=next(self._nonces),
@@ -232,7 +250,8 @@ class Claimer:
             queues=self._options.queues,
             tasks=wanted.tasks,
             without=wanted.without,
-            suspects=0 if has_suspect else 1,
-            start=wanted.start,
+            suspects=0 if has_suspect or wanted.others else 1,
+            start=start,
+            batches=batches(self._app) if start else (),
             lease=self._options.lease,
         )

@@ -1,4 +1,4 @@
-"""One job, end to end: arguments read, an attempt made, its outcome settled."""
+"""One call of a handler, end to end: arguments read, an attempt made of each job, their outcomes settled."""
 
 import asyncio
 import contextvars
@@ -22,21 +22,20 @@ from errandry.core.command import (
     Start,
 )
 from errandry.core.job import Failure, Job
-from errandry.core.state import Reason
+from errandry.core.state import Reason, State
 from errandry.errors import (
     ErrandryError,
     InvalidArguments,
     InvalidValue,
     ProcessDied,
-    SealBroken,
     StoreClosed,
     StoreUnavailable,
 )
 from errandry.task import Runner, Task
-from errandry.worker.attempt import Attempts, failure
+from errandry.worker.attempt import Arguments, Attempts, Outcomes, failure
 from errandry.worker.children import Children
 from errandry.worker.options import WorkerOptions
-from errandry.worker.run import Run
+from errandry.worker.run import Batch, Run
 from errandry.worker.thread import Threads
 
 log = logging.getLogger("errandry.worker")
@@ -49,15 +48,15 @@ SETTLE_AGAIN = 1.0
 class Executor:
     """Runs handlers on the loop it is made on, in threads, and in `children` where there are any.
 
-    `returned` is told when a handler is done, so that its slot is free while its outcome is being written;
-    `over` when that is written, or never will be.
+    `returned` is told when a handler is done, so that its slot is free while outcomes are being written;
+    `over` when that of a job is written, or never will be.
     """
 
     def __init__(
         self,
         app: Errandry,
         options: WorkerOptions,
-        returned: Callable[[Run], None],
+        returned: Callable[[Batch], None],
         over: Callable[[Run], None],
         children: Children | None = None,
     ) -> None:
@@ -66,9 +65,9 @@ class Executor:
         self._attempts = Attempts(app, app.codec, self._in_thread)
         self.tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, run: Run, turn: Coroutine[Any, Any, None] | None = None) -> None:
-        """Call the handler, in a context of its own; a job claimed ahead, when its turn has come."""
-        run.handler = self._background(self._execute(run, turn), contextvars.Context())
+    def start(self, batch: Batch, turn: Coroutine[Any, Any, None] | None = None) -> None:
+        """Call the handler, in a context of its own; what was claimed ahead, when its `turn` has come."""
+        batch.handler = self._background(self._execute(batch, turn), contextvars.Context())
 
     def close(self) -> None:
         self._threads.close()
@@ -81,98 +80,128 @@ class Executor:
         task.add_done_callback(self.tasks.discard)
         return task
 
-    async def _execute(self, run: Run, turn: Coroutine[Any, Any, None] | None) -> None:
-        outcome: Outcome | None
+    async def _execute(self, batch: Batch, turn: Coroutine[Any, Any, None] | None) -> None:
+        outcomes: Outcomes = []
         try:
-            if turn is None or await self._may_begin(run, turn):
-                outcome = await self._attempt(run)
-            else:
-                outcome = None
-        except asyncio.CancelledError:
-            outcome = None
-        run.handler = None
+            if await self._may_begin(batch, turn):
+                outcomes = await self._outcomes(batch)
+        except asyncio.CancelledError as error:
+            outcomes = self._attempts.stopped(batch, error) if batch.is_stopped else []
+        batch.handler = None
         failpoint.reach("after_handler")
-        self._returned(run)
+        self._returned(batch)
+        ends = [self._end(*one) for one in zip(batch.runs, outcomes or [None] * len(batch.runs), strict=True)]
+        if len(ends) == 1:
+            await ends[0]
+        else:
+            await asyncio.gather(*ends)
+
+    async def _end(self, run: Run, outcome: Outcome | None) -> None:
+        """Settle one job of a call."""
         if outcome is not None:
             await self._settle(run, outcome)
         self._over(run)
 
-    async def _may_begin(self, run: Run, turn: Coroutine[Any, Any, None]) -> bool:
-        """Wait for the turn of a job claimed ahead; the handler begins only after its Start is written."""
-        try:
+    def _leave(self, run: Run, outcome: Outcome | None) -> None:
+        """Settle one job before the call, which goes on without it."""
+        run.batch.leave(run)
+        self._background(self._end(run, outcome))
+
+    async def _may_begin(self, batch: Batch, turn: Coroutine[Any, Any, None] | None) -> bool:
+        """Wait for the turn of what was claimed ahead; a handler begins only after each Start is written."""
+        if turn is not None:
             await turn
-            answer = await self._app.engine.submit(Start(run.ref))
-        except asyncio.CancelledError as error:
-            if (outcome := self._attempts.stopped(run, error)) is not None:
-                await self._settle(run, outcome)
-            return False
-        except ErrandryError as error:
-            log.warning("job %s (%s) could not be started: %s", run.job.id, run.job.task, error)
-            return False
-        if answer not in (WRITTEN, ALREADY):
-            log.info("job %s (%s) does not begin: %s", run.job.id, run.job.task, answer)
-            return False
-        run.begins(self._app.clock.monotonic(), self._options.grace)
+        if batch.runs[0].job.state is State.RUNNING:
+            return True
+        self._leave_stopped(batch)
+        runs = list(batch.runs)
+        for run, may_begin in zip(runs, await asyncio.gather(*map(self._started, runs)), strict=True):
+            if not may_begin:
+                self._leave(run, None)
+        if batch.runs:
+            batch.begins(self._app.clock.monotonic(), self._options.grace)
         return True
 
-    async def _attempt(self, run: Run) -> Outcome | None:
-        """How the attempt ended; None if nothing may be written any more."""
+    async def _started(self, run: Run) -> bool:
         job = run.job
-        if run.stopped is not None:  # before it began
-            return self._attempts.stopped(run, asyncio.CancelledError())
-        task = self._app.tasks.get(job.task)
-        if task is None:
-            return self._unknown(job)
         try:
-            payload = self._app.codec.unseal(job.payload, About(job.id, job.task, "payload"))
-            arguments = task.signature.read(payload)
-        except InvalidArguments as error:
-            return self._invalid(run, task, error)
-        except SealBroken as error:  # and never will be better
-            return Fail(failure(error, Reason.INVALID_PAYLOAD))
-        except Exception as error:  # a codec that cannot read it: another worker may
-            return self._attempts.retry(job, failure(error))
-        if self._children is not None and task.runner is Runner.PROCESS:
-            return await self._in_child(self._children, run, task, payload)
-        if job.timeout is None:
-            return await self._attempts.outcome(run, task, arguments)
-        with run.timed():
-            return await self._attempts.outcome(run, task, arguments)
+            answer = await self._app.engine.submit(Start(run.ref))
+        except ErrandryError as error:
+            log.warning("job %s (%s) could not be started: %s", job.id, job.task, error)
+            return False
+        if answer not in (WRITTEN, ALREADY):
+            log.info("job %s (%s) does not begin: %s", job.id, job.task, answer)
+            return False
+        return True
 
-    async def _in_thread(self, function: Callable[[], Any], run: Run) -> Any:
+    def _leave_stopped(self, batch: Batch) -> None:
+        for run in [run for run in batch.runs if run.stopped is not None]:
+            self._leave(run, self._attempts.stop(run, asyncio.CancelledError()))
+
+    async def _outcomes(self, batch: Batch) -> Outcomes:
+        """How the call ended for each job that had not left before."""
+        self._leave_stopped(batch)
+        task = self._app.tasks.get(batch.task)
+        if task is None:
+            return [self._unknown(run.job) for run in batch.runs]
+        payloads, arguments = self._read(batch, task)
+        if not batch.runs:
+            return []
+        if self._children is not None and task.runner is Runner.PROCESS:
+            return await self._in_child(self._children, batch, task, payloads)
+        with batch.timed():
+            return await self._attempts.outcomes(batch, task, arguments)
+
+    def _read(self, batch: Batch, task: Task[..., Any]) -> tuple[list[str], list[Arguments]]:
+        """What the jobs were enqueued with, as it is and as the handler takes it; who has none leaves."""
+        payloads, arguments = [], []
+        for run in list(batch.runs):
+            job = run.job
+            try:
+                payload = self._app.codec.unseal(job.payload, About(job.id, job.task, "payload"))
+                arguments.append(task.signature.read(payload))
+                payloads.append(payload)
+            except InvalidArguments as error:
+                self._leave(run, self._invalid(run, task, error))
+            except Exception as error:  # a codec that cannot read it: another worker may
+                self._leave(run, self._attempts.retry(job, failure(error)))
+        return payloads, arguments
+
+    async def _in_thread(self, function: Callable[[], Any], batch: Batch) -> Any:
         """A thread cannot be stopped: it is asked, waited for so long, and then left behind."""
         call = asyncio.ensure_future(self._threads.call(function))
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
-            run.ctx.stop()
+            batch.ctx.stop()
             await asyncio.wait({call}, timeout=self._options.grace)
             if not call.cancel() and call.exception() is not None:
-                log.debug("job %s raised while it was stopped", run.job.id, exc_info=call.exception())
+                log.debug("%s raised while it was stopped", batch, exc_info=call.exception())
             raise
 
     async def _in_child(
-        self, children: Children, run: Run, task: Task[..., Any], payload: str
-    ) -> Outcome | None:
-        """The same in another process, whose end is an error of this attempt like any other."""
+        self, children: Children, batch: Batch, task: Task[..., Any], payloads: list[str]
+    ) -> Outcomes:
+        """The same in another process, whose end is an error of this call like any other."""
         try:
-            outcome = await children.attempt(run, task, payload)
-            if isinstance(outcome, Complete) and outcome.result is not None:
-                about = About(run.job.id, run.job.task, "result")
-                return Complete(self._app.codec.seal(outcome.result, about))
-            return outcome
+            outcomes = await children.attempt(batch, task, payloads)
+            return [self._sealed(*one) for one in zip(batch.runs, outcomes, strict=True)]
         except asyncio.CancelledError as error:
-            return self._attempts.stopped(run, error)
+            return self._attempts.stopped(batch, error)
         except ProcessDied as error:
-            return self._attempts.raised(
-                run, task, error.with_traceback(None)
-            )  # it would tell of this worker
+            dead = error.with_traceback(None)  # it would tell of this worker
+            return self._attempts.raised(batch, task, dead)
         except Exception as error:
-            return self._attempts.raised(run, task, error)
+            return self._attempts.raised(batch, task, error)
+
+    def _sealed(self, run: Run, outcome: Outcome | None) -> Outcome | None:
+        if isinstance(outcome, Complete) and outcome.result is not None:
+            return Complete(self._app.codec.seal(outcome.result, About(run.job.id, run.job.task, "result")))
+        return outcome
 
     def write_notes(self, run: Run) -> None:
         """Have what a run has noted written."""
-        if run.handler is not None and (note := run.notes()) is not None:
+        if run.batch.handler is not None and (note := run.notes()) is not None:
             self._background(self._submitted(note))
 
     async def _submitted(self, command: Command) -> None:

@@ -52,17 +52,17 @@ def load_main(main: Main) -> None:
 
 
 def found(do: Do) -> Task[..., Any]:
-    """The task of a job: what stands where its handler was declared, or what an app there knows by name."""
+    """The task of a call: what stands where its handler was declared, or what an app there knows by name."""
     module = sys.modules[do.module]
     thing: Any = module
     for name in do.name.split("."):
         thing = getattr(thing, name, None)
-    if isinstance(thing, Task) and thing.name == do.job.task:
+    if isinstance(thing, Task) and thing.name == do.task:
         return thing
     for app in vars(module).values():
-        if isinstance(app, Errandry) and do.job.task in app.tasks:
-            return app.tasks[do.job.task]
+        if isinstance(app, Errandry) and do.task in app.tasks:
+            return app.tasks[do.task]
     raise LookupError(
-        f"a process of its own finds no task {do.job.task} as {do.name} in {do.module}: "
+        f"a process of its own finds no task {do.task} as {do.name} in {do.module}: "
         "declare it with @jobs.task at the top of that module"
     )

@@ -1,7 +1,7 @@
 """What a worker and a child process of it say to each other: JSON, each message after its length.
 
-The worker: `Hello` once, then `Do` a job, and on a line of its own `Halt` if that should stop. The child:
-`Ready` once, then any number of `Noted` and `Logged`, and `Ended` for every job.
+The worker: `Hello` once, then `Do` a call, and on a line of its own `Halt` if jobs of it should stop. The
+child: `Ready` once, then any number of `Noted` and `Logged`, and `Ended` for every call.
 """
 
 import struct
@@ -39,19 +39,25 @@ class Hello(Struct, frozen=True, tag=True):
 
 
 class Do(Struct, frozen=True, tag=True):
-    """A job, its payload unsealed, and where its handler is: `name` in `module`."""
+    """The jobs of one call, their payloads unsealed, and where their handler is: `name` in `module`."""
 
-    job: Job
+    number: int
+    jobs: tuple[Job, ...]
     module: str
     name: str
+    size: int | None = None
     memory: int | None = None
+
+    @property
+    def task(self) -> str:
+        return self.jobs[0].task
 
 
 class Halt(Struct, frozen=True, tag=True):
-    """The handler of the job with this fence should stop."""
+    """Jobs of the call with this number should stop: their places in it, and why."""
 
-    fence: int
-    why: Stop
+    number: int
+    stops: tuple[tuple[int, Stop], ...]
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -59,8 +65,9 @@ class Ready(Struct, frozen=True, tag=True):
 
 
 class Noted(Struct, frozen=True, tag=True):
-    """Progress and log lines of the job."""
+    """Progress and log lines of the job at this place in the call."""
 
+    place: int
     progress: Progress | None = None
     logs: tuple[Log, ...] = ()
 
@@ -74,9 +81,9 @@ class Logged(Struct, frozen=True, tag=True):
 
 
 class Ended(Struct, frozen=True, tag=True):
-    """How the attempt ended; None if nothing may be written. After its last job, a child takes no other."""
+    """How the call ended for each job; None if nothing may be written. A child takes none after its last."""
 
-    outcome: Outcome | None
+    outcomes: list[Outcome | None]
     is_last: bool = False
 
 
@@ -97,18 +104,19 @@ class Frames(Generic[M]):
     """Puts messages together from what arrives, however it was cut on its way."""
 
     def __init__(self, decoder: msgspec.json.Decoder[M]) -> None:
-        self._decoder, self._rest = decoder, b""
+        self._decoder, self._rest = decoder, bytearray()
 
     def feed(self, data: bytes) -> list[M]:
         """The messages that are complete now."""
-        data, start, found = self._rest + data, 0, []
-        while len(data) >= start + _LENGTH.size:
-            end = start + _LENGTH.size + _LENGTH.unpack_from(data, start)[0]
-            if len(data) < end:
+        self._rest += data
+        rest, start, found = self._rest, 0, []
+        while len(rest) >= start + _LENGTH.size:
+            end = start + _LENGTH.size + _LENGTH.unpack_from(rest, start)[0]
+            if len(rest) < end:
                 break
-            found.append(self._decoder.decode(data[start + _LENGTH.size : end]))
+            found.append(self._decoder.decode(rest[start + _LENGTH.size : end]))
             start = end
-        self._rest = data[start:]
+        del rest[:start]
         return found
 
 

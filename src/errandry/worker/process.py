@@ -28,7 +28,7 @@ from errandry.worker.message import (
     framed,
     frames_to_worker,
 )
-from errandry.worker.run import Run, Stop
+from errandry.worker.run import Batch, Run, Stop
 
 log = logging.getLogger("errandry.worker")
 
@@ -88,9 +88,10 @@ class Child(asyncio.Protocol):
     ) -> None:
         self._process, self._interrupts, self._trace = process, interrupts, trace
         self._frames = frames_to_worker()
-        self._run: Run | None = None
+        self._batch: Batch | None = None
         self._answer: asyncio.Future[Ended] | None = None
         self._late: Ended | None = None
+        self._number, self._halted = 0, set[Run]()
         self._line: asyncio.Transport | None = None
         self._is_leaving = False
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -104,17 +105,18 @@ class Child(asyncio.Protocol):
         if self._line is not None:
             self._line.write(framed(message))
 
-    async def work(self, run: Run, do: Do) -> Ended:
-        """Have it do a job. Canceled, the handler is asked to stop, and in the end its process is killed."""
+    async def work(self, batch: Batch, do: Do) -> Ended:
+        """Have it do a call. Canceled, the handler is asked to stop, and in the end its process is killed."""
         first: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        self._run, self._answer, self._late = run, first, None
+        self._batch, self._answer, self._late = batch, first, None
+        self._number, self._halted, batch.told = do.number, set(), self._halt
         self.send(do)
+        self._halt([run for run in batch.runs if run.stopped is not None])
         try:
             return await first
         except asyncio.CancelledError:
             answer = self._again()
-            with suppress(OSError):
-                self._interrupts.send(framed(Halt(do.job.fence, run.stopped or Stop.SHUTDOWN)))
+            self._halt(batch.runs)
             await asyncio.wait({answer}, timeout=ASK)
             if not answer.done():
                 self._signal(signal.SIGTERM)
@@ -124,9 +126,19 @@ class Child(asyncio.Protocol):
             return answer.result()
         finally:
             is_over = self._answer.done()
-            self._run = self._answer = None
+            batch.told = self._batch = self._answer = None
             if not is_over:
                 await self.kill()
+
+    def _halt(self, runs: list[Run]) -> None:
+        """Have attempts stopped; the others of the call go on."""
+        places = {run: place for place, run in enumerate(self._batch.runs)} if self._batch is not None else {}
+        news = [run for run in runs if run in places and run not in self._halted]
+        self._halted.update(news)
+        if news:
+            stops = tuple((places[run], run.stopped or Stop.SHUTDOWN) for run in news)
+            with suppress(OSError):
+                self._interrupts.sendall(framed(Halt(self._number, stops)))
 
     def _again(self) -> "asyncio.Future[Ended]":
         """Another wait for the answer: the first was canceled with whoever waited."""
@@ -181,8 +193,8 @@ class Child(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for message in self._frames.feed(data):
             match message:
-                case Noted(progress, logs) if self._run is not None:
-                    self._run.note(progress, logs)
+                case Noted(place, progress, logs) if self._batch is not None:
+                    self._batch.runs[place].note(progress, logs)
                 case Logged(logger, level, text):
                     logging.getLogger(logger).log(level, "%s", text)
                 case Ended() if self._answer is not None and self._answer.cancelled():

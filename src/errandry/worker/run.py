@@ -1,4 +1,4 @@
-"""One running job: its handler, its claim, why it should stop, and what it has noted."""
+"""Running jobs: their claims, why they should stop, what they have noted; and the call they share."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from time import time
 
 from msgspec.structs import replace
 
-from errandry.context import JobContext
+from errandry.context import BatchContext, JobContext
 from errandry.core.command import Note, Ref
 from errandry.core.job import LOGS_MAX, Job, Log, Progress
 
@@ -31,6 +31,8 @@ class Run:
     `is_lost`: its lease is another's, or nobody's. `is_settling`: its outcome is being written just now.
     """
 
+    batch: "Batch"
+
     def __init__(self, job: Job, lease_until: float, write: "Write", loop: asyncio.AbstractEventLoop) -> None:
         self.job = job
         self.ref = Ref(job.id, job.fence)
@@ -39,17 +41,11 @@ class Run:
         self.renew_until: float | None = None
         self.stopped: Stop | None = None
         self.is_lost = self.is_settling = False
-        self.handler: asyncio.Task[None] | None = None
+        self.loop = loop
         self._write = write
-        self._loop = loop
         self._lock = Lock()
         self._progress: Progress | None = None
         self._logs: list[Log] = []
-
-    def begins(self, now: float, grace: float) -> None:
-        """The handler is called now. Its lease ends after timeout and grace, whether it stops or not."""
-        if self.job.timeout is not None:
-            self.renew_until = now + self.job.timeout + grace
 
     def needs_lease(self, now: float) -> bool:
         """Whether its lease is to be prolonged: it stands, and nothing has been said that ends it."""
@@ -57,28 +53,18 @@ class Run:
             return False
         return self.renew_until is None or now < self.renew_until
 
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Stopped when the job's time is up, which begins here. On its loop."""
-        if self.job.timeout is None:
-            yield
-            return
-        timer = self._loop.call_later(self.job.timeout, self.stop, Stop.TIMEOUT)
-        try:
-            yield
-        finally:
-            timer.cancel()
-
     def stop(self, why: Stop) -> None:
-        """Ask the handler to stop; the first reason counts. From any thread."""
-        if self.stopped is None:
-            self.stopped = why
-            self.ctx.stop()
-            self._loop.call_soon_threadsafe(self._cancel)
+        """Its attempt should stop; the first reason counts. From any thread."""
+        if self.mark(why):
+            self.batch.heed([self])
 
-    def _cancel(self) -> None:
-        if self.handler is not None:
-            self.handler.cancel()
+    def mark(self, why: Stop) -> bool:
+        """Note and tell its context why it should stop; False if that was known."""
+        if self.stopped is not None:
+            return False
+        self.stopped = why
+        self.ctx.stop()
+        return True
 
     def note(self, progress: Progress | None, logs: tuple[Log, ...]) -> None:
         """Keep a note until it is written; the newest lines stay. From any thread."""
@@ -88,7 +74,7 @@ class Run:
             self._logs += [replace(line, at=line.at or time()) for line in logs]
             del self._logs[:-LOGS_MAX]
         if is_first:
-            self._loop.call_soon_threadsafe(self._loop.call_later, NOTE_EVERY, self._write, self)
+            self.loop.call_soon_threadsafe(self.loop.call_later, NOTE_EVERY, self._write, self)
 
     def notes(self) -> Note | None:
         """What was noted since the last time."""
@@ -98,6 +84,104 @@ class Run:
             note = Note(self.ref, self._progress, tuple(self._logs))
             self._progress, self._logs = None, []
         return note
+
+
+class Batch:
+    """One call of a handler: for one job or, where `size` is given, for up to so many of its task.
+
+    Jobs come before the call begins; some may leave before. Those that should stop later stay: the call goes
+    on as long as there is one that should not. `told` hears of each that should. A suspect, which was running
+    when its worker died, is alone.
+    """
+
+    def __init__(self, run: Run, size: int | None = None) -> None:
+        self.task = run.job.task
+        self.runs: list[Run] = []
+        self.size = size
+        self.is_suspect = run.job.crashes > 0
+        self.handler: asyncio.Task[None] | None = None
+        self.told: Callable[[list[Run]], None] | None = None
+        self._loop = run.loop
+        self._ctx: JobContext | None = None
+        self._is_canceled = False
+        self.add(run)
+
+    def __str__(self) -> str:
+        return f"{self.said} ({self.task})"
+
+    @property
+    def said(self) -> str:
+        """Its jobs in words."""
+        more = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
+        return f"job {self.runs[0].job.id}{more}" if self.runs else "no job"
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.runs) >= (self.size or 1)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether all of it should stop."""
+        return bool(self.runs) and all(run.stopped is not None for run in self.runs)
+
+    @property
+    def ctx(self) -> JobContext:
+        """What the handler sees; made when it is about to be called."""
+        if self._ctx is None:
+            first = self.runs[0].ctx
+            self._ctx = first if self.size is None else BatchContext(tuple(run.ctx for run in self.runs))
+        return self._ctx
+
+    @property
+    def timeout(self) -> float | None:
+        """The shortest of its jobs': they share one call."""
+        if self.size is None:
+            return self.runs[0].job.timeout
+        return min((run.job.timeout for run in self.runs if run.job.timeout is not None), default=None)
+
+    def add(self, run: Run) -> None:
+        run.batch = self
+        self.runs.append(run)
+
+    def leave(self, run: Run) -> None:
+        """The call is to begin without this one."""
+        self.runs.remove(run)
+
+    def begins(self, now: float, grace: float) -> None:
+        """The handler is called now. Leases end after timeout and grace, whether it stops or not."""
+        if (timeout := self.timeout) is not None:
+            for run in self.runs:
+                run.renew_until = now + timeout + grace
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Stopped when its time is up, which begins here. On its loop."""
+        if (timeout := self.timeout) is None:
+            yield
+            return
+        timer = self._loop.call_later(timeout, self.stop, Stop.TIMEOUT)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def stop(self, why: Stop) -> None:
+        """All of it should stop, each for the first reason it was given. From any thread."""
+        if marked := [run for run in self.runs if run.mark(why)]:
+            self.heed(marked)
+
+    def heed(self, runs: list[Run]) -> None:
+        """These should stop; when they are all there are, the handler is. From any thread."""
+        if self._ctx is not None and self.is_stopped:
+            self._ctx.stop()
+        self._loop.call_soon_threadsafe(self._heed, runs)
+
+    def _heed(self, runs: list[Run]) -> None:
+        if self.told is not None:
+            self.told(runs)
+        if self.handler is not None and self.is_stopped and not self._is_canceled:
+            self._is_canceled = True
+            self.handler.cancel()
 
 
 Write = Callable[[Run], None]

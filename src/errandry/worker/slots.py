@@ -1,4 +1,4 @@
-"""How many handlers run, of which kind, how many more may, and which jobs were claimed ahead of a slot."""
+"""How many handlers run, of which kind, how many more may, and what was claimed ahead of a slot."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,11 +6,11 @@ from threading import RLock
 
 from errandry.task import Runner
 from errandry.worker.options import WorkerOptions
-from errandry.worker.run import Run
+from errandry.worker.run import Batch, Run
 
 
 class Slots:
-    """The running jobs, by kind, and those that wait for a slot.
+    """The calls of handlers, by kind, and those that wait for a slot. A batch of jobs is one call.
 
     Claims take slots on the engine's loop, handlers give them back on theirs. `spare` says how many more jobs
     may be claimed for processes than there are.
@@ -19,9 +19,9 @@ class Slots:
     def __init__(self, options: WorkerOptions, spare: Callable[[], int]) -> None:
         self._options, self._spare = options, spare
         self._lock = RLock()
-        self._runs: dict[Run, Runner] = {}
-        self._ahead: dict[Run, Runner] = {}
-        self._turns: dict[Run, asyncio.Future[None]] = {}
+        self._taken: dict[Batch, Runner] = {}
+        self._ahead: dict[Batch, Runner] = {}
+        self._turns: dict[Batch, asyncio.Future[None]] = {}
         self._free = {
             Runner.ASYNC: options.concurrency,
             Runner.THREAD: options.threads,
@@ -30,13 +30,23 @@ class Slots:
         self._suspects = 0
 
     @property
-    def runs(self) -> list[Run]:
+    def batches(self) -> list[Batch]:
         """Everything this worker holds: running, or claimed ahead."""
         with self._lock:
-            return [*self._runs, *self._ahead]
+            return [*self._taken, *self._ahead]
 
     @property
-    def ahead(self) -> list[Run]:
+    def runs(self) -> list[Run]:
+        """The jobs of all these."""
+        return [run for batch in self.batches for run in list(batch.runs)]
+
+    @property
+    def taken(self) -> int:
+        """How many slots are taken."""
+        return len(self._taken)
+
+    @property
+    def ahead(self) -> list[Batch]:
         with self._lock:
             return list(self._ahead)
 
@@ -50,59 +60,59 @@ class Slots:
     @property
     def free_ahead(self) -> int:
         """How many jobs may be claimed ahead of a free slot."""
-        return max(0, self._options.prefetch - len(self._ahead))
+        return max(0, self._options.prefetch - sum(len(batch.runs) for batch in self.ahead))
 
     @property
     def has_suspect(self) -> bool:
         """Whether a job is held that was running when its worker died: such jobs run one at a time."""
         return self._suspects > 0
 
-    def take(self, run: Run, runner: Runner) -> None:
-        """Give a slot to a job that was claimed for one."""
+    def take(self, batch: Batch, runner: Runner) -> None:
+        """Give a slot to jobs that were claimed for one."""
         with self._lock:
-            self._runs[run] = runner
+            self._taken[batch] = runner
             self._free[runner] -= 1
-            self._suspects += run.job.crashes > 0
+            self._suspects += batch.is_suspect
 
-    def line_up(self, run: Run, runner: Runner) -> None:
-        """Have a job that was claimed ahead of a slot wait for one."""
+    def line_up(self, batch: Batch, runner: Runner) -> None:
+        """Have jobs that were claimed ahead of a slot wait for one."""
         with self._lock:
-            self._ahead[run] = runner
-            self._suspects += run.job.crashes > 0
+            self._ahead[batch] = runner
+            self._suspects += batch.is_suspect
 
-    async def turn(self, run: Run) -> None:
-        """Return when a job that waits for a slot has one, first come, first served."""
+    async def turn(self, batch: Batch) -> None:
+        """Return when what waits for a slot has one, first come, first served."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
-            self._turns[run] = turn
+            self._turns[batch] = turn
             self._call_next()
         try:
             await turn
         except asyncio.CancelledError:
             with self._lock:
-                self._leave_line(run)
+                self._leave_line(batch)
             raise
 
-    def give(self, run: Run) -> None:
+    def give(self, batch: Batch) -> None:
         """It needs its slot no more. On the loop of those who wait for a turn."""
         with self._lock:
-            if run not in self._runs:
+            if batch not in self._taken:
                 return
-            self._free[self._runs.pop(run)] += 1
-            self._suspects -= run.job.crashes > 0
+            self._free[self._taken.pop(batch)] += 1
+            self._suspects -= batch.is_suspect
             if self._turns:
                 self._call_next()
 
     def _call_next(self) -> None:
         """Give free slots to who waits for one."""
-        for run, runner in list(self._ahead.items()):
-            turn = self._turns.get(run)
+        for batch, runner in list(self._ahead.items()):
+            turn = self._turns.get(batch)
             if turn is not None and not turn.done() and self._free[runner] > 0:
-                self._leave_line(run)
-                self.take(run, runner)
+                self._leave_line(batch)
+                self.take(batch, runner)
                 turn.set_result(None)
 
-    def _leave_line(self, run: Run) -> None:
-        self._turns.pop(run, None)
-        if self._ahead.pop(run, None) is not None:
-            self._suspects -= run.job.crashes > 0
+    def _leave_line(self, batch: Batch) -> None:
+        self._turns.pop(batch, None)
+        if self._ahead.pop(batch, None) is not None:
+            self._suspects -= batch.is_suspect

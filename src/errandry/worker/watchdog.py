@@ -11,7 +11,7 @@ from types import FrameType
 
 from errandry.clock import Clock
 from errandry.worker.attempt import Attempts
-from errandry.worker.run import Run
+from errandry.worker.run import Batch
 
 log = logging.getLogger("errandry.worker")
 
@@ -43,15 +43,15 @@ class Watchdog:
 
     def _bark(self, silence: float, is_sure: bool) -> bool:
         """Say who it is; nothing if it is nobody, and the whole process may just have been stopped."""
-        run, place = None, "an unknown place"
+        batch, place = None, "an unknown place"
         frame = sys._current_frames().get(self._thread)
-        while frame is not None and run is None:
+        while frame is not None and batch is None:
             inner, frame = frame, frame.f_back
             if frame is not None and frame.f_code is Attempts.handle.__code__:
-                run, place = _run(frame), f"{inner.f_code.co_filename}:{inner.f_lineno}"
-        if run is None and not is_sure:
+                batch, place = _batch(frame), f"{inner.f_code.co_filename}:{inner.f_lineno}"
+        if batch is None and not is_sure:
             return False
-        what = f"task {run.job.task} (job {run.job.id})" if run is not None else "something"
+        what = f"task {batch.task} ({batch.said})" if batch is not None else "something"
         log.warning(
             "%s has blocked the event loop for %.1f s, at %s. Leases are kept, but no other async handler "
             "runs meanwhile: make the handler a plain function (it then runs in a thread) or await",
@@ -62,6 +62,6 @@ class Watchdog:
         return True
 
 
-def _run(frame: FrameType) -> Run | None:
-    found = frame.f_locals.get("run")
-    return found if isinstance(found, Run) else None
+def _batch(frame: FrameType) -> Batch | None:
+    found = frame.f_locals.get("batch")
+    return found if isinstance(found, Batch) else None

@@ -17,7 +17,6 @@ from msgspec import Struct
 from errandry.app import Errandry
 from errandry.core.command import Beat, Release, Settle, Share
 from errandry.core.job import Job
-from errandry.core.state import State
 from errandry.errors import ErrandryError
 from errandry.task import Runner
 from errandry.waiting import first
@@ -25,11 +24,12 @@ from errandry.worker.capture import JobLog
 from errandry.worker.children import Children
 from errandry.worker.claimer import Claimer
 from errandry.worker.executor import Executor
+from errandry.worker.gatherer import Gatherer, batches
 from errandry.worker.leases import Leases
 from errandry.worker.liveness import Liveness
 from errandry.worker.options import WorkerOptions
 from errandry.worker.process import refuse_in_child
-from errandry.worker.run import Run, Stop
+from errandry.worker.run import Batch, Run, Stop
 from errandry.worker.slots import Slots
 from errandry.worker.telling import Telling
 from errandry.worker.upkeeper import Upkeeper
@@ -71,7 +71,8 @@ class Worker:
         self._children = Children(app, self.options)
         self._slots = Slots(self.options, self._children.spare)
         self._leases = Leases(app.engine, app.clock, self.id, self.options)
-        self._claimer = Claimer(app, self.id, self.options, self._slots, self._found, self._leases.is_idle)
+        self._gatherer = Gatherer(app, self.options, self._slots, self._made, self._begin)
+        self._claimer = Claimer(app, self.id, self.options, self._slots, self._gatherer, self._leases.is_idle)
         self._executor = Executor(app, self.options, self._slots.give, self._over, self._children)
         self._upkeeper = Upkeeper(app, self.id, self.options.upkeep_every)
         self._started_at = app.clock.time()
@@ -113,25 +114,18 @@ class Worker:
         upkept = None if self._upkeeper.last is None else now - self._upkeeper.last
         return Health(self.app.engine.stats().age, upkept, len(self._slots.runs))
 
-    def _found(self, claimed: list[tuple[Job, float]]) -> None:
-        """Have jobs run that were claimed just now. On the engine's loop."""
-        runs = []
-        for job, sent in claimed:
-            run = Run(job, sent + self.options.lease, self._executor.write_notes, self._loop)
-            task = self.app.tasks.get(job.task)
-            runner = Runner.ASYNC if task is None else task.runner
-            self._leases.take(run)
-            if job.state is State.CLAIMED:
-                self._slots.line_up(run, runner)
-            else:
-                run.begins(sent, self.options.grace)
-                self._slots.take(run, runner)
-            runs.append(run)
-        self._loop.call_soon_threadsafe(self._start, runs)
+    def _made(self, job: Job, sent: float) -> Run:
+        """Hold a job that was claimed just now. On the engine's loop, like `_begin`."""
+        run = Run(job, sent + self.options.lease, self._executor.write_notes, self._loop)
+        self._leases.take(run)
+        return run
 
-    def _start(self, runs: list[Run]) -> None:
-        for run in runs:
-            self._executor.start(run, self._slots.turn(run) if run.job.state is State.CLAIMED else None)
+    def _begin(self, batches: list[Batch], ahead: bool) -> None:
+        self._loop.call_soon_threadsafe(self._start, batches, ahead)
+
+    def _start(self, batches: list[Batch], ahead: bool) -> None:
+        for batch in batches:
+            self._executor.start(batch, self._slots.turn(batch) if ahead else None)
 
     def _over(self, run: Run) -> None:
         self._leases.drop(run)
@@ -144,30 +138,31 @@ class Worker:
         What was being claimed when the worker stopped is this worker's, too.
         """
         log.info("worker %s claims no more; handlers may finish for %g s", self.id, self.options.grace)
-        for run in self._slots.ahead:
-            run.stop(Stop.SHUTDOWN)
+        for batch in self._slots.ahead:
+            batch.stop(Stop.SHUTDOWN)
         try:
             async with asyncio.timeout(self.options.grace):
                 while (left := self._left(claiming)) and not self._hurry.is_set():
                     await first(asyncio.wait(left), self._hurry.wait())
         except TimeoutError:
-            log.warning("%d handlers did not finish within the grace", len(self._slots.runs))
+            log.warning("%d handlers did not finish within the grace", len(self._slots.batches))
         self._stop_runs()
         await asyncio.wait([claiming])
         self._stop_runs()
         if self._executor.tasks:
             await asyncio.wait(self._executor.tasks, timeout=LAST_CALL)
-        for run in self._slots.runs:
-            self._slots.give(run)
-            self._leases.drop(run)
-            await self._submit(Settle(run.ref, Release()))
+        for batch in self._slots.batches:
+            self._slots.give(batch)
+            for run in list(batch.runs):
+                self._leases.drop(run)
+                await self._submit(Settle(run.ref, Release()))
 
     def _left(self, claiming: asyncio.Task[None]) -> set[asyncio.Task[None]]:
         return self._executor.tasks if claiming.done() else self._executor.tasks | {claiming}
 
     def _stop_runs(self) -> None:
-        for run in self._slots.runs:
-            run.stop(Stop.SHUTDOWN)
+        for batch in self._slots.batches:
+            batch.stop(Stop.SHUTDOWN)
 
     async def _beat(self, alive: str) -> None:
         while True:
@@ -183,8 +178,9 @@ class Worker:
             queues=self.options.queues,
             tasks=self.options.tasks or tuple(sorted(self.app.tasks)),
             concurrency=self.options.concurrency,
-            running=len(self._slots.runs),
+            running=self._slots.taken,
             shares=self._shares(),
+            batches=batches(self.app),
             started_at=self._started_at,
             gone=gone,
         )

@@ -1,0 +1,110 @@
+"""Making calls of claimed jobs: of one job each, or of many where their task takes batches.
+
+On the engine's loop, like the claimer that brings them.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from errandry.app import Errandry
+from errandry.core.batch import Batch as Batching
+from errandry.core.job import Job
+from errandry.core.state import State
+from errandry.task import Runner
+from errandry.worker.options import WorkerOptions
+from errandry.worker.run import Batch, Run, Stop
+from errandry.worker.slots import Slots
+
+Made = Callable[[Job, float], Run]
+"""Makes a run of a job claimed just now, whose lease began then."""
+Begin = Callable[[list[Batch], bool], None]
+"""Takes calls to be made, and whether they were claimed ahead of a slot."""
+
+
+class Gatherer:
+    """Gives calls their slots and has them begun. A batch that lingers keeps its slot meanwhile: until it is
+    full, or has waited long enough."""
+
+    def __init__(self, app: Errandry, options: WorkerOptions, slots: Slots, made: Made, begin: Begin) -> None:
+        self._app, self._options, self._slots = app, options, slots
+        self._made, self._begin = made, begin
+        self._open: dict[str, Batch] = {}
+        self._timers: dict[Batch, asyncio.TimerHandle] = {}
+
+    @property
+    def room(self) -> list[tuple[str, int]]:
+        """The tasks whose batches linger, and for how many more jobs."""
+        return [(task, (batch.size or 1) - len(batch.runs)) for task, batch in self._open.items()]
+
+    def take(self, jobs: tuple[Job, ...], sent: float, ahead: bool) -> None:
+        """Have jobs run that were claimed by a claim sent then, for free slots or `ahead` of one."""
+        runs = [self._made(job, sent) for job in jobs]
+        found = gathered(self._app, [run for run in runs if not self._joins(run)])
+        for batch in found:
+            task = self._app.tasks.get(batch.task)
+            runner = Runner.ASYNC if task is None else task.runner
+            if ahead:
+                self._slots.line_up(batch, runner)
+                continue
+            self._slots.take(batch, runner)
+            if batch.runs[0].job.state is State.RUNNING:
+                batch.begins(sent, self._options.grace)
+        if begun := [batch for batch in found if ahead or not self._lingers(batch)]:
+            self._begin(begun, ahead)
+
+    def close(self) -> None:
+        """Give back what lingers: the worker stops."""
+        for batch in list(self._open.values()):
+            batch.stop(Stop.SHUTDOWN)
+            self._close(batch)
+
+    def _joins(self, run: Run) -> bool:
+        """Whether it goes with those of its task that wait for more."""
+        batch = self._open.get(run.job.task)
+        if batch is None or run.job.crashes:
+            return False
+        batch.add(run)
+        if batch.is_full:
+            self._close(batch)
+        return True
+
+    def _lingers(self, batch: Batch) -> bool:
+        task = self._app.tasks.get(batch.task)
+        if task is None or not task.rules.linger or batch.is_full or batch.is_suspect:
+            return False
+        self._open[batch.task] = batch
+        loop = asyncio.get_running_loop()
+        self._timers[batch] = loop.call_later(task.rules.linger, partial(self._close, batch))
+        return True
+
+    def _close(self, batch: Batch) -> None:
+        self._timers.pop(batch).cancel()
+        del self._open[batch.task]
+        self._begin([batch], False)
+
+
+def gathered(app: Errandry, runs: Iterable[Run]) -> list[Batch]:
+    """Calls for these jobs, in their order: those of a batch task together, but suspects alone."""
+    found: list[Batch] = []
+    last: dict[str, Batch] = {}
+    for run in runs:
+        job, task = run.job, app.tasks.get(run.job.task)
+        size = None if task is None else task.rules.batch
+        if size is None or job.crashes:
+            found.append(Batch(run, size))
+        elif job.task in last and not last[job.task].is_full:
+            last[job.task].add(run)
+        else:
+            last[job.task] = Batch(run, size)
+            found.append(last[job.task])
+    return found
+
+
+def batches(app: Errandry) -> tuple[Batching, ...]:
+    """What the store should know of the tasks that take batches."""
+    return tuple(
+        Batching(name, task.rules.batch, start=not task.rules.linger)
+        for name, task in sorted(app.tasks.items())
+        if task.rules.batch is not None
+    )
