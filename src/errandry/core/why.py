@@ -188,8 +188,8 @@ def _gates(facts: Facts) -> Iterator[Because]:
             yield Because(Code.CLOSED, f"{name} rests for {left} more: a handler asked to slow down.")
         if passage.limit is not None and passage.held >= passage.limit:
             yield Because(Code.LIMIT, f"{name} is at its limit: {passage.held} of {passage.limit} running.")
-        if passage.rate is not None and passage.next_at is not None and passage.next_at > now:
-            left = rough(passage.next_at - now)
+        if passage.wait:
+            left = rough(passage.wait)
             yield Because(
                 Code.RATE, f"{name} is at its rate of {passage.rate}: the next may begin in {left}."
             )
