@@ -20,7 +20,7 @@ class NotInstalled(Exception):
 
 def python_of(peer: Peer) -> Path:
     """An interpreter that has the peer, and not Errandry's own packages; ours for Errandry itself."""
-    return made(peer.name, peer.needs) if peer.needs else Path(sys.executable)
+    return made(peer.program, peer.needs) if peer.needs else Path(sys.executable)
 
 
 def made(name: str, needs: tuple[str, ...]) -> Path:
@@ -40,7 +40,9 @@ def made(name: str, needs: tuple[str, ...]) -> Path:
     return python
 
 
-def surroundings(url: str, marks: Path) -> dict[str, str]:
-    """What a program of a peer finds in its environment."""
+def surroundings(peer: Peer, url: str, marks: Path) -> dict[str, str]:
+    """What a program of a peer finds in its environment. Errandry is that of this checkout."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ERRANDRY_")}
-    return kept | {"PYTHONPATH": str(ROOT), "PEER_URL": url, "PEER_MARKS": str(marks)}
+    path = os.pathsep.join((str(ROOT), str(ROOT / "src")))
+    given = {"PEER_URL": url, "PEER_MARKS": str(marks), "PEER_BATCH": str(peer.batch)}
+    return kept | {"PYTHONPATH": path} | given

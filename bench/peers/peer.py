@@ -4,12 +4,13 @@ from typing import NamedTuple
 
 
 class Peer(NamedTuple):
-    """A job system. `setup` says how it is used here."""
+    """A job system. `setup` says how it is used here, `batch` how many jobs it takes at a time."""
 
     name: str
     needs: tuple[str, ...]
     server: str
     setup: str
+    batch: int = 100
 
     @property
     def program(self) -> str:
@@ -20,6 +21,8 @@ class Peer(NamedTuple):
     def is_ours(self) -> bool:
         return self.program == "errandry"
 
+
+PGQUEUER = ("pgqueuer==1.6.0", "asyncpg>=0.31")
 
 PEERS = {
     peer.name: peer
@@ -43,6 +46,7 @@ PEERS = {
             "postgres",
             "100 async handlers, no results",
         ),
-        Peer("pgqueuer", ("pgqueuer==1.6.0", "asyncpg>=0.31"), "postgres", "batches of 100, no results"),
+        Peer("pgqueuer", PGQUEUER, "postgres", "batches of 100, no results"),
+        Peer("pgqueuer-1000", PGQUEUER, "postgres", "batches of 1,000, no results", batch=1_000),
     )
 }

@@ -2,6 +2,8 @@
 
 python -m bench.peers.program huey put 1000      enqueue so many, one by one; prints how long it took
 python -m bench.peers.program huey pick 50       enqueue so many, each when the one before has begun
+python -m bench.peers.program arq crowd 1000     enqueue so many, a hundred callers at a time
+python -m bench.peers.program pgqueuer bulk 1000 enqueue so many, a thousand in a call
 python -m bench.peers.program huey work          one worker process, until SIGTERM
 """
 
@@ -18,16 +20,40 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from bench.peers.work import Program, Put, marked
+from bench.peers.work import BulkProgram, Program, Put, PutMany, marked
 
 PAUSE = 0.03
+CROWD = 100
+CALL = 1_000
 PATIENCE = 20.0
 
 
 async def produce(program: Program, role: str, count: int) -> None:
-    async with program.producer() as put:
-        took = await (_all if role == "put" else _one_by_one)(put, count)
+    if role == "bulk":
+        async with cast("BulkProgram", program).bulk() as put_many:
+            took = await _in_calls(put_many, count)
+    else:
+        async with program.producer() as put:
+            took = await {"put": _all, "pick": _one_by_one, "crowd": _crowd}[role](put, count)
     print(json.dumps({"seconds": took}))
+
+
+async def _in_calls(put_many: PutMany, count: int) -> float:
+    began = time.perf_counter()
+    for start in range(0, count, CALL):
+        await put_many(list(range(start, min(count, start + CALL))), time.time())
+    return time.perf_counter() - began
+
+
+async def _crowd(put: Put, count: int) -> float:
+    numbers, began = iter(range(count)), time.perf_counter()
+
+    async def caller() -> None:
+        for number in numbers:
+            await _done(put, number)
+
+    await asyncio.gather(*(caller() for _ in range(CROWD)))
+    return time.perf_counter() - began
 
 
 async def _all(put: Put, count: int) -> float:

@@ -50,10 +50,10 @@ class Turn:
     def take(self, empty: Callable[[str], str], jobs: int, pickups: int) -> Sample:
         """`empty` gives the address of an empty store of a kind."""
         fsync = fsyncs(self._folder)
-        latencies, memory = self._at_rest(empty(self._peer.server), pickups)
+        latencies, memory = self.at_rest(empty(self._peer.server), pickups)
         url = empty(self._peer.server)
-        enqueue = jobs / self._produce(url, "put", jobs)
-        drain, is_cut = self._drained(url, jobs)
+        enqueue = jobs / self.produce(url, "put", jobs)
+        drain, is_cut = self.drained(url, jobs)
         return Sample(
             peer=self._peer.name,
             enqueue=enqueue,
@@ -64,17 +64,18 @@ class Turn:
             fsync=fsync,
         )
 
-    def _at_rest(self, url: str, pickups: int) -> tuple[list[float], float]:
-        self._produce(url, "put", 1)  # makes the store
+    def at_rest(self, url: str, pickups: int) -> tuple[list[float], float]:
+        """How long each of so many jobs waited, and a worker's megabytes."""
+        self.produce(url, "put", 1)  # makes the store
         with self._working(url) as worker:
             self._until(1, worker)
-            self._produce(url, "pick", WARMING + pickups)
+            self.produce(url, "pick", WARMING + pickups)
             memory = _memory(worker.pid)
         found = [mark.began - mark.sent for mark in marks(self._marks)][1 + WARMING :]
         self._marks.unlink()
         return found, memory
 
-    def _drained(self, url: str, jobs: int) -> tuple[float, bool]:
+    def drained(self, url: str, jobs: int) -> tuple[float, bool]:
         """Jobs a second, from the first handler to the last, and whether that was not all of them."""
         with self._working(url) as worker:
             self._until(1, worker)
@@ -87,11 +88,12 @@ class Turn:
         self._marks.unlink()
         return (len(began) - 1) / (began[-1] - began[0]), len(began) < jobs
 
-    def _produce(self, url: str, role: str, count: int) -> float:
+    def produce(self, url: str, role: str, count: int) -> float:
+        """Seconds to enqueue so many, in the manner of `role`."""
         try:
             done = subprocess.run(
                 [*self._command, role, str(count)],
-                env=surroundings(url, self._marks),
+                env=surroundings(self._peer, url, self._marks),
                 cwd=self._folder,
                 capture_output=True,
                 text=True,
@@ -111,7 +113,7 @@ class Turn:
         with (self._folder / "log").open("wb") as log:
             worker = subprocess.Popen(
                 [*self._command, "work"],
-                env=surroundings(url, self._marks),
+                env=surroundings(self._peer, url, self._marks),
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 URL = os.environ.get("PEER_URL", "")
+BATCH = int(os.environ.get("PEER_BATCH", "100"))
+"""How many jobs a worker takes at a time, where that is to be said."""
 RECORD = struct.Struct("<qdd")
 
 _file: int | None = None
@@ -49,6 +51,7 @@ def marked(path: Path) -> int:
 
 
 Put = Callable[[int, float], Awaitable[Any] | Any]
+PutMany = Callable[[list[int], float], Awaitable[Any]]
 
 
 class Program(Protocol):
@@ -59,3 +62,9 @@ class Program(Protocol):
 
     def work(self) -> None:
         """One worker process, until SIGTERM."""
+
+
+class BulkProgram(Program, Protocol):
+    """One that can also enqueue many jobs in one call."""
+
+    def bulk(self) -> AbstractAsyncContextManager[PutMany]: ...

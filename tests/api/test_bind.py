@@ -545,3 +545,45 @@ class TestSqlite:
 async def test_a_store_in_memory_has_nothing_to_join(jobs: Errandry) -> None:
     with pytest.raises(InvalidValue, match="in memory has no transactions"):
         jobs.bind(object())
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+async def test_a_stricter_transaction_enqueues_beside_work_that_goes_on(
+    shop: Errandry, send: Send, level: str
+) -> None:
+    async with await psycopg.AsyncConnection.connect(server().url()) as db:
+        for number in range(3):
+            await db.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
+            await db.execute("SELECT 1 FROM pg_class")  # from now on it sees nothing new
+            await send.enqueue("others")
+            await burst(shop)  # which changes every table there is
+            await send.bind(db).using(id=f"mine-{number}").enqueue("ada")
+            await db.commit()
+            assert (await shop.record(f"mine-{number}")).state is State.WAITING
+            await burst(shop)
+            assert (await shop.record(f"mine-{number}")).state is State.COMPLETED
+
+        await db.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
+        await send.bind(db).using(id="mine-1").enqueue("ada")
+        await db.commit()
+    assert (await shop.totals())["default"] == {"inserted": 6, "completed": 6}
+    assert await shop.counts() == {"default": {"completed": 6}}
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("is_done", [False, True], ids=["waiting", "finished"])
+async def test_a_stricter_transaction_that_cannot_see_an_id_is_taken_has_to_be_tried_again(
+    shop: Errandry, send: Send, level: str, is_done: bool
+) -> None:
+    async with await psycopg.AsyncConnection.connect(server().url()) as db:
+        await db.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
+        await db.execute("SELECT 1 FROM pg_class")
+        await send.using(id="taken").enqueue("grace")
+        if is_done:
+            await burst(shop)
+
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            await send.bind(db).using(id="taken").enqueue("ada")
+        await db.rollback()
+    await burst(shop)
+    assert await shop.counts() == {"default": {"completed": 1}}

@@ -332,6 +332,7 @@ FUNCTION insert_jobs(jobs jsonb, store text DEFAULT NULL::text, at double precis
 #variable_conflict use_column
 DECLARE
     moment double precision;
+    is_strict boolean := current_setting('transaction_isolation') <> 'read committed';
     made   bigint[];
     fault  record;
 BEGIN
@@ -347,7 +348,7 @@ BEGIN
                                 (SELECT at FROM errandry.store)));
 
     -- A lane that has its mark is held, so that it keeps it. To make one, or to mark it, would make others wait: the next
-    -- pass that claims does it.
+    -- pass that claims does it. So it does for a transaction that must not touch what has changed since it began.
     WITH asked AS (
         SELECT n, id, task, coalesce(queue, 'default') AS queue, coalesce("group", '') AS grp,
                coalesce("order", 'fifo') AS ordering, payload, coalesce(priority, 0) AS priority,
@@ -364,7 +365,7 @@ BEGIN
     held AS (
         SELECT lane, queue, task, grp
           FROM errandry.lanes JOIN (SELECT DISTINCT queue, task, grp FROM asked) AS wanted USING (queue, task, grp)
-         WHERE ready ORDER BY lane FOR KEY SHARE OF lanes),
+         WHERE ready AND NOT is_strict ORDER BY lane FOR KEY SHARE OF lanes),
     numbered AS (
         SELECT nextval('errandry.number') AS seq, line.*,
                CASE WHEN open_children > 0 THEN 'blocked' WHEN run_at > moment THEN 'scheduled' ELSE 'waiting' END AS state
@@ -384,7 +385,14 @@ BEGIN
         RETURNING seq)
     SELECT array_agg(seq) INTO made FROM inserted;
 
-    -- Looked for now that nobody else can insert these ids: a job that finishes meanwhile would be missed before.
+    -- Looked for now that nobody else can insert these ids: a job that finishes meanwhile would be missed before. What such
+    -- a transaction cannot see makes it fail, as it has to, when a row of the same id is tried.
+    IF is_strict THEN
+        INSERT INTO errandry.ended (id, seq, day)
+        SELECT id, seq, 0 FROM errandry.live WHERE seq = ANY (made) ORDER BY id ON CONFLICT (id) DO NOTHING;
+        DELETE FROM errandry.ended USING errandry.live
+         WHERE live.seq = ANY (made) AND ended.id = live.id AND ended.seq = live.seq;
+    END IF;
     WITH again AS (
         DELETE FROM errandry.live
          WHERE seq = ANY (made) AND EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = live.id)

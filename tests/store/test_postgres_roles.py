@@ -141,6 +141,13 @@ async def test_a_viewer_only_looks(app_of: Callable[[str], Errandry]) -> None:
     assert await owner.counts() == {"default": {"waiting": 1}}
 
 
+async def test_a_burst_without_the_rights_ends_and_says_so(app_of: Callable[[str], Errandry]) -> None:
+    await send_of(app_of("errandry")).enqueue("ada")
+
+    with pytest.raises(StoreRefused, match=r"permission denied .*: the user lacks a right: grant it"):
+        await asyncio.wait_for(burst(app_of("viewer")), 10)
+
+
 def test_a_viewer_has_the_command_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     mine = url.replace("user=errandry", "user=viewer")
     for command in (["jobs", "ls"], ["queues", "ls"], ["workers", "ls"], ["dlq", "ls"]):

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bench.peers.work import URL, Put, mark
+from bench.peers.work import URL, Put, PutMany, mark
 from errandry import Errandry, Worker
 
 jobs = Errandry(URL if "://" in URL else f"sqlite:///{URL}")
@@ -19,6 +19,16 @@ async def noop(i: int, sent: float) -> int:
 async def producer() -> AsyncIterator[Put]:
     async with jobs:
         yield noop.enqueue
+
+
+@asynccontextmanager
+async def bulk() -> AsyncIterator[PutMany]:
+    async with jobs:
+
+        async def put_many(numbers: list[int], sent: float) -> None:
+            await jobs.enqueue_many([noop.new(i, sent) for i in numbers])
+
+        yield put_many
 
 
 def work() -> None:

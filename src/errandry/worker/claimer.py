@@ -17,7 +17,7 @@ from typing import NamedTuple
 from errandry.app import Errandry
 from errandry.core.command import Answer, Claim, Claims, Lost, Ref, Renew, Renewed
 from errandry.core.job import Job
-from errandry.errors import ErrandryError
+from errandry.errors import ErrandryError, StoreRefused
 from errandry.store.waking import Bell
 from errandry.task import Runner
 from errandry.worker.gatherer import Gatherer, batches
@@ -111,6 +111,8 @@ class Claimer:
                 if is_last:
                     return True
         except ErrandryError as error:
+            if self._options.burst and isinstance(error, StoreRefused):
+                raise  # a right that is lacking is granted to those who wait, not in passing
             log.warning("no jobs could be claimed: %s", error)
         timeout = BACKSTOP if self._due_in is None else min(BACKSTOP, self._due_in)
         if not await self._stirred.wait(rings, timeout):

@@ -29,9 +29,7 @@ SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_ses
 SELECT coalesce(max(n), 0) FROM errandry.events;
 
 -- name: head_read
--- The same for who only reads: what is listed newest first is read in that order, and no further than wanted.
-SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
-       set_config('enable_sort', 'off', true), identity, folded,
+SELECT set_config('jit', 'off', true), identity, folded,
        coalesce((SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1), at),
        extract(epoch FROM clock_timestamp())::float8
   FROM errandry.store;
@@ -332,9 +330,11 @@ SELECT job.*
  ORDER BY job.priority, job.place;
 
 -- name: queue_has_waiting
+-- Looked for at the end of the line: at its head are those that have just been claimed.
 SELECT 1 FROM errandry.lanes
  WHERE queue = %s AND ready
-   AND EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting')
+   AND (SELECT lane FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting'
+         ORDER BY priority DESC, place DESC LIMIT 1) IS NOT NULL
  LIMIT 1;
 
 -- name: marks
