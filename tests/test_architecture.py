@@ -17,7 +17,10 @@ LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest pref
     {"errandry.store", "errandry.codec", "errandry.seal"},
     DRIVERS,
     {"errandry.store.url"},
-    {f"errandry.{name}" for name in ("context", "handle", "options", "outcome", "signature", "waiting")},
+    {
+        f"errandry.{name}"
+        for name in ("context", "handle", "hiding", "options", "outcome", "signature", "waiting")
+    },
     {f"errandry.{name}" for name in ("app", "bound", "client", "gates", "sync", "task")},
     {"errandry.worker", "errandry.upkeep"},
     {

@@ -21,6 +21,7 @@ class JobContext:
     def __init__(self, job: Job, note: Callable[[Progress | None, tuple[Log, ...]], None]) -> None:
         self.job = job
         self._note = note
+        self._hide: Callable[[str], str] = str
         self._stopped = False
         self._stop: Event | None = None  # made when a thread waits for it: few do, and it is not cheap
 
@@ -60,11 +61,15 @@ class JobContext:
 
     def progress(self, share: float, text: str = "") -> None:
         """How far the handler is, from 0 to 1. Returns at once; written with the next pass."""
-        self._note(Progress(share, text), ())
+        self._note(Progress(share, self._hide(text)), ())
 
     def log(self, text: Any, level: str = "info") -> None:
         """Add a line to the job's log. Returns at once; written with the next pass."""
-        self._note(None, (Log(0.0, str(text), level),))
+        self._note(None, (Log(0.0, self._hide(str(text)), level),))
+
+    def hide(self, hide: Callable[[str], str]) -> None:
+        """Have all texts go through `hide` before they are kept; for the worker."""
+        self._hide = hide
 
     def stop(self) -> None:
         """Ask the handler to stop; for the worker."""

@@ -81,6 +81,7 @@ class TaskOptions(JobOptions, total=False):
     on_invalid  what becomes of a job whose arguments the handler no longer takes: fail, or discard it
     run         process: in a process of its own; without it, a plain function runs in a thread of the worker
     memory      how much memory such a process may have while it runs the handler: "512 MB"
+    redact      arguments that are shown nowhere: not on the command line, in logs or in errors
     """
 
     name: str
@@ -89,6 +90,7 @@ class TaskOptions(JobOptions, total=False):
     on_invalid: Literal["fail", "discard"]
     run: Literal["process"]
     memory: int | str
+    redact: tuple[str, ...] | list[str] | str
 
 
 class BatchOptions(TaskOptions, total=False):

@@ -18,6 +18,7 @@ from errandry.core.batch import BATCH_MAX
 from errandry.core.job import NewJob, uuid7
 from errandry.errors import InvalidValue
 from errandry.handle import Job
+from errandry.hiding import marked
 from errandry.options import (
     BatchOptions,
     JobOptions,
@@ -48,8 +49,8 @@ class Rules(Struct, frozen=True):
     """What a worker needs to know of a task beside its handler.
 
     With `retry_on`, other exceptions fail the job at once; those of `fail_on` always do. `memory` is what a
-    process may have, in bytes. With `batch`, one call is for up to so many jobs, and the first of them waits
-    for `linger` seconds for the others.
+    process may have, in bytes. Arguments in `redact` are shown nowhere. With `batch`, one call is for up to
+    so many jobs, and the first of them waits for `linger` seconds for the others.
     """
 
     retry_on: tuple[type[Exception], ...] = (Exception,)
@@ -57,6 +58,7 @@ class Rules(Struct, frozen=True):
     on_invalid: Literal["fail", "discard"] = "fail"
     in_process: bool = False
     memory: int | None = None
+    redact: tuple[str, ...] = ()
     batch: int | None = None
     linger: float = 0.0
 
@@ -121,7 +123,10 @@ class Task(Generic[P, R_co]):
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> Request[R_co]:
         """The job a call would make, for `enqueue_many`."""
-        return Request(new_job(self.app, self.name, self._base, self.signature.write(args, kwargs)), self)
+        fields, arguments = self._base, self.signature.write(args, kwargs)
+        if self.rules.redact:
+            fields = fields | {"metadata": marked(fields.get("metadata"), self.rules.redact)}
+        return Request(new_job(self.app, self.name, fields, arguments), self)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Have it run by a worker. Returns when the job is durable."""
@@ -157,6 +162,7 @@ def declared(
         memory=_memory(options),
         batch=_batch(options),
         linger=_linger(options),
+        redact=_redact(function, options),
     )
     base = job_fields({k: v for k, v in options.items() if k in JobOptions.__annotations__})
     return Task(app, function, name, rules, _checked(app, name, base))
@@ -178,6 +184,17 @@ def _in_process(function: Callable[..., Any], options: TaskOptions | BatchOption
         why = "another process cannot import what was typed into a notebook or a prompt: write it in a module"
         raise InvalidValue("run", run, why)
     return True
+
+
+def _redact(function: Callable[..., Any], options: TaskOptions | BatchOptions) -> tuple[str, ...]:
+    given = options.get("redact", ())
+    names = (given,) if isinstance(given, str) else tuple(given)
+    parameters = tuple(inspect.signature(function).parameters)
+    for name in names:
+        if name not in parameters:
+            why = f"the handler has no such argument: it has {', '.join(parameters) or 'none'}"
+            raise InvalidValue("redact", name, why)
+    return names
 
 
 def _memory(options: TaskOptions | BatchOptions) -> int | None:

@@ -13,6 +13,7 @@ from errandry.codec import About, Codec
 from errandry.core.duration import rough, short
 from errandry.core.job import AttemptError, Job
 from errandry.core.state import State
+from errandry.hiding import shown
 
 COLORS = {
     State.BLOCKED: "magenta",
@@ -40,7 +41,10 @@ def as_data(job: Job, codec: Codec) -> dict[str, Any]:
 
 
 def document(job: Job, field: str, codec: Codec) -> Any:
-    """The payload or the result as plain values; as it is stored where the codec cannot read it."""
+    """The payload or the result as plain values; as it is stored where the codec cannot read it.
+
+    Arguments that are not to be shown are left out.
+    """
     text: str | None = getattr(job, field)
     if text is None:
         return None
@@ -48,7 +52,8 @@ def document(job: Job, field: str, codec: Codec) -> Any:
         text = codec.unseal(text, About(job.id, job.task, field))
     except Exception:
         return msgspec.json.decode(text)
-    return msgspec.json.decode(text)
+    value = msgspec.json.decode(text)
+    return shown(value, job.metadata) if field == "payload" else value
 
 
 def listed(session: Session, jobs: Sequence[Job], now: float, columns: int, titles: bool = True) -> None:

@@ -21,6 +21,7 @@ from errandry.core.command import Complete, Fail, GiveUp, Outcome, Release, Retr
 from errandry.core.job import Failure, Job
 from errandry.core.state import Reason
 from errandry.errors import InvalidValue
+from errandry.hiding import Hiding
 from errandry.task import Task
 from errandry.worker.run import Batch, Run, Stop
 
@@ -44,6 +45,15 @@ class Attempts:
 
     async def outcomes(self, batch: Batch, task: Task[..., Any], arguments: list[Arguments]) -> Outcomes:
         """How the call ended for each of its jobs."""
+        if not task.rules.redact:
+            return await self._outcomes(batch, task, arguments)
+        hiding = Hiding(task.rules.redact, arguments)
+        for run in batch.runs:
+            run.ctx.hide(hiding.text)
+        batch.ctx.hide(hiding.text)
+        return [hiding.outcome(one) for one in await self._outcomes(batch, task, arguments)]
+
+    async def _outcomes(self, batch: Batch, task: Task[..., Any], arguments: list[Arguments]) -> Outcomes:
         try:
             value = await self._called(batch, task, arguments)
             return self._returned(batch, task, value)
@@ -61,7 +71,8 @@ class Attempts:
         if not isinstance(error, said.Outcome) and not batch.is_stopped:
             job = batch.runs[0].job
             where = f"attempt {job.attempts} of {job.max_attempts}"
-            log.warning("%s, %s raised %s", batch, where, failure(error).type, exc_info=error)
+            info = None if task.rules.redact else error  # whose words may be secret
+            log.warning("%s, %s raised %s", batch, where, failure(error).type, exc_info=info)
         return [self._ended(run, task, error) for run in batch.runs]
 
     def stop(self, run: Run, error: BaseException) -> Outcome | None:

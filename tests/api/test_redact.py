@@ -1,0 +1,122 @@
+"""Arguments that must not be shown: the handler has them, nobody else sees them."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from errandry import Errandry, Fail, JobContext
+from errandry.cli.record import as_data
+from errandry.errors import InvalidValue
+from errandry.hiding import MARK, Hiding, shown
+from errandry.testing import drain
+from errandry.worker.options import WorkerOptions
+from errandry.worker.worker import Worker
+
+
+@dataclass
+class Card:
+    number: str
+    cvv: int
+
+
+class Login(BaseModel):
+    password: str
+
+
+async def test_what_a_handler_logs_and_raises_has_no_secrets(
+    jobs: Errandry, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("shop")
+
+    @jobs.task(redact="card", max_attempts=1)
+    async def charge(ctx: JobContext, card: Card, cents: int) -> None:
+        ctx.progress(0.5, f"charging {card.number}")
+        ctx.log(f"card {card.number}, cvv {card.cvv}, 1230 cents")
+        logger.warning("still at %s", card.number)
+        raise ValueError(f"{card.number} has expired, {cents} cents")
+
+    with caplog.at_level(logging.WARNING, "errandry.worker"):
+        job = await charge.enqueue(Card("4000-0002", 123), cents=995)
+        await Worker(jobs, WorkerOptions(burst=True)).run()
+    record = await jobs.record(job.id)
+
+    assert [line.text for line in record.logs] == [
+        f"card {MARK}, cvv {MARK}, 1230 cents",
+        f"still at {MARK}",
+    ]
+    assert record.progress is not None
+    assert record.progress.text == f"charging {MARK}"
+    assert record.errors[0].message == f"{MARK} has expired, 995 cents"
+    assert "4000" not in record.errors[0].traceback
+    ours = [one.getMessage() + str(one.exc_text) for one in caplog.records if one.name == "errandry.worker"]
+    assert [("raised ValueError" in line, "4000" in line) for line in ours] == [(True, False)]
+
+
+async def test_outcomes_that_are_raised_are_told_without_secrets(jobs: Errandry) -> None:
+    @jobs.task(redact=["password"])
+    async def login(password: str) -> None:
+        raise Fail(f"wrong password {password!r}")
+
+    job = await login.enqueue('it\'s "mine"')
+    await drain(jobs)
+    assert (await jobs.record(job.id)).errors[0].message == f"wrong password '{MARK}'"
+
+
+async def test_the_handler_and_its_result_are_left_alone(jobs: Errandry) -> None:
+    @jobs.task(redact=("password",))
+    async def login(user: str, password: str) -> int:
+        return len(password)
+
+    job = await login.using(metadata={"tenant": 7}).enqueue("ada", "correct horse")
+    await drain(jobs, strict=True)
+    record = await jobs.record(job.id)
+
+    assert await job.result(5) == 13
+    assert shown({"user": "ada", "password": "correct horse"}, record.metadata) == {
+        "user": "ada",
+        "password": MARK,
+    }
+    assert '"tenant":7' in (record.metadata or "")
+    assert as_data(record, jobs.codec)["payload"] == {"user": "ada", "password": MARK}
+
+
+async def test_a_batch_hides_the_secrets_of_all_its_jobs(jobs: Errandry) -> None:
+    @jobs.task(batch=5, redact="logins", max_attempts=1)
+    async def check(logins: list[Login]) -> None:
+        raise ValueError(" and ".join(login.password for login in logins))
+
+    ada, eve = await check.enqueue(Login(password="horse")), await check.enqueue(Login(password="battery"))
+    await Worker(jobs, WorkerOptions(burst=True)).run()
+    for job in (ada, eve):
+        assert (await jobs.record(job.id)).errors[0].message == f"{MARK} and {MARK}"
+
+
+def test_what_the_handler_does_not_take_cannot_be_hidden(jobs: Errandry) -> None:
+    with pytest.raises(
+        InvalidValue, match="redact='pasword': the handler has no such argument: it has password"
+    ):
+
+        @jobs.task(redact="pasword")
+        async def login(password: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "hidden"),
+    [
+        ("secret", "a secret here", f"a {MARK} here"),
+        ("ab", "ab cab ab.", f"{MARK} cab {MARK}."),
+        (12, "12 of 120", f"{MARK} of 120"),
+        ({"deep": ["down", {"in": "side"}]}, "down side up", f"{MARK} {MARK} up"),
+        (Path("/etc/shadow"), "open /etc/shadow", f"open {MARK}"),
+        (["abcd", "abcdef"], "abcdef abcd", f"{MARK} {MARK}"),
+        (None, "None", "None"),
+        ("", "nothing", "nothing"),
+        (True, "True", "True"),
+    ],
+)
+def test_values_of_all_kinds_are_found_in_a_text(value: Any, text: str, hidden: str) -> None:
+    assert Hiding(["it"], [{"it": value, "other": "here"}]).text(text) == hidden
