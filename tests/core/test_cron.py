@@ -137,6 +137,11 @@ def test_years_can_be_chosen_and_end() -> None:
     ]
 
 
+def test_the_first_day_there_is_has_ticks_where_it_is_still_the_year_before() -> None:
+    start = datetime.fromtimestamp(0, UTC)
+    assert next(ticks(Cron("0 * * * *", "America/Anguilla"), start)) == start + timedelta(hours=1)
+
+
 def test_seconds_come_first() -> None:
     assert [one[17:19] for one in local("*/20 * * * * *", "UTC", "2026-01-01T00:00:05", 3)] == [
         *("20", "40", "00")

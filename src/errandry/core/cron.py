@@ -123,7 +123,7 @@ class Cron(Struct, frozen=True, dict=True):
     def _years(self) -> frozenset[int]:
         fields = self.text.upper().split()
         if len(fields) != 7:
-            return frozenset(YEARS)
+            return frozenset(range(YEARS[0] - 1, YEARS[-1] + 2))  # where clocks are behind or ahead of UTC
         try:
             years = frozenset(year for part in fields[6].split(",") for year in _range(part))
         except ValueError:
