@@ -56,7 +56,8 @@ svg {{ background: #fff; font: 13px system-ui, sans-serif }}
 .end {{ fill: #eef6ee; stroke: #4a7a4a; stroke-width: 1.5 }}
 .name {{ text-anchor: middle; font-weight: 600; fill: #1d2733 }}
 .way {{ fill: none; stroke: #7a8796; stroke-width: 1.4; marker-end: url(#tip) }}
-.move {{ text-anchor: middle; fill: #33404d; paint-order: stroke; stroke: #fff; stroke-width: 8px; stroke-linejoin: round }}
+.move {{ text-anchor: middle; fill: #33404d; paint-order: stroke; stroke: #fff;
+    stroke-width: 8px; stroke-linejoin: round }}
 .note {{ fill: #33404d }}
 </style>
 <defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto">
