@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from errandry.core.batch import Batch
 from errandry.core.command import (
+    STRICT,
     Beat,
     Cancel,
     Claim,
@@ -36,10 +37,11 @@ from errandry.core.command import (
     Start,
     Upkeep,
 )
-from errandry.core.gate import GateKind, Pause, Resume
+from errandry.core.gate import GateKind, Pause, PutRule, Resume
 from errandry.core.job import Failure, Keep, Log, NewJob, Order, Progress
 from errandry.core.query import Query, parse
 from errandry.core.retry import Backoff, Curve
+from errandry.core.rule import NO_RULE, Rate, Rule
 from errandry.core.state import Reason, State
 from errandry.core.unique import Conflict, Scope, Unique
 from errandry.store.contract import Bounds
@@ -163,11 +165,13 @@ class Chance:
     def claim(self) -> Claim:
         worker = self.of(*WORKERS)
         nonce = self.seen.nonces.get(worker)
+        queues = self.of(*[None] * 5, ("default",), ("mail",), ("mail", "default"), ("nowhere",))
+        order = self.of(None, None, STRICT, tuple(range(1, len(queues) + 1))) if queues else None
         return Claim(
             worker=worker,
             nonce=nonce if nonce and self.one_in(6) else self.seen.new_nonce(),
             limit=self.of(1, 1, 2, 3, 50),
-            queues=self.of(*[None] * 5, ("default",), ("mail",), ("mail", "default"), ("nowhere",)),
+            queues=queues,
             tasks=self.of(*[None] * 5, ("send",), ("resize",), ("resize", "send"), ()),
             without=self.of((), (), (), (), ("send",)),
             suspects=self.of(None, None, None, 0, 1),
@@ -176,6 +180,7 @@ class Chance:
                 *[()] * 3, (Batch("send", 3),), (Batch("send", 2, start=False), Batch("resize", 9))
             ),
             lease=self.lease(),
+            order=order,
         )
 
     def lease(self) -> float:
@@ -211,6 +216,7 @@ class Chance:
             Complete('{"ok":true}'),
             Retry(self.failure(), self.of(None, None, 0, 0.5, 20.0)),
             Retry(self.failure(), 0),
+            Retry(self.failure(), self.of(None, 5.0, 30.0), pause_group=True),
             Fail(self.failure()),
             Snooze(self.of(0, 5.0, 60.0)),
             Release(self.of(0, 0, 15.0), self.of(*reasons)),
@@ -279,6 +285,24 @@ class Chance:
         group = self.of(*GROUPS) if kind is GateKind.GROUP else ""
         return Pause(kind, name, self.of("", "op"), group) if self.one_in(3) else Resume(kind, name, group)
 
+    def rule(self) -> PutRule:
+        kind = self.of(GateKind.QUEUE, GateKind.QUEUE, GateKind.TASK, GateKind.GROUP)
+        group = self.of(*GROUPS) if kind is GateKind.GROUP else ""
+        return PutRule(kind, self.of(*NAMES[kind]), self.of(*self.rules(kind)), group, self.of("", "op"))
+
+    def rules(self, kind: GateKind) -> list[Rule]:
+        few, rate = self.of(1, 2, 3), self.of(Rate(1, 5.0, 1), Rate(3, 1.0, 2), Rate(10, 60.0, 4))
+        found = [NO_RULE, NO_RULE, Rule(limit=few), Rule(rate=rate), Rule(limit=few, rate=rate)]
+        if kind is GateKind.GROUP:
+            found += [Rule(weight=self.of(0.5, 3.0)), Rule(weight=2.0, limit=few)]
+        if kind is GateKind.QUEUE:
+            found += [
+                Rule(group_limit=few),
+                Rule(group_rate=rate),
+                Rule(limit=4, group_limit=1, group_rate=rate),
+            ]
+        return found
+
     def beat(self) -> Beat:
         return Beat(
             worker=self.of(*WORKERS),
@@ -308,6 +332,7 @@ KINDS: dict[str, Callable[[Chance], Command]] = {
     "resolve": Chance.resolve,
     "remove": Chance.remove,
     "gate": Chance.gate,
+    "rule": Chance.rule,
     "beat": Chance.beat,
     "upkeep": Chance.upkeep,
 }

@@ -179,7 +179,7 @@ class History(RuleBasedStateMachine):
             note(f"← {answer}")
             self.learn(command, answer)
         look = self.look()
-        done = Pass(commands, answers, self.seen.now, before, self.jobs, look.news, closed(look))
+        done = Pass(commands, answers, self.seen.now, before, self.jobs, look.news, closed(look), look.rules)
         self.promises.check(done)
         self.count_what_was_reached(done)
         return answers

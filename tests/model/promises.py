@@ -36,6 +36,7 @@ from errandry.core.command import (
     Upkeep,
 )
 from errandry.core.event import Kind
+from errandry.core.gate import Gate, GateKind
 from errandry.core.job import Job, Keep, Order
 from errandry.core.state import Reason, State
 from errandry.core.unique import Conflict, Scope
@@ -60,6 +61,7 @@ class Pass:
     after: Jobs
     events: Sequence[Happened]
     closed: frozenset[tuple[str, ...]]
+    rules: Sequence[Gate]
 
     @property
     def sole(self) -> tuple[Command, Answer] | tuple[None, None]:
@@ -98,6 +100,7 @@ class Promises:
 
     def check(self, done: Pass) -> None:
         one_lease_at_a_time(done)
+        limits_hold(done)
         only_a_standing_claim_writes(done)
         a_refusal_changes_nothing(done)
         a_settle_obeys_cancel_attempts_and_start(done)
@@ -169,8 +172,13 @@ class Promises:
             else command.suspects - sum(job.crashes > 0 for job in answer.jobs)
         )
         assert suspects is None or suspects >= 0, answer
-        left = [job for job in done.after.values() if _is_eligible(job, command, suspects, done.closed)]
-        if len(done.commands) == 1:
+        left = [
+            job
+            for job in done.after.values()
+            if _is_eligible(job, command, suspects, done.closed) and not _is_ruled(job, done.rules)
+        ]
+        has_turns = command.order is not None or any(job.group for job in (*answer.jobs, *left))
+        if len(done.commands) == 1 and not has_turns:
             taken = [_spot(done.before[job.id]) for job in urgent if done.before[job.id].place is not None]
             assert taken == sorted(taken)
             assert all(_spot(job) > taken[-1] for job in left if job.place is not None and taken)
@@ -218,6 +226,38 @@ class Promises:
     def forget_claims(self, until: float) -> None:
         """A store may forget claims of workers it has not heard of for so long."""
         self.claims = {worker: claim for worker, claim in self.claims.items() if claim[2] > until}
+
+
+def limits_hold(done: Pass) -> None:
+    """P12: no gate has more held jobs than it may have, unless it had them before its limit was lowered."""
+    queues = {gate.name: gate.rule for gate in done.rules if gate.kind is GateKind.QUEUE}
+    groups = {(gate.name, gate.group): gate.rule.limit for gate in done.rules if gate.kind is GateKind.GROUP}
+    limits = {(gate.kind, gate.name, gate.group): gate.rule.limit for gate in done.rules}
+    for job in done.after.values():
+        if job.group and groups.get((job.queue, job.group)) is None and job.queue in queues:
+            limits[GateKind.GROUP, job.queue, job.group] = queues[job.queue].group_limit
+    for key, limit in limits.items():
+        if limit is not None:
+            before, after = _held(done.before, key), _held(done.after, key)
+            assert after <= max(limit, before), (key, limit, before, after)
+
+
+def _held(jobs: Jobs, key: tuple[str, str, str]) -> int:
+    kind, name, group = key
+    held = [job for job in jobs.values() if job.state in IN_HAND]
+    match GateKind(kind):
+        case GateKind.QUEUE:
+            return sum(job.queue == name for job in held)
+        case GateKind.TASK:
+            return sum(job.task == name for job in held)
+        case _:
+            return sum((job.queue, job.group) == (name, group) for job in held)
+
+
+def _is_ruled(job: Job, rules: Sequence[Gate]) -> bool:
+    """Whether something else than a pause may keep it back."""
+    keys = ("queue", job.queue, ""), ("task", job.task, ""), ("group", job.queue, job.group)
+    return any((gate.kind, gate.name, gate.group) in keys for gate in rules)
 
 
 def one_lease_at_a_time(done: Pass) -> None:

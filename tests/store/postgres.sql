@@ -131,6 +131,9 @@ TABLE lanes WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_v
     grp text COLLATE "C" NOT NULL
     ready boolean NOT NULL
     used_at double precision NOT NULL
+    turn double precision NOT NULL DEFAULT 0
+    open_at double precision NOT NULL DEFAULT 0
+    opened bigint NOT NULL DEFAULT 0
 TABLE live WITH {fillfactor=70,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     seq bigint NOT NULL
     id text COLLATE "C" NOT NULL
@@ -177,6 +180,10 @@ TABLE migrations
     number integer NOT NULL
     name text NOT NULL
     applied_at timestamp with time zone NOT NULL DEFAULT clock_timestamp()
+TABLE rounds WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
+    queue text COLLATE "C" NOT NULL
+    turn double precision NOT NULL
+    last double precision NOT NULL
 TABLE store
     one integer NOT NULL
     identity text NOT NULL
@@ -201,11 +208,12 @@ CONSTRAINT errandry.events events_pkey PRIMARY KEY (n)
 CONSTRAINT errandry.gates gates_pkey PRIMARY KEY (kind, name, grp)
 CONSTRAINT errandry.history history_pkey PRIMARY KEY (seq, day)
 CONSTRAINT errandry.keys keys_pkey PRIMARY KEY (key)
-CONSTRAINT errandry.lanes lanes_key UNIQUE (queue, task, grp)
+CONSTRAINT errandry.lanes lanes_key UNIQUE (queue, grp, task)
 CONSTRAINT errandry.lanes lanes_pkey PRIMARY KEY (lane)
 CONSTRAINT errandry.live live_id UNIQUE (id)
 CONSTRAINT errandry.live live_pkey PRIMARY KEY (seq)
 CONSTRAINT errandry.migrations migrations_pkey PRIMARY KEY (number)
+CONSTRAINT errandry.rounds rounds_pkey PRIMARY KEY (queue)
 CONSTRAINT errandry.store store_one_check CHECK ((one = 1))
 CONSTRAINT errandry.store store_pkey PRIMARY KEY (one)
 CONSTRAINT errandry.totals totals_pkey PRIMARY KEY (queue, task, name)
@@ -222,8 +230,11 @@ CREATE UNIQUE INDEX history_pkey ON ONLY errandry.history USING btree (seq, day)
 CREATE INDEX history_troubled ON ONLY errandry.history USING btree (seq) WHERE (state <> 'completed'::text)
 CREATE INDEX keys_expiry ON errandry.keys USING btree (expires_at) WHERE (expires_at IS NOT NULL)
 CREATE UNIQUE INDEX keys_pkey ON errandry.keys USING btree (key)
-CREATE UNIQUE INDEX lanes_key ON errandry.lanes USING btree (queue, task, grp)
+CREATE INDEX lanes_grouped ON errandry.lanes USING btree (lane) WHERE (ready AND (grp <> ''::text))
+CREATE UNIQUE INDEX lanes_key ON errandry.lanes USING btree (queue, grp, task)
+CREATE INDEX lanes_parked ON errandry.lanes USING btree (open_at) WHERE (ready AND (open_at > (0)::double precision))
 CREATE UNIQUE INDEX lanes_pkey ON errandry.lanes USING btree (lane)
+CREATE INDEX lanes_ready ON errandry.lanes USING btree (queue, task, open_at, turn, grp) WHERE ready
 CREATE INDEX live_canceling ON errandry.live USING btree (worker) WHERE cancel_requested
 CREATE INDEX live_deadline ON errandry.live USING btree (deadline, seq) WHERE ((deadline IS NOT NULL) AND (state = ANY (ARRAY['blocked'::text, 'scheduled'::text, 'waiting'::text])))
 CREATE INDEX live_due ON errandry.live USING btree (run_at, seq) WHERE (state = 'scheduled'::text)
@@ -233,6 +244,7 @@ CREATE UNIQUE INDEX live_pkey ON errandry.live USING btree (seq)
 CREATE INDEX live_ready ON errandry.live USING btree (lane, priority, place) WHERE (state = 'waiting'::text)
 CREATE INDEX live_unlined ON errandry.live USING btree (seq) WHERE ((state = 'waiting'::text) AND (lane IS NULL))
 CREATE UNIQUE INDEX migrations_pkey ON errandry.migrations USING btree (number)
+CREATE UNIQUE INDEX rounds_pkey ON errandry.rounds USING btree (queue)
 CREATE UNIQUE INDEX store_pkey ON errandry.store USING btree (one)
 CREATE UNIQUE INDEX totals_pkey ON errandry.totals USING btree (queue, task, name)
 CREATE UNIQUE INDEX workers_pkey ON errandry.workers USING btree (worker)

@@ -118,12 +118,18 @@ CREATE TABLE lanes (
     grp     TEXT    NOT NULL,
     ready   INTEGER NOT NULL,
     used_at REAL    NOT NULL,
-    UNIQUE (queue, task, grp)
+    turn    REAL    NOT NULL,
+    open_at REAL    NOT NULL,
+    UNIQUE (queue, grp, task)
 ) STRICT;
+
+CREATE INDEX lanes_grouped ON lanes (lane) WHERE ready AND grp <> '';
 
 CREATE INDEX lanes_idle ON lanes (used_at) WHERE NOT ready;
 
-CREATE INDEX lanes_ready ON lanes (queue, task) WHERE ready;
+CREATE INDEX lanes_parked ON lanes (open_at) WHERE ready AND open_at > 0;
+
+CREATE INDEX lanes_ready ON lanes (queue, task, open_at, turn, grp) WHERE ready;
 
 CREATE TABLE live (
     seq              INTEGER PRIMARY KEY,
@@ -185,6 +191,12 @@ CREATE TABLE migrations (
     name       TEXT NOT NULL,
     applied_at REAL NOT NULL
 ) STRICT;
+
+CREATE TABLE rounds (
+    queue TEXT PRIMARY KEY,
+    turn  REAL NOT NULL,
+    last  REAL NOT NULL
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE store (
     only     INTEGER PRIMARY KEY CHECK (only = 1),

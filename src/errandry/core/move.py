@@ -180,16 +180,23 @@ def settled(job: Job, outcome: Outcome, now: float) -> Job:
             return _failed(job, outcome.move, now, failure)
         case Retry(failure=failure) if job.attempts >= job.max_attempts:
             return _failed(job, outcome.move, now, failure)
-        case Retry(failure=failure, delay=delay):
-            if delay is None:
-                delay = (job.backoff or retry.DEFAULT).delay(job.attempts, job.id)
+        case Retry(failure=failure):
             errors = _with_error(job, failure, now)
-            return _let_go(job, outcome.move, now, delay, errors=errors, settled=outcome.move)
+            return _let_go(
+                job, outcome.move, now, backing_off(job, outcome), errors=errors, settled=outcome.move
+            )
         case Snooze(delay=delay):
             attempts = _given_back(job)
             return _let_go(job, outcome.move, now, delay, SCHEDULED, attempts=attempts, settled=outcome.move)
         case Release(delay=delay, reason=reason):
             return _released(job, outcome.move, now, delay, reason, outcome.move)
+
+
+def backing_off(job: Job, outcome: Retry) -> float:
+    """Seconds until a retry."""
+    if outcome.delay is not None:
+        return outcome.delay
+    return (job.backoff or retry.DEFAULT).delay(job.attempts, job.id)
 
 
 def expired(job: Job, now: float) -> Job:

@@ -5,10 +5,8 @@ and the answers made. A handler checks everything before it changes anything, so
 leaves no trace and its neighbours go on.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from msgspec.structs import replace
 
 from errandry.core import check, move
 from errandry.core.command import (
@@ -21,7 +19,6 @@ from errandry.core.command import (
     Cancel,
     Cause,
     Claim,
-    Claims,
     Command,
     Complete,
     Edit,
@@ -37,6 +34,7 @@ from errandry.core.command import (
     Renewed,
     Rerun,
     Resolve,
+    Retry,
     Settle,
     Start,
     Upkeep,
@@ -47,7 +45,7 @@ from errandry.core.job import Job
 from errandry.core.state import HELD as HELD_STATES
 from errandry.core.state import Move, State
 from errandry.errors import ErrandryError
-from errandry.store import gating, insert, operate, tidy
+from errandry.store import claiming, gating, insert, operate, tidy
 from errandry.store.contract import Bounds
 from errandry.store.ledger import Ledger
 from errandry.store.tables import Tables
@@ -55,7 +53,7 @@ from errandry.store.tables import Tables
 
 def apply(commands: Sequence[Command], tables: Tables, now: float, bounds: Bounds) -> list[Answer]:
     """Carry out a pass in order; one answer, or error as a value, per command."""
-    ledger = Ledger(tables, now, bounds)
+    ledger = Ledger(tables, now, bounds, commands)
     insert.load(ledger, commands)
     answers: list[Answer] = []
     for command in commands:
@@ -65,62 +63,6 @@ def apply(commands: Sequence[Command], tables: Tables, now: float, bounds: Bound
             answers.append(error)
     ledger.close()
     return answers
-
-
-def claim(ledger: Ledger, command: Claim) -> Claims:
-    tables, now = ledger.tables, ledger.now
-    ledger.flush()
-    claims = ledger.claims.setdefault(command.worker, {})
-    refs = tables.recall(command.worker).get(command.nonce)
-    if refs is not None:
-        claims[command.nonce] = refs
-        return Claims(tuple(_still_held(ledger, refs)), _due_in(ledger))
-    tidy.before_claim(ledger)
-    taken = _taken(ledger, command)
-    taken += _company(ledger, command, taken)
-    if taken:
-        claims[command.nonce] = tuple(Ref(job.id, job.fence) for job in taken)
-        tables.remember(command.worker, claims, now)
-        for queue in {job.queue: None for job in taken}:
-            if tables.is_drained(queue):
-                ledger.tell(Kind.DRAINED, queue)
-    return Claims(tuple(taken), _due_in(ledger))
-
-
-def _taken(ledger: Ledger, command: Claim) -> list[Job]:
-    """The most urgent jobs, claimed; what has lapsed fails instead, and suspects beyond their number stay."""
-    now, made, suspects = ledger.now, Move.CLAIM, command.suspects
-    later = {batch.task for batch in command.batches if not batch.start}
-    taken: list[Job] = []
-    while len(taken) < command.limit:
-        wanted = replace(command, limit=command.limit - len(taken), suspects=suspects)
-        candidates = ledger.tables.ready(wanted)
-        if not candidates:
-            break
-        for job in candidates:
-            if job.deadline is not None and job.deadline <= now:
-                ledger.move(Move.LAPSE, job, move.lapsed(job, now))
-                continue
-            if job.crashes and suspects is not None:
-                if not suspects:
-                    continue
-                suspects -= 1
-            start = command.start and job.task not in later
-            held = move.claimed(job, command.worker, command.lease, start, now)
-            taken.append(ledger.move(made, job, held))
-        ledger.flush()
-    return taken
-
-
-def _company(ledger: Ledger, command: Claim, taken: list[Job]) -> list[Job]:
-    """What comes along in the batches that `taken` begins."""
-    found: list[Job] = []
-    for batch in command.batches:
-        begun = sum(job.task == batch.task and not job.crashes for job in taken)
-        if room := -begun % batch.size:
-            wanted = replace(command, tasks=(batch.task,), without=(), limit=room, suspects=0)
-            found += _taken(ledger, wanted)
-    return found
 
 
 def start(ledger: Ledger, command: Start) -> Mark | Lost:
@@ -164,6 +106,8 @@ def settle(ledger: Ledger, command: Settle) -> Mark | Lost:
     if isinstance(outcome, Complete) and outcome.result is not None:
         check.sized("result", outcome.result, ledger.bounds.result)
     ledger.move(outcome.move, held, move.settled(held, outcome, ledger.now))
+    if isinstance(outcome, Retry) and outcome.pause_group:
+        gating.close_for(ledger, held, move.backing_off(held, outcome))
     return WRITTEN
 
 
@@ -191,22 +135,9 @@ def _renewed(ledger: Ledger, ref: Ref, lease: float) -> Mark | Lost:
     return CANCEL if held.cancel_requested else HELD
 
 
-def _still_held(ledger: Ledger, refs: Sequence[Ref]) -> Iterator[Job]:
-    ledger.load(ref.job for ref in refs)
-    for ref in refs:
-        job = move.held(ledger.get(ref.job), ref, Move.RENEW, ledger.now)
-        if not isinstance(job, Cause):
-            yield job
-
-
-def _due_in(ledger: Ledger) -> float | None:
-    run_at = ledger.tables.marks().run_at
-    return None if run_at is None else max(0.0, run_at - ledger.now)
-
-
 _HANDLERS: dict[type, Callable[[Ledger, Any], Answer]] = {
     Insert: insert.insert,
-    Claim: claim,
+    Claim: claiming.claim,
     Start: start,
     Renew: renew,
     Note: note,

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from errandry.core.command import ALREADY, WRITTEN, Mark
 from errandry.core.event import Kind
 from errandry.core.gate import Gate, GateKind, Pause, Pausing, PutRule, Resume, Ruling
+from errandry.core.job import Job
 from errandry.core.rule import NO_RULE
 from errandry.store.ledger import Ledger
 
@@ -39,6 +40,13 @@ def put_rule(ledger: Ledger, command: PutRule) -> Mark:
     return WRITTEN
 
 
+def close_for(ledger: Ledger, job: Job, delay: float) -> None:
+    """Nothing else of the job's group is claimed for so long; without a group, nothing else of its task."""
+    kind = GateKind.GROUP if job.group else GateKind.TASK
+    name = job.queue if job.group else job.task
+    ledger.shut((kind, name, job.group), ledger.now + delay)
+
+
 def forget_worker(ledger: Ledger, worker: str) -> None:
     """A worker that is gone is not paused either: every start has an id of its own."""
     if any(gate.name == worker for gate in ledger.tables.gates(GateKind.WORKER)):
@@ -51,6 +59,11 @@ def _gate(ledger: Ledger, command: Command) -> Gate:
 
 def _put(ledger: Ledger, gate: Gate) -> None:
     ledger.tables.put_gates([gate], ledger.now)
+    ledger.forget_gates()
+    if gate.kind is GateKind.GROUP:
+        ledger.tables.open_groups([(gate.name, gate.group)])
+    elif gate.kind is GateKind.QUEUE:
+        ledger.tables.open_queue(gate.name)
 
 
 def _tell(ledger: Ledger, kind: Kind, command: Command, by: str = "") -> None:

@@ -4,11 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from errandry.core.command import Ref
+from errandry.core.command import Claim, Command, Ref
 from errandry.core.event import KINDS, Event, Kind
+from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.move import holder_of, place, slot_of
-from errandry.core.state import TERMINAL, WAITING, Move, State
+from errandry.core.permit import Permits
+from errandry.core.rule import NO_RULE, Comeback, Rule
+from errandry.core.state import HELD, SCHEDULED, TERMINAL, WAITING, Move, State
 from errandry.core.unique import Holder, Scope, Unique
 from errandry.store.contract import Bounds
 from errandry.store.tables import Change, Tables
@@ -28,9 +31,15 @@ _LIFETIME = {
 class Ledger:
     """Reads through to the tables, remembers every move, and writes them together."""
 
-    def __init__(self, tables: Tables, now: float, bounds: Bounds) -> None:
+    def __init__(self, tables: Tables, now: float, bounds: Bounds, commands: Sequence[Command] = ()) -> None:
         self.tables, self.now, self.bounds = tables, now, bounds
         self.is_tidy = False
+        self.turning: set[str] = set()
+        self._claiming = [command for command in commands if isinstance(command, Claim)]
+        self._permits: Permits | None = None
+        self._rules: dict[str, Rule] | None = None
+        self._shut: dict[Key, float] = {}
+        self._left: set[tuple[str, str]] = set()
         self.claims: dict[str, dict[str, Sequence[Ref]]] = {}
         self._jobs: dict[str, Job | None] = {}
         self._changes: dict[str, Change] = {}
@@ -75,7 +84,12 @@ class Ledger:
         """`before` has become `after`, which comes back with its place if it is in line again."""
         state = after.state
         if state is WAITING and before is not None and before.state is not state:
-            after = replace(after, place=place(after.order, self.tables.number()))
+            if self._keeps_place(after):
+                after = replace(after, place=place(after.order, after.seq))
+            else:
+                after = replace(after, place=place(after.order, self.tables.number()))
+        if after.group and before is not None and self.tables.has_gates:
+            self._hold_or_let(before, after)
         self._keep(move, before, after, after)
         for kind in KINDS[move, state]:
             self._events.append(Event(kind, after.id, after.queue, after.task, after.attempts))
@@ -85,11 +99,39 @@ class Ledger:
 
     def remove(self, move: Move, job: Job) -> None:
         """`job` is gone; what it added to the lifetime totals stays."""
+        if job.group and job.state in HELD:
+            self._left.add((job.queue, job.group))
         self._keep(move, job, None, job)
         self._events.append(Event(Kind.REMOVED, job.id, job.queue, job.task, job.attempts))
 
     def tell(self, kind: Kind, queue: str = "", task: str = "", job: str = "", text: str = "") -> None:
         self._events.append(Event(kind, job, queue, task, 0, text))
+
+    def rule(self, queue: str) -> Rule:
+        """What holds for a queue."""
+        if not self.tables.has_gates:
+            return NO_RULE
+        if self._rules is None:
+            self._rules = {gate.name: gate.rule for gate in self.tables.gates(GateKind.QUEUE)}
+        return self._rules.get(queue, NO_RULE)
+
+    def permits(self) -> Permits | None:
+        """What may be claimed in this pass, counted: nobody else claims there before it is over.
+
+        None where no gate says anything.
+        """
+        self._open_what_was_left()
+        if self._permits is None and (self.tables.has_gates or self._shut):
+            self._permits = self._counted()
+        return self._permits
+
+    def shut(self, key: Key, until: float) -> None:
+        """Nothing passes a gate before `until`, or before a later time that was said already; 0 opens it."""
+        self._shut[key] = max(until, self._shut.get(key, 0.0)) if until else 0.0
+
+    def forget_gates(self) -> None:
+        """A gate has changed."""
+        self._permits = self._rules = None
 
     def flush(self) -> None:
         """Write the changes so far, so that searches see them."""
@@ -103,8 +145,56 @@ class Ledger:
     def close(self) -> None:
         """Write everything that is left; the pass can then be made durable."""
         self.flush()
+        self._open_what_was_left()
+        self._close_what_is_shut()
         if self._events:
             self.tables.append(self.now, self._events, self._deltas())
+
+    def _keeps_place(self, job: Job) -> bool:
+        return bool(job.group) and self.tables.has_gates and self.rule(job.queue).order is not None
+
+    def _hold_or_let(self, before: Job, after: Job) -> None:
+        """A group is held while a job of it that came back waits for its time, if its queue says so."""
+        if before.state in HELD and after.state not in HELD:
+            self._left.add((after.queue, after.group))
+        if self.rule(after.queue).order is Comeback.HOLD and before.state is not after.state:
+            group = GateKind.GROUP, after.queue, after.group
+            if before.state in HELD and after.state is SCHEDULED:
+                self.shut(group, after.run_at or 0.0)
+            elif before.state is SCHEDULED and before.fence and (before.run_at or 0.0) > self.now:
+                self.shut(group, 0.0)
+
+    def _open_what_was_left(self) -> None:
+        """Lanes that were laid aside while their group was full."""
+        left, self._left = sorted(self._left), set()
+        if not left or not self.tables.has_gates:
+            return
+        limited = {gate.key[1:] for gate in self.tables.groups(left)[0] if gate.rule.limit is not None}
+        groups = [one for one in left if one in limited or self.rule(one[0]).group_limit is not None]
+        if groups:
+            self.tables.open_groups(groups)
+
+    def _counted(self) -> Permits:
+        kinds = GateKind.QUEUE, GateKind.TASK, GateKind.WORKER
+        permits = Permits(self.tables.gates(*kinds), self.now)
+        counted = [
+            gate.key for gate in permits.limiting if any(_concerns(gate, one) for one in self._claiming)
+        ]
+        if counted or self._shut:
+            permits.update(self.tables.lock_gates(sorted({*counted, *self._shut})))
+        if self._shut:
+            self._close_what_is_shut()
+            permits.update(self.tables.gates(*kinds))
+        if permits.has_limits:
+            permits.hold(self.tables.holding())
+        return permits
+
+    def _close_what_is_shut(self) -> None:
+        shut, self._shut = self._shut, {}
+        if shut:
+            self.tables.shut(shut)
+            self.tables.open_groups([key[1:] for key, until in shut.items() if not until])
+            self.forget_gates()
 
     def _keep(self, move: Move, before: Job | None, after: Job | None, job: Job) -> None:
         stored = before
@@ -143,6 +233,15 @@ class Ledger:
             for name, sign in _counted(move, left, reached):
                 counters[name] = counters.get(name, 0) + sign * times
         return deltas
+
+
+def _concerns(gate: Gate, claim: Claim) -> bool:
+    """Whether the claim may take jobs that have to pass the gate."""
+    if gate.kind is GateKind.QUEUE:
+        return claim.queues is None or gate.name in claim.queues
+    batched = any(batch.task == gate.name for batch in claim.batches)
+    listed = claim.tasks is None or gate.name in claim.tasks
+    return gate.kind is GateKind.TASK and (batched or (listed and gate.name not in claim.without))
 
 
 def _counted(move: Move, left: State | None, reached: State | None) -> Iterator[tuple[str, int]]:

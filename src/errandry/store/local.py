@@ -23,10 +23,12 @@ from errandry.core.command import (
 )
 from errandry.core.gate import Gate, GateKind, Key, Passage, Pausing, passages
 from errandry.core.job import Job
+from errandry.core.permit import Permits
 from errandry.core.query import Query
 from errandry.core.state import State
 from errandry.errors import CommandFailed
 from errandry.store import cursor as cursors
+from errandry.store.claiming import due_in
 from errandry.store.contract import Binding, Bounds, Events, Page, QueueInfo
 from errandry.store.health import Finding
 from errandry.store.ledger import LIFETIME
@@ -137,10 +139,9 @@ class LocalStore:
     async def rules(self) -> builtins.list[Gate]:
         def look(tables: Tables, now: float) -> builtins.list[Gate]:
             kinds = (GateKind.QUEUE, GateKind.TASK, GateKind.GROUP)
-            found = (gate for kind in kinds for gate in tables.gates(kind))
             return [
                 replace(gate, tat=0.0, closed_until=max(0.0, gate.closed_until))
-                for gate in found
+                for gate in tables.gates(*kinds)
                 if gate.paused is not None or gate.ruling is not None or gate.closed_until > now
             ]
 
@@ -193,8 +194,12 @@ class LocalStore:
 
     async def due_in(self) -> float | None:
         def look(tables: Tables, now: float) -> float | None:
-            run_at = tables.marks().run_at
-            return None if run_at is None else max(0.0, run_at - now)
+            if not tables.has_gates:
+                return due_in(tables, None, now)
+            permits = Permits(tables.gates(GateKind.QUEUE, GateKind.TASK), now)
+            if permits.has_limits:
+                permits.hold(tables.holding())
+            return due_in(tables, permits, now)
 
         return await self.read(look)
 

@@ -8,10 +8,12 @@ import asyncio
 import secrets
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from errandry.clock import Clock
 from errandry.core.command import (
@@ -25,6 +27,8 @@ from errandry.core.command import (
 from errandry.core.event import Event
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
+from errandry.core.permit import NEVER
+from errandry.core.pick import Line, Spot
 from errandry.core.query import Query
 from errandry.core.state import HELD, TERMINAL, State
 from errandry.core.unique import Holder
@@ -108,6 +112,9 @@ class MemoryTables:
         self._counters: dict[str, dict[str, int]] = {}
         self._claims: dict[str, tuple[float, dict[str, Sequence[Ref]]]] = {}
         self._gates: dict[Key, Gate] = {}
+        self._turns: dict[tuple[str, str], float] = {}
+        self._rounds: dict[str, tuple[float, float]] = {}
+        self._parked: dict[Lane, float] = {}
         self._workers: dict[str, WorkerInfo] = {}
 
     def number(self) -> int:
@@ -174,12 +181,73 @@ class MemoryTables:
             key=lambda job: -job.seq,
         )[:limit]
 
-    def ready(self, claim: Claim) -> list[Job]:
-        if self._is_paused(GateKind.WORKER, claim.worker):
-            return []
-        lines = [line for lane, line in self._lines.items() if self._is_open(lane, claim)]
-        jobs = (self._jobs[job_id] for _, _, job_id in merge(*lines))
-        return list(islice((job for job in jobs if claim.suspects != 0 or not job.crashes), claim.limit))
+    def lines(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> list[Line]:
+        pairs: dict[tuple[str, str], list[Line]] = {}
+        for lane in self._lines:
+            if _is_wanted(lane, claim, queues, tasks) and lane not in self._parked:
+                queue, _, group = lane
+                round_ = self._rounds.get(queue, (0.0, 0.0))[0]
+                turn = max(self._turns.get((queue, group), 0.0), round_)
+                first = next(self._line(lane, claim.suspects != 0), None)
+                if first is not None:
+                    line = Line(lane, *lane, turn, round_, 0, (first.priority, first.place or 0))
+                    pairs.setdefault(lane[:2], []).append(line)
+        by_turn = (sorted(pair, key=lambda line: (line.turn, line.group)) for pair in pairs.values())
+        return [line for pair in by_turn for line in pair[:width]]
+
+    def best(self, lines: Sequence[Line], limit: int, suspects: bool) -> list[Job]:
+        return list(islice(merge(*(self._line(line.lane, suspects) for line in lines), key=_spot), limit))
+
+    def spots(self, lines: Sequence[Line], each: int, suspects: bool) -> dict[Any, list[Spot]]:
+        return {
+            line.lane: [
+                Spot(job.priority, job.place or 0, job.seq, line.lane)
+                for job in islice(self._line(line.lane, suspects), each)
+            ]
+            for line in lines
+        }
+
+    def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:
+        wanted = {spot.seq: spot for spot in spots}
+        found = {
+            job.seq: job
+            for lane in {spot.lane for spot in spots}
+            for job in self._line(lane, suspects)
+            if job.seq in wanted
+        }
+        return [found[seq] for seq in wanted]
+
+    def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
+        self._turns |= {(queue, group): turn for group, turn in turns.items()}
+        last = max(self._rounds.get(queue, (0.0, 0.0))[1], *turns.values())
+        self._rounds[queue] = round_, last
+
+    def end_round(self, queue: str) -> None:
+        self._rounds[queue] = (self._rounds[queue][1],) * 2
+
+    def park(self, lines: Sequence[tuple[Line, float]], now: float) -> bool:  # noqa: ARG002 - times are not kept
+        self._parked |= {line.lane: open_at for line, open_at in lines}
+        return bool(lines)
+
+    def open_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
+        self._open([lane for lane in self._parked if (lane[0], lane[2]) in groups])
+
+    def open_queue(self, queue: str) -> None:
+        self._open([lane for lane in self._parked if lane[0] == queue])
+
+    def open_due(self, now: float) -> None:
+        self._open([lane for lane, open_at in self._parked.items() if open_at <= now])
+
+    def _open(self, lanes: Iterable[Lane]) -> None:
+        for lane in lanes:
+            del self._parked[lane]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        return list({lane[:2]: None for lane in self._lines if lane not in self._parked})
+
+    def _line(self, lane: Lane, suspects: bool) -> Iterator[Job]:
+        jobs = (self._jobs[job_id] for _, _, job_id in self._lines.get(lane, ()))
+        return (job for job in jobs if suspects or not job.crashes)
 
     def is_drained(self, queue: str) -> bool:
         return not any(lane[0] == queue for lane in self._lines)
@@ -189,6 +257,9 @@ class MemoryTables:
             min((_run_at(job) for job in self._where(State.SCHEDULED)), default=None),
             min((_lease(job) for job in self._where(*HELD)), default=None),
             min(map(_deadline, self._deadlines.values()), default=None),
+            min(
+                (at for lane, at in self._parked.items() if lane in self._lines and at < NEVER), default=None
+            ),
         )
 
     def due(self, now: float, limit: int) -> list[Job]:
@@ -227,8 +298,28 @@ class MemoryTables:
             if not gate.says_nothing(now):
                 self._gates[gate.key] = gate
 
-    def gates(self, kind: GateKind) -> list[Gate]:
-        return [self._gates[key] for key in sorted(self._gates) if key[0] is kind]
+    @property
+    def has_gates(self) -> bool:
+        return bool(self._gates)
+
+    def gates(self, *kinds: GateKind) -> list[Gate]:
+        return [self._gates[key] for kind in kinds for key in sorted(self._gates) if key[0] is kind]
+
+    def groups(self, groups: Sequence[tuple[str, str]]) -> tuple[list[Gate], list[Key]]:
+        keys = [(GateKind.GROUP, *group) for group in groups]
+        return [self._gates[key] for key in keys if key in self._gates], []
+
+    def lock_gates(self, keys: Sequence[Key]) -> list[Gate]:
+        return [self._gates[key] for key in keys if key in self._gates]
+
+    def shut(self, until: Mapping[Key, float]) -> None:
+        for key, at in until.items():
+            gate = self.gate(key)
+            self._gates[key] = replace(gate, closed_until=at and max(at, gate.closed_until))
+
+    def spend(self, tats: Mapping[Key, float]) -> None:
+        for key, tat in tats.items():
+            self._gates[key] = replace(self.gate(key), tat=tat)
 
     def holding(self) -> dict[Lane, int]:
         return Counter(map(_lane, self._where(*HELD)))
@@ -286,24 +377,26 @@ class MemoryTables:
         past = [one for expires_at, one in over[:limit] if expires_at <= now]
         for one in past:
             del self._keys[one]
+        for key, gate in list(self._gates.items()):
+            if gate.says_nothing(now):
+                del self._gates[key]
+        for queue in self._rounds:
+            if self.is_drained(queue):
+                self.end_round(queue)
+        self._turns = {group: turn for group, turn in self._turns.items() if turn > self._rounds[group[0]][0]}
         return went + len(silent) + len(past)
-
-    def _is_open(self, lane: Lane, claim: Claim) -> bool:
-        queue, task, group = lane
-        return (
-            (claim.queues is None or queue in claim.queues)
-            and (claim.tasks is None or task in claim.tasks)
-            and task not in claim.without
-            and not self._is_paused(GateKind.QUEUE, queue)
-            and not self._is_paused(GateKind.TASK, task)
-            and not self._is_paused(GateKind.GROUP, queue, group)
-        )
-
-    def _is_paused(self, kind: GateKind, name: str, group: str = "") -> bool:
-        return self.gate((kind, name, group)).paused is not None
 
     def _where(self, *states: State) -> Iterable[Job]:
         return chain.from_iterable(self._states[state].values() for state in states)
+
+
+def _is_wanted(lane: Lane, claim: Claim, queues: Sequence[str], tasks: Sequence[str]) -> bool:
+    queue, task, _group = lane
+    return (
+        (claim.queues is None or queue in claim.queues)
+        and (claim.tasks is None or task in claim.tasks)
+        and not (task in claim.without or task in tasks or queue in queues)
+    )
 
 
 def _lane(job: Job) -> Lane:

@@ -5,7 +5,7 @@ and finds; it has no rules. `write` is told each job as it was and as it is now.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from errandry.core.command import (
     Beat,
@@ -16,6 +16,7 @@ from errandry.core.command import (
 from errandry.core.event import Event
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
+from errandry.core.pick import Line, Spot
 from errandry.core.query import Query
 from errandry.core.state import State
 from errandry.core.unique import Holder
@@ -35,6 +36,7 @@ class Marks(NamedTuple):
     run_at: float | None
     lease_until: float | None
     deadline: float | None
+    open_at: float | None = None
 
 
 class Tables(Protocol):
@@ -67,8 +69,40 @@ class Tables(Protocol):
     ) -> list[Job]:
         """Jobs in one of `states` that match, newest first, with a `seq` under `below`."""
 
-    def ready(self, claim: Claim) -> list[Job]:
-        """Waiting jobs a claim may take, most urgent first, of what is not paused; none if its worker is."""
+    def lines(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> list[Line]:
+        """Lanes with waiting jobs a claim may take, without those of closed `queues` and `tasks`.
+
+        Of each queue and task, the first `width` of those that are not laid aside, by their turn and group.
+        """
+
+    def best(self, lines: Sequence[Line], limit: int, suspects: bool) -> list[Job]:
+        """The first `limit` jobs of these lanes taken together, with suspects or without."""
+
+    def spots(self, lines: Sequence[Line], each: int, suspects: bool) -> dict[Any, list[Spot]]:
+        """For each lane where its first `each` jobs stand."""
+
+    def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:
+        """The jobs that stand there, or as many of the same lanes, as far as nobody else takes them."""
+
+    def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
+        """When these groups of a queue have their next turn, and how far the queue is."""
+
+    def end_round(self, queue: str) -> None:
+        """Nothing waits: no group is behind another."""
+
+    def park(self, lines: Sequence[tuple[Line, float]], now: float) -> bool:
+        """Lay lanes aside until a time, or until they are opened; whether that was done to any of them."""
+
+    def open_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
+        """Lanes of these queues and groups are laid aside no longer."""
+
+    def open_queue(self, queue: str) -> None: ...
+
+    def open_due(self, now: float) -> None:
+        """The same for those whose time has come."""
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Queues and tasks with waiting jobs that are not laid aside."""
 
     def is_drained(self, queue: str) -> bool: ...
 
@@ -101,8 +135,24 @@ class Tables(Protocol):
     def put_gates(self, gates: Sequence[Gate], now: float) -> None:
         """Keep gates as they are now; those that say nothing are forgotten."""
 
-    def gates(self, kind: GateKind) -> list[Gate]:
-        """All gates of a kind, by name and group."""
+    @property
+    def has_gates(self) -> bool:
+        """Whether there are any."""
+
+    def gates(self, *kinds: GateKind) -> list[Gate]:
+        """All gates of these kinds, by kind, name and group."""
+
+    def groups(self, groups: Sequence[tuple[str, str]]) -> tuple[list[Gate], list[Key]]:
+        """The gates of these groups, each with its queue, and which of them another pass counts just now."""
+
+    def lock_gates(self, keys: Sequence[Key]) -> list[Gate]:
+        """Gates whose permits are to be counted: nobody else counts them before the pass is over."""
+
+    def shut(self, until: Mapping[Key, float]) -> None:
+        """Close gates until some time, never shorter than they are; 0 opens them."""
+
+    def spend(self, tats: Mapping[Key, float]) -> None:
+        """Where the rates of these gates are."""
 
     def holding(self) -> dict[tuple[str, str, str], int]:
         """For each queue, task and group: how many jobs workers have, where they have any."""

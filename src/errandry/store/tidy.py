@@ -26,6 +26,7 @@ def upkeep(ledger: Ledger, command: Upkeep) -> Kept:
     for job in outlived:
         ledger.remove(Move.REMOVE, job)
     ledger.flush()
+    tables.open_due(now)
     trimmed = tables.trim(now, ledger.bounds, limit)
     _forget_pauses(ledger)
     more = max(expired, promoted, lapsed, len(outlived)) >= limit
@@ -50,6 +51,8 @@ def before_claim(ledger: Ledger) -> None:
         _each(ledger, Move.EXPIRE, tables.expired(now, BEFORE_CLAIM), move.expired)
     if marks.run_at is not None and marks.run_at <= now:
         _each(ledger, Move.PROMOTE, tables.due(now, BEFORE_CLAIM), move.promoted)
+    if marks.open_at is not None and marks.open_at <= now:
+        tables.open_due(now)
     if marks.deadline is not None and marks.deadline <= now:
         _each(ledger, Move.LAPSE, tables.lapsed(now, BEFORE_CLAIM), move.lapsed)
     ledger.is_tidy = True

@@ -21,6 +21,7 @@ SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_ses
           FROM unnest(%s::text[]) AS worker),
        EXISTS (SELECT 1 FROM errandry.bound),
        EXISTS (SELECT 1 FROM errandry.live WHERE state = 'waiting' AND lane IS NULL),
+       EXISTS (SELECT 1 FROM errandry.gates), EXISTS (SELECT 1 FROM errandry.lanes WHERE ready AND grp <> ''),
        identity, folded, coalesce((SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1), at),
        extract(epoch FROM clock_timestamp())::float8
   FROM errandry.store;
@@ -31,7 +32,7 @@ SELECT coalesce(max(n), 0) FROM errandry.events;
 -- name: head_read
 SELECT set_config('jit', 'off', true), identity, folded,
        coalesce((SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1), at),
-       extract(epoch FROM clock_timestamp())::float8
+       extract(epoch FROM clock_timestamp())::float8, EXISTS (SELECT 1 FROM errandry.gates)
   FROM errandry.store;
 
 -- name: numbers
@@ -258,15 +259,16 @@ SELECT lane, queue, task, grp
   JOIN unnest(%s::text[], %s::text[], %s::text[]) AS wanted (queue, task, grp) USING (queue, task, grp)
  WHERE ready
  ORDER BY lane
-   FOR SHARE OF lanes;
+   FOR KEY SHARE OF lanes;
 
 -- name: mark_lanes
 -- The same for those that were without it, or not there.
-INSERT INTO errandry.lanes (queue, task, grp, ready, used_at)
-SELECT queue, task, grp, true, %s::float8
+INSERT INTO errandry.lanes (queue, task, grp, ready, used_at, turn)
+SELECT queue, task, grp, true, %s::float8,
+       coalesce((SELECT max(turn) FROM errandry.lanes AS own WHERE own.queue = wanted.queue AND own.grp = wanted.grp), 0)
   FROM unnest(%s::text[], %s::text[], %s::text[]) AS wanted (queue, task, grp)
  ORDER BY queue, task, grp
-    ON CONFLICT (queue, task, grp) DO UPDATE SET ready = true, used_at = excluded.used_at
+    ON CONFLICT (queue, grp, task) DO UPDATE SET ready = true, used_at = excluded.used_at
 RETURNING lane, queue, task, grp;
 
 -- name: unlined
@@ -279,9 +281,9 @@ UPDATE errandry.live SET lane = new.lane
  WHERE live.seq = new.seq;
 
 -- name: open_lanes
--- Lanes with waiting jobs, of these queues and tasks (NULL: all) and not of those, that are not paused; none if the
--- worker is. The most urgent first; more lanes than jobs are wanted are of no use.
-SELECT lanes.lane
+-- Lanes with waiting jobs, of these queues and tasks (NULL: all) and not of those, while none has a group. The most
+-- urgent first; where these are taken, more lanes than jobs are wanted are of no use.
+SELECT lanes.lane, lanes.queue, lanes.task, lanes.grp, first.priority, first.place
   FROM errandry.lanes
  CROSS JOIN LATERAL (SELECT priority, place FROM errandry.live
                       WHERE live.lane = lanes.lane AND live.state = 'waiting'
@@ -291,15 +293,139 @@ SELECT lanes.lane
    AND (%(queues)s::text[] IS NULL OR lanes.queue = ANY (%(queues)s::text[]))
    AND (%(tasks)s::text[] IS NULL OR lanes.task = ANY (%(tasks)s::text[]))
    AND lanes.task <> ALL (%(without)s::text[])
-   AND NOT EXISTS (SELECT 1 FROM errandry.gates
-                    WHERE kind = 'queue' AND name = lanes.queue AND paused_at IS NOT NULL)
-   AND NOT EXISTS (SELECT 1 FROM errandry.gates WHERE kind = 'task' AND name = lanes.task AND paused_at IS NOT NULL)
-   AND NOT EXISTS (SELECT 1 FROM errandry.gates
-                    WHERE kind = 'group' AND name = lanes.queue AND grp = lanes.grp AND paused_at IS NOT NULL)
-   AND NOT EXISTS (SELECT 1 FROM errandry.gates
-                    WHERE kind = 'worker' AND name = %(worker)s::text AND paused_at IS NOT NULL)
+   AND lanes.queue <> ALL (%(closed)s::text[])
  ORDER BY first.priority, first.place
- LIMIT %(limit)s;
+ LIMIT %(limit)s::bigint;
+
+-- name: turns
+-- The same where some have groups: of each queue and task the first lanes by their turn, and how far the queue is. From
+-- one queue and task to the next in the index: its lanes between them are not read.
+WITH RECURSIVE pair AS (
+    (SELECT queue, task FROM errandry.lanes WHERE ready ORDER BY queue, task LIMIT 1)
+    UNION ALL
+    SELECT next.queue, next.task
+      FROM pair
+     CROSS JOIN LATERAL (SELECT lanes.queue, lanes.task FROM errandry.lanes
+                          WHERE ready AND (lanes.queue, lanes.task) > (pair.queue, pair.task)
+                          ORDER BY lanes.queue, lanes.task LIMIT 1) AS next)
+SELECT open.lane, pair.queue, pair.task, open.grp, open.turn, coalesce(rounds.turn, 0), open.opened, open.priority,
+       open.place
+  FROM pair
+  LEFT JOIN errandry.rounds ON rounds.queue = pair.queue
+ CROSS JOIN LATERAL (
+    SELECT lanes.lane, lanes.grp, lanes.turn, lanes.opened, first.priority, first.place
+      FROM errandry.lanes
+     CROSS JOIN LATERAL (SELECT priority, place FROM errandry.live
+                          WHERE live.lane = lanes.lane AND live.state = 'waiting'
+                            AND (%(suspects)s::boolean OR live.crashes = 0)
+                          ORDER BY live.priority, live.place LIMIT 1) AS first
+     WHERE lanes.ready AND lanes.queue = pair.queue AND lanes.task = pair.task AND lanes.open_at = 0
+     ORDER BY lanes.turn, lanes.grp LIMIT %(width)s) AS open
+ WHERE (%(queues)s::text[] IS NULL OR pair.queue = ANY (%(queues)s::text[]))
+   AND (%(tasks)s::text[] IS NULL OR pair.task = ANY (%(tasks)s::text[]))
+   AND pair.task <> ALL (%(without)s::text[])
+   AND pair.queue <> ALL (%(closed)s::text[]);
+
+-- name: catch_up
+-- Nobody is before the round: who was idle or laid aside is not owed what others had meanwhile.
+UPDATE errandry.lanes SET turn = rounds.turn
+  FROM errandry.rounds
+ WHERE rounds.queue = lanes.queue
+   AND lane = ANY (ARRAY (SELECT lanes.lane FROM errandry.lanes JOIN errandry.rounds USING (queue)
+                           WHERE lanes.queue = ANY (%s::text[]) AND ready AND open_at = 0 AND lanes.turn < rounds.turn
+                             FOR NO KEY UPDATE OF lanes SKIP LOCKED))
+RETURNING lane;
+
+-- name: spots
+-- Where the first jobs of these lanes stand.
+SELECT spot.priority, spot.place, spot.seq, open.lane
+  FROM unnest(%s::bigint[]) AS open (lane)
+ CROSS JOIN LATERAL (SELECT priority, place, seq FROM errandry.live
+                      WHERE live.lane = open.lane AND state = 'waiting' AND (%s::boolean OR crashes = 0)
+                      ORDER BY priority, place LIMIT %s) AS spot
+ ORDER BY spot.priority, spot.place;
+
+-- name: shares
+-- So many jobs of each of these lanes, in order; what another pass is about to move is left to it.
+SELECT share.lane, job.*
+  FROM unnest(%s::bigint[], %s::bigint[]) AS share (lane, jobs)
+ CROSS JOIN LATERAL (SELECT * FROM errandry.live
+                      WHERE live.lane = share.lane AND state = 'waiting' AND (%s::boolean OR crashes = 0)
+                      ORDER BY priority, place LIMIT share.jobs
+                        FOR NO KEY UPDATE SKIP LOCKED) AS job
+ ORDER BY job.priority, job.place;
+
+-- name: put_turns
+-- Of lanes that nobody else moves: a turn more or less is nothing to wait for.
+UPDATE errandry.lanes SET turn = new.turn
+  FROM (SELECT lanes.lane, served.turn
+          FROM errandry.lanes JOIN unnest(%s::text[], %s::float8[]) AS served (grp, turn) USING (grp)
+         WHERE lanes.queue = %s
+           FOR NO KEY UPDATE OF lanes SKIP LOCKED) AS new
+ WHERE lanes.lane = new.lane;
+
+-- name: put_round
+WITH mine AS (SELECT queue FROM errandry.rounds WHERE queue = %(queue)s FOR NO KEY UPDATE SKIP LOCKED),
+moved AS (
+    UPDATE errandry.rounds SET turn = %(turn)s, last = greatest(last, %(last)s)
+      FROM mine WHERE rounds.queue = mine.queue)
+INSERT INTO errandry.rounds (queue, turn, last) VALUES (%(queue)s, %(turn)s, %(last)s) ON CONFLICT (queue) DO NOTHING;
+
+-- name: end_round
+UPDATE errandry.rounds SET turn = last WHERE queue = %s;
+
+-- name: end_rounds
+-- Of queues where nothing waits.
+UPDATE errandry.rounds SET turn = last
+ WHERE turn < last
+   AND NOT EXISTS (SELECT 1 FROM errandry.lanes
+                    WHERE lanes.queue = rounds.queue AND ready
+                      AND EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting'));
+
+-- name: park
+-- Unless somebody has opened it since it was looked at, or is about to.
+UPDATE errandry.lanes SET open_at = new.open_at, used_at = %(now)s
+  FROM unnest(%(lanes)s::bigint[], %(opened)s::bigint[], %(until)s::float8[]) AS new (lane, opened, open_at)
+ WHERE lanes.lane = new.lane AND lanes.opened = new.opened
+   AND lanes.lane = ANY (ARRAY (SELECT lane FROM errandry.lanes WHERE lane = ANY (%(lanes)s::bigint[])
+                                   FOR NO KEY UPDATE SKIP LOCKED))
+RETURNING lanes.lane;
+
+-- name: open_groups
+-- Counted, so that who has found the group full before this pass does not lay it aside after it.
+UPDATE errandry.lanes SET open_at = 0, opened = opened + 1
+ WHERE lane = ANY (ARRAY (SELECT lane FROM errandry.lanes JOIN unnest(%s::text[], %s::text[]) AS left_ (queue, grp)
+                           USING (queue, grp) ORDER BY lane FOR NO KEY UPDATE OF lanes));
+
+-- name: open_queue
+UPDATE errandry.lanes SET open_at = 0, opened = opened + 1 WHERE queue = %s AND open_at > 0;
+
+-- name: open_due
+UPDATE errandry.lanes SET open_at = 0
+ WHERE lane = ANY (ARRAY (SELECT lane FROM errandry.lanes WHERE ready AND open_at > 0 AND open_at <= %s
+                             FOR NO KEY UPDATE SKIP LOCKED));
+
+-- name: mend_parked
+-- What was laid aside long ago is looked at again, whatever should have opened it.
+UPDATE errandry.lanes SET open_at = 0, used_at = %s
+ WHERE lane = ANY (ARRAY (SELECT lane FROM errandry.lanes WHERE ready AND open_at > 0 AND used_at <= %s
+                           LIMIT %s FOR NO KEY UPDATE SKIP LOCKED));
+
+-- name: waiting_pairs
+-- Queues and tasks with waiting jobs in lanes that are not laid aside.
+WITH RECURSIVE pair AS (
+    (SELECT queue, task FROM errandry.lanes WHERE ready ORDER BY queue, task LIMIT 1)
+    UNION ALL
+    SELECT next.queue, next.task
+      FROM pair
+     CROSS JOIN LATERAL (SELECT lanes.queue, lanes.task FROM errandry.lanes
+                          WHERE ready AND (lanes.queue, lanes.task) > (pair.queue, pair.task)
+                          ORDER BY lanes.queue, lanes.task LIMIT 1) AS next)
+SELECT queue, task
+  FROM pair
+ WHERE EXISTS (SELECT 1 FROM errandry.lanes
+                WHERE lanes.ready AND lanes.queue = pair.queue AND lanes.task = pair.task AND lanes.open_at = 0
+                  AND EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting'));
 
 -- name: line
 -- The waiting jobs of a lane in order, with suspects or without; what another pass is about to move is left to it.
@@ -341,7 +467,11 @@ SELECT 1 FROM errandry.lanes
 SELECT (SELECT min(run_at) FROM errandry.live WHERE state = 'scheduled'),
        (SELECT min(lease_until) FROM errandry.live WHERE state IN ('claimed', 'running')),
        (SELECT min(deadline) FROM errandry.live
-         WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting'));
+         WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting')),
+       (SELECT open_at FROM errandry.lanes
+         WHERE ready AND open_at > 0 AND open_at < 1e18
+           AND EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting')
+         ORDER BY open_at LIMIT 1);
 
 -- name: due
 SELECT * FROM errandry.live WHERE state = 'scheduled' AND run_at <= %s
@@ -436,6 +566,36 @@ INSERT INTO errandry.gates (kind, name, grp) VALUES (%s, %s, %s)
     ON CONFLICT (kind, name, grp) DO UPDATE SET tat = gates.tat
 RETURNING *;
 
+-- name: lock_gates
+SELECT gates.*
+  FROM errandry.gates JOIN unnest(%s::text[], %s::text[], %s::text[]) AS wanted (kind, name, grp) USING (kind, name, grp)
+ ORDER BY kind, name, grp
+   FOR NO KEY UPDATE OF gates;
+
+-- name: lock_groups
+-- The last column says whether nobody else counts it just now.
+WITH mine AS (
+    SELECT gates.*
+      FROM errandry.gates JOIN unnest(%(queues)s::text[], %(groups)s::text[]) AS wanted (name, grp) USING (name, grp)
+     WHERE kind = 'group'
+       FOR NO KEY UPDATE OF gates SKIP LOCKED)
+SELECT *, true FROM mine
+UNION ALL
+SELECT gates.*, false
+  FROM errandry.gates JOIN unnest(%(queues)s::text[], %(groups)s::text[]) AS wanted (name, grp) USING (name, grp)
+ WHERE kind = 'group' AND NOT EXISTS (SELECT 1 FROM mine WHERE mine.name = gates.name AND mine.grp = gates.grp);
+
+-- name: shut
+INSERT INTO errandry.gates (kind, name, grp, closed_until)
+SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[]) AS new (kind, name, grp, at) ORDER BY 1, 2, 3
+    ON CONFLICT (kind, name, grp) DO UPDATE
+   SET closed_until = CASE excluded.closed_until WHEN 0 THEN 0 ELSE greatest(gates.closed_until, excluded.closed_until) END;
+
+-- name: spend
+INSERT INTO errandry.gates (kind, name, grp, tat)
+SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[]) AS new (kind, name, grp, tat) ORDER BY 1, 2, 3
+    ON CONFLICT (kind, name, grp) DO UPDATE SET tat = excluded.tat;
+
 -- name: put_gates
 INSERT INTO errandry.gates
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[], %s::text[], %s::text[], %s::float8[], %s::text[],
@@ -460,13 +620,13 @@ SELECT * FROM errandry.gates WHERE kind = %s AND name = %s AND grp = %s;
 SELECT queue, task, grp, count(*) FROM errandry.live WHERE state IN ('claimed', 'running') GROUP BY queue, task, grp;
 
 -- name: gates
-SELECT * FROM errandry.gates WHERE kind = %s ORDER BY name, grp;
+SELECT * FROM errandry.gates WHERE kind = ANY (%s::text[]) ORDER BY name, grp;
 
 -- name: drop_gates
--- Groups whose rate is as if it had never been used.
+-- Those that say nothing any more.
 DELETE FROM errandry.gates
  WHERE ctid = ANY (ARRAY (SELECT ctid FROM errandry.gates
-                           WHERE kind = 'group' AND paused_at IS NULL AND rule IS NULL
+                           WHERE paused_at IS NULL AND rule IS NULL
                              AND tat <= %s AND closed_until <= %s LIMIT %s FOR UPDATE SKIP LOCKED));
 
 -- name: beat
@@ -559,4 +719,5 @@ UPDATE errandry.lanes SET ready = false
 -- They come back with the next job.
 DELETE FROM errandry.lanes
  WHERE lane = ANY (%s::bigint[]) AND NOT ready AND used_at <= %s
+   AND turn <= coalesce((SELECT rounds.turn FROM errandry.rounds WHERE rounds.queue = lanes.queue), turn)
    AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting');

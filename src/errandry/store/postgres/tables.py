@@ -4,7 +4,7 @@ A writer locks every job it hands out, so that what was decided about it still h
 reader sees one moment and locks nothing.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -22,6 +22,7 @@ from errandry.core.command import (
 from errandry.core.event import Event
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
+from errandry.core.pick import Line, Spot
 from errandry.core.query import Query
 from errandry.core.state import SCHEDULED, TERMINAL, WAITING, State
 from errandry.core.unique import Holder
@@ -52,7 +53,7 @@ class PostgresTables:
     def __init__(self, connection: Connection[Any], sql: Mapping[str, str], writes: bool) -> None:
         self._cursor, self._sql, self._writes = connection.cursor(), sql, writes
         self.identity = ""
-        self.is_dirty = False
+        self.is_dirty = self.has_gates = self._has_groups = False
         self.event_row: tuple[Any, ...] | None = None
         self._has_unlined = False
         self._marks: Marks | None = None
@@ -68,7 +69,9 @@ class PostgresTables:
         `workers` claim in it. `fresh` are ids it brings: they are not expected to be there.
         """
         [found] = self._all("head", (lock_timeout, array(sorted(workers))))
-        *_, has_bound, self._has_unlined, self.identity, _, floor, now = found
+        *_, has_bound, self._has_unlined, self.has_gates, self._has_groups, self.identity, _, floor, now = (
+            found
+        )
         self.is_dirty = has_bound
         self.event_row = (0.0, 0, "[]", "[]") if has_bound else None  # what others inserted is to be numbered
         self._marks, self._lanes = None, {}
@@ -79,7 +82,7 @@ class PostgresTables:
     def look(self) -> tuple[float, float]:
         """The same for who only reads."""
         self._marks = None
-        [(*_, self.identity, _, floor, now)] = self._all("head_read")
+        [(*_, self.identity, _, floor, now, self.has_gates)] = self._all("head_read")
         return floor, now
 
     def number(self) -> int:
@@ -141,6 +144,7 @@ class PostgresTables:
     def _stand_in_line(self, jobs: Iterable[Job]) -> None:
         """Hold the lanes of these jobs, marked: they may have waiting jobs."""
         moments = {(job.queue, job.task, job.group): job.updated_at for job in jobs}
+        self._has_groups |= any(group for _, _, group in moments)
         for name in ("share_lanes", "mark_lanes"):
             keys = [key for key in moments if key not in self._lanes]
             if not keys:
@@ -207,24 +211,87 @@ class PostgresTables:
         current = [locked[job.id] for job in jobs if job.id in locked]
         return [job for job in current if job.state in states and query.matches(job, now)]
 
-    def ready(self, claim: Claim) -> list[Job]:
+    def lines(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> list[Line]:
         if self._has_unlined:
             self._line_up()
-        suspects = claim.suspects != 0
         params = {
             "queues": None if claim.queues is None else array(claim.queues),
             "tasks": None if claim.tasks is None else array(claim.tasks),
-            "without": array(claim.without),
-            "suspects": suspects,
-            "worker": claim.worker,
-            "limit": claim.limit,
+            "without": array([*claim.without, *tasks]),
+            "closed": array(queues),
+            "suspects": claim.suspects != 0,
+            "limit": None if self.has_gates or claim.order is not None else claim.limit,
+            "width": width,
         }
-        lanes = [lane for (lane,) in self._all("open_lanes", params)]
-        if len(lanes) == 1:
-            return self._jobs("line", (lanes[0], suspects, claim.limit))
-        if not lanes:
+        if not self._has_groups:
+            return [Line._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in self._all("open_lanes", params)]
+        while True:
+            found = [Line._make((*row[:7], row[7:])) for row in self._all("turns", params)]
+            behind = [line.lane for line in found if line.turn < line.round]
+            if not behind or not self._all("catch_up", (array({line.queue for line in found}),)):
+                return found
+
+    def best(self, lines: Sequence[Line], limit: int, suspects: bool) -> list[Job]:
+        if len(lines) == 1:
+            return self._jobs("line", (lines[0].lane, suspects, limit))
+        if not lines:
             return []
-        return self._jobs("lines", {"lanes": array(lanes), "suspects": suspects, "limit": claim.limit})
+        lanes = array(line.lane for line in lines[:limit])
+        return self._jobs("lines", {"lanes": lanes, "suspects": suspects, "limit": limit})
+
+    def spots(self, lines: Sequence[Line], each: int, suspects: bool) -> dict[Any, list[Spot]]:
+        found: dict[Any, list[Spot]] = {line.lane: [] for line in lines}
+        for row in self._all("spots", (array(found), suspects, each)):
+            found[row[3]].append(Spot._make(row))
+        return found
+
+    def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:
+        """As many of each lane as stand there: what another pass is about to take is left to it."""
+        shares = Counter(spot.lane for spot in spots)
+        if not shares:
+            return []
+        found: dict[Any, list[Job]] = {lane: [] for lane in shares}
+        for lane, *row in self._all("shares", (array(shares), array(shares.values()), suspects)):
+            found[lane].append(rows.to_job(row))
+        lines = {lane: iter(jobs) for lane, jobs in found.items()}
+        return [job for spot in spots if (job := next(lines[spot.lane], None)) is not None]
+
+    def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
+        self._run("put_turns", (array(turns), array(turns.values()), queue))
+        self._run("put_round", {"queue": queue, "turn": round_, "last": max(turns.values())})
+        self.is_dirty = True
+
+    def end_round(self, queue: str) -> None:
+        self._run("end_round", (queue,))
+
+    def park(self, lines: Sequence[tuple[Line, float]], now: float) -> bool:
+        if not lines:
+            return False
+        columns = {
+            "lanes": array(line.lane for line, _ in lines),
+            "opened": array(line.opened for line, _ in lines),
+            "until": array(open_at for _, open_at in lines),
+        }
+        parked = self._all("park", columns | {"now": now})
+        self._marks = None
+        self.is_dirty |= bool(parked)
+        return bool(parked)
+
+    def open_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
+        if groups:
+            self._run("open_groups", [array(column) for column in zip(*groups, strict=True)])
+            self._marks = None
+
+    def open_queue(self, queue: str) -> None:
+        self._run("open_queue", (queue,))
+        self._marks = None
+
+    def open_due(self, now: float) -> None:
+        self._run("open_due", (now,))
+        self._marks = None
+
+    def pairs(self) -> list[tuple[str, str]]:
+        return self._all("waiting_pairs")
 
     def is_drained(self, queue: str) -> bool:
         return not self._all("queue_has_waiting", (queue,))
@@ -274,10 +341,31 @@ class PostgresTables:
         self._run("put_gates", [array(column) for column in columns])
         if idle := [gate.key for gate in gates if gate.says_nothing(now)]:
             self._run("drop_gate", [array(column) for column in zip(*idle, strict=True)])
-        self.is_dirty = True
+        self.is_dirty = self.has_gates = True
 
-    def gates(self, kind: GateKind) -> list[Gate]:
-        return [rows.to_gate(row) for row in self._all("gates", (kind.value,))]
+    def gates(self, *kinds: GateKind) -> list[Gate]:
+        found = [rows.to_gate(row) for row in self._all("gates", (array(kind.value for kind in kinds),))]
+        return sorted(found, key=lambda gate: kinds.index(gate.kind))
+
+    def groups(self, groups: Sequence[tuple[str, str]]) -> tuple[list[Gate], list[Key]]:
+        queues, names = (array(column) for column in zip(*groups, strict=True))
+        found = self._all("lock_groups", {"queues": queues, "groups": names})
+        gates = [rows.to_gate(row[:-1]) for row in found]
+        return gates, [gate.key for gate, row in zip(gates, found, strict=True) if not row[-1]]
+
+    def lock_gates(self, keys: Sequence[Key]) -> list[Gate]:
+        columns = zip(*((kind.value, *rest) for kind, *rest in keys), strict=True)
+        return [rows.to_gate(row) for row in self._all("lock_gates", [array(column) for column in columns])]
+
+    def shut(self, until: Mapping[Key, float]) -> None:
+        columns = zip(*((kind.value, *rest, at) for (kind, *rest), at in until.items()), strict=True)
+        self._run("shut", [array(column) for column in columns])
+        self.is_dirty = self.has_gates = True
+
+    def spend(self, tats: Mapping[Key, float]) -> None:
+        columns = zip(*((kind.value, *rest, tat) for (kind, *rest), tat in tats.items()), strict=True)
+        self._run("spend", [array(column) for column in columns])
+        self.is_dirty = self.has_gates = True
 
     def holding(self) -> dict[tuple[str, str, str], int]:
         return {(queue, task, group): held for queue, task, group, held in self._all("holding")}
@@ -336,6 +424,8 @@ class PostgresTables:
             self._run("rest_lanes", (lanes,))
             self._run("drop_lanes", (lanes, now - IDLE_LANE))
             self._lanes = {}
+        self._run("mend_parked", (now, now - IDLE_LANE, limit))
+        self._run("end_rounds")
         self.is_dirty |= went > 0
         return went
 

@@ -10,7 +10,9 @@ ROLLBACK;
 
 -- name: head
 -- What every pass starts from.
-SELECT identity, number, now, folded FROM store;
+SELECT identity, number, now, folded, EXISTS (SELECT 1 FROM gates),
+       EXISTS (SELECT 1 FROM lanes WHERE ready AND grp <> '')
+  FROM store;
 
 -- name: version
 -- Changes when another connection has committed, never by what this one does.
@@ -163,7 +165,10 @@ DELETE FROM keys WHERE key IN (SELECT key FROM keys WHERE expires_at <= ?1 ORDER
 SELECT lane, ready FROM lanes WHERE queue = ?1 AND task = ?2 AND grp = ?3;
 
 -- name: make_lane
-INSERT INTO lanes (queue, task, grp, ready, used_at) VALUES (?1, ?2, ?3, 1, ?4) RETURNING lane, ready;
+-- With the turn of its group.
+INSERT INTO lanes (queue, task, grp, ready, used_at, turn, open_at)
+VALUES (?1, ?2, ?3, 1, ?4, coalesce((SELECT max(turn) FROM lanes WHERE queue = ?1 AND grp = ?3), 0), 0)
+RETURNING lane, ready;
 
 -- name: mark_lane
 UPDATE lanes SET ready = 1, used_at = ?2 WHERE lane = ?1;
@@ -172,24 +177,108 @@ UPDATE lanes SET ready = 1, used_at = ?2 WHERE lane = ?1;
 UPDATE lanes SET ready = 0 WHERE lane = ?1;
 
 -- name: open_lanes
--- Lanes that may have waiting jobs, of these queues and tasks (NULL: all) and not of those, that are not paused; none
--- if the worker is. Each with the priority and place of its first job (NULL: it has none), the most urgent first.
-SELECT lanes.lane, first.priority, first.place
+-- Lanes that may have waiting jobs, of these queues and tasks (NULL: all) and not of those, while none has a group.
+-- Each with the priority and place of its first job (NULL: it has none), the most urgent first.
+SELECT lanes.lane, lanes.queue, lanes.task, lanes.grp, first.priority, first.place
   FROM lanes
   LEFT JOIN live AS first
          ON first.seq = (SELECT seq FROM live
-                          WHERE live.lane = lanes.lane AND live.state = 'waiting' AND (?4 OR live.crashes = 0)
+                          WHERE live.lane = lanes.lane AND live.state = 'waiting' AND (?5 OR live.crashes = 0)
                           ORDER BY live.priority, live.place LIMIT 1)
  WHERE lanes.ready
    AND (?1 IS NULL OR lanes.queue IN (SELECT value FROM json_each(?1)))
    AND (?2 IS NULL OR lanes.task IN (SELECT value FROM json_each(?2)))
    AND lanes.task NOT IN (SELECT value FROM json_each(?3))
-   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'queue' AND name = lanes.queue AND paused_at IS NOT NULL)
-   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'task' AND name = lanes.task AND paused_at IS NOT NULL)
-   AND NOT EXISTS (SELECT 1 FROM gates
-                    WHERE kind = 'group' AND name = lanes.queue AND grp = lanes.grp AND paused_at IS NOT NULL)
-   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'worker' AND name = ?5 AND paused_at IS NOT NULL)
+   AND lanes.queue NOT IN (SELECT value FROM json_each(?4))
+   AND (?5 OR first.seq IS NOT NULL)
  ORDER BY first.priority, first.place;
+
+-- name: pairs
+-- The queues and tasks of lanes that may have waiting jobs, filtered in the same way, and how far each queue is. From
+-- one to the next in the index: its lanes between them are not read.
+WITH RECURSIVE pair (lane) AS (
+    SELECT (SELECT lane FROM lanes WHERE ready ORDER BY queue, task LIMIT 1)
+    UNION ALL
+    SELECT (SELECT next.lane FROM lanes AS next
+             WHERE next.ready AND (next.queue, next.task) > (last.queue, last.task)
+             ORDER BY next.queue, next.task LIMIT 1)
+      FROM pair JOIN lanes AS last ON last.lane = pair.lane)
+SELECT lanes.queue, lanes.task, coalesce(rounds.turn, 0.0)
+  FROM pair
+  JOIN lanes ON lanes.lane = pair.lane
+  LEFT JOIN rounds ON rounds.queue = lanes.queue
+ WHERE (?1 IS NULL OR lanes.queue IN (SELECT value FROM json_each(?1)))
+   AND (?2 IS NULL OR lanes.task IN (SELECT value FROM json_each(?2)))
+   AND lanes.task NOT IN (SELECT value FROM json_each(?3))
+   AND lanes.queue NOT IN (SELECT value FROM json_each(?4));
+
+-- name: turns
+-- The lanes of a queue and a task by their turn, with where their first job stands (NULL: they have none).
+SELECT lanes.lane, lanes.grp, lanes.turn, first.priority, first.place
+  FROM lanes
+  LEFT JOIN live AS first
+         ON first.seq = (SELECT seq FROM live
+                          WHERE live.lane = lanes.lane AND live.state = 'waiting' AND (?4 OR live.crashes = 0)
+                          ORDER BY live.priority, live.place LIMIT 1)
+ WHERE lanes.ready AND lanes.queue = ?1 AND lanes.task = ?2 AND lanes.open_at = 0
+   AND (?4 OR first.seq IS NOT NULL)
+ ORDER BY lanes.turn, lanes.grp
+ LIMIT ?3;
+
+-- name: catch_up
+-- Nobody is before the round: who was idle or laid aside is not owed what others had meanwhile.
+UPDATE lanes SET turn = ?3 WHERE ready AND queue = ?1 AND task = ?2 AND open_at = 0 AND turn < ?3;
+
+-- name: put_turn
+UPDATE lanes SET turn = ?3 WHERE queue = ?1 AND grp = ?2;
+
+-- name: put_round
+INSERT INTO rounds (queue, turn, last) VALUES (?1, ?2, ?3)
+    ON CONFLICT (queue) DO UPDATE SET turn = ?2, last = max(last, ?3);
+
+-- name: end_round
+UPDATE rounds SET turn = last WHERE queue = ?1;
+
+-- name: end_rounds
+-- Of queues where nothing waits.
+UPDATE rounds SET turn = last
+ WHERE turn < last
+   AND NOT EXISTS (SELECT 1 FROM lanes
+                    WHERE lanes.queue = rounds.queue AND ready
+                      AND EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting'));
+
+-- name: park
+UPDATE lanes SET open_at = ?2, used_at = ?3 WHERE lane = ?1;
+
+-- name: open_group
+UPDATE lanes SET open_at = 0 WHERE queue = ?1 AND grp = ?2 AND open_at > 0;
+
+-- name: open_queue
+UPDATE lanes SET open_at = 0 WHERE queue = ?1 AND open_at > 0;
+
+-- name: open_due
+UPDATE lanes SET open_at = 0 WHERE ready AND open_at > 0 AND open_at <= ?1;
+
+-- name: mend_parked
+-- What was laid aside long ago is looked at again, whatever should have opened it.
+UPDATE lanes SET open_at = 0, used_at = ?2
+ WHERE lane IN (SELECT lane FROM lanes WHERE ready AND open_at > 0 AND used_at <= ?1 LIMIT ?3);
+
+-- name: waiting_pairs
+-- Queues and tasks with waiting jobs in lanes that are not laid aside.
+WITH RECURSIVE pair (lane) AS (
+    SELECT (SELECT lane FROM lanes WHERE ready ORDER BY queue, task LIMIT 1)
+    UNION ALL
+    SELECT (SELECT next.lane FROM lanes AS next
+             WHERE next.ready AND (next.queue, next.task) > (last.queue, last.task)
+             ORDER BY next.queue, next.task LIMIT 1)
+      FROM pair JOIN lanes AS last ON last.lane = pair.lane)
+SELECT one.queue, one.task
+  FROM pair
+  JOIN lanes AS one ON one.lane = pair.lane
+ WHERE EXISTS (SELECT 1 FROM lanes
+                WHERE lanes.ready AND lanes.queue = one.queue AND lanes.task = one.task AND lanes.open_at = 0
+                  AND EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting'));
 
 -- name: line
 -- The waiting jobs of a lane in order, with suspects or without.
@@ -215,7 +304,11 @@ SELECT 1 FROM lanes
 SELECT (SELECT min(run_at) FROM live WHERE state = 'scheduled'),
        (SELECT min(lease_until) FROM live WHERE state IN ('claimed', 'running')),
        (SELECT min(deadline) FROM live
-         WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting'));
+         WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting')),
+       (SELECT open_at FROM lanes
+         WHERE ready AND open_at > 0 AND open_at < 1e18
+           AND EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting')
+         ORDER BY open_at LIMIT 1);
 
 -- name: due
 SELECT * FROM live WHERE state = 'scheduled' AND run_at <= ?1 ORDER BY run_at, seq LIMIT ?2;
@@ -252,6 +345,14 @@ SELECT * FROM gates WHERE kind = ?1 AND name = ?2 AND grp = ?3;
 -- name: put_gate
 INSERT OR REPLACE INTO gates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: shut
+INSERT INTO gates (kind, name, grp, tat, closed_until) VALUES (?1, ?2, ?3, 0, ?4)
+    ON CONFLICT (kind, name, grp) DO UPDATE SET closed_until = CASE WHEN ?4 = 0 THEN 0 ELSE max(closed_until, ?4) END;
+
+-- name: spend
+INSERT INTO gates (kind, name, grp, tat, closed_until) VALUES (?1, ?2, ?3, ?4, 0)
+    ON CONFLICT (kind, name, grp) DO UPDATE SET tat = ?4;
+
 -- name: drop_gate
 DELETE FROM gates WHERE kind = ?1 AND name = ?2 AND grp = ?3;
 
@@ -263,11 +364,10 @@ SELECT queue, task, grp, count(*) FROM live WHERE state IN ('claimed', 'running'
 SELECT * FROM gates WHERE kind = ?1 ORDER BY name, grp;
 
 -- name: drop_gates
--- Groups whose rate is as if it had never been used.
+-- Those that say nothing any more.
 DELETE FROM gates
  WHERE (kind, name, grp) IN (SELECT kind, name, grp FROM gates
-                              WHERE kind = 'group' AND paused_at IS NULL AND rule IS NULL
-                                AND tat <= ?1 AND closed_until <= ?1 LIMIT ?2);
+                              WHERE paused_at IS NULL AND rule IS NULL AND tat <= ?1 AND closed_until <= ?1 LIMIT ?2);
 
 -- name: beat
 INSERT INTO workers (worker, seen_at, beat) VALUES (?1, ?2, ?3)
@@ -333,6 +433,7 @@ DELETE FROM claims WHERE claimed_at <= ?1;
 -- Idle lanes come back with the next job. One with waiting jobs should have its mark: see `mend_lanes`.
 DELETE FROM lanes
  WHERE lane IN (SELECT lane FROM lanes WHERE NOT ready AND used_at <= ?1 ORDER BY used_at LIMIT ?2)
+   AND turn <= coalesce((SELECT rounds.turn FROM rounds WHERE rounds.queue = lanes.queue), turn)
    AND NOT EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting');
 
 -- name: mend_lanes

@@ -20,6 +20,7 @@ from errandry.core.command import (
 from errandry.core.event import Event
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
+from errandry.core.pick import Line, Spot
 from errandry.core.query import Query, fold
 from errandry.core.state import HELD, TERMINAL, State
 from errandry.core.unique import Holder
@@ -53,7 +54,7 @@ class SqliteTables:
             self._db.create_scalar_function(name, function, 2, deterministic=True)
         self.identity = ""
         self._number = self._folded = 0
-        self.is_dirty = False
+        self.is_dirty = self.has_gates = self._has_groups = False
         self._lanes: dict[tuple[str, str, str], int] = {}
         # Jobs this process holds, as it wrote them: true until another connection commits, which
         # `data_version` tells. It spares a settle the reading of its row.
@@ -62,7 +63,8 @@ class SqliteTables:
 
     def begin(self) -> float:
         """Read what the pass starts from; the time nobody may go back behind."""
-        [(self.identity, self._number, floor, self._folded)] = self._all("head")
+        [head] = self._all("head")
+        self.identity, self._number, floor, self._folded, self.has_gates, self._has_groups = head
         self._lanes = {}
         self.is_dirty = False
         [(version,)] = self._all("version")
@@ -118,6 +120,7 @@ class SqliteTables:
             if not ready:
                 self._run("mark_lane", (lane, job.updated_at))
             self._lanes[key] = lane
+            self._has_groups |= bool(job.group)
         return lane
 
     def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
@@ -154,27 +157,90 @@ class SqliteTables:
         }
         return self._jobs("matching", query.params(now) | parts)
 
-    def ready(self, claim: Claim) -> list[Job]:
-        queues = None if claim.queues is None else rows.text(claim.queues)
-        tasks = None if claim.tasks is None else rows.text(claim.tasks)
+    def lines(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> list[Line]:
+        wanted = None if claim.queues is None else rows.text(claim.queues)
+        kinds = None if claim.tasks is None else rows.text(claim.tasks)
+        closed = rows.text((*claim.without, *tasks)), rows.text(queues)
         suspects = claim.suspects != 0
-        lanes = self._all("open_lanes", (queues, tasks, rows.text(claim.without), suspects, claim.worker))
-        if suspects:
-            self._unmark([(lane,) for lane, priority, _ in lanes if priority is None])
-        return [rows.to_job(row) for row in self._best(lanes, claim.limit, suspects)]
+        if not self._has_groups:
+            found = self._all("open_lanes", (wanted, kinds, *closed, suspects))
+            if suspects:
+                self._unmark([(row[0],) for row in found if row[-1] is None])
+            return [Line._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in found if row[-1] is not None]
+        return [
+            line
+            for pair in self._all("pairs", (wanted, kinds, *closed))
+            for line in self._in_turn(pair, width, suspects)
+        ]
 
-    def _best(self, lanes: Sequence[rows.Row], limit: int, suspects: bool) -> list[rows.Row]:
-        """The first `limit` of several lines taken together; the most urgent lane comes first."""
-        full = [lane for lane in lanes if lane[1] is not None]
-        if len(full) <= 1:
-            return [row for lane, _, _ in full for row in self._all("line", (lane, limit, suspects))]
-        best: list[rows.Row] = []
-        for lane, *first in full:
-            if len(best) == limit and first > list(best[-1][:2]):
+    def _in_turn(self, pair: rows.Row, width: int, suspects: bool) -> list[Line]:
+        """The lanes of a queue and a task by their turn. Who was behind the round is in it from now on."""
+        queue, task, round_ = pair
+        while True:
+            found = self._all("turns", (queue, task, width, suspects))
+            empty = [(lane,) for lane, _, _, priority, _ in found if priority is None]
+            if found and found[0][2] < round_:
+                self._run("catch_up", (queue, task, round_))
+            elif empty:
+                self._unmark(empty)
+            else:
                 break
-            best = sorted(best + self._all("places", (lane, limit, suspects)))[:limit]
-        found = {row[0]: row for row in self._all("numbered", (rows.text([seq for _, _, seq in best]),))}
-        return [found[seq] for _, _, seq in best]
+        return [
+            Line(lane, queue, task, group, turn, round_, 0, tuple(first))
+            for lane, group, turn, *first in found
+        ]
+
+    def best(self, lines: Sequence[Line], limit: int, suspects: bool) -> list[Job]:
+        if len(lines) <= 1:
+            return [job for line in lines for job in self._jobs("line", (line.lane, limit, suspects))]
+        best: list[rows.Row] = []
+        for line in lines:
+            if len(best) == limit and line.first is not None and line.first > best[-1][:2]:
+                break
+            best = sorted(best + self._all("places", (line.lane, limit, suspects)))[:limit]
+        return self._numbered([seq for _, _, seq in best])
+
+    def spots(self, lines: Sequence[Line], each: int, suspects: bool) -> dict[Any, list[Spot]]:
+        return {
+            line.lane: [
+                Spot._make((*row, line.lane)) for row in self._all("places", (line.lane, each, suspects))
+            ]
+            for line in lines
+        }
+
+    def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:
+        if len({spot.lane for spot in spots}) == 1:
+            return self._jobs("line", (spots[0].lane, len(spots), suspects))
+        return self._numbered([spot.seq for spot in spots])
+
+    def _numbered(self, seqs: Sequence[int]) -> list[Job]:
+        found = {job.seq: job for job in self._jobs("numbered", (rows.text(seqs),))}
+        return [found[seq] for seq in seqs]
+
+    def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
+        self._db.executemany(SQL["put_turn"], [(queue, group, turn) for group, turn in turns.items()])
+        self._run("put_round", (queue, round_, max(turns.values())))
+        self.is_dirty = True
+
+    def end_round(self, queue: str) -> None:
+        self._run("end_round", (queue,))
+
+    def park(self, lines: Sequence[tuple[Line, float]], now: float) -> bool:
+        self._db.executemany(SQL["park"], [(line.lane, open_at, now) for line, open_at in lines])
+        self.is_dirty |= bool(lines)
+        return bool(lines)
+
+    def open_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
+        self._db.executemany(SQL["open_group"], groups)
+
+    def open_queue(self, queue: str) -> None:
+        self._run("open_queue", (queue,))
+
+    def open_due(self, now: float) -> None:
+        self._run("open_due", (now,))
+
+    def pairs(self) -> list[tuple[str, str]]:
+        return self._all("waiting_pairs")
 
     def _unmark(self, lanes: Sequence[rows.Row]) -> None:
         if lanes:
@@ -220,10 +286,24 @@ class SqliteTables:
     def put_gates(self, gates: Sequence[Gate], now: float) -> None:
         self._db.executemany(SQL["put_gate"], [rows.from_gate(gate) for gate in gates])
         self._db.executemany(SQL["drop_gate"], [gate.key for gate in gates if gate.says_nothing(now)])
-        self.is_dirty = True
+        self.is_dirty = self.has_gates = True
 
-    def gates(self, kind: GateKind) -> list[Gate]:
-        return [rows.to_gate(row) for row in self._all("gates", (kind,))]
+    def gates(self, *kinds: GateKind) -> list[Gate]:
+        return [rows.to_gate(row) for kind in kinds for row in self._all("gates", (kind,))]
+
+    def groups(self, groups: Sequence[tuple[str, str]]) -> tuple[list[Gate], list[Key]]:
+        return self.lock_gates([(GateKind.GROUP, *group) for group in groups]), []
+
+    def lock_gates(self, keys: Sequence[Key]) -> list[Gate]:
+        return [rows.to_gate(row) for key in keys for row in self._all("gate", key)]
+
+    def shut(self, until: Mapping[Key, float]) -> None:
+        self._db.executemany(SQL["shut"], [(*key, at) for key, at in until.items()])
+        self.is_dirty = self.has_gates = True
+
+    def spend(self, tats: Mapping[Key, float]) -> None:
+        self._db.executemany(SQL["spend"], [(*key, tat) for key, tat in tats.items()])
+        self.is_dirty = self.has_gates = True
 
     def holding(self) -> dict[tuple[str, str, str], int]:
         return {(queue, task, group): held for queue, task, group, held in self._all("holding")}
@@ -274,6 +354,8 @@ class SqliteTables:
         self._run("drop_gates", (now, limit))
         self._run("mend_lanes", (now - IDLE_LANE, limit))
         self._run("drop_lanes", (now - IDLE_LANE, limit))
+        self._run("mend_parked", (now - IDLE_LANE, now, limit))
+        self._run("end_rounds", ())
         self.is_dirty |= went > 0
         self._lanes = {}
         return went

@@ -181,7 +181,6 @@ class Ordering:
                 priority=number % 2,
                 task=f"t{number % 3}",
                 queue=f"q{number % 4}",
-                group="g" * (number % 5),
             )
 
         taken = [*await ask.order(store, limit=5), *await ask.order(store, limit=50)]

@@ -9,6 +9,7 @@ from errandry.testing.conformance.events import Reporting, Resuming
 from errandry.testing.conformance.fixtures import Fixtures, MakeStore
 from errandry.testing.conformance.inserting import Inserting
 from errandry.testing.conformance.leasing import Expiring, Fencing, Leasing, Noting, Starting
+from errandry.testing.conformance.limiting import Limiting, Rating, TakingTurns
 from errandry.testing.conformance.moving import Moving, MovingOtherwise
 from errandry.testing.conformance.opening import Opening, Waking
 from errandry.testing.conformance.operating import Operating, Slicing
@@ -42,6 +43,9 @@ class Conformance(
     Draining,
     Pausing,
     RulePutting,
+    Limiting,
+    Rating,
+    TakingTurns,
     Leasing,
     Starting,
     Expiring,

@@ -147,7 +147,9 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
   FROM errandry.history;
 
 -- One row per (queue, task, group) in use. `ready`: it may have waiting jobs; a lane without the mark has none. Whoever
--- puts a job in line holds its lane by a share lock; only a lane nobody holds loses its mark, or is dropped.
+-- puts a job in line holds its lane by a key share lock; only a lane nobody holds loses its mark, or is dropped. `turn`
+-- orders the groups of a queue, see core/pick.py. A lane that nothing may be claimed of is laid aside until `open_at`;
+-- `opened` counts how often it was opened.
 CREATE TABLE errandry.lanes (
     lane    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue   text COLLATE "C" NOT NULL,
@@ -155,7 +157,20 @@ CREATE TABLE errandry.lanes (
     grp     text COLLATE "C" NOT NULL,
     ready   boolean          NOT NULL,
     used_at double precision NOT NULL,
-    CONSTRAINT lanes_key UNIQUE (queue, task, grp)
+    turn    double precision NOT NULL DEFAULT 0,
+    open_at double precision NOT NULL DEFAULT 0,
+    opened  bigint           NOT NULL DEFAULT 0,
+    CONSTRAINT lanes_key UNIQUE (queue, grp, task)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX lanes_ready ON errandry.lanes (queue, task, open_at, turn, grp) WHERE ready;
+CREATE INDEX lanes_grouped ON errandry.lanes (lane) WHERE ready AND grp <> '';
+CREATE INDEX lanes_parked ON errandry.lanes (open_at) WHERE ready AND open_at > 0;
+
+-- How far each queue is whose groups are served in turn, and how far it would be if all had had theirs.
+CREATE TABLE errandry.rounds (
+    queue text COLLATE "C" PRIMARY KEY,
+    turn  double precision NOT NULL,
+    last  double precision NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
 -- Queues, tasks, groups (`name` is their queue) and workers that are paused, by whom and since when; that have a rule;

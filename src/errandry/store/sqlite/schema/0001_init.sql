@@ -130,7 +130,8 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
        backoff, keep, progress, tags, errors, logs, uniqueness, 'troubled' AS part
   FROM history INDEXED BY history_troubled WHERE state <> 'completed';
 
--- One row per (queue, task, group) in use. `ready`: it may have waiting jobs; a lane without the mark has none.
+-- One row per (queue, task, group) in use. `ready`: it may have waiting jobs; a lane without the mark has none. `turn`
+-- orders the groups of a queue, see core/pick.py. A lane that nothing may be claimed of is laid aside until `open_at`.
 CREATE TABLE lanes (
     lane    INTEGER PRIMARY KEY,
     queue   TEXT    NOT NULL,
@@ -138,10 +139,21 @@ CREATE TABLE lanes (
     grp     TEXT    NOT NULL,
     ready   INTEGER NOT NULL,
     used_at REAL    NOT NULL,
-    UNIQUE (queue, task, grp)
+    turn    REAL    NOT NULL,
+    open_at REAL    NOT NULL,
+    UNIQUE (queue, grp, task)
 ) STRICT;
-CREATE INDEX lanes_ready ON lanes (queue, task) WHERE ready;
+CREATE INDEX lanes_ready ON lanes (queue, task, open_at, turn, grp) WHERE ready;
+CREATE INDEX lanes_grouped ON lanes (lane) WHERE ready AND grp <> '';
+CREATE INDEX lanes_parked ON lanes (open_at) WHERE ready AND open_at > 0;
 CREATE INDEX lanes_idle ON lanes (used_at) WHERE NOT ready;
+
+-- How far each queue is whose groups are served in turn, and how far it would be if all had had theirs.
+CREATE TABLE rounds (
+    queue TEXT PRIMARY KEY,
+    turn  REAL NOT NULL,
+    last  REAL NOT NULL
+) STRICT, WITHOUT ROWID;
 
 -- Queues, tasks, groups (`name` is their queue) and workers that are paused, by whom and since when; that have a rule;
 -- whose rate was used (`tat`: when that will be as if it had not been); that are closed until some time.

@@ -1,0 +1,196 @@
+"""Claims: which waiting jobs go to a worker, as gates, turns and urgency say.
+
+Tables find lanes and jobs, `core.permit` says how many may pass, `core.pick` which are next. Where no rule
+says anything and no group waits, the most urgent jobs are taken as they stand.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from errandry.core import move
+from errandry.core.command import Cause, Claim, Claims, Ref
+from errandry.core.event import Kind
+from errandry.core.gate import GateKind
+from errandry.core.job import Job
+from errandry.core.permit import Permits
+from errandry.core.pick import Line, Rules, in_turn, picked, ranks, served
+from errandry.core.state import Move
+from errandry.store import tidy
+from errandry.store.ledger import Ledger
+from errandry.store.tables import Tables
+
+FEW = 8
+WIDEST = 1_000
+"""So many lanes of a queue and task are looked at together, at most."""
+
+
+def claim(ledger: Ledger, command: Claim) -> Claims:
+    tables, now = ledger.tables, ledger.now
+    ledger.flush()
+    claims = ledger.claims.setdefault(command.worker, {})
+    refs = tables.recall(command.worker).get(command.nonce)
+    if refs is not None:
+        claims[command.nonce] = refs
+        return Claims(tuple(_still_held(ledger, refs)), due_in(tables, ledger.permits(), now))
+    tidy.before_claim(ledger)
+    taken = _taken(ledger, command)
+    taken += _company(ledger, command, taken)
+    if taken:
+        claims[command.nonce] = tuple(Ref(job.id, job.fence) for job in taken)
+        tables.remember(command.worker, claims, now)
+        for queue in {job.queue: None for job in taken}:
+            if tables.is_drained(queue):
+                ledger.tell(Kind.DRAINED, queue)
+                if queue in ledger.turning:
+                    tables.end_round(queue)
+    return Claims(tuple(taken), due_in(tables, ledger.permits(), now))
+
+
+def due_in(tables: Tables, permits: Permits | None, now: float) -> float | None:
+    """Seconds until the next job is due, or until something opens that is closed for a time."""
+    marks = tables.marks()
+    opens = None if permits is None or not permits.is_timed else permits.due(tables.pairs())
+    times = [at for at in (marks.run_at, marks.open_at, opens) if at is not None]
+    return max(0.0, min(times) - now) if times else None
+
+
+def _taken(ledger: Ledger, command: Claim) -> list[Job]:
+    """The most urgent jobs, claimed; what has lapsed fails instead, and suspects beyond their number stay."""
+    permits = ledger.permits()
+    if permits is not None and permits.is_paused(GateKind.WORKER, command.worker):
+        return []
+    take = _Take(ledger, command, permits)
+    while take.room and take.look():
+        ledger.flush()
+    take.close()
+    return take.taken
+
+
+def _company(ledger: Ledger, command: Claim, taken: list[Job]) -> list[Job]:
+    """What comes along in the batches that `taken` begins."""
+    found: list[Job] = []
+    for batch in command.batches:
+        begun = sum(job.task == batch.task and not job.crashes for job in taken)
+        if room := -begun % batch.size:
+            wanted = replace(command, tasks=(batch.task,), without=(), limit=room, suspects=0)
+            found += _taken(ledger, wanted)
+    return found
+
+
+class _Take:
+    """One claim under way: looks again until it has enough, or there is nothing more to have."""
+
+    def __init__(self, ledger: Ledger, command: Claim, permits: Permits | None) -> None:
+        self.taken: list[Job] = []
+        self._ledger, self._tables, self._command, self._permits = ledger, ledger.tables, command, permits
+        self._ranks = ranks(command)
+        self._suspects = command.suspects
+        self._later = {batch.task for batch in command.batches if not batch.start}
+        self._width = command.limit + 1
+
+    @property
+    def room(self) -> int:
+        return self._command.limit - len(self.taken)
+
+    def look(self) -> bool:
+        """Take what is next; False if that changed nothing, so that another look is of no use."""
+        wanted = replace(self._command, limit=self.room, suspects=self._suspects)
+        lines = self._lines(wanted)
+        if self._is_plain(lines):
+            jobs = self._tables.best(lines, wanted.limit, wanted.suspects != 0)
+        elif parked := self._park(lines):
+            self._width = min(WIDEST, 2 * self._width)
+            return parked
+        else:
+            jobs = self._picked(lines, wanted)
+        before = len(self.taken)
+        changed = [job for job in jobs if self._have(job)]
+        self._turn(self.taken[before:], lines)
+        return bool(changed)
+
+    def close(self) -> None:
+        """Write down where rates are."""
+        if self._permits is not None and (spent := self._permits.newly_spent()):
+            self._tables.spend(spent)
+
+    def _lines(self, wanted: Claim) -> list[Line]:
+        if self._permits is None:
+            return self._tables.lines(wanted, (), (), self._width)
+        queues, tasks = self._permits.closed(GateKind.QUEUE), self._permits.closed(GateKind.TASK)
+        return self._tables.lines(wanted, queues, tasks, self._width)
+
+    def _is_plain(self, lines: Sequence[Line]) -> bool:
+        """Whether the most urgent jobs of all lanes are next, and any number of them may go."""
+        if self._ranks or any(line.group for line in lines):
+            return False
+        return self._permits is None or all(map(self._permits.is_plain, lines))
+
+    def _park(self, lines: Sequence[Line]) -> bool:
+        """Lay aside the lanes whose group nothing may be claimed of; whether there were some."""
+        permits = self._permits
+        groups = {(line.queue, line.group) for line in lines if line.group}
+        if permits is None or not groups:
+            return False
+        found, busy = self._tables.groups(sorted(groups))
+        permits.update(found)
+        permits.leave(busy)
+        if any(permits.has_group_limit(*group) for group in groups):
+            permits.hold(self._tables.holding())
+        shut = [line for line in lines if line.group and permits.room(line.keys[2]) <= 0]
+        return bool(shut) and self._tables.park(
+            [(line, permits.opens_at(line.keys[2])) for line in shut if line.keys[2] not in busy],
+            self._ledger.now,
+        )
+
+    def _picked(self, lines: Sequence[Line], wanted: Claim) -> list[Job]:
+        permits = self._permits or _NO_PERMITS
+        limit, with_suspects = wanted.limit, wanted.suspects != 0
+        each = limit if len(lines) <= FEW else max(2, 2 * limit // len(lines))
+        spots = self._tables.spots(lines, each, with_suspects)
+        rules = Rules(permits.room, permits.weight)
+        return self._tables.take(picked(lines, spots, each, limit, rules, self._ranks), with_suspects)
+
+    def _have(self, job: Job) -> bool:
+        """Claim a job, or let it lapse; False if it stays where it is."""
+        now, ledger, command = self._ledger.now, self._ledger, self._command
+        if job.deadline is not None and job.deadline <= now:
+            ledger.move(Move.LAPSE, job, move.lapsed(job, now))
+            return True
+        if job.crashes and self._suspects is not None:
+            if not self._suspects:
+                return False
+            self._suspects -= 1
+        start = command.start and job.task not in self._later
+        held = move.claimed(job, command.worker, command.lease, start, now)
+        self.taken.append(ledger.move(Move.CLAIM, job, held))
+        if self._permits is not None:
+            self._permits.take(job)
+        return True
+
+    def _turn(self, jobs: Sequence[Job], lines: Sequence[Line]) -> None:
+        """Whose turn it was has it again after the others of its queue."""
+        turning = in_turn(lines)
+        turns = {(line.queue, line.group): line.turn for line in sorted(lines, key=lambda line: line.turn)}
+        rounds = {line.queue: line.round for line in lines}
+        weight = (self._permits or _NO_PERMITS).weight
+        moved: dict[str, dict[str, float]] = {}
+        for job in jobs:
+            if job.queue in turning:
+                group = job.queue, job.group
+                turns[group], rounds[job.queue] = served(turns[group], rounds[job.queue], weight(*group))
+                moved.setdefault(job.queue, {})[job.group] = turns[group]
+        for queue, groups in moved.items():
+            self._tables.put_turns(queue, groups, rounds[queue])
+        self._ledger.turning.update(moved)
+
+
+_NO_PERMITS = Permits((), 0.0)
+
+
+def _still_held(ledger: Ledger, refs: Sequence[Ref]) -> Iterator[Job]:
+    ledger.load(ref.job for ref in refs)
+    for ref in refs:
+        job = move.held(ledger.get(ref.job), ref, Move.RENEW, ledger.now)
+        if not isinstance(job, Cause):
+            yield job
