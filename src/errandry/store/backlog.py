@@ -196,30 +196,30 @@ def _rank(entry: Entry) -> int:
 
 
 def _keys(command: Command) -> Collection[Key]:
+    if ids := touched(command):
+        return ids if len(ids) == 1 else frozenset(ids)
     match command:
-        case Insert() | Settle() | Start() | Renew() | Note():
-            return frozenset(touched(command))
         case Claim(worker=worker) | Beat(worker=worker):
             return (("worker", worker),)
         case Pause() | Resume() | PutRule():
             return (("gate", command.kind, command.name, command.group),)
         case Upkeep():
             return (("upkeep",),)
-        case Operator(ids=()):
+        case Operator():
             return (("query",),)
         case _:
-            return frozenset(touched(command))
+            return ()
 
 
 def _size(command: Command) -> int:
     """How many bytes of documents and traces it carries, at most."""
     match command:
-        case Insert(jobs=jobs):
-            return sum([_bytes(job.payload) + _bytes(job.metadata) for job in jobs])
         case Settle(outcome=Complete(result=result)):
             return _bytes(result)
         case Settle(outcome=Retry(failure=failure) | Fail(failure=failure)):
             return _bytes(failure.message) + _bytes(failure.traceback)
+        case Insert(jobs=jobs):
+            return sum([_bytes(job.payload) + _bytes(job.metadata) for job in jobs])
         case Note(logs=logs):
             return sum([_bytes(line.text) for line in logs])
         case Edit(ids=ids, payload=text) | Resolve(ids=ids, result=text):

@@ -29,7 +29,7 @@ def claim(ledger: Ledger, command: Claim) -> Claims:
     tables, now = ledger.tables, ledger.now
     ledger.flush()
     claims = ledger.claims.setdefault(command.worker, {})
-    refs = tables.recall(command.worker).get(command.nonce)
+    refs = tables.recall(command.worker, command.nonce)
     if refs is not None:
         claims[command.nonce] = refs
         return Claims(tuple(_still_held(ledger, refs)), due_in(tables, ledger.permits(), now))

@@ -286,8 +286,8 @@ class MemoryTables:
     def remember(self, worker: str, claims: Mapping[str, Sequence[Ref]], now: float) -> None:
         self._claims[worker] = (now, dict(claims))
 
-    def recall(self, worker: str) -> Mapping[str, Sequence[Ref]]:
-        return self._claims[worker][1] if worker in self._claims else {}
+    def recall(self, worker: str, nonce: str) -> Sequence[Ref] | None:
+        return self._claims[worker][1].get(nonce) if worker in self._claims else None
 
     def gate(self, key: Key) -> Gate:
         return self._gates.get(key) or Gate(*key)

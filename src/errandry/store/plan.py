@@ -10,6 +10,10 @@ from errandry.store.tables import Change
 WRITES = ("finish_live", "delete_live", "delete_history", "finish", "insert", "update", "claim", "renew")
 """Deletions first: a row that moves to the other table, or is written anew, keeps its number and id."""
 
+ENDED = (7, 8)
+FINISHED = (31, 32)
+"""Where in a row of `finish_live` and of `finish` the time of the end and that of the expiry stand."""
+
 Batches = dict[str, list[rows.Row]]
 
 

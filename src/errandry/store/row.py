@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import json as msgjson
 from msgspec.structs import astuple
 
+from errandry.core.command import Ref
 from errandry.core.gate import Gate, GateKind, Pausing, Ruling
 from errandry.core.job import AttemptError, Job, Keep, Log, Order, Progress
 from errandry.core.retry import Backoff
@@ -36,6 +37,7 @@ _errors = msgjson.Decoder(tuple[AttemptError, ...])
 _logs = msgjson.Decoder(tuple[Log, ...])
 _rule = msgjson.Decoder(Rule)
 _unique = msgjson.Decoder(Unique)
+_claims = msgjson.Decoder(dict[str, tuple[Ref, ...]])
 _encode = msgjson.Encoder().encode
 
 
@@ -85,6 +87,11 @@ def to_gate(row: Sequence[Any]) -> Gate:
         tat,
         closed_until,
     )
+
+
+def to_refs(claims: str, nonce: str) -> tuple[Ref, ...] | None:
+    """What a claim has brought, of the claims of a pass by their nonces; mostly it is none of them."""
+    return _claims.decode(claims).get(nonce) if text(nonce) in claims else None
 
 
 def text(value: Any) -> str:

@@ -127,7 +127,8 @@ class Tables(Protocol):
     def remember(self, worker: str, claims: Mapping[str, Sequence[Ref]], now: float) -> None:
         """Keep the claims of a worker's last pass by their nonces, so that they can be repeated."""
 
-    def recall(self, worker: str) -> Mapping[str, Sequence[Ref]]: ...
+    def recall(self, worker: str, nonce: str) -> Sequence[Ref] | None:
+        """What that claim of the worker's last pass has brought; None if it was not in it."""
 
     def gate(self, key: Key) -> Gate:
         """A gate that is to be changed: nobody else changes it before the pass is over."""

@@ -7,7 +7,10 @@ from typing import Any
 def array(values: Iterable[Any]) -> str:
     """Texts, or numbers and truth values, or None, as one array literal; the statement says of what."""
     values = list(values)
-    if all(value is None or isinstance(value, str) for value in values):
+    first = next((value for value in values if value is not None), None)
+    if first is None:
+        return "{" + ",".join(["NULL"] * len(values)) + "}"
+    if isinstance(first, str):
         return _texts(values)
     return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"
 

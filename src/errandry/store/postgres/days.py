@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import errors
 
-from errandry.core.job import DAY, Job
+from errandry.core.job import DAY
 from errandry.store.postgres.trouble import LOCKED
 
 LATER = 0
@@ -34,11 +34,9 @@ class Partition(NamedTuple):
     is_detaching: bool
 
 
-def day_of(job: Job) -> int:
+def day_of(finished_at: float, expires_at: float) -> int:
     """The partition of a finished job."""
-    if job.expires_at is None or job.finished_at is None:
-        raise ValueError(f"job {job.id} is not finished")
-    return LATER if job.expires_at - job.finished_at > FAR else int(job.expires_at // DAY)
+    return LATER if expires_at - finished_at > FAR else int(expires_at // DAY)
 
 
 def is_over(day: int, now: float) -> bool:

@@ -30,7 +30,7 @@ from errandry.store.postgres.link import Link, connect
 from errandry.store.postgres.listen import Listener
 from errandry.store.postgres.migrate import is_made, migrate
 from errandry.store.postgres.tables import PostgresTables
-from errandry.store.postgres.track import LIMITS, TIMEOUTS, Track, track_of
+from errandry.store.postgres.track import BULK, LIMITS, TIMEOUTS, Track, track_of
 from errandry.store.postgres.trouble import CLASHED, LOCKED, MOVED, UNPLACED, explained
 from errandry.store.tables import Tables
 from errandry.store.waking import Bell
@@ -96,6 +96,9 @@ class PostgresStore(LocalStore):
         opened = await self._opened()
         number = track_of(commands[0]) if commands else 0
         track = opened.free_track(number)
+        if number == BULK and any(isinstance(command, Upkeep) for command in commands):
+            await track.run(LIMITS[number], self._tend, opened, track.link)
+            track = opened.free_track(number)
         answers, is_dirty = await track.run(
             LIMITS[number], self._write, opened, track.link, TIMEOUTS[number], commands
         )
@@ -144,7 +147,11 @@ class PostgresStore(LocalStore):
 
     def _write(self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]) -> Written:
         """A pass. What is known to be locked goes apart, so that nobody waits for it twice."""
-        if any(isinstance(command, Upkeep) for command in commands):
+        if (
+            commands
+            and track_of(commands[0]) == BULK
+            and any(isinstance(command, Upkeep) for command in commands)
+        ):
             self._tend(opened, link)
         if not opened.locked:
             return self._together(opened, link, lock_timeout, commands)

@@ -29,7 +29,7 @@ from errandry.core.unique import Holder
 from errandry.store import cursor as cursors
 from errandry.store import row as rows
 from errandry.store.contract import Bounds, Happened
-from errandry.store.plan import Batches, planned
+from errandry.store.plan import ENDED, FINISHED, Batches, planned
 from errandry.store.postgres.array import array
 from errandry.store.postgres.days import day_of
 from errandry.store.tables import Change, Deltas, Marks
@@ -41,7 +41,6 @@ EVENT_ROWS = 100
 """So many rows of the event log are fetched at a time."""
 
 _events = msgjson.Decoder(tuple[Event, ...])
-_claims = msgjson.Decoder(dict[str, tuple[Ref, ...]])
 _beat = msgjson.Decoder(Beat)
 _deltas = msgjson.Decoder(list[tuple[str, str, dict[str, int]]])
 _list = msgjson.Decoder(list[str | int])
@@ -101,11 +100,16 @@ class PostgresTables:
 
     def write(self, changes: Iterable[Change]) -> None:
         changes = list(changes)
-        if any(job is not None and job.state is SCHEDULED for change in changes for job in change):
-            self._marks = None
-        self._stand_in_line([after for _, after in changes if after is not None and after.state is WAITING])
+        waiting = []
+        for before, after in changes:
+            if after is not None and after.state is WAITING:
+                waiting.append(after)
+            for job in (before, after):
+                if job is not None and job.state is SCHEDULED:
+                    self._marks = None
+        self._stand_in_line(waiting)
         batches = planned(changes, lambda job: self._lanes[job.queue, job.task, job.group])
-        self._date(batches, changes)
+        self._date(batches)
         ended = {values[0] for values in batches["finish_live"]}  # which deletes what it copies
         batches["delete_live"] = [values for values in batches["delete_live"] if values[0] not in ended]
         for name, batch in batches.items():
@@ -113,16 +117,16 @@ class PostgresTables:
                 self._run(name, [array(column) for column in zip(*batch, strict=True)])
         self.is_dirty = True
 
-    def _date(self, batches: Batches, changes: Iterable[Change]) -> None:
+    def _date(self, batches: Batches) -> None:
         """Add to what is finished the day it expires on, whose partition is there from now on."""
-        days = {job.seq: day_of(job) for _, job in changes if job is not None and job.state in TERMINAL}
-        if not self._days.issuperset(days.values()):
-            self._days = {day for day, _, is_detaching in self._all("days") if not is_detaching}
-            for day in set(days.values()) - self._days:
-                self._run("make_day", (day,))
-                self._days.add(day)
-        for name in ("finish_live", "finish"):
-            batches[name] = [(*values, days[values[0]]) for values in batches[name]]
+        for name, end, expiry in (("finish_live", *ENDED), ("finish", *FINISHED)):
+            batches[name] = [(*values, day_of(values[end], values[expiry])) for values in batches[name]]
+            days = {values[-1] for values in batches[name]}
+            if not self._days.issuperset(days):
+                self._days = {day for day, _, is_detaching in self._all("days") if not is_detaching}
+                for day in days - self._days:
+                    self._run("make_day", (day,))
+                    self._days.add(day)
 
     def forget_days(self) -> None:
         """A partition that was there is gone, or one that was made has been rolled back."""
@@ -328,9 +332,9 @@ class PostgresTables:
     def remember(self, worker: str, claims: Mapping[str, Sequence[Ref]], now: float) -> None:
         self._run("remember", (worker, now, rows.text(claims)))
 
-    def recall(self, worker: str) -> Mapping[str, Sequence[Ref]]:
+    def recall(self, worker: str, nonce: str) -> Sequence[Ref] | None:
         found = self._all("recall", (worker,))
-        return _claims.decode(found[0][0]) if found else {}
+        return rows.to_refs(found[0][0], nonce) if found else None
 
     def gate(self, key: Key) -> Gate:
         found = self._all("lock_gate" if self._writes else "gate", (key[0].value, *key[1:]))

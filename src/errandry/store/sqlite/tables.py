@@ -39,7 +39,6 @@ HELD_PAYLOAD = 4_096
 SQL = sql.statements("errandry.store.sqlite")
 
 _events = msgjson.Decoder(tuple[Event, ...])
-_claims = msgjson.Decoder(dict[str, tuple[Ref, ...]])
 _beat = msgjson.Decoder(Beat)
 _deltas = msgjson.Decoder(list[tuple[str, str, dict[str, int]]])
 
@@ -275,9 +274,9 @@ class SqliteTables:
     def remember(self, worker: str, claims: Mapping[str, Sequence[Ref]], now: float) -> None:
         self._run("remember", (worker, now, rows.text(claims)))
 
-    def recall(self, worker: str) -> Mapping[str, Sequence[Ref]]:
+    def recall(self, worker: str, nonce: str) -> Sequence[Ref] | None:
         found = self._all("recall", (worker,))
-        return _claims.decode(found[0][0]) if found else {}
+        return rows.to_refs(found[0][0], nonce) if found else None
 
     def gate(self, key: Key) -> Gate:
         found = self._all("gate", key)
