@@ -17,6 +17,7 @@ LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest pref
     {"errandry.store", "errandry.codec", "errandry.seal"},
     DRIVERS,
     {"errandry.store.url"},
+    {"errandry.unique"},
     {
         f"errandry.{name}"
         for name in ("context", "handle", "hiding", "options", "outcome", "signature", "waiting")

@@ -9,6 +9,7 @@ from errandry.errors import ErrandryError
 from errandry.handle import Job
 from errandry.outcome import Cancel, Fail, Retry, Snooze
 from errandry.task import Task
+from errandry.unique import Unique
 from errandry.worker import Worker, WorkerOptions
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "Snooze",
     "State",
     "Task",
+    "Unique",
     "Worker",
     "WorkerOptions",
     "__version__",

@@ -6,12 +6,14 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from errandry.bound import Bound
 from errandry.client import Client, several
 from errandry.clock import Clock
 from errandry.codec import About, Codec, from_json
 from errandry.context import JobContext
+from errandry.core.command import Inserted
 from errandry.core.event import Filter
 from errandry.core.gate import GateKind
 from errandry.core.job import Job as Record
@@ -252,18 +254,26 @@ class Errandry(Client):
         return self.codec.seal(text, About(record.id, record.task, field))
 
     async def _kept(self, jobs: list[NewJob]) -> list[Job[Any]]:
-        existed = list((await self.insert(jobs)).existed)
-        return self._handles(jobs, await self.engine.call(self.store.get, existed) if existed else [])
+        answer = await self.insert(jobs)
+        there = list(answer.existed | answer.replaced)
+        return self._handles(jobs, answer, await self.engine.call(self.store.get, there) if there else [])
 
-    def _handles(self, jobs: Iterable[NewJob], existing: Iterable[Record | None]) -> list[Job[Any]]:
-        now = self.clock.time()
-        records = {job.id: created(job, 0, now) for job in jobs}
-        records |= {record.id: record for record in existing if record is not None}
-        return [self._handle(record) for record in records.values()]
+    def _handles(
+        self, jobs: Sequence[NewJob], answer: Inserted, existing: Iterable[Record | None]
+    ) -> list[Job[Any]]:
+        """A handle for each; of one that is there no more nothing but its id is known."""
+        now, made = self.clock.time(), {job.id: job for job in jobs}
+        found = {record.id: record for record in existing if record is not None}
+        handles = []
+        for job, job_id in zip(jobs, answer.ids, strict=True):
+            record = found.get(job_id) or replace(created(made.get(job_id, job), 0, now), id=job_id)
+            existed = job_id != job.id or job_id in answer.existed
+            handles.append(self._handle(record, existed, existed and job_id in answer.replaced))
+        return handles
 
-    def _handle(self, record: Record) -> Job[Any]:
+    def _handle(self, record: Record, existed: bool = False, replaced: bool = False) -> Job[Any]:
         task = self.tasks.get(record.task)
-        return Job(self, record, task.signature.read_result if task else from_json)
+        return Job(self, record, task.signature.read_result if task else from_json, existed, replaced)
 
 
 def _returned(hook: Hook, job: NewJob) -> NewJob:

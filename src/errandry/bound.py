@@ -72,23 +72,22 @@ class Bound:
             raise self._wrong("blocks: call the method that ends in _sync")
         command, engine = Insert(tuple(self._app._hooked(jobs))), self._app.engine
         await engine.start()
-        existed = list((await self._binding.insert(command)).existed)
-        return self._app._handles(
-            command.jobs, await engine.call(self._app.store.get, existed) if existed else []
-        )
+        answer = await self._binding.insert(command)
+        there = list(answer.existed | answer.replaced)
+        records = await engine.call(self._app.store.get, there) if there else []
+        return self._app._handles(command.jobs, answer, records)
 
     def _kept_sync(self, jobs: list[NewJob]) -> list[Job[Any]]:
         if self._binding.is_async:
             raise self._wrong("is async: await the method without _sync")
         command, engine = Insert(tuple(self._app._hooked(jobs))), self._app.engine
         if self._binding.is_alone:
-            self._binding.insert_sync(command)
-            return self._app._handles(command.jobs, [])
+            return self._app._handles(command.jobs, self._binding.insert_sync(command), [])
         engine.start_sync()
-        existed = list(self._binding.insert_sync(command).existed)
-        return self._app._handles(
-            command.jobs, engine.call_sync(self._app.store.get, existed) if existed else []
-        )
+        answer = self._binding.insert_sync(command)
+        there = list(answer.existed | answer.replaced)
+        records = engine.call_sync(self._app.store.get, there) if there else []
+        return self._app._handles(command.jobs, answer, records)
 
     def _wrong(self, why: str) -> InvalidValue:
         return InvalidValue("connection", type(self._connection).__qualname__, why)

@@ -33,11 +33,22 @@ class Keeper(Protocol):
 
 
 class Job(Generic[R_co]):
-    """A handle on a job. `record` is the job as it was last read; the methods ask the store."""
+    """A handle on a job. `record` is the job as it was last read; the methods ask the store.
 
-    def __init__(self, app: Keeper, record: Record, read: Callable[[str], Any]) -> None:
+    From an enqueue, `existed` says that the job had been there, by its id or as the holder of the unique
+    key, and `replaced` that it has got the new arguments and the new time to run.
+    """
+
+    def __init__(
+        self,
+        app: Keeper,
+        record: Record,
+        read: Callable[[str], Any],
+        existed: bool = False,
+        replaced: bool = False,
+    ) -> None:
         self._app, self._read = app, read
-        self.record = record
+        self.record, self.existed, self.replaced = record, existed, replaced
 
     @property
     def id(self) -> str:

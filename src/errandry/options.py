@@ -14,6 +14,7 @@ from errandry.core.job import Keep, Order, check_tags
 from errandry.core.retry import Backoff, Curve
 from errandry.core.size import short, size
 from errandry.errors import InvalidValue
+from errandry.unique import Unique, unique
 
 MEMORY_MIN = 64_000_000
 LINGER_MAX = 60.0
@@ -41,6 +42,7 @@ class JobOptions(TypedDict, total=False):
     keep          how long its record stays once it has finished
     tags          words to find it by
     group         a name that jobs have in common, to find them by
+    unique        that there is only one such job at a time: True, a key, or Unique(…)
     """
 
     queue: str
@@ -53,6 +55,7 @@ class JobOptions(TypedDict, total=False):
     keep: Kept | None
     tags: tuple[str, ...] | list[str]
     group: str
+    unique: bool | str | Unique | None
 
 
 class UseOptions(JobOptions, total=False):
@@ -194,7 +197,7 @@ def metadata(name: str, value: Any) -> str:
 
 
 _KEPT = ("completed", "failed", "canceled")
-_NONE = ("delay", "timeout", "run_at", "deadline", "backoff", "keep", "metadata")
+_NONE = ("unique", "delay", "timeout", "run_at", "deadline", "backoff", "keep", "metadata")
 """Where None means what is so without the option."""
 _READ: dict[str, Callable[[str, Any], Any]] = {
     "delay": delay,
@@ -208,6 +211,7 @@ _READ: dict[str, Callable[[str, Any], Any]] = {
     "tags": tags,
     "metadata": metadata,
     "id": check.name,
+    "unique": unique,
 }
 
 

@@ -36,6 +36,10 @@ class Signature:
             with suppress(InvalidArguments):  # what annotations name may only be there later
                 _ = self._batch
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(self._parameters)
+
     def write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The arguments as JSON text, checked: what is stored can be read again by this task."""
         if len(args) > len(self._by_position):

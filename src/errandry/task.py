@@ -12,10 +12,11 @@ from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack
 from msgspec import Struct
 
 from errandry.clock import Clock
-from errandry.codec import About, Codec, to_json
+from errandry.codec import About, Codec, PlainCodec, to_json
 from errandry.core import check
 from errandry.core.batch import BATCH_MAX
 from errandry.core.job import NewJob, uuid7
+from errandry.core.unique import Conflict
 from errandry.errors import InvalidValue
 from errandry.handle import Job
 from errandry.hiding import marked
@@ -32,6 +33,7 @@ from errandry.options import (
     one_of,
 )
 from errandry.signature import Signature
+from errandry.unique import Unique, word
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -100,7 +102,7 @@ class Task(Generic[P, R_co]):
         self.is_async = inspect.iscoroutinefunction(function)
         here = Runner.ASYNC if self.is_async else Runner.THREAD
         self.runner = Runner.PROCESS if rules.in_process else here
-        self._base = base
+        self._base = _named_right(self.signature, base)
         update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +114,8 @@ class Task(Generic[P, R_co]):
     def using(self, **options: Unpack[UseOptions]) -> "Task[P, R_co]":
         """The same task with other options for what is enqueued through it."""
         other = self._copy()
-        other._base = _checked(self.app, self.name, self._base | job_fields(options))
+        base = _checked(self.app, self.name, self._base | job_fields(options))
+        other._base = _named_right(self.signature, base)
         return other
 
     def bind(self, connection: object) -> "Task[P, R_co]":
@@ -227,13 +230,27 @@ def named(app: Enqueuer, task: str, arguments: Mapping[str, Any], options: Mappi
 def new_job(app: Enqueuer, task: str, fields: dict[str, Any], arguments: str) -> NewJob:
     job_id = fields["id"] if "id" in fields else uuid7(app.clock.time(), secrets.token_bytes(10))
     payload = app.codec.seal(arguments, About(job_id, task, "payload"))
-    return NewJob(**(fields | {"id": job_id, "task": task, "payload": payload}))
+    unique: Unique | None = fields.get("unique")
+    more = {} if unique is None else unique.fields(task, arguments)
+    if more.get("on_conflict") is Conflict.REPLACE and not isinstance(app.codec, PlainCodec):
+        why = "would put arguments into another job that the codec has sealed for this one: return or raise"
+        raise InvalidValue("on_conflict", "replace", why)
+    return NewJob(**(fields | {"id": job_id, "task": task, "payload": payload} | more))
 
 
 def _checked(app: Enqueuer, task: str, fields: dict[str, Any]) -> dict[str, Any]:
     """`fields`, if a job with them could be made."""
-    job = NewJob(**({"id": "-"} | fields | {"task": task, "payload": "{}"}))
+    job = NewJob(**({"id": "-"} | fields | {"task": task, "payload": "{}", "unique": None}))
     function = job.backoff.function if job.backoff is not None else None
     if function is not None and function not in app.backoffs:
         raise InvalidValue("backoff", function, "is no curve, and no function declared with @jobs.backoff")
+    return fields
+
+
+def _named_right(signature: Signature, fields: dict[str, Any]) -> dict[str, Any]:
+    """`fields`, if the arguments that a unique key is made of are arguments of the task."""
+    unique: Unique | None = fields.get("unique")
+    if unique is not None and unique.by is not None:
+        for name in unique.by:
+            word("by", name, signature.parameters)
     return fields

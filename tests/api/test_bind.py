@@ -24,6 +24,7 @@ from errandry.core.event import Kind
 from errandry.core.job import Job as Record
 from errandry.core.job import Keep, NewJob, Order
 from errandry.core.retry import Backoff, Curve
+from errandry.core.unique import Scope, Unique
 from errandry.errors import InvalidArguments, InvalidValue, StoreRefused, TooLarge, UnknownJob
 from errandry.store.contract import Bounds
 from errandry.store.postgres.driver import PostgresStore
@@ -250,6 +251,7 @@ NEW = (
     NewJob(id="blocked", task="send", payload="{}", open_children=2, delay=5.0),
     NewJob(id="lifo", task="send", payload="{}", order=Order.LIFO, priority=-7),
     NewJob(id="ünïcode \"'\\", task="sénd", payload='{"to":"\\u2028 \\\\ ü"}', queue="q é", group="g"),
+    NewJob(id="unique", task="send", payload="{}", unique=Unique("k", Scope.WINDOW, 2.5, per_queue=True)),
     NewJob(
         id="full",
         task="send",
@@ -456,6 +458,17 @@ class TestConnections:
         ([{"id": "x", "task": "t", "payload": "{}", "tags": [1]}], "at most 20 texts"),
         ([{"id": "x", "task": "t", "payload": "{}", "keep": {"failed": "long"}}], "keep must have seconds"),
         ([{"id": "x", "task": "t", "payload": "{}", "backoff": {"curve": "s"}}], "backoff must have"),
+        ([{"id": "x", "task": "t", "payload": "{}", "unique": "k"}], "unique must have a key"),
+        ([{"id": "x", "task": "t", "payload": "{}", "unique": {}}], "unique must have a key"),
+        ([{"id": "x", "task": "t", "payload": "{}", "unique": {"key": ""}}], "unique must have a key"),
+        ([{"id": "x", "task": "t", "payload": "{}", "unique": {"key": "k", "scope": "s"}}], "unique must"),
+        ([{"id": "x", "task": "t", "payload": "{}", "unique": {"key": "k", "window": 5}}], "unique must"),
+        (
+            [{"id": "x", "task": "t", "payload": "{}", "unique": {"key": "k", "scope": "window"}}],
+            "unique must",
+        ),
+        ([{"id": "x", "task": "t", "payload": "{}", "unique": {"key": "k", "more": 1}}], "unique must"),
+        ([{"id": "x", "task": "t", "payload": "{}", "on_conflict": "rise"}], "on_conflict must be"),
     ],
 )
 async def test_who_calls_the_function_by_hand_cannot_insert_what_nobody_could_read(
@@ -473,7 +486,7 @@ async def test_who_calls_the_function_by_hand_needs_little(shop: Errandry, send:
     job = '[{"id": "x", "task": "send", "payload": "{\\"to\\":1}"}]'
     statement = f"SELECT \"{schema(shop)}\".insert_jobs('{job}')"
     with psycopg.connect(server().url()) as db:
-        assert db.execute(statement.encode()).fetchone() == ([],)
+        assert db.execute(statement.encode()).fetchone() == ({"ids": ["x"], "existed": [], "replaced": []},)
 
     assert (await shop.record("x")).payload == '{"to":1}'
 

@@ -52,6 +52,38 @@ def test_every_option_of_a_job_can_be_given(cli: Cli, place: Place) -> None:
     assert (job.backoff.curve, job.keep.failed) == ("linear", 3_600.0)
 
 
+def test_a_unique_key_and_what_a_second_job_does(cli: Cli, place: Place) -> None:
+    unique = ("--unique", "call 7", "--unique-for", "1 hour")
+    first = cli("enqueue", "call", *unique)
+    second = cli("enqueue", "call", *unique)
+    replacing = cli("enqueue", "call", "--json", '{"n": 2}', *unique, "--on-conflict", "replace")
+    refused = cli("enqueue", "call", *unique, "--on-conflict", "raise")
+
+    assert first.out == second.out == replacing.out
+    assert "It was there already.\n" in second.err
+    assert "It was there already, and has got these arguments.\n" in replacing.err
+    assert place.ask(place.jobs.record, first.out.strip()).payload == '{"n":2}'
+    assert (refused.code, refused.out) == (1, "")
+    assert f"the unique key 'call 7' is held by job {first.out.strip()}" in refused.err
+    assert "unique       call 7, for 1h from the insert" in cli("jobs", "show", first.out.strip()).out
+    assert "Its unique key 'call 7' is held" in cli("why", first.out.strip()).out
+
+
+def test_a_unique_key_can_be_made_of_the_arguments(cli: Cli) -> None:
+    ids = [
+        cli("enqueue", "call", "--json", text, "--unique-for", "day").out for text in ('{"n":1}', '{"n": 1}')
+    ]
+
+    assert ids[0] == ids[1] != cli("enqueue", "call", "--json", '{"n":2}', "--unique-for", "day").out
+
+
+def test_a_scope_nobody_knows_is_refused(cli: Cli) -> None:
+    done = cli("enqueue", "call", "--unique", "k", "--unique-for", "mnth")
+
+    assert (done.code, done.out) == (1, "")
+    assert "did you mean month?" in done.err
+
+
 def test_the_record_can_be_had_as_json(cli: Cli) -> None:
     [job] = cli("--json", "enqueue", "send", "--json", '{"to": "ada"}').data
 

@@ -11,6 +11,7 @@ from errandry.core.job import AttemptError, Job, NewJob
 from errandry.core.move import created
 from errandry.core.rule import rate
 from errandry.core.state import Move, Reason, State
+from errandry.core.unique import Scope, Unique
 from errandry.core.why import GATES, Code, Facts, Why, why
 
 NOW = 1_800_000_000.0
@@ -45,6 +46,18 @@ def asked(job: Job, *workers: WorkerInfo, **facts: Any) -> Why:
 
 
 CASES: list[tuple[str, Why, list[str], str]] = [
+    (
+        "a unique key outlives its job",
+        asked(job(state=State.COMPLETED, finished_at=NOW - 300, unique=Unique("k", Scope.WINDOW, 3_600.0))),
+        ["completed", "unique"],
+        "Its unique key 'k' is held for 1h from the insert: no second job gets it.",
+    ),
+    (
+        "a unique key that is free again",
+        asked(job(state=State.COMPLETED, finished_at=NOW - 300, unique=Unique("k"))),
+        ["completed"],
+        "completed 5 min ago",
+    ),
     (
         "completed",
         asked(job(state=State.COMPLETED, finished_at=NOW - 300, attempts=2)),

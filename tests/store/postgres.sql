@@ -291,7 +291,8 @@ BEGIN
             WHEN NOT job ?& ARRAY['id', 'task', 'payload'] THEN 'must have id, task and payload'
             WHEN EXISTS (SELECT 1 FROM jsonb_object_keys(job) AS key WHERE key <> ALL (ARRAY[
                 'id', 'task', 'payload', 'queue', 'group', 'priority', 'order', 'run_at', 'delay', 'max_attempts',
-                'max_crashes', 'timeout', 'deadline', 'backoff', 'keep', 'tags', 'metadata', 'open_children']))
+                'max_crashes', 'timeout', 'deadline', 'backoff', 'keep', 'tags', 'metadata', 'open_children',
+                'unique', 'on_conflict']))
                 THEN 'has a field no job has'
             WHEN NOT coalesce(errandry.is_name(job ->> 'id') AND errandry.is_name(job ->> 'task'), false)
                 OR NOT errandry.is_name(job ->> 'queue') OR NOT errandry.is_name(nullif(job ->> 'group', ''))
@@ -311,6 +312,19 @@ BEGIN
             WHEN jsonb_path_exists(job, '$.keyvalue() ? (@.key == "run_at" || @.key == "deadline" || @.key == "delay"
                      || @.key == "timeout").value ? (@ != null && (@.type() != "number" || @ < 0 || @ > 100000000000))')
                 THEN 'run_at and deadline must be seconds since 1970, delay and timeout seconds'
+            WHEN job ->> 'on_conflict' NOT IN ('return', 'raise', 'replace')
+                THEN 'on_conflict must be return, raise or replace'
+            WHEN jsonb_typeof(job -> 'unique') NOT IN ('object', 'null')
+                OR jsonb_typeof(job -> 'unique') = 'object' AND NOT coalesce(errandry.is_name(job -> 'unique' ->> 'key'), false)
+                OR job -> 'unique' ->> 'scope' NOT IN ('alive', 'window', 'second', 'minute', 'hour', 'day', 'week', 'month',
+                                                       'ever')
+                OR jsonb_path_exists(job, '$.unique.keyvalue() ? (
+                     (@.key != "key" && @.key != "scope" && @.key != "window" && @.key != "per_queue")
+                     || (@.key == "window" && @.value != null && (@.value.type() != "number" || @.value <= 0))
+                     || (@.key == "per_queue" && @.value.type() != "boolean"))')
+                OR (job -> 'unique' ->> 'scope' IS NOT DISTINCT FROM 'window')
+                   IS DISTINCT FROM (job -> 'unique' ->> 'window' IS NOT NULL)
+                THEN 'unique must have a key, a name of at most 200 visible characters, a scope, and a window if that is its scope'
             WHEN jsonb_typeof(job -> 'tags') <> 'array' OR jsonb_array_length(job -> 'tags') > 20
                 OR jsonb_path_exists(job, '$.tags[*] ? (@.type() != "string")')
                 THEN 'tags must be an array of at most 20 texts'
@@ -340,13 +354,15 @@ FUNCTION has_none(held text, unwanted jsonb) RETURNS boolean IMMUTABLE
         SELECT 1 FROM jsonb_array_elements_text(unwanted) AS needle
          WHERE strpos(lower(held COLLATE "C"), needle) > 0)
 
-FUNCTION insert_jobs(jobs jsonb, store text DEFAULT NULL::text, at double precision DEFAULT NULL::double precision) RETURNS text[] SECURITY DEFINER SET {"search_path=pg_catalog, pg_temp",plan_cache_mode=force_generic_plan,enable_seqscan=off,enable_hashjoin=off,enable_mergejoin=off,jit=off} NOT FOR ALL
+FUNCTION insert_jobs(jobs jsonb, store text DEFAULT NULL::text, at double precision DEFAULT NULL::double precision) RETURNS jsonb SECURITY DEFINER SET {"search_path=pg_catalog, pg_temp",plan_cache_mode=force_generic_plan,enable_seqscan=off,enable_hashjoin=off,enable_mergejoin=off,jit=off} NOT FOR ALL
 #variable_conflict use_column
 DECLARE
     moment double precision;
     is_strict boolean := current_setting('transaction_isolation') <> 'read committed';
     made   bigint[];
     fault  record;
+    unique_keys jsonb;
+    answer jsonb;
 BEGIN
     IF insert_jobs.store <> (SELECT identity FROM errandry.store) THEN
         RETURN NULL;
@@ -358,6 +374,10 @@ BEGIN
     moment := greatest(coalesce(insert_jobs.at, extract(epoch FROM clock_timestamp())::float8),
                        coalesce((SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1),
                                 (SELECT at FROM errandry.store)));
+    unique_keys := errandry.take_keys(insert_jobs.jobs, moment);
+    IF unique_keys ? 'duplicate' THEN
+        RETURN unique_keys;
+    END IF;
 
     -- A lane that has its mark is held, so that it keeps it. To make one, or to mark it, would make others wait: the next
     -- pass that claims does it. So it does for a transaction that must not touch what has changed since it began.
@@ -366,14 +386,16 @@ BEGIN
                coalesce("order", 'fifo') AS ordering, payload, coalesce(priority, 0) AS priority,
                coalesce(moment + delay, run_at) AS run_at, coalesce(max_attempts, 5) AS max_attempts,
                coalesce(max_crashes, 3) AS max_crashes, coalesce(open_children, 0) AS open_children,
-               timeout, deadline, metadata, backoff::text, keep::text, nullif(tags, '[]')::text AS tags
+               timeout, deadline, metadata, backoff::text, keep::text, nullif(tags, '[]')::text AS tags,
+               "unique"::text AS uniqueness
           FROM ROWS FROM (jsonb_to_recordset(insert_jobs.jobs) AS (
                id text, task text, payload text, queue text, "group" text, priority bigint, "order" text,
                run_at double precision, delay double precision, max_attempts bigint, max_crashes bigint,
                timeout double precision, deadline double precision, backoff jsonb, keep jsonb, tags jsonb,
-               metadata text, open_children bigint)) WITH ORDINALITY
+               metadata text, open_children bigint, "unique" jsonb)) WITH ORDINALITY
             AS given (id, task, payload, queue, "group", priority, "order", run_at, delay, max_attempts, max_crashes,
-                      timeout, deadline, backoff, keep, tags, metadata, open_children, n)),
+                      timeout, deadline, backoff, keep, tags, metadata, open_children, "unique", n)
+         WHERE NOT unique_keys -> 'held' ? id),
     held AS (
         SELECT lane, queue, task, grp
           FROM errandry.lanes JOIN (SELECT DISTINCT queue, task, grp FROM asked) AS wanted USING (queue, task, grp)
@@ -386,11 +408,11 @@ BEGIN
         INSERT INTO errandry.live (
                seq, id, task, queue, grp, state, ordering, payload, priority, place, run_at, attempts, max_attempts,
                releases, crashes, max_crashes, open_children, timeout, deadline, fence, cancel_requested, metadata,
-               created_at, updated_at, backoff, keep, tags, lane)
+               created_at, updated_at, backoff, keep, tags, uniqueness, lane)
         SELECT seq, id, task, queue, grp, state, ordering, payload, priority,
                CASE WHEN state = 'waiting' THEN CASE ordering WHEN 'fifo' THEN seq ELSE -seq END END,
                run_at, 0, max_attempts, 0, 0, max_crashes, open_children, timeout, deadline, 0, false, metadata,
-               moment, moment, backoff, keep, tags, CASE WHEN state = 'waiting' THEN lane END
+               moment, moment, backoff, keep, tags, uniqueness, CASE WHEN state = 'waiting' THEN lane END
           FROM numbered LEFT JOIN held USING (queue, task, grp)
          ORDER BY id
             ON CONFLICT (id) DO NOTHING
@@ -421,12 +443,25 @@ BEGIN
         SELECT moment, count(*), json_agg(json_build_array(state, id, queue, task, 0, '') ORDER BY seq)::text,
                (SELECT json_agg(json_build_array(queue, task, by))::text FROM deltas)
           FROM fresh;
+    END IF;
+    -- An id that was there after all has no use for its key.
+    DELETE FROM errandry.keys USING jsonb_each_text(unique_keys -> 'taken') AS taken (slot, id)
+     WHERE key = slot AND job = taken.id
+       AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = taken.id AND seq = ANY (made));
+
+    WITH given AS (SELECT n, coalesce(unique_keys -> 'held' ->> (job ->> 'id'), job ->> 'id') AS id
+                     FROM jsonb_array_elements(insert_jobs.jobs) WITH ORDINALITY AS job (job, n)),
+    existed AS (SELECT id FROM given EXCEPT SELECT id FROM errandry.live WHERE seq = ANY (made))
+    SELECT jsonb_build_object('ids', (SELECT jsonb_agg(id ORDER BY n) FROM given),
+                              'existed', coalesce((SELECT jsonb_agg(id) FROM existed), '[]'),
+                              'replaced', errandry.replace_jobs(insert_jobs.jobs, unique_keys -> 'held', moment))
+      INTO answer;
+    IF made IS NOT NULL OR answer -> 'replaced' <> '[]' THEN
         PERFORM pg_notify('errandry_' || nspname, '')
            FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
           WHERE pg_class.oid = 'errandry.live'::regclass;
     END IF;
-    RETURN ARRAY (SELECT job ->> 'id' FROM jsonb_array_elements(insert_jobs.jobs) AS job
-                  EXCEPT SELECT id FROM errandry.live WHERE seq = ANY (made));
+    RETURN answer;
 END
 
 FUNCTION is_name(name text) RETURNS boolean IMMUTABLE
@@ -442,5 +477,128 @@ BEGIN
     IF NOT EXISTS (SELECT 1 FROM pg_inherits WHERE inhrelid = to_regclass(format('errandry.%I', name))) THEN
         EXECUTE format('ALTER TABLE errandry.history ATTACH PARTITION errandry.%I FOR VALUES IN (%s)', name, make_day.day);
     END IF;
+END
+
+FUNCTION replace_jobs(jobs jsonb, held jsonb, moment double precision) RETURNS jsonb
+#variable_conflict use_column
+DECLARE
+    changed jsonb;
+BEGIN
+    WITH asked AS (
+        SELECT DISTINCT ON (holder) holder, job ->> 'payload' AS payload,
+               coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8) AS run_at
+          FROM jsonb_array_elements(replace_jobs.jobs) WITH ORDINALITY AS given (job, n)
+         CROSS JOIN LATERAL (SELECT held ->> (job ->> 'id') AS holder) AS who
+         WHERE job ->> 'on_conflict' = 'replace' AND holder IS NOT NULL AND holder <> job ->> 'id'
+         ORDER BY holder, n DESC),
+    found AS (
+        SELECT seq, state AS was, asked.payload, asked.run_at,
+               CASE WHEN open_children > 0 THEN 'blocked' WHEN asked.run_at > moment THEN 'scheduled' ELSE 'waiting' END AS will
+          FROM asked JOIN errandry.live ON id = holder
+         WHERE state IN ('blocked', 'scheduled', 'waiting')
+         ORDER BY id FOR NO KEY UPDATE OF live),
+    moved AS (
+        UPDATE errandry.live
+           SET payload = found.payload, run_at = found.run_at, state = will, updated_at = moment,
+               place = CASE WHEN will <> 'waiting' THEN NULL WHEN was = 'waiting' THEN place
+                            WHEN ordering = 'fifo' THEN nextval('errandry.number')
+                            ELSE -nextval('errandry.number') END,
+               lane = CASE WHEN will = 'waiting' AND was = 'waiting' THEN lane END
+          FROM found WHERE live.seq = found.seq
+        RETURNING live.seq, id, queue, task, attempts, was, will)
+    SELECT jsonb_agg(to_jsonb(moved) ORDER BY seq) INTO changed FROM moved;
+    IF changed IS NULL THEN
+        RETURN '[]';
+    END IF;
+    INSERT INTO errandry.bound (at, count, entries, deltas)
+    SELECT moment, jsonb_array_length(changed),
+           (SELECT json_agg(json_build_array('edited', id, queue, task, attempts, '') ORDER BY seq)::text
+              FROM jsonb_to_recordset(changed) AS (seq bigint, id text, queue text, task text, attempts bigint)),
+           coalesce((SELECT json_agg(json_build_array(queue, task, by))::text
+              FROM (SELECT queue, task, jsonb_object_agg(state, change) AS by
+                      FROM (SELECT queue, task, state, sum(change) AS change
+                              FROM jsonb_to_recordset(changed) AS (queue text, task text, was text, will text)
+                             CROSS JOIN LATERAL (VALUES (was, -1), (will, 1)) AS step (state, change)
+                             GROUP BY queue, task, state) AS steps
+                     GROUP BY queue, task) AS deltas), '[]');
+    RETURN (SELECT jsonb_agg(id) FROM jsonb_to_recordset(changed) AS (id text));
+END
+
+FUNCTION slot_of(uniqueness jsonb, queue text, due double precision, moment double precision, OUT slot text, OUT expires_at double precision) RETURNS record IMMUTABLE
+DECLARE
+    scope  text := coalesce(uniqueness ->> 'scope', 'alive');
+    begins double precision;
+    length double precision := CASE scope WHEN 'second' THEN 1 WHEN 'minute' THEN 60 WHEN 'hour' THEN 3600
+                                          WHEN 'day' THEN 86400 WHEN 'week' THEN 604800 END;
+    origin double precision := CASE scope WHEN 'week' THEN 345600 ELSE 0 END;
+BEGIN
+    slot := CASE WHEN (uniqueness ->> 'per_queue')::boolean THEN queue || E'\n' ELSE '' END || (uniqueness ->> 'key');
+    IF scope IN ('alive', 'window', 'ever') THEN
+        expires_at := CASE scope WHEN 'window' THEN moment + (uniqueness ->> 'window')::float8
+                                 WHEN 'ever' THEN moment + 31536000 END;
+        RETURN;
+    END IF;
+    IF scope = 'month' THEN
+        begins := extract(epoch FROM date_trunc('month', to_timestamp(floor(due)), 'UTC'));
+        expires_at := extract(epoch FROM (to_timestamp(begins) AT TIME ZONE 'UTC' + interval '1 month') AT TIME ZONE 'UTC');
+    ELSE
+        begins := floor((due - origin) / length) * length + origin;
+        expires_at := begins + length;
+    END IF;
+    slot := slot || E'\t' || scope || ' ' || begins::bigint;
+END
+
+FUNCTION take_keys(jobs jsonb, moment double precision) RETURNS jsonb
+#variable_conflict use_column
+DECLARE
+    ids    text[];
+    slots  text[];
+    untils double precision[];
+    raises boolean[];
+    names  text[];
+    taken  jsonb := '{}';
+    more   jsonb;
+    twin   record;
+BEGIN
+    SELECT array_agg(id ORDER BY n), array_agg(slot ORDER BY n), array_agg(expires_at ORDER BY n),
+           array_agg(on_conflict = 'raise' ORDER BY n), array_agg(key ORDER BY n)
+      INTO ids, slots, untils, raises, names
+      FROM (SELECT n, job ->> 'id' AS id, coalesce(job ->> 'on_conflict', 'return') AS on_conflict, slot, expires_at,
+                   job -> 'unique' ->> 'key' AS key
+              FROM jsonb_array_elements(take_keys.jobs) WITH ORDINALITY AS given (job, n)
+             CROSS JOIN LATERAL errandry.slot_of(
+                   job -> 'unique', coalesce(job ->> 'queue', 'default'),
+                   greatest(moment, coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8)), moment)
+             WHERE jsonb_typeof(job -> 'unique') = 'object') AS wanted
+     WHERE NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = wanted.id)
+       AND NOT EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = wanted.id);
+    IF ids IS NULL THEN
+        RETURN '{"taken": {}, "held": {}}';
+    END IF;
+    DELETE FROM errandry.keys WHERE key = ANY (slots) AND expires_at <= moment;
+    LOOP
+        WITH mine AS (
+            INSERT INTO errandry.keys (key, job, expires_at)
+            SELECT DISTINCT ON (slot) slot, id, until
+              FROM unnest(slots, ids, untils) WITH ORDINALITY AS wanted (slot, id, until, n) ORDER BY slot, n
+                ON CONFLICT (key) DO NOTHING
+            RETURNING key, job)
+        SELECT coalesce(jsonb_object_agg(key, job), '{}') INTO more FROM mine;
+        taken := taken || more;
+        EXIT WHEN NOT EXISTS (SELECT 1 FROM unnest(slots) AS slot
+                               WHERE NOT EXISTS (SELECT 1 FROM errandry.keys WHERE key = slot));
+    END LOOP;
+    SELECT name, job INTO twin
+      FROM unnest(slots, ids, raises, names) WITH ORDINALITY AS wanted (slot, id, raises, name, n)
+      JOIN errandry.keys ON key = slot
+     WHERE wanted.raises AND job <> id ORDER BY n LIMIT 1;
+    IF FOUND THEN
+        DELETE FROM errandry.keys USING jsonb_each_text(taken) AS mine (slot, id) WHERE key = slot AND job = id;
+        RETURN jsonb_build_object('duplicate', jsonb_build_object('key', twin.name, 'job', twin.job));
+    END IF;
+    RETURN jsonb_build_object('taken', taken, 'held', (
+        SELECT coalesce(jsonb_object_agg(id, job), '{}')
+          FROM unnest(slots, ids) AS wanted (slot, id) JOIN errandry.keys ON key = slot
+         WHERE taken ->> slot IS DISTINCT FROM id));
 END
 

@@ -10,10 +10,15 @@ from errandry.cli.session import Session, maker
 from errandry.cli.text import ago
 from errandry.cli.value import AT, LENGTH, arguments, read_document
 from errandry.core.state import State
+from errandry.core.unique import Conflict
 from errandry.errors import UnknownTask
+from errandry.unique import Unique
 
 if TYPE_CHECKING:
     from errandry.app import Errandry
+
+
+UNIQUE = {"unique": "key", "unique_for": "scope", "on_conflict": "on_conflict"}
 
 
 @click.command(cls=Command)
@@ -35,6 +40,17 @@ if TYPE_CHECKING:
 @click.option("--group", help="The group it belongs to.")
 @click.option("--tag", "tags", multiple=True, help="A tag; may be repeated.")
 @click.option("--metadata", metavar="OBJECT", help="What else to keep with it, as JSON.")
+@click.option("--unique", metavar="KEY", help="Only one job at a time has this key.")
+@click.option(
+    "--unique-for",
+    metavar="SCOPE",
+    help="How long: alive, ever, a duration, or hour, day, week, month. A key may be made of the arguments.",
+)
+@click.option(
+    "--on-conflict",
+    type=click.Choice([one.value for one in Conflict]),
+    help="If there is one: print its id, fail, or have it do this instead.",
+)
 @click.option("--id", help="Its id: enqueued again under it, it is the same job.")
 @maker
 async def enqueue(
@@ -55,6 +71,8 @@ async def enqueue(
     if session.app is not None and task not in jobs.tasks:
         raise UnknownTask(task, tuple(sorted(jobs.tasks)))
     chosen = {name: value for name, value in options.items() if value is not None}
+    if unique := {name: chosen.pop(option) for option, name in UNIQUE.items() if option in chosen}:
+        chosen["unique"] = Unique(**unique)
     if tags:
         chosen["tags"] = tags
     if metadata is not None:
@@ -66,4 +84,6 @@ async def enqueue(
     session.print(job.id)
     stored = job.record
     due = f", to run {ago(stored.run_at, jobs.clock.time())}" if stored.state is State.SCHEDULED else ""
-    session.talk(f"{stored.task} is {stored.state} in queue {stored.queue}{due}.")
+    known = " It was there already." if job.existed and not job.replaced else ""
+    changed = " It was there already, and has got these arguments." if job.replaced else ""
+    session.talk(f"{stored.task} is {stored.state} in queue {stored.queue}{due}.{known}{changed}")

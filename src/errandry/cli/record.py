@@ -131,6 +131,9 @@ def _facts(session: Session, job: Job, now: float) -> Iterator[tuple[str, str]]:
     yield "queue", clean(job.queue) + (f", group {clean(job.group)}" if job.group else "")
     yield "priority", f"{job.priority}, {job.order}"
     yield "attempts", _attempts(job)
+    if job.unique is not None:
+        per_queue = " in its queue" if job.unique.per_queue else ""
+        yield "unique", f"{clean(job.unique.key)}{per_queue}, {job.unique.span}"
     if job.tags:
         yield "tags", clean(", ".join(job.tags))
     for name, at in (

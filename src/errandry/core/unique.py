@@ -6,6 +6,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from errandry.core import check
+from errandry.core.duration import short
 from errandry.errors import InvalidValue
 
 EVER = 365 * 86_400.0
@@ -71,6 +72,19 @@ class Unique(Struct, frozen=True, omit_defaults=True, gc=False):
     def is_aligned(self) -> bool:
         """Whether each second … month has a key of its own."""
         return self.scope in _ALIGNED
+
+    @property
+    def span(self) -> str:
+        """How long the key is held, in words."""
+        match self.scope:
+            case Scope.ALIVE:
+                return "while the job is alive"
+            case Scope.EVER:
+                return "for a year"
+            case Scope.WINDOW:
+                return f"for {short(self.window or 0.0)} from the insert"
+            case _:
+                return f"through the {self.scope} it was due in"
 
     def slot(self, queue: str, due: float) -> str:
         """Under what the store keeps the key of a job in `queue`; no key and no queue has these controls."""

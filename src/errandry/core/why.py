@@ -17,6 +17,7 @@ from errandry.core.gate import Gate as Gating
 from errandry.core.gate import GateKind, Passage, Pausing
 from errandry.core.job import AttemptError, Job
 from errandry.core.state import Move, State
+from errandry.core.unique import Scope
 
 SILENT = 30.0
 """Who has not beaten for so long is not counted on."""
@@ -49,6 +50,7 @@ class Code(StrEnum):
     SUSPECT = "suspect"
     IN_LINE = "in_line"
     ANY_MOMENT = "any_moment"
+    UNIQUE = "unique"
 
 
 class Because(Struct, frozen=True):
@@ -91,7 +93,7 @@ def why(facts: Facts) -> Why:
     reasons = [because for gate in GATES[job.state] for because in gate(facts)]
     if not reasons:
         reasons.append(Because(Code.ANY_MOMENT, "Nothing holds it back: a worker should take it any moment."))
-    return Why(job.id, job.state, tuple(reasons))
+    return Why(job.id, job.state, (*reasons, *_unique(facts)))
 
 
 def _finished(facts: Facts) -> Iterator[Because]:
@@ -247,6 +249,14 @@ GATES: Mapping[State, tuple[Gate, ...]] = {
     State.FAILED: (_finished,),
     State.CANCELED: (_finished,),
 }
+
+
+def _unique(facts: Facts) -> Iterator[Because]:
+    """No reason not to run, but why there is no other job like it."""
+    job, unique = facts.job, facts.job.unique
+    if unique is not None and not (job.finished and unique.scope is Scope.ALIVE):
+        text = f"Its unique key {unique.key!r} is held {unique.span}: no second job gets it."
+        yield Because(Code.UNIQUE, text)
 
 
 def _misfit(job: Job, worker: WorkerInfo, now: float) -> str | None:

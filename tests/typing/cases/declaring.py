@@ -2,7 +2,7 @@
 
 from typing import Any, assert_type
 
-from errandry import Errandry, JobContext, Task
+from errandry import Errandry, JobContext, Task, Unique
 
 jobs = Errandry("memory:")
 
@@ -51,6 +51,17 @@ assert_type(optioned.name, str)
 assert_type(without_anything, Task[[], None])
 anything: Task[..., Any] = plain
 
+
+@jobs.task(unique=Unique(by=["to"], per="queue", scope="1 hour", on_conflict="replace"))
+async def only_one(to: str) -> str:
+    return to
+
+
+assert_type(only_one.name, str)
+
+Unique(on_conflict="rise")  # E: Argument "on_conflict" to "Unique" has incompatible type "Literal['rise']"
+Unique(per="task")  # E: Argument "per" to "Unique" has incompatible type "Literal['task']"
+jobs.task(unique=5)  # E: No overload variant of "task" of "Errandry" matches argument type "int"
 jobs.task(queue=5)  # E: No overload variant of "task" of "Errandry" matches argument type "int"
 jobs.task(timeot="30s")  # E: Unexpected keyword argument "timeot" for overloaded function "task"
 jobs.task(delay=5)  # E: Unexpected keyword argument "delay" for overloaded function "task"

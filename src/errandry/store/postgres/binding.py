@@ -12,13 +12,31 @@ from msgspec import Struct
 from msgspec import json as msgjson
 
 from errandry.core import check
-from errandry.core.command import Insert, Inserted, touched
-from errandry.errors import InvalidValue, StoreRefused
+from errandry.core.command import Insert, Inserted
+from errandry.errors import DuplicateJob, InvalidValue, StoreRefused
 from errandry.store.postgres.address import Address
 from errandry.store.row import text
 
 Params = Mapping[str, Any]
-_ids = msgjson.Decoder(frozenset[str] | None)
+
+
+class Twin(Struct, frozen=True):
+    """A unique key that is held, and by whom."""
+
+    key: str
+    job: str
+
+
+class Told(Struct, frozen=True):
+    """What the function in the database answers."""
+
+    ids: tuple[str, ...] = ()
+    existed: frozenset[str] = frozenset()
+    replaced: frozenset[str] = frozenset()
+    duplicate: Twin | None = None
+
+
+_told = msgjson.Decoder(Told | None)
 
 
 class Said(NamedTuple):
@@ -57,15 +75,11 @@ class PostgresBinding:
 
     async def insert(self, command: Insert) -> Inserted:
         with self._explained():
-            return self._answer(
-                command, await self._library.call(self._connection, self._sql, self._params(command))
-            )
+            return self._answer(await self._library.call(self._connection, self._sql, self._params(command)))
 
     def insert_sync(self, command: Insert) -> Inserted:
         with self._explained():
-            return self._answer(
-                command, self._library.call(self._connection, self._sql, self._params(command))
-            )
+            return self._answer(self._library.call(self._connection, self._sql, self._params(command)))
 
     def _params(self, command: Insert) -> Params:
         said = self._said()
@@ -73,11 +87,13 @@ class PostgresBinding:
             check.sized("payload", job.payload, said.payload)
         return {"jobs": text(command.jobs), "store": said.identity, "at": said.now}
 
-    def _answer(self, command: Insert, answer: str | None) -> Inserted:
-        existed = _ids.decode(answer or "null")
-        if existed is None:
+    def _answer(self, answer: str | None) -> Inserted:
+        told = _told.decode(answer or "null")
+        if told is None:
             raise self._misled("leads to another store")
-        return Inserted(touched(command), existed)
+        if told.duplicate is not None:
+            raise DuplicateJob(told.duplicate.key, told.duplicate.job)
+        return Inserted(told.ids, told.existed, told.replaced)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -158,8 +158,9 @@ class PostgresStore(LocalStore):
         apart = [number for number, command in enumerate(commands) if opened.is_locked(command)]
         rest = [command for number, command in enumerate(commands) if number not in apart]
         answers = self._together(opened, link, lock_timeout, rest)[0] if rest else []
-        for number in apart:
-            answers.insert(number, self._alone(opened, link, KNOWN, commands[number]))
+        late = self._one_by_one(opened, link, KNOWN, [commands[number] for number in apart])
+        for number, answer in zip(apart, late, strict=True):
+            answers.insert(number, answer)
         return answers, True
 
     def _tend(self, opened: "_Open", link: Link) -> None:
@@ -183,23 +184,34 @@ class PostgresStore(LocalStore):
             if len(commands) == 1:
                 return [self._refusal(opened, commands[0], error)], False
         # One of the commands cannot be written. Which one shows when each goes alone.
+        return self._one_by_one(opened, link, lock_timeout, commands), True
+
+    def _one_by_one(
+        self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]
+    ) -> list[Answer]:
+        """Each in a transaction of its own; of those that want the same unique key, one waits for it."""
         answers: list[Answer] = []
+        kept: dict[str, Answer] = {}
         for command in commands:
-            answers.append(self._alone(opened, link, lock_timeout, command))
+            names = names_of(command)
+            known = next((kept[name] for name in names if name in kept), None)
+            answers.append(known or self._alone(opened, link, lock_timeout, command))
             if isinstance(answers[-1], StoreUnavailable):
                 lock_timeout = KNOWN
+                if opened.is_locked(command):
+                    kept |= dict.fromkeys(names, answers[-1])
                 if not link.is_up:
                     away = StoreUnavailable(self.address.name, "the connection was lost before this was sent")
                     answers += [away] * (len(commands) - len(answers))
                     break
-        return answers, True
+        return answers
 
     def _alone(self, opened: "_Open", link: Link, lock_timeout: str, command: Command) -> Answer:
         try:
             answer = self._tried(opened, link, lock_timeout, [command])[0][0]
         except Exception as error:
             return self._refusal(opened, command, error)
-        opened.locked.difference_update(touched(command))
+        opened.locked.difference_update(names_of(command))
         return answer
 
     def _refusal(self, opened: "_Open", command: Command, error: Exception) -> Answer:
@@ -307,15 +319,15 @@ class _Open:
         return next((track for track in resting if track.link.is_up), next(iter(resting), own))
 
     def is_locked(self, command: Command) -> bool:
-        """Whether a job it is about was found locked, by who knows whom."""
-        return not self.locked.isdisjoint(touched(command))
+        """Whether a job it is about, or a key it wants, was found locked, by who knows whom."""
+        return not self.locked.isdisjoint(names_of(command))
 
     def found_locked(self, command: Command) -> None:
         """Of several jobs nobody knows which one it was."""
-        if len(ids := touched(command)) == 1:
+        if len(touched(command)) == 1:
             if len(self.locked) >= LOCKED_MAX:
                 self.locked.clear()  # those that are locked still will be found again
-            self.locked.update(ids)
+            self.locked.update(names_of(command))
 
     def close(self) -> None:
         self.listener.stop()
@@ -324,6 +336,14 @@ class _Open:
         for end in late:
             ends[end].link.break_off()
         wait(late, PATIENCE)
+
+
+def names_of(command: Command) -> tuple[str, ...]:
+    """The jobs it is about, and the unique keys it wants: no id has a tab."""
+    keys = (
+        () if type(command) is not Insert else [f"\t{job.unique.key}" for job in command.jobs if job.unique]
+    )
+    return (*touched(command), *keys)
 
 
 def _again(link: Link, work: Callable[[], T]) -> T:

@@ -50,8 +50,8 @@ SELECT * FROM unnest(
 
 -- name: insert_jobs
 -- On a connection of the caller's, whatever its library: as text in and out.
-SELECT CAST(array_to_json(errandry.insert_jobs(
-    CAST(CAST(%(jobs)s AS text) AS jsonb), CAST(%(store)s AS text), CAST(%(at)s AS float8))) AS text);
+SELECT CAST(errandry.insert_jobs(
+    CAST(CAST(%(jobs)s AS text) AS jsonb), CAST(%(store)s AS text), CAST(%(at)s AS float8)) AS text);
 
 -- name: finish
 WITH ended AS (INSERT INTO errandry.history

@@ -34,7 +34,12 @@ def track_of(command: Command) -> int:
     if kind is Upkeep or (isinstance(command, Operator) and not command.ids):
         return BULK
     is_large = isinstance(command, Insert | Operator) and len(touched(command)) >= LARGE
-    return BULK if is_large else USUAL
+    return BULK if is_large or (isinstance(command, Insert) and wants_key(command)) else USUAL
+
+
+def wants_key(command: Insert) -> bool:
+    """Whether it may have to wait for who knows whose decision on a unique key."""
+    return any(job.unique is not None for job in command.jobs)
 
 
 class Track:

@@ -1,0 +1,447 @@
+"""`unique=…`: which key a job gets, what a second one is answered, and what is refused at once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import apsw
+import psycopg
+import pytest
+
+from errandry import Errandry, State, Unique
+from errandry.codec import About
+from errandry.core.event import Kind
+from errandry.core.unique import Scope
+from errandry.errors import DuplicateJob, InvalidValue, StoreUnavailable, UnknownJob
+from errandry.store.backlog import Limits
+from errandry.task import Task
+from errandry.testing import FakeClock, assert_enqueued, drain
+from tests.api.callers import CALLERS, enqueue, psycopg_async
+from tests.api.working import burst, kinds
+from tests.store.server import server
+
+Send = Task[..., str]
+
+
+def declared(jobs: Errandry, **options: Any) -> Send:
+    async def send(to: str, subject: str = "hi") -> str:
+        return f"sent to {to}"
+
+    return cast("Send", jobs.task(**options)(send))
+
+
+async def key(task: Send, *args: Any, **kwargs: Any) -> str:
+    unique = task.new(*args, **kwargs).job.unique
+    assert unique is not None
+    return unique.key
+
+
+class TestKeys:
+    async def test_made_of_task_and_arguments_in_whatever_order(self, jobs: Errandry) -> None:
+        send = declared(jobs, unique=True)
+
+        same = {await key(send, "ada", "yo"), await key(send, subject="yo", to="ada")}
+        others = {await key(send, "ada"), await key(send, "ida", "yo")}
+
+        assert len(same) == 1
+        assert len(same | others) == 3
+        assert same.pop().startswith("send:")
+
+    async def test_nested_values_count_whatever_the_order_of_their_names(self, jobs: Errandry) -> None:
+        @jobs.task(unique=True)
+        async def index(doc: dict[str, Any]) -> None: ...
+
+        assert await key(index, {"a": 1, "b": {"c": 2, "d": 3}}) == await key(
+            index, {"b": {"d": 3, "c": 2}, "a": 1}
+        )
+
+    async def test_made_of_some_arguments_or_of_none(self, jobs: Errandry) -> None:
+        by_to = declared(jobs).using(unique=Unique(by=["to"]))
+        by_none = by_to.using(unique=Unique(by=()))
+
+        assert await key(by_to, "ada", "yo") == await key(by_to, "ada", "ho")
+        assert await key(by_to, "ada") != await key(by_to, "ida")
+        assert await key(by_none, "ada") == await key(by_none, "ida") != await key(by_to, "ada")
+
+    async def test_a_task_of_another_name_makes_another_key(self, jobs: Errandry) -> None:
+        one = await jobs.enqueue("one", {"x": 1}, unique=True)
+        other = await jobs.enqueue("other", {"x": 1}, unique=True)
+
+        assert one.id != other.id
+
+    async def test_by_name_or_declared_makes_the_same(self, jobs: Errandry) -> None:
+        elsewhere = await jobs.enqueue("send", {"to": "ada"}, unique=True)
+        here = await declared(jobs, unique=True).enqueue("ada")
+
+        assert (here.id, here.existed) == (elsewhere.id, True)
+
+    async def test_a_long_name_leaves_room_for_the_rest(self, jobs: Errandry) -> None:
+        job = await jobs.enqueue("t" * 200, {}, unique=True)
+
+        assert job.record.unique is not None
+        assert len(job.record.unique.key) <= 200
+
+    async def test_a_given_key_counts_for_all_tasks(self, jobs: Errandry) -> None:
+        first = await jobs.enqueue("charge", {}, unique="order 7")
+        second = await jobs.enqueue("refund", {}, unique="order 7")
+
+        assert (second.id, second.task, second.existed) == (first.id, "charge", True)
+
+    async def test_using_takes_it_back(self, jobs: Errandry) -> None:
+        send = declared(jobs, unique=True)
+
+        for off in (False, None):
+            assert send.using(unique=off).new("ada").job.unique is None
+
+    @pytest.mark.parametrize(
+        ("scope", "stored"),
+        [
+            ("alive", (Scope.ALIVE, None)),
+            ("hour", (Scope.HOUR, None)),
+            ("1 hour", (Scope.WINDOW, 3_600.0)),
+            (90, (Scope.WINDOW, 90.0)),
+            ("ever", (Scope.EVER, None)),
+        ],
+    )
+    async def test_scopes(self, jobs: Errandry, scope: Any, stored: Any) -> None:
+        unique = declared(jobs).using(unique=Unique("k", scope=scope)).new("ada").job.unique
+
+        assert unique is not None
+        assert (unique.scope, unique.window) == stored
+
+
+class TestAnswers:
+    async def test_the_handle_says_that_the_job_was_there(self, jobs: Errandry) -> None:
+        send = declared(jobs, unique=True)
+
+        first, second = await send.enqueue("ada"), await send.enqueue("ada")
+
+        assert (first.existed, second.existed, second.replaced) == (False, True, False)
+        assert second.id == first.id
+        await assert_enqueued(jobs, send, to="ada")
+        await drain(jobs)
+        assert await second.result() == "sent to ada"
+        assert not (await send.enqueue("ada")).existed
+
+    async def test_the_same_id_again_existed_too(self, jobs: Errandry) -> None:
+        send = declared(jobs).using(id="mine")
+
+        assert [(await send.enqueue("ada")).existed for _ in range(2)] == [False, True]
+
+    async def test_raise(self, jobs: Errandry) -> None:
+        send = declared(jobs, unique=Unique("order 7", on_conflict="raise"))
+        first = await send.enqueue("ada")
+
+        with pytest.raises(DuplicateJob, match=f"the unique key 'order 7' is held by job {first.id}"):
+            await send.enqueue("ida")
+
+    async def test_in_bulk_each_gets_a_handle_of_its_own(self, jobs: Errandry) -> None:
+        send = declared(jobs, unique=True)
+        there = await send.enqueue("ada")
+
+        handles = await jobs.enqueue_many([send.new(to) for to in ("ida", "ada", "eve", "ida")])
+
+        assert [job.existed for job in handles] == [False, True, False, True]
+        assert handles[1].id == there.id
+        assert handles[3].id == handles[0].id
+        assert await jobs.counts() == {"default": {"waiting": 3}}
+
+    async def test_in_bulk_raise_refuses_all(self, jobs: Errandry) -> None:
+        send = declared(jobs, unique=Unique(on_conflict="raise"))
+
+        with pytest.raises(DuplicateJob):
+            await jobs.enqueue_many([send.new("ada"), send.new("ida"), send.new("ada")])
+        assert await jobs.counts() == {}
+
+    async def test_debounce(self, jobs: Errandry, clock: FakeClock) -> None:
+        send = declared(jobs, unique=Unique(by=["to"], on_conflict="replace")).using(delay="10s")
+        first = await send.enqueue("ada", "one")
+        clock.advance(8)
+        second = await send.enqueue("ada", "two")
+        clock.advance(8)
+
+        assert (second.id, second.existed, second.replaced) == (first.id, True, True)
+        assert second.record.payload == '{"to":"ada","subject":"two"}'
+        assert await drain(jobs) == []
+        clock.advance(2)
+        [done] = await drain(jobs)
+        assert (done.id, done.payload) == (first.id, second.record.payload)
+
+    async def test_throttle(self, jobs: Errandry, clock: FakeClock) -> None:
+        send = declared(jobs, unique=Unique(by=(), scope="1 minute"))
+        made = []
+        for number in range(10):
+            job = await send.enqueue(str(number))
+            await drain(jobs)
+            made += [] if job.existed else [number]
+            clock.advance(20)
+
+        assert made == [0, 3, 6, 9]
+
+    async def test_a_holder_that_is_gone_is_known_by_its_id(self, jobs: Errandry) -> None:
+        send = declared(jobs, keep=0, unique=Unique("once", scope="ever"))
+        first = await send.enqueue("ada")
+        await drain(jobs)
+
+        second = await send.enqueue("ada")
+
+        assert (second.id, second.existed) == (first.id, True)
+        with pytest.raises(UnknownJob):
+            await second.refresh()
+
+    def test_without_a_loop(self) -> None:
+        jobs = Errandry("memory:")
+        send = declared(jobs, unique=True)
+
+        first, second = send.enqueue_sync("ada"), send.enqueue_sync("ada")
+
+        assert (second.id, second.existed) == (first.id, True)
+        jobs.sync.close()
+
+    async def test_rerun_beside_a_live_holder(self, jobs: Errandry) -> None:
+        send = declared(jobs, unique=True)
+        first = await send.enqueue("ada")
+        await drain(jobs)
+        second = await send.enqueue("ada")
+
+        with pytest.raises(DuplicateJob, match=second.id):
+            await first.rerun()
+
+    async def test_why_names_the_key(self, jobs: Errandry) -> None:
+        job = await declared(jobs, unique="order 7").enqueue("ada")
+
+        assert "Its unique key 'order 7' is held while the job is alive" in (
+            (await jobs.why(job.id)).reasons[-1].text
+        )
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            ({"scope": "alife"}, "scope='alife': did you mean alive?"),
+            ({"scope": "fortnight"}, "scope='fortnight': must be alive or .* or a length of time"),
+            ({"scope": "5 parsecs"}, "scope='5 parsecs': 'parsecs' is not a unit"),
+            ({"scope": "0s"}, "scope='0s': a window must be longer than 0 seconds"),
+            ({"scope": 0}, "scope=0: a window must be longer"),
+            ({"scope": -1}, "scope=-1: must be from 0"),
+            ({"scope": "window"}, "scope='window': must be"),
+            ({"on_conflict": "rise"}, "on_conflict='rise': did you mean raise?"),
+            ({"on_conflict": "explode"}, "on_conflict='explode': must be return or raise or replace"),
+            ({"per": "task"}, "per='task': must be queue"),
+            ({"key": ""}, "unique='': must be a name, not empty"),
+            ({"key": " "}, "must be a name, not empty"),
+            ({"key": "x" * 201}, "a name has at most 200 characters, this has 201"),
+            ({"key": "a\nb"}, "no control characters"),
+            ({"key": "k", "by": ["to"]}, r"by=\['to'\]: give either by or a key \('k'\)"),
+            ({"by": "to"}, "by='to': must be names of arguments"),
+        ],
+    )
+    def test_at_once(self, options: dict[str, Any], why: str) -> None:
+        with pytest.raises(InvalidValue, match=why):
+            Unique(**options)
+
+    async def test_arguments_the_task_does_not_have(self, jobs: Errandry) -> None:
+        with pytest.raises(InvalidValue, match=r"by='too': did you mean to\?"):
+            declared(jobs, unique=Unique(by=["too"]))
+        with pytest.raises(InvalidValue, match="by='customer': must be to or subject"):
+            declared(jobs).using(unique=Unique(by=["customer"]))
+
+    async def test_what_is_no_key(self, jobs: Errandry) -> None:
+        with pytest.raises(InvalidValue, match=r"unique=7: must be True, a key, or Unique\(…\)"):
+            declared(jobs, unique=7)
+
+    async def test_replace_with_a_codec_that_seals_for_one_job(self) -> None:
+        class Sealed:
+            def seal(self, text: str, about: About) -> str:
+                return f'"{about.job}"'
+
+            def unseal(self, text: str, about: About) -> str:
+                return text
+
+        async with Errandry("memory:", codec=Sealed()) as jobs:
+            with pytest.raises(InvalidValue, match="on_conflict='replace': would put arguments into another"):
+                await declared(jobs, unique=Unique(on_conflict="replace")).enqueue("ada")
+
+
+class TestBound:
+    @pytest.fixture
+    async def shop(self) -> AsyncIterator[Errandry]:
+        with server().lent() as url:
+            async with Errandry(url, limits=Limits(give_up_after=0.5)) as shop:
+                yield shop
+
+    @pytest.mark.parametrize("library", CALLERS)
+    async def test_every_library_is_answered_with_the_holder(self, shop: Errandry, library: str) -> None:
+        send = declared(shop, unique=True)
+        there = await send.enqueue("ada")
+        async with CALLERS[library](server()) as caller:
+            same, new = await enqueue(caller, send, "ada"), await enqueue(caller, send, "ida")
+            again = await enqueue(caller, send, "ida")
+            with pytest.raises(DuplicateJob, match=there.id):
+                await enqueue(caller, send.using(unique=Unique(on_conflict="raise")), "ada")
+            await caller.commit()
+
+        assert (same.id, same.existed, new.existed) == (there.id, True, False)
+        assert (again.id, again.existed) == (new.id, True)
+        assert await shop.counts() == {"default": {"waiting": 2}}
+        assert (await shop.record(new.id)).unique == new.record.unique
+
+    async def test_a_holder_that_rolls_back_suppresses_nobody(self, shop: Errandry) -> None:
+        send = declared(shop, unique=True)
+        async with psycopg_async(server()) as caller:
+            lost = await enqueue(caller, send, "ada")
+            await caller.rollback()
+
+        job = await send.enqueue("ada")
+        assert (job.id != lost.id, job.existed) == (True, False)
+
+    async def test_an_open_transaction_keeps_only_its_key_waiting(self, shop: Errandry) -> None:
+        send = declared(shop, unique=True)
+        async with psycopg_async(server()) as caller:
+            await enqueue(caller, send, "ada")
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable, match="lock"):
+                    await send.enqueue("ada")
+            async with asyncio.timeout(5):
+                assert not (await send.enqueue("ida")).existed
+                await send.using(unique=False).enqueue("ada")
+                await burst(shop)
+            await caller.rollback()
+
+        assert not (await send.enqueue("ada")).existed
+
+    async def test_who_waits_gets_the_decision(self, shop: Errandry) -> None:
+        send = declared(shop, unique=True)
+        for decide in ("commit", "rollback"):
+            async with psycopg_async(server()) as caller:
+                held = await enqueue(caller, send, decide)
+                waiting = asyncio.create_task(send.enqueue(decide))
+                await asyncio.sleep(0.1)
+                assert not waiting.done()
+                await getattr(caller, decide)()
+                job = await waiting
+
+            assert (job.id == held.id, job.existed) == (decide == "commit", decide == "commit")
+
+    async def test_who_was_answered_with_a_holder_is_not_in_its_way(self, shop: Errandry) -> None:
+        send = declared(shop, unique=True)
+        job = await send.enqueue("ada")
+        async with psycopg_async(server()) as caller:
+            assert (await enqueue(caller, send, "ada")).existed
+            async with asyncio.timeout(5):
+                await burst(shop)
+                assert await job.result(timeout=5) == "sent to ada"
+                assert not (await send.enqueue("ada")).existed
+
+    async def test_replace(self, shop: Errandry) -> None:
+        send = declared(shop, unique=Unique(by=["to"], on_conflict="replace"))
+        first = await send.using(delay=3_600).enqueue("ada", "one")
+        async with psycopg_async(server()) as caller:
+            second = await caller.enqueue(send.new("ada", "two"))
+            assert (await shop.record(first.id)).state is State.SCHEDULED
+            await caller.commit()
+
+        assert (second.id, second.existed, second.replaced) == (first.id, True, True)
+        record = await shop.record(first.id)
+        assert (record.payload, record.state) == ('{"to":"ada","subject":"two"}', State.WAITING)
+        assert await shop.counts() == {"default": {"waiting": 1}}
+        await burst(shop)
+        assert await first.result(timeout=10) == "sent to ada"
+        assert await kinds(shop, first.id) == [
+            *(Kind.SCHEDULED, Kind.EDITED, Kind.CLAIMED, Kind.ACTIVE, Kind.COMPLETED)
+        ]
+        assert await shop.counts() == {"default": {"completed": 1}}
+
+    async def test_replace_leaves_a_running_job_alone(self, shop: Errandry) -> None:
+        send = declared(shop, unique=Unique("k", scope="1 hour", on_conflict="replace"))
+        first = await send.enqueue("ada")
+        await burst(shop)
+        async with psycopg_async(server()) as caller:
+            second = await enqueue(caller, send, "ida")
+            await caller.commit()
+
+        assert (second.id, second.existed, second.replaced) == (first.id, True, False)
+
+    async def test_in_bulk(self, shop: Errandry) -> None:
+        send = declared(shop, unique=True)
+        there = await send.enqueue("ada")
+        refusing = send.using(unique=Unique("other", on_conflict="raise"))
+        async with psycopg_async(server()) as caller:
+            bound = shop.bind(caller.connection)
+            handles = await bound.enqueue_many([send.new(to) for to in ("ida", "ada", "ida")])
+            with pytest.raises(DuplicateJob, match=r"'other'"):
+                await bound.enqueue_many([send.new("eve"), refusing.new("a"), refusing.new("b")])
+            await caller.commit()
+
+        assert [job.existed for job in handles] == [False, True, True]
+        assert [job.id for job in handles[1:]] == [there.id, handles[0].id]
+        assert not (await refusing.enqueue("a")).existed
+        assert not (await send.enqueue("eve")).existed
+
+    async def test_many_callers_and_passes_at_once(self, shop: Errandry) -> None:
+        """Half of the callers roll back: whoever is told that a job was there can find it."""
+        send = declared(shop, unique=True)
+
+        async def call(number: int) -> list[str]:
+            async with psycopg_async(server()) as caller:
+                job = await enqueue(caller, send, "ada")
+                await asyncio.sleep(0.005)
+                await (caller.commit() if number % 2 else caller.rollback())
+            return [job.id] if number % 2 or job.existed else []
+
+        async def write() -> list[str]:
+            try:
+                return [(await send.enqueue("ada")).id]
+            except StoreUnavailable:
+                return []
+
+        told = await asyncio.gather(*[call(number) for number in range(12)], *[write() for _ in range(12)])
+
+        [job] = (await shop.list()).jobs
+        assert {one for ids in told for one in ids} == {job.id}
+
+
+class TestBoundToSqlite:
+    async def test_with_the_commit_or_not_at_all(self, tmp_path: Path) -> None:
+        async with Errandry(f"sqlite:///{tmp_path}/jobs.db") as jobs:
+            send = declared(jobs, unique=True)
+            await jobs.open()
+            db = apsw.Connection(str(tmp_path / "jobs.db"))
+            db.execute("BEGIN IMMEDIATE")
+            lost = send.bind(db).enqueue_sync("ada")
+            db.execute("ROLLBACK")
+            db.execute("BEGIN IMMEDIATE")
+            job = send.bind(db).enqueue_sync("ada")
+            again = send.bind(db).enqueue_sync("ada")
+            with pytest.raises(DuplicateJob):
+                send.using(unique=Unique(on_conflict="raise")).bind(db).enqueue_sync("ada")
+            db.execute("COMMIT")
+
+            assert (job.existed, again.existed, again.id) == (False, True, job.id)
+            assert lost.id != job.id
+            assert (await send.enqueue("ada")).id == job.id
+            assert [one.id for one in (await jobs.list()).jobs] == [job.id]
+
+
+@pytest.mark.parametrize("scope", [one for one in Scope if one is not Scope.WINDOW])
+def test_the_database_keeps_a_key_where_the_core_does(scope: Scope) -> None:
+    from errandry.core.unique import Unique as Stored
+
+    unique = Stored("k", scope, per_queue=True)
+    moments = [0.0, 345_599.5, 345_600.0, 951_782_399.999, 951_782_400.0, 1_800_000_000.123, 4_102_444_799.5]
+    with server().lent() as url, psycopg.connect(server().url()) as db:
+        asyncio.run(_opened(url))
+        schema = url.rpartition("schema=")[2]
+        for due in moments:
+            params = (f'{{"key": "k", "scope": "{scope}", "per_queue": true}}', due)
+            statement = f"SELECT slot, expires_at FROM \"{schema}\".slot_of(%s, 'q', %s::float8, 5.5)"
+            found = db.execute(statement.encode(), params).fetchone()
+
+            assert found == (unique.slot("q", due), unique.until(due, 5.5))
+
+
+async def _opened(url: str) -> None:
+    async with Errandry(url):
+        pass
