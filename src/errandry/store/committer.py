@@ -111,19 +111,29 @@ class Committer:
         Start, Renew, Note and Settle are accepted always. Canceled while it waits, it leaves nothing
         behind; canceled later, the command is written all the same.
         """
+        [answer] = await self.submit_all([command])
+        return returned(answer)
+
+    async def submit_all(self, commands: Sequence[Command]) -> list[Answer]:
+        """`submit` for several at once: one answer for each, where an error is a value, too."""
         self._refuse_if_closing()
         loop = asyncio.get_running_loop()
         port: LoopPort | None = getattr(self._here, "port", None)
         if port is None or port.loop is not loop:
             port = self._here.port = LoopPort(loop, self._hand_in)
-        future: asyncio.Future[Answer] = loop.create_future()
-        entry = entry_of(command, future, port, self._store.track(command))
-        port.put(entry)
+        entries, answers = [], []
+        for command in commands:
+            future: asyncio.Future[Answer] = loop.create_future()
+            entries.append((entry_of(command, future, port, self._store.track(command)), future))
+            port.put(entries[-1][0])
         try:
-            return returned(await future)
+            for _, future in entries:
+                answers.append(await future)
         except asyncio.CancelledError:
-            self._abandon(entry)
+            for entry, _ in entries[len(answers) :]:
+                self._abandon(entry)
             raise
+        return answers
 
     def submit_sync(self, command: Command, timeout: float | None = None) -> Answer:
         """`submit` for a thread without a loop. After a TimeoutError the command may still be written."""

@@ -8,7 +8,7 @@ import asyncio
 import copy
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, ClassVar, Self, TypeVar
@@ -60,6 +60,10 @@ class Engine:
     async def submit(self, command: Command) -> Answer:
         """`Committer.submit`. Commands submitted while the store is being opened keep their order."""
         return await self._current().committer.submit(command)
+
+    async def submit_all(self, commands: Sequence[Command]) -> list[Answer]:
+        """`Committer.submit_all`."""
+        return await self._current().committer.submit_all(commands)
 
     def submit_sync(self, command: Command, timeout: float | None = None) -> Answer:
         """`Committer.submit_sync`."""

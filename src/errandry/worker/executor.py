@@ -18,7 +18,6 @@ from errandry.core.command import (
     Outcome,
     Release,
     Remove,
-    Settle,
     Start,
 )
 from errandry.core.job import Failure, Job
@@ -26,23 +25,17 @@ from errandry.core.state import Reason, State
 from errandry.errors import (
     ErrandryError,
     InvalidArguments,
-    InvalidValue,
     ProcessDied,
-    StoreClosed,
-    StoreUnavailable,
 )
 from errandry.task import Runner, Task
 from errandry.worker.attempt import Arguments, Attempts, Outcomes, failure
 from errandry.worker.children import Children
 from errandry.worker.options import WorkerOptions
 from errandry.worker.run import Batch, Run
+from errandry.worker.settler import Settler
 from errandry.worker.thread import Threads
 
 log = logging.getLogger("errandry.worker")
-
-
-SETTLE_AGAIN = 1.0
-"""How long an outcome that could not be written waits for another try."""
 
 
 class Executor:
@@ -61,7 +54,7 @@ class Executor:
         children: Children | None = None,
     ) -> None:
         self._app, self._options, self._returned, self._over = app, options, returned, over
-        self._threads, self._children = Threads(), children
+        self._threads, self._children, self._settler = Threads(), children, Settler(app, options)
         self._attempts = Attempts(app, app.codec, self._in_thread)
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -90,22 +83,18 @@ class Executor:
         batch.handler = None
         failpoint.reach("after_handler")
         self._returned(batch)
-        ends = [self._end(*one) for one in zip(batch.runs, outcomes or [None] * len(batch.runs), strict=True)]
-        if len(ends) == 1:
-            await ends[0]
-        else:
-            await asyncio.gather(*ends)
+        await self._end(list(zip(batch.runs, outcomes or [None] * len(batch.runs), strict=True)))
 
-    async def _end(self, run: Run, outcome: Outcome | None) -> None:
-        """Settle one job of a call."""
-        if outcome is not None:
-            await self._settle(run, outcome)
-        self._over(run)
+    async def _end(self, ends: list[tuple[Run, Outcome | None]]) -> None:
+        """Settle jobs of a call."""
+        await self._settler.settle([(run, outcome) for run, outcome in ends if outcome is not None])
+        for run, _ in ends:
+            self._over(run)
 
     def _leave(self, run: Run, outcome: Outcome | None) -> None:
         """Settle one job before the call, which goes on without it."""
         run.batch.leave(run)
-        self._background(self._end(run, outcome))
+        self._background(self._end([(run, outcome)]))
 
     async def _may_begin(self, batch: Batch, turn: Coroutine[Any, Any, None] | None) -> bool:
         """Wait for the turn of what was claimed ahead; a handler begins only after each Start is written."""
@@ -115,23 +104,18 @@ class Executor:
             return True
         self._leave_stopped(batch)
         runs = list(batch.runs)
-        for run, may_begin in zip(runs, await asyncio.gather(*map(self._started, runs)), strict=True):
-            if not may_begin:
+        answers = await self._settler.answers([Start(run.ref) for run in runs])
+        for run, answer in zip(runs, answers, strict=True):
+            if answer not in (WRITTEN, ALREADY):
+                log.log(
+                    logging.WARNING if isinstance(answer, ErrandryError) else logging.INFO,
+                    "%s does not begin: %s",
+                    run,
+                    answer,
+                )
                 self._leave(run, None)
         if batch.runs:
             batch.begins(self._app.clock.monotonic(), self._options.grace)
-        return True
-
-    async def _started(self, run: Run) -> bool:
-        job = run.job
-        try:
-            answer = await self._app.engine.submit(Start(run.ref))
-        except ErrandryError as error:
-            log.warning("job %s (%s) could not be started: %s", job.id, job.task, error)
-            return False
-        if answer not in (WRITTEN, ALREADY):
-            log.info("job %s (%s) does not begin: %s", job.id, job.task, answer)
-            return False
         return True
 
     def _leave_stopped(self, batch: Batch) -> None:
@@ -210,35 +194,6 @@ class Executor:
         except ErrandryError as error:
             log.warning("%s could not be written: %s", type(command).__name__, error)
 
-    async def _settle(self, run: Run, outcome: Outcome) -> None:
-        """Have the outcome written. While the store cannot, the lease is kept and it is sent again."""
-        name, tries = f"job {run.job.id} ({run.job.task})", 0
-        while not run.is_lost:
-            run.is_settling = True
-            try:
-                await self._send(run, outcome)
-                return
-            except ErrandryError as error:
-                if not isinstance(error, StoreUnavailable) or isinstance(error, StoreClosed):
-                    log.error("%s: its outcome could not be written: %s", name, error)
-                    return
-                if not tries:
-                    log.warning("%s: its outcome cannot be written yet: %s", name, error)
-            tries, run.is_settling = tries + 1, False
-            await asyncio.sleep(min(SETTLE_AGAIN, self._options.renewal))
-        log.error("%s: its outcome is lost with its lease", name)
-
-    async def _send(self, run: Run, outcome: Outcome) -> None:
-        if (note := run.notes()) is not None:
-            await self._app.engine.submit(note)
-        try:
-            answer = await self._app.engine.submit(Settle(run.ref, outcome))
-        except InvalidValue as error:
-            failure = Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error))
-            answer = await self._app.engine.submit(Settle(run.ref, Fail(failure)))
-        if answer not in (WRITTEN, ALREADY):
-            log.warning("job %s (%s): its outcome came too late: %s", run.job.id, run.job.task, answer)
-
     def _unknown(self, job: Job) -> Outcome:
         if self._options.on_unknown == "fail":
             return Fail(
@@ -254,5 +209,5 @@ class Executor:
         return None
 
     async def _discard(self, run: Run) -> None:
-        await self._settle(run, Complete())
+        await self._settler.settle([(run, Complete())])
         await self._submitted(Remove(ids=(run.job.id,)))

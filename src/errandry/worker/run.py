@@ -47,6 +47,9 @@ class Run:
         self._progress: Progress | None = None
         self._logs: list[Log] = []
 
+    def __str__(self) -> str:
+        return f"job {self.job.id} ({self.job.task})"
+
     def needs_lease(self, now: float) -> bool:
         """Whether its lease is to be prolonged: it stands, and nothing has been said that ends it."""
         if self.is_lost or self.is_settling:

@@ -1,0 +1,85 @@
+"""Writing down how attempts ended, for as long as their leases stand."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from errandry.app import Errandry
+from errandry.core.command import (
+    ALREADY,
+    WRITTEN,
+    Answer,
+    Command,
+    Complete,
+    Fail,
+    Outcome,
+    Settle,
+)
+from errandry.core.job import Failure
+from errandry.core.state import Reason
+from errandry.errors import ErrandryError, InvalidValue, StoreClosed, StoreUnavailable
+from errandry.worker.options import WorkerOptions
+from errandry.worker.run import Run
+
+log = logging.getLogger("errandry.worker")
+
+AGAIN = 1.0
+"""How long an outcome that could not be written waits for another try."""
+
+End = tuple[Run, Outcome]
+
+
+class Settler:
+    """Has outcomes written, those of a call together."""
+
+    def __init__(self, app: Errandry, options: WorkerOptions) -> None:
+        self._app, self._options = app, options
+
+    async def settle(self, ends: list[End]) -> None:
+        """Return when they are written, or never will be. While the store cannot, their leases are kept."""
+        is_news = True
+        while ends := [end for end in ends if _stands(end[0])]:
+            for run, _ in ends:
+                run.is_settling = True
+            ends = await self._send(ends, is_news)
+            if not ends:
+                return
+            for run, _ in ends:
+                run.is_settling = False
+            is_news = False
+            await asyncio.sleep(min(AGAIN, self._options.renewal))
+
+    async def answers(self, commands: Sequence[Command]) -> list[Answer]:
+        """What the store says to each; an error is a value, too."""
+        try:
+            return await self._app.engine.submit_all(commands)
+        except ErrandryError as error:
+            return [error] * len(commands)
+
+    async def _send(self, ends: list[End], is_news: bool) -> list[End]:
+        """Send what was noted and how it ended; returns what the store cannot take at present."""
+        if notes := [note for run, _ in ends if (note := run.notes()) is not None]:
+            await self.answers(notes)
+        answers = await self.answers([Settle(run.ref, outcome) for run, outcome in ends])
+        left, unusable = [], []
+        for end, answer in zip(ends, answers, strict=True):
+            run, outcome = end
+            match answer:
+                case StoreUnavailable() if not isinstance(answer, StoreClosed):
+                    left.append(end)
+                    if is_news:
+                        log.warning("%s: its outcome cannot be written yet: %s", run, answer)
+                case InvalidValue() if isinstance(outcome, Complete):  # a result the store does not take
+                    failure = Failure(Reason.UNRECOVERABLE, type(answer).__name__, str(answer))
+                    unusable.append((run, Fail(failure)))
+                case ErrandryError():
+                    log.error("%s: its outcome could not be written: %s", run, answer)
+                case _ if answer not in (WRITTEN, ALREADY):
+                    log.warning("%s: its outcome came too late: %s", run, answer)
+        return left + (await self._send(unusable, is_news) if unusable else [])
+
+
+def _stands(run: Run) -> bool:
+    if run.is_lost:
+        log.error("%s: its outcome is lost with its lease", run)
+    return not run.is_lost
