@@ -97,7 +97,7 @@ class BatchContext(JobContext):
 
     @property
     def canceled(self) -> bool:
-        return all(ctx.canceled for ctx in self._jobs)
+        return self._stopped or all(ctx.canceled for ctx in self._jobs)
 
     def _note_all(self, progress: Progress | None, logs: tuple[Log, ...]) -> None:
         for ctx in self._jobs:

@@ -68,9 +68,7 @@ class Signature:
         return {name: getattr(values, name) for name in self._names}
 
     def gathered(self, arguments: list[dict[str, Any]]) -> dict[str, Any]:
-        """The arguments of one call: those of its only job, or of all its jobs as a list."""
-        if not self._is_batch:
-            return arguments[0]
+        """The arguments of one call for many jobs: a list of what each has."""
         name, _ = self._batch
         return {name: [one[name] for one in arguments]}
 

@@ -5,9 +5,11 @@ missing there would be missing here too. Most hold for any pass; what only a pas
 is asked of those alone.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from errandry.core.batch import Batch
 from errandry.core.command import (
     ALREADY,
     HELD,
@@ -161,7 +163,8 @@ class Promises:
             return
         if (command.worker, command.nonce) in self.nonces:
             return
-        urgent, company = answer.jobs[: command.limit], answer.jobs[command.limit :]
+        first = list(_first_of_calls(answer.jobs, command.batches))
+        assert len(first) <= command.limit, answer
         for job in answer.jobs:
             gates = {("queue", job.queue), ("task", job.task), ("worker", command.worker)}
             assert not gates & done.closed, job
@@ -179,18 +182,14 @@ class Promises:
         ]
         has_turns = command.order is not None or any(job.group for job in (*answer.jobs, *left))
         if len(done.commands) == 1 and not has_turns:
-            taken = [_spot(done.before[job.id]) for job in urgent if done.before[job.id].place is not None]
+            taken = [_spot(done.before[job.id]) for job in first if done.before[job.id].place is not None]
             assert taken == sorted(taken)
             assert all(_spot(job) > taken[-1] for job in left if job.place is not None and taken)
         for batch in command.batches:
-            along = sum(job.task == batch.task for job in company)
-            room = -sum(job.task == batch.task and not job.crashes for job in urgent) % batch.size
-            assert along <= room, (batch, answer)
-            more = [job for job in left if job.task == batch.task and not job.crashes]
-            assert along == room or not [job for job in more if job.state is State.WAITING], (batch, left)
-        assert {job.task for job in company} <= {batch.task for batch in command.batches}, answer
-        assert not [job for job in company if job.crashes], answer
-        if len(urgent) < command.limit:
+            if sum(job.task == batch.task and not job.crashes for job in answer.jobs) % batch.size:
+                more = [job for job in left if job.task == batch.task and not job.crashes]
+                assert not [job for job in more if job.state is State.WAITING], (batch, left)
+        if len(first) < command.limit:
             assert not [job for job in left if job.state is State.WAITING], left
             assert not [job for job in left if job.run_at is not None and job.run_at <= done.now], left
         held = [job for job in done.after.values() if job.state in IN_HAND]
@@ -406,6 +405,18 @@ def _is_eligible(job: Job, claim: Claim, suspects: int | None, closed: frozenset
         and ("group", job.queue, job.group) not in closed
         and ("worker", claim.worker) not in closed
     )
+
+
+def _first_of_calls(jobs: Sequence[Job], batches: Sequence[Batch]) -> Iterator[Job]:
+    """The jobs for which a claim has counted: not those that came along in a batch."""
+    sizes, seen = {batch.task: batch.size for batch in batches}, Counter[str]()
+    for job in jobs:
+        if job.crashes or job.task not in sizes:
+            yield job
+            continue
+        if seen[job.task] % sizes[job.task] == 0:
+            yield job
+        seen[job.task] += 1
 
 
 def _spot(job: Job) -> tuple[int, int]:

@@ -127,7 +127,7 @@ class Insert(Struct, frozen=True, gc=False):
 
 
 class Claim(Struct, frozen=True, kw_only=True, gc=False):
-    """Up to `limit` waiting jobs, most urgent first. Answer: `Claims`.
+    """Up to `limit` waiting jobs, most urgent first; those of a batch count as one. Answer: `Claims`.
 
     `queues` and `tasks` of None mean all, `without` leaves tasks out. With `start` the jobs come back
     running. At most `suspects` of them (None: any number) were running when their worker died. Where some

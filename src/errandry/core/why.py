@@ -4,13 +4,12 @@ Each gate is a function that looks at one thing which can keep a job from runnin
 (limits, groups, flows) is one more gate in `GATES`, and one more fact.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from math import ceil
 
 from msgspec import Struct
 
+from errandry.core.batch import calls
 from errandry.core.command import Beat, WorkerInfo
 from errandry.core.duration import iso, rough
 from errandry.core.gate import Gate as Gating
@@ -284,10 +283,10 @@ def _slots(facts: Facts, beat: Beat) -> tuple[int, int]:
 
 def slots_taken(beat: Beat, jobs: Sequence[Job]) -> int:
     """How many slots of a worker these jobs have: those of a batch, which started together, share one."""
-    sizes = {batch.task: batch.size for batch in beat.batches}
-    calls = Counter((job.task, job.started_at) for job in jobs if job.task in sizes and not job.crashes)
-    alone = len(jobs) - calls.total()
-    return alone + sum(ceil(count / sizes[task]) for (task, _), count in calls.items())
+    starts: dict[float | None, list[Job]] = {}
+    for job in jobs:
+        starts.setdefault(job.started_at, []).append(job)
+    return sum(calls(together, beat.batches) for together in starts.values())
 
 
 def _named(gate: Gating) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from errandry.core import move
+from errandry.core.batch import CLAIM_MAX, calls, room
 from errandry.core.command import Cause, Claim, Claims, Ref
 from errandry.core.event import Kind
 from errandry.core.gate import GateKind
@@ -35,7 +36,8 @@ def claim(ledger: Ledger, command: Claim) -> Claims:
         return Claims(tuple(_still_held(ledger, refs)), due_in(tables, ledger.permits(), now))
     tidy.before_claim(ledger)
     taken = _taken(ledger, command)
-    taken += _company(ledger, command, taken)
+    if command.batches:
+        _fill(ledger, command, taken)
     if taken:
         claims[command.nonce] = tuple(Ref(job.id, job.fence) for job in taken)
         tables.remember(command.worker, claims, now)
@@ -67,15 +69,22 @@ def _taken(ledger: Ledger, command: Claim) -> list[Job]:
     return take.taken
 
 
-def _company(ledger: Ledger, command: Claim, taken: list[Job]) -> list[Job]:
-    """What comes along in the batches that `taken` begins."""
-    found: list[Job] = []
+def _fill(ledger: Ledger, command: Claim, taken: list[Job]) -> None:
+    """Where jobs share calls there are more to take: for the calls left, and for what room batches have."""
+    asked, brought = command.limit, len(taken)
+    while brought == asked and (left := command.limit - calls(taken, command.batches)):
+        asked = min(left, CLAIM_MAX - len(taken))
+        if asked <= 0:
+            break
+        suspects = command.suspects
+        if suspects is not None:
+            suspects -= sum(job.crashes > 0 for job in taken)
+        more = _taken(ledger, replace(command, limit=asked, suspects=suspects))
+        brought = len(more)
+        taken += more
     for batch in command.batches:
-        begun = sum(job.task == batch.task and not job.crashes for job in taken)
-        if room := -begun % batch.size:
-            wanted = replace(command, tasks=(batch.task,), without=(), limit=room, suspects=0)
-            found += _taken(ledger, wanted)
-    return found
+        if free := room(taken, batch):
+            taken += _taken(ledger, replace(command, tasks=(batch.task,), without=(), limit=free, suspects=0))
 
 
 class _Take:

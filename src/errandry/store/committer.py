@@ -111,29 +111,37 @@ class Committer:
         Start, Renew, Note and Settle are accepted always. Canceled while it waits, it leaves nothing
         behind; canceled later, the command is written all the same.
         """
-        [answer] = await self.submit_all([command])
-        return returned(answer)
+        entry, future = self._put(command)
+        try:
+            return returned(await future)
+        except asyncio.CancelledError:
+            self._abandon(entry)
+            raise
 
-    async def submit_all(self, commands: Sequence[Command]) -> list[Answer]:
+    async def submit_all(self, commands: Iterable[Command]) -> list[Answer]:
         """`submit` for several at once: one answer for each, where an error is a value, too."""
+        put = [self._put(command) for command in commands]
+        answers: list[Answer] = []
+        try:
+            for _, future in put:
+                answers.append(await future)
+        except asyncio.CancelledError:
+            for entry, _ in put[len(answers) :]:
+                self._abandon(entry)
+            raise
+        return answers
+
+    def _put(self, command: Command) -> tuple[Entry, asyncio.Future[Answer]]:
+        """Hand in `command`, on the loop that waits for its answer."""
         self._refuse_if_closing()
         loop = asyncio.get_running_loop()
         port: LoopPort | None = getattr(self._here, "port", None)
         if port is None or port.loop is not loop:
             port = self._here.port = LoopPort(loop, self._hand_in)
-        entries, answers = [], []
-        for command in commands:
-            future: asyncio.Future[Answer] = loop.create_future()
-            entries.append((entry_of(command, future, port, self._store.track(command)), future))
-            port.put(entries[-1][0])
-        try:
-            for _, future in entries:
-                answers.append(await future)
-        except asyncio.CancelledError:
-            for entry, _ in entries[len(answers) :]:
-                self._abandon(entry)
-            raise
-        return answers
+        future: asyncio.Future[Answer] = loop.create_future()
+        entry = entry_of(command, future, port, self._store.track(command))
+        port.put(entry)
+        return entry, future
 
     def submit_sync(self, command: Command, timeout: float | None = None) -> Answer:
         """`submit` for a thread without a loop. After a TimeoutError the command may still be written."""

@@ -8,7 +8,7 @@ import asyncio
 import copy
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, ClassVar, Self, TypeVar
@@ -61,7 +61,7 @@ class Engine:
         """`Committer.submit`. Commands submitted while the store is being opened keep their order."""
         return await self._current().committer.submit(command)
 
-    async def submit_all(self, commands: Sequence[Command]) -> list[Answer]:
+    async def submit_all(self, commands: Iterable[Command]) -> list[Answer]:
         """`Committer.submit_all`."""
         return await self._current().committer.submit_all(commands)
 

@@ -102,11 +102,12 @@ class Attempts:
             return Retry(failure)
 
     async def _called(self, batch: Batch, task: Task[..., Any], arguments: list[Arguments]) -> Any:
-        enter(batch.ctx)
-        given = task.signature.gathered(arguments)
+        ctx = batch.ctx
+        enter(ctx)
+        given = arguments[0] if batch.size is None else task.signature.gathered(arguments)
         if self._app.middlewares:
-            return await self._wrapped(batch, task, given)(batch.ctx)
-        return await self.handle(batch, task, given, batch.ctx)
+            return await self._wrapped(batch, task, given)(ctx)
+        return await self.handle(batch, task, given, ctx)
 
     def _wrapped(self, batch: Batch, task: Task[..., Any], arguments: Arguments) -> Call:
         call: Call = partial(self.handle, batch, task, arguments)

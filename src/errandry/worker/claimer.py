@@ -15,6 +15,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from errandry.app import Errandry
+from errandry.core.batch import CLAIM_MAX
 from errandry.core.command import Answer, Claim, Claims, Lost, Ref, Renew, Renewed
 from errandry.core.job import Job
 from errandry.errors import ErrandryError, StoreRefused
@@ -130,7 +131,7 @@ class Claimer:
                 answer = await self._app.engine.submit(self._command(wanted, self._slots.has_suspect))
                 if isinstance(answer, Claims):
                     claimed |= await self._take(wanted, answer.jobs, sent)
-                    is_short &= self._is_short(wanted, answer.jobs)
+                    is_short &= self._is_short(answer.jobs)
                     self._due_in = answer.due_in
         finally:
             self._is_asking = False
@@ -163,14 +164,14 @@ class Claimer:
             taking.add_done_callback(self._along.discard)
         else:
             self._gatherer.take(answer.jobs, sent, wanted.ahead)
-        if self._is_short(wanted, answer.jobs):
+        if self._is_short(answer.jobs):
             self._has_looked(pulse, claimed=True)
         else:
             self.look()
 
-    def _is_short(self, wanted: Wanted, jobs: tuple[Job, ...]) -> bool:
-        """Whether nothing is left for the slots that were free: jobs of a batch share one."""
-        return len(jobs) < wanted.limit or wanted.others or not any(self._is_batched(job) for job in jobs)
+    def _is_short(self, jobs: tuple[Job, ...]) -> bool:
+        """Whether nothing is left for the slots that were free: a claim of batches may stop before that."""
+        return len(jobs) < CLAIM_MAX or not any(self._is_batched(job) for job in jobs)
 
     def _is_batched(self, job: Job) -> bool:
         task = self._app.tasks.get(job.task)

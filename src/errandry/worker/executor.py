@@ -76,32 +76,32 @@ class Executor:
     async def _execute(self, batch: Batch, turn: Coroutine[Any, Any, None] | None) -> None:
         outcomes: Outcomes = []
         try:
-            if await self._may_begin(batch, turn):
-                outcomes = await self._outcomes(batch)
+            if turn is not None or batch.runs[0].job.state is State.CLAIMED:
+                await self._begin(batch, turn)
+            outcomes = await self._outcomes(batch)
         except asyncio.CancelledError as error:
             outcomes = self._attempts.stopped(batch, error) if batch.is_stopped else []
         batch.handler = None
         failpoint.reach("after_handler")
         self._returned(batch)
-        await self._end(list(zip(batch.runs, outcomes or [None] * len(batch.runs), strict=True)))
+        await self._end(batch.runs, outcomes)
 
-    async def _end(self, ends: list[tuple[Run, Outcome | None]]) -> None:
-        """Settle jobs of a call."""
+    async def _end(self, runs: list[Run], outcomes: Outcomes) -> None:
+        """Settle jobs of a call; without outcomes, nothing may be written."""
+        ends = zip(runs, outcomes, strict=True) if outcomes else ()
         await self._settler.settle([(run, outcome) for run, outcome in ends if outcome is not None])
-        for run, _ in ends:
+        for run in runs:
             self._over(run)
 
     def _leave(self, run: Run, outcome: Outcome | None) -> None:
         """Settle one job before the call, which goes on without it."""
         run.batch.leave(run)
-        self._background(self._end([(run, outcome)]))
+        self._background(self._end([run], [outcome]))
 
-    async def _may_begin(self, batch: Batch, turn: Coroutine[Any, Any, None] | None) -> bool:
+    async def _begin(self, batch: Batch, turn: Coroutine[Any, Any, None] | None) -> None:
         """Wait for the turn of what was claimed ahead; a handler begins only after each Start is written."""
         if turn is not None:
             await turn
-        if batch.runs[0].job.state is State.RUNNING:
-            return True
         self._leave_stopped(batch)
         runs = list(batch.runs)
         answers = await self._settler.answers([Start(run.ref) for run in runs])
@@ -116,7 +116,6 @@ class Executor:
                 self._leave(run, None)
         if batch.runs:
             batch.begins(self._app.clock.monotonic(), self._options.grace)
-        return True
 
     def _leave_stopped(self, batch: Batch) -> None:
         for run in [run for run in batch.runs if run.stopped is not None]:
@@ -124,7 +123,6 @@ class Executor:
 
     async def _outcomes(self, batch: Batch) -> Outcomes:
         """How the call ended for each job that had not left before."""
-        self._leave_stopped(batch)
         task = self._app.tasks.get(batch.task)
         if task is None:
             return [self._unknown(run.job) for run in batch.runs]
@@ -133,13 +131,18 @@ class Executor:
             return []
         if self._children is not None and task.runner is Runner.PROCESS:
             return await self._in_child(self._children, batch, task, payloads)
+        if batch.timeout is None:
+            return await self._attempts.outcomes(batch, task, arguments)
         with batch.timed():
             return await self._attempts.outcomes(batch, task, arguments)
 
     def _read(self, batch: Batch, task: Task[..., Any]) -> tuple[list[str], list[Arguments]]:
-        """What the jobs were enqueued with, as it is and as the handler takes it; who has none leaves."""
+        """What the jobs were enqueued with, as it is and as the handler takes it. Others leave."""
         payloads, arguments = [], []
         for run in list(batch.runs):
+            if run.stopped is not None:
+                self._leave(run, self._attempts.stop(run, asyncio.CancelledError()))
+                continue
             job = run.job
             try:
                 payload = self._app.codec.unseal(job.payload, About(job.id, job.task, "payload"))

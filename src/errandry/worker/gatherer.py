@@ -70,8 +70,10 @@ class Gatherer:
         return True
 
     def _lingers(self, batch: Batch) -> bool:
-        task = self._app.tasks.get(batch.task)
-        if task is None or not task.rules.linger or batch.is_full or batch.is_suspect:
+        if batch.is_full or batch.is_suspect:
+            return False
+        task = self._app.tasks[batch.task]
+        if not task.rules.linger:
             return False
         self._open[batch.task] = batch
         loop = asyncio.get_running_loop()
@@ -105,6 +107,6 @@ def batches(app: Errandry) -> tuple[Batching, ...]:
     """What the store should know of the tasks that take batches."""
     return tuple(
         Batching(name, task.rules.batch, start=not task.rules.linger)
-        for name, task in sorted(app.tasks.items())
+        for name, task in app.tasks.items()
         if task.rules.batch is not None
     )

@@ -12,6 +12,7 @@ from errandry.core.command import (
     Command,
     Complete,
     Fail,
+    Note,
     Outcome,
     Settle,
 )
@@ -38,12 +39,7 @@ class Settler:
     async def settle(self, ends: list[End]) -> None:
         """Return when they are written, or never will be. While the store cannot, their leases are kept."""
         is_news = True
-        while ends := [end for end in ends if _stands(end[0])]:
-            for run, _ in ends:
-                run.is_settling = True
-            ends = await self._send(ends, is_news)
-            if not ends:
-                return
+        while ends := await self._send(ends, is_news):
             for run, _ in ends:
                 run.is_settling = False
             is_news = False
@@ -58,28 +54,39 @@ class Settler:
 
     async def _send(self, ends: list[End], is_news: bool) -> list[End]:
         """Send what was noted and how it ended; returns what the store cannot take at present."""
-        if notes := [note for run, _ in ends if (note := run.notes()) is not None]:
+        sent: list[End] = []
+        notes: list[Note] = []
+        settles: list[Settle] = []
+        for run, outcome in ends:
+            if run.is_lost:
+                log.error("%s: its outcome is lost with its lease", run)
+                continue
+            run.is_settling = True
+            if (note := run.notes()) is not None:
+                notes.append(note)
+            settles.append(Settle(run.ref, outcome))
+            sent.append((run, outcome))
+        if notes:
             await self.answers(notes)
-        answers = await self.answers([Settle(run.ref, outcome) for run, outcome in ends])
-        left, unusable = [], []
-        for end, answer in zip(ends, answers, strict=True):
-            run, outcome = end
-            match answer:
-                case StoreUnavailable() if not isinstance(answer, StoreClosed):
-                    left.append(end)
-                    if is_news:
-                        log.warning("%s: its outcome cannot be written yet: %s", run, answer)
-                case InvalidValue() if isinstance(outcome, Complete):  # a result the store does not take
-                    failure = Failure(Reason.UNRECOVERABLE, type(answer).__name__, str(answer))
-                    unusable.append((run, Fail(failure)))
-                case ErrandryError():
-                    log.error("%s: its outcome could not be written: %s", run, answer)
-                case _ if answer not in (WRITTEN, ALREADY):
-                    log.warning("%s: its outcome came too late: %s", run, answer)
-        return left + (await self._send(unusable, is_news) if unusable else [])
+        left: list[End] = []
+        for end, answer in zip(sent, await self.answers(settles), strict=True):
+            if answer is not WRITTEN and answer is not ALREADY:
+                left += await self._refused(end, answer, is_news)
+        return left
 
-
-def _stands(run: Run) -> bool:
-    if run.is_lost:
-        log.error("%s: its outcome is lost with its lease", run)
-    return not run.is_lost
+    async def _refused(self, end: End, answer: Answer, is_news: bool) -> list[End]:
+        """What is still to be sent of an outcome that was not written."""
+        run, outcome = end
+        match answer:
+            case StoreUnavailable() if not isinstance(answer, StoreClosed):
+                if is_news:
+                    log.warning("%s: its outcome cannot be written yet: %s", run, answer)
+                return [end]
+            case InvalidValue() if isinstance(outcome, Complete):  # a result the store does not take
+                failure = Failure(Reason.UNRECOVERABLE, type(answer).__name__, str(answer))
+                return await self._send([(run, Fail(failure))], is_news)
+            case ErrandryError():
+                log.error("%s: its outcome could not be written: %s", run, answer)
+            case _:
+                log.warning("%s: its outcome came too late: %s", run, answer)
+        return []

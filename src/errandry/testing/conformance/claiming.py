@@ -348,7 +348,7 @@ class Suspecting:
 class Batching:
     @pytest.mark.parametrize(
         ("limit", "size", "taken"),
-        [(1, 1, "a"), (1, 3, "acd"), (2, 3, "abcd"), (3, 2, "abc"), (3, 3, "abcd"), (1, 9, "acdf")],
+        [(1, 1, "a"), (1, 3, "acd"), (2, 3, "abcd"), (3, 2, "abcdf"), (3, 3, "abcde"), (1, 9, "acdf")],
     )
     async def test_jobs_of_the_same_task_come_along_until_the_batches_are_full(
         self, store: Store, given: Given, limit: int, size: int, taken: str
@@ -360,6 +360,16 @@ class Batching:
         assert sorted(job.id for job in jobs) == sorted(taken)
         assert [job.id for job in jobs[:limit]] == sorted(taken)[:limit]
         assert {job.state for job in jobs} == {State.RUNNING}
+
+    async def test_a_claim_that_could_go_on_for_long_ends_after_a_while(
+        self, store: Store, given: Given
+    ) -> None:
+        await given.inserted(*(given.job(task="many") for _ in range(1_200)))
+
+        jobs = await ask.claim(store, limit=900, batches=(Batch("many", 7),))
+
+        assert 1_000 <= len(jobs) < 1_007
+        assert len(jobs) % 7 == 0
 
     async def test_a_batch_that_nothing_begins_brings_nothing(self, store: Store, given: Given) -> None:
         await _of_two_tasks(given)
