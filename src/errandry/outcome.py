@@ -10,14 +10,21 @@ class Outcome(Exception):
 
 
 class Retry(Outcome):
-    """Try again `after` so long, or when that is left out after the task's backoff. Spends the attempt."""
+    """Try again `after` so long, or when that is left out after the task's backoff. Spends the attempt.
 
-    def __init__(self, message: str = "", *, after: float | timedelta | str | None = None) -> None:
-        super().__init__(message, after)
+    With `pause_group` no worker begins another job of its group before that, or where it has no group, of its
+    task: for an API that says "slow down".
+    """
+
+    def __init__(
+        self, message: str = "", *, after: float | timedelta | str | None = None, pause_group: bool = False
+    ) -> None:
+        super().__init__(message, after, pause_group)
         self.message, self.after = message, None if after is None else seconds(after, "after")
+        self.pause_group = pause_group
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _remake, (Retry, (self.message,), {"after": self.after})
+        return _remake, (Retry, (self.message,), {"after": self.after, "pause_group": self.pause_group})
 
     def __str__(self) -> str:
         return self.message or "the handler asked for another try"

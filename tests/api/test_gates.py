@@ -1,11 +1,18 @@
 """Queues, tasks and groups: paused, and with rules that change while everything runs."""
 
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import pytest
 
-from errandry import Errandry
+from errandry import Errandry, Job, Retry
 from errandry.core.rule import Comeback, Overflow, Rate, Rule
 from errandry.errors import InvalidValue
 from errandry.testing import drain
+from errandry.worker.options import WorkerOptions
+from errandry.worker.worker import Worker
 
 
 async def test_what_is_given_changes_and_the_rest_stays(jobs: Errandry) -> None:
@@ -82,3 +89,82 @@ async def test_a_paused_group_waits_and_says_so(jobs: Errandry) -> None:
     assert await group.resume()
     await drain(jobs)
     assert seen == ["grace", "ada"]
+
+
+@pytest.fixture(params=["memory:", "sqlite"])
+async def live(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Errandry]:
+    url = request.param if request.param == "memory:" else f"sqlite:///{tmp_path}/jobs.db"
+    async with Errandry(url) as jobs:
+        yield jobs
+
+
+async def finished(app: Errandry, *jobs: Job[None], concurrency: int = 100) -> None:
+    """Have a worker work until these have ended; a burst would not wait for what may not begin yet."""
+    worker = Worker(app, WorkerOptions(concurrency=concurrency))
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.run())
+        for job in jobs:
+            await job.wait()
+        worker.stop()
+
+
+async def test_no_more_run_at_once_than_the_limit(live: Errandry) -> None:
+    running, most = 0, 0
+
+    @live.task(queue="mail")
+    async def send() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    await live.queue("mail").put(limit=3)
+    await finished(live, *await live.enqueue_many([send.new() for _ in range(30)]))
+    assert most == 3
+    assert await live.counts() == {"mail": {"completed": 30}}
+
+
+async def test_no_more_begin_in_a_time_than_the_rate(live: Errandry) -> None:
+    begun: list[float] = []
+
+    @live.task
+    async def ask() -> None:
+        begun.append(time.monotonic())
+
+    await live.task_gate("ask").put(rate="50/second", burst=2)
+    await finished(live, *await live.enqueue_many([ask.new() for _ in range(12)]))
+    assert len(begun) == 12
+    assert begun[-1] - begun[0] >= 10 / 50 - 0.02
+
+
+async def test_a_handler_that_was_told_to_slow_down_slows_down_its_group(live: Errandry) -> None:
+    begun: list[tuple[str, float]] = []
+
+    @live.task(queue="crm")
+    async def sync(account: str, first: bool = False) -> None:
+        begun.append((account, time.monotonic()))
+        if first and len(begun) == 1:
+            raise Retry("slow down", after=0.4, pause_group=True)
+
+    await live.queue("crm").put(group_limit=1)
+    jobs = [await sync.using(group="acme", priority=-1).enqueue("acme", first=True)]
+    jobs += [await sync.using(group=account).enqueue(account) for account in ("acme", "other")]
+    await finished(live, *jobs)
+
+    (_, asked), *rest = begun
+    assert [account for account, _ in rest] == ["other", "acme", "acme"]
+    assert {account for account, at in rest if at - asked >= 0.39} == {"acme"}
+
+
+async def test_a_group_that_floods_its_queue_does_not_delay_another(live: Errandry) -> None:
+    begun: list[str] = []
+
+    @live.task(queue="mail")
+    async def send(to: str) -> None:
+        begun.append(to)
+
+    await live.enqueue_many([send.using(group="flood").new("flood") for _ in range(100)])
+    drops = await live.enqueue_many([send.using(group="drop").new("drop") for _ in range(5)])
+    await finished(live, *drops, concurrency=2)
+    assert begun[:12].count("drop") >= 5

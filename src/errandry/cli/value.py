@@ -67,7 +67,21 @@ class _Names(click.ParamType[tuple[str, ...]]):
         return found
 
 
-AT, LENGTH, NAMES, SIZE = _At(), _Length(), _Names(), _Size()
+class _Numbers(click.ParamType[tuple[float, ...]]):
+    """Numbers with commas between them."""
+
+    name = "N,…"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        try:
+            return tuple(float(one) for one in (str(value).split(",") if isinstance(value, str) else value))
+        except (TypeError, ValueError):
+            self.fail("write numbers with commas between them: 3,1", param, ctx)
+
+
+AT, LENGTH, NAMES, NUMBERS, SIZE = _At(), _Length(), _Names(), _Numbers(), _Size()
 
 
 def arguments(text: str) -> dict[str, Any]:

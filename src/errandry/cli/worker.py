@@ -13,7 +13,7 @@ import click
 from errandry.cli.command import Command
 from errandry.cli.session import Session
 from errandry.cli.text import clean, number
-from errandry.cli.value import LENGTH, NAMES, SIZE
+from errandry.cli.value import LENGTH, NAMES, NUMBERS, SIZE
 from errandry.core.duration import seconds
 from errandry.errors import ErrandryError, InvalidValue
 from errandry.store.url import without_password
@@ -41,6 +41,8 @@ Show = Callable[[str], None]
 @click.option("--recycle-jobs", type=int, metavar="N", help="Replace a child process after so many jobs.")
 @click.option("--recycle-memory", type=SIZE, help="Replace it when it has more memory, such as 500 MB.")
 @click.option("--queues", type=NAMES, help="Only these queues, such as mail,reports.")
+@click.option("--strict", is_flag=True, help="A queue goes before all those named after it.")
+@click.option("--weights", type=NUMBERS, help="How often each goes first, such as 3,1.")
 @click.option("--tasks", type=NAMES, help="Only these tasks.")
 @click.option("--prefetch", type=int, metavar="N", help="Jobs to claim beyond the free slots (0).")
 @click.option("--lease", type=LENGTH, help="How long a claim lasts unrenewed (30s).")
@@ -91,10 +93,15 @@ def _options(no_upkeep: bool, given: dict[str, Any]) -> "WorkerOptions":
 
     said = {name: value for name, value in given.items() if value is not None}
     said |= {name: seconds(said[name], name) for name in ("lease", "grace") if name in said}
+    is_strict, weights = said.pop("strict"), said.pop("weights", None)
+    if is_strict and weights is not None:
+        raise click.UsageError("Give either --strict or --weights.")
+    said["queue_order"] = "strict" if is_strict else weights
     try:
         return WorkerOptions(upkeep=not no_upkeep, **said)
     except InvalidValue as error:
-        raise click.UsageError(f"--{error.name.replace('_', '-')} {error.value}: {error.why}.") from None
+        name = {"order": "strict" if is_strict else "weights"}.get(error.name, error.name)
+        raise click.UsageError(f"--{name.replace('_', '-')} {error.value}: {error.why}.") from None
 
 
 def _app(session: Session) -> "Errandry":

@@ -153,7 +153,7 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     def __post_init__(self) -> None:
         check.name("worker", self.worker)
         if self.order is not None:
-            _queue_order(self.queues, self.order)
+            queue_order(self.queues, self.order)
         check.name("nonce", self.nonce)
         check.whole("limit", self.limit, 1, 10_000)
         if self.suspects is not None:
@@ -478,7 +478,8 @@ def _filter(queues: tuple[str, ...] | None, tasks: tuple[str, ...] | None) -> No
             check.name(field, one)
 
 
-def _queue_order(queues: tuple[str, ...] | None, order: object) -> None:
+def queue_order(queues: tuple[str, ...] | None, order: object) -> None:
+    """Refuse what is no order of these queues."""
     if queues is None:
         raise InvalidValue("order", order, "name the queues it is an order of")
     if order == STRICT:

@@ -12,6 +12,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from msgspec.structs import replace
+
 from errandry import failpoint
 from errandry import outcome as said
 from errandry.app import Call, Errandry
@@ -90,7 +92,7 @@ class Attempts:
             case None:
                 return self.retry(run.job, failure(error))
 
-    def retry(self, job: Job, failure: Failure) -> Outcome:
+    def retry(self, job: Job, failure: Failure) -> Retry:
         """Another try, after what a registered function says if the job names one."""
         name = job.backoff.function if job.backoff is not None else None
         if name not in self._app.backoffs:
@@ -147,10 +149,10 @@ class Attempts:
         if run.stopped is not None:
             return self.stop(run, error)
         match error:
-            case said.Retry(after=after) if after is not None:
-                return Retry(failure(error), after)
-            case said.Retry():
-                return self.retry(run.job, failure(error))
+            case said.Retry(after=after, pause_group=pause_group):
+                why = failure(error)
+                outcome = self.retry(run.job, why) if after is None else Retry(why, after)
+                return replace(outcome, pause_group=pause_group)
             case said.Snooze(after=after):
                 return Snooze(after)
             case said.Fail():

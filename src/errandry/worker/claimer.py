@@ -257,4 +257,5 @@ class Claimer:
             start=start,
             batches=batches(self._app) if start else (),
             lease=self._options.lease,
+            order=self._options.queue_order,
         )

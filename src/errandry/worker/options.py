@@ -6,6 +6,7 @@ from typing import Literal
 from msgspec import Struct
 
 from errandry.core import check
+from errandry.core.command import queue_order
 from errandry.errors import InvalidValue
 
 RECYCLE_MIN = 64_000_000
@@ -22,6 +23,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     recycle_jobs  after how many jobs such a process is replaced by a new one; None for never
     recycle_memory above how many bytes of memory it is; None for never
     queues        only these; None for all
+    queue_order   strict for the queues as named, or how often each goes first; None for the most urgent job
     tasks         only these; None for all, known or not
     prefetch      how many jobs to claim beyond the free slots
     lease         how long a claim lasts unrenewed
@@ -43,6 +45,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     recycle_jobs: int | None = None
     recycle_memory: int | None = None
     queues: tuple[str, ...] | None = None
+    queue_order: Literal["strict"] | tuple[float, ...] | None = None
     tasks: tuple[str, ...] | None = None
     prefetch: int = 0
     lease: float = 30.0
@@ -77,6 +80,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         ):
             why = f"must be more than 0 and leave a second try within the lease of {self.lease:g} s"
             raise InvalidValue("renew_every", self.renew_every, why)
+        if self.queue_order is not None:
+            queue_order(self.queues, self.queue_order)
         if self.on_unknown not in ("release", "fail"):
             raise InvalidValue("on_unknown", self.on_unknown, "must be release or fail")
         for what, names in (("queue", self.queues), ("task", self.tasks), ("id", self.id and (self.id,))):
