@@ -47,6 +47,8 @@ class Attempts:
 
     async def outcomes(self, batch: Batch, task: Task[..., Any], arguments: list[Arguments]) -> Outcomes:
         """How the call ended for each of its jobs."""
+        if batch.size is not None:
+            batch.share()
         if not task.rules.redact:
             return await self._outcomes(batch, task, arguments)
         hiding = Hiding(task.rules.redact, arguments)

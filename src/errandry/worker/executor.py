@@ -88,8 +88,8 @@ class Executor:
 
     async def _end(self, runs: list[Run], outcomes: Outcomes) -> None:
         """Settle jobs of a call; without outcomes, nothing may be written."""
-        ends = zip(runs, outcomes, strict=True) if outcomes else ()
-        await self._settler.settle([(run, outcome) for run, outcome in ends if outcome is not None])
+        if outcomes:
+            await self._settler.settle(zip(runs, outcomes, strict=True))
         for run in runs:
             self._over(run)
 

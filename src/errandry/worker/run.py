@@ -105,7 +105,7 @@ class Batch:
         self.handler: asyncio.Task[None] | None = None
         self.told: Callable[[list[Run]], None] | None = None
         self._loop = run.loop
-        self._ctx: JobContext | None = None
+        self.ctx: JobContext = run.ctx
         self._is_canceled = False
         self.add(run)
 
@@ -128,14 +128,6 @@ class Batch:
         return bool(self.runs) and all(run.stopped is not None for run in self.runs)
 
     @property
-    def ctx(self) -> JobContext:
-        """What the handler sees; made when it is about to be called."""
-        if self._ctx is None:
-            first = self.runs[0].ctx
-            self._ctx = first if self.size is None else BatchContext(tuple(run.ctx for run in self.runs))
-        return self._ctx
-
-    @property
     def timeout(self) -> float | None:
         """The shortest of its jobs': they share one call."""
         if self.size is None:
@@ -145,6 +137,10 @@ class Batch:
     def add(self, run: Run) -> None:
         run.batch = self
         self.runs.append(run)
+
+    def share(self) -> None:
+        """Give all jobs of the call one context: nobody comes or leaves any more."""
+        self.ctx = BatchContext(tuple(run.ctx for run in self.runs))
 
     def leave(self, run: Run) -> None:
         """The call is to begin without this one."""
@@ -175,8 +171,8 @@ class Batch:
 
     def heed(self, runs: list[Run]) -> None:
         """These should stop; when they are all there are, the handler is. From any thread."""
-        if self._ctx is not None and self.is_stopped:
-            self._ctx.stop()
+        if self.size is not None and self.is_stopped:
+            self.ctx.stop()
         self._loop.call_soon_threadsafe(self._heed, runs)
 
     def _heed(self, runs: list[Run]) -> None:

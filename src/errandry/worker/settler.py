@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from errandry.app import Errandry
 from errandry.core.command import (
@@ -27,7 +27,8 @@ log = logging.getLogger("errandry.worker")
 AGAIN = 1.0
 """How long an outcome that could not be written waits for another try."""
 
-End = tuple[Run, Outcome]
+End = tuple[Run, Outcome | None]
+"""None: nothing is to be written."""
 
 
 class Settler:
@@ -36,14 +37,14 @@ class Settler:
     def __init__(self, app: Errandry, options: WorkerOptions) -> None:
         self._app, self._options = app, options
 
-    async def settle(self, ends: list[End]) -> None:
+    async def settle(self, ends: Iterable[End]) -> None:
         """Return when they are written, or never will be. While the store cannot, their leases are kept."""
-        is_news = True
-        while ends := await self._send(ends, is_news):
-            for run, _ in ends:
+        left = await self._send(ends, is_news=True)
+        while left:
+            for run, _ in left:
                 run.is_settling = False
-            is_news = False
             await asyncio.sleep(min(AGAIN, self._options.renewal))
+            left = await self._send(left, is_news=False)
 
     async def answers(self, commands: Sequence[Command]) -> list[Answer]:
         """What the store says to each; an error is a value, too."""
@@ -52,12 +53,14 @@ class Settler:
         except ErrandryError as error:
             return [error] * len(commands)
 
-    async def _send(self, ends: list[End], is_news: bool) -> list[End]:
+    async def _send(self, ends: Iterable[End], is_news: bool) -> list[End]:
         """Send what was noted and how it ended; returns what the store cannot take at present."""
         sent: list[End] = []
         notes: list[Note] = []
         settles: list[Settle] = []
         for run, outcome in ends:
+            if outcome is None:
+                continue
             if run.is_lost:
                 log.error("%s: its outcome is lost with its lease", run)
                 continue
