@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from errandry import Errandry, Worker, WorkerOptions
 from errandry.clock import SystemClock
-from errandry.core.command import Answer, Claim, Claims, Command, Mark, Renew, Settle
+from errandry.core.command import Answer, Claim, Claims, Command, Lost, Mark, Renew, Settle
 from errandry.core.command import Renewed as RenewAnswer
 from errandry.core.job import uuid7
 from errandry.errors import ReplyLost
@@ -81,8 +81,10 @@ def _facts(command: Command, answer: Answer, sent: float, at: float) -> Iterator
         case Renew(refs=refs, lease=lease), RenewAnswer(marks=marks):
             for ref, mark in zip(refs, marks, strict=True):
                 yield Renewed(ref.job, ref.fence, pid, _said(mark), lease, sent, at)
-        case Settle(ref=ref, outcome=outcome), _:
+        case Settle(ref=ref, outcome=outcome), Mark() | Lost():
             yield Settled(ref.job, ref.fence, pid, outcome.move, _said(answer), sent, at)
+        case Settle(), ReplyLost():
+            yield from _unknown([command], sent)
 
 
 def _unknown(commands: Sequence[Command], sent: float) -> Iterator[Fact]:
@@ -93,7 +95,7 @@ def _unknown(commands: Sequence[Command], sent: float) -> Iterator[Fact]:
             yield Settled(ref.job, ref.fence, os.getpid(), move, "unknown", sent, time.time())
 
 
-def _said(answer: object) -> str:
+def _said(answer: Mark | Lost) -> str:
     return str(answer) if isinstance(answer, Mark) else "lost"
 
 

@@ -1,0 +1,74 @@
+"""Behind a transaction pooler everything works; what needs a session does without it, and says so once."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from errandry import Errandry, State
+from errandry.core.command import Upkeep
+from errandry.store.postgres.driver import PostgresStore
+from tests.api.working import burst, working
+from tests.faults.postgres.conftest import Mortal
+from tests.faults.postgres.pooler import Pooler
+
+pytestmark = pytest.mark.slow("many transactions over few sessions")
+
+
+@pytest.fixture
+async def pooler(mortal: Mortal) -> AsyncIterator[Pooler]:
+    folder = mortal.folder / "pooler"  # a short path: a socket's may have 107 bytes
+    folder.mkdir(exist_ok=True)
+    async with Pooler(mortal.folder, folder, sessions=3).running() as pooler:
+        yield pooler
+    for left in folder.iterdir():
+        left.unlink()
+
+
+@pytest.fixture
+def pooled(pooler: Pooler, mortal: Mortal) -> str:
+    return mortal.fresh().replace(f"host={mortal.folder}", f"host={mortal.folder}/pooler")
+
+
+async def test_jobs_are_enqueued_run_and_looked_at(pooled: str, pooler: Pooler) -> None:
+    async with Errandry(pooled) as jobs, Errandry(pooled) as others:
+
+        @jobs.task(max_attempts=2, backoff=0)
+        async def send(to: str) -> str:
+            if to == "nobody":
+                raise LookupError(to)
+            return f"sent to {to}"
+
+        made = await asyncio.gather(*(send.enqueue(f"{number}") for number in range(200)))
+        failing = await send.enqueue("nobody")
+        await asyncio.gather(burst(jobs), *(others.counts() for _ in range(50)))
+        await jobs.engine.submit(Upkeep())
+
+        assert [await job.result(10) for job in made[:5]] == [f"sent to {n}" for n in range(5)]
+        assert (await others.record(failing.id)).state is State.FAILED
+        assert await others.counts() == {"default": {"completed": 200, "failed": 1}}
+        assert pooler.transactions > 50
+        store = jobs.store
+        assert isinstance(store, PostgresStore)
+        pools = [finding for finding in await jobs.engine.call(store.examine) if finding.topic == "pooler"]
+        assert "there is one in between" in pools[0].text
+
+
+async def test_workers_find_jobs_by_looking_and_say_so_once(
+    pooled: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "errandry.store")
+    async with Errandry(pooled) as jobs, Errandry(pooled) as others:
+
+        @jobs.task
+        async def send(to: str) -> str:
+            return f"sent to {to}"
+
+        async with working(jobs):
+            for number in range(5):
+                job = await others.enqueue("send", {"to": f"{number}"})
+                assert await job.result(20) == f"sent to {number}"
+
+    said = [record.message for record in caplog.records if "pooler" in record.message]
+    assert len(said) <= 2  # each app says it once
