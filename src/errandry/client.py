@@ -38,7 +38,7 @@ from errandry.errors import CommandFailed, InvalidValue, UnknownJob
 from errandry.gates import Gate, Queue
 from errandry.options import Moment, Span, job_fields, one_of
 from errandry.store.backlog import Limits
-from errandry.store.contract import Happened, QueueInfo, Store
+from errandry.store.contract import GroupInfo, Happened, QueueInfo, Store
 from errandry.store.engine import Engine
 from errandry.waiting import PAGE, PATIENCE, Waiting, first
 
@@ -195,6 +195,10 @@ class Client:
     async def rules(self) -> builtins.list[Gating]:
         """Every queue, task and group that is paused, has a rule, or is closed for a while."""
         return await self.engine.call(self.store.rules)
+
+    async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupInfo]:
+        """The groups of one queue or all: how many jobs wait and run, and what rules hold for them."""
+        return await self.engine.call(self.store.groups, queue, limit)
 
     def queue(self, name: str) -> Queue:
         """A queue, to pause it, to give it rules, or to name a group in it."""

@@ -135,6 +135,31 @@ class TestRules:
         assert cli("queues", "rules").err == "There are no rules, and nothing is paused.\n"
 
 
+class TestGroups:
+    def test_groups_are_listed_with_what_limits_them(self, cli: Cli, place: Place) -> None:
+        assert cli("groups", "ls").code == 1  # there is no store yet
+        place.enqueue()
+        assert cli("groups", "ls").err == "There are no groups: no job that waits or runs has one.\n"
+        for number in range(3):
+            place.enqueue(queue="mail", group=f"g{number}")
+        place.enqueue(queue="mail", group="g0")
+        cli("queues", "limit", "mail", "2", "--each-group")
+        cli("queues", "rate", "mail", "9/s", "--group", "g1")
+        cli("queues", "pause", "mail", "--group", "g2", "--by", "ada")
+
+        title, *lines = cli("groups", "ls", "--queue", "mail").out.splitlines()
+
+        assert title.split() == ["QUEUE", "GROUP", "WAITING", "RUNNING", "RATE", "WEIGHT", "PAUSED"]
+        assert [line.split()[:6] for line in lines[:2]] == [
+            ["mail", "g0", "2", "0", "of", "2"],
+            ["mail", "g1", "1", "0", "of", "2"],
+        ]
+        assert "9/second" in lines[1]
+        assert lines[2].endswith("by ada")
+        assert "There are more" in cli("groups", "ls", "--limit", "2").err
+        assert [one["gate"]["group"] for one in cli("groups", "ls", "--json").data] == ["g0", "g1", "g2"]
+
+
 class TestWorkers:
     @pytest.fixture
     def two(self, place: Place) -> None:

@@ -37,6 +37,7 @@ SCANS = {
     "ids_history": "history USING COVERING INDEX sqlite_autoindex_history_1: as ids_live",
     "held_by": "live USING INDEX live_leased: only jobs that workers hold, when one of them has died",
     "holding": "live USING COVERING INDEX live_leased: only jobs that workers hold",
+    "crowds": "lanes USING INDEX sqlite_autoindex_lanes_1: a row for each lane; (subquery-1): up to a bound",
     "old_events": "events: in the order of the table, and it stops at its limit",
     "workers": "workers: a row for each worker",
     "drop_workers": "workers: a row for each worker",

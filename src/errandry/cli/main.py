@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "jobs": "Look at jobs, and do something to them.",
     "why": "Say why a job is not running.",
     "queues": "See how full queues are; pause them; limit how many run, and how fast.",
+    "groups": "See the groups of queues, and what limits them.",
     "workers": "See who works; pause and resume workers.",
     "dlq": "See to the jobs that failed for good.",
     "events": "Print what happened, and what happens.",

@@ -37,6 +37,7 @@ from errandry.core.event import Event
 from errandry.core.gate import Gate, GateKind, Passage, Pause, Pausing, PutRule, Resume
 from errandry.core.job import Job
 from errandry.core.query import Query
+from errandry.core.rule import Rate
 from errandry.store.health import Finding
 
 _ORDER: tuple[type, ...] = (
@@ -88,6 +89,19 @@ class Events(Struct, frozen=True):
     entries: tuple[Happened, ...]
     cursor: str
     missed: bool = False
+
+
+class GroupInfo(Struct, frozen=True):
+    """A group of a queue as it is now: how many jobs wait (counted up to a bound) and how many workers have.
+
+    `gate` has what is said of it by itself; `limit` and `rate` hold, and may be those of its queue.
+    """
+
+    waiting: int
+    held: int
+    gate: Gate
+    limit: int | None
+    rate: Rate | None
 
 
 class QueueInfo(Struct, frozen=True):
@@ -173,6 +187,9 @@ class Store(Protocol):
 
     async def rules(self) -> builtins.list[Gate]:
         """Every queue, task and group that is paused, has a rule, or is closed for a while."""
+
+    async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupInfo]:
+        """The groups, of one queue or all, with waiting or held jobs or with rules; by name."""
 
     async def gates(self, queue: str, task: str, group: str = "") -> builtins.list[Passage]:
         """What a job of this queue, task and group has to pass, with or without rules, and how it stands."""

@@ -4,6 +4,7 @@ Drivers bring the tables, say how a pass is made atomic, and where reads run.
 """
 
 import builtins
+from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import TypeVar
@@ -21,21 +22,24 @@ from errandry.core.command import (
     Settle,
     WorkerInfo,
 )
-from errandry.core.gate import Gate, GateKind, Key, Passage, Pausing, passages
+from errandry.core.gate import Gate, GateKind, Key, Passage, Pausing, limits, passages
 from errandry.core.job import Job
 from errandry.core.permit import Permits
 from errandry.core.query import Query
+from errandry.core.rule import NO_RULE
 from errandry.core.state import State
 from errandry.errors import CommandFailed
 from errandry.store import cursor as cursors
 from errandry.store.claiming import due_in
-from errandry.store.contract import Binding, Bounds, Events, Page, QueueInfo
+from errandry.store.contract import Binding, Bounds, Events, GroupInfo, Page, QueueInfo
 from errandry.store.health import Finding
 from errandry.store.ledger import LIFETIME
 from errandry.store.tables import Tables
 from errandry.store.waking import Bell
 
 PAGE_MAX = 10_000
+COUNTED = 1_000
+"""So many waiting jobs of a group are counted one by one."""
 _ALL = Query()
 
 T = TypeVar("T")
@@ -147,6 +151,12 @@ class LocalStore:
 
         return await self.read(look)
 
+    async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupInfo]:
+        if queue is not None:
+            check.name("queue", queue)
+        check.whole("limit", limit, 1, PAGE_MAX)
+        return await self.read(lambda tables, now: _groups(tables, queue, limit, now)[:limit])
+
     async def gates(self, queue: str, task: str, group: str = "") -> builtins.list[Passage]:
         keys: builtins.list[Key] = [(GateKind.QUEUE, queue, ""), (GateKind.TASK, task, "")]
         if group:
@@ -202,6 +212,25 @@ class LocalStore:
             return due_in(tables, permits, now)
 
         return await self.read(look)
+
+
+def _groups(tables: Tables, queue: str | None, limit: int, now: float) -> list[GroupInfo]:
+    waiting = {(name, group): count for name, group, count in tables.crowds(queue, limit, COUNTED)}
+    held: Counter[tuple[str, str]] = Counter()
+    for (name, _task, group), count in tables.holding().items():
+        if group and queue in (None, name):
+            held[name, group] += count
+    gates = {(gate.name, gate.group): gate for gate in tables.gates(GateKind.GROUP)}
+    gates = {
+        key: gate for key, gate in gates.items() if queue in (None, key[0]) and not gate.says_nothing(now)
+    }
+    rules = {gate.name: gate.rule for gate in tables.gates(GateKind.QUEUE)}
+    found = []
+    for name, group in sorted({*waiting, *held, *gates}):
+        gate = gates.get((name, group)) or Gate(GateKind.GROUP, name, group)
+        limit_and_rate = limits(gate.rule, rules.get(name, NO_RULE))
+        found.append(GroupInfo(waiting.get((name, group), 0), held[name, group], gate, *limit_and_rate))
+    return found
 
 
 def failed(command: Command, error: Exception) -> CommandFailed:

@@ -324,6 +324,13 @@ class MemoryTables:
     def holding(self) -> dict[Lane, int]:
         return Counter(map(_lane, self._where(*HELD)))
 
+    def crowds(self, queue: str | None, limit: int, bound: int) -> list[tuple[str, str, int]]:
+        waiting: Counter[tuple[str, str]] = Counter()
+        for (name, _task, group), line in self._lines.items():
+            if group and queue in (None, name):
+                waiting[name, group] += len(line)
+        return [(*key, min(waiting[key], bound)) for key in sorted(waiting)][:limit]
+
     def beat(self, beat: Beat, now: float) -> None:
         if beat.gone:
             self._workers.pop(beat.worker, None)

@@ -158,6 +158,9 @@ class Tables(Protocol):
     def holding(self) -> dict[tuple[str, str, str], int]:
         """For each queue, task and group: how many jobs workers have, where they have any."""
 
+    def crowds(self, queue: str | None, limit: int, bound: int) -> list[tuple[str, str, int]]:
+        """Queue and group of groups with waiting jobs, by name, and how many wait, counted up to `bound`."""
+
     def beat(self, beat: Beat, now: float) -> None: ...
 
     def workers(self) -> list[WorkerInfo]: ...

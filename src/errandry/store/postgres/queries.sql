@@ -615,6 +615,16 @@ DELETE FROM errandry.gates
 -- name: gate
 SELECT * FROM errandry.gates WHERE kind = %s AND name = %s AND grp = %s;
 
+-- name: crowds
+-- Groups with waiting jobs, and how many; of each lane no more are counted than the bound.
+SELECT queue, grp, sum(counted.waiting)::bigint
+  FROM errandry.lanes,
+       LATERAL (SELECT count(*) AS waiting
+                  FROM (SELECT 1 FROM errandry.live
+                         WHERE live.lane = lanes.lane AND state = 'waiting' LIMIT %(bound)s) AS one) AS counted
+ WHERE ready AND grp <> '' AND (%(queue)s::text IS NULL OR queue = %(queue)s) AND counted.waiting > 0
+ GROUP BY queue, grp ORDER BY queue, grp LIMIT %(limit)s;
+
 -- name: holding
 -- Only as many rows are read as workers have jobs.
 SELECT queue, task, grp, count(*) FROM errandry.live WHERE state IN ('claimed', 'running') GROUP BY queue, task, grp;

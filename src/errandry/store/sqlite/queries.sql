@@ -356,6 +356,15 @@ INSERT INTO gates (kind, name, grp, tat, closed_until) VALUES (?1, ?2, ?3, ?4, 0
 -- name: drop_gate
 DELETE FROM gates WHERE kind = ?1 AND name = ?2 AND grp = ?3;
 
+-- name: crowds
+-- Groups with waiting jobs, and how many; of each lane no more are counted than the bound.
+SELECT queue, grp, sum(waiting)
+  FROM (SELECT queue, grp, (SELECT count(*) FROM (SELECT 1 FROM live
+                                                   WHERE live.lane = lanes.lane AND state = 'waiting' LIMIT ?3)) AS waiting
+          FROM lanes WHERE ready AND grp <> '' AND (?1 IS NULL OR queue = ?1))
+ WHERE waiting > 0
+ GROUP BY queue, grp ORDER BY queue, grp LIMIT ?2;
+
 -- name: holding
 -- Only the index is read, and only as many rows of it as workers have jobs.
 SELECT queue, task, grp, count(*) FROM live WHERE state IN ('claimed', 'running') GROUP BY queue, task, grp;

@@ -304,6 +304,10 @@ class SqliteTables:
         self._db.executemany(SQL["spend"], [(*key, tat) for key, tat in tats.items()])
         self.is_dirty = self.has_gates = True
 
+    def crowds(self, queue: str | None, limit: int, bound: int) -> list[tuple[str, str, int]]:
+        found = self._all("crowds", (queue, limit, bound))
+        return [(name, group, min(count, bound)) for name, group, count in found]
+
     def holding(self) -> dict[tuple[str, str, str], int]:
         return {(queue, task, group): held for queue, task, group, held in self._all("holding")}
 

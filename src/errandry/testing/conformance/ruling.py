@@ -104,6 +104,31 @@ class RulePutting:
 
         assert await store.rules() == before
 
+    async def test_groups_are_listed_with_their_jobs_and_the_rules_that_hold(
+        self, store: Store, given: Given
+    ) -> None:
+        rate = Rate(60, 60.0, 2)
+        await ask.one(store, PutRule(GateKind.QUEUE, "q", Rule(group_limit=2, group_rate=rate)))
+        await ask.one(store, PutRule(GateKind.GROUP, "q", Rule(limit=5), "b"))
+        await ask.one(store, Pause(GateKind.GROUP, "q", "ada", "quiet"))
+        await given.running(queue="q", group="b")
+        for task in ("t", "u"):
+            await given.waiting(queue="q", task=task, group="a")
+        await given.waiting(queue="q", group="")
+        await given.waiting(queue="other", group="a")
+
+        found = await store.groups("q")
+        assert [(one.gate.group, one.waiting, one.held, one.limit, one.rate) for one in found] == [
+            ("a", 2, 0, 2, rate),
+            ("b", 0, 1, 5, rate),
+            ("quiet", 0, 0, 2, rate),
+        ]
+        assert [one.gate.paused is None for one in found] == [True, True, False]
+        assert [(one.gate.name, one.gate.group) for one in await store.groups(limit=2)] == [
+            *(("other", "a"), ("q", "a"))
+        ]
+        assert await store.groups("none") == []
+
     async def test_the_gates_of_a_job_are_shown_with_their_numbers(self, store: Store, given: Given) -> None:
         rate = Rate(60, 60.0, 2)
         await ask.one(store, PutRule(GateKind.QUEUE, "q", Rule(limit=9, group_limit=2, group_rate=rate)))
