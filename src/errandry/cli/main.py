@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "enqueue": "Enqueue a job.",
     "jobs": "Look at jobs, and do something to them.",
     "why": "Say why a job is not running.",
-    "queues": "See how full queues are; pause them; limit how many run, and how fast.",
+    "queues": "See how full queues are; pause and limit them.",
     "groups": "See the groups of queues, and what limits them.",
     "workers": "See who works; pause and resume workers.",
     "dlq": "See to the jobs that failed for good.",

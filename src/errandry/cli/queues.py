@@ -24,7 +24,7 @@ TOTALS = ("inserted", "completed", "failed", "canceled", "retried", "expired", "
 
 @click.group(cls=Group)
 def queues() -> None:
-    """See how full queues are; pause them; limit how many run, and how fast."""
+    """See how full queues are; pause and limit them."""
 
 
 @queues.command("ls")
