@@ -40,17 +40,21 @@ class Gatherer:
     def take(self, jobs: tuple[Job, ...], sent: float, ahead: bool) -> None:
         """Have jobs run that were claimed by a claim sent then, for free slots or `ahead` of one."""
         runs = [self._made(job, sent) for job in jobs]
-        found = gathered(self._app, [run for run in runs if not self._joins(run)])
-        for batch in found:
+        if self._open:
+            runs = [run for run in runs if not self._joins(run)]
+        begun = []
+        for batch in gathered(self._app, runs):
             task = self._app.tasks.get(batch.task)
             runner = Runner.ASYNC if task is None else task.runner
             if ahead:
                 self._slots.line_up(batch, runner)
-                continue
-            self._slots.take(batch, runner)
-            if batch.runs[0].job.state is State.RUNNING:
-                batch.begins(sent, self._options.grace)
-        if begun := [batch for batch in found if ahead or not self._lingers(batch)]:
+            else:
+                self._slots.take(batch, runner)
+                if batch.runs[0].job.state is State.RUNNING:
+                    batch.begins(sent, self._options.grace)
+            if ahead or task is None or not task.rules.linger or not self._lingers(batch, task.rules.linger):
+                begun.append(batch)
+        if begun:
             self._begin(begun, ahead)
 
     def close(self) -> None:
@@ -69,15 +73,12 @@ class Gatherer:
             self._close(batch)
         return True
 
-    def _lingers(self, batch: Batch) -> bool:
+    def _lingers(self, batch: Batch, span: float) -> bool:
+        """Whether it waits for more to come, which it does for so long."""
         if batch.is_full or batch.is_suspect:
             return False
-        task = self._app.tasks[batch.task]
-        if not task.rules.linger:
-            return False
         self._open[batch.task] = batch
-        loop = asyncio.get_running_loop()
-        self._timers[batch] = loop.call_later(task.rules.linger, partial(self._close, batch))
+        self._timers[batch] = asyncio.get_running_loop().call_later(span, partial(self._close, batch))
         return True
 
     def _close(self, batch: Batch) -> None:

@@ -97,17 +97,16 @@ class Batch:
     when its worker died, is alone.
     """
 
+    handler: asyncio.Task[None] | None = None
+    told: Callable[[list[Run]], None] | None = None
+    _is_canceled = False
+
     def __init__(self, run: Run, size: int | None = None) -> None:
-        self.task = run.job.task
-        self.runs: list[Run] = []
-        self.size = size
-        self.is_suspect = run.job.crashes > 0
-        self.handler: asyncio.Task[None] | None = None
-        self.told: Callable[[list[Run]], None] | None = None
-        self._loop = run.loop
+        job = run.job
+        self.runs, self.size, self._loop = [run], size, run.loop
+        self.task, self.is_suspect = job.task, job.crashes > 0
         self.ctx: JobContext = run.ctx
-        self._is_canceled = False
-        self.add(run)
+        run.batch = self
 
     def __str__(self) -> str:
         return f"{self.said} ({self.task})"
