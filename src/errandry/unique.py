@@ -17,7 +17,7 @@ from errandry.core.unique import Conflict, Scope
 from errandry.core.unique import Unique as Record
 from errandry.errors import InvalidValue
 
-TASK_SHOWN = 120
+TASK_SHOWN, HASH = 120, 32
 _WORDS = tuple(scope for scope in Scope if scope is not Scope.WINDOW)
 
 
@@ -98,4 +98,4 @@ def _made(task: str, arguments: str, by: Sequence[str] | None) -> str:
     if by is not None:
         given = {name: given[name] for name in by if name in given}
     text = msgspec.json.encode([task, given], order="sorted")
-    return f"{task[:TASK_SHOWN]}:{hashlib.sha256(text).hexdigest()}"
+    return f"{task[:TASK_SHOWN]}:{hashlib.sha256(text).hexdigest()[:HASH]}"

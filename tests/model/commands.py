@@ -154,7 +154,7 @@ class Chance:
 
     def unique(self) -> Unique:
         """Few keys, and every scope of each."""
-        scope = self.of(*[Scope.ALIVE] * 6, *Scope)
+        scope = self.of(*[Scope.ALIVE] * 6, Scope.WINDOW, Scope.WINDOW, *Scope)
         window = self.of(20.0, 3_600.0) if scope is Scope.WINDOW else None
         return Unique(self.of("k", "K", "größe"), scope, window, per_queue=self.one_in(3))
 

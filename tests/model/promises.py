@@ -374,6 +374,9 @@ def a_key_has_one_live_holder(done: Pass) -> None:
             assert job_id != job.id or job_id in done.after or job.unique is not None, (job, answer)
             assert job_id == job.id or job.id not in done.after, (job, answer)
             assert job_id == job.id or job.on_conflict is not Conflict.RAISE, (job, answer)
+            holder = done.after.get(job_id)
+            if job_id != job.id and holder is not None and holder.finished:
+                assert holder.unique is None or holder.unique.scope is not Scope.ALIVE, (job, holder)
 
 
 def nothing_kept_for_no_time_is_listed(done: Pass) -> None:

@@ -250,4 +250,28 @@ MUTANTS = [
         store="sqlite",
         words="paused_worker",
     ),
+    Mutant(
+        "unique_key",
+        "a unique key that is held is taken all the same",
+        "store/insert.py",
+        "        holder = taken.get(slot) or ledger.holder(slot)\n",
+        "        holder = None\n",
+        words="keeps_its_key_from_others",
+    ),
+    Mutant(
+        "unique_key_of_a_rerun",
+        "a job lives again beside another one that holds its unique key",
+        "store/operate.py",
+        "        _refuse_if_held(ledger, after)\n",
+        "",
+        words="beside_a_live_holder",
+    ),
+    Mutant(
+        "unique_key_freed",
+        "a job that has ended keeps its unique key",
+        LEDGER,
+        "        elif before is not None and was_alive and unique.scope is Scope.ALIVE:\n",
+        "        elif False:\n",
+        words="alive_no_more_is_free",
+    ),
 ]

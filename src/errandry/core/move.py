@@ -108,7 +108,7 @@ def created(new: NewJob, seq: int, now: float) -> Job:
 
 def slot_of(job: Job | NewJob, unique: Unique, now: float) -> str:
     """Under what the store keeps the unique key of a job that is new, or lives again."""
-    return unique.slot(job.queue, _due(job, now))
+    return unique.slot(job.queue, _due(job, now) if unique.is_aligned else now)
 
 
 def holder_of(job: Job, unique: Unique, now: float) -> Holder:

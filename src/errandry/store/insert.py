@@ -14,11 +14,15 @@ from errandry.store.ledger import Ledger
 def load(ledger: Ledger, commands: Sequence[Command]) -> None:
     """Fetch for a pass in one go the jobs it names, and who holds the unique keys it wants."""
     inserts = [command for command in commands if type(command) is Insert]
-    unique = [(new, slot) for command in inserts for new, _, slot in _slots(ledger, command)]
-    ledger.load_keys([slot for _, slot in unique])
-    holders = [ledger.holder(slot) for new, slot in unique if new.on_conflict is Conflict.REPLACE]
+    unique = [(new, new.unique) for command in inserts for new in command.jobs if new.unique is not None]
+    ledger.slots = {new.id: move.slot_of(new, wanted, ledger.now) for new, wanted in unique}
+    ledger.load_keys(ledger.slots.values())
+    holders = [
+        ledger.holder(ledger.slots[new.id]) for new, _ in unique if new.on_conflict is Conflict.REPLACE
+    ]
     ledger.load([one for command in commands for one in touched(command)] + [one for one in holders if one])
-    ledger.tables.expect(sum(_sure(ledger, inserts)))
+    if ledger.tables.is_far:
+        ledger.tables.expect(sum(_sure(ledger, inserts)))
 
 
 def insert(ledger: Ledger, command: Insert) -> Inserted:
@@ -82,4 +86,4 @@ def _sure(ledger: Ledger, inserts: Sequence[Insert]) -> Iterator[int]:
 def _slots(ledger: Ledger, command: Insert) -> Iterator[tuple[NewJob, Unique, str]]:
     for new in command.jobs:
         if new.unique is not None:
-            yield new, new.unique, move.slot_of(new, new.unique, ledger.now)
+            yield new, new.unique, ledger.slots[new.id]

@@ -44,6 +44,7 @@ class Ledger:
         self._jobs: dict[str, Job | None] = {}
         self._changes: dict[str, Change] = {}
         self._events: list[Event] = []
+        self.slots: dict[str, str] = {}
         self._keys: dict[str, Holder | None] = {}
         self._freed: dict[str, str] = {}
         self._taken: dict[str, Holder] = {}
@@ -217,7 +218,8 @@ class Ledger:
         was_alive = before is not None and not before.finished
         if after is not None and not after.finished:
             if before is None or (unique.scope is Scope.ALIVE and not was_alive):
-                slot = slot_of(after, unique, self.now)
+                known = self.slots.get(after.id) if before is None else None
+                slot = known or slot_of(after, unique, self.now)
                 self._keys[slot] = self._taken[slot] = holder_of(after, unique, self.now)
         elif before is not None and was_alive and unique.scope is Scope.ALIVE:
             slot = slot_of(before, unique, self.now)

@@ -98,6 +98,8 @@ class MemoryStore(LocalStore):
 class MemoryTables:
     """Dictionaries of jobs and, for each lane, its waiting jobs in order."""
 
+    is_far = False
+
     def __init__(self) -> None:
         self.identity = secrets.token_hex(8)
         self.is_dirty = False

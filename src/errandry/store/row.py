@@ -47,6 +47,8 @@ def from_job(job: Job, *more: Any) -> Row:
     parts = values[PLAIN:]
     if parts == _NOTHING:
         return values[:PLAIN] + _EMPTY + more
+    if parts[:-1] == _NOTHING[:-1]:
+        return (*values[:PLAIN], *_EMPTY[:-1], text(parts[-1]), *more)
     return values[:PLAIN] + tuple(text(part) if part else None for part in parts) + more
 
 

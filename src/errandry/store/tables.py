@@ -40,7 +40,10 @@ class Marks(NamedTuple):
 
 
 class Tables(Protocol):
+    """`is_far` says that every question takes its time, so that it is worth while to ask for much at once."""
+
     identity: str
+    is_far: bool
 
     def number(self) -> int:
         """The next number: for a job's `seq` and for its place in line. Never given twice."""

@@ -49,6 +49,8 @@ _list = msgjson.Decoder(list[str | int])
 class PostgresTables:
     """What `store.tables.Tables` asks for, over one connection; `sql` has its statements by name."""
 
+    is_far = True
+
     def __init__(self, connection: Connection[Any], sql: Mapping[str, str], writes: bool) -> None:
         self._cursor, self._sql, self._writes = connection.cursor(), sql, writes
         self.identity = ""

@@ -46,6 +46,8 @@ _deltas = msgjson.Decoder(list[tuple[str, str, dict[str, int]]])
 class SqliteTables:
     """What `store.tables.Tables` asks for, over one connection."""
 
+    is_far = False
+
     def __init__(self, connection: apsw.Connection) -> None:
         self._db = connection
         functions: dict[str, Any] = {"has_all": _has_all, "has_none": _has_none}

@@ -1,0 +1,137 @@
+"""One of several that want the same few unique keys: enqueues, works, reruns, and takes back what it began.
+
+Run as a program: `python -m tests.faults.racer URL SEED ROUNDS`. Prints, as JSON, what it was told.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import apsw
+import psycopg
+
+from errandry import Errandry, Unique
+from errandry.core.command import Claim, Claims, Complete, Fail, Outcome, Ref, Retry, Settle
+from errandry.errors import DuplicateJob, ErrandryError
+from errandry.task import Task
+
+KEYS = ("a", "b", "c")
+CONFLICTS: tuple[Literal["return", "raise", "replace"], ...] = ("return", "raise", "replace")
+
+
+class Racer:
+    """What it does is drawn from `seed`. A job's queue is its key, so that events tell the key."""
+
+    def __init__(self, jobs: Errandry, seed: int) -> None:
+        self.jobs, self.dice = jobs, Random(seed)
+        self.name = f"racer-{seed}"
+        self.made: list[str] = []
+        self.met: list[str] = []
+        self.lost: list[str] = []
+
+    async def run(self, rounds: int) -> dict[str, list[str]]:
+        acts = [self.enqueue, self.enqueue, self.work, self.work, self.rerun, self.in_a_transaction]
+        for _ in range(rounds):
+            await self.dice.choice(acts)()
+        return {"made": self.made, "met": self.met, "lost": self.lost}
+
+    def task(self) -> Task[[int], None]:
+        key = self.dice.choice(KEYS)
+        unique = Unique(key, on_conflict=self.dice.choice(CONFLICTS))
+        return self.jobs.tasks["touch"].using(queue=key, unique=unique)
+
+    async def enqueue(self) -> None:
+        try:
+            job = await self.task().enqueue(1)
+        except DuplicateJob as error:
+            self.met.append(error.job_id)
+        else:
+            (self.met if job.existed else self.made).append(job.id)
+
+    async def work(self) -> None:
+        nonce = f"{self.name}-{self.dice.random()}"
+        claims = await self.jobs.engine.submit(Claim(worker=self.name, nonce=nonce, limit=2, lease=600.0))
+        assert isinstance(claims, Claims)
+        for job in claims.jobs:
+            outcomes: tuple[Outcome, ...] = (Complete(), Fail(), Retry(delay=0))
+            await self.jobs.engine.submit(Settle(Ref(job.id, job.fence), self.dice.choice(outcomes)))
+
+    async def rerun(self) -> None:
+        ended = (await self.jobs.list("state:failed,completed", limit=5)).jobs
+        if ended:
+            try:
+                await self.jobs.rerun(self.dice.choice(ended).id)
+            except ErrandryError as error:
+                if isinstance(error, DuplicateJob):
+                    self.met.append(error.job_id)
+
+    async def in_a_transaction(self) -> None:
+        """Held open for a moment; every other one is taken back."""
+        is_kept = self.dice.random() < 0.5
+        try:
+            async with transaction(self.jobs, is_kept) as connection:
+                bound = self.task().bind(connection)
+                is_async = isinstance(connection, psycopg.AsyncConnection)
+                job = await bound.enqueue(2) if is_async else bound.enqueue_sync(2)
+                await asyncio.sleep(self.dice.random() / 100)
+        except DuplicateJob as error:
+            self.met.append(error.job_id)
+            return
+        (self.met if job.existed else self.made if is_kept else self.lost).append(job.id)
+
+
+@asynccontextmanager
+async def transaction(jobs: Errandry, is_kept: bool) -> AsyncIterator[Any]:
+    """A connection of the caller's in a transaction that is committed, or rolled back."""
+    url = jobs.url or ""
+    if url.startswith("sqlite:"):
+        db = apsw.Connection(url.removeprefix("sqlite:///"))
+        db.set_busy_timeout(30_000)
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
+        finally:
+            db.execute("COMMIT" if is_kept else "ROLLBACK")
+            db.close()
+        return
+    server = (
+        url.partition("?")[0]
+        + "?"
+        + "&".join(part for part in url.partition("?")[2].split("&") if not part.startswith("schema="))
+    )
+    async with await psycopg.AsyncConnection.connect(server) as connection:
+        try:
+            yield connection
+        finally:
+            await (connection.commit() if is_kept else connection.rollback())
+
+
+def app(url: str) -> Errandry:
+    jobs = Errandry(url)
+
+    @jobs.task(max_attempts=3)
+    async def touch(number: int) -> None: ...
+
+    return jobs
+
+
+async def main(url: str, seed: int, rounds: int) -> None:
+    async with app(url) as jobs:
+        say("ready")
+        await asyncio.to_thread(sys.stdin.readline)
+        say(json.dumps(await Racer(jobs, seed).run(rounds)))
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
