@@ -127,6 +127,8 @@ class Claimer:
         claimed, is_short, self._is_asking, self._due_in = False, True, True, None
         try:
             for wanted in self._wanted():
+                if self._stopped:
+                    break
                 sent = self._app.clock.monotonic()
                 answer = await self._app.engine.submit(self._command(wanted, self._slots.has_suspect))
                 if isinstance(answer, Claims):
