@@ -191,6 +191,8 @@ def fill(db: apsw.Connection, waiting: int, history: int) -> None:
         "crashes": "0",
         "max_crashes": "3",
         "open_children": "0",
+        "children": "0",
+        "parents": "0",
         "fence": "0",
         "cancel_requested": "0",
         "created_at": "1",

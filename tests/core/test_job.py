@@ -20,7 +20,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
     job = new()
 
     assert (job.queue, job.group, job.priority, job.order) == ("default", "", 0, "fifo")
-    assert (job.max_attempts, job.max_crashes, job.open_children) == (5, 3, 0)
+    assert (job.max_attempts, job.max_crashes) == (5, 3)
     assert (job.run_at, job.delay, job.timeout, job.deadline) == (None, None, None, None)
     assert (job.backoff, job.keep, job.tags, job.metadata) == (None, None, (), None)
 
@@ -36,7 +36,6 @@ def test_the_defaults_are_those_of_the_design() -> None:
         {"delay": 0.5},
         {"run_at": 0},
         {"timeout": 0.001},
-        {"open_children": 100_000},
         {"tags": tuple(map(str, range(20)))},
         {"metadata": "{}"},
         {"metadata": f'"{"x" * 65_534}"'},
@@ -65,7 +64,6 @@ def test_values_at_their_bounds_are_accepted(fields: dict[str, Any]) -> None:
         ({"max_attempts": 0}, "max_attempts"),
         ({"max_attempts": 10_001}, "max_attempts"),
         ({"max_crashes": 0}, "max_crashes"),
-        ({"open_children": -1}, "open_children"),
         ({"delay": -1.0}, "delay"),
         ({"run_at": -1.0}, "run_at"),
         ({"run_at": 1.0, "delay": 1.0}, "run_at"),

@@ -48,8 +48,8 @@ BOOM = Failure(Reason.TIMEOUT, "TimeoutError", "took too long", "Traceback")
 
 def in_state(state: State, **fields: Any) -> Job:
     """A job that came into `state` the plain way, at NOW."""
-    new = NewJob(id="job", task="task", payload="{}", open_children=int(state is State.BLOCKED))
-    job = move.created(new, 1, NOW)
+    new = NewJob(id="job", task="task", payload="{}")
+    job = move.created(new, 1, NOW, children=int(state is State.BLOCKED))
     if state is State.SCHEDULED:
         job = move.postponed(job, NOW + 1_000, NOW)
     elif state in HELD | TERMINAL:
@@ -132,8 +132,6 @@ def test_a_new_job_that_is_ready_stands_in_line_by_its_number(order: Order) -> N
         ({"run_at": NOW + 0.001}, State.SCHEDULED, NOW + 0.001),
         ({"delay": 0.0}, State.WAITING, NOW),
         ({"delay": 60.0}, State.SCHEDULED, NOW + 60),
-        ({"open_children": 1}, State.BLOCKED, None),
-        ({"open_children": 1, "delay": 60.0}, State.BLOCKED, NOW + 60),
     ],
 )
 def test_a_new_job_that_is_not_ready_has_no_place(
@@ -143,6 +141,13 @@ def test_a_new_job_that_is_not_ready_has_no_place(
 
     assert (job.state, job.run_at) == (state, run_at)
     assert (job.place is None) == (state is not State.WAITING)
+
+
+def test_a_new_parent_is_blocked_whatever_its_time() -> None:
+    job = move.created(NewJob(id="job", task="task", payload="{}", delay=60.0), 7, NOW, 2, 1)
+
+    assert (job.state, job.place, job.run_at) == (State.BLOCKED, None, NOW + 60)
+    assert (job.open_children, job.children, job.parents) == (2, 2, 1)
 
 
 def test_a_job_that_leaves_the_line_loses_its_place() -> None:

@@ -37,6 +37,7 @@ from errandry.core.command import (
     Start,
     Upkeep,
 )
+from errandry.core.flow import Await, Edge, Policy
 from errandry.core.gate import GateKind, Pause, PutRule, Resume
 from errandry.core.job import Failure, Keep, Log, NewJob, Order, Progress
 from errandry.core.query import Query, parse
@@ -121,14 +122,25 @@ class Chance:
     def insert(self) -> Insert:
         taken = {*self.seen.live, *self.seen.finished}
         free = [one for one in IDS if one not in taken]
-        return Insert(
-            tuple(self.new_job(one) for one in self.some(IDS if self.one_in(5) else free or IDS, 4))
-        )
+        jobs = tuple(self.new_job(one) for one in self.some(IDS if self.one_in(5) else free or IDS, 4))
+        return Insert(jobs, self.edges([job.id for job in jobs]) if self.one_in(2) else ())
+
+    def edges(self, ids: list[str], awaiting: str | None = None) -> tuple[Edge, ...]:
+        """Some of these wait for some that stand after them, and one that is there for the first."""
+        pairs = [(parent, child) for n, parent in enumerate(ids) for child in ids[n + 1 :]]
+        chosen = [pair for pair in pairs if self.of(True, False)]
+        if awaiting is not None:
+            chosen += [(awaiting, one) for one in ids[:2]]
+        return tuple(Edge(*pair, self.of(Policy.FAIL, *Policy)) for pair in chosen)
+
+    def awaiting(self, ref: Ref) -> Await:
+        taken = {*self.seen.live, *self.seen.finished, ref.job}
+        free = [one for one in IDS if one not in taken]
+        ids = self.some(free, 3) if free and not self.one_in(8) else []
+        return Await(tuple(self.new_job(one) for one in ids), self.edges(ids, ref.job))
 
     def new_job(self, job_id: str) -> NewJob:
-        times: dict[str, Any] = self.of(
-            *[{}] * 5, {"delay": 0}, {"delay": 10.0}, {"run_at": self.moment()}, {"open_children": 2}
-        )
+        times: dict[str, Any] = self.of(*[{}] * 6, {"delay": 0}, {"delay": 10.0}, {"run_at": self.moment()})
         return NewJob(
             id=job_id,
             task=self.of(*TASKS),
@@ -207,7 +219,8 @@ class Chance:
         return Note(self.ref(), progress, lines[: self.of(0, 1, 3)])
 
     def settle(self) -> Settle:
-        return Settle(self.ref(), self.outcome())
+        ref = self.ref()
+        return Settle(ref, self.awaiting(ref) if self.one_in(8) else self.outcome())
 
     def outcome(self) -> Outcome:
         reasons = Reason.WORKER_LOST, Reason.NO_HANDLER
@@ -244,7 +257,11 @@ class Chance:
         return parse(" ".join(self.some(TERMS, 2))) if self.one_in(4) else parse(self.of("", *TERMS))
 
     def cancel(self) -> Cancel:
-        return Cancel(**self.meant(self.seen.live), force=self.of(False, False, True))
+        return Cancel(
+            **self.meant(self.seen.live),
+            force=self.of(False, False, True),
+            children=self.of(True, True, False),
+        )
 
     def rerun(self) -> Rerun:
         when: dict[str, Any] = self.of({}, {}, {"delay": 8.0}, {"run_at": self.moment()})

@@ -179,7 +179,8 @@ class History(RuleBasedStateMachine):
             note(f"← {answer}")
             self.learn(command, answer)
         look = self.look()
-        done = Pass(commands, answers, self.seen.now, before, self.jobs, look.news, closed(look), look.rules)
+        told = look.news, closed(look), look.rules, look.links
+        done = Pass(commands, answers, self.seen.now, before, self.jobs, *told)
         self.promises.check(done)
         self.count_what_was_reached(done)
         return answers

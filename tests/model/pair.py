@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from errandry.clock import Clock
 from errandry.core.command import Answer, Command, Moved
+from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Pausing
 from errandry.core.job import Job
 from errandry.core.query import Query
@@ -37,6 +38,7 @@ class Look(NamedTuple):
     queues: list[QueueInfo]
     paused: dict[GateKind, dict[str, Pausing]]
     rules: list[Gate]
+    links: dict[str, list[Link]]
 
 
 class Pair:
@@ -46,6 +48,7 @@ class Pair:
         self.loop = asyncio.new_event_loop()
         self.make, self.ids = make, ids
         self.reads = [*([read] for read in READS), *(["cancels", worker] for worker in workers)]
+        self.reads += [["children", one] for one in ids[::4]]
         self.model = MemoryStore(clock, bounds)
         self.stores = [make(), make()]
         self.turns = Random(1)
@@ -104,6 +107,7 @@ class Pair:
             finish(model.queues()),
             finish(model.paused()),
             finish(model.rules()),
+            {job.id: finish(model.children(job.id)) for job in jobs if job is not None and job.children},
         )
 
     def look_at_the_time(self) -> None:

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from errandry.core.batch import Batch
 from errandry.core.command import (
     ALREADY,
@@ -38,6 +40,7 @@ from errandry.core.command import (
     Upkeep,
 )
 from errandry.core.event import Kind
+from errandry.core.flow import Await, Ended, Link, Policy
 from errandry.core.gate import Gate, GateKind
 from errandry.core.job import Job, Keep, Order
 from errandry.core.state import Reason, State
@@ -48,13 +51,16 @@ from errandry.store.contract import Happened
 Counts = Mapping[str, Mapping[str, int]]
 Jobs = Mapping[str, Job]
 
-AFTER_START = (Complete, Retry, Fail, Snooze)
+AFTER_START = (Complete, Retry, Fail, Snooze, Await)
 IN_HAND = (State.CLAIMED, State.RUNNING)
 
 
 @dataclass
 class Pass:
-    """A pass as it looked from outside. `closed` holds what is paused: queues, tasks, groups and workers."""
+    """A pass as it looked from outside. `closed` holds what is paused: queues, tasks, groups and workers.
+
+    `links` are the edges of each parent after it.
+    """
 
     commands: Sequence[Command]
     answers: Sequence[Answer]
@@ -64,6 +70,7 @@ class Pass:
     events: Sequence[Happened]
     closed: frozenset[tuple[str, ...]]
     rules: Sequence[Gate]
+    links: Mapping[str, Sequence[Link]]
 
     @property
     def sole(self) -> tuple[Command, Answer] | tuple[None, None]:
@@ -111,6 +118,8 @@ class Promises:
         an_insert_is_idempotent(done)
         a_key_has_one_live_holder(done)
         nothing_kept_for_no_time_is_listed(done)
+        a_parent_waits_for_its_open_children(done)
+        a_parent_is_released_once_and_not_too_early(done)
         self._fences_rise(done)
         self._places_are_unique_and_rise(done)
         self._a_claim_takes_the_most_urgent(done)
@@ -313,7 +322,7 @@ def a_settle_obeys_cancel_attempts_and_start(done: Pass) -> None:
             assert (after.attempts, after.worker) == (before.attempts, None)
             assert after.state in (State.SCHEDULED, State.WAITING), (command, after)
             assert after.errors[-1].attempt == before.attempts
-        case Snooze() | Release() if after is not None and not after.finished:
+        case Snooze() | Release() | Await() if after is not None and not after.finished:
             assert after.attempts == before.attempts - 1, (command, after)
             assert after.lease_until is None
 
@@ -326,7 +335,7 @@ def an_expiry_obeys_its_caps(done: Pass) -> None:
         if before is None or before.seq != job.seq or job.crashes <= before.crashes:
             continue
         spent = before.attempts >= before.max_attempts or job.crashes >= job.max_crashes
-        over = spent or job.cancel_requested or job.reason is Reason.DEADLINE
+        over = spent or job.reason in (Reason.CANCELED, Reason.CHILD_FAILED, Reason.DEADLINE)
         assert job.finished == over, (before, job)
         assert any(error.kind is Reason.WORKER_LOST for error in job.errors)
 
@@ -337,6 +346,9 @@ def finished_jobs_stay_finished(done: Pass) -> None:
     for job in done.before.values():
         after = done.after.get(job.id)
         if job.finished and after != job and not brought_back:
+            if after is not None and after == replace(job, parents=after.parents):
+                assert done.has(Insert, Settle), (job, after)
+                continue
             assert done.has(Remove) or (done.has(Upkeep) and job.expires_at is not None), (job, after)
             assert after is None or after.seq != job.seq, (job, after)
 
@@ -349,7 +361,8 @@ def an_insert_is_idempotent(done: Pass) -> None:
             assert answer.existed >= {job.id for job in command.jobs if job.id in done.before}
             for job, job_id in zip(command.jobs, answer.ids, strict=True):
                 assert job_id == job.id or job.unique is not None, (job, job_id)
-    if done.has(Insert) and len(done.commands) == 1:
+    sole, outcome = done.sole
+    if isinstance(sole, Insert) and not (sole.edges and isinstance(outcome, Inserted) and outcome.existed):
         for before in done.before.values():
             assert done.after.get(before.id) == before or before.id in replaced
 
@@ -377,6 +390,39 @@ def a_key_has_one_live_holder(done: Pass) -> None:
             holder = done.after.get(job_id)
             if job_id != job.id and holder is not None and holder.finished:
                 assert holder.unique is None or holder.unique.scope is not Scope.ALIVE, (job, holder)
+
+
+def a_parent_waits_for_its_open_children(done: Pass) -> None:
+    """A job is blocked by as many children as have not ended; who has ended, or is gone, is written down."""
+    for job in done.after.values():
+        links = done.links.get(job.id, ())
+        if job.state is State.BLOCKED:
+            assert job.open_children == sum(link.outcome is None for link in links) > 0, (job, links)
+        for link in links:
+            child = done.after.get(link.child)
+            if child is None or child.seq != link.seq:
+                assert link.outcome is not None, (job, link)
+            elif child.finished:
+                assert str(link.outcome) == str(child.state), (job, link, child)
+            elif job.state is State.BLOCKED:
+                assert link.outcome is None, (job, link, child)
+
+
+def a_parent_is_released_once_and_not_too_early(done: Pass) -> None:
+    """When all its children have ended, and none of them badly; an operator may have it run all the same."""
+    if done.has(Rerun):
+        return
+    for job in done.after.values():
+        before = done.before.get(job.id)
+        if before is None or before.seq != job.seq or before.state is not State.BLOCKED:
+            continue
+        if job.state in (State.WAITING, State.SCHEDULED, *IN_HAND):
+            links = done.links[job.id]
+            assert all(link.outcome is not None for link in links), (job, links)
+            failed = [link for link in links if link.outcome is not Ended.COMPLETED]
+            assert all(link.policy is Policy.IGNORE for link in failed), (job, links)
+            told = [e.event.kind for e in done.events if e.event.job == job.id]
+            assert len(done.commands) > 1 or told.count(Kind.WAITING) <= 1, (job, told)
 
 
 def nothing_kept_for_no_time_is_listed(done: Pass) -> None:

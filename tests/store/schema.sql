@@ -4,16 +4,28 @@ CREATE TABLE claims (
     refs       TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE edges (
-    parent  TEXT NOT NULL,
-    child   TEXT NOT NULL,
-    policy  TEXT NOT NULL,
-    outcome TEXT,
-    result  TEXT,
-    PRIMARY KEY (parent, child)
+CREATE TABLE closing (
+    parent     TEXT PRIMARY KEY,
+    cancel     TEXT,
+    expires_at REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX edges_child ON edges (child);
+CREATE INDEX closing_canceling ON closing (parent) WHERE cancel IS NOT NULL;
+
+CREATE INDEX closing_expiry ON closing (expires_at) WHERE cancel IS NULL;
+
+CREATE TABLE edges (
+    parent  TEXT    NOT NULL,
+    n       INTEGER NOT NULL,
+    child   TEXT    NOT NULL,
+    seq     INTEGER NOT NULL,
+    policy  TEXT    NOT NULL,
+    outcome TEXT,
+    result  TEXT,
+    PRIMARY KEY (parent, n)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX edges_child ON edges (seq);
 
 CREATE TABLE events (
     n       INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -57,6 +69,8 @@ CREATE TABLE history (
     crashes          INTEGER NOT NULL,
     max_crashes      INTEGER NOT NULL,
     open_children    INTEGER NOT NULL,
+    children         INTEGER NOT NULL,
+    parents          INTEGER NOT NULL,
     timeout          REAL,
     deadline         REAL,
     fence            INTEGER NOT NULL,
@@ -86,21 +100,21 @@ CREATE INDEX history_troubled ON history (seq) WHERE state <> 'completed';
 
 CREATE VIEW job AS
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
-       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
-       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, uniqueness, 'live' AS part
+       max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
+       worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'live' AS part
   FROM live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
-       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
-       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, uniqueness, 'completed' AS part
+       max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
+       worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'completed' AS part
   FROM history WHERE state = 'completed'
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
-       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
-       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, uniqueness, 'troubled' AS part
+       max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
+       worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'troubled' AS part
   FROM history INDEXED BY history_troubled WHERE state <> 'completed';
 
 CREATE TABLE keys (
@@ -151,6 +165,8 @@ CREATE TABLE live (
     crashes          INTEGER NOT NULL,
     max_crashes      INTEGER NOT NULL,
     open_children    INTEGER NOT NULL,
+    children         INTEGER NOT NULL,
+    parents          INTEGER NOT NULL,
     timeout          REAL,
     deadline         REAL,
     fence            INTEGER NOT NULL,

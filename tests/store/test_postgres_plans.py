@@ -29,6 +29,13 @@ PLANS = {
     "cancels": (["w"], {"live_canceling"}),
     "marks": (None, {"live_due", "live_leased", "live_deadline"}),
     "queue_has_waiting": (["q"], {"live_ready"}),
+    "over": (["{1,2}"], {"edges_child"}),
+    "under": (["a"], {"edges_pkey"}),
+    "fatal": (["a"], {"edges_pkey"}),
+    "unended": (["a", "{waiting}", 10], {"edges_pkey", "live_pkey"}),
+    "mark": (["{a}", "{1}", "{completed}", "{null}"], {"edges_pkey"}),
+    "canceling": ([10], {"closing_canceling"}),
+    "outlived_flows": ([1.0, 10], {"closing_expiry"}),
     "events": ([1, 10], {"events_pkey"}),
     "last_event": (None, {"events_pkey"}),
     "renew": (["{1,2}", "{1,2}", "{1,2}"], {"live_pkey"}),
@@ -49,18 +56,19 @@ INSERT INTO errandry.lanes (queue, task, grp, ready, used_at) VALUES ('default',
 LIVE = """
 INSERT INTO errandry.live
        (seq, id, task, queue, grp, state, ordering, payload, priority, place, attempts, max_attempts,
-        releases, crashes, max_crashes, open_children, fence, cancel_requested, created_at, updated_at, lane)
-SELECT n, 'job-' || n, 'task', 'default', '', 'waiting', 'fifo', '{}', 0, n, 0, 5, 0, 0, 3, 0, 0, false, 0, 0,
-       (SELECT lane FROM errandry.lanes)
+        releases, crashes, max_crashes, open_children, children, parents, fence, cancel_requested, created_at,
+        updated_at, lane)
+SELECT n, 'job-' || n, 'task', 'default', '', 'waiting', 'fifo', '{}', 0, n, 0, 5, 0, 0, 3, 0, 0, 0, 0, false,
+       0, 0, (SELECT lane FROM errandry.lanes)
   FROM generate_series(%s::bigint, %s::bigint) AS n
 """
 HISTORY = """
 WITH ended AS (INSERT INTO errandry.history
        (seq, id, task, queue, grp, state, ordering, payload, priority, attempts, max_attempts, releases,
-        crashes, max_crashes, open_children, fence,
+        crashes, max_crashes, open_children, children, parents, fence,
         cancel_requested, created_at, updated_at, finished_at, expires_at, day)
 SELECT n, 'job-' || n, 'task', 'default', '', CASE n %% 1000 WHEN 0 THEN 'failed' ELSE 'completed' END,
-       'fifo', '{}', 0, 1, 5, 0, 0, 3, 0, 0, false, 0, 0, 0, 86400.0 * day, day
+       'fifo', '{}', 0, 1, 5, 0, 0, 3, 0, 0, 0, 0, false, 0, 0, 0, 86400.0 * day, day
   FROM generate_series(%s::bigint, %s::bigint) AS n, LATERAL (SELECT 40000 + n %% 30) AS of (day)
 RETURNING id, seq, day)
 INSERT INTO errandry.ended SELECT * FROM ended

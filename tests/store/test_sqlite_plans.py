@@ -20,6 +20,7 @@ from errandry.testing.conformance import ask
 from errandry.testing.given import Given
 
 SCANS = {
+    "canceling": "closing USING INDEX closing_canceling: only those with children left to cancel",
     "head": "store: one row; gates: stops at the first; lanes USING INDEX lanes_grouped: stops at the first",
     "pairs": "pair: a row for each queue and task; lanes USING INDEX lanes_ready: stops at the first",
     "waiting_pairs": "pair: a row for each queue and task; lanes USING INDEX lanes_ready: stops at the first",

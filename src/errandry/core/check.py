@@ -71,6 +71,27 @@ def instant(field: str, value: Any) -> float:
     return float(value)
 
 
+def lease(value: float) -> None:
+    if span("lease", value) <= 0:
+        raise InvalidValue("lease", value, "must be more than 0 seconds")
+
+
+def names(queues: tuple[str, ...] | None, tasks: tuple[str, ...] | None) -> None:
+    for field, values in (("queue", queues), ("task", tasks)):
+        for one in values or ():
+            name(field, one)
+
+
+def when(run_at: float | None, delay: float | None) -> None:
+    """At most one of an instant and a delay."""
+    if run_at is not None and delay is not None:
+        raise InvalidValue("run_at", run_at, f"give either run_at or delay ({delay})")
+    if run_at is not None:
+        instant("run_at", run_at)
+    if delay is not None:
+        span("delay", delay)
+
+
 def document(field: str, text: Any) -> str:
     """JSON that every store keeps unchanged: no NaN, NUL, lone surrogates, deep nesting or huge integers."""
     if type(text) is not str:

@@ -4,7 +4,6 @@ Each command is atomic by itself and answered by itself: with one of the answers
 with an `ErrandryError` as a value, which the committer raises to whoever submitted it.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 from operator import attrgetter
@@ -14,13 +13,13 @@ from msgspec import Struct
 
 from errandry.core import check
 from errandry.core.batch import Batch
+from errandry.core.flow import Await, Edge, check_edges, check_jobs
 from errandry.core.gate import Pause, Pausing, PutRule, Resume
-from errandry.core.job import Failure, Job, Log, NewJob, Progress, check_tags
+from errandry.core.job import INSERT_MAX, Failure, Job, Log, NewJob, Progress, check_tags
 from errandry.core.query import Query
 from errandry.core.state import Move, Reason, State
 from errandry.errors import ErrandryError, InvalidValue
 
-INSERT_MAX = 20_000
 LEASE = 30.0
 STRICT = "strict"
 
@@ -106,24 +105,24 @@ class GiveUp(Struct, frozen=True, gc=False, tag="give_up"):
     failure: Failure | None = None
 
 
-Outcome = Complete | Retry | Fail | Snooze | Release | GiveUp
+Outcome = Complete | Retry | Fail | Snooze | Release | GiveUp | Await
 
 
 # Commands of clients and workers.
 
 
 class Insert(Struct, frozen=True, gc=False):
-    """All of these jobs, or none. Answer: `Inserted`."""
+    """All of these jobs, or none; with edges, a flow of them. Answer: `Inserted`."""
 
     jobs: tuple[NewJob, ...]
+    edges: tuple[Edge, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.jobs) <= INSERT_MAX:
-            raise InvalidValue("jobs", len(self.jobs), f"an insert takes 1 to {INSERT_MAX:,} jobs: split it")
-        if len(self.jobs) > 1:
-            twice = [job_id for job_id, times in Counter(job.id for job in self.jobs).items() if times > 1]
-            if twice:
-                raise InvalidValue("id", twice[0], "stands twice in one insert")
+        if not self.jobs:
+            raise InvalidValue("jobs", 0, f"an insert takes 1 to {INSERT_MAX:,} jobs")
+        check_jobs(self.jobs)
+        if self.edges:
+            check_edges(self.jobs, self.edges)
 
 
 class Claim(Struct, frozen=True, kw_only=True, gc=False):
@@ -158,9 +157,9 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
         check.whole("limit", self.limit, 1, 10_000)
         if self.suspects is not None:
             check.whole("suspects", self.suspects, 0, 10_000)
-        _lease(self.lease)
-        _filter(self.queues, self.tasks)
-        _filter(None, self.without)
+        check.lease(self.lease)
+        check.names(self.queues, self.tasks)
+        check.names(None, self.without)
 
 
 class Start(Struct, frozen=True, gc=False):
@@ -176,7 +175,7 @@ class Renew(Struct, frozen=True, gc=False):
     lease: float = LEASE
 
     def __post_init__(self) -> None:
-        _lease(self.lease)
+        check.lease(self.lease)
 
 
 class Note(Struct, frozen=True, gc=False):
@@ -192,6 +191,11 @@ class Settle(Struct, frozen=True, gc=False):
 
     ref: Ref
     outcome: Outcome
+
+    def __post_init__(self) -> None:
+        if isinstance(self.outcome, Await):
+            check_jobs(self.outcome.jobs)
+            check_edges(self.outcome.jobs, self.outcome.edges, self.ref.job)
 
 
 # Commands of operators. Each takes ids, or a query in slices: `limit` jobs at a time, newest first,
@@ -217,9 +221,13 @@ class Operator(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Cancel(Operator, frozen=True, gc=False):
-    """Stop: at once where no handler runs, by request where one does. `force` also takes finished jobs."""
+    """Stop: at once where no handler runs, by request where one does. `force` also takes finished jobs.
+
+    With `children`, the children of a job that waits for them are canceled with it.
+    """
 
     force: bool = False
+    children: bool = True
 
 
 class Rerun(Operator, frozen=True, gc=False):
@@ -231,7 +239,7 @@ class Rerun(Operator, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _when(self.run_at, self.delay)
+        check.when(self.run_at, self.delay)
 
 
 class Edit(Operator, frozen=True, gc=False):
@@ -265,7 +273,7 @@ class Postpone(Operator, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _when(self.run_at, self.delay)
+        check.when(self.run_at, self.delay)
         if self.run_at is None and self.delay is None:
             raise InvalidValue("run_at", None, "say when: give run_at or delay")
 
@@ -305,7 +313,7 @@ class Share(Struct, frozen=True, gc=False):
     slots: int
 
     def __post_init__(self) -> None:
-        _filter(None, self.tasks)
+        check.names(None, self.tasks)
         check.whole("slots", self.slots, 0, check.INT_MAX)
 
 
@@ -338,7 +346,7 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
         for field in ("pid", "concurrency", "running"):
             check.whole(field, getattr(self, field), 0, check.INT_MAX)
         check.instant("started_at", self.started_at)
-        _filter(self.queues, self.tasks)
+        check.names(self.queues, self.tasks)
 
 
 class WorkerInfo(Struct, frozen=True):
@@ -381,6 +389,15 @@ Command = (
 )
 
 
+def brought(command: Command) -> tuple[NewJob, ...]:
+    """The jobs a command hands in."""
+    if isinstance(command, Insert):
+        return command.jobs
+    if isinstance(command, Settle) and isinstance(command.outcome, Await):
+        return command.outcome.jobs
+    return ()
+
+
 def touched(command: Command) -> tuple[str, ...]:
     """The ids of the jobs a command names; a query names none."""
     find = _TOUCHED.get(type(command))
@@ -388,7 +405,8 @@ def touched(command: Command) -> tuple[str, ...]:
 
 
 _TOUCHED: dict[type, Callable[[Any], tuple[str, ...]]] = {
-    **dict.fromkeys((Start, Note, Settle), lambda command: (command.ref.job,)),
+    **dict.fromkeys((Start, Note), lambda command: (command.ref.job,)),
+    Settle: lambda command: (command.ref.job, *[job.id for job in brought(command)]),
     Insert: lambda command: tuple([job.id for job in command.jobs]),
     Renew: lambda command: tuple([ref.job for ref in command.refs]),
     **dict.fromkeys((Cancel, Rerun, Edit, Postpone, Promote, Resolve, Remove), attrgetter("ids")),
@@ -467,17 +485,6 @@ class Kept(Struct, frozen=True, gc=False):
 Answer = Inserted | Claims | Renewed | Moved | Kept | Mark | Lost | ErrandryError
 
 
-def _lease(value: float) -> None:
-    if check.span("lease", value) <= 0:
-        raise InvalidValue("lease", value, "must be more than 0 seconds")
-
-
-def _filter(queues: tuple[str, ...] | None, tasks: tuple[str, ...] | None) -> None:
-    for field, names in (("queue", queues), ("task", tasks)):
-        for one in names or ():
-            check.name(field, one)
-
-
 def queue_order(queues: tuple[str, ...] | None, order: object) -> None:
     """Refuse what is no order of these queues."""
     if queues is None:
@@ -489,12 +496,3 @@ def queue_order(queues: tuple[str, ...] | None, order: object) -> None:
     for weight in order:
         if not 0.001 <= check.span("weight", weight) <= 1_000:
             raise InvalidValue("weight", weight, "must be from 0.001 to 1,000; 1 is the usual weight")
-
-
-def _when(run_at: float | None, delay: float | None) -> None:
-    if run_at is not None and delay is not None:
-        raise InvalidValue("run_at", run_at, f"give either run_at or delay ({delay})")
-    if run_at is not None:
-        check.instant("run_at", run_at)
-    if delay is not None:
-        check.span("delay", delay)

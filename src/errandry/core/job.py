@@ -20,6 +20,7 @@ LOGS_MAX = 200
 LOG_TEXT_MAX = 2_000
 LEVEL_MAX = 40
 RELEASES_MAX = 20
+INSERT_MAX = 20_000
 
 
 class Order(StrEnum):
@@ -93,7 +94,8 @@ class Job(Struct, frozen=True, gc=False):
 
     `seq` numbers jobs in the order they were inserted. `place` orders the waiting jobs of a
     priority, lowest first. `settled` is the outcome last written under `fence`, which is how a
-    repeated settle is told from a stale one.
+    repeated settle is told from a stale one. `children` and `parents` are how many jobs of its flow it has
+    under and over itself; `open_children` is how many it still waits for while it is blocked.
     """
 
     seq: int
@@ -115,6 +117,8 @@ class Job(Struct, frozen=True, gc=False):
     crashes: int
     max_crashes: int
     open_children: int
+    children: int
+    parents: int
     timeout: float | None
     deadline: float | None
     fence: int
@@ -146,8 +150,7 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What a client hands in. It checks itself: a job that cannot be stored cannot be made.
 
     `delay` counts from the store's now and is the safe choice between hosts; `run_at` is an
-    instant. `open_children` is for flows: such a job is blocked until they have ended. `on_conflict` is what
-    becomes of it if another job holds its `unique` key.
+    instant. `on_conflict` is what becomes of it if another job holds its `unique` key.
     """
 
     id: str
@@ -167,7 +170,6 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     keep: Keep | None = None
     tags: tuple[str, ...] = ()
     metadata: str | None = None
-    open_children: int = 0
     unique: Unique | None = None
     on_conflict: Conflict = Conflict.RETURN
 
@@ -181,7 +183,6 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         check.whole("priority", self.priority, -(2**31), 2**31 - 1)
         check.whole("max_attempts", self.max_attempts, 1, 10_000)
         check.whole("max_crashes", self.max_crashes, 1, 10_000)
-        check.whole("open_children", self.open_children, 0, 100_000)
         if self.group:
             check.name("group", self.group)
         if self.tags:

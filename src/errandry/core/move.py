@@ -22,6 +22,7 @@ from errandry.core.command import (
     Retry,
     Snooze,
 )
+from errandry.core.flow import Await
 from errandry.core.job import (
     ERRORS_MAX,
     LEVEL_MAX,
@@ -58,10 +59,10 @@ _KEEP = Keep()
 _WORKER_LOST = Failure(Reason.WORKER_LOST, "WorkerLost", "the worker stopped renewing its lease")
 
 
-def created(new: NewJob, seq: int, now: float) -> Job:
+def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int = 0) -> Job:
     """The job as inserted; one that is ready stands in line by its number."""
     run_at = _run_at(new, now)
-    state = _ready_state(new.open_children, run_at, now)
+    state = _ready_state(children, run_at, now)
     return Job(
         seq,
         new.id,
@@ -81,7 +82,9 @@ def created(new: NewJob, seq: int, now: float) -> Job:
         0,
         0,
         new.max_crashes,
-        new.open_children,
+        children,
+        children,
+        parents,
         new.timeout,
         new.deadline,
         0,
@@ -190,6 +193,20 @@ def settled(job: Job, outcome: Outcome, now: float) -> Job:
             return _let_go(job, outcome.move, now, delay, SCHEDULED, attempts=attempts, settled=outcome.move)
         case Release(delay=delay, reason=reason):
             return _released(job, outcome.move, now, delay, reason, outcome.move)
+        case Await():
+            return _awaiting(job, outcome.move, now)
+
+
+def unblocked(job: Job, now: float) -> Job:
+    """Its children have ended: in line, or scheduled."""
+    return _moved(job, Move.UNBLOCK, now, to=_ready_state(job.open_children, job.run_at, now))
+
+
+def child_failed(job: Job, child: str, now: float) -> Job:
+    """Failed with a child it could not do without."""
+    failure = Failure(Reason.CHILD_FAILED, "ChildFailed", f"job {child}, which it waited for, has failed")
+    errors = _with_error(job, failure, now)
+    return _finished(job, Move.CHILD_FAILED, now, FAILED, reason=failure.kind, errors=errors)
 
 
 def backing_off(job: Job, outcome: Retry) -> float:
@@ -226,13 +243,13 @@ def lapsed(job: Job, now: float) -> Job:
     return _finished(job, Move.LAPSE, now, FAILED, reason=Reason.DEADLINE)
 
 
-def canceled(job: Job, now: float, force: bool = False) -> Job:
+def canceled(job: Job, now: float, force: bool = False, reason: Reason = Reason.CANCELED) -> Job:
     """Canceled where no handler runs, else asked to stop; `force` also takes finished jobs."""
     if force and job.state in TABLE[Move.CANCEL_FORCED].leads:
         return _finished(job, Move.CANCEL_FORCED, now, CANCELED, reason=Reason.CANCELED)
     if job.state is RUNNING:
         return _moved(job, Move.CANCEL, now, cancel_requested=True)
-    return _finished(job, Move.CANCEL, now, CANCELED, reason=Reason.CANCELED)
+    return _finished(job, Move.CANCEL, now, CANCELED, reason=reason)
 
 
 def rerun(job: Job, run_at: float | None, reset_attempts: bool, now: float) -> Job:
@@ -383,6 +400,12 @@ def _released(job: Job, move: Move, now: float, delay: float, reason: Reason, ma
 def _failed(job: Job, move: Move, now: float, failure: Failure) -> Job:
     errors = _with_error(job, failure, now)
     return _finished(job, move, now, FAILED, reason=failure.kind, errors=errors, settled=move)
+
+
+def _awaiting(job: Job, move: Move, now: float) -> Job:
+    """Blocked, or in line again if no child is open."""
+    to = State.BLOCKED if job.open_children else WAITING
+    return _let_go(job, move, now, 0.0, to, attempts=_given_back(job), settled=move)
 
 
 def _given_up(job: Job, outcome: Outcome, now: float) -> Job:

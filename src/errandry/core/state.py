@@ -43,7 +43,7 @@ class Reason(StrEnum):
     worker_lost      its worker died or went away, too often
     invalid_payload  the handler does not take these arguments
     no_handler       no worker knew its task
-    child_failed     a job it waited for has failed
+    child_failed     a job it waited for has failed, or one that its parent waited for
     deadline         no worker had claimed it by its deadline
     dropped          its queue was full, and it was the oldest
     canceled         somebody asked for it

@@ -40,12 +40,13 @@ from errandry.core.command import (
     Upkeep,
 )
 from errandry.core.event import Kind
+from errandry.core.flow import Await
 from errandry.core.gate import Pause, PutRule, Resume
 from errandry.core.job import Job
 from errandry.core.state import HELD as HELD_STATES
 from errandry.core.state import Move, State
 from errandry.errors import ErrandryError
-from errandry.store import claiming, gating, insert, operate, tidy
+from errandry.store import claiming, flow, gating, insert, operate, tidy
 from errandry.store.contract import Bounds
 from errandry.store.ledger import Ledger
 from errandry.store.tables import Tables
@@ -57,10 +58,13 @@ def apply(commands: Sequence[Command], tables: Tables, now: float, bounds: Bound
     insert.load(ledger, commands)
     answers: list[Answer] = []
     for command in commands:
+        if ledger.ended and type(command) not in _FENCED:
+            flow.release(ledger)
         try:
             answers.append(_HANDLERS[type(command)](ledger, command))
         except ErrandryError as error:
             answers.append(error)
+    flow.release(ledger)
     ledger.close()
     return answers
 
@@ -105,6 +109,8 @@ def settle(ledger: Ledger, command: Settle) -> Mark | Lost:
         return Lost(held)
     if isinstance(outcome, Complete) and outcome.result is not None:
         check.sized("result", outcome.result, ledger.bounds.result)
+    if isinstance(outcome, Await) and not held.cancel_requested:
+        held = insert.awaited(ledger, held, outcome)
     ledger.move(outcome.move, held, move.settled(held, outcome, ledger.now))
     if isinstance(outcome, Retry) and outcome.pause_group:
         gating.close_for(ledger, held, move.backing_off(held, outcome))
@@ -135,6 +141,7 @@ def _renewed(ledger: Ledger, ref: Ref, lease: float) -> Mark | Lost:
     return CANCEL if held.cancel_requested else HELD
 
 
+_FENCED = frozenset((Start, Renew, Note, Settle))
 _HANDLERS: dict[type, Callable[[Ledger, Any], Answer]] = {
     Insert: insert.insert,
     Claim: claiming.claim,

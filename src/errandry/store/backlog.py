@@ -34,6 +34,7 @@ from errandry.core.command import (
     Upkeep,
     touched,
 )
+from errandry.core.flow import Await
 from errandry.core.gate import Pause, PutRule, Resume
 from errandry.store.contract import RANK
 
@@ -218,7 +219,7 @@ def _size(command: Command) -> int:
             return _bytes(result)
         case Settle(outcome=Retry(failure=failure) | Fail(failure=failure)):
             return _bytes(failure.message) + _bytes(failure.traceback)
-        case Insert(jobs=jobs):
+        case Insert(jobs=jobs) | Settle(outcome=Await(jobs=jobs)):
             return sum([_bytes(job.payload) + _bytes(job.metadata) for job in jobs])
         case Note(logs=logs):
             return sum([_bytes(line.text) for line in logs])

@@ -34,6 +34,7 @@ from errandry.core.command import (
     WorkerInfo,
 )
 from errandry.core.event import Event
+from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Passage, Pause, Pausing, PutRule, Resume
 from errandry.core.job import Job
 from errandry.core.query import Query
@@ -172,6 +173,9 @@ class Store(Protocol):
 
     async def list(self, query: Query = ..., cursor: str | None = None, limit: int = 50) -> Page:
         """Jobs that match, live and finished, newest first."""
+
+    async def children(self, parent: str) -> builtins.list[Link]:
+        """The children of a job in their order, and how they ended."""
 
     async def counts(self) -> dict[str, dict[str, int]]:
         """For each queue: how many jobs are in each state."""

@@ -2,19 +2,23 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from errandry.core import check, move
-from errandry.core.command import Command, Insert, Inserted, touched
-from errandry.core.job import NewJob
+from errandry.core.command import Command, Insert, Inserted, brought, touched
+from errandry.core.flow import Await, check_children
+from errandry.core.job import Job, NewJob
 from errandry.core.state import TABLE, Move
 from errandry.core.unique import Conflict, Unique
 from errandry.errors import DuplicateJob
+from errandry.store import flow
 from errandry.store.ledger import Ledger
 
 
 def load(ledger: Ledger, commands: Sequence[Command]) -> None:
     """Fetch for a pass in one go the jobs it names, and who holds the unique keys it wants."""
     inserts = [command for command in commands if type(command) is Insert]
-    unique = [(new, new.unique) for command in inserts for new in command.jobs if new.unique is not None]
+    unique = [(new, new.unique) for command in commands for new in brought(command) if new.unique is not None]
     ledger.slots = {new.id: move.slot_of(new, wanted, ledger.now) for new, wanted in unique}
     ledger.load_keys(ledger.slots.values())
     holders = [
@@ -26,17 +30,9 @@ def load(ledger: Ledger, commands: Sequence[Command]) -> None:
 
 
 def insert(ledger: Ledger, command: Insert) -> Inserted:
-    for new in command.jobs:
-        check.sized("payload", new.payload, ledger.bounds.payload)
-    there = _there(ledger, command)
-    tables, now, made = ledger.tables, ledger.now, Move.INSERT
-    tables.expect(len(command.jobs) - len(there))
-    replaced = []
-    for new in command.jobs:
-        if new.id not in there:
-            ledger.move(made, None, move.created(new, tables.number(), now))
-        elif new.on_conflict is Conflict.REPLACE and _replaced(ledger, there[new.id], new):
-            replaced.append(there[new.id])
+    there = _there(ledger, command.jobs)
+    ties = flow.ties(ledger, command.jobs, command.edges, there) if command.edges else None
+    replaced = _made(ledger, command.jobs, there, ties)
     ids = touched(command)
     if not there:
         return Inserted(ids)
@@ -44,11 +40,41 @@ def insert(ledger: Ledger, command: Insert) -> Inserted:
     return Inserted(tuple([there.get(one, one) for one in ids]), existed, frozenset(replaced))
 
 
-def _there(ledger: Ledger, command: Insert) -> Mapping[str, str]:
+def awaited(ledger: Ledger, job: Job, outcome: Await) -> Job:
+    """`job`, which runs, with more children that it is about to wait for."""
+    there = _there(ledger, outcome.jobs)
+    ties = flow.ties(ledger, outcome.jobs, outcome.edges, there)
+    check_children(job.id, job.children + ties.children[job.id])
+    _made(ledger, outcome.jobs, there, ties, job.children)
+    children = ties.children[job.id]
+    return replace(job, children=job.children + children, open_children=children)
+
+
+def _made(
+    ledger: Ledger, jobs: Sequence[NewJob], there: Mapping[str, str], ties: flow.Ties | None, first: int = 0
+) -> list[str]:
+    """Make what is not there, and tie it; the jobs that were replaced."""
+    tables, now, made = ledger.tables, ledger.now, Move.INSERT
+    tables.expect(len(jobs) - len(there))
+    replaced = []
+    for new in jobs:
+        if new.id not in there:
+            family = (ties.children[new.id], ties.parents[new.id]) if ties else ()
+            ledger.move(made, None, move.created(new, tables.number(), now, *family))
+        elif new.on_conflict is Conflict.REPLACE and _replaced(ledger, there[new.id], new):
+            replaced.append(there[new.id])
+    if ties is not None:
+        flow.tie(ledger, ties, {new.id for new in jobs if new.id not in there}, first)
+    return replaced
+
+
+def _there(ledger: Ledger, jobs: Sequence[NewJob]) -> dict[str, str]:
     """The jobs that are not to be made, by their ids: for each the id of the one there in its place."""
-    there = {new.id: new.id for new in command.jobs if ledger.get(new.id) is not None}
+    for new in jobs:
+        check.sized("payload", new.payload, ledger.bounds.payload)
+    there = {new.id: new.id for new in jobs if ledger.get(new.id) is not None}
     taken: dict[str, str] = {}
-    for new, unique, slot in _slots(ledger, command):
+    for new, unique, slot in _slots(ledger, jobs):
         if new.id in there:
             continue
         holder = taken.get(slot) or ledger.holder(slot)
@@ -74,16 +100,20 @@ def _sure(ledger: Ledger, inserts: Sequence[Insert]) -> Iterator[int]:
     """How many jobs each of these is going to make, at least."""
     wanted: set[str] = set()
     for command in inserts:
-        slots = [slot for *_, slot in _slots(ledger, command)]
+        slots = [slot for *_, slot in _slots(ledger, command.jobs)]
         is_sure = not slots or (
             wanted.isdisjoint(slots) and len(set(slots)) == len(slots) and not any(map(ledger.holder, slots))
         )
         wanted.update(slots)
-        if is_sure and all(check.fits(new.payload, ledger.bounds.payload) for new in command.jobs):
+        if (
+            is_sure
+            and not command.edges
+            and all(check.fits(new.payload, ledger.bounds.payload) for new in command.jobs)
+        ):
             yield sum(ledger.get(new.id) is None for new in command.jobs)
 
 
-def _slots(ledger: Ledger, command: Insert) -> Iterator[tuple[NewJob, Unique, str]]:
-    for new in command.jobs:
+def _slots(ledger: Ledger, jobs: Sequence[NewJob]) -> Iterator[tuple[NewJob, Unique, str]]:
+    for new in jobs:
         if new.unique is not None:
             yield new, new.unique, ledger.slots[new.id]

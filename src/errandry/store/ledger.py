@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from errandry.core.command import Claim, Command, Ref
 from errandry.core.event import KINDS, Event, Kind
+from errandry.core.flow import ENDED, Ended
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.move import holder_of, place, slot_of
 from errandry.core.permit import Permits
 from errandry.core.rule import NO_RULE, Comeback, Rule
-from errandry.core.state import HELD, SCHEDULED, TERMINAL, WAITING, Move, State
+from errandry.core.state import HELD, SCHEDULED, TERMINAL, WAITING, Move, Reason, State
 from errandry.core.unique import Holder, Scope, Unique
 from errandry.store.contract import Bounds
 from errandry.store.tables import Change, Tables
@@ -23,9 +25,19 @@ _LIFETIME = {
     Move.INSERT: "total.inserted",
     Move.RETRY: "total.retried",
     Move.EXPIRE: "total.expired",
-    Move.REMOVE: "total.removed",
-    Move.REMOVE_FORCED: "total.removed",
 }
+
+
+CASCADE = 1_000
+"""So many children does a pass cancel because of their parents."""
+
+
+class End(Struct, frozen=True, gc=False):
+    """A job of a flow that has ended; `cancel` is why its children are to be canceled, if they are."""
+
+    job: Job
+    outcome: Ended
+    cancel: Reason | None = None
 
 
 class Ledger:
@@ -41,6 +53,8 @@ class Ledger:
         self._shut: dict[Key, float] = {}
         self._left: set[tuple[str, str]] = set()
         self.claims: dict[str, dict[str, Sequence[Ref]]] = {}
+        self.ended: dict[str, End] = {}
+        self.room = CASCADE
         self._jobs: dict[str, Job | None] = {}
         self._changes: dict[str, Change] = {}
         self._events: list[Event] = []
@@ -48,7 +62,7 @@ class Ledger:
         self._keys: dict[str, Holder | None] = {}
         self._freed: dict[str, str] = {}
         self._taken: dict[str, Holder] = {}
-        self._steps: dict[tuple[str, str, Move, State | None, State | None], int] = {}
+        self._steps: dict[tuple[str, str, Move | None, State | None, State | None], int] = {}
 
     def load(self, ids: Iterable[str]) -> None:
         """Fetch these jobs in one go, so that `get` need not fetch them one by one."""
@@ -56,6 +70,10 @@ class Ledger:
         if missing:
             self._jobs.update(dict.fromkeys(missing))
             self._jobs.update(self.tables.find(missing))
+
+    def know(self, jobs: Iterable[Job]) -> None:
+        """These jobs were just read, and nothing of them is left to be written."""
+        self._jobs.update({job.id: job for job in jobs})
 
     def get(self, job_id: str) -> Job | None:
         if job_id not in self._jobs:
@@ -94,15 +112,24 @@ class Ledger:
         self._keep(move, before, after, after)
         for kind in KINDS[move, state]:
             self._events.append(Event(kind, after.id, after.queue, after.task, after.attempts))
+        if state in TERMINAL and (after.parents or after.children):
+            self.ended[after.id] = End(after, ENDED[state], _cancels(after))
         if after.expires_at is not None and after.expires_at <= self.now:
             self.remove(Move.REMOVE, after)
         return after
 
-    def remove(self, move: Move, job: Job) -> None:
+    def put(self, before: Job, after: Job) -> Job:
+        """`before` has become `after` without a move: nobody is told."""
+        self._keep(None, before, after, after)
+        return after
+
+    def remove(self, move: Move, job: Job, cancel: Reason | None = None) -> None:
         """`job` is gone; what it added to the lifetime totals stays."""
         if job.group and job.state in HELD:
             self._left.add((job.queue, job.group))
         self._keep(move, job, None, job)
+        if job.children or (job.parents and not job.finished):
+            self.ended.setdefault(job.id, End(job, ENDED.get(job.state, Ended.REMOVED), cancel))
         self._events.append(Event(Kind.REMOVED, job.id, job.queue, job.task, job.attempts))
 
     def tell(self, kind: Kind, queue: str = "", task: str = "", job: str = "", text: str = "") -> None:
@@ -197,7 +224,7 @@ class Ledger:
             self.tables.open_groups([key[1:] for key, until in shut.items() if not until])
             self.forget_gates()
 
-    def _keep(self, move: Move, before: Job | None, after: Job | None, job: Job) -> None:
+    def _keep(self, move: Move | None, before: Job | None, after: Job | None, job: Job) -> None:
         stored = before
         if job.id in self._changes:
             if after is None:
@@ -246,7 +273,14 @@ def _concerns(gate: Gate, claim: Claim) -> bool:
     return gate.kind is GateKind.TASK and (batched or (listed and gate.name not in claim.without))
 
 
-def _counted(move: Move, left: State | None, reached: State | None) -> Iterator[tuple[str, int]]:
+def _cancels(job: Job) -> Reason | None:
+    """Why the children of a job that has ended are to be canceled."""
+    if job.state is State.CANCELED or job.reason is Reason.CHILD_FAILED:
+        return job.reason
+    return None
+
+
+def _counted(move: Move | None, left: State | None, reached: State | None) -> Iterator[tuple[str, int]]:
     if left is not reached:
         if left is not None:
             yield left, -1
@@ -254,5 +288,7 @@ def _counted(move: Move, left: State | None, reached: State | None) -> Iterator[
             yield reached, 1
             if reached in TERMINAL:
                 yield LIFETIME + reached, 1
+        else:
+            yield "total.removed", 1
     if move in _LIFETIME and not (move is Move.RETRY and reached in TERMINAL):
         yield _LIFETIME[move], 1

@@ -22,6 +22,7 @@ from errandry.core.command import (
     Settle,
     WorkerInfo,
 )
+from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Key, Passage, Pausing, limits, passages
 from errandry.core.job import Job
 from errandry.core.permit import Permits
@@ -113,6 +114,10 @@ class LocalStore:
             return Page(page, cursors.for_jobs(tables.identity, query, page[-1].seq))
 
         return await self.read(look)
+
+    async def children(self, parent: str) -> builtins.list[Link]:
+        check.name("parent", parent)
+        return await self.read(lambda tables, _now: tables.under(parent))
 
     async def counts(self) -> dict[str, dict[str, int]]:
         return await self.read(lambda tables, _now: _counted(tables, lifetime=False))

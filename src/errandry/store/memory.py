@@ -36,6 +36,7 @@ from errandry.errors import ErrandryError, InvalidValue, StoreClosed
 from errandry.store import cursor as cursors
 from errandry.store.apply import apply
 from errandry.store.contract import Binding, Bounds, Happened
+from errandry.store.edges import MemoryEdges
 from errandry.store.health import Finding, Grade
 from errandry.store.local import LocalStore
 from errandry.store.tables import Change, Deltas, Marks, Tables
@@ -95,16 +96,16 @@ class MemoryStore(LocalStore):
         return look(self.tables, self.clock.now())
 
 
-class MemoryTables:
+class MemoryTables(MemoryEdges):
     """Dictionaries of jobs and, for each lane, its waiting jobs in order."""
 
     is_far = False
 
     def __init__(self) -> None:
+        super().__init__()
         self.identity = secrets.token_hex(8)
         self.is_dirty = False
         self._number = 0
-        self._jobs: dict[str, Job] = {}
         self._keys: dict[str, Holder] = {}
         self._states: dict[State, dict[str, Job]] = {state: {} for state in State}
         self._deadlines: dict[str, Job] = {}

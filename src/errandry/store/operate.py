@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from errandry.core import check, move
 from errandry.core.command import (
     Cancel,
@@ -17,6 +19,7 @@ from errandry.core.command import (
 from errandry.core.job import Job
 from errandry.core.state import TABLE, Move, State
 from errandry.errors import DuplicateJob, ErrandryError, UnknownJob
+from errandry.store import flow
 from errandry.store.ledger import Ledger
 
 Act = Callable[[Job], bool]
@@ -29,6 +32,8 @@ def cancel(ledger: Ledger, command: Cancel) -> Moved:
             return False
         made = Move.CANCEL_FORCED if job.finished else Move.CANCEL
         ledger.move(made, job, move.canceled(job, ledger.now, command.force))
+        if not command.children and job.id in ledger.ended:
+            ledger.ended[job.id] = replace(ledger.ended[job.id], cancel=None)
         return True
 
     moves = (Move.CANCEL, Move.CANCEL_FORCED) if command.force else (Move.CANCEL,)
@@ -36,10 +41,13 @@ def cancel(ledger: Ledger, command: Cancel) -> Moved:
 
 
 def rerun(ledger: Ledger, command: Rerun) -> Moved:
+    reopened: set[str] = set()
+
     def act(job: Job) -> bool:
-        after = move.rerun(job, _when(command, ledger.now), command.reset_attempts, ledger.now)
-        _refuse_if_held(ledger, after)
-        ledger.move(Move.RERUN, job, after)
+        if job.id not in reopened:
+            after = flow.rerun(ledger, job, _when(command, ledger.now), command.reset_attempts)
+            _refuse_if_held(ledger, after)
+            reopened.update(flow.reopen(ledger, ledger.move(Move.RERUN, job, after)))
         return True
 
     return _each(ledger, command, (Move.RERUN,), act)
@@ -93,29 +101,24 @@ def remove(ledger: Ledger, command: Remove) -> Moved:
 
 def _refuse_if_held(ledger: Ledger, job: Job) -> None:
     """A job must not live again beside another one that holds its unique key."""
-    if job.unique is None or job.unique.is_aligned:
-        return
-    holder = ledger.holder(move.slot_of(job, job.unique, ledger.now))
-    if holder is not None and holder != job.id:
-        other = ledger.get(holder)
-        if other is not None and not other.finished:
-            raise DuplicateJob(job.unique.key, holder)
+    if job.unique is not None and (rival := flow.rival(ledger, job)) is not None:
+        raise DuplicateJob(job.unique.key, rival)
 
 
 def _each(ledger: Ledger, command: Operator, moves: Iterable[Move], act: Act) -> Moved:
     """Act on every job the command means; what is refused is reported and hinders nobody."""
-    jobs, below = _meant(ledger, command, moves)
+    ids, below = _meant(ledger, command, moves)
     if isinstance(command, Rerun):
-        held = [job for _, job in jobs if job is not None]
+        held = [job for one in ids if (job := ledger.get(one)) is not None]
         ledger.load_keys(
             [move.slot_of(job, job.unique, ledger.now) for job in held if job.unique is not None]
         )
     moved: list[str] = []
     already: list[str] = []
     refused: list[tuple[str, ErrandryError]] = []
-    for job_id, job in jobs:
+    for job_id in ids:
         try:
-            if job is None:
+            if (job := ledger.get(job_id)) is None:
                 raise UnknownJob(job_id)
             (moved if act(job) else already).append(job_id)
         except ErrandryError as error:
@@ -123,18 +126,17 @@ def _each(ledger: Ledger, command: Operator, moves: Iterable[Move], act: Act) ->
     return Moved(tuple(moved), tuple(already), tuple(refused), below)
 
 
-def _meant(
-    ledger: Ledger, command: Operator, moves: Iterable[Move]
-) -> tuple[list[tuple[str, Job | None]], int | None]:
+def _meant(ledger: Ledger, command: Operator, moves: Iterable[Move]) -> tuple[list[str], int | None]:
     """The jobs named, or the next slice of those that match and may move; and where that slice ends."""
     if command.query is None:
-        return [(one, ledger.get(one)) for one in dict.fromkeys(command.ids)], None
+        return list(dict.fromkeys(command.ids)), None
     states = {state for made in moves for state in TABLE[made].sources}
     ledger.flush()
     found = ledger.tables.matching(command.query, states, command.below, ledger.now, command.limit + 1)
     slice_ = found[: command.limit]
     below = slice_[-1].seq if len(found) > command.limit else None
-    return [(job.id, job) for job in slice_], below
+    ledger.know(slice_)
+    return [job.id for job in slice_], below
 
 
 def _when(command: Rerun | Postpone, now: float) -> float | None:

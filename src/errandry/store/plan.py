@@ -66,6 +66,7 @@ def _take(before: Job, after: Job, batches: Batches) -> bool:
         and before.cancel_requested is after.cancel_requested
         and before.progress is after.progress
         and before.logs is after.logs
+        and before.parents == after.parents
     ):
         batches["renew"].append((after.seq, after.lease_until, after.updated_at))
         return True

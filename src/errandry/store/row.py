@@ -1,4 +1,4 @@
-"""Jobs and gates as rows: the fields of the record in their order, parts as JSON, NULL where one is empty."""
+"""Jobs, gates and edges as rows: a record's fields in their order, parts as JSON, NULL where one is empty."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ from msgspec import json as msgjson
 from msgspec.structs import astuple
 
 from errandry.core.command import Ref
+from errandry.core.flow import Ended, Link, Policy
 from errandry.core.gate import Gate, GateKind, Pausing, Ruling
 from errandry.core.job import AttemptError, Job, Keep, Log, Order, Progress
 from errandry.core.retry import Backoff
@@ -16,7 +17,7 @@ from errandry.core.unique import Unique
 
 Row = tuple[Any, ...]
 
-PLAIN = 33
+PLAIN = 35
 """So many columns are stored as they are; the rest is JSON."""
 COLUMNS = PLAIN + 7
 
@@ -25,6 +26,8 @@ _STATES = {str(state): state for state in State}
 _ORDERS = {str(order): order for order in Order}
 _REASONS = {str(reason): reason for reason in Reason} | {None: None}
 _MOVES = {str(move): move for move in Move} | {None: None}
+_POLICIES = {str(policy): policy for policy in Policy}
+_OUTCOMES = {str(ended): ended for ended in Ended} | {None: None}
 _EMPTY = (None,) * 7
 _NOTHING = (None, None, None, (), (), (), None)
 _BOOLS = (False, True)
@@ -60,9 +63,9 @@ def to_job(row: Sequence[Any]) -> Job:
         _ORDERS[row[6]],
         _REASONS[row[7]],
         _MOVES[row[8]],
-        *row[9:24],
-        _BOOLS[row[24]],
-        *row[25:PLAIN],
+        *row[9:26],
+        _BOOLS[row[26]],
+        *row[27:PLAIN],
     )
     return Job(*values, *(_NOTHING if parts == _EMPTY else _parts(*parts)))
 
@@ -94,6 +97,15 @@ def to_gate(row: Sequence[Any]) -> Gate:
 def to_refs(claims: str, nonce: str) -> tuple[Ref, ...] | None:
     """What a claim has brought, of the claims of a pass by their nonces; mostly it is none of them."""
     return _claims.decode(claims).get(nonce) if text(nonce) in claims else None
+
+
+def from_link(link: Link) -> Row:
+    return astuple(link)
+
+
+def to_link(row: Sequence[Any]) -> Link:
+    parent, n, child, seq, policy, outcome, result = row
+    return Link(parent, n, child, seq, _POLICIES[policy], _OUTCOMES[outcome], result)
 
 
 def text(value: Any) -> str:

@@ -14,11 +14,12 @@ from errandry.core.command import (
     WorkerInfo,
 )
 from errandry.core.event import Event
+from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.pick import Line, Spot
 from errandry.core.query import Query
-from errandry.core.state import State
+from errandry.core.state import Reason, State
 from errandry.core.unique import Holder
 from errandry.store.contract import Bounds, Happened
 
@@ -126,6 +127,50 @@ class Tables(Protocol):
     def held_by(self, workers: Sequence[str], limit: int) -> list[Job]: ...
 
     def cancels(self, worker: str) -> tuple[Ref, ...]: ...
+
+    def clear(self, parents: Sequence[str]) -> None:
+        """Drop what is left of earlier jobs with these ids: their edges, and their place on the list."""
+
+    def tie(self, links: Sequence[Link]) -> None:
+        """Add edges."""
+
+    def mark(self, links: Sequence[Link]) -> None:
+        """Write how children ended, or that they have not (None)."""
+
+    def over(self, seqs: Sequence[int]) -> list[Link]:
+        """The edges from the children with these numbers to their parents."""
+
+    def under(self, parent: str) -> list[Link]:
+        """The edges from a parent to its children, in their order."""
+
+    def open_links(self, parent: str) -> int:
+        """How many children of a parent have not ended."""
+
+    def fatal(self, parent: str) -> Link | None:
+        """The first child that has failed and without which its parent cannot do."""
+
+    def unended(self, parent: str, states: Sequence[State], limit: int) -> list[Job]:
+        """Children in one of these states, in order, that nobody has asked to stop and nobody else awaits."""
+
+    def has_unended(self, parent: str, states: Sequence[State]) -> bool: ...
+
+    def enlist(self, parent: str, cancel: Reason | None, expires_at: float | None) -> None:
+        """List a parent that has ended: why its children are still to be canceled, and when its edges go.
+
+        Without `expires_at` that stays as it was listed.
+        """
+
+    def unlist(self, parent: str) -> None:
+        """Take a parent off the list: it lives again, or nothing is left to do."""
+
+    def canceling(self, limit: int) -> list[tuple[str, Reason]]:
+        """Listed parents whose children are still to be canceled."""
+
+    def outlived_flows(self, now: float, limit: int) -> list[str]:
+        """The other listed parents, whose edges are to go."""
+
+    def untie(self, parent: str, limit: int) -> int:
+        """Drop edges of a parent; how many there were."""
 
     def remember(self, worker: str, claims: Mapping[str, Sequence[Ref]], now: float) -> None:
         """Keep the claims of a worker's last pass by their nonces, so that they can be repeated."""

@@ -7,7 +7,7 @@ from errandry.core.command import Kept, Upkeep
 from errandry.core.gate import GateKind
 from errandry.core.job import Job
 from errandry.core.state import Move
-from errandry.store import gating
+from errandry.store import flow, gating
 from errandry.store.ledger import Ledger
 
 BEFORE_CLAIM = 500
@@ -25,11 +25,13 @@ def upkeep(ledger: Ledger, command: Upkeep) -> Kept:
     outlived = tables.outlived(now, limit)
     for job in outlived:
         ledger.remove(Move.REMOVE, job)
+    flow.release(ledger)
+    untied, more_flows = flow.tidy(ledger, limit)
     ledger.flush()
     tables.open_due(now)
-    trimmed = tables.trim(now, ledger.bounds, limit)
+    trimmed = untied + tables.trim(now, ledger.bounds, limit)
     _forget_pauses(ledger)
-    more = max(expired, promoted, lapsed, len(outlived)) >= limit
+    more = more_flows or max(expired, promoted, lapsed, len(outlived)) >= limit
     ledger.is_tidy = not more
     return Kept(
         expired=expired,
@@ -55,6 +57,9 @@ def before_claim(ledger: Ledger) -> None:
         tables.open_due(now)
     if marks.deadline is not None and marks.deadline <= now:
         _each(ledger, Move.LAPSE, tables.lapsed(now, BEFORE_CLAIM), move.lapsed)
+    if ledger.ended:
+        flow.release(ledger)
+        ledger.flush()
     ledger.is_tidy = True
 
 

@@ -1,6 +1,6 @@
 """Jobs in any state, brought there as a program would: by commands only."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,12 +13,14 @@ from errandry.core.command import (
     Complete,
     Fail,
     Insert,
+    Inserted,
     Moved,
     Outcome,
     Ref,
     Remove,
     Settle,
 )
+from errandry.core.flow import Edge
 from errandry.core.job import Job, NewJob
 from errandry.core.state import State
 from errandry.store.contract import Store
@@ -59,7 +61,18 @@ class Given:
         return await self.waiting(delay=delay, **fields)
 
     async def blocked(self, **fields: Any) -> Job:
-        return await self.waiting(**({"open_children": 1} | fields))
+        """It waits for a child that runs somewhere else, and for long."""
+        parent = self.job(**fields)
+        child = self.job(id=f"child of {parent.id}", task=f"child of {parent.id}", queue="children")
+        await self.flow((parent, child), (Edge(parent.id, child.id),))
+        await self.taken(await self.current(child.id), "elsewhere", lease=1e9)
+        return await self.current(parent.id)
+
+    async def flow(self, jobs: Sequence[NewJob], edges: Sequence[Edge]) -> tuple[Job, ...]:
+        """Jobs that wait for each other."""
+        [answer] = await self.store.commit([Insert(tuple(jobs), tuple(edges))])
+        assert isinstance(answer, Inserted), answer
+        return tuple([await self.current(job.id) for job in jobs])
 
     async def claimed(
         self, worker: str = "worker", lease: float = LEASE, start: bool = False, **fields: Any

@@ -82,6 +82,9 @@ class PostgresBinding:
             return self._answer(self._library.call(self._connection, self._sql, self._params(command)))
 
     def _params(self, command: Insert) -> Params:
+        if command.edges:
+            why = "a flow is not inserted over a connection of yours: enqueue it without bind"
+            raise InvalidValue("edges", len(command.edges), why)
         said = self._said()
         for job in command.jobs:
             check.sized("payload", job.payload, said.payload)

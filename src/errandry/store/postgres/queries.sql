@@ -43,8 +43,8 @@ INSERT INTO errandry.live
 SELECT * FROM unnest(
     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
-    %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[], %s::text[],
-    %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
+    %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
+    %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
     %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::bigint[]);
 
@@ -58,8 +58,8 @@ WITH ended AS (INSERT INTO errandry.history
 SELECT * FROM unnest(
     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
-    %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[], %s::text[],
-    %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
+    %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
+    %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
     %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::integer[])
 RETURNING id, seq, day)
@@ -71,20 +71,20 @@ UPDATE errandry.live
    SET state = new.state, reason = new.reason, settled = new.settled, payload = new.payload, priority =
        new.priority, place = new.place, run_at = new.run_at, attempts = new.attempts, max_attempts =
        new.max_attempts, releases = new.releases, crashes = new.crashes, open_children = new.open_children,
-       deadline = new.deadline, fence = new.fence, worker = new.worker, lease_until = new.lease_until,
+       children = new.children, parents = new.parents, deadline = new.deadline, fence = new.fence, worker = new.worker, lease_until = new.lease_until,
        cancel_requested = new.cancel_requested, result = new.result, updated_at = new.updated_at, claimed_at =
        new.claimed_at, started_at = new.started_at, progress = new.progress, tags = new.tags, errors =
        new.errors, logs = new.logs, lane = new.lane
   FROM unnest(
     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
-    %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[], %s::text[],
-    %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
+    %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
+    %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
     %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::bigint[])
     AS new (seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at,
-            attempts, max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence,
-            worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at,
+            attempts, max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout,
+            deadline, fence, worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at,
             started_at, finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness,
             lane)
  WHERE live.seq = new.seq;
@@ -99,7 +99,7 @@ WITH gone AS (
      WHERE live.seq = new.seq
     RETURNING live.seq, id, task, queue, grp, new.state, ordering, new.reason, new.settled, payload, priority,
               NULL::bigint, run_at, attempts, max_attempts, new.releases, new.crashes, max_crashes, open_children,
-              timeout, deadline, fence, worker, NULL::float8, cancel_requested, new.result, metadata, created_at,
+              children, parents, timeout, deadline, fence, worker, NULL::float8, cancel_requested, new.result, metadata, created_at,
               new.updated_at, claimed_at, started_at, new.updated_at AS finished_at, new.expires_at, backoff, keep,
               progress, tags, new.errors, logs, uniqueness, new.day),
 kept AS (INSERT INTO errandry.history SELECT * FROM gone)
@@ -161,9 +161,9 @@ SELECT id FROM errandry.ended
 -- One statement for every query: a parameter of NULL says nothing. It is planned anew for its values: `part` is a
 -- constant in each part of the view, so a part that is not wanted is never read.
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
-       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
-       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, uniqueness
+       max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
+       worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness
   FROM errandry.job
  WHERE part = ANY (%(parts)s::text[])
    AND seq < %(below)s::bigint
@@ -552,6 +552,82 @@ SELECT * FROM errandry.live
 -- name: cancels
 SELECT id, fence FROM errandry.live
  WHERE cancel_requested AND worker = %s AND state = 'running' ORDER BY seq;
+
+-- name: clear_edges
+DELETE FROM errandry.edges WHERE parent = ANY (%s::text[]);
+
+-- name: clear_closing
+DELETE FROM errandry.closing WHERE parent = ANY (%s::text[]);
+
+-- name: tie
+INSERT INTO errandry.edges (parent, n, child, seq, policy, outcome, result)
+SELECT * FROM unnest(
+    %s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::text[]);
+
+-- name: mark
+-- Whoever writes how a child ended has its parent locked.
+UPDATE errandry.edges SET outcome = new.outcome, result = new.result
+  FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::text[]) AS new (parent, n, outcome, result)
+ WHERE edges.parent = new.parent AND edges.n = new.n;
+
+-- name: over
+SELECT parent, n, child, seq, policy, outcome, result FROM errandry.edges
+ WHERE seq = ANY (%s::bigint[]);
+
+-- name: under
+SELECT parent, n, child, seq, policy, outcome, result FROM errandry.edges WHERE parent = %s ORDER BY n;
+
+-- name: open_links
+SELECT count(*) FROM errandry.edges WHERE parent = %s AND outcome IS NULL;
+
+-- name: fatal
+SELECT parent, n, child, seq, policy, outcome, result FROM errandry.edges
+ WHERE parent = %s AND outcome <> 'completed' AND policy <> 'ignore' ORDER BY n LIMIT 1;
+
+-- name: unended
+-- Children in one of these states that nobody has asked to stop and that no other parent waits for; what another pass has
+-- is left to it.
+SELECT live.* FROM errandry.edges JOIN errandry.live ON live.seq = edges.seq
+ WHERE edges.parent = %s AND edges.outcome IS NULL
+   AND live.state = ANY (%s::text[]) AND NOT live.cancel_requested
+   AND (live.parents = 1 OR NOT EXISTS (
+        SELECT 1 FROM errandry.edges AS other JOIN errandry.live AS parent ON parent.id = other.parent
+         WHERE other.seq = edges.seq AND other.parent <> edges.parent))
+ ORDER BY edges.n LIMIT %s
+   FOR NO KEY UPDATE OF live SKIP LOCKED;
+
+-- name: has_unended
+SELECT 1 FROM errandry.edges JOIN errandry.live ON live.seq = edges.seq
+ WHERE edges.parent = %s AND edges.outcome IS NULL
+   AND live.state = ANY (%s::text[]) AND NOT live.cancel_requested
+   AND (live.parents = 1 OR NOT EXISTS (
+        SELECT 1 FROM errandry.edges AS other JOIN errandry.live AS parent ON parent.id = other.parent
+         WHERE other.seq = edges.seq AND other.parent <> edges.parent))
+ LIMIT 1;
+
+-- name: close_flow
+INSERT INTO errandry.closing (parent, cancel, expires_at) VALUES (%s, %s, %s)
+    ON CONFLICT (parent) DO UPDATE SET cancel = excluded.cancel, expires_at = excluded.expires_at;
+
+-- name: canceled_flow
+UPDATE errandry.closing SET cancel = NULL WHERE parent = %s;
+
+-- name: forget_flow
+DELETE FROM errandry.closing WHERE parent = %s;
+
+-- name: canceling
+SELECT parent, cancel FROM errandry.closing WHERE cancel IS NOT NULL
+ ORDER BY parent LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: outlived_flows
+SELECT parent FROM errandry.closing WHERE cancel IS NULL AND expires_at <= %s
+ ORDER BY expires_at, parent LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: untie
+DELETE FROM errandry.edges
+ WHERE parent = %(parent)s AND n IN (
+       SELECT n FROM errandry.edges WHERE parent = %(parent)s ORDER BY n LIMIT %(limit)s)
+RETURNING n;
 
 -- name: remember
 INSERT INTO errandry.claims (worker, claimed_at, refs) VALUES (%s, %s, %s)

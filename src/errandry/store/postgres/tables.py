@@ -32,6 +32,7 @@ from errandry.store.contract import Bounds, Happened
 from errandry.store.plan import ENDED, FINISHED, Batches, planned
 from errandry.store.postgres.array import array
 from errandry.store.postgres.days import day_of
+from errandry.store.postgres.edges import PostgresEdges
 from errandry.store.tables import Change, Deltas, Marks
 
 FOLD_MAX = 10_000
@@ -46,7 +47,7 @@ _deltas = msgjson.Decoder(list[tuple[str, str, dict[str, int]]])
 _list = msgjson.Decoder(list[str | int])
 
 
-class PostgresTables:
+class PostgresTables(PostgresEdges):
     """What `store.tables.Tables` asks for, over one connection; `sql` has its statements by name."""
 
     is_far = True
@@ -464,15 +465,6 @@ class PostgresTables:
             if flat:
                 self._run("fold", [array(column) for column in zip(*flat, strict=True)])
             self._run("folded", (last,))
-
-    def _jobs(self, name: str, params: Any) -> list[Job]:
-        return [rows.to_job(row) for row in self._all(name, params)]
-
-    def _all(self, name: str, params: Any = None) -> list[Any]:
-        return self._cursor.execute(self._sql[name], params).fetchall()
-
-    def _run(self, name: str, params: Any = None) -> None:
-        self._cursor.execute(self._sql[name], params)
 
 
 def _params(query: Query, states: set[State], now: float) -> dict[str, Any]:

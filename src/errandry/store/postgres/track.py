@@ -9,7 +9,19 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from errandry.core.command import Beat, Command, Insert, Note, Operator, Renew, Settle, Start, Upkeep, touched
+from errandry.core.command import (
+    Beat,
+    Command,
+    Insert,
+    Note,
+    Operator,
+    Renew,
+    Settle,
+    Start,
+    Upkeep,
+    brought,
+    touched,
+)
 from errandry.store.postgres.address import Address
 from errandry.store.postgres.link import Link
 
@@ -29,11 +41,11 @@ _HELD = frozenset((Start, Renew, Note, Settle, Beat))
 
 def track_of(command: Command) -> int:
     kind = type(command)
-    if kind in _HELD:
+    if kind in _HELD and len(brought(command)) < LARGE:
         return HELD
     if kind is Upkeep or (isinstance(command, Operator) and not command.ids):
         return BULK
-    is_large = isinstance(command, Insert | Operator) and len(touched(command)) >= LARGE
+    is_large = isinstance(command, Insert | Operator | Settle) and len(touched(command)) >= LARGE
     return BULK if is_large or (isinstance(command, Insert) and wants_key(command)) else USUAL
 
 

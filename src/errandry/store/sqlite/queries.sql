@@ -24,27 +24,29 @@ UPDATE store SET number = ?1, now = ?2;
 
 -- name: insert
 INSERT INTO live VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-                         ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                         ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: finish
 INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-                            ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                            ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: finish_live
 -- The same from the row it has in `live`: what an end leaves alone is copied, not sent.
 INSERT INTO history
 SELECT seq, id, task, queue, grp, ?2, ordering, ?3, ?4, payload, priority, NULL, run_at, attempts, max_attempts,
-       ?5, ?6, max_crashes, open_children, timeout, deadline, fence, worker, NULL, cancel_requested, ?7,
-       metadata, created_at, ?8, claimed_at, started_at, ?8, ?9, backoff, keep, progress, tags, ?10, logs, uniqueness
+       ?5, ?6, max_crashes, open_children, children, parents, timeout, deadline, fence, worker, NULL,
+       cancel_requested, ?7, metadata, created_at, ?8, claimed_at, started_at, ?8, ?9, backoff, keep, progress, tags,
+       ?10, logs, uniqueness
   FROM live WHERE seq = ?1;
 
 -- name: update
 -- Everything that can change while a job is not finished; parameters are the whole row, then its lane.
 UPDATE live
    SET state = ?6, reason = ?8, settled = ?9, payload = ?10, priority = ?11, place = ?12, run_at = ?13,
-       attempts = ?14, max_attempts = ?15, releases = ?16, crashes = ?17, open_children = ?19, deadline = ?21,
-       fence = ?22, worker = ?23, lease_until = ?24, cancel_requested = ?25, result = ?26, updated_at = ?29,
-       claimed_at = ?30, started_at = ?31, progress = ?36, tags = ?37, errors = ?38, logs = ?39, lane = ?41
+       attempts = ?14, max_attempts = ?15, releases = ?16, crashes = ?17, open_children = ?19, children = ?20,
+       parents = ?21, deadline = ?23, fence = ?24, worker = ?25, lease_until = ?26, cancel_requested = ?27,
+       result = ?28, updated_at = ?31, claimed_at = ?32, started_at = ?33, progress = ?38, tags = ?39,
+       errors = ?40, logs = ?41, lane = ?43
  WHERE seq = ?1;
 
 -- name: claim
@@ -82,9 +84,9 @@ SELECT id FROM history
 -- One statement for every query: a parameter of NULL says nothing. `part` is a constant in each part of the view, so a
 -- part that is not wanted is never read.
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
-       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
-       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, uniqueness
+       max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
+       worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness
   FROM job
  WHERE CASE part WHEN 'live' THEN :live WHEN 'completed' THEN :completed ELSE :troubled END
    AND seq < :below
@@ -331,6 +333,62 @@ SELECT * FROM live
 
 -- name: cancels
 SELECT id, fence FROM live WHERE cancel_requested AND worker = ?1 AND state = 'running' ORDER BY seq;
+
+-- name: clear_edges
+DELETE FROM edges WHERE parent IN (SELECT value FROM json_each(?1));
+
+-- name: clear_closing
+DELETE FROM closing WHERE parent IN (SELECT value FROM json_each(?1));
+
+-- name: tie
+INSERT INTO edges (parent, n, child, seq, policy, outcome, result) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: mark
+UPDATE edges SET outcome = ?3, result = ?4 WHERE parent = ?1 AND n = ?2;
+
+-- name: over
+SELECT parent, n, child, seq, policy, outcome, result FROM edges
+ WHERE seq IN (SELECT value FROM json_each(?1));
+
+-- name: under
+SELECT parent, n, child, seq, policy, outcome, result FROM edges WHERE parent = ?1 ORDER BY n;
+
+-- name: open_links
+SELECT count(*) FROM edges WHERE parent = ?1 AND outcome IS NULL;
+
+-- name: fatal
+SELECT parent, n, child, seq, policy, outcome, result FROM edges
+ WHERE parent = ?1 AND outcome <> 'completed' AND policy <> 'ignore' ORDER BY n LIMIT 1;
+
+-- name: unended
+-- Children in one of these states that nobody has asked to stop and that no other parent waits for.
+SELECT live.* FROM edges JOIN live ON live.seq = edges.seq
+ WHERE edges.parent = ?1 AND edges.outcome IS NULL
+   AND live.state IN (SELECT value FROM json_each(?2)) AND NOT live.cancel_requested
+   AND (live.parents = 1 OR NOT EXISTS (
+        SELECT 1 FROM edges AS other JOIN live AS parent ON parent.id = other.parent
+         WHERE other.seq = edges.seq AND other.parent <> edges.parent))
+ ORDER BY edges.n LIMIT ?3;
+
+-- name: close_flow
+INSERT INTO closing (parent, cancel, expires_at) VALUES (?1, ?2, ?3)
+    ON CONFLICT (parent) DO UPDATE SET cancel = ?2, expires_at = ?3;
+
+-- name: canceled_flow
+UPDATE closing SET cancel = NULL WHERE parent = ?1;
+
+-- name: forget_flow
+DELETE FROM closing WHERE parent = ?1;
+
+-- name: canceling
+SELECT parent, cancel FROM closing WHERE cancel IS NOT NULL ORDER BY parent LIMIT ?1;
+
+-- name: outlived_flows
+SELECT parent FROM closing WHERE cancel IS NULL AND expires_at <= ?1 ORDER BY expires_at, parent LIMIT ?2;
+
+-- name: untie
+DELETE FROM edges
+ WHERE parent = ?1 AND n IN (SELECT n FROM edges WHERE parent = ?1 ORDER BY n LIMIT ?2) RETURNING n;
 
 -- name: remember
 INSERT INTO claims (worker, claimed_at, refs) VALUES (?1, ?2, ?3)

@@ -18,11 +18,12 @@ from errandry.core.command import (
     WorkerInfo,
 )
 from errandry.core.event import Event
+from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.pick import Line, Spot
 from errandry.core.query import Query, fold
-from errandry.core.state import HELD, TERMINAL, State
+from errandry.core.state import HELD, TERMINAL, Reason, State
 from errandry.core.unique import Holder
 from errandry.store import cursor as cursors
 from errandry.store import row as rows
@@ -272,6 +273,60 @@ class SqliteTables:
 
     def cancels(self, worker: str) -> tuple[Ref, ...]:
         return tuple(Ref(*row) for row in self._all("cancels", (worker,)))
+
+    def clear(self, parents: Sequence[str]) -> None:
+        for name in ("clear_edges", "clear_closing"):
+            self._run(name, (rows.text(parents),))
+
+    def tie(self, links: Sequence[Link]) -> None:
+        self._db.executemany(SQL["tie"], map(rows.from_link, links))
+        self.is_dirty = True
+
+    def mark(self, links: Sequence[Link]) -> None:
+        self._db.executemany(SQL["mark"], [(one.parent, one.n, one.outcome, one.result) for one in links])
+        self.is_dirty = True
+
+    def over(self, seqs: Sequence[int]) -> list[Link]:
+        return sorted(self._links("over", (rows.text(seqs),)), key=lambda link: (link.parent, link.n))
+
+    def under(self, parent: str) -> list[Link]:
+        return self._links("under", (parent,))
+
+    def open_links(self, parent: str) -> int:
+        return int(self._all("open_links", (parent,))[0][0])
+
+    def fatal(self, parent: str) -> Link | None:
+        return next(iter(self._links("fatal", (parent,))), None)
+
+    def unended(self, parent: str, states: Sequence[State], limit: int) -> list[Job]:
+        return self._jobs("unended", (parent, rows.text(states), limit))
+
+    def has_unended(self, parent: str, states: Sequence[State]) -> bool:
+        return bool(self._all("unended", (parent, rows.text(states), 1)))
+
+    def enlist(self, parent: str, cancel: Reason | None, expires_at: float | None) -> None:
+        if expires_at is None:
+            self._run("canceled_flow", (parent,))
+        else:
+            self._run("close_flow", (parent, cancel, expires_at))
+        self.is_dirty = True
+
+    def unlist(self, parent: str) -> None:
+        self._run("forget_flow", (parent,))
+        self.is_dirty = True
+
+    def canceling(self, limit: int) -> list[tuple[str, Reason]]:
+        return [(parent, Reason(cancel)) for parent, cancel in self._all("canceling", (limit,))]
+
+    def outlived_flows(self, now: float, limit: int) -> list[str]:
+        return [parent for (parent,) in self._all("outlived_flows", (now, limit))]
+
+    def untie(self, parent: str, limit: int) -> int:
+        self.is_dirty = True
+        return len(self._all("untie", (parent, limit)))
+
+    def _links(self, name: str, bindings: Any) -> list[Link]:
+        return [rows.to_link(row) for row in self._all(name, bindings)]
 
     def remember(self, worker: str, claims: Mapping[str, Sequence[Ref]], now: float) -> None:
         self._run("remember", (worker, now, rows.text(claims)))

@@ -151,7 +151,6 @@ DOORS: list[tuple[str, str, dict[str, Any], Make]] = [
         {"low": -(2**31) - 1, "high": 2**31, "fraction": 0.5},
         lambda bad: _job(priority=bad),
     ),
-    ("insert", "open_children", {**WHOLE, "zero": -2}, lambda bad: _job(open_children=bad)),
     ("claim", "limit", {**WHOLE, "many": 10_001}, lambda bad: Claim(worker="w", nonce="n", limit=bad)),
     ("cancel", "limit", {**WHOLE, "many": 20_001}, lambda bad: Cancel(query=Query(), limit=bad)),
     ("upkeep", "limit", {**WHOLE, "many": 100_001}, lambda bad: Upkeep(limit=bad)),

@@ -35,7 +35,6 @@ class Reporting:
         [
             ({}, Kind.WAITING),
             ({"delay": 1.0}, Kind.SCHEDULED),
-            ({"open_children": 1}, Kind.BLOCKED),
         ],
     )
     async def test_an_insert_is_reported_as_the_state_reached(

@@ -33,7 +33,7 @@ FULL = NewJob(
 )
 SAME = (
     *("id", "task", "payload", "queue", "group", "priority", "order", "max_attempts", "max_crashes"),
-    *("timeout", "deadline", "backoff", "keep", "tags", "metadata", "open_children"),
+    *("timeout", "deadline", "backoff", "keep", "tags", "metadata"),
 )
 
 
@@ -72,6 +72,8 @@ class Inserting:
             crashes=0,
             max_crashes=3,
             open_children=0,
+            children=0,
+            parents=0,
             timeout=None,
             deadline=None,
             fence=0,
@@ -112,11 +114,6 @@ class Inserting:
         job = await given.waiting(delay=delay)
 
         assert (job.state, job.run_at) == (state, clock.time() + delay)
-
-    async def test_open_children_block_a_job_even_with_a_delay(self, given: Given) -> None:
-        job = await given.waiting(open_children=2, delay=60.0)
-
-        assert (job.state, job.open_children) == (State.BLOCKED, 2)
 
     async def test_the_answer_names_the_ids_in_the_order_given(self, store: Store, given: Given) -> None:
         answer = await ask.insert(store, *(given.job(id=name) for name in ("c", "a", "b")))

@@ -322,7 +322,7 @@ class Slicing:
 
         await ask.operate(store, Remove(query=ALL, force=force))
 
-        left = {job.state for job in await ask.jobs(store)}
+        left = {job.state for job in await ask.jobs(store, ALL)}
         assert left == (set() if force else {State.CLAIMED, State.RUNNING})
 
     async def test_a_query_that_matches_nothing_moves_nothing(self, store: Store, given: Given) -> None:

@@ -7,6 +7,7 @@ from errandry.testing.conformance.claiming import Batching, Claiming, Draining, 
 from errandry.testing.conformance.clock import ClockMoving
 from errandry.testing.conformance.events import Reporting, Resuming
 from errandry.testing.conformance.fixtures import Fixtures, MakeStore
+from errandry.testing.conformance.flows import Flowing, Tying
 from errandry.testing.conformance.inserting import Inserting
 from errandry.testing.conformance.leasing import Expiring, Fencing, Leasing, Noting, Starting
 from errandry.testing.conformance.limiting import Limiting, Rating, TakingTurns
@@ -15,6 +16,7 @@ from errandry.testing.conformance.opening import Opening, Waking
 from errandry.testing.conformance.operating import Operating, Slicing
 from errandry.testing.conformance.pausing import Pausing
 from errandry.testing.conformance.querying import Beating, Counting, Getting, Listing, Querying
+from errandry.testing.conformance.reflows import Awaiting, Canceling, Forgetting, Rerunning
 from errandry.testing.conformance.ruling import RulePutting
 from errandry.testing.conformance.settling import Keeping, Repeating, Settling
 from errandry.testing.conformance.uniqueness import Holding, HoldingInBulk, Replacing
@@ -56,6 +58,12 @@ class Conformance(
     Keeping,
     Moving,
     MovingOtherwise,
+    Flowing,
+    Tying,
+    Canceling,
+    Rerunning,
+    Awaiting,
+    Forgetting,
     Operating,
     Slicing,
     Upkeeping,

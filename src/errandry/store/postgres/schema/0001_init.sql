@@ -38,6 +38,8 @@ CREATE TABLE errandry.live (
     crashes          bigint           NOT NULL,
     max_crashes      bigint           NOT NULL,
     open_children    bigint           NOT NULL,
+    children         bigint           NOT NULL,
+    parents          bigint           NOT NULL,
     timeout          double precision,
     deadline         double precision,
     fence            bigint           NOT NULL,
@@ -95,6 +97,8 @@ CREATE TABLE errandry.history (
     crashes          bigint           NOT NULL,
     max_crashes      bigint           NOT NULL,
     open_children    bigint           NOT NULL,
+    children         bigint           NOT NULL,
+    parents          bigint           NOT NULL,
     timeout          double precision,
     deadline         double precision,
     fence            bigint           NOT NULL,
@@ -135,15 +139,15 @@ CREATE TABLE errandry.ended (
 -- read in the order of its index.
 CREATE VIEW errandry.job AS
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
-       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
-       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, uniqueness, 'live' AS part
+       max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
+       worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'live' AS part
   FROM errandry.live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
-       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
-       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, uniqueness, 'history' AS part
+       max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
+       worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'history' AS part
   FROM errandry.history;
 
 -- One row per (queue, task, group) in use. `ready`: it may have waiting jobs; a lane without the mark has none. Whoever
@@ -197,16 +201,27 @@ CREATE TABLE errandry.keys (
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX keys_expiry ON errandry.keys (expires_at) WHERE expires_at IS NOT NULL;
 
--- Flows: which child a parent waits for, and how that one ended. Kept until the parent has ended.
+-- Flows: which children a parent waits for, in their order, and how they ended. Kept as long as the parent.
 CREATE TABLE errandry.edges (
     parent  text COLLATE "C" NOT NULL,
+    n       bigint           NOT NULL,
     child   text COLLATE "C" NOT NULL,
+    seq     bigint           NOT NULL,
     policy  text COLLATE "C" NOT NULL,
     outcome text COLLATE "C",
     result  text COLLATE "C",
-    PRIMARY KEY (parent, child)
+    PRIMARY KEY (parent, n)
+) WITH (fillfactor = 80);
+CREATE INDEX edges_child ON errandry.edges (seq);
+
+-- Parents that have ended: why their children are still to be canceled, and when their edges go.
+CREATE TABLE errandry.closing (
+    parent     text COLLATE "C" PRIMARY KEY,
+    cancel     text COLLATE "C",
+    expires_at double precision NOT NULL
 );
-CREATE INDEX edges_child ON errandry.edges (child);
+CREATE INDEX closing_canceling ON errandry.closing (parent) WHERE cancel IS NOT NULL;
+CREATE INDEX closing_expiry ON errandry.closing (expires_at, parent) WHERE cancel IS NULL;
 
 -- One row per pass: its events, how many there have ever been with them, and by how much the pass changed each counter.
 CREATE TABLE errandry.events (

@@ -40,16 +40,16 @@ BEGIN
         SELECT n, id, task, coalesce(queue, 'default') AS queue, coalesce("group", '') AS grp,
                coalesce("order", 'fifo') AS ordering, payload, coalesce(priority, 0) AS priority,
                coalesce(moment + delay, run_at) AS run_at, coalesce(max_attempts, 5) AS max_attempts,
-               coalesce(max_crashes, 3) AS max_crashes, coalesce(open_children, 0) AS open_children,
+               coalesce(max_crashes, 3) AS max_crashes,
                timeout, deadline, metadata, backoff::text, keep::text, nullif(tags, '[]')::text AS tags,
                "unique"::text AS uniqueness
           FROM ROWS FROM (jsonb_to_recordset(insert_jobs.jobs) AS (
                id text, task text, payload text, queue text, "group" text, priority bigint, "order" text,
                run_at double precision, delay double precision, max_attempts bigint, max_crashes bigint,
                timeout double precision, deadline double precision, backoff jsonb, keep jsonb, tags jsonb,
-               metadata text, open_children bigint, "unique" jsonb)) WITH ORDINALITY
+               metadata text, "unique" jsonb)) WITH ORDINALITY
             AS given (id, task, payload, queue, "group", priority, "order", run_at, delay, max_attempts, max_crashes,
-                      timeout, deadline, backoff, keep, tags, metadata, open_children, "unique", n)
+                      timeout, deadline, backoff, keep, tags, metadata, "unique", n)
          WHERE NOT unique_keys -> 'held' ? id),
     held AS (
         SELECT lane, queue, task, grp
@@ -57,16 +57,16 @@ BEGIN
          WHERE ready AND NOT is_strict ORDER BY lane FOR KEY SHARE OF lanes),
     numbered AS (
         SELECT nextval('errandry.number') AS seq, line.*,
-               CASE WHEN open_children > 0 THEN 'blocked' WHEN run_at > moment THEN 'scheduled' ELSE 'waiting' END AS state
+               CASE WHEN run_at > moment THEN 'scheduled' ELSE 'waiting' END AS state
           FROM (SELECT * FROM asked ORDER BY n) AS line),
     inserted AS (
         INSERT INTO errandry.live (
                seq, id, task, queue, grp, state, ordering, payload, priority, place, run_at, attempts, max_attempts,
-               releases, crashes, max_crashes, open_children, timeout, deadline, fence, cancel_requested, metadata,
-               created_at, updated_at, backoff, keep, tags, uniqueness, lane)
+               releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
+               cancel_requested, metadata, created_at, updated_at, backoff, keep, tags, uniqueness, lane)
         SELECT seq, id, task, queue, grp, state, ordering, payload, priority,
                CASE WHEN state = 'waiting' THEN CASE ordering WHEN 'fifo' THEN seq ELSE -seq END END,
-               run_at, 0, max_attempts, 0, 0, max_crashes, open_children, timeout, deadline, 0, false, metadata,
+               run_at, 0, max_attempts, 0, 0, max_crashes, 0, 0, 0, timeout, deadline, 0, false, metadata,
                moment, moment, backoff, keep, tags, uniqueness, CASE WHEN state = 'waiting' THEN lane END
           FROM numbered LEFT JOIN held USING (queue, task, grp)
          ORDER BY id
@@ -273,7 +273,7 @@ BEGIN
             WHEN NOT job ?& ARRAY['id', 'task', 'payload'] THEN 'must have id, task and payload'
             WHEN EXISTS (SELECT 1 FROM jsonb_object_keys(job) AS key WHERE key <> ALL (ARRAY[
                 'id', 'task', 'payload', 'queue', 'group', 'priority', 'order', 'run_at', 'delay', 'max_attempts',
-                'max_crashes', 'timeout', 'deadline', 'backoff', 'keep', 'tags', 'metadata', 'open_children',
+                'max_crashes', 'timeout', 'deadline', 'backoff', 'keep', 'tags', 'metadata',
                 'unique', 'on_conflict']))
                 THEN 'has a field no job has'
             WHEN NOT coalesce(errandry.is_name(job ->> 'id') AND errandry.is_name(job ->> 'task'), false)
@@ -288,8 +288,6 @@ BEGIN
             WHEN NOT (job ->> 'max_attempts')::numeric BETWEEN 1 AND 10000
                 OR NOT (job ->> 'max_crashes')::numeric BETWEEN 1 AND 10000
                 THEN 'max_attempts and max_crashes must be whole numbers from 1 to 10000'
-            WHEN NOT (job ->> 'open_children')::numeric BETWEEN 0 AND 100000
-                THEN 'open_children must be a whole number from 0 to 100000'
             WHEN job ->> 'delay' IS NOT NULL AND job ->> 'run_at' IS NOT NULL THEN 'give either run_at or delay'
             WHEN jsonb_path_exists(job, '$.keyvalue() ? (@.key == "run_at" || @.key == "deadline" || @.key == "delay"
                      || @.key == "timeout").value ? (@ != null && (@.type() != "number" || @ < 0 || @ > 100000000000))')

@@ -33,6 +33,8 @@ CREATE TABLE live (
     crashes          INTEGER NOT NULL,
     max_crashes      INTEGER NOT NULL,
     open_children    INTEGER NOT NULL,
+    children         INTEGER NOT NULL,
+    parents          INTEGER NOT NULL,
     timeout          REAL,
     deadline         REAL,
     fence            INTEGER NOT NULL,
@@ -84,6 +86,8 @@ CREATE TABLE history (
     crashes          INTEGER NOT NULL,
     max_crashes      INTEGER NOT NULL,
     open_children    INTEGER NOT NULL,
+    children         INTEGER NOT NULL,
+    parents          INTEGER NOT NULL,
     timeout          REAL,
     deadline         REAL,
     fence            INTEGER NOT NULL,
@@ -113,21 +117,21 @@ CREATE INDEX history_troubled ON history (seq) WHERE state <> 'completed';
 -- All jobs in three parts, so that a search can leave out the parts it does not want.
 CREATE VIEW job AS
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
-       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
-       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, uniqueness, 'live' AS part
+       max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
+       worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'live' AS part
   FROM live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
-       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
-       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, uniqueness, 'completed' AS part
+       max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
+       worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'completed' AS part
   FROM history WHERE state = 'completed'
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
-       max_attempts, releases, crashes, max_crashes, open_children, timeout, deadline, fence, worker, lease_until,
-       cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at, finished_at, expires_at,
-       backoff, keep, progress, tags, errors, logs, uniqueness, 'troubled' AS part
+       max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
+       worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'troubled' AS part
   FROM history INDEXED BY history_troubled WHERE state <> 'completed';
 
 -- One row per (queue, task, group) in use. `ready`: it may have waiting jobs; a lane without the mark has none. `turn`
@@ -179,16 +183,27 @@ CREATE TABLE keys (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX keys_expiry ON keys (expires_at) WHERE expires_at IS NOT NULL;
 
--- Flows: which child a parent waits for, and how that one ended. Kept until the parent has ended.
+-- Flows: which children a parent waits for, in their order, and how they ended. Kept as long as the parent.
 CREATE TABLE edges (
-    parent  TEXT NOT NULL,
-    child   TEXT NOT NULL,
-    policy  TEXT NOT NULL,
+    parent  TEXT    NOT NULL,
+    n       INTEGER NOT NULL,
+    child   TEXT    NOT NULL,
+    seq     INTEGER NOT NULL,
+    policy  TEXT    NOT NULL,
     outcome TEXT,
     result  TEXT,
-    PRIMARY KEY (parent, child)
+    PRIMARY KEY (parent, n)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX edges_child ON edges (child);
+CREATE INDEX edges_child ON edges (seq);
+
+-- Parents that have ended: why their children are still to be canceled, and when their edges go.
+CREATE TABLE closing (
+    parent     TEXT PRIMARY KEY,
+    cancel     TEXT,
+    expires_at REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX closing_canceling ON closing (parent) WHERE cancel IS NOT NULL;
+CREATE INDEX closing_expiry ON closing (expires_at) WHERE cancel IS NULL;
 
 -- One row per pass: its events, and by how much it changed each counter.
 CREATE TABLE events (

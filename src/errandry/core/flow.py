@@ -1,0 +1,146 @@
+"""Flows: jobs that wait for other jobs. Their edges, and what makes a graph of them one that can end."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import ClassVar
+
+from msgspec import Struct
+
+from errandry.core import check
+from errandry.core.job import INSERT_MAX, NewJob
+from errandry.core.state import Move, State
+from errandry.errors import InvalidValue
+
+CHILDREN_MAX = 10_000
+
+
+class Policy(StrEnum):
+    """What becomes of a parent when a child fails, is canceled or is removed before its end.
+
+    fail    it fails too, and its children that nobody has claimed yet are canceled
+    ignore  it goes on as if the child had completed
+    remove  it is removed, and its children that nobody has claimed yet are canceled
+    """
+
+    FAIL = "fail"
+    IGNORE = "ignore"
+    REMOVE = "remove"
+
+
+class Ended(StrEnum):
+    """How a child ended. All but the first count as failed."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    REMOVED = "removed"
+
+
+class Edge(Struct, frozen=True, gc=False):
+    """`parent` waits for `child`."""
+
+    parent: str
+    child: str
+    policy: Policy = Policy.FAIL
+
+    def __post_init__(self) -> None:
+        check.name("parent", self.parent)
+        check.name("child", self.child)
+        if type(self.policy) is not Policy:
+            raise InvalidValue("policy", self.policy, f"must be a Policy: {', '.join(Policy)}")
+
+
+class Await(Struct, frozen=True, gc=False, tag="await"):
+    """Run again when these jobs have ended; this attempt does not count.
+
+    The edges lead from the jobs to each other and to the job that waits, their parent too.
+    """
+
+    move: ClassVar[Move] = Move.AWAIT
+    jobs: tuple[NewJob, ...] = ()
+    edges: tuple[Edge, ...] = ()
+
+
+class Link(Struct, frozen=True, gc=False):
+    """An edge as it is stored: `n` counts the children of a parent from 0, `seq` is the child's own number.
+
+    `outcome` is None while the child has not ended.
+    """
+
+    parent: str
+    n: int
+    child: str
+    seq: int
+    policy: Policy
+    outcome: Ended | None = None
+    result: str | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.outcome is not None and self.outcome is not Ended.COMPLETED
+
+
+ENDED = {
+    State.COMPLETED: Ended.COMPLETED,
+    State.FAILED: Ended.FAILED,
+    State.CANCELED: Ended.CANCELED,
+}
+
+
+def check_jobs(jobs: Sequence[NewJob]) -> None:
+    if len(jobs) > INSERT_MAX:
+        raise InvalidValue("jobs", len(jobs), f"an insert takes 1 to {INSERT_MAX:,} jobs: split it")
+    if len(jobs) > 1:
+        twice = [job_id for job_id, times in Counter(job.id for job in jobs).items() if times > 1]
+        if twice:
+            raise InvalidValue("id", twice[0], "stands twice in one insert")
+
+
+def check_edges(jobs: Sequence[NewJob], edges: Sequence[Edge], awaiting: str | None = None) -> None:
+    """Refuse what could never end, or was not meant: strangers, doubles, circles, too many children.
+
+    The jobs are handed in together; `awaiting` is a job that is there and waits for some of them.
+    """
+    known = {job.id for job in jobs}
+    if awaiting in known:
+        raise InvalidValue("id", awaiting, "is the job that waits: its children need other ids")
+    for edge in edges:
+        if edge.parent not in known and edge.parent != awaiting:
+            raise InvalidValue("parent", edge.parent, "is not among the jobs handed in with it")
+        if edge.child not in known:
+            raise InvalidValue("child", edge.child, "is not among the jobs handed in with it")
+    pairs = Counter((edge.parent, edge.child) for edge in edges)
+    if len(pairs) < len(edges):
+        parent, child = next(pair for pair, times in pairs.items() if times > 1)
+        raise InvalidValue("child", child, f"stands twice under its parent {parent}")
+    for parent, number in Counter(edge.parent for edge in edges).items():
+        check_children(parent, number)
+    check_circles(edges)
+
+
+def check_circles(edges: Sequence[Edge]) -> None:
+    if (stuck := _in_circle(edges)) is not None:
+        raise InvalidValue("child", stuck, "waits for a circle: jobs of a flow cannot wait for each other")
+
+
+def check_children(parent: str, number: int) -> None:
+    if number > CHILDREN_MAX:
+        why = f"a job has at most {CHILDREN_MAX:,} children, not {number:,}: put jobs between them"
+        raise InvalidValue("parent", parent, why)
+
+
+def _in_circle(edges: Iterable[Edge]) -> str | None:
+    """A job of a circle, if there is one: take away what waits for nobody until nothing is left."""
+    parents: dict[str, list[str]] = {}
+    waits: Counter[str] = Counter()
+    for edge in edges:
+        parents.setdefault(edge.child, []).append(edge.parent)
+        waits[edge.parent] += 1
+    free = [child for child in parents if not waits[child]]
+    while free:
+        for parent in parents.pop(free.pop(), ()):
+            waits[parent] -= 1
+            if not waits[parent]:
+                free.append(parent)
+    return next((child for child in parents if waits[child]), None)

@@ -1,0 +1,252 @@
+"""What an end means to the rest of a flow, decided in the pass that brings it.
+
+A child's end is told to its parents before anything else looks at them, so a parent is released in the same
+step as its last child ends. Work that can be large, canceling children and dropping edges, is bounded: what
+is left over stands in the list of closing flows, and upkeep goes on with it.
+
+Parents are locked after their children and in the order of their ids; children of a parent only as far as
+nobody else has them.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from errandry.core import move
+from errandry.core.flow import ENDED, Edge, Ended, Link, Policy, check_circles
+from errandry.core.job import Job, NewJob
+from errandry.core.state import BLOCKED, CANCELED, CLAIMED, FAILED, RUNNING, SCHEDULED, WAITING, Move, Reason
+from errandry.errors import InvalidValue
+from errandry.store.ledger import End, Ledger
+
+UNCLAIMED = (BLOCKED, SCHEDULED, WAITING)
+UNFINISHED = (*UNCLAIMED, CLAIMED, RUNNING)
+
+
+class Ties(Struct, frozen=True):
+    """The edges of an insert that are new, and how many each job has on either side."""
+
+    edges: tuple[Edge, ...]
+    children: Counter[str]
+    parents: Counter[str]
+
+
+def ties(ledger: Ledger, jobs: Sequence[NewJob], edges: Sequence[Edge], there: dict[str, str]) -> Ties:
+    """What is to be tied of these edges, if others are `there` already in place of some jobs.
+
+    Such a child is waited for like the others, if there is still something to wait for. A parent that was
+    there waits for what it waits for: its edges are those of a repeat, and their children are there, or have
+    been.
+    """
+    named = [
+        Edge(there.get(one.parent, one.parent), there.get(one.child, one.child), one.policy) for one in edges
+    ]
+    if named != list(edges):
+        named = list({(edge.parent, edge.child): edge for edge in named}.values())
+        check_circles(named)
+    old = {there[edge.parent] for edge in edges if edge.parent in there}
+    repeated = {(link.parent, link.child) for parent in sorted(old) for link in ledger.tables.under(parent)}
+    for edge in named:
+        if edge.parent in old and (edge.parent, edge.child) not in repeated:
+            why = f"was there before, and does not wait for {edge.child}: hand in a parent with its children"
+            raise InvalidValue("parent", edge.parent, why)
+    there |= {edge.child: edge.child for edge in named if edge.parent in old}
+    made = {new.id for new in jobs if new.id not in there}
+    known = [edge for edge in named if edge.child in made or ledger.get(edge.child) is not None]
+    fresh = [edge for edge in known if edge.parent not in old]
+    return Ties(tuple(fresh), Counter(one.parent for one in fresh), Counter(one.child for one in fresh))
+
+
+def tie(ledger: Ledger, ties: Ties, made: Collection[str], first: int) -> None:
+    """Write down edges of jobs that are there now; those not `made` just now learn of their new parents.
+
+    The children of a job that awaits are numbered from `first` on.
+    """
+    if not ties.edges:
+        return
+    ledger.tables.clear([parent for parent in ties.children if parent in made or not first])
+    numbers: Counter[str] = Counter()
+    links = []
+    children = {child: job for child in ties.parents if (job := ledger.get(child)) is not None}
+    for edge in ties.edges:
+        n = numbers[edge.parent] + (0 if edge.parent in made else first)
+        links.append(Link(edge.parent, n, edge.child, children[edge.child].seq, edge.policy))
+        numbers[edge.parent] += 1
+    ledger.tables.tie(links)
+    for child, parents in ties.parents.items():
+        if child not in made:
+            _wait_for(ledger, children[child], parents)
+
+
+def _wait_for(ledger: Ledger, child: Job, parents: int) -> None:
+    """One that was there gets new parents; if it has ended, they are told."""
+    after = ledger.put(child, replace(child, parents=child.parents + parents))
+    if after.finished:
+        ledger.ended[after.id] = End(after, ENDED[after.state])
+
+
+def release(ledger: Ledger) -> None:
+    """Tell the parents of what has ended, and what that leads to, until nothing follows."""
+    while ledger.ended:
+        ended, ledger.ended = ledger.ended, {}
+        _tell(ledger, [end for end in ended.values() if end.job.parents])
+        for end in ended.values():
+            if end.job.children:
+                _close(ledger, end)
+
+
+def _tell(ledger: Ledger, ends: Sequence[End]) -> None:
+    """Write down how children ended, and move each parent once, whatever number of them it has here."""
+    if not ends:
+        return
+    by_seq = {end.job.seq: end for end in ends}
+    links = ledger.tables.over(sorted(by_seq))
+    ledger.load(sorted({link.parent for link in links}))
+    closed: dict[str, list[Link]] = {}
+    marked = []
+    for link in links:
+        end = by_seq[link.seq]
+        after = replace(link, outcome=end.outcome, result=end.job.result)
+        if after == link or ledger.get(link.parent) is None:
+            continue
+        marked.append(after)
+        if link.outcome is None:
+            closed.setdefault(link.parent, []).append(after)
+    if marked:
+        ledger.tables.mark(marked)
+    for parent in sorted(closed):
+        _count_down(ledger, parent, closed[parent])
+
+
+def _count_down(ledger: Ledger, parent_id: str, closed: Sequence[Link]) -> None:
+    parent = ledger.get(parent_id)
+    if parent is None or parent.state is not BLOCKED:
+        return
+    now = ledger.now
+    fatal = next((link for link in closed if link.has_failed and link.policy is not Policy.IGNORE), None)
+    after = replace(parent, open_children=parent.open_children - len(closed), updated_at=now)
+    if fatal is None and not after.open_children:
+        fatal = ledger.tables.fatal(parent_id)  # a parent may wait again after a child had failed it
+    if fatal is None:
+        if after.open_children:
+            ledger.put(parent, after)
+        else:
+            ledger.move(Move.UNBLOCK, parent, move.unblocked(after, now))
+        return
+    parent = ledger.put(parent, after)
+    if fatal.policy is Policy.REMOVE:
+        ledger.remove(Move.CHILD_FAILED, parent, cancel=Reason.CHILD_FAILED)
+    else:
+        ledger.move(Move.CHILD_FAILED, parent, move.child_failed(parent, fatal.child, now))
+
+
+def _close(ledger: Ledger, end: End) -> None:
+    """A parent has ended: cancel the children that have not, and note when its edges go."""
+    job, cancel = end.job, end.cancel
+    if cancel is not None and not _cancel(ledger, job.id, cancel):
+        cancel = None
+    expires_at = ledger.now if ledger.get(job.id) is None else job.expires_at
+    ledger.tables.enlist(job.id, cancel, ledger.now if expires_at is None else expires_at)
+
+
+def _cancel(ledger: Ledger, parent: str, reason: Reason) -> bool:
+    """Cancel open children, as many as the pass may; whether there may be more.
+
+    With a parent that was canceled all go that have not ended; with one that failed, those nobody has
+    claimed.
+    """
+    states = UNCLAIMED if reason is Reason.CHILD_FAILED else UNFINISHED
+    ledger.flush()
+    if ledger.room > 0:
+        jobs = ledger.tables.unended(parent, states, ledger.room)
+        ledger.room -= len(jobs)
+        for job in jobs:
+            ledger.move(Move.CANCEL, job, move.canceled(job, ledger.now, reason=reason))
+        ledger.flush()
+    return ledger.tables.has_unended(parent, states)
+
+
+def reopen(ledger: Ledger, job: Job) -> set[str]:
+    """`job` runs again: so do parents that failed with a child, and what they wait for. The ids of all."""
+    again, ids = [job], set()
+    while again:
+        job = again.pop()
+        ids.add(job.id)
+        if job.children:
+            ledger.tables.unlist(job.id)
+        if job.parents:
+            for link in ledger.tables.over([job.seq]):
+                again += _reopened(ledger, link)
+    return ids
+
+
+def _reopened(ledger: Ledger, link: Link) -> list[Job]:
+    """What else runs again because the child of this edge does."""
+    parent = ledger.get(link.parent)
+    if parent is None or link.outcome is None or not (parent.finished or parent.state is BLOCKED):
+        return []
+    ledger.tables.mark([replace(link, outcome=None, result=None)])
+    if parent.state is BLOCKED:
+        ledger.put(parent, replace(parent, open_children=parent.open_children + 1, updated_at=ledger.now))
+    elif parent.state is FAILED and parent.reason is Reason.CHILD_FAILED and rival(ledger, parent) is None:
+        revived = _revived(ledger, parent)
+        return [*revived, ledger.move(Move.RERUN, parent, rerun(ledger, parent))]
+    return []
+
+
+def _revived(ledger: Ledger, parent: Job) -> list[Job]:
+    """Children that were canceled only because another one had failed, and theirs."""
+    links = [link for link in ledger.tables.under(parent.id) if link.outcome is Ended.CANCELED]
+    ledger.load([link.child for link in links])
+    revived: list[Job] = []
+    for link in links:
+        child = ledger.get(link.child)
+        if child is None or child.seq != link.seq or not _is_collateral(ledger, child):
+            continue
+        ledger.tables.mark([replace(link, outcome=None, result=None)])
+        revived += _revived(ledger, child) if child.children else []
+        revived.append(ledger.move(Move.RERUN, child, rerun(ledger, child)))
+    return revived
+
+
+def _is_collateral(ledger: Ledger, job: Job) -> bool:
+    """Canceled only because another child of its parent had failed, and free to run again."""
+    is_one = job.state is CANCELED and job.reason is Reason.CHILD_FAILED
+    return is_one and rival(ledger, job) is None
+
+
+def rerun(ledger: Ledger, job: Job, run_at: float | None = None, reset_attempts: bool = False) -> Job:
+    """`job` as it runs again, after its open children if it has any."""
+    if job.children:
+        job = replace(job, open_children=ledger.tables.open_links(job.id))
+    return move.rerun(job, run_at, reset_attempts, ledger.now)
+
+
+def rival(ledger: Ledger, job: Job) -> str | None:
+    """The job that lives and holds the unique key of this one, which is to live again."""
+    if job.unique is None or job.unique.is_aligned:
+        return None
+    holder = ledger.holder(move.slot_of(job, job.unique, ledger.now))
+    if holder is None or holder == job.id:
+        return None
+    other = ledger.get(holder)
+    return None if other is None or other.finished else holder
+
+
+def tidy(ledger: Ledger, limit: int) -> tuple[int, bool]:
+    """Go on with closing flows: how many edges went, and whether there may be more to do."""
+    tables = ledger.tables
+    ledger.room = limit
+    for parent, reason in tables.canceling(limit):
+        if not _cancel(ledger, parent, reason):
+            tables.enlist(parent, None, None)
+    release(ledger)
+    went = 0
+    for parent in tables.outlived_flows(ledger.now, limit):
+        went += tables.untie(parent, limit - went)
+        if went >= limit:
+            return went, True
+        tables.unlist(parent)
+    return went, ledger.room <= 0

@@ -1,0 +1,84 @@
+"""The edges of flows in PostgreSQL, and the list of parents that have ended. No rules."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psycopg import Connection
+
+from errandry.core.flow import Link
+from errandry.core.job import Job
+from errandry.core.state import Reason, State
+from errandry.store import row as rows
+from errandry.store.postgres.array import array
+
+
+class PostgresEdges:
+    """A part of the tables, and how statements are run."""
+
+    def __init__(self, connection: Connection[Any], sql: Mapping[str, str]) -> None:
+        self._cursor, self._sql = connection.cursor(), sql
+        self.is_dirty = False
+
+    def clear(self, parents: Sequence[str]) -> None:
+        for name in ("clear_edges", "clear_closing"):
+            self._run(name, (array(parents),))
+
+    def tie(self, links: Sequence[Link]) -> None:
+        self._run("tie", [array(column) for column in zip(*map(rows.from_link, links), strict=True)])
+        self.is_dirty = True
+
+    def mark(self, links: Sequence[Link]) -> None:
+        marks = [(one.parent, one.n, one.outcome, one.result) for one in links]
+        self._run("mark", [array(column) for column in zip(*marks, strict=True)])
+        self.is_dirty = True
+
+    def over(self, seqs: Sequence[int]) -> list[Link]:
+        return sorted(self._links("over", (array(seqs),)), key=lambda link: (link.parent, link.n))
+
+    def under(self, parent: str) -> list[Link]:
+        return self._links("under", (parent,))
+
+    def open_links(self, parent: str) -> int:
+        return int(self._all("open_links", (parent,))[0][0])
+
+    def fatal(self, parent: str) -> Link | None:
+        return next(iter(self._links("fatal", (parent,))), None)
+
+    def unended(self, parent: str, states: Sequence[State], limit: int) -> list[Job]:
+        return self._jobs("unended", (parent, array(states), limit))
+
+    def has_unended(self, parent: str, states: Sequence[State]) -> bool:
+        return bool(self._all("has_unended", (parent, array(states))))
+
+    def enlist(self, parent: str, cancel: Reason | None, expires_at: float | None) -> None:
+        if expires_at is None:
+            self._run("canceled_flow", (parent,))
+        else:
+            self._run("close_flow", (parent, cancel and cancel.value, expires_at))
+        self.is_dirty = True
+
+    def unlist(self, parent: str) -> None:
+        self._run("forget_flow", (parent,))
+        self.is_dirty = True
+
+    def canceling(self, limit: int) -> list[tuple[str, Reason]]:
+        return [(parent, Reason(cancel)) for parent, cancel in self._all("canceling", (limit,))]
+
+    def outlived_flows(self, now: float, limit: int) -> list[str]:
+        return [parent for (parent,) in self._all("outlived_flows", (now, limit))]
+
+    def untie(self, parent: str, limit: int) -> int:
+        self.is_dirty = True
+        return len(self._all("untie", {"parent": parent, "limit": limit}))
+
+    def _links(self, name: str, bindings: Any) -> list[Link]:
+        return [rows.to_link(row) for row in self._all(name, bindings)]
+
+    def _jobs(self, name: str, params: Any) -> list[Job]:
+        return [rows.to_job(row) for row in self._all(name, params)]
+
+    def _all(self, name: str, params: Any = None) -> list[Any]:
+        return self._cursor.execute(self._sql[name], params).fetchall()
+
+    def _run(self, name: str, params: Any = None) -> None:
+        self._cursor.execute(self._sql[name], params)

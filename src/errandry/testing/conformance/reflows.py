@@ -1,0 +1,284 @@
+"""Flows that are canceled, run again, grow while they run, and are forgotten."""
+
+from typing import Any
+
+import pytest
+
+from errandry.core.command import (
+    ALREADY,
+    WRITTEN,
+    Cancel,
+    Complete,
+    Fail,
+    Insert,
+    Outcome,
+    Remove,
+    Rerun,
+    Settle,
+    Upkeep,
+)
+from errandry.core.flow import Await, Edge, Ended, Policy
+from errandry.core.job import Job, Keep
+from errandry.core.state import State
+from errandry.errors import InvalidValue
+from errandry.store.contract import Store
+from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import ask
+from errandry.testing.given import Given, ref
+
+
+async def _family(
+    given: Given, children: int = 2, policy: Policy = Policy.FAIL, **fields: Any
+) -> tuple[Job, ...]:
+    """A parent and its children, `parent` and `child-1` …, each of a task of its own name."""
+    names = [f"child-{number}" for number in range(1, children + 1)]
+    jobs = [given.job(id=name, task=name, **fields) for name in ("parent", *names)]
+    return await given.flow(jobs, [Edge("parent", name, policy) for name in names])
+
+
+async def _end(given: Given, job: Job, outcome: Outcome | None = None) -> None:
+    taken = await given.taken(job)
+    assert await ask.settle(given.store, taken, outcome or Complete(f'"{job.id}"')) is WRITTEN
+
+
+async def _state(store: Store, job_id: str) -> State | None:
+    [job] = await store.get([job_id])
+    return None if job is None else job.state
+
+
+async def _outcomes(store: Store, parent: str = "parent") -> list[Ended | None]:
+    return [link.outcome for link in await store.children(parent)]
+
+
+class Canceling:
+    async def test_canceling_a_parent_cancels_its_children(self, store: Store, given: Given) -> None:
+        parent, one, two, three = await _family(given, 3)
+        running, done = await given.taken(one), three
+        await _end(given, done)
+
+        answer = await ask.operate(store, Cancel(ids=(parent.id,)))
+
+        assert answer.moved == (parent.id,)
+        assert (await ask.current(store, two)).state is State.CANCELED
+        assert (await ask.current(store, running)).cancel_requested
+        assert (await ask.current(store, done)).state is State.COMPLETED
+
+    async def test_and_theirs(self, store: Store, given: Given) -> None:
+        jobs = [given.job(id=name) for name in "abc"]
+        await given.flow(jobs, [Edge("a", "b"), Edge("b", "c")])
+
+        await ask.operate(store, Cancel(ids=("a",)))
+
+        assert [await _state(store, name) for name in "abc"] == [State.CANCELED] * 3
+
+    async def test_but_not_what_another_parent_waits_for(self, store: Store, given: Given) -> None:
+        jobs = [given.job(id=name) for name in ("one", "two", "shared")]
+        await given.flow(jobs, [Edge("one", "shared"), Edge("two", "shared")])
+
+        await ask.operate(store, Cancel(ids=("one",)))
+        assert await _state(store, "shared") is State.WAITING
+        await ask.operate(store, Cancel(ids=("two",)))
+
+        assert await _state(store, "shared") is State.CANCELED
+
+    async def test_unless_told_not_to(self, store: Store, given: Given) -> None:
+        parent, one, _ = await _family(given)
+
+        await ask.operate(store, Cancel(ids=(parent.id,), children=False))
+
+        assert await _state(store, one.id) is State.WAITING
+
+    async def test_what_a_pass_cannot_cancel_upkeep_does(self, store: Store, given: Given) -> None:
+        names = [f"child-{number}" for number in range(1_200)]
+        jobs = [given.job(id=name) for name in ("parent", *names)]
+        await store.commit([Insert(tuple(jobs), tuple(Edge("parent", name) for name in names))])
+
+        await ask.operate(store, Cancel(ids=("parent",)))
+
+        states = (await store.counts())["default"]
+        assert states == {"canceled": 1_001, "waiting": 200}
+        assert (await ask.upkeep(store, limit=150)).more
+        assert not (await ask.upkeep(store, limit=150)).more
+        assert (await store.counts())["default"] == {"canceled": 1_201}
+
+
+class Rerunning:
+    async def test_rerunning_a_failed_child_reopens_its_parent(self, store: Store, given: Given) -> None:
+        parent, one, two = await _family(given)
+        await _end(given, one, Fail())
+
+        answer = await ask.operate(store, Rerun(ids=(one.id,)))
+
+        assert answer.moved == (one.id,)
+        after = await ask.current(store, parent)
+        assert (after.state, after.reason, after.open_children) == (State.BLOCKED, None, 2)
+        assert await _state(store, two.id) is State.WAITING
+        await _end(given, two)
+        await _end(given, one)
+        assert await _state(store, "parent") is State.WAITING
+        assert await _outcomes(store) == [Ended.COMPLETED] * 2
+
+    async def test_and_its_parents_parent(self, store: Store, given: Given) -> None:
+        jobs = [given.job(id=name, task=name) for name in ("a", "b", "c", "d", "e")]
+        edges = [Edge("a", "b"), Edge("b", "c"), Edge("a", "d"), Edge("d", "e")]
+        await given.flow(jobs, edges)
+        await _end(given, await given.current("c"), Fail())
+        assert [await _state(store, one) for one in "abde"] == [
+            *(State.FAILED, State.FAILED, State.CANCELED, State.CANCELED)
+        ]
+
+        await ask.operate(store, Rerun(ids=("c",)))
+
+        states = [await _state(store, one) for one in "abcde"]
+        blocked, waiting = State.BLOCKED, State.WAITING
+        assert states == [blocked, blocked, waiting, blocked, waiting]
+        for name in "cebda":
+            await _end(given, await given.current(name))
+
+    async def test_a_parent_that_waits_again_still_cannot_do_without_the_other(
+        self, store: Store, given: Given
+    ) -> None:
+        _, one, two = await _family(given)
+        running = await given.taken(two)
+        await _end(given, one, Fail())
+        await ask.settle(store, running, Fail())
+        await ask.operate(store, Rerun(ids=(one.id,)))
+
+        await _end(given, one)
+
+        assert await _state(store, "parent") is State.FAILED
+
+    async def test_a_child_rerun_while_its_parent_waits_is_waited_for_again(
+        self, store: Store, given: Given
+    ) -> None:
+        parent, one, two = await _family(given)
+        await _end(given, one)
+        await ask.operate(store, Rerun(ids=(one.id,)))
+        assert (await ask.current(store, parent)).open_children == 2
+        await _end(given, two)
+        assert await _state(store, "parent") is State.BLOCKED
+
+        await _end(given, one)
+
+        assert await _state(store, "parent") is State.WAITING
+
+    async def test_a_whole_flow_reruns_from_its_leaves(self, store: Store, given: Given) -> None:
+        parent, one, two = await _family(given)
+        for job in (one, two, parent):
+            await _end(given, job)
+
+        await ask.operate(store, Rerun(ids=(two.id, one.id, parent.id)))
+
+        assert (await ask.current(store, parent)).open_children == 2
+        for job in (one, two, parent):
+            await _end(given, job, Complete('"again"'))
+        assert [link.result for link in await store.children("parent")] == ['"again"'] * 2
+
+    async def test_a_parent_may_run_with_what_its_children_left(self, store: Store, given: Given) -> None:
+        parent, one, _ = await _family(given)
+        await _end(given, one, Fail())
+
+        await ask.operate(store, Rerun(ids=(parent.id,)))
+
+        assert await _state(store, "parent") is State.WAITING
+
+
+class Awaiting:
+    async def test_a_running_job_waits_for_new_children_and_runs_again(
+        self, store: Store, given: Given
+    ) -> None:
+        job = await given.running(id="parent", task="parent")
+        children = tuple(given.job(id=name, task=name) for name in ("one", "two"))
+        outcome = Await(children, (Edge("parent", "one"), Edge("parent", "two")))
+
+        assert await ask.settle(store, job, outcome) is WRITTEN
+        assert await ask.settle(store, job, outcome) is ALREADY
+
+        after = await ask.current(store, job)
+        assert (after.state, after.attempts, after.open_children) == (State.BLOCKED, 0, 2)
+        assert (after.worker, after.lease_until) == (None, None)
+        for child in children:
+            await _end(given, await given.current(child.id))
+        again = await given.taken(job)
+        assert (again.attempts, again.children) == (1, 2)
+        assert again.fence > job.fence
+
+    async def test_more_than_once(self, store: Store, given: Given) -> None:
+        job = await given.running(id="parent", task="parent")
+        for name in ("one", "two"):
+            child = given.job(id=name, task=name)
+            await ask.settle(store, job, Await((child,), (Edge("parent", name),)))
+            await _end(given, await given.current(name))
+            job = await given.taken(job)
+
+        links = await store.children("parent")
+
+        assert [(link.n, link.result) for link in links] == [(0, '"one"'), (1, '"two"')]
+
+    async def test_with_a_flow_of_its_own(self, store: Store, given: Given) -> None:
+        job = await given.running(id="parent", task="parent")
+        jobs = tuple(given.job(id=name, task=name) for name in ("one", "two"))
+        await ask.settle(store, job, Await(jobs, (Edge("parent", "one"), Edge("one", "two"))))
+        assert await _state(store, "one") is State.BLOCKED
+        for name in ("two", "one"):
+            await _end(given, await given.current(name))
+
+        assert await _state(store, "parent") is State.WAITING
+
+    async def test_a_cancel_asked_for_wins(self, store: Store, given: Given) -> None:
+        job = await given.running(id="parent")
+        await ask.operate(store, Cancel(ids=(job.id,)))
+
+        await ask.settle(store, job, Await((given.job(id="one"),), (Edge("parent", "one"),)))
+
+        assert await _state(store, "parent") is State.CANCELED
+        assert await store.get(["one"]) == [None]
+
+    async def test_what_is_too_large_changes_nothing(self, store: Store, given: Given) -> None:
+        job = await given.running(id="parent")
+        large = given.job(id="child", payload='"' + "x" * 2**20 + '"')
+        before = await ask.everything(store)
+
+        await ask.settle(store, job, Await((large,), (Edge("parent", "child"),)))
+
+        assert await ask.everything(store) == before
+
+    async def test_children_beyond_the_bound_are_refused(self, given: Given) -> None:
+        job = await given.running(id="parent")
+
+        with pytest.raises(InvalidValue, match="not among the jobs"):
+            Settle(ref(job), Await((given.job(id="one"),), (Edge("stranger", "one"),)))
+
+
+class Forgetting:
+    async def test_edges_go_with_their_parent_in_bounded_steps(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        parent, *children = await _family(given, 5, keep=Keep(60.0, 60.0, 60.0))
+        for job in (*children, parent):
+            await _end(given, job)
+        assert len(await store.children("parent")) == 5
+        clock.advance(60)
+
+        left = []
+        for _ in range(4):
+            await ask.one(store, Upkeep(2))
+            left.append(len(await store.children("parent")))
+
+        assert left[-1] == 0
+        assert all(before - after <= 2 for before, after in zip([5, *left], left, strict=False))
+
+    @pytest.mark.parametrize("keep", [Keep(0, 0, 0), None])
+    async def test_edges_of_a_parent_that_was_removed_go(
+        self, store: Store, given: Given, keep: Keep | None
+    ) -> None:
+        parent, child = await _family(given, 1, keep=keep)
+        await _end(given, child)
+        if keep is None:
+            await ask.operate(store, Remove(ids=("parent",)))
+        else:
+            await _end(given, parent)
+
+        await ask.upkeep(store)
+
+        assert await store.children("parent") == []
