@@ -7,7 +7,7 @@
     ├── QueryError (ValueError)          a query that cannot be read
     ├── UnknownJob (LookupError)         no job has this id
     ├── InvalidMove                      the job's state does not allow it
-    ├── DuplicateJob                     its unique key has a live holder
+    ├── DuplicateJob                     another job holds its unique key
     ├── QueueFull                        the queue takes no more
     ├── UnknownTask (LookupError)        no task of this name is declared here
     ├── JobFailed                        its result was asked for, but it failed
@@ -110,7 +110,7 @@ class InvalidMove(ErrandryError):
 
 
 class DuplicateJob(ErrandryError):
-    """A live job already holds the unique key."""
+    """Another job holds the unique key. Nothing was inserted, or run again."""
 
     def __init__(self, key: str, job_id: str) -> None:
         super().__init__(key, job_id)

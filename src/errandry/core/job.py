@@ -188,7 +188,7 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         if self.tags:
             check_tags(self.tags)
         if type(self.on_conflict) is not Conflict:
-            raise InvalidValue("on_conflict", self.on_conflict, f"must be one of {', '.join(Conflict)}")
+            raise InvalidValue("on_conflict", self.on_conflict, "must be Conflict.RETURN, RAISE or REPLACE")
         if self.metadata is not None:
             check.sized("metadata", check.document("metadata", self.metadata), 65_536)
         self._check_times()
