@@ -30,6 +30,7 @@ from errandry.core.job import Failure, Keep, NewJob
 from errandry.core.query import parse
 from errandry.core.retry import Backoff
 from errandry.core.state import TERMINAL, Reason
+from errandry.core.unique import Unique
 from errandry.errors import ErrandryError, StoreUnavailable
 from errandry.store.contract import Happened, Store
 from errandry.store.engine import Engine
@@ -83,6 +84,7 @@ class Crowd:
             backoff=Backoff(start=0.0, jitter=0.0),
             max_attempts=50,
             max_crashes=50,
+            unique=Unique(f"key of {job_id}") if self.dice.random() < 0.5 else None,
         )
 
     async def claim(self, worker: str, engine: Engine) -> None:
