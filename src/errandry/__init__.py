@@ -1,11 +1,12 @@
 """Errandry: background jobs for Python, kept through crashes, from one SQLite file to a database server."""
 
 from errandry.app import Errandry
-from errandry.context import JobContext, current
+from errandry.context import Child, JobContext, current
 from errandry.core.job import Keep, Progress
 from errandry.core.retry import Backoff, Curve
 from errandry.core.state import State
 from errandry.errors import ErrandryError
+from errandry.flow import Flow, chain, chord, flow
 from errandry.handle import Job
 from errandry.outcome import Cancel, Fail, Retry, Snooze
 from errandry.task import Task
@@ -17,10 +18,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Backoff",
     "Cancel",
+    "Child",
     "Curve",
     "Errandry",
     "ErrandryError",
     "Fail",
+    "Flow",
     "Job",
     "JobContext",
     "Keep",
@@ -33,5 +36,8 @@ __all__ = [
     "Worker",
     "WorkerOptions",
     "__version__",
+    "chain",
+    "chord",
     "current",
+    "flow",
 ]

@@ -12,14 +12,16 @@ from errandry.bound import Bound
 from errandry.client import Client, several
 from errandry.clock import Clock
 from errandry.codec import About, Codec, from_json
-from errandry.context import JobContext
+from errandry.context import Child, JobContext
 from errandry.core.command import Inserted
 from errandry.core.event import Filter
+from errandry.core.flow import Edge, Link
 from errandry.core.gate import GateKind
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.move import created
 from errandry.errors import InvalidValue
+from errandry.flow import Flow
 from errandry.gates import Gate
 from errandry.handle import Job
 from errandry.options import BatchOptions, TaskOptions, UseOptions
@@ -204,6 +206,33 @@ class Errandry(Client):
         """`enqueue_many` for code without an event loop."""
         return self.sync.run(self._kept, self._hooked(self._asked(requests))) if requests else []
 
+    async def enqueue_flow(self, flow: Flow[R]) -> Job[R]:
+        """All jobs of a flow, or none, in one write; returns the one that all others lead to."""
+        jobs, edges = self._flowing(flow)
+        return (await self._kept(jobs, edges))[0]
+
+    def enqueue_flow_sync(self, flow: Flow[R]) -> Job[R]:
+        """`enqueue_flow` for code without an event loop."""
+        return self.sync.run(self._kept, *self._flowing(flow))[0]
+
+    async def family(self, job_id: str) -> tuple[Child, ...]:
+        """The children of a job as its handler sees them."""
+        return tuple([self._child(link) for link in await self.children(job_id)])
+
+    def _child(self, link: Link) -> Child:
+        result = None
+        if link.result is not None:
+            task = self.tasks.get(link.task)
+            text = self.codec.unseal(link.result, About(link.child, link.task, "result"))
+            result = (task.signature.read_result if task else from_json)(text)
+        return Child(link.child, link.task, link.outcome, result)
+
+    def _flowing(self, flow: Flow[Any]) -> tuple[list[NewJob], tuple[Edge, ...]]:
+        requests = flow.requests()
+        jobs = self._hooked(self._asked(requests))
+        ids = {request.job.id: job.id for request, job in zip(requests, jobs, strict=True)}
+        return jobs, tuple(Edge(ids[one.parent], ids[one.child], one.policy) for one in flow.edges())
+
     def bind(self, connection: object) -> Bound:
         """Enqueue over a connection of yours, in its transaction: `jobs.bind(connection).enqueue_many(…)`.
 
@@ -253,8 +282,8 @@ class Errandry(Client):
         text = task.signature.write((), dict(value))
         return self.codec.seal(text, About(record.id, record.task, field))
 
-    async def _kept(self, jobs: list[NewJob]) -> list[Job[Any]]:
-        answer = await self.insert(jobs)
+    async def _kept(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
+        answer = await self.insert(jobs, edges)
         there = list(answer.existed | answer.replaced)
         return self._handles(jobs, answer, await self.engine.call(self.store.get, there) if there else [])
 

@@ -27,6 +27,7 @@ from errandry.core.command import (
     WorkerInfo,
 )
 from errandry.core.event import Event, Filter, Kind
+from errandry.core.flow import Edge, Link
 from errandry.core.gate import Gate as Gating
 from errandry.core.gate import GateKind, Pausing
 from errandry.core.job import Job as Record
@@ -113,9 +114,13 @@ class Client:
             raise InvalidValue("wrap", around, "the store is open already: wrap it before its first use")
         self.engine = Engine(around(self.store), self._limits, self.clock)
 
-    async def insert(self, jobs: builtins.list[NewJob]) -> Inserted:
+    async def insert(self, jobs: builtins.list[NewJob], edges: tuple[Edge, ...] = ()) -> Inserted:
         """All of these, or none. Returns when they are durable."""
-        return await self._submit(Insert(tuple(jobs)), Inserted)
+        return await self._submit(Insert(tuple(jobs), edges), Inserted)
+
+    async def children(self, job_id: str) -> builtins.list[Link]:
+        """The jobs that one waits for, or has waited for, in their order, and how they ended."""
+        return await self.engine.call(self.store.children, job_id)
 
     async def record(self, job_id: str) -> Record:
         """The job as stored; UnknownJob if there is none."""
@@ -179,8 +184,14 @@ class Client:
             held=tuple(await self.store.held(LINE_MAX)),
             ahead=await self._ahead(job, in_queue),
             in_queue=in_queue,
+            children=await self._open_children(job),
         )
         return why(facts)
+
+    async def _open_children(self, job: Record) -> tuple[str, ...]:
+        if job.state is not State.BLOCKED:
+            return ()
+        return tuple(link.child for link in await self.store.children(job.id) if link.outcome is None)
 
     async def _ahead(self, job: Record, in_queue: int) -> int | None:
         """How many jobs of its queue are before it; None if they are too many to look at."""

@@ -3,11 +3,31 @@
 from collections.abc import Callable
 from contextvars import ContextVar
 from threading import Event, Lock
-from typing import Any
+from typing import Any, Literal, NoReturn
 
+from msgspec import Struct
+
+from errandry.core.flow import Ended
 from errandry.core.job import Job, Log, Progress
+from errandry.outcome import Await
 
 _lock = Lock()
+
+
+class Child(Struct, frozen=True):
+    """A job that this one has waited for: how it ended, and its result if it completed."""
+
+    id: str
+    task: str
+    outcome: Ended | None
+    result: Any = None
+
+    @property
+    def failed(self) -> bool:
+        """Failed, canceled or removed."""
+        return self.outcome is not Ended.COMPLETED
+
+
 _current: ContextVar["JobContext"] = ContextVar("errandry_job")
 
 
@@ -22,6 +42,7 @@ class JobContext:
         self.job = job
         self._note = note
         self._hide: Callable[[str], str] = str
+        self._children: tuple[Child, ...] | None = None
         self._stopped = False
         self._stop: Event | None = None  # made when a thread waits for it: few do, and it is not cheap
 
@@ -66,6 +87,23 @@ class JobContext:
     def log(self, text: Any, level: str = "info") -> None:
         """Add a line to the job's log. Returns at once; written with the next pass."""
         self._note(None, (Log(0.0, self._hide(str(text)), level),))
+
+    def children(self) -> tuple[Child, ...]:
+        """The jobs that this one has waited for, in their order."""
+        if self._children is None and self.job.children:
+            raise TypeError("a handler in a process does not see its children: leave out run='process'")
+        return self._children or ()
+
+    def spawn(self, *calls: object, policy: Literal["fail", "ignore", "remove"] = "fail") -> NoReturn:
+        """End this run and have these calls, `task.new(…)` or flows, run first.
+
+        When they have ended the handler is called again, from its beginning, and has them in `children()`.
+        """
+        raise Await(calls, policy)
+
+    def adopt(self, children: tuple[Child, ...]) -> None:
+        """These are its children; for the worker."""
+        self._children = children
 
     def hide(self, hide: Callable[[str], str]) -> None:
         """Have all texts go through `hide` before they are kept; for the worker."""

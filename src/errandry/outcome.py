@@ -41,6 +41,17 @@ class Snooze(Outcome):
         return f"snoozed for {self.after:g} s"
 
 
+class Await(Outcome):
+    """Run again when these calls have ended; this attempt does not count. See `JobContext.spawn`."""
+
+    def __init__(self, calls: tuple[object, ...], policy: str = "fail") -> None:
+        super().__init__(calls, policy)
+        self.calls, self.policy = calls, policy
+
+    def __str__(self) -> str:
+        return f"it waits for {len(self.calls)} jobs that it has spawned"
+
+
 class Fail(Outcome):
     """Failed for good: no further try, whatever attempts are left."""
 

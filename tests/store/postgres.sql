@@ -16,6 +16,7 @@ TABLE edges WITH {fillfactor=80}
     parent text COLLATE "C" NOT NULL
     n bigint NOT NULL
     child text COLLATE "C" NOT NULL
+    task text COLLATE "C" NOT NULL
     seq bigint NOT NULL
     policy text COLLATE "C" NOT NULL
     outcome text COLLATE "C"

@@ -63,7 +63,7 @@ class Await(Struct, frozen=True, gc=False, tag="await"):
 
 
 class Link(Struct, frozen=True, gc=False):
-    """An edge as it is stored: `n` counts the children of a parent from 0, `seq` is the child's own number.
+    """An edge as it is stored: `n` counts the children of a parent from 0, `seq` is the child's number.
 
     `outcome` is None while the child has not ended.
     """
@@ -71,6 +71,7 @@ class Link(Struct, frozen=True, gc=False):
     parent: str
     n: int
     child: str
+    task: str
     seq: int
     policy: Policy
     outcome: Ended | None = None

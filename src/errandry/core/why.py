@@ -67,11 +67,15 @@ class Why(Struct, frozen=True):
     reasons: tuple[Because, ...]
 
 
+NAMED = 5
+"""So many children are named."""
+
+
 class Facts(Struct, frozen=True, kw_only=True):
     """All that is looked at: the gates the job has to pass, every worker, and the line.
 
     `held` are the jobs workers have. `ahead` is how many jobs of its queue are before it, None where
-    `in_queue` are too many to count.
+    `in_queue` are too many to count. `children` are the ids of those it waits for.
     """
 
     job: Job
@@ -81,6 +85,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     held: tuple[Job, ...] = ()
     ahead: int | None = 0
     in_queue: int = 0
+    children: tuple[str, ...] = ()
 
 
 Gate = Callable[[Facts], Iterator[Because]]
@@ -137,9 +142,10 @@ def _held(facts: Facts) -> Iterator[Because]:
 
 
 def _blocked(facts: Facts) -> Iterator[Because]:
-    yield Because(
-        Code.BLOCKED, f"It waits for {_number(facts.job.open_children, 'child', 'children')} to end."
-    )
+    waits = f"It waits for {_number(facts.job.open_children, 'child', 'children')} to end"
+    named = ", ".join(facts.children[:NAMED])
+    more = ", …" if len(facts.children) > NAMED else ""
+    yield Because(Code.BLOCKED, f"{waits}: {named}{more}" if named else f"{waits}.")
 
 
 def _lapsed(facts: Facts) -> Iterator[Because]:

@@ -72,12 +72,13 @@ def tie(ledger: Ledger, ties: Ties, made: Collection[str], first: int) -> None:
     children = {child: job for child in ties.parents if (job := ledger.get(child)) is not None}
     for edge in ties.edges:
         n = numbers[edge.parent] + (0 if edge.parent in made else first)
-        links.append(Link(edge.parent, n, edge.child, children[edge.child].seq, edge.policy))
+        child = children[edge.child]
+        links.append(Link(edge.parent, n, child.id, child.task, child.seq, edge.policy))
         numbers[edge.parent] += 1
     ledger.tables.tie(links)
-    for child, parents in ties.parents.items():
-        if child not in made:
-            _wait_for(ledger, children[child], parents)
+    for one, parents in ties.parents.items():
+        if one not in made:
+            _wait_for(ledger, children[one], parents)
 
 
 def _wait_for(ledger: Ledger, child: Job, parents: int) -> None:

@@ -104,8 +104,8 @@ def from_link(link: Link) -> Row:
 
 
 def to_link(row: Sequence[Any]) -> Link:
-    parent, n, child, seq, policy, outcome, result = row
-    return Link(parent, n, child, seq, _POLICIES[policy], _OUTCOMES[outcome], result)
+    parent, n, child, task, seq, policy, outcome, result = row
+    return Link(parent, n, child, task, seq, _POLICIES[policy], _OUTCOMES[outcome], result)
 
 
 def text(value: Any) -> str:

@@ -19,10 +19,12 @@ from errandry import outcome as said
 from errandry.app import Call, Errandry
 from errandry.codec import About, Codec, to_json
 from errandry.context import JobContext, enter
-from errandry.core.command import Complete, Fail, GiveUp, Outcome, Release, Retry, Snooze
+from errandry.core.command import Complete, Fail, GiveUp, Outcome, Release, Retry, Settle, Snooze
+from errandry.core.flow import Await
 from errandry.core.job import Failure, Job
 from errandry.core.state import Reason
 from errandry.errors import InvalidValue
+from errandry.flow import spawned
 from errandry.hiding import Hiding
 from errandry.task import Task
 from errandry.worker.run import Batch, Run, Stop
@@ -157,6 +159,8 @@ class Attempts:
                 return replace(outcome, pause_group=pause_group)
             case said.Snooze(after=after):
                 return Snooze(after)
+            case said.Await(calls=calls, policy=policy):
+                return _awaiting(run, calls, policy)
             case said.Fail():
                 return Fail(failure(error, Reason.UNRECOVERABLE))
             case said.Cancel():
@@ -188,6 +192,18 @@ def _each(task: str, value: Any, count: int) -> Sequence[Any]:
             "results", len(value), f"task {task} was called for {count} jobs: return one for each"
         )
     return value
+
+
+def _awaiting(run: Run, calls: tuple[Any, ...], policy: str) -> Outcome:
+    """Refused for good what no other try would make right."""
+    try:
+        if not calls:
+            raise InvalidValue("calls", calls, "give at least one call to wait for")
+        awaited = Await(*spawned(run.job.id, calls, policy))
+        Settle(run.ref, awaited)
+    except (InvalidValue, ValueError) as error:
+        return Fail(Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error)))
+    return awaited
 
 
 def _unusable(error: InvalidValue) -> Outcome:

@@ -129,6 +129,9 @@ class Executor:
         payloads, arguments = self._read(batch, task)
         if not batch.runs:
             return []
+        for run in batch.runs:
+            if run.job.children:
+                run.ctx.adopt(await self._app.family(run.job.id))
         if self._children is not None and task.runner is Runner.PROCESS:
             return await self._in_child(self._children, batch, task, payloads)
         if batch.timeout is None:

@@ -206,6 +206,7 @@ CREATE TABLE errandry.edges (
     parent  text COLLATE "C" NOT NULL,
     n       bigint           NOT NULL,
     child   text COLLATE "C" NOT NULL,
+    task    text COLLATE "C" NOT NULL,
     seq     bigint           NOT NULL,
     policy  text COLLATE "C" NOT NULL,
     outcome text COLLATE "C",

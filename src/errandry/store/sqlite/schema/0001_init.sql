@@ -188,6 +188,7 @@ CREATE TABLE edges (
     parent  TEXT    NOT NULL,
     n       INTEGER NOT NULL,
     child   TEXT    NOT NULL,
+    task    TEXT    NOT NULL,
     seq     INTEGER NOT NULL,
     policy  TEXT    NOT NULL,
     outcome TEXT,
