@@ -167,6 +167,26 @@ async def test_statements_use_their_indexes(size: int) -> None:
                 assert "Seq Scan" not in plan, f"{name}:\n{plan}"
 
 
+WRITES = ("claim", "renew", "update", "finish_live", "line_up")
+
+
+@pytest.mark.slow("fills tables")
+async def test_rows_are_looked_up_even_if_the_table_was_last_seen_empty() -> None:
+    async with filled(1_000, 0) as store:
+        statements, text = store.address.statements(), store.address.text
+        with psycopg.connect(server().url(), autocommit=True) as db, db.transaction(force_rollback=True):
+            db.execute(text("UPDATE pg_class SET reltuples = 0 WHERE oid = 'errandry.live'::regclass"))
+            db.execute(statements["head"], ("1s", "{}"))
+            for name in WRITES:
+                for size in (1, 100, 5_000):
+                    others = statements[name].count("%s") - 1
+                    params = [array(range(size)), *[array([None] * size)] * others]
+                    plan = explained(db, statements[name], params)
+                    assert "Join Filter" not in plan, f"{name}:\n{plan}"
+                    assert "live_pkey" in used(plan), f"{name}:\n{plan}"
+                    assert "Tid Scan on live" in plan, f"{name}:\n{plan}"
+
+
 LISTS = {
     "": {"history_pkey", "live_pkey"},
     "state:completed": {"history_pkey"},

@@ -11,7 +11,7 @@ WRITES = ("finish_live", "delete_live", "delete_history", "finish", "insert", "u
 """Deletions first: a row that moves to the other table, or is written anew, keeps its number and id."""
 
 ENDED = (7, 8)
-FINISHED = (31, 32)
+FINISHED = (rows.FIELDS.index("finished_at"), rows.FIELDS.index("expires_at"))
 """Where in a row of `finish_live` and of `finish` the time of the end and that of the expiry stand."""
 
 Batches = dict[str, list[rows.Row]]

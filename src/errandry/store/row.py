@@ -17,6 +17,7 @@ from errandry.core.unique import Unique
 
 Row = tuple[Any, ...]
 
+FIELDS = Job.__struct_fields__
 PLAIN = 35
 """So many columns are stored as they are; the rest is JSON."""
 COLUMNS = PLAIN + 7

@@ -67,6 +67,10 @@ INSERT INTO errandry.ended SELECT id, seq, day FROM ended;
 
 -- name: update
 -- Everything that can change while a job is not finished; parameters are whole rows.
+--
+-- Here and below: each row is looked up by its number, whatever the planner knows of the table. Else it would, when the
+-- table was last seen empty, compare all its rows with all that are given. So it must not choose (OFFSET 0), and must not
+-- expect many: the last condition is always true, but nobody told it.
 UPDATE errandry.live
    SET state = new.state, reason = new.reason, settled = new.settled, payload = new.payload, priority =
        new.priority, place = new.place, run_at = new.run_at, attempts = new.attempts, max_attempts =
@@ -75,28 +79,34 @@ UPDATE errandry.live
        cancel_requested = new.cancel_requested, result = new.result, updated_at = new.updated_at, claimed_at =
        new.claimed_at, started_at = new.started_at, progress = new.progress, tags = new.tags, errors =
        new.errors, logs = new.logs, lane = new.lane
-  FROM unnest(
+  FROM (SELECT spot.ctid AS spot, given.*
+          FROM unnest(
     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
     %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
     %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::bigint[])
-    AS new (seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at,
+            AS given (seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at,
             attempts, max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout,
             deadline, fence, worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at,
             started_at, finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness,
-            lane)
- WHERE live.seq = new.seq;
+            lane),
+               LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS spot
+         WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
+ WHERE live.ctid = new.spot;
 
 -- name: finish_live
 -- The same from the row it has in `live`: what an end leaves alone is copied, not sent.
 WITH gone AS (
     DELETE FROM errandry.live
-     USING unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::text[],
+     USING (SELECT spot.ctid AS spot, given.*
+          FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::text[],
                   %s::float8[], %s::float8[], %s::text[], %s::integer[])
-        AS new (seq, state, reason, settled, releases, crashes, result, updated_at, expires_at, errors, day)
-     WHERE live.seq = new.seq
+            AS given (seq, state, reason, settled, releases, crashes, result, updated_at, expires_at, errors, day),
+               LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS spot
+         WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
+     WHERE live.ctid = new.spot
     RETURNING live.seq, id, task, queue, grp, new.state, ordering, new.reason, new.settled, payload, priority,
               NULL::bigint, run_at, attempts, max_attempts, new.releases, new.crashes, max_crashes, open_children,
               children, parents, timeout, deadline, fence, worker, NULL::float8, cancel_requested, new.result, metadata, created_at,
@@ -111,15 +121,22 @@ UPDATE errandry.live
    SET state = new.state, attempts = new.attempts, fence = new.fence, worker = new.worker,
        lease_until = new.lease_until, updated_at = new.updated_at, claimed_at = new.updated_at,
        started_at = new.started_at, settled = NULL, progress = NULL, place = NULL, lane = NULL
-  FROM unnest(%s::bigint[], %s::text[], %s::bigint[], %s::bigint[], %s::text[], %s::float8[], %s::float8[],
+  FROM (SELECT spot.ctid AS spot, given.*
+          FROM unnest(%s::bigint[], %s::text[], %s::bigint[], %s::bigint[], %s::text[], %s::float8[], %s::float8[],
               %s::float8[])
-    AS new (seq, state, attempts, fence, worker, lease_until, updated_at, started_at)
- WHERE live.seq = new.seq;
+            AS given (seq, state, attempts, fence, worker, lease_until, updated_at, started_at),
+               LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS spot
+         WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
+ WHERE live.ctid = new.spot;
 
 -- name: renew
 UPDATE errandry.live SET lease_until = new.lease_until, updated_at = new.updated_at
-  FROM unnest(%s::bigint[], %s::float8[], %s::float8[]) AS new (seq, lease_until, updated_at)
- WHERE live.seq = new.seq;
+  FROM (SELECT spot.ctid AS spot, given.*
+          FROM unnest(%s::bigint[], %s::float8[], %s::float8[])
+            AS given (seq, lease_until, updated_at),
+               LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS spot
+         WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
+ WHERE live.ctid = new.spot;
 
 -- name: delete_live
 DELETE FROM errandry.live WHERE seq = ANY (%s::bigint[]);
@@ -277,8 +294,12 @@ SELECT * FROM errandry.live WHERE state = 'waiting' AND lane IS NULL
 
 -- name: line_up
 UPDATE errandry.live SET lane = new.lane
-  FROM unnest(%s::bigint[], %s::bigint[]) AS new (seq, lane)
- WHERE live.seq = new.seq;
+  FROM (SELECT spot.ctid AS spot, given.*
+          FROM unnest(%s::bigint[], %s::bigint[])
+            AS given (seq, lane),
+               LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS spot
+         WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
+ WHERE live.ctid = new.spot;
 
 -- name: open_lanes
 -- Lanes with waiting jobs, of these queues and tasks (NULL: all) and not of those, while none has a group. The most
