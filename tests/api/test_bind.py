@@ -21,11 +21,13 @@ from sqlalchemy.orm import scoped_session, sessionmaker
 from errandry import Errandry, State
 from errandry.core.command import Claim, Insert
 from errandry.core.event import Kind
+from errandry.core.gate import GateKind, PutRule
 from errandry.core.job import Job as Record
 from errandry.core.job import Keep, NewJob, Order
 from errandry.core.retry import Backoff, Curve
+from errandry.core.rule import Rule
 from errandry.core.unique import Scope, Unique
-from errandry.errors import InvalidArguments, InvalidValue, StoreRefused, TooLarge, UnknownJob
+from errandry.errors import InvalidArguments, InvalidValue, QueueFull, StoreRefused, TooLarge, UnknownJob
 from errandry.store.contract import Bounds
 from errandry.store.postgres.driver import PostgresStore
 from errandry.task import Task
@@ -62,6 +64,20 @@ async def caller(shop: Errandry) -> AsyncIterator[Caller]:
 def schema(jobs: Errandry) -> str:
     assert isinstance(jobs.store, PostgresStore)
     return jobs.store.address.schema
+
+
+@pytest.mark.parametrize("library", CALLERS)
+async def test_a_full_queue_takes_no_more_from_anybody(shop: Errandry, send: Send, library: str) -> None:
+    await shop.engine.submit(PutRule(GateKind.QUEUE, "default", Rule(max_size=2, group_max_size=1)))
+    await send.enqueue("bob")
+    async with CALLERS[library](server()) as caller:
+        await enqueue(caller, send.using(group="g"), "ada")
+        with pytest.raises(QueueFull) as full:
+            await enqueue(caller, send, "grace")
+        await caller.rollback()
+
+    assert (full.value.queue, full.value.size, full.value.bound) == ("default", 2, 2)
+    assert await shop.counts() == {"default": {"waiting": 1}}
 
 
 @pytest.mark.parametrize("library", CALLERS)

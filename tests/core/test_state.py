@@ -13,6 +13,7 @@ DESIGN = {
     "unblock": ("blocked", "waiting", "scheduled", "the store"),
     "child_failed": ("blocked", "failed", "gone", "the store"),
     "lapse": (UNTAKEN, "failed", "", "anyone"),
+    "drop": ("waiting", "failed", "", "the store"),
     "claim": ("waiting", "claimed", "running", "worker"),
     "start": ("claimed", "running", "", "worker"),
     "renew": ("claimed running", "same", "", "worker"),

@@ -1,15 +1,16 @@
 """The handlers of the fault tests. Each writes into the journal that it starts and how it ends."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any
+from typing import IO, Any
 
-from errandry import JobContext
+from errandry import Fail, JobContext
 from tests.faults.history import Ended, Journal, Started
 
 BEAT = 0.01
@@ -145,8 +146,29 @@ async def poison_many(ctx: JobContext, poisoned: list[bool]) -> list[Result]:
 
 BATCHED: tuple[Callable[..., Any], ...] = (hold_many, poison_many)
 """Called for up to ten jobs."""
+
+
+async def permitted(ctx: JobContext, permits: int, seconds: float) -> Result:
+    """Takes one of so many locks, which the system drops when the process dies; fails if there is none."""
+    with told(ctx) as result, ExitStack() as stack:
+        folder = os.environ["TMPDIR"]
+        files = [stack.enter_context(open(f"{folder}/permit-{n}", "a")) for n in range(permits)]
+        if not any(map(_is_locked, files)):
+            raise Fail(f"more than {permits} run at once")
+        await asyncio.sleep(seconds)
+        return result
+
+
+def _is_locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 HANDLERS: tuple[Callable[..., Any], ...] = (
-    *(quick, rest, rest_in_thread, stumble, hold, hold_in_thread, insist),
+    *(quick, rest, rest_in_thread, stumble, hold, hold_in_thread, insist, permitted),
     *(block, burn, kill, kill_in_thread, poison),
 )
 

@@ -42,7 +42,7 @@ from errandry.core.gate import GateKind, Pause, PutRule, Resume
 from errandry.core.job import Failure, Keep, Log, NewJob, Order, Progress
 from errandry.core.query import Query, parse
 from errandry.core.retry import Backoff, Curve
-from errandry.core.rule import NO_RULE, Rate, Rule
+from errandry.core.rule import NO_RULE, Comeback, Overflow, Rate, Rule
 from errandry.core.state import Reason, State
 from errandry.core.unique import Conflict, Scope, Unique
 from errandry.store.contract import Bounds
@@ -314,6 +314,12 @@ class Chance:
             found += [Rule(weight=self.of(0.5, 3.0)), Rule(weight=2.0, limit=few)]
         if kind is GateKind.QUEUE:
             found += [
+                Rule(max_size=self.of(1, 4), overflow=self.of(None, Overflow.DROP_OLDEST)),
+                Rule(group_max_size=2, overflow=self.of(None, Overflow.DROP_OLDEST, Overflow.WAIT)),
+                Rule(ageing=self.of(5.0, 60.0)),
+                Rule(ageing=30.0, limit=few, max_size=8),
+                Rule(order=Comeback.PLACE),
+                Rule(order=Comeback.HOLD, group_limit=1),
                 Rule(group_limit=few),
                 Rule(group_rate=rate),
                 Rule(limit=4, group_limit=1, group_rate=rate),

@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from errandry.clock import Clock
 from errandry.core.command import (
     Answer,
-    Beat,
     Cancel,
     Claim,
     Claims,
@@ -31,6 +30,7 @@ from errandry.core.command import (
     Upkeep,
     touched,
 )
+from errandry.core.gate import GateKind, Pause, Resume
 from errandry.core.job import Job
 from errandry.core.state import State
 from errandry.store.contract import RANK, Bounds, Store
@@ -158,7 +158,8 @@ class History(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1))
     def a_store_is_closed_and_opened_again(self, which: int) -> None:
-        self.commit([Beat(worker=WORKERS[0])])  # what opens goes on from the time of the last pass
+        # What opens goes on from the time of the last pass that had something to tell.
+        self.commit([Pause(GateKind.WORKER, "nobody"), Resume(GateKind.WORKER, "nobody")])
         self.pair.reopen(which)
         self.count("reopened")
         self.look()

@@ -393,6 +393,11 @@ BEGIN
     IF unique_keys ? 'duplicate' THEN
         RETURN unique_keys;
     END IF;
+    IF EXISTS (SELECT 1 FROM errandry.gates WHERE kind = 'queue' AND rule LIKE '%max_size%') THEN
+        PERFORM errandry.refuse_if_full(
+            (SELECT coalesce(jsonb_agg(job), '[]') FROM jsonb_array_elements(insert_jobs.jobs) AS job
+              WHERE NOT unique_keys -> 'held' ? (job ->> 'id')), moment);
+    END IF;
 
     -- A lane that has its mark is held, so that it keeps it. To make one, or to mark it, would make others wait: the next
     -- pass that claims does it. So it does for a transaction that must not touch what has changed since it began.
@@ -492,6 +497,54 @@ BEGIN
     IF NOT EXISTS (SELECT 1 FROM pg_inherits WHERE inhrelid = to_regclass(format('errandry.%I', name))) THEN
         EXECUTE format('ALTER TABLE errandry.history ATTACH PARTITION errandry.%I FOR VALUES IN (%s)', name, make_day.day);
     END IF;
+END
+
+FUNCTION refuse_if_full(jobs jsonb, moment double precision) RETURNS void SET {"search_path=pg_catalog, pg_temp"}
+#variable_conflict use_column
+DECLARE
+    place record;
+    size  bigint;
+BEGIN
+    FOR place IN
+        WITH coming AS (
+            SELECT coalesce(job ->> 'queue', 'default') AS queue, coalesce(job ->> 'group', '') AS grp
+              FROM jsonb_array_elements(refuse_if_full.jobs) AS job
+             WHERE coalesce((job ->> 'open_children')::bigint, 0) = 0
+               AND coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8, 0) <= moment
+               AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = job ->> 'id')
+               AND NOT EXISTS (SELECT 1 FROM errandry.history WHERE history.id = job ->> 'id')),
+        bounded AS (
+            SELECT name AS queue, (rule::jsonb ->> 'max_size')::bigint AS most,
+                   (rule::jsonb ->> 'group_max_size')::bigint AS of_group
+              FROM errandry.gates
+             WHERE kind = 'queue' AND rule LIKE '%max_size%' AND coalesce(rule::jsonb ->> 'overflow', '') <> 'drop_oldest')
+        SELECT queue, NULL AS grp, most, count(*) AS jobs FROM coming JOIN bounded USING (queue)
+         WHERE most IS NOT NULL GROUP BY queue, most
+        UNION ALL
+        SELECT queue, grp, of_group, count(*) FROM coming JOIN bounded USING (queue)
+         WHERE of_group IS NOT NULL AND grp <> '' GROUP BY queue, grp, of_group
+         ORDER BY queue, grp
+    LOOP
+        PERFORM pg_advisory_xact_lock(hashtextextended(place.queue, 'errandry.live'::regclass::oid::bigint));
+        IF place.grp IS NULL THEN
+            size := coalesce((SELECT sum(value) FROM errandry.totals WHERE queue = place.queue AND name = 'waiting'), 0)
+                  + coalesce((SELECT sum((delta -> 2 ->> 'waiting')::bigint)
+                                FROM (SELECT deltas FROM errandry.events WHERE n > (SELECT folded FROM errandry.store)
+                                      UNION ALL SELECT deltas FROM errandry.bound) AS news,
+                                     jsonb_array_elements(news.deltas::jsonb) AS delta
+                               WHERE delta ->> 0 = place.queue), 0);
+        ELSE
+            size := (SELECT count(*) FROM errandry.lanes
+                       JOIN errandry.live ON live.lane = lanes.lane AND live.state = 'waiting'
+                      WHERE lanes.queue = place.queue AND lanes.grp = place.grp)
+                  + (SELECT count(*) FROM errandry.live
+                      WHERE state = 'waiting' AND lane IS NULL AND live.queue = place.queue AND live.grp = place.grp);
+        END IF;
+        IF size + place.jobs > place.most THEN
+            RAISE EXCEPTION USING ERRCODE = 'EQ001', MESSAGE = 'queue full: ' || json_build_array(
+                place.queue, size, place.most, coalesce(place.grp, ''))::text;
+        END IF;
+    END LOOP;
 END
 
 FUNCTION replace_jobs(jobs jsonb, held jsonb, moment double precision) RETURNS jsonb

@@ -239,6 +239,17 @@ def promoted(job: Job, now: float) -> Job:
     return _moved(job, Move.PROMOTE, now, run_at=now if early else job.run_at)
 
 
+def is_ready(new: NewJob, now: float) -> bool:
+    """Whether it waits as soon as it is inserted, if it has no children."""
+    run_at = now + new.delay if new.delay is not None else new.run_at
+    return _ready_state(0, run_at, now) is WAITING
+
+
+def dropped(job: Job, now: float) -> Job:
+    """Its queue is full, and it has waited longest."""
+    return _finished(job, Move.DROP, now, FAILED, reason=Reason.DROPPED)
+
+
 def lapsed(job: Job, now: float) -> Job:
     return _finished(job, Move.LAPSE, now, FAILED, reason=Reason.DEADLINE)
 

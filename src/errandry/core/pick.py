@@ -5,7 +5,7 @@ further ahead than the round is: who was idle does not catch up. Jobs without a 
 queue none of whose waiting jobs has a group, the most urgent job goes first, whatever its task.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from hashlib import sha256
 from heapq import heapify, heappop, heapreplace
 from math import log
@@ -53,6 +53,26 @@ class Spot(NamedTuple):
     lane: Any
 
 
+class Elder(NamedTuple):
+    """Where a job stands that came in line before all others of its lane, priority and order; since when."""
+
+    spot: Spot
+    since: float
+
+
+def aged(elders: Iterable[Elder], before: float) -> list[Spot]:
+    """Those who have waited since `before`, or longer, first come first; they go before all others."""
+    old: list[Spot] = []
+    young: set[tuple[Any, int, bool]] = set()
+    for (priority, place, seq, lane), since in sorted(elders, key=lambda elder: abs(elder.spot.place)):
+        kind = lane, priority, place > 0
+        if since > before:
+            young.add(kind)
+        elif kind not in young:
+            old.append(Spot(AGED, abs(place), seq, lane))
+    return old
+
+
 class Rules(NamedTuple):
     """What picking needs to know of gates: how many may pass each, and the weight of a group."""
 
@@ -74,12 +94,12 @@ def served(turn: float, round_: float, weight: float) -> tuple[float, float]:
 def picked(
     lines: Sequence[Line],
     spots: Mapping[Any, Sequence[Spot]],
-    each: int,
+    longer: Container[Any],
     limit: int,
     rules: Rules,
     ranks: Mapping[str, int],
 ) -> list[Spot]:
-    """The first `limit` spots, as far as `spots` tells: it has the first `each` of every lane."""
+    """The first `limit` spots, as far as `spots` tells: the lanes in `longer` may have more than it has."""
     rooms = _Rooms(rules.room)
     turning = in_turn(lines)
     queues = [
@@ -94,7 +114,7 @@ def picked(
         queue = min(heads, key=lambda head: head[:3])[3]
         spot, is_last = queue.take(rules.weight)
         found.append(spot)
-        if is_last and len(spots[spot.lane]) == each:
+        if is_last and spot.lane in longer:
             break
     return found
 

@@ -67,6 +67,7 @@ class Move(StrEnum):
     UNBLOCK = "unblock"
     CHILD_FAILED = "child_failed"
     LAPSE = "lapse"
+    DROP = "drop"
     CLAIM = "claim"
     START = "start"
     RENEW = "renew"
@@ -144,6 +145,7 @@ TABLE: Mapping[Move, Rule] = {
     Move.UNBLOCK: Rule(_all(WAITING, BLOCKED), By.STORE, {SCHEDULED: "run_at is in the future"}),
     Move.CHILD_FAILED: Rule(_all(FAILED, BLOCKED), By.STORE, {None: "the child's policy is remove"}),
     Move.LAPSE: Rule(_all(FAILED, BLOCKED, SCHEDULED, WAITING), By.ANYONE),
+    Move.DROP: Rule(_all(FAILED, WAITING), By.STORE),
     Move.CLAIM: Rule(_all(CLAIMED, WAITING), By.WORKER, {RUNNING: "claimed for a free slot: starts at once"}),
     Move.START: Rule(_all(RUNNING, CLAIMED), By.WORKER, fenced=True),
     Move.RENEW: Rule(_same(CLAIMED, RUNNING), By.WORKER, fenced=True),

@@ -15,7 +15,7 @@ from errandry.core.event import Kind
 from errandry.core.gate import GateKind
 from errandry.core.job import Job
 from errandry.core.permit import Permits
-from errandry.core.pick import Line, Rules, in_turn, picked, ranks, served
+from errandry.core.pick import Line, Rules, aged, in_turn, picked, ranks, served
 from errandry.core.state import Move
 from errandry.store import tidy
 from errandry.store.ledger import Ledger
@@ -157,8 +157,16 @@ class _Take:
         limit, with_suspects = wanted.limit, wanted.suspects != 0
         each = limit if len(lines) <= FEW else max(2, 2 * limit // len(lines))
         spots = self._tables.spots(lines, each, with_suspects)
+        longer = {lane for lane, own in spots.items() if len(own) == each}
+        for queue in {line.queue for line in lines}:
+            if (ageing := permits.rule(queue).ageing) is not None:
+                lanes = [line.lane for line in lines if line.queue == queue]
+                elders = self._tables.elders(lanes, each, with_suspects)
+                for spot in reversed(aged(elders, self._ledger.now - ageing)):
+                    spots[spot.lane] = [spot, *(one for one in spots[spot.lane] if one.seq != spot.seq)]
+                longer.update(elder.spot.lane for elder in elders if len(elders) >= each)
         rules = Rules(permits.room, permits.weight)
-        return self._tables.take(picked(lines, spots, each, limit, rules, self._ranks), with_suspects)
+        return self._tables.take(picked(lines, spots, longer, limit, rules, self._ranks), with_suspects)
 
     def _have(self, job: Job) -> bool:
         """Claim a job, or let it lapse; False if it stays where it is."""

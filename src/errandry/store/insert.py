@@ -13,6 +13,7 @@ from errandry.core.unique import Conflict, Unique
 from errandry.errors import DuplicateJob
 from errandry.store import flow
 from errandry.store.ledger import Ledger
+from errandry.store.room import make_room
 
 
 def load(ledger: Ledger, commands: Sequence[Command]) -> None:
@@ -32,6 +33,8 @@ def load(ledger: Ledger, commands: Sequence[Command]) -> None:
 def insert(ledger: Ledger, command: Insert) -> Inserted:
     there = _there(ledger, command.jobs)
     ties = flow.ties(ledger, command.jobs, command.edges, there) if command.edges else None
+    fresh = [new for new in command.jobs if new.id not in there]
+    make_room(ledger, [new for new in fresh if ties is None or not ties.children[new.id]])
     replaced = _made(ledger, command.jobs, there, ties)
     ids = touched(command)
     if not there:

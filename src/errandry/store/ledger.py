@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from errandry.core.command import Claim, Command, Ref
+from errandry.core.command import Claim, Command, Insert, Ref
 from errandry.core.event import KINDS, Event, Kind
 from errandry.core.flow import ENDED, Ended
 from errandry.core.gate import Gate, GateKind, Key
@@ -52,6 +52,8 @@ class Ledger:
         self._rules: dict[str, Rule] | None = None
         self._shut: dict[Key, float] = {}
         self._left: set[tuple[str, str]] = set()
+        self._inserting = {job.queue for one in commands if isinstance(one, Insert) for job in one.jobs}
+        self._sizes: dict[tuple[str, str | None], int] | None = None
         self.claims: dict[str, dict[str, Sequence[Ref]]] = {}
         self.ended: dict[str, End] = {}
         self.room = CASCADE
@@ -152,6 +154,31 @@ class Ledger:
         if self._permits is None and (self.tables.has_gates or self._shut):
             self._permits = self._counted()
         return self._permits
+
+    def lock_sizes(self) -> None:
+        """Have the queues to this pass that it inserts into and that take only so many. Once is enough."""
+        if self._sizes is None:
+            self._sizes = {}
+            rules = {queue: self.rule(queue) for queue in self._inserting}
+            self.tables.lock_sizes([q for q, rule in rules.items() if rule.max_size or rule.group_max_size])
+
+    def size(self, queue: str, group: str | None) -> int:
+        """How many jobs wait in a queue, or in one of its groups, with those of this pass."""
+        sizes = self._sizes = {} if self._sizes is None else self._sizes
+        if (queue, group) not in sizes:
+            if group is None:
+                waiting = self.tables.counters().get(queue, {}).get(WAITING, 0)
+                deltas = (d for (of, _), d in self._deltas().items() if of == queue)
+                sizes[queue, None] = waiting + sum(delta.get(WAITING, 0) for delta in deltas)
+            else:
+                self.flush()
+                sizes[queue, group] = self.tables.group_size(queue, group)
+        return sizes[queue, group]
+
+    def grow(self, place: tuple[str, str | None], number: int) -> None:
+        """So many more wait there."""
+        if self._sizes is not None and place in self._sizes:
+            self._sizes[place] += number
 
     def shut(self, key: Key, until: float) -> None:
         """Nothing passes a gate before `until`, or before a later time that was said already; 0 opens it."""

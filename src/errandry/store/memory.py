@@ -28,7 +28,7 @@ from errandry.core.event import Event
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.permit import NEVER
-from errandry.core.pick import Line, Spot
+from errandry.core.pick import Elder, Line, Spot
 from errandry.core.query import Query
 from errandry.core.state import HELD, TERMINAL, State
 from errandry.core.unique import Holder
@@ -210,15 +210,36 @@ class MemoryTables(MemoryEdges):
             for line in lines
         }
 
-    def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:
-        wanted = {spot.seq: spot for spot in spots}
-        found = {
-            job.seq: job
-            for lane in {spot.lane for spot in spots}
-            for job in self._line(lane, suspects)
-            if job.seq in wanted
-        }
-        return [found[seq] for seq in wanted]
+    def numbered(self, seqs: Sequence[int]) -> list[Job]:
+        found = {job.seq: job for job in self._where(State.WAITING)}
+        return [found[seq] for seq in seqs]
+
+    def elders(self, lanes: Sequence[Any], each: int, suspects: bool) -> list[Elder]:
+        kinds: dict[tuple[Any, int, bool], list[Elder]] = {}
+        for lane in lanes:
+            for job in self._line(lane, suspects):
+                place = job.place or 0
+                elder = Elder(
+                    Spot(job.priority, place, job.seq, lane), max(job.created_at, job.run_at or 0.0)
+                )
+                kinds.setdefault((lane, job.priority, place > 0), []).append(elder)
+        return [
+            elder
+            for kind in kinds.values()
+            for elder in sorted(kind, key=lambda elder: abs(elder.spot.place))[:each]
+        ]
+
+    def lanes_of(self, queue: str, group: str | None = None) -> list[Any]:
+        return [lane for lane in self._lines if lane[0] == queue and group in (None, lane[2])]
+
+    def lock_sizes(self, queues: Sequence[str]) -> None:
+        """One pass comes after the other."""
+
+    def group_size(self, queue: str, group: str) -> int:
+        return sum(len(self._lines[lane]) for lane in self.lanes_of(queue, group))
+
+    def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:  # noqa: ARG002 - spots are exact
+        return self.numbered([spot.seq for spot in spots])
 
     def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
         self._turns |= {(queue, group): turn for group, turn in turns.items()}

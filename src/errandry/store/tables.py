@@ -17,7 +17,7 @@ from errandry.core.event import Event
 from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
-from errandry.core.pick import Line, Spot
+from errandry.core.pick import Elder, Line, Spot
 from errandry.core.query import Query
 from errandry.core.state import Reason, State
 from errandry.core.unique import Holder
@@ -85,6 +85,12 @@ class Tables(Protocol):
     def spots(self, lines: Sequence[Line], each: int, suspects: bool) -> dict[Any, list[Spot]]:
         """For each lane where its first `each` jobs stand."""
 
+    def numbered(self, seqs: Sequence[int]) -> list[Job]:
+        """The waiting jobs with these numbers, as far as nobody else takes them."""
+
+    def elders(self, lanes: Sequence[Any], each: int, suspects: bool) -> list[Elder]:
+        """Of each lane, priority and order (fifo, lifo) the `each` jobs that came in line first."""
+
     def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:
         """The jobs that stand there, or as many of the same lanes, as far as nobody else takes them."""
 
@@ -107,6 +113,15 @@ class Tables(Protocol):
 
     def pairs(self) -> list[tuple[str, str]]:
         """Queues and tasks with waiting jobs that are not laid aside."""
+
+    def lanes_of(self, queue: str, group: str | None = None) -> list[Any]:
+        """The lanes of a queue, or of one of its groups, that may have waiting jobs."""
+
+    def lock_sizes(self, queues: Sequence[str]) -> None:
+        """Nobody else inserts into these queues before the pass is over, who asks for the same."""
+
+    def group_size(self, queue: str, group: str) -> int:
+        """How many jobs of a group wait."""
 
     def is_drained(self, queue: str) -> bool: ...
 

@@ -4,6 +4,7 @@ The database has a function that inserts; here is how each library calls it. Non
 that: a connection says by its class what it is.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from msgspec import json as msgjson
 
 from errandry.core import check
 from errandry.core.command import Insert, Inserted
-from errandry.errors import DuplicateJob, InvalidValue, StoreRefused
+from errandry.errors import DuplicateJob, InvalidValue, QueueFull, StoreRefused
 from errandry.store.postgres.address import Address
 from errandry.store.row import text
 
@@ -109,6 +110,8 @@ class PostgresBinding:
                 raise self._misled(
                     f"leads to a database without {self._address.schema}.insert_jobs"
                 ) from error
+            if state == _FULL and (found := _QUEUE_FULL.search(str(error))) is not None:
+                raise QueueFull(*_full.decode(found[1])) from error
             if state == _DENIED:
                 grant = f"GRANT USAGE ON SCHEMA and EXECUTE ON FUNCTION {self._address.schema}.insert_jobs"
                 why = f"the user of the connection must not enqueue: {grant} to it"
@@ -122,6 +125,9 @@ class PostgresBinding:
 
 _MISSING = ("3F000", "42883", "42P01")
 _DENIED = "42501"
+_FULL = "EQ001"
+_QUEUE_FULL = re.compile(r"queue full: (\[.*\])")
+_full = msgjson.Decoder(tuple[str, int, int, str])
 
 
 def _sqlstate(error: BaseException) -> str | None:

@@ -366,6 +366,49 @@ SELECT spot.priority, spot.place, spot.seq, open.lane
                       ORDER BY priority, place LIMIT %s) AS spot
  ORDER BY spot.priority, spot.place;
 
+-- name: elders
+-- Of each of these lanes, each priority in it and both orders, who came first in line, and since when it could have run.
+-- From one priority to the next in the index.
+WITH RECURSIVE kind AS (
+    SELECT lane, (SELECT min(priority) FROM errandry.live WHERE live.lane = wanted.lane AND state = 'waiting') AS priority
+      FROM unnest(%(lanes)s::bigint[]) AS wanted (lane)
+    UNION ALL
+    SELECT lane, (SELECT min(live.priority) FROM errandry.live
+                   WHERE live.lane = kind.lane AND state = 'waiting' AND live.priority > kind.priority)
+      FROM kind WHERE priority IS NOT NULL)
+SELECT elder.priority, elder.place, elder.seq, kind.lane, elder.since
+  FROM kind
+ CROSS JOIN LATERAL (
+    (SELECT priority, place, seq, greatest(created_at, coalesce(run_at, 0)) AS since FROM errandry.live
+      WHERE live.lane = kind.lane AND state = 'waiting' AND live.priority = kind.priority AND place > 0
+        AND (%(suspects)s::boolean OR crashes = 0)
+      ORDER BY live.priority, place LIMIT %(each)s)
+    UNION ALL
+    (SELECT priority, place, seq, greatest(created_at, coalesce(run_at, 0)) FROM errandry.live
+      WHERE live.lane = kind.lane AND state = 'waiting' AND live.priority = kind.priority AND place < 0
+        AND (%(suspects)s::boolean OR crashes = 0)
+      ORDER BY live.priority DESC, place DESC LIMIT %(each)s)) AS elder
+ WHERE kind.priority IS NOT NULL;
+
+-- name: numbered
+SELECT * FROM errandry.live WHERE seq = ANY (%s::bigint[]) AND state = 'waiting' ORDER BY seq
+   FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: lanes_of
+SELECT lane FROM errandry.lanes
+ WHERE queue = %(queue)s AND (%(group)s::text IS NULL OR grp = %(group)s::text) AND ready;
+
+-- name: lock_sizes
+-- Who inserts into a queue that may be full does so after the other; claims do not mind.
+SELECT count(pg_advisory_xact_lock(hashtextextended(queue, 'errandry.live'::regclass::oid::bigint)))
+  FROM (SELECT queue FROM unnest(%s::text[]) AS queue ORDER BY queue) AS bounded;
+
+-- name: group_size
+SELECT (SELECT count(*) FROM errandry.lanes JOIN errandry.live ON live.lane = lanes.lane AND live.state = 'waiting'
+         WHERE lanes.queue = %(queue)s AND lanes.grp = %(group)s)
+       + (SELECT count(*) FROM errandry.live
+           WHERE state = 'waiting' AND lane IS NULL AND live.queue = %(queue)s AND live.grp = %(group)s);
+
 -- name: shares
 -- So many jobs of each of these lanes, in order; what another pass is about to move is left to it.
 SELECT share.lane, job.*

@@ -20,9 +20,8 @@ from errandry.core.command import (
     WorkerInfo,
 )
 from errandry.core.event import Event
-from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
-from errandry.core.pick import Line, Spot
+from errandry.core.pick import AGED, Elder, Line, Spot
 from errandry.core.query import Query
 from errandry.core.state import SCHEDULED, TERMINAL, WAITING, State
 from errandry.core.unique import Holder
@@ -32,7 +31,7 @@ from errandry.store.contract import Bounds, Happened
 from errandry.store.plan import ENDED, FINISHED, Batches, planned
 from errandry.store.postgres.array import array
 from errandry.store.postgres.days import day_of
-from errandry.store.postgres.edges import PostgresEdges
+from errandry.store.postgres.gates import Gates
 from errandry.store.tables import Change, Deltas, Marks
 
 FOLD_MAX = 10_000
@@ -47,13 +46,14 @@ _deltas = msgjson.Decoder(list[tuple[str, str, dict[str, int]]])
 _list = msgjson.Decoder(list[str | int])
 
 
-class PostgresTables(PostgresEdges):
+class PostgresTables(Gates):
     """What `store.tables.Tables` asks for, over one connection; `sql` has its statements by name."""
 
     is_far = True
 
     def __init__(self, connection: Connection[Any], sql: Mapping[str, str], writes: bool) -> None:
-        self._cursor, self._sql, self._writes = connection.cursor(), sql, writes
+        super().__init__(connection, sql)
+        self._writes = writes
         self.identity = ""
         self.is_dirty = self.has_gates = self._has_groups = False
         self.event_row: tuple[Any, ...] | None = None
@@ -254,14 +254,36 @@ class PostgresTables(PostgresEdges):
 
     def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:
         """As many of each lane as stand there: what another pass is about to take is left to it."""
-        shares = Counter(spot.lane for spot in spots)
-        if not shares:
-            return []
+        named = {spot.lane for spot in spots if spot.priority == AGED}
+        shares = Counter(spot.lane for spot in spots if spot.lane not in named)
         found: dict[Any, list[Job]] = {lane: [] for lane in shares}
-        for lane, *row in self._all("shares", (array(shares), array(shares.values()), suspects)):
-            found[lane].append(rows.to_job(row))
+        if shares:
+            for lane, *row in self._all("shares", (array(shares), array(shares.values()), suspects)):
+                found[lane].append(rows.to_job(row))
         lines = {lane: iter(jobs) for lane, jobs in found.items()}
-        return [job for spot in spots if (job := next(lines[spot.lane], None)) is not None]
+        seqs = [spot.seq for spot in spots if spot.lane in named]
+        own = {job.seq: job for job in self.numbered(seqs)}
+        jobs = (own.get(s.seq) if s.lane in named else next(lines[s.lane], None) for s in spots)
+        return [job for job in jobs if job is not None]
+
+    def numbered(self, seqs: Sequence[int]) -> list[Job]:
+        found = {job.seq: job for job in self._jobs("numbered", (array(seqs),))} if seqs else {}
+        return [found[seq] for seq in seqs if seq in found]
+
+    def elders(self, lanes: Sequence[Any], each: int, suspects: bool) -> list[Elder]:
+        params = {"lanes": array(lanes), "each": each, "suspects": suspects}
+        return [Elder(Spot._make(row), since) for *row, since in self._all("elders", params)]
+
+    def lanes_of(self, queue: str, group: str | None = None) -> list[Any]:
+        if self._has_unlined:
+            self._line_up()
+        return [lane for (lane,) in self._all("lanes_of", {"queue": queue, "group": group})]
+
+    def lock_sizes(self, queues: Sequence[str]) -> None:
+        self._run("lock_sizes", (array(sorted(queues)),))
+
+    def group_size(self, queue: str, group: str) -> int:
+        return int(self._all("group_size", {"queue": queue, "group": group})[0][0])
 
     def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
         self._run("put_turns", (array(turns), array(turns.values()), queue))
@@ -338,48 +360,6 @@ class PostgresTables(PostgresEdges):
     def recall(self, worker: str, nonce: str) -> Sequence[Ref] | None:
         found = self._all("recall", (worker,))
         return rows.to_refs(found[0][0], nonce) if found else None
-
-    def gate(self, key: Key) -> Gate:
-        found = self._all("lock_gate" if self._writes else "gate", (key[0].value, *key[1:]))
-        return rows.to_gate(found[0]) if found else Gate(*key)
-
-    def put_gates(self, gates: Sequence[Gate], now: float) -> None:
-        columns = zip(*(rows.from_gate(gate) for gate in gates), strict=True)
-        self._run("put_gates", [array(column) for column in columns])
-        if idle := [gate.key for gate in gates if gate.says_nothing(now)]:
-            self._run("drop_gate", [array(column) for column in zip(*idle, strict=True)])
-        self.is_dirty = self.has_gates = True
-
-    def gates(self, *kinds: GateKind) -> list[Gate]:
-        found = [rows.to_gate(row) for row in self._all("gates", (array(kind.value for kind in kinds),))]
-        return sorted(found, key=lambda gate: kinds.index(gate.kind))
-
-    def groups(self, groups: Sequence[tuple[str, str]]) -> tuple[list[Gate], list[Key]]:
-        queues, names = (array(column) for column in zip(*groups, strict=True))
-        found = self._all("lock_groups", {"queues": queues, "groups": names})
-        gates = [rows.to_gate(row[:-1]) for row in found]
-        return gates, [gate.key for gate, row in zip(gates, found, strict=True) if not row[-1]]
-
-    def lock_gates(self, keys: Sequence[Key]) -> list[Gate]:
-        columns = zip(*((kind.value, *rest) for kind, *rest in keys), strict=True)
-        return [rows.to_gate(row) for row in self._all("lock_gates", [array(column) for column in columns])]
-
-    def shut(self, until: Mapping[Key, float]) -> None:
-        columns = zip(*((kind.value, *rest, at) for (kind, *rest), at in until.items()), strict=True)
-        self._run("shut", [array(column) for column in columns])
-        self.is_dirty = self.has_gates = True
-
-    def spend(self, tats: Mapping[Key, float]) -> None:
-        columns = zip(*((kind.value, *rest, tat) for (kind, *rest), tat in tats.items()), strict=True)
-        self._run("spend", [array(column) for column in columns])
-        self.is_dirty = self.has_gates = True
-
-    def crowds(self, queue: str | None, limit: int, bound: int) -> list[tuple[str, str, int]]:
-        found = self._all("crowds", {"queue": queue, "limit": limit, "bound": bound})
-        return [(name, group, min(count, bound)) for name, group, count in found]
-
-    def holding(self) -> dict[tuple[str, str, str], int]:
-        return {(queue, task, group): held for queue, task, group, held in self._all("holding")}
 
     def beat(self, beat: Beat, now: float) -> None:
         if beat.gone:

@@ -294,6 +294,34 @@ SELECT priority, place, seq FROM live
  WHERE lane = ?1 AND state = 'waiting' AND (?3 OR crashes = 0)
  ORDER BY priority, place LIMIT ?2;
 
+-- name: priorities
+-- The lanes and the priorities of their waiting jobs, from one to the next in the index.
+WITH RECURSIVE kind (lane, priority) AS (
+    SELECT value, (SELECT min(priority) FROM live WHERE lane = value AND state = 'waiting') FROM json_each(?1)
+    UNION ALL
+    SELECT lane, (SELECT min(live.priority) FROM live
+                   WHERE live.lane = kind.lane AND state = 'waiting' AND live.priority > kind.priority)
+      FROM kind WHERE priority IS NOT NULL)
+SELECT lane, priority FROM kind WHERE priority IS NOT NULL;
+
+-- name: eldest_fifo
+-- Who came first in line of a lane and a priority, and since when it could have run.
+SELECT priority, place, seq, max(created_at, coalesce(run_at, 0)) FROM live
+ WHERE lane = ?1 AND state = 'waiting' AND priority = ?2 AND place > 0 AND (?4 OR crashes = 0)
+ ORDER BY place LIMIT ?3;
+
+-- name: eldest_lifo
+SELECT priority, place, seq, max(created_at, coalesce(run_at, 0)) FROM live
+ WHERE lane = ?1 AND state = 'waiting' AND priority = ?2 AND place < 0 AND (?4 OR crashes = 0)
+ ORDER BY place DESC LIMIT ?3;
+
+-- name: lanes_of
+SELECT lane FROM lanes WHERE queue = ?1 AND (?2 IS NULL OR grp = ?2) AND ready;
+
+-- name: group_size
+SELECT count(*) FROM lanes JOIN live ON live.lane = lanes.lane AND live.state = 'waiting'
+ WHERE lanes.queue = ?1 AND lanes.grp = ?2 AND lanes.ready;
+
 -- name: numbered
 SELECT * FROM live WHERE seq IN (SELECT value FROM json_each(?1));
 

@@ -21,7 +21,7 @@ from errandry.core.event import Event
 from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
-from errandry.core.pick import Line, Spot
+from errandry.core.pick import AGED, Elder, Line, Spot
 from errandry.core.query import Query, fold
 from errandry.core.state import HELD, TERMINAL, Reason, State
 from errandry.core.unique import Holder
@@ -200,7 +200,7 @@ class SqliteTables:
             if len(best) == limit and line.first is not None and line.first > best[-1][:2]:
                 break
             best = sorted(best + self._all("places", (line.lane, limit, suspects)))[:limit]
-        return self._numbered([seq for _, _, seq in best])
+        return self.numbered([seq for _, _, seq in best])
 
     def spots(self, lines: Sequence[Line], each: int, suspects: bool) -> dict[Any, list[Spot]]:
         return {
@@ -210,12 +210,29 @@ class SqliteTables:
             for line in lines
         }
 
-    def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:
-        if len({spot.lane for spot in spots}) == 1:
-            return self._jobs("line", (spots[0].lane, len(spots), suspects))
-        return self._numbered([spot.seq for spot in spots])
+    def elders(self, lanes: Sequence[Any], each: int, suspects: bool) -> list[Elder]:
+        return [
+            Elder(Spot._make((*row, lane)), since)
+            for lane, priority in self._all("priorities", (rows.text(lanes),))
+            for name in ("eldest_fifo", "eldest_lifo")
+            for *row, since in self._all(name, (lane, priority, each, suspects))
+        ]
 
-    def _numbered(self, seqs: Sequence[int]) -> list[Job]:
+    def lanes_of(self, queue: str, group: str | None = None) -> list[Any]:
+        return [lane for (lane,) in self._all("lanes_of", (queue, group))]
+
+    def lock_sizes(self, queues: Sequence[str]) -> None:
+        """One pass comes after the other."""
+
+    def group_size(self, queue: str, group: str) -> int:
+        return int(self._all("group_size", (queue, group))[0][0])
+
+    def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:
+        if len({spot.lane for spot in spots}) == 1 and spots[0].priority != AGED:
+            return self._jobs("line", (spots[0].lane, len(spots), suspects))
+        return self.numbered([spot.seq for spot in spots])
+
+    def numbered(self, seqs: Sequence[int]) -> list[Job]:
         found = {job.seq: job for job in self._jobs("numbered", (rows.text(seqs),))}
         return [found[seq] for seq in seqs]
 

@@ -55,8 +55,8 @@ from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import ask
 from errandry.testing.given import Given, ref
 
-WITHOUT_A_COMMAND = frozenset({Move.UNBLOCK, Move.CHILD_FAILED, Move.SPAWN, Move.STEP})
-"""Two that follow from a child's end, see `flows.py`; and two whose commands are still to come."""
+WITHOUT_A_COMMAND = frozenset({Move.UNBLOCK, Move.CHILD_FAILED, Move.SPAWN, Move.STEP, Move.DROP})
+"""Two that follow from a child's end, see `flows.py`, one from an insert; two are to come."""
 
 STATES: tuple[State | None, ...] = (None, *State)
 

@@ -3,6 +3,7 @@
 import pytest
 
 from errandry.testing.conformance.bad_input import BadInput
+from errandry.testing.conformance.bounding import Ageing, Bounding, KeepingOrder
 from errandry.testing.conformance.claiming import Batching, Claiming, Draining, Ordering, Suspecting
 from errandry.testing.conformance.clock import ClockMoving
 from errandry.testing.conformance.events import Reporting, Resuming
@@ -48,6 +49,9 @@ class Conformance(
     Limiting,
     Rating,
     TakingTurns,
+    Bounding,
+    Ageing,
+    KeepingOrder,
     Leasing,
     Starting,
     Expiring,

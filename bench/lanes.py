@@ -1,0 +1,145 @@
+"""Figures of limits and rates, on SQLite and PostgreSQL.
+
+    python -m bench.lanes            all of it
+    python -m bench.lanes rate       1,000 jobs a second by four processes: the mean, and the fullest window
+    python -m bench.lanes limit      draining with a limit that does not bind, beside draining without
+
+PostgreSQL is `$ERRANDRY_BENCH_POSTGRES`, or else left out. Processes claim and settle; there are no handlers.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from bisect import bisect_left
+from pathlib import Path
+
+from errandry.core.command import Claim, Claims, Complete, Insert, Ref, Settle
+from errandry.core.gate import GateKind, PutRule
+from errandry.core.job import NewJob
+from errandry.core.rule import NO_RULE, Rate, Rule
+from errandry.store.contract import Store
+from errandry.store.url import store_at
+
+BATCH = 100
+RATE = Rate(1_000, 1.0, 100)
+PROCESSES = 4
+
+
+def urls(folder: Path) -> dict[str, str]:
+    found = {"sqlite": f"sqlite:///{folder / 'jobs.db'}"}
+    if postgres := os.environ.get("ERRANDRY_BENCH_POSTGRES"):
+        found["postgres"] = postgres
+    return found
+
+
+async def fill(store: Store, jobs: int, prefix: str) -> None:
+    for start in range(0, jobs, 1_000):
+        new = [NewJob(id=f"{prefix}-{start + n}", task="noop", payload="{}") for n in range(1_000)]
+        await store.commit([Insert(tuple(new))])
+
+
+async def drain(store: Store, jobs: int, prefix: str) -> float:
+    """Seconds to claim and settle so many, in passes that do both."""
+    settles: list[Settle] = []
+    start, done = time.perf_counter(), 0
+    while done < jobs:
+        nonce = f"{prefix}-{done}"
+        *_, claims = await store.commit([*settles, Claim(worker="w", nonce=nonce, limit=BATCH)])
+        if not isinstance(claims, Claims) or not claims.jobs:
+            raise RuntimeError(f"claimed {claims} after {done} jobs")
+        settles = [Settle(Ref(job.id, job.fence), Complete()) for job in claims.jobs]
+        done += len(settles)
+    await store.commit(settles)
+    return time.perf_counter() - start
+
+
+async def limit(url: str, rounds: int = 6, jobs: int = 3_000) -> None:
+    """With a global limit that never binds, and without, taking turns."""
+    store = store_at(url)
+    await store.open()
+    took: dict[bool, list[float]] = {True: [], False: []}
+    try:
+        for number in range(2 * rounds):
+            limited = number % 2 == 0
+            rule = Rule(limit=10 * BATCH) if limited else NO_RULE
+            await store.commit([PutRule(GateKind.QUEUE, "default", rule)])
+            await fill(store, jobs, f"{time.time_ns()}")
+            took[limited].append(await drain(store, jobs, f"{time.time_ns()}"))
+    finally:
+        await store.close()
+    free, held = statistics.median(took[False]), statistics.median(took[True])
+    print(f"  unlimited {jobs / free:8,.0f} jobs/s, limit that does not bind {jobs / held:8,.0f} jobs/s")
+    print(f"  ratio {free / held:.2f} (at least 0.70)")
+
+
+def work(url: str, worker: str, until: float) -> None:
+    """Claim what the rate allows and settle it, sleeping as long as the store says."""
+
+    async def main() -> None:
+        store = store_at(url)
+        await store.open()
+        number = 0
+        while time.time() < until:
+            number += 1
+            pulse = store.pulse()
+            [claims] = await store.commit([Claim(worker=worker, nonce=f"{worker}-{number}", limit=BATCH)])
+            if isinstance(claims, Claims) and claims.jobs:
+                await store.commit([Settle(Ref(job.id, job.fence), Complete()) for job in claims.jobs])
+            elif isinstance(claims, Claims):
+                due = 1.0 if claims.due_in is None else min(1.0, claims.due_in)
+                await store.wake(pulse, due)
+        await store.close()
+
+    asyncio.run(main())
+
+
+async def rate(url: str, seconds: float = 10.0) -> None:
+    store = store_at(url)
+    await store.open()
+    await store.commit([PutRule(GateKind.QUEUE, "default", Rule(rate=RATE))])
+    jobs = int(seconds * 1.3 * RATE.count) // 1_000 * 1_000
+    await fill(store, jobs, f"{time.time_ns()}")
+    began = time.time()
+    context = multiprocessing.get_context("spawn")
+    crew = [
+        context.Process(target=work, args=(url, f"worker-{number}-{began}", began + seconds + 4))
+        for number in range(PROCESSES)
+    ]
+    for process in crew:
+        process.start()
+    for process in crew:
+        await asyncio.to_thread(process.join)
+    times = []
+    cursor = None
+    while True:
+        page = await store.list(cursor=cursor, limit=10_000)
+        times += [job.claimed_at for job in page.jobs if job.claimed_at is not None]
+        if (cursor := page.cursor) is None:
+            break
+    await store.close()
+    times.sort()
+    first = times[0]
+    steady = bisect_left(times, first + seconds)
+    fullest = max(bisect_left(times, at + RATE.period) - n for n, at in enumerate(times))
+    mean = steady / seconds
+    print(f"  {PROCESSES} processes, {RATE}, burst {RATE.burst}: {mean:,.0f}/s over {seconds:g} s")
+    print(f"  {mean / RATE.count:.1%} of the rate (at least 98 %)")
+    print(f"  fullest second: {fullest:,} (at most {RATE.count + RATE.burst:,})")
+
+
+def main(parts: list[str]) -> None:
+    for name, figure in (("rate", rate), ("limit", limit)):
+        if parts and name not in parts:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            for kind, url in urls(Path(folder)).items():
+                print(f"{name}, {kind}:")
+                asyncio.run(figure(url))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

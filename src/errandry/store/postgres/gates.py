@@ -1,0 +1,57 @@
+"""The gates of a PostgreSQL store: kept, locked while they are counted. No rules."""
+
+from collections.abc import Mapping, Sequence
+
+from errandry.core.gate import Gate, GateKind, Key
+from errandry.store import row as rows
+from errandry.store.postgres.array import array
+from errandry.store.postgres.edges import PostgresEdges
+
+
+class Gates(PostgresEdges):
+    """Part of what `store.tables.Tables` asks for."""
+
+    has_gates = False
+    _writes = True
+
+    def gate(self, key: Key) -> Gate:
+        found = self._all("lock_gate" if self._writes else "gate", (key[0].value, *key[1:]))
+        return rows.to_gate(found[0]) if found else Gate(*key)
+
+    def put_gates(self, gates: Sequence[Gate], now: float) -> None:
+        columns = zip(*(rows.from_gate(gate) for gate in gates), strict=True)
+        self._run("put_gates", [array(column) for column in columns])
+        if idle := [gate.key for gate in gates if gate.says_nothing(now)]:
+            self._run("drop_gate", [array(column) for column in zip(*idle, strict=True)])
+        self.is_dirty = self.has_gates = True
+
+    def gates(self, *kinds: GateKind) -> list[Gate]:
+        found = [rows.to_gate(row) for row in self._all("gates", (array(kind.value for kind in kinds),))]
+        return sorted(found, key=lambda gate: kinds.index(gate.kind))
+
+    def groups(self, groups: Sequence[tuple[str, str]]) -> tuple[list[Gate], list[Key]]:
+        queues, names = (array(column) for column in zip(*groups, strict=True))
+        found = self._all("lock_groups", {"queues": queues, "groups": names})
+        gates = [rows.to_gate(row[:-1]) for row in found]
+        return gates, [gate.key for gate, row in zip(gates, found, strict=True) if not row[-1]]
+
+    def lock_gates(self, keys: Sequence[Key]) -> list[Gate]:
+        columns = zip(*((kind.value, *rest) for kind, *rest in keys), strict=True)
+        return [rows.to_gate(row) for row in self._all("lock_gates", [array(column) for column in columns])]
+
+    def shut(self, until: Mapping[Key, float]) -> None:
+        columns = zip(*((kind.value, *rest, at) for (kind, *rest), at in until.items()), strict=True)
+        self._run("shut", [array(column) for column in columns])
+        self.is_dirty = self.has_gates = True
+
+    def spend(self, tats: Mapping[Key, float]) -> None:
+        columns = zip(*((kind.value, *rest, tat) for (kind, *rest), tat in tats.items()), strict=True)
+        self._run("spend", [array(column) for column in columns])
+        self.is_dirty = self.has_gates = True
+
+    def crowds(self, queue: str | None, limit: int, bound: int) -> list[tuple[str, str, int]]:
+        found = self._all("crowds", {"queue": queue, "limit": limit, "bound": bound})
+        return [(name, group, min(count, bound)) for name, group, count in found]
+
+    def holding(self) -> dict[tuple[str, str, str], int]:
+        return {(queue, task, group): held for queue, task, group, held in self._all("holding")}

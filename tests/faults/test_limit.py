@@ -1,0 +1,54 @@
+"""Four workers and a limit of three, killed again and again: never a fourth at once, no permit lost."""
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from errandry.core.gate import GateKind, PutRule
+from errandry.core.rule import Rule
+from errandry.core.state import State
+from tests.faults.scene import Scene
+
+LIMIT = 3
+LEASE = 1.5
+
+
+@pytest.mark.slow("six seconds of kills, and the time to recover")
+@pytest.mark.parametrize(
+    "rule", [Rule(limit=LIMIT), Rule(group_limit=LIMIT)], ids=["of the queue", "of the group"]
+)
+async def test_a_limit_holds_while_workers_are_killed(scene: Scene, rule: Rule) -> None:
+    await survive(scene, rule, seed=1, seconds=6)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(2, 8))
+async def test_a_limit_holds_while_workers_are_killed_for_longer(scene: Scene, seed: int) -> None:
+    await survive(scene, Rule(limit=LIMIT, group_limit=LIMIT), seed, seconds=20)
+
+
+async def survive(scene: Scene, rule: Rule, seed: int, seconds: float) -> None:
+    dice = random.Random(seed)
+    await scene.app.engine.submit(PutRule(GateKind.QUEUE, "default", rule))
+    send = scene.app.tasks["permitted"].using(group="g", max_attempts=1_000)
+    wanted = [send.new(permits=LIMIT, seconds=0.03) for _ in range(60 * int(seconds))]
+    await scene.app.enqueue_many(wanted)
+    crew = [await scene.worker(concurrency=4, lease=LEASE) for _ in range(4)]
+    until = time.monotonic() + seconds
+    kills = 0
+    while time.monotonic() < until:
+        await asyncio.sleep(dice.uniform(0.2, 0.8))
+        victim = dice.randrange(len(crew))
+        crew[victim].kill()
+        kills += 1
+        crew[victim] = scene.start("work", {"concurrency": 4, "lease": LEASE})
+
+    found = await scene.all_finished(limit=120)
+
+    failed = [job for job in found.jobs if job.state is not State.COMPLETED and job.reason != "worker_lost"]
+    assert failed == [], failed[0].errors
+    assert kills >= 5
+    assert len(found.jobs) == len(wanted)

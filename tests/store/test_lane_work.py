@@ -1,0 +1,124 @@
+"""What a claim costs beside thousands of groups, a paused backlog and a rate, in pages."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from errandry.core.command import Claim, Claims, Complete, Ref, Settle
+from errandry.core.gate import GateKind, Pause, PutRule
+from errandry.core.job import NewJob
+from errandry.core.rule import Rate, Rule
+from errandry.store.contract import Store
+from errandry.store.postgres.driver import PostgresStore
+from errandry.store.sqlite.driver import SqliteStore
+from errandry.store.url import store_at
+from errandry.testing.conformance import ask
+from tests.store.server import server
+from tests.store.test_postgres_plans import pages as postgres_pages
+from tests.store.test_sqlite_plans import touched as sqlite_pages
+
+ROUNDS = 10
+STORES: dict[str, Callable[[Path], Store]] = {
+    "sqlite": lambda path: SqliteStore(path / "jobs.db", durability="process"),
+    "postgres": lambda _: store_at(server().fresh()),
+}
+Setting = Callable[[Store, int], Any]
+
+
+def jobs(name: str, count: int, **fields: Any) -> list[NewJob]:
+    return [NewJob(**({"id": f"{name}-{n}", "task": name, "payload": "{}"} | fields)) for n in range(count)]
+
+
+async def fill(store: Store, found: list[NewJob]) -> None:
+    for start in range(0, len(found), 5_000):
+        await ask.insert(store, *found[start : start + 5_000])
+
+
+async def groups(store: Store, scale: int) -> None:
+    """Two jobs for each of many groups, of which some are paused."""
+    for turn in range(2):
+        many = [
+            NewJob(id=f"g-{turn}-{n}", task="task", payload="{}", group=f"g{n:06}")
+            for n in range(scale // 10)
+        ]
+        await fill(store, many)
+    for number in range(20):
+        await ask.one(store, Pause(GateKind.GROUP, "default", group=f"g{number:06}"))
+
+
+async def paused(store: Store, scale: int) -> None:
+    await fill(store, jobs("paused", scale, priority=-1))
+    await ask.one(store, Pause(GateKind.TASK, "paused"))
+
+
+async def rated(store: Store, scale: int) -> None:
+    await fill(store, jobs("rated", scale, queue="rated", priority=-1))
+    await ask.one(store, PutRule(GateKind.QUEUE, "rated", Rule(rate=Rate(1, 3_600.0, 1))))
+    await ask.claim(store)
+
+
+async def pages_per_claim(store: Store) -> float:
+    """How many pages a pass touches that claims ten jobs and settles them."""
+    await fill(store, jobs("task", 40 * ROUNDS, group="usual"))
+    held: tuple[Any, ...] = ()
+    before = 0.0
+    for number in range(2 * ROUNDS):
+        if number == ROUNDS:  # statements have their plans by now, and what is closed is laid aside
+            before = pages(store)
+        settles = [Settle(Ref(job.id, job.fence), Complete("1")) for job in held]
+        *_, claims = await store.commit([*settles, Claim(worker="w", nonce=f"n{number}", limit=10)])
+        assert isinstance(claims, Claims)
+        held = claims.jobs
+        assert len(held) == 10
+    return (pages(store) - before) / ROUNDS
+
+
+def pages(store: Store) -> float:
+    if isinstance(store, SqliteStore):
+        return sqlite_pages(store.writer)
+    assert isinstance(store, PostgresStore)
+    return postgres_pages(store)
+
+
+async def measured(path: Path, name: str, setting: Setting | None, scale: int) -> float:
+    path.mkdir()
+    store = STORES[name](path)
+    await store.open()
+    try:
+        if setting is not None:
+            await setting(store, scale)
+        return await pages_per_claim(store)
+    finally:
+        await store.close()
+
+
+@pytest.mark.slow("fills tables")
+@pytest.mark.parametrize("setting", [groups, paused, rated], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("name", STORES)
+async def test_what_is_closed_or_waits_its_turn_costs_a_claim_little(
+    tmp_path: Path, name: str, setting: Setting
+) -> None:
+    await compare(tmp_path, name, setting, 20_000)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize(
+    ("setting", "scale"),
+    [(groups, 100_000), (paused, 1_000_000), (rated, 100_000)],
+    ids=["groups", "paused", "rated"],
+)
+@pytest.mark.parametrize("name", STORES)
+async def test_the_same_with_ten_thousand_groups_and_a_million_jobs(
+    tmp_path: Path, name: str, setting: Setting, scale: int
+) -> None:
+    await compare(tmp_path, name, setting, scale)
+
+
+async def compare(path: Path, name: str, setting: Setting, scale: int) -> None:
+    empty = await measured(path / "empty", name, None, 0)
+    full = await measured(path / "full", name, setting, scale)
+
+    assert full <= 2 * empty, f"{full:.0f} pages a pass, {empty:.0f} in an empty store"
