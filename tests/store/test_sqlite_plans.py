@@ -25,6 +25,7 @@ SCANS = {
     "pairs": "pair: a row for each queue and task; lanes USING INDEX lanes_ready: stops at the first",
     "waiting_pairs": "pair: a row for each queue and task; lanes USING INDEX lanes_ready: stops at the first",
     "end_rounds": "rounds: a row for each queue with groups",
+    "priorities": "kind: a row for each lane and priority",
     "drop_gates": "gates: a row for each that is paused, has a rule or a rate in use",
     "leave": "store: one row",
     "folded": "store: one row",

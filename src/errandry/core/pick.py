@@ -38,6 +38,10 @@ class Line(NamedTuple):
         return keys_of(self.queue, self.task, self.group)
 
 
+def by_urgency(line: Line) -> tuple[int, int]:
+    return line.first or (0, 0)
+
+
 def keys_of(queue: str, task: str, group: str) -> tuple[Key, ...]:
     """The gates that jobs have to pass."""
     both = (GateKind.QUEUE, queue, ""), (GateKind.TASK, task, "")

@@ -22,7 +22,7 @@ def pause(ledger: Ledger, command: Pause) -> Mark:
 
 
 def resume(ledger: Ledger, command: Resume) -> Mark:
-    gate = _gate(ledger, command)
+    gate = _gate(ledger, command, make=False)
     if gate.paused is None:
         return ALREADY
     _put(ledger, replace(gate, paused=None))
@@ -31,7 +31,7 @@ def resume(ledger: Ledger, command: Resume) -> Mark:
 
 
 def put_rule(ledger: Ledger, command: PutRule) -> Mark:
-    gate = _gate(ledger, command)
+    gate = _gate(ledger, command, make=command.rule != NO_RULE)
     if gate.rule == command.rule:
         return ALREADY
     ruling = None if command.rule == NO_RULE else Ruling(command.rule, ledger.now, command.by)
@@ -53,8 +53,8 @@ def forget_worker(ledger: Ledger, worker: str) -> None:
         _put(ledger, Gate(GateKind.WORKER, worker))
 
 
-def _gate(ledger: Ledger, command: Command) -> Gate:
-    return ledger.tables.gate((command.kind, command.name, command.group))
+def _gate(ledger: Ledger, command: Command, make: bool = True) -> Gate:
+    return ledger.tables.gate((command.kind, command.name, command.group), make)
 
 
 def _put(ledger: Ledger, gate: Gate) -> None:

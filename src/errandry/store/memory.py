@@ -313,7 +313,7 @@ class MemoryTables(MemoryEdges):
     def recall(self, worker: str, nonce: str) -> Sequence[Ref] | None:
         return self._claims[worker][1].get(nonce) if worker in self._claims else None
 
-    def gate(self, key: Key) -> Gate:
+    def gate(self, key: Key, make: bool = False) -> Gate:  # noqa: ARG002 - one pass comes after the other
         return self._gates.get(key) or Gate(*key)
 
     def put_gates(self, gates: Sequence[Gate], now: float) -> None:

@@ -193,8 +193,8 @@ class Tables(Protocol):
     def recall(self, worker: str, nonce: str) -> Sequence[Ref] | None:
         """What that claim of the worker's last pass has brought; None if it was not in it."""
 
-    def gate(self, key: Key) -> Gate:
-        """A gate that is to be changed: nobody else changes it before the pass is over."""
+    def gate(self, key: Key, make: bool = False) -> Gate:
+        """A gate. One that is there, or with `make` any, nobody else changes before the pass is over."""
 
     def put_gates(self, gates: Sequence[Gate], now: float) -> None:
         """Keep gates as they are now; those that say nothing are forgotten."""

@@ -14,9 +14,12 @@ class Gates(PostgresEdges):
     has_gates = False
     _writes = True
 
-    def gate(self, key: Key) -> Gate:
-        found = self._all("lock_gate" if self._writes else "gate", (key[0].value, *key[1:]))
-        return rows.to_gate(found[0]) if found else Gate(*key)
+    def gate(self, key: Key, make: bool = False) -> Gate:
+        if self._writes and not make:
+            found = self.lock_gates([key])
+            return found[0] if found else Gate(*key)
+        found_rows = self._all("make_gate" if make else "gate", (key[0].value, *key[1:]))
+        return rows.to_gate(found_rows[0]) if found_rows else Gate(*key)
 
     def put_gates(self, gates: Sequence[Gate], now: float) -> None:
         columns = zip(*(rows.from_gate(gate) for gate in gates), strict=True)

@@ -700,7 +700,7 @@ INSERT INTO errandry.claims (worker, claimed_at, refs) VALUES (%s, %s, %s)
 -- name: recall
 SELECT refs FROM errandry.claims WHERE worker = %s;
 
--- name: lock_gate
+-- name: make_gate
 -- A gate as it is, or as one that says nothing; nobody else changes it before this pass is over.
 INSERT INTO errandry.gates (kind, name, grp) VALUES (%s, %s, %s)
     ON CONFLICT (kind, name, grp) DO UPDATE SET tat = gates.tat

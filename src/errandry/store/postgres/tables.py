@@ -21,7 +21,7 @@ from errandry.core.command import (
 )
 from errandry.core.event import Event
 from errandry.core.job import Job
-from errandry.core.pick import AGED, Elder, Line, Spot
+from errandry.core.pick import AGED, Elder, Line, Spot, by_urgency
 from errandry.core.query import Query
 from errandry.core.state import SCHEDULED, TERMINAL, WAITING, State
 from errandry.core.unique import Holder
@@ -243,7 +243,7 @@ class PostgresTables(Gates):
             return self._jobs("line", (lines[0].lane, suspects, limit))
         if not lines:
             return []
-        lanes = array(line.lane for line in lines[:limit])
+        lanes = array(line.lane for line in sorted(lines, key=by_urgency)[:limit])
         return self._jobs("lines", {"lanes": lanes, "suspects": suspects, "limit": limit})
 
     def spots(self, lines: Sequence[Line], each: int, suspects: bool) -> dict[Any, list[Spot]]:

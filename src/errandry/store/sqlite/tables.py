@@ -21,7 +21,7 @@ from errandry.core.event import Event
 from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
-from errandry.core.pick import AGED, Elder, Line, Spot
+from errandry.core.pick import AGED, Elder, Line, Spot, by_urgency
 from errandry.core.query import Query, fold
 from errandry.core.state import HELD, TERMINAL, Reason, State
 from errandry.core.unique import Holder
@@ -196,7 +196,7 @@ class SqliteTables:
         if len(lines) <= 1:
             return [job for line in lines for job in self._jobs("line", (line.lane, limit, suspects))]
         best: list[rows.Row] = []
-        for line in lines:
+        for line in sorted(lines, key=by_urgency):
             if len(best) == limit and line.first is not None and line.first > best[-1][:2]:
                 break
             best = sorted(best + self._all("places", (line.lane, limit, suspects)))[:limit]
@@ -352,7 +352,7 @@ class SqliteTables:
         found = self._all("recall", (worker,))
         return rows.to_refs(found[0][0], nonce) if found else None
 
-    def gate(self, key: Key) -> Gate:
+    def gate(self, key: Key, make: bool = False) -> Gate:  # noqa: ARG002 - one pass comes after the other
         found = self._all("gate", key)
         return rows.to_gate(found[0]) if found else Gate(*key)
 
