@@ -509,8 +509,7 @@ BEGIN
         WITH coming AS (
             SELECT coalesce(job ->> 'queue', 'default') AS queue, coalesce(job ->> 'group', '') AS grp
               FROM jsonb_array_elements(refuse_if_full.jobs) AS job
-             WHERE coalesce((job ->> 'open_children')::bigint, 0) = 0
-               AND coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8, 0) <= moment
+             WHERE coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8, 0) <= moment
                AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = job ->> 'id')
                AND NOT EXISTS (SELECT 1 FROM errandry.history WHERE history.id = job ->> 'id')),
         bounded AS (
