@@ -274,4 +274,20 @@ MUTANTS = [
         "        elif False:\n",
         words="alive_no_more_is_free",
     ),
+    Mutant(
+        "open_children",
+        "a parent is released by the first child that ends",
+        "store/flow.py",
+        "if after.open_children:\n            ledger.put(parent, after)",
+        "if False:\n            ledger.put(parent, after)",
+        words="last_childs_settle",
+    ),
+    Mutant(
+        "counted_once",
+        "a child that has ended before counts again",
+        "store/flow.py",
+        "        if link.outcome is None:\n            closed",
+        "        if True:\n            closed",
+        words="counts_once",
+    ),
 ]

@@ -81,6 +81,17 @@ class Canceling:
 
         assert await _state(store, "shared") is State.CANCELED
 
+    async def test_a_child_that_has_ended_and_is_canceled_by_force_counts_once(
+        self, store: Store, given: Given
+    ) -> None:
+        parent, one, _ = await _family(given)
+        await _end(given, one)
+
+        await ask.operate(store, Cancel(ids=(one.id,), force=True))
+
+        assert (await ask.current(store, parent)).open_children == 1
+        assert await _outcomes(store) == [Ended.CANCELED, None]
+
     async def test_unless_told_not_to(self, store: Store, given: Given) -> None:
         parent, one, _ = await _family(given)
 
