@@ -15,7 +15,8 @@ from errandry.core.job import NewJob
 from errandry.core.query import parse
 from errandry.core.state import State
 from errandry.store.sqlite.driver import SqliteStore
-from errandry.store.sqlite.tables import SQL, SqliteTables
+from errandry.store.sqlite.gates import SQL
+from errandry.store.sqlite.tables import SqliteTables
 from errandry.testing.conformance import ask
 from errandry.testing.given import Given
 

@@ -23,8 +23,9 @@ from errandry.store.local import LocalStore, failed, reach
 from errandry.store.sqlite.binding import SqliteBinding
 from errandry.store.sqlite.file import TROUBLE, Durability, File, explained
 from errandry.store.sqlite.fork import USING
+from errandry.store.sqlite.gates import SQL
 from errandry.store.sqlite.health import examined
-from errandry.store.sqlite.tables import SQL, SqliteTables
+from errandry.store.sqlite.tables import SqliteTables
 from errandry.store.sqlite.turnstile import Turnstile
 from errandry.store.sqlite.watch import Watch
 from errandry.store.tables import Tables

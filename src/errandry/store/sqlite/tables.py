@@ -19,7 +19,6 @@ from errandry.core.command import (
 )
 from errandry.core.event import Event
 from errandry.core.flow import Link
-from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.pick import AGED, Elder, Line, Spot, by_urgency
 from errandry.core.query import Query, fold
@@ -27,9 +26,9 @@ from errandry.core.state import HELD, TERMINAL, Reason, State
 from errandry.core.unique import Holder
 from errandry.store import cursor as cursors
 from errandry.store import row as rows
-from errandry.store import sql
 from errandry.store.contract import Bounds, Happened
 from errandry.store.plan import planned
+from errandry.store.sqlite.gates import SQL, Gates
 from errandry.store.tables import Change, Deltas, Marks
 
 FOLD_EVERY = 256
@@ -37,26 +36,24 @@ IDLE_LANE = 3_600.0
 HELD_MAX = 10_000
 HELD_PAYLOAD = 4_096
 
-SQL = sql.statements("errandry.store.sqlite")
-
 _events = msgjson.Decoder(tuple[Event, ...])
 _beat = msgjson.Decoder(Beat)
 _deltas = msgjson.Decoder(list[tuple[str, str, dict[str, int]]])
 
 
-class SqliteTables:
+class SqliteTables(Gates):
     """What `store.tables.Tables` asks for, over one connection."""
 
     is_far = False
 
     def __init__(self, connection: apsw.Connection) -> None:
-        self._db = connection
+        super().__init__(connection)
         functions: dict[str, Any] = {"has_all": _has_all, "has_none": _has_none}
         for name, function in functions.items():
             self._db.create_scalar_function(name, function, 2, deterministic=True)
         self.identity = ""
         self._number = self._folded = 0
-        self.is_dirty = self.has_gates = self._has_groups = False
+        self._has_groups = False
         self._lanes: dict[tuple[str, str, str], int] = {}
         # Jobs this process holds, as it wrote them: true until another connection commits, which
         # `data_version` tells. It spares a settle the reading of its row.
@@ -352,39 +349,6 @@ class SqliteTables:
         found = self._all("recall", (worker,))
         return rows.to_refs(found[0][0], nonce) if found else None
 
-    def gate(self, key: Key, make: bool = False) -> Gate:  # noqa: ARG002 - one pass comes after the other
-        found = self._all("gate", key)
-        return rows.to_gate(found[0]) if found else Gate(*key)
-
-    def put_gates(self, gates: Sequence[Gate], now: float) -> None:
-        self._db.executemany(SQL["put_gate"], [rows.from_gate(gate) for gate in gates])
-        self._db.executemany(SQL["drop_gate"], [gate.key for gate in gates if gate.says_nothing(now)])
-        self.is_dirty = self.has_gates = True
-
-    def gates(self, *kinds: GateKind) -> list[Gate]:
-        return [rows.to_gate(row) for kind in kinds for row in self._all("gates", (kind,))]
-
-    def groups(self, groups: Sequence[tuple[str, str]]) -> tuple[list[Gate], list[Key]]:
-        return self.lock_gates([(GateKind.GROUP, *group) for group in groups]), []
-
-    def lock_gates(self, keys: Sequence[Key]) -> list[Gate]:
-        return [rows.to_gate(row) for key in keys for row in self._all("gate", key)]
-
-    def shut(self, until: Mapping[Key, float]) -> None:
-        self._db.executemany(SQL["shut"], [(*key, at) for key, at in until.items()])
-        self.is_dirty = self.has_gates = True
-
-    def spend(self, tats: Mapping[Key, float]) -> None:
-        self._db.executemany(SQL["spend"], [(*key, tat) for key, tat in tats.items()])
-        self.is_dirty = self.has_gates = True
-
-    def crowds(self, queue: str | None, limit: int, bound: int) -> list[tuple[str, str, int]]:
-        found = self._all("crowds", (queue, limit, bound))
-        return [(name, group, min(count, bound)) for name, group, count in found]
-
-    def holding(self) -> dict[tuple[str, str, str], int]:
-        return {(queue, task, group): held for queue, task, group, held in self._all("holding")}
-
     def beat(self, beat: Beat, now: float) -> None:
         if beat.gone:
             self._run("forget_worker", (beat.worker,))
@@ -463,15 +427,6 @@ class SqliteTables:
             self._run("folded", (last,))
             self._folded = last
             self.is_dirty = True
-
-    def _jobs(self, name: str, bindings: Any) -> list[Job]:
-        return [rows.to_job(row) for row in self._all(name, bindings)]
-
-    def _all(self, name: str, bindings: Any = ()) -> list[Any]:
-        return self._db.execute(SQL[name], bindings).fetchall()
-
-    def _run(self, name: str, bindings: Any) -> None:
-        self._db.execute(SQL[name], bindings)
 
     def _steps(self, name: str, bindings: Any) -> Generator[Any, None, None]:
         """Rows one by one, only as far as they are taken."""
