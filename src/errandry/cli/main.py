@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "worker": "Run the handlers of an app.",
     "enqueue": "Enqueue a job.",
     "jobs": "Look at jobs, and do something to them.",
+    "flows": "See which jobs wait for which, and how far they are.",
     "why": "Say why a job is not running.",
     "queues": "See how full queues are; pause and limit them.",
     "groups": "See the groups of queues, and what limits them.",
