@@ -2,6 +2,7 @@
 
 import asyncio
 import builtins
+import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -33,9 +34,10 @@ from errandry.core.gate import GateKind, Pausing
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.query import parse, quoted
+from errandry.core.rule import Overflow
 from errandry.core.state import State
 from errandry.core.why import Facts, Why, why
-from errandry.errors import CommandFailed, InvalidValue, UnknownJob
+from errandry.errors import CommandFailed, InvalidValue, QueueFull, UnknownJob
 from errandry.gates import Gate, Queue
 from errandry.options import Moment, Span, job_fields, one_of
 from errandry.store.backlog import Limits
@@ -45,6 +47,8 @@ from errandry.waiting import PAGE, PATIENCE, Waiting, first
 
 A = TypeVar("A")
 
+CROWD = (0.005, 0.03)
+"""So many seconds, by chance, who waits for room lets others go first: they are woken all together."""
 LINE_MAX = 5_000
 """So many waiting jobs are counted one by one to tell how many are before one of them."""
 
@@ -115,8 +119,25 @@ class Client:
         self.engine = Engine(around(self.store), self._limits, self.clock)
 
     async def insert(self, jobs: builtins.list[NewJob], edges: tuple[Edge, ...] = ()) -> Inserted:
-        """All of these, or none. Returns when they are durable."""
-        return await self._submit(Insert(tuple(jobs), edges), Inserted)
+        """All of these, or none. Returns when they are durable; waits first if a queue wants that."""
+        command = Insert(tuple(jobs), edges)
+        while True:
+            pulse = self.store.pulse()
+            try:
+                return await self._submit(command, Inserted)
+            except QueueFull as full:
+                if not await self._can_wait(full, jobs):
+                    raise
+            await self.engine.call(self.store.wake, pulse, PATIENCE)
+            await asyncio.sleep(random.uniform(*CROWD))
+
+    async def _can_wait(self, full: QueueFull, jobs: builtins.list[NewJob]) -> bool:
+        """Whether there will be room one day, and the rule is to wait for it."""
+        rule = await self.queue(full.queue).rule()
+        if rule.overflow is not Overflow.WAIT:
+            return False
+        wanted = [job for job in jobs if job.queue == full.queue and full.group in ("", job.group)]
+        return len(wanted) <= full.bound
 
     async def children(self, job_id: str) -> builtins.list[Link]:
         """The jobs that one waits for, or has waited for, in their order, and how they ended."""

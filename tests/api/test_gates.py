@@ -4,12 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from errandry import Errandry, Job, Retry
 from errandry.core.rule import Comeback, Overflow, Rate, Rule
-from errandry.errors import InvalidValue
+from errandry.errors import InvalidValue, QueueFull
 from errandry.testing import drain
 from errandry.worker.options import WorkerOptions
 from errandry.worker.worker import Worker
@@ -168,3 +169,65 @@ async def test_a_group_that_floods_its_queue_does_not_delay_another(live: Errand
     drops = await live.enqueue_many([send.using(group="drop").new("drop") for _ in range(5)])
     await finished(live, *drops, concurrency=2)
     assert begun[:12].count("drop") >= 5
+
+
+async def test_a_full_queue_refuses_and_is_as_it_was(live: Errandry) -> None:
+    await live.queue("thumbs").put(max_size=2)
+    for _ in range(2):
+        await live.enqueue("shrink", queue="thumbs")
+    with pytest.raises(QueueFull, match="the queue 'thumbs' is full: 2 jobs wait, and at most 2 may"):
+        await live.enqueue("shrink", queue="thumbs")
+    assert await live.counts() == {"thumbs": {"waiting": 2}}
+
+
+async def test_who_may_wait_for_room_gets_in_when_there_is_some(live: Errandry) -> None:
+    @live.task(queue="thumbs")
+    async def shrink() -> None:
+        await asyncio.sleep(0.001)
+
+    await live.queue("thumbs").put(max_size=2, overflow="wait")
+    worker = Worker(live, WorkerOptions(concurrency=1))
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.run())
+        jobs = await asyncio.gather(*[shrink.enqueue() for _ in range(20)])
+        for job in jobs:
+            await job.wait()
+        worker.stop()
+    assert await live.counts() == {"thumbs": {"completed": 20}}
+
+
+async def test_what_will_never_fit_does_not_wait(live: Errandry) -> None:
+    await live.queue("thumbs").put(max_size=2, overflow="wait")
+
+    @live.task(queue="thumbs")
+    async def shrink() -> None: ...
+
+    with pytest.raises(QueueFull):
+        await live.enqueue_many([shrink.new() for _ in range(3)])
+
+
+async def test_the_oldest_make_room(live: Errandry) -> None:
+    await live.queue("thumbs").put(max_size=1, overflow="drop_oldest")
+    first, _ = [await live.enqueue("shrink", queue="thumbs") for _ in range(2)]
+    record = (await first.refresh()).record
+    assert (record.state, record.reason) == ("failed", "dropped")
+
+
+@pytest.mark.parametrize(
+    ("order", "first"),
+    [("strict", ["a", "a", "a", "b"]), (None, ["b", "a", "a", "a"])],
+    ids=["strict", "none"],
+)
+async def test_a_worker_may_prefer_a_queue(
+    live: Errandry, order: Literal["strict"] | None, first: list[str]
+) -> None:
+    begun: list[str] = []
+
+    @live.task
+    async def note(queue: str) -> None:
+        begun.append(queue)
+
+    await note.using(queue="b").enqueue("b")
+    await live.enqueue_many([note.using(queue="a").new("a") for _ in range(3)])
+    await Worker(live, WorkerOptions(burst=True, concurrency=1, queues=("a", "b"), queue_order=order)).run()
+    assert begun == first
