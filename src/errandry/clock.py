@@ -36,6 +36,8 @@ class StoreClock:
         self._lock = threading.Lock()
         self._last = 0.0
         self._seen = clock.monotonic()
+        self.is_ahead = False
+        """Whether it goes slowly just now, for the wall clock to catch up."""
 
     def now(self, floor: float = 0.0, wall: float | None = None) -> float:
         """The store's time; at least `floor`, what another process has already written.
@@ -48,4 +50,5 @@ class StoreClock:
             slow = self._last + max(0.0, seen - self._seen) / 2  # `floor` is of now, not of our last look
             self._seen = seen
             self._last = max(wall, slow, floor)
+            self.is_ahead = self._last > wall
             return self._last

@@ -18,7 +18,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from errandry.clock import Clock
 from errandry.core.command import (
+    Beat,
     Claim,
     Claims,
     Insert,
@@ -36,6 +38,7 @@ from errandry.errors import (
 from errandry.store.postgres import listen
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.url import store_at
+from errandry.testing.clock import FakeClock
 from tests.store.server import server, wheel
 
 ROOT = Path(__file__).parents[2]
@@ -50,8 +53,8 @@ def url() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[PostgresStore]:
-    store = store_at(url)
+async def opened(url: str, clock: Clock | None = None) -> AsyncIterator[PostgresStore]:
+    store = store_at(url, clock)
     assert isinstance(store, PostgresStore)
     await store.open()
     try:
@@ -208,6 +211,22 @@ def test_the_newest_server_passes_the_suite_too() -> None:
 
 
 # Passes.
+
+
+async def test_after_a_step_back_who_opens_it_anew_knows_what_time_it_was(url: str) -> None:
+    clock = FakeClock()
+    async with opened(url, clock) as store:
+        await store.commit([Beat(worker="w")])
+        clock.jump(-3_600)
+        clock.advance(10)
+        await store.commit([Beat(worker="w")])  # which makes no event
+        [info] = await store.workers()
+    async with opened(url, clock) as store:
+        await store.commit([insert("a")])
+        [job] = await store.get(["a"])
+
+    assert job is not None
+    assert job.created_at >= info.seen_at
 
 
 async def test_one_bad_command_fails_alone(url: str, db: psycopg.Connection[Any]) -> None:

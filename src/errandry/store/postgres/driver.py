@@ -247,6 +247,8 @@ class PostgresStore(LocalStore):
         try:
             tables, now = self._begun(link, lock_timeout, commands)
             answers = apply(commands, tables, now, self.bounds)
+            if tables.is_dirty and tables.event_row is None and self.clock.is_ahead:
+                link.run("keep_time", (now,))
             reach("before", commands, answers)
             is_sent = True
             link.commit(tables.event_row and (*tables.event_row, opened.channel, opened.name))

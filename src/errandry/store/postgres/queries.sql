@@ -22,16 +22,20 @@ SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_ses
        EXISTS (SELECT 1 FROM errandry.bound),
        EXISTS (SELECT 1 FROM errandry.live WHERE state = 'waiting' AND lane IS NULL),
        EXISTS (SELECT 1 FROM errandry.gates), EXISTS (SELECT 1 FROM errandry.lanes WHERE ready AND grp <> ''),
-       identity, folded, coalesce((SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1), at),
+       identity, folded, greatest(at, (SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1)),
        extract(epoch FROM clock_timestamp())::float8
   FROM errandry.store;
+
+-- name: keep_time
+-- Of a pass without events, while the clock goes slowly after it was set back: the next one must not go back behind it.
+UPDATE errandry.store SET at = greatest(at, %s);
 
 -- name: last_event
 SELECT coalesce(max(n), 0) FROM errandry.events;
 
 -- name: head_read
 SELECT set_config('jit', 'off', true), identity, folded,
-       coalesce((SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1), at),
+       greatest(at, (SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1)),
        extract(epoch FROM clock_timestamp())::float8, EXISTS (SELECT 1 FROM errandry.gates)
   FROM errandry.store;
 
@@ -844,7 +848,7 @@ SELECT n, count, total, at FROM errandry.events
 DELETE FROM errandry.events WHERE n <= %s;
 
 -- name: dropped
-UPDATE errandry.store SET dropped = %s, total = %s, at = %s;
+UPDATE errandry.store SET dropped = %s, total = %s, at = greatest(at, %s);
 
 -- name: drop_workers
 DELETE FROM errandry.workers WHERE seen_at <= %s RETURNING worker;
