@@ -64,6 +64,7 @@ class Ledger:
         self._keys: dict[str, Holder | None] = {}
         self._freed: dict[str, str] = {}
         self._taken: dict[str, Holder] = {}
+        self._rivals: dict[str, str] = {}
         self._steps: dict[tuple[str, str, Move | None, State | None, State | None], int] = {}
 
     def load(self, ids: Iterable[str]) -> None:
@@ -194,8 +195,8 @@ class Ledger:
             self.tables.write(self._changes.values())
             self._changes = {}
         if self._freed or self._taken:
-            self.tables.write_keys(self._freed, self._taken, self.now)
-            self._freed, self._taken = {}, {}
+            self.tables.write_keys(self._freed, self._taken, self._rivals, self.now)
+            self._freed, self._taken, self._rivals = {}, {}, {}
 
     def close(self) -> None:
         """Write everything that is left; the pass can then be made durable."""
@@ -274,6 +275,8 @@ class Ledger:
             if before is None or (unique.scope is Scope.ALIVE and not was_alive):
                 known = self.slots.get(after.id) if before is None else None
                 slot = known or slot_of(after, unique, self.now)
+                if (rival := self._keys.get(slot)) is not None:
+                    self._rivals[slot] = rival.job
                 self._keys[slot] = self._taken[slot] = holder_of(after, unique, self.now)
         elif before is not None and was_alive and unique.scope is Scope.ALIVE:
             slot = slot_of(before, unique, self.now)

@@ -150,7 +150,13 @@ class MemoryTables(MemoryEdges):
     def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
         return {one: self._keys[one] for one in slots if one in self._keys}
 
-    def write_keys(self, freed: Mapping[str, str], taken: Mapping[str, Holder], now: float) -> None:  # noqa: ARG002
+    def write_keys(
+        self,
+        freed: Mapping[str, str],
+        taken: Mapping[str, Holder],
+        rivals: Mapping[str, str],  # noqa: ARG002 - nobody else can have taken one meanwhile
+        now: float,  # noqa: ARG002
+    ) -> None:
         for slot, job in freed.items():
             if slot in self._keys and self._keys[slot].job == job:
                 del self._keys[slot]

@@ -57,8 +57,10 @@ class Tables(Protocol):
     def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
         """Who holds these unique keys, or held them last."""
 
-    def write_keys(self, freed: Mapping[str, str], taken: Mapping[str, Holder], now: float) -> None:
-        """Free what these jobs hold; then give away what is free, or whose time is over."""
+    def write_keys(
+        self, freed: Mapping[str, str], taken: Mapping[str, Holder], rivals: Mapping[str, str], now: float
+    ) -> None:
+        """Free what these jobs hold; then give away what is free, over, or was seen with a rival."""
 
     def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
         """Add one row to the event log."""

@@ -259,11 +259,15 @@ DELETE FROM errandry.keys
  WHERE keys.key = freed.key AND keys.job = freed.job;
 
 -- name: take_keys
--- Those that are free, or whose time is over. Of what another transaction is about to take, its end is waited for.
+-- Those that are free, whose time is over, or that are still held by who was seen to hold them. Of what another
+-- transaction is about to take, its end is waited for.
+WITH new AS MATERIALIZED (
+    SELECT * FROM unnest(%s::text[], %s::text[], %s::float8[], %s::text[]) AS new (key, job, expires_at, rival)
+)
 INSERT INTO errandry.keys (key, job, expires_at)
-SELECT * FROM unnest(%s::text[], %s::text[], %s::float8[]) AS new (key, job, expires_at) ORDER BY key
+SELECT key, job, expires_at FROM new ORDER BY key
     ON CONFLICT (key) DO UPDATE SET job = excluded.job, expires_at = excluded.expires_at
-     WHERE keys.expires_at <= %s::float8
+     WHERE keys.expires_at <= %s::float8 OR keys.job = (SELECT rival FROM new WHERE new.key = excluded.key)
 RETURNING 1;
 
 -- name: drop_keys

@@ -139,11 +139,13 @@ class PostgresTables(Gates):
         """Not locked: who is content with their holder must not be in the way of its end."""
         return {slot: Holder(*held) for slot, *held in self._all("keys", (array(slots),))}
 
-    def write_keys(self, freed: Mapping[str, str], taken: Mapping[str, Holder], now: float) -> None:
+    def write_keys(
+        self, freed: Mapping[str, str], taken: Mapping[str, Holder], rivals: Mapping[str, str], now: float
+    ) -> None:
         if freed:
             self._run("free_keys", (array(freed), array(freed.values())))
         if taken:
-            held = [(slot, key.job, key.expires_at) for slot, key in taken.items()]
+            held = [(slot, key.job, key.expires_at, rivals.get(slot)) for slot, key in taken.items()]
             got = self._all("take_keys", [*(array(column) for column in zip(*held, strict=True)), now])
             if len(got) < len(taken):
                 raise SerializationFailure("another transaction was quicker to take a unique key")

@@ -103,7 +103,13 @@ class SqliteTables(Gates):
     def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
         return {slot: Holder(*held) for slot, *held in self._all("keys", (rows.text(slots),))}
 
-    def write_keys(self, freed: Mapping[str, str], taken: Mapping[str, Holder], now: float) -> None:  # noqa: ARG002
+    def write_keys(
+        self,
+        freed: Mapping[str, str],
+        taken: Mapping[str, Holder],
+        rivals: Mapping[str, str],  # noqa: ARG002 - nobody else can have taken one meanwhile
+        now: float,  # noqa: ARG002
+    ) -> None:
         self._db.executemany(SQL["free_key"], list(freed.items()))
         self._db.executemany(
             SQL["take_key"], [(slot, key.job, key.expires_at) for slot, key in taken.items()]
