@@ -27,6 +27,7 @@ SAMPLES = {
     "allowed": ("waiting", "scheduled"),
     "key": "mail",
     "queue": "default",
+    "group": "acme",
     "known": ("send", "sum"),
     "reason": "error",
     "error": "ValueError: no",

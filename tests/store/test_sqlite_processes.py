@@ -272,6 +272,14 @@ class TestTurnstile:
         assert order == ["one", "other", "one again"]
 
 
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
 @others
 class TestFork:
     @pytest.mark.parametrize("way", ["_exit", "exit"])
@@ -289,6 +297,25 @@ class TestFork:
         async with opened(path) as store:
             assert await ids(store) == {"before", "after"} | ({"child"} if use == "used" else set())
             await sound(store)
+
+    async def test_a_child_leaves_alone_what_was_closed_before(self, path: Path) -> None:
+        async with opened(path) as store:
+            known = store._open  # as somebody may who is not collected yet
+        pipes = [os.pipe() for _ in range(10)]  # which get the numbers of what was closed
+
+        child = os.fork()
+        if not child:
+            try:
+                os._exit(sum(not _is_open(end) for ends in pipes for end in ends))
+            finally:
+                os._exit(99)
+        _, status = os.waitpid(child, 0)
+        for ends in pipes:
+            os.close(ends[0])
+            os.close(ends[1])
+
+        assert known is not None
+        assert os.waitstatus_to_exitcode(status) == 0
 
     async def test_a_child_keeps_others_out_when_its_parent_has_closed(
         self, path: Path, start: Start

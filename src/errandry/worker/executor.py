@@ -26,6 +26,7 @@ from errandry.errors import (
     ErrandryError,
     InvalidArguments,
     ProcessDied,
+    SealBroken,
 )
 from errandry.task import Runner, Task
 from errandry.worker.attempt import Arguments, Attempts, Outcomes, failure
@@ -153,6 +154,8 @@ class Executor:
                 payloads.append(payload)
             except InvalidArguments as error:
                 self._leave(run, self._invalid(run, task, error))
+            except SealBroken as error:  # and never will be better
+                self._leave(run, Fail(failure(error, Reason.INVALID_PAYLOAD)))
             except Exception as error:  # a codec that cannot read it: another worker may
                 self._leave(run, self._attempts.retry(job, failure(error)))
         return payloads, arguments

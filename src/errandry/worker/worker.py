@@ -100,6 +100,7 @@ class Worker:
         if self._stopping.is_set():
             log.info("worker %s does not wait for its handlers", self.id)
             self._hurry.set()
+        self._claimer.stop()  # now: a pass on the engine's thread may be about to claim
         self._stopping.set()
 
     def pause(self) -> None:

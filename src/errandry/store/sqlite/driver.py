@@ -227,6 +227,7 @@ class _Open:
         return is_news
 
     def close(self) -> None:
+        USING.keep(self)
         self.watch.close()
         self.thread.shutdown()
         if self._read_db is not None:

@@ -54,6 +54,10 @@ class Using:
         """Have `heirloom` told when it finds itself in a child. Called while SQLite is in use."""
         self._heirlooms.add(heirloom)
 
+    def keep(self, heirloom: Heirloom) -> None:
+        """It is closed: the descriptors it had may be others' by now. Called while SQLite is in use."""
+        self._heirlooms.discard(heirloom)
+
     def check(self, path: str) -> None:
         """Raise StoreUnavailable where a new connection could not lock its file."""
         if self._spoiled or self._pid != os.getpid():
