@@ -155,7 +155,7 @@ class MemoryTables(MemoryEdges):
         freed: Mapping[str, str],
         taken: Mapping[str, Holder],
         rivals: Mapping[str, str],  # noqa: ARG002 - nobody else can have taken one meanwhile
-        now: float,  # noqa: ARG002
+        now: float,  # noqa: ARG002 - whose time is over was decided in this pass
     ) -> None:
         for slot, job in freed.items():
             if slot in self._keys and self._keys[slot].job == job:

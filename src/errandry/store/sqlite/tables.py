@@ -108,7 +108,7 @@ class SqliteTables(Gates):
         freed: Mapping[str, str],
         taken: Mapping[str, Holder],
         rivals: Mapping[str, str],  # noqa: ARG002 - nobody else can have taken one meanwhile
-        now: float,  # noqa: ARG002
+        now: float,  # noqa: ARG002 - whose time is over was decided in this pass
     ) -> None:
         self._db.executemany(SQL["free_key"], list(freed.items()))
         self._db.executemany(
