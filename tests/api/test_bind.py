@@ -438,10 +438,13 @@ class TestConnections:
 
     async def test_of_a_user_who_may_not(self, shop: Errandry, send: Send) -> None:
         with psycopg.connect(server().url(), autocommit=True) as db:
-            db.execute("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN")
-        async with await psycopg.AsyncConnection.connect(server().url(), user="stranger") as connection:
-            with pytest.raises(StoreRefused, match="must not enqueue: GRANT USAGE ON SCHEMA"):
-                await send.bind(connection).enqueue("ada")
+            db.execute("CREATE ROLE reader LOGIN")
+            try:
+                async with await psycopg.AsyncConnection.connect(server().url(), user="reader") as connection:
+                    with pytest.raises(StoreRefused, match="must not enqueue: GRANT USAGE ON SCHEMA"):
+                        await send.bind(connection).enqueue("ada")
+            finally:
+                db.execute("DROP ROLE reader")
 
     async def test_trouble_of_the_caller_s_own_is_the_caller_s(self, send: Send, caller: Caller) -> None:
         with pytest.raises(psycopg.errors.DivisionByZero):
