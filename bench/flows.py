@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from errandry.core.command import Claim, Claims, Complete, Insert, Ref, Settle
+from errandry.core.answer import Claims
+from errandry.core.command import Claim, Complete, Insert, Ref, Settle
 from errandry.core.flow import Edge
 from errandry.core.job import NewJob
 from errandry.store.sqlite.driver import SqliteStore

@@ -17,7 +17,8 @@ import time
 from bisect import bisect_left
 from pathlib import Path
 
-from errandry.core.command import Claim, Claims, Complete, Insert, Ref, Settle
+from errandry.core.answer import Claims
+from errandry.core.command import Claim, Complete, Insert, Ref, Settle
 from errandry.core.gate import GateKind, PutRule
 from errandry.core.job import NewJob
 from errandry.core.rule import NO_RULE, Rate, Rule

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import apsw
 
-from errandry.core.command import WRITTEN, Claim, Claims, Complete, Insert, Ref, Settle
+from errandry.core.answer import WRITTEN, Claims
+from errandry.core.command import Claim, Complete, Insert, Ref, Settle
 from errandry.core.job import NewJob, uuid7
 from errandry.store.engine import Engine
 from errandry.store.sqlite.driver import SqliteStore

@@ -13,7 +13,7 @@ from errandry.client import Client, several
 from errandry.clock import Clock
 from errandry.codec import About, Codec, from_json
 from errandry.context import Child, JobContext
-from errandry.core.command import Inserted
+from errandry.core.answer import Inserted
 from errandry.core.event import Filter
 from errandry.core.flow import Edge, Link
 from errandry.core.gate import GateKind

@@ -12,13 +12,12 @@ from msgspec import Struct
 
 from errandry.clock import Clock, SystemClock
 from errandry.codec import About, Codec, PlainCodec, to_json
+from errandry.core.answer import Inserted, Moved
 from errandry.core.command import (
     Cancel,
     Command,
     Edit,
     Insert,
-    Inserted,
-    Moved,
     OperatorCommand,
     Postpone,
     Promote,

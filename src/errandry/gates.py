@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from errandry.core.command import WRITTEN
+from errandry.core.answer import WRITTEN
 from errandry.core.duration import seconds
 from errandry.core.gate import GateKind, Pause, PutRule, Resume
 from errandry.core.rule import NO_RULE, Comeback, Overflow, Rate, Rule, rate

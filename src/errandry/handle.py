@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from errandry.codec import About, Codec
-from errandry.core.command import Moved
+from errandry.core.answer import Moved
 from errandry.core.event import ENDS, REACHED, Event
 from errandry.core.job import Job as Record
 from errandry.core.state import State

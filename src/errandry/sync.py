@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from errandry.client import Listed
-from errandry.core.command import Moved
+from errandry.core.answer import Moved
 from errandry.handle import Job
 
 if TYPE_CHECKING:

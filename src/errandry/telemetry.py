@@ -20,7 +20,8 @@ from errandry import __version__
 from errandry import outcome as said
 from errandry.app import Call, Errandry
 from errandry.context import JobContext, current
-from errandry.core.command import Answer, Command
+from errandry.core.answer import Answer
+from errandry.core.command import Command
 from errandry.core.job import Job, NewJob
 from errandry.errors import ErrandryError, InvalidValue
 from errandry.store.contract import Store

@@ -13,8 +13,9 @@ import pytest
 
 from errandry import Errandry, Job, JobContext, Retry, State, Task, current
 from errandry.app import Call
+from errandry.core.answer import Claims
 from errandry.core.command import Cancel as CancelJob
-from errandry.core.command import Claim, Claims, Upkeep
+from errandry.core.command import Claim, Upkeep
 from errandry.core.job import NewJob
 from errandry.core.state import Reason
 from errandry.errors import InvalidArguments, InvalidValue, JobFailed

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from errandry import Errandry
 from errandry.codec import About
-from errandry.core.command import Answer, Command
+from errandry.core.answer import Answer
+from errandry.core.command import Command
 from errandry.core.job import NewJob
 from errandry.core.state import State
 from errandry.errors import InvalidArguments, InvalidValue, ReplyLost, StoreFull, TooLarge

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from errandry import Backoff, Cancel, Errandry, Fail, JobContext, Retry, Snooze, State, WorkerOptions, current
-from errandry.core.command import Answer, Claim, Claims, Command, Insert, Settle, Upkeep
+from errandry.core.answer import Answer, Claims
+from errandry.core.command import Claim, Command, Insert, Settle, Upkeep
 from errandry.core.event import Kind
 from errandry.core.job import LOGS_MAX, NewJob, Progress
 from errandry.core.retry import Curve

@@ -9,18 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
 from errandry.core import move
-from errandry.core.command import (
-    Cause,
-    Complete,
-    Edit,
-    Fail,
-    GiveUp,
-    Outcome,
-    Ref,
-    Release,
-    Retry,
-    Snooze,
-)
+from errandry.core.answer import Cause
+from errandry.core.command import Complete, Edit, Fail, GiveUp, Outcome, Ref, Release, Retry, Snooze
 from errandry.core.job import (
     DAY,
     ERRORS_MAX,

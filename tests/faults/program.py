@@ -21,8 +21,9 @@ from typing import Any, cast
 
 from errandry import Errandry, Worker, WorkerOptions
 from errandry.clock import SystemClock
-from errandry.core.command import Answer, Claim, Claims, Command, Lost, Mark, Renew, Settle
-from errandry.core.command import Renewed as RenewAnswer
+from errandry.core.answer import Answer, Claims, Lost, Mark
+from errandry.core.answer import Renewed as RenewAnswer
+from errandry.core.command import Claim, Command, Renew, Settle
 from errandry.core.job import uuid7
 from errandry.errors import ReplyLost
 from errandry.store.contract import Store

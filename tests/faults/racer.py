@@ -16,7 +16,8 @@ import apsw
 import psycopg
 
 from errandry import Errandry, Unique
-from errandry.core.command import Claim, Claims, Complete, Fail, Outcome, Ref, Retry, Settle
+from errandry.core.answer import Claims
+from errandry.core.command import Claim, Complete, Fail, Outcome, Ref, Retry, Settle
 from errandry.errors import DuplicateJob, ErrandryError
 from errandry.task import Task
 

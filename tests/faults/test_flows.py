@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from errandry import Errandry, State, flow
-from errandry.core.command import WRITTEN, Claim, Claims, Complete, Insert, Ref, Settle
+from errandry.core.answer import WRITTEN, Claims
+from errandry.core.command import Claim, Complete, Insert, Ref, Settle
 from errandry.core.flow import Edge
 from errandry.core.job import NewJob
 from errandry.store.url import store_at

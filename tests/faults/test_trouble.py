@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from errandry import Errandry, JobContext, Worker, WorkerOptions
-from errandry.core.command import Answer, Beat, Claim, Command, Kept, Renew, Settle, Start, Upkeep, WorkerInfo
+from errandry.core.answer import Answer, Kept
+from errandry.core.command import Beat, Claim, Command, Renew, Settle, Start, Upkeep, WorkerInfo
 from errandry.core.state import State
 from errandry.errors import StoreFull, StoreRefused, StoreUnavailable
 from errandry.store.contract import Store

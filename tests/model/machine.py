@@ -15,21 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from errandry.clock import Clock
-from errandry.core.command import (
-    Answer,
-    Cancel,
-    Claim,
-    Claims,
-    Command,
-    Moved,
-    Ref,
-    Release,
-    Renewed,
-    Settle,
-    Start,
-    Upkeep,
-    touched,
-)
+from errandry.core.answer import Answer, Claims, Moved, Renewed
+from errandry.core.command import Cancel, Claim, Command, Ref, Release, Settle, Start, Upkeep, touched
 from errandry.core.gate import GateKind, Pause, Resume
 from errandry.core.job import Job
 from errandry.core.state import State

@@ -11,7 +11,8 @@ from random import Random
 from typing import Any, NamedTuple, TypeVar, cast
 
 from errandry.clock import Clock
-from errandry.core.command import Answer, Command, Moved
+from errandry.core.answer import Answer, Moved
+from errandry.core.command import Command
 from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Pausing
 from errandry.core.job import Job

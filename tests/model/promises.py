@@ -11,27 +11,20 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from errandry.core.answer import ALREADY, HELD, WRITTEN, Answer, Claims, Inserted, Lost, Renewed
 from errandry.core.batch import Batch
 from errandry.core.command import (
-    ALREADY,
-    HELD,
-    WRITTEN,
-    Answer,
     Cancel,
     Claim,
-    Claims,
     Command,
     Complete,
     Fail,
     Insert,
-    Inserted,
-    Lost,
     Note,
     Ref,
     Release,
     Remove,
     Renew,
-    Renewed,
     Rerun,
     Retry,
     Settle,

@@ -9,23 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from errandry.core.command import (
-    HELD,
-    WRITTEN,
-    Answer,
-    Cause,
-    Claim,
-    Claims,
-    Complete,
-    Insert,
-    Kept,
-    Lost,
-    Ref,
-    Renew,
-    Renewed,
-    Settle,
-    Upkeep,
-)
+from errandry.core.answer import HELD, WRITTEN, Answer, Cause, Claims, Kept, Lost, Renewed
+from errandry.core.command import Claim, Complete, Insert, Ref, Renew, Settle, Upkeep
 from errandry.core.job import Job, Keep, NewJob, uuid7
 from errandry.core.state import State
 from errandry.store.contract import Store

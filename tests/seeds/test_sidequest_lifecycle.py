@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from errandry import Backoff, Cancel, Errandry, Fail, JobContext, Keep, Retry, Snooze, State
-from errandry.core.command import CANCEL, Claim, Claims, Ref, Start, Upkeep
+from errandry.core.answer import CANCEL, Claims
+from errandry.core.command import Claim, Ref, Start, Upkeep
 from errandry.core.job import Job as Record
 from errandry.core.retry import Curve
 from errandry.core.state import Reason

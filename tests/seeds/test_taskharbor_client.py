@@ -19,7 +19,8 @@ import pytest
 from errandry import Backoff, Errandry, Fail, JobContext, State
 from errandry.app import Call
 from errandry.codec import About
-from errandry.core.command import Claim, Claims, Complete, Lost, Ref, Settle, Upkeep
+from errandry.core.answer import Claims, Lost
+from errandry.core.command import Claim, Complete, Ref, Settle, Upkeep
 from errandry.core.job import NewJob
 from errandry.core.retry import Curve
 from errandry.core.state import Reason

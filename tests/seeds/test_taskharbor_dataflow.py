@@ -11,27 +11,19 @@ from typing import Any
 
 import pytest
 
+from errandry.core.answer import ALREADY, HELD, WRITTEN, Cause, Claims, Inserted, Lost, Moved, Renewed
 from errandry.core.command import (
-    ALREADY,
-    HELD,
-    WRITTEN,
-    Cause,
     Claim,
-    Claims,
     Command,
     Complete,
     Edit,
     Fail,
     Insert,
-    Inserted,
-    Lost,
-    Moved,
     Outcome,
     Ref,
     Release,
     Remove,
     Renew,
-    Renewed,
     Rerun,
     Retry,
     Settle,

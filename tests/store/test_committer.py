@@ -12,21 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from errandry.core.answer import WRITTEN, Answer, Cause, Claims, Inserted, Lost
 from errandry.core.command import (
-    WRITTEN,
-    Answer,
     Beat,
     Cancel,
-    Cause,
     Claim,
-    Claims,
     Command,
     Complete,
     Edit,
     Fail,
     Insert,
-    Inserted,
-    Lost,
     Note,
     Postpone,
     Promote,

@@ -15,21 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from errandry.core.command import (
-    WRITTEN,
-    Answer,
-    Cancel,
-    Claim,
-    Command,
-    Complete,
-    Insert,
-    Inserted,
-    Note,
-    Ref,
-    Renew,
-    Settle,
-    Upkeep,
-)
+from errandry.core.answer import WRITTEN, Answer, Inserted
+from errandry.core.command import Cancel, Claim, Command, Complete, Insert, Note, Ref, Renew, Settle, Upkeep
 from errandry.core.job import NewJob
 from errandry.errors import ReplyLost, SchemaTooNew, StoreClosed, UnknownJob
 from errandry.store.contract import RANK

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from errandry.core.command import Claim, Claims, Complete, Ref, Settle
+from errandry.core.answer import Claims
+from errandry.core.command import Claim, Complete, Ref, Settle
 from errandry.core.gate import GateKind, Pause, PutRule
 from errandry.core.job import NewJob
 from errandry.core.rule import Rate, Rule

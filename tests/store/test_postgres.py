@@ -19,14 +19,8 @@ import psycopg
 import pytest
 
 from errandry.clock import Clock
-from errandry.core.command import (
-    Beat,
-    Claim,
-    Claims,
-    Insert,
-    Inserted,
-    Upkeep,
-)
+from errandry.core.answer import Claims, Inserted
+from errandry.core.command import Beat, Claim, Insert, Upkeep
 from errandry.core.job import NewJob
 from errandry.errors import (
     CommandFailed,

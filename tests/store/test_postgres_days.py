@@ -8,7 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from errandry.core.command import Complete, Mark, Ref, Rerun, Settle, Upkeep
+from errandry.core.answer import Mark
+from errandry.core.command import Complete, Ref, Rerun, Settle, Upkeep
 from errandry.core.job import DAY, Job, Keep, NewJob
 from errandry.core.state import State
 from errandry.store.postgres import days

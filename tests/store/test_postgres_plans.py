@@ -8,7 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from errandry.core.command import Claim, Claims, Complete, Ref, Settle
+from errandry.core.answer import Claims
+from errandry.core.command import Claim, Complete, Ref, Settle
 from errandry.core.query import parse
 from errandry.core.state import State
 from errandry.store.postgres.array import array

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from errandry.cli.main import run
-from errandry.core.command import Inserted
+from errandry.core.answer import Inserted
 from errandry.core.job import NewJob
 from errandry.errors import SchemaTooNew
 from errandry.store.postgres import migrate

@@ -23,24 +23,8 @@ from typing import Any
 import apsw
 import pytest
 
-from errandry.core.command import (
-    CANCEL,
-    WRITTEN,
-    Cancel,
-    Cause,
-    Claim,
-    Claims,
-    Complete,
-    Insert,
-    Inserted,
-    Lost,
-    Ref,
-    Remove,
-    Renew,
-    Renewed,
-    Settle,
-    Upkeep,
-)
+from errandry.core.answer import CANCEL, WRITTEN, Cause, Claims, Inserted, Lost, Renewed
+from errandry.core.command import Cancel, Claim, Complete, Insert, Ref, Remove, Renew, Settle, Upkeep
 from errandry.core.job import NewJob
 from errandry.core.state import State
 from errandry.errors import (

@@ -21,7 +21,8 @@ from typing import Any
 import apsw
 import pytest
 
-from errandry.core.command import Complete, Insert, Inserted
+from errandry.core.answer import Inserted
+from errandry.core.command import Complete, Insert
 from errandry.core.job import NewJob
 from errandry.core.state import State
 from errandry.errors import StoreUnavailable

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from errandry.core.answer import WRITTEN, Answer, Claims
 from errandry.core.command import (
-    WRITTEN,
-    Answer,
     Beat,
     Cancel,
     Claim,
-    Claims,
     Command,
     Complete,
     Insert,

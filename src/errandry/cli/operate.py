@@ -15,7 +15,7 @@ from errandry.cli.session import Session
 from errandry.cli.stdin import agrees
 from errandry.cli.target import Target, ids_of
 from errandry.cli.text import number, one_line, short_id
-from errandry.core.command import Moved
+from errandry.core.answer import Moved
 from errandry.core.state import TABLE, Move
 from errandry.errors import ErrandryError
 

@@ -1,11 +1,10 @@
-"""Commands, the only way to change a store, and the answers to them.
+"""Commands, the only way to change a store.
 
-Each command is atomic by itself and answered by itself: with one of the answers below, or
+Each command is atomic by itself and answered by itself: with one of `core.answer`, or
 with an `ErrandryError` as a value, which the committer raises to whoever submitted it.
 """
 
 from collections.abc import Callable
-from enum import StrEnum
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -15,10 +14,10 @@ from errandry.core import check
 from errandry.core.batch import Batch
 from errandry.core.flow import Await, Edge, check_edges, check_jobs
 from errandry.core.gate import Pause, Pausing, PutRule, Resume
-from errandry.core.job import INSERT_MAX, Failure, Job, Log, NewJob, Progress, check_tags
+from errandry.core.job import INSERT_MAX, Failure, Log, NewJob, Progress, check_tags
 from errandry.core.query import Query
 from errandry.core.state import Move, Reason, State
-from errandry.errors import ErrandryError, InvalidValue
+from errandry.errors import InvalidValue
 
 LEASE = 30.0
 STRICT = "strict"
@@ -411,78 +410,6 @@ _TOUCHED: dict[type, Callable[[Any], tuple[str, ...]]] = {
     Renew: lambda command: tuple([ref.job for ref in command.refs]),
     **dict.fromkeys((Cancel, Rerun, Edit, Postpone, Promote, Resolve, Remove), attrgetter("ids")),
 }
-
-
-# Answers.
-
-
-class Cause(StrEnum):
-    """Why a claim no longer stands."""
-
-    NOT_HELD = "not_held"
-    OTHER_FENCE = "other_fence"
-    EXPIRED = "expired"
-
-
-class Lost(Struct, frozen=True, gc=False):
-    """The claim no longer stands; nothing was changed."""
-
-    cause: Cause
-
-
-class Mark(StrEnum):
-    WRITTEN = "written"
-    ALREADY = "already"
-    HELD = "held"
-    CANCEL = "cancel"
-
-
-WRITTEN, ALREADY, HELD, CANCEL = Mark.WRITTEN, Mark.ALREADY, Mark.HELD, Mark.CANCEL
-
-
-class Inserted(Struct, frozen=True, gc=False):
-    """For each job its id, or of who holds its key; which were there, which of them took its arguments."""
-
-    ids: tuple[str, ...]
-    existed: frozenset[str] = frozenset()
-    replaced: frozenset[str] = frozenset()
-
-
-class Claims(Struct, frozen=True, gc=False):
-    """The jobs, each under a fence nobody has had before, and seconds until the next one is due."""
-
-    jobs: tuple[Job, ...]
-    due_in: float | None = None
-
-
-class Renewed(Struct, frozen=True, gc=False):
-    marks: tuple[Mark | Lost, ...]
-
-
-class Moved(Struct, frozen=True):
-    """What moved, what had been there already, and what was refused and why.
-
-    `below`, where a query has more to give, is what to send to go on.
-    """
-
-    moved: tuple[str, ...] = ()
-    already: tuple[str, ...] = ()
-    refused: tuple[tuple[str, ErrandryError], ...] = ()
-    below: int | None = None
-
-
-class Kept(Struct, frozen=True, gc=False):
-    """How much upkeep did; `more` when a bound stopped it."""
-
-    expired: int = 0
-    promoted: int = 0
-    lapsed: int = 0
-    pruned: int = 0
-    trimmed: int = 0
-    more: bool = False
-
-
-Answer = Inserted | Claims | Renewed | Moved | Kept | Mark | Lost | ErrandryError
 
 
 def queue_order(queues: tuple[str, ...] | None, order: object) -> None:

@@ -10,18 +10,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from errandry.core import check, retry
-from errandry.core.command import (
-    Cause,
-    Complete,
-    Edit,
-    Fail,
-    GiveUp,
-    Outcome,
-    Ref,
-    Release,
-    Retry,
-    Snooze,
-)
+from errandry.core.answer import Cause
+from errandry.core.command import Complete, Edit, Fail, GiveUp, Outcome, Ref, Release, Retry, Snooze
 from errandry.core.flow import Await
 from errandry.core.job import (
     ERRORS_MAX,

@@ -9,29 +9,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from errandry.core import check, move
+from errandry.core.answer import ALREADY, CANCEL, HELD, WRITTEN, Answer, Cause, Lost, Mark, Renewed
 from errandry.core.command import (
-    ALREADY,
-    CANCEL,
-    HELD,
-    WRITTEN,
-    Answer,
     Beat,
     Cancel,
-    Cause,
     Claim,
     Command,
     Complete,
     Edit,
     Insert,
-    Lost,
-    Mark,
     Note,
     Postpone,
     Promote,
     Ref,
     Remove,
     Renew,
-    Renewed,
     Rerun,
     Resolve,
     Retry,

@@ -15,8 +15,8 @@ from typing import Protocol
 from msgspec import Struct
 
 from errandry.core import check
+from errandry.core.answer import Answer
 from errandry.core.command import (
-    Answer,
     Beat,
     Claim,
     Command,

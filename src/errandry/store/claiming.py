@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from errandry.core import move
+from errandry.core.answer import Cause, Claims
 from errandry.core.batch import CLAIM_MAX, calls, room
-from errandry.core.command import Cause, Claim, Claims, Ref
+from errandry.core.command import Claim, Ref
 from errandry.core.event import Kind
 from errandry.core.gate import GateKind
 from errandry.core.job import Job

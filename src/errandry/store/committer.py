@@ -20,15 +20,8 @@ from functools import partial
 from msgspec import Struct
 
 from errandry.clock import Clock, SystemClock
-from errandry.core.command import (
-    Answer,
-    Beat,
-    Claim,
-    Command,
-    Note,
-    Renew,
-    Start,
-)
+from errandry.core.answer import Answer
+from errandry.core.command import Beat, Claim, Command, Note, Renew, Start
 from errandry.core.gate import Pause
 from errandry.errors import (
     CommandFailed,

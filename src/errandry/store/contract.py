@@ -11,15 +11,14 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from errandry.core.answer import Answer, Inserted
 from errandry.core.command import (
-    Answer,
     Beat,
     Cancel,
     Claim,
     Command,
     Edit,
     Insert,
-    Inserted,
     Note,
     Postpone,
     Promote,

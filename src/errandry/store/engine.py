@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Self, TypeVar
 from weakref import WeakSet
 
 from errandry.clock import Clock
-from errandry.core.command import Answer, Command
+from errandry.core.answer import Answer
+from errandry.core.command import Command
 from errandry.errors import ErrandryError, StoreClosed
 from errandry.store.backlog import Limits
 from errandry.store.committer import Committer, Companion, Stats

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from errandry.core.command import ALREADY, WRITTEN, Mark
+from errandry.core.answer import ALREADY, WRITTEN, Mark
 from errandry.core.event import Kind
 from errandry.core.gate import Gate, GateKind, Pause, Pausing, PutRule, Resume, Ruling
 from errandry.core.job import Job

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from errandry.core import check, move
-from errandry.core.command import Command, Insert, Inserted, brought, touched
+from errandry.core.answer import Inserted
+from errandry.core.command import Command, Insert, brought, touched
 from errandry.core.flow import Await, check_children
 from errandry.core.job import Job, NewJob
 from errandry.core.state import TABLE, Move

@@ -14,14 +14,8 @@ from msgspec.structs import replace
 from errandry import failpoint
 from errandry.clock import Clock, StoreClock, SystemClock
 from errandry.core import check
-from errandry.core.command import (
-    Answer,
-    Claims,
-    Command,
-    Ref,
-    Settle,
-    WorkerInfo,
-)
+from errandry.core.answer import Answer, Claims
+from errandry.core.command import Command, Ref, Settle, WorkerInfo
 from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Key, Passage, Pausing, limits, passages
 from errandry.core.job import Job

@@ -16,14 +16,8 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from errandry.clock import Clock
-from errandry.core.command import (
-    Answer,
-    Beat,
-    Claim,
-    Command,
-    Ref,
-    WorkerInfo,
-)
+from errandry.core.answer import Answer
+from errandry.core.command import Beat, Claim, Command, Ref, WorkerInfo
 from errandry.core.event import Event
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job

@@ -5,17 +5,8 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from errandry.core import check, move
-from errandry.core.command import (
-    Cancel,
-    Edit,
-    Moved,
-    Operator,
-    Postpone,
-    Promote,
-    Remove,
-    Rerun,
-    Resolve,
-)
+from errandry.core.answer import Moved
+from errandry.core.command import Cancel, Edit, Operator, Postpone, Promote, Remove, Rerun, Resolve
 from errandry.core.job import Job
 from errandry.core.state import TABLE, Move, State
 from errandry.errors import DuplicateJob, ErrandryError, UnknownJob

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextlib import suppress
 
-from errandry.core.command import Answer
+from errandry.core.answer import Answer
 from errandry.errors import ErrandryError
 from errandry.store.backlog import Entry, Port, Replies
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable
 
 from errandry.core import move
-from errandry.core.command import Kept, Upkeep
+from errandry.core.answer import Kept
+from errandry.core.command import Upkeep
 from errandry.core.gate import GateKind
 from errandry.core.job import Job
 from errandry.core.state import Move

@@ -4,22 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from errandry.core.command import (
-    LEASE,
-    WRITTEN,
-    Cancel,
-    Claim,
-    Claims,
-    Complete,
-    Fail,
-    Insert,
-    Inserted,
-    Moved,
-    Outcome,
-    Ref,
-    Remove,
-    Settle,
-)
+from errandry.core.answer import WRITTEN, Claims, Inserted, Moved
+from errandry.core.command import LEASE, Cancel, Claim, Complete, Fail, Insert, Outcome, Ref, Remove, Settle
 from errandry.core.flow import Edge
 from errandry.core.job import Job, NewJob
 from errandry.core.state import State

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from errandry.app import Errandry
 from errandry.clock import Clock
 from errandry.codec import About, from_json
-from errandry.core.command import Claim, Claims
+from errandry.core.answer import Claims
+from errandry.core.command import Claim
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.errors import InvalidArguments, JobFailed

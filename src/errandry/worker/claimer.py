@@ -15,8 +15,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from errandry.app import Errandry
+from errandry.core.answer import Answer, Claims, Lost, Renewed
 from errandry.core.batch import CLAIM_MAX
-from errandry.core.command import Answer, Claim, Claims, Lost, Ref, Renew, Renewed
+from errandry.core.command import Claim, Ref, Renew
 from errandry.core.job import Job
 from errandry.errors import ErrandryError, StoreRefused
 from errandry.store.waking import Bell

@@ -9,17 +9,8 @@ from typing import Any
 from errandry import failpoint
 from errandry.app import Errandry
 from errandry.codec import About
-from errandry.core.command import (
-    ALREADY,
-    WRITTEN,
-    Command,
-    Complete,
-    Fail,
-    Outcome,
-    Release,
-    Remove,
-    Start,
-)
+from errandry.core.answer import ALREADY, WRITTEN
+from errandry.core.command import Command, Complete, Fail, Outcome, Release, Remove, Start
 from errandry.core.job import Failure, Job
 from errandry.core.state import Reason, State
 from errandry.errors import (

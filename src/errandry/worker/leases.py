@@ -8,7 +8,8 @@ import asyncio
 import logging
 
 from errandry.clock import Clock
-from errandry.core.command import CANCEL, Lost, Renew, Renewed
+from errandry.core.answer import CANCEL, Lost, Renewed
+from errandry.core.command import Renew
 from errandry.errors import ErrandryError
 from errandry.store.engine import Engine
 from errandry.worker.options import WorkerOptions

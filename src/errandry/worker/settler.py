@@ -5,17 +5,8 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from errandry.app import Errandry
-from errandry.core.command import (
-    ALREADY,
-    WRITTEN,
-    Answer,
-    Command,
-    Complete,
-    Fail,
-    Note,
-    Outcome,
-    Settle,
-)
+from errandry.core.answer import ALREADY, WRITTEN, Answer
+from errandry.core.command import Command, Complete, Fail, Note, Outcome, Settle
 from errandry.core.job import Failure
 from errandry.core.state import Reason
 from errandry.errors import ErrandryError, InvalidValue, StoreClosed, StoreUnavailable

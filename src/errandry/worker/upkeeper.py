@@ -5,7 +5,8 @@ import logging
 import socket
 
 from errandry.app import Errandry
-from errandry.core.command import Beat, Kept, Upkeep
+from errandry.core.answer import Kept
+from errandry.core.command import Beat, Upkeep
 from errandry.errors import ErrandryError
 from errandry.worker.liveness import bury, is_dead
 

@@ -11,21 +11,8 @@ from typing import cast
 
 import pytest
 
-from errandry.core.command import (
-    Answer,
-    Cancel,
-    Claim,
-    Claims,
-    Command,
-    Complete,
-    Insert,
-    Kept,
-    Ref,
-    Renew,
-    Retry,
-    Settle,
-    Upkeep,
-)
+from errandry.core.answer import Answer, Claims, Kept
+from errandry.core.command import Cancel, Claim, Command, Complete, Insert, Ref, Renew, Retry, Settle, Upkeep
 from errandry.core.job import Failure, Keep, NewJob
 from errandry.core.query import parse
 from errandry.core.retry import Backoff

@@ -9,7 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from errandry.core.command import Claim, Claims, Complete, Insert, Inserted, Mark, Ref, Renew, Renewed, Settle
+from errandry.core.answer import Claims, Inserted, Mark, Renewed
+from errandry.core.command import Claim, Complete, Insert, Ref, Renew, Settle
 from errandry.core.job import NewJob
 from errandry.errors import StoreUnavailable
 from errandry.store.engine import Engine

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from errandry.core.command import Claim, Claims, Complete, Insert, Inserted, Mark, Ref, Renew, Settle
+from errandry.core.answer import Claims, Inserted, Mark
+from errandry.core.command import Claim, Complete, Insert, Ref, Renew, Settle
 from errandry.core.job import Job, NewJob
 from errandry.errors import StoreUnavailable
 from errandry.store.backlog import Limits

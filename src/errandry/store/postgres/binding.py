@@ -13,7 +13,8 @@ from msgspec import Struct
 from msgspec import json as msgjson
 
 from errandry.core import check
-from errandry.core.command import Insert, Inserted
+from errandry.core.answer import Inserted
+from errandry.core.command import Insert
 from errandry.errors import DuplicateJob, InvalidValue, QueueFull, StoreRefused
 from errandry.store.postgres.address import Address
 from errandry.store.row import text

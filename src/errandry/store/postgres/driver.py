@@ -16,7 +16,8 @@ from typing import TypeVar
 import psycopg
 
 from errandry.clock import Clock
-from errandry.core.command import Answer, Claim, Command, Insert, Upkeep, touched
+from errandry.core.answer import Answer
+from errandry.core.command import Claim, Command, Insert, Upkeep, touched
 from errandry.errors import ReplyLost, StoreClosed, StoreError, StoreUnavailable
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds

@@ -6,7 +6,8 @@ from typing import cast
 import apsw
 
 from errandry.clock import StoreClock
-from errandry.core.command import Insert, Inserted
+from errandry.core.answer import Inserted
+from errandry.core.command import Insert
 from errandry.errors import InvalidValue
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds

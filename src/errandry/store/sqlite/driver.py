@@ -14,7 +14,8 @@ import apsw
 
 from errandry.clock import Clock
 from errandry.core import check
-from errandry.core.command import Answer, Command, Ref
+from errandry.core.answer import Answer
+from errandry.core.command import Command, Ref
 from errandry.errors import InvalidValue, StoreClosed, StoreError
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds

@@ -3,23 +3,8 @@
 from itertools import count
 from typing import Any
 
-from errandry.core.command import (
-    Answer,
-    Claim,
-    Claims,
-    Command,
-    Insert,
-    Inserted,
-    Kept,
-    Moved,
-    OperatorCommand,
-    Outcome,
-    Ref,
-    Renew,
-    Renewed,
-    Settle,
-    Upkeep,
-)
+from errandry.core.answer import Answer, Claims, Inserted, Kept, Moved, Renewed
+from errandry.core.command import Claim, Command, Insert, OperatorCommand, Outcome, Ref, Renew, Settle, Upkeep
 from errandry.core.event import Event, Kind
 from errandry.core.job import Job, NewJob
 from errandry.core.query import Query

@@ -6,21 +6,17 @@ from typing import Any
 
 import pytest
 
+from errandry.core.answer import ALREADY, WRITTEN, Claims, Inserted, Moved
 from errandry.core.batch import Batch
 from errandry.core.command import (
-    ALREADY,
-    WRITTEN,
     Beat,
     Cancel,
     Claim,
-    Claims,
     Command,
     Complete,
     Edit,
     Fail,
     Insert,
-    Inserted,
-    Moved,
     Note,
     Postpone,
     Ref,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from errandry.core.command import Cancel, Complete, Insert, Inserted, Promote, Release, Retry, Snooze
+from errandry.core.answer import Inserted
+from errandry.core.command import Cancel, Complete, Insert, Promote, Release, Retry, Snooze
 from errandry.core.gate import GateKind, PutRule
 from errandry.core.job import Order
 from errandry.core.rule import Comeback, Overflow, Rule

@@ -2,7 +2,8 @@
 
 import pytest
 
-from errandry.core.command import Cause, Complete, Lost
+from errandry.core.answer import Cause, Lost
+from errandry.core.command import Complete
 from errandry.core.job import Keep
 from errandry.core.state import State
 from errandry.store.contract import Store

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
+from errandry.core.answer import ALREADY, WRITTEN
 from errandry.core.command import (
-    ALREADY,
-    WRITTEN,
     Cancel,
     Claim,
     Complete,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from errandry.core.command import Claim, Claims, Insert, Inserted, Remove
+from errandry.core.answer import Claims, Inserted
+from errandry.core.command import Claim, Insert, Remove
 from errandry.core.job import Job, Keep, NewJob, Order
 from errandry.core.retry import Backoff, Curve
 from errandry.core.state import State

@@ -3,28 +3,20 @@
 import pytest
 from msgspec.structs import replace
 
+from errandry.core.answer import ALREADY, CANCEL, HELD, WRITTEN, Answer, Cause, Claims, Lost, Renewed
 from errandry.core.command import (
-    ALREADY,
-    CANCEL,
-    HELD,
-    WRITTEN,
-    Answer,
     Cancel,
-    Cause,
     Claim,
-    Claims,
     Command,
     Complete,
     Fail,
     GiveUp,
-    Lost,
     Note,
     Outcome,
     Ref,
     Release,
     Remove,
     Renew,
-    Renewed,
     Rerun,
     Retry,
     Settle,

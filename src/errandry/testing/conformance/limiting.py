@@ -2,11 +2,11 @@
 
 import pytest
 
+from errandry.core.answer import Claims
 from errandry.core.command import (
     STRICT,
     Cancel,
     Claim,
-    Claims,
     Complete,
     Insert,
     Release,

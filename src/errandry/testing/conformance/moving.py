@@ -7,26 +7,29 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from errandry.core.command import (
+from errandry.core.answer import (
     ALREADY,
     CANCEL,
     HELD,
     WRITTEN,
     Answer,
-    Cancel,
     Cause,
-    Claim,
     Claims,
+    Inserted,
+    Kept,
+    Lost,
+    Moved,
+    Renewed,
+)
+from errandry.core.command import (
+    Cancel,
+    Claim,
     Command,
     Complete,
     Edit,
     Fail,
     GiveUp,
     Insert,
-    Inserted,
-    Kept,
-    Lost,
-    Moved,
     Note,
     Operator,
     Outcome,
@@ -35,7 +38,6 @@ from errandry.core.command import (
     Release,
     Remove,
     Renew,
-    Renewed,
     Rerun,
     Resolve,
     Retry,

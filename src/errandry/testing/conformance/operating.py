@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from errandry.core.answer import Moved
 from errandry.core.command import (
     Cancel,
     Complete,
     Edit,
     Fail,
-    Moved,
     OperatorCommand,
     Postpone,
     Promote,

@@ -2,16 +2,8 @@
 
 import pytest
 
-from errandry.core.command import (
-    ALREADY,
-    WRITTEN,
-    Beat,
-    Claim,
-    Claims,
-    Complete,
-    Insert,
-    Inserted,
-)
+from errandry.core.answer import ALREADY, WRITTEN, Claims, Inserted
+from errandry.core.command import Beat, Claim, Complete, Insert
 from errandry.core.event import Event, Kind
 from errandry.core.gate import GateKind, Pause, Resume
 from errandry.core.gate import Pausing as Paused

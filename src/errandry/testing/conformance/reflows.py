@@ -4,19 +4,8 @@ from typing import Any
 
 import pytest
 
-from errandry.core.command import (
-    ALREADY,
-    WRITTEN,
-    Cancel,
-    Complete,
-    Fail,
-    Insert,
-    Outcome,
-    Remove,
-    Rerun,
-    Settle,
-    Upkeep,
-)
+from errandry.core.answer import ALREADY, WRITTEN
+from errandry.core.command import Cancel, Complete, Fail, Insert, Outcome, Remove, Rerun, Settle, Upkeep
 from errandry.core.flow import Await, Edge, Ended, Policy
 from errandry.core.job import Job, Keep
 from errandry.core.state import State

@@ -2,7 +2,7 @@
 
 import pytest
 
-from errandry.core.command import ALREADY, WRITTEN
+from errandry.core.answer import ALREADY, WRITTEN
 from errandry.core.event import Event, Kind
 from errandry.core.gate import Gate, GateKind, Pause, Pausing, PutRule, Resume, Ruling
 from errandry.core.rule import NO_RULE, Comeback, Overflow, Rate, Rule

@@ -3,17 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
+from errandry.core.answer import ALREADY, WRITTEN, Cause, Claims, Lost
 from errandry.core.command import (
-    ALREADY,
-    WRITTEN,
     Cancel,
-    Cause,
     Claim,
-    Claims,
     Complete,
     Fail,
     GiveUp,
-    Lost,
     Outcome,
     Release,
     Rerun,

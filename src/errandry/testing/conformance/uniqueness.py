@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 
+from errandry.core.answer import Claims, Inserted
 from errandry.core.command import (
     Cancel,
     Claim,
-    Claims,
     Complete,
     Edit,
     Fail,
     GiveUp,
     Insert,
-    Inserted,
     OperatorCommand,
     Outcome,
     Postpone,

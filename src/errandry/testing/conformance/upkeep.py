@@ -2,7 +2,8 @@
 
 import pytest
 
-from errandry.core.command import Beat, Claim, Claims, Kept, Upkeep
+from errandry.core.answer import Claims, Kept
+from errandry.core.command import Beat, Claim, Upkeep
 from errandry.core.job import Keep
 from errandry.core.state import Reason, State
 from errandry.store.contract import Bounds, Store

@@ -4,19 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from errandry.core.command import (
-    Cancel,
-    Complete,
-    Fail,
-    GiveUp,
-    Insert,
-    Inserted,
-    Moved,
-    Outcome,
-    Rerun,
-    Retry,
-    Upkeep,
-)
+from errandry.core.answer import Inserted, Moved
+from errandry.core.command import Cancel, Complete, Fail, GiveUp, Insert, Outcome, Rerun, Retry, Upkeep
 from errandry.core.job import Job, Keep, NewJob
 from errandry.core.state import State
 from errandry.core.unique import Conflict, Scope, Unique
