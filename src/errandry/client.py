@@ -3,12 +3,12 @@
 import asyncio
 import builtins
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from errandry.clock import Clock, SystemClock
 from errandry.codec import About, Codec, PlainCodec, to_json
@@ -32,13 +32,14 @@ from errandry.core.gate import Gate as Gating
 from errandry.core.gate import GateKind, Pausing
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
-from errandry.core.query import parse, quoted
+from errandry.core.query import Query, parse, quoted
 from errandry.core.rule import Overflow
 from errandry.core.state import State
 from errandry.core.why import Facts, Why, why
 from errandry.errors import CommandFailed, InvalidValue, QueueFull, UnknownJob
-from errandry.gates import Gate, Queue
-from errandry.options import Moment, Span, job_fields, one_of
+from errandry.gates import Gate
+from errandry.options import EditOptions, Moment, Span, job_fields, known, one_of
+from errandry.queue import Queue
 from errandry.store.backlog import Limits
 from errandry.store.contract import GroupInfo, Happened, QueueInfo, Store
 from errandry.store.engine import Engine
@@ -50,6 +51,8 @@ CROWD = (0.005, 0.03)
 """So many seconds, by chance, who waits for room lets others go first: they are woken all together."""
 LINE_MAX = 5_000
 """So many waiting jobs are counted one by one to tell how many are before one of them."""
+LOOK = 5_000
+"""So many jobs are read at a time to tell which an action would move."""
 
 
 class Listed(Struct, frozen=True):
@@ -232,7 +235,7 @@ class Client:
         return await self.engine.call(self.store.groups, queue, limit)
 
     def queue(self, name: str) -> Queue:
-        """A queue, to pause it, to give it rules, or to name a group in it."""
+        """A queue: to pause it, to give it rules, to name a group in it, to do something to all its jobs."""
         return Queue(self, name)
 
     def worker(self, worker_id: str) -> Gate:
@@ -282,9 +285,11 @@ class Client:
         wake = self.engine.call(self.store.wake, pulse, PATIENCE)
         await (wake if until is None else first(wake, until.wait()))
 
-    async def cancel(self, *ids: str, query: str | None = None, force: bool = False) -> Moved:
+    async def cancel(
+        self, *ids: str, query: str | None = None, force: bool = False, dry_run: bool = False
+    ) -> Moved:
         """Stop: at once where no handler runs, by request where one does; with `force`, finished jobs too."""
-        return await self._operate(Cancel, ids, query, force=force)
+        return await self._operate(Cancel, ids, query, dry_run, force=force)
 
     async def rerun(
         self,
@@ -293,27 +298,27 @@ class Client:
         reset_attempts: bool = False,
         delay: Span | None = None,
         run_at: Moment | None = None,
+        dry_run: bool = False,
     ) -> Moved:
         """Run finished jobs again, now or after `delay` or at `run_at`."""
-        return await self._operate(
-            Rerun, ids, query, reset_attempts=reset_attempts, **_when(delay=delay, run_at=run_at)
-        )
+        when = _when(delay=delay, run_at=run_at)
+        return await self._operate(Rerun, ids, query, dry_run, reset_attempts=reset_attempts, **when)
 
     async def edit(
         self,
         *ids: str,
         query: str | None = None,
-        arguments: Mapping[str, Any] | None = None,
-        priority: int | None = None,
-        run_at: Moment | None = None,
-        max_attempts: int | None = None,
-        tags: Sequence[str] | None = None,
+        dry_run: bool = False,
+        **changes: Unpack[EditOptions],
     ) -> Moved:
         """Change what is given, all arguments together, in jobs no worker has taken yet."""
-        changes = {"priority": priority, "max_attempts": max_attempts, **_when(run_at=run_at, tags=tags)}
-        if arguments is None:
-            return await self._operate(Edit, ids, query, **changes)
-        return await self._operate_with(Edit, "payload", arguments, ids, query, **changes)
+        known(changes, EditOptions)
+        fields: dict[str, Any] = {**changes}
+        arguments = fields.pop("arguments", None)
+        fields |= _when(run_at=fields.pop("run_at", None), tags=fields.pop("tags", None))
+        if arguments is None or dry_run:
+            return await self._operate(Edit, ids, query, dry_run, **fields)
+        return await self._operate_with(Edit, "payload", arguments, ids, query, **fields)
 
     async def postpone(
         self,
@@ -321,13 +326,14 @@ class Client:
         query: str | None = None,
         delay: Span | None = None,
         run_at: Moment | None = None,
+        dry_run: bool = False,
     ) -> Moved:
         """Run jobs later: after `delay` or at `run_at`."""
-        return await self._operate(Postpone, ids, query, **_when(delay=delay, run_at=run_at))
+        return await self._operate(Postpone, ids, query, dry_run, **_when(delay=delay, run_at=run_at))
 
-    async def promote(self, *ids: str, query: str | None = None) -> Moved:
+    async def promote(self, *ids: str, query: str | None = None, dry_run: bool = False) -> Moved:
         """Run scheduled jobs now."""
-        return await self._operate(Promote, ids, query)
+        return await self._operate(Promote, ids, query, dry_run)
 
     async def resolve(
         self,
@@ -336,26 +342,64 @@ class Client:
         state: Literal["completed", "failed"] = "completed",
         result: Any = None,
         message: str = "",
+        dry_run: bool = False,
     ) -> Moved:
         """Settle by hand jobs no worker has taken yet: completed with a result, or failed with a message."""
-        settled = {"state": State(one_of("state", state, ("completed", "failed"))), "message": message}
-        if result is None:
-            return await self._operate(Resolve, ids, query, **settled)
+        settled: dict[str, Any] = {"state": State(one_of("state", state, ("completed", "failed")))}
+        settled["message"] = message
+        if result is None or dry_run:
+            return await self._operate(Resolve, ids, query, dry_run, **settled)
         return await self._operate_with(Resolve, "result", result, ids, query, **settled)
 
-    async def remove(self, *ids: str, query: str | None = None, force: bool = False) -> Moved:
-        """Delete the records; with `force`, of running jobs too."""
-        return await self._operate(Remove, ids, query, force=force)
+    async def remove(
+        self,
+        *ids: str,
+        query: str | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[int], object] | None = None,
+    ) -> Moved:
+        """Delete the records; with `force`, of running jobs too. `progress` hears how many, by slices."""
+        return await self._operate(Remove, ids, query, dry_run, progress, force=force)
 
     async def _operate(
-        self, kind: type[OperatorCommand], ids: tuple[str, ...], query: str | None, **options: Any
+        self,
+        kind: type[OperatorCommand],
+        ids: tuple[str, ...],
+        query: str | None,
+        dry_run: bool,
+        progress: Callable[[int], object] | None = None,
+        **options: Any,
     ) -> Moved:
-        whole, below, meant = Moved(), None, None if query is None else parse(query)
+        command: OperatorCommand = kind(ids=ids, query=None if query is None else parse(query), **options)
+        if dry_run:
+            return Moved(await self._would_move(command))
+        parts: builtins.list[Moved] = []
         while True:  # by query, slice by slice
-            part = await self._submit(kind(ids=ids, query=meant, below=below, **options), Moved)
-            whole, below = _joined(whole, part), part.below
-            if below is None:
-                return _unless_refused(ids, whole)
+            part = await self._submit(command, Moved)
+            parts.append(part)
+            if progress is not None:
+                progress(len(part.moved))
+            if part.below is None:
+                return _unless_refused(ids, _joined(parts))
+            command = replace(command, below=part.below)
+
+    async def _would_move(self, command: OperatorCommand) -> tuple[str, ...]:
+        """The jobs that match and are in a state it can be done in."""
+        query, states = command.query or Query(), command.states
+        if command.ids:
+            found = await self.engine.call(self.store.get, command.ids)
+            now = self.clock.time()
+            jobs = (job for job in found if job is not None and query.matches(job, now))
+            return tuple([job.id for job in jobs if job.state in states])
+        narrowed, cursor = parse(f"{query} state:{','.join(sorted(states))}"), None
+        ids: builtins.list[str] = []
+        while True:
+            page = await self.engine.call(self.store.list, narrowed, cursor, LOOK)
+            ids += [job.id for job in page.jobs]
+            cursor = page.cursor
+            if cursor is None:
+                return tuple(ids)
 
     async def _operate_with(
         self,
@@ -367,16 +411,17 @@ class Client:
         **options: Any,
     ) -> Moved:
         """The command with a document in it, which a codec seals for one job and no other."""
-        if query is not None:
+        if not ids:
             raise InvalidValue("query", query, "what is written into jobs is sealed for each: give their ids")
+        meant = None if query is None else parse(query)
         found = dict(zip(ids, await self.engine.call(self.store.get, ids), strict=True))
         commands: list[Edit | Resolve] = []
         for record in filter(None, found.values()):
             options[field] = self._document(record, field, value)
-            commands.append(kind(ids=(record.id,), **options))
+            commands.append(kind(ids=(record.id,), query=meant, **options))
         unknown = tuple((job_id, UnknownJob(job_id)) for job_id in found if found[job_id] is None)
         parts = await asyncio.gather(*[self._submit(command, Moved) for command in commands])
-        return _unless_refused(ids, reduce(_joined, parts, Moved(refused=unknown)))
+        return _unless_refused(ids, _joined([Moved(refused=unknown), *parts]))
 
     def _document(self, record: Record, field: str, value: Any) -> str:
         """`value` as it is stored in that field of a job."""
@@ -400,8 +445,12 @@ def several(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _joined(one: Moved, other: Moved) -> Moved:
-    return Moved(one.moved + other.moved, one.already + other.already, one.refused + other.refused)
+def _joined(parts: Sequence[Moved]) -> Moved:
+    return Moved(
+        tuple([one for part in parts for one in part.moved]),
+        tuple([one for part in parts for one in part.already]),
+        tuple([one for part in parts for one in part.refused]),
+    )
 
 
 def _unless_refused(ids: tuple[str, ...], moved: Moved) -> Moved:

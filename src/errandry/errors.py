@@ -134,6 +134,18 @@ class QueueFull(ErrandryError):
         return f"{what} is full: {self.size:,} jobs wait, and at most {self.bound:,} may"
 
 
+class QueueInUse(ErrandryError):
+    """Workers have jobs of the queue. Nothing was removed."""
+
+    def __init__(self, queue: str, held: int) -> None:
+        super().__init__(queue, held)
+        self.queue, self.held = queue, held
+
+    def __str__(self) -> str:
+        has = f"{self.held:,} of its jobs" if self.held > 1 else "one of its jobs"
+        return f"the queue {shown(self.queue)} is in use: workers have {has}; wait for them, or use force"
+
+
 class UnknownTask(ErrandryError, LookupError):
     """No task of this name is declared here."""
 

@@ -81,17 +81,6 @@ class Gate:
         return rule
 
 
-class Queue(Gate):
-    """A queue, and the groups in it."""
-
-    def __init__(self, client: "Client", name: str) -> None:
-        super().__init__(client, GateKind.QUEUE, name)
-
-    def group(self, key: str) -> Gate:
-        """The jobs of this queue with this `group`."""
-        return Gate(self._client, GateKind.GROUP, self.name, key)
-
-
 def _fields(changes: dict[str, Any]) -> dict[str, Any]:
     """Changes as people write them, as fields of a rule."""
     for name, burst in (("rate", "burst"), ("group_rate", "group_burst")):

@@ -1,6 +1,6 @@
 """Options as people write them: durations in words, datetimes, curves by name; and as the fields of a job."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Any, Literal, Required, TypedDict
@@ -105,6 +105,25 @@ class BatchOptions(TaskOptions, total=False):
 
     batch: Required[int]
     linger: Span
+
+
+class EditOptions(TypedDict, total=False):
+    """What can be changed of a job that no worker has taken yet, with `jobs.edit`.
+
+    arguments     all of them anew
+    priority      lower goes first
+    run_at        when it may run
+    max_attempts  how often its handler may run, the first run included
+    tags          all of them anew
+    queue         another one; it keeps its priority and its place in line, by age
+    """
+
+    arguments: Mapping[str, Any] | None
+    priority: int | None
+    run_at: Moment | None
+    max_attempts: int | None
+    tags: Sequence[str] | None
+    queue: str | None
 
 
 def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:

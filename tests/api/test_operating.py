@@ -1,7 +1,6 @@
 """What operators do through the API: by id, where a refusal is raised, or by query, where it is reported."""
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -207,12 +206,24 @@ async def test_a_query_acts_on_all_that_match_slice_by_slice(jobs: Errandry, sen
     assert await jobs.counts() == {"default": {"waiting": 1}}
 
 
-@pytest.mark.parametrize("options", [{}, {"query": "task:send"}])
-async def test_either_ids_or_a_query(jobs: Errandry, send: Task[[str], str], options: dict[str, Any]) -> None:
-    ids = ("a",) if options else ()
+async def test_ids_or_a_query_or_those_of_the_ids_that_match(jobs: Errandry, send: Task[[str], str]) -> None:
+    one, other = await send.using(queue="mail").enqueue("ada"), await send.enqueue("bob")
 
-    with pytest.raises(InvalidValue, match="give either job ids or a query"):
-        await jobs.cancel(*ids, **options)
+    with pytest.raises(InvalidValue, match="give job ids, a query, or both"):
+        await jobs.cancel()
+    assert (await jobs.cancel(one.id, other.id, query="queue:mail")).moved == (one.id,)
+    assert (await other.refresh()).state is State.WAITING
+
+
+async def test_a_dry_run_tells_what_would_move(jobs: Errandry, send: Task[[str], str]) -> None:
+    waiting = [await send.enqueue("ada") for _ in range(3)]
+    await jobs.cancel(waiting[0].id)
+    left = [job.id for job in reversed(waiting[1:])]
+
+    assert list((await jobs.cancel(query="", dry_run=True)).moved) == left
+    assert (await jobs.edit(query="", arguments={"to": "x"}, dry_run=True)).moved == tuple(left)
+    assert (await jobs.rerun(*left, waiting[0].id, dry_run=True)).moved == (waiting[0].id,)
+    assert await jobs.counts() == {"default": {"canceled": 1, "waiting": 2}}
 
 
 async def test_a_paused_queue_gives_no_jobs_until_it_is_resumed(

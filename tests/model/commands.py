@@ -49,7 +49,7 @@ from errandry.store.contract import Bounds
 
 T = TypeVar("T")
 
-BOUNDS = Bounds(payload=120, result=100, events=60, events_age=7_200.0, workers_age=3_600.0)
+BOUNDS = Bounds(payload=120, result=100, events=60, events_age=7_200.0, workers_age=3_600.0, scan=6)
 TOO_LARGE = '"' + "x" * 120 + '"'
 
 IDS = [f"job-{number:02}" for number in range(32)]
@@ -251,7 +251,7 @@ class Chance:
             below = self.of(None, None, self.seen.below)
             return {"query": self.query(), "limit": self.of(1, 2, 500), "below": below}
         pool = usual if usual and not self.one_in(4) else [*self.seen.live, *self.seen.finished, *IDS[:2]]
-        return {"ids": tuple(self.some(pool, 3))}
+        return {"ids": tuple(self.some(pool, 3)), "query": self.query() if self.one_in(4) else None}
 
     def query(self) -> Query:
         return parse(" ".join(self.some(TERMS, 2))) if self.one_in(4) else parse(self.of("", *TERMS))
@@ -275,6 +275,7 @@ class Chance:
             run_at=self.of(None, None, self.moment()),
             max_attempts=self.of(None, 1, 4),
             tags=self.of(None, (), ("red", "größe")),
+            queue=self.of(None, None, *QUEUES),
         )
 
     def postpone(self) -> Postpone:

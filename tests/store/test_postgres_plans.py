@@ -14,7 +14,7 @@ from errandry.core.query import parse
 from errandry.core.state import State
 from errandry.store.postgres.array import array
 from errandry.store.postgres.driver import PostgresStore
-from errandry.store.postgres.tables import _params
+from errandry.store.postgres.tables import _params, _parts
 from errandry.store.url import store_at
 from tests.store.server import server
 
@@ -206,7 +206,7 @@ async def test_listing_reads_only_what_it_shows(size: int) -> None:
         for query, indexes in LISTS.items():
             parsed = parse(query)
             states = set(State) & set(dict(parsed.within).get("state", State))
-            params = _params(parsed, states, 0.0) | {"below": 2**63 - 1, "limit": 50}
+            params = _params(parsed, 0.0) | _parts(states) | {"above": 0, "below": 2**63 - 1, "limit": 50}
             with psycopg.connect(server().url()) as db:
                 db.execute(store.address.statements()["head_read"])
                 plan = explained(db, store.address.statements()["matching"], params)

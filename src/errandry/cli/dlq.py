@@ -1,6 +1,7 @@
 """`errandry dlq`: the jobs that failed for good, which wait for somebody to look at them."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +12,7 @@ from errandry.cli.operate import Action, asking, operate
 from errandry.cli.session import Session, client
 from errandry.cli.target import Target, ids_of, query, target
 from errandry.cli.value import AT, LENGTH
-from errandry.core.state import Move, State
+from errandry.core.state import State
 
 if TYPE_CHECKING:
     from errandry.app import Errandry
@@ -65,7 +66,7 @@ async def rerun(
 ) -> int:
     """Run failed jobs again."""
     meant = await _meant(app, jobs_or_query, text)
-    action = Action(lambda *ids: app.rerun(*ids, **options), [Move.RERUN], "enqueued again")
+    action = Action(partial(app.rerun, **options), "enqueued again")
     return await operate(session, app, meant, action, yes=yes, dry_run=dry_run)
 
 
@@ -79,7 +80,7 @@ async def purge(
 ) -> int:
     """Delete the records of failed jobs."""
     meant = await _meant(app, jobs_or_query, text)
-    return await operate(session, app, meant, Action(app.remove, [Move.REMOVE], "removed"), **asked)
+    return await operate(session, app, meant, Action(app.remove, "removed"), **asked)
 
 
 async def _meant(app: "Errandry", words: Sequence[str], text: str | None) -> Target:

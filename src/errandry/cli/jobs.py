@@ -1,6 +1,7 @@
 """`errandry jobs`: look at jobs, and do something to them."""
 
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +16,6 @@ from errandry.cli.text import number
 from errandry.cli.value import AT, LENGTH, arguments, read_document
 from errandry.core.event import Kind
 from errandry.core.job import Job
-from errandry.core.state import Move
 
 if TYPE_CHECKING:
     from errandry.app import Errandry
@@ -141,8 +141,7 @@ async def cancel(
 
     At once where no handler runs, by request where one does.
     """
-    moves = (Move.CANCEL, Move.CANCEL_FORCED) if force else (Move.CANCEL,)
-    action = Action(lambda *ids: app.cancel(*ids, force=force), moves, "canceled")
+    action = Action(partial(app.cancel, force=force), "canceled")
     return await operate(session, app, target(jobs_or_query), action, **asked)
 
 
@@ -164,7 +163,7 @@ async def rerun(
 ) -> int:
     """Run finished jobs again."""
     options: dict[str, Any] = {"run_at": run_at, "delay": delay, "reset_attempts": reset_attempts}
-    action = Action(lambda *ids: app.rerun(*ids, **options), [Move.RERUN], "enqueued again")
+    action = Action(partial(app.rerun, **options), "enqueued again")
     return await operate(session, app, target(jobs_or_query), action, **asked)
 
 
@@ -174,6 +173,7 @@ async def rerun(
 @click.option("--priority", type=int, help="Lower is sooner.")
 @click.option("--run-at", type=AT, help="When it may run.")
 @click.option("--max-attempts", type=int, help="How often it is tried.")
+@click.option("--queue", help="Another queue; they keep their place, by age.")
 @click.option("--tag", "tags", multiple=True, help="All tags anew; may be repeated.")
 @asking
 @client
@@ -198,9 +198,9 @@ async def edit(
         changes["tags"] = tags
     if not changes:
         raise click.UsageError(
-            "Nothing to change: give --json, --priority, --run-at, --max-attempts or --tag."
+            "Nothing to change: give --json, --priority, --run-at, --max-attempts, --queue or --tag."
         )
-    action = Action(lambda *ids: app.edit(*ids, **changes), [Move.EDIT], "changed")
+    action = Action(partial(app.edit, **changes), "changed")
     return await operate(session, app, target(jobs_or_query), action, yes=yes, dry_run=dry_run)
 
 
@@ -221,7 +221,7 @@ async def postpone(
     """Run jobs later that no worker has taken yet."""
     if (delay is None) == (run_at is None):
         raise click.UsageError("Until when? Give either --delay or --run-at.")
-    action = Action(lambda *ids: app.postpone(*ids, delay=delay, run_at=run_at), [Move.POSTPONE], "postponed")
+    action = Action(partial(app.postpone, delay=delay, run_at=run_at), "postponed")
     return await operate(session, app, target(jobs_or_query), action, **asked)
 
 
@@ -231,7 +231,7 @@ async def postpone(
 @client
 async def promote(session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], **asked: bool) -> int:
     """Run scheduled jobs now."""
-    action = Action(app.promote, [Move.PROMOTE], "put in line")
+    action = Action(app.promote, "put in line")
     return await operate(session, app, target(jobs_or_query), action, **asked)
 
 
@@ -258,9 +258,7 @@ async def resolve(
     result = None if given is None else read_document("--result", given)
     options: dict[str, Any] = {"state": "completed" if message is None else "failed"}
     options |= {"result": result, "message": message or ""}
-    action = Action(
-        lambda *ids: app.resolve(*ids, **options), [Move.RESOLVE], f"resolved as {options['state']}"
-    )
+    action = Action(partial(app.resolve, **options), f"resolved as {options['state']}")
     return await operate(session, app, target(jobs_or_query), action, **asked)
 
 
@@ -273,6 +271,5 @@ async def rm(
     session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], force: bool, **asked: bool
 ) -> int:
     """Delete the records of jobs."""
-    moves = [Move.REMOVE_FORCED if force else Move.REMOVE]
-    action = Action(lambda *ids: app.remove(*ids, force=force), moves, "removed")
+    action = Action(partial(app.remove, force=force), "removed")
     return await operate(session, app, target(jobs_or_query), action, **asked)

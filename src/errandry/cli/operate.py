@@ -16,23 +16,20 @@ from errandry.cli.stdin import agrees
 from errandry.cli.target import Target, ids_of
 from errandry.cli.text import number, one_line, short_id
 from errandry.core.answer import Moved
-from errandry.core.state import TABLE, Move
 from errandry.errors import ErrandryError
 
 if TYPE_CHECKING:
     from errandry.app import Errandry
 
 SLICE = 500
-PAGE = 5_000
 REFUSED_MAX = 10
 WORTH_A_BAR = 2_000
 
 
 class Action(NamedTuple):
-    """What to do with ids, from which states that can be, and what has then become of the jobs."""
+    """What to do by ids or a query, in earnest or only to see which; and what has then become of the jobs."""
 
     act: Callable[..., Awaitable[Moved]]
-    moves: Sequence[Move]
     done: str
 
 
@@ -60,7 +57,7 @@ async def operate(
     if target.query is None:
         ids = await ids_of(jobs, target.ids)
     else:
-        ids = await _matching(jobs, target.query, action.moves)
+        ids = (await action.act(query=target.query, dry_run=True)).moved
         if not ids:
             session.talk(f"No job that matches can be {done}.")
             return 0
@@ -71,7 +68,8 @@ async def operate(
         return 0
     if target.query is not None:
         await confirm(session, f"{number(len(ids), 'job')} will be {done}.", yes)
-    return _report(session, await _in_slices(session, ids, action), done)
+    moved = await _in_slices(session, ids, target.query, action)
+    return report(session, moved, done, len(ids))
 
 
 class Unasked(click.ClickException):
@@ -91,28 +89,16 @@ async def confirm(session: Session, text: str, yes: bool) -> None:
         click.get_current_context().exit(1)
 
 
-async def _matching(jobs: "Errandry", query: str, moves: Sequence[Move]) -> tuple[str, ...]:
-    """The ids of all that match and are in a state it can be done in."""
-    states = sorted({state for move in moves for state in TABLE[move].sources})
-    narrowed, cursor = f"{query} state:{','.join(states)}", None
-    ids: list[str] = []
-    while True:
-        page = await jobs.list(narrowed, cursor=cursor, limit=PAGE)
-        ids += [job.id for job in page.jobs]
-        cursor = page.cursor
-        if cursor is None:
-            return tuple(ids)
-
-
-async def _in_slices(session: Session, ids: Sequence[str], action: Action) -> Moved:
+async def _in_slices(session: Session, ids: Sequence[str], query: str | None, action: Action) -> Moved:
+    """Those of the ids that match still: what has moved on meanwhile is left alone."""
     moved: list[str] = []
     already: list[str] = []
     refused: list[tuple[str, ErrandryError]] = []
-    with _bar(session, len(ids)) as advance:
+    with bar(session, len(ids)) as advance:
         for start in range(0, len(ids), SLICE):
             part = ids[start : start + SLICE]
             try:
-                answer = await action.act(*part)
+                answer = await action.act(*part, query=query)
             except asyncio.CancelledError:
                 session.talk(f"\nStopped: {len(moved):,} of {number(len(ids), 'job')} {action.done}.")
                 raise
@@ -128,7 +114,7 @@ async def _in_slices(session: Session, ids: Sequence[str], action: Action) -> Mo
 
 
 @contextmanager
-def _bar(session: Session, total: int) -> Iterator[Callable[[int], object]]:
+def bar(session: Session, total: int) -> Iterator[Callable[[int], object]]:
     """A progress bar on stderr, if somebody is there to watch and it takes long enough."""
     if total < WORTH_A_BAR or not sys.stderr.isatty():
         yield lambda _count: None
@@ -141,7 +127,8 @@ def _bar(session: Session, total: int) -> Iterator[Callable[[int], object]]:
         yield lambda count: progress.advance(task, count)
 
 
-def _report(session: Session, moved: Moved, done: str) -> int:
+def report(session: Session, moved: Moved, done: str, meant: int) -> int:
+    """Say what became of so many jobs. The exit code is 1 if any was refused."""
     if session.json:
         for job_id in moved.moved:
             session.data({"id": job_id, "answer": "moved"})
@@ -155,6 +142,9 @@ def _report(session: Session, moved: Moved, done: str) -> int:
         parts.append(f"{len(moved.already):,} had been before")
     if moved.refused:
         parts.append(f"{len(moved.refused):,} refused")
+    left = meant - len(moved.moved) - len(moved.already) - len(moved.refused)
+    if left > 0:
+        parts.append(f"{left:,} no longer matched")
     session.print(f"{', '.join(parts)}.")
     for job_id, error in moved.refused[:REFUSED_MAX]:
         session.talk(f"  {short_id(job_id)}: {one_line(str(error))}")

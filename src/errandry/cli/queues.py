@@ -6,6 +6,7 @@ import click
 from msgspec import to_builtins
 
 from errandry.cli import gate, table
+from errandry.cli.bulk import BULK
 from errandry.cli.command import Group
 from errandry.cli.record import COLORS
 from errandry.cli.rules import RULES
@@ -24,7 +25,7 @@ TOTALS = ("inserted", "completed", "failed", "canceled", "retried", "expired", "
 
 @click.group(cls=Group)
 def queues() -> None:
-    """See how full queues are; pause and limit them."""
+    """See how full queues are; pause, limit, empty and move them."""
 
 
 @queues.command("ls")
@@ -114,5 +115,5 @@ def _gates(
     return gates
 
 
-for command in RULES:
+for command in (*BULK, *RULES):
     queues.add_command(command)

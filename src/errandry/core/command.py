@@ -15,7 +15,7 @@ from errandry.core.batch import Batch
 from errandry.core.flow import Await, Edge, check_edges, check_jobs
 from errandry.core.gate import Pause, Pausing, PutRule, Resume
 from errandry.core.job import INSERT_MAX, Failure, Log, NewJob, Progress, check_tags
-from errandry.core.query import Query
+from errandry.core.operator import Operator
 from errandry.core.state import Move, Reason, State
 from errandry.errors import InvalidValue
 
@@ -197,26 +197,7 @@ class Settle(Struct, frozen=True, gc=False):
             check_edges(self.outcome.jobs, self.outcome.edges, self.ref.job)
 
 
-# Commands of operators. Each takes ids, or a query in slices: `limit` jobs at a time, newest first,
-# going on `below` the `seq` the last answer ended at. Answer: `Moved`.
-
-
-class Operator(Struct, frozen=True, kw_only=True, gc=False):
-    ids: tuple[str, ...] = ()
-    query: Query | None = None
-    limit: int = 500
-    below: int | None = None
-
-    def __post_init__(self) -> None:
-        if bool(self.ids) == (self.query is not None):
-            raise InvalidValue("ids", self.ids, "give either job ids or a query")
-        if len(self.ids) > INSERT_MAX:
-            raise InvalidValue("ids", len(self.ids), f"at most {INSERT_MAX:,} at a time")
-        check.whole("limit", self.limit, 1, INSERT_MAX)
-        if self.below is not None:
-            check.whole("below", self.below, 0, check.INT_MAX)
-        for one in self.ids:
-            check.name("id", one)
+# Commands of operators: `core.operator` says which jobs they mean. Answer: `Moved`.
 
 
 class Cancel(Operator, frozen=True, gc=False):
@@ -228,10 +209,15 @@ class Cancel(Operator, frozen=True, gc=False):
     force: bool = False
     children: bool = True
 
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        return (Move.CANCEL, Move.CANCEL_FORCED) if self.force else (Move.CANCEL,)
+
 
 class Rerun(Operator, frozen=True, gc=False):
     """Run a finished job again, now or after `delay` or at `run_at`, with at least one attempt."""
 
+    moves: ClassVar[tuple[Move, ...]] = (Move.RERUN,)
     run_at: float | None = None
     delay: float | None = None
     reset_attempts: bool = False
@@ -242,16 +228,23 @@ class Rerun(Operator, frozen=True, gc=False):
 
 
 class Edit(Operator, frozen=True, gc=False):
-    """Change what is given, leave the rest; for jobs no worker has taken yet."""
+    """Change what is given, leave the rest; for jobs no worker has taken yet.
 
+    In another `queue` it keeps its priority and its place in line.
+    """
+
+    moves: ClassVar[tuple[Move, ...]] = (Move.EDIT,)
     payload: str | None = None
     priority: int | None = None
     run_at: float | None = None
     max_attempts: int | None = None
     tags: tuple[str, ...] | None = None
+    queue: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.queue is not None:
+            check.name("queue", self.queue)
         if self.payload is not None:
             check.document("payload", self.payload)
         if self.priority is not None:
@@ -267,6 +260,7 @@ class Edit(Operator, frozen=True, gc=False):
 class Postpone(Operator, frozen=True, gc=False):
     """Run it later: after `delay` or at `run_at`."""
 
+    moves: ClassVar[tuple[Move, ...]] = (Move.POSTPONE,)
     run_at: float | None = None
     delay: float | None = None
 
@@ -280,10 +274,13 @@ class Postpone(Operator, frozen=True, gc=False):
 class Promote(Operator, frozen=True, gc=False):
     """Run a scheduled job now."""
 
+    moves: ClassVar[tuple[Move, ...]] = (Move.PROMOTE,)
+
 
 class Resolve(Operator, frozen=True, gc=False):
     """Settle by hand a job no worker has taken: completed with a result, or failed with a message."""
 
+    moves: ClassVar[tuple[Move, ...]] = (Move.RESOLVE,)
     state: State = State.COMPLETED
     result: str | None = None
     message: str = ""
@@ -300,6 +297,10 @@ class Remove(Operator, frozen=True, gc=False):
     """Delete the record. `force` also takes claimed and running jobs: their claims are void."""
 
     force: bool = False
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        return (Move.REMOVE_FORCED,) if self.force else (Move.REMOVE,)
 
 
 # Commands about queues, workers and the store.

@@ -293,6 +293,7 @@ def edited(job: Job, edit: Edit, now: float) -> Job:
         priority=job.priority if edit.priority is None else edit.priority,
         max_attempts=job.max_attempts if edit.max_attempts is None else edit.max_attempts,
         tags=job.tags if edit.tags is None else edit.tags,
+        queue=job.queue if edit.queue is None else edit.queue,
     )
 
 

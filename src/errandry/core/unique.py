@@ -74,6 +74,11 @@ class Unique(Struct, frozen=True, omit_defaults=True, gc=False):
         return self.scope in _ALIGNED
 
     @property
+    def is_of_queue(self) -> bool:
+        """Whether the job takes it along into another queue."""
+        return self.per_queue and self.scope is Scope.ALIVE
+
+    @property
     def span(self) -> str:
         """How long the key is held, in words."""
         match self.scope:

@@ -25,7 +25,6 @@ from errandry.core.command import (
     Fail,
     Insert,
     Note,
-    Operator,
     Renew,
     Resolve,
     Retry,
@@ -36,6 +35,7 @@ from errandry.core.command import (
 )
 from errandry.core.flow import Await
 from errandry.core.gate import Pause, PutRule, Resume
+from errandry.core.operator import Operator
 from errandry.store.contract import RANK
 
 Key = str | tuple[str, ...]

@@ -59,6 +59,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
     events       how many events are kept
     events_age   how long an event is kept
     workers_age  how long a worker that no longer beats is listed
+    scan         how many jobs a pass looks at to find those of a query that is carried out in slices
     """
 
     payload: int = 1_048_576
@@ -66,6 +67,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
     events: int = 1_000_000
     events_age: float = 86_400.0
     workers_age: float = 86_400.0
+    scan: int = 10_000
 
 
 class Page(Struct, frozen=True):

@@ -135,6 +135,16 @@ class Ledger:
             self.ended.setdefault(job.id, End(job, ENDED.get(job.state, Ended.REMOVED), cancel))
         self._events.append(Event(Kind.REMOVED, job.id, job.queue, job.task, job.attempts))
 
+    def leave_queue(self, before: Job, after: Job) -> None:
+        """`before` is about to become `after`, in another queue: counted there, with a key of that queue."""
+        for queue, left, reached in ((before.queue, before.state, None), (after.queue, None, before.state)):
+            step = queue, before.task, Move.EDIT, left, reached
+            self._steps[step] = self._steps.get(step, 0) + 1
+        unique = before.unique
+        if unique is not None and unique.is_of_queue:
+            self._free(slot_of(before, unique, self.now), before.id)
+            self._take(slot_of(after, unique, self.now), holder_of(after, unique, self.now))
+
     def tell(self, kind: Kind, queue: str = "", task: str = "", job: str = "", text: str = "") -> None:
         self._events.append(Event(kind, job, queue, task, 0, text))
 
@@ -213,8 +223,9 @@ class Ledger:
         """A group is held while a job of it that came back waits for its time, if its queue says so."""
         if before.state in HELD and after.state not in HELD:
             self._left.add((after.queue, after.group))
-        if self.rule(after.queue).order is Comeback.HOLD and before.state is not after.state:
-            group = GateKind.GROUP, after.queue, after.group
+        is_other = before.state is not after.state or before.queue != after.queue
+        if is_other and self.rule(before.queue).order is Comeback.HOLD:
+            group = GateKind.GROUP, before.queue, before.group
             if before.state in HELD and after.state is SCHEDULED:
                 self.shut(group, after.run_at or 0.0)
             elif before.state is SCHEDULED and before.fence and (before.run_at or 0.0) > self.now:
@@ -275,14 +286,19 @@ class Ledger:
             if before is None or (unique.scope is Scope.ALIVE and not was_alive):
                 known = self.slots.get(after.id) if before is None else None
                 slot = known or slot_of(after, unique, self.now)
-                if (rival := self._keys.get(slot)) is not None:
-                    self._rivals[slot] = rival.job
-                self._keys[slot] = self._taken[slot] = holder_of(after, unique, self.now)
+                self._take(slot, holder_of(after, unique, self.now))
         elif before is not None and was_alive and unique.scope is Scope.ALIVE:
-            slot = slot_of(before, unique, self.now)
-            self._keys[slot] = None
-            if self._taken.pop(slot, None) is None:
-                self._freed[slot] = before.id
+            self._free(slot_of(before, unique, self.now), before.id)
+
+    def _take(self, slot: str, holder: Holder) -> None:
+        if (rival := self._keys.get(slot)) is not None:
+            self._rivals[slot] = rival.job
+        self._keys[slot] = self._taken[slot] = holder
+
+    def _free(self, slot: str, job_id: str) -> None:
+        self._keys[slot] = None
+        if self._taken.pop(slot, None) is None:
+            self._freed[slot] = job_id
 
     def _deltas(self) -> dict[tuple[str, str], dict[str, int]]:
         """The steps of the pass as changes of counters."""
@@ -314,11 +330,13 @@ def _counted(move: Move | None, left: State | None, reached: State | None) -> It
     if left is not reached:
         if left is not None:
             yield left, -1
+        elif move is Move.EDIT:
+            yield "total.moved_in", 1
         if reached is not None:
             yield reached, 1
             if reached in TERMINAL:
                 yield LIFETIME + reached, 1
         else:
-            yield "total.removed", 1
+            yield "total.moved_out" if move is Move.EDIT else "total.removed", 1
     if move in _LIFETIME and not (move is Move.RETRY and reached in TERMINAL):
         yield _LIFETIME[move], 1

@@ -172,17 +172,17 @@ class MemoryTables(MemoryEdges):
         return sorted(one for one in self._jobs if one.startswith(part) or one.endswith(part))[:limit]
 
     def matching(
-        self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int
+        self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int, above: int = 0
     ) -> list[Job]:
-        wanted = frozenset(states)
-        return sorted(
-            (
-                job
-                for job in self._jobs.values()
-                if job.state in wanted and (below is None or job.seq < below) and query.matches(job, now)
-            ),
-            key=lambda job: -job.seq,
-        )[:limit]
+        found = (job for job in self._under(states, below) if job.seq > above and query.matches(job, now))
+        return sorted(found, key=lambda job: -job.seq)[:limit]
+
+    def floor(self, states: Iterable[State], below: int | None, jobs: int) -> int:
+        seqs = sorted((job.seq for job in self._under(states, below)), reverse=True)
+        return seqs[jobs] if len(seqs) > jobs else 0
+
+    def _under(self, states: Iterable[State], below: int | None) -> Iterable[Job]:
+        return (job for job in self._where(*states) if below is None or job.seq < below)
 
     def lines(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> list[Line]:
         pairs: dict[tuple[str, str], list[Line]] = {}

@@ -71,9 +71,12 @@ class Tables(Protocol):
         """Ids that begin or end with `part`, in their order."""
 
     def matching(
-        self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int
+        self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int, above: int = 0
     ) -> list[Job]:
-        """Jobs in one of `states` that match, newest first, with a `seq` under `below`."""
+        """Jobs in one of `states` that match, newest first, with a `seq` under `below` and over `above`."""
+
+    def floor(self, states: Iterable[State], below: int | None, jobs: int) -> int:
+        """The `seq` of the job that, under `below`, comes after so many in these states; 0 if none does."""
 
     def lines(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> list[Line]:
         """Lanes with waiting jobs a claim may take, without those of closed `queues` and `tasks`.

@@ -76,7 +76,7 @@ INSERT INTO errandry.ended SELECT id, seq, day FROM ended;
 -- table was last seen empty, compare all its rows with all that are given. So it must not choose (OFFSET 0), and must not
 -- expect many: the last condition is always true, but nobody told it.
 UPDATE errandry.live
-   SET state = new.state, reason = new.reason, settled = new.settled, payload = new.payload, priority =
+   SET queue = new.queue, state = new.state, reason = new.reason, settled = new.settled, payload = new.payload, priority =
        new.priority, place = new.place, run_at = new.run_at, attempts = new.attempts, max_attempts =
        new.max_attempts, releases = new.releases, crashes = new.crashes, open_children = new.open_children,
        children = new.children, parents = new.parents, deadline = new.deadline, fence = new.fence, worker = new.worker, lease_until = new.lease_until,
@@ -187,7 +187,7 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
        finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness
   FROM errandry.job
  WHERE part = ANY (%(parts)s::text[])
-   AND seq < %(below)s::bigint
+   AND seq < %(below)s::bigint AND seq > %(above)s::bigint
    AND state = ANY (%(states)s::text[])
    AND (%(id_in)s::text[] IS NULL OR seq = ANY (ARRAY (
         SELECT seq FROM errandry.live WHERE id = ANY (%(id_in)s::text[])
@@ -249,6 +249,12 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
                                 jsonb_build_array(%(error_lacks)s::jsonb))))
  ORDER BY seq DESC
  LIMIT %(limit)s;
+
+-- name: floor
+-- Where a search ends that is to look at only so many jobs.
+SELECT seq FROM errandry.job
+ WHERE part = ANY (%(parts)s::text[]) AND seq < %(below)s::bigint AND state = ANY (%(states)s::text[])
+ ORDER BY seq DESC OFFSET %(jobs)s LIMIT 1;
 
 -- name: keys
 SELECT key, job, expires_at FROM errandry.keys WHERE key = ANY (%s::text[]);

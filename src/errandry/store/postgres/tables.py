@@ -196,19 +196,24 @@ class PostgresTables(Gates):
         ]
 
     def matching(
-        self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int
+        self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int, above: int = 0
     ) -> list[Job]:
         wanted = set(states) & set(dict(query.within).get("state", State))
-        params = _params(query, wanted, now)
+        params = _params(query, now) | _parts(wanted) | {"above": above}
         found: list[Job] = []
         while len(found) < limit:
             room = limit - len(found)
-            page = self._match(params | {"below": 2**63 - 1 if below is None else below, "limit": room})
+            page = self._match(params | {"below": _under(below), "limit": room})
             found += self._still(page, query, wanted, now) if self._writes else page
             if len(page) < room:
                 break
             below = page[-1].seq
         return found
+
+    def floor(self, states: Iterable[State], below: int | None, jobs: int) -> int:
+        params = _parts(set(states)) | {"below": _under(below), "jobs": jobs}
+        found = self._cursor.execute(self._sql["floor"], params, prepare=False).fetchone()
+        return 0 if found is None else int(found[0])
 
     def _match(self, params: Mapping[str, Any]) -> list[Job]:
         cursor = self._cursor.execute(self._sql["matching"], params, prepare=False)
@@ -449,15 +454,23 @@ class PostgresTables(Gates):
             self._run("folded", (last,))
 
 
-def _params(query: Query, states: set[State], now: float) -> dict[str, Any]:
+def _params(query: Query, now: float) -> dict[str, Any]:
     """The query as parameters of `matching`: its lists as arrays, what is nested as JSON."""
     params: dict[str, Any] = dict(query.params(now))
     for name, value in params.items():
         if value is not None and name.endswith("_in"):
             params[name] = array(_list.decode(value))
-    params["parts"] = array(sorted({"history" if state in TERMINAL else "live" for state in states}))
-    params["states"] = array(sorted(states))
     return params
+
+
+def _parts(states: set[State]) -> dict[str, Any]:
+    """These states, and which parts of the view `job` have jobs in them."""
+    parts = {"history" if state in TERMINAL else "live" for state in states}
+    return {"parts": array(sorted(parts)), "states": array(sorted(states))}
+
+
+def _under(below: int | None) -> int:
+    return 2**63 - 1 if below is None else below
 
 
 def _add(counters: dict[str, int], changes: dict[str, int]) -> None:

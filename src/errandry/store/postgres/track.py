@@ -14,7 +14,6 @@ from errandry.core.command import (
     Command,
     Insert,
     Note,
-    Operator,
     Renew,
     Settle,
     Start,
@@ -22,6 +21,7 @@ from errandry.core.command import (
     brought,
     touched,
 )
+from errandry.core.operator import Operator
 from errandry.store.postgres.address import Address
 from errandry.store.postgres.link import Link
 

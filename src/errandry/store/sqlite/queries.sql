@@ -42,7 +42,7 @@ SELECT seq, id, task, queue, grp, ?2, ordering, ?3, ?4, payload, priority, NULL,
 -- name: update
 -- Everything that can change while a job is not finished; parameters are the whole row, then its lane.
 UPDATE live
-   SET state = ?6, reason = ?8, settled = ?9, payload = ?10, priority = ?11, place = ?12, run_at = ?13,
+   SET queue = ?4, state = ?6, reason = ?8, settled = ?9, payload = ?10, priority = ?11, place = ?12, run_at = ?13,
        attempts = ?14, max_attempts = ?15, releases = ?16, crashes = ?17, open_children = ?19, children = ?20,
        parents = ?21, deadline = ?23, fence = ?24, worker = ?25, lease_until = ?26, cancel_requested = ?27,
        result = ?28, updated_at = ?31, claimed_at = ?32, started_at = ?33, progress = ?38, tags = ?39,
@@ -89,7 +89,7 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
        finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness
   FROM job
  WHERE CASE part WHEN 'live' THEN :live WHEN 'completed' THEN :completed ELSE :troubled END
-   AND seq < :below
+   AND seq < :below AND seq > :above
    AND state IN (SELECT value FROM json_each(:states))
    AND (:id_in IS NULL OR id IN (SELECT value FROM json_each(:id_in)))
    AND (:id_not_in IS NULL OR id NOT IN (SELECT value FROM json_each(:id_not_in)))
@@ -150,6 +150,12 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
                            || coalesce(error.value ->> 'message', '')), needle.value)))
  ORDER BY seq DESC
  LIMIT :limit;
+
+-- name: floor
+-- Where a search ends that is to look at only so many jobs.
+SELECT seq FROM job
+ WHERE CASE part WHEN 'live' THEN :live WHEN 'completed' THEN :completed ELSE :troubled END AND seq < :below
+ ORDER BY seq DESC LIMIT 1 OFFSET :jobs;
 
 -- name: keys
 SELECT key, job, expires_at FROM keys WHERE key IN (SELECT value FROM json_each(?1));

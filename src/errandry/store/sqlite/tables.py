@@ -149,18 +149,15 @@ class SqliteTables(Gates):
         return sorted(found)[:limit]
 
     def matching(
-        self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int
+        self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int, above: int = 0
     ) -> list[Job]:
         wanted = set(states) & set(dict(query.within).get("state", State))
-        parts = {
-            "live": any(state not in TERMINAL for state in wanted),
-            "completed": State.COMPLETED in wanted,
-            "troubled": State.FAILED in wanted or State.CANCELED in wanted,
-            "states": rows.text(sorted(wanted)),
-            "below": 2**63 - 1 if below is None else below,
-            "limit": limit,
-        }
-        return self._jobs("matching", query.params(now) | parts)
+        bounds = {"states": rows.text(sorted(wanted)), "limit": limit, "above": above}
+        return self._jobs("matching", query.params(now) | _parts(wanted, below) | bounds)
+
+    def floor(self, states: Iterable[State], below: int | None, jobs: int) -> int:
+        found = self._all("floor", _parts(set(states), below) | {"jobs": jobs})
+        return int(found[0][0]) if found else 0
 
     def lines(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> list[Line]:
         wanted = None if claim.queues is None else rows.text(claim.queues)
@@ -441,6 +438,16 @@ class SqliteTables(Gates):
             yield from cursor.execute(SQL[name], bindings)
         finally:
             cursor.close()
+
+
+def _parts(states: set[State], below: int | None) -> dict[str, int]:
+    """Which parts of the view `job` have jobs in these states, and where to begin."""
+    return {
+        "live": any(state not in TERMINAL for state in states),
+        "completed": State.COMPLETED in states,
+        "troubled": State.FAILED in states or State.CANCELED in states,
+        "below": 2**63 - 1 if below is None else below,
+    }
 
 
 def _add(counters: dict[str, int], changes: dict[str, int]) -> None:

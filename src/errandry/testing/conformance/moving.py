@@ -31,7 +31,6 @@ from errandry.core.command import (
     GiveUp,
     Insert,
     Note,
-    Operator,
     Outcome,
     Postpone,
     Promote,
@@ -49,6 +48,7 @@ from errandry.core.command import (
 from errandry.core.event import Kind
 from errandry.core.flow import Await, Edge
 from errandry.core.job import Job, NewJob, Progress
+from errandry.core.operator import Operator
 from errandry.core.state import TABLE, Move, State
 from errandry.errors import InvalidMove, UnknownJob
 from errandry.store.contract import Store

@@ -18,6 +18,7 @@ from errandry.testing.conformance.operating import Operating, Slicing
 from errandry.testing.conformance.pausing import Pausing
 from errandry.testing.conformance.querying import Beating, Counting, Getting, Listing, Querying
 from errandry.testing.conformance.reflows import Awaiting, Canceling, Forgetting, Rerunning
+from errandry.testing.conformance.relocating import Looking, Rechecking, Relocating
 from errandry.testing.conformance.ruling import RulePutting
 from errandry.testing.conformance.settling import Keeping, Repeating, Settling
 from errandry.testing.conformance.uniqueness import Holding, HoldingInBulk, Replacing
@@ -70,6 +71,9 @@ class Conformance(
     Forgetting,
     Operating,
     Slicing,
+    Relocating,
+    Rechecking,
+    Looking,
     Upkeeping,
     Getting,
     Listing,
