@@ -94,15 +94,21 @@ class TestPlans:
     def test_every_exception_is_still_one(self) -> None:
         assert SCANS.keys() | SORTS.keys() <= SQL.keys()
 
-    async def test_a_search_merges_its_parts_in_the_order_they_are_stored(self, store: SqliteStore) -> None:
-        steps = list(plan(store.writer, SQL["matching"]))
+    @pytest.mark.parametrize(
+        ("name", "row", "seq"),
+        [("matching", "rowid>? AND rowid<?", "seq>? AND seq<?"), ("floor", "rowid<?", "seq<?")],
+    )
+    async def test_a_search_merges_its_parts_in_the_order_they_are_stored(
+        self, store: SqliteStore, name: str, row: str, seq: str
+    ) -> None:
+        steps = list(plan(store.writer, SQL[name]))
 
-        assert [step for step in steps if step.startswith(("MERGE", "SEARCH"))] == [
+        assert [step.replace("COVERING ", "") for step in steps if step.startswith(("MERGE", "SEARCH"))] == [
             "MERGE (UNION ALL)",
             "MERGE (UNION ALL)",
-            "SEARCH live USING INTEGER PRIMARY KEY (rowid<?)",
-            "SEARCH history USING INTEGER PRIMARY KEY (rowid<?)",
-            "SEARCH history USING INDEX history_troubled (seq<?)",
+            f"SEARCH live USING INTEGER PRIMARY KEY ({row})",
+            f"SEARCH history USING INTEGER PRIMARY KEY ({row})",
+            f"SEARCH history USING INDEX history_troubled ({seq})",
         ]
 
     async def test_the_next_in_line_come_from_the_index_in_their_order(self, store: SqliteStore) -> None:
