@@ -4,14 +4,26 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextvars import ContextVar
 from decimal import Decimal
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from errandry import Backoff, Cancel, Errandry, Fail, JobContext, Retry, Snooze, State, WorkerOptions, current
+from errandry import (
+    Backoff,
+    Cancel,
+    Errandry,
+    Fail,
+    JobContext,
+    Retry,
+    Snooze,
+    State,
+    WorkerOptions,
+    current,
+    flow,
+)
 from errandry.core.answer import Answer, Claims
 from errandry.core.command import Claim, Command, Insert, Settle, Upkeep
 from errandry.core.event import Kind
@@ -20,6 +32,8 @@ from errandry.core.retry import Curve
 from errandry.core.state import Reason
 from errandry.errors import InvalidValue, JobCanceled, JobFailed, StoreFull, StoreUnavailable
 from errandry.store.memory import MemoryStore
+from errandry.worker.executor import Executor
+from errandry.worker.run import Batch, Stop
 from tests.api.working import burst, kinds, reached, until, working
 
 NOW = Backoff(Curve.FIXED, 0.0)
@@ -67,10 +81,14 @@ class Counted(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.passes: list[list[type]] = []
+        self.commands: list[Sequence[Command]] = []
+
+    @property
+    def passes(self) -> list[list[type]]:
+        return [[type(command) for command in commands] for commands in self.commands]
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
-        self.passes.append([type(command) for command in commands])
+        self.commands.append(commands)
         return await super().commit(commands)
 
 
@@ -443,6 +461,45 @@ async def test_a_running_async_handler_is_stopped_by_a_cancel_at_once(live: Erra
 
     assert took < 0.5
     assert (job.record.reason, job.record.attempts) == (Reason.CANCELED, 1)
+
+
+async def test_a_cancel_that_comes_before_the_first_step_of_a_handler_is_obeyed(
+    live: Errandry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @live.task
+    async def work() -> None:
+        raise AssertionError("it must not run")
+
+    start = Executor.start
+
+    def stopped(executor: Executor, batch: Batch, turn: Coroutine[Any, Any, None] | None = None) -> None:
+        batch.stop(Stop.CANCEL)
+        start(executor, batch, turn)
+
+    monkeypatch.setattr(Executor, "start", stopped)
+    job = await work.enqueue()
+    async with working(live):
+        assert (await reached(live, job.id, State.CANCELED)).errors == ()
+
+
+async def test_a_call_that_cannot_be_prepared_is_an_error_of_the_attempt(
+    live: Errandry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @live.task
+    async def part() -> None: ...
+
+    @live.task(max_attempts=1)
+    async def whole() -> None:
+        raise AssertionError("it must not run")
+
+    async def away(_: str) -> NoReturn:
+        raise StoreUnavailable("store", "away")
+
+    monkeypatch.setattr(live, "family", away)
+    job = await live.enqueue_flow(flow(whole.new(), part.new()))
+    async with working(live):
+        record = await reached(live, job.id, State.FAILED)
+    assert [error.type for error in record.errors] == ["StoreUnavailable"]
 
 
 async def test_a_running_thread_is_asked_to_stop_by_a_cancel(live: Errandry) -> None:
@@ -962,6 +1019,28 @@ async def test_jobs_that_were_running_when_their_worker_died_run_one_at_a_time(l
     assert [(await job.refresh()).record.crashes for job in made] == [1] * 8
     assert {job.state for job in made} == {State.COMPLETED}
     assert most == 1
+
+
+async def test_such_a_job_is_settled_before_the_next_one_is_claimed() -> None:
+    """That may end the process, and with it what was not written yet."""
+    store = Counted()
+    async with Errandry(store=store) as jobs:
+
+        @jobs.task
+        async def work() -> None: ...
+
+        await jobs.enqueue_many([work.new() for _ in range(3)])
+        await jobs.engine.submit(Claim(worker="dead", nonce="1", limit=10))
+        await jobs.engine.submit(Upkeep(dead=("dead",)))
+        began = len(store.commands)
+        await burst(jobs)
+
+        assert (await jobs.counts())["default"] == {"completed": 3}
+    settling = [
+        commands for commands in store.commands[began:] if any(isinstance(c, Settle) for c in commands)
+    ]
+    assert len(settling) == 3
+    assert not [c for commands in settling for c in commands if isinstance(c, Claim) and c.suspects]
 
 
 async def test_a_handler_that_blocks_the_loop_is_named_with_its_line(

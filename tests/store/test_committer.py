@@ -6,7 +6,7 @@ import random
 import traceback
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -262,6 +262,28 @@ async def test_a_loop_hands_in_once_per_iteration() -> None:
     await asyncio.sleep(0)
 
     assert handed == [entries[:2], entries[2:]]
+
+
+async def test_who_does_not_wait_is_told_and_hurts_nobody_by_what_he_makes_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    committer, told = Committer(Watched()), list[Answer]()
+
+    def clumsy(_: Answer) -> NoReturn:
+        raise RuntimeError("clumsy")
+
+    committer.send(insert("a"), clumsy)
+    committer.send(insert("b"), told.append)
+    committer.send(settle("b"), told.append)
+    assert told == []
+
+    assert await committer.submit(insert("c")) == Inserted(("c",))
+    await committer.close()
+
+    assert told == [Inserted(("b",)), Lost(Cause.NOT_HELD)]
+    assert "clumsy" in caplog.text
+    with pytest.raises(StoreClosed):
+        committer.send(insert("d"), told.append)
 
 
 async def test_what_arrives_during_a_pass_is_the_next_pass() -> None:

@@ -404,9 +404,14 @@ def touched(command: Command) -> tuple[str, ...]:
     return find(command) if find is not None else ()
 
 
+def _settled(command: Settle) -> tuple[str, ...]:
+    outcome, job = command.outcome, command.ref.job
+    return (job, *[child.id for child in outcome.jobs]) if isinstance(outcome, Await) else (job,)
+
+
 _TOUCHED: dict[type, Callable[[Any], tuple[str, ...]]] = {
     **dict.fromkeys((Start, Note), lambda command: (command.ref.job,)),
-    Settle: lambda command: (command.ref.job, *[job.id for job in brought(command)]),
+    Settle: _settled,
     Insert: lambda command: tuple([job.id for job in command.jobs]),
     Renew: lambda command: tuple([ref.job for ref in command.refs]),
     **dict.fromkeys((Cancel, Rerun, Edit, Postpone, Promote, Resolve, Remove), attrgetter("ids")),

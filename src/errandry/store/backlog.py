@@ -8,7 +8,7 @@ order they came.
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent import futures
 from typing import Protocol
 
@@ -40,7 +40,24 @@ from errandry.store.contract import RANK
 
 Key = str | tuple[str, ...]
 """A job's id, or a tuple for all else, so that no id can be mistaken for it."""
-Future = asyncio.Future[Answer] | futures.Future[Answer]
+
+
+class Told:
+    """What waits for an answer, as a future does, where `told` is to be called with it and nobody awaits."""
+
+    __slots__ = ("set_result",)
+
+    def __init__(self, told: Callable[[Answer], None]) -> None:
+        self.set_result = told
+
+    def done(self) -> bool:
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+
+Future = asyncio.Future[Answer] | futures.Future[Answer] | Told
 Replies = list[tuple[Future, Answer]]
 
 _FENCED = frozenset((Start, Renew, Note, Settle))
@@ -90,12 +107,13 @@ class Entry(Struct, eq=False):
 
 
 def entry_of(command: Command, future: Future, port: Port, track: int = 0) -> Entry:
-    kind = type(command)
-    keys = _keys(command)
+    kind, keys = type(command), _keys(command)
+    if kind in _FENCED:
+        return Entry(command, future, port, keys, max(1, len(keys)), _size(command), True, track)
     rows = max(1, len(keys))
     if isinstance(command, Claim) or (isinstance(command, Operator) and not command.ids):
         rows = command.limit
-    return Entry(command, future, port, keys, rows, _size(command), kind in _FENCED, track)
+    return Entry(command, future, port, keys, rows, _size(command), False, track)
 
 
 class Ready:

@@ -31,7 +31,7 @@ from errandry.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from errandry.store.backlog import Backlog, Entry, Limits, entry_of
+from errandry.store.backlog import Backlog, Entry, Future, Limits, Told, entry_of
 from errandry.store.contract import Store
 from errandry.store.port import THREADS, LoopPort, reply, returned
 
@@ -104,16 +104,25 @@ class Committer:
         Start, Renew, Note and Settle are accepted always. Canceled while it waits, it leaves nothing
         behind; canceled later, the command is written all the same.
         """
-        entry, future = self._put(command)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        entry = self._put(command, future)
         try:
             return returned(await future)
         except asyncio.CancelledError:
             self._abandon(entry)
             raise
 
+    def send(self, command: Command, told: Callable[[Answer], None]) -> None:
+        """`submit` for who goes on meanwhile: `told` gets the answer, on this loop."""
+        self._put(command, Told(told))
+
     async def submit_all(self, commands: Iterable[Command]) -> list[Answer]:
         """`submit` for several at once: one answer for each, where an error is a value, too."""
-        put = [self._put(command) for command in commands]
+        loop = asyncio.get_running_loop()
+        put: list[tuple[Entry, asyncio.Future[Answer]]] = []
+        for command in commands:
+            future: asyncio.Future[Answer] = loop.create_future()
+            put.append((self._put(command, future), future))
         answers: list[Answer] = []
         try:
             for _, future in put:
@@ -124,17 +133,16 @@ class Committer:
             raise
         return answers
 
-    def _put(self, command: Command) -> tuple[Entry, asyncio.Future[Answer]]:
-        """Hand in `command`, on the loop that waits for its answer."""
+    def _put(self, command: Command, future: Future) -> Entry:
+        """Hand in `command`, on the loop where its answer is awaited."""
         self._refuse_if_closing()
         loop = asyncio.get_running_loop()
         port: LoopPort | None = getattr(self._here, "port", None)
         if port is None or port.loop is not loop:
             port = self._here.port = LoopPort(loop, self._hand_in)
-        future: asyncio.Future[Answer] = loop.create_future()
         entry = entry_of(command, future, port, self._store.track(command))
         port.put(entry)
-        return entry, future
+        return entry
 
     def submit_sync(self, command: Command, timeout: float | None = None) -> Answer:
         """`submit` for a thread without a loop. After a TimeoutError the command may still be written."""

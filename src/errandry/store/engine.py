@@ -62,6 +62,10 @@ class Engine:
         """`Committer.submit`. Commands submitted while the store is being opened keep their order."""
         return await self._current().committer.submit(command)
 
+    def send(self, command: Command, told: Callable[[Answer], None]) -> None:
+        """`Committer.send`."""
+        self._current().committer.send(command, told)
+
     async def submit_all(self, commands: Iterable[Command]) -> list[Answer]:
         """`Committer.submit_all`."""
         return await self._current().committer.submit_all(commands)

@@ -6,6 +6,7 @@ its iterations with one hop, and gets all its answers of a pass with another.
 
 import asyncio
 import copy
+import logging
 from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextlib import suppress
@@ -13,6 +14,8 @@ from contextlib import suppress
 from errandry.core.answer import Answer
 from errandry.errors import ErrandryError
 from errandry.store.backlog import Entry, Port, Replies
+
+log = logging.getLogger("errandry.store")
 
 
 class LoopPort:
@@ -71,4 +74,7 @@ def returned(answer: Answer) -> Answer:
 def _answer(replies: Replies) -> None:
     for future, answer in replies:
         if not future.done():
-            future.set_result(answer)
+            try:
+                future.set_result(answer)
+            except Exception:  # of one who is told: the others want their answers
+                log.exception("an answer could not be taken in")

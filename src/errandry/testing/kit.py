@@ -135,8 +135,8 @@ class _Hand:
         runs = [Run(job, float("inf"), self._executor.write_notes, loop) for job in jobs]
         for batch in gathered(self._jobs, runs):
             self._executor.start(batch)
-        while self._executor.tasks:
-            await asyncio.wait(self._executor.tasks)
+        while left := self._executor.work:
+            await asyncio.wait(left)
         return await self._jobs.engine.call(self._jobs.store.get, [job.id for job in jobs])
 
     def close(self) -> None:

@@ -4,13 +4,14 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from errandry import failpoint
 from errandry.app import Errandry
 from errandry.codec import About
-from errandry.core.answer import ALREADY, WRITTEN
-from errandry.core.command import Command, Complete, Fail, Outcome, Release, Remove, Start
+from errandry.core.answer import ALREADY, WRITTEN, Answer
+from errandry.core.command import Complete, Fail, Outcome, Release, Start
 from errandry.core.job import Failure, Job
 from errandry.core.state import Reason, State
 from errandry.errors import (
@@ -33,8 +34,8 @@ log = logging.getLogger("errandry.worker")
 class Executor:
     """Runs handlers on the loop it is made on, in threads, and in `children` where there are any.
 
-    `returned` is told when a handler is done, so that its slot is free while outcomes are being written;
-    `over` when that of a job is written, or never will be.
+    `returned` is told when a handler is done, so that its slot is free while outcomes are being written, but
+    not that of a suspect; `over` when the outcome of a job is written, or never will be.
     """
 
     def __init__(
@@ -48,24 +49,24 @@ class Executor:
         self._app, self._options, self._returned, self._over = app, options, returned, over
         self._threads, self._children, self._settler = Threads(), children, Settler(app, options)
         self._attempts = Attempts(app, app.codec, self._in_thread)
-        self.tasks: set[asyncio.Task[None]] = set()
+        self._calls: dict[Batch, asyncio.Task[None]] = {}
+
+    @property
+    def work(self) -> set[asyncio.Future[None]]:
+        """What is to be waited for until no handler runs and everything is written; empty when that is so."""
+        rest = self._settler.rest
+        return {*self._calls.values()} if rest is None else {*self._calls.values(), rest}
 
     def start(self, batch: Batch, turn: Coroutine[Any, Any, None] | None = None) -> None:
         """Call the handler, in a context of its own; what was claimed ahead, when its `turn` has come."""
-        batch.handler = self._background(self._execute(batch, turn), contextvars.Context())
+        work, context = self._execute(batch, turn), contextvars.Context()
+        self._calls[batch] = asyncio.get_running_loop().create_task(work, context=context)
 
     def close(self) -> None:
         self._threads.close()
 
-    def _background(
-        self, work: Coroutine[Any, Any, None], context: contextvars.Context | None = None
-    ) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work, context=context)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
-
     async def _execute(self, batch: Batch, turn: Coroutine[Any, Any, None] | None) -> None:
+        batch.handler = self._calls[batch]  # not before: canceled then, it would never get here
         outcomes: Outcomes = []
         try:
             if turn is not None or batch.runs[0].job.state is State.CLAIMED:
@@ -73,22 +74,30 @@ class Executor:
             outcomes = await self._outcomes(batch)
         except asyncio.CancelledError as error:
             outcomes = self._attempts.stopped(batch, error) if batch.is_stopped else []
-        batch.handler = None
+        except Exception as error:  # not the handler's: what it needs could not be read
+            log.warning("%s could not be called: %s", batch, error, exc_info=error)
+            outcomes = [self._attempts.retry(run.job, failure(error)) for run in batch.runs]
+        finally:
+            batch.handler = None
+            del self._calls[batch]
         failpoint.reach("after_handler")
-        self._returned(batch)
-        await self._end(batch.runs, outcomes)
+        over = self._over
+        if batch.is_suspect and batch.runs:
+            over = partial(self._cleared, batch)
+        else:
+            self._returned(batch)
+        for run, outcome in zip(batch.runs, outcomes or [None] * len(batch.runs), strict=True):
+            self._settler.settle(run, outcome, over)
 
-    async def _end(self, runs: list[Run], outcomes: Outcomes) -> None:
-        """Settle jobs of a call; without outcomes, nothing may be written."""
-        if outcomes:
-            await self._settler.settle(zip(runs, outcomes, strict=True))
-        for run in runs:
-            self._over(run)
+    def _cleared(self, batch: Batch, run: Run) -> None:
+        """A suspect has its slot until its outcome is written: the next one may end this process."""
+        self._returned(batch)
+        self._over(run)
 
     def _leave(self, run: Run, outcome: Outcome | None) -> None:
         """Settle one job before the call, which goes on without it."""
         run.batch.leave(run)
-        self._background(self._end([run], [outcome]))
+        self._settler.settle(run, outcome, self._over)
 
     async def _begin(self, batch: Batch, turn: Coroutine[Any, Any, None] | None) -> None:
         """Wait for the turn of what was claimed ahead; a handler begins only after each Start is written."""
@@ -96,7 +105,7 @@ class Executor:
             await turn
         self._leave_stopped(batch)
         runs = list(batch.runs)
-        answers = await self._settler.answers([Start(run.ref) for run in runs])
+        answers = await self._answers([Start(run.ref) for run in runs])
         for run, answer in zip(runs, answers, strict=True):
             if answer not in (WRITTEN, ALREADY):
                 log.log(
@@ -108,6 +117,13 @@ class Executor:
                 self._leave(run, None)
         if batch.runs:
             batch.begins(self._app.clock.monotonic(), self._options.grace)
+
+    async def _answers(self, commands: list[Start]) -> list[Answer]:
+        """What the store says to each; an error is a value, too."""
+        try:
+            return await self._app.engine.submit_all(commands)
+        except ErrandryError as error:
+            return [error] * len(commands)
 
     def _leave_stopped(self, batch: Batch) -> None:
         for run in [run for run in batch.runs if run.stopped is not None]:
@@ -144,7 +160,7 @@ class Executor:
                 arguments.append(task.signature.read(payload))
                 payloads.append(payload)
             except InvalidArguments as error:
-                self._leave(run, self._invalid(run, task, error))
+                self._invalid(run, task, error)
             except SealBroken as error:  # and never will be better
                 self._leave(run, Fail(failure(error, Reason.INVALID_PAYLOAD)))
             except Exception as error:  # a codec that cannot read it: another worker may
@@ -185,14 +201,8 @@ class Executor:
 
     def write_notes(self, run: Run) -> None:
         """Have what a run has noted written."""
-        if run.batch.handler is not None and (note := run.notes()) is not None:
-            self._background(self._submitted(note))
-
-    async def _submitted(self, command: Command) -> None:
-        try:
-            await self._app.engine.submit(command)
-        except ErrandryError as error:
-            log.warning("%s could not be written: %s", type(command).__name__, error)
+        if run.batch.handler is not None:
+            self._settler.note(run)
 
     def _unknown(self, job: Job) -> Outcome:
         if self._options.on_unknown == "fail":
@@ -201,13 +211,11 @@ class Executor:
             )
         return Release(self._options.release_delay, Reason.NO_HANDLER)
 
-    def _invalid(self, run: Run, task: Task[..., Any], error: InvalidArguments) -> Outcome | None:
+    def _invalid(self, run: Run, task: Task[..., Any], error: InvalidArguments) -> None:
+        """Arguments the task does not take: it fails, or goes, by the rules of the task."""
         if task.rules.on_invalid == "fail":
-            return Fail(Failure(Reason.INVALID_PAYLOAD, type(error).__name__, str(error)))
+            self._leave(run, Fail(Failure(Reason.INVALID_PAYLOAD, type(error).__name__, str(error))))
+            return
         log.warning("job %s (%s) is discarded: %s", run.job.id, run.job.task, error)
-        self._background(self._discard(run))
-        return None
-
-    async def _discard(self, run: Run) -> None:
-        await self._settler.settle([(run, Complete())])
-        await self._submitted(Remove(ids=(run.job.id,)))
+        run.batch.leave(run)
+        self._settler.discard(run, self._over)

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 from errandry.app import Errandry
 from errandry.core.answer import ALREADY, WRITTEN, Answer
-from errandry.core.command import Command, Complete, Fail, Note, Outcome, Settle
+from errandry.core.command import Complete, Fail, Outcome, Remove, Settle
 from errandry.core.job import Failure
 from errandry.core.state import Reason
 from errandry.errors import ErrandryError, InvalidValue, StoreClosed, StoreUnavailable
@@ -18,69 +19,102 @@ log = logging.getLogger("errandry.worker")
 AGAIN = 1.0
 """How long an outcome that could not be written waits for another try."""
 
-End = tuple[Run, Outcome | None]
-"""None: nothing is to be written."""
+Over = Callable[[Run], None]
 
 
 class Settler:
-    """Has outcomes written, those of a call together."""
+    """Has outcomes written. A job whose handler is done needs no task to wait for that."""
 
     def __init__(self, app: Errandry, options: WorkerOptions) -> None:
         self._app, self._options = app, options
+        self._open = 0
+        self._rest: asyncio.Future[None] | None = None
 
-    async def settle(self, ends: Iterable[End]) -> None:
-        """Return when they are written, or never will be. While the store cannot, their leases are kept."""
-        left = await self._send(ends, is_news=True)
-        while left:
-            for run, _ in left:
-                run.is_settling = False
-            await asyncio.sleep(min(AGAIN, self._options.renewal))
-            left = await self._send(left, is_news=False)
+    @property
+    def rest(self) -> asyncio.Future[None] | None:
+        """Done when nothing is left to be written; None if nothing is."""
+        if self._open and self._rest is None:
+            self._rest = asyncio.get_running_loop().create_future()
+        return self._rest
 
-    async def answers(self, commands: Sequence[Command]) -> list[Answer]:
-        """What the store says to each; an error is a value, too."""
+    def settle(self, run: Run, outcome: Outcome | None, over: Over) -> None:
+        """Have an outcome written, if there is one. `over` is told when it is, or never will be.
+
+        While the store cannot, its lease is kept.
+        """
+        self._open += 1
+        if outcome is None:
+            self._over(run, over)
+        else:
+            self._send(run, outcome, over)
+
+    def discard(self, run: Run, over: Over) -> None:
+        """Have a job removed whose handler cannot be called."""
+        self.settle(run, Complete(), partial(self._remove, over))
+
+    def _remove(self, over: Over, run: Run) -> None:
+        self._open += 1
+        removed = partial(self._removed, run, over)
         try:
-            return await self._app.engine.submit_all(commands)
+            self._app.engine.send(Remove(ids=(run.job.id,)), removed)
         except ErrandryError as error:
-            return [error] * len(commands)
+            removed(error)
 
-    async def _send(self, ends: Iterable[End], is_news: bool) -> list[End]:
-        """Send what was noted and how it ended; returns what the store cannot take at present."""
-        sent: list[End] = []
-        notes: list[Note] = []
-        settles: list[Settle] = []
-        for run, outcome in ends:
-            if outcome is None:
-                continue
-            if run.is_lost:
-                log.error("%s: its outcome is lost with its lease", run)
-                continue
-            run.is_settling = True
-            if (note := run.notes()) is not None:
-                notes.append(note)
-            settles.append(Settle(run.ref, outcome))
-            sent.append((run, outcome))
-        if notes:
-            await self.answers(notes)
-        left: list[End] = []
-        for end, answer in zip(sent, await self.answers(settles), strict=True):
-            if answer is not WRITTEN and answer is not ALREADY:
-                left += await self._refused(end, answer, is_news)
-        return left
+    def _removed(self, run: Run, over: Over, answer: Answer) -> None:
+        if isinstance(answer, ErrandryError):
+            log.warning("%s could not be removed: %s", run, answer)
+        self._over(run, over)
 
-    async def _refused(self, end: End, answer: Answer, is_news: bool) -> list[End]:
-        """What is still to be sent of an outcome that was not written."""
-        run, outcome = end
-        match answer:
-            case StoreUnavailable() if not isinstance(answer, StoreClosed):
-                if is_news:
-                    log.warning("%s: its outcome cannot be written yet: %s", run, answer)
-                return [end]
-            case InvalidValue() if isinstance(outcome, Complete):  # a result the store does not take
-                failure = Failure(Reason.UNRECOVERABLE, type(answer).__name__, str(answer))
-                return await self._send([(run, Fail(failure))], is_news)
-            case ErrandryError():
-                log.error("%s: its outcome could not be written: %s", run, answer)
-            case _:
-                log.warning("%s: its outcome came too late: %s", run, answer)
-        return []
+    def note(self, run: Run) -> None:
+        """Have what a run has noted written."""
+        if (note := run.notes()) is not None:
+            try:
+                self._app.engine.send(note, partial(_noted, run))
+            except ErrandryError as error:
+                _noted(run, error)
+
+    def _send(self, run: Run, outcome: Outcome, over: Over, is_news: bool = True) -> None:
+        """Send what was noted, and then how it ended."""
+        if run.is_lost:
+            log.error("%s: its outcome is lost with its lease", run)
+            self._over(run, over)
+            return
+        run.is_settling = True
+        self.note(run)
+        answered = partial(self._answered, run, outcome, over, is_news)
+        try:
+            self._app.engine.send(Settle(run.ref, outcome), answered)
+        except ErrandryError as error:
+            answered(error)
+
+    def _answered(self, run: Run, outcome: Outcome, over: Over, is_news: bool, answer: Answer) -> None:
+        if answer is not WRITTEN and answer is not ALREADY:
+            match answer:
+                case StoreUnavailable() if not isinstance(answer, StoreClosed):
+                    if is_news:
+                        log.warning("%s: its outcome cannot be written yet: %s", run, answer)
+                    run.is_settling = False
+                    wait = min(AGAIN, self._options.renewal)
+                    run.loop.call_later(wait, self._send, run, outcome, over, False)
+                    return
+                case InvalidValue() if isinstance(outcome, Complete):  # a result the store does not take
+                    failure = Failure(Reason.UNRECOVERABLE, type(answer).__name__, str(answer))
+                    self._send(run, Fail(failure), over, is_news)
+                    return
+                case ErrandryError():
+                    log.error("%s: its outcome could not be written: %s", run, answer)
+                case _:
+                    log.warning("%s: its outcome came too late: %s", run, answer)
+        self._over(run, over)
+
+    def _over(self, run: Run, over: Over) -> None:
+        self._open -= 1
+        if self._rest is not None and not self._open:
+            self._rest.set_result(None)
+            self._rest = None
+        over(run)
+
+
+def _noted(run: Run, answer: Answer) -> None:
+    if isinstance(answer, ErrandryError):
+        log.warning("%s: what it noted could not be written: %s", run, answer)

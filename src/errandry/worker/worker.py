@@ -130,7 +130,7 @@ class Worker:
 
     def _over(self, run: Run) -> None:
         self._leases.drop(run)
-        if not run.is_settling or (self.options.burst and self._leases.is_idle()):
+        if not run.is_settling or run.batch.is_suspect or (self.options.burst and self._leases.is_idle()):
             self._claimer.look()
 
     async def _drain(self, claiming: asyncio.Task[None]) -> None:
@@ -150,16 +150,16 @@ class Worker:
         self._stop_runs()
         await asyncio.wait([claiming])
         self._stop_runs()
-        if self._executor.tasks:
-            await asyncio.wait(self._executor.tasks, timeout=LAST_CALL)
+        if left := self._executor.work:
+            await asyncio.wait(left, timeout=LAST_CALL)
         for batch in self._slots.batches:
             self._slots.give(batch)
             for run in list(batch.runs):
                 self._leases.drop(run)
                 await self._submit(Settle(run.ref, Release()))
 
-    def _left(self, claiming: asyncio.Task[None]) -> set[asyncio.Task[None]]:
-        return self._executor.tasks if claiming.done() else self._executor.tasks | {claiming}
+    def _left(self, claiming: asyncio.Task[None]) -> set[asyncio.Future[None]]:
+        return self._executor.work if claiming.done() else self._executor.work | {claiming}
 
     def _stop_runs(self) -> None:
         for batch in self._slots.batches:
