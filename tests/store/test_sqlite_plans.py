@@ -9,7 +9,8 @@ import apsw
 import apsw.ext
 import pytest
 
-from errandry.core.command import Complete, Ref, Settle
+from errandry.core.answer import Claims
+from errandry.core.command import Claim, Complete, Insert, Ref, Settle
 from errandry.core.gate import GateKind, Pause
 from errandry.core.job import NewJob
 from errandry.core.query import parse
@@ -282,3 +283,16 @@ def plan(db: apsw.Connection, statement: str) -> Iterator[str]:
 
 def is_scan(step: str) -> bool:
     return step.startswith("SCAN") and "VIRTUAL TABLE" not in step and step != "SCAN CONSTANT ROW"
+
+
+async def test_a_pass_compiles_nothing_anew(store: SqliteStore) -> None:
+    misses = []
+    for turn in range(4):
+        jobs = tuple(job(f"{turn}-{number}") for number in range(100))
+        claim = Claim(worker="w", nonce=str(turn), limit=len(jobs))
+        _, claims = await store.commit([Insert(jobs), claim])
+        assert isinstance(claims, Claims)
+        await store.commit([Settle(Ref(one.id, one.fence), Complete()) for one in claims.jobs])
+        misses.append(store.writer.cache_stats()["misses"])
+
+    assert misses[1] == misses[3]

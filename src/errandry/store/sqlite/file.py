@@ -32,6 +32,9 @@ APPLICATION = 0x45_52_52_59
 
 BUSY = 30_000
 LOG_PAGES = 4_000
+STATEMENTS = 1_024
+"""So many uses after its last one, a compiled statement is dropped, and every row written is a use: with few,
+each pass would compile what the one before it had dropped. With very many, each use looks at as many."""
 """When the write-ahead log (16 MB of it) is copied back: the same pages are written again and again."""
 _MODES = "check the path, and owner and mode of the file and its folder"
 _MIGRATIONS = list(sql.migrations("errandry.store.sqlite.schema"))
@@ -195,7 +198,7 @@ def _make(path: str) -> None:
 
 def _connect(path: str, durability: Durability) -> apsw.Connection:
     USING.check(path)
-    db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=128)
+    db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=STATEMENTS)
     try:
         db.set_busy_timeout(BUSY)
         if db.readonly("main"):
