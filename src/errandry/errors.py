@@ -6,6 +6,7 @@
     │   └── InvalidArguments (TypeError)  a task does not take these
     ├── QueryError (ValueError)          a query that cannot be read
     ├── UnknownJob (LookupError)         no job has this id
+    ├── UnknownSchedule (LookupError)    no schedule has this name
     ├── InvalidMove                      the job's state does not allow it
     ├── DuplicateJob                     another job holds its unique key
     ├── QueueFull                        the queue takes no more
@@ -96,6 +97,17 @@ class UnknownJob(ErrandryError, LookupError):
 
     def __str__(self) -> str:
         return f"there is no job {shown(self.job_id)}"
+
+
+class UnknownSchedule(ErrandryError, LookupError):
+    """No schedule has this name: never put, or removed since."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"there is no schedule {shown(self.name)}"
 
 
 class InvalidMove(ErrandryError):

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from errandry.core.batch import Batch
 from errandry.core.command import (
     STRICT,
@@ -43,6 +45,18 @@ from errandry.core.job import Failure, Keep, Log, NewJob, Order, Progress
 from errandry.core.query import Query, parse
 from errandry.core.retry import Backoff, Curve
 from errandry.core.rule import NO_RULE, Comeback, Overflow, Rate, Rule
+from errandry.core.schedule import (
+    Backfill,
+    CatchUp,
+    Overlap,
+    PauseSchedule,
+    Plan,
+    PutSchedule,
+    RemoveSchedule,
+    ResumeSchedule,
+    RunSchedule,
+    ScheduleCommand,
+)
 from errandry.core.state import Reason, State
 from errandry.core.unique import Conflict, Scope, Unique
 from errandry.store.contract import Bounds
@@ -57,6 +71,7 @@ QUEUES = ["default", "mail"]
 TASKS = ["send", "resize"]
 GROUPS = ["acme", "busy"]
 WORKERS = ["ann", "bob", "cy"]
+SCHEDULES = ["daily", "größe"]
 NAMES = {
     GateKind.QUEUE: QUEUES,
     GateKind.TASK: TASKS,
@@ -327,6 +342,38 @@ class Chance:
             ]
         return found
 
+    def schedule(self) -> ScheduleCommand:
+        """Few schedules, changed often."""
+        name, now = self.of(*SCHEDULES), self.seen.now
+        choices: tuple[ScheduleCommand, ...] = (
+            PutSchedule(name, self.plan(), self.of("", "app"), self.of("", "op")),
+            PutSchedule(name, self.plan()),
+            PauseSchedule(name, self.of("", "op")),
+            ResumeSchedule(name),
+            ResumeSchedule(name),
+            RemoveSchedule(name),
+            RunSchedule(name, f"{name}@{self.of(1, 2, 3)}"),
+            Backfill(name, max(0.0, now - self.of(20.0, 100.0)), now + self.of(0.0, 50.0), self.of(2, 1_000)),
+        )
+        return self.of(*choices)
+
+    def plan(self) -> Plan:
+        """With many ticks between two looks, or few."""
+        when: dict[str, Any] = self.of(
+            {"every": 5.0}, {"every": 30.0}, {"cron": "* * * * *"}, {"cron": "*/20 * * * * *"}
+        )
+        fields = self.new_job("-")
+        return Plan(
+            job=replace(fields, run_at=None, delay=None, deadline=None, unique=None),
+            start=self.of(None, None, self.moment()),
+            end=self.of(None, None, self.seen.now + 500.0),
+            limit=self.of(None, None, 3),
+            jitter=self.of(0.0, 0.0, 4.0),
+            overlap=self.of(*Overlap),
+            catch_up=self.of(*CatchUp),
+            **when,
+        )
+
     def beat(self) -> Beat:
         return Beat(
             worker=self.of(*WORKERS),
@@ -357,10 +404,11 @@ KINDS: dict[str, Callable[[Chance], Command]] = {
     "remove": Chance.remove,
     "gate": Chance.gate,
     "rule": Chance.rule,
+    "schedule": Chance.schedule,
     "beat": Chance.beat,
     "upkeep": Chance.upkeep,
 }
 EVERYDAY = (
     *("insert", "insert", "claim", "claim", "start", "renew", "note"),
-    *("settle", "settle", "settle", "settle", "upkeep", "cancel", "rerun"),
+    *("settle", "settle", "settle", "settle", "upkeep", "cancel", "rerun", "schedule"),
 )

@@ -17,6 +17,7 @@ from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Pausing
 from errandry.core.job import Job
 from errandry.core.query import Query
+from errandry.core.schedule import Schedule
 from errandry.errors import ErrandryError
 from errandry.store.contract import Bounds, Events, Happened, Page, QueueInfo, Store
 from errandry.store.memory import MemoryStore
@@ -26,7 +27,19 @@ Cursors = tuple[str | None, str | None]
 """The memory store's, and the other's for the same place."""
 
 PAGE = 10_000
-READS = ("list", "counts", "totals", "queues", "paused", "rules", "workers", "due_in", "head", "held")
+READS = (
+    "list",
+    "counts",
+    "totals",
+    "queues",
+    "paused",
+    "rules",
+    "schedules",
+    "workers",
+    "due_in",
+    "head",
+    "held",
+)
 
 
 class Look(NamedTuple):
@@ -39,6 +52,7 @@ class Look(NamedTuple):
     queues: list[QueueInfo]
     paused: dict[GateKind, dict[str, Pausing]]
     rules: list[Gate]
+    schedules: list[Schedule]
     links: dict[str, list[Link]]
 
 
@@ -93,10 +107,11 @@ class Pair:
     def look(self) -> Look:
         """Compare every job, what is new, and two of the other reads: now these, now those."""
         model, reads = self.model, self.turns.sample(self.reads, 2)
-        jobs, news = finish(model.get(self.ids)), finish(model.events(self.told[0], PAGE))
-        other_jobs, other_news, *others = self.wait(self._asked(self.either, reads))
+        ids = [*self.ids, *(job.id for job in finish(model.list(limit=PAGE)).jobs if "@" in job.id)]
+        jobs, news = finish(model.get(ids)), finish(model.events(self.told[0], PAGE))
+        other_jobs, other_news, *others = self.wait(self._asked(self.either, ids, reads))
         self.told = news.cursor, other_news.cursor
-        assert jobs == other_jobs, _difference(self.ids, jobs, other_jobs)
+        assert jobs == other_jobs, _difference(ids, jobs, other_jobs)
         self.same("news", news, other_news)
         for (read, *arguments), other in zip(reads, others, strict=True):
             self.same(read, finish(getattr(model, read)(*arguments)), other)
@@ -108,6 +123,7 @@ class Pair:
             finish(model.queues()),
             finish(model.paused()),
             finish(model.rules()),
+            finish(model.schedules()),
             {job.id: finish(model.children(job.id)) for job in jobs if job is not None and job.children},
         )
 
@@ -147,10 +163,10 @@ class Pair:
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(coroutine)
 
-    async def _asked(self, store: Store, reads: Sequence[Sequence[str]]) -> Any:
+    async def _asked(self, store: Store, ids: Sequence[str], reads: Sequence[Sequence[str]]) -> Any:
         """Asked together: a store that reads on another thread is waited for once."""
         others = (getattr(store, read)(*arguments) for read, *arguments in reads)
-        return await gather(store.get(self.ids), store.events(self.told[1], PAGE), *others)
+        return await gather(store.get(ids), store.events(self.told[1], PAGE), *others)
 
     def _plain(self, value: object) -> object:
         match value:

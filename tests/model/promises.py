@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from errandry.core.answer import ALREADY, HELD, WRITTEN, Answer, Claims, Inserted, Lost, Renewed
+from errandry.core.answer import ALREADY, HELD, WRITTEN, Answer, Claims, Inserted, Kept, Lost, Renewed
 from errandry.core.batch import Batch
 from errandry.core.command import (
     Cancel,
@@ -36,6 +36,7 @@ from errandry.core.event import Kind
 from errandry.core.flow import Await, Ended, Link, Policy
 from errandry.core.gate import Gate, GateKind
 from errandry.core.job import Job, Keep, Order
+from errandry.core.schedule import Schedule
 from errandry.core.state import Reason, State
 from errandry.core.unique import Conflict, Scope
 from errandry.errors import DuplicateJob
@@ -63,6 +64,7 @@ class Pass:
     events: Sequence[Happened]
     closed: frozenset[tuple[str, ...]]
     rules: Sequence[Gate]
+    schedules: Sequence[Schedule]
     links: Mapping[str, Sequence[Link]]
 
     @property
@@ -99,6 +101,7 @@ class Promises:
         self.nonces: set[tuple[str, str]] = set()
         self.settled: dict[tuple[Ref, int], type] = {}
         self.ended: dict[tuple[str, str], int] = {}
+        self.ticks: dict[str, Schedule] = {}
 
     def check(self, done: Pass) -> None:
         one_lease_at_a_time(done)
@@ -113,6 +116,8 @@ class Promises:
         nothing_kept_for_no_time_is_listed(done)
         a_parent_waits_for_its_open_children(done)
         a_parent_is_released_once_and_not_too_early(done)
+        self._every_tick_is_decided_about(done)
+        self._ticks_rise(done)
         self._fences_rise(done)
         self._places_are_unique_and_rise(done)
         self._a_claim_takes_the_most_urgent(done)
@@ -137,6 +142,27 @@ class Promises:
                 self.ended[key] = self.ended.get(key, 0) + 1
         told = {(q, name): n for q, t in totals.items() for name, n in t.items() if name in _COUNTED.values()}
         assert told == self.ended
+
+    def _every_tick_is_decided_about(self, done: Pass) -> None:
+        """Who claims, or keeps up without a narrow bound, leaves no schedule with a tick that is due."""
+        command, answer = done.commands[-1], done.answers[-1]
+        is_new = isinstance(command, Claim) and (command.worker, command.nonce) not in self.nonces
+        if (is_new and not done.has(Upkeep)) or (isinstance(answer, Kept) and not answer.more):
+            due = [one for one in done.schedules if one.due_at is not None and one.due_at <= done.now]
+            assert not due, due
+        for schedule in done.schedules:
+            assert schedule.tick is None or schedule.paused is None, schedule
+
+    def _ticks_rise(self, done: Pass) -> None:
+        """P11: a tick that was decided about is over, whatever becomes of the clock and the schedule."""
+        for schedule in done.schedules:
+            earlier = self.ticks.get(schedule.name)
+            if earlier is not None and earlier.created_at == schedule.created_at:
+                assert schedule.runs >= earlier.runs, (earlier, schedule)
+                assert schedule.missed >= earlier.missed, (earlier, schedule)
+                assert (schedule.last or 0.0) >= (earlier.last or 0.0), (earlier, schedule)
+            assert schedule.tick is None or schedule.tick > (schedule.last or 0.0), schedule
+        self.ticks = {schedule.name: schedule for schedule in done.schedules}
 
     def _fences_rise(self, done: Pass) -> None:
         """P5, for as long as the record exists."""
@@ -192,7 +218,8 @@ class Promises:
         has_turns = command.order is not None or any(job.group for job in (*answer.jobs, *left))
         has_turns |= any(gate.rule.ageing is not None for gate in done.rules)
         if len(done.commands) == 1 and not has_turns:
-            taken = [_spot(done.before[job.id]) for job in first if done.before[job.id].place is not None]
+            known = [done.before[job.id] for job in first if job.id in done.before]
+            taken = [_spot(job) for job in known if job.place is not None]
             assert taken == sorted(taken)
             assert all(_spot(job) > taken[-1] for job in left if job.place is not None and taken)
         for batch in command.batches:
@@ -426,7 +453,7 @@ def a_parent_is_released_once_and_not_too_early(done: Pass) -> None:
             links = done.links[job.id]
             assert all(link.outcome is not None for link in links), (job, links)
             failed = [link for link in links if link.outcome is not Ended.COMPLETED]
-            assert all(link.policy is Policy.IGNORE for link in failed), (job, links)
+            assert all(link.policy in (Policy.IGNORE, Policy.AFTER) for link in failed), (job, links)
             told = [e.event.kind for e in done.events if e.event.job == job.id]
             assert len(done.commands) > 1 or told.count(Kind.WAITING) <= 1, (job, told)
 

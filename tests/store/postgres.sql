@@ -197,6 +197,10 @@ TABLE rounds WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_
     queue text COLLATE "C" NOT NULL
     turn double precision NOT NULL
     last double precision NOT NULL
+TABLE schedules WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
+    name text COLLATE "C" NOT NULL
+    due_at double precision
+    record text NOT NULL
 TABLE store
     one integer NOT NULL
     identity text NOT NULL
@@ -228,6 +232,7 @@ CONSTRAINT errandry.live live_id UNIQUE (id)
 CONSTRAINT errandry.live live_pkey PRIMARY KEY (seq)
 CONSTRAINT errandry.migrations migrations_pkey PRIMARY KEY (number)
 CONSTRAINT errandry.rounds rounds_pkey PRIMARY KEY (queue)
+CONSTRAINT errandry.schedules schedules_pkey PRIMARY KEY (name)
 CONSTRAINT errandry.store store_one_check CHECK ((one = 1))
 CONSTRAINT errandry.store store_pkey PRIMARY KEY (one)
 CONSTRAINT errandry.totals totals_pkey PRIMARY KEY (queue, task, name)
@@ -262,6 +267,8 @@ CREATE INDEX live_ready ON errandry.live USING btree (lane, priority, place) WHE
 CREATE INDEX live_unlined ON errandry.live USING btree (seq) WHERE ((state = 'waiting'::text) AND (lane IS NULL))
 CREATE UNIQUE INDEX migrations_pkey ON errandry.migrations USING btree (number)
 CREATE UNIQUE INDEX rounds_pkey ON errandry.rounds USING btree (queue)
+CREATE INDEX schedules_due ON errandry.schedules USING btree (due_at, name) WHERE (due_at IS NOT NULL)
+CREATE UNIQUE INDEX schedules_pkey ON errandry.schedules USING btree (name)
 CREATE UNIQUE INDEX store_pkey ON errandry.store USING btree (one)
 CREATE UNIQUE INDEX totals_pkey ON errandry.totals USING btree (queue, task, name)
 CREATE UNIQUE INDEX workers_pkey ON errandry.workers USING btree (worker)

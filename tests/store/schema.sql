@@ -215,6 +215,14 @@ CREATE TABLE rounds (
     last  REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
+CREATE TABLE schedules (
+    name   TEXT PRIMARY KEY,
+    due_at REAL,
+    record TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX schedules_due ON schedules (due_at) WHERE due_at IS NOT NULL;
+
 CREATE TABLE store (
     only     INTEGER PRIMARY KEY CHECK (only = 1),
     identity TEXT    NOT NULL,

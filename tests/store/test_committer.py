@@ -38,6 +38,15 @@ from errandry.core.gate import GateKind, Pause, PutRule, Resume
 from errandry.core.job import Failure, NewJob
 from errandry.core.query import Query
 from errandry.core.rule import Rule
+from errandry.core.schedule import (
+    Backfill,
+    PauseSchedule,
+    Plan,
+    PutSchedule,
+    RemoveSchedule,
+    ResumeSchedule,
+    RunSchedule,
+)
 from errandry.errors import (
     CommandFailed,
     ErrandryError,
@@ -394,6 +403,12 @@ async def test_inside_a_pass_commands_stand_in_the_order_of_the_contract() -> No
         Pause(GateKind.QUEUE, "x"),
         Resume(GateKind.QUEUE, "y"),
         PutRule(GateKind.QUEUE, "z", Rule(limit=1)),
+        PutSchedule("a", Plan(job=NewJob(id="-", task="t", payload="{}"), every=60.0)),
+        PauseSchedule("b"),
+        ResumeSchedule("c"),
+        RemoveSchedule("d"),
+        RunSchedule("e", "run"),
+        Backfill("f", 0.0, 1.0),
         Beat(worker="v"),
         Upkeep(),
         claim("w"),

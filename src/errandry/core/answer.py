@@ -5,6 +5,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from errandry.core.job import Job
+from errandry.core.schedule import Backfilled
 from errandry.errors import ErrandryError
 
 
@@ -71,7 +72,8 @@ class Kept(Struct, frozen=True, gc=False):
     lapsed: int = 0
     pruned: int = 0
     trimmed: int = 0
+    ticked: int = 0
     more: bool = False
 
 
-Answer = Inserted | Claims | Renewed | Moved | Kept | Mark | Lost | ErrandryError
+Answer = Inserted | Claims | Renewed | Moved | Kept | Backfilled | Mark | Lost | ErrandryError

@@ -16,6 +16,7 @@ from errandry.core.flow import Await, Edge, check_edges, check_jobs
 from errandry.core.gate import Pause, Pausing, PutRule, Resume
 from errandry.core.job import INSERT_MAX, Failure, Log, NewJob, Progress, check_tags
 from errandry.core.operator import Operator
+from errandry.core.schedule import ScheduleCommand
 from errandry.core.state import Move, Reason, State
 from errandry.errors import InvalidValue
 
@@ -358,7 +359,7 @@ class WorkerInfo(Struct, frozen=True):
 
 
 class Upkeep(Struct, frozen=True, gc=False):
-    """Expire, promote, lapse, prune, trim and fold, up to `limit` jobs of each. Answer: `Kept`.
+    """Expire, tick, promote, lapse, prune, trim and fold, up to `limit` jobs of each. Answer: `Kept`.
 
     `dead` names workers known for sure to be gone: their leases expire now.
     """
@@ -384,6 +385,7 @@ Command = (
     | Pause
     | Resume
     | PutRule
+    | ScheduleCommand
     | Beat
     | Upkeep
 )

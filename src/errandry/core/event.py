@@ -30,6 +30,8 @@ class Kind(StrEnum):
     paused     a queue, a task, a group or a worker was paused; text says by whom, or which group or worker
     resumed    a queue, a task, a group or a worker was resumed
     ruled      a queue, a task or a group has another rule; text says by whom, or which group
+    missed     a tick of a schedule came to nothing; text says of which, and which tick
+    planned    a schedule was put, paused, resumed or removed; text says which, and what
     error      events before this one are no longer kept: the reader missed some
     """
 
@@ -51,6 +53,8 @@ class Kind(StrEnum):
     PAUSED = "paused"
     RESUMED = "resumed"
     RULED = "ruled"
+    MISSED = "missed"
+    PLANNED = "planned"
     ERROR = "error"
 
 

@@ -21,11 +21,13 @@ class Policy(StrEnum):
     fail    it fails too, and its children that nobody has claimed yet are canceled
     ignore  it goes on as if the child had completed
     remove  it is removed, and its children that nobody has claimed yet are canceled
+    after   it goes on whatever became of the child, which is not canceled with it either
     """
 
     FAIL = "fail"
     IGNORE = "ignore"
     REMOVE = "remove"
+    AFTER = "after"
 
 
 class Ended(StrEnum):
@@ -80,6 +82,11 @@ class Link(Struct, frozen=True, gc=False):
     @property
     def has_failed(self) -> bool:
         return self.outcome is not None and self.outcome is not Ended.COMPLETED
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the parent cannot do without this child, which has failed."""
+        return self.has_failed and self.policy in (Policy.FAIL, Policy.REMOVE)
 
 
 ENDED = {

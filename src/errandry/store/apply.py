@@ -35,10 +35,18 @@ from errandry.core.event import Kind
 from errandry.core.flow import Await
 from errandry.core.gate import Pause, PutRule, Resume
 from errandry.core.job import Job
+from errandry.core.schedule import (
+    Backfill,
+    PauseSchedule,
+    PutSchedule,
+    RemoveSchedule,
+    ResumeSchedule,
+    RunSchedule,
+)
 from errandry.core.state import HELD as HELD_STATES
 from errandry.core.state import Move, State
 from errandry.errors import ErrandryError
-from errandry.store import claiming, flow, gating, insert, operate, tidy
+from errandry.store import claiming, flow, gating, insert, operate, schedule, tidy
 from errandry.store.contract import Bounds
 from errandry.store.ledger import Ledger
 from errandry.store.tables import Tables
@@ -151,6 +159,12 @@ _HANDLERS: dict[type, Callable[[Ledger, Any], Answer]] = {
     Pause: gating.pause,
     Resume: gating.resume,
     PutRule: gating.put_rule,
+    PutSchedule: schedule.put,
+    PauseSchedule: schedule.pause,
+    ResumeSchedule: schedule.resume,
+    RemoveSchedule: schedule.remove,
+    RunSchedule: schedule.run,
+    Backfill: schedule.backfill,
     Beat: beat,
     Upkeep: tidy.upkeep,
 }

@@ -36,6 +36,7 @@ from errandry.core.command import (
 from errandry.core.flow import Await
 from errandry.core.gate import Pause, PutRule, Resume
 from errandry.core.operator import Operator
+from errandry.core.schedule import PutSchedule, ScheduleCommand
 from errandry.store.contract import RANK
 
 Key = str | tuple[str, ...]
@@ -227,7 +228,7 @@ def _keys(command: Command) -> Collection[Key]:
         case Operator():
             return (("query",),)
         case _:
-            return ()
+            return (("schedule", command.name),) if isinstance(command, ScheduleCommand) else ()
 
 
 def _size(command: Command) -> int:
@@ -239,6 +240,8 @@ def _size(command: Command) -> int:
             return _bytes(failure.message) + _bytes(failure.traceback)
         case Insert(jobs=jobs) | Settle(outcome=Await(jobs=jobs)):
             return sum([_bytes(job.payload) + _bytes(job.metadata) for job in jobs])
+        case PutSchedule(plan=plan):
+            return _bytes(plan.job.payload) + _bytes(plan.job.metadata)
         case Note(logs=logs):
             return sum([_bytes(line.text) for line in logs])
         case Edit(ids=ids, payload=text) | Resolve(ids=ids, result=text):

@@ -54,7 +54,7 @@ def due_in(tables: Tables, permits: Permits | None, now: float) -> float | None:
     """Seconds until the next job is due, or until something opens that is closed for a time."""
     marks = tables.marks()
     opens = None if permits is None or not permits.is_timed else permits.due(tables.pairs())
-    times = [at for at in (marks.run_at, marks.open_at, opens) if at is not None]
+    times = [at for at in (marks.run_at, marks.open_at, marks.tick_at, opens) if at is not None]
     return max(0.0, min(times) - now) if times else None
 
 

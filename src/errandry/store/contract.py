@@ -7,7 +7,7 @@ returns when all of it is durable. After `ReplyLost` the same commands may be se
 
 import builtins
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, get_args
 
 from msgspec import Struct
 
@@ -38,13 +38,14 @@ from errandry.core.gate import Gate, GateKind, Passage, Pause, Pausing, PutRule,
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.rule import Rate
+from errandry.core.schedule import Schedule, ScheduleCommand
 from errandry.store.health import Finding
 
 _ORDER: tuple[type, ...] = (
     *(Start, Renew, Note, Settle),
     Insert,
     *(Cancel, Rerun, Edit, Postpone, Promote, Resolve, Remove),
-    *(Pause, Resume, PutRule, Beat),
+    *(Pause, Resume, PutRule, *get_args(ScheduleCommand), Beat),
     Upkeep,
     Claim,
 )
@@ -198,6 +199,9 @@ class Store(Protocol):
 
     async def gates(self, queue: str, task: str, group: str = "") -> builtins.list[Passage]:
         """What a job of this queue, task and group has to pass, with or without rules, and how it stands."""
+
+    async def schedules(self, after: str = "", limit: int = 1_000) -> builtins.list[Schedule]:
+        """Schedules by name, after one."""
 
     async def workers(self) -> builtins.list[WorkerInfo]:
         """Workers that have beaten lately."""

@@ -42,11 +42,11 @@ class MemoryEdges:
         return sum(link.outcome is None for link in self.under(parent))
 
     def fatal(self, parent: str) -> Link | None:
-        failed = (link for link in self.under(parent) if link.has_failed)
-        return next((link for link in failed if link.policy is not Policy.IGNORE), None)
+        return next((link for link in self.under(parent) if link.is_fatal), None)
 
     def unended(self, parent: str, states: Sequence[State], limit: int) -> list[Job]:
-        seqs = {link.child: link.seq for link in self.under(parent) if link.outcome is None}
+        awaited = (link for link in self.under(parent) if link.policy is not Policy.AFTER)
+        seqs = {link.child: link.seq for link in awaited if link.outcome is None}
         children = (job for child, seq in seqs.items() if (job := self._jobs.get(child)) and job.seq == seq)
         meant = (job for job in children if job.state in states and not job.cancel_requested)
         return list(islice((job for job in meant if not self._is_awaited(job, parent)), limit))

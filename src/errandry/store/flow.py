@@ -126,7 +126,7 @@ def _count_down(ledger: Ledger, parent_id: str, closed: Sequence[Link]) -> None:
     if parent is None or parent.state is not BLOCKED:
         return
     now = ledger.now
-    fatal = next((link for link in closed if link.has_failed and link.policy is not Policy.IGNORE), None)
+    fatal = next((link for link in closed if link.is_fatal), None)
     after = replace(parent, open_children=parent.open_children - len(closed), updated_at=now)
     if fatal is None and not after.open_children:
         fatal = ledger.tables.fatal(parent_id)  # a parent may wait again after a child had failed it

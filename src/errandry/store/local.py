@@ -22,6 +22,7 @@ from errandry.core.job import Job
 from errandry.core.permit import Permits
 from errandry.core.query import Query
 from errandry.core.rule import NO_RULE
+from errandry.core.schedule import Schedule
 from errandry.core.state import State
 from errandry.errors import CommandFailed
 from errandry.store import cursor as cursors
@@ -163,6 +164,10 @@ class LocalStore:
         for kind, name, _ in keys:
             check.name(kind, name)
         return await self.read(lambda tables, now: passages(map(tables.gate, keys), tables.holding(), now))
+
+    async def schedules(self, after: str = "", limit: int = 1_000) -> builtins.list[Schedule]:
+        check.whole("limit", limit, 1, PAGE_MAX)
+        return await self.read(lambda tables, _now: tables.timetable(after, limit))
 
     async def workers(self) -> builtins.list[WorkerInfo]:
         def look(tables: Tables, _now: float) -> builtins.list[WorkerInfo]:

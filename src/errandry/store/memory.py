@@ -30,10 +30,10 @@ from errandry.errors import ErrandryError, InvalidValue, StoreClosed
 from errandry.store import cursor as cursors
 from errandry.store.apply import apply
 from errandry.store.contract import Binding, Bounds, Happened
-from errandry.store.edges import MemoryEdges
 from errandry.store.health import Finding, Grade
 from errandry.store.local import LocalStore
 from errandry.store.tables import Change, Deltas, Marks, Tables
+from errandry.store.timetable import MemoryTimetable
 
 Lane = tuple[str, str, str]
 _UNTAKEN = (State.BLOCKED, State.SCHEDULED, State.WAITING)
@@ -90,7 +90,7 @@ class MemoryStore(LocalStore):
         return look(self.tables, self.clock.now())
 
 
-class MemoryTables(MemoryEdges):
+class MemoryTables(MemoryTimetable):
     """Dictionaries of jobs and, for each lane, its waiting jobs in order."""
 
     is_far = False
@@ -284,6 +284,7 @@ class MemoryTables(MemoryEdges):
             min(
                 (at for lane, at in self._parked.items() if lane in self._lines and at < NEVER), default=None
             ),
+            self._next_tick(),
         )
 
     def due(self, now: float, limit: int) -> list[Job]:

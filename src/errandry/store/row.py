@@ -1,4 +1,4 @@
-"""Jobs, gates and edges as rows: a record's fields in their order, parts as JSON, NULL where one is empty."""
+"""Records as rows: the fields of a job, gate, edge in their order, parts as JSON, NULL where one is empty."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +12,7 @@ from errandry.core.gate import Gate, GateKind, Pausing, Ruling
 from errandry.core.job import AttemptError, Job, Keep, Log, Order, Progress
 from errandry.core.retry import Backoff
 from errandry.core.rule import Rule
+from errandry.core.schedule import Schedule
 from errandry.core.state import Move, Reason, State
 from errandry.core.unique import Unique
 
@@ -39,6 +40,7 @@ _progress = msgjson.Decoder(Progress)
 _tags = msgjson.Decoder(tuple[str, ...])
 _errors = msgjson.Decoder(tuple[AttemptError, ...])
 _logs = msgjson.Decoder(tuple[Log, ...])
+_schedule = msgjson.Decoder(Schedule)
 _rule = msgjson.Decoder(Rule)
 _unique = msgjson.Decoder(Unique)
 _claims = msgjson.Decoder(dict[str, tuple[Ref, ...]])
@@ -98,6 +100,14 @@ def to_gate(row: Sequence[Any]) -> Gate:
 def to_refs(claims: str, nonce: str) -> tuple[Ref, ...] | None:
     """What a claim has brought, of the claims of a pass by their nonces; mostly it is none of them."""
     return _claims.decode(claims).get(nonce) if text(nonce) in claims else None
+
+
+def from_schedule(schedule: Schedule) -> Row:
+    return schedule.name, schedule.due_at, text(schedule)
+
+
+def to_schedule(record: str) -> Schedule:
+    return _schedule.decode(record)
 
 
 def from_link(link: Link) -> Row:

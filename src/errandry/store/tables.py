@@ -19,6 +19,7 @@ from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.pick import Elder, Line, Spot
 from errandry.core.query import Query
+from errandry.core.schedule import Schedule
 from errandry.core.state import Reason, State
 from errandry.core.unique import Holder
 from errandry.store.contract import Bounds, Happened
@@ -38,6 +39,7 @@ class Marks(NamedTuple):
     lease_until: float | None
     deadline: float | None
     open_at: float | None = None
+    tick_at: float | None = None
 
 
 class Tables(Protocol):
@@ -228,6 +230,22 @@ class Tables(Protocol):
 
     def crowds(self, queue: str | None, limit: int, bound: int) -> list[tuple[str, str, int]]:
         """Queue and group of groups with waiting jobs, by name, and how many wait, counted up to `bound`."""
+
+    def schedule(self, name: str) -> Schedule | None:
+        """A schedule. Nobody else decides about its ticks before the pass is over."""
+
+    def schedules(self, names: Sequence[str]) -> list[Schedule]:
+        """Those of these that are there, as they are just now."""
+
+    def timetable(self, after: str, limit: int) -> list[Schedule]:
+        """All schedules by name, after one."""
+
+    def ticking(self, now: float, limit: int) -> list[Schedule]:
+        """Those with ticks to decide about, as far as nobody else does, who is kept from it now."""
+
+    def put_schedules(self, schedules: Sequence[Schedule]) -> None: ...
+
+    def drop_schedule(self, name: str) -> None: ...
 
     def beat(self, beat: Beat, now: float) -> None: ...
 

@@ -8,7 +8,7 @@ from errandry.core.command import Upkeep
 from errandry.core.gate import GateKind
 from errandry.core.job import Job
 from errandry.core.state import Move
-from errandry.store import flow, gating
+from errandry.store import flow, gating, schedule
 from errandry.store.ledger import Ledger
 
 BEFORE_CLAIM = 500
@@ -21,7 +21,8 @@ def upkeep(ledger: Ledger, command: Upkeep) -> Kept:
     if command.dead:
         expired = _each(ledger, Move.EXPIRE, tables.held_by(command.dead, limit), move.expired)
     expired += _each(ledger, Move.EXPIRE, tables.expired(now, limit), move.expired)
-    promoted = _each(ledger, Move.PROMOTE, tables.due(now, limit), move.promoted)
+    ticked = schedule.turn(ledger, limit)
+    promoted = _promote(ledger, limit)
     lapsed = _each(ledger, Move.LAPSE, tables.lapsed(now, limit), move.lapsed)
     outlived = tables.outlived(now, limit)
     for job in outlived:
@@ -32,7 +33,7 @@ def upkeep(ledger: Ledger, command: Upkeep) -> Kept:
     tables.open_due(now)
     trimmed = untied + tables.trim(now, ledger.bounds, limit)
     _forget_pauses(ledger)
-    more = more_flows or max(expired, promoted, lapsed, len(outlived)) >= limit
+    more = more_flows or max(expired, ticked, promoted, lapsed, len(outlived)) >= limit
     ledger.is_tidy = not more
     return Kept(
         expired=expired,
@@ -40,6 +41,7 @@ def upkeep(ledger: Ledger, command: Upkeep) -> Kept:
         lapsed=lapsed,
         pruned=len(outlived),
         trimmed=trimmed,
+        ticked=ticked,
         more=more,
     )
 
@@ -52,8 +54,10 @@ def before_claim(ledger: Ledger) -> None:
     marks = tables.marks()
     if marks.lease_until is not None and marks.lease_until <= now:
         _each(ledger, Move.EXPIRE, tables.expired(now, BEFORE_CLAIM), move.expired)
+    if marks.tick_at is not None and marks.tick_at <= now:
+        schedule.turn(ledger, BEFORE_CLAIM)
     if marks.run_at is not None and marks.run_at <= now:
-        _each(ledger, Move.PROMOTE, tables.due(now, BEFORE_CLAIM), move.promoted)
+        _promote(ledger, BEFORE_CLAIM)
     if marks.open_at is not None and marks.open_at <= now:
         tables.open_due(now)
     if marks.deadline is not None and marks.deadline <= now:
@@ -62,6 +66,14 @@ def before_claim(ledger: Ledger) -> None:
         flow.release(ledger)
         ledger.flush()
     ledger.is_tidy = True
+
+
+def _promote(ledger: Ledger, limit: int) -> int:
+    """What is due gets in line, but for ticks that another pass decides about."""
+    due = ledger.tables.due(ledger.now, limit)
+    if left := schedule.awaited(ledger, due):
+        due = [job for job in due if job.id not in left]
+    return _each(ledger, Move.PROMOTE, due, move.promoted)
 
 
 def _forget_pauses(ledger: Ledger) -> None:

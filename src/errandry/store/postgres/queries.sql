@@ -549,7 +549,8 @@ SELECT (SELECT min(run_at) FROM errandry.live WHERE state = 'scheduled'),
        (SELECT open_at FROM errandry.lanes
          WHERE ready AND open_at > 0 AND open_at < 1e18
            AND EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting')
-         ORDER BY open_at LIMIT 1);
+         ORDER BY open_at LIMIT 1),
+       (SELECT min(due_at) FROM errandry.schedules WHERE due_at IS NOT NULL);
 
 -- name: due
 SELECT * FROM errandry.live WHERE state = 'scheduled' AND run_at <= %s
@@ -660,13 +661,13 @@ SELECT count(*) FROM errandry.edges WHERE parent = %s AND outcome IS NULL;
 
 -- name: fatal
 SELECT parent, n, child, task, seq, policy, outcome, result FROM errandry.edges
- WHERE parent = %s AND outcome <> 'completed' AND policy <> 'ignore' ORDER BY n LIMIT 1;
+ WHERE parent = %s AND outcome <> 'completed' AND policy IN ('fail', 'remove') ORDER BY n LIMIT 1;
 
 -- name: unended
 -- Children in one of these states that nobody has asked to stop and that no other parent waits for; what another pass has
 -- is left to it.
 SELECT live.* FROM errandry.edges JOIN errandry.live ON live.seq = edges.seq
- WHERE edges.parent = %s AND edges.outcome IS NULL
+ WHERE edges.parent = %s AND edges.outcome IS NULL AND edges.policy <> 'after'
    AND live.state = ANY (%s::text[]) AND NOT live.cancel_requested
    AND (live.parents = 1 OR NOT EXISTS (
         SELECT 1 FROM errandry.edges AS other JOIN errandry.live AS parent ON parent.id = other.parent
@@ -885,3 +886,25 @@ DELETE FROM errandry.lanes
  WHERE lane = ANY (%s::bigint[]) AND NOT ready AND used_at <= %s
    AND turn <= coalesce((SELECT rounds.turn FROM errandry.rounds WHERE rounds.queue = lanes.queue), turn)
    AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting');
+
+-- name: schedules
+SELECT record FROM errandry.schedules WHERE name = ANY (%s::text[]) ORDER BY name;
+
+-- name: lock_schedule
+SELECT record FROM errandry.schedules WHERE name = ANY (%s::text[]) FOR NO KEY UPDATE;
+
+-- name: timetable
+SELECT record FROM errandry.schedules WHERE name > %s ORDER BY name LIMIT %s;
+
+-- name: ticking
+-- What another pass decides about just now is left to it.
+SELECT record FROM errandry.schedules WHERE due_at IS NOT NULL AND due_at <= %s
+ ORDER BY due_at, name LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: put_schedules
+INSERT INTO errandry.schedules
+SELECT * FROM unnest(%s::text[], %s::float8[], %s::text[]) AS new (name, due_at, record) ORDER BY name
+    ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at, record = excluded.record;
+
+-- name: drop_schedule
+DELETE FROM errandry.schedules WHERE name = %s;

@@ -31,7 +31,7 @@ from errandry.store.contract import Bounds, Happened
 from errandry.store.plan import ENDED, FINISHED, Batches, planned
 from errandry.store.postgres.array import array
 from errandry.store.postgres.days import day_of
-from errandry.store.postgres.gates import Gates
+from errandry.store.postgres.timetable import Timetable
 from errandry.store.tables import Change, Deltas, Marks
 
 FOLD_MAX = 10_000
@@ -46,7 +46,7 @@ _deltas = msgjson.Decoder(list[tuple[str, str, dict[str, int]]])
 _list = msgjson.Decoder(list[str | int])
 
 
-class PostgresTables(Gates):
+class PostgresTables(Timetable):
     """What `store.tables.Tables` asks for, over one connection; `sql` has its statements by name."""
 
     is_far = True

@@ -344,7 +344,8 @@ SELECT (SELECT min(run_at) FROM live WHERE state = 'scheduled'),
        (SELECT open_at FROM lanes
          WHERE ready AND open_at > 0 AND open_at < 1e18
            AND EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting')
-         ORDER BY open_at LIMIT 1);
+         ORDER BY open_at LIMIT 1),
+       (SELECT min(due_at) FROM schedules WHERE due_at IS NOT NULL);
 
 -- name: due
 SELECT * FROM live WHERE state = 'scheduled' AND run_at <= ?1 ORDER BY run_at, seq LIMIT ?2;
@@ -392,12 +393,12 @@ SELECT count(*) FROM edges WHERE parent = ?1 AND outcome IS NULL;
 
 -- name: fatal
 SELECT parent, n, child, task, seq, policy, outcome, result FROM edges
- WHERE parent = ?1 AND outcome <> 'completed' AND policy <> 'ignore' ORDER BY n LIMIT 1;
+ WHERE parent = ?1 AND outcome <> 'completed' AND policy IN ('fail', 'remove') ORDER BY n LIMIT 1;
 
 -- name: unended
 -- Children in one of these states that nobody has asked to stop and that no other parent waits for.
 SELECT live.* FROM edges JOIN live ON live.seq = edges.seq
- WHERE edges.parent = ?1 AND edges.outcome IS NULL
+ WHERE edges.parent = ?1 AND edges.outcome IS NULL AND edges.policy <> 'after'
    AND live.state IN (SELECT value FROM json_each(?2)) AND NOT live.cancel_requested
    AND (live.parents = 1 OR NOT EXISTS (
         SELECT 1 FROM edges AS other JOIN live AS parent ON parent.id = other.parent
@@ -541,3 +542,19 @@ DELETE FROM lanes
 UPDATE lanes SET ready = 1
  WHERE lane IN (SELECT lane FROM lanes WHERE NOT ready AND used_at <= ?1 ORDER BY used_at LIMIT ?2)
    AND EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting');
+
+-- name: schedules
+SELECT record FROM schedules WHERE name IN (SELECT value FROM json_each(?1)) ORDER BY name;
+
+-- name: timetable
+SELECT record FROM schedules WHERE name > ?1 ORDER BY name LIMIT ?2;
+
+-- name: ticking
+SELECT record FROM schedules WHERE due_at IS NOT NULL AND due_at <= ?1 ORDER BY due_at, name LIMIT ?2;
+
+-- name: put_schedule
+INSERT INTO schedules VALUES (?1, ?2, ?3)
+    ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at, record = excluded.record;
+
+-- name: drop_schedule
+DELETE FROM schedules WHERE name = ?1;

@@ -28,7 +28,8 @@ from errandry.store import cursor as cursors
 from errandry.store import row as rows
 from errandry.store.contract import Bounds, Happened
 from errandry.store.plan import planned
-from errandry.store.sqlite.gates import SQL, Gates
+from errandry.store.sqlite.gates import SQL
+from errandry.store.sqlite.timetable import Timetable
 from errandry.store.tables import Change, Deltas, Marks
 
 FOLD_EVERY = 256
@@ -41,7 +42,7 @@ _beat = msgjson.Decoder(Beat)
 _deltas = msgjson.Decoder(list[tuple[str, str, dict[str, int]]])
 
 
-class SqliteTables(Gates):
+class SqliteTables(Timetable):
     """What `store.tables.Tables` asks for, over one connection."""
 
     is_far = False

@@ -108,6 +108,7 @@ async def everything(store: Store) -> tuple[object, ...]:
         await store.paused(),
         await store.rules(),
         [(queue.name, queue.paused) for queue in await store.queues()],
+        await store.schedules(),
         await store.head(),
     )
 

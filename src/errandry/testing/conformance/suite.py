@@ -19,7 +19,9 @@ from errandry.testing.conformance.pausing import Pausing
 from errandry.testing.conformance.querying import Beating, Counting, Getting, Listing, Querying
 from errandry.testing.conformance.reflows import Awaiting, Canceling, Forgetting, Rerunning
 from errandry.testing.conformance.relocating import Looking, Rechecking, Relocating
+from errandry.testing.conformance.replanning import Meddling, Replanning, RunningNow
 from errandry.testing.conformance.ruling import RulePutting
+from errandry.testing.conformance.scheduling import CatchingUp, Ending, Overlapping, Scheduling
 from errandry.testing.conformance.settling import Keeping, Repeating, Settling
 from errandry.testing.conformance.uniqueness import Holding, HoldingInBulk, Replacing
 from errandry.testing.conformance.upkeep import Upkeeping
@@ -75,6 +77,13 @@ class Conformance(
     Rechecking,
     Looking,
     Upkeeping,
+    Scheduling,
+    Ending,
+    Overlapping,
+    CatchingUp,
+    Replanning,
+    Meddling,
+    RunningNow,
     Getting,
     Listing,
     Querying,

@@ -224,6 +224,14 @@ CREATE TABLE errandry.closing (
 CREATE INDEX closing_canceling ON errandry.closing (parent) WHERE cancel IS NOT NULL;
 CREATE INDEX closing_expiry ON errandry.closing (expires_at, parent) WHERE cancel IS NULL;
 
+-- What runs again and again, as JSON; `due_at` is when somebody has to decide about its next tick.
+CREATE TABLE errandry.schedules (
+    name   text COLLATE "C" PRIMARY KEY,
+    due_at double precision,
+    record text             NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX schedules_due ON errandry.schedules (due_at, name) WHERE due_at IS NOT NULL;
+
 -- One row per pass: its events, how many there have ever been with them, and by how much the pass changed each counter.
 CREATE TABLE errandry.events (
     n       bigint           PRIMARY KEY,

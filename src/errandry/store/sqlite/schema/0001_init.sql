@@ -206,6 +206,14 @@ CREATE TABLE closing (
 CREATE INDEX closing_canceling ON closing (parent) WHERE cancel IS NOT NULL;
 CREATE INDEX closing_expiry ON closing (expires_at) WHERE cancel IS NULL;
 
+-- What runs again and again, as JSON; `due_at` is when somebody has to decide about its next tick.
+CREATE TABLE schedules (
+    name   TEXT PRIMARY KEY,
+    due_at REAL,
+    record TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX schedules_due ON schedules (due_at) WHERE due_at IS NOT NULL;
+
 -- One row per pass: its events, and by how much it changed each counter.
 CREATE TABLE events (
     n       INTEGER PRIMARY KEY AUTOINCREMENT,

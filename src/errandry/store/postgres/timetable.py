@@ -1,0 +1,43 @@
+"""The schedules of a PostgreSQL store: held by whoever decides about their ticks. No rules."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from errandry.core.schedule import Schedule
+from errandry.store import row as rows
+from errandry.store.postgres.array import array
+from errandry.store.postgres.gates import Gates
+from errandry.store.tables import Marks
+
+
+class Timetable(Gates):
+    """Part of what `store.tables.Tables` asks for."""
+
+    _marks: Marks | None = None
+
+    def schedule(self, name: str) -> Schedule | None:
+        found = self._schedules("lock_schedule" if self._writes else "schedules", (array([name]),))
+        return found[0] if found else None
+
+    def schedules(self, names: Sequence[str]) -> list[Schedule]:
+        return self._schedules("schedules", (array(names),))
+
+    def timetable(self, after: str, limit: int) -> list[Schedule]:
+        return self._schedules("timetable", (after, limit))
+
+    def ticking(self, now: float, limit: int) -> list[Schedule]:
+        return self._schedules("ticking", (now, limit))
+
+    def put_schedules(self, schedules: Sequence[Schedule]) -> None:
+        columns = zip(*map(rows.from_schedule, schedules), strict=True)
+        self._run("put_schedules", [array(column) for column in columns])
+        self._marks = None
+        self.is_dirty = True
+
+    def drop_schedule(self, name: str) -> None:
+        self._run("drop_schedule", (name,))
+        self._marks = None
+        self.is_dirty = True
+
+    def _schedules(self, name: str, bindings: Any) -> list[Schedule]:
+        return [rows.to_schedule(record) for (record,) in self._all(name, bindings)]
