@@ -22,7 +22,10 @@ LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest pref
         f"errandry.{name}"
         for name in ("context", "handle", "hiding", "options", "outcome", "signature", "waiting")
     },
-    {f"errandry.{name}" for name in ("app", "bound", "client", "flow", "gates", "queue", "sync", "task")},
+    {
+        f"errandry.{name}"
+        for name in ("app", "archive", "bound", "client", "flow", "gates", "queue", "sync", "task")
+    },
     {"errandry.worker", "errandry.upkeep"},
     {
         "errandry",

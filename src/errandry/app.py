@@ -8,12 +8,13 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack,
 from msgspec import Struct
 from msgspec.structs import replace
 
+from errandry.archive import OVER, SLICE, A, Archive, archived, finished
 from errandry.bound import Bound
-from errandry.client import Client, several
+from errandry.client import Client, joined, several
 from errandry.clock import Clock
 from errandry.codec import About, Codec, from_json
 from errandry.context import Child, JobContext
-from errandry.core.answer import Inserted
+from errandry.core.answer import Inserted, Moved
 from errandry.core.event import Filter
 from errandry.core.flow import Edge, Link
 from errandry.core.gate import GateKind
@@ -121,6 +122,7 @@ class Errandry(Client):
         self.backoffs: dict[str, Delay] = {}
         self.middlewares: list[Middleware] = []
         self.observers: list[Observer] = []
+        self.archiver: Archive | None = None
         self._hooks: list[Hook] = []
         self.sync = Sync(self)
 
@@ -176,6 +178,30 @@ class Errandry(Client):
             return function
 
         return register
+
+    def archive(self, function: A) -> A:
+        """Have `function` see finished jobs before they are deleted because their time is over, in slices.
+
+        Where it raises they stay, and are handed to it again later. It is for every program that runs workers
+        or prunes: one that does not declare it deletes them unseen. Async functions run on the worker's loop,
+        others in a thread.
+        """
+        if self.archiver is not None and self.archiver is not function:
+            raise InvalidValue("archive", function, f"there is one already: {self.archiver!r}")
+        self.archiver = function
+        return function
+
+    async def prune(self, *ids: str, query: str | None = None, dry_run: bool = False) -> Moved:
+        """Delete finished jobs that match or, without a query, whose time is over. Archived first."""
+        meant = finished(OVER if query is None else query)
+        if dry_run or self.archiver is None:
+            return await self.remove(*ids, query=meant, dry_run=dry_run)
+        found = (await self.remove(*ids, query=meant, dry_run=True)).moved
+        parts = []
+        for start in range(0, len(found), SLICE):
+            records = await self.engine.call(self.store.get, found[start : start + SLICE])
+            parts.append(await archived(self, self.archiver, [one for one in records if one is not None]))
+        return joined(parts)
 
     def on_enqueue(self, function: Hook) -> Hook:
         """Have `function` see every job before it is inserted."""

@@ -381,7 +381,7 @@ class Client:
             if progress is not None:
                 progress(len(part.moved))
             if part.below is None:
-                return _unless_refused(ids, _joined(parts))
+                return _unless_refused(ids, joined(parts))
             command = replace(command, below=part.below)
 
     async def _would_move(self, command: OperatorCommand) -> tuple[str, ...]:
@@ -421,7 +421,7 @@ class Client:
             commands.append(kind(ids=(record.id,), query=meant, **options))
         unknown = tuple((job_id, UnknownJob(job_id)) for job_id in found if found[job_id] is None)
         parts = await asyncio.gather(*[self._submit(command, Moved) for command in commands])
-        return _unless_refused(ids, _joined([Moved(refused=unknown), *parts]))
+        return _unless_refused(ids, joined([Moved(refused=unknown), *parts]))
 
     def _document(self, record: Record, field: str, value: Any) -> str:
         """`value` as it is stored in that field of a job."""
@@ -445,7 +445,7 @@ def several(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _joined(parts: Sequence[Moved]) -> Moved:
+def joined(parts: Sequence[Moved]) -> Moved:
     return Moved(
         tuple([one for part in parts for one in part.moved]),
         tuple([one for part in parts for one in part.already]),

@@ -25,8 +25,8 @@ Moment = float | datetime | str
 """A point in time: seconds since 1970, an aware datetime, or ISO text."""
 Wait = Backoff | Span | Literal["exponential", "linear", "fixed"]
 """How long to wait before a retry: a Backoff, a curve or registered function by name, or a fixed time."""
-Kept = Keep | Span | Mapping[str, Span]
-"""How long a finished job is kept: for all ends alike, or by state."""
+Kept = Keep | Span | Mapping[str, Span | int | Mapping[str, int]]
+"""How long a finished job is kept: for all ends alike, or by state; `last`: how many of its task."""
 
 
 class JobOptions(TypedDict, total=False):
@@ -39,7 +39,7 @@ class JobOptions(TypedDict, total=False):
     max_crashes   how often it may have been running when its worker died
     backoff       how long to wait before a retry
     timeout       how long one attempt may take
-    keep          how long its record stays once it has finished
+    keep          how long its record stays once it has finished; {"last": 100}: and how many of its task
     tags          words to find it by
     group         a name that jobs have in common, to find them by
     unique        that there is only one such job at a time: True, a key, or Unique(…)
@@ -175,8 +175,16 @@ def keep(name: str, value: Kept) -> Keep:
     if isinstance(value, Keep):
         return value
     if isinstance(value, Mapping):
-        states = {one_of(name, state, _KEPT): seconds(value[state], f"{name}.{state}") for state in value}
-        return replace(Keep(), **states)
+        fields: dict[str, Any] = {}
+        for key, said in value.items():
+            if one_of(name, key, (*_KEPT, "last")) == "last":
+                numbers = said if isinstance(said, Mapping) else dict.fromkeys(_KEPT, said)
+                fields |= {f"last_{one_of(f'{name}.last', one, _KEPT)}": numbers[one] for one in numbers}
+            elif not isinstance(said, Mapping):
+                fields[key] = seconds(said, f"{name}.{key}")
+            else:
+                raise InvalidValue(f"{name}.{key}", said, 'must be a length of time, such as "7 days"')
+        return replace(Keep(), **fields)
     span = seconds(value, name)
     return Keep(span, span, span)
 

@@ -6,6 +6,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from errandry.core.job import DAY, Job, Keep, NewJob, Progress, uuid7
 from errandry.core.state import TERMINAL, State
@@ -86,7 +87,8 @@ def test_large_metadata_is_refused_by_its_size() -> None:
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
 def test_keep_is_said_per_state(state: State) -> None:
-    assert Keep(**{state: 5.0}).span(state) == 5.0
+    assert replace(Keep(), **{state: 5.0}).span(state) == 5.0
+    assert (replace(Keep(), **{f"last_{state}": 5}).last(state), Keep().last(state)) == (5, None)
     assert {ended: Keep().span(ended) / DAY for ended in TERMINAL} == {
         "completed": 7,
         "failed": 30,

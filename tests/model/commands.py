@@ -95,6 +95,7 @@ TERMS = [
     ),
     *("priority>0", "priority:0,5", "attempts>=2", "attempts<1", "-attempts:1"),
     *("since:20s", "until:20s", "created>1h", "finished<5s", "finished>=1m", "due<=+20s", "due>1s"),
+    *("expires<=+30s", "expires>0s"),
 ]
 
 
@@ -170,7 +171,8 @@ class Chance:
             deadline=self.moment() if self.one_in(6) else None,
             backoff=self.of(None, *(Backoff(curve, 4.0, 30.0, 0) for curve in Curve), Backoff(start=0)),
             keep=self.of(
-                None, None, Keep(0, 0, 0), Keep(30.0, 30.0, 30.0), Keep(completed=0), Keep(failed=0)
+                *(None, None, Keep(0, 0, 0), Keep(30.0, 30.0, 30.0), Keep(completed=0), Keep(failed=0)),
+                *(Keep(last_completed=2, last_failed=1), Keep(last_completed=1, last_canceled=2)),
             ),
             tags=self.of((), ("red",), ("größe", "blue")),
             metadata=self.of(None, '{"traceparent":"00"}'),
@@ -385,7 +387,7 @@ class Chance:
 
     def upkeep(self) -> Upkeep:
         dead = self.of(*[()] * 4, ("ann",), ("bob", "cy"), ("nobody",))
-        return Upkeep(limit=self.of(1_000, 1_000, 1, 2, 3), dead=dead)
+        return Upkeep(limit=self.of(1_000, 1_000, 1, 2, 3), dead=dead, prune=not self.one_in(5))
 
 
 KINDS: dict[str, Callable[[Chance], Command]] = {

@@ -114,6 +114,7 @@ class Promises:
         an_insert_is_idempotent(done)
         a_key_has_one_live_holder(done)
         nothing_kept_for_no_time_is_listed(done)
+        a_task_keeps_only_so_many(done)
         a_parent_waits_for_its_open_children(done)
         a_parent_is_released_once_and_not_too_early(done)
         self._every_tick_is_decided_about(done)
@@ -462,6 +463,22 @@ def nothing_kept_for_no_time_is_listed(done: Pass) -> None:
     for job in done.after.values():
         if job.finished:
             assert getattr(job.keep or Keep(), job.state) > 0, job
+
+
+def a_task_keeps_only_so_many(done: Pass) -> None:
+    """P13: after an upkeep that was not cut short, only the newest of those that say how many."""
+    command, _ = done.sole
+    if not isinstance(command, Upkeep) or not command.prune or command.limit < len(done.before):
+        return
+    shelves: dict[tuple[str, State], list[Job]] = {}
+    for job in sorted(done.after.values(), key=lambda job: (job.finished_at or 0.0, job.seq)):
+        keep = job.keep or Keep()
+        if job.finished and (keep.last_completed or keep.last_failed or keep.last_canceled):
+            shelves.setdefault((job.task, job.state), []).append(job)
+    for (_, state), jobs in shelves.items():
+        last = getattr(jobs[-1].keep, f"last_{state}")
+        assert last is None or len(jobs) <= last, (state, jobs)
+        assert all(job.expires_at is None or job.expires_at > done.now for job in jobs), jobs
 
 
 _COUNTED = {

@@ -249,6 +249,7 @@ CREATE UNIQUE INDEX events_pkey ON errandry.events USING btree (n)
 CREATE UNIQUE INDEX gates_pkey ON errandry.gates USING btree (kind, name, grp)
 CREATE INDEX history_expiry ON ONLY errandry.history USING btree (expires_at, seq)
 CREATE UNIQUE INDEX history_pkey ON ONLY errandry.history USING btree (seq, day)
+CREATE INDEX history_shelves ON ONLY errandry.history USING btree (task, state, finished_at, seq) WHERE (strpos(keep, '"last_'::text) > 0)
 CREATE INDEX history_troubled ON ONLY errandry.history USING btree (seq) WHERE (state <> 'completed'::text)
 CREATE INDEX keys_expiry ON errandry.keys USING btree (expires_at) WHERE (expires_at IS NOT NULL)
 CREATE UNIQUE INDEX keys_pkey ON errandry.keys USING btree (key)
@@ -351,8 +352,9 @@ BEGIN
                 OR jsonb_path_exists(job, '$.tags[*] ? (@.type() != "string")')
                 THEN 'tags must be an array of at most 20 texts'
             WHEN jsonb_typeof(job -> 'keep') NOT IN ('object', 'null')
-                OR jsonb_path_exists(job, '$.keep.keyvalue().value ? (@.type() != "number" || @ < 0)')
-                THEN 'keep must have seconds for completed, failed and canceled'
+                OR jsonb_path_exists(job, '$.keep.keyvalue() ? (@.value.type() != "number" || @.value < 0
+                     || (@.key starts with "last_" && (@.value < 1 || @.value > 10000 || @.value != @.value.floor())))')
+                THEN 'keep must have seconds for completed, failed and canceled, and whole numbers from 1 to 10000 for last_…'
             WHEN jsonb_typeof(job -> 'backoff') NOT IN ('object', 'null')
                 OR jsonb_path_exists(job, '$.backoff.keyvalue() ? (
                      (@.key == "curve" && @.value != "fixed" && @.value != "linear" && @.value != "exponential")

@@ -97,6 +97,8 @@ CREATE TABLE history (
 
 CREATE INDEX history_expiry ON history (expires_at);
 
+CREATE INDEX history_shelves ON history (task, state, finished_at) WHERE instr(keep, '"last_');
+
 CREATE INDEX history_troubled ON history (seq) WHERE state <> 'completed';
 
 CREATE VIEW job AS

@@ -9,7 +9,7 @@ from errandry.cli.command import Command
 from errandry.cli.session import Session, maker
 from errandry.cli.text import ago
 from errandry.cli.value import AT, LENGTH, arguments, read_document
-from errandry.core.state import State
+from errandry.core.state import TERMINAL, State
 from errandry.core.unique import Conflict
 from errandry.errors import UnknownTask
 from errandry.unique import Unique
@@ -36,6 +36,7 @@ UNIQUE = {"unique": "key", "unique_for": "scope", "on_conflict": "on_conflict"}
 @click.option("--backoff", help="How long before a retry: exponential, linear, fixed, or a duration.")
 @click.option("--timeout", type=LENGTH, help="How long an attempt may take.")
 @click.option("--keep", type=LENGTH, help="How long it is kept when it has finished.")
+@click.option("--keep-last", type=int, help="How many finished jobs of the task are kept, of each state.")
 @click.option("--order", type=click.Choice(["fifo", "lifo"]), help="Behind or before others of its priority.")
 @click.option("--group", help="The group it belongs to.")
 @click.option("--tag", "tags", multiple=True, help="A tag; may be repeated.")
@@ -73,6 +74,9 @@ async def enqueue(
     chosen = {name: value for name, value in options.items() if value is not None}
     if unique := {name: chosen.pop(option) for option, name in UNIQUE.items() if option in chosen}:
         chosen["unique"] = Unique(**unique)
+    if (last := chosen.pop("keep_last", None)) is not None:
+        spans = dict.fromkeys(map(str, TERMINAL), chosen["keep"]) if "keep" in chosen else {}
+        chosen["keep"] = {**spans, "last": last}
     if tags:
         chosen["tags"] = tags
     if metadata is not None:

@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = {
     "groups": "See the groups of queues, and what limits them.",
     "workers": "See who works; pause and resume workers.",
     "dlq": "See to the jobs that failed for good.",
+    "prune": "Delete finished jobs whose time is over.",
     "events": "Print what happened, and what happens.",
     "top": "Watch queues, workers and jobs, live.",
     "doctor": "Look whether everything is all right.",

@@ -361,11 +361,13 @@ class WorkerInfo(Struct, frozen=True):
 class Upkeep(Struct, frozen=True, gc=False):
     """Expire, tick, promote, lapse, prune, trim and fold, up to `limit` jobs of each. Answer: `Kept`.
 
-    `dead` names workers known for sure to be gone: their leases expire now.
+    `dead` names workers known for sure to be gone: their leases expire now. Without `prune` finished jobs
+    stay: who sends it sees to them otherwise.
     """
 
     limit: int = 1_000
     dead: tuple[str, ...] = ()
+    prune: bool = True
 
     def __post_init__(self) -> None:
         check.whole("limit", self.limit, 1, 100_000)

@@ -20,6 +20,8 @@ LOGS_MAX = 200
 LOG_TEXT_MAX = 2_000
 LEVEL_MAX = 40
 RELEASES_MAX = 20
+LAST_MAX = 10_000
+"""So many finished jobs of a task can be kept by number: to find the oldest that stays, they are counted."""
 INSERT_MAX = 20_000
 
 
@@ -29,15 +31,33 @@ class Order(StrEnum):
 
 
 class Keep(Struct, frozen=True, omit_defaults=True, gc=False):
-    """How long a finished job stays, by the state it ended in. 0: it is removed at once."""
+    """How long a finished job stays, by the state it ended in. 0: it is removed at once.
+
+    `last_…`: and only the newest so many of its task in that state, of those that say how many.
+    """
 
     completed: float = 7 * DAY
     failed: float = 30 * DAY
     canceled: float = 7 * DAY
+    last_completed: int | None = None
+    last_failed: int | None = None
+    last_canceled: int | None = None
 
     def __post_init__(self) -> None:
         for state in ("completed", "failed", "canceled"):
             check.span(f"keep.{state}", getattr(self, state))
+            if (last := getattr(self, f"last_{state}")) is not None:
+                check.whole(f"keep.last_{state}", last, 1, LAST_MAX)
+
+    def last(self, state: State) -> int | None:
+        """How many jobs of a task that ended in `state` stay; None: as many as there are."""
+        last: int | None = getattr(self, f"last_{state}")
+        return last
+
+    @property
+    def is_by_number(self) -> bool:
+        """Whether it says how many stay in any state."""
+        return (self.last_completed, self.last_failed, self.last_canceled) != (None, None, None)
 
     def span(self, state: State) -> float:
         """How long a job that ended in `state` stays."""

@@ -13,7 +13,8 @@ with `\"` and `\\` inside. The empty query matches every job.
     tag                             :                 the job has such a tag
     error payload result            ~                 any error as "type: message"; the JSON as stored
     priority attempts               :  >  >=  <  <=   a whole number
-    created finished due            >  >=  <  <=      a time; due is when the job may run (run_at)
+    created finished due expires    >  >=  <  <=      a time; due is when the job may run (run_at), expires
+                                                      when the record of a finished one goes
     since until                     :                 a time: created>= and created<=
 
 `~` means contains; A-Z and a-z are the same to it, other letters are not folded.
@@ -21,8 +22,8 @@ with `\"` and `\\` inside. The empty query matches every job.
 A time is a moment, and comparisons compare moments. `2h` is the moment two hours ago, so
 `finished>2h` finds what finished within the last two hours and `created<1d` what is older than a
 day. Durations are `90` (seconds), `90s`, `5m`, `2h`, `3d`, `1w`, `1h30m`. `+10m` is ten minutes
-from now, for `due` only. `2026-01-31` and `2026-01-31T08:00` are UTC unless a zone follows (`Z`,
-`+02:00`). A job that has no such time never meets the term.
+from now, for `due` and `expires` only. `2026-01-31` and `2026-01-31T08:00` are UTC unless a zone
+follows (`Z`, `+02:00`). A job that has no such time never meets the term.
 
 `parse` reads the text into a normal form, `Query`; a store evaluates it with `matches`, or binds
 `params` to one static statement. Nothing here reads a clock.
@@ -50,7 +51,8 @@ NAMES = ("id", "task", "queue", "group", "worker")
 CHOICES: dict[str, tuple[str, ...]] = {"state": tuple(map(str, State)), "reason": tuple(map(str, Reason))}
 DOCUMENTS = ("error", "payload", "result")
 NUMBERS = ("priority", "attempts")
-TIMES = {"created": "created_at", "finished": "finished_at", "due": "run_at"}
+TIMES = {"created": "created_at", "finished": "finished_at", "due": "run_at", "expires": "expires_at"}
+AHEAD = ("due", "expires")
 AGES = {"since": ">=", "until": "<="}
 COMPARISONS = (">", ">=", "<", "<=")
 OPERATORS: dict[str, tuple[str, ...]] = {
@@ -146,7 +148,7 @@ class Query(Struct, frozen=True):
         tags_none   JSON list; the job has none of these tags
         {f}_min     value >= this; NULL does not match
         {f}_max     value <= this; NULL does not match
-                    f: priority attempts (integers), created finished due (seconds, as floats; a
+                    f: priority attempts (integers), created finished due expires (seconds, as floats; a
                     store that keeps integers rounds min up and max down)
         """
         found: dict[str, str | float | None] = dict.fromkeys(PARAMS)
@@ -314,11 +316,11 @@ def _time(term: _Term, at: int, value: str) -> tuple[int, bool]:
     try:
         if "-" in value:
             return instant(value), False
-        ahead = term.field == "due" and value.startswith("+")
+        ahead = term.field in AHEAD and value.startswith("+")
         micros = round(seconds(value[ahead:]) * 1e6)
         return micros if ahead else -micros, True
     except ValueError:
-        right = "2h (that long ago), 2026-01-31 or 2026-01-31T08:00Z; for due also +10m (from now)"
+        right = "2h (that long ago), 2026-01-31 or 2026-01-31T08:00Z; for due, expires also +10m (from now)"
         raise term.wrong(at, f"{shown(value)} is not a time; write {right}") from None
 
 

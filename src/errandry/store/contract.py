@@ -221,5 +221,8 @@ class Store(Protocol):
     async def examine(self) -> builtins.list[Finding]:
         """How it is: what it survives, what is in its way, and what to do about that."""
 
+    async def outlived(self, limit: int = 500) -> builtins.list[Job]:
+        """Finished jobs that upkeep would prune now, in that order: outlived, or too many."""
+
     async def due_in(self) -> float | None:
         """Seconds until the next scheduled job is due; None if there is none."""

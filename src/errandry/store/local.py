@@ -31,6 +31,7 @@ from errandry.store.contract import Binding, Bounds, Events, GroupInfo, Page, Qu
 from errandry.store.health import Finding
 from errandry.store.ledger import LIFETIME
 from errandry.store.tables import Tables
+from errandry.store.tidy import outlived
 from errandry.store.waking import Bell
 
 PAGE_MAX = 10_000
@@ -205,6 +206,10 @@ class LocalStore:
             return cursors.for_events(tables.identity, max(first, last + 1 - back), 0)
 
         return await self.read(look)
+
+    async def outlived(self, limit: int = 500) -> builtins.list[Job]:
+        check.whole("limit", limit, 1, PAGE_MAX)
+        return await self.read(lambda tables, now: outlived(tables, now, limit))
 
     async def due_in(self) -> float | None:
         def look(tables: Tables, now: float) -> float | None:

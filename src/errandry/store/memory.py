@@ -20,7 +20,7 @@ from errandry.core.answer import Answer
 from errandry.core.command import Beat, Claim, Command, Ref, WorkerInfo
 from errandry.core.event import Event
 from errandry.core.gate import Gate, GateKind, Key
-from errandry.core.job import Job
+from errandry.core.job import Job, Keep
 from errandry.core.permit import NEVER
 from errandry.core.pick import Elder, Line, Spot
 from errandry.core.query import Query
@@ -300,6 +300,21 @@ class MemoryTables(MemoryTimetable):
     def outlived(self, now: float, limit: int) -> list[Job]:
         past = (job for job in self._where(*TERMINAL) if _expiry(job) <= now)
         return _first(past, _expiry, limit)
+
+    def shelves(self) -> list[tuple[str, State, Keep]]:
+        newest: dict[tuple[str, State], Keep] = {}
+        for job in self._by_number():
+            if job.keep is not None:
+                newest[job.task, job.state] = job.keep
+        return [(*shelf, newest[shelf]) for shelf in sorted(newest)]
+
+    def surplus(self, task: str, state: State, last: int, limit: int) -> list[Job]:
+        jobs = [job for job in self._by_number() if (job.task, job.state) == (task, state)]
+        return jobs[: max(0, len(jobs) - last)][:limit]
+
+    def _by_number(self) -> list[Job]:
+        kept = (job for job in self._where(*TERMINAL) if job.keep is not None and job.keep.is_by_number)
+        return sorted(kept, key=lambda job: (job.finished_at, job.seq))
 
     def held_by(self, workers: Sequence[str], limit: int) -> list[Job]:
         return _first((job for job in self._where(*HELD) if job.worker in workers), _lease, limit)

@@ -73,6 +73,10 @@ def to_job(row: Sequence[Any]) -> Job:
     return Job(*values, *(_NOTHING if parts == _EMPTY else _parts(*parts)))
 
 
+def to_keep(keep: str) -> Keep:
+    return _keep.decode(keep)
+
+
 def from_gate(gate: Gate) -> Row:
     """The row of a gate: its key, its pause, its rule as JSON, where its rate is, until when it is closed."""
     paused, ruling = gate.paused, gate.ruling

@@ -16,7 +16,7 @@ from errandry.core.command import (
 from errandry.core.event import Event
 from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Key
-from errandry.core.job import Job
+from errandry.core.job import Job, Keep
 from errandry.core.pick import Elder, Line, Spot
 from errandry.core.query import Query
 from errandry.core.schedule import Schedule
@@ -145,6 +145,12 @@ class Tables(Protocol):
 
     def outlived(self, now: float, limit: int) -> list[Job]:
         """Finished, and kept for long enough."""
+
+    def shelves(self) -> list[tuple[str, State, Keep]]:
+        """Tasks and states of finished jobs that are kept by number, and what the newest of each says."""
+
+    def surplus(self, task: str, state: State, last: int, limit: int) -> list[Job]:
+        """Of finished jobs kept by number, of a task and state, all but the newest `last`; oldest first."""
 
     def held_by(self, workers: Sequence[str], limit: int) -> list[Job]: ...
 

@@ -10,8 +10,11 @@ from errandry.core.job import Job
 from errandry.core.state import Move
 from errandry.store import flow, gating, schedule
 from errandry.store.ledger import Ledger
+from errandry.store.tables import Tables
 
 BEFORE_CLAIM = 500
+PRUNED = 200
+"""So many finished jobs go in a pass: nobody waits for that, but who settles meanwhile waits for the pass."""
 
 
 def upkeep(ledger: Ledger, command: Upkeep) -> Kept:
@@ -24,8 +27,8 @@ def upkeep(ledger: Ledger, command: Upkeep) -> Kept:
     ticked = schedule.turn(ledger, limit)
     promoted = _promote(ledger, limit)
     lapsed = _each(ledger, Move.LAPSE, tables.lapsed(now, limit), move.lapsed)
-    outlived = tables.outlived(now, limit)
-    for job in outlived:
+    pruned = outlived(tables, now, min(limit, PRUNED)) if command.prune else []
+    for job in pruned:
         ledger.remove(Move.REMOVE, job)
     flow.release(ledger)
     untied, more_flows = flow.tidy(ledger, limit)
@@ -33,17 +36,27 @@ def upkeep(ledger: Ledger, command: Upkeep) -> Kept:
     tables.open_due(now)
     trimmed = untied + tables.trim(now, ledger.bounds, limit)
     _forget_pauses(ledger)
-    more = more_flows or max(expired, ticked, promoted, lapsed, len(outlived)) >= limit
+    more = more_flows or max(expired, ticked, promoted, lapsed) >= limit or len(pruned) >= min(limit, PRUNED)
     ledger.is_tidy = not more
     return Kept(
         expired=expired,
         promoted=promoted,
         lapsed=lapsed,
-        pruned=len(outlived),
+        pruned=len(pruned),
         trimmed=trimmed,
         ticked=ticked,
         more=more,
     )
+
+
+def outlived(tables: Tables, now: float, limit: int) -> list[Job]:
+    """Finished jobs that are to go: their time is over, or their task has newer ones in their place."""
+    found = {job.seq: job for job in tables.outlived(now, limit)}
+    for task, state, keep in tables.shelves():
+        last = keep.last(state)
+        if last is not None and len(found) < limit:
+            found |= {job.seq: job for job in tables.surplus(task, state, last, limit)}
+    return list(found.values())[:limit]
 
 
 def before_claim(ledger: Ledger) -> None:

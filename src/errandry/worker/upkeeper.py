@@ -25,7 +25,8 @@ class Upkeeper:
         while True:
             try:
                 dead = await self._dead()
-                answer = await self._app.engine.submit(Upkeep(dead=tuple(dead)))
+                prune = self._app.archiver is None  # else what is to go is seen by it first
+                answer = await self._app.engine.submit(Upkeep(dead=tuple(dead), prune=prune))
                 self.last = self._app.clock.monotonic()
                 if isinstance(answer, Kept) and answer.more:
                     continue

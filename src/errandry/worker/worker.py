@@ -20,6 +20,7 @@ from errandry.core.job import Job
 from errandry.errors import ErrandryError
 from errandry.task import Runner
 from errandry.waiting import first
+from errandry.worker.archiver import archive_forever
 from errandry.worker.capture import JobLog
 from errandry.worker.children import Children
 from errandry.worker.claimer import Claimer
@@ -218,6 +219,9 @@ class Worker:
                     asyncio.create_task(self.app.engine.call(_forever, loop))
                     for loop in self._loops(liveness)
                 ]
+                if self.options.upkeep and (archive := self.app.archiver) is not None:
+                    every = self.options.upkeep_every
+                    tasks.append(asyncio.create_task(archive_forever(self.app, archive, every)))
                 yield
         finally:
             for task in tasks:

@@ -219,6 +219,8 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
    AND (%(finished_max)s::float8 IS NULL OR finished_at <= %(finished_max)s::float8)
    AND (%(due_min)s::float8 IS NULL OR run_at >= %(due_min)s::float8)
    AND (%(due_max)s::float8 IS NULL OR run_at <= %(due_max)s::float8)
+   AND (%(expires_min)s::float8 IS NULL OR expires_at >= %(expires_min)s::float8)
+   AND (%(expires_max)s::float8 IS NULL OR expires_at <= %(expires_max)s::float8)
    AND (%(tags_all)s::jsonb IS NULL OR (tags IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM jsonb_array_elements(%(tags_all)s::jsonb) AS any_of
          WHERE NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(any_of) AS one WHERE tags::jsonb ? one))))
@@ -571,6 +573,44 @@ SELECT * FROM errandry.live
 
 -- name: outlived
 SELECT * FROM errandry.history WHERE expires_at <= %s ORDER BY expires_at, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: seen_outlived
+-- The same for who only looks.
+SELECT * FROM errandry.history WHERE expires_at <= %s ORDER BY expires_at, seq LIMIT %s;
+
+-- name: shelves
+-- Tasks and states with finished jobs that are kept by number, from one to the next in the index; what the newest says.
+WITH RECURSIVE shelf AS (
+    (SELECT task, state FROM errandry.history WHERE strpos(keep, '"last_') > 0 ORDER BY task, state LIMIT 1)
+    UNION ALL
+    SELECT next.task, next.state
+      FROM shelf, LATERAL (SELECT history.task, history.state FROM errandry.history
+                            WHERE strpos(history.keep, '"last_') > 0
+                              AND (history.task, history.state) > (shelf.task, shelf.state)
+                            ORDER BY history.task, history.state LIMIT 1) AS next)
+SELECT shelf.task, shelf.state, newest.keep
+  FROM shelf, LATERAL (SELECT history.keep FROM errandry.history
+                        WHERE strpos(history.keep, '"last_') > 0
+                          AND history.task = shelf.task AND history.state = shelf.state
+                        ORDER BY history.finished_at DESC, history.seq DESC LIMIT 1) AS newest
+ ORDER BY shelf.task, shelf.state;
+
+-- name: surplus
+-- What is older than the oldest that stays.
+SELECT * FROM errandry.history
+ WHERE strpos(keep, '"last_') > 0 AND task = %(task)s AND state = %(state)s
+   AND (finished_at, seq) < (SELECT kept.finished_at, kept.seq FROM errandry.history AS kept
+                              WHERE strpos(kept.keep, '"last_') > 0 AND kept.task = %(task)s AND kept.state = %(state)s
+                              ORDER BY kept.finished_at DESC, kept.seq DESC OFFSET %(last)s LIMIT 1)
+ ORDER BY finished_at, seq LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: seen_surplus
+SELECT * FROM errandry.history
+ WHERE strpos(keep, '"last_') > 0 AND task = %(task)s AND state = %(state)s
+   AND (finished_at, seq) < (SELECT kept.finished_at, kept.seq FROM errandry.history AS kept
+                              WHERE strpos(kept.keep, '"last_') > 0 AND kept.task = %(task)s AND kept.state = %(state)s
+                              ORDER BY kept.finished_at DESC, kept.seq DESC OFFSET %(last)s LIMIT 1)
+ ORDER BY finished_at, seq LIMIT %(limit)s;
 
 -- name: days
 -- The days finished jobs have partitions for.

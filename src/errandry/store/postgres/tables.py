@@ -20,7 +20,7 @@ from errandry.core.command import (
     WorkerInfo,
 )
 from errandry.core.event import Event
-from errandry.core.job import Job
+from errandry.core.job import Job, Keep
 from errandry.core.pick import AGED, Elder, Line, Spot, by_urgency
 from errandry.core.query import Query
 from errandry.core.state import SCHEDULED, TERMINAL, WAITING, State
@@ -353,7 +353,14 @@ class PostgresTables(Timetable):
         return self._jobs("lapsed", (now, limit))
 
     def outlived(self, now: float, limit: int) -> list[Job]:
-        return self._jobs("outlived", (now, limit))
+        return self._jobs("outlived" if self._writes else "seen_outlived", (now, limit))
+
+    def shelves(self) -> list[tuple[str, State, Keep]]:
+        return [(task, State(state), rows.to_keep(keep)) for task, state, keep in self._all("shelves")]
+
+    def surplus(self, task: str, state: State, last: int, limit: int) -> list[Job]:
+        params = {"task": task, "state": state, "last": last - 1, "limit": limit}
+        return self._jobs("surplus" if self._writes else "seen_surplus", params)
 
     def held_by(self, workers: Sequence[str], limit: int) -> list[Job]:
         return self._jobs("held_by", (array(workers), limit))

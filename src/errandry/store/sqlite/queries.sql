@@ -119,6 +119,8 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
    AND (:finished_max IS NULL OR finished_at <= :finished_max)
    AND (:due_min IS NULL OR run_at >= :due_min)
    AND (:due_max IS NULL OR run_at <= :due_max)
+   AND (:expires_min IS NULL OR expires_at >= :expires_min)
+   AND (:expires_max IS NULL OR expires_at <= :expires_max)
    AND (:tags_all IS NULL OR NOT EXISTS (
         SELECT 1 FROM json_each(:tags_all) AS wanted
          WHERE NOT EXISTS (SELECT 1 FROM json_each(wanted.value) AS one
@@ -360,6 +362,30 @@ SELECT * FROM live
 
 -- name: outlived
 SELECT * FROM history WHERE expires_at <= ?1 ORDER BY expires_at, seq LIMIT ?2;
+
+-- name: shelves
+-- Tasks and states with finished jobs that are kept by number, from one to the next in the index; what the newest says.
+WITH RECURSIVE shelf (seq) AS (
+    SELECT (SELECT seq FROM history WHERE instr(keep, '"last_') ORDER BY task, state LIMIT 1)
+    UNION ALL
+    SELECT (SELECT next.seq FROM history AS next
+             WHERE instr(next.keep, '"last_') AND (next.task, next.state) > (last.task, last.state)
+             ORDER BY next.task, next.state LIMIT 1)
+      FROM shelf JOIN history AS last ON last.seq = shelf.seq)
+SELECT one.task, one.state,
+       (SELECT newest.keep FROM history AS newest
+         WHERE instr(newest.keep, '"last_') AND newest.task = one.task AND newest.state = one.state
+         ORDER BY newest.finished_at DESC, newest.seq DESC LIMIT 1)
+  FROM shelf JOIN history AS one ON one.seq = shelf.seq;
+
+-- name: surplus
+-- What is older than the oldest that stays.
+SELECT * FROM history
+ WHERE instr(keep, '"last_') AND task = ?1 AND state = ?2
+   AND (finished_at, seq) < (SELECT kept.finished_at, kept.seq FROM history AS kept
+                              WHERE instr(kept.keep, '"last_') AND kept.task = ?1 AND kept.state = ?2
+                              ORDER BY kept.finished_at DESC, kept.seq DESC LIMIT 1 OFFSET ?3)
+ ORDER BY finished_at, seq LIMIT ?4;
 
 -- name: held_by
 SELECT * FROM live

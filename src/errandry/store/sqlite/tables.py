@@ -19,7 +19,7 @@ from errandry.core.command import (
 )
 from errandry.core.event import Event
 from errandry.core.flow import Link
-from errandry.core.job import Job
+from errandry.core.job import Job, Keep
 from errandry.core.pick import AGED, Elder, Line, Spot, by_urgency
 from errandry.core.query import Query, fold
 from errandry.core.state import HELD, TERMINAL, Reason, State
@@ -285,6 +285,12 @@ class SqliteTables(Timetable):
 
     def outlived(self, now: float, limit: int) -> list[Job]:
         return self._jobs("outlived", (now, limit))
+
+    def shelves(self) -> list[tuple[str, State, Keep]]:
+        return [(task, State(state), rows.to_keep(keep)) for task, state, keep in self._all("shelves")]
+
+    def surplus(self, task: str, state: State, last: int, limit: int) -> list[Job]:
+        return self._jobs("surplus", (task, state, last - 1, limit))
 
     def held_by(self, workers: Sequence[str], limit: int) -> list[Job]:
         return self._jobs("held_by", (rows.text(workers), limit))

@@ -165,7 +165,6 @@ NONSENSE: list[tuple[str, Callable[[], Command]]] = [
     ("jobs", lambda: Insert(_job().jobs * 20_001)),
     ("id", lambda: Insert(_job().jobs * 2)),
     ("ids", Cancel),
-    ("ids", lambda: Cancel(ids=("a",), query=Query())),
     ("ids", lambda: Cancel(ids=tuple(map(str, range(20_001))))),
     ("run_at", lambda: _job(run_at=1.0, delay=1.0)),
     ("run_at", lambda: Rerun(ids=("a",), run_at=1.0, delay=1.0)),

@@ -217,6 +217,9 @@ QUERIES: dict[str, dict[str, str]] = {
         "due<=0s": "",
         "due>+1h": "b",
         "due<+1000m": "b",
+        "expires<=0s": "",
+        "expires>+3d": "fgh",
+        "expires<=+8d": "fh",
     },
     "all at once": {
         "state:failed task~end error~took priority<=0 attempts>=1": "g",

@@ -20,6 +20,7 @@ from errandry.testing.conformance.querying import Beating, Counting, Getting, Li
 from errandry.testing.conformance.reflows import Awaiting, Canceling, Forgetting, Rerunning
 from errandry.testing.conformance.relocating import Looking, Rechecking, Relocating
 from errandry.testing.conformance.replanning import Meddling, Replanning, RunningNow
+from errandry.testing.conformance.retaining import Outliving, Retaining
 from errandry.testing.conformance.ruling import RulePutting
 from errandry.testing.conformance.scheduling import CatchingUp, Ending, Overlapping, Scheduling
 from errandry.testing.conformance.settling import Keeping, Repeating, Settling
@@ -63,6 +64,8 @@ class Conformance(
     Settling,
     Repeating,
     Keeping,
+    Retaining,
+    Outliving,
     Moving,
     MovingOtherwise,
     Flowing,

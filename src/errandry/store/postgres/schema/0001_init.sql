@@ -127,6 +127,8 @@ CREATE TABLE errandry.history_later PARTITION OF errandry.history FOR VALUES IN 
 CREATE INDEX history_expiry ON errandry.history (expires_at, seq);
 -- Few among many completed ones, and looked for most.
 CREATE INDEX history_troubled ON errandry.history (seq) WHERE state <> 'completed';
+-- Only of those kept by number (core/job.py, Keep): the others do not pay for it.
+CREATE INDEX history_shelves ON errandry.history (task, state, finished_at, seq) WHERE strpos(keep, '"last_') > 0;
 
 -- Where a finished job is, by its id: to ask every day's partition whether an id was ever used would take too long.
 CREATE TABLE errandry.ended (

@@ -366,8 +366,9 @@ BEGIN
                 OR jsonb_path_exists(job, '$.tags[*] ? (@.type() != "string")')
                 THEN 'tags must be an array of at most 20 texts'
             WHEN jsonb_typeof(job -> 'keep') NOT IN ('object', 'null')
-                OR jsonb_path_exists(job, '$.keep.keyvalue().value ? (@.type() != "number" || @ < 0)')
-                THEN 'keep must have seconds for completed, failed and canceled'
+                OR jsonb_path_exists(job, '$.keep.keyvalue() ? (@.value.type() != "number" || @.value < 0
+                     || (@.key starts with "last_" && (@.value < 1 || @.value > 10000 || @.value != @.value.floor())))')
+                THEN 'keep must have seconds for completed, failed and canceled, and whole numbers from 1 to 10000 for last_…'
             WHEN jsonb_typeof(job -> 'backoff') NOT IN ('object', 'null')
                 OR jsonb_path_exists(job, '$.backoff.keyvalue() ? (
                      (@.key == "curve" && @.value != "fixed" && @.value != "linear" && @.value != "exponential")

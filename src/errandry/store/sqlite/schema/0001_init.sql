@@ -113,6 +113,8 @@ CREATE TABLE history (
 CREATE INDEX history_expiry ON history (expires_at);
 -- Few among many completed ones, and looked for most.
 CREATE INDEX history_troubled ON history (seq) WHERE state <> 'completed';
+-- Only of those kept by number (core/job.py, Keep): the others do not pay for it.
+CREATE INDEX history_shelves ON history (task, state, finished_at) WHERE instr(keep, '"last_');
 
 -- All jobs in three parts, so that a search can leave out the parts it does not want.
 CREATE VIEW job AS

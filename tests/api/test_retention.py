@@ -1,0 +1,186 @@
+"""What stays of finished jobs, for how long and how many; and who sees them before they go."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from errandry import Errandry, Worker, WorkerOptions
+from errandry.core.answer import Moved
+from errandry.core.command import Upkeep
+from errandry.core.job import Job, Keep
+from errandry.errors import InvalidValue
+from errandry.task import Task
+from errandry.testing import FakeClock, drain
+
+
+@pytest.fixture
+def send(jobs: Errandry) -> Task[[int], int]:
+    @jobs.task(keep={"completed": "1 hour", "last": 3})
+    async def send(n: int) -> int:
+        return n
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("said", "keep"),
+    [
+        ({"last": 5}, Keep(last_completed=5, last_failed=5, last_canceled=5)),
+        ({"failed": "1h", "last": {"completed": 5}}, Keep(failed=3_600.0, last_completed=5)),
+        (Keep(last_failed=9), Keep(last_failed=9)),
+    ],
+)
+async def test_how_many_is_said_beside_how_long(jobs: Errandry, said: Any, keep: Keep) -> None:
+    @jobs.task(keep=said)
+    async def task() -> None: ...
+
+    assert (await task.enqueue()).record.keep == keep
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"last": 0}, "keep.last_completed=0: must be a whole number from 1 to 10,000"),
+        ({"last": {"completed": 10_001}}, "keep.last_completed=10001: must be"),
+        ({"last": {"done": 5}}, "keep.last='done': must be completed or failed or canceled"),
+        ({"completed": {"last": 5}}, "keep.completed={'last': 5}: must be a length of time"),
+        ({"newest": 5}, "keep='newest': must be completed or failed or canceled or last"),
+        ({"last": True}, "keep.last_completed=True: must be"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(jobs: Errandry, said: Any, why: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        jobs.task(keep=said)(lambda: None)
+
+    assert why in str(caught.value)
+
+
+async def test_a_task_keeps_its_last_results(jobs: Errandry, send: Task[[int], int]) -> None:
+    handles = [await send.enqueue(n) for n in range(5)]
+    await drain(jobs)
+    await jobs.engine.submit(Upkeep())
+
+    assert [record.id for record in (await jobs.list()).jobs] == [job.id for job in handles[:1:-1]]
+
+
+async def test_pruning_by_hand(jobs: Errandry, send: Task[[int], int], clock: FakeClock) -> None:
+    done = [await send.enqueue(n) for n in range(2)]
+    await drain(jobs)
+    waiting = await send.enqueue(9)
+
+    assert (await jobs.prune()).moved == ()
+    assert (await jobs.prune(query="payload~1", dry_run=True)).moved == (done[1].id,)
+    assert (await jobs.prune(query="payload~1")).moved == (done[1].id,)
+    clock.advance(3_600)
+    assert (await jobs.prune(dry_run=True)).moved == (done[0].id,)
+    assert (await jobs.prune()).moved == (done[0].id,)
+    assert (await jobs.prune(query="")).moved == ()
+    assert [record.id for record in (await jobs.list()).jobs] == [waiting.id]
+
+
+async def test_an_archive_sees_jobs_before_they_go(jobs: Errandry, send: Task[[int], int]) -> None:
+    seen: list[str] = []
+
+    @jobs.archive
+    def archive(records: Sequence[Job]) -> None:
+        seen.extend(record.payload for record in records)
+
+    await jobs.enqueue_many([send.new(n) for n in range(3)])
+    await drain(jobs)
+
+    assert len((await jobs.prune(query="task:send")).moved) == 3
+    assert sorted(seen) == ['{"n":0}', '{"n":1}', '{"n":2}']
+    assert (await jobs.list()).jobs == ()
+
+
+async def test_what_an_archive_refuses_stays(jobs: Errandry, send: Task[[int], int]) -> None:
+    @jobs.archive
+    async def archive(records: Sequence[Job]) -> None:
+        raise OSError("no room")
+
+    job = await send.enqueue(1)
+    await drain(jobs)
+
+    with pytest.raises(OSError, match="no room"):
+        await jobs.prune(query="")
+    assert (await job.refresh()).record.finished_at is not None
+
+
+async def test_a_job_that_runs_again_while_it_is_archived_stays(
+    jobs: Errandry, send: Task[[int], int], clock: FakeClock
+) -> None:
+    job = await send.enqueue(1)
+    await drain(jobs)
+
+    @jobs.archive
+    async def archive(records: Sequence[Job]) -> None:
+        clock.advance(1)
+        await jobs.rerun(job.id)
+        await drain(jobs)
+
+    assert await jobs.prune(query="") == Moved()
+    assert (await job.refresh()).record.attempts == 2
+
+
+def test_there_is_one_archive(jobs: Errandry) -> None:
+    @jobs.archive
+    def archive(records: Sequence[Job]) -> None: ...
+
+    jobs.archive(archive)
+    with pytest.raises(InvalidValue, match="there is one already"):
+        jobs.archive(lambda records: None)
+
+
+async def test_a_worker_archives_what_has_outlived(live: Errandry) -> None:
+    slices: list[list[str]] = []
+    archived = asyncio.Event()
+
+    @live.task(keep={"last": 1})
+    async def send(n: int) -> int:
+        return n
+
+    @live.archive
+    async def archive(records: Sequence[Job]) -> None:
+        slices.append([record.payload for record in records])
+        if sum(map(len, slices)) == 3:
+            archived.set()
+
+    worker = Worker(live, WorkerOptions(upkeep_every=0.01))
+    working = asyncio.create_task(worker.run())
+    for n in range(4):
+        await (await send.enqueue(n)).wait(timeout=10)
+    await asyncio.wait_for(archived.wait(), 10)
+    worker.stop()
+    await working
+
+    assert [payload for part in slices for payload in part] == ['{"n":0}', '{"n":1}', '{"n":2}']
+
+
+async def test_an_archive_that_raises_disturbs_nobody(
+    live: Errandry, caplog: pytest.LogCaptureFixture
+) -> None:
+    raised = asyncio.Event()
+
+    @live.task(keep={"last": 1})
+    async def send(n: int) -> int:
+        return n
+
+    @live.archive
+    async def archive(records: Sequence[Job]) -> None:
+        raised.set()
+        raise OSError("no room")
+
+    jobs = [await send.enqueue(n) for n in range(3)]
+    worker = Worker(live, WorkerOptions(upkeep_every=0.01))
+    with caplog.at_level(logging.ERROR):
+        working = asyncio.create_task(worker.run())
+        await asyncio.wait_for(raised.wait(), 10)
+        assert [await job.result(timeout=10) for job in jobs] == [0, 1, 2]
+        worker.stop()
+        await working
+
+    assert len((await live.list()).jobs) == 3
+    assert "jobs were not archived, and stay" in caplog.text
