@@ -408,6 +408,11 @@ def touched(command: Command) -> tuple[str, ...]:
     return find(command) if find is not None else ()
 
 
+def _inserted(command: Insert) -> tuple[str, ...]:
+    jobs = command.jobs
+    return (jobs[0].id,) if len(jobs) == 1 else tuple([job.id for job in jobs])
+
+
 def _settled(command: Settle) -> tuple[str, ...]:
     outcome, job = command.outcome, command.ref.job
     return (job, *[child.id for child in outcome.jobs]) if isinstance(outcome, Await) else (job,)
@@ -416,7 +421,7 @@ def _settled(command: Settle) -> tuple[str, ...]:
 _TOUCHED: dict[type, Callable[[Any], tuple[str, ...]]] = {
     **dict.fromkeys((Start, Note), lambda command: (command.ref.job,)),
     Settle: _settled,
-    Insert: lambda command: tuple([job.id for job in command.jobs]),
+    Insert: _inserted,
     Renew: lambda command: tuple([ref.job for ref in command.refs]),
     **dict.fromkeys((Cancel, Rerun, Edit, Postpone, Promote, Resolve, Remove), attrgetter("ids")),
 }

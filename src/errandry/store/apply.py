@@ -102,14 +102,13 @@ def note(ledger: Ledger, command: Note) -> Mark | Lost:
 def settle(ledger: Ledger, command: Settle) -> Mark | Lost:
     ref, outcome = command.ref, command.outcome
     job = ledger.get(ref.job)
-    if job is not None and job.fence == ref.fence and _is_repeat(job, outcome.move):
-        return ALREADY
     held = move.held(job, ref, outcome.move, ledger.now)
     if isinstance(held, Cause):
-        return Lost(held)
-    if isinstance(outcome, Complete) and outcome.result is not None:
-        check.sized("result", outcome.result, ledger.bounds.result)
-    if isinstance(outcome, Await) and not held.cancel_requested:
+        return ALREADY if _is_repeat(job, ref, outcome.move) else Lost(held)
+    if isinstance(outcome, Complete):
+        if outcome.result is not None:
+            check.sized("result", outcome.result, ledger.bounds.result)
+    elif isinstance(outcome, Await) and not held.cancel_requested:
         held = insert.awaited(ledger, held, outcome)
     ledger.move(outcome.move, held, move.settled(held, outcome, ledger.now))
     if isinstance(outcome, Retry) and outcome.pause_group:
@@ -124,9 +123,9 @@ def beat(ledger: Ledger, command: Beat) -> Mark:
     return WRITTEN
 
 
-def _is_repeat(job: Job, outcome: Move) -> bool:
+def _is_repeat(job: Job | None, ref: Ref, outcome: Move) -> bool:
     """Whether this outcome has been written already; a job canceled before it began has been given up."""
-    if job.state in HELD_STATES:
+    if job is None or job.fence != ref.fence or job.state in HELD_STATES:
         return False
     return job.settled is outcome or (outcome is Move.GIVE_UP and job.state is State.CANCELED)
 

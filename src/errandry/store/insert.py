@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from errandry.core import check, move
 from errandry.core.answer import Inserted
-from errandry.core.command import Command, Insert, brought, touched
+from errandry.core.command import Command, Insert, Settle, brought, touched
 from errandry.core.flow import Await, check_children
 from errandry.core.job import Job, NewJob
 from errandry.core.state import TABLE, Move
@@ -19,8 +19,8 @@ from errandry.store.room import make_room
 
 def load(ledger: Ledger, commands: Sequence[Command]) -> None:
     """Fetch for a pass in one go the jobs it names, and who holds the unique keys it wants."""
-    inserts = [command for command in commands if type(command) is Insert]
-    unique = [(new, new.unique) for command in commands for new in brought(command) if new.unique is not None]
+    bringing = [command for command in commands if type(command) is Insert or type(command) is Settle]
+    unique = [(new, new.unique) for command in bringing for new in brought(command) if new.unique is not None]
     ledger.slots = {new.id: move.slot_of(new, wanted, ledger.now) for new, wanted in unique}
     ledger.load_keys(ledger.slots.values())
     holders = [
@@ -28,14 +28,15 @@ def load(ledger: Ledger, commands: Sequence[Command]) -> None:
     ]
     ledger.load([one for command in commands for one in touched(command)] + [one for one in holders if one])
     if ledger.tables.is_far:
-        ledger.tables.expect(sum(_sure(ledger, inserts)))
+        ledger.tables.expect(sum(_sure(ledger, [one for one in bringing if isinstance(one, Insert)])))
 
 
 def insert(ledger: Ledger, command: Insert) -> Inserted:
     there = _there(ledger, command.jobs)
     ties = flow.ties(ledger, command.jobs, command.edges, there) if command.edges else None
-    fresh = [new for new in command.jobs if new.id not in there]
-    make_room(ledger, [new for new in fresh if ties is None or not ties.children[new.id]])
+    if ledger.tables.has_gates:
+        fresh = [new for new in command.jobs if new.id not in there]
+        make_room(ledger, [new for new in fresh if ties is None or not ties.children[new.id]])
     replaced = _made(ledger, command.jobs, there, ties)
     ids = touched(command)
     if not there:
@@ -77,6 +78,8 @@ def _there(ledger: Ledger, jobs: Sequence[NewJob]) -> dict[str, str]:
     for new in jobs:
         check.sized("payload", new.payload, ledger.bounds.payload)
     there = {new.id: new.id for new in jobs if ledger.get(new.id) is not None}
+    if not ledger.slots:
+        return there
     taken: dict[str, str] = {}
     for new, unique, slot in _slots(ledger, jobs):
         if new.id in there:

@@ -44,15 +44,13 @@ class Ledger:
     """Reads through to the tables, remembers every move, and writes them together."""
 
     def __init__(self, tables: Tables, now: float, bounds: Bounds, commands: Sequence[Command] = ()) -> None:
-        self.tables, self.now, self.bounds = tables, now, bounds
+        self.tables, self.now, self.bounds, self._commands = tables, now, bounds, commands
         self.is_tidy = False
         self.turning: set[str] = set()
-        self._claiming = [command for command in commands if isinstance(command, Claim)]
         self._permits: Permits | None = None
         self._rules: dict[str, Rule] | None = None
         self._shut: dict[Key, float] = {}
         self._left: set[tuple[str, str]] = set()
-        self._inserting = {job.queue for one in commands if isinstance(one, Insert) for job in one.jobs}
         self._sizes: dict[tuple[str, str | None], int] | None = None
         self.claims: dict[str, dict[str, Sequence[Ref]]] = {}
         self.ended: dict[str, End] = {}
@@ -170,7 +168,8 @@ class Ledger:
         """Have the queues to this pass that it inserts into and that take only so many. Once is enough."""
         if self._sizes is None:
             self._sizes = {}
-            rules = {queue: self.rule(queue) for queue in self._inserting}
+            inserting = {job.queue for one in self._commands if isinstance(one, Insert) for job in one.jobs}
+            rules = {queue: self.rule(queue) for queue in inserting}
             self.tables.lock_sizes([q for q, rule in rules.items() if rule.max_size or rule.group_max_size])
 
     def size(self, queue: str, group: str | None) -> int:
@@ -244,9 +243,8 @@ class Ledger:
     def _counted(self) -> Permits:
         kinds = GateKind.QUEUE, GateKind.TASK, GateKind.WORKER
         permits = Permits(self.tables.gates(*kinds), self.now)
-        counted = [
-            gate.key for gate in permits.limiting if any(_concerns(gate, one) for one in self._claiming)
-        ]
+        claims = [command for command in self._commands if isinstance(command, Claim)]
+        counted = [gate.key for gate in permits.limiting if any(_concerns(gate, one) for one in claims)]
         if counted or self._shut:
             permits.update(self.tables.lock_gates(sorted({*counted, *self._shut})))
         if self._shut:

@@ -19,8 +19,6 @@ Place = tuple[str, str | None]
 
 def make_room(ledger: Ledger, jobs: Sequence[NewJob]) -> None:
     """See to it that these jobs fit in, all of them; `QueueFull` if they do not."""
-    if not ledger.tables.has_gates:
-        return
     bounds = _bounds(ledger, jobs)
     if not bounds:
         return
