@@ -18,13 +18,25 @@ LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest pref
     DRIVERS,
     {"errandry.store.url"},
     {"errandry.unique"},
+    {"errandry.schedule"},
     {
         f"errandry.{name}"
         for name in ("context", "handle", "hiding", "options", "outcome", "signature", "waiting")
     },
     {
         f"errandry.{name}"
-        for name in ("app", "archive", "bound", "client", "flow", "gates", "queue", "sync", "task")
+        for name in (
+            "app",
+            "archive",
+            "bound",
+            "client",
+            "flow",
+            "gates",
+            "queue",
+            "schedules",
+            "sync",
+            "task",
+        )
     },
     {"errandry.worker", "errandry.upkeep"},
     {

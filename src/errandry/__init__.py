@@ -9,6 +9,7 @@ from errandry.errors import ErrandryError
 from errandry.flow import Flow, chain, chord, flow
 from errandry.handle import Job
 from errandry.outcome import Cancel, Fail, Retry, Snooze
+from errandry.schedule import Schedule
 from errandry.task import Task
 from errandry.unique import Unique
 from errandry.worker import Worker, WorkerOptions
@@ -29,6 +30,7 @@ __all__ = [
     "Keep",
     "Progress",
     "Retry",
+    "Schedule",
     "Snooze",
     "State",
     "Task",

@@ -12,11 +12,11 @@ from errandry.archive import OVER, SLICE, A, Archive, archived, finished
 from errandry.bound import Bound
 from errandry.client import Client, joined, several
 from errandry.clock import Clock
-from errandry.codec import About, Codec, from_json
+from errandry.codec import About, Codec, about, from_json
 from errandry.context import Child, JobContext
 from errandry.core.answer import Inserted, Moved
 from errandry.core.event import Filter
-from errandry.core.flow import Edge, Link
+from errandry.core.flow import Edge, Link, Policy
 from errandry.core.gate import GateKind
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
@@ -26,6 +26,8 @@ from errandry.flow import Flow
 from errandry.gates import Gate
 from errandry.handle import Job
 from errandry.options import BatchOptions, TaskOptions, UseOptions
+from errandry.schedules import Call as Scheduled
+from errandry.schedules import Schedules, When
 from errandry.store.backlog import Limits
 from errandry.store.contract import Bounds, Happened, Store
 from errandry.store.url import DEFAULT, store_at, without_password
@@ -124,6 +126,7 @@ class Errandry(Client):
         self.observers: list[Observer] = []
         self.archiver: Archive | None = None
         self._hooks: list[Hook] = []
+        self.schedules = Schedules(self)
         self.sync = Sync(self)
 
     @property
@@ -154,9 +157,18 @@ class Errandry(Client):
                     "task", task.name, f"is declared already, by {known.function!r}: pass name="
                 )
             self.tasks[task.name] = task
+            if task.schedule is not None:
+                self.schedules.declare(task.name, task, task.schedule)
             return task
 
         return declare if function is None else declare(function)
+
+    def schedule(self, name: str, call: Scheduled, when: When, **timing: Any) -> None:
+        """Declare that a call runs again and again: `jobs.schedule("nightly", report.new(), "0 3 * * *")`.
+
+        Workers put it when they start; `jobs.schedules.put` does at once. See `Schedule` for the timing.
+        """
+        self.schedules.declare(name, call, when, **timing)
 
     def middleware(self, function: Middleware) -> Middleware:
         """Wrap every handler in `function`; the first one registered is the outermost."""
@@ -243,7 +255,8 @@ class Errandry(Client):
 
     async def family(self, job_id: str) -> tuple[Child, ...]:
         """The children of a job as its handler sees them."""
-        return tuple([self._child(link) for link in await self.children(job_id)])
+        links = await self.children(job_id)
+        return tuple([self._child(link) for link in links if link.policy is not Policy.AFTER])
 
     def _child(self, link: Link) -> Child:
         result = None
@@ -306,7 +319,7 @@ class Errandry(Client):
         if task is None or field != "payload":
             return super()._document(record, field, value)
         text = task.signature.write((), dict(value))
-        return self.codec.seal(text, About(record.id, record.task, field))
+        return self.codec.seal(text, about(record, field))
 
     async def _kept(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
         answer = await self.insert(jobs, edges)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from errandry.clock import Clock, SystemClock
-from errandry.codec import About, Codec, PlainCodec, to_json
+from errandry.codec import Codec, PlainCodec, about, to_json
 from errandry.core.answer import Inserted, Moved
 from errandry.core.command import (
     Cancel,
@@ -425,7 +425,7 @@ class Client:
 
     def _document(self, record: Record, field: str, value: Any) -> str:
         """`value` as it is stored in that field of a job."""
-        return self.codec.seal(to_json(field, value), About(record.id, record.task, field))
+        return self.codec.seal(to_json(field, value), about(record, field))
 
     async def _submit(self, command: Command, expected: type[A]) -> A:
         answer = await self.engine.submit(command)

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from errandry.core import check
+from errandry.core import check, tick
+from errandry.core.job import Job
 from errandry.errors import InvalidValue
 
 
@@ -38,6 +39,13 @@ class PlainCodec:
 
     def unseal(self, text: str, about: About) -> str:  # noqa: ARG002 - what every codec is told
         return text
+
+
+def about(job: Job, field: str) -> About:
+    """What a document of a job is sealed for: the arguments of a schedule once, for all its jobs."""
+    if field == "payload" and job.metadata is not None and (origin := tick.origin(job)) is not None:
+        return About(tick.sealed_for(origin.schedule), job.task, field)
+    return About(job.id, job.task, field)
 
 
 def to_json(name: str, value: Any) -> str:

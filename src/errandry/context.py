@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from threading import Event, Lock
 from typing import Any, Literal, NoReturn
 
@@ -9,6 +10,7 @@ from msgspec import Struct
 
 from errandry.core.flow import Ended
 from errandry.core.job import Job, Log, Progress
+from errandry.core.tick import origin
 from errandry.outcome import Await
 
 _lock = Lock()
@@ -58,6 +60,18 @@ class JobContext:
     @property
     def fence(self) -> int:
         return self.job.fence
+
+    @property
+    def schedule(self) -> str | None:
+        """The name of the schedule this job comes from, if it does."""
+        found = origin(self.job)
+        return None if found is None else found.schedule
+
+    @property
+    def tick(self) -> datetime | None:
+        """The tick it is for, however late it runs; None if it was enqueued, or its schedule run by hand."""
+        found = origin(self.job)
+        return None if found is None or found.tick is None else datetime.fromtimestamp(found.tick, UTC)
 
     @property
     def jobs(self) -> "tuple[JobContext, ...]":

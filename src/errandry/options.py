@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from errandry import codec
 from errandry.core import check
-from errandry.core.duration import instant, seconds
+from errandry.core.duration import moment, seconds
 from errandry.core.job import Keep, Order, check_tags
 from errandry.core.retry import Backoff, Curve
 from errandry.core.size import short, size
 from errandry.errors import InvalidValue
+from errandry.schedule import Schedule
 from errandry.unique import Unique, unique
 
 MEMORY_MIN = 64_000_000
@@ -84,6 +85,7 @@ class TaskOptions(JobOptions, total=False):
     on_invalid  what becomes of a job whose arguments the handler no longer takes: fail, or discard it
     run         process: in a process of its own; without it, a plain function runs in a thread of the worker
     memory      how much memory such a process may have while it runs the handler: "512 MB"
+    schedule    when to run it by itself: cron, "every 5 minutes", or Schedule(…); its arguments need defaults
     redact      arguments that are shown nowhere: not on the command line, in logs or in errors
     """
 
@@ -93,6 +95,7 @@ class TaskOptions(JobOptions, total=False):
     on_invalid: Literal["fail", "discard"]
     run: Literal["process"]
     memory: int | str
+    schedule: str | timedelta | Schedule | None
     redact: tuple[str, ...] | list[str] | str
 
 
@@ -150,15 +153,6 @@ def known(options: Mapping[str, Any], kind: type) -> None:
             close = get_close_matches(name, names, 1)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
             raise InvalidValue(name, value, f"is not an option here: {hint}")
-
-
-def moment(name: str, value: Moment) -> float:
-    """A point in time in seconds since 1970."""
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise InvalidValue(name, value, "needs a time zone: datetime(…, tzinfo=UTC)")
-        return value.timestamp()
-    return instant(value, name) / 1e6 if isinstance(value, str) else check.instant(name, value)
 
 
 def backoff(name: str, value: Wait) -> Backoff:

@@ -32,6 +32,7 @@ from errandry.options import (
     memory,
     one_of,
 )
+from errandry.schedule import Schedule, schedule
 from errandry.signature import Signature
 from errandry.unique import Unique, word
 
@@ -103,6 +104,7 @@ class Task(Generic[P, R_co]):
         here = Runner.ASYNC if self.is_async else Runner.THREAD
         self.runner = Runner.PROCESS if rules.in_process else here
         self._base = _named_right(self.signature, base)
+        self.schedule: Schedule | None = None
         update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -168,7 +170,9 @@ def declared(
         redact=_redact(function, options),
     )
     base = job_fields({k: v for k, v in options.items() if k in JobOptions.__annotations__})
-    return Task(app, function, name, rules, _checked(app, name, base))
+    task: Task[..., Any] = Task(app, function, name, rules, _checked(app, name, base))
+    task.schedule = schedule("schedule", options.get("schedule"))
+    return task
 
 
 def _in_process(function: Callable[..., Any], options: TaskOptions | BatchOptions) -> bool:

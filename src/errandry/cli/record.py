@@ -9,7 +9,7 @@ from errandry.cli import table
 from errandry.cli.session import Session
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago, clean, local, number, one_line, short_id, to_json
-from errandry.codec import About, Codec
+from errandry.codec import Codec, about
 from errandry.core.duration import rough, short
 from errandry.core.job import AttemptError, Job
 from errandry.core.state import State
@@ -49,7 +49,7 @@ def document(job: Job, field: str, codec: Codec) -> Any:
     if text is None:
         return None
     try:
-        text = codec.unseal(text, About(job.id, job.task, field))
+        text = codec.unseal(text, about(job, field))
     except Exception:
         return msgspec.json.decode(text)
     value = msgspec.json.decode(text)

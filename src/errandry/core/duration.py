@@ -8,7 +8,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
-from errandry.core.check import SPAN_MAX
+from errandry.core import check
 from errandry.errors import InvalidValue
 
 
@@ -19,7 +19,7 @@ def seconds(value: str | float | timedelta, name: str = "duration") -> float:
     d, w or the whole words. Exact to the last bit of the float: "0.1s" is 0.1.
     """
     number = _number(value, name)
-    if not 0 <= number <= SPAN_MAX:  # nor does NaN pass
+    if not 0 <= number <= check.SPAN_MAX:  # nor does NaN pass
         raise InvalidValue(name, value, f"must be from 0 to a century; {_RIGHT}")
     return float(number) + 0.0  # -0.0 becomes 0.0
 
@@ -58,6 +58,15 @@ def instant(text: str, name: str = "time") -> int:
             name, text, "must be a time from 1970 to 9999; write 2026-01-31 or 2026-01-31T08:00Z"
         )
     return (moment - _EPOCH) // _MICROSECOND
+
+
+def moment(name: str, value: float | datetime | str) -> float:
+    """A point in time in seconds since 1970, from such a number, an aware datetime, or ISO text."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidValue(name, value, "needs a time zone: datetime(…, tzinfo=UTC)")
+        return value.timestamp()
+    return instant(value, name) / 1e6 if isinstance(value, str) else check.instant(name, value)
 
 
 def iso(micros: int) -> str:

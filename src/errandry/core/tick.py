@@ -116,6 +116,11 @@ def new_job(schedule: Schedule, tick: float | None, job: str | None = None) -> N
     return replace(plan.job, id=job_id(schedule.name, tick), run_at=due_at(schedule, tick), metadata=text)
 
 
+def sealed_for(schedule: str) -> str:
+    """For what the arguments of all jobs of a schedule are sealed; no job has this id."""
+    return f"schedule\n{schedule}"
+
+
 def origin(job: Job) -> Origin | None:
     """The schedule a job comes from and its tick; None for one that was enqueued."""
     if job.metadata is None or f'"{_NAME}"' not in job.metadata:

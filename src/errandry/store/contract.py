@@ -200,6 +200,9 @@ class Store(Protocol):
     async def gates(self, queue: str, task: str, group: str = "") -> builtins.list[Passage]:
         """What a job of this queue, task and group has to pass, with or without rules, and how it stands."""
 
+    async def schedule(self, name: str) -> Schedule | None:
+        """The schedule of this name."""
+
     async def schedules(self, after: str = "", limit: int = 1_000) -> builtins.list[Schedule]:
         """Schedules by name, after one."""
 

@@ -166,6 +166,10 @@ class LocalStore:
             check.name(kind, name)
         return await self.read(lambda tables, now: passages(map(tables.gate, keys), tables.holding(), now))
 
+    async def schedule(self, name: str) -> Schedule | None:
+        check.name("schedule", name)
+        return await self.read(lambda tables, _now: next(iter(tables.schedules([name])), None))
+
     async def schedules(self, after: str = "", limit: int = 1_000) -> builtins.list[Schedule]:
         check.whole("limit", limit, 1, PAGE_MAX)
         return await self.read(lambda tables, _now: tables.timetable(after, limit))

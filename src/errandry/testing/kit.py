@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from errandry.app import Errandry
 from errandry.clock import Clock
-from errandry.codec import About, from_json
+from errandry.codec import about, from_json
 from errandry.core.answer import Claims
 from errandry.core.command import Claim
 from errandry.core.job import Job
@@ -169,7 +169,7 @@ async def _known(jobs: Errandry, task: Task[..., Any] | str | None) -> list[tupl
 
 
 def _arguments(jobs: Errandry, job: Job) -> dict[str, Any]:
-    text = jobs.codec.unseal(job.payload, About(job.id, job.task, "payload"))
+    text = jobs.codec.unseal(job.payload, about(job, "payload"))
     task = jobs.tasks.get(job.task)
     try:
         arguments: dict[str, Any] = from_json(text) if task is None else task.signature.read(text)

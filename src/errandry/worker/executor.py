@@ -9,7 +9,7 @@ from typing import Any
 
 from errandry import failpoint
 from errandry.app import Errandry
-from errandry.codec import About
+from errandry.codec import About, about
 from errandry.core.answer import ALREADY, WRITTEN, Answer
 from errandry.core.command import Complete, Fail, Outcome, Release, Start
 from errandry.core.job import Failure, Job
@@ -156,7 +156,7 @@ class Executor:
                 continue
             job = run.job
             try:
-                payload = self._app.codec.unseal(job.payload, About(job.id, job.task, "payload"))
+                payload = self._app.codec.unseal(job.payload, about(job, "payload"))
                 arguments.append(task.signature.read(payload))
                 payloads.append(payload)
             except InvalidArguments as error:

@@ -35,6 +35,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     stall_after   how long a handler may block the event loop before a warning names it
     on_unknown    what to do with a job whose task is not declared here: release it, or fail it
     release_delay how long such a job waits before another worker may claim it
+    prune_schedules remove schedules that were declared in code and are no longer
     burst         stop when nothing is left to do
     """
 
@@ -57,6 +58,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     stall_after: float = 1.0
     on_unknown: Literal["release", "fail"] = "release"
     release_delay: float = 5.0
+    prune_schedules: bool = False
     burst: bool = False
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from errandry.app import Errandry
 from errandry.core.command import Beat, Release, Settle, Share
 from errandry.core.job import Job
-from errandry.errors import ErrandryError
+from errandry.errors import ErrandryError, StoreError
 from errandry.task import Runner
 from errandry.waiting import first
 from errandry.worker.archiver import archive_forever
@@ -195,6 +195,14 @@ class Worker:
         }
         return tuple(Share(tasks, slots[runner]) for runner, tasks in apart.items() if tasks)
 
+    async def _schedule(self) -> None:
+        """Put the schedules that are declared in code. What cannot be one is a mistake there, and raised."""
+        try:
+            if self.app.schedules.declared or self.options.prune_schedules:
+                await self.app.schedules.sync(prune=self.options.prune_schedules)
+        except StoreError as error:
+            log.warning("schedules could not be put: %s", error)
+
     async def _submit(self, command: Beat | Settle) -> None:
         try:
             await self.app.engine.submit(command)
@@ -215,6 +223,7 @@ class Worker:
                 # Before any claim: who claims and dies unannounced is not missed until its leases run out.
                 await self._submit(self._sign(liveness.path))
                 await telling.start()
+                await self._schedule()
                 tasks += [
                     asyncio.create_task(self.app.engine.call(_forever, loop))
                     for loop in self._loops(liveness)

@@ -39,7 +39,8 @@ async def put(store: Store, name: str = "all", **fields: Any) -> Schedule:
 
 
 async def one(store: Store, name: str = "all") -> Schedule:
-    [found] = [schedule for schedule in await store.schedules() if schedule.name == name]
+    found = await store.schedule(name)
+    assert found is not None, f"there is no schedule {name}"
     return found
 
 
@@ -151,6 +152,7 @@ class Scheduling:
 
         assert [found.name for found in await store.schedules()] == ["C", "a", "b", "größe"]
         assert [found.name for found in await store.schedules("a", 1)] == ["b"]
+        assert await store.schedule("d") is None
 
     async def test_a_schedule_comes_back_as_it_was_put(self, store: Store, clock: FakeClock) -> None:
         whole = Plan(

@@ -1,0 +1,299 @@
+"""Schedules as a program meets them: declared in code, put at run time, and what their handlers see."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from errandry import Errandry, JobContext, Schedule, State, Worker, WorkerOptions
+from errandry.codec import About
+from errandry.core.schedule import CatchUp, Overlap, job_id
+from errandry.errors import InvalidArguments, InvalidValue, UnknownSchedule
+from errandry.testing import FakeClock, drain
+from tests.api.working import burst
+
+WHOLE = Schedule(
+    "30 3 * * 1-5",
+    timezone="Europe/Vienna",
+    start=datetime(2025, 7, 1, tzinfo=UTC),
+    end="2030-01-01",
+    limit=7,
+    jitter="10 seconds",
+    overlap="skip",
+    catch_up="all",
+)
+
+
+@pytest.fixture
+async def sealed(clock: FakeClock) -> AsyncIterator[Errandry]:
+    async with Errandry("memory:", clock=clock, codec=Bound()) as jobs:
+        yield jobs
+
+
+class Bound:
+    """A codec that binds what it seals to its job."""
+
+    def seal(self, text: str, about: About) -> str:
+        return f'["{about.job.encode().hex()}", {text}]'
+
+    def unseal(self, text: str, about: About) -> str:
+        mark = f'["{about.job.encode().hex()}", '
+        assert text.startswith(mark), (text, about)
+        return text.removeprefix(mark).removesuffix("]")
+
+
+class TestPutting:
+    async def test_a_call_runs_at_every_tick(self, jobs: Errandry, clock: FakeClock) -> None:
+        seen: list[tuple[str, str | None, datetime | None]] = []
+
+        @jobs.task(queue="reports")
+        async def report(ctx: JobContext, of: str) -> None:
+            seen.append((of, ctx.schedule, ctx.tick))
+
+        put = await jobs.schedules.put("nightly", report.using(priority=5).new("all"), "every 10s")
+        assert put.tick == clock.time() + 10
+        clock.advance(10)
+        first = datetime.fromtimestamp(clock.time(), UTC)
+        [job] = await drain(jobs)
+        clock.advance(13)
+        await drain(jobs)
+
+        assert seen == [("all", "nightly", first), ("all", "nightly", first + timedelta(seconds=10))]
+        assert (job.id, job.queue, job.priority) == (job_id("nightly", first.timestamp()), "reports", 5)
+        assert (await jobs.schedules.get("nightly")).runs == 2
+
+    async def test_everything_can_be_said(self, jobs: Errandry) -> None:
+        @jobs.task
+        async def report() -> None: ...
+
+        plan = (await jobs.schedules.put("all", report, WHOLE, by="ada")).plan
+
+        assert (plan.cron, plan.zone, plan.limit, plan.jitter) == ("30 3 * * 1-5", "Europe/Vienna", 7, 10.0)
+        assert (plan.start, plan.end) == (1751328000.0, 1893456000.0)
+        assert (plan.overlap, plan.catch_up) == (Overlap.SKIP, CatchUp.ALL)
+
+    async def test_timing_can_be_given_by_name(self, jobs: Errandry) -> None:
+        @jobs.task
+        async def report() -> None: ...
+
+        put = await jobs.schedules.put(
+            "all", report, "@daily", timezone="Asia/Tokyo", overlap="queue", jitter=timedelta(minutes=1)
+        )
+
+        assert (put.plan.zone, put.plan.overlap, put.plan.jitter) == ("Asia/Tokyo", Overlap.QUEUE, 60.0)
+
+    async def test_changes_hold_at_once_and_leave_the_rest(self, jobs: Errandry, clock: FakeClock) -> None:
+        ran: list[str] = []
+
+        @jobs.task
+        async def report(of: str) -> None:
+            ran.append(of)
+
+        await jobs.schedules.put("all", report.new("x"), "every 10s", overlap="skip")
+        after = await jobs.schedules.edit("all", arguments={"of": "y"}, options={"queue": "slow"})
+        assert (after.plan.every, after.plan.overlap, after.plan.job.queue) == (10.0, Overlap.SKIP, "slow")
+        after = await jobs.schedules.edit("all", when="every 20s")
+        assert after.plan.overlap is Overlap.SKIP
+        clock.advance(20)
+        await drain(jobs)
+
+        assert ran == ["y"]
+        with pytest.raises(InvalidArguments):
+            await jobs.schedules.edit("all", arguments={"off": "y"})
+
+    async def test_pause_resume_run_remove(self, jobs: Errandry, clock: FakeClock) -> None:
+        @jobs.task
+        async def report() -> int:
+            return 7
+
+        await jobs.schedules.put("all", report, "every 10s")
+        assert await jobs.schedules.pause("all", by="ada")
+        assert not await jobs.schedules.pause("all")
+        clock.advance(60)
+        assert await drain(jobs) == []
+
+        job = await jobs.schedules.run("all")
+        await drain(jobs)
+        assert await job.result() == 7
+
+        assert await jobs.schedules.resume("all")
+        assert not await jobs.schedules.resume("all")
+        assert await jobs.schedules.remove("all")
+        assert not await jobs.schedules.remove("all")
+        assert await jobs.schedules.list() == []
+        with pytest.raises(UnknownSchedule, match="there is no schedule 'all'"):
+            await jobs.schedules.get("all")
+        with pytest.raises(UnknownSchedule):
+            await jobs.schedules.run("all")
+
+    async def test_a_range_is_made_up_for(self, jobs: Errandry, clock: FakeClock) -> None:
+        ticks: list[datetime | None] = []
+
+        @jobs.task
+        async def report(ctx: JobContext) -> None:
+            ticks.append(ctx.tick)
+
+        now = datetime.fromtimestamp(clock.time(), UTC)
+        await jobs.schedules.put("all", report, "every 1 hour")
+
+        made = await jobs.schedules.backfill("all", now - timedelta(hours=3))
+        assert len(made) == 3
+        assert await jobs.schedules.backfill("all", now - timedelta(hours=3), now) == []
+        await drain(jobs)
+
+        hours = [now.replace(minute=0, second=0) - timedelta(hours=n) for n in (2, 1, 0)]
+        assert ticks == hours
+
+    async def test_arguments_are_sealed_for_the_schedule(self, sealed: Errandry, clock: FakeClock) -> None:
+        ran: list[str] = []
+
+        @sealed.task
+        async def report(of: str) -> None:
+            ran.append(of)
+
+        put = await sealed.schedules.put("all", report.new("x"), "every 10s")
+        assert sealed.schedules.arguments(put) == '{"of":"x"}'
+        await sealed.schedules.run("all")
+        clock.advance(10)
+        await drain(sealed)
+        await sealed.schedules.edit("all", arguments={"of": "y"})
+        [pending] = (await sealed.list("state:scheduled")).jobs
+        await sealed.edit(pending.id, arguments={"of": "z"})
+        clock.advance(10)
+        await drain(sealed)
+
+        assert ran == ["x", "x", "z"]
+
+    @pytest.mark.parametrize(
+        ("when", "timing", "why"),
+        [
+            ("* * *", {}, "has 3 fields"),
+            ("every 2 fortnights", {}, "not a unit"),
+            ("every 10ms", {}, "at least 1 second"),
+            ("@daily", {"timezone": "Mars/Base"}, "no such time zone"),
+            ("@daily", {"overlap": "skipp"}, "did you mean skip"),
+            ("@daily", {"catch_up": "some"}, "must be skip or one or all"),
+            ("@daily", {"limit": 0}, "whole number"),
+            (5, {}, "must be cron"),
+            (None, {}, "say when"),
+        ],
+    )
+    async def test_what_makes_no_sense_is_refused(
+        self, jobs: Errandry, when: Any, timing: dict[str, Any], why: str
+    ) -> None:
+        @jobs.task
+        async def report() -> None: ...
+
+        with pytest.raises(InvalidValue, match=why):
+            await jobs.schedules.put("all", report, when, **timing)
+
+    async def test_jobs_of_a_schedule_have_no_time_of_their_own(self, jobs: Errandry) -> None:
+        @jobs.task
+        async def report() -> None: ...
+
+        for using in (report.using(delay=5), report.using(unique=True)):
+            with pytest.raises(InvalidValue, match="not for the jobs of a schedule"):
+                await jobs.schedules.put("all", using, "@daily")
+
+
+class TestDeclaring:
+    async def test_a_worker_puts_what_is_declared(self, jobs: Errandry) -> None:
+        @jobs.task(schedule="0 3 * * *")
+        async def clean() -> None: ...
+
+        @jobs.task
+        async def report(of: str) -> None: ...
+
+        jobs.schedule("acme", report.new("acme"), "@hourly", timezone="Asia/Tokyo")
+        assert jobs.schedules.declared == ("clean", "acme")
+
+        await burst(jobs)
+
+        found = {known.name: known for known in await jobs.schedules.list()}
+        assert (found["clean"].plan.cron, found["clean"].owner) == ("0 3 * * *", "app")
+        assert (found["acme"].plan.zone, found["acme"].plan.job.task) == ("Asia/Tokyo", "report")
+        assert await jobs.schedules.sync() == []
+
+    async def test_what_is_no_longer_declared_goes_if_that_is_wanted(self, jobs: Errandry) -> None:
+        @jobs.task
+        async def report() -> None: ...
+
+        other = Errandry(store=jobs.store, clock=jobs.clock)
+        other.schedules.owner = "other"
+        other.schedule("others", other.task(report.function), "@daily")
+        await other.schedules.sync(prune=True)
+        await jobs.schedules.put("by hand", report, "@daily")
+        jobs.schedule("old", report, "@daily")
+        await jobs.schedules.sync()
+        assert len(await jobs.schedules.list()) == 3
+
+        later = Errandry(store=jobs.store, clock=jobs.clock)
+        assert await later.schedules.sync() == []
+        await burst(later, prune_schedules=True)
+
+        assert [known.name for known in await jobs.schedules.list()] == ["by hand", "others"]
+        await other.close()
+
+    async def test_a_pause_outlives_a_deployment(self, jobs: Errandry) -> None:
+        @jobs.task(schedule="0 3 * * *")
+        async def clean() -> None: ...
+
+        await jobs.schedules.sync()
+        await jobs.schedules.pause("clean")
+        assert await jobs.schedules.sync() == []
+        jobs.schedule("clean", clean, "0 4 * * *")
+        assert await jobs.schedules.sync() == ["clean"]
+
+        assert (await jobs.schedules.get("clean")).paused is not None
+
+    async def test_a_task_that_needs_arguments_is_a_mistake_that_is_raised(self, jobs: Errandry) -> None:
+        @jobs.task(schedule="0 3 * * *")
+        async def report(of: str) -> None: ...
+
+        with pytest.raises(InvalidArguments, match="of"):
+            await Worker(jobs, WorkerOptions(burst=True)).run()
+
+    def test_what_is_no_schedule_is_refused_where_it_is_declared(self) -> None:
+        jobs = Errandry("memory:")
+        for wrong, why in (("* *", "has 2 fields"), (5, "must be cron")):
+            options: dict[str, Any] = {"schedule": wrong}
+            with pytest.raises(InvalidValue, match=why):
+                jobs.task(**options)(test_a_worker_sleeps_until_the_tick)
+
+
+async def test_a_worker_sleeps_until_the_tick(live: Errandry) -> None:
+    ran = asyncio.Event()
+    late: list[float] = []
+
+    @live.task
+    async def report(ctx: JobContext) -> None:
+        assert ctx.tick is not None
+        late.append(datetime.now(UTC).timestamp() - ctx.tick.timestamp())
+        ran.set()
+
+    worker = Worker(live, WorkerOptions(upkeep=False))
+    working = asyncio.create_task(worker.run())
+    await live.schedules.put("all", report, "* * * * * *")
+    async with asyncio.timeout(10):
+        await ran.wait()
+    worker.stop()
+    await working
+
+    assert 0 <= late[0] < 0.5
+
+
+async def test_a_flow_does_not_see_the_run_before_as_a_child(jobs: Errandry, clock: FakeClock) -> None:
+    children: list[int] = []
+
+    @jobs.task
+    async def report(ctx: JobContext) -> None:
+        children.append(len(ctx.children()))
+
+    await jobs.schedules.put("all", report, "every 10s", overlap="queue", catch_up="all")
+    clock.advance(30)
+    finished = await drain(jobs)
+
+    assert [job.state for job in finished] == [State.COMPLETED] * 3
+    assert children == [0, 0, 0]
