@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "jobs": "Look at jobs, and do something to them.",
     "flows": "See which jobs wait for which, and how far they are.",
     "why": "Say why a job is not running.",
+    "schedules": "See what runs again and again; add, change, pause and run it.",
     "queues": "See how full queues are; pause and limit them.",
     "groups": "See the groups of queues, and what limits them.",
     "workers": "See who works; pause and resume workers.",

@@ -50,6 +50,12 @@ Show = Callable[[str], None]
 @click.option("--burst", is_flag=True, default=None, help="Stop when nothing is left to do.")
 @click.option("--id", metavar="NAME", help="What the worker's id begins with (the host's name).")
 @click.option("--no-upkeep", is_flag=True, help="Leave upkeep to other workers.")
+@click.option(
+    "--prune-schedules",
+    is_flag=True,
+    default=None,
+    help="Remove schedules that were declared in code and are no longer.",
+)
 @click.option("--processes", type=click.IntRange(1, 1_000), default=1, help="Worker processes (1).")
 @click.option("--reload", is_flag=True, help="Start again when a Python file here changes, for development.")
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", help="What is logged from (info).")

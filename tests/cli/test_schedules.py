@@ -1,0 +1,99 @@
+"""`errandry schedules`."""
+
+from datetime import UTC, datetime
+
+from tests.cli.conftest import Cli, Place
+
+MARCH = ("--start", "2030-03-30T12:00Z")
+
+
+class TestAdding:
+    def test_a_schedule_is_added_and_shown(self, cli: Cli, place: Place) -> None:
+        added = cli("schedules", "add", "nightly", "30 2 * * *", "send", "--json", '{"to": "ada"}', *MARCH)
+        assert added.code == 0
+        assert "The schedule nightly runs send 30 2 * * *: next in " in added.err
+
+        title, line = cli("schedules", "ls").out.splitlines()
+        assert title.split() == ["NAME", "WHEN", "TASK", "NEXT", "LAST", "RUNS", "MISSED"]
+        assert line.split()[:7] == ["nightly", "30", "2", "*", "*", "*", "send"]
+
+        [job] = place.ask(place.jobs.list, "state:scheduled").jobs
+        assert job.id == "nightly@2030-03-31T02:30:00Z"
+
+    def test_ticks_are_shown_by_the_clocks_of_the_zone_and_by_utc(self, cli: Cli) -> None:
+        cli("schedules", "add", "nightly", "30 2 * * *", "send", "--timezone", "Europe/Vienna", *MARCH)
+
+        shown = cli("schedules", "show", "nightly").out
+
+        assert "30 2 * * * (Europe/Vienna)" in shown
+        assert "Sun 2030-03-31 03:00:00 CEST  Sun 2030-03-31 01:00:00 UTC" in shown
+        assert "Mon 2030-04-01 02:30:00 CEST  Mon 2030-04-01 00:30:00 UTC" in shown
+        [data] = cli("schedules", "show", "nightly", "--json").data
+        assert (data["job"], len(data["ticks"])) == ("nightly@2030-03-31T01:00:00Z", 5)
+
+    def test_everything_can_be_said(self, cli: Cli) -> None:
+        options = ["--timezone", "Asia/Tokyo", "--end", "2040-01-01", "--limit", "9", "--jitter", "5s"]
+        options += ["--overlap", "skip", "--catch-up", "all", "--queue", "slow", "--priority", "7"]
+        options += ["--max-attempts", "2", "--timeout", "1m", "--by", "ada"]
+        [data] = cli("--json", "schedules", "add", "poll", "every 5 minutes", "send", *options).data
+
+        plan = data["plan"]
+        assert (plan["every"], plan["zone"], plan["limit"], plan["jitter"]) == (300.0, "Asia/Tokyo", 9, 5.0)
+        assert (plan["overlap"], plan["catch_up"], data["by"]) == ("skip", "all", "ada")
+        job = plan["job"]
+        assert (job["queue"], job["priority"], job["max_attempts"], job["timeout"]) == ("slow", 7, 2, 60.0)
+
+    def test_what_is_changed_holds_at_once_and_the_rest_stays(self, cli: Cli, place: Place) -> None:
+        cli("schedules", "add", "nightly", "30 2 * * *", "send", "--json", '{"to": "ada"}', *MARCH)
+
+        [data] = cli("--json", "schedules", "edit", "nightly", "--when", "0 4 * * *").data
+
+        assert (data["plan"]["cron"], data["plan"]["job"]["payload"]) == ("0 4 * * *", {"to": "ada"})
+        [data] = cli("--json", "schedules", "edit", "nightly", "--json", '{"to": "bob"}', "--queue", "q").data
+        assert (data["plan"]["job"]["payload"], data["plan"]["job"]["queue"]) == ({"to": "bob"}, "q")
+        [job] = place.ask(place.jobs.list, "state:scheduled").jobs
+        assert (job.id, job.payload) == ("nightly@2030-03-31T04:00:00Z", '{"to":"bob"}')
+        assert cli("schedules", "edit", "nightly").code == 2
+
+    def test_what_makes_no_sense_is_refused(self, cli: Cli) -> None:
+        assert "has 2 fields" in cli("schedules", "add", "x", "* *", "send").err
+        assert "no such time zone" in cli("schedules", "add", "x", "@daily", "send", "--timezone", "Mars").err
+        refused = cli("--app", "shop:jobs", "schedules", "add", "x", "@daily", "sent")
+        assert (refused.code, "sent" in refused.err) == (1, True)
+
+
+class TestOperating:
+    def test_pause_resume_rm(self, cli: Cli) -> None:
+        cli("schedules", "add", "a", "@daily", "send")
+
+        assert cli("schedules", "pause", "a", "--by", "ada").err == "The schedule a is paused.\n"
+        assert cli("schedules", "pause", "a").err == "The schedule a was paused already.\n"
+        assert "by ada" in cli("schedules", "ls").out
+        assert cli("schedules", "resume", "a").err == "The schedule a is resumed.\n"
+        assert cli("schedules", "rm", "a", "--json").data == [
+            {"schedule": "a", "became": "removed", "changed": True}
+        ]
+        assert cli("schedules", "rm", "a").code == 1
+        assert cli("schedules", "pause", "a").err == "Error: there is no schedule 'a'\n"
+        assert "There are no schedules" in cli("schedules", "ls").err
+
+    def test_a_schedule_is_run_now(self, cli: Cli, place: Place) -> None:
+        cli("schedules", "add", "a", "@daily", "send", "--json", '{"to": "ada"}')
+
+        job_id = cli("schedules", "run", "a").out.strip()
+        place.work()
+
+        assert place.ask(place.jobs.get, job_id).state == "completed"
+
+    def test_a_range_is_made_up_for(self, cli: Cli, place: Place) -> None:
+        cli("schedules", "add", "a", "@daily", "send", "--json", '{"to": "ada"}')
+        year = datetime.now(UTC).year - 1
+
+        done = cli("schedules", "backfill", "a", "--since", f"{year}-01-01", "--until", f"{year}-01-03")
+
+        assert done.out.split() == [f"a@{year}-01-0{day}T00:00:00Z" for day in (1, 2, 3)]
+        assert done.err == "3 ticks of a are made up for.\n"
+        again = cli("schedules", "backfill", "a", "--since", f"{year}-01-02", "--until", f"{year}-01-03")
+        assert again.out == ""
+        place.work()
+        assert len(place.ask(place.jobs.list, "state:completed").jobs) == 3
