@@ -32,6 +32,7 @@ LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest pref
             "client",
             "flow",
             "gates",
+            "operations",
             "queue",
             "schedules",
             "sync",

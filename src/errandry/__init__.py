@@ -6,7 +6,7 @@ from errandry.core.job import Keep, Progress
 from errandry.core.retry import Backoff, Curve
 from errandry.core.state import State
 from errandry.errors import ErrandryError
-from errandry.flow import Flow, chain, chord, flow
+from errandry.flow import Flow, Group, chain, chord, flow, group
 from errandry.handle import Job
 from errandry.outcome import Cancel, Fail, Retry, Snooze
 from errandry.schedule import Schedule
@@ -25,6 +25,7 @@ __all__ = [
     "ErrandryError",
     "Fail",
     "Flow",
+    "Group",
     "Job",
     "JobContext",
     "Keep",
@@ -42,4 +43,5 @@ __all__ = [
     "chord",
     "current",
     "flow",
+    "group",
 ]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from errandry.archive import OVER, SLICE, A, Archive, archived, finished
 from errandry.bound import Bound
-from errandry.client import Client, joined, several
+from errandry.client import Client, several
 from errandry.clock import Clock
 from errandry.codec import About, Codec, about, from_json
 from errandry.context import Child, JobContext
@@ -22,9 +22,10 @@ from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.move import created
 from errandry.errors import InvalidValue
-from errandry.flow import Flow
+from errandry.flow import Flow, Group
 from errandry.gates import Gate
 from errandry.handle import Job
+from errandry.operations import joined
 from errandry.options import BatchOptions, TaskOptions, UseOptions
 from errandry.schedules import Call as Scheduled
 from errandry.schedules import Schedules, When
@@ -244,14 +245,32 @@ class Errandry(Client):
         """`enqueue_many` for code without an event loop."""
         return self.sync.run(self._kept, self._hooked(self._asked(requests))) if requests else []
 
-    async def enqueue_flow(self, flow: Flow[R]) -> Job[R]:
-        """All jobs of a flow, or none, in one write; returns the one that all others lead to."""
-        jobs, edges = self._flowing(flow)
-        return (await self._kept(jobs, edges))[0]
+    @overload
+    async def enqueue_flow(self, flow: Flow[R]) -> Job[R]: ...
+    @overload
+    async def enqueue_flow(self, flow: Group[R]) -> list[Job[R]]: ...
+    async def enqueue_flow(self, flow: Flow[R] | Group[R]) -> Job[R] | list[Job[R]]:
+        """All jobs of a flow, or none, in one write; returns the one that all others lead to.
 
-    def enqueue_flow_sync(self, flow: Flow[R]) -> Job[R]:
+        Of a group, a list of them.
+        """
+        ends = await self._flowed(flow)
+        return ends if isinstance(flow, Group) else ends[0]
+
+    @overload
+    def enqueue_flow_sync(self, flow: Flow[R]) -> Job[R]: ...
+    @overload
+    def enqueue_flow_sync(self, flow: Group[R]) -> list[Job[R]]: ...
+    def enqueue_flow_sync(self, flow: Flow[R] | Group[R]) -> Job[R] | list[Job[R]]:
         """`enqueue_flow` for code without an event loop."""
-        return self.sync.run(self._kept, *self._flowing(flow))[0]
+        ends = self.sync.run(self._flowed, flow)
+        return ends if isinstance(flow, Group) else ends[0]
+
+    async def _flowed(self, flow: Flow[R] | Group[R]) -> list[Job[R]]:
+        """The jobs that all others of it lead to."""
+        calls = flow.calls if isinstance(flow, Group) else (flow,)
+        kept = await self._kept(*self._flowing(calls))
+        return kept[: len({call.parent.job.id for call in calls})]
 
     async def family(self, job_id: str) -> tuple[Child, ...]:
         """The children of a job as its handler sees them."""
@@ -266,11 +285,14 @@ class Errandry(Client):
             result = (task.signature.read_result if task else from_json)(text)
         return Child(link.child, link.task, link.outcome, result)
 
-    def _flowing(self, flow: Flow[Any]) -> tuple[list[NewJob], tuple[Edge, ...]]:
-        requests = flow.requests()
-        jobs = self._hooked(self._asked(requests))
-        ids = {request.job.id: job.id for request, job in zip(requests, jobs, strict=True)}
-        return jobs, tuple(Edge(ids[one.parent], ids[one.child], one.policy) for one in flow.edges())
+    def _flowing(self, flows: Sequence[Flow[Any]]) -> tuple[list[NewJob], tuple[Edge, ...]]:
+        """The jobs, those that all others lead to first, and who waits for whom."""
+        ends = {flow.parent.job.id: flow.parent for flow in flows}
+        asked = ends | {one.job.id: one for flow in flows for one in flow.requests()}
+        jobs = self._hooked(self._asked(list(asked.values())))
+        ids = {asked_id: job.id for asked_id, job in zip(asked, jobs, strict=True)}
+        edges = {(one.parent, one.child): one for flow in flows for one in flow.edges()}
+        return jobs, tuple(Edge(ids[one.parent], ids[one.child], one.policy) for one in edges.values())
 
     def bind(self, connection: object) -> Bound:
         """Enqueue over a connection of yours, in its transaction: `jobs.bind(connection).enqueue_many(…)`.

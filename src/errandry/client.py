@@ -5,40 +5,30 @@ import builtins
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar, Unpack
+from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from errandry.clock import Clock, SystemClock
-from errandry.codec import Codec, PlainCodec, about, to_json
-from errandry.core.answer import Inserted, Moved
+from errandry.codec import Codec, PlainCodec
+from errandry.core.answer import Inserted
 from errandry.core.command import (
-    Cancel,
-    Command,
-    Edit,
     Insert,
-    OperatorCommand,
-    Postpone,
-    Promote,
-    Remove,
-    Rerun,
-    Resolve,
     WorkerInfo,
 )
 from errandry.core.event import Event, Filter, Kind
-from errandry.core.flow import Edge, Link
+from errandry.core.flow import Edge
 from errandry.core.gate import Gate as Gating
 from errandry.core.gate import GateKind, Pausing
 from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
-from errandry.core.query import Query, parse, quoted
+from errandry.core.query import parse, quoted
 from errandry.core.rule import Overflow
 from errandry.core.state import State
 from errandry.core.why import Facts, Why, why
-from errandry.errors import CommandFailed, InvalidValue, QueueFull, UnknownJob
+from errandry.errors import InvalidValue, QueueFull, UnknownJob
 from errandry.gates import Gate
-from errandry.options import EditOptions, Moment, Span, job_fields, known, one_of
+from errandry.operations import Operations
 from errandry.queue import Queue
 from errandry.store.backlog import Limits
 from errandry.store.contract import GroupInfo, Happened, QueueInfo, Store
@@ -51,8 +41,6 @@ CROWD = (0.005, 0.03)
 """So many seconds, by chance, who waits for room lets others go first: they are woken all together."""
 LINE_MAX = 5_000
 """So many waiting jobs are counted one by one to tell how many are before one of them."""
-LOOK = 5_000
-"""So many jobs are read at a time to tell which an action would move."""
 
 
 class Listed(Struct, frozen=True):
@@ -62,12 +50,8 @@ class Listed(Struct, frozen=True):
     cursor: str | None
 
 
-class Client:
-    """Reads and operator commands. Opens its store on first use.
-
-    An operator's command takes job ids, or a `query` for all that match; with a single id a refusal
-    is raised, otherwise the answer lists what was refused.
-    """
+class Client(Operations):
+    """Reads, and what operators do. Opens its store on first use."""
 
     def __init__(
         self,
@@ -82,10 +66,6 @@ class Client:
         self.engine = Engine(store, limits, self.clock)
         self._closed = False
         self._waiting: Waiting | None = None
-
-    @property
-    def store(self) -> Store:
-        return self.engine.store
 
     async def open(self) -> None:
         """Open the store now rather than on first use; also one that was closed."""
@@ -140,10 +120,6 @@ class Client:
             return False
         wanted = [job for job in jobs if job.queue == full.queue and full.group in ("", job.group)]
         return len(wanted) <= full.bound
-
-    async def children(self, job_id: str) -> builtins.list[Link]:
-        """The jobs that one waits for, or has waited for, in their order, and how they ended."""
-        return await self.engine.call(self.store.children, job_id)
 
     async def record(self, job_id: str) -> Record:
         """The job as stored; UnknownJob if there is none."""
@@ -285,175 +261,7 @@ class Client:
         wake = self.engine.call(self.store.wake, pulse, PATIENCE)
         await (wake if until is None else first(wake, until.wait()))
 
-    async def cancel(
-        self, *ids: str, query: str | None = None, force: bool = False, dry_run: bool = False
-    ) -> Moved:
-        """Stop: at once where no handler runs, by request where one does; with `force`, finished jobs too."""
-        return await self._operate(Cancel, ids, query, dry_run, force=force)
-
-    async def rerun(
-        self,
-        *ids: str,
-        query: str | None = None,
-        reset_attempts: bool = False,
-        delay: Span | None = None,
-        run_at: Moment | None = None,
-        dry_run: bool = False,
-    ) -> Moved:
-        """Run finished jobs again, now or after `delay` or at `run_at`."""
-        when = _when(delay=delay, run_at=run_at)
-        return await self._operate(Rerun, ids, query, dry_run, reset_attempts=reset_attempts, **when)
-
-    async def edit(
-        self,
-        *ids: str,
-        query: str | None = None,
-        dry_run: bool = False,
-        **changes: Unpack[EditOptions],
-    ) -> Moved:
-        """Change what is given, all arguments together, in jobs no worker has taken yet."""
-        known(changes, EditOptions)
-        fields: dict[str, Any] = {**changes}
-        arguments = fields.pop("arguments", None)
-        fields |= _when(run_at=fields.pop("run_at", None), tags=fields.pop("tags", None))
-        if arguments is None or dry_run:
-            return await self._operate(Edit, ids, query, dry_run, **fields)
-        return await self._operate_with(Edit, "payload", arguments, ids, query, **fields)
-
-    async def postpone(
-        self,
-        *ids: str,
-        query: str | None = None,
-        delay: Span | None = None,
-        run_at: Moment | None = None,
-        dry_run: bool = False,
-    ) -> Moved:
-        """Run jobs later: after `delay` or at `run_at`."""
-        return await self._operate(Postpone, ids, query, dry_run, **_when(delay=delay, run_at=run_at))
-
-    async def promote(self, *ids: str, query: str | None = None, dry_run: bool = False) -> Moved:
-        """Run scheduled jobs now."""
-        return await self._operate(Promote, ids, query, dry_run)
-
-    async def resolve(
-        self,
-        *ids: str,
-        query: str | None = None,
-        state: Literal["completed", "failed"] = "completed",
-        result: Any = None,
-        message: str = "",
-        dry_run: bool = False,
-    ) -> Moved:
-        """Settle by hand jobs no worker has taken yet: completed with a result, or failed with a message."""
-        settled: dict[str, Any] = {"state": State(one_of("state", state, ("completed", "failed")))}
-        settled["message"] = message
-        if result is None or dry_run:
-            return await self._operate(Resolve, ids, query, dry_run, **settled)
-        return await self._operate_with(Resolve, "result", result, ids, query, **settled)
-
-    async def remove(
-        self,
-        *ids: str,
-        query: str | None = None,
-        force: bool = False,
-        dry_run: bool = False,
-        progress: Callable[[int], object] | None = None,
-    ) -> Moved:
-        """Delete the records; with `force`, of running jobs too. `progress` hears how many, by slices."""
-        return await self._operate(Remove, ids, query, dry_run, progress, force=force)
-
-    async def _operate(
-        self,
-        kind: type[OperatorCommand],
-        ids: tuple[str, ...],
-        query: str | None,
-        dry_run: bool,
-        progress: Callable[[int], object] | None = None,
-        **options: Any,
-    ) -> Moved:
-        command: OperatorCommand = kind(ids=ids, query=None if query is None else parse(query), **options)
-        if dry_run:
-            return Moved(await self._would_move(command))
-        parts: builtins.list[Moved] = []
-        while True:  # by query, slice by slice
-            part = await self._submit(command, Moved)
-            parts.append(part)
-            if progress is not None:
-                progress(len(part.moved))
-            if part.below is None:
-                return _unless_refused(ids, joined(parts))
-            command = replace(command, below=part.below)
-
-    async def _would_move(self, command: OperatorCommand) -> tuple[str, ...]:
-        """The jobs that match and are in a state it can be done in."""
-        query, states = command.query or Query(), command.states
-        if command.ids:
-            found = await self.engine.call(self.store.get, command.ids)
-            now = self.clock.time()
-            jobs = (job for job in found if job is not None and query.matches(job, now))
-            return tuple([job.id for job in jobs if job.state in states])
-        narrowed, cursor = parse(f"{query} state:{','.join(sorted(states))}"), None
-        ids: builtins.list[str] = []
-        while True:
-            page = await self.engine.call(self.store.list, narrowed, cursor, LOOK)
-            ids += [job.id for job in page.jobs]
-            cursor = page.cursor
-            if cursor is None:
-                return tuple(ids)
-
-    async def _operate_with(
-        self,
-        kind: type[Edit] | type[Resolve],
-        field: str,
-        value: Any,
-        ids: tuple[str, ...],
-        query: str | None,
-        **options: Any,
-    ) -> Moved:
-        """The command with a document in it, which a codec seals for one job and no other."""
-        if not ids:
-            raise InvalidValue("query", query, "what is written into jobs is sealed for each: give their ids")
-        meant = None if query is None else parse(query)
-        found = dict(zip(ids, await self.engine.call(self.store.get, ids), strict=True))
-        commands: list[Edit | Resolve] = []
-        for record in filter(None, found.values()):
-            options[field] = self._document(record, field, value)
-            commands.append(kind(ids=(record.id,), query=meant, **options))
-        unknown = tuple((job_id, UnknownJob(job_id)) for job_id in found if found[job_id] is None)
-        parts = await asyncio.gather(*[self._submit(command, Moved) for command in commands])
-        return _unless_refused(ids, joined([Moved(refused=unknown), *parts]))
-
-    def _document(self, record: Record, field: str, value: Any) -> str:
-        """`value` as it is stored in that field of a job."""
-        return self.codec.seal(to_json(field, value), about(record, field))
-
-    async def _submit(self, command: Command, expected: type[A]) -> A:
-        answer = await self.engine.submit(command)
-        if not isinstance(answer, expected):
-            raise CommandFailed(type(command).__name__, f"the store answered {answer!r}")
-        return answer
-
-
-def _when(**options: Any) -> dict[str, Any]:
-    """`delay`, `run_at` and `tags` as people write them; what is None is left out."""
-    given = {name: value for name, value in options.items() if value is not None}
-    return {name: value for name, value in job_fields(given).items() if name in given}
-
 
 def several(names: str | Sequence[str]) -> tuple[str, ...]:
     """One name or several, as several."""
     return (names,) if isinstance(names, str) else tuple(names)
-
-
-def joined(parts: Sequence[Moved]) -> Moved:
-    return Moved(
-        tuple([one for part in parts for one in part.moved]),
-        tuple([one for part in parts for one in part.already]),
-        tuple([one for part in parts for one in part.refused]),
-    )
-
-
-def _unless_refused(ids: tuple[str, ...], moved: Moved) -> Moved:
-    if len(ids) == 1 and moved.refused:
-        raise moved.refused[0][1]
-    return moved

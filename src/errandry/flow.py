@@ -43,7 +43,13 @@ class Flow(Struct, Generic[R_co], frozen=True):
             left += one.children
 
 
-Part = Request[Any] | Flow[Any]
+class Group(Struct, Generic[R_co], frozen=True):
+    """Calls that run at the same time. In a chain, the call after them waits for all of them."""
+
+    calls: tuple[Flow[R_co], ...]
+
+
+Part = Request[Any] | Flow[Any] | Group[Any]
 
 
 def flow(parent: Request[R_co], *children: Part, policy: Choice = "fail") -> Flow[R_co]:
@@ -53,19 +59,28 @@ def flow(parent: Request[R_co], *children: Part, policy: Choice = "fail") -> Flo
     """
     if not children:
         raise InvalidValue("children", children, "give at least one call that the parent waits for")
-    return Flow(
-        parent, tuple(map(_flow, children)), Policy(one_of("policy", policy, tuple(map(str, Policy))))
-    )
+    chosen = Policy(one_of("policy", policy, tuple(map(str, Policy))))
+    return Flow(parent, tuple([one for child in children for one in _flows(child)]), chosen)
+
+
+def group(*calls: Request[R_co] | Flow[R_co]) -> Group[R_co]:
+    """Calls that run at the same time: enqueued together, or all of them before the next call of a chain."""
+    if not calls:
+        raise InvalidValue("calls", calls, "give at least one call")
+    return Group(tuple([one for call in calls for one in _flows(call)]))
 
 
 def chain(*calls: Part) -> Flow[Any]:
-    """Each call after the one before; each sees the result of that one by `ctx.children()`."""
-    if not calls:
-        raise InvalidValue("calls", calls, "give at least one call")
-    first, *rest = map(_flow, calls)
-    for one in rest:
-        first = Flow(one.parent, (*one.children, first), one.policy)
-    return first
+    """Each call after the one before; each sees the result of that one by `ctx.children()`.
+
+    A group in it is several calls at once: each of them after the one before, the next one after all of them.
+    """
+    if not calls or isinstance(calls[-1], Group):
+        raise InvalidValue("calls", calls, "give at least one call; a chain ends with one, not with a group")
+    ends: tuple[Flow[Any], ...] = ()
+    for call in calls:
+        ends = tuple([Flow(one.parent, (*one.children, *ends), one.policy) for one in _flows(call)])
+    return ends[0]
 
 
 def chord(children: Iterable[Part], callback: Request[R_co], policy: Choice = "fail") -> Flow[R_co]:
@@ -75,16 +90,18 @@ def chord(children: Iterable[Part], callback: Request[R_co], policy: Choice = "f
 
 def spawned(awaiting: str, calls: Iterable[Part], policy: str) -> tuple[tuple[NewJob, ...], tuple[Edge, ...]]:
     """The jobs that one which runs is about to wait for, and all edges."""
-    flows = [_flow(call) for call in calls]
+    flows = [one for call in calls for one in _flows(call)]
     jobs = {request.job.id: request.job for one in flows for request in one.requests()}
     own = {one.parent.job.id: Edge(awaiting, one.parent.job.id, Policy(policy)) for one in flows}
     inner = {(edge.parent, edge.child): edge for one in flows for edge in one.edges()}
     return tuple(jobs.values()), (*own.values(), *inner.values())
 
 
-def _flow(part: Part) -> Flow[Any]:
+def _flows(part: Part) -> tuple[Flow[Any], ...]:
+    if isinstance(part, Group):
+        return part.calls
     if isinstance(part, Flow):
-        return part
+        return (part,)
     if isinstance(part, Request):
-        return Flow(part)
+        return (Flow(part),)
     raise InvalidValue("call", part, "must be a call of a task, task.new(…), or a flow of such calls")

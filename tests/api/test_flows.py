@@ -2,7 +2,7 @@
 
 import pytest
 
-from errandry import Child, Errandry, Fail, JobContext, State, chain, chord, flow
+from errandry import Child, Errandry, Fail, JobContext, State, chain, chord, flow, group
 from errandry.core.flow import Ended
 from errandry.errors import InvalidValue
 from tests.api.working import burst
@@ -108,6 +108,82 @@ async def test_a_call_in_two_places_is_one_job(live: Errandry) -> None:
 
     assert ran.count("shared") == 1
     assert (ran[0], ran[-1]) == ("shared", "end")
+
+
+async def test_a_group_in_a_chain_is_several_calls_at_once(live: Errandry) -> None:
+    @live.task
+    async def step(ctx: JobContext, add: int) -> int:
+        return sum(int(child.result) for child in ctx.children()) + add
+
+    job = await live.enqueue_flow(chain(step.new(1), group(step.new(10), step.new(20)), step.new(100)))
+    await burst(live)
+
+    assert await job.result(timeout=5) == 100 + 11 + 21
+    assert (await live.counts())["default"] == {"completed": 4}
+
+
+async def test_a_group_by_itself_is_enqueued_in_one_write(live: Errandry) -> None:
+    @live.task
+    async def part(n: int) -> int:
+        return n
+
+    jobs = await live.enqueue_flow(group(part.new(1), flow(part.new(2), part.new(3))))
+    await burst(live)
+
+    assert [await job.result(timeout=5) for job in jobs] == [1, 2]
+    with pytest.raises(InvalidValue, match="ends with one, not with a group"):
+        chain(part.new(1), group(part.new(2)))
+
+
+async def test_a_group_in_a_flow_spreads(jobs: Errandry) -> None:
+    @jobs.task
+    async def part(n: int) -> int:
+        return n
+
+    parts = group(*[part.new(n) for n in range(3)])
+
+    for whole in (flow(part.new(9), parts), chord([parts], part.new(9))):
+        assert len(whole.children) == 3
+    assert len(jobs.enqueue_flow_sync(parts)) == 3
+
+
+async def test_a_whole_flow_runs_again_children_first(live: Errandry) -> None:
+    ran: list[str] = []
+
+    @live.task
+    async def step(name: str) -> None:
+        ran.append(name)
+
+    shared = step.new("shared")
+    end = await live.enqueue_flow(
+        flow(step.new("end"), flow(step.new("left"), shared), flow(step.new("right"), shared))
+    )
+    await burst(live)
+    ran.clear()
+
+    assert len((await live.rerun(end.id, flow=True)).moved) == 4
+    assert (await live.counts())["default"] == {"blocked": 3, "waiting": 1}
+    await burst(live)
+
+    assert (ran[0], sorted(ran[1:3]), ran[3]) == ("shared", ["left", "right"], "end")
+    ids = await live.subtree(end.id)
+    assert (ids[0], len(ids)) == (end.id, 4)
+    assert len((await live.remove(end.id, flow=True)).moved) == 4
+    assert (await live.list()).jobs == ()
+
+
+async def test_a_flow_is_canceled_as_far_as_it_can_be(jobs: Errandry) -> None:
+    @jobs.task
+    async def part(n: int) -> int:
+        return n
+
+    end = await jobs.enqueue_flow(flow(part.new(1), part.new(2), part.new(3)))
+    *_, last = await jobs.subtree(end.id)
+    await jobs.resolve(last)
+
+    assert len((await jobs.cancel(end.id, flow=True, dry_run=True)).moved) == 2
+    await jobs.cancel(end.id, flow=True)
+    assert (await jobs.counts())["default"] == {"canceled": 2, "completed": 1}
 
 
 async def test_what_is_no_call_is_refused(live: Errandry) -> None:

@@ -41,6 +41,38 @@ def test_of_many_children_some_are_shown(cli: Cli, place: Place) -> None:
     assert lines[-1].strip() == "… 28 more children: --limit"
 
 
+def test_flows_are_listed_by_their_last_job(cli: Cli, place: Place) -> None:
+    place.enqueue()
+    assert cli("flows", "ls").err == "There are no flows.\n"
+    _insert(place, [("root", "left"), ("root", "right"), ("left", "leaf")])
+    _insert(place, [("other", "child")])
+    place.ask(place.jobs.resolve, "left")
+
+    title, other, root = cli("flows", "ls").out.splitlines()
+
+    assert title.split() == ["FLOW", "STATE", "TASK", "ENDED", "CREATED"]
+    assert root.split()[:6] == ["root", "blocked", "send", "1", "of", "2"]
+    assert other.split()[:6] == ["other", "blocked", "send", "0", "of", "1"]
+    assert [(line["id"], line["ended"]) for line in cli("flows", "ls", "id:root", "--json").data] == [
+        ("root", 1)
+    ]
+    assert cli("flows", "ls", "state:failed").err == "No flow matches.\n"
+    assert "there are more" in cli("flows", "ls", "--limit", "1").err
+
+
+def test_a_whole_flow_is_canceled_run_again_and_removed(cli: Cli, place: Place) -> None:
+    _insert(place, [("root", "left"), ("root", "right"), ("left", "leaf")])
+
+    assert "4 jobs will be canceled." in cli("jobs", "cancel", "root", "--flow").err
+    assert cli("jobs", "cancel", "left", "--flow", "--dry-run").out.split() == ["left", "leaf"]
+    assert cli("jobs", "cancel", "root", "--flow", "--yes").code == 0
+    assert place.ask(place.jobs.counts) == {"default": {"canceled": 4}}
+    assert cli("jobs", "rerun", "root", "--flow", "--yes").out == "4 jobs enqueued again.\n"
+    assert place.ask(place.jobs.counts) == {"default": {"blocked": 2, "waiting": 2}}
+    assert cli("jobs", "rm", "root", "--flow", "--yes").out == "4 jobs removed.\n"
+    assert cli("jobs", "rm", "state:failed", "--flow").code == 2
+
+
 def test_why_names_the_children(cli: Cli, place: Place) -> None:
     _insert(place, [("root", "one"), ("root", "two")])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from errandry import Job, client
+from errandry import Job, operations
 from errandry.cli import operate
 from errandry.core.job import NewJob
 from tests.cli.conftest import Cli, Place
@@ -321,7 +321,7 @@ class TestDoing:
         self, cli: Cli, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(operate, "SLICE", 3)
-        monkeypatch.setattr(client, "LOOK", 4)
+        monkeypatch.setattr(operations, "LOOK", 4)
         for number in range(10):
             place.enqueue(id=f"job-{number}")
 

@@ -583,6 +583,6 @@ def test_one_static_statement_with_params_finds_the_same_jobs(wanted: list[Term]
 
 def test_every_field_has_its_operators_and_parameters() -> None:
     assert set(OPERATORS) == {*NAMES, *CHOICES, "tag", *DOCUMENTS, *NUMBERS, *TIMES, *AGES}
-    assert len(PARAMS) == len(set(PARAMS)) == 48
+    assert len(PARAMS) == len(set(PARAMS)) == 56
     assert set(CHOICES["state"]) == set(State)
     assert set(CHOICES["reason"]) == set(Reason)

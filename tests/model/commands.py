@@ -94,6 +94,7 @@ TERMS = [
         "error~\ufffd",
     ),
     *("priority>0", "priority:0,5", "attempts>=2", "attempts<1", "-attempts:1"),
+    *("children>0", "children:1,2", "parents<1", "-parents:1"),
     *("since:20s", "until:20s", "created>1h", "finished<5s", "finished>=1m", "due<=+20s", "due>1s"),
     *("expires<=+30s", "expires>0s"),
 ]

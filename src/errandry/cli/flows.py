@@ -1,25 +1,72 @@
 """`errandry flows`: which jobs wait for which, and how far they are."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from errandry.cli import table
 from errandry.cli.command import Group
+from errandry.cli.jobs import limited, print_pages, unlimited
 from errandry.cli.record import COLORS
 from errandry.cli.session import Session, client
-from errandry.cli.target import id_of
-from errandry.cli.text import clean, number
+from errandry.cli.table import Cell, Column
+from errandry.cli.target import id_of, query
+from errandry.cli.text import ago, clean, number
 from errandry.core.flow import Link
+from errandry.core.job import Job
 from errandry.core.state import State
 
 if TYPE_CHECKING:
     from errandry.app import Errandry
 
 
+FIELDS = ("id", "task", "queue", "state", "children", "created_at")
+
+
 @click.group(cls=Group)
 def flows() -> None:
     """See which jobs wait for which, and how far they are."""
+
+
+@flows.command("ls")
+@click.argument("terms", nargs=-1, metavar="[QUERY]...")
+@limited
+@unlimited
+@client
+async def ls(
+    session: Session, jobs: "Errandry", terms: tuple[str, ...], limit: int, everything: bool
+) -> None:
+    """List flows by the job that all others of each lead to, newest first, and how far they are."""
+    now = jobs.clock.time()
+
+    def show(found: Sequence[Job], titles: bool) -> None:
+        if session.json:
+            for job in found:
+                session.data({**{name: getattr(job, name) for name in FIELDS}, "ended": _ended(job)})
+            return
+        rows = [
+            (
+                job.id,
+                Cell(job.state, COLORS[job.state]),
+                job.task,
+                f"{_ended(job):,} of {job.children:,}",
+                ago(job.created_at, now),
+            )
+            for job in found
+        ]
+        heads = [Column("FLOW"), Column("STATE"), Column("TASK", gives=True), Column("ENDED", right=True)]
+        table.show(session, [*heads, Column("CREATED")], rows, titles)
+
+    text = f"children>0 parents:0 {query(terms)}".rstrip()
+    if not await print_pages(session, jobs, text, None if everything else limit, show, "flow"):
+        session.talk("No flow matches." if terms else "There are no flows.")
+
+
+def _ended(job: Job) -> int:
+    """How many of its children have: all, unless it waits for some."""
+    return job.children - (job.open_children if job.state is State.BLOCKED else 0)
 
 
 @flows.command("show")

@@ -1,6 +1,7 @@
 """`errandry jobs`: look at jobs, and do something to them."""
 
 import shutil
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 PAGE_MAX = 1_000
 
 many = click.argument("jobs_or_query", nargs=-1, metavar="ID... | QUERY...")
+
+
+under = click.option("--flow", is_flag=True, help="And all jobs that they wait for.")
 
 
 @click.group(cls=Group)
@@ -57,22 +61,40 @@ async def ls(session: Session, app: "Errandry", terms: tuple[str, ...], limit: i
 
 async def print_jobs(session: Session, app: "Errandry", text: str, limit: int | None) -> None:
     """The newest jobs that match, as many as wanted."""
-    cursor, shown, columns = None, 0, shutil.get_terminal_size().columns
+    columns = shutil.get_terminal_size().columns
+
+    def show(jobs: Sequence[Job], titles: bool) -> None:
+        if session.json:
+            for job in jobs:
+                session.data(record.as_data(job, app.codec))
+        else:
+            record.listed(session, jobs, app.clock.time(), columns, titles)
+
+    if not await print_pages(session, app, text, limit, show, "job"):
+        session.talk("No job matches." if text else "There are no jobs.")
+
+
+async def print_pages(
+    session: Session,
+    app: "Errandry",
+    text: str,
+    limit: int | None,
+    show: Callable[[Sequence[Job], bool], None],
+    noun: str,
+) -> int:
+    """Show the newest that match, page by page, the first one with titles; how many there were."""
+    cursor, shown = None, 0
     while True:
         size = PAGE_MAX if limit is None else min(PAGE_MAX, limit - shown)
         page = await app.list(text, cursor=cursor, limit=size)
-        if session.json:
-            for job in page.jobs:
-                session.data(record.as_data(job, app.codec))
-        elif page.jobs:
-            record.listed(session, page.jobs, app.clock.time(), columns, titles=not shown)
+        if page.jobs:
+            show(page.jobs, not shown)
         cursor, shown = page.cursor, shown + len(page.jobs)
         if cursor is None or shown == limit:
             break
-    if not shown:
-        session.talk("No job matches." if text else "There are no jobs.")
     if cursor is not None:
-        session.talk(f"The newest {number(shown, 'job')}; there are more: --limit or --all.")
+        session.talk(f"The newest {number(shown, noun)}; there are more: --limit or --all.")
+    return shown
 
 
 @jobs.command("show")
@@ -132,17 +154,18 @@ def _print_logs(session: Session, job: Job, after: int = 0) -> None:
 @jobs.command("cancel")
 @many
 @click.option("--force", is_flag=True, help="Jobs that have finished too.")
+@under
 @asking
 @client
 async def cancel(
-    session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], force: bool, **asked: bool
+    session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], force: bool, flow: bool, **asked: bool
 ) -> int:
     """Stop jobs.
 
     At once where no handler runs, by request where one does.
     """
     action = Action(partial(app.cancel, force=force), "canceled")
-    return await operate(session, app, target(jobs_or_query), action, **asked)
+    return await operate(session, app, target(jobs_or_query, flow), action, **asked)
 
 
 @jobs.command("rerun")
@@ -150,21 +173,24 @@ async def cancel(
 @click.option("--run-at", type=AT, help="When; now without it.")
 @click.option("--delay", type=LENGTH, help="After how long, such as 5m.")
 @click.option("--reset-attempts", is_flag=True, help="Give them all their attempts again.")
+@under
 @asking
 @client
 async def rerun(
     session: Session,
     app: "Errandry",
     jobs_or_query: tuple[str, ...],
-    run_at: str | None,
-    delay: str | None,
-    reset_attempts: bool,
-    **asked: bool,
+    flow: bool,
+    yes: bool,
+    dry_run: bool,
+    **options: Any,
 ) -> int:
-    """Run finished jobs again."""
-    options: dict[str, Any] = {"run_at": run_at, "delay": delay, "reset_attempts": reset_attempts}
+    """Run finished jobs again.
+
+    With --flow their children first: a parent waits for them again.
+    """
     action = Action(partial(app.rerun, **options), "enqueued again")
-    return await operate(session, app, target(jobs_or_query), action, **asked)
+    return await operate(session, app, target(jobs_or_query, flow), action, yes=yes, dry_run=dry_run)
 
 
 @jobs.command("edit")
@@ -265,11 +291,12 @@ async def resolve(
 @jobs.command("rm")
 @many
 @click.option("--force", is_flag=True, help="Jobs that workers have, too: their claims are void.")
+@under
 @asking
 @client
 async def rm(
-    session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], force: bool, **asked: bool
+    session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], force: bool, flow: bool, **asked: bool
 ) -> int:
     """Delete the records of jobs."""
     action = Action(partial(app.remove, force=force), "removed")
-    return await operate(session, app, target(jobs_or_query), action, **asked)
+    return await operate(session, app, target(jobs_or_query, flow), action, **asked)

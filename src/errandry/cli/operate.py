@@ -53,22 +53,24 @@ async def operate(
     dry_run: bool,
 ) -> int:
     """Do it to what is meant. The exit code is 1 if any job was refused."""
-    done = action.done
-    if target.query is None:
+    done, query = action.done, target.query
+    if target.flow:
+        ids, query = (await action.act(*await ids_of(jobs, target.ids), flow=True, dry_run=True)).moved, ""
+    elif query is None:
         ids = await ids_of(jobs, target.ids)
     else:
-        ids = (await action.act(query=target.query, dry_run=True)).moved
-        if not ids:
-            session.talk(f"No job that matches can be {done}.")
-            return 0
+        ids = (await action.act(query=query, dry_run=True)).moved
+    if not ids:
+        session.talk(f"No job that {'is meant' if target.flow else 'matches'} can be {done}.")
+        return 0
     if dry_run:
         session.talk(f"{number(len(ids), 'job')} would be {done}.")
         for job_id in ids:
             session.data({"id": job_id, "would": done}) if session.json else session.print(job_id)
         return 0
-    if target.query is not None:
+    if query is not None:
         await confirm(session, f"{number(len(ids), 'job')} will be {done}.", yes)
-    moved = await _in_slices(session, ids, target.query, action)
+    moved = await _in_slices(session, ids, query, action)
     return report(session, moved, done, len(ids))
 
 

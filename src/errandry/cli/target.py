@@ -18,23 +18,26 @@ PART_MIN = 4
 
 
 class Target(Struct, frozen=True):
-    """Words of the command line: the parts of ids, or a query."""
+    """Words of the command line: the parts of ids, or a query; `flow`: and all that these jobs wait for."""
 
     ids: tuple[str, ...] = ()
     query: str | None = None
+    flow: bool = False
 
 
-def target(words: Sequence[str]) -> Target:
+def target(words: Sequence[str], flow: bool = False) -> Target:
     """Ids or a query; never both, and not nothing."""
     if not words:
         raise click.UsageError("Which jobs? Give ids, or a query such as state:failed task:send.")
     plain = tuple(word.removeprefix(MINUS) for word in words)
     terms = [word for word in plain if TERM.match(word)]
     if not terms:
-        return Target(ids=plain)
+        return Target(ids=plain, flow=flow)
     if len(terms) < len(plain):
         odd = next(word for word in plain if word not in terms)
         raise click.UsageError(f"{odd!r} is an id, {terms[0]!r} a term of a query: give either.")
+    if flow:
+        raise click.UsageError("--flow is about the jobs under one: name it by its id.")
     return Target(query=query(plain))
 
 

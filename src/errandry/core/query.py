@@ -13,6 +13,7 @@ with `\"` and `\\` inside. The empty query matches every job.
     tag                             :                 the job has such a tag
     error payload result            ~                 any error as "type: message"; the JSON as stored
     priority attempts               :  >  >=  <  <=   a whole number
+    children parents                :  >  >=  <  <=   how many jobs of its flow it waits for, or wait for it
     created finished due expires    >  >=  <  <=      a time; due is when the job may run (run_at), expires
                                                       when the record of a finished one goes
     since until                     :                 a time: created>= and created<=
@@ -50,7 +51,7 @@ TERMS_MAX = 50
 NAMES = ("id", "task", "queue", "group", "worker")
 CHOICES: dict[str, tuple[str, ...]] = {"state": tuple(map(str, State)), "reason": tuple(map(str, Reason))}
 DOCUMENTS = ("error", "payload", "result")
-NUMBERS = ("priority", "attempts")
+NUMBERS = ("priority", "attempts", "children", "parents")
 TIMES = {"created": "created_at", "finished": "finished_at", "due": "run_at", "expires": "expires_at"}
 AHEAD = ("due", "expires")
 AGES = {"since": ">=", "until": "<="}
@@ -139,7 +140,8 @@ class Query(Struct, frozen=True):
 
         {f}_in      JSON list; the value is in it. Empty: no job matches
         {f}_not_in  JSON list; the value is NULL or not in it
-                    f: id task queue group worker state reason (texts), priority attempts (integers)
+                    f: id task queue group worker state reason (texts), priority attempts children
+                    parents (integers)
         {f}_has     JSON list of lists of texts; of every inner list, at least one is contained
         {f}_lacks   JSON list of texts; none is contained
                     f: id task queue group worker payload result, and error, where any error's
@@ -148,8 +150,8 @@ class Query(Struct, frozen=True):
         tags_none   JSON list; the job has none of these tags
         {f}_min     value >= this; NULL does not match
         {f}_max     value <= this; NULL does not match
-                    f: priority attempts (integers), created finished due expires (seconds, as floats; a
-                    store that keeps integers rounds min up and max down)
+                    f: priority attempts children parents (integers), created finished due expires
+                    (seconds, as floats; a store that keeps integers rounds min up and max down)
         """
         found: dict[str, str | float | None] = dict.fromkeys(PARAMS)
         found |= {f"{field}_in": _json(values) for field, values in self.within}

@@ -2,7 +2,7 @@
 
 from typing import assert_type
 
-from errandry import Errandry, Job
+from errandry import Errandry, Job, chord, flow, group
 from errandry.task import Request
 from tests.typing.cases.declaring import (
     loose,
@@ -37,6 +37,9 @@ async def right() -> None:
     await jobs.bind(object()).enqueue_many([plain.new("ada"), without_anything.new()])
     await jobs.enqueue_many([plain.new("ada"), without_anything.new()])
     await loose.enqueue(value=1, rest={})
+    assert_type(await jobs.enqueue_flow(flow(optioned.new("ada"), plain.new("ada"))), Job[int])
+    assert_type(await jobs.enqueue_flow(group(plain.new("ada"), plain.new("bob"))), list[Job[str]])
+    assert_type(jobs.enqueue_flow_sync(chord([plain.new("ada")], optioned.new("ada"))), Job[int])
 
 
 async def wrong() -> None:

@@ -203,6 +203,10 @@ QUERIES: dict[str, dict[str, str]] = {
         "attempts:1": "defgh",
         "-attempts:1": "abc",
         "attempts<1": "abc",
+        "children>0": "a",
+        "-children:1": "bcdefgh",
+        "parents:0": "abcdefgh",
+        "parents>=1": "",
     },
     "time": {
         "created>100s": "gh",
