@@ -44,11 +44,11 @@ async def operating() -> None:
     await jobs.rerun("a", delay="5 minutes", reset_attempts=True)
     await jobs.edit("a", arguments={"to": "ada"}, priority=5, run_at="2026-01-31")
     await jobs.resolve("a", state="failed", message="no")
-    await jobs.cancel(5)  # E: Argument 1 to "cancel" of "Client" has incompatible type "int"; expected "str"
-    await jobs.rerun("a", dely=5)  # E: Unexpected keyword argument "dely" for "rerun" of "Client"
-    await jobs.edit("a", arguments=["ada"])  # E: Argument "arguments" to "edit" of "Client" has
-    await jobs.edit("a", payload="{}")  # E: Unexpected keyword argument "payload" for "edit" of "Client"
-    await jobs.resolve("a", state="canceled")  # E: Argument "state" to "resolve" of "Client" has
+    await jobs.cancel(5)  # E: Argument 1 to "cancel" of "Operations" has incompatible type "int"; expected "str"
+    await jobs.rerun("a", dely=5)  # E: Unexpected keyword argument "dely" for "rerun" of "Operations"
+    await jobs.edit("a", arguments=["ada"])  # E: Argument "arguments" to "edit" of "Operations" has
+    await jobs.edit("a", payload="{}")  # E: Unexpected keyword argument "payload" for "edit" of "Operations"
+    await jobs.resolve("a", state="canceled")  # E: Argument "state" to "resolve" of "Operations" has
 
 
 def handler(ctx: JobContext) -> None:
