@@ -44,7 +44,7 @@ async def operating() -> None:
     await jobs.rerun("a", delay="5 minutes", reset_attempts=True)
     await jobs.edit("a", arguments={"to": "ada"}, priority=5, run_at="2026-01-31")
     await jobs.resolve("a", state="failed", message="no")
-    await jobs.cancel(5)  # E: Argument 1 to "cancel" of "Operations" has incompatible type "int"; expected "str"
+    await jobs.cancel(5)  # E: Argument 1 to "cancel" of "Operations" has
     await jobs.rerun("a", dely=5)  # E: Unexpected keyword argument "dely" for "rerun" of "Operations"
     await jobs.edit("a", arguments=["ada"])  # E: Argument "arguments" to "edit" of "Operations" has
     await jobs.edit("a", payload="{}")  # E: Unexpected keyword argument "payload" for "edit" of "Operations"
