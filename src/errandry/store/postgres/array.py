@@ -1,7 +1,23 @@
 """Arrays as PostgreSQL reads them: one text per column of a batch, instead of a value per row and column."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+
+def columns(rows: Iterable[Sequence[Any]]) -> list[str]:
+    """The columns of some rows, for `unnest`; the first has no None."""
+    return [_column(values) for values in zip(*rows, strict=True)]
+
+
+def _column(values: tuple[Any, ...]) -> str:
+    """Many a column holds one value, or nothing: `unnest` fills up with NULL what is too short."""
+    first = values[0]
+    if values.count(first) < len(values):
+        return array(values)
+    if first is None:
+        return "{}"
+    text = _quoted(first) if isinstance(first, str) else str(first)
+    return "{" + ",".join([text] * len(values)) + "}"
 
 
 def array(values: Iterable[Any]) -> str:

@@ -11,13 +11,13 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 
 from errandry.clock import Clock
 from errandry.core.answer import Answer
-from errandry.core.command import Claim, Command, Insert, Upkeep, touched
+from errandry.core.command import Command, Insert, Upkeep, touched
 from errandry.errors import ReplyLost, StoreClosed, StoreError, StoreUnavailable
 from errandry.store.apply import apply
 from errandry.store.contract import Bounds
@@ -168,7 +168,7 @@ class PostgresStore(LocalStore):
         """What upkeep cannot do in a transaction."""
 
         def tend() -> None:
-            now = self._now(*link.tables.look())
+            now = self._looked(link, lambda _tables, now: now)
             opened.days.tend(link.connection, now)
 
         with explained(self.address.name):
@@ -248,11 +248,14 @@ class PostgresStore(LocalStore):
         try:
             tables, now = self._begun(link, lock_timeout, commands)
             answers = apply(commands, tables, now, self.bounds)
-            if tables.is_dirty and tables.event_row is None and self.clock.is_ahead:
-                link.run("keep_time", (now,))
+            last: list[tuple[str, tuple[Any, ...]]] = []
+            if tables.event_row is not None:
+                last.append(("append", (*tables.event_row, opened.channel, opened.name)))
+            elif tables.is_dirty and self.clock.is_ahead:
+                last.append(("keep_time", (now,)))
             reach("before", commands, answers)
             is_sent = True
-            link.commit(tables.event_row and (*tables.event_row, opened.channel, opened.name))
+            link.commit(*last)
             reach("after", commands, answers)
         except BaseException as error:
             is_lost = not link.is_up
@@ -268,27 +271,25 @@ class PostgresStore(LocalStore):
     def _begun(
         self, link: Link, lock_timeout: str, commands: Sequence[Command]
     ) -> tuple[PostgresTables, float]:
-        workers = {command.worker for command in commands if isinstance(command, Claim)}
-        fresh = {one for command in commands if isinstance(command, Insert) for one in touched(command)}
-
         def begin() -> tuple[PostgresTables, float]:
-            tables = link.tables
-            link.run("begin")
-            return tables, self._now(*tables.begin(lock_timeout, workers, fresh))
+            tables = link.begin()
+            return tables, self._now(*tables.begin(lock_timeout, commands, self.bounds.payload))
 
         return _again(link, begin)
 
     def _read(self, link: Link, look: Callable[[Tables, float], T]) -> T:
-        def snapshot() -> T:
-            tables = link.tables
-            try:
-                link.run("begin_read")
-                return look(tables, self._now(*tables.look()))
-            finally:
-                link.roll_back()
-
         with explained(self.address.name):
-            return _again(link, snapshot)
+            return _again(link, lambda: self._looked(link, look))
+
+    def _looked(self, link: Link, look: Callable[[Tables, float], T]) -> T:
+        try:
+            tables = link.begin("begin_read")
+            found = look(tables, self._now(*tables.look()))
+            link.commit()
+        except BaseException:
+            link.roll_back()
+            raise
+        return found
 
     def _now(self, floor: float, servers: float) -> float:
         return self.clock.now(floor, servers if self._has_servers_clock else None)

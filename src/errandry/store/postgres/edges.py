@@ -1,35 +1,30 @@
 """The edges of flows in PostgreSQL, and the list of parents that have ended. No rules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from psycopg import Connection
 
 from errandry.core.flow import Link
 from errandry.core.job import Job
 from errandry.core.state import Reason, State
 from errandry.store import row as rows
-from errandry.store.postgres.array import array
+from errandry.store.postgres.array import array, columns
+from errandry.store.postgres.talk import Talk
 
 
-class PostgresEdges:
-    """A part of the tables, and how statements are run."""
-
-    def __init__(self, connection: Connection[Any], sql: Mapping[str, str]) -> None:
-        self._cursor, self._sql = connection.cursor(), sql
-        self.is_dirty = False
+class PostgresEdges(Talk):
+    """Part of what `store.tables.Tables` asks for."""
 
     def clear(self, parents: Sequence[str]) -> None:
         for name in ("clear_edges", "clear_closing"):
             self._run(name, (array(parents),))
 
     def tie(self, links: Sequence[Link]) -> None:
-        self._run("tie", [array(column) for column in zip(*map(rows.from_link, links), strict=True)])
+        self._run("tie", columns(map(rows.from_link, links)))
         self.is_dirty = True
 
     def mark(self, links: Sequence[Link]) -> None:
         marks = [(one.parent, one.n, one.outcome, one.result) for one in links]
-        self._run("mark", [array(column) for column in zip(*marks, strict=True)])
+        self._run("mark", columns(marks))
         self.is_dirty = True
 
     def over(self, seqs: Sequence[int]) -> list[Link]:
@@ -73,12 +68,3 @@ class PostgresEdges:
 
     def _links(self, name: str, bindings: Any) -> list[Link]:
         return [rows.to_link(row) for row in self._all(name, bindings)]
-
-    def _jobs(self, name: str, params: Any) -> list[Job]:
-        return [rows.to_job(row) for row in self._all(name, params)]
-
-    def _all(self, name: str, params: Any = None) -> list[Any]:
-        return self._cursor.execute(self._sql[name], params).fetchall()
-
-    def _run(self, name: str, params: Any = None) -> None:
-        self._cursor.execute(self._sql[name], params)

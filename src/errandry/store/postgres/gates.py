@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.store import row as rows
-from errandry.store.postgres.array import array
+from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.edges import PostgresEdges
 
 
@@ -22,10 +22,9 @@ class Gates(PostgresEdges):
         return rows.to_gate(found_rows[0]) if found_rows else Gate(*key)
 
     def put_gates(self, gates: Sequence[Gate], now: float) -> None:
-        columns = zip(*(rows.from_gate(gate) for gate in gates), strict=True)
-        self._run("put_gates", [array(column) for column in columns])
+        self._run("put_gates", columns(map(rows.from_gate, gates)))
         if idle := [gate.key for gate in gates if gate.says_nothing(now)]:
-            self._run("drop_gate", [array(column) for column in zip(*idle, strict=True)])
+            self._run("drop_gate", columns((kind.value, *rest) for kind, *rest in idle))
         self.is_dirty = self.has_gates = True
 
     def gates(self, *kinds: GateKind) -> list[Gate]:
@@ -33,23 +32,21 @@ class Gates(PostgresEdges):
         return sorted(found, key=lambda gate: kinds.index(gate.kind))
 
     def groups(self, groups: Sequence[tuple[str, str]]) -> tuple[list[Gate], list[Key]]:
-        queues, names = (array(column) for column in zip(*groups, strict=True))
+        queues, names = columns(groups)
         found = self._all("lock_groups", {"queues": queues, "groups": names})
         gates = [rows.to_gate(row[:-1]) for row in found]
         return gates, [gate.key for gate, row in zip(gates, found, strict=True) if not row[-1]]
 
     def lock_gates(self, keys: Sequence[Key]) -> list[Gate]:
-        columns = zip(*((kind.value, *rest) for kind, *rest in keys), strict=True)
-        return [rows.to_gate(row) for row in self._all("lock_gates", [array(column) for column in columns])]
+        wanted = columns((kind.value, *rest) for kind, *rest in keys)
+        return [rows.to_gate(row) for row in self._all("lock_gates", wanted)]
 
     def shut(self, until: Mapping[Key, float]) -> None:
-        columns = zip(*((kind.value, *rest, at) for (kind, *rest), at in until.items()), strict=True)
-        self._run("shut", [array(column) for column in columns])
+        self._run("shut", columns((kind.value, *rest, at) for (kind, *rest), at in until.items()))
         self.is_dirty = self.has_gates = True
 
     def spend(self, tats: Mapping[Key, float]) -> None:
-        columns = zip(*((kind.value, *rest, tat) for (kind, *rest), tat in tats.items()), strict=True)
-        self._run("spend", [array(column) for column in columns])
+        self._run("spend", columns((kind.value, *rest, tat) for (kind, *rest), tat in tats.items()))
         self.is_dirty = self.has_gates = True
 
     def crowds(self, queue: str | None, limit: int, bound: int) -> list[tuple[str, str, int]]:

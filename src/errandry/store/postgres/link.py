@@ -11,10 +11,10 @@ from typing import Any
 from weakref import WeakSet
 
 import psycopg
-from psycopg.types.numeric import FloatDumper, Int8Dumper
 
 from errandry.store.postgres.address import Address
 from errandry.store.postgres.tables import PostgresTables
+from errandry.store.postgres.wire import Wire
 
 
 class Link:
@@ -24,6 +24,7 @@ class Link:
         self._address, self._writes = address, writes
         self._sql = address.statements()
         self._connection: psycopg.Connection[Any] | None = None
+        self._wire: Wire | None = None
         self._tables: PostgresTables | None = None
         self._prepares = True
         _LINKS.add(self)
@@ -38,15 +39,20 @@ class Link:
         if self._connection is None or self._connection.closed:
             self.close()
             self._connection = connect(self._address)
-            if not self._prepares:
-                self._connection.prepare_threshold = None
         return self._connection
 
     @property
-    def tables(self) -> PostgresTables:
+    def wire(self) -> Wire:
         connection = self.connection
+        if self._wire is None:
+            self._wire = Wire(connection, self._sql, self._prepares)
+        return self._wire
+
+    @property
+    def tables(self) -> PostgresTables:
+        wire = self.wire
         if self._tables is None:
-            self._tables = PostgresTables(connection, self._sql, self._writes)
+            self._tables = PostgresTables(wire, self._writes)
         return self._tables
 
     def forget_prepared(self) -> None:
@@ -54,38 +60,37 @@ class Link:
         self._prepares = False
         self.close()
 
-    def run(self, name: str, params: Any = None) -> None:
-        self.connection.execute(self._sql[name], params)
-
     def last_event(self) -> int:
         """The number of the newest row of the event log."""
         found = self.connection.execute(self._sql["last_event"]).fetchone()
         return int(found[0]) if found else 0
 
-    def commit(self, last: tuple[Any, ...] | None) -> None:
-        """Commit, with a last row for the event log. Sent together: nothing of ours can come between them.
+    def begin(self, how: str = "begin") -> PostgresTables:
+        """Begin a transaction. Until it ends nothing is waited for but answers."""
+        tables = self.tables
+        self.wire.begin(how)
+        return tables
 
-        Else a process that is stopped there would keep the log locked for all others.
+    def commit(self, *last: tuple[str, tuple[Any, ...]]) -> None:
+        """Commit, with these last statements. Sent together: nothing of ours can come between them.
+
+        Else a process that is stopped there would keep the event log locked for all others.
         """
-        if last is None:
-            self.run("commit")
-            return
-        with self.connection.pipeline():
-            self.run("append", last)
-            self.run("commit")
+        for name, params in last:
+            self.wire.send(name, params)
+        self.wire.send("commit")
+        self.wire.end()
 
     def roll_back(self) -> None:
         """Leave no transaction behind; a connection that cannot do that is given up."""
-        if self._connection is None:
-            return
         try:
-            if not self._connection.closed and self._connection.info.transaction_status:
-                self.run("rollback")
+            if self._wire is not None and self.is_up:
+                self._wire.roll_back()
         except psycopg.Error:
             self.close()
 
     def close(self) -> None:
-        connection, self._connection, self._tables = self._connection, None, None
+        connection = self._forgotten()
         if connection is not None:
             with suppress(psycopg.Error):
                 connection.close()
@@ -99,7 +104,7 @@ class Link:
 
     def inherited(self) -> None:
         """This process is a child: let go of the parent's connection without a word."""
-        connection, self._connection, self._tables = self._connection, None, None
+        connection = self._forgotten()
         if connection is not None and not connection.closed:
             _LEFT_BEHIND.append(connection)
             with suppress(OSError, psycopg.Error):
@@ -107,13 +112,16 @@ class Link:
                 os.dup2(nothing, connection.fileno(), inheritable=False)
                 os.close(nothing)
 
+    def _forgotten(self) -> psycopg.Connection[Any] | None:
+        """The connection there was."""
+        connection = self._connection
+        self._connection = self._wire = self._tables = None
+        return connection
+
 
 def connect(address: Address) -> psycopg.Connection[Any]:
-    connection = psycopg.connect(address.conninfo, autocommit=True)
-    # One type for all numbers of a kind, or statements would be prepared once for each size.
-    connection.adapters.register_dumper(int, Int8Dumper)
-    connection.adapters.register_dumper(float, FloatDumper)
-    return connection
+    # What stays prepared is known to the wire alone.
+    return psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=None)
 
 
 _LINKS: WeakSet[Link] = WeakSet()

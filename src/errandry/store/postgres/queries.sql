@@ -40,7 +40,18 @@ SELECT set_config('jit', 'off', true), identity, folded,
   FROM errandry.store;
 
 -- name: numbers
-SELECT nextval('errandry.number') FROM generate_series(1, %s);
+SELECT nextval('errandry.number') FROM generate_series(1, %s::bigint);
+
+-- name: numbers_for_new
+-- Nothing unless all jobs with these ids are new; then so many numbers, or where there are gates, which may keep some out,
+-- none.
+SELECT CASE WHEN numbers > 0 THEN nextval('errandry.number') END
+  FROM (SELECT CASE WHEN EXISTS (SELECT 1 FROM errandry.gates) THEN 0 ELSE %(count)s::bigint END AS numbers,
+               NOT EXISTS (SELECT 1 FROM errandry.live WHERE id = ANY (%(ids)s::text[]))
+               AND NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id = ANY (%(ids)s::text[])) AS is_new
+         OFFSET 0) AS about
+ CROSS JOIN LATERAL generate_series(1, greatest(numbers, 1))
+ WHERE is_new;
 
 -- name: insert
 INSERT INTO errandry.live
@@ -543,13 +554,16 @@ SELECT job.*
                         FOR NO KEY UPDATE SKIP LOCKED) AS job
  ORDER BY job.priority, job.place;
 
--- name: queue_has_waiting
--- Looked for at the end of the line: at its head are those that have just been claimed.
-SELECT 1 FROM errandry.lanes
- WHERE queue = %s AND ready
-   AND (SELECT lane FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting'
-         ORDER BY priority DESC, place DESC LIMIT 1) IS NOT NULL
- LIMIT 1;
+-- name: backlog
+-- How many wait in a queue, counted up to a bound and from the end of each line: at its head are those that have just been
+-- claimed.
+SELECT count(*)
+  FROM (SELECT 1
+          FROM errandry.lanes
+         CROSS JOIN LATERAL (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting'
+                              ORDER BY priority DESC, place DESC LIMIT %(bound)s::bigint) AS one
+         WHERE lanes.queue = %(queue)s AND lanes.ready
+         LIMIT %(bound)s::bigint) AS counted;
 
 -- name: marks
 SELECT (SELECT min(run_at) FROM errandry.live WHERE state = 'scheduled'),

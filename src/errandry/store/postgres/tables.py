@@ -4,35 +4,38 @@ A writer locks every job it hands out, so that what was decided about it still h
 reader sees one moment and locks nothing.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from msgspec import json as msgjson
-from psycopg import Connection
 from psycopg.errors import SerializationFailure
 
+from errandry.core import check
 from errandry.core.command import (
     Beat,
     Claim,
+    Command,
+    Insert,
     Ref,
     WorkerInfo,
+    touched,
 )
 from errandry.core.event import Event
 from errandry.core.job import Job, Keep
-from errandry.core.pick import AGED, Elder, Line, Spot, by_urgency
 from errandry.core.query import Query
-from errandry.core.state import SCHEDULED, TERMINAL, WAITING, State
+from errandry.core.state import TERMINAL, State
 from errandry.core.unique import Holder
 from errandry.store import cursor as cursors
 from errandry.store import row as rows
 from errandry.store.contract import Bounds, Happened
 from errandry.store.plan import ENDED, FINISHED, Batches, planned
-from errandry.store.postgres.array import array
+from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.days import day_of
 from errandry.store.postgres.timetable import Timetable
-from errandry.store.tables import Change, Deltas, Marks
+from errandry.store.postgres.wire import Params, Wire
+from errandry.store.tables import Change, Deltas
 
 FOLD_MAX = 10_000
 IDLE_LANE = 3_600.0
@@ -47,39 +50,69 @@ _list = msgjson.Decoder(list[str | int])
 
 
 class PostgresTables(Timetable):
-    """What `store.tables.Tables` asks for, over one connection; `sql` has its statements by name."""
+    """What `store.tables.Tables` asks for, over one connection."""
 
     is_far = True
 
-    def __init__(self, connection: Connection[Any], sql: Mapping[str, str], writes: bool) -> None:
-        super().__init__(connection, sql)
+    def __init__(self, wire: Wire, writes: bool) -> None:
+        super().__init__(wire)
         self._writes = writes
         self.identity = ""
-        self.is_dirty = self.has_gates = self._has_groups = False
         self.event_row: tuple[Any, ...] | None = None
-        self._has_unlined = False
-        self._marks: Marks | None = None
-        self._lanes: dict[tuple[str, str, str], int] = {}
         self._days: set[int] = set()
         self._fresh: frozenset[str] = frozenset()
+        self._new: frozenset[str] = frozenset()
+        self._recalled: dict[str, str | None] = {}
         self._numbers: deque[int] = deque()
         self._wanted = 0
 
-    def begin(self, lock_timeout: str, workers: Iterable[str], fresh: Iterable[str]) -> tuple[float, float]:
+    def begin(self, lock_timeout: str, commands: Sequence[Command], payload: int) -> tuple[float, float]:
         """Read what a pass starts from: the time nobody may go back behind, and the server's.
 
-        `workers` claim in it. `fresh` are ids it brings: they are not expected to be there.
+        With it goes what the commands are known to need; a job with more than `payload` is refused.
         """
-        [found] = self._all("head", (lock_timeout, array(sorted(workers))))
+        self._asked = {}
+        self._marks, self._lanes, self._counted = None, {}, {}
+        self._left.clear()
+        claims = [command for command in commands if isinstance(command, Claim)]
+        head = lock_timeout, array(sorted({claim.worker for claim in claims}))
+        self._ask("head", head)
+        new = self._foresee(commands, payload)
+        self._foresee_claims(claims, is_alone=len(claims) == len(commands), has_news=new is not None)
+        [found] = self._all("head", head)
         *_, has_bound, self._has_unlined, self.has_gates, self._has_groups, self.identity, _, floor, now = (
             found
         )
         self.is_dirty = has_bound
         self.event_row = (0.0, 0, "[]", "[]") if has_bound else None  # what others inserted is to be numbered
-        self._marks, self._lanes = None, {}
-        self._fresh = frozenset(fresh)
-        self._numbers, self._wanted = deque(), 0
+        numbers = [] if new is None else self._all("numbers_for_new", new)
+        self._new = self._fresh if numbers else frozenset()
+        self._numbers, self._wanted = deque(one for (one,) in numbers if one is not None), 0
+        self._recalled = {}
         return floor, now
+
+    def _foresee(self, commands: Sequence[Command], payload: int) -> Params | None:
+        """Ask for the jobs the commands name; or, if they only bring new ones, whether these are new indeed.
+
+        Then for their lanes, too, and their numbers, where none can be refused: no number must be left over.
+        """
+        inserts = [command for command in commands if isinstance(command, Insert)]
+        fresh = [new for command in inserts for new in command.jobs]
+        self._fresh = frozenset([new.id for new in fresh])
+        ids = [one for command in commands for one in touched(command)]
+        if len(ids) > len(fresh):
+            self._ask("lock_live", (array(ids),))
+        if not fresh or len(ids) > len(fresh):
+            return None
+        is_tied = any(command.edges for command in inserts)
+        is_sure = not is_tied and all(
+            new.unique is None and check.fits(new.payload, payload) for new in fresh
+        )
+        new = {"ids": array(ids), "count": len(fresh) if is_sure else 0}
+        self._ask("numbers_for_new", new)
+        if not is_tied:
+            self._ask_lanes(dict.fromkeys((new.queue, new.task, new.group) for new in fresh))
+        return new
 
     def look(self) -> tuple[float, float]:
         """The same for who only reads."""
@@ -103,21 +136,15 @@ class PostgresTables(Timetable):
 
     def write(self, changes: Iterable[Change]) -> None:
         changes = list(changes)
-        waiting = []
-        for before, after in changes:
-            if after is not None and after.state is WAITING:
-                waiting.append(after)
-            for job in (before, after):
-                if job is not None and job.state is SCHEDULED:
-                    self._marks = None
-        self._stand_in_line(waiting)
+        self._new = frozenset()
+        self._stand_in_line(self._watch(changes))
         batches = planned(changes, lambda job: self._lanes[job.queue, job.task, job.group])
         self._date(batches)
         ended = {values[0] for values in batches["finish_live"]}  # which deletes what it copies
         batches["delete_live"] = [values for values in batches["delete_live"] if values[0] not in ended]
         for name, batch in batches.items():
             if batch:
-                self._run(name, [array(column) for column in zip(*batch, strict=True)])
+                self._run(name, columns(batch))
         self.is_dirty = True
 
     def _date(self, batches: Batches) -> None:
@@ -146,29 +173,9 @@ class PostgresTables(Timetable):
             self._run("free_keys", (array(freed), array(freed.values())))
         if taken:
             held = [(slot, key.job, key.expires_at, rivals.get(slot)) for slot, key in taken.items()]
-            got = self._all("take_keys", [*(array(column) for column in zip(*held, strict=True)), now])
+            got = self._all("take_keys", [*columns(held), now])
             if len(got) < len(taken):
                 raise SerializationFailure("another transaction was quicker to take a unique key")
-
-    def _stand_in_line(self, jobs: Iterable[Job]) -> None:
-        """Hold the lanes of these jobs, marked: they may have waiting jobs."""
-        moments = {(job.queue, job.task, job.group): job.updated_at for job in jobs}
-        self._has_groups |= any(group for _, _, group in moments)
-        for name in ("share_lanes", "mark_lanes"):
-            keys = [key for key in moments if key not in self._lanes]
-            if not keys:
-                return
-            columns = [array(column) for column in zip(*keys, strict=True)]
-            when = [] if name == "share_lanes" else [max(moments.values())]
-            self._lanes |= {(queue, *rest): lane for lane, queue, *rest in self._all(name, [*when, *columns])}
-
-    def _line_up(self) -> None:
-        """Give those their lane who were inserted in transactions that could not mark it."""
-        jobs = self._jobs("unlined", (UNLINED_MAX,))
-        self._stand_in_line(jobs)
-        lanes = [self._lanes[job.queue, job.task, job.group] for job in jobs]
-        self._run("line_up", (array(job.seq for job in jobs), array(lanes)))
-        self._has_unlined = False
 
     def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
         """Kept for the end: it is written with the commit, under a lock that is not to last."""
@@ -179,6 +186,8 @@ class PostgresTables(Timetable):
     def find(self, ids: Sequence[str]) -> dict[str, Job]:
         """Live first: a job that moves meanwhile is then found in the other table, or again in this one."""
         found: dict[str, Job] = {}
+        if self._new.issuperset(ids):
+            return found
         if not self._writes:
             names = ["find_live", "find_history"]
         else:
@@ -212,12 +221,11 @@ class PostgresTables(Timetable):
 
     def floor(self, states: Iterable[State], below: int | None, jobs: int) -> int:
         params = _parts(set(states)) | {"below": _under(below), "jobs": jobs}
-        found = self._cursor.execute(self._sql["floor"], params, prepare=False).fetchone()
-        return 0 if found is None else int(found[0])
+        found = self._planned_anew("floor", params)
+        return int(found[0][0]) if found else 0
 
     def _match(self, params: Mapping[str, Any]) -> list[Job]:
-        cursor = self._cursor.execute(self._sql["matching"], params, prepare=False)
-        return [rows.to_job(row) for row in cursor.fetchall()]
+        return [rows.to_job(row) for row in self._planned_anew("matching", params)]
 
     def _still(self, jobs: Sequence[Job], query: Query, states: set[State], now: float) -> list[Job]:
         """Those of `jobs` that match still, now that they are locked, as they are now."""
@@ -225,125 +233,10 @@ class PostgresTables(Timetable):
         current = [locked[job.id] for job in jobs if job.id in locked]
         return [job for job in current if job.state in states and query.matches(job, now)]
 
-    def lines(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> list[Line]:
-        if self._has_unlined:
-            self._line_up()
-        params = {
-            "queues": None if claim.queues is None else array(claim.queues),
-            "tasks": None if claim.tasks is None else array(claim.tasks),
-            "without": array([*claim.without, *tasks]),
-            "closed": array(queues),
-            "suspects": claim.suspects != 0,
-            "limit": None if self.has_gates or claim.order is not None else claim.limit,
-            "width": width,
-        }
-        if not self._has_groups:
-            return [Line._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in self._all("open_lanes", params)]
-        while True:
-            found = [Line._make((*row[:7], row[7:])) for row in self._all("turns", params)]
-            behind = [line.lane for line in found if line.turn < line.round]
-            if not behind or not self._all("catch_up", (array({line.queue for line in found}),)):
-                return found
-
-    def best(self, lines: Sequence[Line], limit: int, suspects: bool) -> list[Job]:
-        if len(lines) == 1:
-            return self._jobs("line", (lines[0].lane, suspects, limit))
-        if not lines:
-            return []
-        lanes = array(line.lane for line in sorted(lines, key=by_urgency)[:limit])
-        return self._jobs("lines", {"lanes": lanes, "suspects": suspects, "limit": limit})
-
-    def spots(self, lines: Sequence[Line], each: int, suspects: bool) -> dict[Any, list[Spot]]:
-        found: dict[Any, list[Spot]] = {line.lane: [] for line in lines}
-        for row in self._all("spots", (array(found), suspects, each)):
-            found[row[3]].append(Spot._make(row))
-        return found
-
-    def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:
-        """As many of each lane as stand there: what another pass is about to take is left to it."""
-        named = {spot.lane for spot in spots if spot.priority == AGED}
-        shares = Counter(spot.lane for spot in spots if spot.lane not in named)
-        found: dict[Any, list[Job]] = {lane: [] for lane in shares}
-        if shares:
-            for lane, *row in self._all("shares", (array(shares), array(shares.values()), suspects)):
-                found[lane].append(rows.to_job(row))
-        lines = {lane: iter(jobs) for lane, jobs in found.items()}
-        seqs = [spot.seq for spot in spots if spot.lane in named]
-        own = {job.seq: job for job in self.numbered(seqs)}
-        jobs = (own.get(s.seq) if s.lane in named else next(lines[s.lane], None) for s in spots)
-        return [job for job in jobs if job is not None]
-
-    def numbered(self, seqs: Sequence[int]) -> list[Job]:
-        found = {job.seq: job for job in self._jobs("numbered", (array(seqs),))} if seqs else {}
-        return [found[seq] for seq in seqs if seq in found]
-
-    def elders(self, lanes: Sequence[Any], each: int, suspects: bool) -> list[Elder]:
-        params = {"lanes": array(lanes), "each": each, "suspects": suspects}
-        return [Elder(Spot._make(row), since) for *row, since in self._all("elders", params)]
-
-    def lanes_of(self, queue: str, group: str | None = None) -> list[Any]:
-        if self._has_unlined:
-            self._line_up()
-        return [lane for (lane,) in self._all("lanes_of", {"queue": queue, "group": group})]
-
-    def lock_sizes(self, queues: Sequence[str]) -> None:
-        self._run("lock_sizes", (array(sorted(queues)),))
-
-    def group_size(self, queue: str, group: str) -> int:
-        return int(self._all("group_size", {"queue": queue, "group": group})[0][0])
-
-    def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
-        self._run("put_turns", (array(turns), array(turns.values()), queue))
-        self._run("put_round", {"queue": queue, "turn": round_, "last": max(turns.values())})
-        self.is_dirty = True
-
-    def end_round(self, queue: str) -> None:
-        self._run("end_round", (queue,))
-
-    def park(self, lines: Sequence[tuple[Line, float]], now: float) -> bool:
-        if not lines:
-            return False
-        columns = {
-            "lanes": array(line.lane for line, _ in lines),
-            "opened": array(line.opened for line, _ in lines),
-            "until": array(open_at for _, open_at in lines),
-        }
-        parked = self._all("park", columns | {"now": now})
-        self._marks = None
-        self.is_dirty |= bool(parked)
-        return bool(parked)
-
-    def open_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
-        if groups:
-            self._run("open_groups", [array(column) for column in zip(*groups, strict=True)])
-            self._marks = None
-
-    def open_queue(self, queue: str) -> None:
-        self._run("open_queue", (queue,))
-        self._marks = None
-
-    def open_due(self, now: float) -> None:
-        self._run("open_due", (now,))
-        self._marks = None
-
-    def pairs(self) -> list[tuple[str, str]]:
-        return self._all("waiting_pairs")
-
-    def is_drained(self, queue: str) -> bool:
-        return not self._all("queue_has_waiting", (queue,))
-
-    def marks(self) -> Marks:
-        """Asked once a pass, and again if it has changed when something is due.
-
-        Leases and deadlines that a pass writes are not over yet in that pass.
-        """
-        if self._marks is None:
-            self._marks = Marks(*self._all("marks")[0])
-        return self._marks
-
     def due(self, now: float, limit: int) -> list[Job]:
         due = self._jobs("due", (now, limit))
-        self.expect(len(due))
+        if not self.has_gates:  # where there are, some may keep the place they had
+            self.expect(len(due))
         return due
 
     def expired(self, now: float, limit: int) -> list[Job]:
@@ -372,8 +265,11 @@ class PostgresTables(Timetable):
         self._run("remember", (worker, now, rows.text(claims)))
 
     def recall(self, worker: str, nonce: str) -> Sequence[Ref] | None:
-        found = self._all("recall", (worker,))
-        return rows.to_refs(found[0][0], nonce) if found else None
+        if worker not in self._recalled:
+            found = self._all("recall", (worker,))
+            self._recalled[worker] = found[0][0] if found else None
+        refs = self._recalled[worker]
+        return None if refs is None else rows.to_refs(refs, nonce)
 
     def beat(self, beat: Beat, now: float) -> None:
         if beat.gone:
@@ -457,7 +353,7 @@ class PostgresTables(Timetable):
         if last:
             flat = [(*lane, name, change) for lane, d in sums.items() for name, change in d.items()]
             if flat:
-                self._run("fold", [array(column) for column in zip(*flat, strict=True)])
+                self._run("fold", columns(flat))
             self._run("folded", (last,))
 
 

@@ -5,15 +5,12 @@ from typing import Any
 
 from errandry.core.schedule import Schedule
 from errandry.store import row as rows
-from errandry.store.postgres.array import array
-from errandry.store.postgres.gates import Gates
-from errandry.store.tables import Marks
+from errandry.store.postgres.array import array, columns
+from errandry.store.postgres.lanes import Lanes
 
 
-class Timetable(Gates):
+class Timetable(Lanes):
     """Part of what `store.tables.Tables` asks for."""
-
-    _marks: Marks | None = None
 
     def schedule(self, name: str) -> Schedule | None:
         found = self._schedules("lock_schedule" if self._writes else "schedules", (array([name]),))
@@ -29,14 +26,13 @@ class Timetable(Gates):
         return self._schedules("ticking", (now, limit))
 
     def put_schedules(self, schedules: Sequence[Schedule]) -> None:
-        columns = zip(*map(rows.from_schedule, schedules), strict=True)
-        self._run("put_schedules", [array(column) for column in columns])
-        self._marks = None
+        self._run("put_schedules", columns(map(rows.from_schedule, schedules)))
+        self._forget_marks()
         self.is_dirty = True
 
     def drop_schedule(self, name: str) -> None:
         self._run("drop_schedule", (name,))
-        self._marks = None
+        self._forget_marks()
         self.is_dirty = True
 
     def _schedules(self, name: str, bindings: Any) -> list[Schedule]:

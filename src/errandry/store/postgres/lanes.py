@@ -1,0 +1,248 @@
+"""Lanes of waiting jobs in PostgreSQL: who stands in line, who is next, and when something is due. No rules.
+
+What a claim is going to ask is foreseen from the one before: mostly the same lanes have jobs. So a worker at
+rest finds out in one round trip, and has, what came in.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from errandry.core.command import Claim
+from errandry.core.job import Job
+from errandry.core.pick import AGED, Elder, Line, Spot, by_urgency
+from errandry.core.state import SCHEDULED, WAITING
+from errandry.store import row as rows
+from errandry.store.postgres.array import array, columns
+from errandry.store.postgres.gates import Gates
+from errandry.store.postgres.wire import Params, Wire
+from errandry.store.tables import Change, Marks
+
+UNLINED_MAX = 1_000
+SHAPES = 10
+"""So many kinds of claims are remembered."""
+
+Shape = tuple[tuple[str, ...] | None, tuple[str, ...] | None, tuple[str, ...]]
+"""The queues and tasks of a claim, and those it leaves out."""
+
+
+class Lanes(Gates):
+    """Part of what `store.tables.Tables` asks for."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(wire)
+        self._has_groups = self._has_unlined = False
+        self._marks: Marks | None = None
+        self._lanes: dict[tuple[str, str, str], int] = {}
+        self._before: dict[Shape, list[Line]] = {}
+        self._counted: dict[str, int] = {}
+        self._left: Counter[str] = Counter()
+
+    def _ask_lanes(self, keys: Iterable[tuple[str, str, str]]) -> None:
+        """Of jobs that are going to stand in line."""
+        self._ask("share_lanes", columns(keys))
+
+    def _stand_in_line(self, jobs: Iterable[Job]) -> None:
+        """Hold the lanes of these jobs, marked: they may have waiting jobs."""
+        moments = {(job.queue, job.task, job.group): job.updated_at for job in jobs}
+        self._has_groups |= any(group for _, _, group in moments)
+        for name in ("share_lanes", "mark_lanes"):
+            keys = [key for key in moments if key not in self._lanes]
+            if not keys:
+                return
+            when = [] if name == "share_lanes" else [max(moments.values())]
+            found = self._all(name, [*when, *columns(keys)])
+            self._lanes |= {(queue, *rest): lane for lane, queue, *rest in found}
+
+    def _line_up(self) -> None:
+        """Give those their lane who were inserted in transactions that could not mark it."""
+        jobs = self._jobs("unlined", (UNLINED_MAX,))
+        self._stand_in_line(jobs)
+        lanes = [self._lanes[job.queue, job.task, job.group] for job in jobs]
+        self._run("line_up", (array(job.seq for job in jobs), array(lanes)))
+        self._unask("open_lanes", "line", "lines")
+        self._counted = {}
+        self._has_unlined = False
+
+    def _foresee_claims(self, claims: Sequence[Claim], is_alone: bool, has_news: bool) -> None:
+        """Ask what these are going to ask, unless the pass has news for them; alone, have the jobs at once.
+
+        With others there may be a lock to be waited for, which must not be done with jobs in hand.
+        """
+        if not claims or self.has_gates or self._has_groups:
+            return
+        for claim in claims:
+            self._ask("recall", (claim.worker,))
+        self._ask("marks")
+        [claim, *more] = claims
+        if has_news or more or claim.order is not None or claim.batches:
+            return
+        self._ask("open_lanes", self._open(claim, (), (), claim.limit + 1))
+        lines = self._before.get(_shape(claim), [])
+        if is_alone and lines:
+            self._ask(*_best(lines, claim.limit, claim.suspects != 0))
+        for queue in {line.queue for line in lines}:
+            self._counted[queue] = claim.limit + 1
+            self._ask("backlog", _backlog(queue, claim.limit + 1))
+
+    def _watch(self, changes: Iterable[Change]) -> list[Job]:
+        """The jobs that come in line; what was foreseen otherwise is forgotten."""
+        coming: list[Job] = []
+        is_other = False
+        for before, after in changes:
+            if after is not None and after.state is WAITING:
+                coming.append(after)
+            elif before is not None and before.state is WAITING:
+                self._left[before.queue] += 1
+                is_other = True
+            if SCHEDULED in (before and before.state, after and after.state):
+                self._forget_marks()
+        if coming or is_other:
+            self._unask("open_lanes", "line", "lines")
+        self._unask("lock_live", "any_ended")
+        if coming:
+            self._counted = {}
+        return coming
+
+    def _forget_marks(self) -> None:
+        self._marks = None
+        self._unask("marks")
+
+    def _open(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> dict[str, Any]:
+        return {
+            "queues": None if claim.queues is None else array(claim.queues),
+            "tasks": None if claim.tasks is None else array(claim.tasks),
+            "without": array([*claim.without, *tasks]),
+            "closed": array(queues),
+            "suspects": claim.suspects != 0,
+            "limit": None if self.has_gates or claim.order is not None else claim.limit,
+            "width": width,
+        }
+
+    def lines(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> list[Line]:
+        if self._has_unlined:
+            self._line_up()
+        params = self._open(claim, queues, tasks, width)
+        if not self._has_groups:
+            found = [Line._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in self._all("open_lanes", params)]
+            if found:
+                self._before = {**dict(islice(self._before.items(), SHAPES - 1)), _shape(claim): found}
+            return found
+        while True:
+            found = [Line._make((*row[:7], row[7:])) for row in self._all("turns", params)]
+            behind = [line.lane for line in found if line.turn < line.round]
+            if not behind or not self._all("catch_up", (array({line.queue for line in found}),)):
+                return found
+
+    def best(self, lines: Sequence[Line], limit: int, suspects: bool) -> list[Job]:
+        return self._jobs(*_best(lines, limit, suspects)) if lines else []
+
+    def spots(self, lines: Sequence[Line], each: int, suspects: bool) -> dict[Any, list[Spot]]:
+        found: dict[Any, list[Spot]] = {line.lane: [] for line in lines}
+        for row in self._all("spots", (array(found), suspects, each)):
+            found[row[3]].append(Spot._make(row))
+        return found
+
+    def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:
+        """As many of each lane as stand there: what another pass is about to take is left to it."""
+        named = {spot.lane for spot in spots if spot.priority == AGED}
+        shares = Counter(spot.lane for spot in spots if spot.lane not in named)
+        found: dict[Any, list[Job]] = {lane: [] for lane in shares}
+        if shares:
+            for lane, *row in self._all("shares", (array(shares), array(shares.values()), suspects)):
+                found[lane].append(rows.to_job(row))
+        lines = {lane: iter(jobs) for lane, jobs in found.items()}
+        seqs = [spot.seq for spot in spots if spot.lane in named]
+        own = {job.seq: job for job in self.numbered(seqs)}
+        jobs = (own.get(s.seq) if s.lane in named else next(lines[s.lane], None) for s in spots)
+        return [job for job in jobs if job is not None]
+
+    def numbered(self, seqs: Sequence[int]) -> list[Job]:
+        found = {job.seq: job for job in self._jobs("numbered", (array(seqs),))} if seqs else {}
+        return [found[seq] for seq in seqs if seq in found]
+
+    def elders(self, lanes: Sequence[Any], each: int, suspects: bool) -> list[Elder]:
+        params = {"lanes": array(lanes), "each": each, "suspects": suspects}
+        return [Elder(Spot._make(row), since) for *row, since in self._all("elders", params)]
+
+    def lanes_of(self, queue: str, group: str | None = None) -> list[Any]:
+        if self._has_unlined:
+            self._line_up()
+        return [lane for (lane,) in self._all("lanes_of", {"queue": queue, "group": group})]
+
+    def lock_sizes(self, queues: Sequence[str]) -> None:
+        self._run("lock_sizes", (array(sorted(queues)),))
+
+    def group_size(self, queue: str, group: str) -> int:
+        return int(self._all("group_size", {"queue": queue, "group": group})[0][0])
+
+    def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
+        self._run("put_turns", (array(turns), array(turns.values()), queue))
+        self._run("put_round", {"queue": queue, "turn": round_, "last": max(turns.values())})
+        self.is_dirty = True
+
+    def end_round(self, queue: str) -> None:
+        self._run("end_round", (queue,))
+
+    def park(self, lines: Sequence[tuple[Line, float]], now: float) -> bool:
+        if not lines:
+            return False
+        columns = {
+            "lanes": array(line.lane for line, _ in lines),
+            "opened": array(line.opened for line, _ in lines),
+            "until": array(open_at for _, open_at in lines),
+        }
+        parked = self._all("park", columns | {"now": now})
+        self._forget_marks()
+        self.is_dirty |= bool(parked)
+        return bool(parked)
+
+    def open_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
+        if groups:
+            self._run("open_groups", columns(groups))
+            self._forget_marks()
+
+    def open_queue(self, queue: str) -> None:
+        self._run("open_queue", (queue,))
+        self._forget_marks()
+
+    def open_due(self, now: float) -> None:
+        self._run("open_due", (now,))
+        self._forget_marks()
+
+    def pairs(self) -> list[tuple[str, str]]:
+        return self._all("waiting_pairs")
+
+    def is_drained(self, queue: str) -> bool:
+        """Whether none waits any more; or no more waited, as far as was counted, than have left since."""
+        counted, left = self._counted.pop(queue, 0), self._left[queue]
+        if counted <= left:
+            counted, left = 1, 0
+        [(waiting,)] = self._all("backlog", _backlog(queue, counted))
+        return bool(waiting <= left)
+
+    def marks(self) -> Marks:
+        """Asked once a pass, and again if it has changed when something is due.
+
+        Leases and deadlines that a pass writes are not over yet in that pass.
+        """
+        if self._marks is None:
+            self._marks = Marks(*self._all("marks")[0])
+        return self._marks
+
+
+def _shape(claim: Claim) -> Shape:
+    return claim.queues, claim.tasks, claim.without
+
+
+def _best(lines: Sequence[Line], limit: int, suspects: bool) -> tuple[str, Params]:
+    """The statement for the first jobs of these lanes."""
+    if len(lines) == 1:
+        return "line", (lines[0].lane, suspects, limit)
+    lanes = sorted(line.lane for line in sorted(lines, key=by_urgency)[:limit])
+    return "lines", {"lanes": array(lanes), "suspects": suspects, "limit": limit}
+
+
+def _backlog(queue: str, bound: int) -> Params:
+    return {"queue": queue, "bound": bound}

@@ -1,0 +1,48 @@
+"""What the tables are made of: statements run by name, and questions asked before their answers are needed.
+
+In a pass nothing is waited for but answers. What is known to be asked is asked at once, in one round trip.
+"""
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from errandry.core.job import Job
+from errandry.store import row as rows
+from errandry.store.postgres.wire import Params, Reply, Wire
+
+
+class Talk:
+    """Runs statements over a wire."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._asked: dict[tuple[str, Hashable], Reply] = {}
+        self.is_dirty = False
+
+    def _ask(self, name: str, params: Params = ()) -> None:
+        """Put a question that `_all` will put again; if it does not, that has only cost some time."""
+        key = _key(name, params)
+        if key not in self._asked:
+            self._asked[key] = self._wire.send(name, params)
+
+    def _unask(self, *names: str) -> None:
+        """The answers to these questions are no longer right."""
+        self._asked = {key: reply for key, reply in self._asked.items() if key[0] not in names}
+
+    def _all(self, name: str, params: Params = ()) -> list[Any]:
+        asked = self._asked.pop(_key(name, params), None) if self._asked else None
+        return self._wire.fetch(asked or self._wire.send(name, params))
+
+    def _planned_anew(self, name: str, params: Params) -> list[Any]:
+        """The same of a statement whose plan depends on what it is given."""
+        return self._wire.fetch(self._wire.send(name, params, plan_anew=True))
+
+    def _jobs(self, name: str, params: Params) -> list[Job]:
+        return [rows.to_job(row) for row in self._all(name, params)]
+
+    def _run(self, name: str, params: Params = ()) -> None:
+        self._wire.send(name, params)
+
+
+def _key(name: str, params: Params) -> tuple[str, Hashable]:
+    return name, tuple(params.values() if isinstance(params, Mapping) else params)
