@@ -4,19 +4,17 @@
     python -m bench.lanes rate       1,000 jobs a second by four processes: the mean, and the fullest window
     python -m bench.lanes limit      draining with a limit that does not bind, beside draining without
 
-PostgreSQL is `$ERRANDRY_BENCH_POSTGRES`, or else left out. Processes claim and settle; there are no handlers.
+Processes claim and settle; there are no handlers.
 """
 
 import asyncio
 import multiprocessing
-import os
 import statistics
 import sys
-import tempfile
 import time
 from bisect import bisect_left
-from pathlib import Path
 
+from bench.stores import empty
 from errandry.core.answer import Claims
 from errandry.core.command import Claim, Complete, Insert, Ref, Settle
 from errandry.core.gate import GateKind, PutRule
@@ -28,13 +26,6 @@ from errandry.store.url import store_at
 BATCH = 100
 RATE = Rate(1_000, 1.0, 100)
 PROCESSES = 4
-
-
-def urls(folder: Path) -> dict[str, str]:
-    found = {"sqlite": f"sqlite:///{folder / 'jobs.db'}"}
-    if postgres := os.environ.get("ERRANDRY_BENCH_POSTGRES"):
-        found["postgres"] = postgres
-    return found
 
 
 async def fill(store: Store, jobs: int, prefix: str) -> None:
@@ -136,8 +127,8 @@ def main(parts: list[str]) -> None:
     for name, figure in (("rate", rate), ("limit", limit)):
         if parts and name not in parts:
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            for kind, url in urls(Path(folder)).items():
+        with empty() as urls:
+            for kind, url in urls.items():
                 print(f"{name}, {kind}:")
                 asyncio.run(figure(url))
 

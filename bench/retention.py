@@ -10,19 +10,15 @@ than 50 ms for it. A shared machine makes some wait as long for nothing: how man
 
 import argparse
 import asyncio
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator
 from statistics import median, quantiles
 
-from bench.peers.server import SYNCED
+from bench.stores import STORES, empty
 from errandry import Errandry
 from errandry.core.answer import Claims, Kept
 from errandry.core.command import Claim, Complete, Insert, Ref, Resolve, Settle, Upkeep
 from errandry.core.job import Keep, NewJob
-from tests.store.server import Server
 
 JOBS = 1_000_000
 SLICE = 5_000
@@ -94,30 +90,13 @@ def _said(waits: list[float]) -> str:
     )
 
 
-@contextmanager
-def _urls(names: list[str]) -> Iterator[list[str]]:
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="errandry-bench-", dir=".")))
-        made = {
-            "sqlite": lambda: f"sqlite:///{folder.absolute()}/jobs.db",
-            "postgres": lambda: _server(stack),
-        }
-        yield [made[name]() for name in names]
-
-
-def _server(stack: ExitStack) -> str:
-    server = Server(**SYNCED)
-    stack.callback(server.remove)
-    return server.fresh()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("stores", nargs="*", choices=["sqlite", "postgres"], default=["sqlite", "postgres"])
+    parser.add_argument("stores", nargs="*", choices=STORES, default=STORES)
     parser.add_argument("--jobs", type=int, default=JOBS)
     options = parser.parse_args()
-    with _urls(options.stores) as urls:
-        for url in urls:
+    with empty(options.stores) as urls:
+        for url in urls.values():
             asyncio.run(measured(url, options.jobs))
 
 

@@ -18,7 +18,8 @@ class Mutant(NamedTuple):
     words: str = ""
 
 
-MOVE, APPLY, LEDGER = "core/move.py", "store/apply.py", "store/ledger.py"
+MOVE, PERMIT = "core/move.py", "core/permit.py"
+APPLY, CLAIMING, INSERT, LEDGER = "store/apply.py", "store/claiming.py", "store/insert.py", "store/ledger.py"
 TABLES, QUERIES = "store/sqlite/tables.py", "store/sqlite/queries.sql"
 
 MUTANTS = [
@@ -129,7 +130,7 @@ MUTANTS = [
     Mutant(
         "nonce_repeat",
         "a claim sent again takes more jobs",
-        APPLY,
+        CLAIMING,
         "    if refs is not None:\n",
         "    if False:\n",
         words="sent_again",
@@ -138,16 +139,16 @@ MUTANTS = [
         "settle_repeat",
         "an outcome sent again is refused",
         APPLY,
-        "_is_repeat(job, outcome.move):\n        return ALREADY",
-        "False:\n        return ALREADY",
+        "ALREADY if _is_repeat(job, ref, outcome.move) else Lost(held)",
+        "Lost(held)",
         words="sent_again",
     ),
     Mutant(
         "id_idempotence",
         "an id can be inserted again",
-        APPLY,
-        "if ledger.get(new.id) is None:",
-        "if True:",
+        INSERT,
+        "    there = {new.id: new.id for new in jobs if ledger.get(new.id) is not None}\n",
+        "    there: dict[str, str] = {}\n",
         words="existed",
     ),
     Mutant(
@@ -162,8 +163,8 @@ MUTANTS = [
         "keep_0_totals",
         "removed jobs are not counted",
         LEDGER,
-        '    Move.REMOVE: "total.removed",\n',
-        "",
+        '            yield "total.moved_out" if move is Move.EDIT else "total.removed", 1\n',
+        "            pass\n",
         words="keep_0",
     ),
     Mutant(
@@ -211,9 +212,9 @@ MUTANTS = [
     Mutant(
         "lapsed_claim",
         "a claim takes a job that lapsed while it was held",
-        APPLY,
-        "            if job.deadline is not None and job.deadline <= now:\n",
-        "            if False:\n",
+        CLAIMING,
+        "        if job.deadline is not None and job.deadline <= now:\n",
+        "        if False:\n",
         words="lapsed",
     ),
     Mutant(
@@ -244,16 +245,15 @@ MUTANTS = [
     Mutant(
         "worker_gate",
         "a paused worker gets jobs all the same",
-        QUERIES,
-        "   AND NOT EXISTS (SELECT 1 FROM gates WHERE kind = 'worker' AND name = ?5)\n",
-        "   AND ?5 IS NOT NULL\n",
-        store="sqlite",
+        CLAIMING,
+        "    if permits is not None and permits.is_paused(GateKind.WORKER, command.worker):\n",
+        "    if False:\n",
         words="paused_worker",
     ),
     Mutant(
         "unique_key",
         "a unique key that is held is taken all the same",
-        "store/insert.py",
+        INSERT,
         "        holder = taken.get(slot) or ledger.holder(slot)\n",
         "        holder = None\n",
         words="keeps_its_key_from_others",
@@ -289,5 +289,61 @@ MUTANTS = [
         "        if link.outcome is None:\n            closed",
         "        if True:\n            closed",
         words="counts_once",
+    ),
+    Mutant(
+        "limit_of_the_held",
+        "a limit does not count the jobs that others hold",
+        PERMIT,
+        "limit - self._held[key]",
+        "limit",
+        words="held_than_the_limit",
+    ),
+    Mutant(
+        "limit_of_the_pass",
+        "a limit does not count what its own pass has taken",
+        PERMIT,
+        "            self._held[key] += 1\n",
+        "",
+        words="across_claims_of_one_pass",
+    ),
+    Mutant(
+        "rate_spent",
+        "a rate lets any number through",
+        PERMIT,
+        "spent(rate, self._tat(key), self._now, 1)",
+        "self._tat(key)",
+        words="burst_through or whoever_claims",
+    ),
+    Mutant(
+        "closed_gate",
+        "a queue or task that is paused or full gives jobs all the same",
+        PERMIT,
+        'if of is kind and self.room((of, name, "")) <= 0]',
+        'if of is kind and self.room((of, name, "")) < 0]',
+        words="paused_queue_or_task",
+    ),
+    Mutant(
+        "slow_down",
+        "a retry that asks for it does not close its group",
+        APPLY,
+        "    if isinstance(outcome, Retry) and outcome.pause_group:\n",
+        "    if False:\n",
+        words="close_its_group",
+    ),
+    Mutant(
+        "turns",
+        "a group that was served has its turn again at once",
+        CLAIMING,
+        "served(turns[group], rounds[job.queue], weight(*group))",
+        "(turns[group], rounds[job.queue])",
+        words="served_in_turn or turns_go_on",
+    ),
+    Mutant(
+        "full_queue",
+        "a queue takes more than its bound",
+        "store/room.py",
+        "        if coming[place] and over > 0:\n",
+        "        if False:\n",
+        words="full_queue_is_refused",
     ),
 ]

@@ -1,0 +1,217 @@
+"""Conveyor's page of the life of a job, as far as fetching goes: order, pauses, limits, locks, retries.
+
+The page's words in ours: a job's name is its task, delayed is scheduled, active is running, fetchNextJob is a
+Claim, a lock is a lease, attemptsMade is `attempts`, maxGlobalConcurrency is the limit of a queue. Its flows,
+its events and its repeated jobs have files of their own. Lines after > are the page's.
+"""
+
+from itertools import count
+from typing import Any
+
+import pytest
+
+from errandry.core.answer import HELD, WRITTEN, Cause, Claims, Lost, Renewed
+from errandry.core.command import Claim, Complete, Fail, Insert, Ref, Renew, Retry, Settle, Upkeep
+from errandry.core.event import Kind
+from errandry.core.gate import GateKind, Pause, PutRule, Resume
+from errandry.core.job import Failure, Job, NewJob, Order
+from errandry.core.retry import Backoff, Curve
+from errandry.core.rule import Rule
+from errandry.core.state import State
+from errandry.store.contract import Store
+from errandry.testing.clock import FakeClock
+
+_nonces = count()
+
+
+async def add(store: Store, name: str, job_id: str, **options: Any) -> None:
+    """> await queue.add(name, data, options)"""
+    await store.commit([Insert((NewJob(id=job_id, task=name, payload="{}", **options),))])
+
+
+async def fetch(store: Store, worker: str = "w", limit: int = 1, **options: Any) -> tuple[Job, ...]:
+    """> fetchNextJob()"""
+    claim = Claim(worker=worker, nonce=f"n{next(_nonces)}", limit=limit, **options)
+    [answer] = await store.commit([claim])
+    assert isinstance(answer, Claims), answer
+    return answer.jobs
+
+
+async def settle(store: Store, job: Job, outcome: Any = None) -> object:
+    [answer] = await store.commit([Settle(Ref(job.id, job.fence), outcome or Complete())])
+    return answer
+
+
+async def job_of(store: Store, job_id: str) -> Job:
+    [job] = await store.get([job_id])
+    assert job is not None
+    return job
+
+
+class TestFetching:
+    async def test_a_fetch_is_atomic(self, store: Store) -> None:
+        """> it selects a waiting job and sets its state to active with a lock in one transaction.
+        > This prevents two workers from claiming the same job."""
+        await add(store, "send-email", "a")
+
+        mine, others = await fetch(store, "mine", limit=5), await fetch(store, "others", limit=5)
+
+        assert [(job.id, job.state, job.worker) for job in mine] == [("a", State.RUNNING, "mine")]
+        assert mine[0].lease_until is not None
+        assert others == ()
+
+    async def test_priority(self, store: Store) -> None:
+        """> Priority: lower number = higher priority (default: 0)"""
+        await add(store, "mail", "usual")
+        await add(store, "mail", "late", priority=5)
+        await add(store, "report", "urgent", priority=-5)
+
+        assert [job.id for job in await fetch(store, limit=3)] == ["urgent", "usual", "late"]
+
+    async def test_fifo_by_default(self, store: Store) -> None:
+        """> FIFO/LIFO ordering: FIFO by default"""
+        for job_id in "abc":
+            await add(store, "mail", job_id)
+
+        assert [job.id for job in await fetch(store, limit=3)] == ["a", "b", "c"]
+
+    async def test_lifo_if_configured(self, store: Store) -> None:
+        """> LIFO if configured"""
+        for job_id in "abc":
+            await add(store, "mail", job_id, order=Order.LIFO)
+
+        assert [job.id for job in await fetch(store, limit=3)] == ["c", "b", "a"]
+
+    async def test_priority_goes_before_order(self, store: Store) -> None:
+        await add(store, "mail", "first", priority=1)
+        await add(store, "mail", "last", order=Order.LIFO, priority=1)
+        await add(store, "mail", "urgent")
+
+        assert [job.id for job in await fetch(store, limit=3)] == ["urgent", "last", "first"]
+
+    async def test_paused_job_names(self, store: Store) -> None:
+        """> Paused job names: skips paused job names"""
+        await add(store, "mail", "mail")
+        await add(store, "report", "report")
+        await store.commit([Pause(GateKind.TASK, "mail", by="ada")])
+
+        assert [job.id for job in await fetch(store, limit=5)] == ["report"]
+        assert (await job_of(store, "mail")).state is State.WAITING
+
+        await store.commit([Resume(GateKind.TASK, "mail")])
+        assert [job.id for job in await fetch(store, limit=5)] == ["mail"]
+
+    async def test_a_paused_queue(self, store: Store) -> None:
+        """> paused: Queue or job name paused · resumed: Queue or job name resumed"""
+        await add(store, "mail", "a", queue="emails")
+        await store.commit([Pause(GateKind.QUEUE, "emails", by="ada")])
+        assert await fetch(store, limit=5) == ()
+
+        await store.commit([Resume(GateKind.QUEUE, "emails")])
+        assert [job.id for job in await fetch(store, limit=5)] == ["a"]
+        kinds = [entry.event.kind for entry in (await store.events(None, 100)).entries]
+        assert [kind for kind in kinds if kind in (Kind.PAUSED, Kind.RESUMED)] == [Kind.PAUSED, Kind.RESUMED]
+
+    async def test_global_concurrency(self, store: Store) -> None:
+        """> Global concurrency: checks total active count before fetching
+        > maxGlobalConcurrency: 20, // max 20 active across all workers"""
+        await store.commit([PutRule(GateKind.QUEUE, "emails", Rule(limit=20))])
+        jobs = tuple(NewJob(id=str(n), task="mail", payload="{}", queue="emails") for n in range(30))
+        await store.commit([Insert(jobs)])
+
+        fetched = [job for worker in "abcd" for job in await fetch(store, worker, limit=8)]
+
+        assert len(fetched) == 20
+        assert await settle(store, fetched[0]) == WRITTEN
+        assert len(await fetch(store, "e", limit=8)) == 1
+
+    async def test_a_dead_worker_takes_no_permit_with_it(self, store: Store, clock: FakeClock) -> None:
+        """Not on the page: there an active job whose worker died counts until its stall is noticed."""
+        await store.commit([PutRule(GateKind.QUEUE, "default", Rule(limit=1))])
+        await add(store, "mail", "a")
+        await add(store, "mail", "b")
+        await fetch(store, "dead", lease=30.0)
+        assert await fetch(store, "alive") == ()
+
+        clock.advance(30.0)
+        await store.commit([Upkeep()])
+        assert len(await fetch(store, "alive", limit=5)) == 1
+
+
+class TestLocks:
+    async def test_renewal(self, store: Store, clock: FakeClock) -> None:
+        """> t=0s lock acquired (lockUntil = now + 30s) · t=15s renewed · t=30s renewed · t=40s completes"""
+        await add(store, "video", "a")
+        [job] = await fetch(store, lease=30.0)
+        for _ in range(2):
+            clock.advance(15.0)
+            [answer] = await store.commit([Renew((Ref(job.id, job.fence),), 30.0)])
+            assert answer == Renewed((HELD,))
+        clock.advance(10.0)
+
+        assert await settle(store, job) == WRITTEN
+        assert (await job_of(store, "a")).lease_until is None
+
+    async def test_a_stalled_job_is_back_in_line(self, store: Store, clock: FakeClock) -> None:
+        """> Jobs where lockUntil < now and state = active … are re-enqueued back to waiting
+        > A stalled event is emitted. The re-enqueued job will be picked up by another … worker"""
+        await add(store, "mail", "a")
+        [dead] = await fetch(store, "dead", lease=30.0)
+
+        clock.advance(30.0)
+        await store.commit([Upkeep()])
+
+        assert (await job_of(store, "a")).state is State.WAITING
+        kinds = [entry.event.kind for entry in (await store.events(None, 100)).entries]
+        assert kinds[-2:] == [Kind.STALLED, Kind.WAITING]
+        [again] = await fetch(store, "other")
+        assert (again.id, again.attempts, again.crashes) == ("a", 2, 1)
+        assert await settle(store, dead) == Lost(Cause.OTHER_FENCE)  # the page has no fence
+
+
+class TestRetries:
+    @pytest.mark.parametrize(
+        ("backoff", "delays"),
+        [
+            (Backoff(Curve.FIXED, 1.0, jitter=0.0), [1, 1, 1, 1]),
+            (Backoff(Curve.EXPONENTIAL, 1.0, jitter=0.0), [1, 2, 4, 8]),
+        ],
+    )
+    async def test_backoff(
+        self, store: Store, clock: FakeClock, backoff: Backoff, delays: list[float]
+    ) -> None:
+        """> fixed: 1s, 1s, 1s, 1s · exponential: 1s, 2s, 4s, 8s
+        > attemptsMade < attempts? yes → [delayed] (with backoff) → [waiting]; no → stays [failed]"""
+        await add(store, "unreliable-api", "a", max_attempts=5, backoff=backoff)
+        waits = []
+        for _ in range(4):
+            [job] = await fetch(store)
+            await settle(store, job, Retry(Failure(message="no")))
+            retried = await job_of(store, "a")
+            assert retried.state is State.SCHEDULED
+            assert retried.run_at is not None
+            waits.append(retried.run_at - clock.time())
+            clock.advance(waits[-1])
+
+        [job] = await fetch(store)
+        await settle(store, job, Retry(Failure(message="no")))
+
+        assert waits == pytest.approx(delays)
+        assert (await job_of(store, "a")).state is State.FAILED
+
+    async def test_completion(self, store: Store, clock: FakeClock) -> None:
+        """> The return value is stored as returnvalue · The completedAt timestamp is set"""
+        await add(store, "mail", "a")
+        [job] = await fetch(store)
+        clock.advance(2.0)
+        await settle(store, job, Complete('"sent"'))
+        done = await job_of(store, "a")
+
+        assert (done.state, done.result, done.finished_at) == (State.COMPLETED, '"sent"', clock.time())
+
+    async def test_an_error_that_is_final(self, store: Store) -> None:
+        await add(store, "mail", "a", max_attempts=5)
+        [job] = await fetch(store)
+        await settle(store, job, Fail(Failure(message="no such address")))
+
+        assert (await job_of(store, "a")).state is State.FAILED
