@@ -53,10 +53,10 @@ class Permits:
     def has_limits(self) -> bool:
         return any(gate.rule.limit is not None for gate in self._gates.values())
 
-    def is_plain(self, line: Line) -> bool:
-        """Whether no rule says anything about the jobs of this lane, but that it is open."""
-        rules = self._rule((GateKind.QUEUE, line.queue, "")), self._rule((GateKind.TASK, line.task, ""))
-        return not any(_PICKING.intersection(rule.given) for rule in rules)
+    def is_plain(self, line: Line, number: int) -> bool:
+        """Whether so many jobs of a lane without a group may go as they stand: there is room for all."""
+        queue, task = line.keys[:2]
+        return self._rule(queue).ageing is None and min(self.room(queue), self.room(task)) >= number
 
     def has_group_limit(self, queue: str, group: str) -> bool:
         return self._limits((GateKind.GROUP, queue, group))[0] is not None
@@ -148,4 +148,3 @@ class Permits:
 
 
 _LIMITING = frozenset(("limit", "rate", "group_limit", "group_rate"))
-_PICKING = frozenset((*_LIMITING, "ageing"))

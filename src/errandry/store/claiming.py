@@ -107,7 +107,7 @@ class _Take:
         """Take what is next; False if that changed nothing, so that another look is of no use."""
         wanted = replace(self._command, limit=self.room, suspects=self._suspects)
         lines = self._lines(wanted)
-        if self._is_plain(lines):
+        if self._is_plain(lines, wanted.limit):
             jobs = self._tables.best(lines, wanted.limit, wanted.suspects != 0)
         elif parked := self._park(lines):
             self._width = min(WIDEST, 2 * self._width)
@@ -130,11 +130,12 @@ class _Take:
         queues, tasks = self._permits.closed(GateKind.QUEUE), self._permits.closed(GateKind.TASK)
         return self._tables.lines(wanted, queues, tasks, self._width)
 
-    def _is_plain(self, lines: Sequence[Line]) -> bool:
-        """Whether the most urgent jobs of all lanes are next, and any number of them may go."""
+    def _is_plain(self, lines: Sequence[Line], number: int) -> bool:
+        """Whether the most urgent jobs of all lanes are next, and so many of them may go."""
         if self._ranks or any(line.group for line in lines):
             return False
-        return self._permits is None or all(map(self._permits.is_plain, lines))
+        permits = self._permits
+        return permits is None or all(permits.is_plain(line, number) for line in lines)
 
     def _park(self, lines: Sequence[Line]) -> bool:
         """Lay aside the lanes whose group nothing may be claimed of; whether there were some."""
