@@ -47,11 +47,16 @@ def start(folder: Path, url: str, **environment: str) -> subprocess.Popen[bytes]
     )
 
 
+def url_of(kind: str, folder: Path) -> str:
+    return f"sqlite:///{folder}/jobs.db" if kind == "sqlite" else server().fresh()
+
+
 @pytest.mark.slow("four workers, killed again and again")
 @pytest.mark.timeout(180)
-async def test_a_flow_of_two_thousand_over_workers_that_are_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_flow_of_two_thousand_over_workers_that_are_killed(tmp_path: Path, kind: str) -> None:
     (tmp_path / "app.py").write_text(APP)
-    url = f"sqlite:///{tmp_path}/jobs.db?durability=process"
+    url = url_of(kind, tmp_path)
     app = Errandry(url)
 
     @app.task
@@ -86,10 +91,13 @@ async def test_a_flow_of_two_thousand_over_workers_that_are_killed(tmp_path: Pat
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 @pytest.mark.parametrize("point", ["before_settle_commit", "after_settle_commit"])
-async def test_a_crash_around_the_settle_that_releases_the_parent(tmp_path: Path, point: str) -> None:
+async def test_a_crash_around_the_settle_that_releases_the_parent(
+    tmp_path: Path, point: str, kind: str
+) -> None:
     (tmp_path / "app.py").write_text(APP)
-    url = f"sqlite:///{tmp_path}/jobs.db"
+    url = url_of(kind, tmp_path)
     app = Errandry(url)
 
     @app.task

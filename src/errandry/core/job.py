@@ -46,8 +46,10 @@ class Keep(Struct, frozen=True, omit_defaults=True, gc=False):
     def __post_init__(self) -> None:
         for state in ("completed", "failed", "canceled"):
             check.span(f"keep.{state}", getattr(self, state))
-            if (last := getattr(self, f"last_{state}")) is not None:
-                check.whole(f"keep.last_{state}", last, 1, LAST_MAX)
+        if self.is_by_number:
+            for name in ("last_completed", "last_failed", "last_canceled"):
+                if (last := getattr(self, name)) is not None:
+                    check.whole(f"keep.{name}", last, 1, LAST_MAX)
 
     def last(self, state: State) -> int | None:
         """How many jobs of a task that ended in `state` stay; None: as many as there are."""

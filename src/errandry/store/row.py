@@ -1,6 +1,7 @@
 """Records as rows: the fields of a job, gate, edge in their order, parts as JSON, NULL where one is empty."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from msgspec import json as msgjson
@@ -34,8 +35,9 @@ _EMPTY = (None,) * 7
 _NOTHING = (None, None, None, (), (), (), None)
 _BOOLS = (False, True)
 
-_backoff = msgjson.Decoder(Backoff)
-_keep = msgjson.Decoder(Keep)
+# The same few options stand in very many rows.
+_backoff = lru_cache(maxsize=256)(msgjson.Decoder(Backoff).decode)
+_keep = lru_cache(maxsize=256)(msgjson.Decoder(Keep).decode)
 _progress = msgjson.Decoder(Progress)
 _tags = msgjson.Decoder(tuple[str, ...])
 _errors = msgjson.Decoder(tuple[AttemptError, ...])
@@ -74,7 +76,7 @@ def to_job(row: Sequence[Any]) -> Job:
 
 
 def to_keep(keep: str) -> Keep:
-    return _keep.decode(keep)
+    return _keep(keep)
 
 
 def from_gate(gate: Gate) -> Row:
@@ -138,8 +140,8 @@ def _parts(
     unique: str | None,
 ) -> Row:
     return (
-        _backoff.decode(backoff) if backoff else None,
-        _keep.decode(keep) if keep else None,
+        _backoff(backoff) if backoff else None,
+        _keep(keep) if keep else None,
         _progress.decode(progress) if progress else None,
         _tags.decode(tags) if tags else (),
         _errors.decode(errors) if errors else (),

@@ -13,7 +13,7 @@ from errandry.store.ledger import Ledger
 from errandry.store.tables import Tables
 
 BEFORE_CLAIM = 500
-PRUNED = 200
+PRUNED = 100
 """So many finished jobs go in a pass: nobody waits for that, but who settles meanwhile waits for the pass."""
 
 
