@@ -1,0 +1,134 @@
+"""Three workers and a schedule that ticks each second, killed and stopped at its ticks: each tick once."""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from errandry.core.answer import Claims, Kept
+from errandry.core.command import Claim, Upkeep
+from errandry.core.job import Job, NewJob
+from errandry.core.schedule import CatchUp, Overlap, Plan, PutSchedule, job_id
+from errandry.core.state import State
+from errandry.core.tick import origin
+from errandry.store.url import store_at
+from errandry.testing.clock import FakeClock
+from tests.faults.scene import Scene
+from tests.faults.test_pause import stop
+from tests.store.server import server
+
+LEASE = 1.5
+STILL = 4
+"""For so many ticks one of the workers stands still."""
+
+
+@pytest.mark.slow("twelve ticks of a second, and the time to recover")
+async def test_each_tick_runs_once_while_workers_are_killed_and_stopped(scene: Scene) -> None:
+    await survive(scene, seed=1, ticks=12)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(2, 5))
+async def test_each_tick_runs_once_for_longer(scene: Scene, seed: int) -> None:
+    await survive(scene, seed, ticks=60)
+
+
+async def survive(scene: Scene, seed: int, ticks: int) -> None:
+    dice = random.Random(seed)
+    options: dict[str, Any] = {"lease": LEASE, "upkeep_every": 0.3}
+    crew = [await scene.worker(**options) for _ in range(3)]
+    sleeper, *others = crew
+    call = scene.app.tasks["quick"].using(max_attempts=100, max_crashes=100).new()
+    first = (await scene.app.schedules.put("beat", call, "* * * * * *", catch_up="all")).tick
+    assert first is not None
+    for number in range(ticks):
+        await _at(first + number + dice.uniform(-0.02, 0.02))
+        if number == 1:
+            await stop(scene, sleeper)
+        elif number == 1 + STILL:
+            sleeper.go_on()
+        elif number % 2:
+            victim = dice.randrange(len(others))
+            others[victim].kill()
+            others[victim] = scene.start("work", options)
+    schedule = await scene.app.schedules.get("beat")
+    await scene.app.schedules.remove("beat")
+
+    found = (await scene.all_finished(limit=60)).jobs
+
+    ran = _ticks(found)
+    assert ran == [first + number for number in range(len(ran))], ran
+    assert len(ran) >= ticks - 3
+    assert schedule.missed == 0
+    assert [job.state for job in found] == [State.COMPLETED] * len(found)
+    twice = [job.id for job in found if len(scene.journal.started(job.id)) > 1 + job.crashes]
+    assert twice == []
+
+
+@pytest.mark.slow("workers that die in the pass of a tick")
+@pytest.mark.parametrize("point", ["before_claim_commit:2", "after_claim_commit:2"])
+async def test_a_worker_that_dies_with_its_tick_loses_none(scene: Scene, point: str) -> None:
+    call = scene.app.tasks["quick"].new()
+    first = (await scene.app.schedules.put("beat", call, "* * * * * *", catch_up="all")).tick
+    assert first is not None
+    dying = scene.start("work", {"lease": LEASE}, ERRANDRY_FAILPOINT=point)
+    assert await dying.over() < 0
+    await scene.worker(lease=LEASE)
+    await _at(first + 5)
+    await scene.app.schedules.remove("beat")
+
+    ran = _ticks((await scene.all_finished()).jobs)
+
+    assert ran == [first + number for number in range(len(ran))]
+    assert len(ran) >= 4
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("overlap", Overlap)
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_passes_that_come_at_a_tick_together_decide_about_it_once(
+    tmp_path: Path, kind: str, overlap: Overlap
+) -> None:
+    clock = FakeClock()
+    url = server().fresh() if kind == "postgres" else f"sqlite:///{tmp_path}/jobs.db?durability=process"
+    stores = [store_at(url, clock) for _ in range(3)]
+    for store in stores:
+        await store.open()
+    try:
+        job = NewJob(id="-", task="t", payload="{}")
+        plan = Plan(job=job, every=10.0, overlap=overlap, catch_up=CatchUp.ALL)
+        await stores[0].commit([PutSchedule("s", plan)])
+        claimed: list[Job] = []
+        for number in range(20):
+            clock.advance(10)
+            passes = [
+                store.commit([Upkeep(), Claim(worker=f"w{n}", nonce=f"{n}-{number}", limit=9, lease=1e6)])
+                for n, store in enumerate(stores)
+            ]
+            for kept, claims in await asyncio.gather(*passes):
+                assert isinstance(kept, Kept)
+                assert isinstance(claims, Claims)
+                claimed += claims.jobs
+        schedule = await stores[0].schedule("s")
+        assert schedule is not None
+        assert (schedule.tick, schedule.runs + schedule.missed) == (clock.time() + 10, 20)
+        once = [job_id("s", FakeClock().time() + 10)]
+        every = [job_id("s", FakeClock().time() + 10 * number) for number in range(1, 21)]
+        assert sorted(one.id for one in claimed) == (every if overlap is Overlap.ALLOW else once)
+    finally:
+        for store in stores:
+            await store.close()
+
+
+def _ticks(jobs: Sequence[Job]) -> list[float]:
+    return sorted(found.tick or 0.0 for job in jobs if (found := origin(job)) is not None)
+
+
+async def _at(moment: float) -> None:
+    """A tick is a moment of this host's clock: it has to be waited for."""
+    await asyncio.sleep(max(0.0, moment - time.time()))
