@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest pref
     DRIVERS,
     {"errandry.store.url"},
     {"errandry.unique"},
-    {"errandry.schedule"},
+    {"errandry.schedule", "errandry.version"},
     {
         f"errandry.{name}"
         for name in ("context", "handle", "hiding", "options", "outcome", "signature", "waiting")

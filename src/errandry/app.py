@@ -34,6 +34,7 @@ from errandry.store.contract import Bounds, Happened, Store
 from errandry.store.url import DEFAULT, store_at, without_password
 from errandry.sync import Sync
 from errandry.task import Request, Task, declared, named
+from errandry.version import versioned
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -335,6 +336,13 @@ class Errandry(Client):
         for hook in self._hooks:
             jobs = [_returned(hook, hook(job)) for job in jobs]
         return jobs
+
+    def _beside(self, record: Record, field: str) -> dict[str, Any]:
+        task = self.tasks.get(record.task)
+        if task is None or field != "payload":
+            return {}
+        metadata = versioned(record.metadata, task.rules.version)
+        return {} if metadata == record.metadata else {"metadata": metadata}
 
     def _document(self, record: Record, field: str, value: Any) -> str:
         task = self.tasks.get(record.task)

@@ -223,10 +223,14 @@ class Operations:
         commands: list[Edit | Resolve] = []
         for record in filter(None, found.values()):
             options[field] = self._document(record, field, value)
-            commands.append(kind(ids=(record.id,), query=meant, **options))
+            commands.append(kind(ids=(record.id,), query=meant, **options, **self._beside(record, field)))
         unknown = tuple((job_id, UnknownJob(job_id)) for job_id in found if found[job_id] is None)
         parts = await asyncio.gather(*[self._submit(command, Moved) for command in commands])
         return _unless_refused(ids, joined([Moved(refused=unknown), *parts]))
+
+    def _beside(self, record: Record, field: str) -> dict[str, Any]:  # noqa: ARG002 - for who knows tasks
+        """What else changes in a job with that document."""
+        return {}
 
     def _document(self, record: Record, field: str, value: Any) -> str:
         """`value` as it is stored in that field of a job."""

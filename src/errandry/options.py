@@ -85,6 +85,7 @@ class TaskOptions(JobOptions, total=False):
     on_invalid  what becomes of a job whose arguments the handler no longer takes: fail, or discard it
     run         process: in a process of its own; without it, a plain function runs in a thread of the worker
     memory      how much memory such a process may have while it runs the handler: "512 MB"
+    version     of its arguments: say the next number when you change them, see `upgrade`
     schedule    when to run it by itself: cron, "every 5 minutes", or Schedule(…); its arguments need defaults
     redact      arguments that are shown nowhere: not on the command line, in logs or in errors
     """
@@ -95,6 +96,7 @@ class TaskOptions(JobOptions, total=False):
     on_invalid: Literal["fail", "discard"]
     run: Literal["process"]
     memory: int | str
+    version: int
     schedule: str | timedelta | Schedule | None
     redact: tuple[str, ...] | list[str] | str
 

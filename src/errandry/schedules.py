@@ -29,6 +29,7 @@ from errandry.handle import Job
 from errandry.options import Moment, job_fields
 from errandry.schedule import Schedule, of_plan, schedule
 from errandry.task import Request, Task
+from errandry.version import versioned
 
 if TYPE_CHECKING:
     from errandry.app import Errandry
@@ -104,6 +105,8 @@ class Schedules:
         job = replace(before.plan.job, **job_fields(options or {}))
         if arguments is not None:
             job = replace(job, payload=self._sealed(name, job.task, self._written(job.task, arguments)))
+            if (known := self._app.tasks.get(job.task)) is not None:
+                job = replace(job, metadata=versioned(job.metadata, known.rules.version))
         plan = replace(of_plan(before.plan), **timing).plan(job)
         await self._app.engine.submit(PutSchedule(name, plan, before.owner, by))
         return await self.get(name)

@@ -35,6 +35,7 @@ from errandry.options import (
 from errandry.schedule import Schedule, schedule
 from errandry.signature import Signature
 from errandry.unique import Unique, word
+from errandry.version import FIRST, Upgrade, Upgrades, version, versioned
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -53,7 +54,8 @@ class Rules(Struct, frozen=True):
 
     With `retry_on`, other exceptions fail the job at once; those of `fail_on` always do. `memory` is what a
     process may have, in bytes. Arguments in `redact` are shown nowhere. With `batch`, one call is for up to
-    so many jobs, and the first of them waits for `linger` seconds for the others.
+    so many jobs, and the first of them waits for `linger` seconds for the others. `version` is that of its
+    arguments.
     """
 
     retry_on: tuple[type[Exception], ...] = (Exception,)
@@ -64,6 +66,7 @@ class Rules(Struct, frozen=True):
     redact: tuple[str, ...] = ()
     batch: int | None = None
     linger: float = 0.0
+    version: int = FIRST
 
 
 class Request(Struct, Generic[R_co], frozen=True):
@@ -105,6 +108,7 @@ class Task(Generic[P, R_co]):
         self.runner = Runner.PROCESS if rules.in_process else here
         self._base = _named_right(self.signature, base)
         self.schedule: Schedule | None = None
+        self.upgrades = Upgrades(self.name, rules.version)
         update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,7 +135,21 @@ class Task(Generic[P, R_co]):
         fields, arguments = self._base, self.signature.write(args, kwargs)
         if self.rules.redact:
             fields = fields | {"metadata": marked(fields.get("metadata"), self.rules.redact)}
+        if self.rules.version != FIRST:
+            fields = fields | {"metadata": versioned(fields.get("metadata"), self.rules.version)}
         return Request(new_job(self.app, self.name, fields, arguments), self)
+
+    def upgrade(self, version: int) -> Callable[[Upgrade], Upgrade]:
+        """Say how arguments of an older version become those of the next: `@send.upgrade(1)`.
+
+        The function takes them by name, as plain JSON values, and returns the others.
+        """
+
+        def add(step: Upgrade) -> Upgrade:
+            self.upgrades.add(version, step)
+            return step
+
+        return add
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Have it run by a worker. Returns when the job is durable."""
@@ -168,6 +186,7 @@ def declared(
         batch=_batch(options),
         linger=_linger(options),
         redact=_redact(function, options),
+        version=version("version", options.get("version", FIRST)),
     )
     base = job_fields({k: v for k, v in options.items() if k in JobOptions.__annotations__})
     task: Task[..., Any] = Task(app, function, name, rules, _checked(app, name, base))
@@ -227,7 +246,11 @@ def _linger(options: Mapping[str, Any]) -> float:
 
 def named(app: Enqueuer, task: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> NewJob:
     """A job of a task that is declared elsewhere: its worker checks the arguments."""
-    fields = _checked(app, task, job_fields(options))
+    given = dict(options)
+    number = version("version", given.pop("version", FIRST))
+    fields = _checked(app, task, job_fields(given))
+    if number != FIRST:
+        fields = fields | {"metadata": versioned(fields.get("metadata"), number)}
     return new_job(app, task, fields, to_json("arguments", dict(arguments)))
 
 

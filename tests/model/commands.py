@@ -289,6 +289,7 @@ class Chance:
         return Edit(
             **self.meant(self.seen.live),
             payload=self.of(None, None, None, "[7]", TOO_LARGE),
+            metadata=self.of(None, None, '{"errandry.version":2}'),
             priority=self.of(None, 3, -2),
             run_at=self.of(None, None, self.moment()),
             max_attempts=self.of(None, 1, 4),

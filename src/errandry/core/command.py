@@ -14,7 +14,7 @@ from errandry.core import check
 from errandry.core.batch import Batch
 from errandry.core.flow import Await, Edge, check_edges, check_jobs
 from errandry.core.gate import Pause, Pausing, PutRule, Resume
-from errandry.core.job import INSERT_MAX, Failure, Log, NewJob, Progress, check_tags
+from errandry.core.job import INSERT_MAX, METADATA_MAX, Failure, Log, NewJob, Progress, check_tags
 from errandry.core.operator import Operator
 from errandry.core.schedule import ScheduleCommand
 from errandry.core.state import Move, Reason, State
@@ -241,6 +241,7 @@ class Edit(Operator, frozen=True, gc=False):
     max_attempts: int | None = None
     tags: tuple[str, ...] | None = None
     queue: str | None = None
+    metadata: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -248,6 +249,8 @@ class Edit(Operator, frozen=True, gc=False):
             check.name("queue", self.queue)
         if self.payload is not None:
             check.document("payload", self.payload)
+        if self.metadata is not None:
+            check.sized("metadata", check.document("metadata", self.metadata), METADATA_MAX)
         if self.priority is not None:
             check.whole("priority", self.priority, -(2**31), 2**31 - 1)
         if self.run_at is not None:

@@ -23,6 +23,7 @@ RELEASES_MAX = 20
 LAST_MAX = 10_000
 """So many finished jobs of a task can be kept by number: to find the oldest that stays, they are counted."""
 INSERT_MAX = 20_000
+METADATA_MAX = 65_536
 
 
 class Order(StrEnum):
@@ -212,7 +213,7 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         if type(self.on_conflict) is not Conflict:
             raise InvalidValue("on_conflict", self.on_conflict, "must be Conflict.RETURN, RAISE or REPLACE")
         if self.metadata is not None:
-            check.sized("metadata", check.document("metadata", self.metadata), 65_536)
+            check.sized("metadata", check.document("metadata", self.metadata), METADATA_MAX)
         self._check_times()
 
     def _check_times(self) -> None:

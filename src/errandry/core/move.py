@@ -290,6 +290,7 @@ def edited(job: Job, edit: Edit, now: float) -> Job:
         to=_ready_state(job.open_children, run_at, now),
         run_at=run_at,
         payload=job.payload if edit.payload is None else edit.payload,
+        metadata=job.metadata if edit.metadata is None else edit.metadata,
         priority=job.priority if edit.priority is None else edit.priority,
         max_attempts=job.max_attempts if edit.max_attempts is None else edit.max_attempts,
         tags=job.tags if edit.tags is None else edit.tags,
@@ -301,7 +302,8 @@ def replaced(job: Job, new: NewJob, now: float) -> Job:
     """What a job is for, and when: from another that found its unique key held."""
     run_at = _run_at(new, now)
     ready = _ready_state(job.open_children, run_at, now)
-    return _moved(job, Move.EDIT, now, to=ready, run_at=run_at, payload=new.payload)
+    changes = {"run_at": run_at, "payload": new.payload, "metadata": new.metadata}
+    return _moved(job, Move.EDIT, now, to=ready, **changes)
 
 
 def postponed(job: Job, run_at: float, now: float) -> Job:

@@ -21,6 +21,7 @@ from errandry.errors import (
     SealBroken,
 )
 from errandry.task import Runner, Task
+from errandry.version import version_of
 from errandry.worker.attempt import Arguments, Attempts, Outcomes, failure
 from errandry.worker.children import Children
 from errandry.worker.options import WorkerOptions
@@ -157,6 +158,11 @@ class Executor:
             job = run.job
             try:
                 payload = self._app.codec.unseal(job.payload, about(job, "payload"))
+                if (version := version_of(job.metadata)) != task.rules.version:
+                    if version > task.rules.version:
+                        self._leave(run, self._newer(job, version))
+                        continue
+                    payload = task.upgrades.apply(payload, version)
                 arguments.append(task.signature.read(payload))
                 payloads.append(payload)
             except InvalidArguments as error:
@@ -203,6 +209,13 @@ class Executor:
         """Have what a run has noted written."""
         if run.batch.handler is not None:
             self._settler.note(run)
+
+    def _newer(self, job: Job, version: int) -> Outcome:
+        """Its arguments are of a version that only a newer program knows: that may come."""
+        log.info(
+            "job %s (%s) has arguments of version %d: another worker may know it", job.id, job.task, version
+        )
+        return Release(self._options.release_delay, Reason.NO_HANDLER)
 
     def _unknown(self, job: Job) -> Outcome:
         if self._options.on_unknown == "fail":

@@ -91,7 +91,7 @@ UPDATE errandry.live
        new.priority, place = new.place, run_at = new.run_at, attempts = new.attempts, max_attempts =
        new.max_attempts, releases = new.releases, crashes = new.crashes, open_children = new.open_children,
        children = new.children, parents = new.parents, deadline = new.deadline, fence = new.fence, worker = new.worker, lease_until = new.lease_until,
-       cancel_requested = new.cancel_requested, result = new.result, updated_at = new.updated_at, claimed_at =
+       cancel_requested = new.cancel_requested, result = new.result, metadata = new.metadata, updated_at = new.updated_at, claimed_at =
        new.claimed_at, started_at = new.started_at, progress = new.progress, tags = new.tags, errors =
        new.errors, logs = new.logs, lane = new.lane
   FROM (SELECT spot.ctid AS spot, given.*

@@ -45,7 +45,7 @@ UPDATE live
    SET queue = ?4, state = ?6, reason = ?8, settled = ?9, payload = ?10, priority = ?11, place = ?12, run_at = ?13,
        attempts = ?14, max_attempts = ?15, releases = ?16, crashes = ?17, open_children = ?19, children = ?20,
        parents = ?21, deadline = ?23, fence = ?24, worker = ?25, lease_until = ?26, cancel_requested = ?27,
-       result = ?28, updated_at = ?31, claimed_at = ?32, started_at = ?33, progress = ?38, tags = ?39,
+       result = ?28, metadata = ?29, updated_at = ?31, claimed_at = ?32, started_at = ?33, progress = ?38, tags = ?39,
        errors = ?40, logs = ?41, lane = ?43
  WHERE seq = ?1;
 

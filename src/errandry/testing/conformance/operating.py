@@ -162,11 +162,12 @@ class Operating:
     ) -> None:
         job = await given.waiting(tags=("old",), priority=3)
         clock.advance(5)
-        edit = Edit(ids=(job.id,), payload="[1]", max_attempts=9, tags=("new", "er"))
+        edit = Edit(ids=(job.id,), payload="[1]", metadata="{}", max_attempts=9, tags=("new", "er"))
 
         assert await ask.operate(store, edit) == Moved((job.id,))
 
-        edited = replace(job, payload="[1]", max_attempts=9, tags=("new", "er"), updated_at=clock.time())
+        edited = replace(job, payload="[1]", metadata="{}", max_attempts=9, updated_at=clock.time())
+        edited = replace(edited, tags=("new", "er"))
         assert await ask.current(store, job) == edited
 
     async def test_an_edit_can_take_all_tags_away(self, store: Store, given: Given) -> None:

@@ -302,15 +302,16 @@ class Replacing:
     async def test_the_holder_gets_the_payload_and_the_time(
         self, store: Store, clock: FakeClock, given: Given, state: State
     ) -> None:
-        holder = await given.brought(state, unique=KEY, payload="[1]", tags=("old",))
+        holder = await given.brought(state, unique=KEY, payload="[1]", metadata="[1]", tags=("old",))
         clock.advance(1)
 
-        new = given.job(unique=KEY, on_conflict=REPLACE, payload="[2]", delay=30.0, tags=("new",))
+        new = given.job(unique=KEY, on_conflict=REPLACE, payload="[2]", metadata="[2]", delay=30.0)
         answer = await ask.insert(store, new)
 
         assert answer == Inserted((holder.id,), frozenset({holder.id}), frozenset({holder.id}))
         job = await ask.current(store, holder)
         assert (job.payload, job.run_at, job.tags) == ("[2]", clock.time() + 30.0, ("old",))
+        assert job.metadata == "[2]", "it says of what version the arguments are, and which are not shown"
         assert job.state is (State.BLOCKED if state is State.BLOCKED else State.SCHEDULED)
         assert (job.seq, job.created_at, job.task) == (holder.seq, holder.created_at, holder.task)
 

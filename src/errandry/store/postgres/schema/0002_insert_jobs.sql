@@ -220,21 +220,21 @@ DECLARE
     changed jsonb;
 BEGIN
     WITH asked AS (
-        SELECT DISTINCT ON (holder) holder, job ->> 'payload' AS payload,
+        SELECT DISTINCT ON (holder) holder, job ->> 'payload' AS payload, job ->> 'metadata' AS metadata,
                coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8) AS run_at
           FROM jsonb_array_elements(replace_jobs.jobs) WITH ORDINALITY AS given (job, n)
          CROSS JOIN LATERAL (SELECT held ->> (job ->> 'id') AS holder) AS who
          WHERE job ->> 'on_conflict' = 'replace' AND holder IS NOT NULL AND holder <> job ->> 'id'
          ORDER BY holder, n DESC),
     found AS (
-        SELECT seq, state AS was, asked.payload, asked.run_at,
+        SELECT seq, state AS was, asked.payload, asked.metadata, asked.run_at,
                CASE WHEN open_children > 0 THEN 'blocked' WHEN asked.run_at > moment THEN 'scheduled' ELSE 'waiting' END AS will
           FROM asked JOIN errandry.live ON id = holder
          WHERE state IN ('blocked', 'scheduled', 'waiting')
          ORDER BY id FOR NO KEY UPDATE OF live),
     moved AS (
         UPDATE errandry.live
-           SET payload = found.payload, run_at = found.run_at, state = will, updated_at = moment,
+           SET payload = found.payload, metadata = found.metadata, run_at = found.run_at, state = will, updated_at = moment,
                place = CASE WHEN will <> 'waiting' THEN NULL WHEN was = 'waiting' THEN place
                             WHEN ordering = 'fifo' THEN nextval('errandry.number')
                             ELSE -nextval('errandry.number') END,

@@ -1,0 +1,185 @@
+"""Arguments of older and newer versions: upgraded step by step, or left to a worker that knows them."""
+
+from typing import Any
+
+import pytest
+
+from errandry import Errandry, State, Unique
+from errandry.core.state import Reason
+from errandry.errors import InvalidValue
+from errandry.store.memory import MemoryStore
+from errandry.testing import FakeClock, drain
+from errandry.version import KEY, version_of
+from tests.api.working import burst
+
+ran: list[tuple[str, str, bool]] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran() -> None:
+    ran.clear()
+
+
+def first(store: MemoryStore, clock: FakeClock) -> Errandry:
+    """The program as it was."""
+    jobs = Errandry(store=store, clock=clock)
+
+    @jobs.task
+    async def send(to: str) -> None:
+        ran.append((to, "", False))
+
+    return jobs
+
+
+def third(store: MemoryStore, clock: FakeClock) -> Errandry:
+    """The same two changes later."""
+    jobs = Errandry(store=store, clock=clock)
+
+    @jobs.task(version=3)
+    async def send(address: str, subject: str, html: bool = False) -> None:
+        ran.append((address, subject, html))
+
+    @send.upgrade(1)
+    def _named(old: dict[str, Any]) -> dict[str, Any]:
+        return {"address": old["to"], "text": "hi"}
+
+    @send.upgrade(2)
+    def _about(old: dict[str, Any]) -> dict[str, Any]:
+        return {"address": old["address"], "subject": old["text"].upper()}
+
+    return jobs
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> MemoryStore:
+    return MemoryStore(clock)
+
+
+async def test_older_arguments_are_upgraded_step_by_step(store: MemoryStore, clock: FakeClock) -> None:
+    old, new = first(store, clock), third(store, clock)
+    await old.enqueue("send", {"to": "ada"})
+    by_name = Errandry(store=store, clock=clock)
+    await by_name.enqueue("send", {"address": "bob", "text": "yo"}, version=2)
+    await new.enqueue("send", {"address": "cy", "subject": "news", "html": True})
+
+    await drain(new)
+
+    assert ran == [("ada", "HI", False), ("bob", "YO", False), ("cy", "news", True)]
+
+
+async def test_a_worker_releases_what_is_newer_than_it_knows(store: MemoryStore, clock: FakeClock) -> None:
+    old, new = first(store, clock), third(store, clock)
+    job = await new.enqueue("send", {"address": "ada", "subject": "news"})
+    assert version_of(job.record.metadata) == 3
+
+    await burst(old)
+
+    record = await new.record(job.id)
+    assert (record.state, record.attempts, record.releases) == (State.SCHEDULED, 0, 1)
+    assert record.run_at == clock.time() + 5
+    clock.advance(5)
+    await drain(new)
+    assert ran == [("ada", "news", False)]
+
+
+async def test_nobody_who_knows_it_ever_comes(store: MemoryStore, clock: FakeClock) -> None:
+    old, new = first(store, clock), third(store, clock)
+    job = await new.enqueue("send", {"address": "ada", "subject": "news"})
+    for _ in range(21):
+        await burst(old)
+        clock.advance(5)
+
+    record = await new.record(job.id)
+    assert (record.state, record.reason, ran) == (State.FAILED, Reason.NO_HANDLER, [])
+
+
+async def test_the_first_version_is_stored_nowhere(store: MemoryStore, clock: FakeClock) -> None:
+    job = await first(store, clock).enqueue("send", {"to": "ada"})
+
+    assert job.record.metadata is None
+
+
+async def test_a_step_nobody_has_written_leaves_arguments_as_they_are(jobs: Errandry) -> None:
+    @jobs.task(version=4)
+    async def send(to: str, subject: str = "hi") -> None:
+        ran.append((to, subject, False))
+
+    other = Errandry(store=jobs.store, clock=jobs.clock)
+    await other.enqueue("send", {"to": "ada"})
+    await drain(jobs)
+
+    assert ran == [("ada", "hi", False)]
+
+
+@pytest.mark.parametrize(
+    ("made", "why"), [(KeyError("to"), "raised KeyError: 'to'"), (["ada"], "returned ['ada'], not arguments")]
+)
+async def test_an_upgrade_that_goes_wrong_fails_the_job(jobs: Errandry, made: Any, why: str) -> None:
+    @jobs.task(version=2)
+    async def send(to: str) -> None: ...
+
+    @send.upgrade(1)
+    def _(old: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(made, Exception):
+            raise made
+        return made  # type: ignore[no-any-return]
+
+    other = Errandry(store=jobs.store, clock=jobs.clock)
+    job = await other.enqueue("send", {"too": "ada"})
+    await drain(jobs)
+
+    record = await jobs.record(job.id)
+    assert (record.state, record.reason) == (State.FAILED, Reason.INVALID_PAYLOAD)
+    assert f"its upgrade from version 1 {why}" in record.errors[-1].message
+
+
+async def test_arguments_that_are_edited_are_of_the_newest_version(
+    store: MemoryStore, clock: FakeClock
+) -> None:
+    old, new = first(store, clock), third(store, clock)
+    job = await old.enqueue("send", {"to": "ada"}, delay=5, metadata={"tenant": 7})
+
+    await new.edit(job.id, arguments={"address": "bob", "subject": "yo"})
+    clock.advance(5)
+    await drain(new)
+
+    assert ran == [("bob", "yo", False)]
+    assert (await new.record(job.id)).metadata == f'{{"tenant":7,"{KEY}":3}}'
+
+
+async def test_a_debounced_job_has_the_version_of_its_last_arguments(
+    store: MemoryStore, clock: FakeClock
+) -> None:
+    old, new = first(store, clock), third(store, clock)
+    debounced: dict[str, Any] = {"unique": Unique("mail", on_conflict="replace"), "delay": 5}
+    await old.enqueue("send", {"to": "ada"}, **debounced)
+    await new.enqueue("send", {"address": "bob", "subject": "yo"}, **debounced)
+    clock.advance(5)
+    await drain(new)
+
+    assert ran == [("bob", "yo", False)]
+
+
+async def test_a_schedule_that_was_put_before_goes_on(store: MemoryStore, clock: FakeClock) -> None:
+    old, new = first(store, clock), third(store, clock)
+    await old.schedules.put("all", old.tasks["send"].new(to="ada"), "every 10s")
+    clock.advance(10)
+    await drain(new)
+    await new.schedules.edit("all", arguments={"address": "bob", "subject": "yo"})
+    clock.advance(10)
+    await drain(new)
+
+    assert ran == [("ada", "HI", False), ("bob", "yo", False)]
+
+
+def test_what_makes_no_sense_is_refused(jobs: Errandry) -> None:
+    async def send(to: str) -> None: ...
+
+    for wrong in (0, "2", 1.5):
+        options: dict[str, Any] = {"version": wrong}
+        with pytest.raises(InvalidValue, match="version="):
+            jobs.task(**options)(send)
+    task = jobs.task(version=2)(send)
+    for number in (2, 3, 0):
+        with pytest.raises(InvalidValue, match="version="):
+            task.upgrade(number)(lambda old: old)
