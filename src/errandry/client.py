@@ -16,6 +16,7 @@ from errandry.core.command import (
     Insert,
     WorkerInfo,
 )
+from errandry.core.duration import moment, seconds
 from errandry.core.event import Event, Filter, Kind
 from errandry.core.flow import Edge
 from errandry.core.gate import Gate as Gating
@@ -25,10 +26,12 @@ from errandry.core.job import NewJob
 from errandry.core.query import parse, quoted
 from errandry.core.rule import Overflow
 from errandry.core.state import State
+from errandry.core.stats import Stats, stats
 from errandry.core.why import Facts, Why, why
 from errandry.errors import InvalidValue, QueueFull, UnknownJob
 from errandry.gates import Gate
 from errandry.operations import Operations
+from errandry.options import Moment, Span
 from errandry.queue import Queue
 from errandry.store.backlog import Limits
 from errandry.store.contract import GroupInfo, Happened, QueueInfo, Store
@@ -153,6 +156,24 @@ class Client(Operations):
     async def totals(self) -> dict[str, dict[str, int]]:
         """For each queue: what ever happened in it."""
         return await self.engine.call(self.store.totals)
+
+    async def stats(
+        self,
+        last: Span = "1 hour",
+        *,
+        until: Moment | None = None,
+        queue: str | None = None,
+        task: str | None = None,
+    ) -> Stats:
+        """How many jobs ended how, and how long they waited and ran, in the time up to now or to `until`.
+
+        They are kept by the minute for three hours, by the hour for eight days, by the day for 400 days.
+        """
+        end = self.clock.time() if until is None else moment("until", until)
+        since = max(0.0, end - seconds(last, "last"))
+        figures = await self.engine.call(self.store.stats, since, end)
+        wanted = [one for one in figures if queue in (None, one.queue) and task in (None, one.task)]
+        return stats(wanted, since, end)
 
     async def queues(self) -> builtins.list[QueueInfo]:
         return await self.engine.call(self.store.queues)

@@ -62,8 +62,12 @@ class Pair:
     ) -> None:
         self.loop = asyncio.new_event_loop()
         self.make, self.ids = make, ids
-        self.reads = [*([read] for read in READS), *(["cancels", worker] for worker in workers)]
+        self.reads: list[list[Any]] = [
+            *([read] for read in READS),
+            *(["cancels", worker] for worker in workers),
+        ]
         self.reads += [["children", one] for one in ids[::4]]
+        self.reads.append(["stats", 0.0, 1e11])
         self.model = MemoryStore(clock, bounds)
         self.stores = [make(), make()]
         self.turns = Random(1)

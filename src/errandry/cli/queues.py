@@ -11,6 +11,7 @@ from errandry.cli.command import Group
 from errandry.cli.record import COLORS
 from errandry.cli.rules import RULES
 from errandry.cli.session import Session, client
+from errandry.cli.stats import stats
 from errandry.cli.table import Cell, Column
 from errandry.core.duration import rough
 from errandry.core.gate import GateKind
@@ -19,8 +20,6 @@ from errandry.core.state import State
 if TYPE_CHECKING:
     from errandry.app import Errandry
     from errandry.gates import Gate
-
-TOTALS = ("inserted", "completed", "failed", "canceled", "retried", "expired", "removed")
 
 
 @click.group(cls=Group)
@@ -57,23 +56,6 @@ async def ls(session: Session, jobs: "Errandry") -> None:
         session.talk(f"The task {name} was paused {gate.said(pausing, now)}.")
     if any(one.ruling is not None or one.group for one in await jobs.rules()):
         session.talk("Some have rules: see errandry queues rules.")
-
-
-@queues.command("stats")
-@client
-async def stats(session: Session, jobs: "Errandry") -> None:
-    """Count what ever happened in each queue."""
-    totals = await jobs.totals()
-    if session.json:
-        for queue, counters in totals.items():
-            session.data({"queue": queue, **counters})
-        return
-    if not totals:
-        session.talk("There are no queues: nothing was ever enqueued.")
-        return
-    heads = [Column("QUEUE", gives=True), *(Column(name.upper(), right=True) for name in TOTALS)]
-    rows = [(queue, *(f"{counters.get(name, 0):,}" for name in TOTALS)) for queue, counters in totals.items()]
-    table.show(session, heads, rows)
 
 
 @queues.command("pause")
@@ -115,5 +97,5 @@ def _gates(
     return gates
 
 
-for command in (*BULK, *RULES):
+for command in (stats, *BULK, *RULES):
     queues.add_command(command)

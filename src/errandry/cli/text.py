@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from unicodedata import east_asian_width
 
 from errandry.core.duration import rough
 
+BARS = "▁▂▃▄▅▆▇█"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-([0-9a-f]{12})")
 
 
@@ -52,6 +54,12 @@ def local(at: float) -> str:
 
 def number(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
+def curve(values: Sequence[float]) -> str:
+    """Values as bars beside each other, the largest the full height; nothing where all are zero."""
+    most = max(values, default=0.0)
+    return "".join(BARS[round(value / most * (len(BARS) - 1))] for value in values) if most else ""
 
 
 def width(text: str) -> int:

@@ -20,13 +20,15 @@ from errandry.cli.command import Command
 from errandry.cli.gate import said
 from errandry.cli.record import COLORS, error_line, note
 from errandry.cli.session import Session, client
+from errandry.cli.stats import took
 from errandry.cli.table import Cell, Column, Row
-from errandry.cli.text import ago, fitted, local, number, short_id
+from errandry.cli.text import ago, curve, fitted, local, number, short_id
 from errandry.cli.workers import busy, status
 from errandry.core.command import Beat, WorkerInfo
 from errandry.core.duration import rough
 from errandry.core.job import Job
 from errandry.core.state import State
+from errandry.core.stats import Times
 from errandry.core.why import slots_taken
 from errandry.errors import ErrandryError
 from errandry.store.contract import QueueInfo
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
     from errandry.app import Errandry
 
 RATES = ("inserted", "completed", "failed", "retried")
-BARS = "▁▂▃▄▅▆▇█"
 HISTORY = 60
+LATELY = "5 minutes"
 HELD_MAX = 500
 FAILED_MAX = 50
 
@@ -51,6 +53,7 @@ class Look(Struct, frozen=True):
     held: list[Job]
     failed: Sequence[Job]
     totals: Mapping[str, int]
+    times: Mapping[str, Times]
 
 
 class Section(Struct, frozen=True):
@@ -160,10 +163,10 @@ class View:
         counts = f"{number(len(look.workers), 'worker')}, {running:,}{more} running{mark}"
         yield style(fitted(f"errandry  {local(look.at)}  {counts}  {self._url}", width), bold=True)
         rates = [f"{name} {_rate(self._looks, name):,.0f}/s" for name in RATES]
-        curve = _curve(
-            [_step(a, b, "completed") for a, b in zip(self._looks, list(self._looks)[1:], strict=False)]
-        )
-        yield fitted(f"{'  '.join(rates)}  {curve}", width)
+        rates += [f"{what} p99 {took(own)}" for what, own in look.times.items() if own.count]
+        looks = list(self._looks)
+        bars = curve([_step(a, b, "completed") for a, b in zip(looks, looks[1:], strict=False)])
+        yield fitted(f"{'  '.join(rates)}  {bars}", width)
         yield ""
 
     def _body(self, look: Look, width: int, height: int) -> Iterator[str]:
@@ -183,6 +186,7 @@ async def _look(jobs: "Errandry") -> Look:
     for counters in (await jobs.totals()).values():
         for name, count in counters.items():
             totals[name] = totals.get(name, 0) + count
+    lately = (await jobs.stats(LATELY)).total
     return Look(
         jobs.clock.time(),
         jobs.clock.monotonic(),
@@ -191,6 +195,7 @@ async def _look(jobs: "Errandry") -> Look:
         await jobs.held(HELD_MAX),
         (await jobs.list("state:failed", limit=FAILED_MAX)).jobs,
         totals,
+        {"wait": lately.wait, "run": lately.run},
     )
 
 
@@ -287,8 +292,3 @@ def _step(before: Look, after: Look, name: str) -> float:
 def _rate(looks: Sequence[Look], name: str) -> float:
     """How many a second, over the last few looks."""
     return _step(looks[-min(len(looks), 4)], looks[-1], name) if len(looks) > 1 else 0.0
-
-
-def _curve(values: Sequence[float]) -> str:
-    most = max(values, default=0.0)
-    return "".join(BARS[round(value / most * (len(BARS) - 1))] for value in values) if most else ""

@@ -39,6 +39,7 @@ from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.rule import Rate
 from errandry.core.schedule import Schedule, ScheduleCommand
+from errandry.core.stats import Figure
 from errandry.store.health import Finding
 
 _ORDER: tuple[type, ...] = (
@@ -184,6 +185,9 @@ class Store(Protocol):
 
     async def totals(self) -> dict[str, dict[str, int]]:
         """For each queue, over its life: inserted, completed, failed, canceled, retried, expired, removed."""
+
+    async def stats(self, since: float, until: float) -> builtins.list[Figure]:
+        """What happened then, counted by the minute, the hour or the day: as far back as they are kept."""
 
     async def queues(self) -> builtins.list[QueueInfo]:
         """Every queue that has jobs, has had some, or is paused."""

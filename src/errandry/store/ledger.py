@@ -13,13 +13,15 @@ from errandry.core.job import Job
 from errandry.core.move import holder_of, place, slot_of
 from errandry.core.permit import Permits
 from errandry.core.rule import NO_RULE, Comeback, Rule
-from errandry.core.state import HELD, SCHEDULED, TERMINAL, WAITING, Move, Reason, State
+from errandry.core.state import HELD, RUNNING, SCHEDULED, TERMINAL, WAITING, Move, Reason, State
+from errandry.core.stats import COUNTED, RUNS, WAITS, bucket
 from errandry.core.unique import Holder, Scope, Unique
 from errandry.store.contract import Bounds
 from errandry.store.tables import Change, Tables
 
-LIFETIME = "total."
-"""Counters with this prefix only ever rise; the others are how many jobs are in a state now."""
+LIFETIME = COUNTED
+"""Counters with this prefix only ever rise; those of `core.stats` too. The others are how many jobs are in a
+state now."""
 
 _LIFETIME = {
     Move.INSERT: "total.inserted",
@@ -63,6 +65,7 @@ class Ledger:
         self._freed: dict[str, str] = {}
         self._taken: dict[str, Holder] = {}
         self._rivals: dict[str, str] = {}
+        self._times: dict[tuple[str, str, str], int] = {}
         self._steps: dict[tuple[str, str, Move | None, State | None, State | None], int] = {}
 
     def load(self, ids: Iterable[str]) -> None:
@@ -111,6 +114,8 @@ class Ledger:
         if after.group and before is not None and self.tables.has_gates:
             self._hold_or_let(before, after)
         self._keep(move, before, after, after)
+        if before is not None and (state is RUNNING) is not (before.state is RUNNING):
+            self._time(move, before, after)
         for kind in KINDS[move, state]:
             self._events.append(Event(kind, after.id, after.queue, after.task, after.attempts))
         if state in TERMINAL and (after.parents or after.children):
@@ -277,6 +282,17 @@ class Ledger:
         step = job.queue, job.task, move, left, reached
         self._steps[step] = self._steps.get(step, 0) + 1
 
+    def _time(self, move: Move, before: Job, after: Job) -> None:
+        """Count how long a job has waited that begins to run, or how long one ran that has ended."""
+        if after.state is RUNNING:
+            name = bucket(WAITS, self.now - max(after.created_at, after.run_at or 0.0))
+        elif before.started_at is not None and move is not Move.EXPIRE:  # then nobody knows
+            name = bucket(RUNS, self.now - before.started_at)
+        else:
+            return
+        key = after.queue, after.task, name
+        self._times[key] = self._times.get(key, 0) + 1
+
     def _hold(self, unique: Unique, before: Job | None, after: Job | None) -> None:
         """Give a job that is new, or lives again, its unique key; take it from one that lives no more."""
         was_alive = before is not None and not before.finished
@@ -305,6 +321,8 @@ class Ledger:
             counters = deltas.setdefault((queue, task), {})
             for name, sign in _counted(move, left, reached):
                 counters[name] = counters.get(name, 0) + sign * times
+        for (queue, task, name), times in self._times.items():
+            deltas.setdefault((queue, task), {})[name] = times
         return deltas
 
 

@@ -24,10 +24,12 @@ from errandry.core.query import Query
 from errandry.core.rule import NO_RULE
 from errandry.core.schedule import Schedule
 from errandry.core.state import State
+from errandry.core.stats import Figure, is_time
 from errandry.errors import CommandFailed
 from errandry.store import cursor as cursors
 from errandry.store.claiming import due_in
 from errandry.store.contract import Binding, Bounds, Events, GroupInfo, Page, QueueInfo
+from errandry.store.counting import merged
 from errandry.store.health import Finding
 from errandry.store.ledger import LIFETIME
 from errandry.store.tables import Tables
@@ -120,6 +122,11 @@ class LocalStore:
 
     async def totals(self) -> dict[str, dict[str, int]]:
         return await self.read(lambda tables, _now: _counted(tables, lifetime=True))
+
+    async def stats(self, since: float, until: float) -> builtins.list[Figure]:
+        check.instant("since", since)
+        check.instant("until", until)
+        return await self.read(lambda tables, _now: merged(tables.stats(since, until)))
 
     async def queues(self) -> builtins.list[QueueInfo]:
         def look(tables: Tables, now: float) -> builtins.list[QueueInfo]:
@@ -271,7 +278,7 @@ def _counted(tables: Tables, lifetime: bool) -> dict[str, dict[str, int]]:
         queue: {
             name.removeprefix(LIFETIME): number
             for name, number in sorted(counters.items())
-            if number and name.startswith(LIFETIME) == lifetime
+            if number and name.startswith(LIFETIME) == lifetime and not is_time(name)
         }
         for queue, counters in tables.counters().items()
     }

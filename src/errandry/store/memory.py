@@ -30,10 +30,10 @@ from errandry.errors import ErrandryError, InvalidValue, StoreClosed
 from errandry.store import cursor as cursors
 from errandry.store.apply import apply
 from errandry.store.contract import Binding, Bounds, Happened
+from errandry.store.counts import MemoryCounts
 from errandry.store.health import Finding, Grade
 from errandry.store.local import LocalStore
 from errandry.store.tables import Change, Deltas, Marks, Tables
-from errandry.store.timetable import MemoryTimetable
 
 Lane = tuple[str, str, str]
 _UNTAKEN = (State.BLOCKED, State.SCHEDULED, State.WAITING)
@@ -90,7 +90,7 @@ class MemoryStore(LocalStore):
         return look(self.tables, self.clock.now())
 
 
-class MemoryTables(MemoryTimetable):
+class MemoryTables(MemoryCounts):
     """Dictionaries of jobs and, for each lane, its waiting jobs in order."""
 
     is_far = False
@@ -106,7 +106,6 @@ class MemoryTables(MemoryTimetable):
         self._lines: dict[Lane, list[tuple[int, int, str]]] = {}
         self._log: list[tuple[int, float, tuple[Event, ...]]] = []
         self._rows = 0
-        self._counters: dict[str, dict[str, int]] = {}
         self._claims: dict[str, tuple[float, dict[str, Sequence[Ref]]]] = {}
         self._gates: dict[Key, Gate] = {}
         self._turns: dict[tuple[str, str], float] = {}
@@ -160,10 +159,7 @@ class MemoryTables(MemoryTimetable):
         self.is_dirty = True
         self._rows += 1
         self._log.append((self._rows, now, tuple(events)))
-        for (queue, _task), changes in deltas.items():
-            counters = self._counters.setdefault(queue, {})
-            for name, change in changes.items():
-                counters[name] = counters.get(name, 0) + change
+        self.count(now, deltas)
 
     def find(self, ids: Sequence[str]) -> dict[str, Job]:
         return {one: self._jobs[one] for one in ids if one in self._jobs}
@@ -380,9 +376,6 @@ class MemoryTables(MemoryTimetable):
     def workers(self) -> list[WorkerInfo]:
         return [self._workers[worker] for worker in sorted(self._workers)]
 
-    def counters(self) -> dict[str, dict[str, int]]:
-        return {queue: dict(self._counters[queue]) for queue in sorted(self._counters)}
-
     def ready_since(self) -> dict[str, float]:
         since: dict[str, float] = {}
         for line in self._lines.values():
@@ -406,6 +399,7 @@ class MemoryTables(MemoryTimetable):
         return (self._log[0][0] if self._log else self._rows + 1), self._rows
 
     def trim(self, now: float, bounds: Bounds, limit: int) -> int:
+        self._roll(now)
         went, held = 0, sum(len(events) for _, _, events in self._log)
         for _, at, events in self._log[:limit]:
             if held <= bounds.events and at > now - bounds.events_age:

@@ -21,6 +21,7 @@ from errandry.core.pick import Elder, Line, Spot
 from errandry.core.query import Query
 from errandry.core.schedule import Schedule
 from errandry.core.state import Reason, State
+from errandry.core.stats import Figure
 from errandry.core.unique import Holder
 from errandry.store.contract import Bounds, Happened
 
@@ -260,6 +261,9 @@ class Tables(Protocol):
     def counters(self) -> dict[str, dict[str, int]]:
         """For each queue: every counter, up to the last pass."""
 
+    def stats(self, since: float, until: float) -> list[Figure]:
+        """Figures of this time, up to the last pass."""
+
     def ready_since(self) -> dict[str, float]:
         """For each queue with waiting jobs: since when the job next in one of its lines could have run."""
 
@@ -273,4 +277,7 @@ class Tables(Protocol):
         """
 
     def trim(self, now: float, bounds: Bounds, limit: int) -> int:
-        """Drop old event rows, workers, keys, claims, lanes; fold counters. How many of the first three."""
+        """Drop old event rows, workers, keys, claims, lanes; fold counters, roll up figures.
+
+        How many of the first three went.
+        """

@@ -880,16 +880,40 @@ SELECT (SELECT min(n) FROM errandry.events), coalesce((SELECT max(n) FROM errand
 SELECT queue, name, sum(value)::bigint FROM errandry.totals GROUP BY queue, name;
 
 -- name: unnumbered
-SELECT deltas FROM errandry.bound;
+SELECT at, deltas FROM errandry.bound;
 
 -- name: unfolded
-SELECT n, deltas FROM errandry.events WHERE n > (SELECT folded FROM errandry.store) ORDER BY n LIMIT %s;
+SELECT n, at, deltas FROM errandry.events WHERE n > (SELECT folded FROM errandry.store) ORDER BY n LIMIT %s;
 
 -- name: fold
 INSERT INTO errandry.totals (queue, task, name, value)
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[]) AS new (queue, task, name, value)
  ORDER BY queue, task, name
     ON CONFLICT (queue, task, name) DO UPDATE SET value = totals.value + excluded.value;
+
+-- name: fold_stats
+INSERT INTO errandry.stats (span, at, queue, task, name, value)
+SELECT * FROM unnest(%s::integer[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[])
+           AS new (span, at, queue, task, name, value)
+ ORDER BY span, at, queue, task, name
+    ON CONFLICT (span, at, queue, task, name) DO UPDATE SET value = stats.value + excluded.value;
+
+-- name: stats
+SELECT span, at, queue, task, name, value FROM errandry.stats
+ WHERE span IN (60, 3600, 86400) AND at > %s::double precision - span AND at < %s::double precision;
+
+-- name: oldest_stats
+SELECT min(at) FROM errandry.stats WHERE span = %s;
+
+-- name: roll_stats
+INSERT INTO errandry.stats (span, at, queue, task, name, value)
+SELECT %s::integer, at / %s::bigint * %s::bigint AS hour, queue, task, name, sum(value)::bigint FROM errandry.stats
+ WHERE span = %s AND at >= %s AND at < %s GROUP BY hour, queue, task, name
+ ORDER BY hour, queue, task, name
+    ON CONFLICT (span, at, queue, task, name) DO UPDATE SET value = stats.value + excluded.value;
+
+-- name: drop_stats
+DELETE FROM errandry.stats WHERE span = %s AND at < %s;
 
 -- name: folded
 UPDATE errandry.store SET folded = %s;

@@ -32,12 +32,11 @@ from errandry.store import row as rows
 from errandry.store.contract import Bounds, Happened
 from errandry.store.plan import ENDED, FINISHED, Batches, planned
 from errandry.store.postgres.array import array, columns
+from errandry.store.postgres.counts import Counts
 from errandry.store.postgres.days import day_of
-from errandry.store.postgres.timetable import Timetable
 from errandry.store.postgres.wire import Params, Wire
 from errandry.store.tables import Change, Deltas
 
-FOLD_MAX = 10_000
 IDLE_LANE = 3_600.0
 UNLINED_MAX = 1_000
 EVENT_ROWS = 100
@@ -45,11 +44,10 @@ EVENT_ROWS = 100
 
 _events = msgjson.Decoder(tuple[Event, ...])
 _beat = msgjson.Decoder(Beat)
-_deltas = msgjson.Decoder(list[tuple[str, str, dict[str, int]]])
 _list = msgjson.Decoder(list[str | int])
 
 
-class PostgresTables(Timetable):
+class PostgresTables(Counts):
     """What `store.tables.Tables` asks for, over one connection."""
 
     is_far = True
@@ -281,16 +279,6 @@ class PostgresTables(Timetable):
     def workers(self) -> list[WorkerInfo]:
         return [WorkerInfo(_beat.decode(beat), seen_at) for beat, seen_at in self._all("workers")]
 
-    def counters(self) -> dict[str, dict[str, int]]:
-        counters: dict[str, dict[str, int]] = {}
-        for queue, name, value in self._all("totals"):
-            counters.setdefault(queue, {})[name] = value
-        newest = [deltas for _, deltas in self._all("unfolded", (2**62,))]
-        for deltas in newest + [deltas for (deltas,) in self._all("unnumbered")]:
-            for queue, _task, changes in _deltas.decode(deltas):
-                _add(counters.setdefault(queue, {}), changes)
-        return dict(sorted(counters.items()))
-
     def ready_since(self) -> dict[str, float]:
         return dict(self._all("ready_since"))
 
@@ -315,6 +303,7 @@ class PostgresTables(Timetable):
         if not self._all("may_trim")[0][0]:
             return 0
         self._fold()
+        self._roll(now)
         went = self._trim_events(now, bounds, limit)
         went += len(self._all("drop_workers", (now - bounds.workers_age,)))
         went += len(self._all("drop_keys", (now, limit)))
@@ -342,20 +331,6 @@ class PostgresTables(Timetable):
             self._run("dropped", last)
         return went
 
-    def _fold(self) -> None:
-        """Add the deltas of the event rows since the last time to the totals."""
-        sums: dict[tuple[str, str], dict[str, int]] = {}
-        last = 0
-        for n, deltas in self._all("unfolded", (FOLD_MAX,)):
-            last = n
-            for queue, task, changes in _deltas.decode(deltas):
-                _add(sums.setdefault((queue, task), {}), changes)
-        if last:
-            flat = [(*lane, name, change) for lane, d in sums.items() for name, change in d.items()]
-            if flat:
-                self._run("fold", columns(flat))
-            self._run("folded", (last,))
-
 
 def _params(query: Query, now: float) -> dict[str, Any]:
     """The query as parameters of `matching`: its lists as arrays, what is nested as JSON."""
@@ -374,8 +349,3 @@ def _parts(states: set[State]) -> dict[str, Any]:
 
 def _under(below: int | None) -> int:
     return 2**63 - 1 if below is None else below
-
-
-def _add(counters: dict[str, int], changes: dict[str, int]) -> None:
-    for name, change in changes.items():
-        counters[name] = counters.get(name, 0) + change

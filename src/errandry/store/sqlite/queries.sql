@@ -531,11 +531,31 @@ SELECT (SELECT min(n) FROM events), (SELECT seq FROM sqlite_sequence WHERE name 
 SELECT queue, name, sum(value) FROM totals GROUP BY queue, name;
 
 -- name: unfolded
-SELECT n, deltas FROM events WHERE n > (SELECT folded FROM store) ORDER BY n;
+SELECT n, at, deltas FROM events WHERE n > (SELECT folded FROM store) ORDER BY n;
 
 -- name: fold
 INSERT INTO totals (queue, task, name, value) VALUES (?1, ?2, ?3, ?4)
     ON CONFLICT (queue, task, name) DO UPDATE SET value = value + ?4;
+
+-- name: fold_stats
+INSERT INTO stats (span, at, queue, task, name, value) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+    ON CONFLICT (span, at, queue, task, name) DO UPDATE SET value = value + ?6;
+
+-- name: stats
+SELECT span, at, queue, task, name, value FROM stats
+ WHERE span IN (60, 3600, 86400) AND at > ?1 - span AND at < ?2;
+
+-- name: oldest_stats
+SELECT min(at) FROM stats WHERE span = ?1;
+
+-- name: roll_stats
+INSERT INTO stats (span, at, queue, task, name, value)
+SELECT ?4, at / ?4 * ?4, queue, task, name, sum(value) FROM stats
+ WHERE span = ?1 AND at >= ?2 AND at < ?3 GROUP BY 2, 3, 4, 5
+    ON CONFLICT (span, at, queue, task, name) DO UPDATE SET value = value + excluded.value;
+
+-- name: drop_stats
+DELETE FROM stats WHERE span = ?1 AND at < ?2;
 
 -- name: folded
 UPDATE store SET folded = ?1;

@@ -28,8 +28,8 @@ from errandry.store import cursor as cursors
 from errandry.store import row as rows
 from errandry.store.contract import Bounds, Happened
 from errandry.store.plan import planned
+from errandry.store.sqlite.counts import Counts
 from errandry.store.sqlite.gates import SQL
-from errandry.store.sqlite.timetable import Timetable
 from errandry.store.tables import Change, Deltas, Marks
 
 FOLD_EVERY = 256
@@ -39,10 +39,9 @@ HELD_PAYLOAD = 4_096
 
 _events = msgjson.Decoder(tuple[Event, ...])
 _beat = msgjson.Decoder(Beat)
-_deltas = msgjson.Decoder(list[tuple[str, str, dict[str, int]]])
 
 
-class SqliteTables(Timetable):
+class SqliteTables(Counts):
     """What `store.tables.Tables` asks for, over one connection."""
 
     is_far = False
@@ -369,15 +368,6 @@ class SqliteTables(Timetable):
     def workers(self) -> list[WorkerInfo]:
         return [WorkerInfo(_beat.decode(beat), seen_at) for beat, seen_at in self._all("workers")]
 
-    def counters(self) -> dict[str, dict[str, int]]:
-        counters: dict[str, dict[str, int]] = {}
-        for queue, name, value in self._all("totals"):
-            counters.setdefault(queue, {})[name] = value
-        for _, deltas in self._all("unfolded"):
-            for queue, _task, changes in _deltas.decode(deltas):
-                _add(counters.setdefault(queue, {}), changes)
-        return dict(sorted(counters.items()))
-
     def ready_since(self) -> dict[str, float]:
         return dict(self._all("ready_since"))
 
@@ -398,6 +388,7 @@ class SqliteTables(Timetable):
 
     def trim(self, now: float, bounds: Bounds, limit: int) -> int:
         self._fold()
+        self._roll(now)
         went = self._trim_events(now, bounds, limit)
         went += len(self._all("drop_workers", (now - bounds.workers_age,)))
         went += len(self._all("drop_keys", (now, limit)))
@@ -423,21 +414,6 @@ class SqliteTables(Timetable):
             self._run("count_events", (-dropped,))
         return went
 
-    def _fold(self) -> None:
-        """Add the deltas of the event rows since the last time to the totals."""
-        sums: dict[tuple[str, str], dict[str, int]] = {}
-        last = 0
-        for n, deltas in self._all("unfolded"):
-            last = n
-            for queue, task, changes in _deltas.decode(deltas):
-                _add(sums.setdefault((queue, task), {}), changes)
-        if last:
-            flat = [(*lane, name, change) for lane, d in sums.items() for name, change in d.items()]
-            self._db.executemany(SQL["fold"], flat)
-            self._run("folded", (last,))
-            self._folded = last
-            self.is_dirty = True
-
     def _steps(self, name: str, bindings: Any) -> Generator[Any, None, None]:
         """Rows one by one, only as far as they are taken."""
         cursor = self._db.cursor()
@@ -455,11 +431,6 @@ def _parts(states: set[State], below: int | None) -> dict[str, int]:
         "troubled": State.FAILED in states or State.CANCELED in states,
         "below": 2**63 - 1 if below is None else below,
     }
-
-
-def _add(counters: dict[str, int], changes: dict[str, int]) -> None:
-    for name, change in changes.items():
-        counters[name] = counters.get(name, 0) + change
 
 
 @lru_cache(maxsize=64)

@@ -8,9 +8,11 @@ from errandry.core.command import Claim, Command, Insert, OperatorCommand, Outco
 from errandry.core.event import Event, Kind
 from errandry.core.job import Job, NewJob
 from errandry.core.query import Query
+from errandry.core.stats import COUNTED
 from errandry.store.contract import Store
 
 _nonces = count(1)
+FOREVER = 1e11
 
 
 async def one(store: Store, command: Command) -> Answer:
@@ -113,6 +115,16 @@ async def everything(store: Store) -> tuple[object, ...]:
     )
 
 
+async def figures(store: Store, prefix: str = COUNTED) -> dict[str, dict[str, int]]:
+    """All that was ever counted by time, added up by queue: outcomes, or times."""
+    sums: dict[str, dict[str, int]] = {}
+    for one in await store.stats(0.0, FOREVER):
+        if one.name.startswith(prefix):
+            own, name = sums.setdefault(one.queue, {}), one.name.removeprefix(prefix)
+            own[name] = own.get(name, 0) + one.value
+    return sums
+
+
 async def conserved(store: Store) -> None:
     """P8: counters equal a recount, and what came into a queue is there or has left it."""
     recount: dict[str, dict[str, int]] = {}
@@ -122,6 +134,8 @@ async def conserved(store: Store) -> None:
     counts = {queue: states for queue, states in (await store.counts()).items() if states}
     assert counts == recount
     assert {info.name: info.states for info in await store.queues() if info.states} == recount
+    told = {queue: totals for queue, totals in (await store.totals()).items() if totals}
+    assert await figures(store) in (told, {})  # figures are forgotten in the end
     for queue, totals in (await store.totals()).items():
         there = sum(recount.get(queue, {}).values())
         came = totals.get("inserted", 0) + totals.get("moved_in", 0)

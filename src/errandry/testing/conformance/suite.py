@@ -7,6 +7,7 @@ from errandry.testing.conformance.bounding import Ageing, Bounding, KeepingOrder
 from errandry.testing.conformance.claiming import Batching, Claiming, Draining, Ordering, Suspecting
 from errandry.testing.conformance.clock import ClockMoving
 from errandry.testing.conformance.events import Reporting, Resuming
+from errandry.testing.conformance.figuring import Figuring
 from errandry.testing.conformance.fixtures import Fixtures, MakeStore
 from errandry.testing.conformance.flows import Flowing, Tying
 from errandry.testing.conformance.inserting import Inserting
@@ -91,6 +92,7 @@ class Conformance(
     Listing,
     Querying,
     Counting,
+    Figuring,
     Beating,
     Reporting,
     Resuming,

@@ -262,6 +262,17 @@ CREATE TABLE errandry.totals (
     PRIMARY KEY (queue, task, name)
 );
 
+-- What was counted from `at` on for `span` seconds, up to the same row: by the minute, the hour, the day.
+CREATE TABLE errandry.stats (
+    span  integer          NOT NULL,
+    at    bigint           NOT NULL,
+    queue text COLLATE "C" NOT NULL,
+    task  text COLLATE "C" NOT NULL,
+    name  text COLLATE "C" NOT NULL,
+    value bigint           NOT NULL,
+    PRIMARY KEY (span, at, queue, task, name)
+);
+
 -- A worker's last sign of life, and its last claim, so that the claim can be repeated.
 CREATE TABLE errandry.workers (
     worker  text COLLATE "C" PRIMARY KEY,

@@ -234,6 +234,17 @@ CREATE TABLE totals (
     PRIMARY KEY (queue, task, name)
 ) STRICT, WITHOUT ROWID;
 
+-- What was counted from `at` on for `span` seconds, up to the same row: by the minute, the hour, the day.
+CREATE TABLE stats (
+    span  INTEGER NOT NULL,
+    at    INTEGER NOT NULL,
+    queue TEXT    NOT NULL,
+    task  TEXT    NOT NULL,
+    name  TEXT    NOT NULL,
+    value INTEGER NOT NULL,
+    PRIMARY KEY (span, at, queue, task, name)
+) STRICT, WITHOUT ROWID;
+
 -- A worker's last sign of life, and its last claim, so that the claim can be repeated.
 CREATE TABLE workers (
     worker  TEXT PRIMARY KEY,

@@ -1,0 +1,43 @@
+"""The totals and figures of a PostgreSQL store. No rules."""
+
+from errandry.core.stats import DAY, KEPT, Figure
+from errandry.store.counting import ROLLED, counters, rolling, summed, within
+from errandry.store.postgres.array import columns
+from errandry.store.postgres.timetable import Timetable
+
+FOLD_MAX = 10_000
+
+
+class Counts(Timetable):
+    """Part of what `store.tables.Tables` asks for."""
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        return counters(self._all("totals"), summed(self._uncounted()))
+
+    def stats(self, since: float, until: float) -> list[Figure]:
+        found = [Figure(*row) for row in self._all("stats", (since, until))]
+        newest = summed(self._uncounted()).listed()
+        return found + within(newest, since, until)
+
+    def _uncounted(self) -> list[tuple[int, float, str]]:
+        """The event rows that are not added up yet, and those without a number."""
+        return self._all("unfolded", (2**62,)) + [(0, *row) for row in self._all("unnumbered")]
+
+    def _fold(self) -> None:
+        """Add what the event rows since the last time have counted."""
+        sums = summed(self._all("unfolded", (FOLD_MAX,)))
+        if sums.last:
+            if sums.totals:
+                self._run("fold", columns((*key, value) for key, value in sums.totals.items()))
+            if sums.figures:
+                self._run("fold_stats", columns(sums.listed()))
+            self._run("folded", (sums.last,))
+
+    def _roll(self, now: float) -> None:
+        """Add an hour of minutes that are old to the hours, and a day of hours to the days."""
+        for span, into in ROLLED.items():
+            [(oldest,)] = self._all("oldest_stats", (span,))
+            if (old := rolling(span, oldest, now)) is not None:
+                self._run("roll_stats", (into, into, into, span, *old))
+                self._run("drop_stats", (span, old[1]))
+        self._run("drop_stats", (DAY, int(now - KEPT[DAY])))
