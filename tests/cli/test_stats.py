@@ -38,7 +38,8 @@ def test_nothing_happened(cli: Cli, place: Place) -> None:
     assert "Nothing happened" in cli("queues", "stats", "--last", "1h", "--queue", "none").err
 
 
-def test_a_time_that_is_none(cli: Cli) -> None:
+def test_a_time_that_is_none(cli: Cli, place: Place) -> None:
+    place.enqueue()
     assert "--last" in cli("queues", "stats", "--last", "soon").err
     refused = cli("queues", "stats", "--task", "send")
     assert (refused.code, "go with --last" in refused.err) == (2, True)

@@ -201,6 +201,13 @@ TABLE schedules WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacu
     name text COLLATE "C" NOT NULL
     due_at double precision
     record text NOT NULL
+TABLE stats
+    span integer NOT NULL
+    at bigint NOT NULL
+    queue text COLLATE "C" NOT NULL
+    task text COLLATE "C" NOT NULL
+    name text COLLATE "C" NOT NULL
+    value bigint NOT NULL
 TABLE store
     one integer NOT NULL
     identity text NOT NULL
@@ -233,6 +240,7 @@ CONSTRAINT errandry.live live_pkey PRIMARY KEY (seq)
 CONSTRAINT errandry.migrations migrations_pkey PRIMARY KEY (number)
 CONSTRAINT errandry.rounds rounds_pkey PRIMARY KEY (queue)
 CONSTRAINT errandry.schedules schedules_pkey PRIMARY KEY (name)
+CONSTRAINT errandry.stats stats_pkey PRIMARY KEY (span, at, queue, task, name)
 CONSTRAINT errandry.store store_one_check CHECK ((one = 1))
 CONSTRAINT errandry.store store_pkey PRIMARY KEY (one)
 CONSTRAINT errandry.totals totals_pkey PRIMARY KEY (queue, task, name)
@@ -270,6 +278,7 @@ CREATE UNIQUE INDEX migrations_pkey ON errandry.migrations USING btree (number)
 CREATE UNIQUE INDEX rounds_pkey ON errandry.rounds USING btree (queue)
 CREATE INDEX schedules_due ON errandry.schedules USING btree (due_at, name) WHERE (due_at IS NOT NULL)
 CREATE UNIQUE INDEX schedules_pkey ON errandry.schedules USING btree (name)
+CREATE UNIQUE INDEX stats_pkey ON errandry.stats USING btree (span, at, queue, task, name)
 CREATE UNIQUE INDEX store_pkey ON errandry.store USING btree (one)
 CREATE UNIQUE INDEX totals_pkey ON errandry.totals USING btree (queue, task, name)
 CREATE UNIQUE INDEX workers_pkey ON errandry.workers USING btree (worker)

@@ -55,6 +55,7 @@ SORTS = {
     "open_lanes": "ORDER BY: a row for each lane, not for each job",
     "holding": "GROUP BY: a row for each job that workers hold",
     "totals": "GROUP BY: a row for each queue, task and counter",
+    "roll_stats": "GROUP BY: the figures of an hour, or of a day",
 }
 """Statements that sort what they have found: for what, and why that is little."""
 

@@ -9,6 +9,7 @@ import tty
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import click
@@ -164,8 +165,7 @@ class View:
         yield style(fitted(f"errandry  {local(look.at)}  {counts}  {self._url}", width), bold=True)
         rates = [f"{name} {_rate(self._looks, name):,.0f}/s" for name in RATES]
         rates += [f"{what} p99 {took(own)}" for what, own in look.times.items() if own.count]
-        looks = list(self._looks)
-        bars = curve([_step(a, b, "completed") for a, b in zip(looks, looks[1:], strict=False)])
+        bars = curve([_step(a, b, "completed") for a, b in pairwise(self._looks)])
         yield fitted(f"{'  '.join(rates)}  {bars}", width)
         yield ""
 
