@@ -316,10 +316,10 @@ MUTANTS = [
     ),
     Mutant(
         "closed_gate",
-        "a queue or task that is paused or full gives jobs all the same",
+        "a queue, task or group that is paused gives jobs all the same",
         PERMIT,
-        'if of is kind and self.room((of, name, "")) <= 0]',
-        'if of is kind and self.room((of, name, "")) < 0]',
+        "(gate.paused or gate.closed_until > self._now)",
+        "gate.closed_until > self._now",
         words="paused_queue_or_task",
     ),
     Mutant(
