@@ -22,6 +22,7 @@ from msgspec import json as msgjson
 from errandry.core.event import Kind
 from errandry.core.job import Job
 from errandry.core.state import Reason, State
+from errandry.core.stats import WAIT
 from errandry.store.contract import Happened, Store
 from errandry.testing.conformance import ask
 
@@ -142,6 +143,8 @@ class Found(Struct, frozen=True):
     events: Sequence[Happened]
     counts: Counts
     totals: Counts
+    figures: Counts
+    waits: Counts
 
 
 async def found(store: Store) -> Found:
@@ -150,7 +153,14 @@ async def found(store: Store) -> Found:
     while (page := await store.events(cursor, 10_000)).entries:
         events += page.entries
         cursor = page.cursor
-    return Found(await ask.jobs(store), events, await store.counts(), await store.totals())
+    return Found(
+        await ask.jobs(store),
+        events,
+        await store.counts(),
+        await store.totals(),
+        await ask.figures(store),
+        await ask.figures(store, WAIT),
+    )
 
 
 def violations(facts: Sequence[Fact], found: Found) -> list[str]:
@@ -358,6 +368,11 @@ class _History:
             for kind, name in _TOTALS.items():
                 if totals.get(name, 0) != told[queue, kind]:
                     yield f"P8: {totals.get(name, 0)} {name} in {queue}, but {told[queue, kind]} events"
+            if totals != self.found.figures.get(queue, {}):
+                yield f"P8: the totals of {queue} are {totals}, its figures {self.found.figures.get(queue)}"
+            waits = sum(self.found.waits.get(queue, {}).values())
+            if waits != told[queue, Kind.ACTIVE]:
+                yield f"P8: {waits} waited in {queue}, but {told[queue, Kind.ACTIVE]} began"
         asked = {fact.job for fact in self.facts if isinstance(fact, Asked)}
         for job_id in self.jobs.keys() - asked:
             yield f"P8: nobody asked for job {job_id}"

@@ -65,9 +65,11 @@ def found(
     kinds: Sequence[Kind] = KINDS,
     counts: dict[str, dict[str, int]] = COUNTS,
     totals: dict[str, dict[str, int]] = TOTALS,
+    figures: dict[str, dict[str, int]] | None = None,
 ) -> Found:
     events = [Happened(str(n), float(n), Event(kind, "a", "default", "task")) for n, kind in enumerate(kinds)]
-    return Found([] if job is None else [job], events, counts, totals)
+    began = {"default": {"0": sum(kind is Kind.ACTIVE for kind in kinds)}}
+    return Found([] if job is None else [job], events, counts, totals, figures or totals, began)
 
 
 def without(kind: type[Fact], fence: int) -> list[Fact]:
@@ -194,6 +196,9 @@ BROKEN: dict[str, Broken] = {
     ),
     "P8: 0 expired in default, but 1 events": lambda: violations(
         FACTS, found(totals={"default": {"inserted": 1, "completed": 1}})
+    ),
+    "P8: the totals of default are {'inserted': 1, 'completed': 1, 'expired': 1}, its figures {}": lambda: (
+        violations(FACTS, found(figures={"default": {}}))
     ),
     "P8: nobody asked for job a": lambda: violations(FACTS[1:], found()),
 }
