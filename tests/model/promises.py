@@ -37,7 +37,7 @@ from errandry.core.flow import Await, Ended, Link, Policy
 from errandry.core.gate import Gate, GateKind
 from errandry.core.job import Job, Keep, Order
 from errandry.core.schedule import Schedule
-from errandry.core.state import Reason, State
+from errandry.core.state import Move, Reason, State
 from errandry.core.unique import Conflict, Scope
 from errandry.errors import DuplicateJob
 from errandry.store.contract import Happened
