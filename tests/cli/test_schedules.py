@@ -2,6 +2,12 @@
 
 from datetime import UTC, datetime
 
+from msgspec import json as msgjson
+from msgspec.structs import replace
+
+from errandry.core.job import NewJob
+from errandry.core.schedule import BY_ITSELF
+from errandry.store.sqlite.driver import SqliteStore
 from tests.cli.conftest import Cli, Place
 
 MARCH = ("--start", "2030-03-30T12:00Z")
@@ -97,3 +103,24 @@ class TestOperating:
         assert again.out == ""
         place.work()
         assert len(place.ask(place.jobs.list, "state:completed").jobs) == 3
+
+
+class TestDoctor:
+    def test_schedules_that_do_not_tick_are_found(self, cli: Cli, place: Place) -> None:
+        cli("schedules", "add", "fine", "@daily", "send")
+        assert "1 schedule in time" in cli("doctor").out
+
+        async def break_it() -> None:
+            schedule = await place.jobs.schedules.get("fine")
+            late = replace(schedule, due_at=schedule.created_at - 100)
+            store = place.jobs.store
+            assert isinstance(store, SqliteStore)
+            store.writer.execute("UPDATE schedules SET record = ?", (msgjson.encode(late).decode(),))
+            await place.jobs.schedules.put("gone", NewJob(id="-", task="t", payload="{}"), "@daily")
+            await place.jobs.schedules.pause("gone", by=f"{BY_ITSELF}timezone='Mars': there is none")
+
+        place.ask(break_it)
+        found = cli("doctor")
+        assert found.code == 1
+        assert "1 schedule over a minute late: fine" in found.out
+        assert "gone was paused: timezone='Mars': there is none" in found.out

@@ -20,6 +20,7 @@ class Mutant(NamedTuple):
 
 MOVE, PERMIT = "core/move.py", "core/permit.py"
 APPLY, CLAIMING, INSERT, LEDGER = "store/apply.py", "store/claiming.py", "store/insert.py", "store/ledger.py"
+SCHEDULE, TICK = "store/schedule.py", "core/tick.py"
 TABLES, QUERIES = "store/sqlite/tables.py", "store/sqlite/queries.sql"
 
 MUTANTS = [
@@ -345,5 +346,61 @@ MUTANTS = [
         "        if coming[place] and over > 0:\n",
         "        if False:\n",
         words="full_queue_is_refused",
+    ),
+    Mutant(
+        "tick_once",
+        "a tick whose job is there gets another",
+        SCHEDULE,
+        "schedule.tick is not None and ledger.get(job_id(schedule.name, schedule.tick)) is None:",
+        "schedule.tick is not None:",
+        words="not_made_again",
+    ),
+    Mutant(
+        "tick_of_others",
+        "a tick that its schedule has not decided about is promoted like any job",
+        "store/tidy.py",
+        "    if marks.tick_at is not None and marks.tick_at <= now:\n",
+        "    if False:\n",
+        words="next_claim or brings_the_next or last_run_lives",
+    ),
+    Mutant(
+        "overlap",
+        "a tick does not mind that the last run lives",
+        TICK,
+        "        if schedule.plan.overlap is Overlap.ALLOW or not live:\n",
+        "        if True:\n",
+        words="last_run_lives or waits_for_the_last_run",
+    ),
+    Mutant(
+        "queue_of_ticks",
+        "a tick that is to wait for the last run does not",
+        SCHEDULE,
+        "    family = (1,) if there is not None else ()\n",
+        "    there, family = None, ()\n",
+        words="waits_for_the_last_run",
+    ),
+    Mutant(
+        "after_cancels",
+        "to cancel a tick that waits cancels the run before it",
+        "store/edges.py",
+        "if link.policy is not Policy.AFTER)",
+        "if link.policy)",
+        words="leaves_the_run_before_it_alone",
+    ),
+    Mutant(
+        "limit_of_runs",
+        "a schedule runs on beyond its limit",
+        TICK,
+        "plan.limit is not None and schedule.runs >= plan.limit",
+        "False",
+        words="no_more_runs_than",
+    ),
+    Mutant(
+        "missed_uncounted",
+        "a tick that is skipped is not counted",
+        TICK,
+        "missed=schedule.missed + len(missed) + uncounted,",
+        "missed=schedule.missed,",
+        words="missed_while or nobody_was_there",
     ),
 ]

@@ -16,6 +16,7 @@ from errandry.cli.workers import is_gone
 from errandry.core.command import WorkerInfo
 from errandry.core.duration import rough
 from errandry.core.job import Job
+from errandry.core.schedule import BY_ITSELF, Schedule
 from errandry.core.state import State
 from errandry.core.why import SILENT
 from errandry.errors import ErrandryError
@@ -101,6 +102,7 @@ async def _people(jobs: "Errandry") -> list[Finding]:
         *_leases(await jobs.held(10_000), now),
         *_workers(infos, sum(info.states.get(state, 0) for info in queues for state in PENDING), now),
         *(finding for info in queues for finding in _queue(info, now)),
+        *_schedules(await jobs.schedules.list(), now),
     ]
 
 
@@ -126,6 +128,22 @@ def _queue(info: QueueInfo, now: float) -> Iterator[Finding]:
     elif info.waited is not None and info.waited > WAITED:
         text = f"the job next in line in {info.name} has waited for {rough(info.waited)}"
         yield Finding(Grade.NOTE, "queue", text, "errandry why says what holds it up")
+
+
+def _schedules(found: list[Schedule], now: float) -> Iterator[Finding]:
+    """Those that tick, and those that do not though nobody wanted that."""
+    broken = [one for one in found if one.paused is not None and one.paused.by.startswith(BY_ITSELF)]
+    for one in broken:
+        text = f"{one.name} was paused: {one.paused.by.removeprefix(BY_ITSELF) if one.paused else ''}"
+        yield Finding(Grade.WRONG, "schedule", text, f"see to it, then errandry schedules resume {one.name}")
+    late = [one.name for one in found if one.due_at is not None and one.due_at < now - LATE]
+    if late:
+        text = f"{number(len(late), 'schedule')} over a minute late: {', '.join(late[:5])}"
+        yield Finding(Grade.WRONG, "schedules", text, "no worker does upkeep: start one")
+    elif ticking := [one for one in found if one.tick is not None]:
+        missed = sum(one.missed for one in found)
+        more = f", {number(missed, 'tick')} ever missed" if missed else ""
+        yield Finding(Grade.GOOD, "schedules", f"{number(len(ticking), 'schedule')} in time{more}")
 
 
 def _leases(held: list[Job], now: float) -> Iterator[Finding]:

@@ -19,6 +19,8 @@ from errandry.errors import InvalidValue
 NAME_MAX = 150
 EVERY_MIN = 1.0
 BACKFILL_MAX = 1_000
+BY_ITSELF = "errandry: "
+"""So begins who has paused a schedule that could not go on."""
 
 MOMENT = 1e-6
 """Ticks are further apart than this."""

@@ -16,6 +16,7 @@ from errandry.core.flow import Edge, Policy
 from errandry.core.gate import Pausing
 from errandry.core.job import Job, NewJob
 from errandry.core.schedule import (
+    BY_ITSELF,
     Backfill,
     Backfilled,
     Overlap,
@@ -138,7 +139,7 @@ def _turn(ledger: Ledger, schedule: Schedule) -> None:
     try:
         turn = tick.turn(schedule, _alive(ledger, schedule), ledger.now)
     except InvalidValue as error:  # what it was told is no longer possible, such as a time zone that is gone
-        _stop(ledger, schedule, f"errandry: {error}"[: check.NAME_MAX])
+        _stop(ledger, schedule, f"{BY_ITSELF}{error}"[: check.NAME_MAX])
         return
     if schedule.tick not in [run.tick for run in turn.runs]:
         _withdraw(ledger, schedule)
@@ -167,8 +168,9 @@ def _run(ledger: Ledger, schedule: Schedule, run: tick.Run) -> None:
 
 
 def _make(ledger: Ledger, new: NewJob, after: str | None = None) -> None:
-    """Insert a job, to run `after` another."""
+    """Insert a job, to run `after` another, if that has not ended."""
     there = ledger.get(after) if after is not None else None
+    there = None if there is None or there.finished else there
     family = (1,) if there is not None else ()
     ledger.move(Move.INSERT, None, move.created(new, ledger.tables.number(), ledger.now, *family))
     if there is not None:

@@ -739,7 +739,7 @@ SELECT live.* FROM errandry.edges JOIN errandry.live ON live.seq = edges.seq
 
 -- name: has_unended
 SELECT 1 FROM errandry.edges JOIN errandry.live ON live.seq = edges.seq
- WHERE edges.parent = %s AND edges.outcome IS NULL
+ WHERE edges.parent = %s AND edges.outcome IS NULL AND edges.policy <> 'after'
    AND live.state = ANY (%s::text[]) AND NOT live.cancel_requested
    AND (live.parents = 1 OR NOT EXISTS (
         SELECT 1 FROM errandry.edges AS other JOIN errandry.live AS parent ON parent.id = other.parent
