@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest pref
     {"errandry.schedule", "errandry.version"},
     {
         f"errandry.{name}"
-        for name in ("context", "handle", "hiding", "options", "outcome", "signature", "waiting")
+        for name in ("context", "handle", "hiding", "journal", "options", "outcome", "signature", "waiting")
     },
     {
         f"errandry.{name}"

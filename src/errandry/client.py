@@ -5,13 +5,14 @@ import builtins
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from errandry.clock import Clock, SystemClock
-from errandry.codec import Codec, PlainCodec
-from errandry.core.answer import Inserted
+from errandry.codec import About, Codec, PlainCodec, to_json
+from errandry.core.answer import WRITTEN, Inserted, Mark
 from errandry.core.command import (
     Insert,
     WorkerInfo,
@@ -27,6 +28,7 @@ from errandry.core.query import parse, quoted
 from errandry.core.rule import Overflow
 from errandry.core.state import State
 from errandry.core.stats import Stats, stats
+from errandry.core.step import Signal, Step, StepKind
 from errandry.core.why import Facts, Why, why
 from errandry.errors import InvalidValue, QueueFull, UnknownJob
 from errandry.gates import Gate
@@ -130,6 +132,31 @@ class Client(Operations):
         if record is None:
             raise UnknownJob(job_id)
         return record
+
+    async def signal(self, job_id: str, name: str, payload: Any = None) -> bool:
+        """Tell a job that has not finished what it waits for, or will: see `JobContext.wait_for`.
+
+        False if it has had a signal of this name, which stays; InvalidValue if it waits no longer.
+        """
+        record = await self.record(job_id)
+        text = self.codec.seal(to_json("payload", payload), _about(record, StepKind.SIGNAL, name))
+        return await self._submit(Signal(job_id, name, text), Mark) is WRITTEN
+
+    async def steps(self, job_id: str) -> builtins.list[Step]:
+        """The steps of a job in the order they were begun, its sleeps, and the signals sent to it."""
+        return await self.recalled(await self.record(job_id))
+
+    async def recalled(self, record: Record) -> builtins.list[Step]:
+        """The same for who has the job."""
+        if record.steps is None:
+            return []
+        return [self._unsealed(record, step) for step in await self.engine.call(self.store.steps, record.id)]
+
+    def _unsealed(self, record: Record, step: Step) -> Step:
+        if step.result is None:
+            return step
+        about = _about(record, step.kind, step.name)
+        return replace(step, result=self.codec.unseal(step.result, about))
 
     async def ids(self, part: str, limit: int = 10) -> builtins.list[str]:
         """Ids that begin or end with `part`."""
@@ -286,3 +313,8 @@ class Client(Operations):
 def several(names: str | Sequence[str]) -> tuple[str, ...]:
     """One name or several, as several."""
     return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _about(record: Record, kind: StepKind, name: str) -> About:
+    """What the result of a step, or what comes with a signal, is sealed for."""
+    return About(record.id, record.task, f"{kind} {name}")

@@ -1,17 +1,22 @@
 """What a handler sees of its job."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from threading import Event, Lock
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from msgspec import Struct
 
 from errandry.core.flow import Ended
 from errandry.core.job import Job, Log, Progress
+from errandry.core.step import Step
 from errandry.core.tick import origin
+from errandry.journal import Journal, Keep, Span
 from errandry.outcome import Await
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _lock = Lock()
 
@@ -40,9 +45,13 @@ class JobContext:
     handler that lost its lease can no longer do harm.
     """
 
-    def __init__(self, job: Job, note: Callable[[Progress | None, tuple[Log, ...]], None]) -> None:
+    _journal: Journal | None = None
+
+    def __init__(
+        self, job: Job, note: Callable[[Progress | None, tuple[Log, ...]], None], keep: Keep | None = None
+    ) -> None:
         self.job = job
-        self._note = note
+        self._note, self._keep = note, keep
         self._hide: Callable[[str], str] = str
         self._children: tuple[Child, ...] | None = None
         self._stopped = False
@@ -115,6 +124,51 @@ class JobContext:
         """
         raise Await(calls, policy)
 
+    @overload
+    async def step(
+        self, name: str, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    async def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `function` and keep what it returns, as JSON; in a later run of this job, only give that back.
+
+        When this returns the result is durable. If the process dies before, the function is called again.
+        """
+        return await self.journal.step(name, function, *args, **kwargs)
+
+    def sleep(self, after: Span, name: str | None = None) -> None:
+        """End this run, without an attempt spent, and go on after so long: the handler is called again, from
+        its beginning, and then this returns at once.
+
+        Sleeps are told apart by their order in the handler, or by a name of theirs.
+        """
+        self.journal.sleep(after, name)
+
+    async def wait_for(self, signal: str, timeout: Span | None = None) -> Any:
+        """What was sent with a signal: `jobs.signal(job_id, "approval", payload)`, before now or in time.
+
+        As long as it is not there the job waits without a run, as in a sleep. When the time is up first this
+        raises TimeoutError, in that run and all later ones.
+        """
+        return self.journal.signal(signal, timeout)
+
+    @property
+    def sync(self) -> "SyncContext":
+        """`step` and `wait_for` for handlers that are plain functions."""
+        return SyncContext(self)
+
+    @property
+    def journal(self) -> Journal:
+        """The steps of this run."""
+        if self._journal is None:
+            self._journal = Journal(self.job, (), self._keep)
+        return self._journal
+
+    def recall(self, steps: Sequence[Step]) -> None:
+        """These are its steps; for the worker."""
+        self._journal = Journal(self.job, steps, self._keep)
+
     def adopt(self, children: tuple[Child, ...]) -> None:
         """These are its children; for the worker."""
         self._children = children
@@ -129,6 +183,20 @@ class JobContext:
             self._stopped = True
             if self._stop is not None:
                 self._stop.set()
+
+
+class SyncContext:
+    """`ctx.sync`: the same, blocking, for handlers that run in a thread or a process."""
+
+    def __init__(self, ctx: JobContext) -> None:
+        self._ctx = ctx
+
+    def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = self._ctx.journal.step_sync(name, function, *args, **kwargs)
+        return result
+
+    def wait_for(self, signal: str, timeout: Span | None = None) -> Any:
+        return self._ctx.journal.signal(signal, timeout)
 
 
 class BatchContext(JobContext):
@@ -146,6 +214,10 @@ class BatchContext(JobContext):
     @property
     def fence(self) -> int:
         raise TypeError("a batch has a fence for each of its jobs: ctx.jobs[n].fence")
+
+    @property
+    def journal(self) -> Journal:
+        raise TypeError("a batch has steps for each of its jobs: ctx.jobs[n].step")
 
     @property
     def canceled(self) -> bool:

@@ -29,7 +29,9 @@ class Keeper(Protocol):
 
     async def cancel(self, *ids: str, force: bool = False) -> Moved: ...
 
-    async def rerun(self, *ids: str, reset_attempts: bool = False) -> Moved: ...
+    async def rerun(self, *ids: str, reset_attempts: bool = False, from_start: bool = False) -> Moved: ...
+
+    async def signal(self, job_id: str, name: str, payload: Any = None) -> bool: ...
 
 
 class Job(Generic[R_co]):
@@ -117,9 +119,16 @@ class Job(Generic[R_co]):
         """Stop it: at once where no handler runs, by request where one does."""
         await self._app.cancel(self.id)
 
-    async def rerun(self, *, reset_attempts: bool = False) -> None:
-        """Run it again once it has finished; `result` then waits for what comes of that."""
-        await self._app.rerun(self.id, reset_attempts=reset_attempts)
+    async def signal(self, name: str, payload: Any = None) -> bool:
+        """Tell it what it waits for, or will; False if that has been done."""
+        return await self._app.signal(self.id, name, payload)
+
+    async def rerun(self, *, reset_attempts: bool = False, from_start: bool = False) -> None:
+        """Run it again once it has finished; `result` then waits for what comes of that.
+
+        It goes on after the steps it has done, unless `from_start` has these forgotten.
+        """
+        await self._app.rerun(self.id, reset_attempts=reset_attempts, from_start=from_start)
         await self.refresh()
 
     def _value(self) -> Any:

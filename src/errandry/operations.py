@@ -94,16 +94,21 @@ class Operations:
         *ids: str,
         query: str | None = None,
         reset_attempts: bool = False,
+        from_start: bool = False,
         delay: Span | None = None,
         run_at: Moment | None = None,
         flow: bool = False,
         dry_run: bool = False,
     ) -> Moved:
-        """Run finished jobs again, now or after `delay` or at `run_at`."""
+        """Run finished jobs again, now or after `delay` or at `run_at`.
+
+        They go on after the steps they have done, unless `from_start` has these forgotten.
+        """
         when = _when(delay=delay, run_at=run_at)
         if flow:
             ids, query = (await self.subtree(*ids))[::-1], query or ""
-        return await self._operate(Rerun, ids, query, dry_run, reset_attempts=reset_attempts, **when)
+        how = {"reset_attempts": reset_attempts, "from_start": from_start, **when}
+        return await self._operate(Rerun, ids, query, dry_run, **how)
 
     async def edit(
         self,

@@ -41,6 +41,28 @@ class Snooze(Outcome):
         return f"snoozed for {self.after:g} s"
 
 
+class Sleep(Outcome):
+    """Run again when this sleep is over; this attempt does not count. See `JobContext.sleep`."""
+
+    def __init__(self, after: float, name: str) -> None:
+        super().__init__(after, name)
+        self.after, self.name = after, name
+
+    def __str__(self) -> str:
+        return f"it sleeps for {self.after:g} s"
+
+
+class Wait(Outcome):
+    """Run again when this signal is there, or the time is up. See `JobContext.wait_for`."""
+
+    def __init__(self, name: str, timeout: float) -> None:
+        super().__init__(name, timeout)
+        self.name, self.timeout = name, timeout
+
+    def __str__(self) -> str:
+        return f"it waits for the signal {self.name!r}"
+
+
 class Await(Outcome):
     """Run again when these calls have ended; this attempt does not count. See `JobContext.spawn`."""
 

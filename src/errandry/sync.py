@@ -49,8 +49,14 @@ class Sync:
     def cancel(self, *ids: str, query: str | None = None, force: bool = False) -> Moved:
         return self.run(self._app.cancel, *ids, query=query, force=force)
 
-    def rerun(self, *ids: str, query: str | None = None, reset_attempts: bool = False) -> Moved:
-        return self.run(self._app.rerun, *ids, query=query, reset_attempts=reset_attempts)
+    def rerun(
+        self, *ids: str, query: str | None = None, reset_attempts: bool = False, from_start: bool = False
+    ) -> Moved:
+        how = {"reset_attempts": reset_attempts, "from_start": from_start}
+        return self.run(self._app.rerun, *ids, query=query, **how)
+
+    def signal(self, job_id: str, name: str, payload: Any = None) -> bool:
+        return self.run(self._app.signal, job_id, name, payload)
 
     def remove(self, *ids: str, query: str | None = None, force: bool = False) -> Moved:
         return self.run(self._app.remove, *ids, query=query, force=force)

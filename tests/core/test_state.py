@@ -25,6 +25,7 @@ DESIGN = {
     "fail": ("running", "failed", "canceled", "worker"),
     "snooze": ("running", "scheduled", "canceled", "worker"),
     "await": ("running", "blocked", "waiting canceled", "worker"),
+    "wait": ("running", "scheduled", "waiting canceled", "worker"),
     "release": ("claimed running", "waiting", "scheduled failed canceled", "worker"),
     "give_up": ("claimed running", "canceled", "", "worker"),
     "expire": ("claimed running", "waiting", "failed canceled", "anyone"),
@@ -91,7 +92,16 @@ def test_a_job_comes_into_a_workers_hands_only_by_a_claim() -> None:
 
 
 def test_cancel_asked_can_win_over_every_outcome() -> None:
-    outcomes = {Move.COMPLETE, Move.RETRY, Move.FAIL, Move.SNOOZE, Move.AWAIT, Move.RELEASE, Move.EXPIRE}
+    outcomes = {
+        Move.COMPLETE,
+        Move.RETRY,
+        Move.FAIL,
+        Move.SNOOZE,
+        Move.AWAIT,
+        Move.WAIT,
+        Move.RELEASE,
+        Move.EXPIRE,
+    }
 
     assert {move for move, rule in TABLE.items() if State.CANCELED in rule.otherwise} == outcomes
 

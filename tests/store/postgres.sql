@@ -86,6 +86,7 @@ TABLE history PARTITION BY LIST (day)
     errors text COLLATE "C"
     logs text COLLATE "C"
     uniqueness text COLLATE "C"
+    steps text COLLATE "C"
     day integer NOT NULL
 TABLE job
     seq bigint
@@ -130,6 +131,7 @@ TABLE job
     errors text COLLATE "C"
     logs text COLLATE "C"
     uniqueness text COLLATE "C"
+    steps text COLLATE "C"
     part text
 TABLE keys WITH {autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     key text COLLATE "C" NOT NULL
@@ -188,6 +190,7 @@ TABLE live WITH {fillfactor=70,autovacuum_vacuum_scale_factor=0.02,autovacuum_va
     errors text COLLATE "C"
     logs text COLLATE "C"
     uniqueness text COLLATE "C"
+    steps text COLLATE "C"
     lane bigint
 TABLE migrations
     number integer NOT NULL
@@ -208,6 +211,14 @@ TABLE stats
     task text COLLATE "C" NOT NULL
     name text COLLATE "C" NOT NULL
     value bigint NOT NULL
+TABLE steps WITH {autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
+    job text COLLATE "C" NOT NULL
+    n bigint NOT NULL
+    kind text COLLATE "C" NOT NULL
+    name text COLLATE "C" NOT NULL
+    result text COLLATE "C"
+    at double precision
+    until double precision
 TABLE store
     one integer NOT NULL
     identity text NOT NULL
@@ -241,6 +252,7 @@ CONSTRAINT errandry.migrations migrations_pkey PRIMARY KEY (number)
 CONSTRAINT errandry.rounds rounds_pkey PRIMARY KEY (queue)
 CONSTRAINT errandry.schedules schedules_pkey PRIMARY KEY (name)
 CONSTRAINT errandry.stats stats_pkey PRIMARY KEY (span, at, queue, task, name)
+CONSTRAINT errandry.steps steps_pkey PRIMARY KEY (job, kind, name)
 CONSTRAINT errandry.store store_one_check CHECK ((one = 1))
 CONSTRAINT errandry.store store_pkey PRIMARY KEY (one)
 CONSTRAINT errandry.totals totals_pkey PRIMARY KEY (queue, task, name)
@@ -279,6 +291,7 @@ CREATE UNIQUE INDEX rounds_pkey ON errandry.rounds USING btree (queue)
 CREATE INDEX schedules_due ON errandry.schedules USING btree (due_at, name) WHERE (due_at IS NOT NULL)
 CREATE UNIQUE INDEX schedules_pkey ON errandry.schedules USING btree (name)
 CREATE UNIQUE INDEX stats_pkey ON errandry.stats USING btree (span, at, queue, task, name)
+CREATE UNIQUE INDEX steps_pkey ON errandry.steps USING btree (job, kind, name)
 CREATE UNIQUE INDEX store_pkey ON errandry.store USING btree (one)
 CREATE UNIQUE INDEX totals_pkey ON errandry.totals USING btree (queue, task, name)
 CREATE UNIQUE INDEX workers_pkey ON errandry.workers USING btree (worker)

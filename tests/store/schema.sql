@@ -92,7 +92,8 @@ CREATE TABLE history (
     tags             TEXT,
     errors           TEXT,
     logs             TEXT,
-    uniqueness       TEXT
+    uniqueness       TEXT,
+    steps            TEXT
 ) STRICT;
 
 CREATE INDEX history_expiry ON history (expires_at);
@@ -105,19 +106,19 @@ CREATE VIEW job AS
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'live' AS part
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'live' AS part
   FROM live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'completed' AS part
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'completed' AS part
   FROM history WHERE state = 'completed'
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'troubled' AS part
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'troubled' AS part
   FROM history INDEXED BY history_troubled WHERE state <> 'completed';
 
 CREATE TABLE keys (
@@ -191,6 +192,7 @@ CREATE TABLE live (
     errors           TEXT,
     logs             TEXT,
     uniqueness       TEXT,
+    steps            TEXT,
     lane             INTEGER
 ) STRICT;
 
@@ -224,6 +226,17 @@ CREATE TABLE schedules (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX schedules_due ON schedules (due_at) WHERE due_at IS NOT NULL;
+
+CREATE TABLE steps (
+    job    TEXT    NOT NULL,
+    n      INTEGER NOT NULL,
+    kind   TEXT    NOT NULL,
+    name   TEXT    NOT NULL,
+    result TEXT,
+    at     REAL,
+    until  REAL,
+    PRIMARY KEY (job, kind, name)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE store (
     only     INTEGER PRIMARY KEY CHECK (only = 1),

@@ -18,6 +18,7 @@ from errandry.core.job import INSERT_MAX, METADATA_MAX, Failure, Log, NewJob, Pr
 from errandry.core.operator import Operator
 from errandry.core.schedule import ScheduleCommand
 from errandry.core.state import Move, Reason, State
+from errandry.core.step import Signal, Wait
 from errandry.errors import InvalidValue
 
 LEASE = 30.0
@@ -74,13 +75,16 @@ class Fail(Struct, frozen=True, gc=False, tag="fail"):
 
 
 class Snooze(Struct, frozen=True, gc=False, tag="snooze"):
-    """Later; this attempt does not count."""
+    """Later; this attempt does not count. `step` names a sleep that the job has then had."""
 
     move: ClassVar[Move] = Move.SNOOZE
     delay: float
+    step: str | None = None
 
     def __post_init__(self) -> None:
         check.span("delay", self.delay)
+        if self.step is not None:
+            check.name("sleep", self.step)
 
 
 class Release(Struct, frozen=True, gc=False, tag="release"):
@@ -105,7 +109,7 @@ class GiveUp(Struct, frozen=True, gc=False, tag="give_up"):
     failure: Failure | None = None
 
 
-Outcome = Complete | Retry | Fail | Snooze | Release | GiveUp | Await
+Outcome = Complete | Retry | Fail | Snooze | Release | GiveUp | Await | Wait
 
 
 # Commands of clients and workers.
@@ -186,6 +190,18 @@ class Note(Struct, frozen=True, gc=False):
     logs: tuple[Log, ...] = ()
 
 
+class PutStep(Struct, frozen=True, gc=False):
+    """A running job has done a step, with this result (JSON text). Answer: WRITTEN, ALREADY or Lost."""
+
+    ref: Ref
+    name: str
+    result: str = "null"
+
+    def __post_init__(self) -> None:
+        check.name("step", self.name)
+        check.document("result", self.result)
+
+
 class Settle(Struct, frozen=True, gc=False):
     """How the attempt ended. Answer: WRITTEN, ALREADY or Lost."""
 
@@ -216,12 +232,16 @@ class Cancel(Operator, frozen=True, gc=False):
 
 
 class Rerun(Operator, frozen=True, gc=False):
-    """Run a finished job again, now or after `delay` or at `run_at`, with at least one attempt."""
+    """Run a finished job again, now or after `delay` or at `run_at`, with at least one attempt.
+
+    It goes on after the steps it has finished, unless they are forgotten with `from_start`.
+    """
 
     moves: ClassVar[tuple[Move, ...]] = (Move.RERUN,)
     run_at: float | None = None
     delay: float | None = None
     reset_attempts: bool = False
+    from_start: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -385,8 +405,10 @@ Command = (
     | Start
     | Renew
     | Note
+    | PutStep
     | Settle
     | OperatorCommand
+    | Signal
     | Pause
     | Resume
     | PutRule
@@ -422,10 +444,11 @@ def _settled(command: Settle) -> tuple[str, ...]:
 
 
 _TOUCHED: dict[type, Callable[[Any], tuple[str, ...]]] = {
-    **dict.fromkeys((Start, Note), lambda command: (command.ref.job,)),
+    **dict.fromkeys((Start, Note, PutStep), lambda command: (command.ref.job,)),
     Settle: _settled,
     Insert: _inserted,
     Renew: lambda command: tuple([ref.job for ref in command.refs]),
+    Signal: lambda command: (command.job,),
     **dict.fromkeys((Cancel, Rerun, Edit, Postpone, Promote, Resolve, Remove), attrgetter("ids")),
 }
 

@@ -13,7 +13,7 @@ class Kind(StrEnum):
     """What observers can be told.
 
     blocked    it waits for other jobs
-    scheduled  it waits for its time: delayed, snoozed or postponed
+    scheduled  it waits for its time or a signal: delayed, snoozed or postponed
     waiting    it is ready for a worker
     claimed    a worker has taken it
     active     its handler is about to be called
@@ -128,7 +128,7 @@ def _kinds(move: Move, state: State) -> tuple[Kind, ...]:
             return (Kind.REMOVED,)
         case Move.CANCEL if state is State.RUNNING:
             return ()
-        case Move.RENEW | Move.NOTE:
+        case Move.RENEW | Move.NOTE | Move.STEP:
             return ()
         case _:
             return (REACHED[state],)

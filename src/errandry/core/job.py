@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from errandry.core import check
 from errandry.core.retry import Backoff
-from errandry.core.state import TERMINAL, Move, Reason, State
+from errandry.core.state import SCHEDULED, TERMINAL, Move, Reason, State
+from errandry.core.step import Steps
 from errandry.core.unique import Conflict, Unique
 from errandry.errors import InvalidValue
 
@@ -118,7 +119,8 @@ class Job(Struct, frozen=True, gc=False):
     `seq` numbers jobs in the order they were inserted. `place` orders the waiting jobs of a
     priority, lowest first. `settled` is the outcome last written under `fence`, which is how a
     repeated settle is told from a stale one. `children` and `parents` are how many jobs of its flow it has
-    under and over itself; `open_children` is how many it still waits for while it is blocked.
+    under and over itself; `open_children` is how many it still waits for while it is blocked. `steps` is None
+    for a job that has none.
     """
 
     seq: int
@@ -163,6 +165,13 @@ class Job(Struct, frozen=True, gc=False):
     errors: tuple[AttemptError, ...]
     logs: tuple[Log, ...]
     unique: Unique | None
+    steps: Steps | None
+
+    @property
+    def awaits(self) -> str | None:
+        """The name of the signal it waits for, if it does."""
+        is_waiting = self.state is SCHEDULED and self.settled is Move.WAIT and self.steps is not None
+        return self.steps.signal if is_waiting and self.steps is not None else None
 
     @property
     def finished(self) -> bool:

@@ -42,6 +42,7 @@ from errandry.core.state import (
     Reason,
     State,
 )
+from errandry.core.step import Steps, Wait
 from errandry.core.unique import Holder, Unique
 from errandry.errors import InvalidMove
 
@@ -96,6 +97,7 @@ def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int =
         (),
         (),
         new.unique,
+        None,
     )
 
 
@@ -162,6 +164,10 @@ def noted(job: Job, progress: Progress | None, logs: tuple[Log, ...], now: float
     return _moved(job, Move.NOTE, now, progress=progress or job.progress, logs=(job.logs + lines)[-LOGS_MAX:])
 
 
+def stepped(job: Job, steps: Steps, now: float) -> Job:
+    return _moved(job, Move.STEP, now, steps=steps)
+
+
 def settled(job: Job, outcome: Outcome, now: float) -> Job:
     """The job after its attempt ended. Cancel asked wins over every outcome."""
     if job.cancel_requested or isinstance(outcome, GiveUp):
@@ -178,9 +184,8 @@ def settled(job: Job, outcome: Outcome, now: float) -> Job:
             return _let_go(
                 job, outcome.move, now, backing_off(job, outcome), errors=errors, settled=outcome.move
             )
-        case Snooze(delay=delay):
-            attempts = _given_back(job)
-            return _let_go(job, outcome.move, now, delay, SCHEDULED, attempts=attempts, settled=outcome.move)
+        case Snooze() | Wait():
+            return _resting(job, outcome, now)
         case Release(delay=delay, reason=reason):
             return _released(job, outcome.move, now, delay, reason, outcome.move)
         case Await():
@@ -254,7 +259,7 @@ def canceled(job: Job, now: float, force: bool = False, reason: Reason = Reason.
 
 
 def rerun(job: Job, run_at: float | None, reset_attempts: bool, now: float) -> Job:
-    """Back to life with at least one attempt; errors are kept, a deadline that has passed is not."""
+    """Back to life with at least one attempt. Errors and steps stay, a deadline that has passed goes."""
     attempts = 0 if reset_attempts else job.attempts
     lapsed = job.deadline is not None and job.deadline <= now
     return _moved(
@@ -410,6 +415,13 @@ def _awaiting(job: Job, move: Move, now: float) -> Job:
     """Blocked, or in line again if no child is open."""
     to = State.BLOCKED if job.open_children else WAITING
     return _let_go(job, move, now, 0.0, to, attempts=_given_back(job), settled=move)
+
+
+def _resting(job: Job, outcome: Snooze | Wait, now: float) -> Job:
+    """Scheduled until it is time; in line at once if what it would wait for is there."""
+    delay = outcome.delay if isinstance(outcome, Snooze) else outcome.timeout
+    to = SCHEDULED if delay or isinstance(outcome, Snooze) else WAITING
+    return _let_go(job, outcome.move, now, delay, to, attempts=_given_back(job), settled=outcome.move)
 
 
 def _given_up(job: Job, outcome: Outcome, now: float) -> Job:

@@ -79,6 +79,7 @@ class Move(StrEnum):
     FAIL = "fail"
     SNOOZE = "snooze"
     AWAIT = "await"
+    WAIT = "wait"
     RELEASE = "release"
     GIVE_UP = "give_up"
     EXPIRE = "expire"
@@ -163,6 +164,9 @@ TABLE: Mapping[Move, Rule] = {
     Move.SNOOZE: Rule(_all(SCHEDULED, RUNNING), By.WORKER, _CANCEL_WINS, fenced=True),
     Move.AWAIT: Rule(
         _all(BLOCKED, RUNNING), By.WORKER, {WAITING: "no child is open", **_CANCEL_WINS}, fenced=True
+    ),
+    Move.WAIT: Rule(
+        _all(SCHEDULED, RUNNING), By.WORKER, {WAITING: "the signal is there", **_CANCEL_WINS}, fenced=True
     ),
     Move.RELEASE: Rule(
         _all(WAITING, CLAIMED, RUNNING),

@@ -19,8 +19,10 @@ from errandry.core.command import (
     Edit,
     Insert,
     Note,
+    Outcome,
     Postpone,
     Promote,
+    PutStep,
     Ref,
     Remove,
     Renew,
@@ -28,6 +30,7 @@ from errandry.core.command import (
     Resolve,
     Retry,
     Settle,
+    Snooze,
     Start,
     Upkeep,
 )
@@ -45,8 +48,9 @@ from errandry.core.schedule import (
 )
 from errandry.core.state import HELD as HELD_STATES
 from errandry.core.state import Move, State
+from errandry.core.step import Signal, Wait
 from errandry.errors import ErrandryError
-from errandry.store import claiming, flow, gating, insert, operate, schedule, tidy
+from errandry.store import claiming, flow, gating, insert, operate, schedule, step, tidy
 from errandry.store.contract import Bounds
 from errandry.store.ledger import Ledger
 from errandry.store.tables import Tables
@@ -108,12 +112,23 @@ def settle(ledger: Ledger, command: Settle) -> Mark | Lost:
     if isinstance(outcome, Complete):
         if outcome.result is not None:
             check.sized("result", outcome.result, ledger.bounds.result)
-    elif isinstance(outcome, Await) and not held.cancel_requested:
-        held = insert.awaited(ledger, held, outcome)
+    elif isinstance(outcome, Await | Wait | Snooze) and not held.cancel_requested:
+        held, outcome = _going_on(ledger, held, outcome)
     ledger.move(outcome.move, held, move.settled(held, outcome, ledger.now))
     if isinstance(outcome, Retry) and outcome.pause_group:
         gating.close_for(ledger, held, move.backing_off(held, outcome))
     return WRITTEN
+
+
+def _going_on(ledger: Ledger, job: Job, outcome: Await | Wait | Snooze) -> tuple[Job, Outcome]:
+    """Write down what a job waits for that is to run again, and what is left of the outcome."""
+    match outcome:
+        case Await():
+            return insert.awaited(ledger, job, outcome), outcome
+        case Wait():
+            return step.awaiting(ledger, job, outcome)
+        case _:
+            return step.slept(ledger, job, outcome), outcome
 
 
 def beat(ledger: Ledger, command: Beat) -> Mark:
@@ -140,13 +155,14 @@ def _renewed(ledger: Ledger, ref: Ref, lease: float) -> Mark | Lost:
     return CANCEL if held.cancel_requested else HELD
 
 
-_FENCED = frozenset((Start, Renew, Note, Settle))
+_FENCED = frozenset((Start, Renew, Note, PutStep, Settle))
 _HANDLERS: dict[type, Callable[[Ledger, Any], Answer]] = {
     Insert: insert.insert,
     Claim: claiming.claim,
     Start: start,
     Renew: renew,
     Note: note,
+    PutStep: step.put,
     Settle: settle,
     Cancel: operate.cancel,
     Rerun: operate.rerun,
@@ -155,6 +171,7 @@ _HANDLERS: dict[type, Callable[[Ledger, Any], Answer]] = {
     Promote: operate.promote,
     Resolve: operate.resolve,
     Remove: operate.remove,
+    Signal: step.signal,
     Pause: gating.pause,
     Resume: gating.resume,
     PutRule: gating.put_rule,

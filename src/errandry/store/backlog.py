@@ -25,6 +25,7 @@ from errandry.core.command import (
     Fail,
     Insert,
     Note,
+    PutStep,
     Renew,
     Resolve,
     Retry,
@@ -37,6 +38,7 @@ from errandry.core.flow import Await
 from errandry.core.gate import Pause, PutRule, Resume
 from errandry.core.operator import Operator
 from errandry.core.schedule import PutSchedule, ScheduleCommand
+from errandry.core.step import Signal
 from errandry.store.contract import RANK
 
 Key = str | tuple[str, ...]
@@ -61,7 +63,7 @@ class Told:
 Future = asyncio.Future[Answer] | futures.Future[Answer] | Told
 Replies = list[tuple[Future, Answer]]
 
-_FENCED = frozenset((Start, Renew, Note, Settle))
+_FENCED = frozenset((Start, Renew, Note, PutStep, Settle))
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -242,6 +244,8 @@ def _size(command: Command) -> int:
             return sum([_bytes(job.payload) + _bytes(job.metadata) for job in jobs])
         case PutSchedule(plan=plan):
             return _bytes(plan.job.payload) + _bytes(plan.job.metadata)
+        case PutStep(result=text) | Signal(payload=text):
+            return _bytes(text)
         case Note(logs=logs):
             return sum([_bytes(line.text) for line in logs])
         case Edit(ids=ids, payload=text) | Resolve(ids=ids, result=text):

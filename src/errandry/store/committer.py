@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from errandry.clock import Clock, SystemClock
 from errandry.core.answer import Answer
-from errandry.core.command import Beat, Claim, Command, Note, Renew, Start
+from errandry.core.command import Beat, Claim, Command, Note, PutStep, Renew, Start
 from errandry.core.gate import Pause
 from errandry.errors import (
     CommandFailed,
@@ -38,7 +38,7 @@ from errandry.store.port import THREADS, LoopPort, reply, returned
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 PUT_OFF = 0.25
 """How long one command rests that the store could not take while it took the others."""
-_BARREN = frozenset((Start, Renew, Note, Pause, Beat, Claim))
+_BARREN = frozenset((Start, Renew, Note, PutStep, Pause, Beat, Claim))
 """A pass of nothing but these makes no job ready."""
 
 Companion = Callable[[], Iterable[tuple[Claim, asyncio.Future[Answer]]]]

@@ -22,6 +22,7 @@ from errandry.core.command import (
     Note,
     Postpone,
     Promote,
+    PutStep,
     Ref,
     Remove,
     Renew,
@@ -40,12 +41,13 @@ from errandry.core.query import Query
 from errandry.core.rule import Rate
 from errandry.core.schedule import Schedule, ScheduleCommand
 from errandry.core.stats import Figure
+from errandry.core.step import Signal, Step
 from errandry.store.health import Finding
 
 _ORDER: tuple[type, ...] = (
-    *(Start, Renew, Note, Settle),
+    *(Start, Renew, Note, PutStep, Settle),
     Insert,
-    *(Cancel, Rerun, Edit, Postpone, Promote, Resolve, Remove),
+    *(Cancel, Rerun, Edit, Postpone, Promote, Resolve, Remove, Signal),
     *(Pause, Resume, PutRule, *get_args(ScheduleCommand), Beat),
     Upkeep,
     Claim,
@@ -58,6 +60,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
 
     payload      how large the arguments of one job may be
     result       how large its result may be
+    step         how large the result of one of its steps may be, or what comes with a signal
     events       how many events are kept
     events_age   how long an event is kept
     workers_age  how long a worker that no longer beats is listed
@@ -66,6 +69,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
 
     payload: int = 1_048_576
     result: int = 1_048_576
+    step: int = 262_144
     events: int = 1_000_000
     events_age: float = 86_400.0
     workers_age: float = 86_400.0
@@ -179,6 +183,9 @@ class Store(Protocol):
 
     async def children(self, parent: str) -> builtins.list[Link]:
         """The children of a job in their order, and how they ended."""
+
+    async def steps(self, job: str) -> builtins.list[Step]:
+        """The steps of a job in the order they were begun, its sleeps, and the signals sent to it."""
 
     async def counts(self) -> dict[str, dict[str, int]]:
         """For each queue: how many jobs are in each state."""

@@ -134,6 +134,8 @@ class Ledger:
         if job.group and job.state in HELD:
             self._left.add((job.queue, job.group))
         self._keep(move, job, None, job)
+        if job.steps is not None:
+            self.tables.drop_steps([job.id])
         if job.children or (job.parents and not job.finished):
             self.ended.setdefault(job.id, End(job, ENDED.get(job.state, Ended.REMOVED), cancel))
         self._events.append(Event(Kind.REMOVED, job.id, job.queue, job.task, job.attempts))

@@ -25,6 +25,7 @@ from errandry.core.rule import NO_RULE
 from errandry.core.schedule import Schedule
 from errandry.core.state import State
 from errandry.core.stats import Figure, is_time
+from errandry.core.step import Step
 from errandry.errors import CommandFailed
 from errandry.store import cursor as cursors
 from errandry.store.claiming import due_in
@@ -116,6 +117,10 @@ class LocalStore:
     async def children(self, parent: str) -> builtins.list[Link]:
         check.name("parent", parent)
         return await self.read(lambda tables, _now: tables.under(parent))
+
+    async def steps(self, job: str) -> builtins.list[Step]:
+        check.name("job", job)
+        return await self.read(lambda tables, _now: tables.steps(job))
 
     async def counts(self) -> dict[str, dict[str, int]]:
         return await self.read(lambda tables, _now: _counted(tables, lifetime=False))

@@ -41,6 +41,9 @@ def rerun(ledger: Ledger, command: Rerun) -> Moved:
         if job.id not in reopened:
             after = flow.rerun(ledger, job, _when(command, ledger.now), command.reset_attempts)
             _refuse_if_held(ledger, after)
+            if command.from_start and job.steps is not None:
+                ledger.tables.drop_steps([job.id])
+                after = replace(after, steps=None)
             reopened.update(flow.reopen(ledger, ledger.move(Move.RERUN, job, after)))
         return True
 

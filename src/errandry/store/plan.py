@@ -67,6 +67,7 @@ def _take(before: Job, after: Job, batches: Batches) -> bool:
         and before.progress is after.progress
         and before.logs is after.logs
         and before.parents == after.parents
+        and before.steps is after.steps
     ):
         batches["renew"].append((after.seq, after.lease_until, after.updated_at))
         return True

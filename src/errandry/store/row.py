@@ -15,6 +15,7 @@ from errandry.core.retry import Backoff
 from errandry.core.rule import Rule
 from errandry.core.schedule import Schedule
 from errandry.core.state import Move, Reason, State
+from errandry.core.step import Step, StepKind, Steps
 from errandry.core.unique import Unique
 
 Row = tuple[Any, ...]
@@ -22,7 +23,7 @@ Row = tuple[Any, ...]
 FIELDS = Job.__struct_fields__
 PLAIN = 35
 """So many columns are stored as they are; the rest is JSON."""
-COLUMNS = PLAIN + 7
+COLUMNS = PLAIN + 8
 
 _KINDS = {str(kind): kind for kind in GateKind}
 _STATES = {str(state): state for state in State}
@@ -31,8 +32,9 @@ _REASONS = {str(reason): reason for reason in Reason} | {None: None}
 _MOVES = {str(move): move for move in Move} | {None: None}
 _POLICIES = {str(policy): policy for policy in Policy}
 _OUTCOMES = {str(ended): ended for ended in Ended} | {None: None}
-_EMPTY = (None,) * 7
-_NOTHING = (None, None, None, (), (), (), None)
+_EMPTY = (None,) * 8
+_NOTHING = (None, None, None, (), (), (), None, None)
+_STEPS = {str(kind): kind for kind in StepKind}
 _BOOLS = (False, True)
 
 # The same few options stand in very many rows.
@@ -45,6 +47,7 @@ _logs = msgjson.Decoder(tuple[Log, ...])
 _schedule = msgjson.Decoder(Schedule)
 _rule = msgjson.Decoder(Rule)
 _unique = msgjson.Decoder(Unique)
+_steps = msgjson.Decoder(Steps)
 _claims = msgjson.Decoder(dict[str, tuple[Ref, ...]])
 _encode = msgjson.Encoder().encode
 
@@ -55,8 +58,8 @@ def from_job(job: Job, *more: Any) -> Row:
     parts = values[PLAIN:]
     if parts == _NOTHING:
         return values[:PLAIN] + _EMPTY + more
-    if parts[:-1] == _NOTHING[:-1]:
-        return (*values[:PLAIN], *_EMPTY[:-1], text(parts[-1]), *more)
+    if parts[:-2] == _NOTHING[:-2] and parts[-1] is None:
+        return (*values[:PLAIN], *_EMPTY[:-2], text(parts[-2]), None, *more)
     return values[:PLAIN] + tuple(text(part) if part else None for part in parts) + more
 
 
@@ -72,7 +75,7 @@ def to_job(row: Sequence[Any]) -> Job:
         _BOOLS[row[26]],
         *row[27:PLAIN],
     )
-    return Job(*values, *(_NOTHING if parts == _EMPTY else _parts(*parts)))
+    return Job(*values, *(_NOTHING if parts == _EMPTY else _parts(parts)))
 
 
 def to_keep(keep: str) -> Keep:
@@ -125,20 +128,22 @@ def to_link(row: Sequence[Any]) -> Link:
     return Link(parent, n, child, task, seq, _POLICIES[policy], _OUTCOMES[outcome], result)
 
 
+def from_step(step: Step) -> Row:
+    return (step.job, step.n, step.kind.value, *astuple(step)[3:])
+
+
+def to_step(row: Sequence[Any]) -> Step:
+    job, n, kind, *rest = row
+    return Step(job, n, _STEPS[kind], *rest)
+
+
 def text(value: Any) -> str:
     """JSON text, as it is stored."""
     return _encode(value).decode()
 
 
-def _parts(
-    backoff: str | None,
-    keep: str | None,
-    progress: str | None,
-    tags: str | None,
-    errors: str | None,
-    logs: str | None,
-    unique: str | None,
-) -> Row:
+def _parts(parts: Sequence[str | None]) -> Row:
+    backoff, keep, progress, tags, errors, logs, unique, steps = parts
     return (
         _backoff(backoff) if backoff else None,
         _keep(keep) if keep else None,
@@ -147,4 +152,5 @@ def _parts(
         _errors.decode(errors) if errors else (),
         _logs.decode(logs) if logs else (),
         _unique.decode(unique) if unique else None,
+        _steps.decode(steps) if steps else None,
     )

@@ -22,6 +22,7 @@ from errandry.core.query import Query
 from errandry.core.schedule import Schedule
 from errandry.core.state import Reason, State
 from errandry.core.stats import Figure
+from errandry.core.step import Step, StepKind
 from errandry.core.unique import Holder
 from errandry.store.contract import Bounds, Happened
 
@@ -253,6 +254,16 @@ class Tables(Protocol):
     def put_schedules(self, schedules: Sequence[Schedule]) -> None: ...
 
     def drop_schedule(self, name: str) -> None: ...
+
+    def steps(self, job: str) -> list[Step]:
+        """The steps of a job, in their order."""
+
+    def step(self, job: str, kind: StepKind, name: str) -> Step | None: ...
+
+    def put_step(self, step: Step) -> None:
+        """Add a step, or write it anew."""
+
+    def drop_steps(self, jobs: Sequence[str]) -> None: ...
 
     def beat(self, beat: Beat, now: float) -> None: ...
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from errandry.core.schedule import Schedule
-from errandry.store.edges import MemoryEdges
+from errandry.store.notebook import MemoryNotebook
 
 
-class MemoryTimetable(MemoryEdges):
+class MemoryTimetable(MemoryNotebook):
     """A part of the tables: schedules by their names."""
 
     is_dirty = False

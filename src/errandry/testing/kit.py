@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from errandry.app import Errandry
 from errandry.clock import Clock
 from errandry.codec import about, from_json
+from errandry.core import check
 from errandry.core.answer import Claims
 from errandry.core.command import Claim
 from errandry.core.job import Job
@@ -27,6 +28,8 @@ from errandry.worker.options import WorkerOptions
 from errandry.worker.run import Run
 
 LEASE = 86_400.0
+NEVER = check.SPAN_MAX / 2
+"""What is due only then waits for a signal, and for as long as it takes."""
 SHOWN = 20
 _numbers = itertools.count(1)
 
@@ -124,6 +127,8 @@ class _Hand:
         if not isinstance(clock, FakeClock):
             raise TypeError(f"until_idle moves a FakeClock on; the app has a {type(clock).__name__}")
         while (due_in := await self._jobs.engine.call(self._jobs.store.due_in)) is not None:
+            if due_in > NEVER:
+                return ()
             clock.advance(max(due_in, 1e-6))  # less would be lost in the rounding of a float
             if claimed := await self.claim():
                 return claimed
@@ -132,7 +137,7 @@ class _Hand:
     async def run(self, jobs: tuple[Job, ...]) -> list[Job | None]:
         """The jobs after an attempt; None for one that is gone."""
         loop = asyncio.get_running_loop()
-        runs = [Run(job, float("inf"), self._executor.write_notes, loop) for job in jobs]
+        runs = [Run(job, float("inf"), self._executor, loop) for job in jobs]
         for batch in gathered(self._jobs, runs):
             self._executor.start(batch)
         while left := self._executor.work:

@@ -23,6 +23,7 @@ from errandry.core.command import Complete, Fail, GiveUp, Outcome, Release, Retr
 from errandry.core.flow import Await
 from errandry.core.job import Failure, Job
 from errandry.core.state import Reason
+from errandry.core.step import Wait
 from errandry.errors import InvalidValue
 from errandry.flow import spawned
 from errandry.hiding import Hiding
@@ -159,8 +160,8 @@ class Attempts:
                 return replace(outcome, pause_group=pause_group)
             case said.Snooze(after=after):
                 return Snooze(after)
-            case said.Await(calls=calls, policy=policy):
-                return _awaiting(run, calls, policy)
+            case said.Sleep() | said.Wait() | said.Await():
+                return _going_on(run, error)
             case said.Fail():
                 return Fail(failure(error, Reason.UNRECOVERABLE))
             case said.Cancel():
@@ -192,6 +193,17 @@ def _each(task: str, value: Any, count: int) -> Sequence[Any]:
             "results", len(value), f"task {task} was called for {count} jobs: return one for each"
         )
     return value
+
+
+def _going_on(run: Run, word: said.Sleep | said.Wait | said.Await) -> Outcome:
+    """The handler is to be called again, when that is there which it needs."""
+    match word:
+        case said.Sleep(after=after, name=name):
+            return Snooze(after, name)
+        case said.Wait(name=name, timeout=timeout):
+            return Wait(name, timeout)
+        case said.Await(calls=calls, policy=policy):
+            return _awaiting(run, calls, policy)
 
 
 def _awaiting(run: Run, calls: tuple[Any, ...], policy: str) -> Outcome:

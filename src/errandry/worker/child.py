@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
@@ -30,6 +31,7 @@ from errandry.core import check
 from errandry.core.command import Outcome, Retry
 from errandry.core.job import Failure, Log, Progress
 from errandry.core.size import short
+from errandry.errors import CommandFailed
 from errandry.worker import process
 from errandry.worker.attempt import Attempts, Outcomes, failure
 from errandry.worker.capture import JobLog
@@ -39,9 +41,11 @@ from errandry.worker.message import (
     Ended,
     Halt,
     Hello,
+    Kept,
     Logged,
     Noted,
     Ready,
+    Stepped,
     ToChild,
     ToWorker,
     framed,
@@ -83,6 +87,7 @@ class Child:
         self._lock = threading.Lock()
         self._batch: Batch | None = None
         self._number, self._halts = 0, list[Halt]()
+        self._kept: dict[tuple[int, str], Future[None]] = {}
         self._is_plain = False
         self._jobs = 0
 
@@ -101,6 +106,11 @@ class Child:
                 with self._lock:
                     self._halts.append(message)
                     self._stop()
+            elif isinstance(message, Kept) and (kept := self._kept.pop((message.place, message.name), None)):
+                if message.error:
+                    kept.set_exception(CommandFailed("PutStep", message.error))
+                else:
+                    kept.set_result(None)
         if self._batch is not None:  # the worker died: its jobs are another's soon
             os.killpg(0, signal.SIGKILL)
 
@@ -131,8 +141,10 @@ class Child:
     def _made(self, do: Do) -> Batch:
         runs = []
         for place, job in enumerate(do.jobs):
-            run = Run(job, float("inf"), lambda _: None, self._loop)
-            run.ctx = JobContext(job, partial(self._note, place))
+            run = Run(job, float("inf"), self, self._loop)
+            run.ctx = JobContext(job, partial(self._note, place), partial(self._step, place))
+            if do.steps:
+                run.ctx.recall(do.steps[place])
             runs.append(run)
         batch = Batch(runs[0], do.size)
         for run in runs[1:]:
@@ -194,6 +206,20 @@ class Child:
             progress = replace(progress, text=check.capped(progress.text))
         lines = tuple(replace(line, text=check.capped(line.text)) for line in logs)
         self._line.send(Noted(place, progress, lines))
+
+    def write_notes(self, run: Run) -> None:
+        """They are not kept here until then."""
+
+    def keep(self, run: Run, name: str, text: str) -> "Future[None]":
+        return self._step(0 if self._batch is None else self._batch.runs.index(run), name, text)
+
+    def _step(self, place: int, name: str, text: str) -> "Future[None]":
+        """The worker has it written, and says when it is."""
+        kept: Future[None] = Future()
+        kept.set_running_or_notify_cancel()
+        self._kept[place, name] = kept
+        self._line.send(Stepped(place, name, text))
+        return kept
 
     def _terminated(self, _number: int, _frame: FrameType | None) -> None:
         """SIGTERM after a stop that was not obeyed: a plain function is left by an exception.

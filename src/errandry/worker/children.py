@@ -108,6 +108,7 @@ class Children:
             function.__qualname__,
             task.rules.batch,
             task.rules.memory,
+            tuple(run.ctx.journal.found for run in batch.runs) if any(job.steps for job in jobs) else (),
         )
         try:
             with batch.timed():

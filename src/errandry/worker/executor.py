@@ -24,6 +24,7 @@ from errandry.task import Runner, Task
 from errandry.version import version_of
 from errandry.worker.attempt import Arguments, Attempts, Outcomes, failure
 from errandry.worker.children import Children
+from errandry.worker.keeper import Keeper
 from errandry.worker.options import WorkerOptions
 from errandry.worker.run import Batch, Run
 from errandry.worker.settler import Settler
@@ -50,6 +51,7 @@ class Executor:
         self._app, self._options, self._returned, self._over = app, options, returned, over
         self._threads, self._children, self._settler = Threads(), children, Settler(app, options)
         self._attempts = Attempts(app, app.codec, self._in_thread)
+        self.keep = Keeper(app).keep
         self._calls: dict[Batch, asyncio.Task[None]] = {}
 
     @property
@@ -141,6 +143,8 @@ class Executor:
         for run in batch.runs:
             if run.job.children:
                 run.ctx.adopt(await self._app.family(run.job.id))
+            if run.job.steps is not None:
+                run.ctx.recall(await self._app.recalled(run.job))
         if self._children is not None and task.runner is Runner.PROCESS:
             return await self._in_child(self._children, batch, task, payloads)
         if batch.timeout is None:

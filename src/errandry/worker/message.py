@@ -1,7 +1,8 @@
 """What a worker and a child process of it say to each other: JSON, each message after its length.
 
-The worker: `Hello` once, then `Do` a call, and on a line of its own `Halt` if jobs of it should stop. The
-child: `Ready` once, then any number of `Noted` and `Logged`, and `Ended` for every call.
+The worker: `Hello` once, then `Do` a call, and on a line of its own `Halt` if jobs of it should stop, and
+`Kept` when a step is. The child: `Ready` once, then any number of `Noted`, `Stepped` and `Logged`, and
+`Ended` for every call.
 """
 
 import struct
@@ -12,6 +13,7 @@ from msgspec import Struct
 
 from errandry.core.command import Outcome
 from errandry.core.job import Job, Log, Progress
+from errandry.core.step import Step
 from errandry.worker.run import Stop
 
 
@@ -39,7 +41,10 @@ class Hello(Struct, frozen=True, tag=True):
 
 
 class Do(Struct, frozen=True, tag=True):
-    """The jobs of one call, their payloads unsealed, and where their handler is: `name` in `module`."""
+    """The jobs of one call, their payloads unsealed, and where their handler is: `name` in `module`.
+
+    `steps` are those of each job, or none if no job has any.
+    """
 
     number: int
     jobs: tuple[Job, ...]
@@ -47,6 +52,7 @@ class Do(Struct, frozen=True, tag=True):
     name: str
     size: int | None = None
     memory: int | None = None
+    steps: tuple[tuple[Step, ...], ...] = ()
 
     @property
     def task(self) -> str:
@@ -60,6 +66,14 @@ class Halt(Struct, frozen=True, tag=True):
     stops: tuple[tuple[int, Stop], ...]
 
 
+class Kept(Struct, frozen=True, tag=True):
+    """What a job of the call has done is durable, or why it is not."""
+
+    place: int
+    name: str
+    error: str = ""
+
+
 class Ready(Struct, frozen=True, tag=True):
     """Everything is imported, or could not be: then the first job is told why."""
 
@@ -70,6 +84,14 @@ class Noted(Struct, frozen=True, tag=True):
     place: int
     progress: Progress | None = None
     logs: tuple[Log, ...] = ()
+
+
+class Stepped(Struct, frozen=True, tag=True):
+    """The job at this place has done a step, with this result."""
+
+    place: int
+    name: str
+    result: str
 
 
 class Logged(Struct, frozen=True, tag=True):
@@ -87,8 +109,8 @@ class Ended(Struct, frozen=True, tag=True):
     is_last: bool = False
 
 
-ToChild = Hello | Do | Halt
-ToWorker = Ready | Noted | Logged | Ended
+ToChild = Hello | Do | Halt | Kept
+ToWorker = Ready | Noted | Stepped | Logged | Ended
 M = TypeVar("M")
 
 _LENGTH = struct.Struct("!I")

@@ -12,7 +12,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import IO
 
 from errandry.errors import ProcessDied
@@ -21,9 +23,11 @@ from errandry.worker.message import (
     Ended,
     Halt,
     Hello,
+    Kept,
     Logged,
     Noted,
     Ready,
+    Stepped,
     ToChild,
     framed,
     frames_to_worker,
@@ -195,6 +199,9 @@ class Child(asyncio.Protocol):
             match message:
                 case Noted(place, progress, logs) if self._batch is not None:
                     self._batch.runs[place].note(progress, logs)
+                case Stepped(place, name, result) if self._batch is not None:
+                    kept = self._batch.runs[place].keep(name, result)
+                    kept.add_done_callback(partial(self._kept, place, name))
                 case Logged(logger, level, text):
                     logging.getLogger(logger).log(level, "%s", text)
                 case Ended() if self._answer is not None and self._answer.cancelled():
@@ -203,6 +210,11 @@ class Child(asyncio.Protocol):
                     self._answer.set_result(message)
                 case Ready() if not self.ready.done():
                     self.ready.set_result(None)
+
+    def _kept(self, place: int, name: str, kept: "Future[None]") -> None:
+        error = kept.exception()
+        with suppress(OSError):
+            self._interrupts.sendall(framed(Kept(place, name, "" if error is None else str(error))))
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - as asyncio calls it
         if not self._is_leaving:

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from enum import StrEnum
 from threading import Lock
 from time import time
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -33,16 +35,16 @@ class Run:
 
     batch: "Batch"
 
-    def __init__(self, job: Job, lease_until: float, write: "Write", loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, job: Job, lease_until: float, desk: "Desk", loop: asyncio.AbstractEventLoop) -> None:
         self.job = job
         self.ref = Ref(job.id, job.fence)
-        self.ctx = JobContext(job, self.note)
+        self.ctx = JobContext(job, self.note, self.keep)
         self.lease_until = lease_until
         self.renew_until: float | None = None
         self.stopped: Stop | None = None
         self.is_lost = self.is_settling = False
         self.loop = loop
-        self._write = write
+        self._desk = desk
         self._lock = Lock()
         self._progress: Progress | None = None
         self._logs: list[Log] = []
@@ -77,7 +79,11 @@ class Run:
             self._logs += [replace(line, at=line.at or time()) for line in logs]
             del self._logs[:-LOGS_MAX]
         if is_first:
-            self.loop.call_soon_threadsafe(self.loop.call_later, NOTE_EVERY, self._write, self)
+            self.loop.call_soon_threadsafe(self.loop.call_later, NOTE_EVERY, self._desk.write_notes, self)
+
+    def keep(self, name: str, text: str) -> "Future[None]":
+        """Have the result of a step written. From any thread."""
+        return self._desk.keep(self, name, text)
 
     def notes(self) -> Note | None:
         """What was noted since the last time."""
@@ -182,5 +188,9 @@ class Batch:
             self.handler.cancel()
 
 
-Write = Callable[[Run], None]
-"""Has what a run has noted written."""
+class Desk(Protocol):
+    """Where a run has things written."""
+
+    def write_notes(self, run: Run) -> None: ...
+
+    def keep(self, run: Run, name: str, text: str) -> "Future[None]": ...

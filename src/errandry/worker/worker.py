@@ -118,7 +118,7 @@ class Worker:
 
     def _made(self, job: Job, sent: float) -> Run:
         """Hold a job that was claimed just now. On the engine's loop, like `_begin`."""
-        run = Run(job, sent + self.options.lease, self._executor.write_notes, self._loop)
+        run = Run(job, sent + self.options.lease, self._executor, self._loop)
         self._leases.take(run)
         return run
 

@@ -3,12 +3,12 @@
 from errandry.core.stats import DAY, KEPT, Figure
 from errandry.store.counting import ROLLED, counters, rolling, summed, within
 from errandry.store.postgres.array import columns
-from errandry.store.postgres.timetable import Timetable
+from errandry.store.postgres.notebook import Notebook
 
 FOLD_MAX = 10_000
 
 
-class Counts(Timetable):
+class Counts(Notebook):
     """Part of what `store.tables.Tables` asks for."""
 
     def counters(self) -> dict[str, dict[str, int]]:

@@ -61,7 +61,7 @@ SELECT * FROM unnest(
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
     %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
     %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
-    %s::bigint[]);
+    %s::text[], %s::bigint[]);
 
 -- name: insert_jobs
 -- On a connection of the caller's, whatever its library: as text in and out.
@@ -76,7 +76,7 @@ SELECT * FROM unnest(
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
     %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
     %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
-    %s::integer[])
+    %s::text[], %s::integer[])
 RETURNING id, seq, day)
 INSERT INTO errandry.ended SELECT id, seq, day FROM ended;
 
@@ -93,7 +93,7 @@ UPDATE errandry.live
        children = new.children, parents = new.parents, deadline = new.deadline, fence = new.fence, worker = new.worker, lease_until = new.lease_until,
        cancel_requested = new.cancel_requested, result = new.result, metadata = new.metadata, updated_at = new.updated_at, claimed_at =
        new.claimed_at, started_at = new.started_at, progress = new.progress, tags = new.tags, errors =
-       new.errors, logs = new.logs, lane = new.lane
+       new.errors, logs = new.logs, steps = new.steps, lane = new.lane
   FROM (SELECT spot.ctid AS spot, given.*
           FROM unnest(
     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
@@ -101,12 +101,12 @@ UPDATE errandry.live
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
     %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
     %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
-    %s::bigint[])
+    %s::text[], %s::bigint[])
             AS given (seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at,
             attempts, max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout,
             deadline, fence, worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at,
             started_at, finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness,
-            lane),
+            steps, lane),
                LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS spot
          WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
  WHERE live.ctid = new.spot;
@@ -126,7 +126,7 @@ WITH gone AS (
               NULL::bigint, run_at, attempts, max_attempts, new.releases, new.crashes, max_crashes, open_children,
               children, parents, timeout, deadline, fence, worker, NULL::float8, cancel_requested, new.result, metadata, created_at,
               new.updated_at, claimed_at, started_at, new.updated_at AS finished_at, new.expires_at, backoff, keep,
-              progress, tags, new.errors, logs, uniqueness, new.day),
+              progress, tags, new.errors, logs, uniqueness, steps, new.day),
 kept AS (INSERT INTO errandry.history SELECT * FROM gone)
 INSERT INTO errandry.ended SELECT id, seq, day FROM gone;
 
@@ -195,7 +195,7 @@ SELECT id FROM errandry.ended
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps
   FROM errandry.job
  WHERE part = ANY (%(parts)s::text[])
    AND seq < %(below)s::bigint AND seq > %(above)s::bigint
@@ -972,6 +972,19 @@ DELETE FROM errandry.lanes
  WHERE lane = ANY (%s::bigint[]) AND NOT ready AND used_at <= %s
    AND turn <= coalesce((SELECT rounds.turn FROM errandry.rounds WHERE rounds.queue = lanes.queue), turn)
    AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting');
+
+-- name: steps
+SELECT job, n, kind, name, result, at, until FROM errandry.steps WHERE job = %s ORDER BY n;
+
+-- name: step
+SELECT job, n, kind, name, result, at, until FROM errandry.steps WHERE job = %s AND kind = %s AND name = %s;
+
+-- name: put_step
+INSERT INTO errandry.steps (job, n, kind, name, result, at, until) VALUES (%s, %s, %s, %s, %s, %s, %s)
+    ON CONFLICT (job, kind, name) DO UPDATE SET result = excluded.result, at = excluded.at;
+
+-- name: drop_steps
+DELETE FROM errandry.steps WHERE job = ANY (%s::text[]);
 
 -- name: schedules
 SELECT record FROM errandry.schedules WHERE name = ANY (%s::text[]) ORDER BY name;

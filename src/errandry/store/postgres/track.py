@@ -14,6 +14,7 @@ from errandry.core.command import (
     Command,
     Insert,
     Note,
+    PutStep,
     Renew,
     Settle,
     Start,
@@ -36,7 +37,7 @@ LIMITS = (10.0, 15.0, 120.0)
 LARGE = 1_000
 """A command about so many jobs is bulk."""
 
-_HELD = frozenset((Start, Renew, Note, Settle, Beat))
+_HELD = frozenset((Start, Renew, Note, PutStep, Settle, Beat))
 
 
 def track_of(command: Command) -> int:

@@ -3,10 +3,10 @@
 from errandry.core.stats import DAY, KEPT, Figure
 from errandry.store.counting import ROLLED, counters, rolling, summed, within
 from errandry.store.sqlite.gates import SQL
-from errandry.store.sqlite.timetable import Timetable
+from errandry.store.sqlite.notebook import Notebook
 
 
-class Counts(Timetable):
+class Counts(Notebook):
     """A part of the tables: what was counted up to the event row `_folded`, and since."""
 
     _folded = 0

@@ -24,11 +24,11 @@ UPDATE store SET number = ?1, now = ?2;
 
 -- name: insert
 INSERT INTO live VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-                         ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                         ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: finish
 INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-                            ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                            ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: finish_live
 -- The same from the row it has in `live`: what an end leaves alone is copied, not sent.
@@ -36,7 +36,7 @@ INSERT INTO history
 SELECT seq, id, task, queue, grp, ?2, ordering, ?3, ?4, payload, priority, NULL, run_at, attempts, max_attempts,
        ?5, ?6, max_crashes, open_children, children, parents, timeout, deadline, fence, worker, NULL,
        cancel_requested, ?7, metadata, created_at, ?8, claimed_at, started_at, ?8, ?9, backoff, keep, progress, tags,
-       ?10, logs, uniqueness
+       ?10, logs, uniqueness, steps
   FROM live WHERE seq = ?1;
 
 -- name: update
@@ -46,7 +46,7 @@ UPDATE live
        attempts = ?14, max_attempts = ?15, releases = ?16, crashes = ?17, open_children = ?19, children = ?20,
        parents = ?21, deadline = ?23, fence = ?24, worker = ?25, lease_until = ?26, cancel_requested = ?27,
        result = ?28, metadata = ?29, updated_at = ?31, claimed_at = ?32, started_at = ?33, progress = ?38, tags = ?39,
-       errors = ?40, logs = ?41, lane = ?43
+       errors = ?40, logs = ?41, steps = ?43, lane = ?44
  WHERE seq = ?1;
 
 -- name: claim
@@ -86,7 +86,7 @@ SELECT id FROM history
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps
   FROM job
  WHERE CASE part WHEN 'live' THEN :live WHEN 'completed' THEN :completed ELSE :troubled END
    AND seq < :below AND seq > :above
@@ -596,6 +596,18 @@ DELETE FROM lanes
 UPDATE lanes SET ready = 1
  WHERE lane IN (SELECT lane FROM lanes WHERE NOT ready AND used_at <= ?1 ORDER BY used_at LIMIT ?2)
    AND EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting');
+
+-- name: steps
+SELECT job, n, kind, name, result, at, until FROM steps WHERE job = ?1 ORDER BY n;
+
+-- name: step
+SELECT job, n, kind, name, result, at, until FROM steps WHERE job = ?1 AND kind = ?2 AND name = ?3;
+
+-- name: put_step
+INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: drop_steps
+DELETE FROM steps WHERE job IN (SELECT value FROM json_each(?1));
 
 -- name: schedules
 SELECT record FROM schedules WHERE name IN (SELECT value FROM json_each(?1)) ORDER BY name;

@@ -111,6 +111,7 @@ async def everything(store: Store) -> tuple[object, ...]:
         await store.rules(),
         [(queue.name, queue.paused) for queue in await store.queues()],
         await store.schedules(),
+        [await store.steps(job.id) for job in await jobs(store) if job.steps],
         await store.head(),
     )
 

@@ -96,6 +96,7 @@ class Inserting:
             errors=(),
             logs=(),
             unique=None,
+            steps=None,
         )
 
     @pytest.mark.parametrize(

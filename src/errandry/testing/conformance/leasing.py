@@ -13,6 +13,7 @@ from errandry.core.command import (
     GiveUp,
     Note,
     Outcome,
+    PutStep,
     Ref,
     Release,
     Remove,
@@ -25,20 +26,22 @@ from errandry.core.command import (
 )
 from errandry.core.job import Job, Log, Progress
 from errandry.core.state import Reason, State
+from errandry.core.step import Wait
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import ask
 from errandry.testing.given import Given, ref
 
-FENCED = ("start", "renew", "note", "complete", "retry", "fail", "snooze", "release", "give_up")
 OUTCOMES: dict[str, Outcome] = {
     "complete": Complete("1"),
     "retry": Retry(),
     "fail": Fail(),
     "snooze": Snooze(10.0),
+    "wait": Wait("go", 10.0),
     "release": Release(),
     "give_up": GiveUp(),
 }
+FENCED = ("start", "renew", "note", "step", *OUTCOMES)
 
 
 def fenced(kind: str, held: Ref) -> Command:
@@ -50,6 +53,8 @@ def fenced(kind: str, held: Ref) -> Command:
             return Renew((held,))
         case "note":
             return Note(held, Progress(0.5), (Log(1.0, "line"),))
+        case "step":
+            return PutStep(held, "charge")
         case _:
             return Settle(held, OUTCOMES[kind])
 

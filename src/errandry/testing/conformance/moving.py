@@ -34,6 +34,7 @@ from errandry.core.command import (
     Outcome,
     Postpone,
     Promote,
+    PutStep,
     Release,
     Remove,
     Renew,
@@ -50,6 +51,7 @@ from errandry.core.flow import Await, Edge
 from errandry.core.job import Job, NewJob, Progress
 from errandry.core.operator import Operator
 from errandry.core.state import TABLE, Move, State
+from errandry.core.step import Signal, Wait
 from errandry.errors import InvalidMove, UnknownJob
 from errandry.store.contract import Store
 from errandry.store.memory import MemoryStore
@@ -57,8 +59,8 @@ from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import ask
 from errandry.testing.given import Given, ref
 
-WITHOUT_A_COMMAND = frozenset({Move.UNBLOCK, Move.CHILD_FAILED, Move.SPAWN, Move.STEP, Move.DROP})
-"""Two that follow from a child's end, see `flows.py`, one from an insert; two are to come."""
+WITHOUT_A_COMMAND = frozenset({Move.UNBLOCK, Move.CHILD_FAILED, Move.SPAWN, Move.DROP})
+"""Two that follow from a child's end, see `flows.py`, one from an insert; one is to come."""
 
 STATES: tuple[State | None, ...] = (None, *State)
 
@@ -80,11 +82,13 @@ COMMANDS: Mapping[Move, Callable[[Job], Command]] = {
     Move.START: lambda job: Start(ref(job)),
     Move.RENEW: lambda job: Renew((ref(job),)),
     Move.NOTE: lambda job: Note(ref(job), Progress(0.5)),
+    Move.STEP: lambda job: PutStep(ref(job), "charge"),
     Move.COMPLETE: _settle(Complete("1")),
     Move.RETRY: _settle(Retry(delay=60.0)),
     Move.FAIL: _settle(Fail()),
     Move.SNOOZE: _settle(Snooze(60.0)),
     Move.AWAIT: _settle_waiting,
+    Move.WAIT: _settle(Wait("go", 60.0)),
     Move.RELEASE: _settle(Release()),
     Move.GIVE_UP: _settle(GiveUp()),
     Move.EXPIRE: lambda _: Upkeep(),
@@ -116,11 +120,13 @@ REPORTS: Mapping[Move, tuple[Kind, ...]] = {
     Move.START: (Kind.ACTIVE,),
     Move.RENEW: (),
     Move.NOTE: (Kind.PROGRESS,),
+    Move.STEP: (),
     Move.COMPLETE: (Kind.COMPLETED,),
     Move.RETRY: (Kind.RETRYING,),
     Move.FAIL: (Kind.FAILED,),
     Move.SNOOZE: (Kind.SCHEDULED,),
     Move.AWAIT: (Kind.SCHEDULED, Kind.BLOCKED),
+    Move.WAIT: (Kind.SCHEDULED,),
     Move.RELEASE: (Kind.WAITING,),
     Move.GIVE_UP: (Kind.CANCELED,),
     Move.EXPIRE: (Kind.STALLED, Kind.WAITING),
@@ -154,7 +160,7 @@ class Moving:
     async def test_every_move_is_made_or_listed_as_having_no_command(self) -> None:
         assert set(COMMANDS) | WITHOUT_A_COMMAND == set(Move)
         assert set(COMMANDS) & WITHOUT_A_COMMAND == set()
-        assert len(ALLOWED) + len(REFUSED) == 23 * 9
+        assert len(ALLOWED) + len(REFUSED) == 25 * 9
 
     @pytest.mark.parametrize(("move", "state"), ALLOWED, ids=_named(ALLOWED))
     async def test_a_move_leads_where_the_table_says(
@@ -355,6 +361,8 @@ OTHERWISE: list[tuple[Move, State, str, Way]] = [
     (Move.SNOOZE, State.CANCELED, "cancel asked", _overruled(Snooze(1.0))),
     (Move.AWAIT, State.WAITING, "no child", _outcome(Await())),
     (Move.AWAIT, State.CANCELED, "cancel asked", _overruled(Await())),
+    (Move.WAIT, State.WAITING, "signal there", lambda store, _clock, given: _signaled_early(store, given)),
+    (Move.WAIT, State.CANCELED, "cancel asked", _overruled(Wait("go"))),
     (Move.RELEASE, State.SCHEDULED, "delay", _outcome(Release(1.0))),
     (Move.RELEASE, State.FAILED, "over 20 releases", _released_too_often),
     (Move.RELEASE, State.CANCELED, "cancel asked", _overruled(Release())),
@@ -399,6 +407,13 @@ async def _rerun_with_open_children(store: Store, given: Given) -> Job:
     job = await given.blocked()
     await ask.operate(store, Cancel(ids=(job.id,)))
     await ask.operate(store, Rerun(ids=(job.id,)))
+    return job
+
+
+async def _signaled_early(store: Store, given: Given) -> Job:
+    job = await given.running()
+    await ask.one(store, Signal(job.id, "go"))
+    await ask.settle(store, job, Wait("go"))
     return job
 
 

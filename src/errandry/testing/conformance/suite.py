@@ -25,6 +25,7 @@ from errandry.testing.conformance.retaining import Outliving, Retaining
 from errandry.testing.conformance.ruling import RulePutting
 from errandry.testing.conformance.scheduling import CatchingUp, Ending, Overlapping, Scheduling
 from errandry.testing.conformance.settling import Keeping, Repeating, Settling
+from errandry.testing.conformance.stepping import Signaling, Sleeping, Stepping
 from errandry.testing.conformance.uniqueness import Holding, HoldingInBulk, Replacing
 from errandry.testing.conformance.upkeep import Upkeeping
 from errandry.testing.conformance.windows import NeverTwo, RerunningUnique, Windows
@@ -75,6 +76,9 @@ class Conformance(
     Rerunning,
     Awaiting,
     Forgetting,
+    Stepping,
+    Sleeping,
+    Signaling,
     Operating,
     Slicing,
     Relocating,

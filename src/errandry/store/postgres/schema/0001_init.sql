@@ -61,6 +61,7 @@ CREATE TABLE errandry.live (
     errors           text COLLATE "C",
     logs             text COLLATE "C",
     uniqueness       text COLLATE "C",
+    steps            text COLLATE "C",
     lane             bigint,
     CONSTRAINT live_pkey PRIMARY KEY (seq),
     CONSTRAINT live_id UNIQUE (id)
@@ -120,6 +121,7 @@ CREATE TABLE errandry.history (
     errors           text COLLATE "C",
     logs             text COLLATE "C",
     uniqueness       text COLLATE "C",
+    steps            text COLLATE "C",
     day              integer          NOT NULL,
     CONSTRAINT history_pkey PRIMARY KEY (seq, day)
 ) PARTITION BY LIST (day);
@@ -143,13 +145,13 @@ CREATE VIEW errandry.job AS
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'live' AS part
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'live' AS part
   FROM errandry.live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'history' AS part
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'history' AS part
   FROM errandry.history;
 
 -- One row per (queue, task, group) in use. `ready`: it may have waiting jobs; a lane without the mark has none. Whoever
@@ -225,6 +227,18 @@ CREATE TABLE errandry.closing (
 );
 CREATE INDEX closing_canceling ON errandry.closing (parent) WHERE cancel IS NOT NULL;
 CREATE INDEX closing_expiry ON errandry.closing (expires_at, parent) WHERE cancel IS NULL;
+
+-- What jobs have done, slept and been told, in the order it began. Kept as long as the job.
+CREATE TABLE errandry.steps (
+    job    text COLLATE "C" NOT NULL,
+    n      bigint           NOT NULL,
+    kind   text COLLATE "C" NOT NULL,
+    name   text COLLATE "C" NOT NULL,
+    result text COLLATE "C",
+    at     double precision,
+    until  double precision,
+    PRIMARY KEY (job, kind, name)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
 -- What runs again and again, as JSON; `due_at` is when somebody has to decide about its next tick.
 CREATE TABLE errandry.schedules (

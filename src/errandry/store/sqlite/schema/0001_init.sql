@@ -56,6 +56,7 @@ CREATE TABLE live (
     errors           TEXT,
     logs             TEXT,
     uniqueness       TEXT,
+    steps            TEXT,
     lane             INTEGER
 ) STRICT;
 CREATE UNIQUE INDEX live_ready ON live (lane, priority, place) WHERE state = 'waiting';
@@ -108,7 +109,8 @@ CREATE TABLE history (
     tags             TEXT,
     errors           TEXT,
     logs             TEXT,
-    uniqueness       TEXT
+    uniqueness       TEXT,
+    steps            TEXT
 ) STRICT;
 CREATE INDEX history_expiry ON history (expires_at);
 -- Few among many completed ones, and looked for most.
@@ -121,19 +123,19 @@ CREATE VIEW job AS
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'live' AS part
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'live' AS part
   FROM live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'completed' AS part
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'completed' AS part
   FROM history WHERE state = 'completed'
 UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, 'troubled' AS part
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'troubled' AS part
   FROM history INDEXED BY history_troubled WHERE state <> 'completed';
 
 -- One row per (queue, task, group) in use. `ready`: it may have waiting jobs; a lane without the mark has none. `turn`
@@ -207,6 +209,18 @@ CREATE TABLE closing (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX closing_canceling ON closing (parent) WHERE cancel IS NOT NULL;
 CREATE INDEX closing_expiry ON closing (expires_at) WHERE cancel IS NULL;
+
+-- What jobs have done, slept and been told, in the order it began. Kept as long as the job.
+CREATE TABLE steps (
+    job    TEXT    NOT NULL,
+    n      INTEGER NOT NULL,
+    kind   TEXT    NOT NULL,
+    name   TEXT    NOT NULL,
+    result TEXT,
+    at     REAL,
+    until  REAL,
+    PRIMARY KEY (job, kind, name)
+) STRICT, WITHOUT ROWID;
 
 -- What runs again and again, as JSON; `due_at` is when somebody has to decide about its next tick.
 CREATE TABLE schedules (
