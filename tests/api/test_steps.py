@@ -124,9 +124,13 @@ async def test_a_name_stands_for_one_step(jobs: Errandry) -> None:
 async def test_what_cannot_be_kept_fails_the_job_for_good(jobs: Errandry, result: object) -> None:
     calls: list[int] = []
 
+    def bad() -> Any:
+        calls.append(1)
+        return result
+
     @jobs.task
     async def work(ctx: JobContext) -> None:
-        await ctx.step("bad", lambda: calls.append(1) or result)
+        await ctx.step("bad", bad)
 
     job = await work.enqueue()
     await drain(jobs, until_idle=True)

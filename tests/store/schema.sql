@@ -227,6 +227,16 @@ CREATE TABLE schedules (
 
 CREATE INDEX schedules_due ON schedules (due_at) WHERE due_at IS NOT NULL;
 
+CREATE TABLE stats (
+    span  INTEGER NOT NULL,
+    at    INTEGER NOT NULL,
+    queue TEXT    NOT NULL,
+    task  TEXT    NOT NULL,
+    name  TEXT    NOT NULL,
+    value INTEGER NOT NULL,
+    PRIMARY KEY (span, at, queue, task, name)
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE steps (
     job    TEXT    NOT NULL,
     n      INTEGER NOT NULL,
