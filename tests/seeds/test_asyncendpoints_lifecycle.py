@@ -1,0 +1,133 @@
+"""AsyncEndpoints' page of the life of a job: allowed transitions, the retry process, recovery, timestamps.
+
+The page's words in ours: Queued is waiting, InProgress is running, RetryCount is `attempts` less one,
+MaxRetries is `max_attempts` less one, RetryDelayUntil is `run_at`, a claim's timeout is its lease,
+CompletedAt is `finished_at`. Lines after > are the page's.
+"""
+
+import pytest
+
+from errandry.core.command import (
+    Cancel,
+    Complete,
+    Edit,
+    Fail,
+    GiveUp,
+    Outcome,
+    Promote,
+    Rerun,
+    Resolve,
+    Retry,
+    Snooze,
+)
+from errandry.core.job import Failure, Job
+from errandry.core.retry import Backoff, Curve
+from errandry.core.state import Reason, State
+from errandry.store.contract import Store
+from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import ask
+from errandry.testing.given import Given
+
+QUEUED, SCHEDULED, RUNNING = State.WAITING, State.SCHEDULED, State.RUNNING
+COMPLETED, FAILED, CANCELED = State.COMPLETED, State.FAILED, State.CANCELED
+Way = Outcome | type[Cancel] | type[Promote] | type[Rerun] | type[Resolve] | type[Edit] | None
+
+WAYS: dict[tuple[State, State], tuple[Way, dict[str, object]]] = {
+    (QUEUED, COMPLETED): (Resolve, {"state": COMPLETED, "result": "1"}),
+    (QUEUED, FAILED): (Resolve, {"state": FAILED}),
+    (QUEUED, CANCELED): (Cancel, {}),
+    (QUEUED, RUNNING): (None, {}),
+    (QUEUED, SCHEDULED): (Edit, {"run_at": 4e9}),
+    (SCHEDULED, QUEUED): (Promote, {}),
+    (SCHEDULED, CANCELED): (Cancel, {}),
+    (RUNNING, COMPLETED): (Complete("1"), {}),
+    (RUNNING, FAILED): (Fail(), {}),
+    (RUNNING, CANCELED): (GiveUp(), {}),
+    (RUNNING, SCHEDULED): (Snooze(60.0), {}),
+    (FAILED, QUEUED): (Rerun, {}),
+    (FAILED, SCHEDULED): (Rerun, {"delay": 60.0}),
+    (FAILED, CANCELED): (Cancel, {"force": True}),
+    (COMPLETED, CANCELED): (Cancel, {"force": True}),
+}
+"""> private static bool IsValidStateTransition(JobStatus from, JobStatus to)"""
+
+
+@pytest.mark.parametrize(("start", "end"), WAYS, ids=str)
+async def test_every_transition_the_page_allows_can_be_made(store: Store, start: State, end: State) -> None:
+    given = Given(store)
+    job = await given.brought(start)
+    way, options = WAYS[start, end]
+    if way is None:
+        await given.taken(job)
+    elif isinstance(way, type):
+        moved = await ask.operate(store, way(ids=(job.id,), **options))  # type: ignore[arg-type]
+        assert moved.moved == (job.id,), moved
+    else:
+        await ask.settle(store, job, way)
+
+    assert (await given.current(job.id)).state is end
+
+
+async def test_the_retry_process(store: Store, clock: FakeClock) -> None:
+    """> Retry 0: 2 seconds (2^0 * 2) · Retry 1: 4 · Retry 2: 8 · Retry 3: 16
+    > Increment retryCount · Set RetryDelayUntil · Update status to Scheduled · Release worker assignment
+    > If no retries available: Set error details · Update status to Failed"""
+    given = Given(store)
+    backoff = Backoff(Curve.EXPONENTIAL, 2.0, jitter=0.0)
+    job = await given.waiting(max_attempts=5, backoff=backoff)
+    for retry, wait in enumerate((2.0, 4.0, 8.0, 16.0)):
+        job = await given.taken(job)
+        assert job.attempts == retry + 1
+        await ask.settle(store, job, Retry(Failure(Reason.ERROR, "OSError", "no")))
+        job = await given.current(job.id)
+        assert (job.state, job.worker, job.run_at) == (SCHEDULED, None, clock.time() + wait)
+        clock.advance(wait)
+    await ask.settle(store, await given.taken(job), Retry(Failure(Reason.ERROR, "OSError", "no")))
+
+    job = await given.current(job.id)
+    assert (job.state, len(job.errors), job.errors[-1].message) == (FAILED, 5, "no")
+
+
+async def test_a_timeout_is_recorded(store: Store) -> None:
+    """> The job transitions to Failed status · An appropriate timeout error is recorded"""
+    given = Given(store)
+    job = await given.running(max_attempts=1, timeout=1_800.0)
+    await ask.settle(store, job, Retry(Failure(Reason.TIMEOUT, "TimeoutError", "longer than 1800 s")))
+
+    job = await given.current(job.id)
+    assert (job.state, job.reason, job.errors[0].type) == (FAILED, Reason.TIMEOUT, "TimeoutError")
+
+
+async def test_recovery(store: Store, clock: FakeClock) -> None:
+    """> Workers can claim jobs that were being processed by failed instances"""
+    given = Given(store)
+    job = await given.running(worker="failed instance", lease=300.0)
+    clock.advance(300.0)
+
+    again = await given.taken(job, worker="another")
+    assert (again.worker, again.attempts, again.crashes) == ("another", 2, 1)
+
+
+@pytest.mark.parametrize("outcome", [Complete(), Fail(), GiveUp()])
+async def test_timestamps(store: Store, clock: FakeClock, outcome: Outcome) -> None:
+    """> CreatedAt · StartedAt: set when status becomes InProgress
+    > CompletedAt: set when status becomes Completed/Failed/Canceled
+    > LastUpdatedAt: When the job record was last modified"""
+    given = Given(store)
+    times = [clock.time()]
+    job = await given.waiting()
+    assert _stamps(job) == (times[0], None, None, times[0])
+
+    clock.advance(10.0)
+    times.append(clock.time())
+    job = await given.taken(job)
+    assert _stamps(job) == (times[0], times[1], None, times[1])
+
+    clock.advance(10.0)
+    times.append(clock.time())
+    await ask.settle(store, job, outcome)
+    assert _stamps(await given.current(job.id)) == (*times, times[2])
+
+
+def _stamps(job: Job) -> tuple[float | None, ...]:
+    return job.created_at, job.started_at, job.finished_at, job.updated_at
