@@ -66,6 +66,7 @@ def _taken(ledger: Ledger, command: Claim) -> list[Job]:
     take = _Take(ledger, command, permits)
     while take.room and take.look():
         ledger.flush()
+    ledger.flush()
     take.close()
     return take.taken
 
@@ -104,11 +105,13 @@ class _Take:
         return self._command.limit - len(self.taken)
 
     def look(self) -> bool:
-        """Take what is next; False if that changed nothing, so that another look is of no use."""
+        """Take what is next; False if another look is of no use: nothing has changed, or nothing is left."""
         wanted = replace(self._command, limit=self.room, suspects=self._suspects)
         lines = self._lines(wanted)
+        is_all = False
         if self._is_plain(lines, wanted.limit):
             jobs = self._tables.best(lines, wanted.limit, wanted.suspects != 0)
+            is_all = self._permits is None and max(len(jobs), len(lines)) < wanted.limit
         elif parked := self._park(lines):
             self._width = min(WIDEST, 2 * self._width)
             return parked
@@ -117,7 +120,7 @@ class _Take:
         before = len(self.taken)
         changed = [job for job in jobs if self._have(job)]
         self._turn(self.taken[before:], lines)
-        return bool(changed)
+        return bool(changed) and not is_all
 
     def close(self) -> None:
         """Write down where rates are."""

@@ -159,7 +159,11 @@ class Claimer:
     def _answered(self, wanted: Wanted, sent: float, pulse: int, future: asyncio.Future[Answer]) -> None:
         self._along.discard(future)
         answer = future.result()
-        if not isinstance(answer, Claims) or not answer.jobs:
+        if not isinstance(answer, Claims):
+            return
+        if not answer.jobs:
+            if answer.due_in is None or answer.due_in >= BACKSTOP:  # else the claimer is to know when
+                self._has_looked(pulse, claimed=True)
             return
         if self._is_late(sent):
             taking = asyncio.create_task(self._take(wanted, answer.jobs, sent))
@@ -181,7 +185,7 @@ class Claimer:
         return task is not None and task.rules.batch is not None
 
     def _has_looked(self, pulse: int, claimed: bool) -> None:
-        """Note that nothing is left since `pulse`, unless somebody else has rung: a claim rings once."""
+        """Note that nothing is left since `pulse`, unless somebody else has rung: a pass that writes rings once."""
         if self._app.store.pulse() == pulse + claimed:
             self._looked = pulse + claimed
 

@@ -12,11 +12,12 @@ ROLLBACK;
 
 -- name: head
 -- What every pass starts from. How long it may wait for locks, and the server for it; plans that hold however many
--- rows there are; the claims of one worker one after the other, so that a repeated one finds the first; what others have
+-- rows there are and values it is given, made once; the claims of one worker one after the other, so that a repeated one finds the first; what others have
 -- inserted in transactions of their own; the time.
 SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', '10s', true),
        set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true),
+       set_config('plan_cache_mode', 'force_generic_plan', true),
        (SELECT count(pg_advisory_xact_lock(hashtextextended(worker, 'errandry.claims'::regclass::oid::bigint)))
           FROM unnest(%s::text[]) AS worker),
        EXISTS (SELECT 1 FROM errandry.bound),
@@ -25,6 +26,9 @@ SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_ses
        identity, folded, greatest(at, (SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1)),
        extract(epoch FROM clock_timestamp())::float8
   FROM errandry.store;
+
+-- name: plan_mode
+SELECT set_config('plan_cache_mode', %s, true);
 
 -- name: keep_time
 -- Of a pass without events, while the clock goes slowly after it was set back: the next one must not go back behind it.

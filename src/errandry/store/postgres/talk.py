@@ -35,7 +35,10 @@ class Talk:
 
     def _planned_anew(self, name: str, params: Params) -> list[Any]:
         """The same of a statement whose plan depends on what it is given."""
-        return self._wire.fetch(self._wire.send(name, params, plan_anew=True))
+        self._run("plan_mode", ("force_custom_plan",))
+        found = self._all(name, params)
+        self._run("plan_mode", ("force_generic_plan",))
+        return found
 
     def _jobs(self, name: str, params: Params) -> list[Job]:
         return [rows.to_job(row) for row in self._all(name, params)]

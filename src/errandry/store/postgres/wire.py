@@ -83,11 +83,11 @@ class Wire:
             self.begin("rollback")
             self.end()
 
-    def send(self, name: str, params: Params = (), plan_anew: bool = False) -> Reply:
-        """Put a statement in line; one whose plan depends on its values is to be planned anew."""
+    def send(self, name: str, params: Params = ()) -> Reply:
+        """Put a statement in line."""
         statement = _statement(name, self._sql[name])
         values, reply = statement.values(params), Reply()
-        if plan_anew or not self._prepares:
+        if not self._prepares:
             self._pg.send_query_params(statement.text, values, result_format=_BINARY)
         else:
             if name not in self._prepared:
