@@ -173,9 +173,9 @@ class Committer:
 
     def begin(self) -> None:
         """Write what has come, and from now on whatever comes. To be called on its loop, like `close`."""
-        if not self._closed:
-            for track in range(self._tracks):
-                self._set_to_work(track)
+        resting = (track for track in range(self._tracks) if track not in self._work)
+        if not self._closed and (track := next(resting, None)) is not None:
+            self._set_to_work(track)  # which sees what has come for the others
 
     def fail(self, error: BaseException) -> None:
         """Write nothing any more: `error` is what everybody is told. To be called on its loop."""
@@ -214,8 +214,9 @@ class Committer:
         if self._closed:
             self._shut()
         elif self._idle:
+            is_here = asyncio._get_running_loop() is self._loop
             try:
-                self._loop.call_soon_threadsafe(self.begin)
+                (self._loop.call_soon if is_here else self._loop.call_soon_threadsafe)(self.begin)
             except RuntimeError:  # its loop was closed, but not the committer
                 self._shut()
 

@@ -16,8 +16,11 @@ class Bell:
         with self._lock:
             self.rings += 1
             waiting, self._waiting = self._waiting, set()
+        here = asyncio._get_running_loop()
         for loop, heard in waiting:
-            if not loop.is_closed():
+            if loop is here:
+                _hear(heard)
+            elif not loop.is_closed():
                 loop.call_soon_threadsafe(_hear, heard)
 
     async def wait(self, rings: int, timeout: float) -> bool:

@@ -185,7 +185,7 @@ class Claimer:
         return task is not None and task.rules.batch is not None
 
     def _has_looked(self, pulse: int, claimed: bool) -> None:
-        """Note that nothing is left since `pulse`, unless somebody else has rung: a pass that writes rings once."""
+        """Note that nothing is left since `pulse`, unless others have rung: a pass that writes rings once."""
         if self._app.store.pulse() == pulse + claimed:
             self._looked = pulse + claimed
 

@@ -148,12 +148,6 @@ class PostgresStore(LocalStore):
 
     def _write(self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]) -> Written:
         """A pass. What is known to be locked goes apart, so that nobody waits for it twice."""
-        if (
-            commands
-            and track_of(commands[0]) == BULK
-            and any(isinstance(command, Upkeep) for command in commands)
-        ):
-            self._tend(opened, link)
         if not opened.locked:
             return self._together(opened, link, lock_timeout, commands)
         apart = [number for number, command in enumerate(commands) if opened.is_locked(command)]

@@ -6,8 +6,12 @@ transaction keeps a lease from being renewed or an outcome from being written.
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, ParamSpec, TypeVar
 
 from errandry.core.command import (
     Beat,
@@ -28,6 +32,7 @@ from errandry.store.postgres.link import Link
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Call = tuple[Callable[[], Any], asyncio.Future[Any]]
 
 HELD, USUAL, BULK = range(3)
 TIMEOUTS = ("300ms", "1s", "1s")
@@ -61,14 +66,15 @@ class Track:
     def __init__(self, address: Address, name: str, writes: bool = True) -> None:
         self.link = Link(address, writes)
         self.is_busy = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"errandry-{name}")
+        self._name = f"errandry-{name}"
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._ended: Future[None] = Future()
 
     async def run(self, limit: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `function` returns, called on the thread. A server silent for `limit` seconds is given up."""
-        self.is_busy = True
-        future = self._thread.submit(function, *args, **kwargs)
-        future.add_done_callback(self._rest)
         loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
         alarm: asyncio.TimerHandle
 
         def give_up() -> None:
@@ -77,16 +83,46 @@ class Track:
             alarm = loop.call_later(limit, give_up)  # the next connection may be no better
 
         alarm = loop.call_later(limit, give_up)
+        self.is_busy = True
+        self._begin()
+        self._calls.put((partial(function, *args, **kwargs), answer))
         try:
-            return await asyncio.wrap_future(future)
+            return await answer
         finally:
             alarm.cancel()
 
-    def _rest(self, _: Future[T]) -> None:
-        self.is_busy = False
-
     def end(self) -> Future[None]:
         """Close the connection after what is under way; nothing comes after."""
-        ended = self._thread.submit(self.link.close)
-        self._thread.shutdown(wait=False)
-        return ended
+        self._begin()
+        self._calls.put(None)
+        return self._ended
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, answer = call
+            tell = partial(_tell, answer)
+            if not answer.cancelled():
+                try:
+                    tell = partial(_tell, answer, function())
+                except BaseException as error:
+                    tell = partial(_tell, answer, error=error)
+            self.is_busy = False
+            del call, function
+            with suppress(RuntimeError):  # a loop that was closed has nobody waiting
+                answer.get_loop().call_soon_threadsafe(tell)
+        self.link.close()
+        self._ended.set_result(None)
+
+
+def _tell(answer: asyncio.Future[Any], result: Any = None, error: BaseException | None = None) -> None:
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)
