@@ -52,22 +52,17 @@ class Attempts:
         """How the call ended for each of its jobs."""
         if batch.size is not None:
             batch.share()
-        if not task.rules.redact:
-            return await self._outcomes(batch, task, arguments)
-        hiding = Hiding(task.rules.redact, arguments)
-        for run in batch.runs:
-            run.ctx.hide(hiding.text)
-        batch.ctx.hide(hiding.text)
-        return [hiding.outcome(one) for one in await self._outcomes(batch, task, arguments)]
-
-    async def _outcomes(self, batch: Batch, task: Task[..., Any], arguments: list[Arguments]) -> Outcomes:
+        hiding = Hiding(task.rules.redact, arguments) if task.rules.redact else None
+        if hiding is not None:
+            for ctx in {batch.ctx, *(run.ctx for run in batch.runs)}:
+                ctx.hide(hiding.text)
         try:
-            value = await self._called(batch, task, arguments)
-            return self._returned(batch, task, value)
+            outcomes = self._returned(batch, task, await self._call_of(batch, task, arguments))
         except asyncio.CancelledError as error:
-            return self.stopped(batch, error)
+            outcomes = self.stopped(batch, error)
         except BaseException as error:
-            return self.raised(batch, task, error.with_traceback(_outside(error.__traceback__)))
+            outcomes = self.raised(batch, task, error.with_traceback(_outside(error.__traceback__)))
+        return outcomes if hiding is None else [hiding.outcome(one) for one in outcomes]
 
     def stopped(self, batch: Batch, error: BaseException) -> Outcomes:
         """What becomes of jobs whose handler was told to stop and did, or had to be left."""
@@ -108,13 +103,14 @@ class Attempts:
             log.warning("job %s (%s): its backoff %s is of no use: %s", job.id, job.task, name, error)
             return Retry(failure)
 
-    async def _called(self, batch: Batch, task: Task[..., Any], arguments: list[Arguments]) -> Any:
+    def _call_of(self, batch: Batch, task: Task[..., Any], arguments: list[Arguments]) -> Awaitable[Any]:
+        """The call, to be awaited; its context is entered."""
         ctx = batch.ctx
         enter(ctx)
         given = arguments[0] if batch.size is None else task.signature.gathered(arguments)
         if self._app.middlewares:
-            return await self._wrapped(batch, task, given)(ctx)
-        return await self.handle(batch, task, given, ctx)
+            return self._wrapped(batch, task, given)(ctx)
+        return self.handle(batch, task, given, ctx)
 
     def _wrapped(self, batch: Batch, task: Task[..., Any], arguments: Arguments) -> Call:
         call: Call = partial(self.handle, batch, task, arguments)
