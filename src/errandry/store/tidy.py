@@ -64,14 +64,15 @@ def before_claim(ledger: Ledger) -> None:
     if ledger.is_tidy:
         return
     tables, now = ledger.tables, ledger.now
-    marks = tables.marks()
+    marks, came = tables.marks(), 0
     if marks.lease_until is not None and marks.lease_until <= now:
-        _each(ledger, Move.EXPIRE, tables.expired(now, BEFORE_CLAIM), move.expired)
+        came += _each(ledger, Move.EXPIRE, tables.expired(now, BEFORE_CLAIM), move.expired)
     if marks.tick_at is not None and marks.tick_at <= now:
-        schedule.turn(ledger, BEFORE_CLAIM)
+        came += schedule.turn(ledger, BEFORE_CLAIM)
     if marks.run_at is not None and marks.run_at <= now:
-        _promote(ledger, BEFORE_CLAIM)
-    if marks.open_at is not None and marks.open_at <= now:
+        came += _promote(ledger, BEFORE_CLAIM)
+    # The marks do not know of lanes laid aside that had no jobs: what just came may stand in one.
+    if came or (marks.open_at is not None and marks.open_at <= now):
         tables.open_due(now)
     if marks.deadline is not None and marks.deadline <= now:
         _each(ledger, Move.LAPSE, tables.lapsed(now, BEFORE_CLAIM), move.lapsed)

@@ -96,7 +96,9 @@ class Lanes(Gates):
             elif before is not None and before.state is WAITING:
                 self._left[before.queue] += 1
                 is_other = True
-            if SCHEDULED in (before and before.state, after and after.state):
+            if SCHEDULED in (before and before.state, after and after.state) or (
+                after is not None and after.deadline is not None and after.deadline <= after.updated_at
+            ):
                 self._forget_marks()
         if coming or is_other:
             self._unask("open_lanes", "line", "lines")
@@ -225,7 +227,7 @@ class Lanes(Gates):
     def marks(self) -> Marks:
         """Asked once a pass, and again if it has changed when something is due.
 
-        Leases and deadlines that a pass writes are not over yet in that pass.
+        Leases that a pass writes are not over yet in that pass.
         """
         if self._marks is None:
             self._marks = Marks(*self._all("marks")[0])

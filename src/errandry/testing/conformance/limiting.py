@@ -269,6 +269,19 @@ class Rating:
         assert set(await ask.order(store)) == {job.id, other.id}
         assert await store.rules() == []
 
+    async def test_a_job_that_is_due_where_all_had_left_a_closed_group_is_not_missed(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.running(queue="q", group="acme", task="t", max_attempts=1)
+        left = await given.waiting(queue="q", group="acme", task="u")
+        due = await given.scheduled(queue="q", group="acme", task="u", delay=60.0)
+        await ask.settle(store, job, Retry(delay=20.0, pause_group=True))
+        assert await ask.order(store) == []
+        await ask.operate(store, Cancel(ids=(left.id,)))
+        clock.advance(60)
+
+        assert await ask.order(store) == [due.id]
+
     async def test_a_retry_without_a_group_closes_its_task(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
