@@ -297,3 +297,14 @@ async def test_a_flow_does_not_see_the_run_before_as_a_child(jobs: Errandry, clo
 
     assert [job.state for job in finished] == [State.COMPLETED] * 3
     assert children == [0, 0, 0]
+
+
+async def test_why_names_the_schedule(jobs: Errandry) -> None:
+    @jobs.task
+    async def report() -> None: ...
+
+    put = await jobs.schedules.put("nightly", report, "every 10s")
+
+    found = await jobs.why(str(put.job))
+
+    assert "it is the next tick of schedule nightly" in str(found)

@@ -16,6 +16,7 @@ from errandry.core.gate import Gate as Gating
 from errandry.core.gate import GateKind, Passage, Pausing
 from errandry.core.job import AttemptError, Job
 from errandry.core.state import Move, State
+from errandry.core.tick import origin
 from errandry.core.unique import Scope
 
 SILENT = 30.0
@@ -172,8 +173,14 @@ def _scheduled(facts: Facts) -> Iterator[Because]:
         yield Because(Code.RETRY, f"It is tried again {when}: {tried}.")
     else:
         how = {Move.SNOOZE: "its handler snoozed it", Move.RELEASE: "a worker gave it back"}
-        because = f": {how[job.settled]}" if job.settled in how else ""
+        because = f": {how[job.settled]}" if job.settled in how else _tick(job)
         yield Because(Code.SCHEDULED, f"It is scheduled to run {when}{because}.")
+
+
+def _tick(job: Job) -> str:
+    """Whose next tick it is."""
+    found = None if job.fence else origin(job)
+    return "" if found is None else f": it is the next tick of schedule {found.schedule}"
 
 
 def _due(facts: Facts) -> Iterator[Because]:
