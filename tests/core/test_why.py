@@ -5,18 +5,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from errandry.core import check
 from errandry.core.command import Beat, Share, WorkerInfo
 from errandry.core.gate import Gate, GateKind, Passage, Pausing
 from errandry.core.job import AttemptError, Job, NewJob
 from errandry.core.move import created
 from errandry.core.rule import rate
 from errandry.core.state import Move, Reason, State
+from errandry.core.step import Steps
 from errandry.core.unique import Scope, Unique
 from errandry.core.why import GATES, Code, Facts, Why, why
 
 NOW = 1_800_000_000.0
 WAITING = created(NewJob(id="a", task="send", payload="{}", queue="mail"), 1, NOW - 60)
 ERROR = AttemptError(1, "w", NOW - 9, NOW - 8, Reason.ERROR, "ValueError", "no such address")
+SIGNALED: dict[str, Any] = {"state": State.SCHEDULED, "settled": Move.WAIT, "steps": Steps(1, "approval")}
 FREE = Beat(worker="w-1", queues=None, tasks=("send",), concurrency=10)
 
 
@@ -46,6 +49,18 @@ def asked(job: Job, *workers: WorkerInfo, **facts: Any) -> Why:
 
 
 CASES: list[tuple[str, Why, list[str], str]] = [
+    (
+        "a signal",
+        asked(job(**SIGNALED, run_at=NOW + 3_600)),
+        ["signal"],
+        "It waits for the signal 'approval', or goes on without in 60 min, at ",
+    ),
+    (
+        "a signal, for as long as it takes",
+        asked(job(**SIGNALED, run_at=NOW + check.SPAN_MAX)),
+        ["signal"],
+        "It waits for the signal 'approval'.",
+    ),
     (
         "a unique key outlives its job",
         asked(job(state=State.COMPLETED, finished_at=NOW - 300, unique=Unique("k", Scope.WINDOW, 3_600.0))),

@@ -27,6 +27,7 @@ from errandry.core.command import (
     Outcome,
     Postpone,
     Promote,
+    PutStep,
     Ref,
     Release,
     Remove,
@@ -58,12 +59,13 @@ from errandry.core.schedule import (
     ScheduleCommand,
 )
 from errandry.core.state import Reason, State
+from errandry.core.step import Signal, Wait
 from errandry.core.unique import Conflict, Scope, Unique
 from errandry.store.contract import Bounds
 
 T = TypeVar("T")
 
-BOUNDS = Bounds(payload=120, result=100, events=60, events_age=7_200.0, workers_age=3_600.0, scan=6)
+BOUNDS = Bounds(payload=120, result=100, step=80, events=60, events_age=7_200.0, workers_age=3_600.0, scan=6)
 TOO_LARGE = '"' + "x" * 120 + '"'
 
 IDS = [f"job-{number:02}" for number in range(32)]
@@ -72,6 +74,7 @@ TASKS = ["send", "resize"]
 GROUPS = ["acme", "busy"]
 WORKERS = ["ann", "bob", "cy"]
 SCHEDULES = ["daily", "größe"]
+STEPS = ["go", "größe"]
 NAMES = {
     GateKind.QUEUE: QUEUES,
     GateKind.TASK: TASKS,
@@ -236,6 +239,13 @@ class Chance:
         progress = self.of(None, Progress(0, "begun"), Progress(0.25), Progress(1, "done"))
         return Note(self.ref(), progress, lines[: self.of(0, 1, 3)])
 
+    def step(self) -> PutStep:
+        return PutStep(self.ref(), self.of(*STEPS), self.of("null", "[1]", '"Ärger"', TOO_LARGE))
+
+    def signal(self) -> Signal:
+        pool = self.seen.live if self.seen.live and not self.one_in(6) else IDS
+        return Signal(self.of(*pool), self.of(*STEPS), self.of("null", "[1]", "[2]", TOO_LARGE))
+
     def settle(self) -> Settle:
         ref = self.ref()
         return Settle(ref, self.awaiting(ref) if self.one_in(8) else self.outcome())
@@ -249,7 +259,8 @@ class Chance:
             Retry(self.failure(), 0),
             Retry(self.failure(), self.of(None, 5.0, 30.0), pause_group=True),
             Fail(self.failure()),
-            Snooze(self.of(0, 5.0, 60.0)),
+            Snooze(self.of(0, 5.0, 60.0), self.of(None, None, *STEPS)),
+            Wait(self.of(*STEPS), self.of(0, 5.0, 60.0, 4_000.0)),
             Release(self.of(0, 0, 15.0), self.of(*reasons)),
             GiveUp(self.of(None, self.failure())),
         )
@@ -283,7 +294,8 @@ class Chance:
 
     def rerun(self) -> Rerun:
         when: dict[str, Any] = self.of({}, {}, {"delay": 8.0}, {"run_at": self.moment()})
-        return Rerun(**self.meant(self.seen.finished), **when, reset_attempts=self.of(False, True))
+        how: dict[str, Any] = {"reset_attempts": self.of(False, True), "from_start": self.one_in(3)}
+        return Rerun(**self.meant(self.seen.finished), **when, **how)
 
     def edit(self) -> Edit:
         return Edit(
@@ -398,6 +410,8 @@ KINDS: dict[str, Callable[[Chance], Command]] = {
     "start": Chance.start,
     "renew": Chance.renew,
     "note": Chance.note,
+    "step": Chance.step,
+    "signal": Chance.signal,
     "settle": Chance.settle,
     "cancel": Chance.cancel,
     "rerun": Chance.rerun,
@@ -413,6 +427,6 @@ KINDS: dict[str, Callable[[Chance], Command]] = {
     "upkeep": Chance.upkeep,
 }
 EVERYDAY = (
-    *("insert", "insert", "claim", "claim", "start", "renew", "note"),
+    *("insert", "insert", "claim", "claim", "start", "renew", "note", "step", "signal"),
     *("settle", "settle", "settle", "settle", "upkeep", "cancel", "rerun", "schedule"),
 )

@@ -167,7 +167,7 @@ class History(RuleBasedStateMachine):
             note(f"← {answer}")
             self.learn(command, answer)
         look = self.look()
-        told = look.news, closed(look), look.rules, look.schedules, look.links
+        told = look.news, closed(look), look.rules, look.schedules, look.links, look.steps
         done = Pass(commands, answers, self.seen.now, before, self.jobs, *told)
         self.promises.check(done)
         self.count_what_was_reached(done)

@@ -18,6 +18,7 @@ from errandry.core.gate import Gate, GateKind, Pausing
 from errandry.core.job import Job
 from errandry.core.query import Query
 from errandry.core.schedule import Schedule
+from errandry.core.step import Step
 from errandry.errors import ErrandryError
 from errandry.store.contract import Bounds, Events, Happened, Page, QueueInfo, Store
 from errandry.store.memory import MemoryStore
@@ -54,6 +55,7 @@ class Look(NamedTuple):
     rules: list[Gate]
     schedules: list[Schedule]
     links: dict[str, list[Link]]
+    steps: dict[str, list[Step]]
 
 
 class Pair:
@@ -66,7 +68,7 @@ class Pair:
             *([read] for read in READS),
             *(["cancels", worker] for worker in workers),
         ]
-        self.reads += [["children", one] for one in ids[::4]]
+        self.reads += [[read, one] for read in ("children", "steps") for one in ids[::4]]
         self.reads.append(["stats", 0.0, 1e11])
         self.model = MemoryStore(clock, bounds)
         self.stores = [make(), make()]
@@ -119,6 +121,10 @@ class Pair:
         self.same("news", news, other_news)
         for (read, *arguments), other in zip(reads, others, strict=True):
             self.same(read, finish(getattr(model, read)(*arguments)), other)
+        steps = {job.id: finish(model.steps(job.id)) for job in jobs if job is not None and job.steps}
+        if steps:
+            stepped = self.turns.choice(sorted(steps))
+            self.same(f"steps of {stepped}", steps[stepped], self.wait(self.either.steps(stepped)))
         return Look(
             {job.id: job for job in jobs if job is not None},
             news.entries,
@@ -129,6 +135,7 @@ class Pair:
             finish(model.rules()),
             finish(model.schedules()),
             {job.id: finish(model.children(job.id)) for job in jobs if job is not None and job.children},
+            steps,
         )
 
     def look_at_the_time(self) -> None:

@@ -21,6 +21,7 @@ from errandry.core.command import (
     Fail,
     Insert,
     Note,
+    PutStep,
     Ref,
     Release,
     Remove,
@@ -38,6 +39,7 @@ from errandry.core.gate import Gate, GateKind
 from errandry.core.job import Job, Keep, Order
 from errandry.core.schedule import Schedule
 from errandry.core.state import Move, Reason, State
+from errandry.core.step import Step, Wait
 from errandry.core.unique import Conflict, Scope
 from errandry.errors import DuplicateJob
 from errandry.store.contract import Happened
@@ -45,7 +47,7 @@ from errandry.store.contract import Happened
 Counts = Mapping[str, Mapping[str, int]]
 Jobs = Mapping[str, Job]
 
-AFTER_START = (Complete, Retry, Fail, Snooze, Await)
+AFTER_START = (Complete, Retry, Fail, Snooze, Await, Wait)
 IN_HAND = (State.CLAIMED, State.RUNNING)
 
 
@@ -53,7 +55,7 @@ IN_HAND = (State.CLAIMED, State.RUNNING)
 class Pass:
     """A pass as it looked from outside. `closed` holds what is paused: queues, tasks, groups and workers.
 
-    `links` are the edges of each parent after it.
+    `links` are the edges of each parent after it, `steps` those of each job that has some.
     """
 
     commands: Sequence[Command]
@@ -66,6 +68,7 @@ class Pass:
     rules: Sequence[Gate]
     schedules: Sequence[Schedule]
     links: Mapping[str, Sequence[Link]]
+    steps: Mapping[str, Sequence[Step]]
 
     @property
     def sole(self) -> tuple[Command, Answer] | tuple[None, None]:
@@ -102,6 +105,7 @@ class Promises:
         self.settled: dict[tuple[Ref, int], type] = {}
         self.ended: dict[tuple[str, str], int] = {}
         self.ticks: dict[str, Schedule] = {}
+        self.steps: Mapping[str, Sequence[Step]] = {}
 
     def check(self, done: Pass) -> None:
         one_lease_at_a_time(done)
@@ -124,6 +128,7 @@ class Promises:
         self._a_claim_takes_the_most_urgent(done)
         self._a_repeated_claim_takes_nothing_new(done)
         self._a_repeated_settle_is_known(done)
+        self._steps_stay_as_they_were(done)
 
     def check_counts(self, jobs: Jobs, counts: Counts, totals: Counts, events: Sequence[Happened]) -> None:
         """P8: counters equal a recount, nothing is lost, and totals go on when jobs are gone."""
@@ -260,6 +265,20 @@ class Promises:
             if answer is WRITTEN:
                 self.settled[command.ref, job.seq] = outcome
 
+    def _steps_stay_as_they_were(self, done: Pass) -> None:
+        """What was done, slept or told stays so, as long as its job, unless that is run anew."""
+        is_anew = any(isinstance(command, Rerun) and command.from_start for command in done.commands)
+        for job_id, steps in done.steps.items():
+            job, before = done.after[job_id], done.before.get(job_id)
+            assert job.steps is not None
+            assert [step.n for step in steps] == list(range(job.steps.count)), (job, steps)
+            if before is None or before.seq != job.seq or is_anew:
+                continue
+            for old, new in zip(self.steps.get(job_id, ()), steps, strict=False):
+                assert new == (old if old.at is not None else replace(old, result=new.result, at=new.at))
+            assert len(steps) >= len(self.steps.get(job_id, ())), (job, steps)
+        self.steps = done.steps
+
     def forget_claims(self, until: float) -> None:
         """A store may forget claims of workers it has not heard of for so long."""
         self.claims = {worker: claim for worker, claim in self.claims.items() if claim[2] > until}
@@ -315,7 +334,10 @@ def only_a_standing_claim_writes(done: Pass) -> None:
     """P4, one half: what was written was written under a claim that stood."""
     for command, answer in done.pairs:
         match command, answer:
-            case ((Start(ref=ref) | Note(ref=ref) | Settle(ref=ref)), mark) if mark is WRITTEN:
+            case (
+                (Start(ref=ref) | Note(ref=ref) | PutStep(ref=ref) | Settle(ref=ref)),
+                mark,
+            ) if mark is WRITTEN:
                 assert done.stands(ref), (command, done.before.get(ref.job))
             case Renew(refs=refs), Renewed(marks=marks):
                 for ref, mark in zip(refs, marks, strict=True):
@@ -351,7 +373,7 @@ def a_settle_obeys_cancel_attempts_and_start(done: Pass) -> None:
             assert (after.attempts, after.worker) == (before.attempts, None)
             assert after.state in (State.SCHEDULED, State.WAITING), (command, after)
             assert after.errors[-1].attempt == before.attempts
-        case Snooze() | Release() | Await() if after is not None and not after.finished:
+        case Snooze() | Release() | Await() | Wait() if after is not None and not after.finished:
             assert after.attempts == before.attempts - 1, (command, after)
             assert after.lease_until is None
 

@@ -142,6 +142,43 @@ async def logs(session: Session, app: "Errandry", job_id: str, follow: bool) -> 
             return
 
 
+@jobs.command("steps")
+@click.argument("job_id", metavar="ID")
+@client
+async def steps(session: Session, app: "Errandry", job_id: str) -> None:
+    """Print the steps of a job.
+
+    What it has done and need not do again, its sleeps, and the signals it waits for or was sent.
+    """
+    found = await app.steps(await id_of(app, job_id))
+    if session.json:
+        for step in found:
+            session.data({**to_builtins(step), "result": record.read_result(step)})
+    elif found:
+        record.print_steps(session, found, app.clock.time())
+    else:
+        session.talk("It has no steps.")
+
+
+@jobs.command("signal")
+@click.argument("job_id", metavar="ID")
+@click.argument("name")
+@click.option("--json", "given", metavar="JSON", help="What comes with it; - reads it from stdin.")
+@client
+async def signal(session: Session, app: "Errandry", job_id: str, name: str, given: str | None) -> None:
+    """Tell a job what it waits for, or will.
+
+    The first signal of a name counts: more of them change nothing.
+    """
+    job_id = await id_of(app, job_id)
+    payload = None if given is None else read_document("--json", given)
+    is_new = await app.signal(job_id, name, payload)
+    if session.json:
+        session.data({"id": job_id, "signal": name, "answer": "written" if is_new else "already"})
+    else:
+        session.print("The job was told." if is_new else "The job had been told before: that stays.")
+
+
 def _print_logs(session: Session, job: Job, after: int = 0) -> None:
     if session.json:
         for line in job.logs[after:]:
@@ -173,6 +210,7 @@ async def cancel(
 @click.option("--run-at", type=AT, help="When; now without it.")
 @click.option("--delay", type=LENGTH, help="After how long, such as 5m.")
 @click.option("--reset-attempts", is_flag=True, help="Give them all their attempts again.")
+@click.option("--from-start", is_flag=True, help="Forget the steps they have done.")
 @under
 @asking
 @client
@@ -187,7 +225,8 @@ async def rerun(
 ) -> int:
     """Run finished jobs again.
 
-    With --flow their children first: a parent waits for them again.
+    With --flow their children first: a parent waits for them again. They go on after the steps they have
+    done, unless these are forgotten.
     """
     action = Action(partial(app.rerun, **options), "enqueued again")
     return await operate(session, app, target(jobs_or_query, flow), action, yes=yes, dry_run=dry_run)

@@ -10,9 +10,11 @@ from errandry.cli.session import Session
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago, clean, local, number, one_line, short_id, to_json
 from errandry.codec import Codec, about
+from errandry.core import check
 from errandry.core.duration import rough, short
 from errandry.core.job import AttemptError, Job
 from errandry.core.state import State
+from errandry.core.step import Step
 from errandry.hiding import shown
 
 COLORS = {
@@ -26,6 +28,8 @@ COLORS = {
     State.CANCELED: "bright_black",
 }
 LOG_COLORS = {"warning": "yellow", "error": "red", "critical": "red", "debug": "bright_black"}
+NEVER = check.SPAN_MAX / 2
+"""What ends only then has no end."""
 WIDE = 120
 """From this width on, ids are shown whole on a terminal too."""
 
@@ -92,6 +96,8 @@ def note(job: Job) -> str:
         return "cancel requested"
     if job.state is State.RUNNING and job.progress is not None:
         return f"{job.progress.share:.0%} {job.progress.text}".strip()
+    if job.awaits is not None:
+        return f"waits for the signal {job.awaits}"
     if job.errors and job.state in (State.FAILED, State.SCHEDULED, State.WAITING):
         return error_line(job.errors[-1])
     return "" if job.reason is None or job.state is State.COMPLETED else str(job.reason)
@@ -118,6 +124,31 @@ def in_full(session: Session, job: Job, codec: Codec, now: float) -> None:
         _section(session, f"Log ({number(len(job.logs), 'line')})", "\n".join(log_lines(session, job)))
 
 
+def print_steps(session: Session, steps: Sequence[Step], now: float) -> None:
+    """A table of steps in their order."""
+    rows = [
+        (
+            step.name,
+            step.kind,
+            ago(step.at, now) if step.at is not None else "awaited",
+            _step_note(step, now),
+        )
+        for step in steps
+    ]
+    heads = [Column("NAME", gives=True), Column("KIND"), Column("WHEN"), Column("RESULT", gives=True)]
+    table.show(session, heads, rows)
+
+
+def read_result(step: Step) -> Any:
+    return None if step.result is None else msgspec.json.decode(step.result)
+
+
+def _step_note(step: Step, now: float) -> str:
+    if step.result is not None:
+        return to_json(read_result(step))
+    return "" if step.until is None or step.until > now + NEVER else f"until {local(step.until)}"
+
+
 def log_lines(session: Session, job: Job, after: int = 0) -> Iterator[str]:
     for line in job.logs[after:]:
         level = session.style(f"{one_line(line.level):<8}", LOG_COLORS.get(line.level))
@@ -134,6 +165,9 @@ def _facts(session: Session, job: Job, now: float) -> Iterator[tuple[str, str]]:
     if job.unique is not None:
         per_queue = " in its queue" if job.unique.per_queue else ""
         yield "unique", f"{clean(job.unique.key)}{per_queue}, {job.unique.span}"
+    if job.steps is not None:
+        awaits = "" if job.awaits is None else f", waits for the signal {clean(job.awaits)}"
+        yield "steps", f"{job.steps.count:,}{awaits}"
     if job.tags:
         yield "tags", clean(", ".join(job.tags))
     for name, at in (

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from errandry.core import check
 from errandry.core.batch import calls
 from errandry.core.command import Beat, WorkerInfo
 from errandry.core.duration import iso, rough
@@ -36,6 +37,7 @@ class Code(StrEnum):
     WORKER_SILENT = "worker_silent"
     BLOCKED = "blocked"
     SCHEDULED = "scheduled"
+    SIGNAL = "signal"
     RETRY = "retry"
     DUE = "due"
     LAPSED = "lapsed"
@@ -168,7 +170,10 @@ def _scheduled(facts: Facts) -> Iterator[Because]:
         )
         return
     when = f"in {rough(run_at - facts.now)}, at {iso(int(run_at) * 1_000_000)}"
-    if job.settled is Move.RETRY and job.errors:
+    if job.awaits is not None:
+        until = "" if run_at - facts.now > check.SPAN_MAX / 2 else f", or goes on without {when}"
+        yield Because(Code.SIGNAL, f"It waits for the signal {job.awaits!r}{until}.")
+    elif job.settled is Move.RETRY and job.errors:
         tried = f"attempt {job.attempts} of {job.max_attempts} ended with {_error(job.errors[-1])}"
         yield Because(Code.RETRY, f"It is tried again {when}: {tried}.")
     else:
