@@ -27,6 +27,7 @@ SCANS = {
     "pairs": "pair: a row for each queue and task; lanes USING INDEX lanes_ready: stops at the first",
     "waiting_pairs": "pair: a row for each queue and task; lanes USING INDEX lanes_ready: stops at the first",
     "shelves": "shelf: a row for a task and a state; history USING INDEX history_shelves: stops at the first",
+    "drop_rounds": "rounds: a row for each queue with groups",
     "end_rounds": "rounds: a row for each queue with groups",
     "priorities": "kind: a row for each lane and priority",
     "drop_gates": "gates: a row for each that is paused, has a rule or a rate in use",

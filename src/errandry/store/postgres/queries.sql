@@ -485,6 +485,10 @@ UPDATE errandry.rounds SET turn = last
                     WHERE lanes.queue = rounds.queue AND ready
                       AND EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting'));
 
+-- name: drop_rounds
+-- Of queues that no longer have lanes: their groups begin anew.
+DELETE FROM errandry.rounds WHERE NOT EXISTS (SELECT 1 FROM errandry.lanes WHERE lanes.queue = rounds.queue);
+
 -- name: park
 -- Unless somebody has opened it since it was looked at, or is about to.
 UPDATE errandry.lanes SET open_at = new.open_at, used_at = %(now)s

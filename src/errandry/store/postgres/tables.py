@@ -316,6 +316,7 @@ class PostgresTables(Counts):
             self._lanes = {}
         self._run("mend_parked", (now, now - IDLE_LANE, limit))
         self._run("end_rounds")
+        self._run("drop_rounds")
         self.is_dirty |= went > 0
         return went
 

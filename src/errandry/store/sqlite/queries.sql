@@ -265,6 +265,10 @@ UPDATE rounds SET turn = last
                     WHERE lanes.queue = rounds.queue AND ready
                       AND EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting'));
 
+-- name: drop_rounds
+-- Of queues that no longer have lanes: their groups begin anew.
+DELETE FROM rounds WHERE NOT EXISTS (SELECT 1 FROM lanes WHERE lanes.queue = rounds.queue);
+
 -- name: park
 UPDATE lanes SET open_at = ?2, used_at = ?3 WHERE lane = ?1;
 

@@ -398,6 +398,7 @@ class SqliteTables(Counts):
         self._run("drop_lanes", (now - IDLE_LANE, limit))
         self._run("mend_parked", (now - IDLE_LANE, now, limit))
         self._run("end_rounds", ())
+        self._run("drop_rounds", ())
         self.is_dirty |= went > 0
         self._lanes = {}
         return went

@@ -1,0 +1,131 @@
+"""P13: everything a store holds goes in time. After two years without a job, next to nothing is left."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import psycopg
+import pytest
+
+from errandry.core.answer import Claims, Kept
+from errandry.core.command import (
+    Beat,
+    Cancel,
+    Claim,
+    Complete,
+    Fail,
+    Insert,
+    Note,
+    Ref,
+    Retry,
+    Settle,
+    Upkeep,
+)
+from errandry.core.flow import Edge
+from errandry.core.gate import GateKind, PutRule
+from errandry.core.job import Failure, Job, Log, NewJob
+from errandry.core.rule import NO_RULE, Rate, Rule
+from errandry.core.unique import Scope, Unique
+from errandry.store.contract import Store
+from errandry.store.postgres.driver import PostgresStore
+from errandry.store.sqlite.driver import SqliteStore
+from errandry.store.url import store_at
+from errandry.testing.clock import FakeClock
+from tests.store.server import server
+
+YEAR = 365 * 86_400.0
+STAYS = {"store", "totals", "migrations", "sqlite_sequence"}
+"""What is one row, or one for each queue, task and kind, or for each version of the schema."""
+
+Rows = Callable[[], dict[str, int]]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_everything_goes_in_time(kind: str, tmp_path: Path) -> None:
+    clock = FakeClock()
+    url = f"sqlite:///{tmp_path}/jobs.db" if kind == "sqlite" else server().fresh()
+    store = store_at(url, clock)
+    await store.open()
+    try:
+        rows = counter(store, url)
+        await live_a_little(store, clock)
+        before = rows()
+        for _ in range(3):
+            clock.advance(YEAR)
+            await tidy(store)
+        after = rows()
+    finally:
+        await store.close()
+
+    used = {"live", "history", "keys", "lanes", "edges", "closing", "events", "workers", "claims", "gates"}
+    assert used <= {table for table, count in before.items() if count}, before
+    assert {table: count for table, count in after.items() if count and table not in STAYS} == {}
+
+
+async def live_a_little(store: Store, clock: FakeClock) -> None:
+    """A few jobs of every kind, with all that can be left of them."""
+    rate = Rule(rate=Rate(5, 60.0, 5), group_limit=2)
+    await store.commit([PutRule(GateKind.QUEUE, "limited", rate), Beat(worker="w")])
+    plain = [NewJob(id=f"plain-{n}", task="t", payload="{}", deadline=clock.time() + 60) for n in range(9)]
+    grouped = [
+        NewJob(id=f"grouped-{n}", task="t", payload="{}", queue="limited", group=f"g{n}") for n in range(3)
+    ]
+    scopes = [Unique(scope.value, scope, 60.0 if scope is Scope.WINDOW else None) for scope in Scope]
+    unique = [NewJob(id=f"unique-{one.key}", task="t", payload="{}", unique=one) for one in scopes]
+    await store.commit([Insert((*plain, *grouped, *unique))])
+    for name in ("done", "canceled"):
+        family = tuple(NewJob(id=f"{name}-{n}", task="flow", payload="{}") for n in range(3))
+        edges = tuple(Edge(family[0].id, child.id) for child in family[1:])
+        await store.commit([Insert(family, edges)])
+    for number in range(4):
+        for job in await claimed(store, f"n{number}"):
+            ref = Ref(job.id, job.fence)
+            await store.commit([Note(ref, None, (Log(0.0, "begun"),))])
+            outcome = Retry(Failure(), 10.0, pause_group=True) if job.group else Complete("1")
+            await store.commit([Settle(ref, outcome if job.id != "plain-1" else Fail())])
+    await store.commit([Cancel(ids=("canceled-0",)), PutRule(GateKind.QUEUE, "limited", NO_RULE)])
+
+
+async def claimed(store: Store, nonce: str) -> tuple[Job, ...]:
+    [claims] = await store.commit([Claim(worker="w", nonce=nonce, limit=6)])
+    assert isinstance(claims, Claims)
+    return claims.jobs
+
+
+async def tidy(store: Store) -> None:
+    """Upkeep, and whatever is still due is worked off, until nothing is left to do."""
+    for number in range(200):
+        for job in await claimed(store, f"tidy-{number}"):
+            await store.commit([Settle(Ref(job.id, job.fence), Complete())])
+        [kept] = await store.commit([Upkeep()])
+        assert isinstance(kept, Kept)
+        if not (kept.more or kept.trimmed or kept.pruned or kept.promoted or kept.expired):
+            return
+    raise AssertionError("upkeep does not end")
+
+
+def counter(store: Store, url: str) -> Rows:
+    """How many rows each table has."""
+    if isinstance(store, SqliteStore):
+        return lambda: _sqlite_rows(url.removeprefix("sqlite:///"))
+    assert isinstance(store, PostgresStore)
+    schema = store.address.schema
+    return lambda: _postgres_rows(schema)
+
+
+def _sqlite_rows(path: str) -> dict[str, int]:
+    db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        names = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        return {name: len(db.execute(f'SELECT 1 FROM "{name}"').fetchall()) for name in names}
+    finally:
+        db.close()
+
+
+def _postgres_rows(schema: str) -> dict[str, int]:
+    tables = "SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind IN ('r', 'p')"
+    with psycopg.connect(server().url(), autocommit=True) as db:
+        names: list[Any] = [name for (name,) in db.execute(tables, (schema,))]
+        counts = {name: db.execute(f'SELECT count(*) FROM "{schema}"."{name}"'.encode()) for name in names}
+        return {name: int(row[0]) for name, cursor in counts.items() if (row := cursor.fetchone())}
