@@ -3,7 +3,7 @@
     python -m bench.retention                    a million jobs, on SQLite and PostgreSQL
     python -m bench.retention --jobs 100000 sqlite
 
-Jobs are finished by hand and kept for a second. Then upkeep runs as a worker runs it, slice after slice,
+Jobs are finished by hand and kept for a second. Then upkeep runs as a worker runs it, slice by slice,
 while one job after the other is settled through the same engine. What was promised: no settle waits longer
 than 50 ms for it. A shared machine makes some wait as long for nothing: how many did before is printed too.
 """
@@ -16,9 +16,10 @@ from statistics import median, quantiles
 
 from bench.stores import STORES, empty
 from errandry import Errandry
-from errandry.core.answer import Claims, Kept
-from errandry.core.command import Claim, Complete, Insert, Ref, Resolve, Settle, Upkeep
+from errandry.core.answer import Claims
+from errandry.core.command import Claim, Complete, Insert, Ref, Resolve, Settle
 from errandry.core.job import Keep, NewJob
+from errandry.worker.upkeeper import Upkeeper
 
 JOBS = 1_000_000
 SLICE = 5_000
@@ -53,14 +54,10 @@ async def _fill(app: Errandry, jobs: int) -> None:
 
 
 async def _prune(app: Errandry) -> int:
-    pruned = 0
-    while True:
-        kept = await app.engine.submit(Upkeep())
-        if not isinstance(kept, Kept):
-            raise TypeError(kept)
-        pruned += kept.pruned
-        if not kept.more:
-            return pruned
+    upkeeper = Upkeeper(app, "bench", 1.0)
+    while await upkeeper.turn():
+        pass
+    return (await app.totals())["default"]["removed"]
 
 
 async def _settles(

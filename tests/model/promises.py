@@ -11,7 +11,18 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from errandry.core.answer import ALREADY, HELD, WRITTEN, Answer, Claims, Inserted, Kept, Lost, Renewed
+from errandry.core.answer import (
+    ALREADY,
+    HELD,
+    WRITTEN,
+    Answer,
+    Claims,
+    Inserted,
+    Kept,
+    Lost,
+    Moved,
+    Renewed,
+)
 from errandry.core.batch import Batch
 from errandry.core.command import (
     Cancel,
@@ -37,12 +48,14 @@ from errandry.core.event import Kind
 from errandry.core.flow import Await, Ended, Link, Policy
 from errandry.core.gate import Gate, GateKind
 from errandry.core.job import Job, Keep, Order
+from errandry.core.operator import Operator
 from errandry.core.schedule import Schedule
 from errandry.core.state import Move, Reason, State
 from errandry.core.step import Step, Wait
 from errandry.core.unique import Conflict, Scope
 from errandry.errors import DuplicateJob
 from errandry.store.contract import Happened
+from tests.model.commands import BOUNDS
 
 Counts = Mapping[str, Mapping[str, int]]
 Jobs = Mapping[str, Job]
@@ -119,6 +132,7 @@ class Promises:
         a_key_has_one_live_holder(done)
         nothing_kept_for_no_time_is_listed(done)
         a_task_keeps_only_so_many(done)
+        a_query_moves_what_matches_and_looks_at_few(done)
         a_parent_waits_for_its_open_children(done)
         a_parent_is_released_once_and_not_too_early(done)
         self._every_tick_is_decided_about(done)
@@ -400,7 +414,8 @@ def finished_jobs_stay_finished(done: Pass) -> None:
             if after is not None and after == replace(job, parents=after.parents):
                 assert done.has(Insert, Settle), (job, after)
                 continue
-            assert done.has(Remove) or (done.has(Upkeep) and job.expires_at is not None), (job, after)
+            prunes = any(isinstance(one, Upkeep) and one.prune for one in done.commands)
+            assert done.has(Remove) or (prunes and job.expires_at is not None), (job, after)
             assert after is None or after.seq != job.seq, (job, after)
 
 
@@ -504,6 +519,26 @@ def a_task_keeps_only_so_many(done: Pass) -> None:
         last = getattr(jobs[-1].keep, f"last_{state}")
         assert last is None or len(jobs) <= last, (state, jobs)
         assert all(job.expires_at is None or job.expires_at > done.now for job in jobs), jobs
+
+
+def a_query_moves_what_matches_and_looks_at_few(done: Pass) -> None:
+    """By query, or by ids that must match; of all jobs only the first so many of a slice are looked at."""
+    command, answer = done.sole
+    if not isinstance(command, Operator) or command.query is None or not isinstance(answer, Moved):
+        return
+    under = command.below or 2**63
+    for job_id in answer.moved:
+        job = done.before[job_id]
+        assert command.query.matches(job, done.now), (command, job)
+        if not command.ids and "id" not in dict(command.query.within):
+            newer = [one for one in done.before.values() if job.seq < one.seq < under]
+            beside = [one for one in newer if one.finished == job.finished and _is_done(one) == _is_done(job)]
+            assert job.seq < under, (command, job)
+            assert len(beside) < BOUNDS.scan, (command, job, beside)
+
+
+def _is_done(job: Job) -> bool:
+    return job.state is State.COMPLETED
 
 
 _COUNTED = {

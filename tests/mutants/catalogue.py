@@ -21,6 +21,7 @@ class Mutant(NamedTuple):
 MOVE, PERMIT = "core/move.py", "core/permit.py"
 APPLY, CLAIMING, INSERT, LEDGER = "store/apply.py", "store/claiming.py", "store/insert.py", "store/ledger.py"
 SCHEDULE, TICK = "store/schedule.py", "core/tick.py"
+OPERATE = "store/operate.py"
 TABLES, QUERIES = "store/sqlite/tables.py", "store/sqlite/queries.sql"
 
 MUTANTS = [
@@ -402,5 +403,62 @@ MUTANTS = [
         "missed=schedule.missed + len(missed) + uncounted,",
         "missed=schedule.missed,",
         words="missed_while or nobody_was_there",
+    ),
+    Mutant(
+        "recheck",
+        "what a command names is moved though it matches no longer",
+        OPERATE,
+        "if job.state in states and query.matches(job, ledger.now)]",
+        "]",
+        words="match_still or does_not_match",
+    ),
+    Mutant(
+        "slice_bound",
+        "a slice looks at all jobs there are",
+        OPERATE,
+        "    floor = _floor(ledger, command, query)\n",
+        "    floor = 0\n",
+        words="looked_at_enough",
+    ),
+    Mutant(
+        "key_in_another_queue",
+        "a job goes where another holds its key",
+        OPERATE,
+        "            _refuse_if_taken(ledger, after)\n",
+        "",
+        words="holds_its_key_there",
+    ),
+    Mutant(
+        "key_goes_along",
+        "a job leaves the key of its queue behind",
+        LEDGER,
+        "        if unique is not None and unique.is_of_queue:\n            self._free",
+        "        if False:\n            self._free",
+        words="key_of_its_queue_goes_along",
+    ),
+    Mutant(
+        "counted_where_it_is",
+        "a job that left its queue is still counted there",
+        OPERATE,
+        "            ledger.leave_queue(job, after)\n",
+        "",
+        words="counted_where_it_is",
+    ),
+    Mutant(
+        "kept_by_number",
+        "one more stays than was asked for",
+        TABLES,
+        'return self._jobs("surplus", (task, state, last - 1, limit))',
+        'return self._jobs("surplus", (task, state, last, limit))',
+        "sqlite",
+        words="newest_of_a_task",
+    ),
+    Mutant(
+        "pruned_unasked",
+        "upkeep prunes what another sees to",
+        "store/tidy.py",
+        "if command.prune else []",
+        "if True else []",
+        words="leaves_them_to_who_asked",
     ),
 ]

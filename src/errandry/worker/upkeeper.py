@@ -24,18 +24,29 @@ class Upkeeper:
         """Upkeep every so often, at once again while there is more; on the engine's loop."""
         while True:
             try:
-                dead = await self._dead()
-                prune = self._app.archiver is None  # else what is to go is seen by it first
-                answer = await self._app.engine.submit(Upkeep(dead=tuple(dead), prune=prune))
-                self.last = self._app.clock.monotonic()
-                if isinstance(answer, Kept) and answer.more:
-                    continue
-                for worker, path in dead.items():
-                    await self._app.engine.submit(Beat(worker=worker, gone=True))
-                    bury(path)
+                while await self.turn():
+                    pass
             except ErrandryError as error:
                 log.warning("upkeep did not succeed: %s", error)
             await asyncio.sleep(self._every)
+
+    async def turn(self) -> bool:
+        """Upkeep once; whether there is more to do.
+
+        Where that is only to throw away what is old, half of the time is left to others.
+        """
+        dead, began = await self._dead(), self._app.clock.monotonic()
+        prune = self._app.archiver is None  # else what is to go is seen by it first
+        answer = await self._app.engine.submit(Upkeep(dead=tuple(dead), prune=prune))
+        self.last = self._app.clock.monotonic()
+        if isinstance(answer, Kept) and answer.more:
+            if not (answer.expired or answer.promoted or answer.lapsed or answer.ticked):
+                await asyncio.sleep(self.last - began)
+            return True
+        for worker, path in dead.items():
+            await self._app.engine.submit(Beat(worker=worker, gone=True))
+            bury(path)
+        return False
 
     async def _dead(self) -> dict[str, str]:
         """Workers of this host that are known to be dead, with their lock files."""
