@@ -50,7 +50,7 @@ from errandry.core.gate import Gate, GateKind
 from errandry.core.job import Job, Keep, Order
 from errandry.core.operator import Operator
 from errandry.core.schedule import Schedule
-from errandry.core.state import Move, Reason, State
+from errandry.core.state import Reason, State
 from errandry.core.step import Step, Wait
 from errandry.core.unique import Conflict, Scope
 from errandry.errors import DuplicateJob
@@ -235,7 +235,8 @@ class Promises:
             for job in done.after.values()
             if _is_eligible(job, command, suspects, done.closed) and not _is_ruled(job, done.rules)
         ]
-        has_turns = command.order is not None or any(job.group for job in (*answer.jobs, *left))
+        grouped = [job for job in done.after.values() if job.group and job.state is State.WAITING]
+        has_turns = command.order is not None or any(job.group for job in (*answer.jobs, *grouped))
         has_turns |= any(gate.rule.ageing is not None for gate in done.rules)
         if len(done.commands) == 1 and not has_turns:
             known = [done.before[job.id] for job in first if job.id in done.before]
@@ -466,7 +467,7 @@ def a_key_has_one_live_holder(done: Pass) -> None:
 def a_parent_waits_for_its_open_children(done: Pass) -> None:
     """A job is blocked by as many children as have not ended; who has ended, or is gone, is written down.
 
-    A job that awaits more children need not wait again for one of before that an operator has had run again.
+    A job that was about to run, or awaits more children, need not wait for one that an operator has had run again.
     """
     for job in done.after.values():
         links = done.links.get(job.id, ())
@@ -478,8 +479,15 @@ def a_parent_waits_for_its_open_children(done: Pass) -> None:
                 assert link.outcome is not None, (job, link)
             elif child.finished:
                 assert str(link.outcome) == str(child.state), (job, link, child)
-            elif job.state is State.BLOCKED and job.settled is not Move.AWAIT:
+            elif job.state is State.BLOCKED and _comes_back_to(done, job, child):
                 assert link.outcome is None, (job, link, child)
+
+
+def _comes_back_to(done: Pass, parent: Job, child: Job) -> bool:
+    """Whether the child runs again, and its parent has waited or ended. One that was about to run goes on."""
+    before, waiting = done.before.get(child.id), done.before.get(parent.id)
+    is_back = before is not None and before.seq == child.seq and before.finished
+    return is_back and waiting is not None and (waiting.finished or waiting.state is State.BLOCKED)
 
 
 def a_parent_is_released_once_and_not_too_early(done: Pass) -> None:
