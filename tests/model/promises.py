@@ -467,7 +467,7 @@ def a_key_has_one_live_holder(done: Pass) -> None:
 def a_parent_waits_for_its_open_children(done: Pass) -> None:
     """A job is blocked by as many children as have not ended; who has ended, or is gone, is written down.
 
-    A job that was about to run, or awaits more children, need not wait for one that an operator has had run again.
+    A job that was about to run, or awaits more children, need not wait for one that was run again.
     """
     for job in done.after.values():
         links = done.links.get(job.id, ())
