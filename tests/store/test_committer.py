@@ -25,6 +25,7 @@ from errandry.core.command import (
     Note,
     Postpone,
     Promote,
+    PutStep,
     Ref,
     Remove,
     Renew,
@@ -47,6 +48,7 @@ from errandry.core.schedule import (
     ResumeSchedule,
     RunSchedule,
 )
+from errandry.core.step import Signal
 from errandry.errors import (
     CommandFailed,
     ErrandryError,
@@ -382,7 +384,7 @@ async def test_a_workers_command_does_not_overtake_an_operators_about_the_same_j
 
 
 async def test_inside_a_pass_commands_stand_in_the_order_of_the_contract() -> None:
-    ids = iter("abcdefghijklmnop")
+    ids = iter("abcdefghijklmnopqrs")
     commands: list[Command] = [
         *(
             Start(Ref(next(ids), 1)),
@@ -390,7 +392,9 @@ async def test_inside_a_pass_commands_stand_in_the_order_of_the_contract() -> No
             Note(Ref(next(ids), 1)),
             settle(next(ids)),
             settle("z"),
+            PutStep(Ref(next(ids), 1), "step", "1"),
         ),
+        Signal(next(ids), "signal"),
         insert(next(ids)),
         insert(next(ids)),
         Cancel(ids=(next(ids),)),

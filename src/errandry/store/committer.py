@@ -41,8 +41,8 @@ PUT_OFF = 0.25
 _BARREN = frozenset((Start, Renew, Note, PutStep, Pause, Beat, Claim))
 """A pass of nothing but these makes no job ready."""
 
-Companion = Callable[[], Iterable[tuple[Claim, asyncio.Future[Answer]]]]
-"""Called right before a pass is written: what to claim in it, each with the future of its answer."""
+Companion = Callable[[], Iterable[tuple[Claim, Future]]]
+"""Called right before a pass is written: what to claim in it, each with what waits for its answer."""
 
 
 class Stats(Struct, frozen=True):

@@ -20,6 +20,7 @@ from errandry.core.batch import CLAIM_MAX
 from errandry.core.command import Claim, Ref, Renew
 from errandry.core.job import Job
 from errandry.errors import ErrandryError, StoreRefused
+from errandry.store.backlog import Told
 from errandry.store.waking import Bell
 from errandry.task import Runner
 from errandry.worker.gatherer import Gatherer, batches
@@ -70,7 +71,7 @@ class Claimer:
         self._due_in: float | None = None
         self._looked: int | None = None  # nothing was left that the free slots could have at this pulse
         self._is_asking = False
-        self._along: set[asyncio.Future[Answer] | asyncio.Task[bool]] = set()
+        self._along: set[asyncio.Future[None] | asyncio.Task[bool]] = set()
 
     async def run(self) -> None:
         """Claim until stopped; in a burst, until nothing is left to do."""
@@ -142,23 +143,25 @@ class Claimer:
             self._has_looked(pulse, claimed)
         return claimed
 
-    def _companion(self) -> list[tuple[Claim, asyncio.Future[Answer]]]:
+    def _companion(self) -> list[tuple[Claim, Told]]:
         """What to claim in a pass that is about to be written."""
         if self._is_asking or self._along or self._stopped:
             return []
         sent, pulse = self._app.clock.monotonic(), self._app.store.pulse()
         has_suspect, loop, claims = self._slots.has_suspect, asyncio.get_running_loop(), []
         for wanted in self._wanted():
-            future: asyncio.Future[Answer] = loop.create_future()
-            future.add_done_callback(partial(self._answered, wanted, sent, pulse))
-            self._along.add(future)
-            claims.append((self._command(wanted, has_suspect), future))
+            landed: asyncio.Future[None] = loop.create_future()
+            self._along.add(landed)
+            told = Told(partial(self._answered, wanted, sent, pulse, landed))
+            claims.append((self._command(wanted, has_suspect), told))
             has_suspect = has_suspect or not wanted.others  # two claims of a pass must not bring two suspects
         return claims
 
-    def _answered(self, wanted: Wanted, sent: float, pulse: int, future: asyncio.Future[Answer]) -> None:
-        self._along.discard(future)
-        answer = future.result()
+    def _answered(
+        self, wanted: Wanted, sent: float, pulse: int, landed: asyncio.Future[None], answer: Answer
+    ) -> None:
+        self._along.discard(landed)
+        landed.set_result(None)
         if not isinstance(answer, Claims):
             return
         if not answer.jobs:
