@@ -57,6 +57,7 @@ SORTS = {
     "holding": "GROUP BY: a row for each job that workers hold",
     "totals": "GROUP BY: a row for each queue, task and counter",
     "roll_stats": "GROUP BY: the figures of an hour, or of a day",
+    "steps": "ORDER BY: the steps of one job, a thousand at most",
 }
 """Statements that sort what they have found: for what, and why that is little."""
 
