@@ -217,9 +217,12 @@ SELECT lanes.lane, lanes.queue, lanes.task, lanes.grp, first.priority, first.pla
 WITH RECURSIVE pair (lane) AS (
     SELECT (SELECT lane FROM lanes WHERE ready ORDER BY queue, task LIMIT 1)
     UNION ALL
-    SELECT (SELECT next.lane FROM lanes AS next
-             WHERE next.ready AND (next.queue, next.task) > (last.queue, last.task)
-             ORDER BY next.queue, next.task LIMIT 1)
+    SELECT coalesce((SELECT next.lane FROM lanes AS next
+                      WHERE next.ready AND next.queue = last.queue AND next.task > last.task
+                      ORDER BY next.task LIMIT 1),
+                    (SELECT next.lane FROM lanes AS next
+                      WHERE next.ready AND next.queue > last.queue
+                      ORDER BY next.queue, next.task LIMIT 1))
       FROM pair JOIN lanes AS last ON last.lane = pair.lane)
 SELECT lanes.queue, lanes.task, coalesce(rounds.turn, 0.0)
   FROM pair
@@ -291,9 +294,12 @@ UPDATE lanes SET open_at = 0, used_at = ?2
 WITH RECURSIVE pair (lane) AS (
     SELECT (SELECT lane FROM lanes WHERE ready ORDER BY queue, task LIMIT 1)
     UNION ALL
-    SELECT (SELECT next.lane FROM lanes AS next
-             WHERE next.ready AND (next.queue, next.task) > (last.queue, last.task)
-             ORDER BY next.queue, next.task LIMIT 1)
+    SELECT coalesce((SELECT next.lane FROM lanes AS next
+                      WHERE next.ready AND next.queue = last.queue AND next.task > last.task
+                      ORDER BY next.task LIMIT 1),
+                    (SELECT next.lane FROM lanes AS next
+                      WHERE next.ready AND next.queue > last.queue
+                      ORDER BY next.queue, next.task LIMIT 1))
       FROM pair JOIN lanes AS last ON last.lane = pair.lane)
 SELECT one.queue, one.task
   FROM pair
