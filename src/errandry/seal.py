@@ -60,7 +60,7 @@ class Encrypted:
             return _plain(self._plain_too, text, about)
         key, data = sealed
         try:
-            raw = base64.b64decode(data, validate=True)
+            raw = _decoded(data)
             cipher = self._cipher(self._derived(self._keys.known(key, about), raw[:_SALT]))
             nonce, rest = raw[_SALT : _SALT + _NONCE], raw[_SALT + _NONCE :]
             return cipher.decrypt(nonce, rest, _bound(key, about)).decode()
@@ -69,6 +69,14 @@ class Encrypted:
 
     def _derived(self, key: str, salt: bytes) -> bytes:
         return hmac.digest(self._keys[key], b"errandry aes-gcm" + salt, "sha256")
+
+
+def _decoded(data: str) -> bytes:
+    """Base64 as it is written: bits after its end that nobody looks at would be a second way to write it."""
+    raw = base64.b64decode(data, validate=True)
+    if base64.b64encode(raw).decode() != data:
+        raise ValueError("another way to write the same")
+    return raw
 
 
 class Signed:

@@ -460,8 +460,10 @@ def a_key_has_one_live_holder(done: Pass) -> None:
             assert job_id == job.id or job.id not in done.after, (job, answer)
             assert job_id == job.id or job.on_conflict is not Conflict.RAISE, (job, answer)
             holder = done.after.get(job_id)
-            if job_id != job.id and holder is not None and holder.finished:
-                assert holder.unique is None or holder.unique.scope is not Scope.ALIVE, (job, holder)
+            if job_id == job.id or holder is None or not holder.finished or holder.unique is None:
+                continue
+            if job.unique is not None and holder.unique.key == job.unique.key:  # else another had its id
+                assert holder.unique.scope is not Scope.ALIVE, (job, holder)
 
 
 def a_parent_waits_for_its_open_children(done: Pass) -> None:
