@@ -10,6 +10,7 @@
     ├── InvalidMove                      the job's state does not allow it
     ├── DuplicateJob                     another job holds its unique key
     ├── QueueFull                        the queue takes no more
+    ├── QueueInUse                       workers have jobs of a queue that was to go
     ├── UnknownTask (LookupError)        no task of this name is declared here
     ├── JobFailed                        its result was asked for, but it failed
     ├── JobCanceled                      its result was asked for, but it was canceled

@@ -27,6 +27,7 @@ SAMPLES = {
     "allowed": ("waiting", "scheduled"),
     "key": "mail",
     "queue": "default",
+    "held": 2,
     "group": "acme",
     "known": ("send", "sum"),
     "reason": "error",

@@ -656,6 +656,8 @@ DECLARE
     names  text[];
     taken  jsonb := '{}';
     more   jsonb;
+    held   jsonb;
+    is_free boolean;
     twin   record;
 BEGIN
     SELECT array_agg(id ORDER BY n), array_agg(slot ORDER BY n), array_agg(expires_at ORDER BY n),
@@ -683,20 +685,19 @@ BEGIN
             RETURNING key, job)
         SELECT coalesce(jsonb_object_agg(key, job), '{}') INTO more FROM mine;
         taken := taken || more;
-        EXIT WHEN NOT EXISTS (SELECT 1 FROM unnest(slots) AS slot
-                               WHERE NOT EXISTS (SELECT 1 FROM errandry.keys WHERE key = slot));
+        -- In one look: a key that was held in one and is free in the next would leave its job without.
+        SELECT bool_or(job IS NULL), coalesce(jsonb_object_agg(id, job) FILTER (WHERE taken ->> slot IS DISTINCT FROM id), '{}')
+          INTO is_free, held
+          FROM unnest(slots, ids) AS wanted (slot, id) LEFT JOIN errandry.keys ON key = slot;
+        EXIT WHEN NOT is_free;
     END LOOP;
-    SELECT name, job INTO twin
-      FROM unnest(slots, ids, raises, names) WITH ORDINALITY AS wanted (slot, id, raises, name, n)
-      JOIN errandry.keys ON key = slot
-     WHERE wanted.raises AND job <> id ORDER BY n LIMIT 1;
+    SELECT name, held ->> id AS job INTO twin
+      FROM unnest(ids, raises, names) WITH ORDINALITY AS wanted (id, raises, name, n)
+     WHERE wanted.raises AND held ->> id <> id ORDER BY n LIMIT 1;
     IF FOUND THEN
         DELETE FROM errandry.keys USING jsonb_each_text(taken) AS mine (slot, id) WHERE key = slot AND job = id;
         RETURN jsonb_build_object('duplicate', jsonb_build_object('key', twin.name, 'job', twin.job));
     END IF;
-    RETURN jsonb_build_object('taken', taken, 'held', (
-        SELECT coalesce(jsonb_object_agg(id, job), '{}')
-          FROM unnest(slots, ids) AS wanted (slot, id) JOIN errandry.keys ON key = slot
-         WHERE taken ->> slot IS DISTINCT FROM id));
+    RETURN jsonb_build_object('taken', taken, 'held', held);
 END
 
