@@ -24,7 +24,7 @@ class Pooler:
     """Clients connect to the socket in `folder`; so many `sessions` with `server` are theirs in turn."""
 
     def __init__(self, server: Path, folder: Path, sessions: int) -> None:
-        self._server, self._folder, self._missing = server, folder, sessions
+        self._server, self._folder, self.missing = server, folder, sessions
         self._greeting = b""
         self._opening = asyncio.Lock()
         self._clients: set[asyncio.Task[None]] = set()
@@ -62,7 +62,7 @@ class Pooler:
         [length] = struct.unpack("!i", await reader.readexactly(4))
         startup = struct.pack("!i", length) + await reader.readexactly(length - 4)
         async with self._opening:
-            while self._missing:
+            while self.missing:
                 server = await asyncio.open_unix_connection(self._server / SOCKET)
                 server[1].write(startup)
                 self._greeting = b""
@@ -70,8 +70,10 @@ class Pooler:
                     one = await message(server[0])
                     # A pooler's clients are given keys of its own.
                     self._greeting += one if one[:1] != b"K" else one[:5] + b"\x00\x00\x00\x07" + one[9:]
-                self.free.append(server)
-                self._missing -= 1
+                async with self.freed:
+                    self.free.append(server)
+                    self.freed.notify()
+                self.missing -= 1
         writer.write(self._greeting)
 
 
@@ -99,6 +101,7 @@ class _Client:
                 self._answering.cancel()
             if self._session is not None:  # left in the middle: nobody else can have it as it is
                 self._session[1].close()
+                self._pooler.missing += 1
 
     async def _lent(self) -> Pipe:
         async with self._pooler.freed:

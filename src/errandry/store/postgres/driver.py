@@ -353,5 +353,6 @@ def _again(link: Link, work: Callable[[], T]) -> T:
         if not was_up or link.is_up:
             raise
     except MOVED:
+        link.roll_back()  # who leaves in the middle of a transaction costs a pooler its session
         link.forget_prepared()
     return work()
