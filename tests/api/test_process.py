@@ -147,6 +147,7 @@ async def test_arguments_that_no_longer_fit_never_reach_a_child(jobs: Errandry) 
         ("kill", "ProcessDied", "the process ended with SIGKILL (from outside: perhaps memory ran out)"),
         ("fork", "ProcessDied", "the process exited with code 5"),
         ("close", "ProcessDied", "the process ended with SIGKILL (from outside: perhaps memory ran out)"),
+        ("deafen", "OSError", "[Errno 9] Bad file descriptor"),
         ("raise", "ValueError", "no \ufffd value"),
         ("leave", "SystemExit", "3"),
         ("retry", "Retry", "not yet"),

@@ -126,13 +126,14 @@ class Child:
         with self._lock:
             self._batch, self._number = batch, do.number
             self._stop()
+        is_sound = True
         try:
             outcomes = self._outcomes(batch, do)
-        except Exception as error:
-            log.exception("%s could not be begun", batch)
-            outcomes = [Retry(failure(error))] * len(do.jobs)
+        except Exception as error:  # not the handler's: what this process needs is broken
+            log.exception("%s could not be run", batch)
+            outcomes, is_sound = [Retry(failure(error))] * len(do.jobs), False
         self._jobs += len(do.jobs)
-        is_last = self._is_last()
+        is_last = self._is_last() or not is_sound
         with self._lock:
             self._batch, self._is_plain = None, False
             self._halts.clear()
