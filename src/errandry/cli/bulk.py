@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from errandry.cli.command import Command
-from errandry.cli.operate import Action, asking, bar, confirm, operate, report
+from errandry.cli.operate import Action, asking, bar, confirm, operate, report, rerunning
 from errandry.cli.session import Session, client
 from errandry.cli.target import Target, query
 from errandry.cli.text import number
-from errandry.cli.value import AT, LENGTH
+from errandry.cli.value import LENGTH
 from errandry.core.state import State
 from errandry.errors import QueueInUse
 from errandry.queue import FINISHED, UNTAKEN
@@ -66,9 +66,7 @@ async def clean(
 @click.command("rerun", cls=Command)
 @queue
 @terms
-@click.option("--run-at", type=AT, help="When; now without it.")
-@click.option("--delay", type=LENGTH, help="After how long, such as 5m.")
-@click.option("--reset-attempts", is_flag=True, help="Give them all their attempts again.")
+@rerunning
 @asking
 @client
 async def rerun(

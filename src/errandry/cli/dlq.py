@@ -8,10 +8,9 @@ import click
 
 from errandry.cli.command import Group
 from errandry.cli.jobs import limited, print_jobs, unlimited
-from errandry.cli.operate import Action, asking, operate
+from errandry.cli.operate import Action, asking, operate, rerunning
 from errandry.cli.session import Session, client
 from errandry.cli.target import Target, ids_of, query, target
-from errandry.cli.value import AT, LENGTH
 from errandry.core.state import State
 
 if TYPE_CHECKING:
@@ -50,9 +49,7 @@ async def ls(
 @dlq.command("rerun")
 @some
 @whole
-@click.option("--run-at", type=AT, help="When; now without it.")
-@click.option("--delay", type=LENGTH, help="After how long, such as 5m.")
-@click.option("--reset-attempts", is_flag=True, help="Give them all their attempts again.")
+@rerunning
 @asking
 @client
 async def rerun(

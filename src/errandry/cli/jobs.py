@@ -10,7 +10,7 @@ from msgspec import to_builtins
 
 from errandry.cli import record
 from errandry.cli.command import Group
-from errandry.cli.operate import Action, asking, operate
+from errandry.cli.operate import Action, asking, operate, rerunning
 from errandry.cli.session import Session, client
 from errandry.cli.target import id_of, ids_of, query, target
 from errandry.cli.text import number
@@ -207,9 +207,7 @@ async def cancel(
 
 @jobs.command("rerun")
 @many
-@click.option("--run-at", type=AT, help="When; now without it.")
-@click.option("--delay", type=LENGTH, help="After how long, such as 5m.")
-@click.option("--reset-attempts", is_flag=True, help="Give them all their attempts again.")
+@rerunning
 @click.option("--from-start", is_flag=True, help="Forget the steps they have done.")
 @under
 @asking

@@ -15,6 +15,7 @@ from errandry.cli.session import Session
 from errandry.cli.stdin import agrees
 from errandry.cli.target import Target, ids_of
 from errandry.cli.text import number, one_line, short_id
+from errandry.cli.value import AT, LENGTH
 from errandry.core.answer import Moved
 from errandry.errors import ErrandryError
 
@@ -38,6 +39,17 @@ def asking(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--dry-run", is_flag=True, help="Say how many jobs it would be, and do nothing."),
         click.option("--yes", is_flag=True, help="Do not ask.", allow_from_autoenv=False),
+    ):
+        function = option(function)
+    return function
+
+
+def rerunning(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of everything that has jobs run again."""
+    for option in (
+        click.option("--reset-attempts", is_flag=True, help="Give them all their attempts again."),
+        click.option("--delay", type=LENGTH, help="After how long, such as 5m."),
+        click.option("--run-at", type=AT, help="When; now without it."),
     ):
         function = option(function)
     return function

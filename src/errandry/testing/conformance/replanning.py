@@ -244,12 +244,13 @@ class RunningNow:
     async def test_a_long_range_is_gone_through_in_steps(self, store: Store, clock: FakeClock) -> None:
         clock.advance(100)
         await put(store)
-        first, steps = clock.time() - 100, []
+        first: float | None = clock.time() - 100
+        steps = []
         while first is not None:
             answer = await ask.one(store, Backfill("all", first, clock.time(), 4))
             assert isinstance(answer, Backfilled)
             steps.append(len(answer.ids))
-            first = answer.first  # type: ignore[assignment]
+            first = answer.first
 
         assert steps == [4, 4, 3]
         assert await ticks(store, State.WAITING) == [tick * 10 for tick in range(11)]
