@@ -1,12 +1,15 @@
 """Jobs claimed ahead of a free slot: visible as `claimed`, and begun only after their Start is written."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from errandry import Errandry, State, Worker, WorkerOptions
+from errandry.core.answer import Answer
+from errandry.core.command import Claim, Command
+from errandry.worker.run import Batch
 
 PATIENCE = 20.0
 
@@ -90,3 +93,44 @@ async def test_a_stop_gives_back_what_has_not_begun_without_spending_an_attempt(
     first, *others = [(await job.refresh()).record for job in jobs]
     assert first.state is State.COMPLETED
     assert [(job.state, job.attempts) for job in others] == [(State.WAITING, 0)] * 2
+
+
+@pytest.mark.parametrize("held", ["before it is known", "before it is begun"])
+async def test_a_stop_gives_back_what_is_just_being_claimed(
+    shop: Shop, held: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker begins to drain while its claim is on the way: written, but not in anybody's hands yet."""
+    caplog.set_level("INFO", "errandry.worker")
+    jobs = [await shop.hold.enqueue(number=number) for number in range(3)]
+    worker = Worker(shop.jobs, WorkerOptions(concurrency=1, prefetch=2))
+    loop, commit, begin = asyncio.get_running_loop(), shop.jobs.store.commit, worker._gatherer._begin
+
+    async def draining() -> None:
+        worker.stop()
+        while "claims no more" not in caplog.text:
+            await asyncio.sleep(0)
+
+    async def late(commands: Sequence[Command]) -> list[Answer]:
+        answers = await commit(commands)
+        if any(isinstance(command, Claim) and not command.start for command in commands):
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(draining(), loop))
+        return answers
+
+    def later(batches: list[Batch], ahead: bool) -> None:
+        if ahead:
+            asyncio.run_coroutine_threadsafe(draining(), loop).result(PATIENCE)
+        begin(batches, ahead)
+
+    if held == "before it is known":
+        monkeypatch.setattr(shop.jobs.store, "commit", late)
+    else:
+        monkeypatch.setattr(worker._gatherer, "_begin", later)
+    working = asyncio.create_task(worker.run())
+
+    await shop.until(running=1, waiting=2)
+    shop.open.set()
+    await working
+
+    first, *others = [(await job.refresh()).record for job in jobs]
+    assert first.state is State.COMPLETED
+    assert [(job.attempts, job.releases) for job in others] == [(0, 1)] * 2

@@ -105,6 +105,8 @@ class Executor:
     async def _begin(self, batch: Batch, turn: Coroutine[Any, Any, None] | None) -> None:
         """Wait for the turn of what was claimed ahead; a handler begins only after each Start is written."""
         if turn is not None:
+            if batch.is_stopped:  # told so when there was nothing to be stopped yet
+                batch.heed(batch.runs)
             await turn
         self._leave_stopped(batch)
         runs = list(batch.runs)

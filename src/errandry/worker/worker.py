@@ -128,6 +128,8 @@ class Worker:
     def _start(self, batches: list[Batch], ahead: bool) -> None:
         for batch in batches:
             self._executor.start(batch, self._slots.turn(batch) if ahead else None)
+            if ahead and self._stopping.is_set():  # its claim was on the way: `_drain` has not seen it
+                batch.stop(Stop.SHUTDOWN)
 
     def _over(self, run: Run) -> None:
         self._leases.drop(run)
