@@ -57,20 +57,30 @@ class Recorded:
 
     def __init__(self, store: Store, journal: Journal) -> None:
         self.store, self._journal = store, journal
+        self._asked: dict[str, float] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         sent = time.time()
+        for command in commands:
+            if isinstance(command, Claim):
+                self._asked.setdefault(command.nonce, sent)
         try:
             answers = await self.store.commit(commands)
         except ReplyLost:
             self._journal.write(*_unknown(commands, sent))
             raise
         for command, answer in zip(commands, answers, strict=True):
-            self._journal.write(*_facts(command, answer, sent, time.time()))
+            self._journal.write(*_facts(command, answer, self._first(command, answer, sent), time.time()))
         return answers
+
+    def _first(self, command: Command, answer: Answer, sent: float) -> float:
+        """When it was sent for the first time: leases of a claim whose reply was lost began then."""
+        if isinstance(command, Claim) and isinstance(answer, Claims):
+            return self._asked.pop(command.nonce)
+        return sent
 
 
 def _facts(command: Command, answer: Answer, sent: float, at: float) -> Iterator[Fact]:

@@ -1,16 +1,22 @@
 """The history checker can fail: a sound history passes, and each broken one is found out by name."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
 
+from errandry.core.answer import Answer
+from errandry.core.command import Claim, Command, Insert
 from errandry.core.event import Event, Kind
 from errandry.core.job import Job, NewJob
 from errandry.core.move import created
 from errandry.core.state import Reason, State
-from errandry.store.contract import Happened
+from errandry.errors import ReplyLost
+from errandry.store.contract import Happened, Store
+from errandry.store.memory import MemoryStore
 from tests.faults.history import (
     Acked,
     Asked,
@@ -24,6 +30,7 @@ from tests.faults.history import (
     Started,
     violations,
 )
+from tests.faults.program import Recorded
 
 LEASE = 10.0
 NEW = NewJob(id="a", task="task", payload="{}")
@@ -234,3 +241,34 @@ def test_half_a_line_in_a_journal_says_nothing(tmp_path: Path) -> None:
 
     assert journal.read() == list(FACTS)
     assert journal.news() == list(FACTS)
+
+
+class Deaf(MemoryStore):
+    """Loses its first reply."""
+
+    heard = False
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        answers = await super().commit(commands)
+        if not self.heard:
+            self.heard = True
+            raise ReplyLost("memory", "the connection was lost during a commit")
+        return answers
+
+
+async def test_a_lease_is_counted_from_the_first_time_its_claim_was_sent(tmp_path: Path) -> None:
+    """The claim that is sent again is given what the first one was, whose lease has begun long ago."""
+    store, journal = Deaf(), Journal(tmp_path / "journal")
+    await store.open()
+    await MemoryStore.commit(store, [Insert((NEW,))])
+    recorded = Recorded(cast("Store", store), journal)
+    claim = Claim(worker="w", nonce="n", limit=1, start=True, lease=LEASE)
+    with pytest.raises(ReplyLost):
+        await recorded.commit([claim])
+    heard = time.time()
+
+    await recorded.commit([claim])
+
+    [fact] = journal.read()
+    assert isinstance(fact, Claimed)
+    assert (fact.job, fact.sent < heard < fact.at) == ("a", True)
