@@ -1,12 +1,17 @@
-"""Shared by all tests: no test is skipped in silence.
+"""Shared by all tests: no test is skipped in silence, and nothing is compiled twice.
 
 Skipped tests are listed with their reasons at the end. In CI (`CI=true`, or `ERRANDRY_NO_SKIP=1`)
 each of them also fails the run.
 """
 
 import os
+import sys
 
 import pytest
+
+# Hundreds of programs that tests start import the same modules: compiling them is half of such a start.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -22,9 +22,7 @@ from msgspec import json as msgjson
 from errandry.core.event import Kind
 from errandry.core.job import Job
 from errandry.core.state import Reason, State
-from errandry.core.stats import WAIT
-from errandry.store.contract import Happened, Store
-from errandry.testing.conformance import ask
+from errandry.store.contract import Happened
 
 Counts = Mapping[str, Mapping[str, int]]
 
@@ -145,22 +143,6 @@ class Found(Struct, frozen=True):
     totals: Counts
     figures: Counts
     waits: Counts
-
-
-async def found(store: Store) -> Found:
-    events: list[Happened] = []
-    cursor = None
-    while (page := await store.events(cursor, 10_000)).entries:
-        events += page.entries
-        cursor = page.cursor
-    return Found(
-        await ask.jobs(store),
-        events,
-        await store.counts(),
-        await store.totals(),
-        await ask.figures(store),
-        await ask.figures(store, WAIT),
-    )
 
 
 def violations(facts: Sequence[Fact], found: Found) -> list[str]:

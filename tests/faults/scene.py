@@ -9,7 +9,10 @@ from typing import Any, Self
 from errandry import Errandry
 from errandry.core.job import Job
 from errandry.core.state import TERMINAL, State
-from tests.faults.history import Acked, Asked, Ended, Found, Journal, Started, found, violations
+from errandry.core.stats import WAIT
+from errandry.store.contract import Happened, Store
+from errandry.testing.conformance import ask
+from tests.faults.history import Acked, Asked, Ended, Found, Journal, Started, violations
 from tests.faults.process import LIMIT, Process, until, until_said
 from tests.faults.program import declared
 
@@ -116,3 +119,20 @@ class Scene:
         """P1 to P8, once all jobs have finished."""
         broken = violations(self.journal.read(), await self.all_finished())
         assert not broken, "\n".join(broken)
+
+
+async def found(store: Store) -> Found:
+    """What a store holds. Not with the facts: it needs pytest, which the programs must not wait for."""
+    events: list[Happened] = []
+    cursor = None
+    while (page := await store.events(cursor, 10_000)).entries:
+        events += page.entries
+        cursor = page.cursor
+    return Found(
+        await ask.jobs(store),
+        events,
+        await store.counts(),
+        await store.totals(),
+        await ask.figures(store),
+        await ask.figures(store, WAIT),
+    )

@@ -37,7 +37,7 @@ def run(suite: str, pick: str, mutant: str = "") -> Run:
             *(("-m", "prove") if mutant and suite == "model" else ()),
         ],
         cwd=ROOT,
-        env={**os.environ, "ERRANDRY_MUTANT": mutant, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "ERRANDRY_MUTANT": mutant},
         capture_output=True,
         text=True,
         timeout=600,

@@ -22,8 +22,9 @@ from errandry.errors import ErrandryError, StoreUnavailable
 from errandry.store.contract import Happened, Store
 from errandry.store.engine import Engine
 from errandry.store.url import store_at
-from tests.faults.history import Asked, Journal, found, violations
+from tests.faults.history import Asked, Journal, violations
 from tests.faults.program import Recorded
+from tests.faults.scene import found
 from tests.store.server import server
 
 QUEUES, TASKS = ("a", "b", "c"), ("one", "two")
