@@ -6,7 +6,7 @@ from errandry.core.job import Keep, Progress
 from errandry.core.retry import Backoff, Curve
 from errandry.core.state import State
 from errandry.errors import ErrandryError
-from errandry.flow import Flow, Group, chain, chord, flow, group
+from errandry.flow import Flow, Group, chain, chord, flow, group, result_of
 from errandry.handle import Job
 from errandry.outcome import Cancel, Fail, Retry, Snooze
 from errandry.schedule import Schedule
@@ -44,4 +44,5 @@ __all__ = [
     "current",
     "flow",
     "group",
+    "result_of",
 ]

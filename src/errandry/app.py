@@ -22,7 +22,7 @@ from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.move import created
 from errandry.errors import InvalidValue
-from errandry.flow import Flow, Group
+from errandry.flow import Family, Flow, Group, fed_by, flows
 from errandry.gates import Gate
 from errandry.handle import Job
 from errandry.operations import joined
@@ -247,10 +247,10 @@ class Errandry(Client):
         return self.sync.run(self._kept, self._hooked(self._asked(requests))) if requests else []
 
     @overload
-    async def enqueue_flow(self, flow: Flow[R]) -> Job[R]: ...
+    async def enqueue_flow(self, flow: Request[R] | Flow[R]) -> Job[R]: ...
     @overload
     async def enqueue_flow(self, flow: Group[R]) -> list[Job[R]]: ...
-    async def enqueue_flow(self, flow: Flow[R] | Group[R]) -> Job[R] | list[Job[R]]:
+    async def enqueue_flow(self, flow: Request[R] | Flow[R] | Group[R]) -> Job[R] | list[Job[R]]:
         """All jobs of a flow, or none, in one write; returns the one that all others lead to.
 
         Of a group, a list of them.
@@ -259,41 +259,47 @@ class Errandry(Client):
         return ends if isinstance(flow, Group) else ends[0]
 
     @overload
-    def enqueue_flow_sync(self, flow: Flow[R]) -> Job[R]: ...
+    def enqueue_flow_sync(self, flow: Request[R] | Flow[R]) -> Job[R]: ...
     @overload
     def enqueue_flow_sync(self, flow: Group[R]) -> list[Job[R]]: ...
-    def enqueue_flow_sync(self, flow: Flow[R] | Group[R]) -> Job[R] | list[Job[R]]:
+    def enqueue_flow_sync(self, flow: Request[R] | Flow[R] | Group[R]) -> Job[R] | list[Job[R]]:
         """`enqueue_flow` for code without an event loop."""
         ends = self.sync.run(self._flowed, flow)
         return ends if isinstance(flow, Group) else ends[0]
 
-    async def _flowed(self, flow: Flow[R] | Group[R]) -> list[Job[R]]:
+    async def _flowed(self, flow: Request[R] | Flow[R] | Group[R]) -> list[Job[R]]:
         """The jobs that all others of it lead to."""
-        calls = flow.calls if isinstance(flow, Group) else (flow,)
+        calls = flows(flow)
         kept = await self._kept(*self._flowing(calls))
         return kept[: len({call.parent.job.id for call in calls})]
 
-    async def family(self, job_id: str) -> tuple[Child, ...]:
-        """The children of a job as its handler sees them."""
-        links = await self.children(job_id)
-        return tuple([self._child(link) for link in links if link.policy is not Policy.AFTER])
+    async def family(self, job_id: str) -> Family:
+        """The children of a job as its handler gets them."""
+        links = [link for link in await self.children(job_id) if link.policy is not Policy.AFTER]
+        texts = [self._result(link) for link in links]
+        both = list(zip(links, texts, strict=True))
+        return Family(tuple([self._child(*one) for one in both]), fed_by(both))
 
-    def _child(self, link: Link) -> Child:
-        result = None
-        if link.result is not None:
-            task = self.tasks.get(link.task)
-            text = self.codec.unseal(link.result, About(link.child, link.task, "result"))
-            result = (task.signature.read_result if task else from_json)(text)
-        return Child(link.child, link.task, link.outcome, result)
+    def _result(self, link: Link) -> str:
+        if link.result is None:
+            return "null"
+        return self.codec.unseal(link.result, About(link.child, link.task, "result"))
+
+    def _child(self, link: Link, text: str) -> Child:
+        task = self.tasks.get(link.task)
+        read = task.signature.read_result if task and link.result is not None else from_json
+        return Child(link.child, link.task, link.outcome, read(text))
 
     def _flowing(self, flows: Sequence[Flow[Any]]) -> tuple[list[NewJob], tuple[Edge, ...]]:
         """The jobs, those that all others lead to first, and who waits for whom."""
         ends = {flow.parent.job.id: flow.parent for flow in flows}
         asked = ends | {one.job.id: one for flow in flows for one in flow.requests()}
-        jobs = self._hooked(self._asked(list(asked.values())))
+        jobs = self._hooked([request.job for request in self._own(list(asked.values()))])
         ids = {asked_id: job.id for asked_id, job in zip(asked, jobs, strict=True)}
         edges = {(one.parent, one.child): one for flow in flows for one in flow.edges()}
-        return jobs, tuple(Edge(ids[one.parent], ids[one.child], one.policy) for one in edges.values())
+        return jobs, tuple(
+            [replace(one, parent=ids[one.parent], child=ids[one.child]) for one in edges.values()]
+        )
 
     def bind(self, connection: object) -> Bound:
         """Enqueue over a connection of yours, in its transaction: `jobs.bind(connection).enqueue_many(…)`.
@@ -323,14 +329,18 @@ class Errandry(Client):
         found = self.tasks.get(task)
         if found is None:
             return named(self, task, arguments, options)
-        return found.using(**cast("UseOptions", options)).new(**arguments).job
+        return found.using(**cast("UseOptions", options)).new(**arguments).alone
 
     def _asked(self, requests: list[Request[Any]], bound: Bound | None = None) -> list[NewJob]:
+        return [request.alone for request in self._own(requests, bound)]
+
+    def _own(self, requests: list[Request[Any]], bound: Bound | None = None) -> list[Request[Any]]:
+        """These calls, if they are to be enqueued here."""
         for request in requests:
             if request.task.app is not self and request.task.app != bound:
                 why = "is declared by another app, or bound to another connection: enqueue it there"
                 raise InvalidValue("task", request.task.name, why)
-        return [request.job for request in requests]
+        return requests
 
     def _hooked(self, jobs: list[NewJob]) -> list[NewJob]:
         for hook in self._hooks:
@@ -348,7 +358,7 @@ class Errandry(Client):
         task = self.tasks.get(record.task)
         if task is None or field != "payload":
             return super()._document(record, field, value)
-        text = task.signature.write((), dict(value))
+        text = task.signature.write(dict(value))
         return self.codec.seal(text, about(record, field))
 
     async def _kept(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:

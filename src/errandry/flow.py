@@ -1,18 +1,22 @@
 """Flows as a program writes them: calls that wait for the results of other calls."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Generic, Literal, TypeVar
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, Literal, TypeVar, overload
 
-from msgspec import Struct
+from msgspec import Raw, Struct
+from msgspec import json as msgjson
 
-from errandry.core.flow import Edge, Policy
+from errandry.context import Child
+from errandry.core.flow import Edge, Ended, Link, Policy, fed
 from errandry.core.job import NewJob
 from errandry.errors import InvalidValue
 from errandry.options import one_of
-from errandry.task import Request
+from errandry.task import Request, ResultOf
 
 R_co = TypeVar("R_co", covariant=True)
 Choice = Literal["fail", "ignore", "remove"]
+_raw = msgjson.Decoder(dict[str, Raw])
 
 
 class Flow(Struct, Generic[R_co], frozen=True):
@@ -27,20 +31,26 @@ class Flow(Struct, Generic[R_co], frozen=True):
         return list({one.parent.job.id: one.parent for one in self._all()}.values())
 
     def edges(self) -> tuple[Edge, ...]:
-        """Who waits for whom, each pair once."""
-        pairs = {
-            (one.parent.job.id, child.parent.job.id): one.policy
-            for one in self._all()
-            for child in one.children
-        }
-        return tuple(Edge(parent, child, policy) for (parent, child), policy in pairs.items())
+        """Who waits for whom and for what argument, each pair once."""
+        pairs: dict[tuple[str, str], tuple[Policy, dict[str, None]]] = {}
+        for one in self._all():
+            for child, path in one._awaited():
+                pair = one.parent.job.id, child.parent.job.id
+                feeds = pairs[pair][1] if pair in pairs else {}
+                pairs[pair] = one.policy, feeds | ({path: None} if path else {})
+        return tuple([Edge(*pair, policy, tuple(feeds)) for pair, (policy, feeds) in pairs.items()])
+
+    def _awaited(self) -> "Iterator[tuple[Flow[Any], str | None]]":
+        """The children, and what argument each is for, if for one."""
+        yield from ((child, None) for child in self.children)
+        yield from self.parent.fed
 
     def _all(self) -> "Iterator[Flow[Any]]":
-        left: list[Flow[Any]] = [self]
+        left: deque[Flow[Any]] = deque([self])
         while left:
-            one = left.pop(0)
+            one = left.popleft()
             yield one
-            left += one.children
+            left += [child for child, _ in one._awaited()]
 
 
 class Group(Struct, Generic[R_co], frozen=True):
@@ -52,24 +62,47 @@ class Group(Struct, Generic[R_co], frozen=True):
 Part = Request[Any] | Flow[Any] | Group[Any]
 
 
+@overload
+def result_of(calls: Group[R_co]) -> list[R_co]: ...
+@overload
+def result_of(calls: Request[R_co] | Flow[R_co]) -> R_co: ...
+def result_of(calls: Part) -> Any:
+    """What a call will return, as an argument of another: `double.new(result_of(part.new(2)))`.
+
+    That one waits for it, and a type checker sees whether it fits. Of a group, the list of what its calls
+    return.
+    """
+    return ResultOf(flows(calls), isinstance(calls, Group))
+
+
 def flow(parent: Request[R_co], *children: Part, policy: Choice = "fail") -> Flow[R_co]:
     """`parent` after its children, which may be flows themselves; it sees their results by `ctx.children()`.
 
     `policy` is what becomes of it if one of them fails: it fails too, ignores it, or is removed.
     """
-    if not children:
+    if not children and not parent.fed:
         raise InvalidValue("children", children, "give at least one call that the parent waits for")
     chosen = Policy(one_of("policy", policy, tuple(map(str, Policy))))
-    return Flow(parent, tuple([one for child in children for one in _flows(child)]), chosen)
+    return Flow(parent, tuple([one for child in children for one in flows(child)]), chosen)
 
 
 def group(*calls: Request[R_co] | Flow[R_co]) -> Group[R_co]:
     """Calls that run at the same time: enqueued together, or all of them before the next call of a chain."""
     if not calls:
         raise InvalidValue("calls", calls, "give at least one call")
-    return Group(tuple([one for call in calls for one in _flows(call)]))
+    return Group(tuple([one for call in calls for one in flows(call)]))
 
 
+@overload
+def chain(last: Request[R_co] | Flow[R_co], /) -> Flow[R_co]: ...
+@overload
+def chain(a: Part, last: Request[R_co] | Flow[R_co], /) -> Flow[R_co]: ...
+@overload
+def chain(a: Part, b: Part, last: Request[R_co] | Flow[R_co], /) -> Flow[R_co]: ...
+@overload
+def chain(a: Part, b: Part, c: Part, last: Request[R_co] | Flow[R_co], /) -> Flow[R_co]: ...
+@overload
+def chain(*calls: Part) -> Flow[Any]: ...
 def chain(*calls: Part) -> Flow[Any]:
     """Each call after the one before; each sees the result of that one by `ctx.children()`.
 
@@ -79,7 +112,7 @@ def chain(*calls: Part) -> Flow[Any]:
         raise InvalidValue("calls", calls, "give at least one call; a chain ends with one, not with a group")
     ends: tuple[Flow[Any], ...] = ()
     for call in calls:
-        ends = tuple([Flow(one.parent, (*one.children, *ends), one.policy) for one in _flows(call)])
+        ends = tuple([Flow(one.parent, (*one.children, *ends), one.policy) for one in flows(call)])
     return ends[0]
 
 
@@ -90,14 +123,15 @@ def chord(children: Iterable[Part], callback: Request[R_co], policy: Choice = "f
 
 def spawned(awaiting: str, calls: Iterable[Part], policy: str) -> tuple[tuple[NewJob, ...], tuple[Edge, ...]]:
     """The jobs that one which runs is about to wait for, and all edges."""
-    flows = [one for call in calls for one in _flows(call)]
-    jobs = {request.job.id: request.job for one in flows for request in one.requests()}
-    own = {one.parent.job.id: Edge(awaiting, one.parent.job.id, Policy(policy)) for one in flows}
-    inner = {(edge.parent, edge.child): edge for one in flows for edge in one.edges()}
+    parts = [one for call in calls for one in flows(call)]
+    jobs = {request.job.id: request.job for one in parts for request in one.requests()}
+    own = {one.parent.job.id: Edge(awaiting, one.parent.job.id, Policy(policy)) for one in parts}
+    inner = {(edge.parent, edge.child): edge for one in parts for edge in one.edges()}
     return tuple(jobs.values()), (*own.values(), *inner.values())
 
 
-def _flows(part: Part) -> tuple[Flow[Any], ...]:
+def flows(part: Part) -> tuple[Flow[Any], ...]:
+    """A call, or each of a group, as a flow."""
     if isinstance(part, Group):
         return part.calls
     if isinstance(part, Flow):
@@ -105,3 +139,39 @@ def _flows(part: Part) -> tuple[Flow[Any], ...]:
     if isinstance(part, Request):
         return (Flow(part),)
     raise InvalidValue("call", part, "must be a call of a task, task.new(…), or a flow of such calls")
+
+
+class Family(Struct, frozen=True):
+    """The children of a job as its handler gets them: as such, and as arguments."""
+
+    children: tuple[Child, ...]
+    feeds: Mapping[str, str]
+
+    def filled(self, payload: str) -> str:
+        """The arguments a job was enqueued with, or got by an edit, and those that come from its children."""
+        if not self.feeds:
+            return payload
+        fed = {name: Raw(text.encode()) for name, text in self.feeds.items()}
+        return msgjson.encode({**fed, **_raw.decode(payload)}).decode()
+
+
+def fed_by(results: Iterable[tuple[Link, str]]) -> dict[str, str]:
+    """The arguments that children are the results of, as JSON; what has failed is left out.
+
+    So the default of its argument holds, and a list is shorter.
+    """
+    values: dict[str, str] = {}
+    lists: dict[str, dict[int, str]] = {}
+    for link, text in results:
+        for name, place in map(fed, link.feeds):
+            if place is not None:
+                lists.setdefault(name, {})
+            if link.outcome is not Ended.COMPLETED:
+                continue
+            if place is None:
+                values[name] = text
+            else:
+                lists[name][place] = text
+    return values | {
+        name: f"[{','.join([line[place] for place in sorted(line)])}]" for name, line in lists.items()
+    }

@@ -168,7 +168,7 @@ class Schedules:
     def _template(self, name: str, call: Call) -> NewJob:
         """The job its ticks are made from: with no time of its own, its arguments sealed for all of them."""
         request = call.new() if isinstance(call, Task) else call
-        job = request.job if isinstance(request, Request) else request
+        job = request.alone if isinstance(request, Request) else request
         [job] = self._app._hooked([job])
         text = self._app.codec.unseal(job.payload, About(job.id, job.task, "payload"))
         return replace(job, id="-", payload=self._sealed(name, job.task, text))
@@ -177,7 +177,7 @@ class Schedules:
         known = self._app.tasks.get(task)
         if known is None:
             return to_json("arguments", dict(arguments))
-        return known.signature.write((), dict(arguments))
+        return known.signature.write(dict(arguments))
 
     def _sealed(self, name: str, task: str, text: str) -> str:
         return self._app.codec.seal(text, _about(name, task))

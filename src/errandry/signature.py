@@ -40,32 +40,40 @@ class Signature:
     def parameters(self) -> tuple[str, ...]:
         return tuple(self._parameters)
 
-    def write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """The arguments as JSON text, checked: what is stored can be read again by this task."""
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by their names."""
         if len(args) > len(self._by_position):
             takes = f"it takes {len(self._by_position)}"
             raise InvalidArguments(self.task, f"{len(args)} are given by position, {takes}")
         given = dict(zip(self._by_position, args, strict=False))
         if twice := given.keys() & kwargs.keys():
             raise InvalidArguments(self.task, f"{min(twice)} is given twice")
-        given |= kwargs
+        return given | kwargs
+
+    def write(self, given: dict[str, Any], later: frozenset[str] = frozenset()) -> str:
+        """The arguments as JSON text, checked: what is stored can be read again by this task.
+
+        Those that come `later` are not among them.
+        """
         try:
             text = codec.to_json("arguments", given)
         except InvalidValue as error:
             raise InvalidArguments(self.task, f"{error.why}{_place(given)}") from None
-        self.read(text)
+        self._values(self._reader_without(later) if later else self._reader, text)
         return text
 
     def read(self, text: str) -> dict[str, Any]:
         """The arguments to call the handler with; InvalidArguments if it no longer takes them."""
-        reader = self._reader
+        values = self._values(self._reader, text)
+        return {name: getattr(values, name) for name in self._names}
+
+    def _values(self, reader: Callable[[str], Any], text: str) -> Any:
         try:
-            values = reader(text)
+            return reader(text)
         except msgspec.MsgspecError as error:
             raise InvalidArguments(self.task, str(error)) from None
         except Exception as error:  # from the types' own checks
             raise InvalidArguments(self.task, f"{type(error).__name__}: {error}") from error
-        return {name: getattr(values, name) for name in self._names}
 
     def gathered(self, arguments: list[dict[str, Any]]) -> dict[str, Any]:
         """The arguments of one call for many jobs: a list of what each has."""
@@ -103,7 +111,14 @@ class Signature:
 
     @cached_property
     def _reader(self) -> Callable[[str], Any]:
-        fields = [self._batch] if self._is_batch else [self._field(name) for name in self._names]
+        return self._reader_without(frozenset())
+
+    def _reader_without(self, later: frozenset[str]) -> Callable[[str], Any]:
+        if unknown := later.difference(self._names):
+            takes = ", ".join(self._names) or "none"
+            raise InvalidArguments(self.task, f"there is no argument {min(unknown)}: it takes {takes}")
+        all_fields = [self._batch] if self._is_batch else [self._field(name) for name in self._names]
+        fields = [field for field in all_fields if field[0] not in later]
         try:
             return codec.reader(
                 msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)

@@ -4,10 +4,10 @@ import inspect
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from functools import update_wrapper
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack
 
 from msgspec import Struct
 
@@ -36,6 +36,9 @@ from errandry.schedule import Schedule, schedule
 from errandry.signature import Signature
 from errandry.unique import Unique, word
 from errandry.version import FIRST, Upgrade, Upgrades, version, versioned
+
+if TYPE_CHECKING:
+    from errandry.flow import Flow
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -69,11 +72,36 @@ class Rules(Struct, frozen=True):
     version: int = FIRST
 
 
+class ResultOf:
+    """What stands for an argument until the calls that it is the result of have ended: see `result_of`."""
+
+    def __init__(self, calls: "tuple[Flow[Any], ...]", is_list: bool) -> None:
+        self.calls, self.is_list = calls, is_list
+
+    def feeds(self, name: str) -> "list[tuple[Flow[Any], str]]":
+        """The calls, and what each of them is given for in the argument of this name."""
+        if not self.is_list:
+            return [(self.calls[0], name)]
+        return [(call, f"{name}[{place}]") for place, call in enumerate(self.calls)]
+
+
 class Request(Struct, Generic[R_co], frozen=True):
-    """A call of a task, ready to be enqueued with others."""
+    """A call of a task, ready to be enqueued with others; its children are those whose results it is given.
+
+    Each of these stands there with the argument that it is given for.
+    """
 
     job: NewJob
     task: "Task[..., R_co]"
+    fed: "tuple[tuple[Flow[Any], str], ...]" = ()
+
+    @property
+    def alone(self) -> NewJob:
+        """Its job, if it does not wait for others."""
+        if self.fed:
+            why = f"its argument {self.fed[0][1]} is the result of another job: enqueue it with enqueue_flow"
+            raise InvalidValue("task", self.task.name, why)
+        return self.job
 
 
 class Enqueuer(Protocol):
@@ -131,13 +159,19 @@ class Task(Generic[P, R_co]):
         return other
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> Request[R_co]:
-        """The job a call would make, for `enqueue_many`."""
-        fields, arguments = self._base, self.signature.write(args, kwargs)
+        """The job a call would make, for `enqueue_many` and for flows."""
+        fields, given = self._base, self.signature.named(args, kwargs)
+        later = {name: value for name, value in given.items() if isinstance(value, ResultOf)}
+        if later:
+            given = {name: value for name, value in given.items() if name not in later}
+            _refuse_unknown_key(fields.get("unique"), later)
+        arguments = self.signature.write(given, frozenset(later))
         if self.rules.redact:
             fields = fields | {"metadata": marked(fields.get("metadata"), self.rules.redact)}
         if self.rules.version != FIRST:
             fields = fields | {"metadata": versioned(fields.get("metadata"), self.rules.version)}
-        return Request(new_job(self.app, self.name, fields, arguments), self)
+        fed = tuple([one for name, value in later.items() for one in value.feeds(name)])
+        return Request(new_job(self.app, self.name, fields, arguments), self, fed)
 
     def upgrade(self, version: int) -> Callable[[Upgrade], Upgrade]:
         """Say how arguments of an older version become those of the next: `@send.upgrade(1)`.
@@ -272,6 +306,15 @@ def _checked(app: Enqueuer, task: str, fields: dict[str, Any]) -> dict[str, Any]
     if function is not None and function not in app.backoffs:
         raise InvalidValue("backoff", function, "is no curve, and no function declared with @jobs.backoff")
     return fields
+
+
+def _refuse_unknown_key(unique: Unique | None, later: Collection[str]) -> None:
+    """A unique key is made of what is known when the job is enqueued."""
+    if unique is not None and unique.key is None:
+        names = later if unique.by is None else [name for name in unique.by if name in later]
+        for name in names:
+            why = f"would be made of {name}, the result of another job: give a key, or other names with by="
+            raise InvalidValue("unique", "key", why)
 
 
 def _named_right(signature: Signature, fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,14 @@
 """Flows through the API: enqueued in one write, run in their order, with the results of children."""
 
-import pytest
+from datetime import UTC, datetime
 
-from errandry import Child, Errandry, Fail, JobContext, State, chain, chord, flow, group
+import pytest
+from msgspec import Struct
+
+from errandry import Child, Errandry, Fail, JobContext, State, chain, chord, flow, group, result_of
 from errandry.core.flow import Ended
-from errandry.errors import InvalidValue
+from errandry.core.state import Reason
+from errandry.errors import InvalidArguments, InvalidValue
 from tests.api.working import burst
 
 
@@ -194,3 +198,158 @@ async def test_what_is_no_call_is_refused(live: Errandry) -> None:
         flow(step.new(), step)  # type: ignore[arg-type]
     with pytest.raises(InvalidValue, match="at least one"):
         flow(step.new())
+
+
+async def test_results_are_arguments_of_others(live: Errandry) -> None:
+    @live.task
+    async def part(n: int) -> int:
+        return n * n
+
+    @live.task
+    def total(parts: list[int], unit: str, times: int = 1) -> str:
+        return f"{times * sum(parts)} {unit}"
+
+    @live.task
+    async def unit(ctx: JobContext, name: str) -> str:
+        return f"{name} after {len(ctx.children())}"
+
+    shared = part.new(2)
+    parts = group(part.new(1), shared, part.new(3))
+    call = total.new(result_of(parts), unit=result_of(unit.new("m")), times=result_of(shared))
+    job = await live.enqueue_flow(call)
+    assert (await live.record(job.id)).children == 4
+    await burst(live)
+
+    assert await job.result(timeout=5) == "56 m after 0"
+
+
+async def test_results_go_from_call_to_call(live: Errandry) -> None:
+    class Item(Struct):
+        name: str
+        at: datetime
+
+    moment = datetime(2026, 1, 2, tzinfo=UTC)
+
+    @live.task
+    async def found(name: str) -> Item:
+        return Item(name, moment)
+
+    @live.task
+    async def kept(item: Item | None, more: str) -> Item | None:
+        assert item is None or item.at == moment
+        return None if item is None else Item(item.name + more, item.at)
+
+    @live.task(batch=10)
+    async def told(items: list[Item | None]) -> list[str]:
+        return ["nothing" if item is None else item.name for item in items]
+
+    one = kept.new(result_of(found.new("a")), "b")
+    two = kept.new(result_of(kept.new(None, "")), "c")
+    ends = await live.enqueue_flow(group(told.new(result_of(one)), told.new(result_of(two))))
+    await burst(live)
+
+    assert [await job.result(timeout=5) for job in ends] == ["ab", "nothing"]
+
+
+async def test_a_result_that_does_not_fit_fails_with_its_place(live: Errandry) -> None:
+    @live.task
+    async def part(n: int) -> int:
+        return "two" if n == 2 else n  # type: ignore[return-value]
+
+    @live.task
+    async def total(parts: list[int]) -> int:
+        raise AssertionError("it must not run")
+
+    job = await live.enqueue_flow(total.new(result_of(group(*[part.new(n) for n in range(4)]))))
+    await burst(live)
+
+    record = await live.record(job.id)
+    assert (record.state, record.reason) == (State.FAILED, Reason.INVALID_PAYLOAD)
+    assert "Expected `int`, got `str` - at `$.parts[2]`" in record.errors[-1].message
+
+
+async def test_what_has_failed_feeds_nothing(live: Errandry) -> None:
+    @live.task(max_attempts=1)
+    async def part(n: int) -> int:
+        if n == 2:
+            raise Fail("two")
+        return n
+
+    @live.task
+    async def total(parts: list[int], more: int = 10) -> int:
+        return sum(parts) + more
+
+    parts = group(*[part.new(n) for n in range(4)])
+    job = await live.enqueue_flow(flow(total.new(result_of(parts), result_of(part.new(2))), policy="ignore"))
+    await burst(live)
+
+    assert await job.result(timeout=5) == 14
+
+
+async def test_two_calls_of_one_unique_job_are_both_fed(live: Errandry) -> None:
+    @live.task(unique=True)
+    async def part(n: int) -> int:
+        return n
+
+    @live.task
+    async def total(parts: list[int], times: int) -> int:
+        return sum(parts) * times
+
+    parts = group(part.new(2), part.new(3), part.new(2))
+    job = await live.enqueue_flow(total.new(result_of(parts), result_of(part.new(3))))
+    assert (await live.record(job.id)).children == 2
+    await burst(live)
+
+    assert await job.result(timeout=5) == 21
+
+
+async def test_what_is_spawned_is_fed_too(live: Errandry) -> None:
+    @live.task
+    async def part(n: int) -> int:
+        return n + 1
+
+    @live.task
+    async def whole(ctx: JobContext) -> list[object]:
+        if not ctx.children():
+            ctx.spawn(part.new(result_of(part.new(result_of(part.new(1))))))
+        return [child.result for child in ctx.children()]
+
+    job = await whole.enqueue()
+    await burst(live)
+
+    assert await job.result(timeout=5) == [4]
+
+
+async def test_an_edit_of_a_fed_argument_counts(live: Errandry) -> None:
+    @live.task
+    async def part(n: int) -> int:
+        return n + 1
+
+    job = await live.enqueue_flow(part.new(result_of(part.new(1))))
+    await live.edit(job.id, arguments={"n": 10})
+    await burst(live)
+
+    assert await job.result(timeout=5) == 11
+
+
+async def test_results_of_others_are_only_for_flows(live: Errandry) -> None:
+    @live.task
+    async def part(n: int) -> int:
+        return n
+
+    only = r"argument n is the result of another job: enqueue it with enqueue_flow"
+    with pytest.raises(InvalidValue, match=only):
+        await part.enqueue(result_of(part.new(1)))
+    with pytest.raises(InvalidValue, match=only):
+        await live.enqueue_many([part.new(1), part.new(result_of(part.new(1)))])
+    with pytest.raises(InvalidValue, match=only):
+        await live.enqueue("part", {"n": result_of(part.new(1))})
+    with pytest.raises(InvalidValue, match=only):
+        await live.schedules.put("often", part.new(result_of(part.new(1))), "@hourly")
+    with pytest.raises(InvalidArguments, match=r"no argument m: it takes n"):
+        part.new(m=result_of(part.new(1)))  # type: ignore[call-arg]
+    with pytest.raises(InvalidArguments, match=r"ResultOf are not supported - at `\$.n`"):
+        part.new([result_of(part.new(1))])  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match="made of n, the result of another job: give a key"):
+        part.using(unique=True).new(result_of(part.new(1)))
+    assert (await live.list()).jobs == ()

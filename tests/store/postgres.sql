@@ -21,6 +21,7 @@ TABLE edges WITH {fillfactor=80}
     policy text COLLATE "C" NOT NULL
     outcome text COLLATE "C"
     result text COLLATE "C"
+    feeds text COLLATE "C"
 TABLE ended WITH {autovacuum_vacuum_scale_factor=0.05,autovacuum_vacuum_cost_delay=0}
     id text COLLATE "C" NOT NULL
     seq bigint NOT NULL

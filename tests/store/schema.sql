@@ -23,6 +23,7 @@ CREATE TABLE edges (
     policy  TEXT    NOT NULL,
     outcome TEXT,
     result  TEXT,
+    feeds   TEXT,
     PRIMARY KEY (parent, n)
 ) STRICT, WITHOUT ROWID;
 

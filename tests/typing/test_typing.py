@@ -57,5 +57,12 @@ def test_mypy_says_what_is_expected(path: Path, said: dict[str, dict[int, str]])
 
 
 def test_every_kind_of_call_has_its_cases() -> None:
-    assert [path.stem for path in CASES] == ["batching", "declaring", "enqueueing", "extending", "reading"]
+    assert [path.stem for path in CASES] == [
+        "batching",
+        "declaring",
+        "enqueueing",
+        "extending",
+        "flowing",
+        "reading",
+    ]
     assert sum(len(expected(path)) for path in CASES) > 40

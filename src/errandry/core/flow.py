@@ -1,5 +1,6 @@
 """Flows: jobs that wait for other jobs. Their edges, and what makes a graph of them one that can end."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -13,6 +14,7 @@ from errandry.core.state import Move, State
 from errandry.errors import InvalidValue
 
 CHILDREN_MAX = 10_000
+_FED = re.compile(r"(?P<name>[^\W\d]\w*)(\[(?P<place>\d{1,5})\])?")
 
 
 class Policy(StrEnum):
@@ -40,17 +42,25 @@ class Ended(StrEnum):
 
 
 class Edge(Struct, frozen=True, gc=False):
-    """`parent` waits for `child`."""
+    """`parent` waits for `child`.
+
+    `feeds` are the arguments of the parent that the child's result is given for: `total`, or `parts[2]` for a
+    place in a list.
+    """
 
     parent: str
     child: str
     policy: Policy = Policy.FAIL
+    feeds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check.name("parent", self.parent)
         check.name("child", self.child)
         if type(self.policy) is not Policy:
             raise InvalidValue("policy", self.policy, f"must be a Policy: {', '.join(Policy)}")
+        for path in self.feeds:
+            if _FED.fullmatch(check.name("feeds", path)) is None:
+                raise InvalidValue("feeds", path, "must be an argument of the parent: total, or parts[2]")
 
 
 class Await(Struct, frozen=True, gc=False, tag="await"):
@@ -78,6 +88,7 @@ class Link(Struct, frozen=True, gc=False):
     policy: Policy
     outcome: Ended | None = None
     result: str | None = None
+    feeds: tuple[str, ...] = ()
 
     @property
     def has_failed(self) -> bool:
@@ -87,6 +98,12 @@ class Link(Struct, frozen=True, gc=False):
     def is_fatal(self) -> bool:
         """Whether the parent cannot do without this child, which has failed."""
         return self.has_failed and self.policy in (Policy.FAIL, Policy.REMOVE)
+
+
+def fed(path: str) -> tuple[str, int | None]:
+    """The argument that an edge feeds, and the place in it if that is a list."""
+    name, _, place = path.partition("[")
+    return name, int(place[:-1]) if place else None
 
 
 ENDED = {

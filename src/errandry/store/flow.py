@@ -40,12 +40,7 @@ def ties(ledger: Ledger, jobs: Sequence[NewJob], edges: Sequence[Edge], there: d
     there waits for what it waits for: its edges are those of a repeat, and their children are there, or have
     been.
     """
-    named = [
-        Edge(there.get(one.parent, one.parent), there.get(one.child, one.child), one.policy) for one in edges
-    ]
-    if named != list(edges):
-        named = list({(edge.parent, edge.child): edge for edge in named}.values())
-        check_circles(named)
+    named = _named(edges, there)
     old = {there[edge.parent] for edge in edges if edge.parent in there}
     repeated = {(link.parent, link.child) for parent in sorted(old) for link in ledger.tables.under(parent)}
     for edge in named:
@@ -57,6 +52,19 @@ def ties(ledger: Ledger, jobs: Sequence[NewJob], edges: Sequence[Edge], there: d
     known = [edge for edge in named if edge.child in made or ledger.get(edge.child) is not None]
     fresh = [edge for edge in known if edge.parent not in old]
     return Ties(tuple(fresh), Counter(one.parent for one in fresh), Counter(one.child for one in fresh))
+
+
+def _named(edges: Sequence[Edge], there: dict[str, str]) -> list[Edge]:
+    """The edges between those who are there in place of others: each once, for all that it feeds."""
+    if there.items() <= {(one, one) for one in there}:
+        return list(edges)
+    named: dict[tuple[str, str], Edge] = {}
+    for edge in edges:
+        pair = there.get(edge.parent, edge.parent), there.get(edge.child, edge.child)
+        feeds = named[pair].feeds if pair in named else ()
+        named[pair] = Edge(*pair, edge.policy, (*feeds, *edge.feeds))
+    check_circles(list(named.values()))
+    return list(named.values())
 
 
 def tie(ledger: Ledger, ties: Ties, made: Collection[str], first: int) -> None:
@@ -73,7 +81,7 @@ def tie(ledger: Ledger, ties: Ties, made: Collection[str], first: int) -> None:
     for edge in ties.edges:
         n = numbers[edge.parent] + (0 if edge.parent in made else first)
         child = children[edge.child]
-        links.append(Link(edge.parent, n, child.id, child.task, child.seq, edge.policy))
+        links.append(Link(edge.parent, n, child.id, child.task, child.seq, edge.policy, feeds=edge.feeds))
         numbers[edge.parent] += 1
     ledger.tables.tie(links)
     for one, parents in ties.parents.items():

@@ -41,7 +41,7 @@ _BOOLS = (False, True)
 _backoff = lru_cache(maxsize=256)(msgjson.Decoder(Backoff).decode)
 _keep = lru_cache(maxsize=256)(msgjson.Decoder(Keep).decode)
 _progress = msgjson.Decoder(Progress)
-_tags = msgjson.Decoder(tuple[str, ...])
+_texts = msgjson.Decoder(tuple[str, ...])
 _errors = msgjson.Decoder(tuple[AttemptError, ...])
 _logs = msgjson.Decoder(tuple[Log, ...])
 _schedule = msgjson.Decoder(Schedule)
@@ -120,12 +120,14 @@ def to_schedule(record: str) -> Schedule:
 
 
 def from_link(link: Link) -> Row:
-    return astuple(link)
+    *values, feeds = astuple(link)
+    return (*values, text(feeds) if feeds else None)
 
 
 def to_link(row: Sequence[Any]) -> Link:
-    parent, n, child, task, seq, policy, outcome, result = row
-    return Link(parent, n, child, task, seq, _POLICIES[policy], _OUTCOMES[outcome], result)
+    parent, n, child, task, seq, policy, outcome, result, feeds = row
+    fed = _texts.decode(feeds) if feeds else ()
+    return Link(parent, n, child, task, seq, _POLICIES[policy], _OUTCOMES[outcome], result, fed)
 
 
 def from_step(step: Step) -> Row:
@@ -148,7 +150,7 @@ def _parts(parts: Sequence[str | None]) -> Row:
         _backoff(backoff) if backoff else None,
         _keep(keep) if keep else None,
         _progress.decode(progress) if progress else None,
-        _tags.decode(tags) if tags else (),
+        _texts.decode(tags) if tags else (),
         _errors.decode(errors) if errors else (),
         _logs.decode(logs) if logs else (),
         _unique.decode(unique) if unique else None,

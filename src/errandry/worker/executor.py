@@ -20,6 +20,7 @@ from errandry.errors import (
     ProcessDied,
     SealBroken,
 )
+from errandry.flow import Family
 from errandry.task import Runner, Task
 from errandry.version import version_of
 from errandry.worker.attempt import Arguments, Attempts, Outcomes, failure
@@ -139,12 +140,13 @@ class Executor:
         task = self._app.tasks.get(batch.task)
         if task is None:
             return [self._unknown(run.job) for run in batch.runs]
-        payloads, arguments = self._read(batch, task)
+        families = {run: await self._app.family(run.job.id) for run in batch.runs if run.job.children}
+        payloads, arguments = self._read(batch, task, families)
         if not batch.runs:
             return []
         for run in batch.runs:
-            if run.job.children:
-                run.ctx.adopt(await self._app.family(run.job.id))
+            if run in families:
+                run.ctx.adopt(families[run].children)
             if run.job.steps is not None:
                 run.ctx.recall(await self._app.recalled(run.job))
         if self._children is not None and task.runner is Runner.PROCESS:
@@ -154,7 +156,9 @@ class Executor:
         with batch.timed():
             return await self._attempts.outcomes(batch, task, arguments)
 
-    def _read(self, batch: Batch, task: Task[..., Any]) -> tuple[list[str], list[Arguments]]:
+    def _read(
+        self, batch: Batch, task: Task[..., Any], families: dict[Run, Family]
+    ) -> tuple[list[str], list[Arguments]]:
         """What the jobs were enqueued with, as it is and as the handler takes it. Others leave."""
         payloads, arguments = [], []
         for run in list(batch.runs):
@@ -164,6 +168,8 @@ class Executor:
             job = run.job
             try:
                 payload = self._app.codec.unseal(job.payload, about(job, "payload"))
+                if run in families:
+                    payload = families[run].filled(payload)
                 if (version := version_of(job.metadata)) != task.rules.version:
                     if version > task.rules.version:
                         self._leave(run, self._newer(job, version))

@@ -709,9 +709,9 @@ DELETE FROM errandry.edges WHERE parent = ANY (%s::text[]);
 DELETE FROM errandry.closing WHERE parent = ANY (%s::text[]);
 
 -- name: tie
-INSERT INTO errandry.edges (parent, n, child, task, seq, policy, outcome, result)
+INSERT INTO errandry.edges (parent, n, child, task, seq, policy, outcome, result, feeds)
 SELECT * FROM unnest(
-    %s::text[], %s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::text[]);
+    %s::text[], %s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[]);
 
 -- name: mark
 -- Whoever writes how a child ended has its parent locked.
@@ -720,17 +720,17 @@ UPDATE errandry.edges SET outcome = new.outcome, result = new.result
  WHERE edges.parent = new.parent AND edges.n = new.n;
 
 -- name: over
-SELECT parent, n, child, task, seq, policy, outcome, result FROM errandry.edges
+SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry.edges
  WHERE seq = ANY (%s::bigint[]);
 
 -- name: under
-SELECT parent, n, child, task, seq, policy, outcome, result FROM errandry.edges WHERE parent = %s ORDER BY n;
+SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry.edges WHERE parent = %s ORDER BY n;
 
 -- name: open_links
 SELECT count(*) FROM errandry.edges WHERE parent = %s AND outcome IS NULL;
 
 -- name: fatal
-SELECT parent, n, child, task, seq, policy, outcome, result FROM errandry.edges
+SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry.edges
  WHERE parent = %s AND outcome <> 'completed' AND policy IN ('fail', 'remove') ORDER BY n LIMIT 1;
 
 -- name: unended

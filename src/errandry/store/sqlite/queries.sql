@@ -420,23 +420,23 @@ DELETE FROM edges WHERE parent IN (SELECT value FROM json_each(?1));
 DELETE FROM closing WHERE parent IN (SELECT value FROM json_each(?1));
 
 -- name: tie
-INSERT INTO edges (parent, n, child, task, seq, policy, outcome, result) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO edges (parent, n, child, task, seq, policy, outcome, result, feeds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: mark
 UPDATE edges SET outcome = ?3, result = ?4 WHERE parent = ?1 AND n = ?2;
 
 -- name: over
-SELECT parent, n, child, task, seq, policy, outcome, result FROM edges
+SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM edges
  WHERE seq IN (SELECT value FROM json_each(?1));
 
 -- name: under
-SELECT parent, n, child, task, seq, policy, outcome, result FROM edges WHERE parent = ?1 ORDER BY n;
+SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM edges WHERE parent = ?1 ORDER BY n;
 
 -- name: open_links
 SELECT count(*) FROM edges WHERE parent = ?1 AND outcome IS NULL;
 
 -- name: fatal
-SELECT parent, n, child, task, seq, policy, outcome, result FROM edges
+SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM edges
  WHERE parent = ?1 AND outcome <> 'completed' AND policy IN ('fail', 'remove') ORDER BY n LIMIT 1;
 
 -- name: unended

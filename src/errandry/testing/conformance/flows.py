@@ -22,6 +22,7 @@ from errandry.core.event import Kind
 from errandry.core.flow import CHILDREN_MAX, Edge, Ended, Policy
 from errandry.core.job import Job, Keep, NewJob
 from errandry.core.state import Reason, State
+from errandry.core.unique import Unique
 from errandry.errors import InvalidValue
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
@@ -275,6 +276,29 @@ class Flowing:
 
 
 class Tying:
+    async def test_edges_know_what_they_feed(self, store: Store, given: Given) -> None:
+        key = Unique("shared")
+        jobs = [given.job(id=name) for name in ("parent", "a")]
+        jobs += [given.job(id=name, unique=key) for name in ("b", "c")]
+        edges = (
+            Edge("parent", "a"),
+            Edge("parent", "b", feeds=("parts[0]", "total")),
+            Edge("parent", "c", feeds=("parts[1]",)),
+        )
+        await ask.one(store, Insert(tuple(jobs), edges))
+
+        links = await store.children("parent")
+
+        assert [(link.child, link.feeds) for link in links] == [
+            ("a", ()),
+            ("b", ("parts[0]", "total", "parts[1]")),
+        ]
+
+    @pytest.mark.parametrize("path", ["", "parts[", "parts[x]", "parts[1][2]", "a b", "1"])
+    async def test_edges_feed_arguments(self, path: str) -> None:
+        with pytest.raises(InvalidValue, match="feeds"):
+            Edge("parent", "child", feeds=(path,))
+
     async def test_a_repeated_insert_changes_nothing(self, store: Store, given: Given) -> None:
         jobs = [given.job(id=name, task=name, keep=Keep(0, 0, 0)) for name in ("parent", "one", "two")]
         edges = (Edge("parent", "one"), Edge("parent", "two"))

@@ -215,6 +215,7 @@ CREATE TABLE errandry.edges (
     policy  text COLLATE "C" NOT NULL,
     outcome text COLLATE "C",
     result  text COLLATE "C",
+    feeds   text COLLATE "C",
     PRIMARY KEY (parent, n)
 ) WITH (fillfactor = 80);
 CREATE INDEX edges_child ON errandry.edges (seq);

@@ -197,6 +197,7 @@ CREATE TABLE edges (
     policy  TEXT    NOT NULL,
     outcome TEXT,
     result  TEXT,
+    feeds   TEXT,
     PRIMARY KEY (parent, n)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX edges_child ON edges (seq);
