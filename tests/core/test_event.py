@@ -2,7 +2,7 @@
 
 import pytest
 
-from errandry.core.event import KINDS
+from errandry.core.event import KINDS, Alike, Event, Kind, spelled_out
 from errandry.core.state import TABLE, Move, State
 
 REPORTS = {
@@ -63,3 +63,16 @@ def test_moves_with_several_endings_are_told_apart(move: Move, state: State, kin
 
 def test_every_move_and_state_has_its_report() -> None:
     assert set(KINDS) == {(move, state) for move in Move for state in State}
+
+
+def test_what_happened_to_many_is_told_job_by_job() -> None:
+    alike = Alike((Kind.CLAIMED, Kind.ACTIVE), ["a", "b"], "q", "t", 1)
+
+    assert len(alike) == 4
+    assert spelled_out([alike, Alike((Kind.DRAINED,), [""], "q", "")]) == (
+        Event(Kind.CLAIMED, "a", "q", "t", 1),
+        Event(Kind.ACTIVE, "a", "q", "t", 1),
+        Event(Kind.CLAIMED, "b", "q", "t", 1),
+        Event(Kind.ACTIVE, "b", "q", "t", 1),
+        Event(Kind.DRAINED, "", "q", ""),
+    )

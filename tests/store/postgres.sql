@@ -492,7 +492,7 @@ BEGIN
         deltas AS (SELECT queue, task, jsonb_object_agg(state, jobs) || jsonb_build_object('total.inserted', sum(jobs)) AS by
                      FROM states GROUP BY queue, task)
         INSERT INTO errandry.bound (at, count, entries, deltas)
-        SELECT moment, count(*), json_agg(json_build_array(state, id, queue, task, 0, '') ORDER BY seq)::text,
+        SELECT moment, count(*), json_agg(json_build_array(ARRAY[state], ARRAY[id], queue, task) ORDER BY seq)::text,
                (SELECT json_agg(json_build_array(queue, task, by))::text FROM deltas)
           FROM fresh;
     END IF;
@@ -611,7 +611,7 @@ BEGIN
     END IF;
     INSERT INTO errandry.bound (at, count, entries, deltas)
     SELECT moment, jsonb_array_length(changed),
-           (SELECT json_agg(json_build_array('edited', id, queue, task, attempts, '') ORDER BY seq)::text
+           (SELECT json_agg(json_build_array(ARRAY['edited'], ARRAY[id], queue, task, attempts) ORDER BY seq)::text
               FROM jsonb_to_recordset(changed) AS (seq bigint, id text, queue text, task text, attempts bigint)),
            coalesce((SELECT json_agg(json_build_array(queue, task, by))::text
               FROM (SELECT queue, task, jsonb_object_agg(state, change) AS by

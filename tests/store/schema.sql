@@ -30,7 +30,7 @@ CREATE TABLE edges (
 CREATE INDEX edges_child ON edges (seq);
 
 CREATE TABLE events (
-    n       INTEGER PRIMARY KEY AUTOINCREMENT,
+    n       INTEGER PRIMARY KEY,
     at      REAL    NOT NULL,
     count   INTEGER NOT NULL,
     entries TEXT    NOT NULL,
@@ -255,6 +255,7 @@ CREATE TABLE store (
     number   INTEGER NOT NULL DEFAULT 0,
     now      REAL    NOT NULL DEFAULT 0,
     folded   INTEGER NOT NULL DEFAULT 0,
+    row      INTEGER NOT NULL DEFAULT 0,
     events   INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 

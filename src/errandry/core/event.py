@@ -1,5 +1,6 @@
 """Facts in the past tense: what observers read, one or more for each move."""
 
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from enum import StrEnum
 
@@ -58,11 +59,8 @@ class Kind(StrEnum):
     ERROR = "error"
 
 
-class Event(Struct, frozen=True, array_like=True, gc=False):
-    """Something that happened, to a job or, where `job` is empty, to a queue or task.
-
-    Stored as an array: the order of the fields is part of the format.
-    """
+class Event(Struct, frozen=True, gc=False):
+    """Something that happened, to a job or, where `job` is empty, to a queue or task."""
 
     kind: Kind
     job: str
@@ -70,6 +68,33 @@ class Event(Struct, frozen=True, array_like=True, gc=False):
     task: str
     attempt: int = 0
     text: str = ""
+
+
+class Alike(Struct, frozen=True, array_like=True):
+    """What happened to one job after the other: all of `kinds` to the first, then to the next.
+
+    So a pass tells of very many jobs in little more than their ids. Stored as an array: the order of the
+    fields is part of the format.
+    """
+
+    kinds: tuple[Kind, ...]
+    jobs: list[str]
+    queue: str
+    task: str
+    attempt: int = 0
+    text: str = ""
+
+    def __len__(self) -> int:
+        return len(self.kinds) * len(self.jobs)
+
+    def __iter__(self) -> Iterator[Event]:
+        for job in self.jobs:
+            for kind in self.kinds:
+                yield Event(kind, job, self.queue, self.task, self.attempt, self.text)
+
+
+def spelled_out(told: Iterable[Alike]) -> tuple[Event, ...]:
+    return tuple(event for alike in told for event in alike)
 
 
 class Filter(Struct, frozen=True):

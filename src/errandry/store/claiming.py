@@ -5,6 +5,8 @@ says anything and no group waits, the most urgent jobs are taken as they stand.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -20,7 +22,7 @@ from errandry.core.pick import Line, Rules, aged, in_turn, picked, ranks, served
 from errandry.core.state import Move
 from errandry.store import tidy
 from errandry.store.ledger import Ledger
-from errandry.store.tables import Tables
+from errandry.store.tables import Brought, Tables
 
 FEW = 8
 WIDEST = 1_000
@@ -31,16 +33,18 @@ def claim(ledger: Ledger, command: Claim) -> Claims:
     tables, now = ledger.tables, ledger.now
     ledger.flush()
     claims = ledger.claims.setdefault(command.worker, {})
-    refs = tables.recall(command.worker, command.nonce)
-    if refs is not None:
-        claims[command.nonce] = refs
-        return Claims(tuple(_still_held(ledger, refs)), due_in(tables, ledger.permits(), now))
+    brought = tables.recall(command.worker, command.nonce)
+    if brought is not None:
+        claims[command.nonce] = brought
+        return Claims(tuple(_still_held(ledger, brought)), due_in(tables, ledger.permits(), now))
     tidy.before_claim(ledger)
     taken = _taken(ledger, command)
     if command.batches:
         _fill(ledger, command, taken)
     if taken:
-        claims[command.nonce] = tuple(Ref(job.id, job.fence) for job in taken)
+        claims[command.nonce] = [
+            (fence, [job.id for job in jobs]) for fence, jobs in groupby(taken, attrgetter("fence"))
+        ]
         tables.remember(command.worker, claims, now)
         for queue in {job.queue: None for job in taken}:
             if tables.is_drained(queue):
@@ -210,7 +214,8 @@ class _Take:
 _NO_PERMITS = Permits((), 0.0)
 
 
-def _still_held(ledger: Ledger, refs: Sequence[Ref]) -> Iterator[Job]:
+def _still_held(ledger: Ledger, brought: Brought) -> Iterator[Job]:
+    refs = [Ref(job, fence) for fence, jobs in brought for job in jobs]
     ledger.load(ref.job for ref in refs)
     for ref in refs:
         job = move.held(ledger.get(ref.job), ref, Move.RENEW, ledger.now)

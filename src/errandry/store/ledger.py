@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from errandry.core.command import Claim, Command, Insert, Ref
-from errandry.core.event import KINDS, Event, Kind
+from errandry.core.command import Claim, Command, Insert
+from errandry.core.event import KINDS, Alike, Kind
 from errandry.core.flow import ENDED, Ended
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
@@ -17,7 +17,7 @@ from errandry.core.state import HELD, RUNNING, SCHEDULED, TERMINAL, WAITING, Mov
 from errandry.core.stats import COUNTED, RUNS, WAITS, bucket
 from errandry.core.unique import Holder, Scope, Unique
 from errandry.store.contract import Bounds
-from errandry.store.tables import Change, Tables
+from errandry.store.tables import Brought, Change, Tables
 
 LIFETIME = COUNTED
 """Counters with this prefix only ever rise; those of `core.stats` too. The others are how many jobs are in a
@@ -29,6 +29,7 @@ _LIFETIME = {
     Move.EXPIRE: "total.expired",
 }
 
+_REMOVED = (Kind.REMOVED,)
 
 CASCADE = 1_000
 """So many children does a pass cancel because of their parents."""
@@ -54,12 +55,13 @@ class Ledger:
         self._shut: dict[Key, float] = {}
         self._left: set[tuple[str, str]] = set()
         self._sizes: dict[tuple[str, str | None], int] | None = None
-        self.claims: dict[str, dict[str, Sequence[Ref]]] = {}
+        self.claims: dict[str, dict[str, Brought]] = {}
         self.ended: dict[str, End] = {}
         self.room = CASCADE
         self._jobs: dict[str, Job | None] = {}
         self._changes: dict[str, Change] = {}
-        self._events: list[Event] = []
+        self._told: list[Alike] = []
+        self._about: tuple[tuple[Kind, ...], str, str, int, str] | None = None
         self.slots: dict[str, str] = {}
         self._keys: dict[str, Holder | None] = {}
         self._freed: dict[str, str] = {}
@@ -116,8 +118,8 @@ class Ledger:
         self._keep(move, before, after, after)
         if before is not None and (state is RUNNING) is not (before.state is RUNNING):
             self._time(move, before, after)
-        for kind in KINDS[move, state]:
-            self._events.append(Event(kind, after.id, after.queue, after.task, after.attempts))
+        if kinds := KINDS[move, state]:
+            self._tell(kinds, after.id, after.queue, after.task, after.attempts)
         if state in TERMINAL and (after.parents or after.children):
             self.ended[after.id] = End(after, ENDED[state], _cancels(after))
         if after.expires_at is not None and after.expires_at <= self.now:
@@ -138,7 +140,7 @@ class Ledger:
             self.tables.drop_steps([job.id])
         if job.children or (job.parents and not job.finished):
             self.ended.setdefault(job.id, End(job, ENDED.get(job.state, Ended.REMOVED), cancel))
-        self._events.append(Event(Kind.REMOVED, job.id, job.queue, job.task, job.attempts))
+        self._tell(_REMOVED, job.id, job.queue, job.task, job.attempts)
 
     def leave_queue(self, before: Job, after: Job) -> None:
         """`before` is about to become `after`, in another queue: counted there, with a key of that queue."""
@@ -151,7 +153,7 @@ class Ledger:
             self._take(slot_of(after, unique, self.now), holder_of(after, unique, self.now))
 
     def tell(self, kind: Kind, queue: str = "", task: str = "", job: str = "", text: str = "") -> None:
-        self._events.append(Event(kind, job, queue, task, 0, text))
+        self._tell((kind,), job, queue, task, 0, text)
 
     def rule(self, queue: str) -> Rule:
         """What holds for a queue."""
@@ -219,8 +221,18 @@ class Ledger:
         self.flush()
         self._open_what_was_left()
         self._close_what_is_shut()
-        if self._events:
-            self.tables.append(self.now, self._events, self._deltas())
+        if self._told:
+            self.tables.append(self.now, self._told, self._deltas())
+
+    def _tell(
+        self, kinds: tuple[Kind, ...], job: str, queue: str, task: str, attempt: int, text: str = ""
+    ) -> None:
+        about = kinds, queue, task, attempt, text
+        if about == self._about:
+            self._told[-1].jobs.append(job)
+        else:
+            self._about = about
+            self._told.append(Alike(kinds, [job], queue, task, attempt, text))
 
     def _keeps_place(self, job: Job) -> bool:
         return bool(job.group) and self.tables.has_gates and self.rule(job.queue).order is not None

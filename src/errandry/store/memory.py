@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from errandry.clock import Clock
 from errandry.core.answer import Answer
 from errandry.core.command import Beat, Claim, Command, Ref, WorkerInfo
-from errandry.core.event import Event
+from errandry.core.event import Alike, Event, spelled_out
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job, Keep
 from errandry.core.permit import NEVER
@@ -33,7 +33,7 @@ from errandry.store.contract import Binding, Bounds, Happened
 from errandry.store.counts import MemoryCounts
 from errandry.store.health import Finding, Grade
 from errandry.store.local import LocalStore
-from errandry.store.tables import Change, Deltas, Marks, Tables
+from errandry.store.tables import Brought, Change, Deltas, Marks, Tables
 
 Lane = tuple[str, str, str]
 _UNTAKEN = (State.BLOCKED, State.SCHEDULED, State.WAITING)
@@ -106,7 +106,7 @@ class MemoryTables(MemoryCounts):
         self._lines: dict[Lane, list[tuple[int, int, str]]] = {}
         self._log: list[tuple[int, float, tuple[Event, ...]]] = []
         self._rows = 0
-        self._claims: dict[str, tuple[float, dict[str, Sequence[Ref]]]] = {}
+        self._claims: dict[str, tuple[float, dict[str, Brought]]] = {}
         self._gates: dict[Key, Gate] = {}
         self._turns: dict[tuple[str, str], float] = {}
         self._rounds: dict[str, tuple[float, float]] = {}
@@ -155,10 +155,10 @@ class MemoryTables(MemoryCounts):
                 del self._keys[slot]
         self._keys |= taken
 
-    def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
+    def append(self, now: float, told: Sequence[Alike], deltas: Deltas) -> None:
         self.is_dirty = True
         self._rows += 1
-        self._log.append((self._rows, now, tuple(events)))
+        self._log.append((self._rows, now, spelled_out(told)))
         self.count(now, deltas)
 
     def find(self, ids: Sequence[str]) -> dict[str, Job]:
@@ -319,10 +319,10 @@ class MemoryTables(MemoryCounts):
         mine = (job for job in self._where(State.RUNNING) if job.cancel_requested and job.worker == worker)
         return tuple(Ref(job.id, job.fence) for job in sorted(mine, key=lambda job: job.seq))
 
-    def remember(self, worker: str, claims: Mapping[str, Sequence[Ref]], now: float) -> None:
+    def remember(self, worker: str, claims: Mapping[str, Brought], now: float) -> None:
         self._claims[worker] = (now, dict(claims))
 
-    def recall(self, worker: str, nonce: str) -> Sequence[Ref] | None:
+    def recall(self, worker: str, nonce: str) -> Brought | None:
         return self._claims[worker][1].get(nonce) if worker in self._claims else None
 
     def gate(self, key: Key, make: bool = False) -> Gate:  # noqa: ARG002 - one pass comes after the other

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import json as msgjson
 from msgspec.structs import astuple
 
-from errandry.core.command import Ref
+from errandry.core.event import Alike, Event, spelled_out
 from errandry.core.flow import Ended, Link, Policy
 from errandry.core.gate import Gate, GateKind, Pausing, Ruling
 from errandry.core.job import AttemptError, Job, Keep, Log, Order, Progress
@@ -17,6 +17,7 @@ from errandry.core.schedule import Schedule
 from errandry.core.state import Move, Reason, State
 from errandry.core.step import Step, StepKind, Steps
 from errandry.core.unique import Unique
+from errandry.store.tables import Brought
 
 Row = tuple[Any, ...]
 
@@ -48,7 +49,8 @@ _schedule = msgjson.Decoder(Schedule)
 _rule = msgjson.Decoder(Rule)
 _unique = msgjson.Decoder(Unique)
 _steps = msgjson.Decoder(Steps)
-_claims = msgjson.Decoder(dict[str, tuple[Ref, ...]])
+_told = msgjson.Decoder(tuple[Alike, ...])
+_claims = msgjson.Decoder(dict[str, Brought])
 _encode = msgjson.Encoder().encode
 
 
@@ -106,9 +108,18 @@ def to_gate(row: Sequence[Any]) -> Gate:
     )
 
 
-def to_refs(claims: str, nonce: str) -> tuple[Ref, ...] | None:
+def to_brought(claims: str, nonce: str) -> Brought | None:
     """What a claim has brought, of the claims of a pass by their nonces; mostly it is none of them."""
     return _claims.decode(claims).get(nonce) if text(nonce) in claims else None
+
+
+def from_told(told: Sequence[Alike]) -> tuple[int, str]:
+    """How many events these are, and what is stored of them."""
+    return sum(map(len, told)), text(told)
+
+
+def to_events(told: str) -> tuple[Event, ...]:
+    return spelled_out(_told.decode(told))
 
 
 def from_schedule(schedule: Schedule) -> Row:

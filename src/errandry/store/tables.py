@@ -13,7 +13,7 @@ from errandry.core.command import (
     Ref,
     WorkerInfo,
 )
-from errandry.core.event import Event
+from errandry.core.event import Alike
 from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job, Keep
@@ -29,6 +29,8 @@ from errandry.store.contract import Bounds, Happened
 Deltas = Mapping[tuple[str, str], Mapping[str, int]]
 """For each (queue, task): by how much each counter changed."""
 
+Brought = Sequence[tuple[int, Sequence[str]]]
+"""What a claim has brought, in its order: fences, which are mostly the same, and the jobs under each."""
 
 Change = tuple[Job | None, Job | None]
 """A job before (None: it is new) and after one move (None: it is gone)."""
@@ -66,7 +68,7 @@ class Tables(Protocol):
     ) -> None:
         """Free what these jobs hold; then give away what is free, over, or was seen with a rival."""
 
-    def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
+    def append(self, now: float, told: Sequence[Alike], deltas: Deltas) -> None:
         """Add one row to the event log."""
 
     def find(self, ids: Sequence[str]) -> dict[str, Job]: ...
@@ -202,10 +204,10 @@ class Tables(Protocol):
     def untie(self, parent: str, limit: int) -> int:
         """Drop edges of a parent; how many there were."""
 
-    def remember(self, worker: str, claims: Mapping[str, Sequence[Ref]], now: float) -> None:
+    def remember(self, worker: str, claims: Mapping[str, Brought], now: float) -> None:
         """Keep the claims of a worker's last pass by their nonces, so that they can be repeated."""
 
-    def recall(self, worker: str, nonce: str) -> Sequence[Ref] | None:
+    def recall(self, worker: str, nonce: str) -> Brought | None:
         """What that claim of the worker's last pass has brought; None if it was not in it."""
 
     def gate(self, key: Key, make: bool = False) -> Gate:

@@ -22,7 +22,7 @@ from errandry.core.command import (
     WorkerInfo,
     touched,
 )
-from errandry.core.event import Event
+from errandry.core.event import Alike
 from errandry.core.job import Job, Keep
 from errandry.core.query import Query
 from errandry.core.state import TERMINAL, State
@@ -35,14 +35,13 @@ from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.counts import Counts
 from errandry.store.postgres.days import day_of
 from errandry.store.postgres.wire import Params, Wire
-from errandry.store.tables import Change, Deltas
+from errandry.store.tables import Brought, Change, Deltas
 
 IDLE_LANE = 3_600.0
 UNLINED_MAX = 1_000
 EVENT_ROWS = 100
 """So many rows of the event log are fetched at a time."""
 
-_events = msgjson.Decoder(tuple[Event, ...])
 _beat = msgjson.Decoder(Beat)
 _list = msgjson.Decoder(list[str | int])
 
@@ -175,10 +174,10 @@ class PostgresTables(Counts):
             if len(got) < len(taken):
                 raise SerializationFailure("another transaction was quicker to take a unique key")
 
-    def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
+    def append(self, now: float, told: Sequence[Alike], deltas: Deltas) -> None:
         """Kept for the end: it is written with the commit, under a lock that is not to last."""
         packed = [(queue, task, changes) for (queue, task), changes in deltas.items()]
-        self.event_row = (now, len(events), rows.text(events), rows.text(packed))
+        self.event_row = (now, *rows.from_told(told), rows.text(packed))
         self.is_dirty = True
 
     def find(self, ids: Sequence[str]) -> dict[str, Job]:
@@ -259,15 +258,15 @@ class PostgresTables(Counts):
     def cancels(self, worker: str) -> tuple[Ref, ...]:
         return tuple(Ref(*row) for row in self._all("cancels", (worker,)))
 
-    def remember(self, worker: str, claims: Mapping[str, Sequence[Ref]], now: float) -> None:
+    def remember(self, worker: str, claims: Mapping[str, Brought], now: float) -> None:
         self._run("remember", (worker, now, rows.text(claims)))
 
-    def recall(self, worker: str, nonce: str) -> Sequence[Ref] | None:
+    def recall(self, worker: str, nonce: str) -> Brought | None:
         if worker not in self._recalled:
             found = self._all("recall", (worker,))
             self._recalled[worker] = found[0][0] if found else None
         refs = self._recalled[worker]
-        return None if refs is None else rows.to_refs(refs, nonce)
+        return None if refs is None else rows.to_brought(refs, nonce)
 
     def beat(self, beat: Beat, now: float) -> None:
         if beat.gone:
@@ -289,7 +288,7 @@ class PostgresTables(Counts):
         start = row
         while found := self._all("events", (start, EVENT_ROWS)):
             for n, at, entries in found:
-                events = _events.decode(entries)
+                events = rows.to_events(entries)
                 for index, event in enumerate(events):
                     if n > row or index >= seen:
                         yield Happened(cursors.in_row(self.identity, n, index, len(events)), at, event)

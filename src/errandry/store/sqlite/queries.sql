@@ -10,7 +10,7 @@ ROLLBACK;
 
 -- name: head
 -- What every pass starts from.
-SELECT identity, number, now, folded, EXISTS (SELECT 1 FROM gates),
+SELECT identity, number, now, folded, row, events, EXISTS (SELECT 1 FROM gates),
        EXISTS (SELECT 1 FROM lanes WHERE ready AND grp <> '')
   FROM store;
 
@@ -20,7 +20,7 @@ PRAGMA data_version;
 
 -- name: leave
 -- What the next pass starts from.
-UPDATE store SET number = ?1, now = ?2;
+UPDATE store SET number = ?1, now = ?2, row = ?3, events = ?4;
 
 -- name: insert
 INSERT INTO live VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
@@ -526,16 +526,13 @@ DELETE FROM workers WHERE worker = ?1;
 SELECT beat, seen_at FROM workers ORDER BY worker;
 
 -- name: append
-INSERT INTO events (at, count, entries, deltas) VALUES (?1, ?2, ?3, ?4) RETURNING n;
-
--- name: count_events
-UPDATE store SET events = events + ?1;
+INSERT INTO events VALUES (?, ?, ?, ?, ?);
 
 -- name: events
 SELECT n, at, entries FROM events WHERE n >= ?1 ORDER BY n;
 
 -- name: log_span
-SELECT (SELECT min(n) FROM events), (SELECT seq FROM sqlite_sequence WHERE name = 'events');
+SELECT (SELECT min(n) FROM events), (SELECT row FROM store);
 
 -- name: totals
 SELECT queue, name, sum(value) FROM totals GROUP BY queue, name;
@@ -579,9 +576,6 @@ SELECT lanes.queue, min(since)
           FROM lanes WHERE ready) AS lanes
  WHERE since IS NOT NULL
  GROUP BY lanes.queue;
-
--- name: held_events
-SELECT events FROM store;
 
 -- name: old_events
 SELECT n, count, at FROM events ORDER BY n LIMIT ?1;

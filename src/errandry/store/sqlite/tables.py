@@ -17,7 +17,7 @@ from errandry.core.command import (
     Ref,
     WorkerInfo,
 )
-from errandry.core.event import Event
+from errandry.core.event import Alike
 from errandry.core.flow import Link
 from errandry.core.job import Job, Keep
 from errandry.core.pick import AGED, Elder, Line, Spot, by_urgency
@@ -30,14 +30,15 @@ from errandry.store.contract import Bounds, Happened
 from errandry.store.plan import planned
 from errandry.store.sqlite.counts import Counts
 from errandry.store.sqlite.gates import SQL
-from errandry.store.tables import Change, Deltas, Marks
+from errandry.store.tables import Brought, Change, Deltas, Marks
 
 FOLD_EVERY = 256
 IDLE_LANE = 3_600.0
 HELD_MAX = 10_000
 HELD_PAYLOAD = 4_096
+PAGEFUL = 16
+"""So many rows are about a page: what `live` has no more of, `history` takes in the same pass."""
 
-_events = msgjson.Decoder(tuple[Event, ...])
 _beat = msgjson.Decoder(Beat)
 
 
@@ -52,7 +53,7 @@ class SqliteTables(Counts):
         for name, function in functions.items():
             self._db.create_scalar_function(name, function, 2, deterministic=True)
         self.identity = ""
-        self._number = self._folded = 0
+        self._number = self._folded = self._row = self._events = 0
         self._has_groups = False
         self._lanes: dict[tuple[str, str, str], int] = {}
         # Jobs this process holds, as it wrote them: true until another connection commits, which
@@ -63,7 +64,8 @@ class SqliteTables(Counts):
     def begin(self) -> float:
         """Read what the pass starts from; the time nobody may go back behind."""
         [head] = self._all("head")
-        self.identity, self._number, floor, self._folded, self.has_gates, self._has_groups = head
+        self.identity, self._number, floor, self._folded, self._row, self._events, *has = head
+        self.has_gates, self._has_groups = has
         self._lanes = {}
         self.is_dirty = False
         [(version,)] = self._all("version")
@@ -79,7 +81,7 @@ class SqliteTables(Counts):
     def leave(self, now: float) -> None:
         """Write what the next pass starts from, if this one changed anything."""
         if self.is_dirty:
-            self._run("leave", (self._number, now))
+            self._run("leave", (self._number, now, self._row, self._events))
 
     def number(self) -> int:
         self._number += 1
@@ -95,10 +97,18 @@ class SqliteTables(Counts):
                 self._held[after.id] = after
             elif before is not None:
                 self._held.pop(before.id, None)
-        for name, batch in planned(changes, self._lane).items():
-            if batch:
-                self._db.executemany(SQL[name], batch)
+        batches = planned(changes, self._lane)
+        ended, gone = batches.pop("finish_live"), batches.pop("delete_live")
+        for start in range(0, len(gone), PAGEFUL):
+            self._many("finish_live", ended[start : start + PAGEFUL])
+            self._many("delete_live", gone[start : start + PAGEFUL])
+        for name, batch in batches.items():
+            self._many(name, batch)
         self.is_dirty = True
+
+    def _many(self, name: str, batch: Sequence[rows.Row]) -> None:
+        if batch:
+            self._db.executemany(SQL[name], batch)
 
     def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
         return {slot: Holder(*held) for slot, *held in self._all("keys", (rows.text(slots),))}
@@ -128,12 +138,14 @@ class SqliteTables(Counts):
             self._has_groups |= bool(job.group)
         return lane
 
-    def append(self, now: float, events: Sequence[Event], deltas: Deltas) -> None:
+    def append(self, now: float, told: Sequence[Alike], deltas: Deltas) -> None:
         packed = [(queue, task, changes) for (queue, task), changes in deltas.items()]
-        [(n,)] = self._all("append", (now, len(events), rows.text(events), rows.text(packed)))
-        self._run("count_events", (len(events),))
+        count, entries = rows.from_told(told)
+        self._row += 1
+        self._events += count
+        self._run("append", (self._row, now, count, entries, rows.text(packed)))
         self.is_dirty = True
-        if n - self._folded >= FOLD_EVERY:
+        if self._row - self._folded >= FOLD_EVERY:
             self._fold()
 
     def find(self, ids: Sequence[str]) -> dict[str, Job]:
@@ -351,12 +363,12 @@ class SqliteTables(Counts):
     def _links(self, name: str, bindings: Any) -> list[Link]:
         return [rows.to_link(row) for row in self._all(name, bindings)]
 
-    def remember(self, worker: str, claims: Mapping[str, Sequence[Ref]], now: float) -> None:
+    def remember(self, worker: str, claims: Mapping[str, Brought], now: float) -> None:
         self._run("remember", (worker, now, rows.text(claims)))
 
-    def recall(self, worker: str, nonce: str) -> Sequence[Ref] | None:
+    def recall(self, worker: str, nonce: str) -> Brought | None:
         found = self._all("recall", (worker,))
-        return rows.to_refs(found[0][0], nonce) if found else None
+        return rows.to_brought(found[0][0], nonce) if found else None
 
     def beat(self, beat: Beat, now: float) -> None:
         if beat.gone:
@@ -376,14 +388,13 @@ class SqliteTables(Counts):
 
     def _happened(self, row: int, seen: int) -> Iterator[Happened]:
         for n, at, entries in self._steps("events", (row,)):
-            events = _events.decode(entries)
+            events = rows.to_events(entries)
             for index, event in enumerate(events):
                 if n > row or index >= seen:
                     yield Happened(cursors.in_row(self.identity, n, index, len(events)), at, event)
 
     def log_span(self) -> tuple[int, int]:
         [(first, last)] = self._all("log_span")
-        last = last or 0
         return (last + 1 if first is None else first), last
 
     def trim(self, now: float, bounds: Bounds, limit: int) -> int:
@@ -404,15 +415,14 @@ class SqliteTables(Counts):
         return went
 
     def _trim_events(self, now: float, bounds: Bounds, limit: int) -> int:
-        [(held,)] = self._all("held_events")
         went = dropped = last = 0
         for n, count, at in self._all("old_events", (limit,)):
-            if held - dropped <= bounds.events and at > now - bounds.events_age:
+            if self._events - dropped <= bounds.events and at > now - bounds.events_age:
                 break
             went, dropped, last = went + 1, dropped + count, n
         if went:
             self._run("drop_events", (last,))
-            self._run("count_events", (-dropped,))
+            self._events -= dropped
         return went
 
     def _steps(self, name: str, bindings: Any) -> Generator[Any, None, None]:

@@ -1,13 +1,14 @@
 -- The columns of `live` and `history` follow the fields of the record, core/job.py, one to one.
 
 -- One row: who this store is, the last number given, the time of the last pass (no process goes back behind
--- it), the last event row whose deltas are in `totals`, and how many events the log holds.
+-- it), the last event row whose deltas are in `totals`, the last event row ever, and how many events the log holds.
 CREATE TABLE store (
     only     INTEGER PRIMARY KEY CHECK (only = 1),
     identity TEXT    NOT NULL,
     number   INTEGER NOT NULL DEFAULT 0,
     now      REAL    NOT NULL DEFAULT 0,
     folded   INTEGER NOT NULL DEFAULT 0,
+    row      INTEGER NOT NULL DEFAULT 0,
     events   INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 INSERT INTO store (only, identity) VALUES (1, lower(hex(randomblob(8))));
@@ -233,7 +234,7 @@ CREATE INDEX schedules_due ON schedules (due_at) WHERE due_at IS NOT NULL;
 
 -- One row per pass: its events, and by how much it changed each counter.
 CREATE TABLE events (
-    n       INTEGER PRIMARY KEY AUTOINCREMENT,
+    n       INTEGER PRIMARY KEY,
     at      REAL    NOT NULL,
     count   INTEGER NOT NULL,
     entries TEXT    NOT NULL,
