@@ -233,6 +233,24 @@ def rerun(ledger: Ledger, job: Job, run_at: float | None = None, reset_attempts:
     return move.rerun(job, run_at, reset_attempts, ledger.now)
 
 
+def children_first(ledger: Ledger, ids: Sequence[str]) -> list[str]:
+    """These jobs, each after those of them that it waits for: what runs again with them is waited for."""
+    wanted, seen = set(ids), set[str]()
+    found: dict[str, None] = {}
+    left = [(one, False) for one in reversed(ids)]
+    while left:
+        one, is_done = left.pop()
+        if is_done:
+            found[one] = None
+        elif one not in seen:
+            seen.add(one)
+            job = ledger.get(one)
+            links = [] if job is None or not job.children else ledger.tables.under(one)
+            below = [(link.child, False) for link in reversed(links) if link.child in wanted]
+            left += [(one, True), *below]
+    return list(found)
+
+
 def rival(ledger: Ledger, job: Job) -> str | None:
     """The job that lives and holds the unique key of this one, which is to live again."""
     if job.unique is None or job.unique.is_aligned:

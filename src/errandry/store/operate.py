@@ -115,6 +115,8 @@ def _refuse_if_taken(ledger: Ledger, job: Job) -> None:
 def _each(ledger: Ledger, command: Operator, act: Act) -> Moved:
     """Act on every job the command means; what is refused is reported and hinders nobody."""
     ids, below = _meant(ledger, command)
+    if isinstance(command, Rerun) and len(ids) > 1:
+        ids = flow.children_first(ledger, ids)
     if isinstance(command, Rerun) or (isinstance(command, Edit) and command.queue is not None):
         held = [job for one in ids if (job := ledger.get(one)) is not None]
         queue = command.queue if isinstance(command, Edit) else None

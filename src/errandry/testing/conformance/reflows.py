@@ -8,6 +8,7 @@ from errandry.core.answer import ALREADY, WRITTEN
 from errandry.core.command import Cancel, Complete, Fail, Insert, Outcome, Remove, Rerun, Settle, Upkeep
 from errandry.core.flow import Await, Edge, Ended, Policy
 from errandry.core.job import Job, Keep
+from errandry.core.query import parse
 from errandry.core.state import State
 from errandry.errors import InvalidValue
 from errandry.store.contract import Store
@@ -161,6 +162,38 @@ class Rerunning:
         await _end(given, one)
 
         assert await _state(store, "parent") is State.WAITING
+
+    @pytest.mark.parametrize("how", ["by_id", "by_query"])
+    async def test_what_runs_again_together_is_waited_for_whatever_the_order(
+        self, store: Store, given: Given, how: str
+    ) -> None:
+        jobs = [given.job(id=name, task=name) for name in "adbc"]  # c is newer than d, and waits for it
+        edges = [Edge("a", "b"), Edge("a", "c"), Edge("b", "d"), Edge("c", "d")]
+        _, leaf, *_ = await given.flow(jobs, edges)
+        await _end(given, leaf, Fail())
+        meant: dict[str, Any] = {"ids": tuple("abcd")} if how == "by_id" else {"query": parse("state:failed")}
+
+        again = await ask.operate(store, Rerun(**meant))
+
+        blocked, waiting = State.BLOCKED, State.WAITING
+        assert sorted(again.moved) == list("abcd")
+        assert [await _state(store, name) for name in "abcd"] == [blocked, blocked, blocked, waiting]
+        for name in "dbca":
+            await _end(given, await given.current(name))
+
+    async def test_a_parent_that_goes_on_keeps_what_its_child_left(self, store: Store, given: Given) -> None:
+        parent, child = await _family(given, 1)
+        await _end(given, child)
+        running = await given.taken(parent)
+        await ask.operate(store, Rerun(ids=(child.id,)))
+
+        [told] = await store.children("parent")
+        assert (told.outcome, told.result) == (Ended.COMPLETED, '"child-1"')
+
+        await _end(given, child, Complete('"again"'))
+        [told] = await store.children("parent")
+        assert (told.outcome, told.result) == (Ended.COMPLETED, '"again"')
+        assert await ask.settle(store, running, Complete()) is WRITTEN
 
     async def test_a_whole_flow_reruns_from_its_leaves(self, store: Store, given: Given) -> None:
         parent, one, two = await _family(given)
