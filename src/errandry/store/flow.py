@@ -166,15 +166,16 @@ def _cancel(ledger: Ledger, parent: str, reason: Reason) -> bool:
     With a parent that was canceled all go that have not ended; with one that failed, those nobody has
     claimed.
     """
-    states = UNCLAIMED if reason is Reason.CHILD_FAILED else UNFINISHED
+    tables, states = ledger.tables, UNCLAIMED if reason is Reason.CHILD_FAILED else UNFINISHED
     ledger.flush()
-    if ledger.room > 0:
-        jobs = ledger.tables.unended(parent, states, ledger.room)
+    while ledger.room > 0 and (jobs := tables.unended(parent, states, ledger.room)):
         ledger.room -= len(jobs)
         for job in jobs:
             ledger.move(Move.CANCEL, job, move.canceled(job, ledger.now, reason=reason))
         ledger.flush()
-    return ledger.tables.has_unended(parent, states)
+        if not tables.has_unended(parent, states):  # else another child had waited for it
+            return False
+    return tables.has_unended(parent, states)
 
 
 def reopen(ledger: Ledger, job: Job) -> set[str]:

@@ -61,6 +61,14 @@ class Canceling:
 
         assert [await _state(store, name) for name in "abc"] == [State.CANCELED] * 3
 
+    async def test_in_the_same_pass_those_that_wait_for_each_other(self, store: Store, given: Given) -> None:
+        jobs = [given.job(id=name) for name in "abc"]
+        await given.flow(jobs, [Edge("a", "b"), Edge("a", "c"), Edge("c", "b", Policy.AFTER)])
+
+        await ask.operate(store, Cancel(ids=("a",)))
+
+        assert [await _state(store, name) for name in "abc"] == [State.CANCELED] * 3
+
     async def test_but_not_what_another_parent_waits_for(self, store: Store, given: Given) -> None:
         jobs = [given.job(id=name) for name in ("one", "two", "shared")]
         await given.flow(jobs, [Edge("one", "shared"), Edge("two", "shared")])
