@@ -4,7 +4,7 @@
     python -m bench.lanes rate       1,000 jobs a second by four processes: the mean, and the fullest window
     python -m bench.lanes limit      draining with a limit that does not bind, beside draining without
 
-Processes claim and settle; there are no handlers.
+With `sqlite` or `postgres`, on that store only. Processes claim and settle; there are no handlers.
 """
 
 import asyncio
@@ -13,8 +13,9 @@ import statistics
 import sys
 import time
 from bisect import bisect_left
+from multiprocessing.synchronize import Barrier
 
-from bench.stores import empty
+from bench.stores import STORES, empty
 from errandry.core.answer import Claims
 from errandry.core.command import Claim, Complete, Insert, Ref, Settle
 from errandry.core.gate import GateKind, PutRule
@@ -68,13 +69,14 @@ async def limit(url: str, rounds: int = 6, jobs: int = 3_000) -> None:
     print(f"  ratio {free / held:.2f} (at least 0.70)")
 
 
-def work(url: str, worker: str, until: float) -> None:
+def work(url: str, worker: str, seconds: float, together: Barrier) -> None:
     """Claim what the rate allows and settle it, sleeping as long as the store says."""
 
     async def main() -> None:
         store = store_at(url)
         await store.open()
-        number = 0
+        together.wait()
+        number, until = 0, time.time() + seconds
         while time.time() < until:
             number += 1
             pulse = store.pulse()
@@ -97,8 +99,9 @@ async def rate(url: str, seconds: float = 10.0) -> None:
     await fill(store, jobs, f"{time.time_ns()}")
     began = time.time()
     context = multiprocessing.get_context("spawn")
+    together = context.Barrier(PROCESSES)
     crew = [
-        context.Process(target=work, args=(url, f"worker-{number}-{began}", began + seconds + 4))
+        context.Process(target=work, args=(url, f"worker-{number}-{began}", seconds + 1, together))
         for number in range(PROCESSES)
     ]
     for process in crew:
@@ -125,9 +128,9 @@ async def rate(url: str, seconds: float = 10.0) -> None:
 
 def main(parts: list[str]) -> None:
     for name, figure in (("rate", rate), ("limit", limit)):
-        if parts and name not in parts:
+        if set(parts) & {"rate", "limit"} and name not in parts:
             continue
-        with empty() as urls:
+        with empty([store for store in STORES if store in parts] or STORES) as urls:
             for kind, url in urls.items():
                 print(f"{name}, {kind}:")
                 asyncio.run(figure(url))

@@ -22,7 +22,7 @@ from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.move import created
 from errandry.errors import InvalidValue
-from errandry.flow import Family, Flow, Group, fed_by, flows
+from errandry.flow import Family, Flow, Group, Part, ends, fed_by, flows
 from errandry.gates import Gate
 from errandry.handle import Job
 from errandry.operations import joined
@@ -255,8 +255,8 @@ class Errandry(Client):
 
         Of a group, a list of them.
         """
-        ends = await self._flowed(flow)
-        return ends if isinstance(flow, Group) else ends[0]
+        kept = await self._flowed(flow)
+        return kept if isinstance(flow, Group) else kept[0]
 
     @overload
     def enqueue_flow_sync(self, flow: Request[R] | Flow[R]) -> Job[R]: ...
@@ -264,14 +264,12 @@ class Errandry(Client):
     def enqueue_flow_sync(self, flow: Group[R]) -> list[Job[R]]: ...
     def enqueue_flow_sync(self, flow: Request[R] | Flow[R] | Group[R]) -> Job[R] | list[Job[R]]:
         """`enqueue_flow` for code without an event loop."""
-        ends = self.sync.run(self._flowed, flow)
-        return ends if isinstance(flow, Group) else ends[0]
+        kept = self.sync.run(self._flowed, flow)
+        return kept if isinstance(flow, Group) else kept[0]
 
     async def _flowed(self, flow: Request[R] | Flow[R] | Group[R]) -> list[Job[R]]:
         """The jobs that all others of it lead to."""
-        calls = flows(flow)
-        kept = await self._kept(*self._flowing(calls))
-        return kept[: len({call.parent.job.id for call in calls})]
+        return ends(flow, await self._kept(*self._flowing(flow)))
 
     async def family(self, job_id: str) -> Family:
         """The children of a job as its handler gets them."""
@@ -290,13 +288,14 @@ class Errandry(Client):
         read = task.signature.read_result if task and link.result is not None else from_json
         return Child(link.child, link.task, link.outcome, read(text))
 
-    def _flowing(self, flows: Sequence[Flow[Any]]) -> tuple[list[NewJob], tuple[Edge, ...]]:
+    def _flowing(self, flow: Part, bound: Bound | None = None) -> tuple[list[NewJob], tuple[Edge, ...]]:
         """The jobs, those that all others lead to first, and who waits for whom."""
-        ends = {flow.parent.job.id: flow.parent for flow in flows}
-        asked = ends | {one.job.id: one for flow in flows for one in flow.requests()}
-        jobs = self._hooked([request.job for request in self._own(list(asked.values()))])
+        calls = flows(flow)
+        last = {call.parent.job.id: call.parent for call in calls}
+        asked = last | {one.job.id: one for call in calls for one in call.requests()}
+        jobs = self._hooked([request.job for request in self._own(list(asked.values()), bound)])
         ids = {asked_id: job.id for asked_id, job in zip(asked, jobs, strict=True)}
-        edges = {(one.parent, one.child): one for flow in flows for one in flow.edges()}
+        edges = {(one.parent, one.child): one for call in calls for one in call.edges()}
         return jobs, tuple(
             [replace(one, parent=ids[one.parent], child=ids[one.child]) for one in edges.values()]
         )

@@ -11,6 +11,7 @@ from errandry.context import Child
 from errandry.core.flow import Edge, Ended, Link, Policy, fed
 from errandry.core.job import NewJob
 from errandry.errors import InvalidValue
+from errandry.handle import Job
 from errandry.options import one_of
 from errandry.task import Request, ResultOf
 
@@ -128,6 +129,11 @@ def spawned(awaiting: str, calls: Iterable[Part], policy: str) -> tuple[tuple[Ne
     own = {one.parent.job.id: Edge(awaiting, one.parent.job.id, Policy(policy)) for one in parts}
     inner = {(edge.parent, edge.child): edge for one in parts for edge in one.edges()}
     return tuple(jobs.values()), (*own.values(), *inner.values())
+
+
+def ends(flow: Part, jobs: list[Job[Any]]) -> list[Job[Any]]:
+    """Of the jobs of a flow those that all others lead to: they come first."""
+    return jobs[: len({call.parent.job.id for call in flows(flow)})]
 
 
 def flows(part: Part) -> tuple[Flow[Any], ...]:

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 import django
@@ -18,13 +18,16 @@ from django.db.utils import ConnectionHandler
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from errandry import Job
+from errandry import Errandry, Flow, Job
 from errandry.task import Request, Task
 from tests.store.server import Server
 
 if not django.conf.settings.configured:
     django.conf.settings.configure()
     django.setup()
+
+
+R = TypeVar("R")
 
 
 class Caller:
@@ -43,6 +46,9 @@ class Caller:
         [job] = await request.task.app.bind(self.connection).enqueue_many([request])
         return job
 
+    async def flow(self, jobs: Errandry, flow: Flow[R]) -> Job[R]:
+        return await jobs.bind(self.connection).enqueue_flow(flow)
+
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         return await function(*args)
 
@@ -58,6 +64,10 @@ class Blocking(Caller):
         bound = request.task.app.bind(self.connection)
         jobs: list[Job[Any]] = await self.call(bound.enqueue_many_sync, [request])
         return jobs[0]
+
+    async def flow(self, jobs: Errandry, flow: Flow[R]) -> Job[R]:
+        found: Job[R] = await self.call(jobs.bind(self.connection).enqueue_flow_sync, flow)
+        return found
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)

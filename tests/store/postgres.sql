@@ -148,6 +148,9 @@ TABLE lanes WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_v
     turn double precision NOT NULL DEFAULT 0
     open_at double precision NOT NULL DEFAULT 0
     opened bigint NOT NULL DEFAULT 0
+TABLE late
+    parent text COLLATE "C" NOT NULL
+    n bigint NOT NULL
 TABLE live WITH {fillfactor=70,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     seq bigint NOT NULL
     id text COLLATE "C" NOT NULL
@@ -247,6 +250,7 @@ CONSTRAINT errandry.history history_pkey PRIMARY KEY (seq, day)
 CONSTRAINT errandry.keys keys_pkey PRIMARY KEY (key)
 CONSTRAINT errandry.lanes lanes_key UNIQUE (queue, grp, task)
 CONSTRAINT errandry.lanes lanes_pkey PRIMARY KEY (lane)
+CONSTRAINT errandry.late late_pkey PRIMARY KEY (parent, n)
 CONSTRAINT errandry.live live_id UNIQUE (id)
 CONSTRAINT errandry.live live_pkey PRIMARY KEY (seq)
 CONSTRAINT errandry.migrations migrations_pkey PRIMARY KEY (number)
@@ -279,6 +283,7 @@ CREATE UNIQUE INDEX lanes_key ON errandry.lanes USING btree (queue, grp, task)
 CREATE INDEX lanes_parked ON errandry.lanes USING btree (open_at) WHERE (ready AND (open_at > (0)::double precision))
 CREATE UNIQUE INDEX lanes_pkey ON errandry.lanes USING btree (lane)
 CREATE INDEX lanes_ready ON errandry.lanes USING btree (queue, task, open_at, turn, grp) WHERE ready
+CREATE UNIQUE INDEX late_pkey ON errandry.late USING btree (parent, n)
 CREATE INDEX live_canceling ON errandry.live USING btree (worker) WHERE cancel_requested
 CREATE INDEX live_deadline ON errandry.live USING btree (deadline, seq) WHERE ((deadline IS NOT NULL) AND (state = ANY (ARRAY['blocked'::text, 'scheduled'::text, 'waiting'::text])))
 CREATE INDEX live_due ON errandry.live USING btree (run_at, seq) WHERE (state = 'scheduled'::text)
@@ -390,6 +395,38 @@ BEGIN
      WHERE found.why IS NOT NULL ORDER BY found.n LIMIT 1;
 END
 
+FUNCTION fault_of_edges(jobs jsonb, edges jsonb) RETURNS TABLE(id text, why text) IMMUTABLE
+#variable_conflict use_column
+DECLARE
+    places jsonb := (SELECT jsonb_object_agg(job ->> 'id', n)
+                       FROM jsonb_array_elements(fault_of_edges.jobs) WITH ORDINALITY AS given (job, n));
+BEGIN
+    IF jsonb_typeof(fault_of_edges.edges) IS DISTINCT FROM 'array'
+       OR jsonb_path_exists(fault_of_edges.edges, 'strict $[*] ? (@.type() != "object")') THEN
+        RETURN QUERY SELECT NULL::text, 'edges must be an array of objects, each with parent and child';
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT found.id, found.why FROM (
+        SELECT edge ->> 'child' AS id, n, CASE
+            WHEN EXISTS (SELECT 1 FROM jsonb_object_keys(edge) AS key WHERE key <> ALL (ARRAY[
+                'parent', 'child', 'policy', 'feeds'])) THEN 'its edge has a field no edge has'
+            WHEN NOT coalesce(places ? (edge ->> 'parent') AND places ? (edge ->> 'child'), false)
+                THEN 'its edge leads to or from a job that is not among those handed in with it'
+            WHEN (places ->> (edge ->> 'child'))::bigint <= (places ->> (edge ->> 'parent'))::bigint
+                THEN 'must stand after the jobs that wait for it: jobs of a flow cannot wait for each other'
+            WHEN edge ->> 'policy' NOT IN ('fail', 'ignore', 'remove', 'after')
+                THEN 'the policy of its edge must be fail, ignore, remove or after'
+            WHEN jsonb_typeof(edge -> 'feeds') <> 'array' OR EXISTS (
+                SELECT 1 FROM jsonb_array_elements(edge -> 'feeds') AS feed
+                 WHERE jsonb_typeof(feed) <> 'string' OR feed #>> '{}' !~ '^[[:alpha:]_][[:alnum:]_]*(\[[0-9]{1,5}\])?$')
+                THEN 'its edge feeds no argument of the parent: total, or parts[2]'
+            WHEN count(*) OVER (PARTITION BY edge ->> 'parent', edge ->> 'child') > 1 THEN 'stands twice under its parent'
+            WHEN count(*) OVER (PARTITION BY edge ->> 'parent') > 10000 THEN 'its parent has more than 10,000 children'
+        END AS why
+          FROM jsonb_array_elements(fault_of_edges.edges) WITH ORDINALITY AS given (edge, n)) AS found
+     WHERE found.why IS NOT NULL ORDER BY found.n LIMIT 1;
+END
+
 FUNCTION has_all(held text, wanted jsonb) RETURNS boolean IMMUTABLE
     SELECT held IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM jsonb_array_elements(wanted) AS any_of
@@ -401,7 +438,7 @@ FUNCTION has_none(held text, unwanted jsonb) RETURNS boolean IMMUTABLE
         SELECT 1 FROM jsonb_array_elements_text(unwanted) AS needle
          WHERE strpos(lower(held COLLATE "C"), needle) > 0)
 
-FUNCTION insert_jobs(jobs jsonb, store text DEFAULT NULL::text, at double precision DEFAULT NULL::double precision) RETURNS jsonb SECURITY DEFINER SET {"search_path=pg_catalog, pg_temp",plan_cache_mode=force_generic_plan,enable_seqscan=off,enable_hashjoin=off,enable_mergejoin=off,jit=off} NOT FOR ALL
+FUNCTION insert_jobs(jobs jsonb, store text DEFAULT NULL::text, at double precision DEFAULT NULL::double precision, edges jsonb DEFAULT '[]'::jsonb) RETURNS jsonb SECURITY DEFINER SET {"search_path=pg_catalog, pg_temp",plan_cache_mode=force_generic_plan,enable_seqscan=off,enable_hashjoin=off,enable_mergejoin=off,jit=off} NOT FOR ALL
 #variable_conflict use_column
 DECLARE
     moment double precision;
@@ -409,12 +446,19 @@ DECLARE
     made   bigint[];
     fault  record;
     unique_keys jsonb;
+    there  jsonb;
+    ties   jsonb := '[]';
+    children jsonb := '{}';
+    parents jsonb := '{}';
     answer jsonb;
 BEGIN
     IF insert_jobs.store <> (SELECT identity FROM errandry.store) THEN
         RETURN NULL;
     END IF;
     SELECT * INTO fault FROM errandry.fault_of(insert_jobs.jobs) AS found (id, why);
+    IF fault.why IS NULL AND insert_jobs.edges <> '[]' THEN
+        SELECT * INTO fault FROM errandry.fault_of_edges(insert_jobs.jobs, insert_jobs.edges) AS found (id, why);
+    END IF;
     IF fault.why IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = format('insert_jobs: job %L: %s', fault.id, fault.why);
     END IF;
@@ -425,10 +469,20 @@ BEGIN
     IF unique_keys ? 'duplicate' THEN
         RETURN unique_keys;
     END IF;
+    there := unique_keys -> 'held';
+    IF insert_jobs.edges <> '[]' THEN
+        ties := errandry.ties_of(insert_jobs.jobs, insert_jobs.edges, there);
+        there := there || (ties -> 'there');
+        ties := ties -> 'ties';
+        SELECT coalesce(jsonb_object_agg(parent, jobs), '{}') INTO children
+          FROM (SELECT tie ->> 'parent' AS parent, count(*) AS jobs FROM jsonb_array_elements(ties) AS tie GROUP BY 1) AS by;
+        SELECT coalesce(jsonb_object_agg(child, jobs), '{}') INTO parents
+          FROM (SELECT tie ->> 'child' AS child, count(*) AS jobs FROM jsonb_array_elements(ties) AS tie GROUP BY 1) AS by;
+    END IF;
     IF EXISTS (SELECT 1 FROM errandry.gates WHERE kind = 'queue' AND rule LIKE '%max_size%') THEN
         PERFORM errandry.refuse_if_full(
             (SELECT coalesce(jsonb_agg(job), '[]') FROM jsonb_array_elements(insert_jobs.jobs) AS job
-              WHERE NOT unique_keys -> 'held' ? (job ->> 'id')), moment);
+              WHERE NOT there ? (job ->> 'id') AND NOT children ? (job ->> 'id')), moment);
     END IF;
 
     -- A lane that has its mark is held, so that it keeps it. To make one, or to mark it, would make others wait: the next
@@ -447,14 +501,14 @@ BEGIN
                metadata text, "unique" jsonb)) WITH ORDINALITY
             AS given (id, task, payload, queue, "group", priority, "order", run_at, delay, max_attempts, max_crashes,
                       timeout, deadline, backoff, keep, tags, metadata, "unique", n)
-         WHERE NOT unique_keys -> 'held' ? id),
+         WHERE NOT there ? id),
     held AS (
         SELECT lane, queue, task, grp
           FROM errandry.lanes JOIN (SELECT DISTINCT queue, task, grp FROM asked) AS wanted USING (queue, task, grp)
          WHERE ready AND NOT is_strict ORDER BY lane FOR KEY SHARE OF lanes),
     numbered AS (
         SELECT nextval('errandry.number') AS seq, line.*,
-               CASE WHEN run_at > moment THEN 'scheduled' ELSE 'waiting' END AS state
+               CASE WHEN children ? id THEN 'blocked' WHEN run_at > moment THEN 'scheduled' ELSE 'waiting' END AS state
           FROM (SELECT * FROM asked ORDER BY n) AS line),
     inserted AS (
         INSERT INTO errandry.live (
@@ -463,7 +517,9 @@ BEGIN
                cancel_requested, metadata, created_at, updated_at, backoff, keep, tags, uniqueness, lane)
         SELECT seq, id, task, queue, grp, state, ordering, payload, priority,
                CASE WHEN state = 'waiting' THEN CASE ordering WHEN 'fifo' THEN seq ELSE -seq END END,
-               run_at, 0, max_attempts, 0, 0, max_crashes, 0, 0, 0, timeout, deadline, 0, false, metadata,
+               run_at, 0, max_attempts, 0, 0, max_crashes, coalesce((children ->> id)::bigint, 0),
+               coalesce((children ->> id)::bigint, 0), coalesce((parents ->> id)::bigint, 0),
+               timeout, deadline, 0, false, metadata,
                moment, moment, backoff, keep, tags, uniqueness, CASE WHEN state = 'waiting' THEN lane END
           FROM numbered LEFT JOIN held USING (queue, task, grp)
          ORDER BY id
@@ -495,6 +551,9 @@ BEGIN
         SELECT moment, count(*), json_agg(json_build_array(ARRAY[state], ARRAY[id], queue, task) ORDER BY seq)::text,
                (SELECT json_agg(json_build_array(queue, task, by))::text FROM deltas)
           FROM fresh;
+    END IF;
+    IF ties <> '[]' THEN
+        PERFORM errandry.tie_jobs(ties, (SELECT jsonb_object_agg(id, seq) FROM errandry.live WHERE seq = ANY (made)));
     END IF;
     -- An id that was there after all has no use for its key.
     DELETE FROM errandry.keys USING jsonb_each_text(unique_keys -> 'taken') AS taken (slot, id)
@@ -700,5 +759,77 @@ BEGIN
         RETURN jsonb_build_object('duplicate', jsonb_build_object('key', twin.name, 'job', twin.job));
     END IF;
     RETURN jsonb_build_object('taken', taken, 'held', held);
+END
+
+FUNCTION tie_jobs(ties jsonb, made jsonb) RETURNS void SET {"search_path=pg_catalog, pg_temp"}
+#variable_conflict use_column
+DECLARE
+    names text[] := (SELECT array_agg(DISTINCT tie ->> 'parent') FROM jsonb_array_elements(tie_jobs.ties) AS tie
+                      WHERE made ? (tie ->> 'parent'));
+BEGIN
+    DELETE FROM errandry.edges WHERE parent = ANY (names);
+    DELETE FROM errandry.closing WHERE parent = ANY (names);
+    WITH tied AS (
+        INSERT INTO errandry.edges (parent, n, child, task, seq, policy, feeds)
+        SELECT tie ->> 'parent', row_number() OVER (PARTITION BY tie ->> 'parent' ORDER BY n) - 1, tie ->> 'child',
+               found.task, found.seq, tie ->> 'policy', nullif(tie -> 'feeds', 'null')::text
+          FROM jsonb_array_elements(tie_jobs.ties) WITH ORDINALITY AS given (tie, n)
+         CROSS JOIN LATERAL (
+               SELECT seq, task FROM errandry.live WHERE id = tie ->> 'child'
+               UNION ALL
+               SELECT seq, task FROM errandry.ended JOIN errandry.history USING (seq, day) WHERE ended.id = tie ->> 'child'
+               LIMIT 1) AS found
+         WHERE made ? (tie ->> 'parent')
+        RETURNING parent, n, child)
+    INSERT INTO errandry.late (parent, n) SELECT parent, n FROM tied WHERE NOT made ? child;
+END
+
+FUNCTION ties_of(jobs jsonb, edges jsonb, held jsonb) RETURNS jsonb SET {"search_path=pg_catalog, pg_temp"}
+#variable_conflict use_column
+DECLARE
+    places jsonb := (SELECT jsonb_object_agg(job ->> 'id', n)
+                       FROM jsonb_array_elements(ties_of.jobs) WITH ORDINALITY AS given (job, n)
+                      WHERE NOT held ? (job ->> 'id'));
+    named  jsonb;
+    wrong  record;
+BEGIN
+    WITH given AS (
+        SELECT n, edge ->> 'parent' AS asked, coalesce(held ->> (edge ->> 'parent'), edge ->> 'parent') AS parent,
+               coalesce(held ->> (edge ->> 'child'), edge ->> 'child') AS child,
+               coalesce(edge ->> 'policy', 'fail') AS policy, feed, place
+          FROM jsonb_array_elements(ties_of.edges) WITH ORDINALITY AS edges (edge, n)
+          LEFT JOIN LATERAL jsonb_array_elements(edge -> 'feeds') WITH ORDINALITY AS feeds (feed, place) ON true),
+    pairs AS (
+        SELECT min(n) AS n, parent, child, (array_agg(policy ORDER BY n DESC))[1] AS policy,
+               jsonb_agg(feed ORDER BY n, place) FILTER (WHERE feed IS NOT NULL) AS feeds, bool_or(held ? asked) AS is_held
+          FROM given GROUP BY parent, child)
+    SELECT jsonb_agg(jsonb_build_object(
+               'parent', parent, 'child', child, 'policy', policy, 'feeds', feeds,
+               'is_old', is_held OR EXISTS (SELECT 1 FROM errandry.live WHERE live.id = parent)
+                                 OR EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = parent)) ORDER BY n)
+      INTO named FROM pairs;
+    SELECT tie ->> 'parent' AS parent, tie ->> 'child' AS child INTO wrong
+      FROM jsonb_array_elements(named) AS tie
+     WHERE (tie ->> 'is_old')::boolean
+       AND NOT EXISTS (SELECT 1 FROM errandry.edges WHERE edges.parent = tie ->> 'parent' AND edges.child = tie ->> 'child')
+     LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'EQ002', MESSAGE = 'flow: ' || json_build_array('parent', wrong.parent, format(
+            'was there before, and does not wait for %s: hand in a parent with its children', wrong.child))::text;
+    END IF;
+    SELECT tie ->> 'child' AS child INTO wrong
+      FROM jsonb_array_elements(named) AS tie
+     WHERE (places ->> (tie ->> 'child'))::bigint <= (places ->> (tie ->> 'parent'))::bigint LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'EQ002', MESSAGE = 'flow: ' || json_build_array('child', wrong.child,
+            'waits for a circle, as jobs with the same unique key are one: jobs of a flow cannot wait for each other')::text;
+    END IF;
+    RETURN (SELECT jsonb_build_object(
+        'there', coalesce(jsonb_object_agg(tie ->> 'child', tie ->> 'child') FILTER (WHERE (tie ->> 'is_old')::boolean), '{}'),
+        'ties', coalesce(jsonb_agg(tie ORDER BY n) FILTER (
+            WHERE NOT (tie ->> 'is_old')::boolean
+              AND (places ? (tie ->> 'child') OR EXISTS (SELECT 1 FROM errandry.live WHERE live.id = tie ->> 'child')
+                   OR EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = tie ->> 'child'))), '[]'))
+        FROM jsonb_array_elements(named) WITH ORDINALITY AS ties (tie, n));
 END
 

@@ -144,8 +144,16 @@ def check_edges(jobs: Sequence[NewJob], edges: Sequence[Edge], awaiting: str | N
     check_circles(edges)
 
 
+def in_order(jobs: Sequence[NewJob], edges: Sequence[Edge]) -> list[NewJob]:
+    """Jobs of a flow, each after all that wait for it."""
+    order = _order(edges)
+    last = len(order)
+    return sorted(jobs, key=lambda job: -order.get(job.id, last))
+
+
 def check_circles(edges: Sequence[Edge]) -> None:
-    if (stuck := _in_circle(edges)) is not None:
+    order = _order(edges)
+    if (stuck := next((edge.child for edge in edges if edge.child not in order), None)) is not None:
         raise InvalidValue("child", stuck, "waits for a circle: jobs of a flow cannot wait for each other")
 
 
@@ -155,17 +163,23 @@ def check_children(parent: str, number: int) -> None:
         raise InvalidValue("parent", parent, why)
 
 
-def _in_circle(edges: Iterable[Edge]) -> str | None:
-    """A job of a circle, if there is one: take away what waits for nobody until nothing is left."""
+def _order(edges: Iterable[Edge]) -> dict[str, int]:
+    """The jobs of some edges, numbered so that children come first; without those that wait for a circle.
+
+    Take away what waits for nobody until nothing is left.
+    """
     parents: dict[str, list[str]] = {}
     waits: Counter[str] = Counter()
     for edge in edges:
         parents.setdefault(edge.child, []).append(edge.parent)
         waits[edge.parent] += 1
     free = [child for child in parents if not waits[child]]
+    order: dict[str, int] = {}
     while free:
-        for parent in parents.pop(free.pop(), ()):
+        child = free.pop()
+        order[child] = len(order)
+        for parent in parents.get(child, ()):
             waits[parent] -= 1
             if not waits[parent]:
                 free.append(parent)
-    return next((child for child in parents if waits[child]), None)
+    return order

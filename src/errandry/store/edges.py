@@ -41,6 +41,14 @@ class MemoryEdges:
     def open_links(self, parent: str) -> int:
         return sum(link.outcome is None for link in self.under(parent))
 
+    def again(self, parent: str) -> list[Link]:
+        ended = [link for link in self.under(parent) if link.outcome is not None]
+        return [link for link in ended if self._lives(link)]
+
+    def _lives(self, link: Link) -> bool:
+        job = self._jobs.get(link.child)
+        return job is not None and job.seq == link.seq and not job.finished
+
     def fatal(self, parent: str) -> Link | None:
         return next((link for link in self.under(parent) if link.is_fatal), None)
 
@@ -70,6 +78,9 @@ class MemoryEdges:
     def canceling(self, limit: int) -> list[tuple[str, Reason]]:
         found = sorted((parent, cancel) for parent, (cancel, _) in self._closing.items() if cancel)
         return found[:limit]
+
+    def late(self, limit: int) -> list[Link]:  # noqa: ARG002 - what every store is asked
+        return []
 
     def outlived_flows(self, now: float, limit: int) -> list[str]:
         past = ((at, parent) for parent, (cancel, at) in self._closing.items() if not cancel and at <= now)

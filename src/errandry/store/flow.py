@@ -89,6 +89,33 @@ def tie(ledger: Ledger, ties: Ties, made: Collection[str], first: int) -> None:
             _wait_for(ledger, children[one], parents)
 
 
+def _tie_late(ledger: Ledger, limit: int) -> bool:
+    """Tell children of parents that came in a transaction of somebody else's; whether there may be more.
+
+    One that is gone by now has been removed.
+    """
+    late = ledger.tables.late(limit)
+    ledger.load(sorted({link.child for link in late}))
+    for child, links in _by_child(late).items():
+        job = ledger.get(child)
+        told = [link for link in links if job is not None and link.seq == job.seq]
+        if job is not None and told:
+            _wait_for(ledger, job, len(told))
+        for link in links:
+            if link not in told:
+                ledger.tables.mark([gone := replace(link, outcome=Ended.REMOVED)])
+                ledger.load([gone.parent])
+                _count_down(ledger, gone.parent, [gone])
+    return len(late) >= limit
+
+
+def _by_child(links: Sequence[Link]) -> dict[str, list[Link]]:
+    found: dict[str, list[Link]] = {}
+    for link in links:
+        found.setdefault(link.child, []).append(link)
+    return found
+
+
 def _wait_for(ledger: Ledger, child: Job, parents: int) -> None:
     """One that was there gets new parents; if it has ended, they are told."""
     after = ledger.put(child, replace(child, parents=child.parents + parents))
@@ -230,6 +257,7 @@ def _is_collateral(ledger: Ledger, job: Job) -> bool:
 def rerun(ledger: Ledger, job: Job, run_at: float | None = None, reset_attempts: bool = False) -> Job:
     """`job` as it runs again, after its open children if it has any."""
     if job.children:
+        _await_again(ledger, job.id)
         job = replace(job, open_children=ledger.tables.open_links(job.id))
     return move.rerun(job, run_at, reset_attempts, ledger.now)
 
@@ -252,6 +280,16 @@ def children_first(ledger: Ledger, ids: Sequence[str]) -> list[str]:
     return list(found)
 
 
+def _await_again(ledger: Ledger, parent: str) -> None:
+    """Children that were rerun while this parent was at work, with what they had left, are open to it now."""
+    ledger.flush()
+    again = ledger.tables.again(parent)
+    ledger.load([link.child for link in again])  # and locked: one that just ends has told before
+    living = [link for link in again if (child := ledger.get(link.child)) and not child.finished]
+    if living:
+        ledger.tables.mark([replace(link, outcome=None, result=None) for link in living])
+
+
 def rival(ledger: Ledger, job: Job) -> str | None:
     """The job that lives and holds the unique key of this one, which is to live again."""
     if job.unique is None or job.unique.is_aligned:
@@ -266,6 +304,8 @@ def rival(ledger: Ledger, job: Job) -> str | None:
 def tidy(ledger: Ledger, limit: int) -> tuple[int, bool]:
     """Go on with closing flows: how many edges went, and whether there may be more to do."""
     tables = ledger.tables
+    more = _tie_late(ledger, limit)
+    release(ledger)
     ledger.room = limit
     for parent, reason in tables.canceling(limit):
         if not _cancel(ledger, parent, reason):
@@ -277,4 +317,4 @@ def tidy(ledger: Ledger, limit: int) -> tuple[int, bool]:
         if went >= limit:
             return went, True
         tables.unlist(parent)
-    return went, ledger.room <= 0
+    return went, more or ledger.room <= 0

@@ -178,6 +178,9 @@ class Tables(Protocol):
     def open_links(self, parent: str) -> int:
         """How many children of a parent have not ended."""
 
+    def again(self, parent: str) -> list[Link]:
+        """The edges from a parent to children that have ended once, and live again."""
+
     def fatal(self, parent: str) -> Link | None:
         """The first child that has failed and without which its parent cannot do."""
 
@@ -197,6 +200,9 @@ class Tables(Protocol):
 
     def canceling(self, limit: int) -> list[tuple[str, Reason]]:
         """Listed parents whose children are still to be canceled."""
+
+    def late(self, limit: int) -> list[Link]:
+        """Take edges off the list of those whose children were there before and do not know of them."""
 
     def outlived_flows(self, now: float, limit: int) -> list[str]:
         """The other listed parents, whose edges are to go."""

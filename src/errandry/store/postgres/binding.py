@@ -15,6 +15,7 @@ from msgspec import json as msgjson
 from errandry.core import check
 from errandry.core.answer import Inserted
 from errandry.core.command import Insert
+from errandry.core.flow import in_order
 from errandry.errors import DuplicateJob, InvalidValue, QueueFull, StoreRefused
 from errandry.store.postgres.address import Address
 from errandry.store.row import text
@@ -77,28 +78,33 @@ class PostgresBinding:
 
     async def insert(self, command: Insert) -> Inserted:
         with self._explained():
-            return self._answer(await self._library.call(self._connection, self._sql, self._params(command)))
+            told = await self._library.call(self._connection, self._sql, self._params(command))
+            return self._answer(command, told)
 
     def insert_sync(self, command: Insert) -> Inserted:
         with self._explained():
-            return self._answer(self._library.call(self._connection, self._sql, self._params(command)))
+            return self._answer(
+                command, self._library.call(self._connection, self._sql, self._params(command))
+            )
 
     def _params(self, command: Insert) -> Params:
-        if command.edges:
-            why = "a flow is not inserted over a connection of yours: enqueue it without bind"
-            raise InvalidValue("edges", len(command.edges), why)
         said = self._said()
         for job in command.jobs:
             check.sized("payload", job.payload, said.payload)
-        return {"jobs": text(command.jobs), "store": said.identity, "at": said.now}
+        jobs = in_order(command.jobs, command.edges) if command.edges else command.jobs
+        return {"jobs": text(jobs), "store": said.identity, "at": said.now, "edges": text(command.edges)}
 
-    def _answer(self, answer: str | None) -> Inserted:
+    def _answer(self, command: Insert, answer: str | None) -> Inserted:
         told = _told.decode(answer or "null")
         if told is None:
             raise self._misled("leads to another store")
         if told.duplicate is not None:
             raise DuplicateJob(told.duplicate.key, told.duplicate.job)
-        return Inserted(told.ids, told.existed, told.replaced)
+        ids = told.ids
+        if command.edges:  # they went in another order
+            known = dict(zip([job.id for job in in_order(command.jobs, command.edges)], ids, strict=True))
+            ids = tuple([known[job.id] for job in command.jobs])
+        return Inserted(ids, told.existed, told.replaced)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -113,6 +119,8 @@ class PostgresBinding:
                 ) from error
             if state == _FULL and (found := _QUEUE_FULL.search(str(error))) is not None:
                 raise QueueFull(*_full.decode(found[1])) from error
+            if state == _TANGLED and (found := _FLOW.search(str(error))) is not None:
+                raise InvalidValue(*_wrong.decode(found[1])) from error
             if state == _DENIED:
                 grant = f"GRANT USAGE ON SCHEMA and EXECUTE ON FUNCTION {self._address.schema}.insert_jobs"
                 why = f"the user of the connection must not enqueue: {grant} to it"
@@ -126,8 +134,10 @@ class PostgresBinding:
 
 _MISSING = ("3F000", "42883", "42P01")
 _DENIED = "42501"
-_FULL = "EQ001"
+_FULL, _TANGLED = "EQ001", "EQ002"
 _QUEUE_FULL = re.compile(r"queue full: (\[.*\])")
+_FLOW = re.compile(r"flow: (\[.*\])")
+_wrong = msgjson.Decoder(tuple[str, str, str])
 _full = msgjson.Decoder(tuple[str, int, int, str])
 
 

@@ -36,6 +36,9 @@ class PostgresEdges(Talk):
     def open_links(self, parent: str) -> int:
         return int(self._all("open_links", (parent,))[0][0])
 
+    def again(self, parent: str) -> list[Link]:
+        return self._links("again", (parent,))
+
     def fatal(self, parent: str) -> Link | None:
         return next(iter(self._links("fatal", (parent,))), None)
 
@@ -58,6 +61,11 @@ class PostgresEdges(Talk):
 
     def canceling(self, limit: int) -> list[tuple[str, Reason]]:
         return [(parent, Reason(cancel)) for parent, cancel in self._all("canceling", (limit,))]
+
+    def late(self, limit: int) -> list[Link]:
+        links = self._links("late", (limit,))
+        self.is_dirty = self.is_dirty or bool(links)
+        return links
 
     def outlived_flows(self, now: float, limit: int) -> list[str]:
         return [parent for (parent,) in self._all("outlived_flows", (now, limit))]

@@ -70,7 +70,8 @@ SELECT * FROM unnest(
 -- name: insert_jobs
 -- On a connection of the caller's, whatever its library: as text in and out.
 SELECT CAST(errandry.insert_jobs(
-    CAST(CAST(%(jobs)s AS text) AS jsonb), CAST(%(store)s AS text), CAST(%(at)s AS float8)) AS text);
+    CAST(CAST(%(jobs)s AS text) AS jsonb), CAST(%(store)s AS text), CAST(%(at)s AS float8),
+    CAST(CAST(%(edges)s AS text) AS jsonb)) AS text);
 
 -- name: finish
 WITH ended AS (INSERT INTO errandry.history
@@ -726,8 +727,22 @@ SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry
 -- name: under
 SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry.edges WHERE parent = %s ORDER BY n;
 
+-- name: late
+-- Edges whose children are told of them now.
+WITH late AS (
+    DELETE FROM errandry.late
+     WHERE (parent, n) IN (SELECT parent, n FROM errandry.late ORDER BY parent, n LIMIT %s FOR UPDATE SKIP LOCKED)
+    RETURNING parent, n)
+SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM late JOIN errandry.edges USING (parent, n)
+ ORDER BY parent, n;
+
 -- name: open_links
 SELECT count(*) FROM errandry.edges WHERE parent = %s AND outcome IS NULL;
+
+-- name: again
+SELECT edges.parent, n, child, edges.task, edges.seq, policy, outcome, edges.result, feeds
+  FROM errandry.edges JOIN errandry.live ON live.seq = edges.seq
+ WHERE edges.parent = %s AND outcome IS NOT NULL ORDER BY n;
 
 -- name: fatal
 SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry.edges

@@ -435,6 +435,11 @@ SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM edges WH
 -- name: open_links
 SELECT count(*) FROM edges WHERE parent = ?1 AND outcome IS NULL;
 
+-- name: again
+SELECT edges.parent, n, child, edges.task, edges.seq, policy, outcome, edges.result, feeds
+  FROM edges JOIN live ON live.seq = edges.seq
+ WHERE edges.parent = ?1 AND outcome IS NOT NULL ORDER BY n;
+
 -- name: fatal
 SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM edges
  WHERE parent = ?1 AND outcome <> 'completed' AND policy IN ('fail', 'remove') ORDER BY n LIMIT 1;

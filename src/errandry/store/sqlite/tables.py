@@ -330,6 +330,9 @@ class SqliteTables(Counts):
     def open_links(self, parent: str) -> int:
         return int(self._all("open_links", (parent,))[0][0])
 
+    def again(self, parent: str) -> list[Link]:
+        return self._links("again", (parent,))
+
     def fatal(self, parent: str) -> Link | None:
         return next(iter(self._links("fatal", (parent,))), None)
 
@@ -352,6 +355,9 @@ class SqliteTables(Counts):
 
     def canceling(self, limit: int) -> list[tuple[str, Reason]]:
         return [(parent, Reason(cancel)) for parent, cancel in self._all("canceling", (limit,))]
+
+    def late(self, limit: int) -> list[Link]:  # noqa: ARG002 - what every store is asked
+        return []
 
     def outlived_flows(self, now: float, limit: int) -> list[str]:
         return [parent for (parent,) in self._all("outlived_flows", (now, limit))]

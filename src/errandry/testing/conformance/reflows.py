@@ -223,6 +223,31 @@ class Rerunning:
 
         assert await _state(store, "parent") is State.WAITING
 
+    @pytest.mark.parametrize("state", [State.WAITING, State.RUNNING, State.COMPLETED])
+    async def test_a_parent_that_runs_again_waits_for_children_that_do(
+        self, store: Store, given: Given, state: State
+    ) -> None:
+        parent, one, two = await _family(given)
+        for child in (one, two):
+            await _end(given, child)
+        running = await given.taken(parent) if state is not State.WAITING else None
+        if running is not None and state is State.COMPLETED:
+            await ask.settle(store, running, Complete())
+        await ask.operate(store, Rerun(ids=(one.id,)))
+        assert await _state(store, "parent") is state  # it goes on with what there is
+        if state is State.WAITING:
+            running = await given.taken(parent)
+        if running is not None and state is not State.COMPLETED:
+            await ask.settle(store, running, Complete())
+
+        await ask.operate(store, Rerun(ids=(parent.id,)))
+
+        again = await ask.current(store, parent)
+        assert (again.state, again.open_children) == (State.BLOCKED, 1)
+        await _end(given, one, Complete('"again"'))
+        assert await _state(store, "parent") is State.WAITING
+        assert [link.result for link in await store.children("parent")] == ['"again"', '"child-2"']
+
 
 class Awaiting:
     async def test_a_running_job_waits_for_new_children_and_runs_again(

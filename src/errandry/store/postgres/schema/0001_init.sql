@@ -220,6 +220,13 @@ CREATE TABLE errandry.edges (
 ) WITH (fillfactor = 80);
 CREATE INDEX edges_child ON errandry.edges (seq);
 
+-- Edges that others have inserted in transactions of their own to children that were there before: these are to be told.
+CREATE TABLE errandry.late (
+    parent text COLLATE "C" NOT NULL,
+    n      bigint           NOT NULL,
+    PRIMARY KEY (parent, n)
+);
+
 -- Parents that have ended: why their children are still to be canceled, and when their edges go.
 CREATE TABLE errandry.closing (
     parent     text COLLATE "C" PRIMARY KEY,

@@ -1,0 +1,312 @@
+"""Flows over a connection of the caller's: all of it with its commit, or nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from errandry import Errandry, Fail, State, Unique, flow, group, result_of
+from errandry.core.command import Insert, Upkeep
+from errandry.core.event import Kind
+from errandry.core.flow import Edge, Link, Policy
+from errandry.core.gate import GateKind, PutRule
+from errandry.core.job import Job as Record
+from errandry.core.job import NewJob
+from errandry.core.rule import Rule
+from errandry.core.unique import Unique as Key
+from errandry.errors import DuplicateJob, InvalidValue, QueueFull, UnknownJob
+from errandry.store.postgres.driver import PostgresStore
+from errandry.task import Task
+from errandry.testing import FakeClock
+from tests.api.callers import CALLERS, Caller, psycopg_async
+from tests.api.working import burst, kinds
+from tests.store.server import server
+
+Part = Task[[int], int]
+Total = Task[[list[int]], int]
+
+
+@pytest.fixture
+async def shop() -> AsyncIterator[Errandry]:
+    with server().lent() as url:
+        async with Errandry(url) as shop:
+            yield shop
+
+
+@pytest.fixture
+def part(shop: Errandry) -> Part:
+    @shop.task(max_attempts=1)
+    async def part(n: int) -> int:
+        if n < 0:
+            raise Fail("negative")
+        return n
+
+    return part
+
+
+@pytest.fixture
+def total(shop: Errandry) -> Total:
+    @shop.task
+    async def total(parts: list[int]) -> int:
+        return sum(parts)
+
+    return total
+
+
+@pytest.fixture
+async def caller(shop: Errandry) -> AsyncIterator[Caller]:
+    async with psycopg_async(server()) as caller:
+        yield caller
+
+
+async def keep_up(shop: Errandry) -> None:
+    await shop.engine.submit(Upkeep())
+
+
+@pytest.mark.parametrize("library", CALLERS)
+async def test_a_flow_comes_with_the_commit_and_not_at_all_with_a_rollback(
+    shop: Errandry, part: Part, total: Total, library: str
+) -> None:
+    async with CALLERS[library](server()) as caller:
+        call = flow(total.new(result_of(group(part.new(1), part.new(2)))), part.new(3))
+        job = await caller.flow(shop, call)
+        with pytest.raises(UnknownJob):
+            await shop.record(job.id)
+        await caller.commit()
+        record = await shop.record(job.id)
+        assert (record.state, record.open_children) == (State.BLOCKED, 3)
+
+    async with CALLERS[library](server()) as caller:
+        lost = await caller.flow(shop, flow(total.new(result_of(group(part.new(1))))))
+        await caller.rollback()
+
+    await burst(shop)
+    assert await job.result(timeout=10) == 3
+    with pytest.raises(UnknownJob):
+        await shop.record(lost.id)
+    assert await shop.children(lost.id) == []
+    assert await shop.totals() == {"default": {"completed": 4, "inserted": 4}}
+    assert await kinds(shop, job.id) == [
+        *(Kind.BLOCKED, Kind.WAITING, Kind.CLAIMED, Kind.ACTIVE, Kind.COMPLETED)
+    ]
+
+
+async def test_a_group_and_tasks_that_are_bound(
+    shop: Errandry, part: Part, total: Total, caller: Caller
+) -> None:
+    bound = total.bind(caller.connection)
+    one, two = await shop.bind(caller.connection).enqueue_flow(
+        group(bound.new(result_of(group(part.new(1)))), part.new(5))
+    )
+    await caller.commit()
+    await burst(shop)
+
+    assert (await one.result(timeout=10), await two.result(timeout=10)) == (1, 5)
+
+
+def jobs_of(*names: str, **more: Any) -> tuple[NewJob, ...]:
+    return tuple(NewJob(id=name, task="t", payload="{}", **more.get(name, {})) for name in names)
+
+
+KEY = {"unique": Key("one")}
+FLOWS = {
+    "tree": (
+        jobs_of("a", "b", "c", "d", "e", d={"delay": 60.0}, a={"delay": 60.0}),
+        (Edge("a", "b"), Edge("a", "c", Policy.IGNORE), Edge("b", "d", Policy.REMOVE), Edge("b", "e")),
+    ),
+    "children first": (jobs_of("d", "c", "b", "a"), (Edge("a", "b"), Edge("a", "c"), Edge("b", "d"))),
+    "shared": (jobs_of("a", "b", "c", "x"), (Edge("a", "c"), Edge("b", "c", feeds=("n", "all[0]")))),
+    "one key": (
+        jobs_of("a", "b", "c", "d", b=KEY, c=KEY),
+        (Edge("a", "b", feeds=("p[0]",)), Edge("a", "c", Policy.IGNORE, ("p[1]",)), Edge("a", "d")),
+    ),
+    "held": (jobs_of("a", "b", "c", b=KEY), (Edge("a", "b", feeds=("n",)), Edge("a", "c"))),
+    "there": (jobs_of("a", "before", "c"), (Edge("a", "before"), Edge("a", "c"))),
+    "ended": (jobs_of("a", "ended", "c"), (Edge("a", "ended", Policy.IGNORE), Edge("a", "c"))),
+    "repeat": (jobs_of("p", "q"), (Edge("p", "q"),)),
+    "key of a parent": (jobs_of("a", "b", "c", a={"unique": Key("own")}), (Edge("a", "b"), Edge("b", "c"))),
+}
+
+
+@pytest.mark.parametrize("name", FLOWS)
+async def test_what_is_stored_is_what_an_insert_would_have_stored(clock: FakeClock, name: str) -> None:
+    new, edges = FLOWS[name]
+
+    async def stored(bind: bool) -> tuple[Any, list[Record], list[list[Link]], Any]:
+        with server().lent() as url:
+            async with Errandry(url, clock=clock) as jobs, psycopg_async(server()) as caller:
+                await jobs.insert(list(jobs_of("before", before=KEY)))
+                await jobs.insert(list(jobs_of("ended")))
+                await jobs.resolve("ended", result=7)
+                await jobs.insert(list(jobs_of("p", "q")), (Edge("p", "q"),))
+                command = Insert(new, edges)
+                if bind:
+                    answer = await jobs.store.bind(caller.connection).insert(command)
+                    await caller.commit()
+                else:
+                    answer = await jobs.insert(list(new), edges)
+                await keep_up(jobs)
+                names = sorted({job.id for job in new} | {"before", "ended"})
+                found = await jobs.engine.call(jobs.store.get, names)
+                links = [await jobs.children(one) for one in names]
+                known = {record.seq: record.id for record in found if record is not None}
+                return (
+                    answer,
+                    [_unnumbered(record) for record in found if record is not None],
+                    [[_without_number(link, known) for link in several] for several in links],
+                    (await jobs.counts(), await jobs.totals()),
+                )
+
+    assert await stored(bind=True) == await stored(bind=False)
+
+
+def _unnumbered(record: Record) -> Any:
+    """Numbers are given in another order."""
+    return {**{name: getattr(record, name) for name in record.__struct_fields__}, "seq": 0, "place": 0}
+
+
+def _without_number(link: Link, known: dict[int, str]) -> Any:
+    assert known[link.seq] == link.child
+    return {**{name: getattr(link, name) for name in link.__struct_fields__}, "seq": 0}
+
+
+@pytest.mark.parametrize("end", ["before", "between", "after", "gone"])
+async def test_a_child_that_was_there_is_waited_for(
+    shop: Errandry, part: Part, total: Total, caller: Caller, end: str
+) -> None:
+    holder = await part.using(unique="k", queue="other").enqueue(4)
+    if end == "before":
+        await burst(shop)
+    job = await caller.flow(
+        shop,
+        flow(total.new(result_of(group(part.using(unique=Unique("k", scope="ever")).new(9), part.new(1))))),
+    )
+    if end == "between":
+        await burst(shop)
+    await caller.commit()
+    if end == "gone":
+        await shop.remove(holder.id)
+    await keep_up(shop)
+    await burst(shop)
+    await keep_up(shop)
+    await burst(shop)
+
+    expected = {"before": 10, "gone": None}.get(end, 5)  # a key held while alive is free after that
+    if expected is None:
+        assert (await shop.record(job.id)).state is State.FAILED
+    else:
+        assert await job.result(timeout=10) == expected
+
+
+async def test_who_holds_a_key_can_end_while_the_caller_has_not_decided(
+    shop: Errandry, part: Part, total: Total, caller: Caller
+) -> None:
+    holder = await part.using(unique="k").enqueue(4)
+    job = await caller.flow(shop, flow(total.new(result_of(group(part.using(unique="k").new(4))))))
+
+    async with asyncio.timeout(10):
+        await burst(shop)
+        assert await holder.result(timeout=1) == 4
+    await caller.commit()
+    await keep_up(shop)
+    await burst(shop)
+
+    assert await job.result(timeout=10) == 4
+
+
+async def test_a_key_that_is_held_refuses_the_whole_flow(
+    shop: Errandry, part: Part, total: Total, caller: Caller
+) -> None:
+    await part.using(unique="k").enqueue(4)
+    once = part.using(unique=Unique("k", on_conflict="raise"))
+
+    with pytest.raises(DuplicateJob):
+        await caller.flow(shop, flow(total.new(result_of(group(part.new(1), once.new(2))))))
+    await caller.commit()
+
+    assert await shop.counts() == {"default": {"waiting": 1}}
+
+
+async def test_only_what_would_wait_in_line_needs_room(
+    shop: Errandry, part: Part, total: Total, caller: Caller
+) -> None:
+    await shop.engine.submit(PutRule(GateKind.QUEUE, "default", Rule(max_size=2)))
+    await caller.flow(shop, flow(total.new([]), part.new(1), part.new(2)))
+    with pytest.raises(QueueFull):
+        await caller.flow(shop, flow(total.new([]), part.new(3)))
+
+
+async def test_a_parent_that_was_there_gets_no_more_children(
+    shop: Errandry, part: Part, total: Total, caller: Caller
+) -> None:
+    await total.using(id="parent").enqueue([])
+
+    with pytest.raises(InvalidValue, match="parent='parent': was there before, and does not wait for child"):
+        await caller.flow(shop, flow(total.using(id="parent").new([]), part.using(id="child").new(1)))
+
+
+async def test_keys_that_make_a_circle_are_refused(
+    shop: Errandry, part: Part, total: Total, caller: Caller
+) -> None:
+    inner = flow(part.using(unique="k").new(1), part.using(id="leaf", unique="k").new(2))
+
+    with pytest.raises(InvalidValue, match="circle"):
+        await caller.flow(shop, inner)
+
+
+@pytest.mark.parametrize(
+    ("edges", "why"),
+    [
+        ({}, "must be an array of objects"),
+        ([1], "must be an array of objects"),
+        ([{"parent": "a", "child": "x"}], "not among those handed in"),
+        ([{"parent": "a"}], "not among those handed in"),
+        ([{"parent": "b", "child": "a"}], "after the jobs that wait for it"),
+        ([{"parent": "a", "child": "a"}], "after the jobs that wait for it"),
+        ([{"parent": "a", "child": "b", "policy": "never"}], "must be fail, ignore, remove or after"),
+        ([{"parent": "a", "child": "b", "feeds": "n"}], "feeds no argument"),
+        ([{"parent": "a", "child": "b", "feeds": ["a b"]}], "feeds no argument"),
+        ([{"parent": "a", "child": "b", "more": 1}], "a field no edge has"),
+        ([{"parent": "a", "child": "b"}] * 2, "twice"),
+    ],
+)
+async def test_who_calls_the_function_by_hand_makes_no_flow_that_cannot_end(
+    shop: Errandry, edges: Any, why: str
+) -> None:
+    assert isinstance(shop.store, PostgresStore)
+    statement = f'SELECT "{shop.store.address.schema}".insert_jobs(%s, edges => %s)'
+    given = [{"id": name, "task": "t", "payload": "{}"} for name in "ab"]
+    with psycopg.connect(server().url()) as db, pytest.raises(psycopg.DataError, match=why):
+        db.execute(statement.encode(), (Jsonb(given), Jsonb(edges)))
+
+
+async def test_over_a_connection_to_an_sqlite_file(tmp_path: Path) -> None:
+    async with Errandry(f"sqlite:///{tmp_path}/jobs.db") as jobs:
+
+        @jobs.task(unique=True)
+        async def part(n: int) -> int:
+            return n
+
+        @jobs.task
+        async def total(parts: list[int]) -> int:
+            return sum(parts)
+
+        held = await part.enqueue(2)
+        db = apsw.Connection(str(tmp_path / "jobs.db"))
+        db.execute("BEGIN IMMEDIATE")
+        lost = jobs.bind(db).enqueue_flow_sync(total.new(result_of(group(part.new(1)))))
+        db.execute("ROLLBACK")
+        db.execute("BEGIN IMMEDIATE")
+        job = jobs.bind(db).enqueue_flow_sync(total.new(result_of(group(part.new(1), part.new(2)))))
+        db.execute("COMMIT")
+
+        assert [link.child for link in await jobs.children(job.id)][1] == held.id
+        await burst(jobs)
+        assert await job.result(timeout=10) == 3
+        with pytest.raises(UnknownJob):
+            await jobs.record(lost.id)
