@@ -1,8 +1,9 @@
 """Durable steps as handlers and programs meet them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from errandry.errors import InvalidMove, InvalidValue, StoreUnavailable
 from errandry.seal import Encrypted
 from errandry.store.memory import MemoryStore
 from errandry.testing import FakeClock, drain
-from tests.api.working import working
+from tests.api.working import until, working
+from tests.store.server import server
 
 HOUR = 3_600.0
 
@@ -386,3 +388,43 @@ def test_signals_without_a_loop() -> None:
     assert jobs.sync.signal(job.id, "go", 1) is True
     assert jobs.sync.signal(job.id, "go", 2) is False
     jobs.sync.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of a store for several programs."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/jobs.db"
+    else:
+        with server().lent() as url:
+            yield url
+
+
+async def test_programs_that_signal_one_job_at_once_are_all_heard(shared: str) -> None:
+    async with Errandry(shared) as here, Errandry(shared) as there, Errandry(shared) as worker:
+
+        @worker.task
+        async def signed(ctx: JobContext) -> list[str]:
+            return [await ctx.wait_for(name) for name in ("mine", "yours", "either")]
+
+        async with working(worker):
+            ids = [(await here.enqueue("signed")).id for _ in range(10)]
+            for one in ids:
+                await until(worker, one, lambda record: record.steps is not None)
+            heard = await asyncio.gather(
+                *[
+                    program.signal(one, name, f"{name} {who}")
+                    for one in ids
+                    for who, program, names in (
+                        ("here", here, ("either", "mine")),
+                        ("there", there, ("either", "yours")),
+                    )
+                    for name in names
+                ]
+            )
+            results = [await (await worker.get(one)).result(timeout=30) for one in ids]
+
+    for n, result in enumerate(results):
+        by_here, mine, by_there, yours = heard[4 * n : 4 * n + 4]
+        assert (mine, yours, by_here) == (True, True, not by_there)
+        assert result == ["mine here", "yours there", f"either {'here' if by_here else 'there'}"]
