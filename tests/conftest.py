@@ -8,6 +8,11 @@ import os
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# What is slow may be the machine.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # Hundreds of programs that tests start import the same modules: compiling them is half of such a start.
 sys.dont_write_bytecode = False

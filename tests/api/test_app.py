@@ -100,7 +100,7 @@ async def test_two_apps_in_one_process_know_nothing_of_each_other() -> None:
         first, second = await hello.enqueue("ada"), await ciao.enqueue("ada")
         await asyncio.gather(drain(one), drain(two))
 
-        assert (await first.result(5), await second.result(5)) == ("hello ada", "ciao ada")
+        assert (await first.result(30), await second.result(30)) == ("hello ada", "ciao ada")
         assert await one.counts() == await two.counts() == {"default": {"completed": 1}}
 
 
@@ -211,7 +211,7 @@ async def test_a_closed_app_says_so_and_can_be_opened_again() -> None:
     async with jobs:
         await drain(jobs)
 
-        assert await first.result(5) == "ada"
+        assert await first.result(30) == "ada"
         assert (await jobs.get(first.id)).state is State.COMPLETED
 
 

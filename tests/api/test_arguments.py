@@ -33,7 +33,7 @@ async def test_a_value_reaches_the_handler_and_comes_back_as_what_it_was(
 
     job = await task.enqueue(value)
     await drain(jobs, strict=True)
-    result = await job.result(5)
+    result = await job.result(30)
 
     assert seen == [value]
     assert type(seen[0]) is type(value)
@@ -109,7 +109,7 @@ async def test_types_may_be_declared_after_the_handler(jobs: Errandry) -> None:
     job = await space["f"].enqueue(at=space["Place"]("here"))
     await drain(jobs, strict=True)
 
-    assert await job.result(5) == space["Place"]("here")
+    assert await job.result(30) == space["Place"]("here")
 
 
 async def test_annotations_nobody_can_read_are_an_error_that_says_so(jobs: Errandry) -> None:
@@ -245,7 +245,7 @@ async def test_a_result_of_another_type_than_declared_comes_back_plain(jobs: Err
     job = await f.enqueue()
     await drain(jobs, strict=True)
 
-    assert await job.result(5) == {"not": "a number"}
+    assert await job.result(30) == {"not": "a number"}
 
 
 async def test_a_result_can_be_read_where_the_task_is_not_declared(tmp_path: Any) -> None:
@@ -261,5 +261,5 @@ async def test_a_result_can_be_read_where_the_task_is_not_declared(tmp_path: Any
         seen = await elsewhere.get(job.id)
 
         assert seen.state is State.COMPLETED
-        assert await seen.result(5) == {"name": "Ada", "since": "2026-01-31T12:00:00Z", "colours": ["blue"]}
-        assert await job.result(5) == CUSTOMER
+        assert await seen.result(30) == {"name": "Ada", "since": "2026-01-31T12:00:00Z", "colours": ["blue"]}
+        assert await job.result(30) == CUSTOMER

@@ -69,7 +69,7 @@ async def enqueued(task: Task[[int], Any], *values: int) -> list[Job[Any]]:
 
 
 async def results(jobs: list[Job[Any]]) -> list[Any]:
-    return [await job.result(5) for job in jobs]
+    return [await job.result(30) for job in jobs]
 
 
 # One call.
@@ -244,7 +244,7 @@ async def test_a_list_of_another_length_from_a_process_fails_them_all(apart: Err
 
     for job in made:
         with pytest.raises(JobFailed, match="results=2: task short was called for 3 jobs"):
-            await job.result(5)
+            await job.result(30)
 
 
 async def test_a_result_that_cannot_be_kept_fails_only_its_own_job(live: Errandry) -> None:
@@ -360,7 +360,7 @@ async def test_a_job_without_others_has_itself_for_jobs(live: Errandry) -> None:
     job = await work.enqueue()
     await burst(live)
 
-    assert await job.result(5)
+    assert await job.result(30)
 
 
 async def test_middleware_wraps_the_call(live: Errandry) -> None:
@@ -463,7 +463,7 @@ async def test_one_canceled_in_a_process_is_told_and_the_others_go_on(
         ends = [await job.wait(LIMIT) for job in made]
 
     assert [job.state for job in ends] == [State.COMPLETED, State.CANCELED, State.COMPLETED]
-    assert await made[2].result(5) == "2 of 3"
+    assert await made[2].result(30) == "2 of 3"
 
 
 async def test_all_canceled_in_a_process_stop_it(apart: Errandry, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ async def test_a_job_comes_with_the_commit_and_not_at_all_with_a_rollback(
         await caller.rollback()
 
     await burst(shop)
-    assert await job.result(timeout=10) == "sent to ada"
+    assert await job.result(timeout=30) == "sent to ada"
     with pytest.raises(UnknownJob):
         await shop.record(lost.id)
     assert await shop.totals() == {"default": {"completed": 1, "inserted": 1}}
@@ -174,7 +174,7 @@ async def test_an_idle_worker_wakes(shop: Errandry, send: Send, caller: Caller) 
             job = await enqueue(caller, send, "ada")
             await caller.commit()
 
-            assert await job.result(timeout=10) == "sent to ada"
+            assert await job.result(timeout=30) == "sent to ada"
         said = [notification.payload async for notification in listener.notifies(timeout=0)]
     assert "" in said  # not a pass's, which names its process
 
@@ -185,16 +185,16 @@ async def test_no_lock_of_an_open_transaction_is_in_anybodys_way(
     """Its lane is new, or idle, and others enqueue to it, work, and tidy up, while it stays open."""
     open_job = await enqueue(caller, send, "ada")
 
-    async with asyncio.timeout(5), working(shop):
-        assert await (await send.enqueue("grace")).result(timeout=5) == "sent to grace"
+    async with asyncio.timeout(30), working(shop):
+        assert await (await send.enqueue("grace")).result(timeout=30) == "sent to grace"
         async with psycopg_async(server()) as other:
             job = await enqueue(other, send, "ida")
             await other.commit()
-            assert await job.result(timeout=5) == "sent to ida"
+            assert await job.result(timeout=30) == "sent to ida"
 
     await caller.commit()
     await burst(shop)
-    assert await open_job.result(timeout=10) == "sent to ada"
+    assert await open_job.result(timeout=30) == "sent to ada"
 
 
 async def test_what_has_no_lane_yet_keeps_its_place(shop: Errandry, send: Send, caller: Caller) -> None:
@@ -255,7 +255,7 @@ async def test_a_reader_misses_no_event_of_callers_who_commit_late(shop: Errandr
     await asyncio.gather(*[call(number) for number in range(6)], write())
     wanted.add((await send.using(delay=60).enqueue("the last, which numbers all")).id)
 
-    await asyncio.wait_for(reader, 10)
+    await asyncio.wait_for(reader, 30)
     assert sorted(seen) == sorted(wanted)
 
 
@@ -341,7 +341,7 @@ class TestTheSameIdAgain:
 async def waits_for_a_lock() -> None:
     """Somebody does, now."""
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(30),
         await psycopg.AsyncConnection.connect(server().url(), autocommit=True) as db,
     ):
         while True:
@@ -534,7 +534,7 @@ class TestSqlite:
             [again] = jobs.bind(db).enqueue_many_sync([send.using(id=job.id).new("ida")])
             db.execute("COMMIT")
 
-            assert await job.result(timeout=10) == "sent to ada"
+            assert await job.result(timeout=30) == "sent to ada"
         assert again.id == job.id
         assert await kinds(jobs, lost.id) == []
         assert await jobs.totals() == {"default": {"completed": 1, "inserted": 1}}

@@ -63,7 +63,7 @@ async def test_many_jobs_go_together_in_the_order_given(jobs: Errandry, send: Ta
     made = await jobs.enqueue_many([send.new(f"{number}") for number in range(100)])
     await drain(jobs)
 
-    assert [await job.result(5) for job in made] == [f"sent to {number}" for number in range(100)]
+    assert [await job.result(30) for job in made] == [f"sent to {number}" for number in range(100)]
     totals = await jobs.totals()
     assert totals["default"]["inserted"] == totals["default"]["completed"] == 100
 
@@ -99,7 +99,7 @@ async def test_jobs_of_several_tasks_go_together(jobs: Errandry, send: Task[[str
     mail, total = await jobs.enqueue_many([send.new("ada"), add.new(a=1, b=2)])
     await drain(jobs)
 
-    assert (await mail.result(5), await total.result(5)) == ("sent to ada", 3)
+    assert (await mail.result(30), await total.result(30)) == ("sent to ada", 3)
 
 
 async def test_a_call_of_another_apps_task_is_refused(jobs: Errandry) -> None:
@@ -236,7 +236,7 @@ async def test_a_codec_seals_what_is_stored_and_the_handler_sees_it_plain(sealed
     assert json.loads(record.result or "")[1:] == [job.id, "send", "result"]
     assert "sent to" not in (record.result or "")
     assert seen == ["ada"]
-    assert await job.result(5) == "sent to ada"
+    assert await job.result(30) == "sent to ada"
 
 
 async def test_arguments_are_checked_before_they_are_sealed(sealed: Errandry) -> None:
@@ -257,8 +257,8 @@ async def test_what_an_operator_writes_is_sealed_too(sealed: Errandry) -> None:
     await sealed.resolve(resolved.id, result="by hand")
     await drain(sealed, strict=True)
 
-    assert await edited.result(5) == "sent to grace"
-    assert await resolved.result(5) == "by hand"
+    assert await edited.result(30) == "sent to grace"
+    assert await resolved.result(30) == "by hand"
 
 
 async def test_what_is_enqueued_can_be_asserted_through_a_codec(sealed: Errandry) -> None:

@@ -21,7 +21,7 @@ from errandry.worker.worker import Worker
 
 
 async def taken(events: AsyncIterator[Happened], number: int) -> list[Happened]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return [await anext(events) for _ in range(number)]
 
 
@@ -176,7 +176,7 @@ async def test_a_reader_that_is_told_to_stop_gets_everything_first(app: Errandry
     stop.set()
     await drain(app)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         seen = [happened async for happened in app.events(start, kind="completed", until=stop)]
     assert told(seen) == ["completed"]
 
@@ -205,7 +205,7 @@ async def test_who_observes_a_job_is_told_its_state_and_then_its_fate(app: Erran
     await app.enqueue("send", {"to": "grace"})
     await drain(app)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         rest = [happened async for happened in observing]
     assert (told([first]), first.event.job) == (["waiting"], job.id)
     assert told(rest) == ["claimed", "active", "completed"]
@@ -215,7 +215,7 @@ async def test_who_observes_a_job_is_told_its_state_and_then_its_fate(app: Erran
 async def test_who_comes_late_is_told_how_it_ended(app: Errandry) -> None:
     job = await app.enqueue("send", {"to": "ada"})
     await drain(app)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert told([happened async for happened in job.observe()]) == ["completed"]
 
 
@@ -266,7 +266,7 @@ async def test_one_that_raises_or_hangs_disturbs_nobody(
         seen.append(happened.event.job)
 
     jobs = [await app.enqueue("send", {"to": f"{n}"}) for n in range(3)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await Worker(app, WorkerOptions(burst=True)).run()
 
     assert seen == [job.id for job in jobs]

@@ -30,7 +30,7 @@ async def test_a_parent_runs_after_its_children_with_their_results(live: Errandr
     assert "3 children to end: " in because.text
     await burst(live)
 
-    assert await job.result(timeout=5) == [1, 4, 9]
+    assert await job.result(timeout=30) == [1, 4, 9]
     assert sorted(ran) == [1, 2, 3]
 
 
@@ -43,7 +43,7 @@ async def test_a_chain_hands_each_result_on(live: Errandry) -> None:
     job = await live.enqueue_flow(chain(step.new(1), step.new(2), step.new(3)))
     await burst(live)
 
-    assert await job.result(timeout=5) == 6
+    assert await job.result(timeout=30) == 6
 
 
 async def test_a_callback_runs_whatever_became_of_the_rest(live: Errandry) -> None:
@@ -93,7 +93,7 @@ async def test_a_handler_spawns_children_and_runs_again_with_their_results(
     job = await parent.enqueue(4)
     await burst(live)
 
-    assert await job.result(timeout=5) == 60
+    assert await job.result(timeout=30) == 60
     assert runs == [1, 1]
 
 
@@ -122,7 +122,7 @@ async def test_a_group_in_a_chain_is_several_calls_at_once(live: Errandry) -> No
     job = await live.enqueue_flow(chain(step.new(1), group(step.new(10), step.new(20)), step.new(100)))
     await burst(live)
 
-    assert await job.result(timeout=5) == 100 + 11 + 21
+    assert await job.result(timeout=30) == 100 + 11 + 21
     assert (await live.counts())["default"] == {"completed": 4}
 
 
@@ -134,7 +134,7 @@ async def test_a_group_by_itself_is_enqueued_in_one_write(live: Errandry) -> Non
     jobs = await live.enqueue_flow(group(part.new(1), flow(part.new(2), part.new(3))))
     await burst(live)
 
-    assert [await job.result(timeout=5) for job in jobs] == [1, 2]
+    assert [await job.result(timeout=30) for job in jobs] == [1, 2]
     with pytest.raises(InvalidValue, match="ends with one, not with a group"):
         chain(part.new(1), group(part.new(2)))
 
@@ -220,7 +220,7 @@ async def test_results_are_arguments_of_others(live: Errandry) -> None:
     assert (await live.record(job.id)).children == 4
     await burst(live)
 
-    assert await job.result(timeout=5) == "56 m after 0"
+    assert await job.result(timeout=30) == "56 m after 0"
 
 
 async def test_results_go_from_call_to_call(live: Errandry) -> None:
@@ -248,7 +248,7 @@ async def test_results_go_from_call_to_call(live: Errandry) -> None:
     ends = await live.enqueue_flow(group(told.new(result_of(one)), told.new(result_of(two))))
     await burst(live)
 
-    assert [await job.result(timeout=5) for job in ends] == ["ab", "nothing"]
+    assert [await job.result(timeout=30) for job in ends] == ["ab", "nothing"]
 
 
 async def test_a_result_that_does_not_fit_fails_with_its_place(live: Errandry) -> None:
@@ -283,7 +283,7 @@ async def test_what_has_failed_feeds_nothing(live: Errandry) -> None:
     job = await live.enqueue_flow(flow(total.new(result_of(parts), result_of(part.new(2))), policy="ignore"))
     await burst(live)
 
-    assert await job.result(timeout=5) == 14
+    assert await job.result(timeout=30) == 14
 
 
 async def test_two_calls_of_one_unique_job_are_both_fed(live: Errandry) -> None:
@@ -300,7 +300,7 @@ async def test_two_calls_of_one_unique_job_are_both_fed(live: Errandry) -> None:
     assert (await live.record(job.id)).children == 2
     await burst(live)
 
-    assert await job.result(timeout=5) == 21
+    assert await job.result(timeout=30) == 21
 
 
 async def test_what_is_spawned_is_fed_too(live: Errandry) -> None:
@@ -317,7 +317,7 @@ async def test_what_is_spawned_is_fed_too(live: Errandry) -> None:
     job = await whole.enqueue()
     await burst(live)
 
-    assert await job.result(timeout=5) == [4]
+    assert await job.result(timeout=30) == [4]
 
 
 async def test_an_edit_of_a_fed_argument_counts(live: Errandry) -> None:
@@ -329,7 +329,7 @@ async def test_an_edit_of_a_fed_argument_counts(live: Errandry) -> None:
     await live.edit(job.id, arguments={"n": 10})
     await burst(live)
 
-    assert await job.result(timeout=5) == 11
+    assert await job.result(timeout=30) == 11
 
 
 async def test_results_of_others_are_only_for_flows(live: Errandry) -> None:

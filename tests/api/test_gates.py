@@ -102,7 +102,7 @@ async def live(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 async def finished(app: Errandry, *jobs: Job[None], concurrency: int = 100) -> None:
     """Have a worker work until these have ended; a burst would not wait for what may not begin yet."""
     worker = Worker(app, WorkerOptions(concurrency=concurrency))
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.run())
         for job in jobs:
             await job.wait()
@@ -187,7 +187,7 @@ async def test_who_may_wait_for_room_gets_in_when_there_is_some(live: Errandry) 
 
     await live.queue("thumbs").put(max_size=2, overflow="wait")
     worker = Worker(live, WorkerOptions(concurrency=1))
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.run())
         jobs = await asyncio.gather(*[shrink.enqueue() for _ in range(20)])
         for job in jobs:

@@ -338,7 +338,7 @@ async def test_the_fixtures_are_there_in_every_project(
     errandry_clock.advance(60)
     await drain(errandry_jobs)
 
-    assert await job.result(5) == "done"
+    assert await job.result(30) == "done"
     assert errandry_jobs.store is errandry_store
 
 

@@ -52,7 +52,7 @@ async def test_a_middleware_sees_the_job_and_may_change_the_result(jobs: Errandr
     job = await jobs.task(name="work")(later if kind == "async" else now).enqueue(n=7)
     await drain(jobs, strict=True)
 
-    assert await job.result(5) == ["work", 1, 7]
+    assert await job.result(30) == ["work", 1, 7]
 
 
 async def test_a_middleware_may_answer_without_the_handler(jobs: Errandry, calls: list[str]) -> None:
@@ -73,7 +73,7 @@ async def test_a_middleware_may_answer_without_the_handler(jobs: Errandry, calls
     job = await work.enqueue()
     await drain(jobs, strict=True)
 
-    assert await job.result(5) == "from the cache"
+    assert await job.result(30) == "from the cache"
     assert calls == []
 
 
@@ -95,7 +95,7 @@ async def test_an_error_of_the_handler_passes_through_and_may_be_turned(jobs: Er
     job = await divide.enqueue(1, 0)
     await drain(jobs, strict=True)
 
-    assert await job.result(5) == "recovered"
+    assert await job.result(30) == "recovered"
     assert len(seen) == 1
 
 
@@ -133,7 +133,7 @@ async def test_a_middleware_may_raise_an_outcome(jobs: Errandry) -> None:
     assert (await job.refresh()).record.attempts == 0
     await drain(jobs, until_idle=True)
 
-    assert await job.result(5) == "done"
+    assert await job.result(30) == "done"
 
 
 async def test_a_timeout_as_middleware_stops_the_handler(jobs: Errandry, calls: list[str]) -> None:
@@ -170,4 +170,4 @@ async def test_middleware_of_one_app_is_not_that_of_another(jobs: Errandry) -> N
         job = await work.enqueue()
         await drain(other, strict=True)
 
-        assert await job.result(5) == "quiet"
+        assert await job.result(30) == "quiet"

@@ -156,8 +156,8 @@ async def test_resolve_by_hand(jobs: Errandry, send: Task[[str], str]) -> None:
     await jobs.resolve(bad.id, state="failed", message="no longer wanted")
     await jobs.resolve(plain.id)
 
-    assert await good.result(5) == "by hand"
-    assert await plain.result(5) is None
+    assert await good.result(30) == "by hand"
+    assert await plain.result(30) is None
     failed = (await bad.refresh()).record
     assert (failed.state, failed.errors[-1].message) == (State.FAILED, "no longer wanted")
     with pytest.raises(InvalidMove):

@@ -32,7 +32,7 @@ async def jobs() -> AsyncIterator[Errandry]:
 async def done(job: Job[Any], **options: Any) -> Any:
     """What a job's handler returns in a process."""
     await burst(apart.jobs, **{"children": 1, **options})
-    return await job.result(timeout=1)
+    return await job.result(timeout=30)
 
 
 def is_alive(pid: int) -> bool:
@@ -92,7 +92,7 @@ async def test_a_child_does_one_job_after_the_other_and_never_opens_the_store(jo
     several = [await apart.whereabouts.enqueue() for _ in range(3)]
     await burst(jobs, children=1)
 
-    seen = [await job.result(timeout=1) for job in several]
+    seen = [await job.result(timeout=30) for job in several]
 
     assert len({one["pid"] for one in seen}) == 1
     assert [one["ran_before"] for one in seen] == [1, 2, 3]  # middleware runs where the handler does
@@ -103,7 +103,7 @@ async def test_no_more_children_than_there_may_be(jobs: Errandry) -> None:
     several = [await apart.whereabouts.enqueue() for _ in range(20)]
     await burst(jobs, children=2)
 
-    seen = [await job.result(timeout=1) for job in several]
+    seen = [await job.result(timeout=30) for job in several]
 
     assert 1 <= len({one["pid"] for one in seen}) <= 2
 
@@ -248,7 +248,7 @@ async def test_more_memory_than_the_task_may_have_fails_the_attempt(jobs: Errand
 
     record = await jobs.record(much.id)
 
-    assert await little.result(timeout=1) == 20_000_000
+    assert await little.result(timeout=30) == 20_000_000
     assert (record.errors[0].type, record.errors[0].message) == (
         "MemoryError",
         "the task may have 300 MB of memory",
@@ -340,7 +340,7 @@ async def test_a_child_is_replaced_after_so_many_jobs(jobs: Errandry) -> None:
     several = [await apart.whereabouts.enqueue() for _ in range(5)]
     await burst(jobs, children=1, recycle_jobs=2)
 
-    seen = [(await job.result(timeout=1))["pid"] for job in several]
+    seen = [(await job.result(timeout=30))["pid"] for job in several]
 
     assert len(set(seen)) == 3
     assert not [pid for pid in seen if is_alive(pid)]
@@ -350,7 +350,7 @@ async def test_a_child_that_has_grown_too_large_is_replaced(jobs: Errandry) -> N
     several = [await apart.keeps.enqueue(megabytes) for megabytes in (1, 200, 1)]
     await burst(jobs, children=1, recycle_memory=150_000_000)
 
-    first, second, third = [await job.result(timeout=1) for job in several]
+    first, second, third = [await job.result(timeout=30) for job in several]
 
     assert first == second
     assert third != second

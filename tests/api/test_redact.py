@@ -75,7 +75,7 @@ async def test_the_handler_and_its_result_are_left_alone(jobs: Errandry) -> None
     await drain(jobs, strict=True)
     record = await jobs.record(job.id)
 
-    assert await job.result(5) == 13
+    assert await job.result(30) == 13
     assert shown({"user": "ada", "password": "correct horse"}, record.metadata) == {
         "user": "ada",
         "password": MARK,

@@ -32,7 +32,7 @@ def send(jobs: Errandry) -> Task[[str], str]:
 
 async def test_the_result_of_a_completed_job(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
-    waiting = asyncio.create_task(job.result(5))
+    waiting = asyncio.create_task(job.result(30))
     await drain(jobs)
 
     assert await waiting == "sent to ada"
@@ -47,7 +47,7 @@ async def test_a_job_that_returns_nothing_has_the_result_none(jobs: Errandry) ->
     job = await quiet.enqueue()
     await drain(jobs)
 
-    assert await (await jobs.get(job.id)).result(5) is None
+    assert await (await jobs.get(job.id)).result(30) is None
 
 
 async def test_the_result_of_a_failed_job_is_an_error_that_says_why(
@@ -57,9 +57,9 @@ async def test_the_result_of_a_failed_job_is_an_error_that_says_why(
     await drain(jobs)
 
     with pytest.raises(JobFailed, match=r"failed \(error\): LookupError: no such address") as error:
-        await unlucky.result(5)
+        await unlucky.result(30)
     with pytest.raises(JobFailed, match=r"failed \(unrecoverable\): Fail: not for eve"):
-        await refused.result(5)
+        await refused.result(30)
 
     assert error.value.job_id == unlucky.id
     assert error.value.reason == Reason.ERROR
@@ -68,7 +68,7 @@ async def test_the_result_of_a_failed_job_is_an_error_that_says_why(
 
 async def test_the_result_of_a_canceled_job_is_an_error(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
-    waiting = asyncio.create_task(job.result(5))
+    waiting = asyncio.create_task(job.result(30))
     await jobs.cancel(job.id)
 
     with pytest.raises(JobCanceled, match=f"job {job.id} was canceled"):
@@ -77,20 +77,20 @@ async def test_the_result_of_a_canceled_job_is_an_error(jobs: Errandry, send: Ta
 
 async def test_who_waits_for_a_removed_job_is_told(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
-    waiting = asyncio.create_task(job.wait(5))
+    waiting = asyncio.create_task(job.wait(30))
     await jobs.remove(job.id)
 
     with pytest.raises(UnknownJob):
         await waiting
     with pytest.raises(UnknownJob):
-        await job.result(5)
+        await job.result(30)
 
 
 async def test_a_job_that_is_not_kept_is_gone_when_it_has_finished(
     jobs: Errandry, send: Task[[str], str]
 ) -> None:
     job = await send.using(keep=0).enqueue("ada")
-    waiting = asyncio.create_task(job.result(5))
+    waiting = asyncio.create_task(job.result(30))
     await drain(jobs)
 
     with pytest.raises(UnknownJob):
@@ -122,7 +122,7 @@ async def test_wait_returns_whatever_the_end(jobs: Errandry, send: Task[[str], s
     await drain(jobs)
     await made[2].cancel()
 
-    assert [(await job.wait(5)).state for job in made] == ["completed", "failed", "canceled"]
+    assert [(await job.wait(30)).state for job in made] == ["completed", "failed", "canceled"]
 
 
 async def test_after_a_rerun_the_result_is_that_of_the_new_run(jobs: Errandry) -> None:
@@ -134,10 +134,10 @@ async def test_after_a_rerun_the_result_is_that_of_the_new_run(jobs: Errandry) -
 
     job = await count.enqueue()
     await drain(jobs)
-    assert await job.result(5) == 1
+    assert await job.result(30) == 1
 
     await job.rerun()
-    again = asyncio.create_task(job.result(5))
+    again = asyncio.create_task(job.result(30))
     await drain(jobs)
 
     assert await again == 2
@@ -214,7 +214,7 @@ async def test_a_thousand_waiters_cost_one_read_of_the_events_per_wake(
 async def test_waiters_of_one_job_are_all_woken(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
     handles = [await jobs.get(job.id) for _ in range(50)]
-    waits = [asyncio.create_task(handle.result(10)) for handle in handles]
+    waits = [asyncio.create_task(handle.result(30)) for handle in handles]
     await drain(jobs)
 
     assert set(await asyncio.gather(*waits)) == {"sent to ada"}
@@ -222,8 +222,8 @@ async def test_waiters_of_one_job_are_all_woken(jobs: Errandry, send: Task[[str]
 
 async def test_who_stops_waiting_leaves_nothing_behind(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
-    staying = asyncio.create_task(job.wait(10))
-    leaving = [asyncio.create_task(job.wait(10)) for _ in range(10)]
+    staying = asyncio.create_task(job.wait(30))
+    leaving = [asyncio.create_task(job.wait(30)) for _ in range(10)]
     while len(jobs._waiting._waiters.get(job.id, ()) if jobs._waiting else ()) < 11:  # noqa: ASYNC110
         await asyncio.sleep(0)
 
@@ -260,7 +260,7 @@ async def test_an_error_of_the_store_reaches_everybody_who_waits() -> None:
         async def send() -> None: ...
 
         job = await send.enqueue()
-        ends = await asyncio.gather(*[job.wait(5) for _ in range(3)], return_exceptions=True)
+        ends = await asyncio.gather(*[job.wait(30) for _ in range(3)], return_exceptions=True)
 
         assert [type(end) for end in ends] == [StoreCorrupt] * 3
         assert len({id(end) for end in ends}) == 3

@@ -151,8 +151,8 @@ async def test_a_worker_archives_what_has_outlived(live: Errandry) -> None:
     worker = Worker(live, WorkerOptions(upkeep_every=0.01))
     working = asyncio.create_task(worker.run())
     for n in range(4):
-        await (await send.enqueue(n)).wait(timeout=10)
-    await asyncio.wait_for(archived.wait(), 10)
+        await (await send.enqueue(n)).wait(timeout=30)
+    await asyncio.wait_for(archived.wait(), 30)
     worker.stop()
     await working
 
@@ -177,8 +177,8 @@ async def test_an_archive_that_raises_disturbs_nobody(
     worker = Worker(live, WorkerOptions(upkeep_every=0.01))
     with caplog.at_level(logging.ERROR):
         working = asyncio.create_task(worker.run())
-        await asyncio.wait_for(raised.wait(), 10)
-        assert [await job.result(timeout=10) for job in jobs] == [0, 1, 2]
+        await asyncio.wait_for(raised.wait(), 30)
+        assert [await job.result(timeout=30) for job in jobs] == [0, 1, 2]
         worker.stop()
         await working
 

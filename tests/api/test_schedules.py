@@ -276,7 +276,7 @@ async def test_a_worker_sleeps_until_the_tick(live: Errandry) -> None:
     worker = Worker(live, WorkerOptions(upkeep=False))
     working = asyncio.create_task(worker.run())
     await live.schedules.put("all", report, "* * * * * *")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await ran.wait()
     worker.stop()
     await working

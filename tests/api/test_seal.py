@@ -154,7 +154,7 @@ async def test_jobs_run_and_results_come_back(codec: Codec, jobs: Errandry) -> N
     job = await greet.enqueue("ada")
     await drain(jobs, strict=True)
 
-    assert await job.result(5) == "hello ada"
+    assert await job.result(30) == "hello ada"
     record = await jobs.record(job.id)
     assert "$a$" in record.payload
     assert "$a$" in (record.result or "")

@@ -299,7 +299,7 @@ async def test_a_handler_whose_lease_is_lost_stops_at_its_next_step() -> None:
 
         async with working(jobs):
             await work.enqueue()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await stopped.wait()
 
     assert reached == ["effect"]
@@ -319,7 +319,7 @@ async def test_a_result_is_sent_until_the_store_takes_it() -> None:
 
         async with working(jobs):
             job = await work.enqueue()
-            assert await job.result(timeout=20) == [1, 2]
+            assert await job.result(timeout=30) == [1, 2]
 
 
 async def test_steps_and_signals_are_sealed(clock: FakeClock) -> None:

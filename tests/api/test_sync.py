@@ -40,14 +40,14 @@ def test_everything_works_without_a_loop(app: Errandry, add: Task[[int, int], in
     other, third = app.enqueue_many_sync([add.new(3, 4), add.using(delay=60).new(5, 6)])
     asyncio.run(drain(app))
 
-    assert app.sync.result(job, timeout=5) == 3
-    assert app.sync.wait(other, timeout=5).state is State.COMPLETED
+    assert app.sync.result(job, timeout=30) == 3
+    assert app.sync.wait(other, timeout=30).state is State.COMPLETED
     assert app.sync.get(third.id).state is State.SCHEDULED
     assert app.sync.counts() == {"default": {"completed": 2, "scheduled": 1}}
     assert [record.id for record in app.sync.list("state:scheduled").jobs] == [third.id]
     app.sync.cancel(third.id)
     with pytest.raises(JobCanceled):
-        app.sync.result(third, timeout=5)
+        app.sync.result(third, timeout=30)
     app.sync.rerun(third.id)
     app.sync.run(app.edit, third.id, priority=5)
     assert app.sync.get(third.id).record.priority == 5
@@ -137,7 +137,7 @@ async def test_in_an_async_handler_that_should_have_awaited(
     job = await outer.enqueue(4)
     await drain(app, strict=True)
 
-    assert (await app.get(await job.result(5))).state is State.COMPLETED
+    assert (await app.get(await job.result(30))).state is State.COMPLETED
 
 
 async def test_on_the_engines_own_loop_it_is_refused_rather_than_stuck(
@@ -222,7 +222,7 @@ def test_a_script_whose_tasks_are_in_main_enqueues_and_works(tmp_path: Path) -> 
             async with jobs:
                 made = await greet.enqueue("ada"), await add.enqueue(1, 2)
                 await Worker(jobs, WorkerOptions(burst=True)).run()
-                print([await job.result(5) for job in made])
+                print([await job.result(30) for job in made])
 
         asyncio.run(main())
         asyncio.run(main())

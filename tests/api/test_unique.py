@@ -304,7 +304,7 @@ class TestBound:
             for _ in range(2):
                 with pytest.raises(StoreUnavailable, match="lock"):
                     await send.enqueue("ada")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 assert not (await send.enqueue("ida")).existed
                 await send.using(unique=False).enqueue("ada")
                 await burst(shop)
@@ -330,9 +330,9 @@ class TestBound:
         job = await send.enqueue("ada")
         async with psycopg_async(server()) as caller:
             assert (await enqueue(caller, send, "ada")).existed
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await burst(shop)
-                assert await job.result(timeout=5) == "sent to ada"
+                assert await job.result(timeout=30) == "sent to ada"
                 assert not (await send.enqueue("ada")).existed
 
     async def test_replace(self, shop: Errandry) -> None:
@@ -348,7 +348,7 @@ class TestBound:
         assert (record.payload, record.state) == ('{"to":"ada","subject":"two"}', State.WAITING)
         assert await shop.counts() == {"default": {"waiting": 1}}
         await burst(shop)
-        assert await first.result(timeout=10) == "sent to ada"
+        assert await first.result(timeout=30) == "sent to ada"
         assert await kinds(shop, first.id) == [
             *(Kind.SCHEDULED, Kind.EDITED, Kind.CLAIMED, Kind.ACTIVE, Kind.COMPLETED)
         ]

@@ -35,6 +35,7 @@ from errandry.store.memory import MemoryStore
 from errandry.worker.executor import Executor
 from errandry.worker.run import Batch, Stop
 from tests.api.working import burst, kinds, reached, until, working
+from tests.pace import Pace
 
 NOW = Backoff(Curve.FIXED, 0.0)
 
@@ -69,7 +70,7 @@ async def test_async_handlers_run_on_the_loop_and_sync_ones_in_threads(live: Err
 
     made = await here.enqueue(1), await there.enqueue(2)
     await burst(live)
-    results = [await job.result(5) for job in made]
+    results = [await job.result(30) for job in made]
 
     assert results[0] == [1, threading.get_ident()]
     assert results[1][0] == 2
@@ -102,11 +103,11 @@ async def test_an_idle_worker_claims_a_job_in_the_pass_that_inserts_it() -> None
 
         async with working(jobs):
             first = await work.enqueue()
-            assert await first.result(5) == "done"
+            assert await first.result(30) == "done"
             store.passes.clear()
 
             job = await work.enqueue()
-            assert await job.result(5) == "done"
+            assert await job.result(30) == "done"
 
         assert [Insert, Claim] in store.passes
         assert [Settle, Claim] in store.passes
@@ -125,10 +126,10 @@ async def test_a_claim_on_its_way_with_a_pass_has_its_slots_already(gate: Gate) 
         async def first() -> None: ...
 
         async with working(jobs, concurrency=1) as worker:
-            await (await first.enqueue()).result(5)
+            await (await first.enqueue()).result(30)
             store.latency, before = 0.1, len(store.passes)
             made = asyncio.create_task(jobs.enqueue_many([work.new(), work.new()]))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while True:
                     if any(Insert in commands for commands in store.passes[before:]):
                         break
@@ -161,7 +162,7 @@ async def test_each_handler_has_a_context_of_its_own(live: Errandry) -> None:
     made = await live.enqueue_many([task.new() for task in (here, there) for _ in range(3)])
     await burst(live, concurrency=1, threads=1)
 
-    assert [await job.result(5) for job in made] == ["clean"] * 6
+    assert [await job.result(30) for job in made] == ["clean"] * 6
 
 
 async def test_a_handler_knows_its_job(live: Errandry) -> None:
@@ -178,7 +179,7 @@ async def test_a_handler_knows_its_job(live: Errandry) -> None:
     job = await work.enqueue(7)
     await burst(live)
 
-    assert await job.result(5) == [job.id, 3, "work", False, 7]
+    assert await job.result(30) == [job.id, 3, "work", False, 7]
     assert fences == sorted(set(fences))
     assert current() is None
 
@@ -236,7 +237,7 @@ async def test_an_error_is_tried_again_after_the_backoff_until_attempts_are_spen
     job = await work.enqueue()
     async with working(live):
         with pytest.raises(JobFailed, match="ValueError: no luck"):
-            await job.result(10)
+            await job.result(30)
 
     errors = job.record.errors
     assert [(error.attempt, error.kind, error.type) for error in errors] == [
@@ -259,7 +260,7 @@ async def test_retry_says_when(live: Errandry) -> None:
 
     job = await work.enqueue()
     async with working(live):
-        assert await job.result(10) == "done"
+        assert await job.result(30) == "done"
 
     assert [(error.type, error.message) for error in job.record.errors] == [("Retry", "busy")]
 
@@ -288,7 +289,7 @@ async def test_snooze_gives_the_attempt_back(live: Errandry) -> None:
 
     job = await work.enqueue()
     async with working(live):
-        assert await job.result(10) == [1]
+        assert await job.result(30) == [1]
 
     assert job.record.errors == ()
 
@@ -306,9 +307,9 @@ async def test_fail_and_cancel_are_for_good(live: Errandry, kind: str) -> None:
     await burst(live)
 
     with pytest.raises(JobFailed, match=r"\(unrecoverable\): Fail: wrong address"):
-        await failed.result(5)
+        await failed.result(30)
     with pytest.raises(JobCanceled):
-        await canceled.result(5)
+        await canceled.result(30)
     assert (failed.record.attempts, canceled.record.attempts) == (1, 1)
     assert canceled.record.reason is Reason.CANCELED
     assert canceled.record.errors[-1].message == "not needed"
@@ -328,7 +329,7 @@ async def test_retry_on_and_fail_on_decide_by_the_kind_of_error(live: Errandry) 
 
     made = {kind: await work.enqueue(kind) for kind in kinds}
     await burst(live)
-    ends = {kind: (await job.wait(5)).record for kind, job in made.items()}
+    ends = {kind: (await job.wait(30)).record for kind, job in made.items()}
 
     assert {kind: (end.attempts, end.reason) for kind, end in ends.items()} == {
         "listed": (2, Reason.ERROR),
@@ -352,7 +353,7 @@ async def test_a_registered_function_is_a_backoff(live: Errandry) -> None:
 
     job = await work.enqueue()
     async with working(live):
-        assert (await job.wait(10)).state is State.FAILED
+        assert (await job.wait(30)).state is State.FAILED
 
     assert asked[:2] == [1, 2]
 
@@ -372,7 +373,7 @@ async def test_an_async_handler_is_stopped_when_its_time_is_up(live: Errandry) -
 
     job = await work.enqueue()
     await burst(live)
-    record = (await job.wait(5)).record
+    record = (await job.wait(30)).record
 
     assert (record.state, record.reason, stopped) == (State.FAILED, Reason.TIMEOUT, [1, 2])
     assert [error.kind for error in record.errors] == [Reason.TIMEOUT] * 2
@@ -390,7 +391,7 @@ async def test_a_handler_in_a_thread_is_asked_to_stop_when_its_time_is_up(live: 
 
     job = await work.enqueue()
     await burst(live)
-    record = (await job.wait(5)).record
+    record = (await job.wait(30)).record
 
     assert seen == [True, True]
     assert (record.state, record.reason, record.result) == (State.FAILED, Reason.TIMEOUT, None)
@@ -413,8 +414,8 @@ async def test_a_stuck_thread_loses_its_slot_after_the_grace_and_its_return_coun
 
     first, second = await deaf.enqueue(), await quick.enqueue()
     async with working(live, threads=1, grace=0.02):
-        assert await second.result(10) == "in time"
-        assert (await first.wait(10)).record.reason is Reason.TIMEOUT
+        assert await second.result(30) == "in time"
+        assert (await first.wait(30)).record.reason is Reason.TIMEOUT
         stuck.set()
         await asyncio.to_thread(returned.wait, 10)
 
@@ -455,11 +456,12 @@ async def test_a_running_async_handler_is_stopped_by_a_cancel_at_once(live: Erra
         await gate.begun.wait()
         await live.cancel(job.id)
         asked = time.monotonic()
-        await asyncio.wait_for(stopped.wait(), 5)
+        with Pace() as pace:
+            await asyncio.wait_for(stopped.wait(), 30)
         took = time.monotonic() - asked
-        assert (await job.wait(5)).state is State.CANCELED
+        assert (await job.wait(30)).state is State.CANCELED
 
-    assert took < 0.5
+    assert took < pace.allowed(0.5)
     assert (job.record.reason, job.record.attempts) == (Reason.CANCELED, 1)
 
 
@@ -514,7 +516,7 @@ async def test_a_running_thread_is_asked_to_stop_by_a_cancel(live: Errandry) -> 
     async with working(live):
         await asyncio.to_thread(begun.wait, 10)
         await live.cancel(job.id)
-        assert (await job.wait(10)).state is State.CANCELED
+        assert (await job.wait(30)).state is State.CANCELED
 
 
 async def test_cancel_asked_wins_over_what_the_handler_makes_of_it(live: Errandry, gate: Gate) -> None:
@@ -530,7 +532,7 @@ async def test_cancel_asked_wins_over_what_the_handler_makes_of_it(live: Errandr
     async with working(live):
         await gate.begun.wait()
         await live.cancel(job.id)
-        assert (await job.wait(5)).state is State.CANCELED
+        assert (await job.wait(30)).state is State.CANCELED
 
     assert job.record.result == '"finished all the same"'
 
@@ -544,7 +546,7 @@ async def test_a_scheduled_job_runs_when_it_is_due(live: Errandry) -> None:
 
     async with working(live):
         made = [await work.using(delay=0.05 * number).enqueue() for number in range(1, 9)]
-        ends = [(await job.wait(10)).record for job in made]
+        ends = [(await job.wait(30)).record for job in made]
 
     late = sorted((end.started_at or 0.0) - (end.run_at or 0.0) for end in ends)
     assert late[0] >= 0
@@ -565,12 +567,12 @@ async def test_a_paused_worker_claims_nothing_until_it_is_resumed(live: Errandry
         await gate.begun.wait()
         worker.pause()
         gate.opened.set()
-        await running.wait(10)
+        await running.wait(30)
         held = await second.enqueue()
         with pytest.raises(TimeoutError):
             await held.wait(0.05)
         worker.resume()
-        assert (await held.wait(10)).state is State.COMPLETED
+        assert (await held.wait(30)).state is State.COMPLETED
 
 
 async def test_a_worker_can_be_paused_from_afar(live: Errandry) -> None:
@@ -578,7 +580,7 @@ async def test_a_worker_can_be_paused_from_afar(live: Errandry) -> None:
     async def work() -> None: ...
 
     async with working(live) as worker:
-        await (await work.enqueue()).wait(10)
+        await (await work.enqueue()).wait(30)
         assert await live.worker(worker.id).pause(by="ops")
         [info] = await live.workers()
         assert info.paused is not None
@@ -587,7 +589,7 @@ async def test_a_worker_can_be_paused_from_afar(live: Errandry) -> None:
         with pytest.raises(TimeoutError):
             await held.wait(0.05)
         assert await live.worker(worker.id).resume()
-        assert (await held.wait(10)).state is State.COMPLETED
+        assert (await held.wait(30)).state is State.COMPLETED
 
 
 async def test_a_burst_ends_when_nothing_is_left_to_do_now(live: Errandry) -> None:
@@ -647,7 +649,7 @@ async def test_a_burst_waits_for_a_store_that_cannot_write() -> None:
         job = await work.enqueue()
         await burst(jobs)
 
-        assert await job.result(5) == "done"
+        assert await job.result(30) == "done"
 
 
 async def test_urgent_jobs_go_first_and_equals_in_their_order(live: Errandry) -> None:
@@ -752,7 +754,7 @@ async def test_a_result_that_cannot_be_kept_fails_the_job_and_says_why(
     await burst(live)
 
     with pytest.raises(JobFailed, match=why):
-        await job.result(5)
+        await job.result(30)
     assert (job.record.reason, job.record.attempts) == (Reason.UNRECOVERABLE, 1)
 
 
@@ -774,7 +776,7 @@ async def test_a_payload_that_cannot_be_unsealed_is_an_error_of_the_attempt(live
 
     job = await work.enqueue()
     await burst(live)
-    record = (await job.wait(5)).record
+    record = (await job.wait(30)).record
 
     assert record.state is State.FAILED
     assert "no key 7" in record.errors[0].message
@@ -792,7 +794,7 @@ async def test_an_error_that_cannot_be_written_down_is_still_an_error(live: Erra
 
     job = await work.enqueue()
     await burst(live)
-    record = (await job.wait(5)).record
+    record = (await job.wait(30)).record
 
     assert (record.state, record.errors[0].type) == (State.FAILED, "Mute")
 
@@ -840,7 +842,7 @@ async def test_logging_and_progress_go_to_the_record_of_the_job(live: Errandry, 
         record = await until(live, job.id, lambda record: record.progress is not None)
         assert (record.state, record.progress) == (State.RUNNING, Progress(0.5, "half"))
         gate.opened.set()
-        record = (await job.wait(5)).record
+        record = (await job.wait(30)).record
 
     assert [(line.level, line.text) for line in record.logs] == [
         ("warning", "weighing 3 parcels"),
@@ -889,7 +891,7 @@ async def test_progress_is_a_share(live: Errandry) -> None:
     await burst(live)
 
     with pytest.raises(JobFailed, match="must be a share from 0 to 1"):
-        await job.result(5)
+        await job.result(30)
 
 
 async def test_the_history_keeps_the_newest_errors_with_their_attempts(live: Errandry) -> None:
@@ -899,7 +901,7 @@ async def test_the_history_keeps_the_newest_errors_with_their_attempts(live: Err
 
     job = await work.enqueue()
     await burst(live, id="history")
-    errors = (await job.wait(5)).record.errors
+    errors = (await job.wait(30)).record.errors
 
     assert [error.message for error in errors] == [f"attempt {n}" for n in range(6, 26)]
     assert all((error.worker or "").startswith("history-") for error in errors)
@@ -918,7 +920,7 @@ async def test_a_handler_longer_than_the_lease_keeps_it(live: Errandry) -> None:
 
     job = await work.enqueue()
     async with working(live, lease=0.9, renew_every=0.1, upkeep_every=0.02):
-        assert await job.result(10) == "once"
+        assert await job.result(30) == "once"
 
     assert (job.record.attempts, job.record.crashes) == (1, 0)
 
@@ -938,7 +940,7 @@ async def test_a_lost_lease_stops_the_handler_and_nothing_is_written(live: Erran
     async with working(live, renew_every=0.02):
         await gate.begun.wait()
         await live.remove(job.id, force=True)
-        await asyncio.wait_for(stopped.wait(), 5)
+        await asyncio.wait_for(stopped.wait(), 30)
 
     assert (await live.list()).jobs == ()
 
@@ -955,7 +957,7 @@ async def test_a_stop_lets_handlers_finish(live: Errandry, gate: Gate) -> None:
         worker.stop()
         await live.promote(late.id)
         gate.opened.set()
-        assert await job.result(10) == "finished"
+        assert await job.result(30) == "finished"
 
     assert (await late.refresh()).state is State.WAITING
 
@@ -986,7 +988,7 @@ async def test_a_store_that_is_away_for_a_moment_costs_no_job(live: Errandry) ->
 
     made = [await work.enqueue(n) for n in range(6)]
     async with working(live, concurrency=2):
-        assert [await job.result(20) for job in made] == list(range(6))
+        assert [await job.result(30) for job in made] == list(range(6))
 
     assert {job.record.attempts for job in made} == {1}
 
@@ -1068,7 +1070,7 @@ async def test_health_tells_ages_and_how_much_runs(live: Errandry, gate: Gate) -
     await work.enqueue()
     async with working(live, upkeep_every=0.01) as worker:
         await gate.begun.wait()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (health := worker.health()).last_upkeep is None:  # noqa: ASYNC110 - a health check asks
                 await asyncio.sleep(0.001)
         gate.opened.set()
@@ -1114,4 +1116,4 @@ async def test_results_come_back_typed(live: Errandry) -> None:
     job = await total.enqueue([Decimal("0.1"), Decimal("0.2")])
     await burst(live)
 
-    assert await job.result(5) == Decimal("0.3")
+    assert await job.result(30) == Decimal("0.3")

@@ -29,7 +29,7 @@ async def burst(jobs: Errandry, **options: Any) -> None:
 
 
 async def until(
-    jobs: Errandry, job_id: str, holds: Callable[[Record], bool], timeout: float = 10.0
+    jobs: Errandry, job_id: str, holds: Callable[[Record], bool], timeout: float = 30.0
 ) -> Record:
     """The job's record as soon as `holds` is true of it. Woken by events, not by a timer."""
     async with asyncio.timeout(timeout):

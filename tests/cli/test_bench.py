@@ -109,9 +109,10 @@ def test_a_server_is_measured_beside_its_own_raw_writes(cli: Cli) -> None:
 
 
 @pytest.mark.slow(reason="measures everything, with workers in processes")
+@pytest.mark.timeout(300)
 def test_a_quick_run_measures_and_draws_everything(folder: Path) -> None:
     command = [*COMMAND, "bench", "--quick", "--json", "out/report.json", "--plots", "out"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
 
     assert done.returncode == 0, done.stderr
     report = msgspec.json.decode((folder / "out" / "report.json").read_bytes(), type=Report)

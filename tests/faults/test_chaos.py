@@ -21,6 +21,7 @@ LEASE = 1.5
 
 
 @pytest.mark.slow("ten seconds of chaos, and the time to recover")
+@pytest.mark.timeout(300)
 async def test_killed_at_random_nobody_loses_anything(scene: Scene) -> None:
     await survive(scene, seed=1, seconds=10)
 
@@ -47,9 +48,7 @@ async def survive(scene: Scene, seed: int, seconds: float) -> None:
     runs = sum(isinstance(fact, Started) for fact in facts)
     crashes = sum(job.crashes for job in found.jobs)
     print(f"seed {seed}: {dict(chaos.hits)}, {acked} acked, {runs} runs, {crashes} crashes")  # noqa: T201
-    assert acked > 10 * seconds
     assert crashes > 0
-    assert chaos.hits["kill"] + chaos.hits["kill unseen"] > 2
 
 
 class Chaos:
@@ -61,6 +60,7 @@ class Chaos:
     def __init__(self, scene: Scene, seed: int) -> None:
         self._scene, self._dice = scene, random.Random(seed)
         self.hits: Counter[str] = Counter()
+        self._acked = 0
         self._busy: dict[int, set[str]] = defaultdict(set)
         self.running = {
             "work": [self._start("work") for _ in range(2)],
@@ -74,12 +74,17 @@ class Chaos:
         return self._scene.start(role, options)
 
     async def reign(self, seconds: float) -> None:
+        """For so long, and until there was enough to lose: on a slow machine that takes longer."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end or self._acked < 10 * seconds or self._kills() < 3:
             await asyncio.sleep(self._dice.uniform(0.2, 1.0))
             role = self._dice.choice(("work", "work", "produce"))
             way = self._dice.choice(("kill", "kill", "kill unseen", "stop"))
             await self._hit(role, way)
+            self._read()
+
+    def _kills(self) -> int:
+        return self.hits["kill"] + self.hits["kill unseen"]
 
     async def _hit(self, role: str, way: str) -> None:
         self.hits[way] += 1
@@ -99,10 +104,14 @@ class Chaos:
 
     def _is_busy(self, pid: int) -> bool:
         """Whether a process has begun something and not ended it, by the journal."""
+        self._read()
+        return bool(self._busy[pid])
+
+    def _read(self) -> None:
         for fact in self._scene.journal.news():
+            self._acked += isinstance(fact, Acked)
             match fact:
                 case Asked(job=job, pid=where) | Started(job=job, pid=where):
                     self._busy[where].add(job)
                 case Acked(job=job, pid=where) | Ended(job=job, pid=where):
                     self._busy[where].discard(job)
-        return bool(self._busy[pid])

@@ -13,9 +13,12 @@ from tests.faults.scene import Scene
 
 LIMIT = 3
 LEASE = 1.5
+KILLS = 5
+"""So many at least, however slow this machine is."""
 
 
 @pytest.mark.slow("six seconds of kills, and the time to recover")
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "rule", [Rule(limit=LIMIT), Rule(group_limit=LIMIT)], ids=["of the queue", "of the group"]
 )
@@ -39,7 +42,7 @@ async def survive(scene: Scene, rule: Rule, seed: int, seconds: float) -> None:
     crew = [await scene.worker(concurrency=4, lease=LEASE) for _ in range(4)]
     until = time.monotonic() + seconds
     kills = 0
-    while time.monotonic() < until:
+    while time.monotonic() < until or kills < KILLS:
         await asyncio.sleep(dice.uniform(0.2, 0.8))
         victim = dice.randrange(len(crew))
         crew[victim].kill()
@@ -50,5 +53,4 @@ async def survive(scene: Scene, rule: Rule, seed: int, seconds: float) -> None:
 
     failed = [job for job in found.jobs if job.state is not State.COMPLETED and job.reason != "worker_lost"]
     assert failed == [], failed[0].errors
-    assert kills >= 5
     assert len(found.jobs) == len(wanted)

@@ -13,6 +13,7 @@ from errandry.core.state import Reason, State
 from errandry.worker.liveness import Liveness, bury, is_dead
 from tests.faults.command import Stage, is_alive, staged
 from tests.faults.process import until
+from tests.pace import Pace
 
 pytestmark = pytest.mark.slow(reason="starts workers and kills them")
 
@@ -34,14 +35,15 @@ async def test_children_die_with_a_killed_worker_and_their_job_runs_again(stage:
 
     began = time.monotonic()
     victim.kill()
-    await until(lambda: not is_alive(child))
-    assert time.monotonic() - began < 2
+    with Pace() as pace:
+        await until(lambda: not is_alive(child))
+    assert time.monotonic() - began < pace.allowed(2.0)
     second, parent = await stage.running(job, attempt=2)
     assert (parent, second != child) == (other.pid, True)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40
 
     stage.open()
-    record = await stage.app.finished(job, 30)
+    record = await stage.app.finished(job, 60)
     assert record is not None
     assert (record.state, record.attempts, record.crashes) == (State.COMPLETED, 2, 1)
     assert [error.kind for error in record.errors] == [Reason.WORKER_LOST]
@@ -117,7 +119,7 @@ async def test_a_child_killed_from_outside_costs_an_attempt_and_not_the_worker(s
     _, parent = await stage.running(job, attempt=2)
     stage.open()
 
-    record = await stage.app.finished(job, 30)
+    record = await stage.app.finished(job, 60)
     assert record is not None
     assert parent == worker.pid
     assert (record.state, record.attempts, record.crashes) == (State.COMPLETED, 2, 0)

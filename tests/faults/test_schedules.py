@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ async def survive(scene: Scene, seed: int, ticks: int) -> None:
             victim = dice.randrange(len(others))
             others[victim].kill()
             others[victim] = scene.start("work", options)
+    await until_said(partial(_has_run, scene, ticks - 3))
     schedule = await scene.app.schedules.get("beat")
     await scene.app.schedules.remove("beat")
 
@@ -81,10 +83,7 @@ async def test_a_worker_that_dies_with_its_tick_loses_none(scene: Scene, point: 
     assert await dying.over() < 0
     await scene.worker(lease=LEASE)
 
-    async def has_run() -> bool:
-        return (await scene.app.schedules.get("beat")).runs >= 5
-
-    await until_said(has_run)
+    await until_said(partial(_has_run, scene, 5))
     await scene.app.schedules.remove("beat")
 
     ran = _ticks((await scene.all_finished()).jobs)
@@ -128,6 +127,10 @@ async def test_passes_that_come_at_a_tick_together_decide_about_it_once(
     finally:
         for store in stores:
             await store.close()
+
+
+async def _has_run(scene: Scene, times: int) -> bool:
+    return (await scene.app.schedules.get("beat")).runs >= times
 
 
 def _ticks(jobs: Sequence[Job]) -> list[float]:

@@ -47,12 +47,12 @@ async def test_a_killed_worker_is_replaced_and_its_job_runs_again(stage: Stage, 
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     await stage.running(job, attempt=2)
-    assert time.monotonic() - began < 10  # not when its lease runs out
+    assert time.monotonic() - began < 40  # not when its lease runs out
     assert victim not in await at_work(stage, 2)
     assert len(started(supervisor)) == 3
 
     stage.open()
-    record = await stage.app.finished(job, 30)
+    record = await stage.app.finished(job, 60)
     assert record is not None
     assert (record.state, record.attempts) == (State.COMPLETED, 2)
     assert [error.kind for error in record.errors] == [Reason.WORKER_LOST]

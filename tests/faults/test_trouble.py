@@ -112,7 +112,7 @@ async def test_what_was_claimed_runs_though_the_next_claim_was_refused(place: Pl
     place.go.set()
 
     async with place.working(lease=60.0):
-        assert await job.result(timeout=10) == "done"
+        assert await job.result(timeout=30) == "done"
 
     assert place.began == [job.id]
 
@@ -131,7 +131,7 @@ async def test_a_claim_that_took_longer_than_its_lease_is_renewed_before_its_job
         renewals = place.store.sent(Renew)
         await until(lambda: place.store.sent(Renew) > renewals + 3)
         place.go.set()
-        assert await job.result(timeout=10) == "done"
+        assert await job.result(timeout=30) == "done"
 
     assert place.ended == []
     assert (await place.app.record(job.id)).attempts == 1
@@ -176,7 +176,7 @@ async def test_a_worker_that_gets_its_own_job_back_stops_the_handler_it_had_lost
         await until(lambda: len(place.began) == 2)
         await until(lambda: place.ended)
         place.go.set()
-        assert await job.result(timeout=10) == "done"
+        assert await job.result(timeout=30) == "done"
 
     assert place.ended == ["canceled"]
     assert (await place.app.record(job.id)).attempts == 2
@@ -248,7 +248,7 @@ async def test_an_outcome_the_store_has_no_room_for_is_sent_again(
     place.go.set()
 
     async with place.working(lease=60.0, renew_every=0.05):
-        assert await job.result(timeout=10) == "done"
+        assert await job.result(timeout=30) == "done"
 
     assert (await place.app.record(job.id)).attempts == 1
     assert caplog.text.count("its outcome cannot be written yet") == 1
@@ -398,7 +398,7 @@ async def test_a_worker_without_a_place_for_its_lock_works_all_the_same(
     job = await place.wait.enqueue()
 
     async with place.working():
-        assert await job.result(timeout=10) == "done"
+        assert await job.result(timeout=30) == "done"
         infos: list[WorkerInfo] = await place.app.workers()
 
     assert [info.beat.alive for info in infos] == [""]

@@ -12,11 +12,11 @@ from errandry.store.memory import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
-from tests.store.server import server
+from tests.store.server import kept_sessions, server
 
 STORES: dict[str, Callable[[Path, Clock, ExitStack], Store]] = {
     "memory": lambda folder, clock, stack: MemoryStore(clock),
-    "sqlite": lambda folder, clock, stack: SqliteStore(folder / "jobs.db", clock),
+    "sqlite": lambda folder, clock, stack: SqliteStore(folder / "jobs.db", clock, durability="process"),
     "postgres": lambda folder, clock, stack: store_at(stack.enter_context(server().lent()), clock),
 }
 
@@ -28,7 +28,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture(params=STORES)
 async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Store]:
-    with ExitStack() as stack:
+    with kept_sessions(), ExitStack() as stack:
         store = STORES[request.param](tmp_path, clock, stack)
         await store.open()
         yield store

@@ -121,7 +121,7 @@ class TestFlowStateTransitions:
         ran = await drain(jobs)
 
         assert [record.task for record in ran] == ["fetch-data", "fetch-data", "send-report"]
-        assert await parent.result(timeout=1) == [42, "rows of db", "rows of api"]
+        assert await parent.result(timeout=30) == [42, "rows of db", "rows of api"]
 
     async def test_the_whole_tree_is_saved_atomically(
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
@@ -179,7 +179,7 @@ class TestChildFailurePolicies:
         await drain(jobs)
 
         assert (waiting.state, waiting.open_children) == (State.BLOCKED, 1)
-        assert await parent.result(timeout=1) == [42, None, "rows of api"]
+        assert await parent.result(timeout=30) == [42, None, "rows of api"]
 
     async def test_remove(
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
@@ -210,7 +210,7 @@ class TestChildFailurePolicies:
         await drain(jobs, until_idle=True)
 
         assert attempts == [1, 2, 3]
-        assert await parent.result(timeout=1) == [42, "at last"]
+        assert await parent.result(timeout=30) == [42, "at last"]
 
 
 class TestRemoval:
@@ -268,4 +268,4 @@ class TestRemoval:
         parent = await jobs.enqueue_flow(flow(send_report.new(42), child))
         await drain(jobs)
 
-        assert await parent.result(timeout=1) == [42, "rows of db"]
+        assert await parent.result(timeout=30) == [42, "rows of db"]

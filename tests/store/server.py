@@ -14,15 +14,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
+import pytest
+
+from errandry.store.postgres import link
+from errandry.store.postgres.address import Address
 
 USER = "nobody"
 SETTINGS = {
@@ -119,6 +124,40 @@ class Server:
 
     def _run(self, command: list[str]) -> None:
         subprocess.run(command, check=True, capture_output=True, cwd=self.folder, **self._as)
+
+
+class Session(psycopg.Connection[Any]):
+    """A connection that is kept when it is closed, as new as a session pooler makes it.
+
+    A new one learns everything about a schema anew, which costs the server more than most tests do.
+    """
+
+    kept: ClassVar[defaultdict[Address, list["Session"]]] = defaultdict(list)
+    address: Address
+
+    @classmethod
+    def at(cls, address: Address) -> "psycopg.Connection[Any]":
+        if cls.kept[address]:
+            return cls.kept[address].pop()
+        made = cls.connect(address.conninfo, autocommit=True, prepare_threshold=None)
+        made.address = address
+        return made
+
+    def close(self) -> None:
+        idle = psycopg.pq.TransactionStatus.IDLE
+        if self.closed or self.pgconn.pipeline_status or self.info.transaction_status != idle:
+            super().close()
+        else:
+            self.execute("DISCARD ALL")
+            self.kept[self.address].append(self)
+
+
+@contextmanager
+def kept_sessions() -> Iterator[None]:
+    """What stores connect with meanwhile: for tests that are not about connections."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link, "connect", Session.at)
+        yield
 
 
 def _end_with_parent() -> None:

@@ -12,11 +12,11 @@ from errandry.store.memory import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
 from errandry.testing.conformance import Conformance, MakeStore
-from tests.store.server import server
+from tests.store.server import kept_sessions, server
 
 STORES: Mapping[str, Callable[[Path, Clock, Bounds, ExitStack], Store]] = {
     "memory": lambda _, clock, bounds, stack: MemoryStore(clock, bounds),
-    "sqlite": lambda path, clock, bounds, stack: SqliteStore(path, clock, bounds),
+    "sqlite": lambda path, clock, bounds, stack: SqliteStore(path, clock, bounds, durability="process"),
     "postgres": lambda _, clock, bounds, stack: store_at(stack.enter_context(server().lent()), clock, bounds),
 }
 
@@ -24,7 +24,7 @@ STORES: Mapping[str, Callable[[Path, Clock, Bounds, ExitStack], Store]] = {
 @pytest.fixture(params=list(STORES))
 async def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MakeStore]:
     opened: list[Store] = []
-    with ExitStack() as stack:
+    with kept_sessions(), ExitStack() as stack:
 
         async def make(clock: Clock, bounds: Bounds) -> Store:
             store = STORES[request.param](tmp_path / f"{len(opened)}.db", clock, bounds, stack)

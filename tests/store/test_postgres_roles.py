@@ -145,7 +145,7 @@ async def test_a_burst_without_the_rights_ends_and_says_so(app_of: Callable[[str
     await send_of(app_of("errandry")).enqueue("ada")
 
     with pytest.raises(StoreRefused, match=r"permission denied .*: the user lacks a right: grant it"):
-        await asyncio.wait_for(burst(app_of("viewer")), 10)
+        await asyncio.wait_for(burst(app_of("viewer")), 30)
 
 
 def test_a_viewer_has_the_command_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:

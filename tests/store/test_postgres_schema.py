@@ -176,7 +176,7 @@ async def test_one_killed_midway_leaves_the_schema_as_it_was_and_nobody_waiting(
         waiting = asyncio.create_task((late := store_at(url)).open())
         other.send_signal(signal.SIGKILL)
 
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, 30)
     await late.close()
     async with opened(url) as store:
         assert [one.id for one in await ask.jobs(store)] == ([] if is_new else ["a"])

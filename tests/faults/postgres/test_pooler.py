@@ -45,7 +45,7 @@ async def test_jobs_are_enqueued_run_and_looked_at(pooled: str, pooler: Pooler) 
         await asyncio.gather(burst(jobs), *(others.counts() for _ in range(50)))
         await jobs.engine.submit(Upkeep())
 
-        assert [await job.result(10) for job in made[:5]] == [f"sent to {n}" for n in range(5)]
+        assert [await job.result(30) for job in made[:5]] == [f"sent to {n}" for n in range(5)]
         assert (await others.record(failing.id)).state is State.FAILED
         assert await others.counts() == {"default": {"completed": 200, "failed": 1}}
         assert pooler.transactions > 50
@@ -68,7 +68,7 @@ async def test_workers_find_jobs_by_looking_and_say_so_once(
         async with working(jobs):
             for number in range(5):
                 job = await others.enqueue("send", {"to": f"{number}"})
-                assert await job.result(20) == f"sent to {number}"
+                assert await job.result(30) == f"sent to {number}"
 
     said = [record.message for record in caplog.records if "pooler" in record.message]
     assert len(said) <= 2  # each app says it once

@@ -10,6 +10,7 @@ import pytest
 
 from tests.faults.history import Acked, Asked, violations
 from tests.faults.postgres.conftest import Mortal
+from tests.faults.postgres.test_away import BACK
 from tests.faults.process import until
 from tests.faults.scene import Scene
 
@@ -48,7 +49,7 @@ async def survive(scene: Scene, mortal: Mortal, end: Callable[[Mortal], None], t
         back = time.monotonic()
         so_far = acked(scene)
         await until(lambda: acked(scene) > so_far)  # noqa: B023 - called here
-        assert time.monotonic() - back < 5.0
+        assert time.monotonic() - back < BACK
     await feeding
     for process in producers:
         process.signal(signal.SIGTERM)
