@@ -1,10 +1,10 @@
 """Figures of limits and rates, on SQLite and PostgreSQL.
 
     python -m bench.lanes            all of it
-    python -m bench.lanes rate       1,000 jobs a second by four processes: the mean, and the fullest window
+    python -m bench.lanes rate       1,000 jobs a second by four workers: the mean, and the fullest window
     python -m bench.lanes limit      draining with a limit that does not bind, beside draining without
 
-With `sqlite` or `postgres`, on that store only. Processes claim and settle; there are no handlers.
+With `sqlite` or `postgres`, on that store only.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from bisect import bisect_left
 from multiprocessing.synchronize import Barrier
 
 from bench.stores import STORES, empty
+from errandry import Errandry, Worker
 from errandry.core.answer import Claims
 from errandry.core.command import Claim, Complete, Insert, Ref, Settle
 from errandry.core.gate import GateKind, PutRule
@@ -69,24 +70,20 @@ async def limit(url: str, rounds: int = 6, jobs: int = 3_000) -> None:
     print(f"  ratio {free / held:.2f} (at least 0.70)")
 
 
-def work(url: str, worker: str, seconds: float, together: Barrier) -> None:
-    """Claim what the rate allows and settle it, sleeping as long as the store says."""
+def work(url: str, seconds: float, together: Barrier) -> None:
+    """A worker whose handlers do nothing, for so long."""
+    jobs = Errandry(url)
+
+    @jobs.task
+    async def noop() -> None: ...
 
     async def main() -> None:
-        store = store_at(url)
-        await store.open()
+        await jobs.open()
         together.wait()
-        number, until = 0, time.time() + seconds
-        while time.time() < until:
-            number += 1
-            pulse = store.pulse()
-            [claims] = await store.commit([Claim(worker=worker, nonce=f"{worker}-{number}", limit=BATCH)])
-            if isinstance(claims, Claims) and claims.jobs:
-                await store.commit([Settle(Ref(job.id, job.fence), Complete()) for job in claims.jobs])
-            elif isinstance(claims, Claims):
-                due = 1.0 if claims.due_in is None else min(1.0, claims.due_in)
-                await store.wake(pulse, due)
-        await store.close()
+        worker = Worker(jobs)
+        asyncio.get_running_loop().call_later(seconds, worker.stop)
+        await worker.run()
+        await jobs.close()
 
     asyncio.run(main())
 
@@ -97,13 +94,9 @@ async def rate(url: str, seconds: float = 10.0) -> None:
     await store.commit([PutRule(GateKind.QUEUE, "default", Rule(rate=RATE))])
     jobs = int(seconds * 1.3 * RATE.count) // 1_000 * 1_000
     await fill(store, jobs, f"{time.time_ns()}")
-    began = time.time()
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(PROCESSES)
-    crew = [
-        context.Process(target=work, args=(url, f"worker-{number}-{began}", seconds + 1, together))
-        for number in range(PROCESSES)
-    ]
+    crew = [context.Process(target=work, args=(url, seconds + 1, together)) for _ in range(PROCESSES)]
     for process in crew:
         process.start()
     for process in crew:

@@ -24,7 +24,7 @@ from tests.faults.test_pause import stop
 from tests.store.server import server
 
 LEASE = 1.5
-STILL = 4
+STILL, MINUTE = 4, 60
 """For so many ticks one of the workers stands still."""
 
 
@@ -37,10 +37,10 @@ async def test_each_tick_runs_once_while_workers_are_killed_and_stopped(scene: S
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2, 5))
 async def test_each_tick_runs_once_for_longer(scene: Scene, seed: int) -> None:
-    await survive(scene, seed, ticks=60)
+    await survive(scene, seed, ticks=MINUTE + 15, still=MINUTE)
 
 
-async def survive(scene: Scene, seed: int, ticks: int) -> None:
+async def survive(scene: Scene, seed: int, ticks: int, still: int = STILL) -> None:
     dice = random.Random(seed)
     options: dict[str, Any] = {"lease": LEASE, "upkeep_every": 0.3}
     crew = [await scene.worker(**options) for _ in range(3)]
@@ -52,7 +52,7 @@ async def survive(scene: Scene, seed: int, ticks: int) -> None:
         await _at(first + number + dice.uniform(-0.02, 0.02))
         if number == 1:
             await stop(scene, sleeper)
-        elif number == 1 + STILL:
+        elif number == 1 + still:
             sleeper.go_on()
         elif number % 2:
             victim = dice.randrange(len(others))

@@ -118,6 +118,27 @@ async def test_the_same_with_ten_thousand_groups_and_a_million_jobs(
     await compare(tmp_path, name, setting, scale)
 
 
+@pytest.mark.prove
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", STORES)
+async def test_a_flood_of_a_hundred_thousand_lets_others_wait_two_rounds_at_most(
+    tmp_path: Path, name: str
+) -> None:
+    store = STORES[name](tmp_path)
+    await store.open()
+    try:
+        await fill(store, jobs("task", 100_000, group="flood"))
+        assert len(await ask.claim(store, limit=100)) == 100
+        await fill(store, jobs("other", 10, group="other"))
+
+        taken = [job.group for _ in range(11) for job in await ask.claim(store, limit=2)]
+    finally:
+        await store.close()
+
+    assert taken.index("other") < 4
+    assert taken.count("other") == 10
+
+
 async def compare(path: Path, name: str, setting: Setting, scale: int) -> None:
     empty = await measured(path / "empty", name, None, 0)
     full = await measured(path / "full", name, setting, scale)
