@@ -12,12 +12,34 @@ import msgspec
 import psycopg
 import pytest
 
+from errandry.bench import run
 from errandry.bench.measure import PARTS
 from errandry.bench.report import Report
+from errandry.bench.size import Sizes
 from errandry.core.command import Beat
 from tests.cli.conftest import Cli, Place
 from tests.cli.shell import COMMAND, LIMIT, Terminal, process
 from tests.store.server import server
+
+LITTLE = Sizes(
+    rounds=2,
+    single=20,
+    concurrent=200,
+    bulk=500,
+    drain=400,
+    pickups=16,
+    paced=0.5,
+    kills=1,
+    starts=2,
+    idle=0.5,
+    raw=20,
+)
+
+
+@pytest.fixture(autouse=True)
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a part is measured for changes nothing about how."""
+    monkeypatch.setattr(run, "QUICK", LITTLE)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +93,6 @@ def test_a_store_with_a_worker_is_refused(cli: Cli, place: Place) -> None:
     assert "a worker is at work there (host-1-aaaa)" in done.err
 
 
-@pytest.mark.slow(reason="enqueues some ten thousand jobs")
 def test_what_a_killed_run_left_is_removed_and_nothing_new_stays(cli: Cli, place: Place) -> None:
     place.enqueue(queue="errandry-bench-old")
 
@@ -82,7 +103,6 @@ def test_what_a_killed_run_left_is_removed_and_nothing_new_stays(cli: Cli, place
     assert _left(Path()) == []
 
 
-@pytest.mark.slow(reason="enqueues some ten thousand jobs")
 def test_what_cannot_be_measured_in_memory_is_said(cli: Cli) -> None:
     done = cli("bench", "--quick", "--url", "memory:", "--json")
 
@@ -93,7 +113,7 @@ def test_what_cannot_be_measured_in_memory_is_said(cli: Cli) -> None:
     assert cli("bench", "--stress", "--url", "memory:").code == 1
 
 
-@pytest.mark.slow(reason="starts PostgreSQL and enqueues some ten thousand jobs")
+@pytest.mark.slow(reason="starts PostgreSQL")
 def test_a_server_is_measured_beside_its_own_raw_writes(cli: Cli) -> None:
     url = server().fresh()
 
@@ -109,12 +129,10 @@ def test_a_server_is_measured_beside_its_own_raw_writes(cli: Cli) -> None:
 
 
 @pytest.mark.slow(reason="measures everything, with workers in processes")
-@pytest.mark.timeout(300)
-def test_a_quick_run_measures_and_draws_everything(folder: Path) -> None:
-    command = [*COMMAND, "bench", "--quick", "--json", "out/report.json", "--plots", "out"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
+def test_a_quick_run_measures_and_draws_everything(cli: Cli, folder: Path) -> None:
+    done = cli("bench", "--quick", "--json", "out/report.json", "--plots", "out")
 
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     report = msgspec.json.decode((folder / "out" / "report.json").read_bytes(), type=Report)
     units = {figure.part: figure.unit for figure in report.figures}
     assert list(units) == list(PARTS)
@@ -126,7 +144,7 @@ def test_a_quick_run_measures_and_draws_everything(folder: Path) -> None:
     assert report.raw["p50"] <= report.raw["p99"]
     assert [figure.value < 10 for figure in report.figures if figure.part == "recovery"] == [True]
     for figure in report.figures:
-        assert figure.name in done.stdout
+        assert figure.name in done.out
     drawn = "".join(
         "".join(ElementTree.parse(path).getroot().itertext()) for path in (folder / "out").glob("*.svg")
     )
