@@ -61,7 +61,7 @@ async def test_a_worker_that_stood_still_changes_nothing_whatever_its_handler_do
     assert json.loads(record.result)["pid"] == other.pid
     await until(lambda: len(scene.journal.ended(job)) == 2)
     facts = [fact for fact in scene.journal.read() if isinstance(fact, Renewed | Settled)]
-    late = [fact for fact in facts if fact.fence == first.fence and fact.at > second.at]
+    late = [fact for fact in facts if fact.fence == first.fence and fact.sent > second.at]
     assert {fact.mark for fact in late} <= {"lost"}
     await scene.check()
 

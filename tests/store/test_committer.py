@@ -237,7 +237,8 @@ async def test_a_companion_that_has_left_goes_along_no_more() -> None:
 
 
 async def test_what_goes_along_with_a_pass_that_fails_is_told_so() -> None:
-    store, along = Scripted(SchemaTooNew("file", "it is newer")), Along()
+    error = SchemaTooNew("file", "it is newer")
+    store, along = Scripted(error, error), Along()
     committer = Committer(store)
     committer.join(along)
 
@@ -245,6 +246,30 @@ async def test_what_goes_along_with_a_pass_that_fails_is_told_so() -> None:
         await committer.submit(insert("a"))
 
     assert isinstance(along.answers[0].result(), SchemaTooNew)
+
+
+async def test_what_goes_along_does_not_cost_the_pass_it_goes_with() -> None:
+    store, along = Scripted(StoreFull("file", "no space left")), Along()
+    committer = Committer(store)
+    committer.join(along)
+
+    assert await committer.submit(insert("a")) == WRITTEN
+
+    assert [[type(one) for one in commands] for commands in store.passes] == [[Insert, Claim], [Insert]]
+    assert isinstance(along.answers[0].result(), StoreFull)
+
+
+async def test_a_pass_whose_reply_was_lost_is_not_sent_without_what_went_along() -> None:
+    """Whether it was written is not known, and it was sent again for as long as it may be."""
+    store, along = Scripted(ReplyLost("server", "gone")), Along()
+    committer = Committer(store, Limits(give_up_after=0.0))
+    committer.join(along)
+
+    with pytest.raises(ReplyLost):
+        await committer.submit(insert("a"))
+
+    assert len(store.passes) == 1
+    assert isinstance(along.answers[0].result(), ReplyLost)
 
 
 async def test_nothing_goes_along_while_the_committer_closes() -> None:

@@ -272,7 +272,7 @@ class Committer:
         me = asyncio.current_task()
         while entries := self._next_pass(track):
             along = self._going_along(track, entries)
-            refused = await self._write(entries + along)
+            refused = await self._write(entries, along)
             self._backlog.remove([entry for entry in entries if entry not in refused])
             self._writing.difference_update(entries)
             if refused:
@@ -337,14 +337,21 @@ class Committer:
             self._backlog.put_back(refused)
             self.begin()
 
-    async def _write(self, entries: list[Entry]) -> dict[Entry, Answer]:
-        """Write one pass and answer it; returns what the store could not take alone, to be sent again."""
+    async def _write(self, own: list[Entry], along: list[Entry]) -> dict[Entry, Answer]:
+        """Write one pass and answer it; returns what the store could not take alone, to be sent again.
+
+        If it is refused it goes again without what goes along: whoever gets on a pass must not cost it.
+        """
+        entries = own + along
         refused: dict[Entry, Answer] = {}
         try:
             answers: Sequence[Answer] = await self._commit(entries)
             if len(answers) != len(entries):
                 raise ValueError(f"the store gave {len(answers)} answers to {len(entries)} commands")
         except ErrandryError as error:
+            if along and not isinstance(error, ReplyLost):
+                reply([(entry, error) for entry in along])
+                return await self._write(own, [])
             answers = [error] * len(entries)
         except Exception as error:
             answers = [_failed(entry.command, error) for entry in entries]
