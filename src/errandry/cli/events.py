@@ -9,7 +9,7 @@ from errandry.cli.command import Command
 from errandry.cli.session import Session, client
 from errandry.cli.target import id_of
 from errandry.cli.text import local, one_line, short_id
-from errandry.core.event import Event, Filter, Kind
+from errandry.core.event import Filter, Kind
 from errandry.store.contract import Happened
 
 if TYPE_CHECKING:
@@ -106,14 +106,10 @@ async def _since(
 def _print(session: Session, happened: Happened) -> None:
     event = happened.event
     if session.json:
-        session.data({"cursor": happened.cursor, "at": happened.at, **_as_data(event)})
+        session.data({"cursor": happened.cursor, "at": happened.at, **to_builtins(event)})
         return
     kind = session.style(f"{event.kind:<10}", COLORS.get(event.kind))
     job = short_id(event.job) if session.is_terminal else one_line(event.job)
     tried = event.attempt and f"attempt {event.attempt}"
     what = [kind, job, event.task, event.queue and f"in {event.queue}", tried, one_line(event.text)]
     session.print(f"{local(happened.at)}  {' '.join(str(one) for one in what if one)}")
-
-
-def _as_data(event: Event) -> dict[str, object]:
-    return dict(zip(Event.__struct_fields__, to_builtins(event), strict=True))
