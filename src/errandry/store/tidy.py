@@ -27,6 +27,8 @@ def upkeep(ledger: Ledger, command: Upkeep) -> Kept:
     ticked = schedule.turn(ledger, limit)
     promoted = _promote(ledger, limit)
     lapsed = _each(ledger, Move.LAPSE, tables.lapsed(now, limit), move.lapsed)
+    flow.release(ledger)  # who ends with them is one more of its task
+    ledger.flush()
     pruned = outlived(tables, now, min(limit, PRUNED)) if command.prune else []
     for job in pruned:
         ledger.remove(Move.REMOVE, job)

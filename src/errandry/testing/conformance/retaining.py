@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from errandry.core.command import Complete, Fail, GiveUp, Outcome, Remove, Rerun, Upkeep
+from errandry.core.flow import Edge
 from errandry.core.job import Job, Keep
 from errandry.core.state import State
 from errandry.store.contract import Store
@@ -43,6 +44,21 @@ class Retaining:
         await ask.upkeep(store)
 
         assert {job.id for job in await ask.jobs(store)} == {slow.id, others[1].id}
+
+    async def test_one_that_ends_in_the_same_upkeep_with_its_child_counts(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        for _ in range(2):
+            await _ended(given, clock, Fail())
+        parent = given.job(id="parent", task="send", keep=LAST_2)
+        child = given.job(id="child", task="other", deadline=clock.time() + 5)
+        await given.flow((parent, child), (Edge("parent", "child"),))
+        clock.advance(5)
+
+        assert (await ask.upkeep(store)).pruned == 1
+
+        left = [job.id for job in await ask.jobs(store) if job.task == "send"]
+        assert (len(left), left[0]) == (2, "parent")
 
     async def test_each_task_and_each_state_has_its_own(
         self, store: Store, clock: FakeClock, given: Given
