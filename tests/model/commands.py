@@ -113,6 +113,7 @@ class Seen:
     held: list[Ref] = field(default_factory=list)
     refs: list[Ref] = field(default_factory=list)
     nonces: dict[str, str] = field(default_factory=dict)
+    awaited: list[tuple[str, str]] = field(default_factory=list)
     below: int | None = None
     claims: int = 0
 
@@ -244,7 +245,10 @@ class Chance:
 
     def signal(self) -> Signal:
         pool = self.seen.live if self.seen.live and not self.one_in(6) else IDS
-        return Signal(self.of(*pool), self.of(*STEPS), self.of("null", "[1]", "[2]", TOO_LARGE))
+        job, name = self.of(*pool), self.of(*STEPS)
+        if self.seen.awaited and self.one_in(2):
+            job, name = self.of(*self.seen.awaited)
+        return Signal(job, name, self.of("null", "[1]", "[2]", TOO_LARGE))
 
     def settle(self) -> Settle:
         ref = self.ref()

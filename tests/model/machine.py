@@ -23,8 +23,9 @@ from errandry.core.state import State
 from errandry.store.contract import RANK, Bounds, Store
 from errandry.testing.clock import FakeClock
 from tests.model.commands import BOUNDS, EVERYDAY, IDS, KINDS, WORKERS, Chance, Seen
+from tests.model.done import Pass
 from tests.model.pair import Cursors, Look, Pair
-from tests.model.promises import Pass, Promises
+from tests.model.promises import Promises
 
 Opener = Callable[[], Store]
 Subject = Callable[[Path, Clock, Bounds], Opener]
@@ -182,6 +183,8 @@ class History(RuleBasedStateMachine):
         self.seen.live = [job.id for job in jobs if not job.finished]
         self.seen.finished = [job.id for job in jobs if job.finished]
         self.seen.held = [Ref(job.id, job.fence) for job in jobs if job.lease_until is not None]
+        steps = [step for steps in look.steps.values() for step in steps]
+        self.seen.awaited = [(step.job, step.name) for step in steps if step.at is None]
         self.cursors = [*self.cursors, self.pair.told][-20:]
         self.promises.check_counts(self.jobs, look.counts, look.totals, look.news)
         if self.is_set_back:
@@ -195,7 +198,7 @@ class History(RuleBasedStateMachine):
                 seen.nonces[worker] = nonce
                 seen.refs += [Ref(job.id, job.fence) for job in jobs]
             case Upkeep(), _:
-                self.promises.forget_claims(self.pair.now - BOUNDS.workers_age)
+                self.promises.claiming.forget(self.pair.now - BOUNDS.workers_age)
             case _, Moved(below=below) if below is not None:
                 seen.below = below
 

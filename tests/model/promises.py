@@ -5,29 +5,13 @@ missing there would be missing here too. Most hold for any pass; what only a pas
 is asked of those alone.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from errandry.core.answer import (
-    ALREADY,
-    HELD,
-    WRITTEN,
-    Answer,
-    Claims,
-    Inserted,
-    Kept,
-    Lost,
-    Moved,
-    Renewed,
-)
-from errandry.core.batch import Batch
+from errandry.core.answer import ALREADY, HELD, WRITTEN, Inserted, Kept, Lost, Moved, Renewed
 from errandry.core.command import (
     Cancel,
-    Claim,
-    Command,
     Complete,
     Fail,
     Insert,
@@ -43,68 +27,27 @@ from errandry.core.command import (
     Snooze,
     Start,
     Upkeep,
+    brought,
 )
 from errandry.core.event import Kind
-from errandry.core.flow import Await, Ended, Link, Policy
-from errandry.core.gate import Gate, GateKind
-from errandry.core.job import Job, Keep, Order
+from errandry.core.flow import Await, Policy
+from errandry.core.job import Job, Keep, NewJob, Order
 from errandry.core.operator import Operator
+from errandry.core.rule import Overflow
 from errandry.core.schedule import Schedule
 from errandry.core.state import Reason, State
-from errandry.core.step import Step, Wait
-from errandry.core.unique import Conflict, Scope
-from errandry.errors import DuplicateJob
+from errandry.core.step import Signal, Step, StepKind, Wait
+from errandry.core.unique import Conflict, Scope, Unique
+from errandry.errors import DuplicateJob, ErrandryError
 from errandry.store.contract import Happened
+from tests.model.claims import Claiming
 from tests.model.commands import BOUNDS
+from tests.model.done import IN_HAND, Jobs, Pass
+from tests.model.families import Families
 
 Counts = Mapping[str, Mapping[str, int]]
-Jobs = Mapping[str, Job]
 
 AFTER_START = (Complete, Retry, Fail, Snooze, Await, Wait)
-IN_HAND = (State.CLAIMED, State.RUNNING)
-
-
-@dataclass
-class Pass:
-    """A pass as it looked from outside. `closed` holds what is paused: queues, tasks, groups and workers.
-
-    `links` are the edges of each parent after it, `steps` those of each job that has some.
-    """
-
-    commands: Sequence[Command]
-    answers: Sequence[Answer]
-    now: float
-    before: Jobs
-    after: Jobs
-    events: Sequence[Happened]
-    closed: frozenset[tuple[str, ...]]
-    rules: Sequence[Gate]
-    schedules: Sequence[Schedule]
-    links: Mapping[str, Sequence[Link]]
-    steps: Mapping[str, Sequence[Step]]
-
-    @property
-    def sole(self) -> tuple[Command, Answer] | tuple[None, None]:
-        """The command and its answer, of a pass of one."""
-        return (self.commands[0], self.answers[0]) if len(self.commands) == 1 else (None, None)
-
-    @property
-    def pairs(self) -> Iterator[tuple[Command, Answer]]:
-        return zip(self.commands, self.answers, strict=True)
-
-    def has(self, *kinds: type) -> bool:
-        return any(isinstance(command, kinds) for command in self.commands)
-
-    def stands(self, ref: Ref) -> bool:
-        """Whether the claim held when the pass began: held, this fence, not expired."""
-        job = self.before.get(ref.job)
-        return (
-            job is not None
-            and job.state in IN_HAND
-            and job.fence == ref.fence
-            and job.lease_until is not None
-            and job.lease_until > self.now
-        )
 
 
 class Promises:
@@ -113,8 +56,10 @@ class Promises:
     def __init__(self) -> None:
         self.fences: dict[tuple[str, int], int] = {}
         self.places = 0
-        self.claims: dict[str, tuple[str, tuple[Ref, ...], float]] = {}
-        self.nonces: set[tuple[str, str]] = set()
+        self.ordered: set[str] = set()
+        self.claiming = Claiming()
+        self.families = Families()
+        self.keys: dict[str, set[str]] = {}
         self.settled: dict[tuple[Ref, int], type] = {}
         self.ended: dict[tuple[str, str], int] = {}
         self.ticks: dict[str, Schedule] = {}
@@ -122,7 +67,6 @@ class Promises:
 
     def check(self, done: Pass) -> None:
         one_lease_at_a_time(done)
-        limits_hold(done)
         only_a_standing_claim_writes(done)
         a_refusal_changes_nothing(done)
         a_settle_obeys_cancel_attempts_and_start(done)
@@ -130,19 +74,20 @@ class Promises:
         finished_jobs_stay_finished(done)
         an_insert_is_idempotent(done)
         a_key_has_one_live_holder(done)
+        self._who_is_sent_away_is_told_who_holds_its_key(done)
         nothing_kept_for_no_time_is_listed(done)
         a_task_keeps_only_so_many(done)
         a_query_moves_what_matches_and_looks_at_few(done)
-        a_parent_waits_for_its_open_children(done)
-        a_parent_is_released_once_and_not_too_early(done)
+        self.families.check(done)
         self._every_tick_is_decided_about(done)
         self._ticks_rise(done)
         self._fences_rise(done)
         self._places_are_unique_and_rise(done)
-        self._a_claim_takes_the_most_urgent(done)
-        self._a_repeated_claim_takes_nothing_new(done)
+        self.claiming.check(done)
         self._a_repeated_settle_is_known(done)
         self._steps_stay_as_they_were(done)
+        a_signal_comes_in_time_or_not_at_all(done)
+        everything_is_bounded(done)
 
     def check_counts(self, jobs: Jobs, counts: Counts, totals: Counts, events: Sequence[Happened]) -> None:
         """P8: counters equal a recount, nothing is lost, and totals go on when jobs are gone."""
@@ -166,8 +111,8 @@ class Promises:
     def _every_tick_is_decided_about(self, done: Pass) -> None:
         """Who claims, or keeps up without a narrow bound, leaves no schedule with a tick that is due."""
         command, answer = done.commands[-1], done.answers[-1]
-        is_new = isinstance(command, Claim) and (command.worker, command.nonce) not in self.nonces
-        if (is_new and not done.has(Upkeep)) or (isinstance(answer, Kept) and not answer.more):
+        is_kept = isinstance(answer, Kept) and not answer.more
+        if is_kept or (self.claiming.is_new(command) and not done.has(Upkeep)):
             due = [one for one in done.schedules if one.due_at is not None and one.due_at <= done.now]
             assert not due, due
         for schedule in done.schedules:
@@ -189,83 +134,41 @@ class Promises:
         for job in done.after.values():
             known = self.fences.get((job.id, job.seq), 0)
             assert job.fence >= known, (job, known)
-            earlier = done.before.get(job.id)
-            if earlier is not None and earlier.seq == job.seq and job.attempts > earlier.attempts:
+            earlier = done.earlier(job)
+            if earlier is not None and job.attempts > earlier.attempts:
                 assert job.fence > known, (job, known)
             self.fences[job.id, job.seq] = job.fence
 
     def _places_are_unique_and_rise(self, done: Pass) -> None:
         """A waiting job has a place of its own; whoever joins the line goes behind everyone who ever did.
 
-        In a queue that keeps the order of its groups, a job may have the place of its number instead.
+        In a queue that keeps the order of its groups, who comes back has the place of its number instead.
         """
-        ordered = {gate.name for gate in done.rules if gate.rule.order is not None}
+        now = {gate.name for gate in done.rules if gate.rule.order is not None}
+        ordered, self.ordered = now | self.ordered, now  # a rule may have been put in this pass
         places = [job.place for job in done.after.values() if job.place is not None]
         assert len({abs(place) for place in places}) == len(places), places
         for job in done.after.values():
             assert (job.place is not None) == (job.state is State.WAITING), job
-            earlier = done.before.get(job.id)
+            earlier = done.earlier(job)
             if job.place is not None and (earlier is None or earlier.place != job.place):
-                is_back = bool(job.group) and job.queue in ordered and abs(job.place) == job.seq
+                is_back = earlier is not None and bool(job.group) and job.queue in ordered
+                is_back &= abs(job.place) == job.seq
                 assert is_back or abs(job.place) > self.places, (job, self.places)
                 assert (job.place < 0) == (job.order is Order.LIFO), job
         self.places = max([self.places, *map(abs, places)])
 
-    def _a_claim_takes_the_most_urgent(self, done: Pass) -> None:
-        """In order of priority and place; nobody eligible is passed over, nobody due is missed."""
-        command, answer = done.commands[-1], done.answers[-1]
-        if not isinstance(command, Claim) or not isinstance(answer, Claims):
-            return
-        if (command.worker, command.nonce) in self.nonces:
-            return
-        first = list(_first_of_calls(answer.jobs, command.batches))
-        assert len(first) <= command.limit, answer
-        for job in answer.jobs:
-            gates = {("queue", job.queue), ("task", job.task), ("worker", command.worker)}
-            assert not gates & done.closed, job
-            assert job.deadline is None or job.deadline > done.now, job
-        suspects = (
-            None
-            if command.suspects is None
-            else command.suspects - sum(job.crashes > 0 for job in answer.jobs)
-        )
-        assert suspects is None or suspects >= 0, answer
-        left = [
-            job
-            for job in done.after.values()
-            if _is_eligible(job, command, suspects, done.closed) and not _is_ruled(job, done.rules)
-        ]
-        grouped = [job for job in done.after.values() if job.group and job.state is State.WAITING]
-        has_turns = command.order is not None or any(job.group for job in (*answer.jobs, *grouped))
-        has_turns |= any(gate.rule.ageing is not None for gate in done.rules)
-        if len(done.commands) == 1 and not has_turns:
-            known = [done.before[job.id] for job in first if job.id in done.before]
-            taken = [_spot(job) for job in known if job.place is not None]
-            assert taken == sorted(taken)
-            assert all(_spot(job) > taken[-1] for job in left if job.place is not None and taken)
-        for batch in command.batches:
-            if sum(job.task == batch.task and not job.crashes for job in answer.jobs) % batch.size:
-                more = [job for job in left if job.task == batch.task and not job.crashes]
-                assert not [job for job in more if job.state is State.WAITING], (batch, left)
-        if len(first) < command.limit:
-            assert not [job for job in left if job.state is State.WAITING], left
-            assert not [job for job in left if job.run_at is not None and job.run_at <= done.now], left
-        held = [job for job in done.after.values() if job.state in IN_HAND]
-        assert all(job.lease_until is not None and job.lease_until > done.now for job in held), held
-
-    def _a_repeated_claim_takes_nothing_new(self, done: Pass) -> None:
+    def _who_is_sent_away_is_told_who_holds_its_key(self, done: Pass) -> None:
+        """P9: and that is one who has had this key, though he may be gone."""
+        for command in done.commands:
+            for new in brought(command):
+                if new.unique is not None:
+                    self.keys.setdefault(new.id, set()).add(new.unique.key)
         for command, answer in done.pairs:
-            if not isinstance(command, Claim) or not isinstance(answer, Claims):
-                continue
-            nonce, refs, _at = self.claims.get(command.worker, ("", (), 0.0))
-            taken = tuple(Ref(job.id, job.fence) for job in answer.jobs)
-            if nonce == command.nonce:
-                assert set(taken) <= set(refs), (command, taken, refs)
-                assert set(taken) >= {ref for ref in refs if done.sole != (None, None) and done.stands(ref)}
-                assert all(job.lease_until is not None and job.lease_until > done.now for job in answer.jobs)
-            elif taken:
-                self.nonces.add((command.worker, command.nonce))
-                self.claims[command.worker] = command.nonce, taken, done.now
+            if isinstance(command, Insert) and isinstance(answer, Inserted):
+                for job, job_id in zip(command.jobs, answer.ids, strict=True):
+                    if job_id != job.id and job.unique is not None:
+                        assert job.unique.key in self.keys.get(job_id, ()), (job, job_id)
 
     def _a_repeated_settle_is_known(self, done: Pass) -> None:
         """The same outcome again answers already, until the job is claimed again or its record is gone."""
@@ -282,62 +185,55 @@ class Promises:
 
     def _steps_stay_as_they_were(self, done: Pass) -> None:
         """What was done, slept or told stays so, as long as its job, unless that is run anew."""
-        is_anew = any(isinstance(command, Rerun) and command.from_start for command in done.commands)
-        for job_id, steps in done.steps.items():
-            job, before = done.after[job_id], done.before.get(job_id)
-            assert job.steps is not None
-            assert [step.n for step in steps] == list(range(job.steps.count)), (job, steps)
-            if before is None or before.seq != job.seq or is_anew:
-                continue
-            for old, new in zip(self.steps.get(job_id, ()), steps, strict=False):
-                assert new == (old if old.at is not None else replace(old, result=new.result, at=new.at))
-            assert len(steps) >= len(self.steps.get(job_id, ())), (job, steps)
+        anew = {
+            one
+            for command, answer in done.pairs
+            if isinstance(command, Rerun) and command.from_start and isinstance(answer, Moved)
+            for one in answer.moved
+        }
+        for job_id, old in self.steps.items():
+            job = done.after.get(job_id)
+            if job is not None and done.earlier(job) is not None and job_id not in anew:
+                new = done.steps.get(job_id, ())
+                assert len(new) >= len(old), (job, old, new)
+                for one, now in zip(old, new, strict=False):
+                    assert now == (one if one.at is not None else replace(one, result=now.result, at=now.at))
         self.steps = done.steps
 
-    def forget_claims(self, until: float) -> None:
-        """A store may forget claims of workers it has not heard of for so long."""
-        self.claims = {worker: claim for worker, claim in self.claims.items() if claim[2] > until}
+
+def a_signal_comes_in_time_or_not_at_all(done: Pass) -> None:
+    """And puts the job in line that waits for it: in the same pass, so it does so once."""
+    for job_id, steps in done.steps.items():
+        job = done.after[job_id]
+        assert job.steps is not None
+        assert [step.n for step in steps] == list(range(job.steps.count)), (job, steps)
+        for step in steps:
+            if step.kind is StepKind.SIGNAL and step.at is not None:
+                assert step.until is None or step.at < step.until, (job, step)
+    command, answer = done.sole
+    if isinstance(command, Signal) and answer is WRITTEN and done.before[command.job].awaits == command.name:
+        assert done.after[command.job].state is State.WAITING, (command, done.after[command.job])
 
 
-def limits_hold(done: Pass) -> None:
-    """P12: no gate has more held jobs than it may have, unless it had them before its limit was lowered."""
-    queues = {gate.name: gate.rule for gate in done.rules if gate.kind is GateKind.QUEUE}
-    groups = {(gate.name, gate.group): gate.rule.limit for gate in done.rules if gate.kind is GateKind.GROUP}
-    limits = {(gate.kind, gate.name, gate.group): gate.rule.limit for gate in done.rules}
+def everything_is_bounded(done: Pass) -> None:
+    """P13: what somebody sends is of a size, or refused; errors are few."""
     for job in done.after.values():
-        if job.group and groups.get((job.queue, job.group)) is None and job.queue in queues:
-            limits[GateKind.GROUP, job.queue, job.group] = queues[job.queue].group_limit
-    for key, limit in limits.items():
-        if limit is not None:
-            before, after = _held(done.before, key), _held(done.after, key)
-            assert after <= max(limit, before), (key, limit, before, after)
-
-
-def _held(jobs: Jobs, key: tuple[str, str, str]) -> int:
-    kind, name, group = key
-    held = [job for job in jobs.values() if job.state in IN_HAND]
-    match GateKind(kind):
-        case GateKind.QUEUE:
-            return sum(job.queue == name for job in held)
-        case GateKind.TASK:
-            return sum(job.task == name for job in held)
-        case _:
-            return sum((job.queue, job.group) == (name, group) for job in held)
-
-
-def _is_ruled(job: Job, rules: Sequence[Gate]) -> bool:
-    """Whether something else than a pause may keep it back."""
-    keys = ("queue", job.queue, ""), ("task", job.task, ""), ("group", job.queue, job.group)
-    return any((gate.kind, gate.name, gate.group) in keys for gate in rules)
+        assert len(job.payload.encode()) <= BOUNDS.payload, job
+        assert len((job.result or "").encode()) <= BOUNDS.result, job
+        assert len(job.errors) <= 20, job
+    for step in (one for steps in done.steps.values() for one in steps):
+        assert len((step.result or "").encode()) <= BOUNDS.step, step
 
 
 def one_lease_at_a_time(done: Pass) -> None:
     """P3: a claim that stands ends by its worker, a cancel or removal, or with a worker known to be dead."""
     settled = {command.ref for command in done.commands if isinstance(command, Settle)}
     dead = {worker for command in done.commands if isinstance(command, Upkeep) for worker in command.dead}
+    ended = done.moved(Cancel) | done.moved(Remove)
     for job in done.before.values():
         ref = Ref(job.id, job.fence)
-        if not done.stands(ref) or ref in settled or job.worker in dead or done.has(Cancel, Remove):
+        is_over = ref in settled or job.worker in dead or job.id in ended
+        if not done.stands(ref) or is_over or (job.parents and done.has(Cancel)):  # with its parent
             continue
         after = done.after.get(job.id)
         assert after is not None, job
@@ -360,9 +256,9 @@ def only_a_standing_claim_writes(done: Pass) -> None:
 
 
 def a_refusal_changes_nothing(done: Pass) -> None:
-    """P4, the other half: a stale or repeated command leaves every job as it was, and no event."""
+    """P4, the other half: a stale, repeated or wrong command leaves every job as it was, and no event."""
     command, answer = done.sole
-    refused = isinstance(answer, Lost) or answer is ALREADY
+    refused = isinstance(answer, Lost | ErrandryError) or answer is ALREADY
     if isinstance(command, Renew) and isinstance(answer, Renewed):
         refused = all(isinstance(mark, Lost) for mark in answer.marks)
     if refused:
@@ -394,119 +290,149 @@ def a_settle_obeys_cancel_attempts_and_start(done: Pass) -> None:
 
 
 def an_expiry_obeys_its_caps(done: Pass) -> None:
-    """P6: no job goes on whose handler has lost its worker too often, or on its last attempt."""
+    """P6: no job goes on whose handler has lost its worker too often, or on its last attempt.
+
+    One that may go on still ends if it was canceled, if its parent ended, or if its time is over.
+    """
     for job in done.after.values():
-        before = done.before.get(job.id)
+        before = done.earlier(job)
         assert job.finished or job.releases <= 20, job
-        if before is None or before.seq != job.seq or job.crashes <= before.crashes:
+        if before is None or job.crashes <= before.crashes:
             continue
         spent = before.attempts >= before.max_attempts or job.crashes >= job.max_crashes
-        over = spent or job.reason in (Reason.CANCELED, Reason.CHILD_FAILED, Reason.DEADLINE)
-        assert job.finished == over, (before, job)
+        is_canceled = job.reason is Reason.CANCELED and (before.cancel_requested or done.has(Cancel))
+        is_lapsed = job.reason is Reason.DEADLINE and job.deadline is not None and job.deadline <= done.now
+        with_parent = job.reason is Reason.CHILD_FAILED and job.parents > 0
+        assert job.finished == (spent or is_canceled or is_lapsed or with_parent), (before, job)
         assert any(error.kind is Reason.WORKER_LOST for error in job.errors)
 
 
 def finished_jobs_stay_finished(done: Pass) -> None:
-    """P7: a finished job changes by a rerun or a forced cancel, and goes by removal, by hand or by age."""
-    brought_back = done.has(Rerun) or any(isinstance(one, Cancel) and one.force for one in done.commands)
+    """P7: a finished job changes by a rerun or a forced cancel, and goes by removal, by hand or by age.
+
+    A rerun brings back its family too, where it ended only because of another one; and a job that comes
+    later may wait for one that has ended, which then counts it among its parents.
+    """
+    moved = done.moved(Rerun) | done.moved(Cancel) | done.moved(Remove)
+    prunes = any(isinstance(one, Upkeep) and one.prune for one in done.commands)
     for job in done.before.values():
         after = done.after.get(job.id)
-        if job.finished and after != job and not brought_back:
-            if after is not None and after == replace(job, parents=after.parents):
-                assert done.has(Insert, Settle) or "@" in job.id, (job, after)  # the next tick waits for it
-                continue
-            prunes = any(isinstance(one, Upkeep) and one.prune for one in done.commands)
-            assert done.has(Remove) or (prunes and job.expires_at is not None), (job, after)
-            assert after is None or after.seq != job.seq, (job, after)
+        if not job.finished or after == job or job.id in moved:
+            continue
+        if job.reason is Reason.CHILD_FAILED and done.has(Rerun):
+            continue
+        if after is not None and after.seq == job.seq:
+            assert after == replace(job, parents=after.parents), (job, after)
+            assert after.parents > job.parents, (job, after)
+            assert _is_tied(done, job), (job, after)
+        else:
+            assert prunes, (job, after)
+            assert job.expires_at is not None, (job, after)
+
+
+def _is_tied(done: Pass, job: Job) -> bool:
+    """Whether somebody may have been made to wait for a job that was there."""
+    for command, answer in done.pairs:
+        match command, answer:
+            case Insert(edges=edges), Inserted(existed=existed) if edges and job.id in existed:
+                return True
+            case Settle(outcome=Await(edges=edges)), mark if edges and mark is WRITTEN:
+                return True
+    return False
 
 
 def an_insert_is_idempotent(done: Pass) -> None:
+    """What is there stays as it is: it may only get new arguments, new parents, or make room for others.
+
+    One that becomes a child of a flow goes with it, if that fails at once."""
     replaced: set[str] = set()
     for command, answer in done.pairs:
         if isinstance(command, Insert) and isinstance(answer, Inserted):
             replaced |= answer.replaced
             assert answer.existed >= {job.id for job in command.jobs if job.id in done.before}
-            for job, job_id in zip(command.jobs, answer.ids, strict=True):
-                assert job_id == job.id or job.unique is not None, (job, job_id)
-    sole, outcome = done.sole
-    if isinstance(sole, Insert) and not (sole.edges and isinstance(outcome, Inserted) and outcome.existed):
-        for before in done.before.values():
-            after = done.after.get(before.id)
-            is_dropped = after is None or after.reason is Reason.DROPPED
-            is_family = bool(before.children or before.parents)  # of one that was dropped
-            assert after == before or before.id in replaced or is_dropped or is_family
+            for new, job_id in zip(command.jobs, answer.ids, strict=True):
+                assert job_id == new.id or new.unique is not None, (new, job_id)
+    sole, _ = done.sole
+    if isinstance(sole, Insert):
+        changed = [job for job in done.before.values() if done.after.get(job.id) != job]
+        ended = [job for job in changed if _is_dropped(done, job) or _is_swept(done, job)]
+        for job in changed:
+            after = done.after.get(job.id)
+            is_parent_more = after is not None and after == replace(job, parents=after.parents)
+            is_family = bool(ended and (job.children or job.parents))
+            is_tied = is_parent_more and _is_tied(done, job)
+            assert job.id in replaced or job in ended or is_family or is_tied, (job, after)
+
+
+def _is_dropped(done: Pass, job: Job) -> bool:
+    """Whether it had to make room: its queue says so, and it was in line."""
+    after = done.after.get(job.id)
+    full = {gate.name for gate in done.rules if gate.rule.overflow is Overflow.DROP_OLDEST}
+    is_gone = after is None or after.reason is Reason.DROPPED
+    return is_gone and job.queue in full and job.state is State.WAITING
+
+
+def _is_swept(done: Pass, job: Job) -> bool:
+    """Whether it became the child of a flow that failed at once, with another child that had failed."""
+    after = done.after.get(job.id)
+    is_gone = after is None and (job.keep or Keep()).canceled == 0
+    is_canceled = after is not None and (after.state, after.reason) == (State.CANCELED, Reason.CHILD_FAILED)
+    return _is_tied(done, job) and job.state not in IN_HAND and (is_gone or is_canceled)
 
 
 def a_key_has_one_live_holder(done: Pass) -> None:
-    """P9: of jobs that hold a key while they are alive, one is; and who is sent away is told who that is."""
+    """P9: of jobs that hold a key while they are alive, one is; who is to raise is never sent away."""
     alive = [job for job in done.after.values() if not job.finished]
-    held = [
-        (job.unique.key, job.queue if job.unique.per_queue else None)
-        for job in alive
-        if job.unique is not None and job.unique.scope is Scope.ALIVE
-    ]
+    uniques = [(job, job.unique) for job in alive if job.unique is not None]
+    held = [_slot(job, unique) for job, unique in uniques if unique.scope is Scope.ALIVE]
     assert len(set(held)) == len(held), alive
     command, answer = done.sole
     if not isinstance(command, Insert):
         return
     if isinstance(answer, DuplicateJob):
         assert any(job.on_conflict is Conflict.RAISE for job in command.jobs), command
-        assert done.before == done.after
     elif isinstance(answer, Inserted):
-        for job, job_id in zip(command.jobs, answer.ids, strict=True):
-            is_repeat = bool(command.edges)  # a parent may have gone with its child, and is not made again
-            is_there = job_id in done.after or job.unique is not None or is_repeat
-            assert job_id != job.id or is_there, (job, answer)
-            assert job_id == job.id or job.id not in done.after, (job, answer)
-            assert job_id == job.id or job.on_conflict is not Conflict.RAISE, (job, answer)
-            holder = done.after.get(job_id)
-            if job_id == job.id or holder is None or not holder.finished or holder.unique is None:
-                continue
-            if job.unique is not None and holder.unique.key == job.unique.key:  # else another had its id
-                assert holder.unique.scope is not Scope.ALIVE, (job, holder)
+        ids = dict(zip((job.id for job in command.jobs), answer.ids, strict=True))
+        for job in command.jobs:
+            if ids[job.id] != job.id:
+                assert job.id not in done.after, (job, answer)
+                assert job.on_conflict is not Conflict.RAISE, (job, answer)
+                _nobody_who_has_ended_holds_it(done, job, ids[job.id])
+            elif job.id not in done.after:
+                assert _is_gone_at_once(done, command, answer, job), (job, answer)
 
 
-def a_parent_waits_for_its_open_children(done: Pass) -> None:
-    """A job is blocked by as many children as have not ended; who has ended, or is gone, is written down.
-
-    A job that was about to run, or awaits more children, need not wait for one that was run again.
-    """
-    for job in done.after.values():
-        links = done.links.get(job.id, ())
-        if job.state is State.BLOCKED:
-            assert job.open_children == sum(link.outcome is None for link in links) > 0, (job, links)
-        for link in links:
-            child = done.after.get(link.child)
-            if child is None or child.seq != link.seq:
-                assert link.outcome is not None, (job, link)
-            elif child.finished:
-                assert str(link.outcome) == str(child.state), (job, link, child)
-            elif job.state is State.BLOCKED and _comes_back_to(done, job, child):
-                assert link.outcome is None, (job, link, child)
-
-
-def _comes_back_to(done: Pass, parent: Job, child: Job) -> bool:
-    """Whether the child runs again, and its parent has waited or ended. One that was about to run goes on."""
-    before, waiting = done.before.get(child.id), done.before.get(parent.id)
-    is_back = before is not None and before.seq == child.seq and before.finished
-    return is_back and waiting is not None and (waiting.finished or waiting.state is State.BLOCKED)
-
-
-def a_parent_is_released_once_and_not_too_early(done: Pass) -> None:
-    """When all its children have ended, and none of them badly; an operator may have it run all the same."""
-    if done.has(Rerun):
+def _nobody_who_has_ended_holds_it(done: Pass, job: NewJob, holder_id: str) -> None:
+    """A key held while alive is free with the end of its job. Another job may have the id of a holder."""
+    holder = done.after.get(holder_id)
+    if holder is None or holder.unique is None or job.unique is None or not holder.finished:
         return
-    for job in done.after.values():
-        before = done.before.get(job.id)
-        if before is None or before.seq != job.seq or before.state is not State.BLOCKED:
-            continue
-        if job.state in (State.WAITING, State.SCHEDULED, *IN_HAND):
-            links = done.links[job.id]
-            assert all(link.outcome is not None for link in links), (job, links)
-            failed = [link for link in links if link.outcome is not Ended.COMPLETED]
-            assert all(link.policy in (Policy.IGNORE, Policy.AFTER) for link in failed), (job, links)
-            told = [e.event.kind for e in done.events if e.event.job == job.id]
-            assert len(done.commands) > 1 or told.count(Kind.WAITING) <= 1, (job, told)
+    if _slot(holder, holder.unique) == _slot(job, job.unique):
+        assert holder.unique.scope is not Scope.ALIVE, (job, holder)
+
+
+def _is_gone_at_once(done: Pass, command: Insert, answer: Inserted, job: NewJob) -> bool:
+    """Whether a job may have been handed in under its own id and not be there.
+
+    Its key is held by one of its id that is gone; its parent is there, and it was; or a child that was
+    there had failed, and the flow has ended at once.
+    """
+    ids = dict(zip((one.id for one in command.jobs), answer.ids, strict=True))
+    if job.id in done.before:
+        return True  # `an_insert_is_idempotent` says how that may be
+    if job.id in answer.existed:
+        old = any(edge.child == job.id and ids[edge.parent] in answer.existed for edge in command.edges)
+        return old or job.unique is not None
+    keep = job.keep or Keep()
+    fails = [edge for edge in command.edges if edge.parent == job.id]
+    is_removed = any(edge.policy is Policy.REMOVE or keep.failed == 0 for edge in fails)
+    is_canceled = keep.canceled == 0 and any(edge.child == job.id for edge in command.edges)
+    return bool(answer.existed) and (is_removed or is_canceled)
+
+
+def _slot(job: Job | NewJob, unique: Unique) -> tuple[object, ...]:
+    """Keys that are held through a day or an hour are others on other days."""
+    return unique.key, job.queue if unique.per_queue else None, unique.scope if unique.is_aligned else None
 
 
 def nothing_kept_for_no_time_is_listed(done: Pass) -> None:
@@ -559,34 +485,3 @@ _COUNTED = {
     Kind.REMOVED: "removed",
     Kind.RETRYING: "retried",
 }
-
-
-def _is_eligible(job: Job, claim: Claim, suspects: int | None, closed: frozenset[tuple[str, ...]]) -> bool:
-    """Whether the claim could have taken the job, with so many suspects to spare."""
-    return (
-        job.state in (State.WAITING, State.SCHEDULED)
-        and (claim.queues is None or job.queue in claim.queues)
-        and (claim.tasks is None or job.task in claim.tasks)
-        and job.task not in claim.without
-        and (job.crashes == 0 or suspects != 0)
-        and ("queue", job.queue) not in closed
-        and ("task", job.task) not in closed
-        and ("group", job.queue, job.group) not in closed
-        and ("worker", claim.worker) not in closed
-    )
-
-
-def _first_of_calls(jobs: Sequence[Job], batches: Sequence[Batch]) -> Iterator[Job]:
-    """The jobs for which a claim has counted: not those that came along in a batch."""
-    sizes, seen = {batch.task: batch.size for batch in batches}, Counter[str]()
-    for job in jobs:
-        if job.crashes or job.task not in sizes:
-            yield job
-            continue
-        if seen[job.task] % sizes[job.task] == 0:
-            yield job
-        seen[job.task] += 1
-
-
-def _spot(job: Job) -> tuple[int, int]:
-    return job.priority, job.place or 0

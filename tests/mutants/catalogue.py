@@ -2,7 +2,8 @@
 
 A mutant is one edit of one file: `old`, which stands there exactly once, becomes `new`. It is never
 written to disk; see `plugin`. `store` is where it shows. `words` picks those tests of the conformance suite
-that should notice, so as not to run all of it; without words, only the model can notice.
+that should notice, so as not to run all of it; without words, only the model can notice. What is not
+`in_model` takes longer than a history of the model lasts.
 """
 
 from typing import NamedTuple
@@ -16,12 +17,13 @@ class Mutant(NamedTuple):
     new: str
     store: str = "memory"
     words: str = ""
+    in_model: bool = True
 
 
 MOVE, PERMIT = "core/move.py", "core/permit.py"
 APPLY, CLAIMING, INSERT, LEDGER = "store/apply.py", "store/claiming.py", "store/insert.py", "store/ledger.py"
 SCHEDULE, TICK = "store/schedule.py", "core/tick.py"
-OPERATE = "store/operate.py"
+OPERATE, STEP = "store/operate.py", "store/step.py"
 TABLES, QUERIES = "store/sqlite/tables.py", "store/sqlite/queries.sql"
 
 MUTANTS = [
@@ -460,5 +462,110 @@ MUTANTS = [
         "if command.prune else []",
         "if True else []",
         words="leaves_them_to_who_asked",
+    ),
+    Mutant(
+        "step_fence",
+        "a lost claim writes a step",
+        STEP,
+        "    job = move.held(ledger.get(command.ref.job), command.ref, Move.STEP, ledger.now)\n",
+        "    job = ledger.get(command.ref.job) or Cause.NOT_HELD\n",
+        words="lost_claim_writes_no_step",
+    ),
+    Mutant(
+        "step_once",
+        "a step that is done is written again",
+        STEP,
+        "    if _found(ledger, job, StepKind.STEP, command.name) is not None:\n",
+        "    if False:\n",
+        words="first_result_of_a_step or next_attempt_finds",
+    ),
+    Mutant(
+        "step_size",
+        "a step has a result of any size",
+        STEP,
+        '    check.sized("step", command.result, ledger.bounds.step)\n',
+        "",
+        words="result_has_a_bound",
+    ),
+    Mutant(
+        "steps_max",
+        "a job has any number of steps",
+        STEP,
+        "    if count >= STEPS_MAX:\n",
+        "    if False:\n",
+        words="so_many_steps",
+        in_model=False,
+    ),
+    Mutant(
+        "signal_once",
+        "a signal that has come is told again, with something else",
+        STEP,
+        "    if found.at is not None:\n        return ALREADY\n",
+        "",
+        words="first_signal_of_a_name",
+    ),
+    Mutant(
+        "signal_late",
+        "a signal comes after its job has been told that there was none",
+        STEP,
+        "if found.until is not None and found.until <= max(now, job.claimed_at or 0.0):",
+        "if False:",
+        words="too_late",
+    ),
+    Mutant(
+        "signal_wakes",
+        "a signal leaves the job asleep that waits for it",
+        STEP,
+        "    if job.awaits == command.name:\n",
+        "    if False:\n",
+        words="puts_it_in_line",
+    ),
+    Mutant(
+        "ageing",
+        "nobody is ever too old to wait",
+        "core/pick.py",
+        "            old.append(Spot(AGED, abs(place), seq, lane))\n",
+        "            pass\n",
+        words="waited_too_long or nobody_starves",
+    ),
+    Mutant(
+        "group_comes_back",
+        "a group that was full is laid aside for ever",
+        LEDGER,
+        "            self.tables.open_groups(groups)\n",
+        "            pass\n",
+        words="permit_comes_back or snoozed_job_frees",
+    ),
+    Mutant(
+        "waited_for_again",
+        "a child that runs again is not waited for",
+        "store/flow.py",
+        "    ledger.tables.mark([replace(link, outcome=None, result=None)])\n    if",
+        "    if",
+        words="waited_for_again or reopens_its_parent",
+    ),
+    Mutant(
+        "dropped_unasked",
+        "the oldest make room though nothing says so",
+        "store/room.py",
+        "            if not drops or coming[place] > bound:\n",
+        "            if coming[place] > bound:\n",
+        words="full_queue_is_refused",
+    ),
+    Mutant(
+        "child_of_one_that_goes_on",
+        "a child whose parent goes on is run again, and its parent forgets what it was told",
+        "store/flow.py",
+        "or not (parent.finished or parent.state is BLOCKED):\n",
+        "or False:\n",
+        words="keeps_what_its_child_left",
+    ),
+    Mutant(
+        "children_first",
+        "a parent that runs again before its child does not wait for it",
+        OPERATE,
+        "        ids = flow.children_first(ledger, ids)\n",
+        "        pass\n",
+        words="waited_for_whatever_the_order",
     ),
 ]

@@ -50,7 +50,9 @@ def killer(output: str) -> str:
     """Who noticed: the test, or in the model the check."""
     # An ERROR is a promise the conformance suite checks after each test.
     failed = re.search(r"^(?:FAILED|ERROR) \S+::(.+?)(?: - |$)", output, re.MULTILINE)
-    checks = re.findall(r"^tests/model/(?:promises|pair)\.py:\d+: in (\w+)", output, re.MULTILINE)
+    checks = re.findall(
+        r"^tests/model/(?:promises|claims|families|pair)\.py:\d+: in (\w+)", output, re.MULTILINE
+    )
     return (checks or [failed[1]])[-1] if failed else ""
 
 
@@ -59,7 +61,12 @@ def picked(mutant: Mutant, suite: str) -> str:
     return f"{mutant.store} and ({mutant.words})" if suite == "conformance" else mutant.store
 
 
-PAIRS = [(mutant, suite) for mutant in MUTANTS for suite in SUITES if suite == "model" or mutant.words]
+PAIRS = [
+    (mutant, suite)
+    for mutant in MUTANTS
+    for suite in SUITES
+    if (mutant.in_model if suite == "model" else mutant.words)
+]
 
 
 @pytest.mark.parametrize("suite", SUITES)

@@ -1,0 +1,71 @@
+"""Promises about flows: who waits for whom, and when parents are let go (P10)."""
+
+from errandry.core.command import Rerun
+from errandry.core.event import Kind
+from errandry.core.flow import Ended, Link, Policy
+from errandry.core.job import Job
+from errandry.core.state import State
+from tests.model.done import GOING, Pass
+
+
+class Families:
+    """Remembers the edges whose parent has gone on while its child was run again."""
+
+    def __init__(self) -> None:
+        self.left: set[tuple[int, int]] = set()
+
+    def check(self, done: Pass) -> None:
+        for job in done.after.values():
+            links = done.links.get(job.id, ())
+            for link in links:
+                self._an_edge_is_open_while_its_child_lives(done, job, link)
+            is_open = [link for link in links if link.outcome is None]
+            if job.state is State.BLOCKED:
+                assert job.open_children == len(is_open) > 0, (job, links)
+            assert not (job.state in GOING and is_open), (job, links)
+        a_parent_is_released_once_and_not_too_early(done)
+
+    def _an_edge_is_open_while_its_child_lives(self, done: Pass, job: Job, link: Link) -> None:
+        """Who has ended, or is gone, is written down; who lives has not ended.
+
+        A parent that was about to run when its child was run again keeps the result it was released
+        with, and goes on: its handler may be reading it.
+        """
+        edge = job.seq, link.seq
+        child = done.after.get(link.child)
+        if child is None or child.seq != link.seq:
+            assert link.outcome is not None, (job, link)
+            return
+        if child.finished:
+            assert str(link.outcome) == str(child.state), (job, link, child)
+            self.left.discard(edge)
+            return
+        if _may_be_left(done, job, child):
+            self.left.add(edge)
+        assert link.outcome is None or edge in self.left, (job, link, child)
+
+
+def _may_be_left(done: Pass, parent: Job, child: Job) -> bool:
+    """Whether the child was run again while its parent was about to run.
+
+    In a pass of several commands either may have ended, and the parent been released, in between.
+    """
+    if len(done.commands) > 1:
+        return done.has(Rerun)
+    before, waiting = done.earlier(child), done.earlier(parent)
+    return before is not None and before.finished and waiting is not None and waiting.state in GOING
+
+
+def a_parent_is_released_once_and_not_too_early(done: Pass) -> None:
+    """When none of its children has ended badly; one that has failed so may be run all the same."""
+    run_again = done.moved(Rerun)
+    for job in done.after.values():
+        before = done.earlier(job)
+        if before is None or before.state is not State.BLOCKED or job.id in run_again:
+            continue
+        if job.state in GOING:
+            links = done.links[job.id]
+            failed = [link for link in links if link.outcome is not Ended.COMPLETED]
+            assert all(link.policy in (Policy.IGNORE, Policy.AFTER) for link in failed), (job, links)
+            told = [e.event.kind for e in done.events if e.event.job == job.id]
+            assert len(done.commands) > 1 or told.count(Kind.WAITING) <= 1, (job, told)
