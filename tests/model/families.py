@@ -48,12 +48,16 @@ class Families:
 def _may_be_left(done: Pass, parent: Job, child: Job) -> bool:
     """Whether the child was run again while its parent was about to run.
 
+    Who is run by name goes on with what its children have left, though one comes back for another parent.
     In a pass of several commands either may have ended, and the parent been released, in between.
     """
     if len(done.commands) > 1:
         return done.has(Rerun)
     before, waiting = done.earlier(child), done.earlier(parent)
-    return before is not None and before.finished and waiting is not None and waiting.state in GOING
+    if before is None or not before.finished or waiting is None:
+        return False
+    named = done.moved(Rerun)
+    return waiting.state in GOING or (parent.id in named and child.id not in named)
 
 
 def a_parent_is_released_once_and_not_too_early(done: Pass) -> None:
