@@ -32,10 +32,9 @@ WIDEST = 1_000
 def claim(ledger: Ledger, command: Claim) -> Claims:
     tables, now = ledger.tables, ledger.now
     ledger.flush()
-    claims = ledger.claims.setdefault(command.worker, {})
-    brought = tables.recall(command.worker, command.nonce)
+    claims = ledger.claims_of(command.worker)
+    brought = claims.get(command.nonce)
     if brought is not None:
-        claims[command.nonce] = brought
         return Claims(tuple(_still_held(ledger, brought)), due_in(tables, ledger.permits(), now))
     tidy.before_claim(ledger)
     taken = _taken(ledger, command)

@@ -55,7 +55,7 @@ class Ledger:
         self._shut: dict[Key, float] = {}
         self._left: set[tuple[str, str]] = set()
         self._sizes: dict[tuple[str, str | None], int] | None = None
-        self.claims: dict[str, dict[str, Brought]] = {}
+        self._claims: dict[str, dict[str, Brought]] = {}
         self.ended: dict[str, End] = {}
         self.room = CASCADE
         self._jobs: dict[str, Job | None] = {}
@@ -104,6 +104,17 @@ class Ledger:
         if key.expires_at is None and job is not None and job.finished:
             return None  # it has ended after the key was read, and before it was locked
         return key.job
+
+    def claims_of(self, worker: str) -> dict[str, Brought]:
+        """By nonce, what the claims of a worker in this pass have brought, or had brought when sent before.
+
+        They are looked up together: a claim that is new takes the place of those that were remembered.
+        """
+        if worker not in self._claims:
+            nonces = [one.nonce for one in self._commands if isinstance(one, Claim) and one.worker == worker]
+            found = {nonce: self.tables.recall(worker, nonce) for nonce in nonces}
+            self._claims[worker] = {nonce: brought for nonce, brought in found.items() if brought is not None}
+        return self._claims[worker]
 
     def move(self, move: Move, before: Job | None, after: Job) -> Job:
         """`before` has become `after`, which comes back with its place if it is in line again."""

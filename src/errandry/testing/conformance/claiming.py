@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from errandry.core.batch import Batch
-from errandry.core.command import Edit, Note, Postpone, Promote, Release, Retry, Snooze, Start
+from errandry.core.command import Claim, Edit, Note, Postpone, Promote, Release, Retry, Snooze, Start
 from errandry.core.event import Kind
 from errandry.core.job import Order, Progress
 from errandry.core.state import Reason, State
@@ -152,6 +152,18 @@ class Claiming:
         clock.advance(59.75)
 
         assert await ask.order(store) == [job.id]
+
+    async def test_a_claim_sent_again_beside_a_new_one_brings_the_same(
+        self, store: Store, given: Given
+    ) -> None:
+        await given.inserted(*(given.job() for _ in range(4)))
+        old, new = (Claim(worker="worker", nonce=nonce, limit=limit) for nonce, limit in (("a", 1), ("b", 2)))
+        [first] = await store.commit([old])
+
+        second, again = await store.commit([new, old])
+
+        assert again == first
+        assert await store.commit([new, old, new]) == [second, first, second]
 
 
 class Ordering:
