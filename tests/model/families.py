@@ -40,6 +40,9 @@ class Families:
             assert str(link.outcome) == str(child.state), (job, link, child)
             self.left.discard(edge)
             return
+        before = done.earlier(job)
+        if before is not None and before.finished and not job.finished:
+            self.left.discard(edge)  # who runs again waits for all that do
         if _may_be_left(done, job, child):
             self.left.add(edge)
         assert link.outcome is None or edge in self.left, (job, link, child)

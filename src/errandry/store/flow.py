@@ -214,23 +214,31 @@ def reopen(ledger: Ledger, job: Job) -> set[str]:
         if job.children:
             ledger.tables.unlist(job.id)
         if job.parents:
-            for link in ledger.tables.over([job.seq]):
-                again += _reopened(ledger, link)
+            links = ledger.tables.over([job.seq])
+            failed = [link.parent for link in links if _reopened(ledger, link)]
+            for parent in failed:  # one of them may be revived with another, and must find its edge open
+                again += _run_again(ledger, parent)
     return ids
 
 
-def _reopened(ledger: Ledger, link: Link) -> list[Job]:
-    """What else runs again because the child of this edge does."""
+def _reopened(ledger: Ledger, link: Link) -> bool:
+    """The child of this edge is waited for again; whether its parent had failed with a child."""
     parent = ledger.get(link.parent)
     if parent is None or link.outcome is None or not (parent.finished or parent.state is BLOCKED):
-        return []
+        return False
     ledger.tables.mark([replace(link, outcome=None, result=None)])
     if parent.state is BLOCKED:
         ledger.put(parent, replace(parent, open_children=parent.open_children + 1, updated_at=ledger.now))
-    elif parent.state is FAILED and parent.reason is Reason.CHILD_FAILED and rival(ledger, parent) is None:
-        revived = _revived(ledger, parent)
-        return [*revived, ledger.move(Move.RERUN, parent, rerun(ledger, parent))]
-    return []
+    return parent.state is FAILED and parent.reason is Reason.CHILD_FAILED
+
+
+def _run_again(ledger: Ledger, parent_id: str) -> list[Job]:
+    """A parent that failed with a child runs again, with the children that were canceled because of it."""
+    parent = ledger.get(parent_id)
+    if parent is None or parent.state is not FAILED or rival(ledger, parent) is not None:
+        return []
+    revived = _revived(ledger, parent)
+    return [*revived, ledger.move(Move.RERUN, parent, rerun(ledger, parent))]
 
 
 def _revived(ledger: Ledger, parent: Job) -> list[Job]:

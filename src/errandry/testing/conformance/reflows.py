@@ -189,6 +189,22 @@ class Rerunning:
         for name in "dbca":
             await _end(given, await given.current(name))
 
+    async def test_a_child_of_a_parent_and_of_its_sibling_is_counted_once(
+        self, store: Store, given: Given
+    ) -> None:
+        jobs = [given.job(id=name, task=name) for name in "abcd"]
+        edges = [Edge("a", "b", Policy.FAIL), Edge("a", "c"), Edge("a", "d"), Edge("c", "d")]
+        _, failing, _, leaf = await given.flow(jobs, edges)
+        await _end(given, failing, Fail())
+        assert [await _state(store, name) for name in "cd"] == [State.CANCELED] * 2
+
+        await ask.operate(store, Rerun(ids=(leaf.id,)))
+
+        counted = [(await given.current(name)).open_children for name in "acd"]
+        assert counted == [2, 1, 0]
+        await _end(given, leaf)
+        assert await _state(store, "c") is State.WAITING
+
     async def test_a_parent_that_goes_on_keeps_what_its_child_left(self, store: Store, given: Given) -> None:
         parent, child = await _family(given, 1)
         await _end(given, child)
