@@ -266,7 +266,7 @@ MUTANTS = [
         "unique_key_of_a_rerun",
         "a job lives again beside another one that holds its unique key",
         "store/operate.py",
-        "        _refuse_if_held(ledger, after)\n",
+        "            _refuse_if_held(ledger, job)\n",
         "",
         words="beside_a_live_holder",
     ),

@@ -264,7 +264,7 @@ def _is_collateral(ledger: Ledger, job: Job) -> bool:
 
 def rerun(ledger: Ledger, job: Job, run_at: float | None = None, reset_attempts: bool = False) -> Job:
     """`job` as it runs again, after its open children if it has any."""
-    if job.children:
+    if job.children and job.finished:  # else it is refused, and keeps what its children have left
         _await_again(ledger, job.id)
         job = replace(job, open_children=ledger.tables.open_links(job.id))
     return move.rerun(job, run_at, reset_attempts, ledger.now)

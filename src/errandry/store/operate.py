@@ -39,8 +39,8 @@ def rerun(ledger: Ledger, command: Rerun) -> Moved:
 
     def act(job: Job) -> bool:
         if job.id not in reopened:
+            _refuse_if_held(ledger, job)
             after = flow.rerun(ledger, job, _when(command, ledger.now), command.reset_attempts)
-            _refuse_if_held(ledger, after)
             if command.from_start and job.steps is not None:
                 ledger.tables.drop_steps([job.id])
                 after = replace(after, steps=None)

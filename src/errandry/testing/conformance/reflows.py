@@ -211,6 +211,9 @@ class Rerunning:
         running = await given.taken(parent)
         await ask.operate(store, Rerun(ids=(child.id,)))
 
+        refused = await ask.operate(store, Rerun(ids=("parent",)))
+
+        assert refused.moved == ()
         [told] = await store.children("parent")
         assert (told.outcome, told.result) == (Ended.COMPLETED, '"child-1"')
 
