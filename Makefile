@@ -1,7 +1,7 @@
 # Everything a developer runs. Needs Python 3.11+ and make; the rest goes into .venv.
 
 PYTHON ?= python3
-JOBS   ?= 2
+JOBS   ?= 3
 ARGS   ?=
 
 VENV   := .venv
@@ -12,7 +12,7 @@ BASE   := $(VENV)/.base
 RUN    := requirements/run.lock
 CODE    = $(wildcard src tests bench tools examples)
 COMPILE = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url
-PYTEST  = $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 .PHONY: help demo test check prove bench bench-quick bench-all docs format-check lint types format generate lock clean
 .DEFAULT_GOAL := help
