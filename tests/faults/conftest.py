@@ -1,11 +1,12 @@
 """Where the fault tests find their store and their processes. A store joins with a line in `STORES`."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.scene import Scene
+from tests.pace import Pace
 from tests.store.server import server
 
 STORES: dict[str, Callable[[Path], str]] = {
@@ -24,3 +25,10 @@ async def scene(url: str, tmp_path: Path) -> AsyncIterator[Scene]:
     """A store, an app to look at it, and processes that are gone when the test is over."""
     async with Scene(url, tmp_path) as scene:
         yield scene
+
+
+@pytest.fixture
+def pace() -> Iterator[Pace]:
+    """How slow the machine has been since the test began."""
+    with Pace() as pace:
+        yield pace

@@ -13,6 +13,7 @@ from tests.faults.postgres.conftest import Mortal
 from tests.faults.postgres.test_away import BACK
 from tests.faults.process import until
 from tests.faults.scene import Scene
+from tests.pace import Pace
 
 TASKS = ("quick", "quick", "quick", "stumble")
 BULK = 50
@@ -48,8 +49,9 @@ async def survive(scene: Scene, mortal: Mortal, end: Callable[[Mortal], None], t
         mortal.start()
         back = time.monotonic()
         so_far = acked(scene)
-        await until(lambda: acked(scene) > so_far)  # noqa: B023 - called here
-        assert time.monotonic() - back < BACK
+        with Pace() as pace:
+            await until(lambda: acked(scene) > so_far)  # noqa: B023 - called here
+        assert time.monotonic() - back < pace.allowed(BACK)
     await feeding
     for process in producers:
         process.signal(signal.SIGTERM)
