@@ -40,9 +40,20 @@ class Child:
     """Another process: does what the function of this name below says."""
 
     def __init__(self, name: str, *args: object) -> None:
-        command = [sys.executable, "-W", "ignore::DeprecationWarning", __file__, name, *map(str, args)]
+        python = [
+            sys.executable,
+            "-W",
+            "ignore::DeprecationWarning",
+            "-m",
+            "tests.store.test_sqlite_processes",
+        ]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            [*python, name, *map(str, args)],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
 
     @property
