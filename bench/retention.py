@@ -89,10 +89,10 @@ def _said(waits: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("stores", nargs="*", choices=STORES, default=STORES)
+    parser.add_argument("store", nargs="?", choices=STORES)
     parser.add_argument("--jobs", type=int, default=JOBS)
     options = parser.parse_args()
-    with empty(options.stores) as urls:
+    with empty([options.store] if options.store else STORES) as urls:
         for url in urls.values():
             asyncio.run(measured(url, options.jobs))
 
