@@ -104,11 +104,13 @@ async def test_a_stop_gives_back_what_is_just_being_claimed(
     jobs = [await shop.hold.enqueue(number=number) for number in range(3)]
     worker = Worker(shop.jobs, WorkerOptions(concurrency=1, prefetch=2))
     loop, commit, begin = asyncio.get_running_loop(), shop.jobs.store.commit, worker._gatherer._begin
+    drains = asyncio.Event()
 
     async def draining() -> None:
         worker.stop()
         while "claims no more" not in caplog.text:  # noqa: ASYNC110 - a log has no event to wait for
             await asyncio.sleep(0)
+        drains.set()
 
     async def late(commands: Sequence[Command]) -> list[Answer]:
         answers = await commit(commands)
@@ -127,6 +129,7 @@ async def test_a_stop_gives_back_what_is_just_being_claimed(
         monkeypatch.setattr(worker._gatherer, "_begin", later)
     working = asyncio.create_task(worker.run())
 
+    await drains.wait()  # before that, two are waiting because nobody has asked for them
     await shop.until(running=1, waiting=2)
     shop.open.set()
     await working
