@@ -6,6 +6,8 @@ from types import TracebackType
 from typing import Self
 
 REST = 0.005
+PATIENCE = 60.0
+"""So long, on a machine with other things to do, may anything take that does happen."""
 
 
 class Pace:

@@ -20,7 +20,8 @@ from sqlalchemy.orm import Session
 
 from errandry import Errandry, Flow, Job
 from errandry.task import Request, Task
-from tests.store.server import Server
+from tests.pace import PATIENCE
+from tests.store.server import Server, server
 
 if not django.conf.settings.configured:
     django.conf.settings.configure()
@@ -173,3 +174,15 @@ CALLERS: dict[str, Callable[[Server], AbstractAsyncContextManager[Caller]]] = {
     "sqlalchemy-async-session": sqlalchemy_async_session,
     "django": django_connection,
 }
+
+
+async def waits_for_a_lock() -> None:
+    """Somebody does, now."""
+    async with (
+        asyncio.timeout(PATIENCE),
+        await psycopg.AsyncConnection.connect(server().url(), autocommit=True) as db,
+    ):
+        while True:
+            if await (await db.execute("SELECT 1 FROM pg_locks WHERE NOT granted")).fetchone():
+                return
+            await asyncio.sleep(0.01)

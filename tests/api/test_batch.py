@@ -21,10 +21,10 @@ from errandry.core.state import Reason
 from errandry.errors import InvalidArguments, InvalidValue, JobFailed
 from errandry.testing import FakeClock, drain, in_memory
 from tests.api import batched
-from tests.api.working import burst, reached, until, working
+from tests.api.working import burst, outlive, reached, until, working
+from tests.pace import PATIENCE
 from tests.store.server import server
 
-LIMIT = 20.0
 Calls = list[list[int]]
 
 
@@ -414,7 +414,7 @@ class Held:
         self.begun.set()
 
     async def begin(self) -> None:
-        assert await asyncio.to_thread(self.begun.wait, LIMIT)
+        assert await asyncio.to_thread(self.begun.wait, PATIENCE)
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
@@ -426,12 +426,12 @@ async def test_one_canceled_in_a_running_batch_is_canceled_and_the_others_go_on(
     async with working(stored):
         await held.begin()
         await made[1].cancel()
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(PATIENCE):
             while not held.contexts[1].canceled:  # noqa: ASYNC110 - the worker's other thread tells
                 await asyncio.sleep(0.005)
         assert [one.canceled for one in held.contexts] == [False, True, False]
         held.open.set()
-        ends = [(await job.wait(LIMIT)).state for job in made]
+        ends = [(await job.wait(PATIENCE)).state for job in made]
 
     assert ends == [State.COMPLETED, State.CANCELED, State.COMPLETED]
     assert not held.left.is_set()
@@ -445,7 +445,7 @@ async def test_a_call_whose_jobs_are_all_canceled_is_stopped(stored: Errandry, k
         await held.begin()
         for job in made:
             await job.cancel()
-        ends = [(await job.wait(LIMIT)).state for job in made]
+        ends = [(await job.wait(PATIENCE)).state for job in made]
 
     assert ends == [State.CANCELED] * 3
     assert held.left.is_set()
@@ -460,7 +460,7 @@ async def test_one_canceled_in_a_process_is_told_and_the_others_go_on(
         await made[1].cancel()
         await seen(tmp_path / "stopped", "1")
         (tmp_path / "open").touch()
-        ends = [await job.wait(LIMIT) for job in made]
+        ends = [await job.wait(PATIENCE) for job in made]
 
     assert [job.state for job in ends] == [State.COMPLETED, State.CANCELED, State.COMPLETED]
     assert await made[2].result(30) == "2 of 3"
@@ -471,14 +471,14 @@ async def test_all_canceled_in_a_process_stop_it(apart: Errandry, tmp_path: Path
     async with working(apart, children=1):
         await seen(tmp_path / "pid")
         await apart.engine.submit(CancelJob(ids=tuple(job.id for job in made)))
-        ends = [(await job.wait(LIMIT)).state for job in made]
+        ends = [(await job.wait(PATIENCE)).state for job in made]
 
     assert ends == [State.CANCELED] * 3
 
 
 async def seen(file: Path, text: str | None = None) -> None:
     """Return when there is such a file, with this text in it."""
-    async with asyncio.timeout(LIMIT):
+    async with asyncio.timeout(PATIENCE):
         while not file.exists() or not file.read_text() or text not in (None, file.read_text()):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.005)
 
@@ -487,8 +487,8 @@ async def seen(file: Path, text: str | None = None) -> None:
 async def test_the_shortest_timeout_of_its_jobs_stops_the_call(live: Errandry, kind: str) -> None:
     held = Held(live, kind, max_attempts=1, timeout="1 minute")
     made = await live.enqueue_many([held.task.new(1), held.task.using(timeout=0.05).new(2)])
-    async with working(live, grace=1.0):
-        ends = [await job.wait(LIMIT) for job in made]
+    async with working(live, grace=PATIENCE):
+        ends = [await job.wait(PATIENCE) for job in made]
 
     assert [(job.state, job.record.reason) for job in ends] == [(State.FAILED, Reason.TIMEOUT)] * 2
     assert {job.record.errors[-1].message for job in ends} == {"the handler ran longer than 0.05 s"}
@@ -498,7 +498,7 @@ async def test_the_shortest_timeout_of_its_jobs_stops_the_call(live: Errandry, k
 async def test_a_timeout_kills_the_process_of_a_batch(apart: Errandry) -> None:
     made = await enqueued(batched.stuck, 1, 2)
     async with working(apart, children=1):
-        ends = [await job.wait(LIMIT) for job in made]
+        ends = [await job.wait(PATIENCE) for job in made]
 
     assert [(job.state, job.record.reason) for job in ends] == [(State.FAILED, Reason.TIMEOUT)] * 2
 
@@ -506,14 +506,14 @@ async def test_a_timeout_kills_the_process_of_a_batch(apart: Errandry) -> None:
 async def test_a_lost_lease_drops_one_outcome_and_the_others_are_written(live: Errandry) -> None:
     held = Held(live, "async")
     made = await enqueued(held.task, 1, 2, 3)
-    async with working(live, lease=0.6, renew_every=0.1):
+    async with working(live, renew_every=0.1):
         await held.begin()
         await live.remove(made[0].id, force=True)
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(PATIENCE):
             while not held.contexts[0].canceled:  # noqa: ASYNC110 - the worker's other thread tells
                 await asyncio.sleep(0.005)
         held.open.set()
-        ends = [(await job.wait(LIMIT)).state for job in made[1:]]
+        ends = [(await job.wait(PATIENCE)).state for job in made[1:]]
 
     assert ends == [State.COMPLETED] * 2
     assert not held.left.is_set()
@@ -569,9 +569,7 @@ async def test_a_batch_that_lingers_is_called_when_it_is_full(stored: Errandry) 
 async def test_a_batch_that_lingers_is_called_when_its_time_is_up(live: Errandry) -> None:
     lingering = Lingering(live, linger="50ms")
     async with working(live):
-        made = await enqueued(lingering.task, 1)
-        await lingering.claimed(*made)
-        made += await enqueued(lingering.task, 2)
+        made = await enqueued(lingering.task, 1, 2)
         assert await results(made) == [1, 2]
 
     assert lingering.calls == [[1, 2]]
@@ -604,13 +602,17 @@ async def test_one_canceled_while_it_lingers_never_begins(live: Errandry) -> Non
     assert (await live.record(made[0].id)).state is State.CANCELED
 
 
-async def test_leases_are_kept_while_a_batch_lingers(live: Errandry) -> None:
-    lingering = Lingering(live, linger="800ms")
-    async with working(live, lease=0.3):
+async def test_leases_are_kept_while_a_batch_lingers(jobs: Errandry, clock: FakeClock) -> None:
+    lingering = Lingering(jobs)
+    async with working(jobs, lease=0.3):
         [made] = await enqueued(lingering.task, 1)
-        assert await made.result(LIMIT) == 1
+        await lingering.claimed(made)
+        await outlive(jobs, clock, made.id, lease=0.3)
+        assert lingering.calls == []
+        await enqueued(lingering.task, 2, 3)
+        assert await made.result(PATIENCE) == 1
 
-    assert ((await live.record(made.id)).attempts, lingering.calls) == (1, [[1]])
+    assert ((await jobs.record(made.id)).attempts, lingering.calls) == (1, [[1, 2, 3]])
 
 
 async def test_a_burst_lingers_and_ends(live: Errandry) -> None:
@@ -658,7 +660,7 @@ async def test_a_beat_counts_a_batch_as_one_slot_and_why_knows(live: Errandry) -
     await enqueued(held.task, *range(5))
     async with working(live, concurrency=2, beat_every=0.01):
         await held.begin()
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(PATIENCE):
             while (await live.workers())[0].beat.running != 1:  # noqa: ASYNC110 - no event tells of a beat
                 await asyncio.sleep(0.005)
         [info] = await live.workers()

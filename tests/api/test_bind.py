@@ -32,8 +32,17 @@ from errandry.store.contract import Bounds
 from errandry.store.postgres.driver import PostgresStore
 from errandry.task import Task
 from errandry.testing import FakeClock
-from tests.api.callers import CALLERS, Caller, alchemy, enqueue, psycopg_async, psycopg_sync
+from tests.api.callers import (
+    CALLERS,
+    Caller,
+    alchemy,
+    enqueue,
+    psycopg_async,
+    psycopg_sync,
+    waits_for_a_lock,
+)
 from tests.api.working import burst, kinds, working
+from tests.pace import PATIENCE
 from tests.store.server import server
 
 Send = Task[[str], str]
@@ -175,8 +184,10 @@ async def test_an_idle_worker_wakes(shop: Errandry, send: Send, caller: Caller) 
             await caller.commit()
 
             assert await job.result(timeout=30) == "sent to ada"
-        said = [notification.payload async for notification in listener.notifies(timeout=0)]
-    assert "" in said  # not a pass's, which names its process
+        async for one in listener.notifies(timeout=PATIENCE):
+            if one.payload == "":  # not a pass's, which names its process
+                return
+    pytest.fail("the commit woke nobody")
 
 
 async def test_no_lock_of_an_open_transaction_is_in_anybodys_way(
@@ -336,18 +347,6 @@ class TestTheSameIdAgain:
 
         assert (await shop.record("x")).payload == f'{{"to":"{"ada" if first_commits else "grace"}"}}'
         assert await shop.totals() == {"default": {"inserted": 1}}
-
-
-async def waits_for_a_lock() -> None:
-    """Somebody does, now."""
-    async with (
-        asyncio.timeout(30),
-        await psycopg.AsyncConnection.connect(server().url(), autocommit=True) as db,
-    ):
-        while True:
-            if await (await db.execute("SELECT 1 FROM pg_locks WHERE NOT granted")).fetchone():
-                return
-            await asyncio.sleep(0.01)
 
 
 class TestChecks:

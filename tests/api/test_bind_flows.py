@@ -25,6 +25,7 @@ from errandry.task import Task
 from errandry.testing import FakeClock
 from tests.api.callers import CALLERS, Caller, psycopg_async
 from tests.api.working import burst, kinds
+from tests.pace import PATIENCE
 from tests.store.server import server
 
 Part = Task[[int], int]
@@ -86,7 +87,7 @@ async def test_a_flow_comes_with_the_commit_and_not_at_all_with_a_rollback(
         await caller.rollback()
 
     await burst(shop)
-    assert await job.result(timeout=10) == 3
+    assert await job.result(timeout=PATIENCE) == 3
     with pytest.raises(UnknownJob):
         await shop.record(lost.id)
     assert await shop.children(lost.id) == []
@@ -106,7 +107,7 @@ async def test_a_group_and_tasks_that_are_bound(
     await caller.commit()
     await burst(shop)
 
-    assert (await one.result(timeout=10), await two.result(timeout=10)) == (1, 5)
+    assert (await one.result(timeout=PATIENCE), await two.result(timeout=PATIENCE)) == (1, 5)
 
 
 def jobs_of(*names: str, **more: Any) -> tuple[NewJob, ...]:
@@ -200,7 +201,7 @@ async def test_a_child_that_was_there_is_waited_for(
     if expected is None:
         assert (await shop.record(job.id)).state is State.FAILED
     else:
-        assert await job.result(timeout=10) == expected
+        assert await job.result(timeout=PATIENCE) == expected
 
 
 async def test_who_holds_a_key_can_end_while_the_caller_has_not_decided(
@@ -209,14 +210,14 @@ async def test_who_holds_a_key_can_end_while_the_caller_has_not_decided(
     holder = await part.using(unique="k").enqueue(4)
     job = await caller.flow(shop, flow(total.new(result_of(group(part.using(unique="k").new(4))))))
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await burst(shop)
-        assert await holder.result(timeout=1) == 4
+        assert await holder.result(timeout=PATIENCE) == 4
     await caller.commit()
     await keep_up(shop)
     await burst(shop)
 
-    assert await job.result(timeout=10) == 4
+    assert await job.result(timeout=PATIENCE) == 4
 
 
 async def test_a_key_that_is_held_refuses_the_whole_flow(
@@ -307,6 +308,6 @@ async def test_over_a_connection_to_an_sqlite_file(tmp_path: Path) -> None:
 
         assert [link.child for link in await jobs.children(job.id)][1] == held.id
         await burst(jobs)
-        assert await job.result(timeout=10) == 3
+        assert await job.result(timeout=PATIENCE) == 3
         with pytest.raises(UnknownJob):
             await jobs.record(lost.id)

@@ -10,8 +10,7 @@ from errandry import Errandry, State, Worker, WorkerOptions
 from errandry.core.answer import Answer
 from errandry.core.command import Claim, Command
 from errandry.worker.run import Batch
-
-PATIENCE = 20.0
+from tests.pace import PATIENCE
 
 
 class Shop:

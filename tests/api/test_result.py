@@ -15,6 +15,7 @@ from errandry.store.contract import Events
 from errandry.store.memory import MemoryStore
 from errandry.task import Task
 from errandry.testing import drain
+from tests.pace import PATIENCE
 
 
 @pytest.fixture
@@ -172,7 +173,7 @@ class Counting(MemoryStore):
 
         def wait() -> bool:
             with self.resting:
-                return self.resting.wait_for(lambda: self.rests > rests, 10)
+                return self.resting.wait_for(lambda: self.rests > rests, PATIENCE)
 
         assert await asyncio.to_thread(wait)
 

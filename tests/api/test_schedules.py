@@ -12,7 +12,8 @@ from errandry.codec import About
 from errandry.core.schedule import CatchUp, Overlap, job_id
 from errandry.errors import InvalidArguments, InvalidValue, UnknownSchedule
 from errandry.testing import FakeClock, drain
-from tests.api.working import burst
+from tests.api.working import burst, working
+from tests.pace import PATIENCE, Pace
 
 WHOLE = Schedule(
     "30 3 * * 1-5",
@@ -273,15 +274,13 @@ async def test_a_worker_sleeps_until_the_tick(live: Errandry) -> None:
         late.append(datetime.now(UTC).timestamp() - ctx.tick.timestamp())
         ran.set()
 
-    worker = Worker(live, WorkerOptions(upkeep=False))
-    working = asyncio.create_task(worker.run())
-    await live.schedules.put("all", report, "* * * * * *")
-    async with asyncio.timeout(30):
-        await ran.wait()
-    worker.stop()
-    await working
+    async with working(live, upkeep=False):
+        with Pace() as pace:
+            await live.schedules.put("all", report, "* * * * * *")
+            async with asyncio.timeout(PATIENCE):
+                await ran.wait()
 
-    assert 0 <= late[0] < 0.5
+    assert 0 <= late[0] < pace.allowed(0.5)
 
 
 async def test_a_flow_does_not_see_the_run_before_as_a_child(jobs: Errandry, clock: FakeClock) -> None:

@@ -17,6 +17,7 @@ from errandry import Errandry, State
 from errandry.errors import InvalidArguments, InvalidMove, JobCanceled, StoreClosed, UnknownJob
 from errandry.task import Task
 from errandry.testing import drain
+from tests.pace import PATIENCE, Pace
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_from_many_threads_at_once(app: Errandry, add: Task[[int, int], int]) ->
 
 async def test_from_the_thread_pool_of_a_running_loop(app: Errandry, add: Task[[int, int], int]) -> None:
     made = await asyncio.gather(*[asyncio.to_thread(add.enqueue_sync, n, 1) for n in range(10)])
-    results = asyncio.gather(*[asyncio.to_thread(app.sync.result, job, 10) for job in made])
+    results = asyncio.gather(*[asyncio.to_thread(app.sync.result, job, PATIENCE) for job in made])
     await drain(app)
 
     assert await results == list(range(1, 11))
@@ -93,7 +94,7 @@ async def test_inside_a_running_loop_it_blocks_but_works(app: Errandry, add: Tas
     job = add.enqueue_sync(1, 2)
     await drain(app)
 
-    assert app.sync.result(job, 5) == 3
+    assert app.sync.result(job, PATIENCE) == 3
 
 
 def test_in_a_view_of_a_wsgi_server(app: Errandry, add: Task[[int, int], int]) -> None:
@@ -124,7 +125,7 @@ def test_in_a_sync_handler(app: Errandry, add: Task[[int, int], int]) -> None:
     job = outer.enqueue_sync(4)
     asyncio.run(drain(app, strict=True))
 
-    assert app.sync.result(app.sync.get(app.sync.result(job, 5)), 5) == 8
+    assert app.sync.result(app.sync.get(app.sync.result(job, PATIENCE)), PATIENCE) == 8
 
 
 async def test_in_an_async_handler_that_should_have_awaited(
@@ -168,16 +169,14 @@ def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProces
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
 
 
 @pytest.mark.slow(reason="starts an interpreter")
 def test_a_script_without_a_close_ends_promptly_and_its_job_is_kept(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        """
+    program = """
         import time
         from errandry import Errandry
 
@@ -187,14 +186,14 @@ def test_a_script_without_a_close_ends_promptly_and_its_job_is_kept(tmp_path: Pa
         def send(to: str) -> None: ...
 
         print(send.enqueue_sync("ada").id, time.time())
-        """,
-        "-Werror",
-    )
-    ended = time.time()
+        """
+    with Pace() as pace:
+        done = run(tmp_path, program, "-Werror")
+        ended = time.time()
 
     assert (done.returncode, done.stderr) == (0, "")
     job_id, said = done.stdout.split()
-    assert ended - float(said) < 2.0
+    assert ended - float(said) < pace.allowed(2.0)
     jobs = Errandry(f"sqlite:///{tmp_path}/errandry.db")
     assert jobs.sync.get(job_id).state is State.WAITING
     jobs.sync.close()
@@ -258,12 +257,12 @@ def test_after_a_fork_child_and_parent_both_go_on(tmp_path: Path) -> None:
         if child == 0:
             made = add.enqueue_sync(2, 2)
             asyncio.run(drain(jobs))
-            ok = jobs.sync.result(made, 10) == 4 and jobs.sync.result(first, 10) == 2
+            ok = jobs.sync.result(made, 60) == 4 and jobs.sync.result(first, 60) == 2
             os._exit(0 if ok else 1)
         mine = add.enqueue_sync(3, 3)
         assert os.waitpid(child, 0)[1] == 0
         asyncio.run(drain(jobs))
-        assert [jobs.sync.result(job, 10) for job in (first, mine)] == [2, 6]
+        assert [jobs.sync.result(job, 60) for job in (first, mine)] == [2, 6]
         assert jobs.sync.counts() == {"default": {"completed": 3}}, jobs.sync.counts()
         print("both")
         """,

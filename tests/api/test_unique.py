@@ -15,10 +15,13 @@ from errandry.core.event import Kind
 from errandry.core.unique import Scope
 from errandry.errors import DuplicateJob, InvalidValue, StoreUnavailable, UnknownJob
 from errandry.store.backlog import Limits
+from errandry.store.postgres import driver
+from errandry.store.postgres.driver import PostgresStore
 from errandry.task import Task
 from errandry.testing import FakeClock, assert_enqueued, drain
-from tests.api.callers import CALLERS, enqueue, psycopg_async
+from tests.api.callers import CALLERS, enqueue, psycopg_async, waits_for_a_lock
 from tests.api.working import burst, kinds
+from tests.pace import PATIENCE
 from tests.store.server import server
 
 Send = Task[..., str]
@@ -312,13 +315,15 @@ class TestBound:
 
         assert not (await send.enqueue("ada")).existed
 
-    async def test_who_waits_gets_the_decision(self, shop: Errandry) -> None:
+    async def test_who_waits_gets_the_decision(self, shop: Errandry, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(driver, "TIMEOUTS", ["60s"] * PostgresStore.tracks)
+        monkeypatch.setattr(driver, "LIMITS", [PATIENCE] * PostgresStore.tracks)
         send = declared(shop, unique=True)
         for decide in ("commit", "rollback"):
             async with psycopg_async(server()) as caller:
                 held = await enqueue(caller, send, decide)
                 waiting = asyncio.create_task(send.enqueue(decide))
-                await asyncio.sleep(0.1)
+                await waits_for_a_lock()
                 assert not waiting.done()
                 await getattr(caller, decide)()
                 job = await waiting

@@ -6,8 +6,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from errandry import Errandry, State, Worker, WorkerOptions
+from errandry.core.command import Upkeep
 from errandry.core.event import Kind
 from errandry.core.job import Job as Record
+from errandry.testing import FakeClock
+from tests.pace import PATIENCE
 
 
 @asynccontextmanager
@@ -28,11 +31,9 @@ async def burst(jobs: Errandry, **options: Any) -> None:
     await Worker(jobs, WorkerOptions(burst=True, **options)).run()
 
 
-async def until(
-    jobs: Errandry, job_id: str, holds: Callable[[Record], bool], timeout: float = 30.0
-) -> Record:
+async def until(jobs: Errandry, job_id: str, holds: Callable[[Record], bool]) -> Record:
     """The job's record as soon as `holds` is true of it. Woken by events, not by a timer."""
-    async with asyncio.timeout(timeout):
+    async with asyncio.timeout(PATIENCE):
         head = await jobs.engine.call(jobs.store.head)
         record = await jobs.record(job_id)
         if holds(record):
@@ -45,12 +46,22 @@ async def until(
     raise AssertionError(f"{job_id} never came to that: {record}")
 
 
-async def reached(jobs: Errandry, job_id: str, *states: State, timeout: float = 10.0) -> Record:
+async def reached(jobs: Errandry, job_id: str, *states: State) -> Record:
     """The job's record once it is in one of these states."""
-    return await until(jobs, job_id, lambda record: record.state in states, timeout)
+    return await until(jobs, job_id, lambda record: record.state in states)
 
 
 async def kinds(jobs: Errandry, job_id: str) -> list[Kind]:
     """Everything that has happened to a job, in order."""
     page = await jobs.engine.call(jobs.store.events, None, 10_000)
     return [one.event.kind for one in page.entries if one.event.job == job_id]
+
+
+async def outlive(jobs: Errandry, clock: FakeClock, job_id: str, lease: float) -> None:
+    """Let more time pass than a lease lasts, no faster than it is renewed, with upkeep that takes old ones."""
+    for _ in range(5):
+        clock.advance(0.4 * lease)
+        async with asyncio.timeout(PATIENCE):
+            while ((await jobs.record(job_id)).lease_until or 0.0) < clock.time() + lease:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.005)
+        await jobs.engine.submit(Upkeep())
