@@ -58,7 +58,7 @@ async def kinds(jobs: Errandry, job_id: str) -> list[Kind]:
 
 
 async def outlive(jobs: Errandry, clock: FakeClock, job_id: str, lease: float) -> None:
-    """Let more time pass than a lease lasts, no faster than it is renewed, with upkeep that takes old ones."""
+    """Let more time pass than a lease lasts, no faster than it is renewed, with upkeep on its heels."""
     for _ in range(5):
         clock.advance(0.4 * lease)
         async with asyncio.timeout(PATIENCE):
