@@ -39,7 +39,7 @@ def leave(line):
     with open(path, "wb") as log:
         process = subprocess.Popen(f"exec {line}", shell=True, stdout=log, stderr=log)
     left.append((line, process))
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while line.startswith("python") and not os.path.getsize(path):
         assert process.poll() is None and time.monotonic() < until, f"{line} has not said that it is there"
         time.sleep(0.01)
@@ -48,7 +48,7 @@ def end():
     for _, process in left:
         process.send_signal(signal.SIGTERM)
     for line, process in left:
-        code = process.wait(30)
+        code = process.wait(60)
         well = (0,) if line.startswith("errandry") else (0, -signal.SIGTERM)
         assert code in well, f"{line} ended with {code}"
 
@@ -117,7 +117,7 @@ def differences(page: list[Block], folder: Path, python: str = sys.executable) -
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=240,
     )
     if done.returncode:
         logs = "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(folder.glob("left-*.log")))

@@ -43,7 +43,7 @@ def is_alive(pid: int) -> bool:
     """Whether there is such a process that has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may go while it is looked at
         return False
 
 

@@ -14,6 +14,7 @@ from bench.peers.environment import ROOT, NotInstalled, made
 from bench.peers.peer import PEERS
 from bench.peers.table import Results, drawing, lost, page
 from tests.bench.found import results_of, sample
+from tests.pace import PATIENCE
 
 COMMAND = [sys.executable, "-m", "bench.peers", "--only", "errandry", "--rounds", "1", "--pickups", "3"]
 
@@ -31,7 +32,7 @@ def test_a_turn_is_measured_and_written_down(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=240,
     )
 
     assert done.returncode == 0, done.stderr
@@ -55,7 +56,7 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
 
     run.send_signal(signal.SIGTERM)
 
-    assert run.wait(30) == 130
+    assert run.wait(PATIENCE) == 130
     run.stderr.close()
     assert list(tmp_path.glob("errandry-bench-*")) == []
 

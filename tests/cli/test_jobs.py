@@ -12,7 +12,7 @@ from errandry import Job, operations
 from errandry.cli import operate
 from errandry.core.job import NewJob
 from tests.cli.conftest import Cli, Place
-from tests.cli.shell import COMMAND, Terminal, process
+from tests.cli.shell import COMMAND, LIMIT, Terminal, process
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ class TestLooking:
         with following:
             assert following.stderr.readline() == "Nothing was logged yet.\n"
             place.work()
-            out, err = following.communicate(timeout=45)
+            out, err = following.communicate(timeout=LIMIT)
 
         assert following.returncode == 0
         assert out.endswith("to ada\n")
@@ -333,7 +333,8 @@ class TestDoing:
     ) -> None:
         jobs = [NewJob(id=f"job-{number}", task="send", payload="{}") for number in range(10_000)]
         place.ask(place.jobs.insert, jobs)
-        seen = terminal("jobs", "cancel", "state:waiting", "--yes")
+        slowly = "from errandry.cli import operate; operate.SLICE = 1"
+        seen = terminal("jobs", "cancel", "state:waiting", "--yes", before=slowly)
         seen.until(lambda text: "jobs ━" in text)
         seen.type("\x03")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 UNSEEN = 20.0
 """How long it lasts where nobody watches."""
-MARGIN = 15.0
+MARGIN = 60.0
 """What has begun when the time is up may take so much longer."""
 GRACE = 3.0
 REFRESH = 0.25
