@@ -28,6 +28,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=["encrypted", "signed"])
 documents = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
 ).map(json.dumps)
 
 
