@@ -405,7 +405,8 @@ async def test_programs_that_signal_one_job_at_once_are_all_heard(shared: str) -
 
         @worker.task
         async def signed(ctx: JobContext) -> list[str]:
-            return [await ctx.wait_for(name) for name in ("mine", "yours", "either")]
+            *said, _ = [await ctx.wait_for(name) for name in ("mine", "yours", "either", "end")]
+            return said
 
         async with working(worker):
             ids = [(await here.enqueue("signed")).id for _ in range(10)]
@@ -422,6 +423,8 @@ async def test_programs_that_signal_one_job_at_once_are_all_heard(shared: str) -
                     for name in names
                 ]
             )
+            for one in ids:  # what has ended hears nobody
+                assert await here.signal(one, "end")
             results = [await (await worker.get(one)).result(timeout=30) for one in ids]
 
     for n, result in enumerate(results):

@@ -22,7 +22,7 @@ def failed(place: Place) -> Job[Any]:
     job = place.enqueue(arguments={"to": "nobody"}, max_attempts=1)
     place.work()
     place.enqueue(id="waits", queue="bulk")
-    place.enqueue(id="sleeps", delay="1 hour")
+    place.enqueue(id="sleeps", delay="1 day")
     return job
 
 
@@ -41,7 +41,7 @@ class TestLooking:
             [failed.id, "failed"],
             ["good", "completed"],
         ]
-        assert "in 60 min" in lines[0]
+        assert "in 24 h" in lines[0]
         assert lines[2].endswith("LookupError: no such address")
 
     @pytest.mark.parametrize(
