@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 45.0
-"""So long, on a machine with other things to do, may anything take that does happen."""
+"""So long, on a busy machine, may anything take that does happen; less than a lease that must not run out."""
 LOOK = 0.01
 
 

@@ -8,12 +8,12 @@ from tests.faults.scene import Scene
 
 pytestmark = pytest.mark.slow("outlasts two leases")
 
-LEASE = 2.0
+LEASE, RENEWAL = 4.0, 0.5
 
 
 @pytest.mark.parametrize("task", ["block", "burn"])
 async def test_a_handler_that_hogs_the_loop_for_two_leases_keeps_its_lease(scene: Scene, task: str) -> None:
-    hog = await scene.worker(lease=LEASE, stall_after=0.5)
+    hog = await scene.worker(lease=LEASE, renew_every=RENEWAL, stall_after=0.5)
     job = await scene.enqueue(task, seconds=2.1 * LEASE)
     await scene.started(job)
     await scene.worker(lease=LEASE)

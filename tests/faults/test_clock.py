@@ -17,7 +17,8 @@ from tests.faults.scene import Scene
 pytestmark = pytest.mark.slow("starts workers and outlasts a lease")
 
 HOUR = 3_600
-LEASE = 1.5
+LEASE, RENEWAL = 4.0, 0.5
+"""Neither so long that waiting for its end takes long, nor so short that a busy machine cannot keep it."""
 
 
 @pytest.mark.parametrize("everywhere", [True, False], ids=["on the host", "in one process"])
@@ -44,8 +45,8 @@ async def test_after_a_step_back_jobs_run_once_and_leases_run_out(scene: Scene, 
 @pytest.mark.parametrize("everywhere", [True, False], ids=["on the host", "in one process"])
 async def test_after_a_step_ahead_only_what_was_running_runs_again(scene: Scene, everywhere: bool) -> None:
     step(scene, 0)
-    _, running = await worker_with_job(scene)
-    await worker(scene, everywhere)
+    _, running = await worker_with_job(scene, lease=60.0)
+    await worker(scene, everywhere, lease=60.0)
     done = [await scene.finished(await scene.enqueue("quick")) for _ in range(3)]
 
     step(scene, HOUR)
@@ -79,14 +80,15 @@ async def test_a_lease_given_after_a_step_runs_out(scene: Scene, hours: int) -> 
     await scene.check()
 
 
-async def worker(scene: Scene, everywhere: bool = True) -> Process:
+async def worker(scene: Scene, everywhere: bool = True, lease: float = LEASE) -> Process:
     """A worker whose clock can be stepped, if all clocks can."""
-    return await scene.worker({"CLOCK_STEP": str(scene.clock_step)} if everywhere else {}, lease=LEASE)
+    environment = {"CLOCK_STEP": str(scene.clock_step)} if everywhere else {}
+    return await scene.worker(environment, lease=lease, renew_every=RENEWAL)
 
 
-async def worker_with_job(scene: Scene, seconds: int = 0) -> tuple[Process, str]:
+async def worker_with_job(scene: Scene, seconds: int = 0, lease: float = LEASE) -> tuple[Process, str]:
     """A worker that runs a job begun after a step of so many seconds."""
-    first = await worker(scene)
+    first = await worker(scene, lease=lease)
     step(scene, seconds)
     job = await scene.enqueue("hold", gate=scene.gate)
     await scene.started(job)

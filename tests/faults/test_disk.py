@@ -22,7 +22,7 @@ def url(tmp_path: Path) -> str:
 
 async def test_an_outcome_is_written_when_there_is_room_again(scene: Scene) -> None:
     big = await scene.enqueue("hold", gate=scene.gate, size=500_000)
-    worker = await scene.worker(lease=3.0)
+    worker = await scene.worker(lease=60.0, renew_every=0.5)
     await scene.started(big)
     worker.signal(signal.SIGUSR1)
     await worker.logged("the store may have")
@@ -52,7 +52,7 @@ async def test_an_outcome_is_written_when_there_is_room_again(scene: Scene) -> N
 
 async def test_a_worker_whose_store_was_deleted_says_so_and_does_not_spin(scene: Scene) -> None:
     job = await scene.enqueue("hold", gate=scene.gate)
-    worker = await scene.worker(lease=1.5)
+    worker = await scene.worker(lease=4.0, renew_every=0.5)
     await scene.started(job)
     Path(scene.folder / "jobs.db").unlink()
     began, used = time.monotonic(), worker.used()

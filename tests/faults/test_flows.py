@@ -16,6 +16,7 @@ from errandry.core.command import Claim, Complete, Insert, Ref, Settle
 from errandry.core.flow import Edge
 from errandry.core.job import NewJob
 from errandry.store.url import store_at
+from tests.faults.process import LIMIT
 from tests.store.server import server
 
 APP = """
@@ -52,7 +53,7 @@ def url_of(kind: str, folder: Path) -> str:
 
 
 @pytest.mark.slow("four workers, killed again and again")
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_flow_of_two_thousand_over_workers_that_are_killed(tmp_path: Path, kind: str) -> None:
     (tmp_path / "app.py").write_text(APP)
@@ -90,7 +91,7 @@ async def test_a_flow_of_two_thousand_over_workers_that_are_killed(tmp_path: Pat
     assert (tmp_path / "ran").read_text().split() == [str(CHILDREN)]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 @pytest.mark.parametrize("point", ["before_settle_commit", "after_settle_commit"])
 async def test_a_crash_around_the_settle_that_releases_the_parent(
@@ -112,14 +113,14 @@ async def test_a_crash_around_the_settle_that_releases_the_parent(
         job = await app.enqueue_flow(flow(total.new(), part.using(max_attempts=9).new(5)))
         crashing = start(tmp_path, url, ERRANDRY_FAILPOINT=point)
         try:
-            await asyncio.to_thread(crashing.wait, 30)
+            await asyncio.to_thread(crashing.wait, LIMIT)
         finally:
             crashing.kill()
         is_blocked = (await app.record(job.id)).state is State.BLOCKED
         assert is_blocked == point.startswith("before")
         worker = start(tmp_path, url)
         try:
-            assert await job.result(timeout=40) == 5
+            assert await job.result(timeout=LIMIT) == 5
         finally:
             worker.kill()
             worker.wait()
@@ -127,7 +128,7 @@ async def test_a_crash_around_the_settle_that_releases_the_parent(
     assert (tmp_path / "ran").read_text().split() == ["1"]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 async def test_two_passes_that_settle_the_last_two_children_at_once() -> None:
     url = server().fresh()
     one, two = store_at(url), store_at(url)

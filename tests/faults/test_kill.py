@@ -8,11 +8,12 @@ import pytest
 from errandry.core.state import Reason, State
 from tests.faults.process import Process, until_said
 from tests.faults.scene import Scene
+from tests.pace import Pace
 
 pytestmark = pytest.mark.slow("starts workers and kills them")
 
 
-async def test_a_killed_workers_job_runs_again_within_two_seconds(scene: Scene) -> None:
+async def test_a_killed_workers_job_runs_again_within_two_seconds(scene: Scene, pace: Pace) -> None:
     """Its lease has a minute to go: the lock file tells the others. A slow machine may try three times."""
     options = {"max_crashes": 9, "max_attempts": 9}
     job = await scene.enqueue("hold", options, gate=scene.gate)
@@ -31,7 +32,7 @@ async def test_a_killed_workers_job_runs_again_within_two_seconds(scene: Scene) 
     scene.open_gate(len(took) + 1)
     record = await scene.finished(job)
 
-    assert min(took) < 2.0, took
+    assert min(took) < pace.allowed(2.0), took
     await until_said(lambda: only(scene, victim))
     assert (record.state, record.attempts, record.crashes) == (State.COMPLETED, len(took) + 1, len(took))
     assert [error.kind for error in record.errors] == [Reason.WORKER_LOST] * len(took)

@@ -12,7 +12,8 @@ from errandry.core.state import State
 from tests.faults.scene import Scene
 
 LIMIT = 3
-LEASE = 1.5
+LEASE = 20.0
+"""Who is killed is missed at once; a lease that a slow machine lets run out gives its permit to another."""
 KILLS = 5
 """So many at least, however slow this machine is."""
 

@@ -14,14 +14,15 @@ from tests.faults.scene import Scene
 
 pytestmark = pytest.mark.slow("starts workers and outlasts a lease")
 
-LEASE = 2.0
+LEASE, RENEWAL, LONG = 4.0, 0.5, 60.0
+"""Who is to stand still has a lease it can keep until then; the others have one that never runs out."""
 
 
 async def test_after_its_lease_a_worker_that_stood_still_stops_its_handler(scene: Scene) -> None:
     job = await scene.enqueue("hold", gate=scene.gate)
-    zombie = await scene.worker(lease=LEASE)
+    zombie = await scene.worker(lease=LEASE, renew_every=RENEWAL)
     await scene.started(job)
-    other = await scene.worker(lease=LEASE)
+    other = await scene.worker(lease=LONG)
     await stop(scene, zombie)
     first, second = await scene.started(job, 2)
     assert (first.pid, second.pid) == (zombie.pid, other.pid)
@@ -43,9 +44,9 @@ async def test_after_its_lease_a_worker_that_stood_still_stops_its_handler(scene
 
 async def test_a_worker_that_stood_still_changes_nothing_whatever_its_handler_does(scene: Scene) -> None:
     job = await scene.enqueue("insist", gate=scene.gate)
-    zombie = await scene.worker(lease=LEASE)
+    zombie = await scene.worker(lease=LEASE, renew_every=RENEWAL)
     await scene.started(job)
-    other = await scene.worker(lease=LEASE)
+    other = await scene.worker(lease=LONG)
     await stop(scene, zombie)
     first, second = await scene.started(job, 2)
 
@@ -69,9 +70,9 @@ async def test_a_worker_that_stood_still_changes_nothing_whatever_its_handler_do
 async def test_a_result_that_comes_after_the_lease_is_not_taken(scene: Scene) -> None:
     """The handler returns the moment its process goes on, before anybody can tell it to stop."""
     job = await scene.enqueue("hold", gate=scene.gate)
-    zombie = await scene.worker(lease=LEASE)
+    zombie = await scene.worker(lease=LEASE, renew_every=RENEWAL)
     await scene.started(job)
-    other = await scene.worker(lease=LEASE)
+    other = await scene.worker(lease=LONG)
     await stop(scene, zombie)
     _, second = await scene.started(job, 2)
     scene.open_gate(attempt=1)
@@ -91,7 +92,7 @@ async def test_a_result_that_comes_after_the_lease_is_not_taken(scene: Scene) ->
 
 async def test_a_worker_that_gets_its_own_job_back_stops_the_handler_it_had_lost(scene: Scene) -> None:
     job = await scene.enqueue("hold", gate=scene.gate)
-    zombie = await scene.worker(lease=LEASE)
+    zombie = await scene.worker(lease=LEASE, renew_every=RENEWAL)
     await scene.started(job)
     await stop(scene, zombie)
     lease_until = (await scene.app.record(job)).lease_until
@@ -111,9 +112,9 @@ async def test_a_worker_that_gets_its_own_job_back_stops_the_handler_it_had_lost
 
 async def test_a_worker_that_stands_still_for_less_than_its_lease_keeps_its_jobs(scene: Scene) -> None:
     job = await scene.enqueue("hold", gate=scene.gate)
-    sleeper = await scene.worker(lease=60.0)
+    sleeper = await scene.worker(lease=LONG)
     await scene.started(job)
-    await scene.worker(lease=60.0)
+    await scene.worker(lease=LONG)
     await stop(scene, sleeper)
     for _ in range(10):  # each claim of the other would find an expired lease, and each upkeep a dead worker
         await scene.finished(await scene.enqueue("rest", seconds=0.15))

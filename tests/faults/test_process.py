@@ -104,7 +104,7 @@ async def test_a_child_that_does_not_finish_in_time_is_killed_and_its_job_given_
     if signals == 2:
         worker.signal(signal.SIGTERM)
 
-    assert await worker.over(20) == 0
+    assert await worker.over() == 0
     record = await stage.app.record(job)
     assert (record.state, record.attempts, record.releases, record.errors) == (State.WAITING, 0, 1, ())
     assert not is_alive(child)

@@ -15,7 +15,7 @@ from tests.store.server import server
 
 pytestmark = [pytest.mark.slow("kills programs"), pytest.mark.timeout(120)]
 
-JOBS = 20_000
+JOBS, SLICES = 5_000, 3
 APP = """
 import os
 from pathlib import Path
@@ -39,7 +39,7 @@ def url_of(kind: str, folder: Path) -> str:
     return f"sqlite:///{folder}/jobs.db" if kind == "sqlite" else server().fresh()
 
 
-def start(folder: Path, url: str, *words: str) -> "subprocess.Popen[bytes]":
+def start(folder: Path, url: str, *words: str, **environment: str) -> "subprocess.Popen[bytes]":
     given = {
         **os.environ,
         "STORE": url,
@@ -47,6 +47,7 @@ def start(folder: Path, url: str, *words: str) -> "subprocess.Popen[bytes]":
         "TMPDIR": str(folder),
         "ARCHIVE": str(folder / "archive"),
         "BOMB": str(folder / "bomb"),
+        **environment,
     }
     command = [sys.executable, "-m", "errandry", *words]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -65,11 +66,7 @@ async def test_a_bulk_action_that_is_killed_is_called_again(tmp_path: Path, kind
     words = ["queues", action, "mail", *(["slow"] if action == "move" else []), "--yes"]
     async with Errandry(url) as app:
         await fill(app, JOBS)
-        head = await app.head()
-        killed = start(tmp_path, url, *words)
-        async for _ in app.events(after=head, kind=["removed", "edited"]):
-            killed.send_signal(signal.SIGKILL)
-            break
+        killed = start(tmp_path, url, *words, ERRANDRY_FAILPOINT=f"after_operator_commit:{SLICES}")
         assert await asyncio.to_thread(killed.wait) == -signal.SIGKILL
         left = (await app.counts())["mail"]["waiting"]
         assert 0 < left < JOBS

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from errandry import Errandry
+from tests.faults.process import LIMIT
 from tests.store.server import server
 
 APP = """
@@ -63,7 +64,7 @@ def five_in_process(ctx: JobContext) -> list[int]:
 
 
 @pytest.mark.slow("a worker killed five times")
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("kind", "task"),
     [
@@ -95,7 +96,7 @@ async def test_a_worker_killed_after_each_step(tmp_path: Path, kind: str, task: 
             ended = asyncio.ensure_future(worker.wait())
             done = asyncio.ensure_future(app.finished(job.id))
             try:
-                await asyncio.wait({ended, done}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({ended, done}, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
                 deaths += ended.done()
             finally:
                 done.cancel()

@@ -1,6 +1,7 @@
 """A store in trouble under a worker in this process: what it holds it keeps or gives up, never forgets."""
 
 import asyncio
+import logging
 import os
 import tempfile
 import threading
@@ -12,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from errandry import Errandry, JobContext, Worker, WorkerOptions
+from errandry.clock import SystemClock
 from errandry.core.answer import Answer, Kept
 from errandry.core.command import Beat, Claim, Command, Renew, Settle, Start, Upkeep, WorkerInfo
 from errandry.core.state import State
@@ -19,9 +21,10 @@ from errandry.errors import StoreFull, StoreRefused, StoreUnavailable
 from errandry.store.contract import Store
 from errandry.store.memory import MemoryStore
 from errandry.worker import leases, liveness, worker
-from tests.faults.process import until, until_said
+from tests.faults.process import LIMIT, until, until_said
 
 FULL = StoreFull("memory", "no space left")
+LEASE = 60.0
 
 
 class Troubled:
@@ -55,12 +58,24 @@ class Troubled:
         return sum(isinstance(command, kind) for command in self.seen)
 
 
+class Ahead(SystemClock):
+    """The clock of a machine that has slept for so many seconds, which its store has not."""
+
+    slept = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.slept
+
+
 class Place:
-    """An app on a troubled store, with an async task and a thread task that wait to be let go."""
+    """An app on a troubled store, with an async task and a thread task that wait to be let go.
+
+    Leases are so long that a busy machine keeps them; where one must run out, the clock is set ahead.
+    """
 
     def __init__(self) -> None:
-        self.store = Troubled()
-        self.app = Errandry(store=cast("Store", self.store))
+        self.store, self.clock = Troubled(), Ahead()
+        self.app = Errandry(store=cast("Store", self.store), clock=self.clock)
         self.go, self.hold = asyncio.Event(), threading.Event()
         self.began: list[str] = []
         self.ended: list[str] = []
@@ -84,9 +99,8 @@ class Place:
 
     @asynccontextmanager
     async def working(self, **options: Any) -> AsyncIterator[Worker]:
-        worker = Worker(
-            self.app, WorkerOptions(**{"lease": 0.3, "grace": 0.1, "upkeep_every": 0.02} | options)
-        )
+        given = {"lease": LEASE, "renew_every": 0.05, "grace": 0.1, "upkeep_every": 0.02} | options
+        worker = Worker(self.app, WorkerOptions(**given))
         work = asyncio.create_task(worker.run())
         try:
             yield worker
@@ -111,7 +125,7 @@ async def test_what_was_claimed_runs_though_the_next_claim_was_refused(place: Pl
     place.store.refuses = lambda one: FULL if isinstance(one, Claim) and one.tasks == ("answer",) else None
     place.go.set()
 
-    async with place.working(lease=60.0):
+    async with place.working():
         assert await job.result(timeout=30) == "done"
 
     assert place.began == [job.id]
@@ -123,10 +137,10 @@ async def test_a_claim_that_took_longer_than_its_lease_is_renewed_before_its_job
 
     def slow(command: Command) -> None:
         if isinstance(command, Claim) and not place.store.sent(Renew):
-            place.hold.wait(0.4)
+            place.clock.slept += 1.5 * LEASE
 
     place.store.refuses = slow
-    async with place.working(lease=0.3, upkeep=False):
+    async with place.working(upkeep=False):
         await until(lambda: place.began)
         renewals = place.store.sent(Renew)
         await until(lambda: place.store.sent(Renew) > renewals + 3)
@@ -159,6 +173,7 @@ async def test_a_handler_whose_lease_cannot_be_renewed_is_stopped(
     async with place.working():
         await until(lambda: place.began)
         place.store.refuses = lambda one: FULL if isinstance(one, Renew | Upkeep | Claim) else None
+        place.clock.slept = 1.5 * LEASE
 
         await until(lambda: place.ended)
 
@@ -169,7 +184,7 @@ async def test_a_handler_whose_lease_cannot_be_renewed_is_stopped(
 async def test_a_worker_that_gets_its_own_job_back_stops_the_handler_it_had_lost(place: Place) -> None:
     """Both have the same id: the older claim must not be forgotten for the newer one."""
     job = await place.wait.enqueue()
-    async with place.working(lease=60.0) as worker:
+    async with place.working() as worker:
         await until(lambda: place.began)
         await place.app.engine.submit(Upkeep(dead=(worker.id,)))
 
@@ -223,7 +238,7 @@ async def test_a_renewal_that_hangs_does_not_make_the_worker_spin(
     away = StoreUnavailable("memory", "away")
     place.store.refuses = lambda one: away if isinstance(one, Renew) else None
     await place.wait.enqueue()
-    async with place.working(lease=60.0) as working:
+    async with place.working() as working:
         await until(lambda: place.began)
         [run] = working._slots.runs
         kept.take(run)
@@ -247,7 +262,7 @@ async def test_an_outcome_the_store_has_no_room_for_is_sent_again(
     place.store.refuses = lambda one: refusals.pop() if isinstance(one, Settle) and refusals else None
     place.go.set()
 
-    async with place.working(lease=60.0, renew_every=0.05):
+    async with place.working():
         assert await job.result(timeout=30) == "done"
 
     assert (await place.app.record(job.id)).attempts == 1
@@ -262,7 +277,7 @@ async def test_an_outcome_the_store_will_never_take_is_reported(
     place.store.refuses = lambda one: refusal if isinstance(one, Settle) else None
     place.go.set()
 
-    async with place.working(lease=60.0) as worker:
+    async with place.working() as worker:
         await until(lambda: "its outcome could not be written: memory: damaged" in caplog.text)
 
     assert worker.health().running == 0
@@ -275,7 +290,7 @@ async def test_a_stop_waits_for_outcomes_that_are_still_being_written(
     job = await place.wait.enqueue()
     refusals = [FULL]
     place.store.refuses = lambda one: refusals.pop() if isinstance(one, Settle) and refusals else None
-    async with place.working(lease=60.0, renew_every=0.1, grace=30.0):
+    async with place.working(grace=30.0):
         await until(lambda: place.began)
         place.go.set()
         await until(lambda: not refusals)
@@ -290,7 +305,7 @@ async def test_a_worker_that_is_canceled_gives_its_jobs_back(place: Place) -> No
     await until(lambda: len(place.began) == 3)
 
     work.cancel()
-    await asyncio.wait({work}, timeout=10)
+    await asyncio.wait({work}, timeout=LIMIT)
 
     assert work.cancelled()
     for job in jobs:
@@ -305,7 +320,7 @@ async def test_a_claim_on_its_way_when_the_worker_is_canceled_is_given_back(plac
     def refuse(command: Command) -> None:
         if isinstance(command, Claim):
             claiming.set()
-            place.hold.wait(timeout=10)
+            place.hold.wait(LIMIT)
 
     place.store.refuses = refuse
     work = asyncio.create_task(Worker(place.app, WorkerOptions(grace=60.0)).run())
@@ -313,30 +328,35 @@ async def test_a_claim_on_its_way_when_the_worker_is_canceled_is_given_back(plac
 
     work.cancel()
     place.hold.set()
-    await asyncio.wait({work}, timeout=10)
+    await asyncio.wait({work}, timeout=LIMIT)
 
     record = await place.app.record(job.id)
     assert (record.state, record.attempts, record.crashes) == (State.WAITING, 0, 0)
 
 
-async def test_a_start_on_its_way_when_the_worker_stops_is_given_back(place: Place) -> None:
+async def test_a_start_on_its_way_when_the_worker_stops_is_given_back(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its handler has not begun and will not: the attempt is unspent, be the Start written or not."""
+    caplog.set_level(logging.INFO, "errandry.worker")
     first, ahead = [await place.wait.enqueue() for _ in range(2)]
     starting = threading.Event()
 
     def refuse(command: Command) -> None:
         if isinstance(command, Start):
             starting.set()
-            place.hold.wait(timeout=10)
+            place.hold.wait(LIMIT)
 
     place.store.refuses = refuse
-    async with place.working(lease=60.0, concurrency=1, prefetch=1, grace=0.0) as worker:
+    async with place.working(concurrency=1, prefetch=1, grace=0.0) as worker:
         await until(lambda: place.began)
         await until_said(lambda: is_in(place, ahead.id, State.CLAIMED))
         worker.pause()  # or its stop would wait for a claim
         place.go.set()
         await until(starting.is_set)
-        threading.Timer(0.1, place.hold.set).start()
+        worker.stop()
+        await until(lambda: "claims no more" in caplog.text)
+        place.hold.set()
 
     assert await place.state(first.id) is State.COMPLETED
     record = await place.app.record(ahead.id)
@@ -421,7 +441,7 @@ async def test_of_the_jobs_that_lost_a_worker_one_runs_at_a_time(place: Place) -
         await place.app.engine.submit(command)
     await place.app.engine.submit(Upkeep(dead=("dead",)))
 
-    async with place.working(lease=60.0, renew_every=0.05) as worker:
+    async with place.working() as worker:
         await until(lambda: place.began)
         claims = place.store.sent(Claim)
         await until(lambda: place.store.sent(Claim) > claims)

@@ -322,7 +322,7 @@ async def test_timeout_cancels_the_jobs_context(jobs: Errandry) -> None:
 
     @jobs.task(timeout=0.02, max_attempts=1)
     def there(ctx: JobContext) -> None:
-        if ctx.wait(10):
+        if ctx.wait(60):
             stopped.append("there")
 
     made = await here.enqueue(), await there.enqueue()
@@ -366,13 +366,15 @@ async def test_a_missing_handler_may_be_on_another_worker(url: str) -> None:
 async def test_heartbeat_keeps_the_lease_alive_for_long_jobs(jobs: Errandry) -> None:
     """> - keep inflight lease alive for long jobs"""
 
+    lease = 4.0
+
     @jobs.task
     async def long() -> str:
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(1.1 * lease)
         return "once"
 
     job = await long.enqueue()
-    async with working(jobs, lease=0.9, renew_every=0.1, upkeep_every=0.02):
+    async with working(jobs, lease=lease, renew_every=0.1, upkeep_every=0.02):
         assert await job.result(30) == "once"
 
     assert (job.record.attempts, job.record.crashes) == (1, 0)
@@ -393,17 +395,17 @@ async def test_if_extend_lease_fails_the_jobs_context_is_canceled(jobs: Errandry
 
     def there(ctx: JobContext) -> str:
         begun.set()
-        ctx.wait(10)
+        ctx.wait(60)
         stopped.set()
         return "discarded"
 
     task = jobs.task(name="work")(here if kind == "async" else there)
     job = await task.enqueue()
     async with working(jobs, renew_every=0.02) as worker:
-        await asyncio.to_thread(begun.wait, 10)
+        assert await asyncio.to_thread(begun.wait, 30)
         await jobs.queue("default").pause()
         await jobs.engine.submit(Upkeep(dead=(worker.id,)))  # another takes this worker for dead
-        assert await asyncio.to_thread(stopped.wait, 10)
+        assert await asyncio.to_thread(stopped.wait, 30)
 
     record = await jobs.record(job.id)
     assert (record.state, record.result, record.crashes) == (State.WAITING, None, 1)

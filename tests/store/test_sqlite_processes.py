@@ -462,7 +462,7 @@ class TestWake:
                 elif between == "a claim in vain":
                     assert await ask.order(store, queues=("other",)) == []
 
-                assert await store.wake(pulse, 0.5)
+                assert await store.wake(pulse, 30)
 
                 assert await ask.order(store) == [f"job-{n}"]
 
@@ -487,8 +487,8 @@ class TestWake:
             child.hear()
             await ask.order(store)
             pulse = store.pulse()
-            waiting = [asyncio.create_task(store.wake(pulse, 10)) for _ in range(3)]
-            gone = asyncio.create_task(store.wake(pulse, 10))
+            waiting = [asyncio.create_task(store.wake(pulse, 30)) for _ in range(3)]
+            gone = asyncio.create_task(store.wake(pulse, 30))
             await asyncio.sleep(0)
             gone.cancel()
             await asyncio.wait([gone])
@@ -510,7 +510,7 @@ class TestWake:
         loop, before = asyncio.get_running_loop(), asyncio.all_tasks()
         async with opened(path) as store:
             signs = signs_of(store)
-            waiting = asyncio.create_task(store.wake(store.pulse(), 0.02 if end == "timed out" else 10))
+            waiting = asyncio.create_task(store.wake(store.pulse(), 0.5 if end == "timed out" else 30))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert is_read(loop, signs)

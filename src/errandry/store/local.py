@@ -19,6 +19,7 @@ from errandry.core.command import Command, Ref, Settle, WorkerInfo
 from errandry.core.flow import Link
 from errandry.core.gate import Gate, GateKind, Key, Passage, Pausing, limits, passages
 from errandry.core.job import Job
+from errandry.core.operator import Operator
 from errandry.core.permit import Permits
 from errandry.core.query import Query
 from errandry.core.rule import NO_RULE
@@ -266,12 +267,14 @@ def failed(command: Command, error: Exception) -> CommandFailed:
 
 
 def reach(when: str, commands: Sequence[Command], answers: Sequence[Answer]) -> None:
-    """The failpoints around the commit of a pass that has claimed something, or settles."""
+    """The failpoints around the commit of a pass that has claimed something, settles, or is an operator's."""
     if failpoint.IS_ARMED:
         if any(isinstance(answer, Claims) and answer.jobs for answer in answers):
             failpoint.reach(f"{when}_claim_commit")
         if any(isinstance(command, Settle) for command in commands):
             failpoint.reach(f"{when}_settle_commit")
+        if any(isinstance(command, Operator) for command in commands):
+            failpoint.reach(f"{when}_operator_commit")
 
 
 def _paused(tables: Tables, kind: GateKind) -> dict[str, Pausing]:

@@ -127,6 +127,7 @@ class _Worker:
     def __init__(self, process: asyncio.subprocess.Process, line: socket.socket) -> None:
         self._process, self._line = process, line
         self._over = asyncio.ensure_future(process.wait())
+        self._stops = 0
         self._stopped_at: float | None = None
         self._was_ready = False
 
@@ -162,7 +163,9 @@ class _Worker:
         return self._was_ready
 
     def stop(self) -> None:
-        self._stopped_at = self._stopped_at or monotonic()
+        self._stops += 1
+        if self._stops <= 2:  # the second gives it a time of its own, which a third does not prolong
+            self._stopped_at = monotonic()
         with suppress(OSError):
             self._line.send(STOP)
 

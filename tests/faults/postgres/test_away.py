@@ -46,7 +46,7 @@ class TestBehindAProxy:
         await until(lambda: proxy.accepted > 20)  # the first are made in quick succession
         tried, used, size, began = proxy.accepted, worker.used(), resident(worker), time.monotonic()
         await until(lambda: time.monotonic() > began + 4.0)
-        tried, used = proxy.accepted - tried, worker.used() - used
+        tried, used, lasted = proxy.accepted - tried, worker.used() - used, time.monotonic() - began
         grown = resident(worker) - size
         scene.open_gate(attempt=1)
         await scene.ended(held)
@@ -57,8 +57,8 @@ class TestBehindAProxy:
         assert (await scene.finished(held)).attempts == 1  # its outcome was valid still
         assert {(await scene.finished(job)).state for job in jobs} == {State.COMPLETED}
         assert time.monotonic() - back < pace.allowed(BACK)
-        assert tried < 60, "of the worker and the test, each with five connections"
-        assert used < 1.0
+        assert tried < 15 * lasted, "of the worker and the test, each with five connections"
+        assert used < 0.25 * lasted
         assert grown < 4 * MEGABYTE
         await scene.check()
 
@@ -66,16 +66,17 @@ class TestBehindAProxy:
 async def test_a_handler_is_told_when_its_lease_can_no_longer_be_kept(
     scene: Scene, mortal: Mortal, pace: Pace
 ) -> None:
-    lease = 2.0
+    lease = 4.0
     job = await scene.enqueue("hold", gate=scene.gate)
-    worker = await scene.worker(lease=lease)
+    worker = await scene.worker(lease=lease, renew_every=0.5)
     [run] = await scene.started(job)
 
+    gone = time.time()
     mortal.stop()
     try:
         [end] = await scene.ended(job)
         assert (end.how, end.fence) == ("canceled", run.fence)
-        assert end.at - run.at < 2 * lease
+        assert end.at - gone < pace.allowed(1.5 * lease)
         await worker.logged("its lease is lost: it could not be renewed in time")
     finally:
         mortal.start()
@@ -110,7 +111,7 @@ async def test_enqueue_waits_or_fails_as_it_was_told(mortal: Mortal, url: str, p
 
 
 async def test_wakes_come_back_after_the_listening_backend_was_terminated(
-    scene: Scene, mortal: Mortal
+    scene: Scene, mortal: Mortal, pace: Pace
 ) -> None:
     """Nobody looks often while wakes come through: so soon, only a wake can have told of it."""
     await scene.worker()
@@ -120,14 +121,14 @@ async def test_wakes_come_back_after_the_listening_backend_was_terminated(
         assert before
         for pid in before:
             db.execute("SELECT pg_terminate_backend(%s)", (pid,))
-        await until(lambda: len(listeners(db) - before) == len(before), limit=4 * BACK)
+        await until(lambda: len(listeners(db) - before) >= len(before))
 
     waits = []
     for _ in range(5):
         began = time.monotonic()
         await scene.finished(await scene.enqueue("quick"))
         waits.append(time.monotonic() - began)
-    assert min(waits) < 0.5
+    assert min(waits) < pace.allowed(0.5)
     await scene.check()
 
 
@@ -135,7 +136,7 @@ async def test_backends_terminated_in_the_middle_of_passes_cost_nothing_but_time
     scene: Scene, mortal: Mortal
 ) -> None:
     for _ in range(2):
-        scene.start("work", {"lease": 3.0, "concurrency": 20})
+        scene.start("work", {"lease": 60.0, "concurrency": 20})
     jobs: list[str] = []
     with psycopg.connect(mortal.url(), autocommit=True) as db:
         for _ in range(20):

@@ -162,7 +162,7 @@ async def gathered(crowd: Crowd, claimers: int, upkeepers: int) -> list[list[Hap
 async def test_a_crowd_at_a_nervous_server_gets_no_error_and_no_job_twice(tmp_path: Path) -> None:
     crowd = Crowd(Journal(tmp_path / "journal"), seed=1, jobs=400)
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(110):
         seen = await gathered(crowd, claimers=16, upkeepers=4)
 
     async with crowd.engine() as engine:

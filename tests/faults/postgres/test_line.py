@@ -1,6 +1,5 @@
 """A bad line to a good server: cut, slow, silent, or deaf after a commit. Nothing is lost or done twice."""
 
-import asyncio
 import random
 import signal
 import time
@@ -19,6 +18,7 @@ from tests.faults.postgres.conftest import Mortal
 from tests.faults.postgres.proxy import Proxy
 from tests.faults.process import until
 from tests.faults.scene import Scene
+from tests.pace import Pace
 
 pytestmark = pytest.mark.slow("waits for what is lost to be missed")
 
@@ -72,6 +72,7 @@ async def test_all_claims_of_a_pass_are_repeated_when_its_reply_was_lost(proxy: 
         assert await engine.call(store.counts) == {"default": {"running": 2, "waiting": 1}}
 
 
+@pytest.mark.timeout(300)
 async def test_under_load_lines_are_cut_and_replies_lost_and_the_history_is_whole(
     scene: Scene, proxy: Proxy
 ) -> None:
@@ -108,10 +109,10 @@ async def test_a_server_gone_without_a_word_is_missed_within_ten_seconds(proxy: 
         proxy.is_silent = False  # the server is back, but nobody tells those who were connected
         began = time.monotonic()
 
-        async with asyncio.timeout(12):
+        with Pace() as pace:
             assert await engine.submit(Settle(ref, Complete())) is Mark.WRITTEN
 
-        assert time.monotonic() - began > 1.0
+        assert 1.0 < time.monotonic() - began < pace.allowed(10.0)
 
 
 async def test_who_does_not_want_to_wait_is_told_why(proxy: Proxy, url: str) -> None:
@@ -123,7 +124,7 @@ async def test_who_does_not_want_to_wait_is_told_why(proxy: Proxy, url: str) -> 
         began = time.monotonic()
         with pytest.raises(StoreUnavailable, match="closed the connection"):
             await engine.submit(insert("two"))
-        assert time.monotonic() - began < 20.0
+        assert time.monotonic() - began < 30.0
 
         proxy.refuses = False
         assert isinstance(await engine.submit(insert("two")), Inserted)
