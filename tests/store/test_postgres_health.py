@@ -144,13 +144,13 @@ async def test_dead_rows_are_counted(store: PostgresStore, monkeypatch: pytest.M
         reader.execute("SELECT 1")
         await store.commit([Insert(new)])
         await store.commit([Remove(ids=tuple(job.id for job in new))])
-        await store.close()  # which has its connections tell what they did
+        await store.close()  # its connections tell what they did when the server ends them, a little later
         await store.open()
 
-        finding = await found(store, "dead rows")
+        while int((finding := await found(store, "dead rows")).text.split(" beside ")[0]) < 50:
+            pass  # every look asks the server anew
 
     assert finding.grade is Grade.NOTE
-    assert int(finding.text.split(" beside ")[0]) >= 50
 
 
 async def test_partitions_that_are_left_or_missing_are_noted(store: PostgresStore) -> None:

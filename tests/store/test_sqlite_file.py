@@ -778,13 +778,19 @@ class TestLocked:
 
     async def test_a_new_file_others_look_at_is_waited_for(self, path: Path) -> None:
         path.touch()
+        is_over = threading.Event()
         with connected(path) as db:
+
+            def end() -> None:
+                is_over.set()
+                db.execute("COMMIT")
+
             db.execute("BEGIN IMMEDIATE")
-            looking = threading.Timer(0.1, db.execute, ["COMMIT"])
+            looking = threading.Timer(0.1, end)
             looking.start()
 
             async with opened(path) as store:
-                assert not db.in_transaction
+                assert is_over.is_set()
                 assert await ask.insert(store, job("a")) == Inserted(("a",))
             looking.join()
 
