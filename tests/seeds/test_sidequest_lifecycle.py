@@ -349,11 +349,11 @@ async def test_running_jobs_in_threads_receive_the_signal_too(jobs: Errandry) ->
     @jobs.task
     def work(ctx: JobContext) -> bool:
         begun.set()
-        return ctx.wait(10)
+        return ctx.wait(60)
 
     job = await work.enqueue()
     async with working(jobs):
-        await asyncio.to_thread(begun.wait, 10)
+        assert await asyncio.to_thread(begun.wait, 30)
         await jobs.cancel(job.id)
         assert (await job.wait(30)).state is State.CANCELED
 
