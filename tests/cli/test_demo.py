@@ -32,7 +32,7 @@ def test_everything_that_was_promised_happens(folder: Path) -> None:
     assert (done.code, done.err.splitlines()) == (
         0,
         ["The jobs are in demo.db: errandry jobs ls --url sqlite:///demo.db"],
-    )
+    ), done.out + done.err
     for promise in PROMISES:
         [line] = [line for line in done.out.splitlines() if promise in line]
         assert "✓" in line
