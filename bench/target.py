@@ -20,7 +20,7 @@ TARGETS = (
     Target("enqueue", "100 at once", 10_000),
     Target("drain", "1 worker, preloaded", 12_000),
     Target("cancel", "reaches a running handler", 100, lambda figure: figure.high),
-    Target("footprint", "import errandry", 150),
+    Target("footprint", "from errandry import Errandry", 150),
     Target("footprint", "idle worker, memory", 50),
     Target("footprint", "idle worker, processor", 1.5),
 )

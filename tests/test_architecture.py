@@ -30,7 +30,7 @@ LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest pref
             "archive",
             "bound",
             "client",
-            "flow",
+            "flows",
             "gates",
             "operations",
             "queue",

@@ -57,6 +57,15 @@ def test_the_version_is_the_same_everywhere() -> None:
 def test_the_public_names_are_sorted_and_exist() -> None:
     assert errandry.__all__ == sorted(errandry.__all__)
     assert [name for name in errandry.__all__ if not hasattr(errandry, name)] == []
+    assert dir(errandry) == errandry.__all__
+    assert not hasattr(errandry, "Typo")
+
+
+def test_help_is_printed_without_what_runs_jobs() -> None:
+    """Whoever types a command waits for what it imports."""
+    said = "import sys, errandry.cli.main; print(*sorted({'asyncio', 'errandry.app'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 def test_the_changelog_has_a_place_for_the_next_release() -> None:

@@ -22,7 +22,7 @@ from errandry.core.job import Job as Record
 from errandry.core.job import NewJob
 from errandry.core.move import created
 from errandry.errors import InvalidValue
-from errandry.flow import Family, Flow, Group, Part, ends, fed_by, flows
+from errandry.flows import Family, Flow, Group, Part, ends, fed_by, flows
 from errandry.gates import Gate
 from errandry.handle import Job
 from errandry.operations import joined

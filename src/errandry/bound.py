@@ -9,7 +9,7 @@ from errandry.core.command import Insert
 from errandry.core.flow import Edge
 from errandry.core.job import NewJob
 from errandry.errors import InvalidValue
-from errandry.flow import Flow, Group, ends
+from errandry.flows import Flow, Group, ends
 from errandry.handle import Job
 from errandry.task import Request
 

@@ -38,7 +38,7 @@ from errandry.unique import Unique, word
 from errandry.version import FIRST, Upgrade, Upgrades, version, versioned
 
 if TYPE_CHECKING:
-    from errandry.flow import Flow
+    from errandry.flows import Flow
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)

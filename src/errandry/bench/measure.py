@@ -29,6 +29,7 @@ PAUSE = 0.02
 """Between jobs that are to find the system at rest."""
 PATIENCE = 60.0
 LOOK = 0.005
+IMPORT = "from errandry import Errandry"
 HAS_PROC = os.path.exists("/proc/self/statm")
 """Whether the system tells of processes there."""
 
@@ -170,9 +171,7 @@ async def recovery(run: Measuring) -> None:
 
 async def footprint(run: Measuring) -> None:
     """What it costs to have it: importing it, and a worker with nothing to do."""
-    run.figure(
-        "footprint", "import errandry", "ms", [1e3 * took for took in await _imports(run.sizes.starts)]
-    )
+    run.figure("footprint", IMPORT, "ms", [1e3 * took for took in await _imports(run.sizes.starts)])
     if not HAS_PROC:
         return
     async with Crew(run.place) as crew:
@@ -258,8 +257,8 @@ async def _imports(times: int) -> list[float]:
 
     Of what is installed, which is compiled: the first one makes up for a checkout that is not yet.
     """
-    await _python("import errandry")
-    return [await _python("import errandry") - await _python("pass") for _ in range(times)]
+    await _python(IMPORT)
+    return [await _python(IMPORT) - await _python("pass") for _ in range(times)]
 
 
 async def _python(code: str) -> float:

@@ -1,6 +1,5 @@
 """What the common options say, and the app they lead to."""
 
-import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine
@@ -72,6 +71,8 @@ class Session:
         self, function: "Callable[[Errandry], Coroutine[Any, Any, int | None]]", makes_store: bool = False
     ) -> int | None:
         """Call `function` with the app, opened, and close it at the end."""
+        import asyncio
+
         from errandry.store.url import store_at
 
         jobs = self.jobs()

@@ -25,7 +25,7 @@ from errandry.core.job import Failure, Job
 from errandry.core.state import Reason
 from errandry.core.step import Wait
 from errandry.errors import InvalidValue
-from errandry.flow import spawned
+from errandry.flows import spawned
 from errandry.hiding import Hiding
 from errandry.task import Task
 from errandry.worker.run import Batch, Run, Stop

@@ -20,7 +20,7 @@ from errandry.errors import (
     ProcessDied,
     SealBroken,
 )
-from errandry.flow import Family
+from errandry.flows import Family
 from errandry.task import Runner, Task
 from errandry.version import version_of
 from errandry.worker.attempt import Arguments, Attempts, Outcomes, failure
