@@ -7,7 +7,10 @@ from errandry.core.state import HELD, TERMINAL, WAITING
 from errandry.store import row as rows
 from errandry.store.tables import Change
 
-WRITES = ("finish_live", "delete_live", "delete_history", "finish", "insert", "update", "claim", "renew")
+WRITES = (
+    *("finish_live", "delete_live", "delete_history"),
+    *("finish", "make", "insert", "update", "claim", "renew"),
+)
 """Deletions first: a row that moves to the other table, or is written anew, keeps its number and id."""
 
 ENDED = (7, 8)
@@ -32,6 +35,9 @@ def _plan(before: Job | None, after: Job | None, batches: Batches, lane: Callabl
         if before is not None and after.state in HELD and _take(before, after, batches):
             return
         spot = lane(after) if after.state is WAITING else None
+        if before is None:
+            batches["make"].append(rows.from_fresh(after, spot))
+            return
         batches["update" if was_live else "insert"].append(rows.from_job(after, spot))
         if was_live:
             return

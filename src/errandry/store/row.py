@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from msgspec import json as msgjson
@@ -35,6 +36,7 @@ _POLICIES = {str(policy): policy for policy in Policy}
 _OUTCOMES = {str(ended): ended for ended in Ended} | {None: None}
 _EMPTY = (None,) * 8
 _NOTHING = (None, None, None, (), (), (), None, None)
+_UNSET = (None, None, (), None)
 _STEPS = {str(kind): kind for kind in StepKind}
 _BOOLS = (False, True)
 
@@ -53,6 +55,12 @@ _told = msgjson.Decoder(tuple[Alike, ...])
 _claims = msgjson.Decoder(dict[str, Brought])
 _encode = msgjson.Encoder().encode
 
+_fresh = attrgetter(
+    *("seq", "id", "task", "queue", "group", "state", "order", "payload", "priority", "place", "run_at"),
+    *("max_attempts", "max_crashes", "children", "parents", "timeout", "deadline", "metadata", "created_at"),
+)
+_options = attrgetter("backoff", "keep", "tags", "unique")
+
 
 def from_job(job: Job, *more: Any) -> Row:
     """The row of a job, and what else stands in it."""
@@ -63,6 +71,13 @@ def from_job(job: Job, *more: Any) -> Row:
     if parts[:-2] == _NOTHING[:-2] and parts[-1] is None:
         return (*values[:PLAIN], *_EMPTY[:-2], text(parts[-2]), None, *more)
     return values[:PLAIN] + tuple(text(part) if part else None for part in parts) + more
+
+
+def from_fresh(job: Job, lane: int | None) -> Row:
+    """The row of a job made just now, without what it cannot have yet; and its lane."""
+    options = _options(job)
+    texts = _EMPTY[:4] if options == _UNSET else [text(one) if one else None for one in options]
+    return (*_fresh(job), *texts, lane)
 
 
 def to_job(row: Sequence[Any]) -> Job:

@@ -57,7 +57,21 @@ SELECT CASE WHEN numbers > 0 THEN nextval('errandry.number') END
  CROSS JOIN LATERAL generate_series(1, greatest(numbers, 1))
  WHERE is_new;
 
+-- name: make
+-- A job that is new: it has had no attempts, and everything that comes with them is still to come.
+INSERT INTO errandry.live
+SELECT seq, id, task, queue, grp, state, ordering, NULL, NULL, payload, priority, place, run_at, 0, max_attempts, 0, 0,
+       max_crashes, children, children, parents, timeout, deadline, 0, NULL, NULL, false, NULL, metadata, created_at,
+       created_at, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags, NULL, NULL, uniqueness, NULL, lane
+  FROM unnest(
+    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bigint[],
+    %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[],
+    %s::text[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bigint[])
+    AS new (seq, id, task, queue, grp, state, ordering, payload, priority, place, run_at, max_attempts, max_crashes,
+    children, parents, timeout, deadline, metadata, created_at, backoff, keep, tags, uniqueness, lane);
+
 -- name: insert
+-- One that lives again.
 INSERT INTO errandry.live
 SELECT * FROM unnest(
     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],

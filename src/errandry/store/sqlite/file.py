@@ -32,10 +32,13 @@ APPLICATION = 0x45_52_52_59
 
 BUSY = 30_000
 LOG_PAGES = 4_000
-STATEMENTS = 1_024
+"""When the write-ahead log (16 MB of it) is copied back: the same pages are written again and again."""
+UNLOCKED = apsw.SQLITE_OPEN_NOMUTEX
+"""Only the thread of the loop that writes uses the connection, and leaves no cursor half read that could be
+closed elsewhere: SQLite need not lock it for each value that goes in or out."""
+STATEMENTS = 512
 """So many uses after its last one, a compiled statement is dropped, and every row written is a use: with few,
 each pass would compile what the one before it had dropped. With very many, each use looks at as many."""
-"""When the write-ahead log (16 MB of it) is copied back: the same pages are written again and again."""
 _MODES = "check the path, and owner and mode of the file and its folder"
 _MIGRATIONS = list(sql.migrations("errandry.store.sqlite.schema"))
 
@@ -66,7 +69,7 @@ class File:
         with explained(path):
             _make(path)
             self.real = os.path.realpath(path)
-            self.db = _connect(path, durability)
+            self.db = _connect(path, durability, UNLOCKED)
             try:
                 with explained(path, self.db):
                     migrate(self.db, path)
@@ -196,9 +199,10 @@ def _make(path: str) -> None:
         os.close(file)
 
 
-def _connect(path: str, durability: Durability) -> apsw.Connection:
+def _connect(path: str, durability: Durability, flags: int = 0) -> apsw.Connection:
     USING.check(path)
-    db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=STATEMENTS)
+    flags |= apsw.SQLITE_OPEN_READWRITE
+    db = apsw.Connection(path, flags=flags, statementcachesize=STATEMENTS)
     try:
         db.set_busy_timeout(BUSY)
         if db.readonly("main"):

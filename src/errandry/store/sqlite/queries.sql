@@ -22,7 +22,14 @@ PRAGMA data_version;
 -- What the next pass starts from.
 UPDATE store SET number = ?1, now = ?2, row = ?3, events = ?4;
 
+-- name: make
+-- A job that is new: it has had no attempts, and everything that comes with them is still to come.
+INSERT INTO live VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, NULL, NULL, ?8, ?9, ?10, ?11, 0, ?12, 0, 0, ?13, ?14, ?14, ?15, ?16,
+                         ?17, 0, NULL, NULL, 0, NULL, ?18, ?19, ?19, NULL, NULL, NULL, NULL, ?20, ?21, NULL, ?22,
+                         NULL, NULL, ?23, NULL, ?24);
+
 -- name: insert
+-- One that lives again.
 INSERT INTO live VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
                          ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
@@ -54,13 +61,13 @@ UPDATE live
 UPDATE live
    SET state = ?2, attempts = ?3, fence = ?4, worker = ?5, lease_until = ?6, updated_at = ?7, claimed_at = ?7,
        started_at = ?8, settled = NULL, progress = NULL, place = NULL, lane = NULL
- WHERE seq = ?1;
+ WHERE seq IN (SELECT value FROM json_each(?1));
 
 -- name: renew
-UPDATE live SET lease_until = ?2, updated_at = ?3 WHERE seq = ?1;
+UPDATE live SET lease_until = ?2, updated_at = ?3 WHERE seq IN (SELECT value FROM json_each(?1));
 
 -- name: delete_live
-DELETE FROM live WHERE seq = ?1;
+DELETE FROM live WHERE seq IN (SELECT value FROM json_each(?1));
 
 -- name: delete_history
 DELETE FROM history WHERE id = ?1;

@@ -101,7 +101,9 @@ class SqliteTables(Counts):
         ended, gone = batches.pop("finish_live"), batches.pop("delete_live")
         for start in range(0, len(gone), PAGEFUL):
             self._many("finish_live", ended[start : start + PAGEFUL])
-            self._many("delete_live", gone[start : start + PAGEFUL])
+            self._alike("delete_live", gone[start : start + PAGEFUL])
+        for name in ("claim", "renew"):
+            self._alike(name, batches.pop(name))
         for name, batch in batches.items():
             self._many(name, batch)
         self.is_dirty = True
@@ -109,6 +111,14 @@ class SqliteTables(Counts):
     def _many(self, name: str, batch: Sequence[rows.Row]) -> None:
         if batch:
             self._db.executemany(SQL[name], batch)
+
+    def _alike(self, name: str, batch: Sequence[rows.Row]) -> None:
+        """Rows that mostly differ only in their number: one statement for all that do."""
+        numbers: dict[rows.Row, list[int]] = {}
+        for row in batch:
+            numbers.setdefault(row[1:], []).append(row[0])
+        for rest, seqs in numbers.items():
+            self._run(name, (rows.text(seqs), *rest))
 
     def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
         return {slot: Holder(*held) for slot, *held in self._all("keys", (rows.text(slots),))}
