@@ -41,7 +41,7 @@ from errandry.errors import (
     StoreReplaced,
     StoreUnavailable,
 )
-from errandry.store.sqlite import file
+from errandry.store.sqlite import driver, file
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import ask
@@ -627,6 +627,73 @@ class TestDurability:
             SqliteStore(path, durability=durability)
 
 
+class TestLog:
+    """The write-ahead log, which is copied back while passes go on."""
+
+    @pytest.fixture(autouse=True)
+    def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(driver, "LOG_PAGES", 40)
+
+    async def test_it_begins_anew_and_nothing_is_lost(self, path: Path) -> None:
+        longest, shrunk = 0, 0
+        async with opened(path) as store:
+            store.writer.pragma("journal_size_limit", 0)  # cut when it begins anew, so that it can be seen
+            written = set[str]()
+            async with asyncio.timeout(60):
+                while shrunk < 5:
+                    before = log_size(path)
+                    await write(store, written, 1)
+                    shrunk += log_size(path) < before
+                    longest = max(longest, log_size(path))
+            assert await ids(store) == written
+
+        assert longest < 40 * 4_096 * 20
+        assert apsw.Connection(str(path)).pragma("integrity_check") == "ok"
+
+    async def test_who_reads_for_long_keeps_it_only_meanwhile(self, path: Path) -> None:
+        async with opened(path) as store:
+            store.writer.pragma("journal_size_limit", 0)
+            written = set[str]()
+            await write(store, written, 1)
+            reader = apsw.Connection(str(path))
+            reader.execute("BEGIN")
+            seen = reader.execute("SELECT count(*) FROM live").fetchall()
+            await write(store, written, 60)
+            assert reader.execute("SELECT count(*) FROM live").fetchall() == seen
+            kept = log_size(path)
+            assert kept > 40 * 4_096
+            reader.close()
+
+            async with asyncio.timeout(60):
+                while log_size(path) >= kept:
+                    await write(store, written, 1)
+            assert await ids(store) == written
+
+    async def test_a_log_that_cannot_be_copied_harms_nobody(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lost(_self: file.File) -> apsw.Connection:
+            raise StoreRefused(str(path), "no more files may be open")
+
+        monkeypatch.setattr(file.File, "reader", lost)
+        async with opened(path) as store:
+            written = set[str]()
+            await write(store, written, 60)
+            monkeypatch.undo()
+            assert await ids(store) == written
+
+
+async def write(store: SqliteStore, written: set[str], passes: int) -> None:
+    """Insert one job after the other, noting them."""
+    for number in range(len(written), len(written) + passes):
+        await ask.insert(store, job(f"job-{number}"))
+        written.add(f"job-{number}")
+
+
+def log_size(path: Path) -> int:
+    return os.path.getsize(f"{path}-wal")
+
+
 class TestFullDisk:
     async def test_nothing_written_is_lost_and_it_works_again_with_more_space(self, path: Path) -> None:
         async with opened(path, durability="process") as store:
@@ -860,8 +927,8 @@ def die_migrating(path: str, rows: str) -> Iterator[object]:
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def deadly(path: str, durability: file.Durability) -> apsw.Connection:
-        db = connect(path, durability)
+    def deadly(path: str, durability: file.Durability, flags: int = 0) -> apsw.Connection:
+        db = connect(path, durability, flags)
         db.create_scalar_function("die", die)
         db.pragma("cache_size", 10)
         return db

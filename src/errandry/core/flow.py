@@ -14,7 +14,7 @@ from errandry.core.state import Move, State
 from errandry.errors import InvalidValue
 
 CHILDREN_MAX = 10_000
-_FED = re.compile(r"(?P<name>[^\W\d]\w*)(\[(?P<place>\d{1,5})\])?")
+_FED = re.compile(r"[^\W\d]\w*(?:\[\d{1,5}\])?")
 
 
 class Policy(StrEnum):

@@ -6,8 +6,8 @@ The loop `commit` runs on is the writer; reads have a thread and a connection of
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TypeVar
 
 import apsw
@@ -22,7 +22,7 @@ from errandry.store.contract import Bounds
 from errandry.store.health import Finding
 from errandry.store.local import LocalStore, failed, reach
 from errandry.store.sqlite.binding import SqliteBinding
-from errandry.store.sqlite.file import TROUBLE, Durability, File, explained
+from errandry.store.sqlite.file import LOG_PAGES, TROUBLE, Durability, File, explained
 from errandry.store.sqlite.fork import USING
 from errandry.store.sqlite.gates import SQL
 from errandry.store.sqlite.health import examined
@@ -177,21 +177,21 @@ class _Open:
         self._seen = self._version()
         self._waiting = 0
         self._watcher: asyncio.Task[None] | None = None
+        self._copying: Future[None] | None = None
+        self.file.db.set_wal_hook(self._grown)
         USING.bequeath(self)
 
     @contextmanager
     def reading(self) -> Iterator[SqliteTables]:
         """The tables at one moment. Only on the reading thread."""
-        self.file.check()
-        if self._reader is None or self._read_db is None:
-            self._read_db = self.file.reader()
-            self._reader = SqliteTables(self._read_db)
-        self._read_db.execute("BEGIN")
+        db = self._connected()
+        self._reader = self._reader or SqliteTables(db)
+        db.execute("BEGIN")
         try:
             yield self._reader
         finally:
-            if self._read_db.in_transaction:
-                self._read_db.execute("ROLLBACK")
+            if db.in_transaction:
+                db.execute("ROLLBACK")
 
     @asynccontextmanager
     async def watching(self, bell: Bell) -> AsyncIterator[None]:
@@ -243,6 +243,31 @@ class _Open:
             if db is not None:
                 USING.drop(db)
 
+    def _grown(self, db: apsw.Connection, _name: str, pages: int) -> int:
+        """The write-ahead log has so many pages after a commit: copy a long one back.
+
+        Passes go on while the reading thread does it. They cannot begin the log anew before all of it is
+        copied, so what they have added meanwhile, which is little, is copied between two of them.
+        """
+        if pages >= LOG_PAGES:
+            if self._copying is None:
+                self._copying = self.thread.submit(self._copy)
+            elif self._copying.done():
+                self._copying = None
+                _copy_log(db)
+        return apsw.SQLITE_OK
+
+    def _copy(self) -> None:
+        with suppress(StoreError), USING:
+            _copy_log(self._connected())
+
+    def _connected(self) -> apsw.Connection:
+        """The connection of the reading thread, on which alone this is called."""
+        self.file.check()
+        if self._read_db is None:
+            self._read_db = self.file.reader()
+        return self._read_db
+
     def _look(self) -> bool:
         """Whether another connection has committed since the last look."""
         with USING:
@@ -252,3 +277,10 @@ class _Open:
 
     def _version(self) -> int:
         return int(self.file.db.pragma("data_version"))
+
+
+def _copy_log(db: apsw.Connection) -> None:
+    """As far as readers let it. What is not copied now, as no disk obeyed or another process does it, stays
+    in the log, where it is as safe, for the next time."""
+    with suppress(apsw.Error):
+        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)

@@ -213,7 +213,7 @@ def _connect(path: str, durability: Durability, flags: int = 0) -> apsw.Connecti
             _share(db, path)
         db.pragma("synchronous", "full" if durability is Durability.POWER else "normal")
         db.pragma("mmap_size", 0)
-        db.pragma("wal_autocheckpoint", LOG_PAGES)
+        db.pragma("wal_autocheckpoint", 0)  # see `_Open._grown`
         # No plan of ours depends on a value; else statements would be compiled anew for each.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     except BaseException:

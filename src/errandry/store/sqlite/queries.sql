@@ -213,8 +213,8 @@ SELECT lanes.lane, lanes.queue, lanes.task, lanes.grp, first.priority, first.pla
  WHERE lanes.ready
    AND (?1 IS NULL OR lanes.queue IN (SELECT value FROM json_each(?1)))
    AND (?2 IS NULL OR lanes.task IN (SELECT value FROM json_each(?2)))
-   AND lanes.task NOT IN (SELECT value FROM json_each(?3))
-   AND lanes.queue NOT IN (SELECT value FROM json_each(?4))
+   AND (?3 IS NULL OR lanes.task NOT IN (SELECT value FROM json_each(?3)))
+   AND (?4 IS NULL OR lanes.queue NOT IN (SELECT value FROM json_each(?4)))
    AND (?5 OR first.seq IS NOT NULL)
  ORDER BY first.priority, first.place;
 
@@ -237,8 +237,8 @@ SELECT lanes.queue, lanes.task, coalesce(rounds.turn, 0.0)
   LEFT JOIN rounds ON rounds.queue = lanes.queue
  WHERE (?1 IS NULL OR lanes.queue IN (SELECT value FROM json_each(?1)))
    AND (?2 IS NULL OR lanes.task IN (SELECT value FROM json_each(?2)))
-   AND lanes.task NOT IN (SELECT value FROM json_each(?3))
-   AND lanes.queue NOT IN (SELECT value FROM json_each(?4));
+   AND (?3 IS NULL OR lanes.task NOT IN (SELECT value FROM json_each(?3)))
+   AND (?4 IS NULL OR lanes.queue NOT IN (SELECT value FROM json_each(?4)));
 
 -- name: turns
 -- The lanes of a queue and a task by their turn, with where their first job stands (NULL: they have none).

@@ -184,7 +184,8 @@ class SqliteTables(Counts):
     def lines(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> list[Line]:
         wanted = None if claim.queues is None else rows.text(claim.queues)
         kinds = None if claim.tasks is None else rows.text(claim.tasks)
-        closed = rows.text((*claim.without, *tasks)), rows.text(queues)
+        without = (*claim.without, *tasks)
+        closed = rows.text(without) if without else None, rows.text(queues) if queues else None
         suspects = claim.suspects != 0
         if not self._has_groups:
             found = self._all("open_lanes", (wanted, kinds, *closed, suspects))
