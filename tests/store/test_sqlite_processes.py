@@ -534,6 +534,8 @@ class TestWake:
     async def test_a_commit_that_can_be_seen_long_after_its_sign_is_noticed(self, path: Path) -> None:
         log = path.with_name(f"{path.name}-wal")
         log.touch()
+        path.touch()
+        turnstile = Turnstile(str(path))
         visible = False
         watched = watch.Watch(str(path), lambda: visible)
         waiting = asyncio.create_task(watched.wait())
@@ -546,6 +548,28 @@ class TestWake:
         async with asyncio.timeout(30):
             await waiting
         watched.close()
+        turnstile.close()
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there are signs only on Linux")
+    async def test_who_takes_turns_tells_when_a_commit_can_be_seen(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(watch, "_PAUSES", (3_600.0,))
+        path.touch()
+        path.with_name(f"{path.name}-wal").touch()
+        turnstile = Turnstile(str(path))
+        looks = iter((False, True))
+        watched = watch.Watch(str(path), lambda: next(looks))
+        waiting = asyncio.create_task(watched.wait())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+
+        turnstile.tell()
+
+        async with asyncio.timeout(30):
+            await waiting
+        watched.close()
+        turnstile.close()
 
     async def test_a_write_that_is_taken_back_wakes_nobody(
         self, path: Path, means: str, looks: list[bool]

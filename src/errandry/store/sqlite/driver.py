@@ -88,7 +88,9 @@ class SqliteStore(LocalStore):
                 # One of the commands cannot be written. Which one shows when each goes alone.
                 answers = [self._alone(opened, command) for command in commands]
                 opened.tables.is_dirty = True
-            has_news = opened.has_looked() or opened.tables.is_dirty
+            if is_dirty := opened.tables.is_dirty:
+                opened.turnstile.tell()
+            has_news = opened.has_looked() or is_dirty
         if has_news:  # or whoever claims in vain would wake itself by it
             self.bell.ring()
         return answers

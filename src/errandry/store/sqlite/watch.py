@@ -1,7 +1,7 @@
 """Learning that another process has written the file: inotify where there is one, else looking often.
 
 The kernel tells of writes to the `-wal` file a little before their commit can be seen, so after a sign
-one looks a few times, further and further apart.
+one looks a few times, further and further apart. Whoever takes turns gives another sign when it can be seen.
 """
 
 import asyncio
@@ -14,7 +14,8 @@ from contextlib import suppress
 POLL = 0.01
 _PAUSES = (*(0.0002,) * 6, *(0.0005 * 2**n for n in range(11)))
 """Most commits can be seen a millisecond after their sign; on a busy disk, it may take half a second."""
-_IN_MODIFY = 2
+_SIGNS = {"-wal": 2, "-turn": 4}
+"""Which files are watched for what: written to, given another time."""
 
 
 class Watch:
@@ -64,7 +65,7 @@ class Watch:
     def _set_up(self) -> None:
         """Only for who waits: the kernel takes 10 ms to tear a watch down."""
         if not self._is_set_up:
-            self._signs = _inotify(f"{self._path}-wal")
+            self._signs = _inotify(self._path)
             self._is_set_up = True
 
     def close(self) -> None:
@@ -80,14 +81,15 @@ def _read(signs: int, sign: asyncio.Event) -> None:
 
 
 def _inotify(path: str) -> int | None:
-    """A descriptor that becomes readable when `path` is written; None where there is no such thing."""
+    """A descriptor that becomes readable when there is a sign; None where there is no such thing."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
     signs: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if signs < 0:
         return None
-    if libc.inotify_add_watch(signs, os.fsencode(path), _IN_MODIFY) < 0:
-        os.close(signs)
-        return None
+    for side, what in _SIGNS.items():
+        if libc.inotify_add_watch(signs, os.fsencode(f"{path}{side}"), what) < 0:
+            os.close(signs)
+            return None
     return signs
