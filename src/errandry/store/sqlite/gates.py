@@ -30,13 +30,13 @@ class Gates:
         self.is_dirty = self.has_gates = True
 
     def gates(self, *kinds: GateKind) -> list[Gate]:
-        return [rows.to_gate(row) for kind in kinds for row in self._all("gates", (kind,))]
+        return [rows.to_gate(row) for row in self._all("gates", (rows.text(kinds),))]
 
     def groups(self, groups: Sequence[tuple[str, str]]) -> tuple[list[Gate], list[Key]]:
         return self.lock_gates([(GateKind.GROUP, *group) for group in groups]), []
 
     def lock_gates(self, keys: Sequence[Key]) -> list[Gate]:
-        return [rows.to_gate(row) for key in keys for row in self._all("gate", key)]
+        return [rows.to_gate(row) for row in self._all("named_gates", (rows.text(keys),))] if keys else []
 
     def shut(self, until: Mapping[Key, float]) -> None:
         self._db.executemany(SQL["shut"], [(*key, at) for key, at in until.items()])

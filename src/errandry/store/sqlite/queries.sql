@@ -258,7 +258,7 @@ SELECT lanes.lane, lanes.grp, lanes.turn, first.priority, first.place
 UPDATE lanes SET turn = ?3 WHERE ready AND queue = ?1 AND task = ?2 AND open_at = 0 AND turn < ?3;
 
 -- name: put_turn
-UPDATE lanes SET turn = ?3 WHERE queue = ?1 AND grp = ?2;
+UPDATE lanes SET turn = ?3 WHERE queue = ?2 AND grp IN (SELECT value FROM json_each(?1));
 
 -- name: put_round
 INSERT INTO rounds (queue, turn, last) VALUES (?1, ?2, ?3)
@@ -491,6 +491,11 @@ SELECT refs FROM claims WHERE worker = ?1;
 -- name: gate
 SELECT * FROM gates WHERE kind = ?1 AND name = ?2 AND grp = ?3;
 
+-- name: named_gates
+SELECT gates.*
+  FROM json_each(?1) AS key
+ CROSS JOIN gates ON gates.kind = key.value ->> 0 AND gates.name = key.value ->> 1 AND gates.grp = key.value ->> 2;
+
 -- name: put_gate
 INSERT OR REPLACE INTO gates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
@@ -519,7 +524,10 @@ SELECT queue, grp, sum(waiting)
 SELECT queue, task, grp, count(*) FROM live WHERE state IN ('claimed', 'running') GROUP BY queue, task, grp;
 
 -- name: gates
-SELECT * FROM gates WHERE kind = ?1 ORDER BY name, grp;
+SELECT gates.*
+  FROM json_each(?1) AS wanted
+ CROSS JOIN gates ON gates.kind = wanted.value
+ ORDER BY wanted.key, gates.name, gates.grp;
 
 -- name: drop_gates
 -- Those that say nothing any more.

@@ -113,12 +113,12 @@ class SqliteTables(Counts):
             self._db.executemany(SQL[name], batch)
 
     def _alike(self, name: str, batch: Sequence[rows.Row]) -> None:
-        """Rows that mostly differ only in their number: one statement for all that do."""
-        numbers: dict[rows.Row, list[int]] = {}
+        """Rows that mostly differ only in their first value: one statement for all that do."""
+        alike: dict[rows.Row, list[Any]] = {}
         for row in batch:
-            numbers.setdefault(row[1:], []).append(row[0])
-        for rest, seqs in numbers.items():
-            self._run(name, (rows.text(seqs), *rest))
+            alike.setdefault(row[1:], []).append(row[0])
+        for rest, firsts in alike.items():
+            self._run(name, (rows.text(firsts), *rest))
 
     def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
         return {slot: Holder(*held) for slot, *held in self._all("keys", (rows.text(slots),))}
@@ -260,7 +260,7 @@ class SqliteTables(Counts):
         return [found[seq] for seq in seqs]
 
     def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
-        self._db.executemany(SQL["put_turn"], [(queue, group, turn) for group, turn in turns.items()])
+        self._alike("put_turn", [(group, queue, turn) for group, turn in turns.items()])
         self._run("put_round", (queue, round_, max(turns.values())))
         self.is_dirty = True
 
