@@ -30,7 +30,8 @@ class Gates:
         self.is_dirty = self.has_gates = True
 
     def gates(self, *kinds: GateKind) -> list[Gate]:
-        return [rows.to_gate(row) for row in self._all("gates", (rows.text(kinds),))]
+        found = [rows.to_gate(row) for row in self._all("gates", (rows.text(kinds),))]
+        return sorted(found, key=lambda gate: kinds.index(gate.kind))
 
     def groups(self, groups: Sequence[tuple[str, str]]) -> tuple[list[Gate], list[Key]]:
         return self.lock_gates([(GateKind.GROUP, *group) for group in groups]), []

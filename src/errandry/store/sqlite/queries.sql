@@ -524,10 +524,7 @@ SELECT queue, grp, sum(waiting)
 SELECT queue, task, grp, count(*) FROM live WHERE state IN ('claimed', 'running') GROUP BY queue, task, grp;
 
 -- name: gates
-SELECT gates.*
-  FROM json_each(?1) AS wanted
- CROSS JOIN gates ON gates.kind = wanted.value
- ORDER BY wanted.key, gates.name, gates.grp;
+SELECT * FROM gates WHERE kind IN (SELECT value FROM json_each(?1)) ORDER BY kind, name, grp;
 
 -- name: drop_gates
 -- Those that say nothing any more.
