@@ -30,7 +30,7 @@ NAMES = {
 }
 YEARS = range(1970, 2101)
 _RIGHT = "write 5 fields (30 8 * * 1-5), 6 with seconds first, 7 with years last, or a name as @daily"
-_SECOND = timedelta(seconds=1)
+_SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
 
 
 class Cron(Struct, frozen=True, dict=True):
@@ -47,23 +47,35 @@ class Cron(Struct, frozen=True, dict=True):
         start = datetime.fromtimestamp(moment, UTC)
         if start.year > YEARS[-1]:
             return None
-        ticks = self._even(start) if self._repeats else self._by_wall(start)
-        return next((tick.timestamp() for tick in ticks), None)
+        tick = self._even(start) if self._repeats else self._by_wall(start)
+        return None if tick is None else tick.timestamp()
 
-    def _even(self, start: datetime) -> Iterator[datetime]:
-        """Every moment at which the wall clock matches."""
-        for local in self._walk(start.astimezone(self._zone)):
-            yield local.astimezone(UTC)
+    def _even(self, start: datetime) -> datetime | None:
+        """The next moment at which the wall clock matches.
 
-    def _by_wall(self, start: datetime) -> Iterator[datetime]:
-        """Every time on the wall once: skipped ones when the clocks went forward, double ones at first."""
-        wall = start.astimezone(self._zone).replace(tzinfo=None) - timedelta(days=2)
-        last = start
+        Where it is about to be put back, or just was, a time on it that comes twice may be due again.
+        """
+        here, later = start.astimezone(self._zone), (start + _DAY).astimezone(self._zone)
+        back = max(_offset(here) - _offset(later), timedelta())
+        wall = here.replace(tzinfo=None, fold=0) - back
+        folds = (0, 1) if back or here.fold else (0,)
+        ticks = [tick for fold in folds if (tick := self._shown(wall, fold, start)) is not None]
+        return min(ticks, default=None)
+
+    def _shown(self, wall: datetime, fold: int, start: datetime) -> datetime | None:
+        """The first moment after `start` at which the clock shows a match after `wall`: the first time that
+        it shows it, or with `fold` the last time."""
         for local in self._walk(wall):
-            moment = self._moment(local)
-            if moment > last:
-                last = moment
-                yield moment
+            moment = local.replace(tzinfo=self._zone, fold=fold).astimezone(UTC)
+            if moment > start and moment.astimezone(self._zone).replace(tzinfo=None) == local:
+                return moment
+        return None
+
+    def _by_wall(self, start: datetime) -> datetime | None:
+        """The next time on the wall: skipped ones when the clocks went forward, double ones at first."""
+        wall = start.astimezone(self._zone).replace(tzinfo=None) - 2 * _DAY
+        moments = (self._moment(local) for local in self._walk(wall))
+        return next((moment for moment in moments if moment > start), None)
 
     def _moment(self, wall: datetime) -> datetime:
         local = wall.replace(tzinfo=self._zone)
@@ -85,7 +97,7 @@ class Cron(Struct, frozen=True, dict=True):
         return high.replace(microsecond=0)
 
     def _walk(self, start: datetime) -> Iterator[datetime]:
-        """Matching times after `start`, on the wall or in a zone as that is, in the years given."""
+        """Matching times on the wall after `start`, in the years given."""
         found = start
         while (year := min((one for one in self._years if one >= found.year), default=None)) is not None:
             if year > found.year:
@@ -138,6 +150,10 @@ class Cron(Struct, frozen=True, dict=True):
         """Whether it goes on within the day rather than at times of day."""
         seconds, minutes, hours, *_ = self._fields
         return any(field.startswith("*") for field in (seconds, minutes, hours))
+
+
+def _offset(local: datetime) -> timedelta:
+    return local.utcoffset() or timedelta()
 
 
 def _range(part: str) -> range:
