@@ -108,7 +108,7 @@ def slot_of(job: Job | NewJob, unique: Unique, now: float) -> str:
 
 def holder_of(job: Job, unique: Unique, now: float) -> Holder:
     """What it keeps there."""
-    return Holder(job.id, unique.until(_due(job, now), now))
+    return Holder(job.id, unique.until(_due(job, now) if unique.is_aligned else now, now))
 
 
 def place(order: Order, number: int) -> int:

@@ -309,12 +309,14 @@ DELETE FROM errandry.keys
 -- transaction is about to take, its end is waited for.
 WITH new AS MATERIALIZED (
     SELECT * FROM unnest(%s::text[], %s::text[], %s::float8[], %s::text[]) AS new (key, job, expires_at, rival)
+), got AS (
+    INSERT INTO errandry.keys (key, job, expires_at)
+    SELECT key, job, expires_at FROM new ORDER BY key
+        ON CONFLICT (key) DO UPDATE SET job = excluded.job, expires_at = excluded.expires_at
+         WHERE keys.expires_at <= %s::float8 OR keys.job = (SELECT rival FROM new WHERE new.key = excluded.key)
+    RETURNING 1
 )
-INSERT INTO errandry.keys (key, job, expires_at)
-SELECT key, job, expires_at FROM new ORDER BY key
-    ON CONFLICT (key) DO UPDATE SET job = excluded.job, expires_at = excluded.expires_at
-     WHERE keys.expires_at <= %s::float8 OR keys.job = (SELECT rival FROM new WHERE new.key = excluded.key)
-RETURNING 1;
+SELECT count(*) FROM got;
 
 -- name: drop_keys
 -- As an array they are looked for once: what is looked for again for each row has no limit.

@@ -170,8 +170,8 @@ class PostgresTables(Counts):
             self._run("free_keys", (array(freed), array(freed.values())))
         if taken:
             held = [(slot, key.job, key.expires_at, rivals.get(slot)) for slot, key in taken.items()]
-            got = self._all("take_keys", [*columns(held), now])
-            if len(got) < len(taken):
+            [(got,)] = self._all("take_keys", [*columns(held), now])
+            if got < len(taken):
                 raise SerializationFailure("another transaction was quicker to take a unique key")
 
     def append(self, now: float, told: Sequence[Alike], deltas: Deltas) -> None:
