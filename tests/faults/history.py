@@ -259,12 +259,15 @@ class _History:
                         yield f"P3: job {job} was taken from fence {write.fence} before its lease ran out"
 
     def _lease_end(self, job: str, fence: int, before: float = inf) -> float:
-        """When the lease under `fence` ran out, at the earliest, as far as it was prolonged `before` then."""
+        """When the lease under `fence` ran out, at the earliest, as far as it was prolonged `before` then.
+
+        Who is answered that a cancel was asked for may have lost the job before, and been canceled with it.
+        """
         kept: list[Claimed | Renewed] = [claim for claim in self.claims[job] if claim.fence == fence]
         kept += [
             write
             for write in self.writes[job]
-            if isinstance(write, Renewed) and write.fence == fence and write.mark != "lost"
+            if isinstance(write, Renewed) and write.fence == fence and write.mark == "held"
         ]
         return max((one.sent + one.lease for one in kept if one.sent < before), default=0.0)
 

@@ -99,6 +99,15 @@ def test_a_job_nobody_was_told_of_may_be_there_or_not() -> None:
     assert violations([fact for fact in FACTS if not isinstance(fact, Acked)], found()) == []
 
 
+def test_a_renewal_answered_with_a_cancel_may_have_come_too_late() -> None:
+    late = [
+        replace(fact, mark="cancel") if isinstance(fact, Renewed) and fact.mark == "lost" else fact
+        for fact in FACTS
+    ]
+
+    assert violations(late, found()) == []
+
+
 def test_a_worker_that_was_killed_writes_no_end() -> None:
     killed = [fact for fact in FACTS if fact.pid != 1 or fact.at < 8.0]
 
