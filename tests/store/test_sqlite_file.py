@@ -669,6 +669,15 @@ class TestLog:
                     await write(store, written, 1)
             assert await ids(store) == written
 
+    async def test_a_program_that_ends_copies_nothing_any_more(self, path: Path) -> None:
+        async with opened(path) as store:
+            assert store._open is not None
+            store._open.thread.shutdown()
+            for number in range(60):
+                assert await ask.insert(store, job(f"job-{number}")) == Inserted((f"job-{number}",))
+        async with opened(path) as store:
+            assert len(await ids(store)) == 60
+
     async def test_a_log_that_cannot_be_copied_harms_nobody(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

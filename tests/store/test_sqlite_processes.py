@@ -550,6 +550,17 @@ class TestWake:
         watched.close()
         turnstile.close()
 
+    async def test_a_sign_that_cannot_be_given_takes_nothing_back(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(_file: int) -> None:
+            raise PermissionError
+
+        async with opened(path) as store:
+            monkeypatch.setattr(os, "utime", refused)
+            assert await ask.insert(store, job("a")) == Inserted(("a",))
+            monkeypatch.undo()
+
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there are signs only on Linux")
     async def test_who_takes_turns_tells_when_a_commit_can_be_seen(
         self, path: Path, monkeypatch: pytest.MonkeyPatch

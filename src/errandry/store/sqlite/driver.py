@@ -253,7 +253,8 @@ class _Open:
         """
         if pages >= LOG_PAGES:
             if self._copying is None:
-                self._copying = self.thread.submit(self._copy)
+                with suppress(RuntimeError):  # the program ends: who opens the file next will see to it
+                    self._copying = self.thread.submit(self._copy)
             elif self._copying.done():
                 self._copying = None
                 _copy_log(db)

@@ -6,6 +6,7 @@ SQLite's own waiting is unfair: beside a busy process, a light one may wait a se
 
 import fcntl
 import os
+from contextlib import suppress
 from stat import S_IMODE
 from types import TracebackType
 
@@ -38,8 +39,12 @@ class Turnstile:
         fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def tell(self) -> None:
-        """Give who watches a sign: what was written in this turn can be seen."""
-        os.utime(self._turn)
+        """Give who watches a sign: what was written in this turn can be seen.
+
+        Nothing depends on it: who gets none looks again a little later, and what was written stays so.
+        """
+        with suppress(OSError):
+            os.utime(self._turn)
 
     def close(self) -> None:
         os.close(self._next)
