@@ -16,6 +16,7 @@ from errandry.core.state import State
 from errandry.store.postgres.array import array
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.postgres.tables import _params, _parts
+from errandry.store.postgres.wire import _statement
 from errandry.store.url import store_at
 from tests.store.server import server
 
@@ -199,6 +200,91 @@ async def test_rows_are_looked_up_even_if_the_table_was_last_seen_empty() -> Non
                     assert "Join Filter" not in plan, f"{name}:\n{plan}"
                     assert "live_pkey" in used(plan), f"{name}:\n{plan}"
                     assert "Tid Scan on live" in plan, f"{name}:\n{plan}"
+
+
+GROWN = """
+INSERT INTO errandry.lanes (queue, task, grp, ready, used_at)
+SELECT 'default', 'task', 'group-' || n, true, 0 FROM generate_series(1, 2000) AS n;
+INSERT INTO errandry.gates (kind, name, grp, paused_at)
+SELECT 'group', 'default', 'group-' || n, 0 FROM generate_series(1, 2000) AS n;
+INSERT INTO errandry.keys (key, job) SELECT 'key-' || n, 'job-' || n FROM generate_series(1, 2000) AS n;
+INSERT INTO errandry.edges (parent, n, child, task, seq, policy)
+SELECT 'job-1', n, 'job-' || n, 'task', n, 'fail' FROM generate_series(1, 2000) AS n;
+"""
+SEEN = {
+    "as they are": "ANALYZE errandry.lanes, errandry.gates, errandry.keys, errandry.edges",
+    "when there was one lane": "",
+    "empty": """
+UPDATE pg_class SET reltuples = 0
+ WHERE relname IN ('live', 'lanes', 'gates', 'keys', 'edges')
+   AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'errandry.live'::regclass)
+""",
+}
+"""How the server may have seen the tables last, while plans are made."""
+WHOLE = {
+    "head": "bound, live, gates, lanes: is there one at all",
+    "head_read": "gates: is there one at all",
+    "numbers_for_new": "gates: is there one at all",
+    "open_lanes": "lanes: a row for each queue and task, while there are no groups",
+    "end_rounds": "rounds: a row for each queue",
+    "drop_rounds": "rounds: a row for each queue",
+    "shelves": "history: the first task and state of each day",
+    "group_size": "live: only those without a lane",
+    "held_by": "live: only what workers hold, when one of them has died",
+    "holding": "live: only what workers hold",
+    "ids_live": "live: only ids, for a person who waits",
+    "ids_history": "ended: as ids_live",
+    "unnumbered": "bound: all that is there",
+    "idle_lanes": "lanes: by upkeep",
+    "drop_workers": "workers: a row for each worker",
+    "drop_claims": "claims: a row for each worker",
+    "workers": "workers: a row for each worker",
+    "crowds": "lanes: for a person who waits",
+    "ready_since": "lanes: for a person who waits",
+    "totals": "totals: a row for each queue, task and counter",
+}
+"""Statements that read a table or an index from end to end: which one, and why that is little."""
+UNPLANNED = {"begin", "begin_read", "commit", "rollback", "detach_day", "finish_detaching", "drop_day"}
+PLANNED_ANEW = {"matching", "floor", "left_day_has_jobs"}
+
+
+@pytest.mark.slow("fills tables")
+@pytest.mark.parametrize("seen", SEEN)
+async def test_rows_are_looked_up_however_the_server_has_seen_the_tables_last(seen: str) -> None:
+    async with filled(2_000, 2_000) as store:
+        statements, text = store.address.statements(), store.address.text
+        with psycopg.connect(server().url(), autocommit=True) as db, db.transaction(force_rollback=True):
+            db.execute(text(GROWN + SEEN[seen]).encode())
+            db.execute(statements["head"], ("1s", "{}"))
+            for name in statements.keys() - UNPLANNED - PLANNED_ANEW:
+                plan = generic(db, name, statements[name])
+                known = WHOLE.get(name, "").partition(":")[0].split(", ")
+                assert read_whole(plan) <= {*known, "store"}, f"{name}:\n{plan}"
+                assert "Join Filter" not in plan, f"{name}:\n{plan}"
+
+
+def generic(db: psycopg.Connection[Any], name: str, statement: str) -> str:
+    """The plan a statement has whatever it is given."""
+    made = _statement(name, statement)
+    given = f"({', '.join(['NULL'] * len(made.names))})" if made.names else ""
+    db.execute(b"PREPARE " + made.name + b" AS " + made.text)
+    return "\n".join(line for (line,) in db.execute(f"EXPLAIN EXECUTE errandry_{name}{given}".encode()))
+
+
+def read_whole(plan: str) -> set[str]:
+    """The tables that a plan neither looks rows up in nor reads up to a limit."""
+    whole: set[str] = set()
+    lines = [*plan.splitlines(), ""]
+    for number, (line, below) in enumerate(pairwise(lines)):
+        found = re.search(r"(?:Seq Scan|Index(?: Only)? Scan.* using \w+|Bitmap Index Scan) on (\w+)", line)
+        above = " ".join(lines[max(0, number - 2) : number])
+        if (
+            found
+            and "Index Cond" not in below
+            and not re.search(r"Limit  \S+ rows=\S+ \S+( *->  LockRows.*)?$", above)
+        ):
+            whole.add(found[1].partition("_")[0])
+    return whole
 
 
 LISTS = {

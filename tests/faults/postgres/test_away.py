@@ -157,7 +157,7 @@ def listeners(db: psycopg.Connection[tuple[int]]) -> set[int]:
     """The backends whose last statement was to listen, or is what a listener looks at."""
     found = db.execute(
         "SELECT pid FROM pg_stat_activity WHERE application_name = 'errandry'"
-        " AND (query LIKE 'LISTEN%' OR query LIKE 'SELECT coalesce(max(n), 0)%')"
+        " AND (query LIKE 'LISTEN%' OR query LIKE 'SELECT coalesce((SELECT n FROM%')"
     )
     return {pid for (pid,) in found}
 

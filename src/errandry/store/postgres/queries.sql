@@ -35,7 +35,7 @@ SELECT set_config('plan_cache_mode', %s, true);
 UPDATE errandry.store SET at = greatest(at, %s);
 
 -- name: last_event
-SELECT coalesce(max(n), 0) FROM errandry.events;
+SELECT coalesce((SELECT n FROM errandry.events ORDER BY n DESC LIMIT 1), 0);
 
 -- name: head_read
 SELECT set_config('jit', 'off', true), identity, folded,
@@ -102,9 +102,10 @@ INSERT INTO errandry.ended SELECT id, seq, day FROM ended;
 -- name: update
 -- Everything that can change while a job is not finished; parameters are whole rows.
 --
--- Here and below: each row is looked up by its number, whatever the planner knows of the table. Else it would, when the
--- table was last seen empty, compare all its rows with all that are given. So it must not choose (OFFSET 0), and must not
--- expect many: the last condition is always true, but nobody told it.
+-- Here and wherever it is written so: each row is looked up by its number or name, whatever the planner knows of the table.
+-- Else it would, when the table was last seen empty or with one lane, compare all its rows with all that are given. So it
+-- must not choose: OFFSET 0, a limit or a lock keeps what is in brackets apart. And it must not expect many rows to write:
+-- the last condition is always true, but nobody told it.
 UPDATE errandry.live
    SET queue = new.queue, state = new.state, reason = new.reason, settled = new.settled, payload = new.payload, priority =
        new.priority, place = new.place, run_at = new.run_at, attempts = new.attempts, max_attempts =
@@ -300,9 +301,13 @@ SELECT seq FROM errandry.job
 SELECT key, job, expires_at FROM errandry.keys WHERE key = ANY (%s::text[]);
 
 -- name: free_keys
+-- As far as these jobs hold them still, now that they are locked.
 DELETE FROM errandry.keys
- USING unnest(%s::text[], %s::text[]) AS freed (key, job)
- WHERE keys.key = freed.key AND keys.job = freed.job;
+ WHERE key = ANY (ARRAY (
+       SELECT freed.key
+         FROM (SELECT * FROM unnest(%s::text[], %s::text[]) AS freed (key, job) ORDER BY key) AS freed
+        CROSS JOIN LATERAL (SELECT job FROM errandry.keys WHERE keys.key = freed.key FOR UPDATE) AS held
+        WHERE held.job = freed.job));
 
 -- name: take_keys
 -- Those that are free, whose time is over, or that are still held by who was seen to hold them. Of what another
@@ -327,12 +332,13 @@ RETURNING 1;
 
 -- name: share_lanes
 -- The lanes of these jobs that have their mark, held: nobody takes it from them before this pass is over.
-SELECT lane, queue, task, grp
-  FROM errandry.lanes
-  JOIN unnest(%s::text[], %s::text[], %s::text[]) AS wanted (queue, task, grp) USING (queue, task, grp)
- WHERE ready
- ORDER BY lane
-   FOR KEY SHARE OF lanes;
+SELECT held.lane, wanted.queue, wanted.task, wanted.grp
+  FROM (SELECT * FROM unnest(%s::text[], %s::text[], %s::text[]) AS wanted (queue, task, grp)
+         ORDER BY queue, task, grp) AS wanted
+ CROSS JOIN LATERAL (SELECT lane, ready FROM errandry.lanes
+                      WHERE lanes.queue = wanted.queue AND lanes.grp = wanted.grp AND lanes.task = wanted.task
+                        FOR KEY SHARE) AS held
+ WHERE held.ready;
 
 -- name: mark_lanes
 -- The same for those that were without it, or not there.
@@ -385,10 +391,9 @@ WITH RECURSIVE pair AS (
      CROSS JOIN LATERAL (SELECT lanes.queue, lanes.task FROM errandry.lanes
                           WHERE ready AND (lanes.queue, lanes.task) > (pair.queue, pair.task)
                           ORDER BY lanes.queue, lanes.task LIMIT 1) AS next)
-SELECT open.lane, pair.queue, pair.task, open.grp, open.turn, coalesce(rounds.turn, 0), open.opened, open.priority,
-       open.place
+SELECT open.lane, pair.queue, pair.task, open.grp, open.turn,
+       coalesce((SELECT turn FROM errandry.rounds WHERE rounds.queue = pair.queue), 0), open.opened, open.priority, open.place
   FROM pair
-  LEFT JOIN errandry.rounds ON rounds.queue = pair.queue
  CROSS JOIN LATERAL (
     SELECT lanes.lane, lanes.grp, lanes.turn, lanes.opened, first.priority, first.place
       FROM errandry.lanes
@@ -405,12 +410,14 @@ SELECT open.lane, pair.queue, pair.task, open.grp, open.turn, coalesce(rounds.tu
 
 -- name: catch_up
 -- Nobody is before the round: who was idle or laid aside is not owed what others had meanwhile.
-UPDATE errandry.lanes SET turn = rounds.turn
-  FROM errandry.rounds
- WHERE rounds.queue = lanes.queue
-   AND lane = ANY (ARRAY (SELECT lanes.lane FROM errandry.lanes JOIN errandry.rounds USING (queue)
-                           WHERE lanes.queue = ANY (%s::text[]) AND ready AND open_at = 0 AND lanes.turn < rounds.turn
-                             FOR NO KEY UPDATE OF lanes SKIP LOCKED))
+UPDATE errandry.lanes SET turn = (SELECT turn FROM errandry.rounds WHERE rounds.queue = lanes.queue)
+ WHERE lane = ANY (ARRAY (
+       SELECT late.lane
+         FROM unnest(%s::text[]) AS served (queue)
+        CROSS JOIN LATERAL (SELECT lane FROM errandry.lanes
+                             WHERE lanes.queue = served.queue AND ready AND open_at = 0
+                               AND turn < (SELECT turn FROM errandry.rounds WHERE rounds.queue = served.queue)
+                               FOR NO KEY UPDATE SKIP LOCKED) AS late))
 RETURNING lane;
 
 -- name: spots
@@ -426,11 +433,13 @@ SELECT spot.priority, spot.place, spot.seq, open.lane
 -- Of each of these lanes, each priority in it and both orders, who came first in line, and since when it could have run.
 -- From one priority to the next in the index.
 WITH RECURSIVE kind AS (
-    SELECT lane, (SELECT min(priority) FROM errandry.live WHERE live.lane = wanted.lane AND state = 'waiting') AS priority
+    SELECT lane, (SELECT priority FROM errandry.live WHERE live.lane = wanted.lane AND state = 'waiting'
+                   ORDER BY priority LIMIT 1) AS priority
       FROM unnest(%(lanes)s::bigint[]) AS wanted (lane)
     UNION ALL
-    SELECT lane, (SELECT min(live.priority) FROM errandry.live
-                   WHERE live.lane = kind.lane AND state = 'waiting' AND live.priority > kind.priority)
+    SELECT lane, (SELECT live.priority FROM errandry.live
+                   WHERE live.lane = kind.lane AND state = 'waiting' AND live.priority > kind.priority
+                   ORDER BY live.priority LIMIT 1)
       FROM kind WHERE priority IS NOT NULL)
 SELECT elder.priority, elder.place, elder.seq, kind.lane, elder.since
   FROM kind
@@ -447,7 +456,8 @@ SELECT elder.priority, elder.place, elder.seq, kind.lane, elder.since
  WHERE kind.priority IS NOT NULL;
 
 -- name: numbered
-SELECT * FROM errandry.live WHERE seq = ANY (%s::bigint[]) AND state = 'waiting' ORDER BY seq
+-- The state is looked at only in rows that are found by their number, not by an index of all that wait.
+SELECT * FROM errandry.live WHERE seq = ANY (%s::bigint[]) AND state || '' = 'waiting' ORDER BY seq
    FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: lanes_of
@@ -460,7 +470,10 @@ SELECT count(pg_advisory_xact_lock(hashtextextended(queue, 'errandry.live'::regc
   FROM (SELECT queue FROM unnest(%s::text[]) AS queue ORDER BY queue) AS bounded;
 
 -- name: group_size
-SELECT (SELECT count(*) FROM errandry.lanes JOIN errandry.live ON live.lane = lanes.lane AND live.state = 'waiting'
+SELECT (SELECT coalesce(sum(line.jobs), 0)::bigint
+          FROM errandry.lanes
+         CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM errandry.live
+                              WHERE live.lane = lanes.lane AND state = 'waiting') AS line
          WHERE lanes.queue = %(queue)s AND lanes.grp = %(group)s)
        + (SELECT count(*) FROM errandry.live
            WHERE state = 'waiting' AND lane IS NULL AND live.queue = %(queue)s AND live.grp = %(group)s);
@@ -478,17 +491,17 @@ SELECT share.lane, job.*
 -- name: put_turns
 -- Of lanes that nobody else moves: a turn more or less is nothing to wait for.
 UPDATE errandry.lanes SET turn = new.turn
-  FROM (SELECT lanes.lane, served.turn
-          FROM errandry.lanes JOIN unnest(%s::text[], %s::float8[]) AS served (grp, turn) USING (grp)
-         WHERE lanes.queue = %s
-           FOR NO KEY UPDATE OF lanes SKIP LOCKED) AS new
- WHERE lanes.lane = new.lane;
+  FROM (SELECT held.ctid AS spot, served.turn
+          FROM unnest(%s::text[], %s::float8[]) AS served (grp, turn)
+         CROSS JOIN LATERAL (SELECT ctid FROM errandry.lanes WHERE lanes.queue = %s AND lanes.grp = served.grp
+                                FOR NO KEY UPDATE SKIP LOCKED) AS held
+         WHERE length(served.grp) %% 1 = 0 AND -length(served.grp) %% 1 = 0) AS new
+ WHERE lanes.ctid = new.spot;
 
 -- name: put_round
-WITH mine AS (SELECT queue FROM errandry.rounds WHERE queue = %(queue)s FOR NO KEY UPDATE SKIP LOCKED),
-moved AS (
+WITH moved AS (
     UPDATE errandry.rounds SET turn = %(turn)s, last = greatest(last, %(last)s)
-      FROM mine WHERE rounds.queue = mine.queue)
+     WHERE queue = ANY (ARRAY (SELECT queue FROM errandry.rounds WHERE queue = %(queue)s FOR NO KEY UPDATE SKIP LOCKED)))
 INSERT INTO errandry.rounds (queue, turn, last) VALUES (%(queue)s, %(turn)s, %(last)s) ON CONFLICT (queue) DO NOTHING;
 
 -- name: end_round
@@ -500,26 +513,36 @@ UPDATE errandry.rounds SET turn = last
  WHERE turn < last
    AND NOT EXISTS (SELECT 1 FROM errandry.lanes
                     WHERE lanes.queue = rounds.queue AND ready
-                      AND EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting'));
+                      AND EXISTS (SELECT 1 FROM errandry.live
+                                   WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0) OFFSET 0);
 
 -- name: drop_rounds
 -- Of queues that no longer have lanes: their groups begin anew.
-DELETE FROM errandry.rounds WHERE NOT EXISTS (SELECT 1 FROM errandry.lanes WHERE lanes.queue = rounds.queue);
+DELETE FROM errandry.rounds
+ WHERE NOT EXISTS (SELECT 1 FROM errandry.lanes WHERE lanes.queue = rounds.queue OFFSET 0);
 
 -- name: park
 -- Unless somebody has opened it since it was looked at, or is about to.
 UPDATE errandry.lanes SET open_at = new.open_at, used_at = %(now)s
-  FROM unnest(%(lanes)s::bigint[], %(opened)s::bigint[], %(until)s::float8[]) AS new (lane, opened, open_at)
- WHERE lanes.lane = new.lane AND lanes.opened = new.opened
-   AND lanes.lane = ANY (ARRAY (SELECT lane FROM errandry.lanes WHERE lane = ANY (%(lanes)s::bigint[])
-                                   FOR NO KEY UPDATE SKIP LOCKED))
+  FROM (SELECT held.ctid AS spot, given.open_at
+          FROM unnest(%(lanes)s::bigint[], %(opened)s::bigint[], %(until)s::float8[]) AS given (lane, opened, open_at)
+         CROSS JOIN LATERAL (SELECT ctid, opened FROM errandry.lanes WHERE lanes.lane = given.lane
+                                FOR NO KEY UPDATE SKIP LOCKED) AS held
+         WHERE held.opened = given.opened AND given.lane %% 1 = 0 AND -given.lane %% 1 = 0) AS new
+ WHERE lanes.ctid = new.spot
 RETURNING lanes.lane;
 
 -- name: open_groups
 -- Counted, so that who has found the group full before this pass does not lay it aside after it.
 UPDATE errandry.lanes SET open_at = 0, opened = opened + 1
- WHERE lane = ANY (ARRAY (SELECT lane FROM errandry.lanes JOIN unnest(%s::text[], %s::text[]) AS left_ (queue, grp)
-                           USING (queue, grp) ORDER BY lane FOR NO KEY UPDATE OF lanes));
+ WHERE lane = ANY (ARRAY (
+       SELECT lane FROM errandry.lanes
+        WHERE lane = ANY (ARRAY (
+              SELECT own.lane
+                FROM unnest(%s::text[], %s::text[]) AS left_ (queue, grp)
+               CROSS JOIN LATERAL (SELECT lane FROM errandry.lanes
+                                    WHERE lanes.queue = left_.queue AND lanes.grp = left_.grp OFFSET 0) AS own))
+        ORDER BY lane FOR NO KEY UPDATE));
 
 -- name: open_queue
 UPDATE errandry.lanes SET open_at = 0, opened = opened + 1 WHERE queue = %s AND open_at > 0;
@@ -549,7 +572,8 @@ SELECT queue, task
   FROM pair
  WHERE EXISTS (SELECT 1 FROM errandry.lanes
                 WHERE lanes.ready AND lanes.queue = pair.queue AND lanes.task = pair.task AND lanes.open_at = 0
-                  AND EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting'));
+                  AND EXISTS (SELECT 1 FROM errandry.live
+                               WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0) OFFSET 0);
 
 -- name: line
 -- The waiting jobs of a lane in order, with suspects or without; what another pass is about to move is left to it.
@@ -591,15 +615,16 @@ SELECT count(*)
          LIMIT %(bound)s::bigint) AS counted;
 
 -- name: marks
-SELECT (SELECT min(run_at) FROM errandry.live WHERE state = 'scheduled'),
-       (SELECT min(lease_until) FROM errandry.live WHERE state IN ('claimed', 'running')),
-       (SELECT min(deadline) FROM errandry.live
-         WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting')),
+-- The first of an index, not the least of a column: that might be looked for in all rows.
+SELECT (SELECT run_at FROM errandry.live WHERE state = 'scheduled' ORDER BY run_at LIMIT 1),
+       (SELECT lease_until FROM errandry.live WHERE state IN ('claimed', 'running') ORDER BY lease_until LIMIT 1),
+       (SELECT deadline FROM errandry.live
+         WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting') ORDER BY deadline LIMIT 1),
        (SELECT open_at FROM errandry.lanes
          WHERE ready AND open_at > 0 AND open_at < 1e18
-           AND EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting')
+           AND EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0)
          ORDER BY open_at LIMIT 1),
-       (SELECT min(due_at) FROM errandry.schedules WHERE due_at IS NOT NULL);
+       (SELECT due_at FROM errandry.schedules WHERE due_at IS NOT NULL ORDER BY due_at LIMIT 1);
 
 -- name: due
 SELECT * FROM errandry.live WHERE state = 'scheduled' AND run_at <= %s
@@ -733,8 +758,12 @@ SELECT * FROM unnest(
 -- name: mark
 -- Whoever writes how a child ended has its parent locked.
 UPDATE errandry.edges SET outcome = new.outcome, result = new.result
-  FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::text[]) AS new (parent, n, outcome, result)
- WHERE edges.parent = new.parent AND edges.n = new.n;
+  FROM (SELECT spot.ctid AS spot, given.*
+          FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::text[]) AS given (parent, n, outcome, result),
+               LATERAL (SELECT ctid FROM errandry.edges
+                         WHERE edges.parent = given.parent AND edges.n = given.n OFFSET 0) AS spot
+         WHERE given.n %% 1 = 0 AND -given.n %% 1 = 0) AS new
+ WHERE edges.ctid = new.spot;
 
 -- name: over
 SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry.edges
@@ -747,18 +776,22 @@ SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry
 -- Edges whose children are told of them now.
 WITH late AS (
     DELETE FROM errandry.late
-     WHERE (parent, n) IN (SELECT parent, n FROM errandry.late ORDER BY parent, n LIMIT %s FOR UPDATE SKIP LOCKED)
+     WHERE ctid = ANY (ARRAY (SELECT ctid FROM errandry.late ORDER BY parent, n LIMIT %s FOR UPDATE SKIP LOCKED))
     RETURNING parent, n)
-SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM late JOIN errandry.edges USING (parent, n)
- ORDER BY parent, n;
+SELECT edge.*
+  FROM late
+ CROSS JOIN LATERAL (SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry.edges
+                      WHERE edges.parent = late.parent AND edges.n = late.n OFFSET 0) AS edge
+ ORDER BY edge.parent, edge.n;
 
 -- name: open_links
 SELECT count(*) FROM errandry.edges WHERE parent = %s AND outcome IS NULL;
 
 -- name: again
-SELECT edges.parent, n, child, edges.task, edges.seq, policy, outcome, edges.result, feeds
-  FROM errandry.edges JOIN errandry.live ON live.seq = edges.seq
- WHERE edges.parent = %s AND outcome IS NOT NULL ORDER BY n;
+SELECT parent, n, child, task, seq, policy, outcome, result, feeds
+  FROM (SELECT * FROM errandry.edges WHERE parent = %s AND outcome IS NOT NULL ORDER BY n) AS ended
+ WHERE EXISTS (SELECT 1 FROM errandry.live WHERE live.seq = ended.seq OFFSET 0)
+ ORDER BY n;
 
 -- name: fatal
 SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry.edges
@@ -771,18 +804,21 @@ SELECT live.* FROM errandry.edges JOIN errandry.live ON live.seq = edges.seq
  WHERE edges.parent = %s AND edges.outcome IS NULL AND edges.policy <> 'after'
    AND live.state = ANY (%s::text[]) AND NOT live.cancel_requested
    AND (live.parents = 1 OR NOT EXISTS (
-        SELECT 1 FROM errandry.edges AS other JOIN errandry.live AS parent ON parent.id = other.parent
-         WHERE other.seq = edges.seq AND other.parent <> edges.parent))
+        SELECT 1 FROM errandry.edges AS other
+         WHERE other.seq = edges.seq AND other.parent <> edges.parent
+           AND EXISTS (SELECT 1 FROM errandry.live AS parent WHERE parent.id = other.parent OFFSET 0) OFFSET 0))
  ORDER BY edges.n LIMIT %s
    FOR NO KEY UPDATE OF live SKIP LOCKED;
 
 -- name: has_unended
-SELECT 1 FROM errandry.edges JOIN errandry.live ON live.seq = edges.seq
- WHERE edges.parent = %s AND edges.outcome IS NULL AND edges.policy <> 'after'
-   AND live.state = ANY (%s::text[]) AND NOT live.cancel_requested
-   AND (live.parents = 1 OR NOT EXISTS (
-        SELECT 1 FROM errandry.edges AS other JOIN errandry.live AS parent ON parent.id = other.parent
-         WHERE other.seq = edges.seq AND other.parent <> edges.parent))
+SELECT 1
+  FROM (SELECT * FROM errandry.edges WHERE parent = %s AND outcome IS NULL AND policy <> 'after' ORDER BY n) AS edges
+ CROSS JOIN LATERAL (SELECT state, parents, cancel_requested FROM errandry.live WHERE live.seq = edges.seq OFFSET 0) AS job
+ WHERE job.state = ANY (%s::text[]) AND NOT job.cancel_requested
+   AND (job.parents = 1 OR NOT EXISTS (
+        SELECT 1 FROM errandry.edges AS other
+         WHERE other.seq = edges.seq AND other.parent <> edges.parent
+           AND EXISTS (SELECT 1 FROM errandry.live AS parent WHERE parent.id = other.parent OFFSET 0) OFFSET 0))
  LIMIT 1;
 
 -- name: close_flow
@@ -805,8 +841,8 @@ SELECT parent FROM errandry.closing WHERE cancel IS NULL AND expires_at <= %s
 
 -- name: untie
 DELETE FROM errandry.edges
- WHERE parent = %(parent)s AND n IN (
-       SELECT n FROM errandry.edges WHERE parent = %(parent)s ORDER BY n LIMIT %(limit)s)
+ WHERE parent = %(parent)s AND n = ANY (ARRAY (
+       SELECT n FROM errandry.edges WHERE parent = %(parent)s ORDER BY n LIMIT %(limit)s))
 RETURNING n;
 
 -- name: remember
@@ -823,23 +859,22 @@ INSERT INTO errandry.gates (kind, name, grp) VALUES (%s, %s, %s)
 RETURNING *;
 
 -- name: lock_gates
-SELECT gates.*
-  FROM errandry.gates JOIN unnest(%s::text[], %s::text[], %s::text[]) AS wanted (kind, name, grp) USING (kind, name, grp)
- ORDER BY kind, name, grp
-   FOR NO KEY UPDATE OF gates;
+SELECT held.*
+  FROM (SELECT * FROM unnest(%s::text[], %s::text[], %s::text[]) AS wanted (kind, name, grp)
+         ORDER BY kind, name, grp) AS wanted
+ CROSS JOIN LATERAL (SELECT * FROM errandry.gates
+                      WHERE gates.kind = wanted.kind AND gates.name = wanted.name AND gates.grp = wanted.grp
+                        FOR NO KEY UPDATE) AS held;
 
 -- name: lock_groups
 -- The last column says whether nobody else counts it just now.
-WITH mine AS (
-    SELECT gates.*
-      FROM errandry.gates JOIN unnest(%(queues)s::text[], %(groups)s::text[]) AS wanted (name, grp) USING (name, grp)
-     WHERE kind = 'group'
-       FOR NO KEY UPDATE OF gates SKIP LOCKED)
-SELECT *, true FROM mine
-UNION ALL
-SELECT gates.*, false
-  FROM errandry.gates JOIN unnest(%(queues)s::text[], %(groups)s::text[]) AS wanted (name, grp) USING (name, grp)
- WHERE kind = 'group' AND NOT EXISTS (SELECT 1 FROM mine WHERE mine.name = gates.name AND mine.grp = gates.grp);
+SELECT (coalesce(mine.gate, seen.gate)).*, mine.gate IS DISTINCT FROM NULL
+  FROM unnest(%(queues)s::text[], %(groups)s::text[]) AS wanted (name, grp)
+ CROSS JOIN LATERAL (SELECT gates AS gate FROM errandry.gates
+                      WHERE kind = 'group' AND gates.name = wanted.name AND gates.grp = wanted.grp OFFSET 0) AS seen
+  LEFT JOIN LATERAL (SELECT gates AS gate FROM errandry.gates
+                      WHERE kind = 'group' AND gates.name = wanted.name AND gates.grp = wanted.grp
+                        FOR NO KEY UPDATE SKIP LOCKED) AS mine ON true;
 
 -- name: shut
 INSERT INTO errandry.gates (kind, name, grp, closed_until)
@@ -865,8 +900,12 @@ SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[], %s::text[
 
 -- name: drop_gate
 DELETE FROM errandry.gates
- USING unnest(%s::text[], %s::text[], %s::text[]) AS gone (kind, name, grp)
- WHERE gates.kind = gone.kind AND gates.name = gone.name AND gates.grp = gone.grp;
+ WHERE ctid = ANY (ARRAY (
+       SELECT spot.ctid
+         FROM unnest(%s::text[], %s::text[], %s::text[]) AS gone (kind, name, grp)
+        CROSS JOIN LATERAL (SELECT ctid FROM errandry.gates
+                             WHERE gates.kind = gone.kind AND gates.name = gone.name AND gates.grp = gone.grp
+                            OFFSET 0) AS spot));
 
 -- name: gate
 SELECT * FROM errandry.gates WHERE kind = %s AND name = %s AND grp = %s;
@@ -912,7 +951,8 @@ SELECT errandry.append(%s::float8, %s::bigint, %s::text, %s::text, %s::text, %s:
 SELECT n, at, entries FROM errandry.events WHERE n >= %s ORDER BY n LIMIT %s;
 
 -- name: log_span
-SELECT (SELECT min(n) FROM errandry.events), coalesce((SELECT max(n) FROM errandry.events), dropped)
+SELECT (SELECT n FROM errandry.events ORDER BY n LIMIT 1),
+       coalesce((SELECT n FROM errandry.events ORDER BY n DESC LIMIT 1), dropped)
   FROM errandry.store;
 
 -- name: totals
@@ -942,7 +982,7 @@ SELECT span, at, queue, task, name, value FROM errandry.stats
  WHERE span IN (60, 3600, 86400) AND at > %s::double precision - span AND at < %s::double precision;
 
 -- name: oldest_stats
-SELECT min(at) FROM errandry.stats WHERE span = %s;
+SELECT (SELECT at FROM errandry.stats WHERE span = %s ORDER BY at LIMIT 1);
 
 -- name: roll_stats
 INSERT INTO errandry.stats (span, at, queue, task, name, value)
@@ -993,24 +1033,25 @@ DELETE FROM errandry.workers WHERE seen_at <= %s RETURNING worker;
 DELETE FROM errandry.claims WHERE claimed_at <= %s;
 
 -- name: idle_lanes
--- Lanes that seem to have no waiting jobs, as far as nobody holds them. Now nobody can put a job there.
-SELECT lane FROM errandry.lanes
+-- Lanes that seem to have no waiting jobs, as far as nobody holds them, and whether they have the mark. Now nobody can put a
+-- job there.
+SELECT lane, ready FROM errandry.lanes
  WHERE (ready OR used_at <= %s)
-   AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting')
+   AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0)
  ORDER BY lane LIMIT %s
    FOR UPDATE SKIP LOCKED;
 
 -- name: rest_lanes
 UPDATE errandry.lanes SET ready = false
- WHERE lane = ANY (%s::bigint[]) AND ready
-   AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting');
+ WHERE lane = ANY (%s::bigint[])
+   AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0);
 
 -- name: drop_lanes
 -- They come back with the next job.
 DELETE FROM errandry.lanes
  WHERE lane = ANY (%s::bigint[]) AND NOT ready AND used_at <= %s
    AND turn <= coalesce((SELECT rounds.turn FROM errandry.rounds WHERE rounds.queue = lanes.queue), turn)
-   AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting');
+   AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0);
 
 -- name: steps
 SELECT job, n, kind, name, result, at, until FROM errandry.steps WHERE job = %s ORDER BY n;

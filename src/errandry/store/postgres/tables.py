@@ -309,9 +309,8 @@ class PostgresTables(Counts):
         self._run("drop_claims", (now - bounds.workers_age,))
         self._run("drop_gates", (now, now, limit))
         if idle := self._all("idle_lanes", (now - IDLE_LANE, limit)):
-            lanes = array([lane for (lane,) in idle])
-            self._run("rest_lanes", (lanes,))
-            self._run("drop_lanes", (lanes, now - IDLE_LANE))
+            self._run("rest_lanes", (array(lane for lane, is_ready in idle if is_ready),))
+            self._run("drop_lanes", (array(lane for lane, _ in idle), now - IDLE_LANE))
             self._lanes = {}
         self._run("mend_parked", (now, now - IDLE_LANE, limit))
         self._run("end_rounds")

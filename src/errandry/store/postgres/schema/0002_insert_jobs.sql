@@ -76,9 +76,12 @@ BEGIN
                       timeout, deadline, backoff, keep, tags, metadata, "unique", n)
          WHERE NOT there ? id),
     held AS (
-        SELECT lane, queue, task, grp
-          FROM errandry.lanes JOIN (SELECT DISTINCT queue, task, grp FROM asked) AS wanted USING (queue, task, grp)
-         WHERE ready AND NOT is_strict ORDER BY lane FOR KEY SHARE OF lanes),
+        SELECT marked.lane, queue, task, grp
+          FROM (SELECT DISTINCT queue, task, grp FROM asked WHERE NOT is_strict ORDER BY queue, task, grp) AS wanted
+         CROSS JOIN LATERAL (SELECT lane, ready FROM errandry.lanes
+                              WHERE lanes.queue = wanted.queue AND lanes.grp = wanted.grp AND lanes.task = wanted.task
+                                FOR KEY SHARE) AS marked
+         WHERE marked.ready),
     numbered AS (
         SELECT nextval('errandry.number') AS seq, line.*,
                CASE WHEN children ? id THEN 'blocked' WHEN run_at > moment THEN 'scheduled' ELSE 'waiting' END AS state
@@ -110,7 +113,7 @@ BEGIN
     END IF;
     WITH again AS (
         DELETE FROM errandry.live
-         WHERE seq = ANY (made) AND EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = live.id)
+         WHERE seq = ANY (made) AND EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = live.id OFFSET 0)
         RETURNING seq)
     SELECT array_agg(fresh.seq) INTO made
       FROM unnest(made) AS fresh (seq) WHERE NOT EXISTS (SELECT 1 FROM again WHERE again.seq = fresh.seq);
@@ -131,7 +134,7 @@ BEGIN
     -- An id that was there after all has no use for its key.
     DELETE FROM errandry.keys USING jsonb_each_text(unique_keys -> 'taken') AS taken (slot, id)
      WHERE key = slot AND job = taken.id
-       AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = taken.id AND seq = ANY (made));
+       AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = taken.id AND seq = ANY (made) OFFSET 0);
 
     WITH given AS (SELECT n, coalesce(unique_keys -> 'held' ->> (job ->> 'id'), job ->> 'id') AS id
                      FROM jsonb_array_elements(insert_jobs.jobs) WITH ORDINALITY AS job (job, n)),
@@ -285,8 +288,8 @@ BEGIN
                    job -> 'unique', coalesce(job ->> 'queue', 'default'),
                    greatest(moment, coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8)), moment)
              WHERE jsonb_typeof(job -> 'unique') = 'object') AS wanted
-     WHERE NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = wanted.id)
-       AND NOT EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = wanted.id);
+     WHERE NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = wanted.id OFFSET 0)
+       AND NOT EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = wanted.id OFFSET 0);
     IF ids IS NULL THEN
         RETURN '{"taken": {}, "held": {}}';
     END IF;
@@ -303,7 +306,8 @@ BEGIN
         -- In one look: a key that was held in one and is free in the next would leave its job without.
         SELECT bool_or(job IS NULL), coalesce(jsonb_object_agg(id, job) FILTER (WHERE taken ->> slot IS DISTINCT FROM id), '{}')
           INTO is_free, held
-          FROM unnest(slots, ids) AS wanted (slot, id) LEFT JOIN errandry.keys ON key = slot;
+          FROM unnest(slots, ids) AS wanted (slot, id)
+          LEFT JOIN LATERAL (SELECT job FROM errandry.keys WHERE key = slot OFFSET 0) AS holder ON true;
         EXIT WHEN NOT is_free;
     END LOOP;
     SELECT name, held ->> id AS job INTO twin
@@ -380,8 +384,8 @@ BEGIN
             SELECT coalesce(job ->> 'queue', 'default') AS queue, coalesce(job ->> 'group', '') AS grp
               FROM jsonb_array_elements(refuse_if_full.jobs) AS job
              WHERE coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8, 0) <= moment
-               AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = job ->> 'id')
-               AND NOT EXISTS (SELECT 1 FROM errandry.history WHERE history.id = job ->> 'id')),
+               AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = job ->> 'id' OFFSET 0)
+               AND NOT EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = job ->> 'id' OFFSET 0)),
         bounded AS (
             SELECT name AS queue, (rule::jsonb ->> 'max_size')::bigint AS most,
                    (rule::jsonb ->> 'group_max_size')::bigint AS of_group
@@ -403,8 +407,9 @@ BEGIN
                                      jsonb_array_elements(news.deltas::jsonb) AS delta
                                WHERE delta ->> 0 = place.queue), 0);
         ELSE
-            size := (SELECT count(*) FROM errandry.lanes
-                       JOIN errandry.live ON live.lane = lanes.lane AND live.state = 'waiting'
+            size := (SELECT coalesce(sum(line.jobs), 0) FROM errandry.lanes
+                      CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM errandry.live
+                                           WHERE live.lane = lanes.lane AND state = 'waiting') AS line
                       WHERE lanes.queue = place.queue AND lanes.grp = place.grp)
                   + (SELECT count(*) FROM errandry.live
                       WHERE state = 'waiting' AND lane IS NULL AND live.queue = place.queue AND live.grp = place.grp);
