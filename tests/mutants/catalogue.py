@@ -22,6 +22,7 @@ class Mutant(NamedTuple):
 
 MOVE, PERMIT = "core/move.py", "core/permit.py"
 APPLY, CLAIMING, INSERT, LEDGER = "store/apply.py", "store/claiming.py", "store/insert.py", "store/ledger.py"
+TALLY = "store/tally.py"
 SCHEDULE, TICK = "store/schedule.py", "core/tick.py"
 OPERATE, STEP = "store/operate.py", "store/step.py"
 TABLES, QUERIES = "store/sqlite/tables.py", "store/sqlite/queries.sql"
@@ -95,16 +96,16 @@ MUTANTS = [
         "old_place",
         "a job in line again gets the place it was inserted with",
         LEDGER,
-        "place(after.order, self.tables.number())",
-        "place(after.order, after.seq)",
+        "self._keeps_place(after) else self.tables.number()\n",
+        "True else self.tables.number()\n",
         words="to_the_back",
     ),
     Mutant(
         "same_place",
         "two jobs get the same place",
         LEDGER,
-        "place(after.order, self.tables.number())",
-        "place(after.order, 2**40)",
+        "self._keeps_place(after) else self.tables.number()\n",
+        "self._keeps_place(after) else 2**40\n",
         words="place or to_the_back",
     ),
     Mutant(
@@ -166,7 +167,7 @@ MUTANTS = [
     Mutant(
         "keep_0_totals",
         "removed jobs are not counted",
-        LEDGER,
+        TALLY,
         '            yield "total.moved_out" if move is Move.EDIT else "total.removed", 1\n',
         "            pass\n",
         words="keep_0",
@@ -174,7 +175,7 @@ MUTANTS = [
     Mutant(
         "finished_totals",
         "jobs that ended are not counted",
-        LEDGER,
+        TALLY,
         "                yield LIFETIME + reached, 1\n",
         "                pass\n",
         words="totals",

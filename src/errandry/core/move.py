@@ -173,8 +173,8 @@ def settled(job: Job, outcome: Outcome, now: float) -> Job:
     if job.cancel_requested or isinstance(outcome, GiveUp):
         return _given_up(job, outcome, now)
     match outcome:
-        case Complete(result=result):
-            return _finished(job, outcome.move, now, COMPLETED, result=result, settled=outcome.move)
+        case Complete():
+            return _completed(job, outcome, now)
         case Fail(failure=failure):
             return _failed(job, outcome.move, now, failure)
         case Retry(failure=failure) if job.attempts >= job.max_attempts:
@@ -356,8 +356,9 @@ def _target(job: Job, move: Move) -> State | None:
 
 def _reached(job: Job, move: Move, to: State) -> State:
     """`to`, if the table says that the move may lead there from the job's state."""
-    if to is not _target(job, move) and to not in TABLE[move].otherwise:
-        raise InvalidMove(job.id, move, job.state, TABLE[move].sources)
+    rule = TABLE[move]
+    if job.state not in rule.leads or (to is not rule.leads[job.state] and to not in rule.otherwise):
+        raise InvalidMove(job.id, move.removesuffix("_forced"), job.state, rule.sources)
     return to
 
 
@@ -379,6 +380,21 @@ def _finished(job: Job, move: Move, now: float, to: State, **changes: Any) -> Jo
         finished_at=now,
         expires_at=now + (job.keep or _KEEP).span(to),
         **changes,
+    )
+
+
+def _completed(job: Job, outcome: Complete, now: float) -> Job:
+    """`_finished` spelled out for the commonest end: half the time."""
+    return replace(
+        job,
+        state=_reached(job, Move.COMPLETE, COMPLETED),
+        updated_at=now,
+        place=None,
+        lease_until=None,
+        finished_at=now,
+        expires_at=now + (job.keep or _KEEP).completed,
+        result=outcome.result,
+        settled=Move.COMPLETE,
     )
 
 

@@ -1,35 +1,23 @@
 """What one pass has touched: jobs as they were and are, the events, and the deltas of the counters."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from errandry.core.command import Claim, Command, Insert
-from errandry.core.event import KINDS, Alike, Kind
+from errandry.core.event import Kind
 from errandry.core.flow import ENDED, Ended
 from errandry.core.gate import Gate, GateKind, Key
 from errandry.core.job import Job
 from errandry.core.move import holder_of, place, slot_of
 from errandry.core.permit import Permits
 from errandry.core.rule import NO_RULE, Comeback, Rule
-from errandry.core.state import HELD, RUNNING, SCHEDULED, TERMINAL, WAITING, Move, Reason, State
-from errandry.core.stats import COUNTED, RUNS, WAITS, bucket
+from errandry.core.state import HELD, SCHEDULED, TERMINAL, WAITING, Move, Reason, State
 from errandry.core.unique import Holder, Scope, Unique
 from errandry.store.contract import Bounds
 from errandry.store.tables import Brought, Change, Tables
-
-LIFETIME = COUNTED
-"""Counters with this prefix only ever rise; those of `core.stats` too. The others are how many jobs are in a
-state now."""
-
-_LIFETIME = {
-    Move.INSERT: "total.inserted",
-    Move.RETRY: "total.retried",
-    Move.EXPIRE: "total.expired",
-}
-
-_REMOVED = (Kind.REMOVED,)
+from errandry.store.tally import Tally
 
 CASCADE = 1_000
 """So many children does a pass cancel because of their parents."""
@@ -60,15 +48,12 @@ class Ledger:
         self.room = CASCADE
         self._jobs: dict[str, Job | None] = {}
         self._changes: dict[str, Change] = {}
-        self._told: list[Alike] = []
-        self._about: tuple[tuple[Kind, ...], str, str, int, str] | None = None
+        self._tally = Tally(now)
         self.slots: dict[str, str] = {}
         self._keys: dict[str, Holder | None] = {}
         self._freed: dict[str, str] = {}
         self._taken: dict[str, Holder] = {}
         self._rivals: dict[str, str] = {}
-        self._times: dict[tuple[str, str, str], int] = {}
-        self._steps: dict[tuple[str, str, Move | None, State | None, State | None], int] = {}
 
     def load(self, ids: Iterable[str]) -> None:
         """Fetch these jobs in one go, so that `get` need not fetch them one by one."""
@@ -119,52 +104,48 @@ class Ledger:
     def move(self, move: Move, before: Job | None, after: Job) -> Job:
         """`before` has become `after`, which comes back with its place if it is in line again."""
         state = after.state
-        if state is WAITING and before is not None and before.state is not state:
-            if self._keeps_place(after):
-                after = replace(after, place=place(after.order, after.seq))
-            else:
-                after = replace(after, place=place(after.order, self.tables.number()))
-        if after.group and before is not None and self.tables.has_gates:
-            self._hold_or_let(before, after)
-        self._keep(move, before, after, after)
-        if before is not None and (state is RUNNING) is not (before.state is RUNNING):
-            self._time(move, before, after)
-        if kinds := KINDS[move, state]:
-            self._tell(kinds, after.id, after.queue, after.task, after.attempts)
-        if state in TERMINAL and (after.parents or after.children):
-            self.ended[after.id] = End(after, ENDED[state], _cancels(after))
-        if after.expires_at is not None and after.expires_at <= self.now:
-            self.remove(Move.REMOVE, after)
+        if before is not None:
+            if state is WAITING and before.state is not state:
+                number = after.seq if self._keeps_place(after) else self.tables.number()
+                after = replace(after, place=place(after.order, number))
+            if after.group and self.tables.has_gates:
+                self._hold_or_let(before, after)
+        self._keep(before, after, after)
+        self._tally.moved(move, before, after, after)
+        if state in TERMINAL:
+            if after.parents or after.children:
+                self.ended[after.id] = End(after, ENDED[state], _cancels(after))
+            if after.expires_at is not None and after.expires_at <= self.now:
+                self.remove(Move.REMOVE, after)
         return after
 
     def put(self, before: Job, after: Job) -> Job:
         """`before` has become `after` without a move: nobody is told."""
-        self._keep(None, before, after, after)
+        self._keep(before, after, after)
+        self._tally.moved(None, before, after, after)
         return after
 
     def remove(self, move: Move, job: Job, cancel: Reason | None = None) -> None:
         """`job` is gone; what it added to the lifetime totals stays."""
         if job.group and job.state in HELD:
             self._left.add((job.queue, job.group))
-        self._keep(move, job, None, job)
+        self._keep(job, None, job)
+        self._tally.moved(move, job, None, job)
         if job.steps is not None:
             self.tables.drop_steps([job.id])
         if job.children or (job.parents and not job.finished):
             self.ended.setdefault(job.id, End(job, ENDED.get(job.state, Ended.REMOVED), cancel))
-        self._tell(_REMOVED, job.id, job.queue, job.task, job.attempts)
 
     def leave_queue(self, before: Job, after: Job) -> None:
         """`before` is about to become `after`, in another queue: counted there, with a key of that queue."""
-        for queue, left, reached in ((before.queue, before.state, None), (after.queue, None, before.state)):
-            step = queue, before.task, Move.EDIT, left, reached
-            self._steps[step] = self._steps.get(step, 0) + 1
+        self._tally.left_queue(before, after)
         unique = before.unique
         if unique is not None and unique.is_of_queue:
             self._free(slot_of(before, unique, self.now), before.id)
             self._take(slot_of(after, unique, self.now), holder_of(after, unique, self.now))
 
     def tell(self, kind: Kind, queue: str = "", task: str = "", job: str = "", text: str = "") -> None:
-        self._tell((kind,), job, queue, task, 0, text)
+        self._tally.tell(kind, queue, task, job, text)
 
     def rule(self, queue: str) -> Rule:
         """What holds for a queue."""
@@ -198,7 +179,7 @@ class Ledger:
         if (queue, group) not in sizes:
             if group is None:
                 waiting = self.tables.counters().get(queue, {}).get(WAITING, 0)
-                deltas = (d for (of, _), d in self._deltas().items() if of == queue)
+                deltas = (d for (of, _), d in self._tally.deltas().items() if of == queue)
                 sizes[queue, None] = waiting + sum(delta.get(WAITING, 0) for delta in deltas)
             else:
                 self.flush()
@@ -232,18 +213,8 @@ class Ledger:
         self.flush()
         self._open_what_was_left()
         self._close_what_is_shut()
-        if self._told:
-            self.tables.append(self.now, self._told, self._deltas())
-
-    def _tell(
-        self, kinds: tuple[Kind, ...], job: str, queue: str, task: str, attempt: int, text: str = ""
-    ) -> None:
-        about = kinds, queue, task, attempt, text
-        if about == self._about:
-            self._told[-1].jobs.append(job)
-        else:
-            self._about = about
-            self._told.append(Alike(kinds, [job], queue, task, attempt, text))
+        if self._tally.told:
+            self.tables.append(self.now, self._tally.told, self._tally.deltas())
 
     def _keeps_place(self, job: Job) -> bool:
         return bool(job.group) and self.tables.has_gates and self.rule(job.queue).order is not None
@@ -291,32 +262,18 @@ class Ledger:
             self.tables.open_groups([key[1:] for key, until in shut.items() if not until])
             self.forget_gates()
 
-    def _keep(self, move: Move | None, before: Job | None, after: Job | None, job: Job) -> None:
-        stored = before
-        if job.id in self._changes:
+    def _keep(self, before: Job | None, after: Job | None, job: Job) -> None:
+        changes, job_id, stored = self._changes, job.id, before
+        if job_id in changes:
             if after is None:
-                stored = self._changes[job.id][0]
+                stored = changes[job_id][0]
             else:
                 self.flush()  # what is written is one move, or a removal: tables rely on it
-        self._changes[job.id] = (stored, after)
-        self._jobs[job.id] = after
+                changes = self._changes
+        changes[job_id] = (stored, after)
+        self._jobs[job_id] = after
         if job.unique is not None:
             self._hold(job.unique, before, after)
-        left = None if before is None else before.state
-        reached = None if after is None else after.state
-        step = job.queue, job.task, move, left, reached
-        self._steps[step] = self._steps.get(step, 0) + 1
-
-    def _time(self, move: Move, before: Job, after: Job) -> None:
-        """Count how long a job has waited that begins to run, or how long one ran that has ended."""
-        if after.state is RUNNING:
-            name = bucket(WAITS, self.now - max(after.created_at, after.run_at or 0.0))
-        elif before.started_at is not None and move is not Move.EXPIRE:  # then nobody knows
-            name = bucket(RUNS, self.now - before.started_at)
-        else:
-            return
-        key = after.queue, after.task, name
-        self._times[key] = self._times.get(key, 0) + 1
 
     def _hold(self, unique: Unique, before: Job | None, after: Job | None) -> None:
         """Give a job that is new, or lives again, its unique key; take it from one that lives no more."""
@@ -339,17 +296,6 @@ class Ledger:
         if self._taken.pop(slot, None) is None:
             self._freed[slot] = job_id
 
-    def _deltas(self) -> dict[tuple[str, str], dict[str, int]]:
-        """The steps of the pass as changes of counters."""
-        deltas: dict[tuple[str, str], dict[str, int]] = {}
-        for (queue, task, move, left, reached), times in self._steps.items():
-            counters = deltas.setdefault((queue, task), {})
-            for name, sign in _counted(move, left, reached):
-                counters[name] = counters.get(name, 0) + sign * times
-        for (queue, task, name), times in self._times.items():
-            deltas.setdefault((queue, task), {})[name] = times
-        return deltas
-
 
 def _concerns(gate: Gate, claim: Claim) -> bool:
     """Whether the claim may take jobs that have to pass the gate."""
@@ -365,19 +311,3 @@ def _cancels(job: Job) -> Reason | None:
     if job.state is State.CANCELED or job.reason is Reason.CHILD_FAILED:
         return job.reason
     return None
-
-
-def _counted(move: Move | None, left: State | None, reached: State | None) -> Iterator[tuple[str, int]]:
-    if left is not reached:
-        if left is not None:
-            yield left, -1
-        elif move is Move.EDIT:
-            yield "total.moved_in", 1
-        if reached is not None:
-            yield reached, 1
-            if reached in TERMINAL:
-                yield LIFETIME + reached, 1
-        else:
-            yield "total.moved_out" if move is Move.EDIT else "total.removed", 1
-    if move in _LIFETIME and not (move is Move.RETRY and reached in TERMINAL):
-        yield _LIFETIME[move], 1

@@ -33,8 +33,8 @@ from errandry.store.claiming import due_in
 from errandry.store.contract import Binding, Bounds, Events, GroupInfo, Page, QueueInfo
 from errandry.store.counting import merged
 from errandry.store.health import Finding
-from errandry.store.ledger import LIFETIME
 from errandry.store.tables import Tables
+from errandry.store.tally import LIFETIME
 from errandry.store.tidy import outlived
 from errandry.store.waking import Bell
 

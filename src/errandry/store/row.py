@@ -1,8 +1,8 @@
 """Records as rows: the fields of a job, gate, edge in their order, parts as JSON, NULL where one is empty."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any
 
 from msgspec import json as msgjson
@@ -55,11 +55,16 @@ _told = msgjson.Decoder(tuple[Alike, ...])
 _claims = msgjson.Decoder(dict[str, Brought])
 _encode = msgjson.Encoder().encode
 
-_fresh = attrgetter(
+
+def _values(*fields: str) -> Callable[[Row], Row]:
+    return itemgetter(*map(FIELDS.index, fields))
+
+
+_fresh = _values(
     *("seq", "id", "task", "queue", "group", "state", "order", "payload", "priority", "place", "run_at"),
     *("max_attempts", "max_crashes", "children", "parents", "timeout", "deadline", "metadata", "created_at"),
 )
-_options = attrgetter("backoff", "keep", "tags", "unique")
+_options = _values("backoff", "keep", "tags", "unique")
 
 
 def from_job(job: Job, *more: Any) -> Row:
@@ -75,24 +80,22 @@ def from_job(job: Job, *more: Any) -> Row:
 
 def from_fresh(job: Job, lane: int | None) -> Row:
     """The row of a job made just now, without what it cannot have yet; and its lane."""
-    options = _options(job)
+    values = astuple(job)
+    options = _options(values)
     texts = _EMPTY[:4] if options == _UNSET else [text(one) if one else None for one in options]
-    return (*_fresh(job), *texts, lane)
+    return (*_fresh(values), *texts, lane)
 
 
 def to_job(row: Sequence[Any]) -> Job:
+    values = list(row)
+    values[5] = _STATES[values[5]]
+    values[6] = _ORDERS[values[6]]
+    values[7] = _REASONS[values[7]]
+    values[8] = _MOVES[values[8]]
+    values[26] = _BOOLS[values[26]]
     parts = row[PLAIN:COLUMNS]
-    values = (
-        *row[:5],
-        _STATES[row[5]],
-        _ORDERS[row[6]],
-        _REASONS[row[7]],
-        _MOVES[row[8]],
-        *row[9:26],
-        _BOOLS[row[26]],
-        *row[27:PLAIN],
-    )
-    return Job(*values, *(_NOTHING if parts == _EMPTY else _parts(parts)))
+    values[PLAIN:] = _NOTHING if parts == _EMPTY else _parts(parts)
+    return Job(*values)
 
 
 def to_keep(keep: str) -> Keep:
