@@ -62,8 +62,9 @@ async def rated(store: Store, scale: int) -> None:
 
 
 async def pages_per_claim(store: Store) -> float:
-    """How many pages a pass touches that claims ten jobs and settles them."""
-    await fill(store, jobs("task", 40 * ROUNDS, group="usual"))
+    """How many pages a pass touches that claims ten jobs, each of another group, and settles them."""
+    for number in range(10):
+        await fill(store, jobs(f"usual{number}", 4 * ROUNDS, task="task", group=f"usual{number}"))
     held: tuple[Any, ...] = ()
     marks: list[float] = []
     for number in range(4 * ROUNDS):

@@ -55,7 +55,7 @@ def _ended(job: Job) -> rows.Row:
     errors = rows.text(job.errors) if job.errors else None
     counts = (job.releases, job.crashes)
     return (
-        *(job.seq, job.state, job.reason, job.settled, *counts, job.result),
+        *(job.seq, job.result, job.state, job.reason, job.settled, *counts),
         *(job.updated_at, job.expires_at, errors),
     )
 

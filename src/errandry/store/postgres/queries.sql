@@ -136,9 +136,9 @@ UPDATE errandry.live
 WITH gone AS (
     DELETE FROM errandry.live
      USING (SELECT spot.ctid AS spot, given.*
-          FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::text[],
+          FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[],
                   %s::float8[], %s::float8[], %s::text[], %s::integer[])
-            AS given (seq, state, reason, settled, releases, crashes, result, updated_at, expires_at, errors, day),
+            AS given (seq, result, state, reason, settled, releases, crashes, updated_at, expires_at, errors, day),
                LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS spot
          WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
      WHERE live.ctid = new.spot

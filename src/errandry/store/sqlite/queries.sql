@@ -38,13 +38,13 @@ INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
                             ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: finish_live
--- The same from the row it has in `live`: what an end leaves alone is copied, not sent.
+-- The same for jobs that end alike, from the rows they have in `live`: by their numbers, their results.
 INSERT INTO history
-SELECT seq, id, task, queue, grp, ?2, ordering, ?3, ?4, payload, priority, NULL, run_at, attempts, max_attempts,
+SELECT seq, live.id, task, queue, grp, ?2, ordering, ?3, ?4, payload, priority, NULL, run_at, attempts, max_attempts,
        ?5, ?6, max_crashes, open_children, children, parents, timeout, deadline, fence, worker, NULL,
-       cancel_requested, ?7, metadata, created_at, ?8, claimed_at, started_at, ?8, ?9, backoff, keep, progress, tags,
-       ?10, logs, uniqueness, steps
-  FROM live WHERE seq = ?1;
+       cancel_requested, one.value, metadata, created_at, ?7, claimed_at, started_at, ?7, ?8, backoff, keep, progress,
+       tags, ?9, logs, uniqueness, steps
+  FROM json_each(?1) AS one CROSS JOIN live ON seq = CAST(one.key AS INTEGER);
 
 -- name: update
 -- Everything that can change while a job is not finished; parameters are the whole row, then its lane.

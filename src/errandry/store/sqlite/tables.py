@@ -100,7 +100,7 @@ class SqliteTables(Counts):
         batches = planned(changes, self._lane)
         ended, gone = batches.pop("finish_live"), batches.pop("delete_live")
         for start in range(0, len(gone), PAGEFUL):
-            self._many("finish_live", ended[start : start + PAGEFUL])
+            self._finish(ended[start : start + PAGEFUL])
             self._alike("delete_live", gone[start : start + PAGEFUL])
         for name in ("claim", "renew"):
             self._alike(name, batches.pop(name))
@@ -119,6 +119,14 @@ class SqliteTables(Counts):
             alike.setdefault(row[1:], []).append(row[0])
         for rest, firsts in alike.items():
             self._run(name, (rows.text(firsts), *rest))
+
+    def _finish(self, ended: Sequence[rows.Row]) -> None:
+        """The same with rows that mostly differ only in their first two values."""
+        alike: dict[rows.Row, dict[int, str | None]] = {}
+        for row in ended:
+            alike.setdefault(row[2:], {})[row[0]] = row[1]
+        for rest, results in alike.items():
+            self._run("finish_live", (rows.text(results), *rest))
 
     def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
         return {slot: Holder(*held) for slot, *held in self._all("keys", (rows.text(slots),))}

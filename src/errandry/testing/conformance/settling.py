@@ -54,6 +54,35 @@ class Settling:
         assert (after.finished_at, after.updated_at, after.lease_until) == (now, now, None)
         assert (after.attempts, after.worker, after.fence) == (1, "worker", job.fence)
 
+    async def test_jobs_settled_together_have_each_its_own_end(self, store: Store, given: Given) -> None:
+        results = [
+            None,
+            "null",
+            '""',
+            "0",
+            '"a\\"b\\\\"',
+            '{"é": "\U0001f600"}',
+            '"\\u00e9\\ud83d\\ude00"',
+            " \t\n[]",
+            "[1,2]",
+        ]
+        jobs = [await given.running() for _ in range(2 * len(results))]
+        ends: list[Outcome] = [Fail(Failure(message=str(result))) for result in results]
+        ends[::2] = [GiveUp()] * len(ends[::2])
+        ends += [Complete(result) for result in results]
+
+        answers = await store.commit([Settle(ref(job), end) for job, end in zip(jobs, ends, strict=True)])
+
+        assert answers == [WRITTEN] * len(jobs)
+        after = [await ask.current(store, job) for job in jobs]
+        assert [job.result for job in after[len(results) :]] == results
+        for job, end in zip(after, ends, strict=True):
+            match end:
+                case Fail(failure=failure):
+                    assert (job.state, job.errors[-1].message) == (State.FAILED, failure.message)
+                case GiveUp():
+                    assert (job.state, job.errors, job.result) == (State.CANCELED, (), None)
+
     @pytest.mark.parametrize("result", [None, "null", '""', "0"])
     async def test_no_result_and_an_empty_one_are_told_apart(self, given: Given, result: str | None) -> None:
         job = await given.completed(result)
