@@ -373,7 +373,9 @@ class Errandry(Client):
         found = {record.id: record for record in existing if record is not None}
         handles = []
         for job, job_id in zip(jobs, answer.ids, strict=True):
-            record = found.get(job_id) or replace(created(made.get(job_id, job), 0, now), id=job_id)
+            record = found.get(job_id) or created(made.get(job_id, job), 0, now)
+            if record.id != job_id:
+                record = replace(record, id=job_id)
             existed = job_id != job.id or job_id in answer.existed
             handles.append(self._handle(record, existed, existed and job_id in answer.replaced))
         return handles

@@ -247,9 +247,12 @@ def check_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
     return tags
 
 
+_FIXED, _VERSION_7 = 0xF << 76 | 3 << 62, 7 << 76 | 2 << 62
+"""The bits of a UUID that say its version and variant, and what they say."""
+
+
 def uuid7(now: float, entropy: bytes) -> str:
     """An id that sorts by its time: UUIDv7 (RFC 9562) from a time and 10 random bytes."""
     number = int(now * 1000) << 80 | int.from_bytes(entropy[:10])
-    number = number & ~(0xF << 76) | 7 << 76
-    text = f"{number & ~(3 << 62) | 2 << 62:032x}"
+    text = f"{number & ~_FIXED | _VERSION_7:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
