@@ -6,6 +6,7 @@ import pytest
 
 from errandry import Errandry
 from errandry.testing import FakeClock
+from tests.store.server import server
 
 
 @pytest.fixture
@@ -25,3 +26,11 @@ async def live() -> AsyncIterator[Errandry]:
     """On this host's clock, for tests with a worker."""
     async with Errandry("memory:") as jobs:
         yield jobs
+
+
+@pytest.fixture
+async def shop() -> AsyncIterator[Errandry]:
+    """On PostgreSQL, for callers who bring a connection."""
+    with server().lent() as url:
+        async with Errandry(url) as shop:
+            yield shop

@@ -49,13 +49,6 @@ Send = Task[[str], str]
 
 
 @pytest.fixture
-async def shop() -> AsyncIterator[Errandry]:
-    with server().lent() as url:
-        async with Errandry(url) as shop:
-            yield shop
-
-
-@pytest.fixture
 def send(shop: Errandry) -> Send:
     @shop.task
     async def send(to: str) -> str:

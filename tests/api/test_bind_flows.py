@@ -33,13 +33,6 @@ Total = Task[[list[int]], int]
 
 
 @pytest.fixture
-async def shop() -> AsyncIterator[Errandry]:
-    with server().lent() as url:
-        async with Errandry(url) as shop:
-            yield shop
-
-
-@pytest.fixture
 def part(shop: Errandry) -> Part:
     @shop.task(max_attempts=1)
     async def part(n: int) -> int:
