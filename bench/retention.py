@@ -5,13 +5,19 @@
 
 Jobs are finished by hand and kept for a second. Then upkeep runs as a worker runs it, slice by slice,
 while one job after the other is settled through the same engine. What was promised: no settle waits longer
-than 50 ms for it. A shared machine makes some wait as long for nothing: how many did before is printed too.
+than 50 ms for it. A shared machine makes some wait as long for nothing. So now and then upkeep rests, and the
+settles of that time stand beside the others; as do synced writes to a file that has to do with neither.
 """
 
 import argparse
 import asyncio
+import os
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from statistics import median, quantiles
 
 from bench.stores import STORES, empty
@@ -23,25 +29,63 @@ from errandry.worker.upkeeper import Upkeeper
 
 JOBS = 1_000_000
 SLICE = 5_000
-CALM = 2_000
 CREW = 100
 MOST = 50.0
+AT_WORK, AT_REST = 3.0, 1.5
+"""So many seconds upkeep works, and rests."""
+PAGE = 8_192
+WRITE_EVERY = 0.02
+
+Wait = tuple[float, float]
+"""When something began, and how long it took, in seconds."""
 
 
 async def measured(url: str, jobs: int) -> None:
     async with Errandry(url) as app:
         await _fill(app, jobs)
         await asyncio.sleep(1.1)
-        calm = [wait async for wait in _settles(app, CALM)]
-        began = time.perf_counter()
-        pruning = asyncio.create_task(_prune(app))
-        busy = [wait async for wait in _settles(app, None, pruning)]
-        pruned, seconds = await pruning, time.perf_counter() - began
+        await _crew(app)  # its day has a partition from now on
+        pruner = Pruner(app)
+        with writing() as writes:
+            settles = await _settles(app, asyncio.create_task(pruner.run()))
+        pruned = (await app.totals())["default"]["removed"]
         if pruned != jobs:
             raise RuntimeError(f"{pruned:,} of {jobs:,} jobs were pruned")
-    print(f"{url.partition(':')[0]}: {pruned:,} jobs pruned in {seconds:.0f} s, {pruned / seconds:,.0f}/s")
-    print(f"  settles before       {_said(calm)}")
-    print(f"  settles meanwhile    {_said(busy)}")
+    rate = pruned / pruner.seconds
+    print(f"{url.partition(':')[0]}: {pruned:,} jobs pruned in {pruner.seconds:.0f} s, {rate:,.0f}/s")
+    for name, waits in (("settles", settles), ("writes", writes)):
+        busy = [wait for wait in waits if pruner.was_at_work(*wait)]
+        rest = [wait for wait in waits if pruner.rested(*wait)]
+        print(f"  {name} meanwhile   {_said(busy, writes)}")
+        print(f"  {name} without it  {_said(rest, writes)}")
+
+
+class Pruner:
+    """Upkeep as a worker does it, but for its rests."""
+
+    def __init__(self, app: Errandry) -> None:
+        self._upkeeper = Upkeeper(app, "bench", 1.0)
+        self._spells: list[tuple[float, float]] = []
+
+    @property
+    def seconds(self) -> float:
+        return sum(end - begin for begin, end in self._spells)
+
+    async def run(self) -> None:
+        more = True
+        while more:
+            began = time.monotonic()
+            while more and time.monotonic() < began + AT_WORK:
+                more = await self._upkeeper.turn()
+            self._spells.append((began, time.monotonic()))
+            await asyncio.sleep(AT_REST)
+
+    def was_at_work(self, began: float, took: float) -> bool:
+        return any(begin < began + took and began < end for begin, end in self._spells)
+
+    def rested(self, began: float, took: float) -> bool:
+        first = self._spells[0][0]
+        return began > first and not self.was_at_work(began, took)
 
 
 async def _fill(app: Errandry, jobs: int) -> None:
@@ -53,38 +97,77 @@ async def _fill(app: Errandry, jobs: int) -> None:
         await app.engine.submit(Resolve(ids=ids, result="1"))
 
 
-async def _prune(app: Errandry) -> int:
-    upkeeper = Upkeeper(app, "bench", 1.0)
-    while await upkeeper.turn():
-        pass
-    return (await app.totals())["default"]["removed"]
+async def _settles(app: Errandry, until: asyncio.Task[None]) -> list[Wait]:
+    """Settle one job after the other until something is over."""
+    waits: list[Wait] = []
+    while not until.done():
+        waits += await _crew(app)
+    await until
+    return waits
 
 
-async def _settles(
-    app: Errandry, count: int | None, until: "asyncio.Task[int] | None" = None
-) -> AsyncIterator[float]:
-    """How long each of some settles waited, in ms; so many, or until something is over."""
-    number = 0
-    while (count is None or number < count) and not (until is not None and until.done()):
-        new = [NewJob(id=f"job-{time.monotonic_ns()}-{n}", task="work", payload="{}") for n in range(CREW)]
-        await app.engine.submit(Insert(tuple(new)))
-        nonce = new[0].id
-        claims = await app.engine.submit(Claim(worker="bench", nonce=nonce, limit=CREW, tasks=("work",)))
-        if not isinstance(claims, Claims):
-            raise TypeError(claims)
-        for job in claims.jobs:
-            began = time.perf_counter()
-            await app.engine.submit(Settle(Ref(job.id, job.fence), Complete("1")))
-            yield (time.perf_counter() - began) * 1_000
-            number += 1
+async def _crew(app: Errandry) -> list[Wait]:
+    new = [NewJob(id=f"job-{time.monotonic_ns()}-{n}", task="work", payload="{}") for n in range(CREW)]
+    await app.engine.submit(Insert(tuple(new)))
+    nonce = new[0].id
+    claims = await app.engine.submit(Claim(worker="bench", nonce=nonce, limit=CREW, tasks=("work",)))
+    if not isinstance(claims, Claims):
+        raise TypeError(claims)
+    waits: list[Wait] = []
+    for job in claims.jobs:
+        began = time.monotonic()
+        await app.engine.submit(Settle(Ref(job.id, job.fence), Complete("1")))
+        waits.append((began, time.monotonic() - began))
+    return waits
 
 
-def _said(waits: list[float]) -> str:
-    high = quantiles(waits, n=1_000)
+@contextmanager
+def writing() -> Iterator[list[Wait]]:
+    """Another process writes a page now and then, and syncs it; how long that took is known in the end."""
+    waits: list[Wait] = []
+    here, there = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=_write, args=(there,))
+    process.start()
+    there.close()
+    here.recv()
+    try:
+        yield waits
+    finally:
+        here.send(None)
+        waits += here.recv()
+        process.join()
+
+
+def _write(there: Connection) -> None:
+    """Counted from when it was due: who gets no processor waits, too."""
+    waits: list[Wait] = []
+    with tempfile.TemporaryFile(dir=".") as file:
+        os.posix_fallocate(file.fileno(), 0, PAGE)
+        os.fsync(file.fileno())
+        there.send(None)
+        due = time.monotonic() + WRITE_EVERY
+        while not there.poll(max(0.0, due - time.monotonic())):
+            os.pwrite(file.fileno(), b"." * PAGE, 0)
+            os.fdatasync(file.fileno())
+            waits.append((due, time.monotonic() - due))
+            due = time.monotonic() + WRITE_EVERY
+    there.send(waits)
+
+
+def _said(waits: list[Wait], writes: list[Wait]) -> str:
+    times = [1_000 * took for _, took in waits]
+    high = quantiles(times, n=1_000)
+    late = [wait for wait in waits if 1_000 * wait[1] > MOST]
+    held = [(began, took) for began, took in writes if 1_000 * took > MOST / 2]
+    alike = sum(any(_meet(wait, other) for other in held) for wait in late)
     return (
-        f"{len(waits):7,}: p50 {median(waits):.1f} ms, p99 {high[989]:.1f} ms, p99.9 {high[998]:.1f} ms, "
-        f"longest {max(waits):.1f} ms; {sum(wait > MOST for wait in waits)} over {MOST:g} ms"
+        f"{len(times):7,}: p50 {median(times):.1f} ms, p99 {high[989]:.1f} ms, p99.9 {high[998]:.1f} ms, "
+        f"longest {max(times):.1f} ms; {len(late)} over {MOST:g} ms, {alike} of them while a write waited"
     )
+
+
+def _meet(one: Wait, other: Wait) -> bool:
+    return one[0] < sum(other) and other[0] < sum(one)
 
 
 def main() -> None:

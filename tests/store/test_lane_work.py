@@ -62,9 +62,12 @@ async def rated(store: Store, scale: int) -> None:
 
 
 async def pages_per_claim(store: Store) -> float:
-    """How many pages a pass touches that claims ten jobs, each of another group, and settles them."""
+    """How many pages a pass touches that claims ten jobs, each of another group, and settles them.
+
+    More wait than it takes: a few hundred jobs are a page or two, where nothing has to be looked up.
+    """
     for number in range(10):
-        await fill(store, jobs(f"usual{number}", 4 * ROUNDS, task="task", group=f"usual{number}"))
+        await fill(store, jobs(f"usual{number}", 20 * ROUNDS, task="task", group=f"usual{number}"))
     held: tuple[Any, ...] = ()
     marks: list[float] = []
     for number in range(4 * ROUNDS):
