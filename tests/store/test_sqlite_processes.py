@@ -520,9 +520,24 @@ class TestWake:
                 await store.close()
             await asyncio.wait([waiting])
 
+            assert waiting.cancelled() == (end == "canceled")
+            assert is_read(loop, signs) == (end != "closed")  # who was woken mostly waits again
+            if left := asyncio.all_tasks() - before:
+                await asyncio.wait(left, timeout=30)
             assert not is_read(loop, signs)
             assert asyncio.all_tasks() == before
-            assert waiting.cancelled() == (end == "canceled")
+
+    async def test_who_waits_again_and_again_is_watched_for_by_one_task(self, path: Path) -> None:
+        async with opened(path) as store:
+            before = asyncio.all_tasks()
+            for _ in range(3):
+                assert not await store.wake(store.pulse(), 0.01)
+                (watcher,) = asyncio.all_tasks() - before
+            waiting = asyncio.create_task(store.wake(store.pulse(), 30))
+            await asyncio.sleep(2 * driver.LINGER)
+
+            assert asyncio.all_tasks() - before == {watcher, waiting}
+            waiting.cancel()
 
     async def test_who_waits_is_idle(self, path: Path, means: str, looks: list[bool]) -> None:
         async with opened(path) as store:

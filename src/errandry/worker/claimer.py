@@ -12,17 +12,17 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from errandry.app import Errandry
 from errandry.core.answer import Answer, Claims, Lost, Renewed
-from errandry.core.batch import CLAIM_MAX
+from errandry.core.batch import CLAIM_MAX, Batch
 from errandry.core.command import Claim, Ref, Renew
 from errandry.core.job import Job
 from errandry.errors import ErrandryError, StoreRefused
 from errandry.store.backlog import Told
 from errandry.store.waking import Bell
-from errandry.task import Runner
+from errandry.task import Runner, Task
 from errandry.worker.gatherer import Gatherer, batches
 from errandry.worker.options import WorkerOptions
 from errandry.worker.slots import Slots
@@ -33,6 +33,8 @@ BACKSTOP = 1.0
 """Wakes may be lost; nothing waits longer than this for a look."""
 
 Names = tuple[str, ...]
+Kind = tuple[Runner, Names | None, Names]
+"""A kind of handler, its tasks (None: all), and those that are not among them."""
 
 
 class Wanted(NamedTuple):
@@ -71,6 +73,9 @@ class Claimer:
         self._due_in: float | None = None
         self._looked: int | None = None  # nothing was left that the free slots could have at this pulse
         self._is_asking = False
+        self._tasks: tuple[Task[..., Any], ...] | None = None
+        self._found: list[Kind] = []
+        self._batches: tuple[Batch, ...] = ()
         self._along: set[asyncio.Future[None] | asyncio.Task[bool]] = set()
 
     async def run(self) -> None:
@@ -240,14 +245,21 @@ class Claimer:
             found += [Wanted(ahead, tasks, without, ahead=True) for tasks, without in islice(full, 1)]
         return found
 
-    def _kinds(self) -> list[tuple[Runner, Names | None, Names]]:
-        """Every kind of handler with its tasks; what is not known here goes with the async ones."""
+    def _kinds(self) -> list[Kind]:
+        """Every kind of handler with its tasks, looked up again when another is declared."""
+        tasks = tuple(self._app.tasks.values())
+        if tasks != self._tasks:
+            self._tasks, self._found, self._batches = tasks, self._sorted(), batches(self._app)
+        return self._found
+
+    def _sorted(self) -> list[Kind]:
+        """The tasks by kind; what is not known here goes with the async ones."""
         only, of = self._options.tasks, {runner: list[str]() for runner in Runner}
         for name, task in sorted(self._app.tasks.items()):
             of[task.runner].append(name)
         apart = (*of[Runner.THREAD], *of[Runner.PROCESS])
         if only is None:
-            kinds: list[tuple[Runner, Names | None, Names]] = [(Runner.ASYNC, None, apart)]
+            kinds: list[Kind] = [(Runner.ASYNC, None, apart)]
         else:
             kinds = [(Runner.ASYNC, tuple(name for name in only if name not in apart), ())]
         for runner in (Runner.THREAD, Runner.PROCESS):
@@ -265,7 +277,7 @@ class Claimer:
             without=wanted.without,
             suspects=0 if has_suspect or wanted.others else 1,
             start=start,
-            batches=batches(self._app) if start else (),
+            batches=self._batches if start else (),
             lease=self._options.lease,
             order=self._options.queue_order,
         )

@@ -5,9 +5,9 @@ The loop `commit` runs on is the writer; reads have a thread and a connection of
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import apsw
@@ -33,6 +33,9 @@ from errandry.store.tables import Tables
 from errandry.store.waking import Bell
 
 T = TypeVar("T")
+
+LINGER = 0.1
+"""How long the file is watched for nobody."""
 
 
 class SqliteStore(LocalStore):
@@ -97,7 +100,7 @@ class SqliteStore(LocalStore):
 
     async def wake(self, pulse: int, timeout: float) -> bool:
         opened = await self._opened()
-        async with opened.watching(self.bell):
+        with opened.watching(self.bell):
             return await self.bell.wait(pulse, timeout)
 
     async def read(self, look: Callable[[Tables, float], T]) -> T:
@@ -179,6 +182,7 @@ class _Open:
         self._seen = self._version()
         self._waiting = 0
         self._watcher: asyncio.Task[None] | None = None
+        self._leaving: asyncio.TimerHandle | None = None
         self._copying: Future[None] | None = None
         self.file.db.set_wal_hook(self._grown)
         USING.bequeath(self)
@@ -195,25 +199,36 @@ class _Open:
             if db.in_transaction:
                 db.execute("ROLLBACK")
 
-    @asynccontextmanager
-    async def watching(self, bell: Bell) -> AsyncIterator[None]:
-        """As long as anyone waits, one task watches for the writes of others and rings the bell."""
+    @contextmanager
+    def watching(self, bell: Bell) -> Iterator[None]:
+        """As long as anyone waits, and a little longer, one task watches for the writes of others and rings
+        the bell: who was woken mostly waits again at once."""
+        loop = asyncio.get_running_loop()
         self._waiting += 1
-        if self._watcher is None:
-            self._watcher = asyncio.create_task(self._ring(bell))
+        if self._leaving is not None:
+            self._leaving.cancel()
+        if self._watcher is None or self._watcher.done():
+            self._watcher = loop.create_task(self._ring(bell))
         watcher = self._watcher
         try:
             yield
         finally:
             self._waiting -= 1
             if not self._waiting and self._watcher is watcher:
-                await self.stop_watching()
+                self._leaving = loop.call_later(LINGER, self._leave)
 
     async def stop_watching(self) -> None:
-        if (watcher := self._watcher) is not None:
-            self._watcher = None
-            watcher.cancel()
+        if (watcher := self._leave()) is not None:
             await asyncio.gather(watcher, return_exceptions=True)
+
+    def _leave(self) -> asyncio.Task[None] | None:
+        """Have the watcher stop; the next one to wait has another."""
+        watcher, self._watcher = self._watcher, None
+        if self._leaving is not None:
+            self._leaving.cancel()
+        if watcher is not None:
+            watcher.cancel()
+        return watcher
 
     async def _ring(self, bell: Bell) -> None:
         while True:
