@@ -8,8 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from errandry.core.answer import Mark
-from errandry.core.command import Complete, Ref, Rerun, Settle, Upkeep
+from errandry.core.answer import Kept, Mark
+from errandry.core.command import Complete, Insert, Ref, Rerun, Resolve, Settle, Upkeep
 from errandry.core.job import DAY, Job, Keep, NewJob
 from errandry.core.state import State
 from errandry.store.postgres import days
@@ -117,6 +117,26 @@ async def test_it_goes_when_its_day_is_over_and_its_jobs_were_counted(
     assert await store.totals() == {"default": {"inserted": 4, "completed": 4, "removed": 3}}
     assert await store.counts() == {"default": {"completed": 1}}
     assert db.execute("SELECT id FROM ended").fetchall() == [("kept",)]
+
+
+async def test_while_upkeep_is_at_it_again_at_once_they_wait(
+    store: PostgresStore, db: psycopg.Connection[Any], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(days, "REST", 3_600.0)
+    ids = tuple(f"job-{number}" for number in range(150))
+    new = [NewJob(id=one, task="task", payload="{}", keep=Keep(completed=DAY)) for one in ids]
+    await store.commit([Insert(tuple(new))])
+    await store.commit([Resolve(ids=ids)])
+    clock.advance(5 * DAY)
+
+    [first] = await store.commit([Upkeep()])
+    assert isinstance(first, Kept)
+    assert (first.pruned, first.more) == (100, True)
+    await ask.one(store, Upkeep())
+    assert partitions(db) == ["20250616", "later"]  # empty by now
+    await ask.one(store, Upkeep())
+
+    assert partitions(db) == ["later"]
 
 
 async def test_one_with_jobs_left_stays(

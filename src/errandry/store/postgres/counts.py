@@ -35,9 +35,12 @@ class Counts(Notebook):
 
     def _roll(self, now: float) -> None:
         """Add an hour of minutes that are old to the hours, and a day of hours to the days."""
+        for span in ROLLED:
+            self._ask("oldest_stats", (span,))
         for span, into in ROLLED.items():
             [(oldest,)] = self._all("oldest_stats", (span,))
             if (old := rolling(span, oldest, now)) is not None:
                 self._run("roll_stats", (into, into, into, span, *old))
+                self._unask("oldest_stats")
                 self._run("drop_stats", (span, old[1]))
         self._run("drop_stats", (DAY, int(now - KEPT[DAY])))

@@ -22,7 +22,7 @@ GRACE = 3_600.0
 LOCK = "500ms"
 """So long is waited for who reads in a partition that is to go."""
 REST = 60.0
-"""After that has failed, it is tried again in so many seconds."""
+"""After that has failed, it is tried again in so many seconds; so long all of it can wait."""
 
 _BUSY = (*LOCKED, errors.ObjectNotInPrerequisiteState)
 """Somebody reads there still, or another program is detaching just now."""
@@ -49,8 +49,16 @@ class Days:
     def __init__(self, sql: Mapping[str, str]) -> None:
         self._sql = sql
         self._rests_until = 0.0
+        self._tended: float | None = None
+        self.can_wait = False
+        """Upkeep has more to do, and is at it again at once."""
+
+    @property
+    def are_due(self) -> bool:
+        return not self.can_wait or self._tended is None or time.monotonic() >= self._tended + REST
 
     def tend(self, connection: psycopg.Connection[Any], now: float) -> None:
+        self._tended = time.monotonic()
         found = [Partition(*row) for row in self._all(connection, "days")]
         self._make_ahead(connection, {partition.day for partition in found}, now)
         over = [one for one in found if one.is_detaching or is_over(one.day, now)]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from errandry.clock import Clock
-from errandry.core.answer import Answer
+from errandry.core.answer import Answer, Kept
 from errandry.core.command import Command, Insert, Upkeep, touched
 from errandry.errors import ReplyLost, StoreClosed, StoreError, StoreUnavailable
 from errandry.store.apply import apply
@@ -31,7 +31,7 @@ from errandry.store.postgres.link import Link, connect
 from errandry.store.postgres.listen import Listener
 from errandry.store.postgres.migrate import is_made, migrate
 from errandry.store.postgres.tables import PostgresTables
-from errandry.store.postgres.track import BULK, LIMITS, TIMEOUTS, Track, track_of
+from errandry.store.postgres.track import LIMITS, TIMEOUTS, Track, track_of
 from errandry.store.postgres.trouble import CLASHED, LOCKED, MOVED, UNPLACED, explained
 from errandry.store.tables import Tables
 from errandry.store.waking import Bell
@@ -97,12 +97,15 @@ class PostgresStore(LocalStore):
         opened = await self._opened()
         number = track_of(commands[0]) if commands else 0
         track = opened.free_track(number)
-        if number == BULK and any(isinstance(command, Upkeep) for command in commands):
+        is_upkeep = any(isinstance(command, Upkeep) for command in commands)
+        if is_upkeep and opened.days.are_due:
             await track.run(LIMITS[number], self._tend, opened, track.link)
             track = opened.free_track(number)
         answers, is_dirty = await track.run(
             LIMITS[number], self._write, opened, track.link, TIMEOUTS[number], commands
         )
+        if is_upkeep:
+            opened.days.can_wait = any(isinstance(answer, Kept) and answer.more for answer in answers)
         if is_dirty:  # or whoever claims in vain would wake itself by it
             self.bell.ring()
         return answers
@@ -267,7 +270,9 @@ class PostgresStore(LocalStore):
     ) -> tuple[PostgresTables, float]:
         def begin() -> tuple[PostgresTables, float]:
             tables = link.begin()
-            return tables, self._now(*tables.begin(lock_timeout, commands, self.bounds.payload))
+            now = self._now(*tables.begin(lock_timeout, commands, self.bounds.payload))
+            tables.foresee_upkeep(commands, now)
+            return tables, now
 
         return _again(link, begin)
 

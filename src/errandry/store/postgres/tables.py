@@ -19,6 +19,7 @@ from errandry.core.command import (
     Command,
     Insert,
     Ref,
+    Upkeep,
     WorkerInfo,
     touched,
 )
@@ -36,9 +37,12 @@ from errandry.store.postgres.counts import Counts
 from errandry.store.postgres.days import day_of
 from errandry.store.postgres.wire import Params, Wire
 from errandry.store.tables import Brought, Change, Deltas
+from errandry.store.tidy import PRUNED
 
 IDLE_LANE = 3_600.0
 UNLINED_MAX = 1_000
+DUE = ("expired", "ticking", "due", "lapsed")
+"""What an upkeep asks first, with the time and its limit."""
 EVENT_ROWS = 100
 """So many rows of the event log are fetched at a time."""
 
@@ -111,6 +115,19 @@ class PostgresTables(Counts):
             self._ask_lanes(dict.fromkeys((new.queue, new.task, new.group) for new in fresh))
         return new
 
+    def foresee_upkeep(self, commands: Sequence[Command], now: float) -> None:
+        """Ask at once what an upkeep asks first: mostly nothing is due.
+
+        Not if there are others: these may have to wait for a lock, which must not be done with jobs in hand.
+        """
+        match commands:
+            case [Upkeep(limit=limit, prune=prune)]:
+                for name in DUE:
+                    self._ask(name, (now, limit))
+                if prune:
+                    self._ask("outlived", (now, min(limit, PRUNED)))
+                    self._ask("shelves")
+
     def look(self) -> tuple[float, float]:
         """The same for who only reads."""
         self._marks = None
@@ -134,6 +151,7 @@ class PostgresTables(Counts):
     def write(self, changes: Iterable[Change]) -> None:
         changes = list(changes)
         self._new = frozenset()
+        self._unask(*DUE, "outlived", "shelves")
         self._stand_in_line(self._watch(changes))
         batches = planned(changes, lambda job: self._lanes[job.queue, job.task, job.group])
         self._date(batches)
@@ -301,14 +319,23 @@ class PostgresTables(Counts):
     def trim(self, now: float, bounds: Bounds, limit: int) -> int:
         if not self._all("may_trim")[0][0]:
             return 0
+        others: list[tuple[str, Params]] = [
+            ("drop_workers", (now - bounds.workers_age,)),
+            ("drop_keys", (now, limit)),
+            ("idle_lanes", (now - IDLE_LANE, limit)),
+        ]
+        for question in others:
+            self._ask(*question)
         self._fold()
+        self._ask("held_events")
+        self._ask("old_events", (limit,))
         self._roll(now)
         went = self._trim_events(now, bounds, limit)
-        went += len(self._all("drop_workers", (now - bounds.workers_age,)))
-        went += len(self._all("drop_keys", (now, limit)))
+        workers, keys, idle = [self._all(*question) for question in others]
+        went += len(workers) + len(keys)
         self._run("drop_claims", (now - bounds.workers_age,))
         self._run("drop_gates", (now, now, limit))
-        if idle := self._all("idle_lanes", (now - IDLE_LANE, limit)):
+        if idle:
             self._run("rest_lanes", (array(lane for lane, is_ready in idle if is_ready),))
             self._run("drop_lanes", (array(lane for lane, _ in idle), now - IDLE_LANE))
             self._lanes = {}
