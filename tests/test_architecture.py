@@ -12,7 +12,7 @@ SOURCES = Path(__file__).parent.parent / "src"
 
 DRIVERS = {f"errandry.store.{name}" for name in ("memory", "sqlite", "postgres", "redis", "objects", "http")}
 LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest prefix here
-    {"errandry.errors", "errandry.clock", "errandry.failpoint"},
+    {"errandry.errors", "errandry.clock", "errandry.failpoint", "errandry.loops"},
     {"errandry.core"},
     {"errandry.store", "errandry.codec", "errandry.seal"},
     DRIVERS,

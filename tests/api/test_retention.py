@@ -96,6 +96,19 @@ async def test_an_archive_sees_jobs_before_they_go(jobs: Errandry, send: Task[[i
     assert (await jobs.list()).jobs == ()
 
 
+@pytest.mark.parametrize("at", [1794825202.8000531, 1794825202.8000891, 1794825202.8629751])
+async def test_what_was_archived_goes_whenever_it_had_ended(
+    jobs: Errandry, send: Task[[int], int], clock: FakeClock, at: float
+) -> None:
+    """These are less when they were whole microseconds for a while."""
+    jobs.archive(lambda records: None)
+    clock.jump(at - clock.time())
+    job = await send.enqueue(1)
+    await drain(jobs)
+
+    assert (await jobs.prune(query="")).moved == (job.id,)
+
+
 async def test_what_an_archive_refuses_stays(jobs: Errandry, send: Task[[int], int]) -> None:
     @jobs.archive
     async def archive(records: Sequence[Job]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from errandry.loops import ASYNCIO, VARIABLE
 from tests.faults.scene import Scene
 from tests.pace import Pace
 from tests.store.server import server
@@ -18,6 +19,12 @@ STORES: dict[str, Callable[[Path], str]] = {
 @pytest.fixture(params=STORES)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return STORES[request.param](tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop of the processes: asyncio's, but where a test is for `BOTH_LOOPS`."""
+    monkeypatch.setenv(VARIABLE, getattr(request, "param", ASYNCIO))
 
 
 @pytest.fixture

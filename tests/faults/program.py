@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from errandry import Errandry, Worker, WorkerOptions
+from errandry import Errandry, Worker, WorkerOptions, loops
 from errandry.clock import SystemClock
 from errandry.core.answer import Answer, Claims, Lost, Mark
 from errandry.core.answer import Renewed as RenewAnswer
@@ -158,4 +158,4 @@ async def produce(options: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    asyncio.run({"work": work, "produce": produce}[sys.argv[1]](json.loads(sys.argv[2])))
+    loops.run({"work": work, "produce": produce}[sys.argv[1]](json.loads(sys.argv[2])))

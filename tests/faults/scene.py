@@ -6,15 +6,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
+
 from errandry import Errandry
 from errandry.core.job import Job
 from errandry.core.state import TERMINAL, State
 from errandry.core.stats import WAIT
+from errandry.loops import ASYNCIO, UVLOOP
 from errandry.store.contract import Happened, Store
 from errandry.testing.conformance import ask
 from tests.faults.history import Acked, Asked, Ended, Found, Journal, Started, violations
 from tests.faults.process import LIMIT, Process, until, until_said
 from tests.faults.program import declared
+
+BOTH_LOOPS = pytest.mark.parametrize("loop", [ASYNCIO, UVLOOP], indirect=True)
 
 
 class Scene:

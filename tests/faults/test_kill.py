@@ -7,12 +7,13 @@ import pytest
 
 from errandry.core.state import Reason, State
 from tests.faults.process import Process, until_said
-from tests.faults.scene import Scene
+from tests.faults.scene import BOTH_LOOPS, Scene
 from tests.pace import Pace
 
 pytestmark = pytest.mark.slow("starts workers and kills them")
 
 
+@BOTH_LOOPS
 async def test_a_killed_workers_job_runs_again_within_two_seconds(scene: Scene, pace: Pace) -> None:
     """Its lease has a minute to go: the lock file tells the others. A slow machine may try three times."""
     options = {"max_crashes": 9, "max_attempts": 9}

@@ -12,7 +12,7 @@ import pytest
 from errandry.core.state import Reason, State
 from tests.faults.history import Renewed, Settled
 from tests.faults.process import Process, until
-from tests.faults.scene import Scene
+from tests.faults.scene import BOTH_LOOPS, Scene
 
 pytestmark = pytest.mark.slow("starts workers and outlasts a lease")
 
@@ -24,6 +24,7 @@ OPEN = """
 """
 
 
+@BOTH_LOOPS
 async def test_after_its_lease_a_worker_that_stood_still_stops_its_handler(scene: Scene) -> None:
     job = await scene.enqueue("hold", gate=scene.gate)
     zombie = await scene.worker(lease=LEASE, renew_every=RENEWAL)

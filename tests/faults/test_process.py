@@ -13,6 +13,7 @@ from errandry.core.state import Reason, State
 from errandry.worker.liveness import Liveness, bury, is_dead
 from tests.faults.command import Stage, is_alive, staged
 from tests.faults.process import until
+from tests.faults.scene import BOTH_LOOPS
 from tests.pace import Pace
 
 pytestmark = pytest.mark.slow(reason="starts workers and kills them")
@@ -110,6 +111,7 @@ async def test_a_child_that_does_not_finish_in_time_is_killed_and_its_job_given_
     assert not is_alive(child)
 
 
+@BOTH_LOOPS
 async def test_a_child_killed_from_outside_costs_an_attempt_and_not_the_worker(stage: Stage) -> None:
     job = await stage.enqueue("hold", backoff=0.05)
     worker = stage.worker()

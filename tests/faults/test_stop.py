@@ -5,11 +5,12 @@ import signal
 import pytest
 
 from errandry.core.state import State
-from tests.faults.scene import Scene
+from tests.faults.scene import BOTH_LOOPS, Scene
 
 pytestmark = pytest.mark.slow("starts workers and stops them")
 
 
+@BOTH_LOOPS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_handlers_may_finish_and_nothing_more_is_claimed(scene: Scene, number: signal.Signals) -> None:
     jobs = [await scene.enqueue(task, gate=scene.gate) for task in ("hold", "hold", "hold_in_thread")]

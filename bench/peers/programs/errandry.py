@@ -1,11 +1,10 @@
 """Errandry as it is without any setting, on SQLite or PostgreSQL: writes synced, results and history kept."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from bench.peers.work import URL, Put, PutMany, mark
-from errandry import Errandry, Worker
+from errandry import Errandry, Worker, loops
 
 jobs = Errandry(URL if "://" in URL else f"sqlite:///{URL}")
 
@@ -32,4 +31,5 @@ async def bulk() -> AsyncIterator[PutMany]:
 
 
 def work() -> None:
-    asyncio.run(Worker(jobs).run(signals=True))
+    """As `errandry worker` does."""
+    loops.run(Worker(jobs).run(signals=True))

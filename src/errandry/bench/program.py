@@ -6,13 +6,13 @@ The store is the one of `$ERRANDRY_URL`. It says on its lifeline that it is read
 line on stdin, and prints when it worked.
 """
 
-import asyncio
 import logging
 import sys
 import time
 
 from msgspec import json
 
+from errandry import loops
 from errandry.bench.crew import Shift
 from errandry.bench.task import declared
 from errandry.worker import Worker, WorkerOptions
@@ -34,4 +34,4 @@ async def main(options: WorkerOptions, line: Lifeline) -> None:
 if __name__ == "__main__":
     # Not the failures of jobs that are there to fail.
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
-    asyncio.run(main(json.decode(sys.argv[1], type=WorkerOptions), Lifeline(int(sys.argv[2]))))
+    loops.run(main(json.decode(sys.argv[1], type=WorkerOptions), Lifeline(int(sys.argv[2]))))

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import median
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from errandry import __version__
+from errandry.loops import UVLOOP
 
 FORMAT = 1
 
@@ -110,7 +112,7 @@ def machine() -> Machine:
     return Machine(
         system=platform.platform(),
         processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        python=platform.python_version(),
+        python=platform.python_version() + (" with uvloop" if UVLOOP in sys.modules else ""),
         errandry=__version__,
     )
 

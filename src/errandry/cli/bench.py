@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from errandry import loops
 from errandry.cli import table
 from errandry.cli.command import Command
 from errandry.cli.session import Session
@@ -80,7 +81,7 @@ def bench(
             else measured(session.url, quick, only or (), tell)
         )
         try:
-            report = asyncio.run(_stoppable(run))
+            report = loops.run(_stoppable(run))
         except Broken as error:
             raise click.ClickException(str(error)) from None
         except TimeoutError:

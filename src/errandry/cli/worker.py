@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from errandry import loops
 from errandry.cli.command import Command
 from errandry.cli.session import Session
 from errandry.cli.text import clean, number
@@ -90,7 +91,7 @@ def worker(
     jobs = _app(session)
     has_status = line is None and not session.json and sys.stderr.isatty()
     with _shown(has_status, log_level) as show:
-        return asyncio.run(_work(jobs, options, line, show))
+        return loops.run(_work(jobs, options, line, show))
 
 
 def _options(no_upkeep: bool, given: dict[str, Any]) -> "WorkerOptions":

@@ -18,6 +18,7 @@ from errandry.clock import Clock
 from errandry.core.answer import Answer
 from errandry.core.command import Command
 from errandry.errors import ErrandryError, StoreClosed
+from errandry.loops import new_loop
 from errandry.store.backlog import Limits
 from errandry.store.committer import Committer, Companion, Stats
 from errandry.store.contract import Store
@@ -180,7 +181,7 @@ class _Session:
     """One thread and its loop, from opening the store to closing it."""
 
     def __init__(self, store: Store, limits: Limits | None, clock: Clock | None) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = new_loop()
         self.committer = Committer(store, limits, clock, loop=self.loop)
         self.failed = False
         self.opened: Future[BaseException | None] = Future()

@@ -15,7 +15,7 @@ import tempfile
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import IO
+from typing import IO, cast
 
 from errandry.errors import ProcessDied
 from errandry.worker.message import (
@@ -191,8 +191,9 @@ class Child(asyncio.Protocol):
             self._process.send_signal(number)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what a stream socket gives
-        self._line = transport
+        self._line = cast(
+            "asyncio.Transport", transport
+        )  # what a stream socket gives; uvloop's is none by name
 
     def data_received(self, data: bytes) -> None:
         for message in self._frames.feed(data):

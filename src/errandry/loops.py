@@ -1,0 +1,47 @@
+"""The event loops that Errandry makes itself: asyncio's or uvloop's, with which it does a fifth more.
+
+The engine has the kind that the program uses; `errandry worker` uses uvloop where it is installed, as with
+`pip install 'errandry[fast]'`. `ERRANDRY_LOOP` says which of them, for who wants it so.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from errandry.errors import InvalidValue
+
+VARIABLE = "ERRANDRY_LOOP"
+ASYNCIO, UVLOOP = "asyncio", "uvloop"
+
+T = TypeVar("T")
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """A loop of the kind this program uses, as far as that can be told: importing uvloop takes its time."""
+    if not _is_wanted(sys.modules.get(UVLOOP) is not None):
+        return asyncio.new_event_loop()
+    try:
+        import uvloop
+    except ImportError:
+        raise InvalidValue(VARIABLE, UVLOOP, "is not installed: pip install 'errandry[fast]'") from None
+    return uvloop.new_event_loop()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run` for a program of ours that goes on for long: with uvloop if it is there."""
+    if _is_wanted(True):
+        with suppress(ImportError):
+            import uvloop  # noqa: F401 - so that `new_loop` finds it
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(main)
+
+
+def _is_wanted(usually: bool) -> bool:
+    """Whether uvloop is to be used, if it is there; where nothing is said, as usual."""
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted not in ("", ASYNCIO, UVLOOP):
+        raise InvalidValue(VARIABLE, wanted, f"must be {ASYNCIO} or {UVLOOP}")
+    return wanted == UVLOOP or (not wanted and usually)

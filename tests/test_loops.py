@@ -1,0 +1,133 @@
+"""Which event loop is used: what the program uses, what is installed, what somebody says."""
+
+import asyncio
+import importlib
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from errandry import Errandry, Worker, WorkerOptions, loops
+from errandry.errors import InvalidValue
+from errandry.loops import ASYNCIO, UVLOOP, VARIABLE
+
+HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
+KINDS = [ASYNCIO, pytest.param(UVLOOP, marks=pytest.mark.skipif(not HAS_UVLOOP, reason="not for Windows"))]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def kind(loop: asyncio.AbstractEventLoop) -> str:
+    return UVLOOP if type(loop).__module__.startswith(UVLOOP) else ASYNCIO
+
+
+def made() -> str:
+    loop = loops.new_loop()
+    loop.close()
+    return kind(loop)
+
+
+async def running() -> str:
+    return kind(asyncio.get_running_loop())
+
+
+def forget_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program that has not imported it."""
+    monkeypatch.delitem(sys.modules, UVLOOP, raising=False)
+
+
+def remove_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it is not installed."""
+    monkeypatch.setitem(sys.modules, UVLOOP, None)
+
+
+def test_a_program_that_does_not_use_uvloop_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_uvloop(monkeypatch)
+
+    assert made() == ASYNCIO
+    assert UVLOOP not in sys.modules
+
+
+@pytest.mark.skipif(not HAS_UVLOOP, reason="not for Windows")
+def test_a_program_that_uses_uvloop_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, UVLOOP, importlib.import_module(UVLOOP))
+
+    assert made() == UVLOOP
+
+
+@pytest.mark.parametrize("wanted", KINDS)
+def test_who_says_what_he_wants_gets_it(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv(VARIABLE, wanted)
+
+    assert made() == wanted
+    assert loops.run(running()) == wanted
+
+
+@pytest.mark.skipif(not HAS_UVLOOP, reason="not for Windows")
+def test_a_worker_uses_it_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_uvloop(monkeypatch)
+    assert loops.run(running()) == UVLOOP
+
+    remove_uvloop(monkeypatch)
+    assert loops.run(running()) == ASYNCIO
+
+
+def test_what_is_not_installed_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove_uvloop(monkeypatch)
+    monkeypatch.setenv(VARIABLE, UVLOOP)
+
+    with pytest.raises(InvalidValue, match=r"ERRANDRY_LOOP='uvloop'.*errandry\[fast\]"):
+        loops.new_loop()
+
+
+def test_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "trio")
+
+    with pytest.raises(InvalidValue, match="ERRANDRY_LOOP='trio': must be asyncio or uvloop"):
+        loops.new_loop()
+
+
+@pytest.mark.parametrize("wanted", KINDS)
+def test_an_app_and_its_worker_do_everything_on_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, wanted)
+    jobs = Errandry(f"sqlite:///{tmp_path}/jobs.db")
+
+    @jobs.task
+    async def add(a: int, b: int) -> int:
+        await asyncio.sleep(0)
+        return a + b
+
+    @jobs.task
+    def add_in_thread(a: int, b: int) -> int:
+        time.sleep(0.001)
+        return a + b
+
+    @jobs.task(timeout=0.1, max_attempts=1)
+    async def rest() -> None:
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        async with jobs:
+            assert await jobs.engine.call(running) == wanted
+            worker = Worker(jobs, WorkerOptions(grace=1.0))
+            working = asyncio.create_task(worker.run())
+            many = await jobs.enqueue_many([add.new(1, n) for n in range(50)])
+            threaded = await add_in_thread.enqueue(2, 3)
+            late = await rest.enqueue()
+            canceled = await rest.using(timeout=60).enqueue()
+            assert [await job.result(45) for job in many] == [1 + n for n in range(50)]
+            assert await threaded.result(45) == 5
+            await jobs.cancel(canceled.id)
+            assert (await late.wait(45)).state == "failed"
+            assert (await canceled.wait(45)).state == "canceled"
+            worker.stop()
+            await working
+
+    loops.run(main())
