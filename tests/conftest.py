@@ -18,6 +18,9 @@ settings.load_profile("patient")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# A test that imports uvloop must not give another loop to those after it. What is about uvloop says so.
+os.environ["ERRANDRY_LOOP"] = "asyncio"
+
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if skips_fail() and skipped(session.config) and session.exitstatus == pytest.ExitCode.OK:

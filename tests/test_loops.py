@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import importlib.util
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,20 @@ from errandry.errors import InvalidValue
 from errandry.loops import ASYNCIO, UVLOOP, VARIABLE
 
 HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
+SHOP = """
+import asyncio
+from errandry import Errandry
+
+jobs = Errandry()
+
+
+@jobs.task
+async def loop() -> str:
+    return type(asyncio.get_running_loop()).__module__.partition(".")[0]
+
+
+loop.enqueue_sync()
+"""
 KINDS = [ASYNCIO, pytest.param(UVLOOP, marks=pytest.mark.skipif(not HAS_UVLOOP, reason="not for Windows"))]
 
 
@@ -90,6 +105,21 @@ def test_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(InvalidValue, match="ERRANDRY_LOOP='trio': must be asyncio or uvloop"):
         loops.new_loop()
+
+
+@pytest.mark.skipif(not HAS_UVLOOP, reason="not for Windows")
+@pytest.mark.slow("starts a worker")
+def test_the_worker_of_the_command_line_runs_on_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    command = [sys.executable, "-m", "errandry", "worker", "shop:jobs", "--burst"]
+
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=45)
+
+    async def results() -> list[str | None]:
+        async with Errandry(f"sqlite:///{tmp_path}/errandry.db") as jobs:
+            return [job.result for job in (await jobs.list()).jobs]
+
+    assert asyncio.run(results()) == ['"uvloop"']
 
 
 @pytest.mark.parametrize("wanted", KINDS)

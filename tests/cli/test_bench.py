@@ -17,6 +17,7 @@ from errandry.bench.measure import PARTS
 from errandry.bench.report import Report
 from errandry.bench.size import Sizes
 from errandry.core.command import Beat
+from errandry.loops import UVLOOP, VARIABLE
 from tests.cli.conftest import Cli, Place
 from tests.cli.shell import COMMAND, LIMIT, Terminal, process
 from tests.pace import Pace
@@ -130,7 +131,10 @@ def test_a_server_is_measured_beside_its_own_raw_writes(cli: Cli) -> None:
 
 
 @pytest.mark.slow(reason="measures everything, with workers in processes")
-def test_a_quick_run_measures_and_draws_everything(cli: Cli, folder: Path) -> None:
+def test_a_quick_run_measures_and_draws_everything(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, UVLOOP)
     with Pace() as pace:
         done = cli("bench", "--quick", "--json", "out/report.json", "--plots", "out")
 

@@ -149,7 +149,7 @@ class Crew:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 pass_fds=(theirs.fileno(),),
-                process_group=0,  # Ctrl-C is for the run, which ends its workers
+                start_new_session=True,  # Ctrl-C is for the run, which ends its workers
                 env=clean | {"ERRANDRY_URL": self._place.url},
             )
         hand = Hand(process, ours, path)
