@@ -85,7 +85,7 @@ async def test_a_plain_function_runs_on_the_main_thread_of_a_child(
     record = await jobs.record(job.id)
     assert (seen["parent"], seen["is_main"]) == (os.getpid(), True)
     assert seen["job"] == [job.id, 1, record.fence]
-    assert seen["environment"] == ["ERRANDRY_URL"]
+    assert seen["environment"] == ["ERRANDRY_LOOP", "ERRANDRY_URL"]
     assert inherited not in seen["descriptors"]
     # In, out, err; two lines, trace, lock; three of its loop, and that of the look itself.
     assert len(seen["descriptors"]) <= 11
