@@ -38,5 +38,5 @@ async def archived(client: "Client", function: Archive, jobs: Sequence[Job]) -> 
         await function(jobs)
     else:
         await asyncio.to_thread(function, jobs)
-    ended = ceil(max(job.finished_at or 0.0 for job in jobs) * 1e6) + 1  # of floats no two ways are the same
+    ended = ceil(max(job.finished_at or 0.0 for job in jobs) * 1e6) + 1  # or it could become less on its way
     return await client.remove(*[job.id for job in jobs], query=finished(f"finished<={iso(ended)}"))

@@ -8,7 +8,8 @@ import asyncio
 import os
 import sys
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import closing, suppress
+from importlib import import_module
 from typing import Any, TypeVar
 
 from errandry.errors import InvalidValue
@@ -32,11 +33,12 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` for a program of ours that goes on for long: with uvloop if it is there."""
-    if _is_wanted(True):
-        with suppress(ImportError):
-            import uvloop  # noqa: F401 - so that `new_loop` finds it
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(main)
+    with closing(main):  # even if there is no loop to run it
+        if _is_wanted(True):
+            with suppress(ImportError):
+                import_module(UVLOOP)  # for `new_loop` to find
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(main)
 
 
 def _is_wanted(usually: bool) -> bool:

@@ -191,9 +191,7 @@ class Child(asyncio.Protocol):
             self._process.send_signal(number)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._line = cast(
-            "asyncio.Transport", transport
-        )  # what a stream socket gives; uvloop's is none by name
+        self._line = cast("asyncio.Transport", transport)  # which uvloop's is in all but name
 
     def data_received(self, data: bytes) -> None:
         for message in self._frames.feed(data):

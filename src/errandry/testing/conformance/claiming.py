@@ -457,6 +457,13 @@ class Draining:
 
         assert await ask.kinds(store, head) == []
 
+    async def test_what_comes_after_a_claim_in_vain_is_claimed(self, store: Store, given: Given) -> None:
+        for name in "abc":
+            await given.waiting(id=name, task="t")
+
+            assert await ask.order(store) == [name]
+            assert await ask.order(store) == []
+
     async def test_a_job_that_is_not_due_does_not_count_as_waiting(self, store: Store, given: Given) -> None:
         await given.scheduled()
         head = await store.head()
