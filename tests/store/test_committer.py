@@ -61,7 +61,7 @@ from errandry.errors import (
     StoreUnavailable,
     UnknownJob,
 )
-from errandry.store.backlog import Entry, Limits, entry_of
+from errandry.store.backlog import Entry, Limits, Told, entry_of
 from errandry.store.committer import FIRST_PAUSE, LONGEST_PAUSE, Committer
 from errandry.store.contract import RANK
 from errandry.store.memory import MemoryStore
@@ -257,6 +257,30 @@ async def test_what_goes_along_does_not_cost_the_pass_it_goes_with() -> None:
 
     assert [[type(one) for one in commands] for commands in store.passes] == [[Insert, Claim], [Insert]]
     assert isinstance(along.answers[0].result(), StoreFull)
+
+
+async def test_a_claim_that_goes_along_and_cannot_be_written_just_now_is_not_sent_again() -> None:
+    clock = FakeClock()
+    store, along = Scripted([WRITTEN, LOCKED]), Along()
+    committer = Committer(store, Limits(give_up_after=10_000), clock, Waited(clock))
+    committer.join(along)
+
+    assert await committer.submit(insert("a")) is WRITTEN
+    await committer.close()
+
+    assert along.answers[0].result() is LOCKED
+    assert len(store.passes) == 1
+
+
+async def test_a_claim_is_answered_before_the_command_it_goes_along_with() -> None:
+    told: list[str] = []
+    committer = Committer(Watched())
+    committer.join(lambda: [(claim(), Told(lambda _: told.append("claim")))])
+
+    committer.send(insert("a"), lambda _: told.append("insert"))
+    await committer.submit(insert("b"))
+
+    assert told == ["claim", "insert"]
 
 
 async def test_a_pass_whose_reply_was_lost_is_not_sent_without_what_went_along() -> None:

@@ -390,7 +390,7 @@ class TestFork:
 def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How a process learns of the writes of others."""
     if request.param == "polling":
-        monkeypatch.setattr(watch, "_inotify", lambda path: None)
+        monkeypatch.setattr(watch, "_inotify", lambda *_: None)
     return str(request.param)
 
 
@@ -567,6 +567,37 @@ class TestWake:
         watched.close()
         turnstile.close()
 
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there are signs only on Linux")
+    async def test_nobody_stirs_while_another_writes(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(watch, "_REST", 0.2)
+        log = path.with_name(f"{path.name}-wal")
+        log.touch()
+        path.touch()
+        turnstile = Turnstile(str(path))
+        looks: list[float] = []
+
+        def look() -> bool:
+            looks.append(time.perf_counter())
+            return len(looks) > 1
+
+        watched = watch.Watch(str(path), look)
+        waiting = asyncio.create_task(watched.wait())
+        await asyncio.sleep(0.01)
+        began = time.perf_counter()
+        with log.open("ab", buffering=0) as file:
+            for _ in range(20):
+                file.write(b"frame")
+                await asyncio.sleep(0.001)
+        async with asyncio.timeout(30):
+            await waiting
+
+        assert looks[0] < began
+        assert looks[1] >= began + 0.2
+        watched.close()
+        turnstile.close()
+
     async def test_a_sign_that_cannot_be_given_takes_nothing_back(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -655,7 +686,7 @@ def can_have_it_alone(path: Path) -> bool:
 def signs_of(store: SqliteStore) -> int:
     assert store._open is not None
     store._open.watch._set_up()
-    signs = store._open.watch._signs
+    signs = store._open.watch._told
     assert signs is not None
     return signs
 

@@ -207,11 +207,14 @@ async def _preload(place: Place, queue: str, jobs: int) -> None:
 
 
 async def _pickups(run: Measuring, queue: str) -> list[float]:
-    """One job after the other, each when the one before is long over."""
+    """One job after the other, each when the one before is long over.
+
+    How it went is asked for later: who waits for a result needs the processors that its job needs.
+    """
     seen, waits = run.place.app.tasks["seen"].using(queue=queue), []
     for _ in range(run.sizes.pickups):
-        await asyncio.sleep(PAUSE * random.uniform(0.5, 1.5))
         job = await seen.enqueue(sent=time.time())
+        await asyncio.sleep(PAUSE * random.uniform(0.5, 1.5))
         waits.append(float(await job.result(timeout=PATIENCE)))
     return waits
 

@@ -109,7 +109,9 @@ class _Take:
 
     def look(self) -> bool:
         """Take what is next; False if another look is of no use: nothing has changed, or nothing is left."""
-        wanted = replace(self._command, limit=self.room, suspects=self._suspects)
+        wanted = self._command
+        if self.taken:
+            wanted = replace(wanted, limit=self.room, suspects=self._suspects)
         lines = self._lines(wanted)
         is_all = False
         if self._is_plain(lines, wanted.limit):

@@ -338,7 +338,7 @@ class Committer:
             self.begin()
 
     async def _write(self, own: list[Entry], along: list[Entry]) -> dict[Entry, Answer]:
-        """Write one pass and answer it; returns what the store could not take alone, to be sent again.
+        """Write one pass and answer it; returns what of `own` the store refused for now, to be sent again.
 
         If it is refused it goes again without what goes along: whoever gets on a pass must not cost it.
         """
@@ -366,12 +366,14 @@ class Committer:
             self._finished = self._clock.monotonic()
             refused = {
                 entry: answer
-                for entry, answer in zip(entries, answers, strict=True)
+                for entry, answer in zip(own, answers, strict=False)
                 if type(answer) is StoreUnavailable
                 and not entry.fenced
                 and not self._is_final(answer, [entry])
             }
-        reply([one for one in zip(entries, answers, strict=True) if one[0] not in refused])
+        # A handler begins before who enqueued its job goes on.
+        reply(zip(along, answers[len(own) :], strict=True))
+        reply([one for one in zip(own, answers, strict=False) if one[0] not in refused])
         return refused
 
     async def _commit(self, entries: list[Entry]) -> Sequence[Answer]:

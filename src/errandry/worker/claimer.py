@@ -67,7 +67,8 @@ class Claimer:
     ) -> None:
         self._app, self._worker, self._options, self._slots = app, worker, options, slots
         self._gatherer, self._is_idle = gatherer, is_idle
-        self._nonces = (f"{secrets.token_hex(8)}-{number}" for number in itertools.count())
+        mark = secrets.token_hex(8)
+        self._nonces = (f"{mark}-{number}" for number in itertools.count())
         self._stirred = Bell()
         self._paused = self._stopped = False
         self._due_in: float | None = None

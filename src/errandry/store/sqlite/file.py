@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from errno import EDQUOT, EFBIG, ENOSPC
+from types import TracebackType
 
 import apsw
 from msgspec import DecodeError
@@ -104,29 +105,44 @@ class File:
         return file.st_dev, file.st_ino, log.st_ino, index.st_ino
 
 
-@contextmanager
-def explained(path: str, db: apsw.Connection | None = None) -> Iterator[None]:
-    """Turn what SQLite and the system report into errors that say what to do."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except (apsw.NotADBError, apsw.CorruptError, UnicodeDecodeError, DecodeError) as error:
-        raise StoreCorrupt(
-            path, f"not a sound database ({error}): restore a backup or move it away"
-        ) from error
-    except (apsw.FullError, apsw.IOError) as error:
-        if isinstance(error, apsw.FullError) or (db and db.system_errno in (EDQUOT, EFBIG, ENOSPC)):
-            raise StoreFull(path, "no space left on the disk: nothing of this was written") from error
-        raise StoreUnavailable(path, f"the disk did not obey ({error})") from error
-    except (apsw.BusyError, apsw.LockedError) as error:
-        raise StoreUnavailable(path, f"another program has kept the file locked for {BUSY} ms") from error
-    except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError, apsw.AuthError) as error:
-        raise StoreRefused(path, f"cannot be opened for writing ({error}): {_MODES}") from error
-    except (apsw.ProtocolError, apsw.InterruptError) as error:
-        raise StoreUnavailable(path, f"the disk did not obey ({error})") from error
-    except OSError as error:
-        raise StoreRefused(path, f"cannot be opened for writing ({error.strerror}): {_MODES}") from error
+class explained:  # noqa: N801 - used as a function, of every pass
+    """Turns what SQLite and the system report into errors that say what to do."""
+
+    def __init__(self, path: str, db: apsw.Connection | None = None) -> None:
+        self._path, self._db = path, db
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and (better := self._explanation(error)) is not None:
+            raise better from error
+
+    def _explanation(self, error: BaseException) -> StoreError | None:
+        path = self._path
+        match error:
+            case StoreError():
+                return None
+            case apsw.NotADBError() | apsw.CorruptError() | UnicodeDecodeError() | DecodeError():
+                return StoreCorrupt(path, f"not a sound database ({error}): restore a backup or move it away")
+            case apsw.FullError() | apsw.IOError() if self._is_full(error):
+                return StoreFull(path, "no space left on the disk: nothing of this was written")
+            case apsw.IOError() | apsw.ProtocolError() | apsw.InterruptError():
+                return StoreUnavailable(path, f"the disk did not obey ({error})")
+            case apsw.BusyError() | apsw.LockedError():
+                return StoreUnavailable(path, f"another program has kept the file locked for {BUSY} ms")
+            case apsw.ReadOnlyError() | apsw.CantOpenError() | apsw.PermissionsError() | apsw.AuthError():
+                return StoreRefused(path, f"cannot be opened for writing ({error}): {_MODES}")
+            case OSError():
+                return StoreRefused(path, f"cannot be opened for writing ({error.strerror}): {_MODES}")
+            case _:
+                return None
+
+    def _is_full(self, error: BaseException) -> bool:
+        if isinstance(error, apsw.FullError):
+            return True
+        return self._db is not None and self._db.system_errno in (EDQUOT, EFBIG, ENOSPC)
 
 
 def migrate(db: apsw.Connection, path: str) -> None:

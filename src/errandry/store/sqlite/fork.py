@@ -30,7 +30,8 @@ class Using:
     """`with USING:` SQLite is in use, and a fork waits. A fork that waits comes before further uses."""
 
     def __init__(self) -> None:
-        self._quiet = threading.Condition()
+        self._lock = threading.RLock()
+        self._quiet = threading.Condition(self._lock)
         self._uses = 0
         self._forking = False
         self._pid = os.getpid()
@@ -39,16 +40,18 @@ class Using:
         os.register_at_fork(before=self._wait, after_in_parent=self._go_on, after_in_child=self._inherit)
 
     def __enter__(self) -> None:
-        with self._quiet:
-            self._quiet.wait_for(lambda: not self._forking)
+        with self._lock:
+            while self._forking:
+                self._quiet.wait()
             self._uses += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._quiet:
+        with self._lock:
             self._uses -= 1
-            self._quiet.notify_all()
+            if self._forking:
+                self._quiet.notify_all()
 
     def bequeath(self, heirloom: Heirloom) -> None:
         """Have `heirloom` told when it finds itself in a child. Called while SQLite is in use."""
@@ -84,7 +87,8 @@ class Using:
 
     def _inherit(self) -> None:
         self._spoiled = self._spoiled or self._uses > 0
-        self._quiet, self._uses, self._forking = threading.Condition(), 0, False
+        self._lock = threading.RLock()
+        self._quiet, self._uses, self._forking = threading.Condition(self._lock), 0, False
         self._pid = os.getpid()
         for heirloom in list(self._heirlooms):
             heirloom.inherited()
