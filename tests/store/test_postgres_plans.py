@@ -331,7 +331,7 @@ def used(plan: str) -> list[str]:
 def test_arrays_hold_what_they_are_given() -> None:
     rows: list[list[Any]] = [
         ["plain", 'with "quotes"', "back\\slash", "", "NULL", "{a,b}", "comma, and\nline"],
-        ["a", None, "None"],
+        ["a", None, "None", 'a "quote"', "a \\"],
         [None, None],
         [1, None, -3],
         [0.1, float("inf"), None],
@@ -343,3 +343,4 @@ def test_arrays_hold_what_they_are_given() -> None:
         for values, kind in zip(rows, kinds, strict=True):
             [(found,)] = db.execute(f"SELECT %s::{kind}[]", (array(values),)).fetchall()
             assert found == values
+    assert "\0" in array(["no text of\0PostgreSQL", "plain"])  # which is refused, not taken for two

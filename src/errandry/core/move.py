@@ -43,7 +43,7 @@ from errandry.core.state import (
     State,
 )
 from errandry.core.step import Steps, Wait
-from errandry.core.unique import Holder, Unique
+from errandry.core.unique import Holder, Scope, Unique
 from errandry.errors import InvalidMove
 
 _KEEP = Keep()
@@ -103,11 +103,15 @@ def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int =
 
 def slot_of(job: Job | NewJob, unique: Unique, now: float) -> str:
     """Under what the store keeps the unique key of a job that is new, or lives again."""
+    if unique.scope is Scope.ALIVE and not unique.per_queue:
+        return unique.key
     return unique.slot(job.queue, _due(job, now) if unique.is_aligned else now)
 
 
 def holder_of(job: Job, unique: Unique, now: float) -> Holder:
     """What it keeps there."""
+    if unique.scope is Scope.ALIVE:
+        return Holder(job.id, None)
     return Holder(job.id, unique.until(_due(job, now) if unique.is_aligned else now, now))
 
 

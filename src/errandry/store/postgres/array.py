@@ -32,10 +32,12 @@ def array(values: Iterable[Any]) -> str:
 
 
 def _texts(values: list[str | None]) -> str:
-    text = '","'.join(["\\" if value is None else value for value in values])
-    if "\\" in text or text.count('"') != 2 * len(values) - 2:  # something is to be escaped, or None
+    """Escaped all at once: none has U+0000 in it, which no text of PostgreSQL may have."""
+    whole = [value for value in values if value is not None]
+    text = "\0".join(whole)
+    if len(whole) < len(values) or text.count("\0") >= len(whole):
         return "{" + ",".join(map(_quoted, values)) + "}"
-    return '{"' + text + '"}'
+    return '{"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\0", '","') + '"}'
 
 
 def _quoted(value: str | None) -> str:

@@ -309,6 +309,11 @@ DELETE FROM errandry.keys
         CROSS JOIN LATERAL (SELECT job FROM errandry.keys WHERE keys.key = freed.key FOR UPDATE) AS held
         WHERE held.job = freed.job));
 
+-- name: take_free_keys
+-- Those that nobody was seen to hold. Who has taken one meanwhile is in the way: the pass begins anew.
+INSERT INTO errandry.keys (key, job, expires_at)
+SELECT key, job, expires_at FROM unnest(%s::text[], %s::text[], %s::float8[]) AS new (key, job, expires_at) ORDER BY key;
+
 -- name: take_keys
 -- Those that are free, whose time is over, or that are still held by who was seen to hold them. Of what another
 -- transaction is about to take, its end is waited for.

@@ -186,7 +186,10 @@ class PostgresTables(Counts):
     ) -> None:
         if freed:
             self._run("free_keys", (array(freed), array(freed.values())))
-        if taken:
+        if taken and rivals.keys().isdisjoint(taken):
+            fresh = [(slot, key.job, key.expires_at) for slot, key in taken.items()]
+            self._run("take_free_keys", columns(fresh))
+        elif taken:
             held = [(slot, key.job, key.expires_at, rivals.get(slot)) for slot, key in taken.items()]
             [(got,)] = self._all("take_keys", [*columns(held), now])
             if got < len(taken):

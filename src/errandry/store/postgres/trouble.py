@@ -9,8 +9,9 @@ from psycopg import errors
 
 from errandry.errors import StoreCorrupt, StoreFull, StoreRefused, StoreUnavailable
 
-CLASHED = (errors.DeadlockDetected, errors.SerializationFailure)
-"""Two transactions were in each other's way: the same again succeeds."""
+_CLASHED = (errors.DeadlockDetected, errors.SerializationFailure)
+CLASHED = (*_CLASHED, errors.UniqueViolation)
+"""Two transactions were in each other's way: the same again succeeds, seeing what the other has made."""
 
 LOCKED = (errors.LockNotAvailable,)
 """Another transaction has kept a lock for longer than we wait."""
@@ -32,7 +33,7 @@ _REFUSED: dict[type[psycopg.Error], str] = {
 }
 _AWAY = (
     *(errors.OperatorIntervention, errors.InsufficientResources, errors.ReadOnlySqlTransaction),
-    *(errors.IdleInTransactionSessionTimeout, *CLASHED, *LOCKED, *MOVED),
+    *(errors.IdleInTransactionSessionTimeout, *_CLASHED, *LOCKED, *MOVED),
 )
 
 
