@@ -1,6 +1,7 @@
 """Which event loop is used: what the program uses, what is installed, what somebody says."""
 
 import asyncio
+import gc
 import importlib
 import subprocess
 import sys
@@ -101,6 +102,14 @@ def test_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for run in (loops.new_loop, lambda: loops.run(running())):
         with pytest.raises(InvalidValue, match="ERRANDRY_LOOP='trio': must be asyncio or uvloop"):
             run()
+
+
+def test_what_is_loaded_is_not_searched_for_garbage_while_a_program_of_ours_runs() -> None:
+    async def frozen() -> int:
+        return gc.get_freeze_count()
+
+    assert loops.run(frozen()) > 10_000
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.slow("starts a worker")

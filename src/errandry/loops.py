@@ -5,6 +5,7 @@ The engine has the kind that the program uses; `errandry worker` uses uvloop whe
 """
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Coroutine
@@ -32,13 +33,22 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` for a program of ours that goes on for long: with uvloop if it is there."""
+    """`asyncio.run` for a program of ours that goes on for long: with uvloop if it is there.
+
+    What is loaded by then is there to stay: to search all of it for garbage would stop everything for 20 ms,
+    again and again.
+    """
     with closing(main):  # even if there is no loop to run it
         if _is_wanted(True):
             with suppress(ImportError):
                 import_module(UVLOOP)  # for `new_loop` to find
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            return runner.run(main)
+        gc.collect()
+        gc.freeze()
+        try:
+            with asyncio.Runner(loop_factory=new_loop) as runner:
+                return runner.run(main)
+        finally:
+            gc.unfreeze()
 
 
 def _is_wanted(usually: bool) -> bool:
