@@ -304,6 +304,7 @@ def an_expiry_obeys_its_caps(done: Pass) -> None:
         is_lapsed = job.reason is Reason.DEADLINE and job.deadline is not None and job.deadline <= done.now
         with_parent = job.reason is Reason.CHILD_FAILED and job.parents > 0
         assert job.finished == (spent or is_canceled or is_lapsed or with_parent), (before, job)
+        assert job.finished or not before.cancel_requested, (before, job)
         assert any(error.kind is Reason.WORKER_LOST for error in job.errors)
 
 
