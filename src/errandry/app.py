@@ -24,7 +24,7 @@ from errandry.core.move import created
 from errandry.errors import InvalidValue
 from errandry.flows import Family, Flow, Group, Part, ends, fed_by, flows
 from errandry.gates import Gate
-from errandry.handle import Job
+from errandry.handle import Enqueued, Job
 from errandry.operations import joined
 from errandry.options import BatchOptions, TaskOptions, UseOptions
 from errandry.schedules import Call as Scheduled
@@ -309,7 +309,8 @@ class Errandry(Client):
 
     async def get(self, job_id: str) -> Job[Any]:
         """The job with this id; UnknownJob if there is none."""
-        return self._handle(await self.record(job_id))
+        record = await self.record(job_id)
+        return self._handle(record, record.task)
 
     def task_gate(self, name: str) -> Gate:
         """A task, to pause it in all queues, or to give it a limit or a rate."""
@@ -369,7 +370,10 @@ class Errandry(Client):
         self, jobs: Sequence[NewJob], answer: Inserted, existing: Iterable[Record | None]
     ) -> list[Job[Any]]:
         """A handle for each; of one that is there no more nothing but its id is known."""
-        now, made = self.clock.time(), {job.id: job for job in jobs}
+        now = self.clock.time()
+        if not answer.existed and [*answer.ids] == [job.id for job in jobs]:
+            return [self._handle(Enqueued(job, now), job.task) for job in jobs]
+        made = {job.id: job for job in jobs}
         found = {record.id: record for record in existing if record is not None}
         handles = []
         for job, job_id in zip(jobs, answer.ids, strict=True):
@@ -377,12 +381,15 @@ class Errandry(Client):
             if record.id != job_id:
                 record = replace(record, id=job_id)
             existed = job_id != job.id or job_id in answer.existed
-            handles.append(self._handle(record, existed, existed and job_id in answer.replaced))
+            is_replaced = existed and job_id in answer.replaced
+            handles.append(self._handle(record, record.task, existed, is_replaced))
         return handles
 
-    def _handle(self, record: Record, existed: bool = False, replaced: bool = False) -> Job[Any]:
-        task = self.tasks.get(record.task)
-        return Job(self, record, task.signature.read_result if task else from_json, existed, replaced)
+    def _handle(
+        self, known: Record | Enqueued, task: str, existed: bool = False, replaced: bool = False
+    ) -> Job[Any]:
+        found = self.tasks.get(task)
+        return Job(self, known, found.signature.read_result if found else from_json, existed, replaced)
 
 
 def _returned(hook: Hook, job: NewJob) -> NewJob:

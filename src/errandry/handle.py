@@ -1,12 +1,14 @@
 """A job as a program meets it: what is known of it, and what can be asked and done."""
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 from errandry.codec import About, Codec
 from errandry.core.answer import Moved
 from errandry.core.event import ENDS, REACHED, Event
 from errandry.core.job import Job as Record
+from errandry.core.job import NewJob
+from errandry.core.move import created
 from errandry.core.state import State
 from errandry.errors import JobCanceled, JobFailed, UnknownJob
 from errandry.store.contract import Happened
@@ -34,6 +36,20 @@ class Keeper(Protocol):
     async def signal(self, job_id: str, name: str, payload: Any = None) -> bool: ...
 
 
+class Enqueued(NamedTuple):
+    """What is known of a job that was just enqueued. Few ask for the record that this makes."""
+
+    job: NewJob
+    at: float
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    def record(self) -> Record:
+        return created(self.job, 0, self.at)
+
+
 class Job(Generic[R_co]):
     """A handle on a job. `record` is the job as it was last read; the methods ask the store.
 
@@ -44,17 +60,23 @@ class Job(Generic[R_co]):
     def __init__(
         self,
         app: Keeper,
-        record: Record,
+        known: "Record | Enqueued",
         read: Callable[[str], Any],
         existed: bool = False,
         replaced: bool = False,
     ) -> None:
-        self._app, self._read = app, read
-        self.record, self.existed, self.replaced = record, existed, replaced
+        self._app, self._known, self._read = app, known, read
+        self.existed, self.replaced = existed, replaced
 
     @property
     def id(self) -> str:
-        return self.record.id
+        return self._known.id
+
+    @property
+    def record(self) -> Record:
+        if isinstance(self._known, Enqueued):
+            self._known = self._known.record()
+        return self._known
 
     @property
     def task(self) -> str:
@@ -74,7 +96,7 @@ class Job(Generic[R_co]):
 
     async def refresh(self) -> Self:
         """Read the record again; UnknownJob if it was removed."""
-        self.record = await self._app.record(self.id)
+        self._known = await self._app.record(self.id)
         return self
 
     async def wait(self, timeout: float | None = None) -> Self:
@@ -83,7 +105,7 @@ class Job(Generic[R_co]):
             record = await self._app.finished(self.id, timeout)
             if record is None:
                 raise UnknownJob(self.id)
-            self.record = record
+            self._known = record
         return self
 
     async def result(self, timeout: float | None = None) -> R_co:

@@ -16,6 +16,9 @@ from errandry.store import flow
 from errandry.store.ledger import Ledger
 from errandry.store.room import make_room
 
+SENT = 250
+"""So many new jobs are on their way to a store that is far, and written there, while the next are made."""
+
 
 def load(ledger: Ledger, commands: Sequence[Command]) -> None:
     """Fetch for a pass in one go the jobs it names, and who holds the unique keys it wants."""
@@ -62,12 +65,14 @@ def _made(
     tables, now, made = ledger.tables, ledger.now, Move.INSERT
     tables.expect(len(jobs) - len(there))
     replaced = []
-    for new in jobs:
+    for count, new in enumerate(jobs, 1):
         if new.id not in there:
             family = (ties.children[new.id], ties.parents[new.id]) if ties else ()
             ledger.move(made, None, move.created(new, tables.number(), now, *family))
         elif new.on_conflict is Conflict.REPLACE and _replaced(ledger, there[new.id], new):
             replaced.append(there[new.id])
+        if tables.is_far and count % SENT == 0 and not ledger.slots:  # keys are taken in one order
+            ledger.flush()
     if ties is not None:
         flow.tie(ledger, ties, {new.id for new in jobs if new.id not in there}, first)
     return replaced

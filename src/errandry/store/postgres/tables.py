@@ -31,6 +31,7 @@ from errandry.core.unique import Holder
 from errandry.store import cursor as cursors
 from errandry.store import row as rows
 from errandry.store.contract import Bounds, Happened
+from errandry.store.insert import SENT
 from errandry.store.plan import ENDED, FINISHED, Batches, planned
 from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.counts import Counts
@@ -160,6 +161,8 @@ class PostgresTables(Counts):
         for name, batch in batches.items():
             if batch:
                 self._run(name, columns(batch))
+        if len(changes) >= SENT:
+            self._wire.push()
         self.is_dirty = True
 
     def _date(self, batches: Batches) -> None:

@@ -98,6 +98,10 @@ class Wire:
         self._pending.append(reply)
         return reply
 
+    def push(self) -> None:
+        """Send what is in line as far as that goes without waiting: the server begins with it."""
+        self._pg.flush()
+
     def fetch(self, reply: Reply) -> list[Row]:
         """The rows a statement gives; with it comes all that is in line."""
         if reply.result is None:
