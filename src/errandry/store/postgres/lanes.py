@@ -32,7 +32,7 @@ class Lanes(Gates):
 
     def __init__(self, wire: Wire) -> None:
         super().__init__(wire)
-        self._has_groups = self._has_unlined = False
+        self._has_groups = self._has_unlined = self._is_foreseen = False
         self._marks: Marks | None = None
         self._lanes: dict[tuple[str, str, str], int] = {}
         self._before: dict[Shape, list[Line]] = {}
@@ -76,14 +76,20 @@ class Lanes(Gates):
             self._ask("recall", (claim.worker,))
         self._ask("marks")
         [claim, *more] = claims
-        if has_news or more or claim.order is not None or claim.batches:
-            return
-        self._ask("open_lanes", self._open(claim, (), (), claim.limit + 1))
+        if not has_news and not more and claim.order is None and not claim.batches:
+            self._ask("open_lanes", self._open(claim, (), (), claim.limit + 1))
+            if is_alone:
+                self._foresee_jobs(claim)
+
+    def _foresee_jobs(self, claim: Claim) -> None:
+        """Where there were jobs the last time: have those the claim would take, and ask how many wait."""
+        self._is_foreseen = True
         lines = self._before.get(_shape(claim), [])
-        if is_alone and lines:
+        if lines:
             self._ask(*_best(lines, claim.limit, claim.suspects != 0))
+        self._unask("backlog")
         for queue in {line.queue for line in lines}:
-            self._counted[queue] = claim.limit + 1
+            self._counted[queue], self._left[queue] = claim.limit + 1, 0
             self._ask("backlog", _backlog(queue, claim.limit + 1))
 
     def _watch(self, changes: Iterable[Change]) -> list[Job]:
@@ -127,6 +133,10 @@ class Lanes(Gates):
             self._line_up()
         params = self._open(claim, queues, tasks, width)
         if not self._has_groups:
+            if not (self._is_foreseen or self.has_gates or claim.order is not None or claim.batches):
+                self._ask("open_lanes", params)
+                self._foresee_jobs(claim)
+            self._is_foreseen = False
             found = [Line._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in self._all("open_lanes", params)]
             if found:
                 self._before = {**dict(islice(self._before.items(), SHAPES - 1)), _shape(claim): found}

@@ -74,7 +74,7 @@ class PostgresTables(Counts):
         With it goes what the commands are known to need; a job with more than `payload` is refused.
         """
         self._asked = {}
-        self._marks, self._lanes, self._counted = None, {}, {}
+        self._marks, self._lanes, self._counted, self._is_foreseen = None, {}, {}, False
         self._left.clear()
         claims = [command for command in commands if isinstance(command, Claim)]
         head = lock_timeout, array(sorted({claim.worker for claim in claims}))
