@@ -60,7 +60,7 @@ class Job(Generic[R_co]):
     def __init__(
         self,
         app: Keeper,
-        known: "Record | Enqueued",
+        known: Record | Enqueued,
         read: Callable[[str], Any],
         existed: bool = False,
         replaced: bool = False,

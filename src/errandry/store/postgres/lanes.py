@@ -88,6 +88,7 @@ class Lanes(Gates):
         if lines:
             self._ask(*_best(lines, claim.limit, claim.suspects != 0))
         self._unask("backlog")
+        self._counted = {}
         for queue in {line.queue for line in lines}:
             self._counted[queue], self._left[queue] = claim.limit + 1, 0
             self._ask("backlog", _backlog(queue, claim.limit + 1))

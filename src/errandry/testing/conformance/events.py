@@ -2,7 +2,7 @@
 
 import pytest
 
-from errandry.core.command import Cancel, Complete, Fail, Insert, Note, Release, Retry, Settle
+from errandry.core.command import Cancel, Claim, Complete, Fail, Insert, Note, Release, Retry, Settle
 from errandry.core.event import Event, Kind
 from errandry.core.job import Log, Progress
 from errandry.errors import InvalidCursor
@@ -29,6 +29,21 @@ class Reporting:
             (clock.time(), Event(Kind.ACTIVE, job.id, "q", "t", 1)),
             (clock.time(), Event(Kind.DRAINED, "", "q", "")),
         ]
+
+    async def test_a_queue_is_not_drained_while_one_waits_whoever_else_claims_in_the_pass(
+        self, store: Store, given: Given
+    ) -> None:
+        """What claims have found before, and those beside this one look for, is elsewhere."""
+        for queue, task in (("q", "a"), ("other", "b")):
+            await given.waiting(queue=queue, task=task)
+            await ask.claim(store, tasks=(task,))
+        for queue in ("q", "q", "other"):
+            await given.waiting(queue=queue, task="b")
+        head = await store.head()
+
+        await store.commit([Claim(worker=one, nonce="n", tasks=(one,)) for one in ("a", "b")])
+
+        assert await ask.kinds(store, head) == [Kind.CLAIMED, Kind.ACTIVE]
 
     @pytest.mark.parametrize(
         ("fields", "kind"),
