@@ -9,6 +9,7 @@ from bench.peers.peer import PEERS
 from bench.peers.sample import Sample
 from errandry.bench.plot import Bar, Panel, bars
 from errandry.bench.report import Machine, curve
+from errandry.cli.bench import amount
 
 OURS = "errandry"
 
@@ -125,8 +126,8 @@ def lost(results: Results) -> Iterator[str]:
         ahead = {name: by for name, by in factors.items() if (by > 1 if better == "more" else by < 1)}
         if ahead:
             best = sorted(ahead, key=lambda name: factors[name], reverse=better == "more")
-            theirs = ", ".join(f"{name} {value(found[name]):,.4g} (×{ahead[name]:.2g})" for name in best)
-            yield f"{what}: {value(ours):,.4g}, but {theirs}"
+            theirs = ", ".join(f"{name} {amount(value(found[name]))} (×{ahead[name]:.2g})" for name in best)
+            yield f"{what}: {amount(value(ours))}, but {theirs}"
 
 
 def drawing(results: Results) -> str:

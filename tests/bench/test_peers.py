@@ -93,12 +93,12 @@ def test_a_drain_that_was_cut_short_is_marked() -> None:
 
 def test_where_errandry_loses_is_said() -> None:
     results = results_of(
-        sample("errandry"), sample("huey", enqueue=250.0, wait=0.08), sample("pgqueuer", drain=3_000)
+        sample("errandry"), sample("huey", enqueue=250.0, wait=0.08), sample("pgqueuer", drain=30_000)
     )
 
     assert list(lost(results)) == [
         "enqueued one by one, jobs/s: 100, but huey 250 (×2.5)",
-        "drained, jobs/s: 1,000, but pgqueuer 3,000 (×3)",
+        "drained, jobs/s: 1,000, but pgqueuer 30,000 (×30)",
     ]
     assert "Where Errandry loses:" in page(results)
     assert "no other system was ahead" in page(results_of(sample("errandry")))
