@@ -71,8 +71,8 @@ def _made(
             ledger.move(made, None, move.created(new, tables.number(), now, *family))
         elif new.on_conflict is Conflict.REPLACE and _replaced(ledger, there[new.id], new):
             replaced.append(there[new.id])
-        if tables.is_far and count % SENT == 0 and not ledger.slots:  # keys are taken in one order
-            ledger.flush()
+        if tables.is_far and count % SENT == 0:
+            ledger.send()
     if ties is not None:
         flow.tie(ledger, ties, {new.id for new in jobs if new.id not in there}, first)
     return replaced

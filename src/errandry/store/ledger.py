@@ -201,12 +201,16 @@ class Ledger:
 
     def flush(self) -> None:
         """Write the changes so far, so that searches see them."""
-        if self._changes:
-            self.tables.write(self._changes.values())
-            self._changes = {}
+        self.send()
         if self._freed or self._taken:
             self.tables.write_keys(self._freed, self._taken, self._rivals, self.now)
             self._freed, self._taken, self._rivals = {}, {}, {}
+
+    def send(self) -> None:
+        """Write the jobs that have changed so far; their unique keys are taken together, in one order."""
+        if self._changes:
+            self.tables.write(self._changes.values())
+            self._changes = {}
 
     def close(self) -> None:
         """Write everything that is left; the pass can then be made durable."""
