@@ -30,7 +30,7 @@ from errandry.core.event import Kind
 from errandry.core.job import LOGS_MAX, NewJob, Progress
 from errandry.core.retry import Curve
 from errandry.core.state import Reason
-from errandry.errors import InvalidValue, JobCanceled, JobFailed, StoreFull, StoreUnavailable
+from errandry.errors import InvalidValue, JobCanceled, JobFailed, ReplyLost, StoreFull, StoreUnavailable
 from errandry.store.memory import MemoryStore
 from errandry.testing import FakeClock
 from errandry.worker.executor import Executor
@@ -92,6 +92,43 @@ class Counted(MemoryStore):
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         self.commands.append(commands)
         return await super().commit(commands)
+
+
+class Forgetful(Counted):
+    """The replies to its first few claims that bring something are lost."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+        self.lost: list[Command] = []
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        answers = await super().commit(commands)
+        for n, answer in enumerate(answers):
+            if isinstance(answer, Claims) and answer.jobs and len(self.lost) < self.times:
+                self.lost.append(commands[n])
+                answers[n] = ReplyLost("memory", "the line went dead")
+        return answers
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("is_there", [True, False], ids=["claimed alone", "claimed along"])
+async def test_what_was_claimed_is_run_though_the_reply_was_lost(is_there: bool, times: int) -> None:
+    store = Forgetful(times)
+    async with Errandry(store=store) as jobs:
+
+        @jobs.task
+        async def work() -> str:
+            return "done"
+
+        job = await work.enqueue() if is_there else None
+        async with working(jobs, lease=3_600.0):
+            job = job or await work.enqueue()
+            assert await job.result(30) == "done"
+            await work.enqueue()
+
+        assert (await job.refresh()).record.attempts == 1
+        assert store.lost == [store.lost[0]] * times
 
 
 async def test_an_idle_worker_claims_a_job_in_the_pass_that_inserts_it() -> None:

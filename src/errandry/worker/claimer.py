@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from errandry.core.answer import Answer, Claims, Lost, Renewed
 from errandry.core.batch import CLAIM_MAX, Batch
 from errandry.core.command import Claim, Ref, Renew
 from errandry.core.job import Job
-from errandry.errors import ErrandryError, StoreRefused
+from errandry.errors import ErrandryError, ReplyLost, StoreRefused, StoreUnavailable
 from errandry.store.backlog import Told
 from errandry.store.waking import Bell
 from errandry.task import Runner, Task
@@ -137,8 +137,13 @@ class Claimer:
             for wanted in self._wanted():
                 if self._stopped:
                     break
-                sent = self._app.clock.monotonic()
-                answer = await self._app.engine.submit(self._command(wanted, self._slots.has_suspect))
+                sent, command = self._app.clock.monotonic(), self._command(wanted, self._slots.has_suspect)
+                try:
+                    answer = await self._app.engine.submit(command)
+                except ReplyLost:
+                    claimed |= await self._recall(command, wanted, sent)
+                    is_short = False
+                    continue
                 if isinstance(answer, Claims):
                     claimed |= await self._take(wanted, answer.jobs, sent)
                     is_short &= self._is_short(answer.jobs)
@@ -158,16 +163,25 @@ class Claimer:
         for wanted in self._wanted():
             landed: asyncio.Future[None] = loop.create_future()
             self._along.add(landed)
-            told = Told(partial(self._answered, wanted, sent, pulse, landed))
-            claims.append((self._command(wanted, has_suspect), told))
+            command = self._command(wanted, has_suspect)
+            told = Told(partial(self._answered, command, wanted, sent, pulse, landed))
+            claims.append((command, told))
             has_suspect = has_suspect or not wanted.others  # two claims of a pass must not bring two suspects
         return claims
 
     def _answered(
-        self, wanted: Wanted, sent: float, pulse: int, landed: asyncio.Future[None], answer: Answer
+        self,
+        command: Claim,
+        wanted: Wanted,
+        sent: float,
+        pulse: int,
+        landed: asyncio.Future[None],
+        answer: Answer,
     ) -> None:
         self._along.discard(landed)
         landed.set_result(None)
+        if isinstance(answer, ReplyLost):
+            self._go_on(self._recall(command, wanted, sent))
         if not isinstance(answer, Claims):
             return
         if not answer.jobs:
@@ -175,15 +189,37 @@ class Claimer:
                 self._has_looked(pulse, claimed=True)
             return
         if self._is_late(sent):
-            taking = asyncio.create_task(self._take(wanted, answer.jobs, sent))
-            self._along.add(taking)
-            taking.add_done_callback(self._along.discard)
+            self._go_on(self._take(wanted, answer.jobs, sent))
         else:
             self._gatherer.take(answer.jobs, sent, wanted.ahead)
         if self._is_short(answer.jobs):
             self._has_looked(pulse, claimed=True)
         else:
             self.look()
+
+    def _go_on(self, taking: Coroutine[Any, Any, bool]) -> None:
+        """Nothing is claimed before this is over."""
+        task = asyncio.create_task(taking)
+        self._along.add(task)
+        task.add_done_callback(self._along.discard)
+
+    async def _recall(self, command: Claim, wanted: Wanted, sent: float) -> bool:
+        """Take what a claim has brought though nobody heard of it: sent again, it brings the same.
+
+        Unless another comes before it, or the lease is over by then.
+        """
+        while True:
+            try:
+                answer = await self._app.engine.submit(command)
+            except ErrandryError as error:
+                log.warning("what was claimed cannot be had yet: %s", error)
+                is_over = self._app.clock.monotonic() >= sent + self._options.lease
+                if self._stopped or is_over or not isinstance(error, StoreUnavailable):
+                    return False
+                await asyncio.sleep(BACKSTOP)
+                continue
+            self.look()
+            return isinstance(answer, Claims) and await self._take(wanted, answer.jobs, sent)
 
     def _is_short(self, jobs: tuple[Job, ...]) -> bool:
         """Whether nothing is left for the slots that were free: a claim of batches may stop before that."""
