@@ -112,6 +112,16 @@ def test_what_is_loaded_is_not_searched_for_garbage_while_a_program_of_ours_runs
     assert gc.get_freeze_count() == 0
 
 
+def test_garbage_is_searched_for_less_often_while_a_program_of_ours_runs() -> None:
+    async def bounds() -> tuple[int, ...]:
+        return gc.get_threshold()
+
+    before = gc.get_threshold()
+
+    assert loops.run(bounds()) == (loops.GARBAGE, *before[1:])
+    assert gc.get_threshold() == before
+
+
 @pytest.mark.slow("starts a worker")
 def test_the_worker_of_the_command_line_runs_on_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)

@@ -15,7 +15,7 @@ from errandry.core.job import Job
 from errandry.errors import InvalidValue
 
 
-class About(Struct, frozen=True):
+class About(Struct, frozen=True, gc=False):
     """What a text belongs to, so that a codec can bind it there: `field` is payload or result."""
 
     job: str

@@ -45,17 +45,17 @@ class JobContext:
     handler that lost its lease can no longer do harm.
     """
 
+    _hide: Callable[[str], str] = str
+    _children: tuple[Child, ...] | None = None
     _journal: Journal | None = None
+    _stopped = False
+    _stop: Event | None = None  # made when a thread waits for it: few do, and it is not cheap
 
     def __init__(
         self, job: Job, note: Callable[[Progress | None, tuple[Log, ...]], None], keep: Keep | None = None
     ) -> None:
         self.job = job
         self._note, self._keep = note, keep
-        self._hide: Callable[[str], str] = str
-        self._children: tuple[Child, ...] | None = None
-        self._stopped = False
-        self._stop: Event | None = None  # made when a thread waits for it: few do, and it is not cheap
 
     @property
     def id(self) -> str:
@@ -177,6 +177,10 @@ class JobContext:
         """Have all texts go through `hide` before they are kept; for the worker."""
         self._hide = hide
 
+    def leave(self) -> None:
+        """The handler has returned: nothing is noted or kept any more; for the worker."""
+        self._note, self._keep = _unheard, None
+
     def stop(self) -> None:
         """Ask the handler to stop; for the worker."""
         with _lock:
@@ -226,6 +230,9 @@ class BatchContext(JobContext):
     def _note_all(self, progress: Progress | None, logs: tuple[Log, ...]) -> None:
         for ctx in self._jobs:
             ctx._note(progress, logs)
+
+
+def _unheard(progress: Progress | None, logs: tuple[Log, ...]) -> None: ...
 
 
 def current() -> JobContext | None:

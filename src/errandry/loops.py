@@ -17,6 +17,8 @@ from errandry.errors import InvalidValue
 
 VARIABLE = "ERRANDRY_LOOP"
 ASYNCIO, UVLOOP = "asyncio", "uvloop"
+GARBAGE = 10_000
+"""So many new objects are there before they are searched for garbage."""
 
 T = TypeVar("T")
 
@@ -36,18 +38,22 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` for a program of ours that goes on for long: with uvloop if it is there.
 
     What is loaded by then is there to stay: to search all of it for garbage would stop everything for 20 ms,
-    again and again.
+    again and again. What comes later is searched less often than Python does: as many jobs as are under way
+    make more objects than its bound allows, and few of them are garbage that has to be searched for.
     """
     with closing(main):  # even if there is no loop to run it
         if _is_wanted(True):
             with suppress(ImportError):
                 import_module(UVLOOP)  # for `new_loop` to find
+        before = gc.get_threshold()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(GARBAGE, *before[1:])
         try:
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 return runner.run(main)
         finally:
+            gc.set_threshold(*before)
             gc.unfreeze()
 
 

@@ -8,6 +8,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec.structs import asdict
 
 from errandry import codec
 from errandry.context import JobContext
@@ -64,8 +65,7 @@ class Signature:
 
     def read(self, text: str) -> dict[str, Any]:
         """The arguments to call the handler with; InvalidArguments if it no longer takes them."""
-        values = self._values(self._reader, text)
-        return {name: getattr(values, name) for name in self._names}
+        return asdict(self._values(self._reader, text))
 
     def _values(self, reader: Callable[[str], Any], text: str) -> Any:
         try:

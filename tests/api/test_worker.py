@@ -1,6 +1,7 @@
 """What a worker does with jobs and their handlers, seen through the API. Real time, but little of it."""
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -34,7 +35,7 @@ from errandry.errors import InvalidValue, JobCanceled, JobFailed, ReplyLost, Sto
 from errandry.store.memory import MemoryStore
 from errandry.testing import FakeClock
 from errandry.worker.executor import Executor
-from errandry.worker.run import Batch, Stop
+from errandry.worker.run import Batch, Run, Stop
 from tests.api.working import burst, kinds, outlive, reached, until, working
 from tests.pace import PATIENCE, Pace
 
@@ -863,6 +864,44 @@ async def test_a_backoff_function_that_makes_no_sense_leaves_it_to_the_curve(
 
 
 # What handlers note.
+
+
+async def test_what_a_handler_notes_after_it_has_returned_is_not_kept(live: Errandry) -> None:
+    contexts: list[JobContext] = []
+
+    @live.task
+    async def work(ctx: JobContext) -> None:
+        contexts.append(ctx)
+        ctx.log("in time")
+
+    job = await work.enqueue()
+    await burst(live)
+    [ctx] = contexts
+    ctx.log("too late")
+    ctx.progress(0.5)
+
+    with pytest.raises(TypeError, match="can only be kept where a worker, or drain, runs the handler"):
+        await ctx.step("late", str)
+    record = await live.record(job.id)
+    assert ([line.text for line in record.logs], record.progress) == (["in time"], None)
+
+
+async def test_jobs_leave_no_garbage_behind_that_has_to_be_searched_for(live: Errandry) -> None:
+    @live.task
+    async def work(number: int) -> int:
+        return number
+
+    await work.enqueue(0)
+    await burst(live)  # which loads what the first one needs
+    await live.enqueue_many([work.new(number) for number in range(100)])
+    gc.collect()
+    gc.disable()
+    try:
+        await burst(live)
+        left = [one for one in gc.get_objects() if isinstance(one, Run | Batch | JobContext)]
+    finally:
+        gc.enable()
+    assert len(left) < 10  # of the last one
 
 
 async def test_logging_and_progress_go_to_the_record_of_the_job(live: Errandry, gate: Gate) -> None:

@@ -277,7 +277,7 @@ async def test_a_claim_is_answered_before_the_command_it_goes_along_with() -> No
     committer = Committer(Watched())
     committer.join(lambda: [(claim(), Told(lambda _: told.append("claim")))])
 
-    committer.send(insert("a"), lambda _: told.append("insert"))
+    committer.send(insert("a"), lambda _: told.append("insert"), asyncio.get_running_loop())
     await committer.submit(insert("b"))
 
     assert told == ["claim", "insert"]
@@ -328,13 +328,14 @@ async def test_who_does_not_wait_is_told_and_hurts_nobody_by_what_he_makes_of_it
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     committer, told = Committer(Watched()), list[Answer]()
+    loop = asyncio.get_running_loop()
 
     def clumsy(_: Answer) -> NoReturn:
         raise RuntimeError("clumsy")
 
-    committer.send(insert("a"), clumsy)
-    committer.send(insert("b"), told.append)
-    committer.send(settle("b"), told.append)
+    committer.send(insert("a"), clumsy, loop)
+    committer.send(insert("b"), told.append, loop)
+    committer.send(settle("b"), told.append, loop)
     assert told == []
 
     assert await committer.submit(insert("c")) == Inserted(("c",))
@@ -343,7 +344,7 @@ async def test_who_does_not_wait_is_told_and_hurts_nobody_by_what_he_makes_of_it
     assert told == [Inserted(("b",)), Lost(Cause.NOT_HELD)]
     assert "clumsy" in caplog.text
     with pytest.raises(StoreClosed):
-        committer.send(insert("d"), told.append)
+        committer.send(insert("d"), told.append, loop)
 
 
 async def test_what_arrives_during_a_pass_is_the_next_pass() -> None:

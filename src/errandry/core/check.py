@@ -96,7 +96,7 @@ def document(field: str, text: Any) -> str:
     """JSON that every store keeps unchanged: no NaN, NUL, lone surrogates, deep nesting or huge integers."""
     if type(text) is not str:
         raise InvalidValue(field, text, "must be JSON text")
-    if text.count("[") + text.count("{") > DEPTH_MAX:
+    if len(text) > DEPTH_MAX and text.count("[") + text.count("{") > DEPTH_MAX:
         _shallow(field, text)
     try:
         _raw.decode(text)

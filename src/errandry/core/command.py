@@ -209,7 +209,7 @@ class Settle(Struct, frozen=True, gc=False):
     outcome: Outcome
 
     def __post_init__(self) -> None:
-        if isinstance(self.outcome, Await):
+        if type(self.outcome) is Await:
             check_jobs(self.outcome.jobs)
             check_edges(self.outcome.jobs, self.outcome.edges, self.ref.job)
 
@@ -420,9 +420,9 @@ Command = (
 
 def brought(command: Command) -> tuple[NewJob, ...]:
     """The jobs a command hands in."""
-    if isinstance(command, Insert):
+    if type(command) is Insert:
         return command.jobs
-    if isinstance(command, Settle) and isinstance(command.outcome, Await):
+    if type(command) is Settle and type(command.outcome) is Await:
         return command.outcome.jobs
     return ()
 
@@ -440,7 +440,7 @@ def _inserted(command: Insert) -> tuple[str, ...]:
 
 def _settled(command: Settle) -> tuple[str, ...]:
     outcome, job = command.outcome, command.ref.job
-    return (job, *[child.id for child in outcome.jobs]) if isinstance(outcome, Await) else (job,)
+    return (job, *[child.id for child in outcome.jobs]) if type(outcome) is Await else (job,)
 
 
 _TOUCHED: dict[type, Callable[[Any], tuple[str, ...]]] = {

@@ -174,26 +174,23 @@ def stepped(job: Job, steps: Steps, now: float) -> Job:
 
 def settled(job: Job, outcome: Outcome, now: float) -> Job:
     """The job after its attempt ended. Cancel asked wins over every outcome."""
-    if job.cancel_requested or isinstance(outcome, GiveUp):
+    if job.cancel_requested:
         return _given_up(job, outcome, now)
     match outcome:
         case Complete():
             return _completed(job, outcome, now)
         case Fail(failure=failure):
             return _failed(job, outcome.move, now, failure)
-        case Retry(failure=failure) if job.attempts >= job.max_attempts:
-            return _failed(job, outcome.move, now, failure)
-        case Retry(failure=failure):
-            errors = _with_error(job, failure, now)
-            return _let_go(
-                job, outcome.move, now, backing_off(job, outcome), errors=errors, settled=outcome.move
-            )
+        case Retry():
+            return _retried(job, outcome, now)
         case Snooze() | Wait():
             return _resting(job, outcome, now)
         case Release(delay=delay, reason=reason):
             return _released(job, outcome.move, now, delay, reason, outcome.move)
         case Await():
             return _awaiting(job, outcome.move, now)
+        case GiveUp():
+            return _given_up(job, outcome, now)
 
 
 def unblocked(job: Job, now: float) -> Job:
@@ -429,6 +426,13 @@ def _released(job: Job, move: Move, now: float, delay: float, reason: Reason, ma
 def _failed(job: Job, move: Move, now: float, failure: Failure) -> Job:
     errors = _with_error(job, failure, now)
     return _finished(job, move, now, FAILED, reason=failure.kind, errors=errors, settled=move)
+
+
+def _retried(job: Job, outcome: Retry, now: float) -> Job:
+    if job.attempts >= job.max_attempts:
+        return _failed(job, outcome.move, now, outcome.failure)
+    errors = _with_error(job, outcome.failure, now)
+    return _let_go(job, outcome.move, now, backing_off(job, outcome), errors=errors, settled=outcome.move)
 
 
 def _awaiting(job: Job, move: Move, now: float) -> Job:

@@ -107,15 +107,15 @@ def settle(ledger: Ledger, command: Settle) -> Mark | Lost:
     ref, outcome = command.ref, command.outcome
     job = ledger.get(ref.job)
     held = move.held(job, ref, outcome.move, ledger.now)
-    if isinstance(held, Cause):
+    if not isinstance(held, Job):
         return ALREADY if _is_repeat(job, ref, outcome.move) else Lost(held)
-    if isinstance(outcome, Complete):
+    if type(outcome) is Complete:
         if outcome.result is not None:
             check.sized("result", outcome.result, ledger.bounds.result)
     elif isinstance(outcome, Await | Wait | Snooze) and not held.cancel_requested:
         held, outcome = _going_on(ledger, held, outcome)
     ledger.move(outcome.move, held, move.settled(held, outcome, ledger.now))
-    if isinstance(outcome, Retry) and outcome.pause_group:
+    if type(outcome) is Retry and outcome.pause_group:
         gating.close_for(ledger, held, move.backing_off(held, outcome))
     return WRITTEN
 

@@ -45,13 +45,10 @@ Key = str | tuple[str, ...]
 """A job's id, or a tuple for all else, so that no id can be mistaken for it."""
 
 
-class Told:
-    """What waits for an answer, as a future does, where `told` is to be called with it and nobody awaits."""
+class Told(Struct, frozen=True, eq=False):
+    """What waits for an answer, as a future does, where it is to be called with it and nobody awaits."""
 
-    __slots__ = ("set_result",)
-
-    def __init__(self, told: Callable[[Answer], None]) -> None:
-        self.set_result = told
+    set_result: Callable[[Answer], None]
 
     def done(self) -> bool:
         return False
@@ -110,13 +107,11 @@ class Entry(Struct, eq=False):
 
 
 def entry_of(command: Command, future: Future, port: Port, track: int = 0) -> Entry:
-    kind, keys = type(command), _keys(command)
-    if kind in _FENCED:
-        return Entry(command, future, port, keys, max(1, len(keys)), _size(command), True, track)
-    rows = max(1, len(keys))
-    if isinstance(command, Claim) or (isinstance(command, Operator) and not command.ids):
+    keys, is_fenced = _keys(command), type(command) in _FENCED
+    rows = len(keys) or 1
+    if not is_fenced and (isinstance(command, Claim) or (isinstance(command, Operator) and not command.ids)):
         rows = command.limit
-    return Entry(command, future, port, keys, rows, _size(command), False, track)
+    return Entry(command, future, port, keys, rows, _size(command), is_fenced, track)
 
 
 class Ready:
@@ -235,12 +230,12 @@ def _keys(command: Command) -> Collection[Key]:
 
 def _size(command: Command) -> int:
     """How many bytes of documents and traces it carries, at most."""
-    match command:
-        case Settle(outcome=Complete(result=result)):
+    match command.outcome if type(command) is Settle else command:
+        case Complete(result=result):
             return _bytes(result)
-        case Settle(outcome=Retry(failure=failure) | Fail(failure=failure)):
+        case Retry(failure=failure) | Fail(failure=failure):
             return _bytes(failure.message) + _bytes(failure.traceback)
-        case Insert(jobs=jobs) | Settle(outcome=Await(jobs=jobs)):
+        case Insert(jobs=jobs) | Await(jobs=jobs):
             return sum([_bytes(job.payload) + _bytes(job.metadata) for job in jobs])
         case PutSchedule(plan=plan):
             return _bytes(plan.job.payload) + _bytes(plan.job.metadata)

@@ -198,6 +198,8 @@ class _Take:
     def _turn(self, jobs: Sequence[Job], lines: Sequence[Line]) -> None:
         """Whose turn it was has it again after the others of its queue."""
         turning = in_turn(lines)
+        if not turning:
+            return
         turns = {(line.queue, line.group): line.turn for line in sorted(lines, key=lambda line: line.turn)}
         rounds = {line.queue: line.round for line in lines}
         weight = (self._permits or _NO_PERMITS).weight

@@ -104,17 +104,18 @@ class Committer:
         Start, Renew, Note and Settle are accepted always. Canceled while it waits, it leaves nothing
         behind; canceled later, the command is written all the same.
         """
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        entry = self._put(command, future)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        entry = self._put(command, future, loop)
         try:
             return returned(await future)
         except asyncio.CancelledError:
             self._abandon(entry)
             raise
 
-    def send(self, command: Command, told: Callable[[Answer], None]) -> None:
-        """`submit` for who goes on meanwhile: `told` gets the answer, on this loop."""
-        self._put(command, Told(told))
+    def send(self, command: Command, told: Callable[[Answer], None], loop: asyncio.AbstractEventLoop) -> None:
+        """`submit` for who goes on meanwhile: `told` gets the answer, on `loop`, where this is called."""
+        self._put(command, Told(told), loop)
 
     async def submit_all(self, commands: Iterable[Command]) -> list[Answer]:
         """`submit` for several at once: one answer for each, where an error is a value, too."""
@@ -122,7 +123,7 @@ class Committer:
         put: list[tuple[Entry, asyncio.Future[Answer]]] = []
         for command in commands:
             future: asyncio.Future[Answer] = loop.create_future()
-            put.append((self._put(command, future), future))
+            put.append((self._put(command, future, loop), future))
         answers: list[Answer] = []
         try:
             for _, future in put:
@@ -133,10 +134,9 @@ class Committer:
             raise
         return answers
 
-    def _put(self, command: Command, future: Future) -> Entry:
+    def _put(self, command: Command, future: Future, loop: asyncio.AbstractEventLoop) -> Entry:
         """Hand in `command`, on the loop where its answer is awaited."""
         self._refuse_if_closing()
-        loop = asyncio.get_running_loop()
         port: LoopPort | None = getattr(self._here, "port", None)
         if port is None or port.loop is not loop:
             port = self._here.port = LoopPort(loop, self._hand_in)
@@ -273,7 +273,7 @@ class Committer:
         while entries := self._next_pass(track):
             along = self._going_along(track, entries)
             refused = await self._write(entries, along)
-            self._backlog.remove([entry for entry in entries if entry not in refused])
+            self._backlog.remove([entry for entry in entries if entry not in refused] if refused else entries)
             self._writing.difference_update(entries)
             if refused:
                 rest = self._loop.create_task(self._put_off(refused))
@@ -373,7 +373,8 @@ class Committer:
             }
         # A handler begins before who enqueued its job goes on.
         reply(zip(along, answers[len(own) :], strict=True))
-        reply([one for one in zip(own, answers, strict=False) if one[0] not in refused])
+        answered = zip(own, answers, strict=False)
+        reply([one for one in answered if one[0] not in refused] if refused else answered)
         return refused
 
     async def _commit(self, entries: list[Entry]) -> Sequence[Answer]:

@@ -63,9 +63,9 @@ class Engine:
         """`Committer.submit`. Commands submitted while the store is being opened keep their order."""
         return await self._current().committer.submit(command)
 
-    def send(self, command: Command, told: Callable[[Answer], None]) -> None:
+    def send(self, command: Command, told: Callable[[Answer], None], loop: asyncio.AbstractEventLoop) -> None:
         """`Committer.send`."""
-        self._current().committer.send(command, told)
+        self._current().committer.send(command, told, loop)
 
     async def submit_all(self, commands: Iterable[Command]) -> list[Answer]:
         """`Committer.submit_all`."""

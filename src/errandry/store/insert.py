@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from errandry.core import check, move
 from errandry.core.answer import Inserted
-from errandry.core.command import Command, Insert, Settle, brought, touched
+from errandry.core.command import Command, Insert, brought, touched
 from errandry.core.flow import Await, check_children
 from errandry.core.job import Job, NewJob
 from errandry.core.state import TABLE, Move
@@ -22,8 +22,7 @@ SENT = 250
 
 def load(ledger: Ledger, commands: Sequence[Command]) -> None:
     """Fetch for a pass in one go the jobs it names, and who holds the unique keys it wants."""
-    bringing = [command for command in commands if type(command) is Insert or type(command) is Settle]
-    unique = [(new, new.unique) for command in bringing for new in brought(command) if new.unique is not None]
+    unique = [(new, new.unique) for command in commands for new in brought(command) if new.unique is not None]
     ledger.slots = {new.id: move.slot_of(new, wanted, ledger.now) for new, wanted in unique}
     ledger.load_keys(ledger.slots.values())
     holders = [
@@ -31,7 +30,7 @@ def load(ledger: Ledger, commands: Sequence[Command]) -> None:
     ]
     ledger.load([one for command in commands for one in touched(command)] + [one for one in holders if one])
     if ledger.tables.is_far and not ledger.tables.has_gates:  # which may refuse some: their queue is full
-        ledger.tables.expect(sum(_sure(ledger, [one for one in bringing if isinstance(one, Insert)])))
+        ledger.tables.expect(sum(_sure(ledger, [one for one in commands if isinstance(one, Insert)])))
 
 
 def insert(ledger: Ledger, command: Insert) -> Inserted:

@@ -52,19 +52,34 @@ def _plan(before: Job | None, after: Job | None, batches: Batches, lane: Callabl
 
 def _ended(job: Job) -> rows.Row:
     """What an end changes of a row."""
-    errors = rows.text(job.errors) if job.errors else None
-    counts = (job.releases, job.crashes)
     return (
-        *(job.seq, job.result, job.state, job.reason, job.settled, *counts),
-        *(job.updated_at, job.expires_at, errors),
+        job.seq,
+        job.result,
+        job.state,
+        job.reason,
+        job.settled,
+        job.releases,
+        job.crashes,
+        job.updated_at,
+        job.expires_at,
+        rows.text(job.errors) if job.errors else None,
     )
 
 
 def _take(before: Job, after: Job, batches: Batches) -> bool:
     """Plan the two commonest writes, claims and renewals, which change little of a row; False for others."""
     if before.state is WAITING:
-        values = (after.seq, after.state, after.attempts, after.fence, after.worker, after.lease_until)
-        batches["claim"].append((*values, after.updated_at, after.started_at))
+        row = (
+            after.seq,
+            after.state,
+            after.attempts,
+            after.fence,
+            after.worker,
+            after.lease_until,
+            after.updated_at,
+            after.started_at,
+        )
+        batches["claim"].append(row)
         return True
     if (
         before.state is after.state

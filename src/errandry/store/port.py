@@ -7,6 +7,7 @@ its iterations with one hop, and gets all its answers of a pass with another.
 import asyncio
 import copy
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextlib import suppress
@@ -57,9 +58,9 @@ THREADS = ThreadPort()
 
 def reply(answers: Iterable[tuple[Entry, Answer]]) -> None:
     """Give each its answer. An error goes as a value: one that nobody fetches makes no noise."""
-    ports: dict[Port, Replies] = {}
+    ports: defaultdict[Port, Replies] = defaultdict(list)
     for entry, answer in answers:
-        ports.setdefault(entry.port, []).append((entry.future, answer))
+        ports[entry.port].append((entry.future, answer))
     for port, replies in ports.items():
         port.reply(replies)
 

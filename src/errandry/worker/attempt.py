@@ -72,9 +72,9 @@ class Attempts:
         """What becomes of jobs whose handler raised `error`, by the rules of their task."""
         if not isinstance(error, said.Outcome) and not batch.is_stopped:
             job = batch.runs[0].job
-            where = f"attempt {job.attempts} of {job.max_attempts}"
+            where = f"{batch}, attempt {job.attempts} of {job.max_attempts}"
             info = None if task.rules.redact else error  # whose words may be secret
-            log.warning("%s, %s raised %s", batch, where, failure(error).type, exc_info=info)
+            log.warning("%s raised %s", where, failure(error).type, exc_info=info)
         return [self._ended(run, task, error) for run in batch.runs]
 
     def stop(self, run: Run, error: BaseException) -> Outcome | None:
@@ -133,7 +133,7 @@ class Attempts:
         try:
             values = _each(task.name, value, len(batch.runs))
         except InvalidValue as error:
-            log.warning("%s: %s", batch, error)
+            log.warning("%s: %s", str(batch), error)
             return [_unusable(error)] * len(batch.runs)
         return [self._said(run, task, one) for run, one in zip(batch.runs, values, strict=True)]
 

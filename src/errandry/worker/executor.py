@@ -64,7 +64,7 @@ class Executor:
     def start(self, batch: Batch, turn: Coroutine[Any, Any, None] | None = None) -> None:
         """Call the handler, in a context of its own; what was claimed ahead, when its `turn` has come."""
         work, context = self._execute(batch, turn), contextvars.Context()
-        self._calls[batch] = asyncio.get_running_loop().create_task(work, context=context)
+        self._calls[batch] = batch.loop.create_task(work, context=context)
 
     def close(self) -> None:
         self._threads.close()
@@ -79,23 +79,27 @@ class Executor:
         except asyncio.CancelledError as error:
             outcomes = self._attempts.stopped(batch, error) if batch.is_stopped else []
         except Exception as error:  # not the handler's: what it needs could not be read
-            log.warning("%s could not be called: %s", batch, error, exc_info=error)
+            log.warning("%s could not be called: %s", str(batch), error, exc_info=error)
             outcomes = [self._attempts.retry(run.job, failure(error)) for run in batch.runs]
         finally:
             batch.handler = None
             del self._calls[batch]
         failpoint.reach("after_handler")
-        over = self._over
-        if batch.is_suspect and batch.runs:
+        runs, over = batch.runs, self._over
+        if batch.is_suspect and runs:
             over = partial(self._cleared, batch)
         else:
-            self._returned(batch)
-        for run, outcome in zip(batch.runs, outcomes or [None] * len(batch.runs), strict=True):
+            self._end(batch)
+        for run, outcome in zip(runs, outcomes or [None] * len(runs), strict=True):
             self._settler.settle(run, outcome, over)
+
+    def _end(self, batch: Batch) -> None:
+        self._returned(batch)
+        batch.end()
 
     def _cleared(self, batch: Batch, run: Run) -> None:
         """A suspect has its slot until its outcome is written: the next one may end this process."""
-        self._returned(batch)
+        self._end(batch)
         self._over(run)
 
     def _leave(self, run: Run, outcome: Outcome | None) -> None:
@@ -140,13 +144,15 @@ class Executor:
         task = self._app.tasks.get(batch.task)
         if task is None:
             return [self._unknown(run.job) for run in batch.runs]
-        families = {run: await self._app.family(run.job.id) for run in batch.runs if run.job.children}
+        families: dict[Run, Family] = {}
+        for run in batch.runs:
+            if run.job.children:
+                families[run] = await self._app.family(run.job.id)
+                run.ctx.adopt(families[run].children)
         payloads, arguments = self._read(batch, task, families)
         if not batch.runs:
             return []
         for run in batch.runs:
-            if run in families:
-                run.ctx.adopt(families[run].children)
             if run.job.steps is not None:
                 run.ctx.recall(await self._app.recalled(run.job))
         if self._children is not None and task.runner is Runner.PROCESS:
@@ -194,7 +200,7 @@ class Executor:
             batch.ctx.stop()
             await asyncio.wait({call}, timeout=self._options.grace)
             if not call.cancel() and call.exception() is not None:
-                log.debug("%s raised while it was stopped", batch, exc_info=call.exception())
+                log.debug("%s raised while it was stopped", str(batch), exc_info=call.exception())
             raise
 
     async def _in_child(

@@ -38,7 +38,7 @@ class Keeper:
     def _send(self, run: Run, command: PutStep, kept: "Future[None]") -> None:
         told = partial(self._answered, run, command, kept)
         try:
-            self._app.engine.send(command, told)
+            self._app.engine.send(command, told, run.loop)
         except ErrandryError as error:
             told(error)
 

@@ -47,7 +47,7 @@ class Run:
         self._desk = desk
         self._lock = Lock()
         self._progress: Progress | None = None
-        self._logs: list[Log] = []
+        self._logs: tuple[Log, ...] = ()
 
     def __str__(self) -> str:
         return f"job {self.job.id} ({self.job.task})"
@@ -73,11 +73,11 @@ class Run:
 
     def note(self, progress: Progress | None, logs: tuple[Log, ...]) -> None:
         """Keep a note until it is written; the newest lines stay. From any thread."""
+        dated = [replace(line, at=line.at or time()) for line in logs]
         with self._lock:
             is_first = self._progress is None and not self._logs
             self._progress = progress or self._progress
-            self._logs += [replace(line, at=line.at or time()) for line in logs]
-            del self._logs[:-LOGS_MAX]
+            self._logs = (*self._logs, *dated)[-LOGS_MAX:]
         if is_first:
             self.loop.call_soon_threadsafe(self.loop.call_later, NOTE_EVERY, self._desk.write_notes, self)
 
@@ -86,12 +86,12 @@ class Run:
         return self._desk.keep(self, name, text)
 
     def notes(self) -> Note | None:
-        """What was noted since the last time."""
+        """What was noted since the last time. On its loop."""
+        if self._progress is None and not self._logs:
+            return None
         with self._lock:
-            if self._progress is None and not self._logs:
-                return None
-            note = Note(self.ref, self._progress, tuple(self._logs))
-            self._progress, self._logs = None, []
+            note = Note(self.ref, self._progress, self._logs)
+            self._progress, self._logs = None, ()
         return note
 
 
@@ -109,7 +109,7 @@ class Batch:
 
     def __init__(self, run: Run, size: int | None = None) -> None:
         job = run.job
-        self.runs, self.size, self._loop = [run], size, run.loop
+        self.runs, self.size, self.loop = [run], size, run.loop
         self.task, self.is_suspect = job.task, job.crashes > 0
         self.ctx: JobContext = run.ctx
         run.batch = self
@@ -151,6 +151,14 @@ class Batch:
         """The call is to begin without this one."""
         self.runs.remove(run)
 
+    def end(self) -> None:
+        """The handler has returned. Its jobs point here, and are pointed at no more: what is left in a circle
+        stays until the garbage collector has looked for it. Who logs this later says `str` of it before."""
+        for run in self.runs:
+            if run.stopped is None:
+                run.ctx.leave()
+        self.runs = []
+
     def begins(self, now: float, grace: float) -> None:
         """The handler is called now. Leases end after timeout and grace, whether it stops or not."""
         if (timeout := self.timeout) is not None:
@@ -163,7 +171,7 @@ class Batch:
         if (timeout := self.timeout) is None:
             yield
             return
-        timer = self._loop.call_later(timeout, self.stop, Stop.TIMEOUT)
+        timer = self.loop.call_later(timeout, self.stop, Stop.TIMEOUT)
         try:
             yield
         finally:
@@ -178,7 +186,7 @@ class Batch:
         """These should stop; when they are all there are, the handler is. From any thread."""
         if self.size is not None and self.is_stopped:
             self.ctx.stop()
-        self._loop.call_soon_threadsafe(self._heed, runs)
+        self.loop.call_soon_threadsafe(self._heed, runs)
 
     def _heed(self, runs: list[Run]) -> None:
         if self.told is not None:

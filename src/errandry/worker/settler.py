@@ -56,7 +56,7 @@ class Settler:
         self._open += 1
         removed = partial(self._removed, run, over)
         try:
-            self._app.engine.send(Remove(ids=(run.job.id,)), removed)
+            self._app.engine.send(Remove(ids=(run.job.id,)), removed, run.loop)
         except ErrandryError as error:
             removed(error)
 
@@ -69,7 +69,7 @@ class Settler:
         """Have what a run has noted written."""
         if (note := run.notes()) is not None:
             try:
-                self._app.engine.send(note, partial(_noted, run))
+                self._app.engine.send(note, partial(_noted, run), run.loop)
             except ErrandryError as error:
                 _noted(run, error)
 
@@ -83,7 +83,7 @@ class Settler:
         self.note(run)
         answered = partial(self._answered, run, outcome, over, is_news)
         try:
-            self._app.engine.send(Settle(run.ref, outcome), answered)
+            self._app.engine.send(Settle(run.ref, outcome), answered, run.loop)
         except ErrandryError as error:
             answered(error)
 

@@ -96,9 +96,10 @@ class Slots:
     def give(self, batch: Batch) -> None:
         """It needs its slot no more. On the loop of those who wait for a turn."""
         with self._lock:
-            if batch not in self._taken:
+            runner = self._taken.pop(batch, None)
+            if runner is None:
                 return
-            self._free[self._taken.pop(batch)] += 1
+            self._free[runner] += 1
             self._suspects -= batch.is_suspect
             if self._turns:
                 self._call_next()

@@ -114,19 +114,13 @@ class SqliteTables(Counts):
 
     def _alike(self, name: str, batch: Sequence[rows.Row]) -> None:
         """Rows that mostly differ only in their first value: one statement for all that do."""
-        alike: dict[rows.Row, list[Any]] = {}
-        for row in batch:
-            alike.setdefault(row[1:], []).append(row[0])
-        for rest, firsts in alike.items():
-            self._run(name, (rows.text(firsts), *rest))
+        for rest, own in _by_rest(batch, 1).items():
+            self._run(name, (rows.text([row[0] for row in own]), *rest))
 
     def _finish(self, ended: Sequence[rows.Row]) -> None:
         """The same with rows that mostly differ only in their first two values."""
-        alike: dict[rows.Row, dict[int, str | None]] = {}
-        for row in ended:
-            alike.setdefault(row[2:], {})[row[0]] = row[1]
-        for rest, results in alike.items():
-            self._run("finish_live", (rows.text(results), *rest))
+        for rest, own in _by_rest(ended, 2).items():
+            self._run("finish_live", (rows.text({row[0]: row[1] for row in own}), *rest))
 
     def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
         return {slot: Holder(*held) for slot, *held in self._all("keys", (rows.text(slots),))}
@@ -457,6 +451,18 @@ class SqliteTables(Counts):
             yield from cursor.execute(SQL[name], bindings)
         finally:
             cursor.close()
+
+
+def _by_rest(batch: Sequence[rows.Row], own: int) -> dict[rows.Row, list[rows.Row]]:
+    """Rows by what follows on their own first values: mostly the same from one to the next."""
+    found: dict[rows.Row, list[rows.Row]] = {}
+    last, alike = None, list[rows.Row]()
+    for row in batch:
+        if row[own:] != last:
+            last = row[own:]
+            alike = found.setdefault(last, [])
+        alike.append(row)
+    return found
 
 
 def _parts(states: set[State], below: int | None) -> dict[str, int]:
