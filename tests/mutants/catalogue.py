@@ -240,6 +240,14 @@ MUTANTS = [
         store="sqlite",
     ),
     Mutant(
+        "foreign_versions",
+        "what another process has written of a known job is not noticed",
+        "store/postgres/known.py",
+        " and entry[0] == stamp",
+        "",
+        store="postgres",
+    ),
+    Mutant(
         "time_on_disk",
         "a store opened again goes back in time",
         QUERIES,

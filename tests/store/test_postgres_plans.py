@@ -22,6 +22,7 @@ from tests.store.server import server
 
 PLANS = {
     "lock_live": (["{a,b}"], {"live_id"}),
+    "lock_known": (["{a,b}"], {"live_id"}),
     "any_ended": (["{a,b}"], {"ended_pkey"}),
     "lock_history": (["{a,b}"], {"ended_pkey", "history_pkey"}),
     "line": ([1, True, 10], {"live_ready"}),

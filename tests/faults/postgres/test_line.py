@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from errandry.core.answer import Claims, Inserted, Mark
-from errandry.core.command import Claim, Complete, Insert, Ref, Renew, Settle
-from errandry.core.job import Job, NewJob
+from errandry.core.answer import Claims, Inserted, Mark, Renewed
+from errandry.core.command import Claim, Complete, Insert, Note, Ref, Renew, Settle
+from errandry.core.job import Job, Log, NewJob, Progress
+from errandry.core.state import State
 from errandry.errors import StoreUnavailable
 from errandry.store.backlog import Limits
 from errandry.store.engine import Engine
@@ -70,6 +71,32 @@ async def test_all_claims_of_a_pass_are_repeated_when_its_reply_was_lost(proxy: 
             ["two"],
         ]
         assert await engine.call(store.counts) == {"default": {"running": 2, "waiting": 1}}
+
+
+async def test_what_was_written_without_a_reply_is_read_before_it_is_decided_upon(
+    proxy: Proxy, url: str
+) -> None:
+    """The process remembers the job as it was before."""
+    store = store_at(url)
+    async with Engine(store) as engine:
+        await engine.submit(insert("one"))
+        answer = await engine.submit(Claim(worker="w", nonce="n", lease=60.0))
+        assert isinstance(answer, Claims)
+        [ref] = [Ref(job.id, job.fence) for job in answer.jobs]
+        proxy.deaf = 1
+        with pytest.raises(StoreUnavailable):
+            await engine.call(store.commit, [Note(ref, Progress(0.5), (Log(1.0, "lost"),))])
+        await engine.call(store.commit, [Note(ref, None, (Log(2.0, "not lost"),))])
+        proxy.deaf = 1
+        assert await engine.submit(Renew((ref,), 60.0)) == Renewed((Mark.HELD,))
+        proxy.deaf = 1
+        assert await engine.submit(Settle(ref, Complete())) is Mark.ALREADY
+
+        [job] = await engine.call(store.get, ["one"])
+        assert proxy.lost == 3
+        assert job is not None
+        assert (job.state, job.progress) == (State.COMPLETED, Progress(0.5))
+        assert [log.text for log in job.logs] == ["lost", "not lost"]
 
 
 @pytest.mark.timeout(300)

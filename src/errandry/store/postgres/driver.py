@@ -27,6 +27,7 @@ from errandry.store.postgres.address import SCHEMA, Address, address_of
 from errandry.store.postgres.binding import PostgresBinding, Said
 from errandry.store.postgres.days import Days
 from errandry.store.postgres.health import examined
+from errandry.store.postgres.known import Known
 from errandry.store.postgres.link import Link, connect
 from errandry.store.postgres.listen import Listener
 from errandry.store.postgres.migrate import is_made, migrate
@@ -243,16 +244,20 @@ class PostgresStore(LocalStore):
         """One transaction: all of it durable, or nothing written."""
         is_sent = False
         try:
-            tables, now = self._begun(link, lock_timeout, commands)
+            tables, now = self._begun(opened, link, lock_timeout, commands)
             answers = apply(commands, tables, now, self.bounds)
-            last: list[tuple[str, tuple[Any, ...]]] = []
+            last: tuple[Any, ...] = ()
             if tables.event_row is not None:
-                last.append(("append", (*tables.event_row, opened.channel, opened.name)))
+                last = "append", (*tables.event_row, opened.channel, opened.name)
             elif tables.is_dirty and self.clock.is_ahead:
-                last.append(("keep_time", (now,)))
+                last = "keep_time", (now,)
+            elif tables.held:
+                last = ("number_of_pass",)
             reach("before", commands, answers)
             is_sent = True
-            link.commit(*last)
+            number = link.commit(*last)
+            if tables.held:
+                opened.known.learn(number[0][0], tables.held)
             reach("after", commands, answers)
         except BaseException as error:
             is_lost = not link.is_up
@@ -266,11 +271,11 @@ class PostgresStore(LocalStore):
         return answers, tables.is_dirty
 
     def _begun(
-        self, link: Link, lock_timeout: str, commands: Sequence[Command]
+        self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]
     ) -> tuple[PostgresTables, float]:
         def begin() -> tuple[PostgresTables, float]:
             tables = link.begin()
-            now = self._now(*tables.begin(lock_timeout, commands, self.bounds.payload))
+            now = self._now(*tables.begin(lock_timeout, commands, self.bounds.payload, opened.known))
             tables.foresee_upkeep(commands, now)
             return tables, now
 
@@ -305,6 +310,7 @@ class _Open:
         self.reader = Track(address, "read", writes=False)
         self.listener = Listener(address, self.channel, self.name)
         self.days = Days(address.statements())
+        self.known = Known()
         self.locked: set[str] = set()
 
     @property

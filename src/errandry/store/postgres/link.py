@@ -71,15 +71,15 @@ class Link:
         self.wire.begin(how)
         return tables
 
-    def commit(self, *last: tuple[str, tuple[Any, ...]]) -> None:
-        """Commit, with these last statements. Sent together: nothing of ours can come between them.
+    def commit(self, name: str | None = None, params: tuple[Any, ...] = ()) -> list[Any]:
+        """Commit, with this last statement: what it gives. Nothing of ours can come between them.
 
         Else a process that is stopped there would keep the event log locked for all others.
         """
-        for name, params in last:
-            self.wire.send(name, params)
+        last = None if name is None else self.wire.send(name, params)
         self.wire.send("commit")
         self.wire.end()
+        return [] if last is None else self.wire.fetch(last)
 
     def roll_back(self) -> None:
         """Leave no transaction behind; a connection that cannot do that is given up."""

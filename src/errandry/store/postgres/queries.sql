@@ -32,7 +32,11 @@ SELECT set_config('plan_cache_mode', %s, true);
 
 -- name: keep_time
 -- Of a pass without events, while the clock goes slowly after it was set back: the next one must not go back behind it.
-UPDATE errandry.store SET at = greatest(at, %s);
+UPDATE errandry.store SET at = greatest(at, %s) RETURNING pg_current_xact_id()::xid;
+
+-- name: number_of_pass
+-- The one that its rows have as their `xmin`.
+SELECT pg_current_xact_id()::xid;
 
 -- name: last_event
 SELECT coalesce((SELECT n FROM errandry.events ORDER BY n DESC LIMIT 1), 0);
@@ -189,6 +193,10 @@ SELECT history.* FROM errandry.ended JOIN errandry.history USING (seq, day) WHER
 -- name: lock_live
 -- Whoever locks several jobs locks them in the order of their ids.
 SELECT * FROM errandry.live WHERE id = ANY (%s::text[]) ORDER BY id FOR NO KEY UPDATE;
+
+-- name: lock_known
+-- The same where they are known, as the transaction `xmin` has written them.
+SELECT id, xmin, updated_at FROM errandry.live WHERE id = ANY (%s::text[]) ORDER BY id FOR NO KEY UPDATE;
 
 -- name: any_ended
 -- Asked first: it costs less than to open every partition, and the answer is mostly no.
@@ -950,7 +958,8 @@ DELETE FROM errandry.workers WHERE worker = %s;
 SELECT beat, seen_at FROM errandry.workers ORDER BY worker;
 
 -- name: append
-SELECT errandry.append(%s::float8, %s::bigint, %s::text, %s::text, %s::text, %s::text);
+SELECT pg_current_xact_id()::xid
+  FROM errandry.append(%s::float8, %s::bigint, %s::text, %s::text, %s::text, %s::text);
 
 -- name: events
 SELECT n, at, entries FROM errandry.events WHERE n >= %s ORDER BY n LIMIT %s;

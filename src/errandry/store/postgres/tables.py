@@ -26,7 +26,7 @@ from errandry.core.command import (
 from errandry.core.event import Alike
 from errandry.core.job import Job, Keep
 from errandry.core.query import Query
-from errandry.core.state import TERMINAL, State
+from errandry.core.state import HELD, TERMINAL, State
 from errandry.core.unique import Holder
 from errandry.store import cursor as cursors
 from errandry.store import row as rows
@@ -36,6 +36,7 @@ from errandry.store.plan import ENDED, FINISHED, Batches, planned
 from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.counts import Counts
 from errandry.store.postgres.days import day_of
+from errandry.store.postgres.known import Known
 from errandry.store.postgres.wire import Params, Wire
 from errandry.store.tables import Brought, Change, Deltas
 from errandry.store.tidy import PRUNED
@@ -61,6 +62,8 @@ class PostgresTables(Counts):
         self._writes = writes
         self.identity = ""
         self.event_row: tuple[Any, ...] | None = None
+        self.held: dict[str, Job | None] = {}
+        self._known = Known()
         self._days: set[int] = set()
         self._fresh: frozenset[str] = frozenset()
         self._new: frozenset[str] = frozenset()
@@ -68,12 +71,14 @@ class PostgresTables(Counts):
         self._numbers: deque[int] = deque()
         self._wanted = 0
 
-    def begin(self, lock_timeout: str, commands: Sequence[Command], payload: int) -> tuple[float, float]:
+    def begin(
+        self, lock_timeout: str, commands: Sequence[Command], payload: int, known: Known
+    ) -> tuple[float, float]:
         """Read what a pass starts from: the time nobody may go back behind, and the server's.
 
         With it goes what the commands are known to need; a job with more than `payload` is refused.
         """
-        self._asked = {}
+        self._asked, self.held, self._known = {}, {}, known
         self._marks, self._lanes, self._counted, self._is_foreseen = None, {}, {}, False
         self._left.clear()
         claims = [command for command in commands if isinstance(command, Claim)]
@@ -103,7 +108,11 @@ class PostgresTables(Counts):
         self._fresh = frozenset([new.id for new in fresh])
         ids = [one for command in commands for one in touched(command)]
         if len(ids) > len(fresh):
-            self._ask("lock_live", (array(ids),))
+            unknown = self._known.unknown(ids)
+            if len(unknown) < len(ids):
+                self._ask("lock_known", (array(ids),))
+            if unknown:
+                self._ask("lock_live", (array(unknown),))
         if not fresh or len(ids) > len(fresh):
             return None
         is_tied = any(command.edges for command in inserts)
@@ -152,7 +161,8 @@ class PostgresTables(Counts):
     def write(self, changes: Iterable[Change]) -> None:
         changes = list(changes)
         self._new = frozenset()
-        self._unask(*DUE, "outlived", "shelves")
+        self._unask(*DUE, "outlived", "shelves", "lock_known")
+        self._note_held(changes)
         self._stand_in_line(self._watch(changes))
         batches = planned(changes, lambda job: self._lanes[job.queue, job.task, job.group])
         self._date(batches)
@@ -164,6 +174,14 @@ class PostgresTables(Counts):
         if len(changes) >= SENT:
             self._wire.push()
         self.is_dirty = True
+
+    def _note_held(self, changes: Iterable[Change]) -> None:
+        """Keep how the pass leaves what workers hold, or held."""
+        for before, after in changes:
+            if after is not None and after.state in HELD:
+                self.held[after.id] = after
+            elif before is not None and before.state in HELD:
+                self.held[before.id] = None
 
     def _date(self, batches: Batches) -> None:
         """Add to what is finished the day it expires on, whose partition is there from now on."""
@@ -206,17 +224,28 @@ class PostgresTables(Counts):
 
     def find(self, ids: Sequence[str]) -> dict[str, Job]:
         """Live first: a job that moves meanwhile is then found in the other table, or again in this one."""
-        found: dict[str, Job] = {}
         if self._new.issuperset(ids):
-            return found
+            return {}
         if not self._writes:
-            names = ["find_live", "find_history"]
+            names, found = ["find_live", "find_history"], {}
         else:
-            names = ["lock_live", "lock_history", "lock_live"]
+            names, found = ["lock_live", "lock_history", "lock_live"], self._lock_known(ids)
         for number, name in enumerate(names):
+            if len(found) == len(ids):
+                break
             missing = [one for one in ids if one not in found and (number < 2 or one not in self._fresh)]
             if missing and (name != "lock_history" or self._all("any_ended", (array(missing),))):
                 found |= {job.id: job for job in self._jobs(name, (array(missing),))}
+        return found
+
+    def _lock_known(self, ids: Sequence[str]) -> dict[str, Job]:
+        """Lock these, if some were known when the pass began: those of them that have not changed."""
+        params = (array(ids),)
+        if not self._is_asked("lock_known", params):
+            return {}
+        found = self._known.still(self._all("lock_known", params))
+        if len(found) < len(ids):
+            self._known.forget([one for one in ids if one not in found])
         return found
 
     def ids(self, part: str, limit: int) -> list[str]:

@@ -25,6 +25,9 @@ class Talk:
         if key not in self._asked:
             self._asked[key] = self._wire.send(name, params)
 
+    def _is_asked(self, name: str, params: Params = ()) -> bool:
+        return _key(name, params) in self._asked
+
     def _unask(self, *names: str) -> None:
         """The answers to these questions are no longer right."""
         self._asked = {key: reply for key, reply in self._asked.items() if key[0] not in names}
