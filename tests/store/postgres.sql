@@ -4,8 +4,9 @@ TABLE bound WITH {autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_del
     count bigint NOT NULL
     entries text NOT NULL
     deltas text NOT NULL
-TABLE claims WITH {fillfactor=50}
+TABLE claims
     worker text COLLATE "C" NOT NULL
+    n bigint NOT NULL
     claimed_at double precision NOT NULL
     refs text NOT NULL
 TABLE closing
@@ -240,7 +241,7 @@ TABLE workers WITH {fillfactor=50}
     seen_at double precision NOT NULL
     beat text NOT NULL
 CONSTRAINT errandry.bound bound_pkey PRIMARY KEY (n)
-CONSTRAINT errandry.claims claims_pkey PRIMARY KEY (worker)
+CONSTRAINT errandry.claims claims_pkey PRIMARY KEY (worker, n)
 CONSTRAINT errandry.closing closing_pkey PRIMARY KEY (parent)
 CONSTRAINT errandry.edges edges_pkey PRIMARY KEY (parent, n)
 CONSTRAINT errandry.ended ended_pkey PRIMARY KEY (id)
@@ -263,7 +264,7 @@ CONSTRAINT errandry.store store_pkey PRIMARY KEY (one)
 CONSTRAINT errandry.totals totals_pkey PRIMARY KEY (queue, task, name)
 CONSTRAINT errandry.workers workers_pkey PRIMARY KEY (worker)
 CREATE UNIQUE INDEX bound_pkey ON errandry.bound USING btree (n)
-CREATE UNIQUE INDEX claims_pkey ON errandry.claims USING btree (worker)
+CREATE UNIQUE INDEX claims_pkey ON errandry.claims USING btree (worker, n)
 CREATE INDEX closing_canceling ON errandry.closing USING btree (parent) WHERE (cancel IS NOT NULL)
 CREATE INDEX closing_expiry ON errandry.closing USING btree (expires_at, parent) WHERE (cancel IS NULL)
 CREATE UNIQUE INDEX closing_pkey ON errandry.closing USING btree (parent)

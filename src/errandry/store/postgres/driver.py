@@ -33,6 +33,7 @@ from errandry.store.postgres.listen import Listener
 from errandry.store.postgres.migrate import is_made, migrate
 from errandry.store.postgres.tables import PostgresTables
 from errandry.store.postgres.track import LIMITS, TIMEOUTS, Track, track_of
+from errandry.store.postgres.trail import Trail
 from errandry.store.postgres.trouble import CLASHED, LOCKED, MOVED, UNPLACED, explained
 from errandry.store.tables import Tables
 from errandry.store.waking import Bell
@@ -258,6 +259,7 @@ class PostgresStore(LocalStore):
             number = link.commit(*last)
             if tables.held:
                 opened.known.learn(number[0][0], tables.held)
+            tables.committed()
             reach("after", commands, answers)
         except BaseException as error:
             is_lost = not link.is_up
@@ -275,7 +277,9 @@ class PostgresStore(LocalStore):
     ) -> tuple[PostgresTables, float]:
         def begin() -> tuple[PostgresTables, float]:
             tables = link.begin()
-            now = self._now(*tables.begin(lock_timeout, commands, self.bounds.payload, opened.known))
+            now = self._now(
+                *tables.begin(lock_timeout, commands, self.bounds.payload, opened.known, opened.trail)
+            )
             tables.foresee_upkeep(commands, now)
             return tables, now
 
@@ -310,7 +314,7 @@ class _Open:
         self.reader = Track(address, "read", writes=False)
         self.listener = Listener(address, self.channel, self.name)
         self.days = Days(address.statements())
-        self.known = Known()
+        self.known, self.trail = Known(), Trail()
         self.locked: set[str] = set()
 
     @property

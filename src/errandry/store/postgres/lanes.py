@@ -4,9 +4,10 @@ What a claim is going to ask is foreseen from the one before: mostly the same la
 rest finds out in one round trip, and has, what came in.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from errandry.core.command import Claim
@@ -16,12 +17,16 @@ from errandry.core.state import SCHEDULED, WAITING
 from errandry.store import row as rows
 from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.gates import Gates
+from errandry.store.postgres.trail import WHOLE, Floors, Parts, Trail
 from errandry.store.postgres.wire import Params, Wire
 from errandry.store.tables import Change, Marks
 
 UNLINED_MAX = 1_000
 SHAPES = 10
 """So many kinds of claims are remembered."""
+
+PART = ("lanes", "priorities", "places", "below")
+"""How statements call the columns of the parts of lanes."""
 
 Shape = tuple[tuple[str, ...] | None, tuple[str, ...] | None, tuple[str, ...]]
 """The queues and tasks of a claim, and those it leaves out."""
@@ -32,6 +37,13 @@ class Lanes(Gates):
 
     def __init__(self, wire: Wire) -> None:
         super().__init__(wire)
+        self._trail = Trail()
+        self._parts: Parts = {}
+        self._floors: Floors | None = None
+        self._came: dict[int, list[tuple[int, int]]] = {}
+        self._emptied: dict[int, list[tuple[int, int]]] = {}
+        self._is_counting = False
+        self._now = 0.0
         self._has_groups = self._has_unlined = self._is_foreseen = False
         self._marks: Marks | None = None
         self._lanes: dict[tuple[str, str, str], int] = {}
@@ -39,21 +51,39 @@ class Lanes(Gates):
         self._counted: dict[str, int] = {}
         self._left: Counter[str] = Counter()
 
+    def _set_out(self, trail: Trail) -> None:
+        """Find out how much of the lanes the claims of a pass have to read."""
+        moment, self._trail = time.monotonic(), trail
+        self._parts, self._floors = trail.parts(moment), trail.floors(moment)
+        self._is_counting = trail.is_counting(moment)
+        self._came, self._emptied = {}, {}
+
+    def committed(self) -> None:
+        """The pass has become true."""
+        for lane, spots in self._came.items():
+            self._trail.came(lane, spots)
+        for lane, spots in self._emptied.items():
+            self._trail.emptied(lane, spots)
+
     def _ask_lanes(self, keys: Iterable[tuple[str, str, str]]) -> None:
         """Of jobs that are going to stand in line."""
         self._ask("share_lanes", columns(keys))
 
-    def _stand_in_line(self, jobs: Iterable[Job]) -> None:
+    def _stand_in_line(self, jobs: Sequence[Job]) -> None:
         """Hold the lanes of these jobs, marked: they may have waiting jobs."""
         moments = {(job.queue, job.task, job.group): job.updated_at for job in jobs}
         self._has_groups |= any(group for _, _, group in moments)
         for name in ("share_lanes", "mark_lanes"):
             keys = [key for key in moments if key not in self._lanes]
             if not keys:
-                return
+                break
             when = [] if name == "share_lanes" else [max(moments.values())]
             found = self._all(name, [*when, *columns(keys)])
             self._lanes |= {(queue, *rest): lane for lane, queue, *rest in found}
+        if self._parts:
+            for job in jobs:
+                spots = self._came.setdefault(self._lanes[job.queue, job.task, job.group], [])
+                spots.append((job.priority, job.place or 0))
 
     def _line_up(self) -> None:
         """Give those their lane who were inserted in transactions that could not mark it."""
@@ -74,7 +104,12 @@ class Lanes(Gates):
             return
         for claim in claims:
             self._ask("recall", (claim.worker,))
-        self._ask("marks")
+        if self._is_counting:
+            self._ask("entries", (0,))
+        if self._parts:
+            self._ask("fronts", self._columns(self._parts))
+        if self._floors is None:  # else the time is needed, which comes with the answer to the first question
+            self._ask("marks", self._since())
         [claim, *more] = claims
         if not has_news and not more and claim.order is None and not claim.batches:
             self._ask("open_lanes", self._open(claim, (), (), claim.limit + 1))
@@ -86,12 +121,14 @@ class Lanes(Gates):
         self._is_foreseen = True
         lines = self._before.get(_shape(claim), [])
         if lines:
-            self._ask(*_best(lines, claim.limit, claim.suspects != 0))
+            self._ask(*self._best(lines, claim.limit, claim.suspects != 0))
         self._unask("backlog")
         self._counted = {}
         for queue in {line.queue for line in lines}:
             self._counted[queue], self._left[queue] = claim.limit + 1, 0
-            self._ask("backlog", _backlog(queue, claim.limit + 1))
+            self._ask("backlog", self._backlog(queue, claim.limit + 1))
+        if self._is_counting:
+            self._ask("entries", (1,))
 
     def _watch(self, changes: Iterable[Change]) -> list[Job]:
         """The jobs that come in line; what was foreseen otherwise is forgotten."""
@@ -114,6 +151,11 @@ class Lanes(Gates):
             self._counted = {}
         return coming
 
+    def _since(self) -> Params:
+        """Where to look for marks: everywhere, or between the last that were seen and now."""
+        until = "infinity" if self._floors is None else self._now
+        return {**(self._floors or Floors())._asdict(), "until": until}
+
     def _forget_marks(self) -> None:
         self._marks = None
         self._unask("marks")
@@ -127,11 +169,14 @@ class Lanes(Gates):
             "suspects": claim.suspects != 0,
             "limit": None if self.has_gates or claim.order is not None else claim.limit,
             "width": width,
+            **self._parted(),
         }
 
     def lines(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> list[Line]:
         if self._has_unlined:
             self._line_up()
+        if self._parts:
+            self._part()
         params = self._open(claim, queues, tasks, width)
         if not self._has_groups:
             if not (self._is_foreseen or self.has_gates or claim.order is not None or claim.batches):
@@ -139,6 +184,7 @@ class Lanes(Gates):
                 self._foresee_jobs(claim)
             self._is_foreseen = False
             found = [Line._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in self._all("open_lanes", params)]
+            self._count(found)
             if found:
                 self._before = {**dict(islice(self._before.items(), SHAPES - 1)), _shape(claim): found}
             return found
@@ -149,7 +195,52 @@ class Lanes(Gates):
                 return found
 
     def best(self, lines: Sequence[Line], limit: int, suspects: bool) -> list[Job]:
-        return self._jobs(*_best(lines, limit, suspects)) if lines else []
+        if not lines:
+            return []
+        jobs = self._jobs(*self._best(lines, limit, suspects))
+        if suspects:  # else one that was passed over may stand among these
+            lanes = {(line.queue, line.task, line.group): line.lane for line in lines}
+            for job in takewhile(lambda job: not job.crashes, jobs):
+                spots = self._emptied.setdefault(lanes[job.queue, job.task, job.group], [])
+                spots.append((job.priority, job.place or 0))
+        return jobs
+
+    def _best(self, lines: Sequence[Line], limit: int, suspects: bool) -> tuple[str, Params]:
+        """The statement for the first jobs of these lanes."""
+        lanes = sorted(line.lane for line in sorted(lines, key=by_urgency)[:limit])
+        name = "line" if len(lines) == 1 else "lines"
+        return name, {"suspects": suspects, "limit": limit, **self._columns(lanes)}
+
+    def _backlog(self, queue: str, bound: int) -> Params:
+        return {"queue": queue, "bound": bound, **self._parted()}
+
+    def _parted(self) -> dict[str, str]:
+        """The lanes that are not read as a whole, and the parts that are."""
+        return {"parted": array(self._parts), **self._columns(self._parts)}
+
+    def _part(self) -> None:
+        """Have those lanes read as a whole where somebody stands in front."""
+        whole = {lane for (lane,) in self._all("fronts", self._columns(self._parts))}
+        if whole:
+            self._parts = {lane: parts for lane, parts in self._parts.items() if lane not in whole}
+            self._unask("open_lanes", "line", "lines", "backlog")
+            self._is_foreseen = False
+
+    def _columns(self, lanes: Iterable[int]) -> dict[str, str]:
+        """The parts of these lanes that are to be read."""
+        parts = [(lane, *part) for lane in lanes for part in self._parts.get(lane, WHOLE)]
+        values = columns(parts) or ["{}"] * len(PART)
+        return dict(zip(PART, values, strict=True))
+
+    def _count(self, lines: Iterable[Line]) -> None:
+        """Tell others how many entries were read to find these lanes with their first jobs, if all were."""
+        self._is_counting = False
+        asked = [("entries", (number,)) for number in (0, 1)]
+        if all(question in self._asked for question in asked):
+            before, after = (self._all(*question)[0][1] for question in asked)
+            firsts = {line.lane: line.first for line in lines if line.first is not None}
+            floors = Floors(*(self._now if at is None else min(at, self._now) for at in self.marks()[:3]))
+            self._trail.has_read(after - before, firsts, floors, time.monotonic())
 
     def spots(self, lines: Sequence[Line], each: int, suspects: bool) -> dict[Any, list[Spot]]:
         found: dict[Any, list[Spot]] = {line.lane: [] for line in lines}
@@ -232,7 +323,7 @@ class Lanes(Gates):
         counted, left = self._counted.pop(queue, 0), self._left[queue]
         if counted <= left:
             counted, left = 1, 0
-        [(waiting,)] = self._all("backlog", _backlog(queue, counted))
+        [(waiting,)] = self._all("backlog", self._backlog(queue, counted))
         return bool(waiting <= left)
 
     def marks(self) -> Marks:
@@ -241,21 +332,9 @@ class Lanes(Gates):
         Leases that a pass writes are not over yet in that pass.
         """
         if self._marks is None:
-            self._marks = Marks(*self._all("marks")[0])
+            self._marks = Marks(*self._all("marks", self._since())[0])
         return self._marks
 
 
 def _shape(claim: Claim) -> Shape:
     return claim.queues, claim.tasks, claim.without
-
-
-def _best(lines: Sequence[Line], limit: int, suspects: bool) -> tuple[str, Params]:
-    """The statement for the first jobs of these lanes."""
-    if len(lines) == 1:
-        return "line", (lines[0].lane, suspects, limit)
-    lanes = sorted(line.lane for line in sorted(lines, key=by_urgency)[:limit])
-    return "lines", {"lanes": array(lanes), "suspects": suspects, "limit": limit}
-
-
-def _backlog(queue: str, bound: int) -> Params:
-    return {"queue": queue, "bound": bound}

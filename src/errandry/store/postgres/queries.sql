@@ -378,13 +378,24 @@ UPDATE errandry.live SET lane = new.lane
 
 -- name: open_lanes
 -- Lanes with waiting jobs, of these queues and tasks (NULL: all) and not of those, while none has a group. The most
--- urgent first; where these are taken, more lanes than jobs are wanted are of no use.
+-- urgent first; where these are taken, more lanes than jobs are wanted are of no use. Of those that are parted only the
+-- parts are looked at, in their order.
 SELECT lanes.lane, lanes.queue, lanes.task, lanes.grp, first.priority, first.place
   FROM errandry.lanes
- CROSS JOIN LATERAL (SELECT priority, place FROM errandry.live
-                      WHERE live.lane = lanes.lane AND live.state = 'waiting'
-                        AND (%(suspects)s::boolean OR live.crashes = 0)
-                      ORDER BY live.priority, live.place LIMIT 1) AS first
+ CROSS JOIN LATERAL (
+    SELECT spot.priority, spot.place
+      FROM (SELECT * FROM unnest(
+                %(lanes)s::bigint[], %(priorities)s::bigint[], %(places)s::bigint[], %(below)s::bigint[])
+                AS given (lane, priority, place, below)
+             WHERE given.lane = lanes.lane
+             UNION ALL
+            SELECT lanes.lane, -(1::bigint << 62), 0, 1::bigint << 62 WHERE lanes.lane <> ALL (%(parted)s::bigint[])) AS part
+     CROSS JOIN LATERAL (SELECT priority, place FROM errandry.live
+                          WHERE live.lane = part.lane AND live.state = 'waiting'
+                            AND (%(suspects)s::boolean OR live.crashes = 0)
+                            AND (live.priority, live.place) > (part.priority, part.place) AND live.priority < part.below
+                          ORDER BY live.priority, live.place LIMIT 1) AS spot
+     LIMIT 1) AS first
  WHERE lanes.ready
    AND (%(queues)s::text[] IS NULL OR lanes.queue = ANY (%(queues)s::text[]))
    AND (%(tasks)s::text[] IS NULL OR lanes.task = ANY (%(tasks)s::text[]))
@@ -392,6 +403,14 @@ SELECT lanes.lane, lanes.queue, lanes.task, lanes.grp, first.priority, first.pla
    AND lanes.queue <> ALL (%(closed)s::text[])
  ORDER BY first.priority, first.place
  LIMIT %(limit)s::bigint;
+
+-- name: fronts
+-- The lanes where somebody stands in front of these parts, in the same priority: who came last and is served first.
+SELECT DISTINCT part.lane
+  FROM unnest(%(lanes)s::bigint[], %(priorities)s::bigint[]) AS part (lane, priority)
+ CROSS JOIN LATERAL (SELECT 1 FROM errandry.live
+                      WHERE live.lane = part.lane AND state = 'waiting' AND live.priority = part.priority
+                        AND live.place < 0 LIMIT 1) AS first;
 
 -- name: turns
 -- The same where some have groups: of each queue and task the first lanes by their turn, and how far the queue is. From
@@ -589,29 +608,38 @@ SELECT queue, task
                                WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0) OFFSET 0);
 
 -- name: line
--- The waiting jobs of a lane in order, with suspects or without; what another pass is about to move is left to it.
-SELECT * FROM errandry.live
- WHERE lane = %s AND state = 'waiting' AND (%s::boolean OR crashes = 0)
- ORDER BY priority, place LIMIT %s
-   FOR NO KEY UPDATE SKIP LOCKED;
+-- The waiting jobs of a lane in order, as far as they stand in one of these parts of it, with suspects or without; what
+-- another pass is about to move is left to it.
+SELECT job.*
+  FROM unnest(%(lanes)s::bigint[], %(priorities)s::bigint[], %(places)s::bigint[], %(below)s::bigint[])
+    AS part (lane, priority, place, below)
+ CROSS JOIN LATERAL (SELECT * FROM errandry.live
+                      WHERE live.lane = part.lane AND state = 'waiting' AND (%(suspects)s::boolean OR crashes = 0)
+                        AND (live.priority, live.place) > (part.priority, part.place) AND live.priority < part.below
+                      ORDER BY priority, place LIMIT %(limit)s
+                        FOR NO KEY UPDATE SKIP LOCKED) AS job
+ LIMIT %(limit)s;
 
 -- name: lines
--- The first jobs of several lanes taken together. How many each lane gives is counted first, so that no more are locked
--- than taken.
+-- The first jobs of several lanes taken together. How many each part of a lane gives is counted first, so that no more
+-- are locked than taken.
 WITH best AS (
-    SELECT spot.lane
-      FROM unnest(%(lanes)s::bigint[]) AS open (lane)
-     CROSS JOIN LATERAL (SELECT live.lane, live.priority, live.place FROM errandry.live
-                          WHERE live.lane = open.lane AND state = 'waiting'
+    SELECT part.*
+      FROM unnest(%(lanes)s::bigint[], %(priorities)s::bigint[], %(places)s::bigint[], %(below)s::bigint[])
+        AS part (lane, priority, place, below)
+     CROSS JOIN LATERAL (SELECT live.priority, live.place FROM errandry.live
+                          WHERE live.lane = part.lane AND state = 'waiting'
                             AND (%(suspects)s::boolean OR crashes = 0)
+                            AND (live.priority, live.place) > (part.priority, part.place) AND live.priority < part.below
                           ORDER BY priority, place LIMIT %(limit)s) AS spot
      ORDER BY spot.priority, spot.place LIMIT %(limit)s),
-shares AS (SELECT lane, count(*) AS jobs FROM best GROUP BY lane)
+shares AS (SELECT best.*, count(*) AS jobs FROM best GROUP BY lane, priority, place, below)
 SELECT job.*
   FROM shares
  CROSS JOIN LATERAL (SELECT * FROM errandry.live
                       WHERE live.lane = shares.lane AND state = 'waiting'
                         AND (%(suspects)s::boolean OR crashes = 0)
+                        AND (live.priority, live.place) > (shares.priority, shares.place) AND live.priority < shares.below
                       ORDER BY priority, place LIMIT shares.jobs
                         FOR NO KEY UPDATE SKIP LOCKED) AS job
  ORDER BY job.priority, job.place;
@@ -622,17 +650,38 @@ SELECT job.*
 SELECT count(*)
   FROM (SELECT 1
           FROM errandry.lanes
-         CROSS JOIN LATERAL (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting'
+         CROSS JOIN LATERAL (
+            SELECT * FROM unnest(
+                %(lanes)s::bigint[], %(priorities)s::bigint[], %(places)s::bigint[], %(below)s::bigint[])
+                AS given (lane, priority, place, below)
+             WHERE given.lane = lanes.lane
+             UNION ALL
+            SELECT lanes.lane, -(1::bigint << 62), 0, 1::bigint << 62 WHERE lanes.lane <> ALL (%(parted)s::bigint[])) AS part
+         CROSS JOIN LATERAL (SELECT 1 FROM errandry.live
+                              WHERE live.lane = part.lane AND state = 'waiting'
+                                AND (live.priority, live.place) > (part.priority, part.place) AND live.priority < part.below
                               ORDER BY priority DESC, place DESC LIMIT %(bound)s::bigint) AS one
          WHERE lanes.queue = %(queue)s AND lanes.ready
          LIMIT %(bound)s::bigint) AS counted;
 
+-- name: entries
+-- How many entries of the indexes that claims read were read so far; more than once in a pass.
+SELECT %s::bigint, pg_stat_get_xact_tuples_returned('errandry.live_ready'::regclass)
+       + pg_stat_get_xact_tuples_returned('errandry.live_leased'::regclass)
+       + pg_stat_get_xact_tuples_returned('errandry.live_due'::regclass)
+       + pg_stat_get_xact_tuples_returned('errandry.live_deadline'::regclass);
+
 -- name: marks
--- The first of an index, not the least of a column: that might be looked for in all rows.
-SELECT (SELECT run_at FROM errandry.live WHERE state = 'scheduled' ORDER BY run_at LIMIT 1),
-       (SELECT lease_until FROM errandry.live WHERE state IN ('claimed', 'running') ORDER BY lease_until LIMIT 1),
+-- The first of an index, not the least of a column: that might be looked for in all rows. Leases and deadlines matter
+-- only when they are over.
+SELECT (SELECT run_at FROM errandry.live WHERE state = 'scheduled' AND run_at >= %(run_at)s::float8 ORDER BY run_at LIMIT 1),
+       (SELECT lease_until FROM errandry.live
+         WHERE state IN ('claimed', 'running') AND lease_until >= %(lease_until)s::float8 AND lease_until <= %(until)s::float8
+         ORDER BY lease_until LIMIT 1),
        (SELECT deadline FROM errandry.live
-         WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting') ORDER BY deadline LIMIT 1),
+         WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting')
+           AND deadline >= %(deadline)s::float8 AND deadline <= %(until)s::float8
+         ORDER BY deadline LIMIT 1),
        (SELECT open_at FROM errandry.lanes
          WHERE ready AND open_at > 0 AND open_at < 1e18
            AND EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0)
@@ -640,11 +689,12 @@ SELECT (SELECT run_at FROM errandry.live WHERE state = 'scheduled' ORDER BY run_
        (SELECT due_at FROM errandry.schedules WHERE due_at IS NOT NULL ORDER BY due_at LIMIT 1);
 
 -- name: due
-SELECT * FROM errandry.live WHERE state = 'scheduled' AND run_at <= %s
+SELECT * FROM errandry.live WHERE state = 'scheduled' AND run_at >= %s::float8 AND run_at <= %s
  ORDER BY run_at, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: expired
-SELECT * FROM errandry.live WHERE state IN ('claimed', 'running') AND lease_until <= %s
+SELECT * FROM errandry.live
+ WHERE state IN ('claimed', 'running') AND lease_until >= %s::float8 AND lease_until <= %s
  ORDER BY lease_until, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: held
@@ -653,7 +703,8 @@ SELECT * FROM errandry.live WHERE state IN ('claimed', 'running') AND lease_unti
 
 -- name: lapsed
 SELECT * FROM errandry.live
- WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting') AND deadline <= %s
+ WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting')
+   AND deadline >= %s::float8 AND deadline <= %s
  ORDER BY deadline, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: outlived
@@ -859,11 +910,12 @@ DELETE FROM errandry.edges
 RETURNING n;
 
 -- name: remember
-INSERT INTO errandry.claims (worker, claimed_at, refs) VALUES (%s, %s, %s)
-    ON CONFLICT (worker) DO UPDATE SET claimed_at = excluded.claimed_at, refs = excluded.refs;
+WITH before AS (DELETE FROM errandry.claims WHERE worker = %(worker)s AND n = %(last)s)
+INSERT INTO errandry.claims (worker, n, claimed_at, refs) VALUES (%(worker)s, %(last)s + 1, %(now)s, %(refs)s)
+    ON CONFLICT (worker, n) DO UPDATE SET claimed_at = excluded.claimed_at, refs = excluded.refs;
 
 -- name: recall
-SELECT refs FROM errandry.claims WHERE worker = %s;
+SELECT n, refs FROM errandry.claims WHERE worker = %s ORDER BY n DESC LIMIT 1;
 
 -- name: make_gate
 -- A gate as it is, or as one that says nothing; nobody else changes it before this pass is over.
@@ -1048,10 +1100,11 @@ DELETE FROM errandry.claims WHERE claimed_at <= %s;
 
 -- name: idle_lanes
 -- Lanes that seem to have no waiting jobs, as far as nobody holds them, and whether they have the mark. Now nobody can put a
--- job there.
+-- job there. A waiting one is looked for from the end: at its head are those that have just been claimed.
 SELECT lane, ready FROM errandry.lanes
  WHERE (ready OR used_at <= %s)
-   AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0)
+   AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting'
+                    ORDER BY priority DESC, place DESC OFFSET 0)
  ORDER BY lane LIMIT %s
    FOR UPDATE SKIP LOCKED;
 
@@ -1091,7 +1144,7 @@ SELECT record FROM errandry.schedules WHERE name > %s ORDER BY name LIMIT %s;
 
 -- name: ticking
 -- What another pass decides about just now is left to it.
-SELECT record FROM errandry.schedules WHERE due_at IS NOT NULL AND due_at <= %s
+SELECT record FROM errandry.schedules WHERE due_at IS NOT NULL AND due_at >= %s::float8 AND due_at <= %s
  ORDER BY due_at, name LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: put_schedules

@@ -37,6 +37,7 @@ from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.counts import Counts
 from errandry.store.postgres.days import day_of
 from errandry.store.postgres.known import Known
+from errandry.store.postgres.trail import ALWAYS, Floors, Trail
 from errandry.store.postgres.wire import Params, Wire
 from errandry.store.tables import Brought, Change, Deltas
 from errandry.store.tidy import PRUNED
@@ -44,7 +45,7 @@ from errandry.store.tidy import PRUNED
 IDLE_LANE = 3_600.0
 UNLINED_MAX = 1_000
 DUE = ("expired", "ticking", "due", "lapsed")
-"""What an upkeep asks first, with the time and its limit."""
+"""What an upkeep asks first, with the times between which something may be due, and its limit."""
 EVENT_ROWS = 100
 """So many rows of the event log are fetched at a time."""
 
@@ -67,12 +68,12 @@ class PostgresTables(Counts):
         self._days: set[int] = set()
         self._fresh: frozenset[str] = frozenset()
         self._new: frozenset[str] = frozenset()
-        self._recalled: dict[str, str | None] = {}
+        self._recalled: dict[str, tuple[int, str | None]] = {}
         self._numbers: deque[int] = deque()
         self._wanted = 0
 
     def begin(
-        self, lock_timeout: str, commands: Sequence[Command], payload: int, known: Known
+        self, lock_timeout: str, commands: Sequence[Command], payload: int, known: Known, trail: Trail
     ) -> tuple[float, float]:
         """Read what a pass starts from: the time nobody may go back behind, and the server's.
 
@@ -81,6 +82,7 @@ class PostgresTables(Counts):
         self._asked, self.held, self._known = {}, {}, known
         self._marks, self._lanes, self._counted, self._is_foreseen = None, {}, {}, False
         self._left.clear()
+        self._set_out(trail)
         claims = [command for command in commands if isinstance(command, Claim)]
         head = lock_timeout, array(sorted({claim.worker for claim in claims}))
         self._ask("head", head)
@@ -130,10 +132,11 @@ class PostgresTables(Counts):
 
         Not if there are others: these may have to wait for a lock, which must not be done with jobs in hand.
         """
+        self._now = now
         match commands:
             case [Upkeep(limit=limit, prune=prune)]:
                 for name in DUE:
-                    self._ask(name, (now, limit))
+                    self._ask(name, self._span(name, now, limit))
                 if prune:
                     self._ask("outlived", (now, min(limit, PRUNED)))
                     self._ask("shelves")
@@ -284,16 +287,18 @@ class PostgresTables(Counts):
         return [job for job in current if job.state in states and query.matches(job, now)]
 
     def due(self, now: float, limit: int) -> list[Job]:
-        due = self._jobs("due", (now, limit))
+        due = self._jobs("due", self._span("due", now, limit))
         if not self.has_gates:  # where there are, some may keep the place they had
             self.expect(len(due))
         return due
 
     def expired(self, now: float, limit: int) -> list[Job]:
-        return self._jobs("expired" if self._writes else "held", (now, limit))
+        if self._writes:
+            return self._jobs("expired", self._span("expired", now, limit))
+        return self._jobs("held", (now, limit))
 
     def lapsed(self, now: float, limit: int) -> list[Job]:
-        return self._jobs("lapsed", (now, limit))
+        return self._jobs("lapsed", self._span("lapsed", now, limit))
 
     def outlived(self, now: float, limit: int) -> list[Job]:
         return self._jobs("outlived" if self._writes else "seen_outlived", (now, limit))
@@ -312,14 +317,25 @@ class PostgresTables(Counts):
         return tuple(Ref(*row) for row in self._all("cancels", (worker,)))
 
     def remember(self, worker: str, claims: Mapping[str, Brought], now: float) -> None:
-        self._run("remember", (worker, now, rows.text(claims)))
+        last, _ = self._last_claims(worker)
+        self._run("remember", {"worker": worker, "last": last, "now": now, "refs": rows.text(claims)})
 
     def recall(self, worker: str, nonce: str) -> Brought | None:
+        _, refs = self._last_claims(worker)
+        return None if refs is None else rows.to_brought(refs, nonce)
+
+    def _last_claims(self, worker: str) -> tuple[int, str | None]:
+        """The number of the last pass with claims of a worker, and what they have brought."""
         if worker not in self._recalled:
             found = self._all("recall", (worker,))
-            self._recalled[worker] = found[0][0] if found else None
-        refs = self._recalled[worker]
-        return None if refs is None else rows.to_brought(refs, nonce)
+            self._recalled[worker] = found[0] if found else (0, None)
+        return self._recalled[worker]
+
+    def _span(self, name: str, now: float, limit: int) -> tuple[float, float, int]:
+        """When what one of `DUE` asks for may be due."""
+        floors = self._floors or Floors()
+        since = {"expired": floors.lease_until, "due": floors.run_at, "lapsed": floors.deadline}
+        return since.get(name, ALWAYS), now, limit
 
     def beat(self, beat: Beat, now: float) -> None:
         if beat.gone:
@@ -357,7 +373,7 @@ class PostgresTables(Counts):
         others: list[tuple[str, Params]] = [
             ("drop_workers", (now - bounds.workers_age,)),
             ("drop_keys", (now, limit)),
-            ("idle_lanes", (now - IDLE_LANE, limit)),
+            ("idle_lanes", (now - IDLE_LANE, 0 if self._parts else limit)),  # it would read all that is dead
         ]
         for question in others:
             self._ask(*question)

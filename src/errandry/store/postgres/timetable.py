@@ -7,6 +7,7 @@ from errandry.core.schedule import Schedule
 from errandry.store import row as rows
 from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.lanes import Lanes
+from errandry.store.postgres.trail import ALWAYS
 
 
 class Timetable(Lanes):
@@ -23,7 +24,7 @@ class Timetable(Lanes):
         return self._schedules("timetable", (after, limit))
 
     def ticking(self, now: float, limit: int) -> list[Schedule]:
-        return self._schedules("ticking", (now, limit))
+        return self._schedules("ticking", (ALWAYS, now, limit))
 
     def put_schedules(self, schedules: Sequence[Schedule]) -> None:
         self._run("put_schedules", columns(map(rows.from_schedule, schedules)))

@@ -301,11 +301,14 @@ CREATE TABLE errandry.workers (
     seen_at double precision NOT NULL,
     beat    text             NOT NULL
 ) WITH (fillfactor = 50);
+-- Numbered anew with every pass: the last is found first, however many dead ones there are.
 CREATE TABLE errandry.claims (
-    worker     text COLLATE "C" PRIMARY KEY,
+    worker     text COLLATE "C" NOT NULL,
+    n          bigint           NOT NULL,
     claimed_at double precision NOT NULL,
-    refs       text             NOT NULL
-) WITH (fillfactor = 50);
+    refs       text             NOT NULL,
+    PRIMARY KEY (worker, n)
+);
 
 CREATE TABLE errandry.migrations (
     number     integer PRIMARY KEY,

@@ -1,0 +1,313 @@
+"""While somebody holds an old snapshot, claims begin where the last ones ended, and find what there is."""
+
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+
+from errandry.clock import Clock
+from errandry.core.command import Complete, Edit
+from errandry.core.job import NewJob, Order
+from errandry.errors import StoreFull
+from errandry.store.contract import Bounds, Store
+from errandry.store.postgres import trail
+from errandry.store.postgres.driver import PostgresStore
+from errandry.store.postgres.link import Link
+from errandry.store.postgres.trail import WHOLE, Floors, Part, Parts, Trail
+from errandry.store.url import store_at
+from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import Conformance, MakeStore, ask
+from tests.store.server import kept_sessions, server
+from tests.store.test_postgres import opened
+from tests.store.test_postgres_plans import pages
+
+LEAST, MOST = WHOLE[0].priority, WHOLE[0].below
+TIMES = Floors(1.0, 2.0, 3.0)
+
+
+# What is known.
+
+
+def after_many(entries: int = 1_000_000) -> Trail:
+    """One that was told at second 10 that so many entries were read."""
+    known = Trail()
+    known.has_read(entries, {}, TIMES, 10.0)
+    return known
+
+
+def test_while_few_entries_are_read_all_are() -> None:
+    known = after_many(trail.MANY - 1)
+    known.emptied(7, [(0, 5)])
+
+    assert known.parts(10.0) == {}
+    assert known.floors(10.0) is None
+
+
+def test_a_lane_is_read_from_where_the_last_claim_ended() -> None:
+    known = after_many()
+    known.emptied(7, [(0, 4), (0, 5), (3, 1)])
+    known.emptied(7, [(0, 9)])
+
+    assert known.parts(11.0) == {7: (Part(LEAST, LEAST, 0), Part(0, 9, 3), Part(3, 1, MOST))}
+    assert known.floors(11.0) == TIMES
+
+
+def test_everything_is_read_again_after_a_rest_that_is_long_beside_it() -> None:
+    known = after_many(1_000_000)
+    known.emptied(7, [(0, 5)])
+    rest = 1_000_000 * trail.REST
+
+    assert known.parts(9.9 + rest)
+    assert not known.is_counting(9.9 + rest)
+    assert known.parts(10.0 + rest) == {}
+    assert known.floors(10.0 + rest) is None
+    assert known.is_counting(10.0 + rest)
+
+
+def test_entries_are_counted_now_and_then_while_there_are_few() -> None:
+    known = Trail()
+    assert known.is_counting(10.0)
+    known.has_read(5, {}, TIMES, 10.0)
+
+    assert not known.is_counting(9.9 + trail.EVERY)
+    assert known.is_counting(10.0 + trail.EVERY)
+
+
+@pytest.mark.parametrize(("place", "is_known"), [(5, False), (1, False), (6, True), (-1, True)])
+def test_who_stands_before_the_end_of_a_claim_is_read_with_all_of_its_priority(
+    place: int, is_known: bool
+) -> None:
+    for tell in ("came", "has_read"):
+        known = after_many()
+        known.emptied(7, [(0, 5)])
+        if tell == "came":
+            known.came(7, [(0, place)])
+        else:
+            known.has_read(1_000_000, {7: (0, place)}, TIMES, 11.0)
+
+        assert known.parts(11.0) == ({7: (Part(LEAST, LEAST, 0), Part(0, 5))} if is_known else {7: WHOLE})
+
+
+def test_who_came_last_and_was_served_first_leaves_nothing_known() -> None:
+    known = after_many()
+    known.emptied(7, [(0, -9), (0, -8)])
+
+    assert known.parts(11.0) == {7: WHOLE}
+
+
+def test_only_so_many_priorities_are_known() -> None:
+    known = after_many()
+    known.emptied(7, [(priority, 1) for priority in range(100)])
+
+    assert len(known.parts(11.0)[7]) == trail.PRIORITIES + 1
+
+
+# What claims find.
+
+
+@dataclass
+class Held:
+    """A store whose dead rows nobody can clean away, and that knows where its claims have been."""
+
+    store: PostgresStore
+    clock: FakeClock
+    db: psycopg.Connection[Any]
+    holder: psycopg.Connection[Any]
+
+    @property
+    def trail(self) -> Trail:
+        assert self.store._open is not None
+        return self.store._open.trail
+
+    @property
+    def parts(self) -> Parts:
+        return self.trail.parts(0.0)
+
+    def read_all(self) -> None:
+        """Have the next claim read everything."""
+        self.trail._until = 0.0
+
+
+def job(name: str, **fields: Any) -> NewJob:
+    return NewJob(**({"id": name, "task": "task", "payload": "{}"} | fields))
+
+
+async def run(store: Store, count: int, worker: str = "worker") -> None:
+    """Claim and complete so many jobs, ten at a time."""
+    for _ in range(count // 10):
+        found = await ask.claim(store, worker=worker, limit=10)
+        assert len(found) == 10
+        for one in found:
+            await ask.settle(store, one, Complete("1"))
+
+
+@pytest.fixture
+async def held(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Held]:
+    monkeypatch.setattr(trail, "MANY", 80)
+    monkeypatch.setattr(trail, "REST", 1e9)
+    monkeypatch.setattr(trail, "EVERY", 0.0)
+    clock = FakeClock()
+    with server().lent() as url, psycopg.connect(server().url()) as holder:
+        async with opened(url, clock) as store:
+            await ask.insert(store, *[job(f"first-{n}") for n in range(200)])
+            holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            holder.execute("SELECT 1")
+            await run(store, 100)
+            with psycopg.connect(server().url(), autocommit=True) as db:
+                held = Held(store, clock, db, holder)
+                assert held.parts
+                yield held
+            holder.rollback()
+
+
+async def test_claims_find_what_comes_next(held: Held) -> None:
+    assert await ask.order(held.store, limit=3) == ["first-100", "first-101", "first-102"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"priority": -1},
+        {"priority": -1, "order": Order.LIFO},
+        {"order": Order.LIFO},
+        {"task": "other", "priority": -1},
+    ],
+    ids=["priority", "priority and order", "order", "task"],
+)
+async def test_what_is_more_urgent_is_claimed_first(held: Held, fields: dict[str, Any]) -> None:
+    await ask.insert(held.store, job("urgent", **fields))
+
+    assert await ask.order(held.store, limit=2) == ["urgent", "first-100"]
+
+
+async def test_one_that_came_last_and_is_alone_is_found(held: Held) -> None:
+    await run(held.store, 100)
+    await ask.insert(held.store, job("alone", order=Order.LIFO))
+
+    assert await ask.order(held.store) == ["alone"]
+
+
+async def test_a_job_that_is_edited_into_what_was_empty_is_found(held: Held) -> None:
+    await ask.insert(held.store, job("later", priority=5))
+    await ask.insert(held.store, *[job(f"more-{n}") for n in range(10)])
+    await run(held.store, 110)
+    await ask.operate(held.store, Edit(ids=("later",), priority=0))
+
+    assert await ask.order(held.store) == ["later"]
+
+
+async def test_what_another_process_puts_before_the_end_is_found_when_everything_is_read(held: Held) -> None:
+    before = "UPDATE errandry.live SET place = 1 WHERE id = 'first-150'"
+    held.db.execute(held.store.address.text(before))
+    assert "first-150" not in await ask.order(held.store, limit=10)
+
+    held.read_all()
+
+    assert (await ask.order(held.store, limit=10))[0] == "first-150"
+
+
+async def test_more_than_a_claim_takes_are_found_before_the_end(held: Held) -> None:
+    back = "UPDATE errandry.live SET place = place - 100 WHERE state = 'waiting' AND place <= 151"
+    held.db.execute(held.store.address.text(back))
+    held.read_all()
+    found = [await ask.order(held.store, limit=20) for _ in range(3)]
+
+    assert [name for names in found for name in names] == [f"first-{n}" for n in range(100, 160)]
+
+
+async def test_leases_that_are_over_are_found(held: Held) -> None:
+    [lost] = await ask.claim(held.store, worker="lost", limit=1, lease=10.0)
+    await run(held.store, 50)
+    held.clock.advance(10.0)
+    await run(held.store, 40)
+
+    assert (await ask.current(held.store, lost)).crashes == 1
+    assert await ask.order(held.store, suspects=None) == [*(f"first-{n}" for n in range(191, 200)), lost.id]
+
+
+async def test_what_becomes_due_is_found(held: Held) -> None:
+    await ask.insert(held.store, job("due", delay=10.0, priority=-1))
+    await run(held.store, 10)
+    assert (await ask.claims(held.store, limit=1)).due_in == pytest.approx(10.0)
+    held.clock.advance(10.0)
+
+    assert (await ask.order(held.store, limit=1)) == ["due"]
+
+
+async def test_upkeep_leaves_lanes_alone_while_it_takes_long_to_see_that_they_are_empty(held: Held) -> None:
+    await run(held.store, 100)
+    await ask.upkeep(held.store)
+    ready = held.db.execute(held.store.address.text("SELECT ready FROM errandry.lanes")).fetchall()
+    assert ready == [(True,)]
+
+    held.read_all()
+    await ask.upkeep(held.store)
+    ready = held.db.execute(held.store.address.text("SELECT ready FROM errandry.lanes")).fetchall()
+    assert ready == [(False,)]
+
+
+async def test_a_pass_that_failed_has_emptied_nothing(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise psycopg.errors.DiskFull("no space left on device")
+
+    known = held.parts
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "commit", fail)
+        with pytest.raises(StoreFull):
+            await ask.claim(held.store, limit=1)
+
+    assert held.parts == known
+    assert await ask.order(held.store, limit=1) == ["first-100"]
+
+
+async def test_when_the_snapshot_is_gone_everything_is_read_again(held: Held) -> None:
+    held.holder.rollback()
+    for _ in range(5):  # who reads cleans up
+        held.read_all()
+        await run(held.store, 10)
+
+    assert held.parts == {}
+    assert await ask.order(held.store, limit=1) == ["first-150"]
+
+
+async def test_a_claim_touches_few_pages_however_much_has_died(held: Held) -> None:
+    await ask.insert(held.store, *[job(f"more-{n}") for n in range(3_000)])
+    marks = []
+    for part in (100, 1_500, 100):
+        await run(held.store, part)
+        start = pages(held.store)
+        await run(held.store, 100)
+        marks.append(pages(held.store) - start)
+
+    assert marks[-1] < 1.5 * marks[0]
+
+
+# Everything else.
+
+
+@pytest.fixture
+async def make_store() -> AsyncIterator[MakeStore]:
+    """Of stores that never read everything again."""
+    opened: list[Store] = []
+    with pytest.MonkeyPatch.context() as patch, kept_sessions(), ExitStack() as stack:
+        patch.setattr(trail, "MANY", 0)
+        patch.setattr(trail, "REST", 1e9)
+        patch.setattr(trail, "EVERY", 0.0)
+
+        async def make(clock: Clock, bounds: Bounds) -> Store:
+            store = store_at(stack.enter_context(server().lent()), clock, bounds)
+            await store.open()
+            opened.append(store)
+            return store
+
+        yield make
+        for store in opened:
+            await store.close()
+
+
+@pytest.mark.prove
+class TestConformance(Conformance):
+    """The whole suite, on these."""
