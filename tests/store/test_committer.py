@@ -947,6 +947,23 @@ async def test_what_was_not_written_in_time_is_refused_wherever_it_waits() -> No
     assert store.passes == [[insert("first")], [insert("a")]]
 
 
+async def test_at_the_end_what_nobody_waits_for_is_not_sent_to_a_store_that_is_away_again() -> None:
+    store = Scripted(*[StoreUnavailable("s", "away")] * 100)
+    store.hold()
+    committer = Committer(store, clock=FakeClock(), sleep=lambda _: asyncio.sleep(0))
+    left = asyncio.create_task(committer.submit(Claim(worker="w", nonce="n")))
+    await store.entered.wait()
+    left.cancel()
+    await asyncio.wait([left])
+    closing = asyncio.create_task(committer.close())
+    await asyncio.sleep(0)
+    store.let_go()
+
+    await asyncio.wait_for(closing, 10)
+
+    assert len(store.passes) == 1
+
+
 async def test_a_second_close_may_be_less_patient() -> None:
     store = Watched()
     committer = Committer(store)

@@ -127,6 +127,7 @@ async def _work(
     jobs: "Errandry", options: "WorkerOptions", line: "Lifeline | None", show: Show | None
 ) -> int:
     from errandry.worker import Worker
+    from errandry.worker.worker import LAST_WORDS
 
     async with jobs:
         worker = Worker(jobs, options)
@@ -139,6 +140,7 @@ async def _work(
         finally:
             if watching is not None:
                 watching.cancel()
+            await jobs.close(LAST_WORDS)
     return 0
 
 

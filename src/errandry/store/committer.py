@@ -102,7 +102,7 @@ class Committer:
 
         While too much is pending it waits to be accepted, first come, first served; only a worker's
         Start, Renew, Note and Settle are accepted always. Canceled while it waits, it leaves nothing
-        behind; canceled later, the command is written all the same.
+        behind; canceled later, the command is written all the same, unless the store is away at the end.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
@@ -403,6 +403,8 @@ class Committer:
 
     def _is_final(self, error: Exception, entries: list[Entry]) -> bool:
         if not isinstance(error, StoreUnavailable) or isinstance(error, StoreFull | StoreClosed):
+            return True
+        if self._closing and all(entry.future.cancelled() for entry in entries):
             return True
         accepted = max(entry.accepted for entry in entries)
         return self._clock.monotonic() >= accepted + self._limits.give_up_after

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from errandry.app import Errandry
+from errandry.core.answer import Answer
 from errandry.core.command import Beat, Release, Settle, Share
 from errandry.core.job import Job
 from errandry.errors import ErrandryError, StoreError
@@ -43,6 +44,8 @@ SWITCH = 1e-4
 spend an eighth of their time on taking turns."""
 LAST_CALL = 1.0
 """How long handlers that were told to stop have before their jobs are given back without them."""
+LAST_WORDS = 2.0
+"""How long a worker with nothing left to do waits for a store that does not answer."""
 RECOVERY = 1.0
 """How long a loop that broke rests."""
 
@@ -70,6 +73,7 @@ class Worker:
         self.id = f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._is_over = False
         self._children = Children(app, self.options)
         self._slots = Slots(self.options, self._children.spare)
         self._leases = Leases(app.engine, app.clock, self.id, self.options)
@@ -95,7 +99,8 @@ class Worker:
                 stopping.cancel()
                 self._claimer.stop()
                 await self._drain(claiming)
-            claiming.result()
+            if claiming.done():
+                claiming.result()
 
     def stop(self) -> None:
         """Drain and end; a second call does not wait for handlers."""
@@ -124,7 +129,8 @@ class Worker:
         return run
 
     def _begin(self, batches: list[Batch], ahead: bool) -> None:
-        self._loop.call_soon_threadsafe(self._start, batches, ahead)
+        if not self._is_over:  # else nobody waits for it: it is somebody else's when its lease is over
+            self._loop.call_soon_threadsafe(self._start, batches, ahead)
 
     def _start(self, batches: list[Batch], ahead: bool) -> None:
         for batch in batches:
@@ -147,23 +153,39 @@ class Worker:
             batch.stop(Stop.SHUTDOWN)
         try:
             async with asyncio.timeout(self.options.grace):
-                while (left := self._left(claiming)) and not self._hurry.is_set():
-                    await first(asyncio.wait(left), self._hurry.wait())
+                await self._finish(claiming)
         except TimeoutError:
             log.warning("%d handlers did not finish within the grace", len(self._slots.batches))
         self._stop_runs()
-        await asyncio.wait([claiming])
+        await asyncio.wait([claiming], timeout=LAST_WORDS)
+        self._is_over = not claiming.done()
+        if self._is_over:
+            claiming.cancel()
+            log.warning(
+                "the store does not answer: what was just being claimed stays until its lease is over"
+            )
         self._stop_runs()
         if left := self._executor.work:
             await asyncio.wait(left, timeout=LAST_CALL)
+        kept = self._slots.runs
         for batch in self._slots.batches:
             self._slots.give(batch)
-            for run in list(batch.runs):
-                self._leases.drop(run)
-                await self._submit(Settle(run.ref, Release()))
+        for run in kept:
+            self._leases.drop(run)
+        await self._submit(*(Settle(run.ref, Release()) for run in kept))
 
-    def _left(self, claiming: asyncio.Task[None]) -> set[asyncio.Future[None]]:
-        return self._executor.work if claiming.done() else self._executor.work | {claiming}
+    async def _finish(self, claiming: asyncio.Task[None]) -> None:
+        """Let handlers finish, also those of what is just being claimed, unless told to hurry."""
+        while not self._hurry.is_set():
+            work = self._executor.work
+            if work:
+                await first(asyncio.wait(work), self._hurry.wait())
+            elif claiming.done():
+                return
+            else:
+                await first(asyncio.wait([claiming], timeout=LAST_WORDS), self._hurry.wait())
+                if not claiming.done():
+                    return
 
     def _stop_runs(self) -> None:
         for batch in self._slots.batches:
@@ -206,11 +228,18 @@ class Worker:
         except StoreError as error:
             log.warning("schedules could not be put: %s", error)
 
-    async def _submit(self, command: Beat | Settle) -> None:
+    async def _submit(self, *commands: Beat | Settle) -> None:
+        """Have these written, if the store answers in time."""
+        answers: list[Answer | TimeoutError]
         try:
-            await self.app.engine.submit(command)
-        except ErrandryError as error:
-            log.warning("%s could not be written: %s", type(command).__name__, error)
+            async with asyncio.timeout(LAST_WORDS):
+                answers = [*await self.app.engine.submit_all(commands)]
+        except (ErrandryError, TimeoutError) as error:
+            answers = [error] * len(commands)
+        for command, answer in zip(commands, answers, strict=True):
+            if isinstance(answer, ErrandryError | TimeoutError):
+                why = "the store did not answer in time" if isinstance(answer, TimeoutError) else answer
+                log.warning("%s could not be written: %s", type(command).__name__, why)
 
     @asynccontextmanager
     async def _surroundings(self, signals: bool) -> AsyncIterator[None]:
@@ -240,7 +269,8 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await telling.close()
-            await self._submit(self._sign(liveness.path, gone=True))
+            if not self._is_over:
+                await self._submit(self._sign(liveness.path, gone=True))
             self._executor.close()
             await self._children.close()
             liveness.close()

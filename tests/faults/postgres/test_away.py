@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -87,6 +88,25 @@ async def test_a_handler_is_told_when_its_lease_can_no_longer_be_kept(
     scene.open_gate(attempt=2)
     assert (await scene.finished(job)).attempts == 2
     await scene.check()
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_a_worker_with_nothing_to_do_ends_though_the_server_is_away(
+    scene: Scene, mortal: Mortal, pace: Pace, signals: int
+) -> None:
+    worker = await scene.worker(grace=300.0)
+    mortal.stop()
+    try:
+        told = time.monotonic()
+        worker.signal(signal.SIGTERM)
+        await worker.logged("claims no more")
+        for _ in range(1, signals):
+            worker.signal(signal.SIGTERM)
+
+        assert await worker.over() == 0, worker.log()
+        assert time.monotonic() - told < pace.allowed(10.0)
+    finally:
+        mortal.start()
 
 
 async def test_enqueue_waits_or_fails_as_it_was_told(mortal: Mortal, url: str, pace: Pace) -> None:
