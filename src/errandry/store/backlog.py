@@ -168,16 +168,17 @@ class Backlog:
         A single entry that is larger goes alone. Empty only if nothing of the track is ready.
         """
         taken: list[Entry] = []
-        rows = size = 0
+        rows, size = self._limits.pass_rows, self._limits.pass_bytes
         ready = self._ready[track]
         lanes = (ready.fenced, ready.others)
         for lane in (deque([ready.others.popleft()]), *lanes) if ready.owed else lanes:
             while lane:
-                rows_then, size_then = rows + lane[0].rows, size + lane[0].size
-                if taken and (rows_then > self._limits.pass_rows or size_then > self._limits.pass_bytes):
+                entry = lane[0]
+                rows_left, size_left = rows - entry.rows, size - entry.size
+                if taken and (rows_left < 0 or size_left < 0):
                     break
                 taken.append(lane.popleft())
-                rows, size = rows_then, size_then
+                rows, size = rows_left, size_left
         ready.owed = bool(ready.others) and all(entry.fenced for entry in taken)
         taken.sort(key=_rank)
         return taken
@@ -230,9 +231,10 @@ def _keys(command: Command) -> Collection[Key]:
 
 def _size(command: Command) -> int:
     """How many bytes of documents and traces it carries, at most."""
-    match command.outcome if type(command) is Settle else command:
-        case Complete(result=result):
-            return _bytes(result)
+    carrier = command.outcome if type(command) is Settle else command
+    match carrier:
+        case Complete():
+            return _bytes(carrier.result)
         case Retry(failure=failure) | Fail(failure=failure):
             return _bytes(failure.message) + _bytes(failure.traceback)
         case Insert(jobs=jobs) | Await(jobs=jobs):

@@ -1,5 +1,6 @@
 """What happened in a pass: the events to tell, and the changes of the counters."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from errandry.core.event import KINDS, Alike, Kind
@@ -28,10 +29,10 @@ class Tally:
     def __init__(self, now: float) -> None:
         self.told: list[Alike] = []
         self._now = now
-        self._runs: list[tuple[_About, list[str], dict[float, int]]] = []
+        self._runs: list[tuple[_About, list[str], list[float]]] = []
         self._about: _About | None = None
         self._jobs: list[str] = []
-        self._since: dict[float, int] = {}
+        self._since: list[float] = []
 
     def moved(self, move: Move | None, before: Job | None, after: Job | None, job: Job) -> None:
         """`job`, as it is or was, has come, changed or gone; without a move nobody is told."""
@@ -44,15 +45,17 @@ class Tally:
             self._begin(about, job.id)
         if before is None or after is None or (left is RUNNING) is (reached is RUNNING):
             return
-        since = max(job.created_at, job.run_at or 0.0) if reached is RUNNING else before.started_at
+        since = before.started_at
+        if reached is RUNNING:
+            since = max(job.created_at, job.run_at) if job.run_at else job.created_at
         if since is not None:
-            self._since[since] = self._since.get(since, 0) + 1
+            self._since.append(since)
 
     def left_queue(self, before: Job, after: Job) -> None:
         """A job is about to be in another queue."""
         for queue, left, reached in ((before.queue, before.state, None), (after.queue, None, before.state)):
             about = Move.EDIT, left, reached, queue, before.task, before.attempts
-            self._runs.append((about, [before.id], {}))
+            self._runs.append((about, [before.id], []))
 
     def tell(self, kind: Kind, queue: str, task: str, job: str, text: str) -> None:
         self._about = None
@@ -68,13 +71,13 @@ class Tally:
             if move is Move.EXPIRE:
                 continue  # nobody knows how long it ran
             names = WAITS if reached is RUNNING else RUNS
-            for at, times in since.items():
+            for at, times in Counter(since).items():
                 name = bucket(names, self._now - at)
                 counters[name] = counters.get(name, 0) + times
         return deltas
 
     def _begin(self, about: _About, job: str) -> None:
-        self._about, self._jobs, self._since = about, [job], {}
+        self._about, self._jobs, self._since = about, [job], []
         self._runs.append((about, self._jobs, self._since))
         move, _, reached, queue, task, attempts = about
         kinds = _REMOVED if reached is None else () if move is None else KINDS[move, reached]

@@ -146,15 +146,15 @@ class Executor:
             return [self._unknown(run.job) for run in batch.runs]
         families: dict[Run, Family] = {}
         for run in batch.runs:
-            if run.job.children:
-                families[run] = await self._app.family(run.job.id)
+            job = run.job
+            if job.children:
+                families[run] = await self._app.family(job.id)
                 run.ctx.adopt(families[run].children)
+            if job.steps is not None:
+                run.ctx.recall(await self._app.recalled(job))
         payloads, arguments = self._read(batch, task, families)
         if not batch.runs:
             return []
-        for run in batch.runs:
-            if run.job.steps is not None:
-                run.ctx.recall(await self._app.recalled(run.job))
         if self._children is not None and task.runner is Runner.PROCESS:
             return await self._in_child(self._children, batch, task, payloads)
         if batch.timeout is None:

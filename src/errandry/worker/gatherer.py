@@ -42,20 +42,17 @@ class Gatherer:
         runs = [self._made(job, sent) for job in jobs]
         if self._open:
             runs = [run for run in runs if not self._joins(run)]
-        begun = []
-        for batch in gathered(self._app, runs):
-            task = self._app.tasks.get(batch.task)
-            runner = Runner.ASYNC if task is None else task.runner
-            if ahead:
-                self._slots.line_up(batch, runner)
-            else:
-                self._slots.take(batch, runner)
+        calls = gathered(self._app, runs)
+        if ahead:
+            self._slots.line_up(calls)
+        else:
+            self._slots.take(calls)
+            for batch in calls:
                 if batch.runs[0].job.state is State.RUNNING:
                     batch.begins(sent, self._options.grace)
-            if ahead or task is None or not task.rules.linger or not self._lingers(batch, task.rules.linger):
-                begun.append(batch)
-        if begun:
-            self._begin(begun, ahead)
+            calls = [batch for batch in calls if batch.size is None or not self._lingers(batch)]
+        if calls:
+            self._begin(calls, ahead)
 
     def close(self) -> None:
         """Give back what lingers: the worker stops."""
@@ -73,9 +70,12 @@ class Gatherer:
             self._close(batch)
         return True
 
-    def _lingers(self, batch: Batch, span: float) -> bool:
-        """Whether it waits for more to come, which it does for so long."""
+    def _lingers(self, batch: Batch) -> bool:
+        """Whether it waits for more to come, which it does for as long as its task says."""
         if batch.is_full or batch.is_suspect:
+            return False
+        span = self._app.tasks[batch.task].rules.linger
+        if not span:
             return False
         self._open[batch.task] = batch
         self._timers[batch] = asyncio.get_running_loop().call_later(span, partial(self._close, batch))
@@ -93,13 +93,13 @@ def gathered(app: Errandry, runs: Iterable[Run]) -> list[Batch]:
     last: dict[str, Batch] = {}
     for run in runs:
         job, task = run.job, app.tasks.get(run.job.task)
-        size = None if task is None else task.rules.batch
+        size, runner = (None, Runner.ASYNC) if task is None else (task.rules.batch, task.runner)
         if size is None or job.crashes:
-            found.append(Batch(run, size))
+            found.append(Batch(run, size, runner))
         elif job.task in last and not last[job.task].is_full:
             last[job.task].add(run)
         else:
-            last[job.task] = Batch(run, size)
+            last[job.task] = Batch(run, size, runner)
             found.append(last[job.task])
     return found
 

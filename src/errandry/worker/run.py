@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from errandry.context import BatchContext, JobContext
 from errandry.core.command import Note, Ref
 from errandry.core.job import LOGS_MAX, Job, Log, Progress
+from errandry.task import Runner
 
 NOTE_EVERY = 0.2
 
@@ -107,9 +108,9 @@ class Batch:
     told: Callable[[list[Run]], None] | None = None
     _is_canceled = False
 
-    def __init__(self, run: Run, size: int | None = None) -> None:
+    def __init__(self, run: Run, size: int | None = None, runner: Runner = Runner.ASYNC) -> None:
         job = run.job
-        self.runs, self.size, self.loop = [run], size, run.loop
+        self.runs, self.size, self.runner, self.loop = [run], size, runner, run.loop
         self.task, self.is_suspect = job.task, job.crashes > 0
         self.ctx: JobContext = run.ctx
         run.batch = self

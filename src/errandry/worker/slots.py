@@ -1,8 +1,8 @@
 """How many handlers run, of which kind, how many more may, and what was claimed ahead of a slot."""
 
 import asyncio
-from collections.abc import Callable
-from threading import RLock
+from collections.abc import Callable, Iterable
+from threading import Lock
 
 from errandry.task import Runner
 from errandry.worker.options import WorkerOptions
@@ -18,9 +18,9 @@ class Slots:
 
     def __init__(self, options: WorkerOptions, spare: Callable[[], int]) -> None:
         self._options, self._spare = options, spare
-        self._lock = RLock()
-        self._taken: dict[Batch, Runner] = {}
-        self._ahead: dict[Batch, Runner] = {}
+        self._lock = Lock()
+        self._taken: dict[Batch, None] = {}
+        self._ahead: dict[Batch, None] = {}
         self._turns: dict[Batch, asyncio.Future[None]] = {}
         self._free = {
             Runner.ASYNC: options.concurrency,
@@ -53,7 +53,7 @@ class Slots:
     def free(self, runner: Runner) -> int:
         """Slots for handlers of this kind that nobody has or waits for."""
         with self._lock:
-            waiting = sum(kind is runner for kind in self._ahead.values()) if self._ahead else 0
+            waiting = sum(batch.runner is runner for batch in self._ahead) if self._ahead else 0
             spare = self._spare() if runner is Runner.PROCESS else 0
             return max(0, self._free[runner] + spare - waiting)
 
@@ -67,18 +67,18 @@ class Slots:
         """Whether a job is held that was running when its worker died: such jobs run one at a time."""
         return self._suspects > 0
 
-    def take(self, batch: Batch, runner: Runner) -> None:
-        """Give a slot to jobs that were claimed for one."""
+    def take(self, calls: Iterable[Batch]) -> None:
+        """Give slots to jobs that were claimed for one."""
         with self._lock:
-            self._taken[batch] = runner
-            self._free[runner] -= 1
-            self._suspects += batch.is_suspect
+            for batch in calls:
+                self._take(batch)
 
-    def line_up(self, batch: Batch, runner: Runner) -> None:
+    def line_up(self, calls: Iterable[Batch]) -> None:
         """Have jobs that were claimed ahead of a slot wait for one."""
         with self._lock:
-            self._ahead[batch] = runner
-            self._suspects += batch.is_suspect
+            for batch in calls:
+                self._ahead[batch] = None
+                self._suspects += batch.is_suspect
 
     async def turn(self, batch: Batch) -> None:
         """Return when what waits for a slot has one, first come, first served."""
@@ -96,24 +96,30 @@ class Slots:
     def give(self, batch: Batch) -> None:
         """It needs its slot no more. On the loop of those who wait for a turn."""
         with self._lock:
-            runner = self._taken.pop(batch, None)
-            if runner is None:
+            if batch not in self._taken:
                 return
-            self._free[runner] += 1
+            del self._taken[batch]
+            self._free[batch.runner] += 1
             self._suspects -= batch.is_suspect
             if self._turns:
                 self._call_next()
 
+    def _take(self, batch: Batch) -> None:
+        self._taken[batch] = None
+        self._free[batch.runner] -= 1
+        self._suspects += batch.is_suspect
+
     def _call_next(self) -> None:
         """Give free slots to who waits for one."""
-        for batch, runner in list(self._ahead.items()):
+        for batch in list(self._ahead):
             turn = self._turns.get(batch)
-            if turn is not None and not turn.done() and self._free[runner] > 0:
+            if turn is not None and not turn.done() and self._free[batch.runner] > 0:
                 self._leave_line(batch)
-                self.take(batch, runner)
+                self._take(batch)
                 turn.set_result(None)
 
     def _leave_line(self, batch: Batch) -> None:
         self._turns.pop(batch, None)
-        if self._ahead.pop(batch, None) is not None:
+        if batch in self._ahead:
+            del self._ahead[batch]
             self._suspects -= batch.is_suspect
