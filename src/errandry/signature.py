@@ -46,8 +46,10 @@ class Signature:
         if len(args) > len(self._by_position):
             takes = f"it takes {len(self._by_position)}"
             raise InvalidArguments(self.task, f"{len(args)} are given by position, {takes}")
+        if not args:
+            return kwargs
         given = dict(zip(self._by_position, args, strict=False))
-        if twice := given.keys() & kwargs.keys():
+        if kwargs and (twice := given.keys() & kwargs.keys()):
             raise InvalidArguments(self.task, f"{min(twice)} is given twice")
         return given | kwargs
 

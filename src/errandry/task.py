@@ -161,16 +161,17 @@ class Task(Generic[P, R_co]):
     def new(self, *args: P.args, **kwargs: P.kwargs) -> Request[R_co]:
         """The job a call would make, for `enqueue_many` and for flows."""
         fields, given = self._base, self.signature.named(args, kwargs)
-        later = {name: value for name, value in given.items() if isinstance(value, ResultOf)}
+        fed: tuple[tuple[Flow[Any], str], ...] = ()
+        later = [name for name, value in given.items() if isinstance(value, ResultOf)]
         if later:
-            given = {name: value for name, value in given.items() if name not in later}
             _refuse_unknown_key(fields.get("unique"), later)
+            fed = tuple([one for name in later for one in given[name].feeds(name)])
+            given = {name: value for name, value in given.items() if name not in later}
         arguments = self.signature.write(given, frozenset(later))
         if self.rules.redact:
             fields = fields | {"metadata": marked(fields.get("metadata"), self.rules.redact)}
         if self.rules.version != FIRST:
             fields = fields | {"metadata": versioned(fields.get("metadata"), self.rules.version)}
-        fed = tuple([one for name, value in later.items() for one in value.feeds(name)])
         return Request(new_job(self.app, self.name, fields, arguments), self, fed)
 
     def upgrade(self, version: int) -> Callable[[Upgrade], Upgrade]:
@@ -290,13 +291,16 @@ def named(app: Enqueuer, task: str, arguments: Mapping[str, Any], options: Mappi
 
 def new_job(app: Enqueuer, task: str, fields: dict[str, Any], arguments: str) -> NewJob:
     job_id = fields["id"] if "id" in fields else uuid7(app.clock.time(), secrets.token_bytes(10))
-    payload = app.codec.seal(arguments, About(job_id, task, "payload"))
+    own = {"id": job_id, "task": task, "payload": app.codec.seal(arguments, About(job_id, task, "payload"))}
     unique: Unique | None = fields.get("unique")
-    more = {} if unique is None else unique.fields(task, arguments)
-    if more.get("on_conflict") is Conflict.REPLACE and not isinstance(app.codec, PlainCodec):
-        why = "would put arguments into another job that the codec has sealed for this one: return or raise"
-        raise InvalidValue("on_conflict", "replace", why)
-    return NewJob(**(fields | {"id": job_id, "task": task, "payload": payload} | more))
+    if unique is not None:
+        own |= unique.fields(task, arguments)
+        if own["on_conflict"] is Conflict.REPLACE and not isinstance(app.codec, PlainCodec):
+            why = (
+                "would put arguments into another job that the codec has sealed for this one: return or raise"
+            )
+            raise InvalidValue("on_conflict", "replace", why)
+    return NewJob(**(fields | own))
 
 
 def _checked(app: Enqueuer, task: str, fields: dict[str, Any]) -> dict[str, Any]:

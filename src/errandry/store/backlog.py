@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent import futures
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -232,23 +232,31 @@ def _keys(command: Command) -> Collection[Key]:
 def _size(command: Command) -> int:
     """How many bytes of documents and traces it carries, at most."""
     carrier = command.outcome if type(command) is Settle else command
-    match carrier:
-        case Complete():
-            return _bytes(carrier.result)
-        case Retry(failure=failure) | Fail(failure=failure):
-            return _bytes(failure.message) + _bytes(failure.traceback)
-        case Insert(jobs=jobs) | Await(jobs=jobs):
-            return sum([_bytes(job.payload) + _bytes(job.metadata) for job in jobs])
-        case PutSchedule(plan=plan):
-            return _bytes(plan.job.payload) + _bytes(plan.job.metadata)
-        case PutStep(result=text) | Signal(payload=text):
-            return _bytes(text)
-        case Note(logs=logs):
-            return sum([_bytes(line.text) for line in logs])
-        case Edit(ids=ids, payload=text) | Resolve(ids=ids, result=text):
-            return _bytes(text) * max(1, len(ids))
-        case _:
-            return 0
+    size = _SIZES.get(type(carrier))
+    return 0 if size is None else size(carrier)
+
+
+def _size_of_jobs(command: Insert | Await) -> int:
+    return sum([_bytes(job.payload) + _bytes(job.metadata) for job in command.jobs])
+
+
+def _size_of_failure(outcome: Retry | Fail) -> int:
+    return _bytes(outcome.failure.message) + _bytes(outcome.failure.traceback)
+
+
+_SIZES: dict[type, Callable[[Any], int]] = {
+    Complete: lambda outcome: _bytes(outcome.result),
+    Retry: _size_of_failure,
+    Fail: _size_of_failure,
+    Insert: _size_of_jobs,
+    Await: _size_of_jobs,
+    PutSchedule: lambda command: _bytes(command.plan.job.payload) + _bytes(command.plan.job.metadata),
+    PutStep: lambda command: _bytes(command.result),
+    Signal: lambda command: _bytes(command.payload),
+    Note: lambda command: sum([_bytes(line.text) for line in command.logs]),
+    Edit: lambda command: _bytes(command.payload) * max(1, len(command.ids)),
+    Resolve: lambda command: _bytes(command.result) * max(1, len(command.ids)),
+}
 
 
 def _bytes(text: str | None) -> int:
