@@ -172,7 +172,7 @@ class Worker:
             self._slots.give(batch)
         for run in kept:
             self._leases.drop(run)
-        await self._submit(*(Settle(run.ref, Release()) for run in kept))
+        await self._submit(*(Settle(run.ref, Release()) for run in kept), limit=LAST_WORDS)
 
     async def _finish(self, claiming: asyncio.Task[None]) -> None:
         """Let handlers finish, also those of what is just being claimed, unless told to hurry."""
@@ -228,11 +228,11 @@ class Worker:
         except StoreError as error:
             log.warning("schedules could not be put: %s", error)
 
-    async def _submit(self, *commands: Beat | Settle) -> None:
-        """Have these written, if the store answers in time."""
+    async def _submit(self, *commands: Beat | Settle, limit: float | None = None) -> None:
+        """Have these written, if the store answers within the limit."""
         answers: list[Answer | TimeoutError]
         try:
-            async with asyncio.timeout(LAST_WORDS):
+            async with asyncio.timeout(limit):
                 answers = [*await self.app.engine.submit_all(commands)]
         except (ErrandryError, TimeoutError) as error:
             answers = [error] * len(commands)
@@ -270,7 +270,7 @@ class Worker:
             await asyncio.gather(*tasks, return_exceptions=True)
             await telling.close()
             if not self._is_over:
-                await self._submit(self._sign(liveness.path, gone=True))
+                await self._submit(self._sign(liveness.path, gone=True), limit=LAST_WORDS)
             self._executor.close()
             await self._children.close()
             liveness.close()
