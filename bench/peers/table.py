@@ -154,10 +154,9 @@ def drawing(results: Results) -> str:
 
 
 def _bar(name: str, value: float, low: float, high: float) -> Bar:
-    label = f"{PEERS[name].program} ({PEERS[name].server})"
-    return Bar(
-        label, value, low, high, PEERS[name].is_ours, f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
-    )
+    peer = PEERS[name]
+    label = f"{peer.program if peer.is_ours else name} ({peer.server})"  # one may take part in two ways
+    return Bar(label, value, low, high, peer.is_ours, f"{value:,.0f}" if value >= 100 else f"{value:,.1f}")
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float, float]:

@@ -87,6 +87,15 @@ def test_who_did_not_take_part_is_in_the_table_and_the_drawing() -> None:
     assert "did not take part" in "".join(ElementTree.fromstring(drawing(results)).itertext())
 
 
+def test_everyone_has_a_name_of_its_own_in_the_drawing() -> None:
+    drawn = ElementTree.fromstring(drawing(results_of(*map(sample, PEERS))))
+    first = [str(text.text) for text in drawn.findall(".//{*}text[@class]") if "(" in str(text.text)]
+    labels = first[: len(PEERS)]
+
+    assert {"pgqueuer (postgres)", "pgqueuer-1000 (postgres)", "errandry (sqlite)"} <= set(labels)
+    assert len(set(labels)) == len(PEERS)
+
+
 def test_a_drain_that_was_cut_short_is_marked() -> None:
     assert "| 50* |" in page(results_of(sample("errandry"), sample("rq", drain=50.0)))
 
