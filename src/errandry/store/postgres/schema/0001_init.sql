@@ -126,7 +126,7 @@ CREATE TABLE errandry.history (
     CONSTRAINT history_pkey PRIMARY KEY (seq, day)
 ) PARTITION BY LIST (day);
 CREATE TABLE errandry.history_later PARTITION OF errandry.history FOR VALUES IN (0);
-CREATE INDEX history_expiry ON errandry.history (expires_at, seq);
+CREATE INDEX history_expiry ON errandry.history (expires_at);
 -- Few among many completed ones, and looked for most.
 CREATE INDEX history_troubled ON errandry.history (seq) WHERE state <> 'completed';
 -- Only of those kept by number (core/job.py, Keep): the others do not pay for it.
