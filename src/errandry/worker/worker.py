@@ -148,23 +148,24 @@ class Worker:
 
         What was being claimed when the worker stopped is this worker's, too.
         """
+        await asyncio.wait([claiming], timeout=LAST_WORDS)
         log.info("worker %s claims no more; handlers may finish for %g s", self.id, self.options.grace)
         for batch in self._slots.ahead:
             batch.stop(Stop.SHUTDOWN)
         try:
             async with asyncio.timeout(self.options.grace):
-                await self._finish(claiming)
+                while (left := self._executor.work) and not self._hurry.is_set():
+                    await first(asyncio.wait(left), self._hurry.wait())
         except TimeoutError:
             log.warning("%d handlers did not finish within the grace", len(self._slots.batches))
-        self._stop_runs()
-        await asyncio.wait([claiming], timeout=LAST_WORDS)
         self._is_over = not claiming.done()
         if self._is_over:
             claiming.cancel()
             log.warning(
                 "the store does not answer: what was just being claimed stays until its lease is over"
             )
-        self._stop_runs()
+        for batch in self._slots.batches:
+            batch.stop(Stop.SHUTDOWN)
         if left := self._executor.work:
             await asyncio.wait(left, timeout=LAST_CALL)
         kept = self._slots.runs
@@ -173,23 +174,6 @@ class Worker:
         for run in kept:
             self._leases.drop(run)
         await self._submit(*(Settle(run.ref, Release()) for run in kept), limit=LAST_WORDS)
-
-    async def _finish(self, claiming: asyncio.Task[None]) -> None:
-        """Let handlers finish, also those of what is just being claimed, unless told to hurry."""
-        while not self._hurry.is_set():
-            work = self._executor.work
-            if work:
-                await first(asyncio.wait(work), self._hurry.wait())
-            elif claiming.done():
-                return
-            else:
-                await first(asyncio.wait([claiming], timeout=LAST_WORDS), self._hurry.wait())
-                if not claiming.done():
-                    return
-
-    def _stop_runs(self) -> None:
-        for batch in self._slots.batches:
-            batch.stop(Stop.SHUTDOWN)
 
     async def _beat(self, alive: str) -> None:
         while True:
