@@ -90,18 +90,16 @@ async def test_a_handler_is_told_when_its_lease_can_no_longer_be_kept(
     await scene.check()
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]], ids=len)
 async def test_a_worker_with_nothing_to_do_ends_though_the_server_is_away(
-    scene: Scene, mortal: Mortal, pace: Pace, signals: int
+    scene: Scene, mortal: Mortal, pace: Pace, signals: list[signal.Signals]
 ) -> None:
     worker = await scene.worker(grace=300.0)
     mortal.stop()
     try:
         told = time.monotonic()
-        worker.signal(signal.SIGTERM)
-        await worker.logged("claims no more")
-        for _ in range(1, signals):
-            worker.signal(signal.SIGTERM)
+        for number in signals:
+            worker.signal(number)
 
         assert await worker.over() == 0, worker.log()
         assert time.monotonic() - told < pace.allowed(10.0)
