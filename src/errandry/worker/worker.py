@@ -99,7 +99,7 @@ class Worker:
                 stopping.cancel()
                 self._claimer.stop()
                 await self._drain(claiming)
-            if claiming.done():
+            if not self._is_over:
                 claiming.result()
 
     def stop(self) -> None:
