@@ -56,7 +56,7 @@ def to_json(name: str, value: Any) -> str:
         raise InvalidValue(name, type(value).__name__, f"cannot be written as JSON: {error}") from None
     if "null" in text:
         _refuse_nan(name, value)
-    return check.document(name, text)
+    return check.encoded(name, text)
 
 
 def from_json(text: str) -> Any:

@@ -23,7 +23,6 @@ INT_MAX = 2**63 - 1
 _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
 _DOUBTFUL = re.compile(r"\\u0000|[0-9]{19}|[0-9][eE]\+?[0-9]{3}")
 _raw = msgjson.Decoder(Raw)
-_good = "null"
 
 
 def name(field: str, value: Any) -> str:
@@ -95,26 +94,27 @@ def when(run_at: float | None, delay: float | None) -> None:
 
 def document(field: str, text: Any) -> str:
     """JSON that every store keeps unchanged: no NaN, NUL, lone surrogates, deep nesting or huge integers."""
-    global _good  # noqa: PLW0603 - a text is mostly checked twice: when it is made, and as part of a record
     if type(text) is not str:
         raise InvalidValue(field, text, "must be JSON text")
-    if text is _good:
-        return text
-    if len(text) > DEPTH_MAX and text.count("[") + text.count("{") > DEPTH_MAX:
-        _shallow(field, text)
+    _shallow(field, text)
     try:
         _raw.decode(text)
     except (DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidValue(field, text, f"must be JSON: {error}") from None
-    if _DOUBTFUL.search(text):
-        _numbers_and_text(field, text)
-    _good = text
+    _numbers_and_text(field, text)
+    return text
+
+
+def encoded(field: str, text: str) -> str:
+    """The same of what an encoder has just made: it is JSON, but may be what not every store keeps."""
+    _shallow(field, text)
+    _numbers_and_text(field, text)
     return text
 
 
 def sized(field: str, text: str, bound: int) -> str:
     """`text` of at most `bound` bytes in UTF-8."""
-    if len(text) * 4 > bound and not fits(text, bound):
+    if not fits(text, bound):
         raise TooLarge(field, len(text.encode()), bound)
     return text
 
@@ -128,6 +128,8 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 def _shallow(field: str, text: str) -> None:
+    if len(text) <= DEPTH_MAX or text.count("[") + text.count("{") <= DEPTH_MAX:
+        return
     depth = 0
     for token in _TOKEN.finditer(text):
         match token.group():
@@ -140,6 +142,8 @@ def _shallow(field: str, text: str) -> None:
 
 
 def _numbers_and_text(field: str, text: str) -> None:
+    if not _DOUBTFUL.search(text):
+        return
     try:
         open_values = [msgjson.decode(text)]
     except DecodeError as error:
