@@ -16,6 +16,7 @@ from errandry.core.command import (
     Claim,
     Command,
     Complete,
+    Fail,
     Insert,
     Note,
     PutStep,
@@ -25,6 +26,7 @@ from errandry.core.command import (
     Renew,
     Retry,
     Settle,
+    Snooze,
     Start,
     Upkeep,
 )
@@ -448,6 +450,30 @@ def test_large_jobs_take_the_place_of_many(fields: dict[str, Any], monkeypatch: 
 
     assert 10 < len(known) < 20
     assert known.size <= 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("command", "is_alone"),
+    [
+        (Settle(Ref("job-1", 1), Complete("1")), True),
+        (Settle(Ref("job-1", 1), Fail()), True),
+        (Settle(Ref("job-1", 1), Retry()), True),
+        (Renew((Ref("job-1", 1),), 30.0), True),
+        (Settle(Ref("job-1", 1), Retry(pause_group=True)), False),
+        (Settle(Ref("job-1", 1), Snooze(1.0)), False),
+        (Settle(Ref("child", 1), Complete("1")), False),
+        (Renew((Ref("job-1", 1), Ref("parent", 1)), 30.0), False),
+        (Settle(Ref("unknown", 1), Complete("1")), False),
+        (Cancel(ids=("job-1",)), False),
+        (Upkeep(), False),
+    ],
+)
+def test_who_stands_alone_needs_nothing_but_what_is_known(command: Command, is_alone: bool) -> None:
+    known = Known()
+    known.learn(b"n", {"job-1": job_of(1), "child": job_of(2, parents=1), "parent": job_of(3, children=1)})
+
+    assert known.are_alone([]) is True
+    assert known.are_alone([Settle(Ref("job-1", 1), Complete("1")), command]) is is_alone
 
 
 def test_what_is_very_large_takes_no_place_at_all() -> None:

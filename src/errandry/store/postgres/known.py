@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from sys import getsizeof
 from threading import Lock
 
+from errandry.core.command import Command, Complete, Fail, Note, Renew, Retry, Settle, Start, touched
 from errandry.core.job import Job
 from errandry.store import row as rows
 
@@ -39,6 +40,18 @@ class Known:
         entries = self._entries
         return [one for one in ids if one not in entries]
 
+    def are_alone(self, commands: Iterable[Command]) -> bool:
+        """Whether nothing has to be had for these but the jobs they name: no parent, no child, no gate."""
+        get = self._entries.get
+        for command in commands:
+            if not _is_plain(command):
+                return False
+            for one in touched(command):
+                entry = get(one)
+                if entry is None or entry[1].parents or entry[1].children:
+                    return False
+        return True
+
     def still(self, stamps: Iterable[Stamp]) -> dict[str, Job]:
         """The jobs whose rows have the stamp that is known."""
         get = self._entries.get
@@ -67,6 +80,14 @@ class Known:
     def _drop(self, one: str) -> None:
         if (entry := self._entries.pop(one, None)) is not None:
             self.size -= entry[2]
+
+
+def _is_plain(command: Command) -> bool:
+    """Whether it is about jobs that workers hold, and leaves them as they are, waiting, or ended."""
+    if type(command) is not Settle:
+        return type(command) in (Start, Renew, Note)
+    outcome = command.outcome
+    return type(outcome) in (Complete, Fail) or (type(outcome) is Retry and not outcome.pause_group)
 
 
 def size_of(job: Job) -> int:

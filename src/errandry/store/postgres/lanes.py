@@ -98,7 +98,7 @@ class Lanes(Gates):
     def _foresee_claims(self, claims: Sequence[Claim], is_alone: bool, has_news: bool) -> None:
         """Ask what these are going to ask, unless the pass has news for them; alone, have the jobs at once.
 
-        With others there may be a lock to be waited for, which must not be done with jobs in hand.
+        Else there may be a lock to be waited for later, which must not be done with jobs in hand.
         """
         if not claims or self.has_gates or self._has_groups:
             return

@@ -87,7 +87,10 @@ class PostgresTables(Counts):
         head = lock_timeout, array(sorted({claim.worker for claim in claims}))
         self._ask("head", head)
         new = self._foresee(commands, payload)
-        self._foresee_claims(claims, is_alone=len(claims) == len(commands), has_news=new is not None)
+        self._wire.call()  # what claims ask is answered while it is decided about the others
+        others = [command for command in commands if not isinstance(command, Claim)]
+        self._foresee_claims(claims, self._known.are_alone(others), has_news=new is not None)
+        self._wire.call()
         [found] = self._all("head", head)
         *_, has_bound, self._has_unlined, self.has_gates, self._has_groups, self.identity, _, floor, now = (
             found

@@ -39,12 +39,13 @@ class Statement(NamedTuple):
 
 
 class Reply:
-    """What the server says to a statement, once it is there."""
+    """What the server says to a statement, once it is there; it is `wanted` when it may not be kept back."""
 
-    __slots__ = ("preparing", "result")
+    __slots__ = ("is_wanted", "preparing", "result")
 
     def __init__(self, preparing: str | None = None) -> None:
         self.preparing = preparing
+        self.is_wanted = False
         self.result: pq.abc.PGresult | None = None
 
 
@@ -102,21 +103,30 @@ class Wire:
         """Send what is in line as far as that goes without waiting: the server begins with it."""
         self._pg.flush()
 
+    def call(self) -> None:
+        """Want what is in line answered as soon as it is done, whatever comes after it."""
+        self._pg.send_flush_request()
+        for reply in reversed(self._pending):
+            if reply.is_wanted:
+                break
+            reply.is_wanted = True
+
     def fetch(self, reply: Reply) -> list[Row]:
-        """The rows a statement gives; with it comes all that is in line."""
+        """The rows a statement gives."""
         if reply.result is None:
-            self._pg.send_flush_request()
-            self._receive()
+            if not reply.is_wanted:
+                self.call()
+            self._receive(reply)
         if (result := reply.result) is None:
             raise psycopg.InterfaceError("it was sent in a transaction that has ended")
         self._rows.set_pgresult(result)
         return self._rows.load_rows(0, result.ntuples, tuple)
 
-    def _receive(self) -> None:
-        """Read until all is answered. What comes after an error was not carried out."""
+    def _receive(self, last: Reply | None = None) -> None:
+        """Read until `last`, or all, is answered. What comes after an error was not carried out."""
         failed: pq.abc.PGresult | None = None
         self._flush()
-        while self._pending:
+        while self._pending and (last is None or last.result is None):
             reply = self._pending[0]
             result = self._next()
             while result is not None and result.status != pq.ExecStatus.PIPELINE_SYNC:
