@@ -289,7 +289,7 @@ CREATE INDEX live_canceling ON errandry.live USING btree (worker) WHERE cancel_r
 CREATE INDEX live_deadline ON errandry.live USING btree (deadline, seq) WHERE ((deadline IS NOT NULL) AND (state = ANY (ARRAY['blocked'::text, 'scheduled'::text, 'waiting'::text])))
 CREATE INDEX live_due ON errandry.live USING btree (run_at, seq) WHERE (state = 'scheduled'::text)
 CREATE UNIQUE INDEX live_id ON errandry.live USING btree (id)
-CREATE INDEX live_leased ON errandry.live USING btree (lease_until, seq) INCLUDE (queue, task, grp) WHERE (state = ANY (ARRAY['claimed'::text, 'running'::text]))
+CREATE INDEX live_leased ON errandry.live USING btree (lease_until, seq) WHERE (state = ANY (ARRAY['claimed'::text, 'running'::text]))
 CREATE UNIQUE INDEX live_pkey ON errandry.live USING btree (seq)
 CREATE INDEX live_ready ON errandry.live USING btree (lane, priority, place) WHERE (state = 'waiting'::text)
 CREATE INDEX live_unlined ON errandry.live USING btree (seq) WHERE ((state = 'waiting'::text) AND (lane IS NULL))

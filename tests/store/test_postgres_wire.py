@@ -14,6 +14,7 @@ from errandry.core.command import Claim, Command, Complete, Insert, Ref, Retry, 
 from errandry.core.job import Failure, Job, NewJob
 from errandry.core.state import Reason
 from errandry.core.unique import Unique
+from errandry.store.insert import SENT
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.postgres.link import connect
 from errandry.store.postgres.wire import Reply, Wire
@@ -223,6 +224,19 @@ async def test_what_was_foreseen_wrongly_changes_nothing() -> None:
 
     assert [job.task for job in held] == ["a", "a", "b", "b", "a", "a", "c", "c"]
     assert [job.id for job in claimed(answer)] == [held[3].id]
+
+
+async def test_many_that_end_in_one_pass_have_each_its_own_result() -> None:
+    """In whatever order they end; more than are sent at a time."""
+    async with opened() as store:
+        await store.commit([insert(2 * SENT + 10)])
+        [answer] = await store.commit([claim(2 * SENT + 10)])
+        held = claimed(answer)
+        ends = [Settle(Ref(job.id, job.fence), Complete(str(job.seq))) for job in held]
+        await store.commit([*ends[1::2], *ends[::2][::-1]])
+        after = await store.get([job.id for job in held])
+
+    assert [job.result for job in after if job is not None] == [str(job.seq) for job in held]
 
 
 async def test_numbers_are_taken_for_those_alone_that_are_made() -> None:

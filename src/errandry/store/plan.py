@@ -13,7 +13,7 @@ WRITES = (
 )
 """Deletions first: a row that moves to the other table, or is written anew, keeps its number and id."""
 
-ENDED = (7, 8)
+ENDED = (8, 9)
 FINISHED = (rows.FIELDS.index("finished_at"), rows.FIELDS.index("expires_at"))
 """Where in a row of `finish_live` and of `finish` the time of the end and that of the expiry stand."""
 
@@ -26,6 +26,18 @@ def planned(changes: Iterable[Change], lane: Callable[[Job], int]) -> Batches:
     for before, after in changes:
         _plan(before, after, batches, lane)
     return batches
+
+
+def by_rest(batch: Iterable[rows.Row], own: int) -> dict[rows.Row, list[rows.Row]]:
+    """Rows by what follows on their own first values: mostly the same from one to the next."""
+    found: dict[rows.Row, list[rows.Row]] = {}
+    last, alike = None, list[rows.Row]()
+    for row in batch:
+        if row[own:] != last:
+            last = row[own:]
+            alike = found.setdefault(last, [])
+        alike.append(row)
+    return found
 
 
 def _plan(before: Job | None, after: Job | None, batches: Batches, lane: Callable[[Job], int]) -> None:
@@ -55,6 +67,7 @@ def _ended(job: Job) -> rows.Row:
     return (
         job.seq,
         job.result,
+        rows.text(job.errors) if job.errors else None,
         job.state,
         job.reason,
         job.settled,
@@ -62,7 +75,6 @@ def _ended(job: Job) -> rows.Row:
         job.crashes,
         job.updated_at,
         job.expires_at,
-        rows.text(job.errors) if job.errors else None,
     )
 
 

@@ -136,46 +136,31 @@ UPDATE errandry.live
  WHERE live.ctid = new.spot;
 
 -- name: finish_live
--- The same from the row it has in `live`: what an end leaves alone is copied, not sent.
+-- The same for jobs that end alike, from the rows they have in `live`: what an end leaves alone is copied, not sent. Their
+-- results and errors are found by the place of their number, as the numbers are in order.
 WITH gone AS (
-    DELETE FROM errandry.live
-     USING (SELECT spot.ctid AS spot, given.*
-          FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[],
-                  %s::float8[], %s::float8[], %s::text[], %s::integer[])
-            AS given (seq, result, state, reason, settled, releases, crashes, updated_at, expires_at, errors, day),
-               LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS spot
-         WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
-     WHERE live.ctid = new.spot
-    RETURNING live.seq, id, task, queue, grp, new.state, ordering, new.reason, new.settled, payload, priority,
-              NULL::bigint, run_at, attempts, max_attempts, new.releases, new.crashes, max_crashes, open_children,
-              children, parents, timeout, deadline, fence, worker, NULL::float8, cancel_requested, new.result, metadata, created_at,
-              new.updated_at, claimed_at, started_at, new.updated_at AS finished_at, new.expires_at, backoff, keep,
-              progress, tags, new.errors, logs, uniqueness, steps, new.day),
-kept AS (INSERT INTO errandry.history SELECT * FROM gone)
-INSERT INTO errandry.ended SELECT id, seq, day FROM gone;
+    DELETE FROM errandry.live WHERE seq = ANY (%(seqs)s::bigint[])
+    RETURNING live.*, width_bucket(seq, %(seqs)s::bigint[]) AS n),
+kept AS (
+    INSERT INTO errandry.history
+    SELECT seq, id, task, queue, grp, %(state)s::text, ordering, %(reason)s::text, %(settled)s::text, payload, priority, NULL,
+           run_at, attempts, max_attempts, %(releases)s::bigint, %(crashes)s::bigint, max_crashes, open_children, children,
+           parents, timeout, deadline, fence, worker, NULL, cancel_requested, (%(results)s::text[])[n], metadata, created_at,
+           %(at)s::float8, claimed_at, started_at, %(at)s::float8, %(expires_at)s::float8, backoff, keep, progress, tags,
+           (%(errors)s::text[])[n], logs, uniqueness, steps, %(day)s::integer
+      FROM gone)
+INSERT INTO errandry.ended SELECT id, seq, %(day)s::integer FROM gone;
 
 -- name: claim
--- From waiting to held; what a claim leaves alone is not written.
+-- From waiting to held, those that are claimed alike; what a claim leaves alone is not written.
 UPDATE errandry.live
-   SET state = new.state, attempts = new.attempts, fence = new.fence, worker = new.worker,
-       lease_until = new.lease_until, updated_at = new.updated_at, claimed_at = new.updated_at,
-       started_at = new.started_at, settled = NULL, progress = NULL, place = NULL, lane = NULL
-  FROM (SELECT spot.ctid AS spot, given.*
-          FROM unnest(%s::bigint[], %s::text[], %s::bigint[], %s::bigint[], %s::text[], %s::float8[], %s::float8[],
-              %s::float8[])
-            AS given (seq, state, attempts, fence, worker, lease_until, updated_at, started_at),
-               LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS spot
-         WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
- WHERE live.ctid = new.spot;
+   SET state = %(state)s, attempts = %(attempts)s, fence = %(fence)s, worker = %(worker)s, lease_until = %(lease_until)s,
+       updated_at = %(at)s, claimed_at = %(at)s, started_at = %(started_at)s, settled = NULL, progress = NULL, place = NULL,
+       lane = NULL
+ WHERE seq = ANY (%(seqs)s::bigint[]);
 
 -- name: renew
-UPDATE errandry.live SET lease_until = new.lease_until, updated_at = new.updated_at
-  FROM (SELECT spot.ctid AS spot, given.*
-          FROM unnest(%s::bigint[], %s::float8[], %s::float8[])
-            AS given (seq, lease_until, updated_at),
-               LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS spot
-         WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
- WHERE live.ctid = new.spot;
+UPDATE errandry.live SET lease_until = %(lease_until)s, updated_at = %(at)s WHERE seq = ANY (%(seqs)s::bigint[]);
 
 -- name: delete_live
 DELETE FROM errandry.live WHERE seq = ANY (%s::bigint[]);

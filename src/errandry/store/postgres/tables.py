@@ -7,6 +7,7 @@ reader sees one moment and locks nothing.
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from msgspec import json as msgjson
@@ -32,7 +33,7 @@ from errandry.store import cursor as cursors
 from errandry.store import row as rows
 from errandry.store.contract import Bounds, Happened
 from errandry.store.insert import SENT
-from errandry.store.plan import ENDED, FINISHED, Batches, planned
+from errandry.store.plan import ENDED, FINISHED, Batches, by_rest, planned
 from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.counts import Counts
 from errandry.store.postgres.days import day_of
@@ -46,11 +47,21 @@ IDLE_LANE = 3_600.0
 UNLINED_MAX = 1_000
 DUE = ("expired", "ticking", "due", "lapsed")
 """What an upkeep asks first, with the times between which something may be due, and its limit."""
+ALIKE = {
+    "finish_live": (
+        ("seqs", "results", "errors"),
+        ("state", "reason", "settled", "releases", "crashes", "at", "expires_at", "day"),
+    ),
+    "claim": (("seqs",), ("state", "attempts", "fence", "worker", "lease_until", "at", "started_at")),
+    "renew": (("seqs",), ("lease_until", "at")),
+}
+"""Statements for rows that are mostly alike: what each has of its own, and what they share."""
 EVENT_ROWS = 100
 """So many rows of the event log are fetched at a time."""
 
 _beat = msgjson.Decoder(Beat)
 _list = msgjson.Decoder(list[str | int])
+_number = itemgetter(0)
 
 
 class PostgresTables(Counts):
@@ -175,11 +186,22 @@ class PostgresTables(Counts):
         ended = {values[0] for values in batches["finish_live"]}  # which deletes what it copies
         batches["delete_live"] = [values for values in batches["delete_live"] if values[0] not in ended]
         for name, batch in batches.items():
-            if batch:
+            if name in ALIKE:
+                self._run_alike(name, batch)
+            elif batch:
                 self._run(name, columns(batch))
         if len(changes) >= SENT:
             self._wire.push()
         self.is_dirty = True
+
+    def _run_alike(self, name: str, batch: Sequence[rows.Row]) -> None:
+        """One statement for all rows that differ only in what each has of its own, which is sent in order."""
+        own, rest = ALIKE[name]
+        for shared, alike in by_rest(batch, len(own)).items():
+            ordered = sorted(alike, key=_number)
+            for start in range(0, len(ordered), SENT):
+                values = columns([row[: len(own)] for row in ordered[start : start + SENT]])
+                self._run(name, dict(zip((*own, *rest), (*values, *shared), strict=True)))
 
     def _note_held(self, changes: Iterable[Change]) -> None:
         """Keep how the pass leaves what workers hold, or held."""

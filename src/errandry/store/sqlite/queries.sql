@@ -40,10 +40,10 @@ INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 -- name: finish_live
 -- The same for jobs that end alike, from the rows they have in `live`: by their numbers, their results.
 INSERT INTO history
-SELECT seq, live.id, task, queue, grp, ?2, ordering, ?3, ?4, payload, priority, NULL, run_at, attempts, max_attempts,
-       ?5, ?6, max_crashes, open_children, children, parents, timeout, deadline, fence, worker, NULL,
-       cancel_requested, one.value, metadata, created_at, ?7, claimed_at, started_at, ?7, ?8, backoff, keep, progress,
-       tags, ?9, logs, uniqueness, steps
+SELECT seq, live.id, task, queue, grp, ?3, ordering, ?4, ?5, payload, priority, NULL, run_at, attempts, max_attempts,
+       ?6, ?7, max_crashes, open_children, children, parents, timeout, deadline, fence, worker, NULL,
+       cancel_requested, one.value, metadata, created_at, ?8, claimed_at, started_at, ?8, ?9, backoff, keep, progress,
+       tags, ?2, logs, uniqueness, steps
   FROM json_each(?1) AS one CROSS JOIN live ON seq = CAST(one.key AS INTEGER);
 
 -- name: update

@@ -27,7 +27,7 @@ from errandry.core.unique import Holder
 from errandry.store import cursor as cursors
 from errandry.store import row as rows
 from errandry.store.contract import Bounds, Happened
-from errandry.store.plan import planned
+from errandry.store.plan import by_rest, planned
 from errandry.store.sqlite.counts import Counts
 from errandry.store.sqlite.gates import SQL
 from errandry.store.tables import Brought, Change, Deltas, Marks
@@ -114,12 +114,12 @@ class SqliteTables(Counts):
 
     def _alike(self, name: str, batch: Sequence[rows.Row]) -> None:
         """Rows that mostly differ only in their first value: one statement for all that do."""
-        for rest, own in _by_rest(batch, 1).items():
+        for rest, own in by_rest(batch, 1).items():
             self._run(name, (rows.text([row[0] for row in own]), *rest))
 
     def _finish(self, ended: Sequence[rows.Row]) -> None:
         """The same with rows that mostly differ only in their first two values."""
-        for rest, own in _by_rest(ended, 2).items():
+        for rest, own in by_rest(ended, 2).items():
             self._run("finish_live", (rows.text({row[0]: row[1] for row in own}), *rest))
 
     def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
@@ -451,18 +451,6 @@ class SqliteTables(Counts):
             yield from cursor.execute(SQL[name], bindings)
         finally:
             cursor.close()
-
-
-def _by_rest(batch: Sequence[rows.Row], own: int) -> dict[rows.Row, list[rows.Row]]:
-    """Rows by what follows on their own first values: mostly the same from one to the next."""
-    found: dict[rows.Row, list[rows.Row]] = {}
-    last, alike = None, list[rows.Row]()
-    for row in batch:
-        if row[own:] != last:
-            last = row[own:]
-            alike = found.setdefault(last, [])
-        alike.append(row)
-    return found
 
 
 def _parts(states: set[State], below: int | None) -> dict[str, int]:

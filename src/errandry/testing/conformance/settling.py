@@ -71,7 +71,8 @@ class Settling:
         ends[::2] = [GiveUp()] * len(ends[::2])
         ends += [Complete(result) for result in results]
 
-        answers = await store.commit([Settle(ref(job), end) for job, end in zip(jobs, ends, strict=True)])
+        settles = [Settle(ref(job), end) for job, end in zip(jobs, ends, strict=True)]
+        answers = await store.commit([*settles[1::2], *settles[::2][::-1]])  # not in the order they came
 
         assert answers == [WRITTEN] * len(jobs)
         after = [await ask.current(store, job) for job in jobs]

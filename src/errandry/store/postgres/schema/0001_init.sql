@@ -68,7 +68,7 @@ CREATE TABLE errandry.live (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX live_ready ON errandry.live (lane, priority, place) WHERE state = 'waiting';
 CREATE INDEX live_due ON errandry.live (run_at, seq) WHERE state = 'scheduled';
-CREATE INDEX live_leased ON errandry.live (lease_until, seq) INCLUDE (queue, task, grp)
+CREATE INDEX live_leased ON errandry.live (lease_until, seq)
     WHERE state IN ('claimed', 'running');
 CREATE INDEX live_deadline ON errandry.live (deadline, seq)
     WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
