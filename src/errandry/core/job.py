@@ -247,12 +247,11 @@ def check_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
     return tags
 
 
-_FIXED, _VERSION_7 = 0xF << 76 | 3 << 62, 7 << 76 | 2 << 62
-"""The bits of a UUID that say its version and variant, and what they say."""
+_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
+"""The digit that says the variant of a UUID, for the one that stood there: it keeps its last two bits."""
 
 
 def uuid7(now: float, entropy: bytes) -> str:
     """An id that sorts by its time: UUIDv7 (RFC 9562) from a time and 10 random bytes."""
-    number = int(now * 1000) << 80 | int.from_bytes(entropy[:10])
-    text = f"{number & ~_FIXED | _VERSION_7:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    time, rest = f"{int(now * 1000):012x}", entropy.hex()
+    return f"{time[:8]}-{time[8:]}-7{rest[1:4]}-{_VARIANT[rest[4]]}{rest[5:8]}-{rest[8:20]}"

@@ -62,17 +62,21 @@ SELECT CASE WHEN numbers > 0 THEN nextval('errandry.number') END
  WHERE is_new;
 
 -- name: make
--- A job that is new: it has had no attempts, and everything that comes with them is still to come.
+-- A job that is new: it has had no attempts, and everything that comes with them is still to come. Taken apart here and not
+-- under FROM, where each array would first be put down as a table: that costs a fifth more.
 INSERT INTO errandry.live
 SELECT seq, id, task, queue, grp, state, ordering, NULL, NULL, payload, priority, place, run_at, 0, max_attempts, 0, 0,
        max_crashes, children, children, parents, timeout, deadline, 0, NULL, NULL, false, NULL, metadata, created_at,
        created_at, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags, NULL, NULL, uniqueness, NULL, lane
-  FROM unnest(
-    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bigint[],
-    %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[],
-    %s::text[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bigint[])
-    AS new (seq, id, task, queue, grp, state, ordering, payload, priority, place, run_at, max_attempts, max_crashes,
-    children, parents, timeout, deadline, metadata, created_at, backoff, keep, tags, uniqueness, lane);
+  FROM (SELECT unnest(%s::bigint[]) AS seq, unnest(%s::text[]) AS id, unnest(%s::text[]) AS task,
+               unnest(%s::text[]) AS queue, unnest(%s::text[]) AS grp, unnest(%s::text[]) AS state,
+               unnest(%s::text[]) AS ordering, unnest(%s::text[]) AS payload, unnest(%s::bigint[]) AS priority,
+               unnest(%s::bigint[]) AS place, unnest(%s::float8[]) AS run_at, unnest(%s::bigint[]) AS max_attempts,
+               unnest(%s::bigint[]) AS max_crashes, unnest(%s::bigint[]) AS children,
+               unnest(%s::bigint[]) AS parents, unnest(%s::float8[]) AS timeout, unnest(%s::float8[]) AS deadline,
+               unnest(%s::text[]) AS metadata, unnest(%s::float8[]) AS created_at, unnest(%s::text[]) AS backoff,
+               unnest(%s::text[]) AS keep, unnest(%s::text[]) AS tags, unnest(%s::text[]) AS uniqueness,
+               unnest(%s::bigint[]) AS lane) AS new;
 
 -- name: insert
 -- One that lives again.
