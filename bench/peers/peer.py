@@ -18,6 +18,11 @@ class Peer(NamedTuple):
         return self.name.partition("-")[0]
 
     @property
+    def label(self) -> str:
+        """Its name beside that of its store."""
+        return self.name.replace(f"-{self.server}", "")
+
+    @property
     def is_ours(self) -> bool:
         return self.program == "errandry"
 
@@ -29,6 +34,7 @@ PEERS = {
     for peer in (
         Peer("errandry", (), "sqlite", "100 async handlers, results kept"),
         Peer("errandry-postgres", (), "postgres", "100 async handlers, results kept"),
+        Peer("errandry-postgres-1000", (), "postgres", "1,000 async handlers, results kept", batch=1_000),
         Peer("huey", ("huey==3.5.4",), "sqlite", "1 thread, polls every 0.1 s, results kept"),
         Peer("dramatiq", ("dramatiq[redis]==2.2.1",), "redis", "8 threads, results kept"),
         Peer("rq", ("rq==2.12.0",), "redis", "SimpleWorker, results kept"),

@@ -43,19 +43,19 @@ class Turn:
     """A peer's programs, run by its own interpreter on an empty store."""
 
     def __init__(self, peer: Peer, python: Path, folder: Path) -> None:
-        self._peer, self._folder = peer, folder
+        self.peer, self._folder = peer, folder
         self._command = [str(python), "-P", "-m", "bench.peers.program", peer.program]
         self._marks = folder / "marks"
 
     def take(self, empty: Callable[[str], str], jobs: int, pickups: int) -> Sample:
         """`empty` gives the address of an empty store of a kind."""
         fsync = fsyncs(self._folder)
-        latencies, memory = self.at_rest(empty(self._peer.server), pickups)
-        url = empty(self._peer.server)
+        latencies, memory = self.at_rest(empty(self.peer.server), pickups)
+        url = empty(self.peer.server)
         enqueue = jobs / self.produce(url, "put", jobs)
         drain, is_cut = self.drained(url, jobs)
         return Sample(
-            peer=self._peer.name,
+            peer=self.peer.name,
             enqueue=enqueue,
             drain=drain,
             is_cut=is_cut,
@@ -93,7 +93,7 @@ class Turn:
         try:
             done = subprocess.run(
                 [*self._command, role, str(count)],
-                env=surroundings(self._peer, url, self._marks),
+                env=surroundings(self.peer, url, self._marks),
                 cwd=self._folder,
                 capture_output=True,
                 text=True,
@@ -113,7 +113,7 @@ class Turn:
         with (self._folder / "log").open("wb") as log:
             worker = subprocess.Popen(
                 [*self._command, "work"],
-                env=surroundings(self._peer, url, self._marks),
+                env=surroundings(self.peer, url, self._marks),
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -68,7 +68,7 @@ def _table(results: Results) -> Iterator[str]:
     yield "| --- | --- | ---: | ---: | ---: | ---: | --- |"
     for name, row in found.items():
         peer, star = PEERS[name], "*" if row.is_cut else ""
-        shown = f"**{peer.program}**" if peer.is_ours else _version(name)
+        shown = f"**{peer.label}**" if peer.is_ours else _version(name)
         latency = f"{row.p50:.1f} / {row.p99:.1f}"
         drain = f"{_range(row.drain)}{star}"
         yield (
@@ -155,7 +155,7 @@ def drawing(results: Results) -> str:
 
 def _bar(name: str, value: float, low: float, high: float) -> Bar:
     peer = PEERS[name]
-    label = f"{peer.program if peer.is_ours else name} ({peer.server})"  # one may take part in two ways
+    label = f"{peer.label} ({peer.server})"  # one may take part in two ways
     return Bar(label, value, low, high, peer.is_ours, f"{value:,.0f}" if value >= 100 else f"{value:,.1f}")
 
 

@@ -1,10 +1,10 @@
-"""Errandry as it is without any setting, on SQLite or PostgreSQL: writes synced, results and history kept."""
+"""Errandry on SQLite or PostgreSQL, as it is but for its slots: writes synced, results and history kept."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bench.peers.work import URL, Put, PutMany, mark
-from errandry import Errandry, Worker, loops
+from bench.peers.work import BATCH, URL, Put, PutMany, mark
+from errandry import Errandry, Worker, WorkerOptions, loops
 
 jobs = Errandry(URL if "://" in URL else f"sqlite:///{URL}")
 
@@ -32,4 +32,4 @@ async def bulk() -> AsyncIterator[PutMany]:
 
 def work() -> None:
     """As `errandry worker` does."""
-    loops.run(Worker(jobs).run(signals=True))
+    loops.run(Worker(jobs, WorkerOptions(concurrency=BATCH)).run(signals=True))
