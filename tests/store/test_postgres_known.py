@@ -29,6 +29,7 @@ from errandry.core.command import (
     Snooze,
     Start,
     Upkeep,
+    touched,
 )
 from errandry.core.job import AttemptError, Job, Log, NewJob, Progress
 from errandry.core.state import Reason, State
@@ -472,8 +473,11 @@ def test_who_stands_alone_needs_nothing_but_what_is_known(command: Command, is_a
     known = Known()
     known.learn(b"n", {"job-1": job_of(1), "child": job_of(2, parents=1), "parent": job_of(3, children=1)})
 
-    assert known.are_alone([]) is True
-    assert known.are_alone([Settle(Ref("job-1", 1), Complete("1")), command]) is is_alone
+    commands = [Settle(Ref("job-1", 1), Complete("1")), command]
+    ids = [one for command in commands for one in touched(command)]
+
+    assert known.are_alone([], []) is True
+    assert known.are_alone(commands, ids) is is_alone
 
 
 def test_what_is_very_large_takes_no_place_at_all() -> None:

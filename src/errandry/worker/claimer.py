@@ -223,10 +223,10 @@ class Claimer:
 
     def _is_short(self, jobs: tuple[Job, ...]) -> bool:
         """Whether nothing is left for the slots that were free: a claim of batches may stop before that."""
-        return len(jobs) < CLAIM_MAX or not any(self._is_batched(job) for job in jobs)
+        return len(jobs) < CLAIM_MAX or not any(map(self._is_batched, {job.task for job in jobs}))
 
-    def _is_batched(self, job: Job) -> bool:
-        task = self._app.tasks.get(job.task)
+    def _is_batched(self, name: str) -> bool:
+        task = self._app.tasks.get(name)
         return task is not None and task.rules.batch is not None
 
     def _has_looked(self, pulse: int, claimed: bool) -> None:

@@ -99,7 +99,7 @@ class PostgresStore(LocalStore):
         opened = await self._opened()
         number = track_of(commands[0]) if commands else 0
         track = opened.free_track(number)
-        is_upkeep = any(isinstance(command, Upkeep) for command in commands)
+        is_upkeep = Upkeep in {type(command) for command in commands}
         if is_upkeep and opened.days.are_due:
             await track.run(LIMITS[number], self._tend, opened, track.link)
             track = opened.free_track(number)

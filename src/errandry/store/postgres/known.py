@@ -5,11 +5,11 @@ row with the number and the time of what was written here is still what was writ
 server that has lost its last commits, or went round all numbers: it gives the same ones away again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from sys import getsizeof
 from threading import Lock
 
-from errandry.core.command import Command, Complete, Fail, Note, Renew, Retry, Settle, Start, touched
+from errandry.core.command import Command, Complete, Fail, Note, Renew, Retry, Settle, Start
 from errandry.core.job import Job
 from errandry.store import row as rows
 
@@ -40,17 +40,11 @@ class Known:
         entries = self._entries
         return [one for one in ids if one not in entries]
 
-    def are_alone(self, commands: Iterable[Command]) -> bool:
+    def are_alone(self, commands: Sequence[Command], ids: Iterable[str]) -> bool:
         """Whether nothing has to be had for these but the jobs they name: no parent, no child, no gate."""
-        get = self._entries.get
-        for command in commands:
-            if not _is_plain(command):
-                return False
-            for one in touched(command):
-                entry = get(one)
-                if entry is None or entry[1].parents or entry[1].children:
-                    return False
-        return True
+        return _are_plain(commands) and not any(
+            entry is None or entry[1].parents or entry[1].children for entry in map(self._entries.get, ids)
+        )
 
     def still(self, stamps: Iterable[Stamp]) -> dict[str, Job]:
         """The jobs whose rows have the stamp that is known."""
@@ -82,12 +76,14 @@ class Known:
             self.size -= entry[2]
 
 
-def _is_plain(command: Command) -> bool:
-    """Whether it is about jobs that workers hold, and leaves them as they are, waiting, or ended."""
-    if type(command) is not Settle:
-        return type(command) in (Start, Renew, Note)
-    outcome = command.outcome
-    return type(outcome) in (Complete, Fail) or (type(outcome) is Retry and not outcome.pause_group)
+def _are_plain(commands: Sequence[Command]) -> bool:
+    """Whether they are about jobs that workers hold, and leave them as they are, waiting, or ended."""
+    outcomes = [command.outcome for command in commands if type(command) is Settle]
+    return (
+        {type(command) for command in commands} <= {Start, Renew, Note, Settle}
+        and {type(outcome) for outcome in outcomes} <= {Complete, Fail, Retry}
+        and not any(type(outcome) is Retry and outcome.pause_group for outcome in outcomes)
+    )
 
 
 def size_of(job: Job) -> int:

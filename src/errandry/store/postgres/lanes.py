@@ -100,7 +100,7 @@ class Lanes(Gates):
 
         Else there may be a lock to be waited for later, which must not be done with jobs in hand.
         """
-        if not claims or self.has_gates or self._has_groups:
+        if self.has_gates or self._has_groups:
             return
         for claim in claims:
             self._ask("recall", (claim.worker,))

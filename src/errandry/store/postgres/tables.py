@@ -97,11 +97,13 @@ class PostgresTables(Counts):
         claims = [command for command in commands if isinstance(command, Claim)]
         head = lock_timeout, array(sorted({claim.worker for claim in claims}))
         self._ask("head", head)
-        new = self._foresee(commands, payload)
+        ids = [one for command in commands for one in touched(command)]
+        new = self._foresee(commands, ids, payload)
         self._wire.call()  # what claims ask is answered while it is decided about the others
-        others = [command for command in commands if not isinstance(command, Claim)]
-        self._foresee_claims(claims, self._known.are_alone(others), has_news=new is not None)
-        self._wire.call()
+        if claims:
+            others = [command for command in commands if not isinstance(command, Claim)]
+            self._foresee_claims(claims, known.are_alone(others, ids), has_news=new is not None)
+            self._wire.call()
         [found] = self._all("head", head)
         *_, has_bound, self._has_unlined, self.has_gates, self._has_groups, self.identity, _, floor, now = (
             found
@@ -114,7 +116,7 @@ class PostgresTables(Counts):
         self._recalled = {}
         return floor, now
 
-    def _foresee(self, commands: Sequence[Command], payload: int) -> Params | None:
+    def _foresee(self, commands: Sequence[Command], ids: Sequence[str], payload: int) -> Params | None:
         """Ask for the jobs the commands name; or, if they only bring new ones, whether these are new indeed.
 
         Then for their lanes, too, and their numbers, where none can be refused: no number must be left over.
@@ -122,7 +124,6 @@ class PostgresTables(Counts):
         inserts = [command for command in commands if isinstance(command, Insert)]
         fresh = [new for command in inserts for new in command.jobs]
         self._fresh = frozenset([new.id for new in fresh])
-        ids = [one for command in commands for one in touched(command)]
         if len(ids) > len(fresh):
             unknown = self._known.unknown(ids)
             if len(unknown) < len(ids):
