@@ -42,7 +42,10 @@ PLANS: dict[str, tuple[Any, set[str]]] = {
     "lock_schedule": (["{a}"], {"schedules_pkey"}),
     "backlog": ({"queue": "q", "bound": 10, "parted": "{1}"} | PART, {"live_ready"}),
     "recall": (["w"], {"claims_pkey"}),
-    "numbers_for_new": ({"ids": "{a,b}", "count": 2}, {"live_id", "ended_pkey"}),
+    "numbers_for_new": (
+        {"ids": "{a,b}", "least": "a", "most": "b", "count": 2},
+        {"live_id", "ended_pkey"},
+    ),
     "over": (["{1,2}"], {"edges_child"}),
     "under": (["a"], {"edges_pkey"}),
     "fatal": (["a"], {"edges_pkey"}),

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from errandry.core.answer import Answer, Claims
+from errandry.core.answer import Answer, Claims, Inserted
 from errandry.core.command import Claim, Command, Complete, Insert, Ref, Retry, Settle, Upkeep
 from errandry.core.job import Failure, Job, NewJob
 from errandry.core.state import Reason
@@ -237,6 +237,26 @@ async def test_many_that_end_in_one_pass_have_each_its_own_result() -> None:
         after = await store.get([job.id for job in held])
 
     assert [job.result for job in after if job is not None] == [str(job.seq) for job in held]
+
+
+@pytest.mark.parametrize("end", [False, True], ids=["live", "finished"])
+@pytest.mark.parametrize(
+    ("ids", "there"),
+    [(("a", "c"), ()), (("b", "c", "d"), ("b",)), (("a", "b"), ("b",)), (("é", "Z", "b"), ("b",))],
+    ids=["one between", "the first", "the last", "in another order"],
+)
+async def test_new_ids_are_told_from_one_that_is_there(
+    ids: tuple[str, ...], there: tuple[str, ...], end: bool
+) -> None:
+    async with opened() as store:
+        await store.commit([insert(1, id="b")])
+        if end:
+            [answer] = await store.commit([claim()])
+            [job] = claimed(answer)
+            await store.commit([Settle(Ref(job.id, job.fence), Complete("1"))])
+        new = Insert(tuple(NewJob(id=one, task="task", payload="{}") for one in ids))
+
+        assert await store.commit([new]) == [Inserted(ids, frozenset(there))]
 
 
 async def test_numbers_are_taken_for_those_alone_that_are_made() -> None:

@@ -51,14 +51,15 @@ SELECT set_config('jit', 'off', true), identity, folded,
 SELECT nextval('errandry.number') FROM generate_series(1, %s::bigint);
 
 -- name: numbers_for_new
--- Nothing unless all jobs with these ids are new; then so many numbers, or where there are gates, which may keep some out,
--- none.
-SELECT CASE WHEN numbers > 0 THEN nextval('errandry.number') END
+-- Nothing unless all jobs with these ids are new; then a list of so many numbers, or where there are gates, which may keep
+-- some out, an empty one. Mostly no id at all stands between the least and the most of them, as these were made one after the other just now.
+SELECT ARRAY (SELECT nextval('errandry.number') FROM generate_series(1, numbers))
   FROM (SELECT CASE WHEN EXISTS (SELECT 1 FROM errandry.gates) THEN 0 ELSE %(count)s::bigint END AS numbers,
-               NOT EXISTS (SELECT 1 FROM errandry.live WHERE id = ANY (%(ids)s::text[]))
-               AND NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id = ANY (%(ids)s::text[])) AS is_new
+               (NOT EXISTS (SELECT 1 FROM errandry.live WHERE id >= %(least)s::text AND id <= %(most)s::text)
+                OR NOT EXISTS (SELECT 1 FROM errandry.live WHERE id = ANY (%(ids)s::text[])))
+               AND (NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id >= %(least)s::text AND id <= %(most)s::text)
+                    OR NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id = ANY (%(ids)s::text[]))) AS is_new
          OFFSET 0) AS about
- CROSS JOIN LATERAL generate_series(1, greatest(numbers, 1))
  WHERE is_new;
 
 -- name: make

@@ -112,7 +112,7 @@ class PostgresTables(Counts):
         self.event_row = (0.0, 0, "[]", "[]") if has_bound else None  # what others inserted is to be numbered
         numbers = [] if new is None else self._all("numbers_for_new", new)
         self._new = self._fresh if numbers else frozenset()
-        self._numbers, self._wanted = deque(one for (one,) in numbers if one is not None), 0
+        self._numbers, self._wanted = deque(*numbers[0]) if numbers else deque(), 0
         self._recalled = {}
         return floor, now
 
@@ -136,7 +136,12 @@ class PostgresTables(Counts):
         is_sure = not is_tied and all(
             new.unique is None and check.fits(new.payload, payload) for new in fresh
         )
-        new = {"ids": array(ids), "count": len(fresh) if is_sure else 0}
+        new = {
+            "ids": array(ids),
+            "least": min(ids),
+            "most": max(ids),
+            "count": len(fresh) if is_sure else 0,
+        }
         self._ask("numbers_for_new", new)
         if not is_tied:
             self._ask_lanes(dict.fromkeys((new.queue, new.task, new.group) for new in fresh))
