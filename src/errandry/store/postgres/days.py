@@ -6,6 +6,7 @@ stays in it for long only puts off its end.
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import psycopg
@@ -22,7 +23,7 @@ GRACE = 3_600.0
 LOCK = "500ms"
 """So long is waited for who reads in a partition that is to go."""
 REST = 60.0
-"""After that has failed, it is tried again in so many seconds; so long all of it can wait."""
+"""Seconds between one look after them and the next; what could not go is tried again then."""
 
 _BUSY = (*LOCKED, errors.ObjectNotInPrerequisiteState)
 """Somebody reads there still, or another program is detaching just now."""
@@ -48,27 +49,20 @@ class Days:
 
     def __init__(self, sql: Mapping[str, str]) -> None:
         self._sql = sql
-        self._rests_until = 0.0
         self._tended: float | None = None
-        self.can_wait = False
-        """Upkeep has more to do, and is at it again at once."""
 
     @property
     def are_due(self) -> bool:
-        return not self.can_wait or self._tended is None or time.monotonic() >= self._tended + REST
+        return self._tended is None or time.monotonic() >= self._tended + REST
 
     def tend(self, connection: psycopg.Connection[Any], now: float) -> None:
         self._tended = time.monotonic()
         found = [Partition(*row) for row in self._all(connection, "days")]
         self._make_ahead(connection, {partition.day for partition in found}, now)
         over = [one for one in found if one.is_detaching or is_over(one.day, now)]
-        if time.monotonic() >= self._rests_until and (over or self._all(connection, "left_days")):
-            if not self._may_remove(connection):
-                return
-            try:
+        if (over or self._all(connection, "left_days")) and self._may_remove(connection):
+            with suppress(*_BUSY):  # there is time for it
                 self._remove(connection, over)
-            except _BUSY:
-                self._rests_until = time.monotonic() + REST
 
     def _make_ahead(self, connection: psycopg.Connection[Any], days: set[int], now: float) -> None:
         """The day after each that has jobs: if these are kept for as long, tomorrow's go there."""

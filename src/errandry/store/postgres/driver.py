@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from errandry.clock import Clock
-from errandry.core.answer import Answer, Kept
+from errandry.core.answer import Answer
 from errandry.core.command import Command, Insert, Upkeep, touched
 from errandry.errors import ReplyLost, StoreClosed, StoreError, StoreUnavailable
 from errandry.store.apply import apply
@@ -106,8 +106,6 @@ class PostgresStore(LocalStore):
         answers, is_dirty = await track.run(
             LIMITS[number], self._write, opened, track.link, TIMEOUTS[number], commands
         )
-        if is_upkeep:
-            opened.days.can_wait = any(isinstance(answer, Kept) and answer.more for answer in answers)
         if is_dirty:  # or whoever claims in vain would wake itself by it
             self.bell.ring()
         return answers

@@ -10,11 +10,15 @@ from errandry.store import row as rows
 from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.talk import Talk
 
+CLOSING = ("canceling", "outlived_flows")
+"""What upkeep asks of that list."""
+
 
 class PostgresEdges(Talk):
     """Part of what `store.tables.Tables` asks for."""
 
     def clear(self, parents: Sequence[str]) -> None:
+        self._unask(*CLOSING)
         for name in ("clear_edges", "clear_closing"):
             self._run(name, (array(parents),))
 
@@ -49,6 +53,7 @@ class PostgresEdges(Talk):
         return bool(self._all("has_unended", (parent, array(states))))
 
     def enlist(self, parent: str, cancel: Reason | None, expires_at: float | None) -> None:
+        self._unask(*CLOSING)
         if expires_at is None:
             self._run("canceled_flow", (parent,))
         else:

@@ -28,6 +28,8 @@ class Gates(PostgresEdges):
         self.is_dirty = self.has_gates = True
 
     def gates(self, *kinds: GateKind) -> list[Gate]:
+        if not self.has_gates:
+            return []
         found = [rows.to_gate(row) for row in self._all("gates", (array(kind.value for kind in kinds),))]
         return sorted(found, key=lambda gate: kinds.index(gate.kind))
 

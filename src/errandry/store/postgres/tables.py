@@ -37,6 +37,7 @@ from errandry.store.plan import ENDED, FINISHED, Batches, by_rest, planned
 from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.counts import Counts
 from errandry.store.postgres.days import day_of
+from errandry.store.postgres.edges import CLOSING
 from errandry.store.postgres.known import Known
 from errandry.store.postgres.trail import ALWAYS, Floors, Trail
 from errandry.store.postgres.wire import Params, Wire
@@ -99,11 +100,12 @@ class PostgresTables(Counts):
         self._ask("head", head)
         ids = [one for command in commands for one in touched(command)]
         new = self._foresee(commands, ids, payload)
-        self._wire.call()  # what claims ask is answered while it is decided about the others
         if claims:
+            if ids:
+                self._wire.call()  # it is decided about these while the server looks for others
             others = [command for command in commands if not isinstance(command, Claim)]
             self._foresee_claims(claims, known.are_alone(others, ids), has_news=new is not None)
-            self._wire.call()
+        self._wire.call()
         [found] = self._all("head", head)
         *_, has_bound, self._has_unlined, self.has_gates, self._has_groups, self.identity, _, floor, now = (
             found
@@ -160,6 +162,9 @@ class PostgresTables(Counts):
                 if prune:
                     self._ask("outlived", (now, min(limit, PRUNED)))
                     self._ask("shelves")
+                self._ask("canceling", (limit,))
+                self._ask("outlived_flows", (now, limit))
+                self._ask("may_trim")
 
     def look(self) -> tuple[float, float]:
         """The same for who only reads."""
@@ -184,7 +189,7 @@ class PostgresTables(Counts):
     def write(self, changes: Iterable[Change]) -> None:
         changes = list(changes)
         self._new = frozenset()
-        self._unask(*DUE, "outlived", "shelves", "lock_known")
+        self._unask(*DUE, "outlived", "shelves", *CLOSING, "lock_known")
         self._note_held(changes)
         self._stand_in_line(self._watch(changes))
         batches = planned(changes, lambda job: self._lanes[job.queue, job.task, job.group])
