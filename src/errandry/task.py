@@ -10,12 +10,13 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from errandry.clock import Clock
 from errandry.codec import About, Codec, PlainCodec, to_json
 from errandry.core import check
 from errandry.core.batch import BATCH_MAX
-from errandry.core.job import NewJob, uuid7
+from errandry.core.job import NewJob, like, uuid7
 from errandry.core.unique import Conflict
 from errandry.errors import InvalidValue
 from errandry.handle import Job
@@ -134,7 +135,7 @@ class Task(Generic[P, R_co]):
         self.is_async = inspect.iscoroutinefunction(function)
         here = Runner.ASYNC if self.is_async else Runner.THREAD
         self.runner = Runner.PROCESS if rules.in_process else here
-        self._base = _named_right(self.signature, base)
+        self._base, self._model = _named_right(self.signature, base), _model(app, name, rules, base)
         self.schedule: Schedule | None = None
         self.upgrades = Upgrades(self.name, rules.version)
         update_wrapper(self, function, updated=())
@@ -147,8 +148,8 @@ class Task(Generic[P, R_co]):
 
     def using(self, **options: Unpack[UseOptions]) -> "Task[P, R_co]":
         """The same task with other options for what is enqueued through it."""
-        other = self._copy()
-        base = _checked(self.app, self.name, self._base | job_fields(options))
+        other, base = self._copy(), self._base | job_fields(options)
+        other._model = _model(self.app, self.name, self.rules, base)
         other._base = _named_right(self.signature, base)
         return other
 
@@ -160,19 +161,15 @@ class Task(Generic[P, R_co]):
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> Request[R_co]:
         """The job a call would make, for `enqueue_many` and for flows."""
-        fields, given = self._base, self.signature.named(args, kwargs)
+        given = self.signature.named(args, kwargs)
         fed: tuple[tuple[Flow[Any], str], ...] = ()
         later = [name for name, value in given.items() if isinstance(value, ResultOf)]
         if later:
-            _refuse_unknown_key(fields.get("unique"), later)
+            _refuse_unknown_key(self._base.get("unique"), later)
             fed = tuple([one for name in later for one in given[name].feeds(name)])
             given = {name: value for name, value in given.items() if name not in later}
         arguments = self.signature.write(given, frozenset(later))
-        if self.rules.redact:
-            fields = fields | {"metadata": marked(fields.get("metadata"), self.rules.redact)}
-        if self.rules.version != FIRST:
-            fields = fields | {"metadata": versioned(fields.get("metadata"), self.rules.version)}
-        return Request(new_job(self.app, self.name, fields, arguments), self, fed)
+        return Request(_new_job(self.app, self._model, self._base, arguments), self, fed)
 
     def upgrade(self, version: int) -> Callable[[Upgrade], Upgrade]:
         """Say how arguments of an older version become those of the next: `@send.upgrade(1)`.
@@ -224,7 +221,7 @@ def declared(
         version=version("version", options.get("version", FIRST)),
     )
     base = job_fields({k: v for k, v in options.items() if k in JobOptions.__annotations__})
-    task: Task[..., Any] = Task(app, function, name, rules, _checked(app, name, base))
+    task: Task[..., Any] = Task(app, function, name, rules, base)
     task.schedule = schedule("schedule", options.get("schedule"))
     return task
 
@@ -282,34 +279,39 @@ def _linger(options: Mapping[str, Any]) -> float:
 def named(app: Enqueuer, task: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> NewJob:
     """A job of a task that is declared elsewhere: its worker checks the arguments."""
     given = dict(options)
-    number = version("version", given.pop("version", FIRST))
-    fields = _checked(app, task, job_fields(given))
-    if number != FIRST:
-        fields = fields | {"metadata": versioned(fields.get("metadata"), number)}
-    return new_job(app, task, fields, to_json("arguments", dict(arguments)))
+    rules = Rules(version=version("version", given.pop("version", FIRST)))
+    fields = job_fields(given)
+    return _new_job(app, _model(app, task, rules, fields), fields, to_json("arguments", dict(arguments)))
 
 
-def new_job(app: Enqueuer, task: str, fields: dict[str, Any], arguments: str) -> NewJob:
+def _new_job(app: Enqueuer, model: NewJob, fields: dict[str, Any], arguments: str) -> NewJob:
+    """A job like `model`, made of these fields, with arguments of its own."""
     job_id = fields["id"] if "id" in fields else uuid7(app.clock.time(), secrets.token_bytes(10))
-    own = {"id": job_id, "task": task, "payload": app.codec.seal(arguments, About(job_id, task, "payload"))}
+    payload, is_plain = arguments, type(app.codec) is PlainCodec
+    if not is_plain:
+        sealed = app.codec.seal(arguments, About(job_id, model.task, "payload"))
+        payload = check.document("payload", sealed)
     unique: Unique | None = fields.get("unique")
-    if unique is not None:
-        own |= unique.fields(task, arguments)
-        if own["on_conflict"] is Conflict.REPLACE and not isinstance(app.codec, PlainCodec):
-            why = (
-                "would put arguments into another job that the codec has sealed for this one: return or raise"
-            )
-            raise InvalidValue("on_conflict", "replace", why)
-    return NewJob(**(fields | own))
+    if unique is None:
+        return like(model, id=job_id, payload=payload)
+    own = unique.fields(model.task, arguments)
+    if own["on_conflict"] is Conflict.REPLACE and not is_plain:
+        why = "would put arguments into another job that the codec has sealed for this one: return or raise"
+        raise InvalidValue("on_conflict", "replace", why)
+    return like(model, id=job_id, payload=payload, **own)
 
 
-def _checked(app: Enqueuer, task: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """`fields`, if a job with them could be made."""
+def _model(app: Enqueuer, task: str, rules: Rules, fields: dict[str, Any]) -> NewJob:
+    """A job with these fields, checked: those that are enqueued are like it but for what each call gives."""
     job = NewJob(**({"id": "-"} | fields | {"task": task, "payload": "{}", "unique": None}))
     function = job.backoff.function if job.backoff is not None else None
     if function is not None and function not in app.backoffs:
         raise InvalidValue("backoff", function, "is no curve, and no function declared with @jobs.backoff")
-    return fields
+    if rules.redact:
+        job = replace(job, metadata=marked(job.metadata, rules.redact))
+    if rules.version != FIRST:
+        job = replace(job, metadata=versioned(job.metadata, rules.version))
+    return job
 
 
 def _refuse_unknown_key(unique: Unique | None, later: Collection[str]) -> None:

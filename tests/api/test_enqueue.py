@@ -4,15 +4,16 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from errandry import Errandry
+from errandry import Errandry, Unique
 from errandry.codec import About
 from errandry.core.answer import Answer
 from errandry.core.command import Command
 from errandry.core.job import NewJob
 from errandry.core.state import State
 from errandry.errors import InvalidArguments, InvalidValue, ReplyLost, StoreFull, TooLarge
+from errandry.options import UseOptions
 from errandry.store.memory import MemoryStore
 from errandry.task import Task
 from errandry.testing import FakeClock, assert_enqueued, drain
@@ -34,6 +35,30 @@ async def test_an_enqueued_job_is_there_under_its_id(jobs: Errandry, send: Task[
     assert (record.task, record.state, record.payload) == ("send", State.WAITING, '{"to":"ada"}')
     assert (job.task, job.state, job.queue) == ("send", State.WAITING, "default")
     assert repr(job) == f"<job {job.id} send waiting>"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        UseOptions(),
+        UseOptions(id="mail-1", queue="mail", priority=3, tags=["red"], metadata={"from": "shop"}),
+        UseOptions(delay="1 hour", max_attempts=2, timeout=5, backoff="linear", keep="1 day", group="ada"),
+        UseOptions(unique=Unique(scope="1 hour", on_conflict="raise")),
+    ],
+    ids=["none", "named", "timed", "unique"],
+)
+def test_a_job_made_of_a_call_is_what_it_would_be_made_and_checked_by_itself(
+    jobs: Errandry, options: UseOptions
+) -> None:
+    @jobs.task(version=2, redact=["to"])
+    async def send(to: str) -> None: ...
+
+    one, other = (send.using(**options).new(to).job for to in ("ada", "grace"))
+
+    assert [NewJob(**asdict(job)) for job in (one, other)] == [one, other]
+    assert (one.payload, other.payload) == ('{"to":"ada"}', '{"to":"grace"}')
+    assert (one.id == other.id) is ("id" in options)
+    assert (one.unique is None, one.unique == other.unique) == ("unique" not in options,) * 2
 
 
 async def test_ids_sort_by_the_time_they_were_made(
@@ -237,6 +262,18 @@ async def test_a_codec_seals_what_is_stored_and_the_handler_sees_it_plain(sealed
     assert "sent to" not in (record.result or "")
     assert seen == ["ada"]
     assert await job.result(30) == "sent to ada"
+
+
+async def test_what_a_codec_makes_that_is_no_json_is_refused(
+    jobs: Errandry, send: Task[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.codec = Mirror()
+    monkeypatch.setattr(Mirror, "seal", lambda _, text, about: f"{about.job}:{text}")
+
+    with pytest.raises(InvalidValue, match=r"payload=.*must be JSON"):
+        await send.enqueue("ada")
+
+    assert await jobs.counts() == {}
 
 
 async def test_arguments_are_checked_before_they_are_sealed(sealed: Errandry) -> None:
