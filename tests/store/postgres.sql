@@ -1,14 +1,14 @@
-TABLE bound WITH {autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
+TABLE bound WITH {toast_tuple_target=8160,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     n bigint NOT NULL IDENTITY
     at double precision NOT NULL
     count bigint NOT NULL
-    entries text NOT NULL
+    entries text STORAGE e NOT NULL
     deltas text NOT NULL
-TABLE claims
+TABLE claims WITH {toast_tuple_target=8160}
     worker text COLLATE "C" NOT NULL
     n bigint NOT NULL
     claimed_at double precision NOT NULL
-    refs text NOT NULL
+    refs text STORAGE e NOT NULL
 TABLE closing
     parent text COLLATE "C" NOT NULL
     cancel text COLLATE "C"
@@ -27,12 +27,12 @@ TABLE ended WITH {autovacuum_vacuum_scale_factor=0.05,autovacuum_vacuum_cost_del
     id text COLLATE "C" NOT NULL
     seq bigint NOT NULL
     day integer NOT NULL
-TABLE events
+TABLE events WITH {toast_tuple_target=8160}
     n bigint NOT NULL
     at double precision NOT NULL
     count bigint NOT NULL
     total bigint NOT NULL
-    entries text NOT NULL
+    entries text STORAGE e NOT NULL
     deltas text NOT NULL
 TABLE gates WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     kind text COLLATE "C" NOT NULL

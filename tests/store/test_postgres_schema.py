@@ -68,10 +68,12 @@ DUMP = (
            || coalesce(' WITH ' || reloptions::text, '') || E'\n    '
            || (SELECT string_agg(attname || ' ' || format_type(atttypid, atttypmod)
                       || CASE attcollation WHEN '"C"'::regcollation THEN ' COLLATE "C"' ELSE '' END
+                      || CASE attstorage WHEN typstorage THEN '' ELSE ' STORAGE ' || attstorage::text END
                       || CASE WHEN attnotnull THEN ' NOT NULL' ELSE '' END
                       || CASE attidentity WHEN 'a' THEN ' IDENTITY' ELSE '' END
                       || coalesce(' DEFAULT ' || pg_get_expr(adbin, adrelid), ''), E'\n    ' ORDER BY attnum)
-                 FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+                 FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
+                 LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
                 WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)
       FROM pg_class AS c
      WHERE relnamespace = %s::regnamespace AND relkind IN ('r', 'p', 'v') AND NOT relispartition

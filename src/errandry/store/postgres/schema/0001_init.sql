@@ -257,6 +257,7 @@ CREATE TABLE errandry.schedules (
 CREATE INDEX schedules_due ON errandry.schedules (due_at, name) WHERE due_at IS NOT NULL;
 
 -- One row per pass: its events, how many there have ever been with them, and by how much the pass changed each counter.
+-- Events are ids mostly, here and below: to press them takes longer than to write them, and saves less than half.
 CREATE TABLE errandry.events (
     n       bigint           PRIMARY KEY,
     at      double precision NOT NULL,
@@ -264,7 +265,8 @@ CREATE TABLE errandry.events (
     total   bigint           NOT NULL,
     entries text             NOT NULL,
     deltas  text             NOT NULL
-);
+) WITH (toast_tuple_target = 8160);
+ALTER TABLE errandry.events ALTER entries SET STORAGE EXTERNAL;
 
 -- The same of inserts in others' transactions, which must not keep the log locked: the next pass moves it there.
 CREATE TABLE errandry.bound (
@@ -273,7 +275,8 @@ CREATE TABLE errandry.bound (
     count   bigint           NOT NULL,
     entries text             NOT NULL,
     deltas  text             NOT NULL
-) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+) WITH (toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+ALTER TABLE errandry.bound ALTER entries SET STORAGE EXTERNAL;
 
 -- Counters up to event row `store.folded`: jobs by state, and lifetime totals (`total.…`).
 CREATE TABLE errandry.totals (
@@ -308,7 +311,8 @@ CREATE TABLE errandry.claims (
     claimed_at double precision NOT NULL,
     refs       text             NOT NULL,
     PRIMARY KEY (worker, n)
-);
+) WITH (toast_tuple_target = 8160);
+ALTER TABLE errandry.claims ALTER refs SET STORAGE EXTERNAL;
 
 CREATE TABLE errandry.migrations (
     number     integer PRIMARY KEY,
