@@ -223,6 +223,15 @@ async def test_after_a_step_back_who_opens_it_anew_knows_what_time_it_was(url: s
     assert job.created_at >= info.seen_at
 
 
+async def test_a_program_that_only_enqueues_has_one_connection(url: str, db: psycopg.Connection[Any]) -> None:
+    async with opened(f"{url}&application_name=enqueues_only") as store:
+        await store.commit([insert("a")])
+        await store.commit([insert("b")])
+
+        own = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'enqueues_only'"
+        assert db.execute(own).fetchall() == [(1,)]
+
+
 async def test_one_bad_command_fails_alone(url: str, db: psycopg.Connection[Any]) -> None:
     async with opened(url) as store:
         db.execute(f"ALTER TABLE {schema_of(url)}.live ADD CONSTRAINT odd CHECK (id <> 'bad')")

@@ -32,7 +32,7 @@ from errandry.store.postgres.link import Link, connect
 from errandry.store.postgres.listen import Listener
 from errandry.store.postgres.migrate import is_made, migrate
 from errandry.store.postgres.tables import PostgresTables
-from errandry.store.postgres.track import LIMITS, TIMEOUTS, Track, track_of
+from errandry.store.postgres.track import LIMITS, TIMEOUTS, USUAL, Track, track_of
 from errandry.store.postgres.trail import Trail
 from errandry.store.postgres.trouble import CLASHED, LOCKED, MOVED, UNPLACED, explained
 from errandry.store.tables import Tables
@@ -83,7 +83,8 @@ class PostgresStore(LocalStore):
         if self._open is None:
             opened = _Open(self.address)
             try:
-                await opened.reader.run(LIMITS[-1], self._migrate, opened.reader.link)
+                first = opened.tracks[USUAL]  # a program that only enqueues needs no other
+                await first.run(LIMITS[-1], self._migrate, first.link)
             except BaseException:
                 opened.close()
                 raise
