@@ -18,6 +18,9 @@ from errandry.store.room import make_room
 
 SENT = 250
 """So many new jobs are on their way to a store that is far, and written there, while the next are made."""
+FEW = 50
+"""So many go first, and 75 after them: the server has something to do, and takes longer for it than we do."""
+_EARLY = frozenset((FEW, SENT // 2))
 
 
 def load(ledger: Ledger, commands: Sequence[Command]) -> None:
@@ -29,8 +32,9 @@ def load(ledger: Ledger, commands: Sequence[Command]) -> None:
         ledger.holder(ledger.slots[new.id]) for new, _ in unique if new.on_conflict is Conflict.REPLACE
     ]
     ledger.load([one for command in commands for one in touched(command)] + [one for one in holders if one])
-    if ledger.tables.is_far and not ledger.tables.has_gates:  # which may refuse some: their queue is full
-        ledger.tables.expect(sum(_sure(ledger, [one for one in commands if isinstance(one, Insert)])))
+    tables = ledger.tables
+    if tables.wants_to_expect and not tables.has_gates:  # which may refuse some: their queue is full
+        tables.expect(sum(_sure(ledger, [one for one in commands if isinstance(one, Insert)])))
 
 
 def insert(ledger: Ledger, command: Insert) -> Inserted:
@@ -70,7 +74,7 @@ def _made(
             ledger.move(made, None, move.created(new, tables.number(), now, *family))
         elif new.on_conflict is Conflict.REPLACE and _replaced(ledger, there[new.id], new):
             replaced.append(there[new.id])
-        if tables.is_far and count % SENT == 0:
+        if tables.is_far and (count % SENT == 0 or count in _EARLY):
             ledger.send()
     if ties is not None:
         flow.tie(ledger, ties, {new.id for new in jobs if new.id not in there}, first)

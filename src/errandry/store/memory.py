@@ -93,7 +93,7 @@ class MemoryStore(LocalStore):
 class MemoryTables(MemoryCounts):
     """Dictionaries of jobs and, for each lane, its waiting jobs in order."""
 
-    is_far = False
+    is_far = wants_to_expect = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -47,10 +47,16 @@ class Marks(NamedTuple):
 
 
 class Tables(Protocol):
-    """`is_far` says that every question takes its time, so that it is worth while to ask for much at once."""
+    """`is_far` says that every question takes its time, so that it is worth while to ask for much at once.
+
+    `wants_to_expect` says that it helps to know early how many numbers a pass is going to need.
+    """
 
     identity: str
     is_far: bool
+
+    @property
+    def wants_to_expect(self) -> bool: ...
 
     def number(self) -> int:
         """The next number: for a job's `seq` and for its place in line. Never given twice."""

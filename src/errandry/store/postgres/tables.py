@@ -32,7 +32,7 @@ from errandry.core.unique import Holder
 from errandry.store import cursor as cursors
 from errandry.store import row as rows
 from errandry.store.contract import Bounds, Happened
-from errandry.store.insert import SENT
+from errandry.store.insert import FEW, SENT
 from errandry.store.plan import ENDED, FINISHED, Batches, by_rest, planned
 from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.counts import Counts
@@ -183,6 +183,11 @@ class PostgresTables(Counts):
             self._wanted = 0
         return self._numbers.popleft()
 
+    @property
+    def wants_to_expect(self) -> bool:
+        """Unless they came with the answers to the first questions."""
+        return not self._numbers
+
     def expect(self, numbers: int) -> None:
         self._wanted = max(self._wanted, numbers - len(self._numbers))
 
@@ -201,7 +206,7 @@ class PostgresTables(Counts):
                 self._run_alike(name, batch)
             elif batch:
                 self._run(name, columns(batch))
-        if len(changes) >= SENT:
+        if len(changes) >= FEW:
             self._wire.push()
         self.is_dirty = True
 

@@ -47,12 +47,13 @@ _HELD = frozenset((Start, Renew, Note, PutStep, Settle, Beat))
 
 def track_of(command: Command) -> int:
     kind = type(command)
+    if isinstance(command, Insert):
+        return BULK if len(command.jobs) >= LARGE or wants_key(command) else USUAL
     if kind in _HELD and len(brought(command)) < LARGE:
         return HELD
     if kind is Upkeep or (isinstance(command, Operator) and not command.ids):
         return BULK
-    is_large = isinstance(command, Insert | Operator | Settle) and len(touched(command)) >= LARGE
-    return BULK if is_large or (isinstance(command, Insert) and wants_key(command)) else USUAL
+    return BULK if isinstance(command, Operator | Settle) and len(touched(command)) >= LARGE else USUAL
 
 
 def wants_key(command: Insert) -> bool:

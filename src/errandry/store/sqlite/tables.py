@@ -45,7 +45,7 @@ _beat = msgjson.Decoder(Beat)
 class SqliteTables(Counts):
     """What `store.tables.Tables` asks for, over one connection."""
 
-    is_far = False
+    is_far = wants_to_expect = False
 
     def __init__(self, connection: apsw.Connection) -> None:
         super().__init__(connection)
