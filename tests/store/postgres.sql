@@ -579,6 +579,13 @@ BEGIN
     RETURN answer;
 END
 
+FUNCTION insist(is_so boolean) RETURNS void
+BEGIN
+    IF is_so IS NOT TRUE THEN
+        RAISE assert_failure USING MESSAGE = 'something has changed since the last pass';
+    END IF;
+END
+
 FUNCTION is_name(name text) RETURNS boolean IMMUTABLE
     SELECT length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND btrim(name) <> ''
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -39,11 +39,9 @@ from errandry.store.postgres import driver
 from errandry.store.postgres import known as about
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.postgres.known import EACH, Known, size_of
-from errandry.store.postgres.wire import Params, Reply, Wire
-from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
 from tests.faults.process import until
-from tests.store.server import kept_sessions, server
+from tests.store.server import server
 
 ROWS = "lock_live"
 """The statement that reads whole rows of jobs that are not finished."""
@@ -77,60 +75,6 @@ BLANK = rows.to_job(
         *[None] * 8,
     ]
 )
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    with server().lent() as url, kept_sessions():
-        yield url
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-async def opened(url: str, clock: FakeClock) -> AsyncIterator[PostgresStore]:
-    store = store_at(url, clock)
-    assert isinstance(store, PostgresStore)
-    await store.open()
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-async def store(url: str, clock: FakeClock) -> AsyncIterator[PostgresStore]:
-    async for store in opened(url, clock):
-        yield store
-
-
-@pytest.fixture
-async def other(url: str, clock: FakeClock) -> AsyncIterator[PostgresStore]:
-    """The same as another process sees it."""
-    async for store in opened(url, clock):
-        yield store
-
-
-@pytest.fixture
-def db(url: str) -> Iterator[psycopg.Connection[Any]]:
-    schema = url.rpartition("schema=")[2]
-    with psycopg.connect(server().url(), autocommit=True) as db:
-        db.execute(f"SET search_path = {schema}")
-        yield db
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the statements that are sent."""
-    names: list[str] = []
-    send = Wire.send
-
-    def sending(self: Wire, name: str, params: Params = ()) -> Reply:
-        names.append(name)
-        return send(self, name, params)
-
-    monkeypatch.setattr(Wire, "send", sending)
-    return names
 
 
 def insert(*ids: str, **fields: Any) -> Insert:

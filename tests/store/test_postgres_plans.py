@@ -239,6 +239,7 @@ WHOLE = {
     "head": "bound, live, gates, lanes: is there one at all",
     "head_read": "gates: is there one at all",
     "numbers_for_new": "gates: is there one at all",
+    "unseen": "gates: is there one at all",
     "open_lanes": "lanes: a row for each queue and task, while there are no groups",
     "end_rounds": "rounds: a row for each queue",
     "drop_rounds": "rounds: a row for each queue",

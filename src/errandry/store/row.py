@@ -60,11 +60,15 @@ def _values(*fields: str) -> Callable[[Row], Row]:
     return itemgetter(*map(FIELDS.index, fields))
 
 
-_fresh = _values(
+_PLAIN_OF_FRESH = (
     *("seq", "id", "task", "queue", "group", "state", "order", "payload", "priority", "place", "run_at"),
     *("max_attempts", "max_crashes", "children", "parents", "timeout", "deadline", "metadata", "created_at"),
 )
-_options = _values("backoff", "keep", "tags", "unique")
+_OPTIONS = ("backoff", "keep", "tags", "unique")
+FRESH = _PLAIN_OF_FRESH + _OPTIONS
+"""What stands in the row of a job made just now, before its lane."""
+
+_fresh, _options = _values(*_PLAIN_OF_FRESH), _values(*_OPTIONS)
 
 
 def from_job(job: Job, *more: Any) -> Row:

@@ -31,10 +31,11 @@ from errandry.store.postgres.known import Known
 from errandry.store.postgres.link import Link, connect
 from errandry.store.postgres.listen import Listener
 from errandry.store.postgres.migrate import is_made, migrate
+from errandry.store.postgres.news import Lane, News
 from errandry.store.postgres.tables import PostgresTables
 from errandry.store.postgres.track import LIMITS, TIMEOUTS, USUAL, Track, track_of
 from errandry.store.postgres.trail import Trail
-from errandry.store.postgres.trouble import CLASHED, LOCKED, MOVED, UNPLACED, explained
+from errandry.store.postgres.trouble import CHANGED, CLASHED, LOCKED, MOVED, UNPLACED, explained
 from errandry.store.tables import Tables
 from errandry.store.waking import Bell
 
@@ -227,9 +228,12 @@ class PostgresStore(LocalStore):
 
     def _tried(self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]) -> Written:
         """A pass, again if it and another transaction were in each other's way."""
+        lanes = self._lanes_unseen(opened, commands)
         for _ in range(TRIES):
             try:
-                return self._pass(opened, link, lock_timeout, commands)
+                return self._pass(opened, link, lock_timeout, commands, lanes)
+            except CHANGED:
+                opened.news.forget()
             except MOVED:
                 link.forget_prepared()
             except UNPLACED as error:
@@ -238,13 +242,29 @@ class PostgresStore(LocalStore):
                 link.tables.forget_days()
             except CLASHED:
                 time.sleep(random.uniform(0.001, 0.01))
+            lanes = None
         return self._pass(opened, link, lock_timeout, commands)
 
-    def _pass(self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]) -> Written:
-        """One transaction: all of it durable, or nothing written."""
-        is_sent = False
+    def _lanes_unseen(self, opened: "_Open", commands: Sequence[Command]) -> dict[Lane, int] | None:
+        """The lanes for a pass that need not look before it writes; None for one that has to."""
+        if self.clock.is_ahead or opened.trail.parts(time.monotonic()):
+            return None
+        return opened.news.lanes(commands, self.bounds.payload)
+
+    def _pass(
+        self,
+        opened: "_Open",
+        link: Link,
+        lock_timeout: str,
+        commands: Sequence[Command],
+        lanes: dict[Lane, int] | None = None,
+    ) -> Written:
+        """One transaction: all of it durable, or nothing written. With `lanes`, it is sent without a look."""
         try:
-            tables, now = self._begun(opened, link, lock_timeout, commands)
+            if lanes:
+                tables, now = self._begun_unseen(link, lock_timeout, commands, lanes)
+            else:
+                tables, now = self._begun(opened, link, lock_timeout, commands)
             answers = apply(commands, tables, now, self.bounds)
             last: tuple[Any, ...] = ()
             if tables.event_row is not None:
@@ -254,18 +274,20 @@ class PostgresStore(LocalStore):
             elif tables.held:
                 last = ("number_of_pass",)
             reach("before", commands, answers)
-            is_sent = True
             number = link.commit(*last)
             if tables.held:
                 opened.known.learn(number[0][0], tables.held)
             tables.committed()
+            if not tables.has_gates:
+                opened.news.learn(tables.held_lanes)
             reach("after", commands, answers)
         except BaseException as error:
-            is_lost = not link.is_up
             link.roll_back()
-            if is_sent and is_lost and isinstance(error, psycopg.Error):
+            if link.is_in_doubt and isinstance(error, psycopg.Error):
                 raise ReplyLost(self.address.name, "the connection was lost during a commit") from error
-            if isinstance(error, psycopg.Error) and not isinstance(error, (*LOCKED, *CLASHED, *MOVED)):
+            if isinstance(error, psycopg.Error) and not isinstance(
+                error, (*LOCKED, *CLASHED, *MOVED, *CHANGED)
+            ):
                 with explained(self.address.name):
                     raise
             raise
@@ -283,6 +305,14 @@ class PostgresStore(LocalStore):
             return tables, now
 
         return _again(link, begin)
+
+    def _begun_unseen(
+        self, link: Link, lock_timeout: str, commands: Sequence[Command], lanes: dict[Lane, int]
+    ) -> tuple[PostgresTables, float]:
+        link.notice()
+        tables, now = link.begin(), self.clock.now()
+        tables.begin_unseen(lock_timeout, commands, lanes, None if self._has_servers_clock else now)
+        return tables, now
 
     def _read(self, link: Link, look: Callable[[Tables, float], T]) -> T:
         with explained(self.address.name):
@@ -313,7 +343,7 @@ class _Open:
         self.reader = Track(address, "read", writes=False)
         self.listener = Listener(address, self.channel, self.name)
         self.days = Days(address.statements())
-        self.known, self.trail = Known(), Trail()
+        self.known, self.trail, self.news = Known(), Trail(), News()
         self.locked: set[str] = set()
 
     @property

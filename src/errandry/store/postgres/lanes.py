@@ -65,6 +65,11 @@ class Lanes(Gates):
         for lane, spots in self._emptied.items():
             self._trail.emptied(lane, spots)
 
+    @property
+    def held_lanes(self) -> dict[tuple[str, str, str], int]:
+        """The lanes that jobs of this pass have come to stand in."""
+        return self._lanes
+
     def _ask_lanes(self, keys: Iterable[tuple[str, str, str]]) -> None:
         """Of jobs that are going to stand in line."""
         self._ask("share_lanes", columns(keys))

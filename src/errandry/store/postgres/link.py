@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakSet
 
 import psycopg
+from psycopg.errors import OperatorIntervention
 
 from errandry.store.postgres.address import Address
 from errandry.store.postgres.tables import PostgresTables
@@ -27,6 +28,8 @@ class Link:
         self._wire: Wire | None = None
         self._tables: PostgresTables | None = None
         self._prepares = True
+        self.is_in_doubt = False
+        """Whether nobody knows what has become of the last commit."""
         _LINKS.add(self)
 
     @property
@@ -65,20 +68,31 @@ class Link:
         found = self.connection.execute(self._sql["last_event"]).fetchone()
         return int(found[0]) if found else 0
 
+    def notice(self) -> None:
+        """See whether the server has closed the connection while nobody used it: then it is made anew."""
+        if self._wire is not None and self.is_up:
+            self._wire.notice()
+
     def begin(self, how: str = "begin") -> PostgresTables:
         """Begin a transaction. Until it ends nothing is waited for but answers."""
-        tables = self.tables
+        tables, self.is_in_doubt = self.tables, False
         self.wire.begin(how)
         return tables
 
     def commit(self, name: str | None = None, params: tuple[Any, ...] = ()) -> list[Any]:
         """Commit, with this last statement: what it gives. Nothing of ours can come between them.
 
-        Else a process that is stopped there would keep the event log locked for all others.
+        Else a process that is stopped there would keep the event log locked for all others. An error that
+        comes after the commit, from a server on its way out, changes nothing.
         """
         last = None if name is None else self.wire.send(name, params)
-        self.wire.send("commit")
-        self.wire.end()
+        commit = self.wire.send("commit")
+        try:
+            self.wire.end()
+        except psycopg.Error as error:
+            if not commit.is_done:
+                self.is_in_doubt = commit.result is None or _may_hide_a_commit(error)
+                raise
         return [] if last is None else self.wire.fetch(last)
 
     def roll_back(self) -> None:
@@ -117,6 +131,11 @@ class Link:
         connection = self._connection
         self._connection = self._wire = self._tables = None
         return connection
+
+
+def _may_hide_a_commit(error: psycopg.Error) -> bool:
+    """Whether it is libpq's word for a connection that is lost, or a server's that is being stopped."""
+    return error.sqlstate is None or isinstance(error, OperatorIntervention)
 
 
 def connect(address: Address) -> psycopg.Connection[Any]:

@@ -79,6 +79,54 @@ SELECT seq, id, task, queue, grp, state, ordering, NULL, NULL, payload, priority
                unnest(%s::text[]) AS keep, unnest(%s::text[]) AS tags, unnest(%s::text[]) AS uniqueness,
                unnest(%s::bigint[]) AS lane) AS new;
 
+-- name: settings
+-- Those of `head`, for a pass that is sent whole: before its plans are chosen.
+SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', '10s', true),
+       set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true),
+       set_config('plan_cache_mode', 'force_generic_plan', true);
+
+-- name: wake_lanes
+-- Lanes that have lost their mark have it again.
+UPDATE errandry.lanes SET ready = true, used_at = coalesce(%(at)s::float8, extract(epoch FROM now())::float8)
+ WHERE lane = ANY (%(lanes)s::bigint[]) AND NOT ready;
+
+-- name: unseen
+-- That all is as it was when new jobs are sent whole. No gate counts them, they are new, their lanes are the ones that are
+-- known, marked and held, and the clock has not been set back.
+SELECT errandry.insist(
+           NOT EXISTS (SELECT 1 FROM errandry.gates)
+           AND (NOT EXISTS (SELECT 1 FROM errandry.live WHERE id >= %(least)s::text AND id <= %(most)s::text)
+                OR NOT EXISTS (SELECT 1 FROM errandry.live WHERE id = ANY (%(ids)s::text[])))
+           AND (NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id >= %(least)s::text AND id <= %(most)s::text)
+                OR NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id = ANY (%(ids)s::text[])))
+           AND (SELECT count(*) = cardinality(%(lanes)s::bigint[])
+                  FROM (SELECT * FROM unnest(%(queues)s::text[], %(tasks)s::text[], %(groups)s::text[], %(lanes)s::bigint[])
+                            AS known (queue, task, grp, lane)
+                         ORDER BY queue, task, grp) AS known
+                 CROSS JOIN LATERAL (SELECT lane, ready FROM errandry.lanes
+                                      WHERE lanes.queue = known.queue AND lanes.grp = known.grp AND lanes.task = known.task
+                                        FOR KEY SHARE) AS held
+                 WHERE held.ready AND held.lane = known.lane)
+           AND greatest(at, (SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1))
+               <= coalesce(%(at)s::float8, extract(epoch FROM now())::float8))
+  FROM errandry.store;
+
+-- name: make_unseen
+-- The same as `make` in such a pass, for jobs that are ready at once: they have their numbers, and the time, from here.
+INSERT INTO errandry.live
+SELECT seq, id, task, queue, grp, 'waiting', ordering, NULL, NULL, payload, priority,
+       CASE ordering WHEN 'fifo' THEN seq ELSE -seq END, NULL, 0, max_attempts, 0, 0, max_crashes, 0, 0, 0, timeout, deadline,
+       0, NULL, NULL, false, NULL, metadata, moment, moment, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags, NULL, NULL,
+       NULL, NULL, lane
+  FROM (SELECT nextval('errandry.number') AS seq, coalesce(%s::float8, extract(epoch FROM now())::float8) AS moment, new.*
+          FROM (SELECT unnest(%s::text[]) AS id, unnest(%s::text[]) AS task, unnest(%s::text[]) AS queue,
+                       unnest(%s::text[]) AS grp, unnest(%s::text[]) AS ordering, unnest(%s::text[]) AS payload,
+                       unnest(%s::bigint[]) AS priority, unnest(%s::bigint[]) AS max_attempts,
+                       unnest(%s::bigint[]) AS max_crashes, unnest(%s::float8[]) AS timeout,
+                       unnest(%s::float8[]) AS deadline, unnest(%s::text[]) AS metadata, unnest(%s::text[]) AS backoff,
+                       unnest(%s::text[]) AS keep, unnest(%s::text[]) AS tags, unnest(%s::bigint[]) AS lane) AS new) AS made;
+
 -- name: insert
 -- One that lives again.
 INSERT INTO errandry.live
@@ -1001,7 +1049,7 @@ SELECT beat, seen_at FROM errandry.workers ORDER BY worker;
 
 -- name: append
 SELECT pg_current_xact_id()::xid
-  FROM errandry.append(%s::float8, %s::bigint, %s::text, %s::text, %s::text, %s::text);
+  FROM errandry.append(coalesce(%s::float8, extract(epoch FROM now())::float8), %s::bigint, %s::text, %s::text, %s::text, %s::text);
 
 -- name: events
 SELECT n, at, entries FROM errandry.events WHERE n >= %s ORDER BY n LIMIT %s;

@@ -6,7 +6,7 @@ reader sees one moment and locks nothing.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -39,6 +39,7 @@ from errandry.store.postgres.counts import Counts
 from errandry.store.postgres.days import day_of
 from errandry.store.postgres.edges import CLOSING
 from errandry.store.postgres.known import Known
+from errandry.store.postgres.news import Lane
 from errandry.store.postgres.trail import ALWAYS, Floors, Trail
 from errandry.store.postgres.wire import Params, Wire
 from errandry.store.tables import Brought, Change, Deltas
@@ -57,12 +58,29 @@ ALIKE = {
     "renew": (("seqs",), ("lease_until", "at")),
 }
 """Statements for rows that are mostly alike: what each has of its own, and what they share."""
+UNSEEN = (
+    *(
+        "id",
+        "task",
+        "queue",
+        "group",
+        "order",
+        "payload",
+        "priority",
+        "max_attempts",
+        "max_crashes",
+        "timeout",
+    ),
+    *("deadline", "metadata", "backoff", "keep", "tags"),
+)
+"""What is sent of a job, beside its lane, that gets its number and its time from the server."""
 EVENT_ROWS = 100
 """So many rows of the event log are fetched at a time."""
 
 _beat = msgjson.Decoder(Beat)
 _list = msgjson.Decoder(list[str | int])
 _number = itemgetter(0)
+_unseen = itemgetter(*(rows.FRESH.index(name) for name in UNSEEN), -1)
 
 
 class PostgresTables(Counts):
@@ -83,6 +101,8 @@ class PostgresTables(Counts):
         self._recalled: dict[str, tuple[int, str | None]] = {}
         self._numbers: deque[int] = deque()
         self._wanted = 0
+        self._is_unseen = False
+        self._at: float | None = None
 
     def begin(
         self, lock_timeout: str, commands: Sequence[Command], payload: int, known: Known, trail: Trail
@@ -91,10 +111,7 @@ class PostgresTables(Counts):
 
         With it goes what the commands are known to need; a job with more than `payload` is refused.
         """
-        self._asked, self.held, self._known = {}, {}, known
-        self._marks, self._lanes, self._counted, self._is_foreseen = None, {}, {}, False
-        self._left.clear()
-        self._set_out(trail)
+        self._start(known, trail)
         claims = [command for command in commands if isinstance(command, Claim)]
         head = lock_timeout, array(sorted({claim.worker for claim in claims}))
         self._ask("head", head)
@@ -114,9 +131,34 @@ class PostgresTables(Counts):
         self.event_row = (0.0, 0, "[]", "[]") if has_bound else None  # what others inserted is to be numbered
         numbers = [] if new is None else self._all("numbers_for_new", new)
         self._new = self._fresh if numbers else frozenset()
-        self._numbers, self._wanted = deque(*numbers[0]) if numbers else deque(), 0
-        self._recalled = {}
+        self._numbers = deque(*numbers[0]) if numbers else deque()
         return floor, now
+
+    def begin_unseen(
+        self, lock_timeout: str, commands: Sequence[Command], lanes: dict[Lane, int], at: float | None
+    ) -> None:
+        """Begin a pass that brings new jobs for these lanes and nothing else, without having looked.
+
+        The server refuses it if something is not as was thought. `at` is None where its clock counts.
+        """
+        self._start(self._known, Trail())
+        ids = [one for command in commands for one in touched(command)]
+        self._fresh = self._new = frozenset(ids)
+        self._lanes, self._numbers = lanes, deque(repeat(0, len(ids)))
+        self._is_unseen, self._at, self.has_gates, self.event_row = True, at, False, None
+        queues, tasks, groups, places = columns([(*key, lane) for key, lane in lanes.items()])
+        self._run("settings", (lock_timeout,))
+        self._run("wake_lanes", {"at": at, "lanes": places})
+        named = {"queues": queues, "tasks": tasks, "groups": groups, "lanes": places}
+        self._run("unseen", {"ids": array(ids), "least": min(ids), "most": max(ids), "at": at, **named})
+
+    def _start(self, known: Known, trail: Trail) -> None:
+        """Forget the pass before."""
+        self._asked, self.held, self._known = {}, {}, known
+        self._marks, self._lanes, self._counted, self._is_foreseen = None, {}, {}, False
+        self._recalled, self._wanted, self._is_unseen = {}, 0, False
+        self._left.clear()
+        self._set_out(trail)
 
     def _foresee(self, commands: Sequence[Command], ids: Sequence[str], payload: int) -> Params | None:
         """Ask for the jobs the commands name; or, if they only bring new ones, whether these are new indeed.
@@ -204,6 +246,8 @@ class PostgresTables(Counts):
         for name, batch in batches.items():
             if name in ALIKE:
                 self._run_alike(name, batch)
+            elif batch and self._is_unseen:
+                self._run("make_unseen", [self._at, *_unseen(columns(batch))])
             elif batch:
                 self._run(name, columns(batch))
         if len(changes) >= FEW:
@@ -263,7 +307,8 @@ class PostgresTables(Counts):
     def append(self, now: float, told: Sequence[Alike], deltas: Deltas) -> None:
         """Kept for the end: it is written with the commit, under a lock that is not to last."""
         packed = [(queue, task, changes) for (queue, task), changes in deltas.items()]
-        self.event_row = (now, *rows.from_told(told), rows.text(packed))
+        at = self._at if self._is_unseen else now
+        self.event_row = (at, *rows.from_told(told), rows.text(packed))
         self.is_dirty = True
 
     def find(self, ids: Sequence[str]) -> dict[str, Job]:

@@ -19,6 +19,9 @@ LOCKED = (errors.LockNotAvailable,)
 MOVED = (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement)
 """Between two statements we were given another session: there is a transaction pooler."""
 
+CHANGED = (errors.AssertFailure,)
+"""Something is not as a pass thought that was sent without having looked."""
+
 UNPLACED = (errors.CheckViolation,)
 """There is no partition for a row; with the name of a constraint, it is one that somebody has added."""
 

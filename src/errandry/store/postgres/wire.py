@@ -48,6 +48,11 @@ class Reply:
         self.is_wanted = False
         self.result: pq.abc.PGresult | None = None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it was carried out, as far as is known."""
+        return self.result is not None and self.result.status in _ENDED
+
 
 class Wire:
     """`sql` has the statements by name. Behind a pooler nothing stays prepared: see `prepares`."""
@@ -59,6 +64,12 @@ class Wire:
         self._pending: deque[Reply] = deque()
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
+
+    def notice(self) -> None:
+        """Take in what has come while nothing was asked: notices, or that the connection is lost."""
+        with suppress(psycopg.Error):  # it is lost, as whoever looks will see
+            while self._pg.status == pq.ConnStatus.OK and self._poll.poll(0):
+                self._pg.consume_input()
 
     def begin(self, how: str) -> None:
         """Begin a transaction with this statement."""
@@ -130,9 +141,10 @@ class Wire:
             reply = self._pending[0]
             result = self._next()
             while result is not None and result.status != pq.ExecStatus.PIPELINE_SYNC:
-                reply.result, result = result, self._next()
+                reply.result = result
+                result = self._next()
             self._pending.popleft()
-            if reply.result is not None and reply.result.status not in _ENDED:
+            if reply.result is not None and not reply.is_done:
                 failed = failed or reply.result
                 if reply.preparing is not None:
                     self._prepared.discard(reply.preparing)

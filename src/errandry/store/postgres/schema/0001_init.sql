@@ -353,6 +353,15 @@ BEGIN
 END
 $$;
 
+-- For a pass that is sent whole, before anybody has looked: it comes to nothing if something is not as was thought.
+CREATE FUNCTION errandry.insist(is_so boolean) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF is_so IS NOT TRUE THEN
+        RAISE assert_failure USING MESSAGE = 'something has changed since the last pass';
+    END IF;
+END
+$$;
+
 -- The partition for the jobs that expire on a day, unless it is there. Attached, not made in its place: so others read and
 -- write meanwhile. It runs with its owner's rights: who writes jobs need not be able to change tables. Its rows go within
 -- that one day, and then it goes itself: to clean it often would be for nothing.

@@ -1,0 +1,67 @@
+"""A PostgreSQL store as two processes see it, on a clock of theirs, and what they send."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from errandry.store.postgres.driver import PostgresStore
+from errandry.store.postgres.wire import Params, Reply, Wire
+from errandry.store.url import store_at
+from errandry.testing.clock import FakeClock
+from tests.store.server import kept_sessions, server
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with server().lent() as url, kept_sessions():
+        yield url
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+async def opened(url: str, clock: FakeClock) -> AsyncIterator[PostgresStore]:
+    store = store_at(url, clock)
+    assert isinstance(store, PostgresStore)
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def store(url: str, clock: FakeClock) -> AsyncIterator[PostgresStore]:
+    async for store in opened(url, clock):
+        yield store
+
+
+@pytest.fixture
+async def other(url: str, clock: FakeClock) -> AsyncIterator[PostgresStore]:
+    """The same as another process sees it."""
+    async for store in opened(url, clock):
+        yield store
+
+
+@pytest.fixture
+def db(url: str) -> Iterator[psycopg.Connection[Any]]:
+    schema = url.rpartition("schema=")[2]
+    with psycopg.connect(server().url(), autocommit=True) as db:
+        db.execute(f"SET search_path = {schema}")
+        yield db
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the statements that are sent."""
+    names: list[str] = []
+    send = Wire.send
+
+    def sending(self: Wire, name: str, params: Params = ()) -> Reply:
+        names.append(name)
+        return send(self, name, params)
+
+    monkeypatch.setattr(Wire, "send", sending)
+    return names
