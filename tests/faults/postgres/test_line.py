@@ -149,7 +149,10 @@ async def test_who_does_not_want_to_wait_is_told_why(proxy: Proxy, url: str) -> 
         proxy.cut()
 
         began = time.monotonic()
-        with pytest.raises(StoreUnavailable, match="closed the connection"):
+        why = (
+            "closed the connection|lost during a commit"  # as the cut is noticed before it is sent, or after
+        )
+        with pytest.raises(StoreUnavailable, match=why):
             await engine.submit(insert("two"))
         assert time.monotonic() - began < 30.0
 

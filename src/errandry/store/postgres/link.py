@@ -11,7 +11,6 @@ from typing import Any
 from weakref import WeakSet
 
 import psycopg
-from psycopg.errors import OperatorIntervention
 
 from errandry.store.postgres.address import Address
 from errandry.store.postgres.tables import PostgresTables
@@ -135,7 +134,7 @@ class Link:
 
 def _may_hide_a_commit(error: psycopg.Error) -> bool:
     """Whether it is libpq's word for a connection that is lost, or a server's that is being stopped."""
-    return error.sqlstate is None or isinstance(error, OperatorIntervention)
+    return error.sqlstate is None or error.sqlstate.startswith("57P")
 
 
 def connect(address: Address) -> psycopg.Connection[Any]:

@@ -45,19 +45,8 @@ ALIKE = {
 }
 """Statements for rows that are mostly alike: what each has of its own, and what they share."""
 UNSEEN = (
-    *(
-        "id",
-        "task",
-        "queue",
-        "group",
-        "order",
-        "payload",
-        "priority",
-        "max_attempts",
-        "max_crashes",
-        "timeout",
-    ),
-    *("deadline", "metadata", "backoff", "keep", "tags"),
+    *("id", "task", "queue", "group", "order", "payload", "priority", "max_attempts", "max_crashes"),
+    *("timeout", "deadline", "metadata", "backoff", "keep", "tags"),
 )
 """What is sent of a job, beside its lane, that gets its number and its time from the server."""
 EVENT_ROWS = 100
@@ -311,6 +300,8 @@ class PostgresTables(Start):
         workers, keys, idle = [self._all(*question) for question in others]
         went += len(workers) + len(keys)
         self._run("drop_claims", (now - bounds.workers_age,))
+        self._unask("recall")
+        self._recalled = {}
         self._run("drop_gates", (now, now, limit))
         if idle:
             self._run("rest_lanes", (array(lane for lane, is_ready in idle if is_ready),))

@@ -4,7 +4,7 @@ import pytest
 
 from errandry.core.answer import Claims, Kept
 from errandry.core.command import Beat, Claim, Upkeep
-from errandry.core.job import Keep
+from errandry.core.job import Keep, NewJob
 from errandry.core.state import Reason, State
 from errandry.store.contract import Bounds, Store
 from errandry.testing.clock import FakeClock
@@ -181,6 +181,23 @@ class Upkeeping:
         await ask.upkeep(store)
 
         assert [info.beat.worker for info in await store.workers()] == ["new"]
+
+    async def test_a_claim_that_is_forgotten_is_a_new_one_at_once(
+        self, open_store: MakeStore, clock: FakeClock
+    ) -> None:
+        """In the very pass that forgets what it had brought, and gives that back."""
+        store = await open_store(clock, Bounds(workers_age=60.0))
+        await ask.insert(store, NewJob(id="job", task="task", payload="{}"))
+        claim = Claim(worker="worker", nonce="once", lease=10.0)
+        await ask.one(store, claim)
+        clock.advance(60)
+
+        kept, claims = await store.commit([Upkeep(), claim])
+
+        assert isinstance(kept, Kept)
+        assert kept.expired == 1
+        assert isinstance(claims, Claims)
+        assert [(one.id, one.attempts) for one in claims.jobs] == [("job", 2)]
 
 
 async def _trimmed(store: Store) -> None:
