@@ -37,7 +37,7 @@ Call = tuple[Callable[[], Any], asyncio.Future[Any]]
 HELD, USUAL, BULK = range(3)
 TIMEOUTS = ("300ms", "1s", "1s")
 """How long a pass of each track waits for a lock; then its commands go one by one, and one is refused."""
-LIMITS = (10.0, 15.0, 120.0)
+LIMITS = (9.0, 15.0, 120.0)
 """A server that is silent for so many seconds is no longer there, whatever the connection says."""
 LARGE = 1_000
 """A command about so many jobs is bulk."""
