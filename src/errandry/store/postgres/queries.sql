@@ -87,9 +87,12 @@ SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_ses
        set_config('plan_cache_mode', 'force_generic_plan', true);
 
 -- name: wake_lanes
--- Lanes that have lost their mark have it again.
+-- Lanes that have lost their mark have it again. They are given, and locked, in the order in which all lock them.
 UPDATE errandry.lanes SET ready = true, used_at = coalesce(%(at)s::float8, extract(epoch FROM now())::float8)
- WHERE lane = ANY (%(lanes)s::bigint[]) AND NOT ready;
+  FROM (SELECT tired.spot FROM unnest(%(lanes)s::bigint[]) AS known (lane)
+         CROSS JOIN LATERAL (SELECT ctid AS spot FROM errandry.lanes WHERE lanes.lane = known.lane AND NOT ready
+                                FOR NO KEY UPDATE) AS tired) AS tired
+ WHERE lanes.ctid = tired.spot;
 
 -- name: unseen
 -- That all is as it was when new jobs are sent whole. No gate counts them, they are new, their lanes are the ones that are

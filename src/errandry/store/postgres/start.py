@@ -79,7 +79,7 @@ class Start(Counts):
         self._fresh = self._new = frozenset(ids)
         self._lanes, self._numbers = lanes, deque(repeat(0, len(ids)))
         self._is_unseen, self._at, self.has_gates, self.event_row = True, at, False, None
-        queues, tasks, groups, places = columns([(*key, lane) for key, lane in lanes.items()])
+        queues, tasks, groups, places = columns([(*key, lane) for key, lane in sorted(lanes.items())])
         self._run("settings", (lock_timeout,))
         self._run("wake_lanes", {"at": at, "lanes": places})
         named = {"queues": queues, "tasks": tasks, "groups": groups, "lanes": places}
