@@ -281,13 +281,17 @@ async def test_when_the_snapshot_is_gone_everything_is_read_again(held: Held) ->
 
 
 async def test_a_claim_touches_few_pages_however_much_has_died(held: Held) -> None:
+    """The least of three: after an ANALYZE of the server's own, who comes next reads catalogs, too."""
     await ask.insert(held.store, *[job(f"more-{n}") for n in range(3_000)])
     marks = []
     for part in (100, 1_500, 100):
         await run(held.store, part)
-        start = pages(held.store)
-        await run(held.store, 100)
-        marks.append(pages(held.store) - start)
+        seen = []
+        for _ in range(3):
+            start = pages(held.store)
+            await run(held.store, 100)
+            seen.append(pages(held.store) - start)
+        marks.append(min(seen))
 
     assert marks[-1] < 1.5 * marks[0]
 
