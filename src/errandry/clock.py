@@ -52,3 +52,8 @@ class StoreClock:
             self._last = max(wall, slow, floor)
             self.is_ahead = self._last > wall
             return self._last
+
+    def guess(self) -> float:
+        """About what it shows now, where that is a server's to say and nobody has asked; nothing is kept of it."""
+        with self._lock:
+            return self._last + max(0.0, self._clock.monotonic() - self._seen)

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
+from errandry.clock import StoreClock
 from errandry.core.answer import Answer, Claims, Inserted
 from errandry.core.command import Claim, Command, Complete, Insert, Ref, Settle, Upkeep
 from errandry.core.flow import Edge
@@ -129,6 +130,25 @@ async def test_on_the_servers_clock_they_have_its_time(url: str, db: psycopg.Con
 
     assert before[0][0] <= job.created_at <= before[0][0] + 60
     assert happened.at == job.created_at == job.updated_at
+
+
+async def test_on_the_servers_clock_that_of_the_host_says_nothing(
+    url: str, db: psycopg.Connection[Any]
+) -> None:
+    """Not even to who sends new jobs without a look, nor later to who looks."""
+    store = store_at(url)
+    assert isinstance(store, PostgresStore)
+    store.clock = StoreClock(FakeClock(4e9))
+    await store.open()
+    try:
+        for command in (insert("a"), insert("b"), insert("c", unique=Unique("key"))):
+            await store.commit([command])
+        made = await jobs(store, *"abc")
+    finally:
+        await store.close()
+    [(now,)] = db.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchall()
+
+    assert all(now - 60 <= job.created_at <= now for job in made)
 
 
 async def test_a_lane_that_has_lost_its_mark_gets_it_back(

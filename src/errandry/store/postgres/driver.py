@@ -310,7 +310,8 @@ class PostgresStore(LocalStore):
         self, link: Link, lock_timeout: str, commands: Sequence[Command], lanes: dict[Lane, int]
     ) -> tuple[PostgresTables, float]:
         link.notice()
-        tables, now = link.begin(), self.clock.now()
+        tables = link.begin()
+        now = self.clock.guess() if self._has_servers_clock else self.clock.now()
         tables.begin_unseen(lock_timeout, commands, lanes, None if self._has_servers_clock else now)
         return tables, now
 
