@@ -54,6 +54,6 @@ class StoreClock:
             return self._last
 
     def guess(self) -> float:
-        """About what it shows now, where that is a server's to say and nobody has asked; nothing is kept of it."""
+        """About what it shows now, where a server's counts that nobody has asked. Nothing is kept of it."""
         with self._lock:
             return self._last + max(0.0, self._clock.monotonic() - self._seen)
