@@ -1,6 +1,7 @@
 """Jobs claimed ahead of a free slot: visible as `claimed`, and begun only after their Start is written."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from errandry import Errandry, State, Worker, WorkerOptions
 from errandry.core.answer import Answer
 from errandry.core.command import Claim, Command
 from errandry.worker.run import Batch
+from errandry.worker.slots import Slots
 from tests.pace import PATIENCE
 
 
@@ -136,3 +138,22 @@ async def test_a_stop_gives_back_what_is_just_being_claimed(
     first, *others = [(await job.refresh()).record for job in jobs]
     assert first.state is State.COMPLETED
     assert [(job.attempts, job.releases) for job in others] == [(0, 1)] * 2
+
+
+async def test_whoever_gets_a_slot_is_found_at_once_however_many_wait(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = Counter[str]()
+    has_asked = Slots._has_asked
+
+    def counted(slots: Slots, batch: Batch) -> bool:
+        looked["at"] += 1
+        return has_asked(slots, batch)
+
+    monkeypatch.setattr(Slots, "_has_asked", counted)
+    shop.open.set()
+    held = await shop.jobs.enqueue_many([shop.hold.new(number=number) for number in range(100)])
+    await Worker(shop.jobs, WorkerOptions(concurrency=5, prefetch=100, burst=True)).run()
+
+    assert [await job.result(PATIENCE) for job in held] == list(range(100))
+    assert looked["at"] < 3 * len(held)

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 
 from errandry.core.job import Job
-from errandry.core.state import HELD, TERMINAL, WAITING
+from errandry.core.state import CLAIMED, HELD, RUNNING, TERMINAL, WAITING
 from errandry.store import row as rows
 from errandry.store.tables import Change
 
 WRITES = (
     *("finish_live", "delete_live", "delete_history"),
-    *("finish", "make", "insert", "update", "claim", "renew"),
+    *("finish", "make", "insert", "update", "claim", "start", "renew"),
 )
 """Deletions first: a row that moves to the other table, or is written anew, keeps its number and id."""
 
@@ -79,7 +79,7 @@ def _ended(job: Job) -> rows.Row:
 
 
 def _take(before: Job, after: Job, batches: Batches) -> bool:
-    """Plan the two commonest writes, claims and renewals, which change little of a row; False for others."""
+    """Plan the commonest writes, which change little of a row: claims, starts, renewals; False for others."""
     if before.state is WAITING:
         row = (
             after.seq,
@@ -92,6 +92,9 @@ def _take(before: Job, after: Job, batches: Batches) -> bool:
             after.started_at,
         )
         batches["claim"].append(row)
+        return True
+    if before.state is CLAIMED and after.state is RUNNING:
+        batches["start"].append((after.seq, after.updated_at))
         return True
     if (
         before.state is after.state

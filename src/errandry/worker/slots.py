@@ -1,7 +1,8 @@
 """How many handlers run, of which kind, how many more may, and what was claimed ahead of a slot."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from threading import Lock
 
 from errandry.task import Runner
@@ -20,7 +21,7 @@ class Slots:
         self._options, self._spare = options, spare
         self._lock = Lock()
         self._taken: dict[Batch, None] = {}
-        self._ahead: dict[Batch, None] = {}
+        self._ahead: dict[Runner, dict[Batch, None]] = {runner: {} for runner in Runner}
         self._turns: dict[Batch, asyncio.Future[None]] = {}
         self._free = {
             Runner.ASYNC: options.concurrency,
@@ -33,7 +34,7 @@ class Slots:
     def batches(self) -> list[Batch]:
         """Everything this worker holds: running, or claimed ahead."""
         with self._lock:
-            return [*self._taken, *self._ahead]
+            return [*self._taken, *self._waiting()]
 
     @property
     def runs(self) -> list[Run]:
@@ -48,14 +49,13 @@ class Slots:
     @property
     def ahead(self) -> list[Batch]:
         with self._lock:
-            return list(self._ahead)
+            return list(self._waiting())
 
     def free(self, runner: Runner) -> int:
         """Slots for handlers of this kind that nobody has or waits for."""
         with self._lock:
-            waiting = sum(batch.runner is runner for batch in self._ahead) if self._ahead else 0
             spare = self._spare() if runner is Runner.PROCESS else 0
-            return max(0, self._free[runner] + spare - waiting)
+            return max(0, self._free[runner] + spare - len(self._ahead[runner]))
 
     @property
     def free_ahead(self) -> int:
@@ -77,7 +77,7 @@ class Slots:
         """Have jobs that were claimed ahead of a slot wait for one."""
         with self._lock:
             for batch in calls:
-                self._ahead[batch] = None
+                self._ahead[batch.runner][batch] = None
                 self._suspects += batch.is_suspect
 
     async def turn(self, batch: Batch) -> None:
@@ -85,7 +85,7 @@ class Slots:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
             self._turns[batch] = turn
-            self._call_next()
+            self._call_next(batch.runner)
         try:
             await turn
         except asyncio.CancelledError:
@@ -102,24 +102,33 @@ class Slots:
             self._free[batch.runner] += 1
             self._suspects -= batch.is_suspect
             if self._turns:
-                self._call_next()
+                self._call_next(batch.runner)
+
+    def _waiting(self) -> Iterator[Batch]:
+        return chain.from_iterable(self._ahead.values())
 
     def _take(self, batch: Batch) -> None:
         self._taken[batch] = None
         self._free[batch.runner] -= 1
         self._suspects += batch.is_suspect
 
-    def _call_next(self) -> None:
-        """Give free slots to who waits for one."""
-        for batch in list(self._ahead):
-            turn = self._turns.get(batch)
-            if turn is not None and not turn.done() and self._free[batch.runner] > 0:
-                self._leave_line(batch)
-                self._take(batch)
-                turn.set_result(None)
+    def _call_next(self, runner: Runner) -> None:
+        """Give free slots to who waits for one of this kind."""
+        while self._free[runner] > 0:
+            batch = next(filter(self._has_asked, self._ahead[runner]), None)
+            if batch is None:
+                return
+            turn = self._turns[batch]
+            self._leave_line(batch)
+            self._take(batch)
+            turn.set_result(None)
+
+    def _has_asked(self, batch: Batch) -> bool:
+        turn = self._turns.get(batch)
+        return turn is not None and not turn.done()
 
     def _leave_line(self, batch: Batch) -> None:
         self._turns.pop(batch, None)
-        if batch in self._ahead:
-            del self._ahead[batch]
+        if batch in self._ahead[batch.runner]:
+            del self._ahead[batch.runner][batch]
             self._suspects -= batch.is_suspect

@@ -215,6 +215,9 @@ UPDATE errandry.live
        lane = NULL
  WHERE seq = ANY (%(seqs)s::bigint[]);
 
+-- name: start
+UPDATE errandry.live SET state = 'running', updated_at = %(at)s, started_at = %(at)s WHERE seq = ANY (%(seqs)s::bigint[]);
+
 -- name: renew
 UPDATE errandry.live SET lease_until = %(lease_until)s, updated_at = %(at)s WHERE seq = ANY (%(seqs)s::bigint[]);
 

@@ -41,6 +41,7 @@ ALIKE = {
         ("state", "reason", "settled", "releases", "crashes", "at", "expires_at", "day"),
     ),
     "claim": (("seqs",), ("state", "attempts", "fence", "worker", "lease_until", "at", "started_at")),
+    "start": (("seqs",), ("at",)),
     "renew": (("seqs",), ("lease_until", "at")),
 }
 """Statements for rows that are mostly alike: what each has of its own, and what they share."""

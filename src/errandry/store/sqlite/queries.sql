@@ -63,6 +63,9 @@ UPDATE live
        started_at = ?8, settled = NULL, progress = NULL, place = NULL, lane = NULL
  WHERE seq IN (SELECT value FROM json_each(?1));
 
+-- name: start
+UPDATE live SET state = 'running', updated_at = ?2, started_at = ?2 WHERE seq IN (SELECT value FROM json_each(?1));
+
 -- name: renew
 UPDATE live SET lease_until = ?2, updated_at = ?3 WHERE seq IN (SELECT value FROM json_each(?1));
 

@@ -102,7 +102,7 @@ class SqliteTables(Counts):
         for start in range(0, len(gone), PAGEFUL):
             self._finish(ended[start : start + PAGEFUL])
             self._alike("delete_live", gone[start : start + PAGEFUL])
-        for name in ("claim", "renew"):
+        for name in ("claim", "start", "renew"):
             self._alike(name, batches.pop(name))
         for name, batch in batches.items():
             self._many(name, batch)
