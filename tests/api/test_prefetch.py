@@ -1,7 +1,7 @@
 """Jobs claimed ahead of a free slot: visible as `claimed`, and begun only after their Start is written."""
 
 import asyncio
-from collections import Counter
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -10,7 +10,10 @@ import pytest
 from errandry import Errandry, State, Worker, WorkerOptions
 from errandry.core.answer import Answer
 from errandry.core.command import Claim, Command
-from errandry.worker.run import Batch
+from errandry.core.job import NewJob
+from errandry.core.move import created
+from errandry.worker.executor import Executor
+from errandry.worker.run import Batch, Run
 from errandry.worker.slots import Slots
 from tests.pace import PATIENCE
 
@@ -140,20 +143,31 @@ async def test_a_stop_gives_back_what_is_just_being_claimed(
     assert [(job.attempts, job.releases) for job in others] == [(0, 1)] * 2
 
 
-async def test_whoever_gets_a_slot_is_found_at_once_however_many_wait(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked = Counter[str]()
-    has_asked = Slots._has_asked
+@pytest.mark.parametrize("number", [100, 10_000])
+async def test_who_is_next_is_found_without_looking_at_all_who_wait(number: int) -> None:
+    slots = Slots(WorkerOptions(concurrency=1), lambda: 0)
+    executor = Executor(Errandry("memory://"), WorkerOptions(), slots.give, _ignore)
+    loop = asyncio.get_running_loop()
+    new = NewJob(id="job", task="task", payload="{}")
+    calls = [Batch(Run(created(new, seq, 0.0), 30.0, executor, loop)) for seq in range(number)]
+    slots.line_up(calls)
+    turns = [asyncio.create_task(slots.turn(batch)) for batch in calls]
+    await asyncio.sleep(0)
+    steps = 0
 
-    def counted(slots: Slots, batch: Batch) -> bool:
-        looked["at"] += 1
-        return has_asked(slots, batch)
+    def count(*_: object) -> None:
+        nonlocal steps
+        steps += 1
 
-    monkeypatch.setattr(Slots, "_has_asked", counted)
-    shop.open.set()
-    held = await shop.jobs.enqueue_many([shop.hold.new(number=number) for number in range(100)])
-    await Worker(shop.jobs, WorkerOptions(concurrency=5, prefetch=100, burst=True)).run()
+    sys.setprofile(count)
+    slots.give(calls[0])
+    sys.setprofile(None)
 
-    assert [await job.result(PATIENCE) for job in held] == list(range(100))
-    assert looked["at"] < 3 * len(held)
+    await asyncio.sleep(0)
+    assert [turn.done() for turn in turns[:3]] == [True, True, False]
+    assert steps < 100
+    for turn in turns:
+        turn.cancel()
+
+
+def _ignore(_: Run) -> None: ...

@@ -22,7 +22,7 @@ class Slots:
         self._lock = Lock()
         self._taken: dict[Batch, None] = {}
         self._ahead: dict[Runner, dict[Batch, None]] = {runner: {} for runner in Runner}
-        self._turns: dict[Batch, asyncio.Future[None]] = {}
+        self._turns: dict[Runner, dict[Batch, asyncio.Future[None]]] = {runner: {} for runner in Runner}
         self._free = {
             Runner.ASYNC: options.concurrency,
             Runner.THREAD: options.threads,
@@ -84,7 +84,7 @@ class Slots:
         """Return when what waits for a slot has one, first come, first served."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
-            self._turns[batch] = turn
+            self._turns[batch.runner][batch] = turn
             self._call_next(batch.runner)
         try:
             await turn
@@ -101,8 +101,7 @@ class Slots:
             del self._taken[batch]
             self._free[batch.runner] += 1
             self._suspects -= batch.is_suspect
-            if self._turns:
-                self._call_next(batch.runner)
+            self._call_next(batch.runner)
 
     def _waiting(self) -> Iterator[Batch]:
         return chain.from_iterable(self._ahead.values())
@@ -114,21 +113,18 @@ class Slots:
 
     def _call_next(self, runner: Runner) -> None:
         """Give free slots to who waits for one of this kind."""
-        while self._free[runner] > 0:
-            batch = next(filter(self._has_asked, self._ahead[runner]), None)
-            if batch is None:
-                return
-            turn = self._turns[batch]
+        while self._free[runner] > 0 and (batch := self._next(runner)) is not None:
+            turn = self._turns[runner][batch]
             self._leave_line(batch)
             self._take(batch)
             turn.set_result(None)
 
-    def _has_asked(self, batch: Batch) -> bool:
-        turn = self._turns.get(batch)
-        return turn is not None and not turn.done()
+    def _next(self, runner: Runner) -> Batch | None:
+        """Who has asked first and still waits."""
+        return next((batch for batch, turn in self._turns[runner].items() if not turn.done()), None)
 
     def _leave_line(self, batch: Batch) -> None:
-        self._turns.pop(batch, None)
+        self._turns[batch.runner].pop(batch, None)
         if batch in self._ahead[batch.runner]:
             del self._ahead[batch.runner][batch]
             self._suspects -= batch.is_suspect
