@@ -26,7 +26,7 @@ from errandry import (
     flow,
 )
 from errandry.core.answer import Answer, Claims
-from errandry.core.command import Claim, Command, Insert, Settle, Upkeep
+from errandry.core.command import Claim, Command, Insert, Renew, Settle, Upkeep
 from errandry.core.event import Kind
 from errandry.core.job import LOGS_MAX, NewJob, Progress
 from errandry.core.retry import Curve
@@ -1204,3 +1204,72 @@ async def test_results_come_back_typed(live: Errandry) -> None:
     await burst(live)
 
     assert await job.result(30) == Decimal("0.3")
+
+
+class Deaf(Counted):
+    """The reply to the first outcome is lost: it is written, and nobody hears of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_told, self._is_deaf = asyncio.Event(), True
+        self._loop = asyncio.get_running_loop()
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        answers = await super().commit(commands)
+        for number, command in enumerate(commands):
+            if isinstance(command, Settle):
+                if self._is_deaf:
+                    answers[number] = ReplyLost("memory", "the line went dead")
+                else:
+                    self._loop.call_soon_threadsafe(self.is_told.set)
+                self._is_deaf = False
+        return answers
+
+
+async def test_an_outcome_whose_reply_was_lost_is_not_called_lost(caplog: pytest.LogCaptureFixture) -> None:
+    store = Deaf()
+    async with Errandry(store=store) as jobs:
+
+        @jobs.task
+        async def work() -> str:
+            return "done"
+
+        async with working(jobs, lease=3.0, renew_every=0.3):
+            assert await (await work.enqueue()).result(PATIENCE) == "done"
+            async with asyncio.timeout(PATIENCE):
+                await store.is_told.wait()
+
+    assert "lost with its lease" not in caplog.text
+
+
+class Slow(Counted):
+    """The first claim that brings something comes late; the first renewal is refused for now."""
+
+    is_slow = refuses = True
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        if self.refuses and any(isinstance(command, Renew) for command in commands):
+            self.refuses = False
+            return [StoreUnavailable("memory", "somebody has it locked") for _ in commands]
+        answers = await super().commit(commands)
+        if self.is_slow and any(isinstance(answer, Claims) and answer.jobs for answer in answers):
+            self.is_slow = False
+            await asyncio.sleep(0.6)
+        return answers
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["alone", "along"])
+async def test_a_late_claim_whose_renewal_is_refused_for_now_is_run_all_the_same(is_there: bool) -> None:
+    async with Errandry(store=Slow()) as jobs:
+
+        @jobs.task
+        async def work() -> str:
+            return "done"
+
+        job = await work.enqueue() if is_there else None
+        async with working(jobs, lease=5.0, renew_every=0.5):
+            job = job or await work.enqueue()
+            assert await job.result(PATIENCE) == "done"
+        record = (await job.refresh()).record
+
+    assert (record.attempts, record.crashes) == (1, 0)

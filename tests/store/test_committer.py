@@ -1210,3 +1210,17 @@ def check_order(handed: list[Command], passes: list[list[Command]]) -> None:
 
 def rows(command: Command) -> int:
     return command.limit if isinstance(command, Claim) else max(1, len(keys(command)))
+
+
+async def test_a_close_that_gives_up_does_not_send_again_what_something_went_along_with() -> None:
+    store, along = Scripted(*[StoreUnavailable("scripted", "away")] * 1_000), Along()
+    committer = Committer(store, Limits(give_up_after=30.0))
+    committer.join(along)
+    submit = asyncio.create_task(committer.submit(insert("a")))
+    await store.entered.wait()
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await committer.close(timeout=0)
+
+    assert [type(one) for one in await outcomes(submit)] == [StoreClosed]
+    assert len(store.passes) <= 2

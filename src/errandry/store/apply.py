@@ -37,7 +37,7 @@ from errandry.core.command import (
 from errandry.core.event import Kind
 from errandry.core.flow import Await
 from errandry.core.gate import Pause, PutRule, Resume
-from errandry.core.job import Job
+from errandry.core.job import Job, Log
 from errandry.core.schedule import (
     Backfill,
     PauseSchedule,
@@ -95,12 +95,20 @@ def note(ledger: Ledger, command: Note) -> Mark | Lost:
     job = move.held(ledger.get(command.ref.job), command.ref, Move.NOTE, ledger.now)
     if isinstance(job, Cause):
         return Lost(job)
-    ledger.move(Move.NOTE, job, move.noted(job, command.progress, command.logs, ledger.now))
+    after = move.noted(job, command.progress, command.logs, ledger.now)
+    if _are_noted(job, after.logs[-len(command.logs) :] if command.logs else ()):
+        return WRITTEN
+    ledger.move(Move.NOTE, job, after)
     if command.progress is not None:
         ledger.tell(Kind.PROGRESS, job.queue, job.task, job.id, f"{command.progress.share:g}")
     for line in command.logs:
         ledger.tell(Kind.LOG, job.queue, job.task, job.id, check.capped(line.text, 200))
     return WRITTEN
+
+
+def _are_noted(job: Job, lines: Sequence[Log]) -> bool:
+    """Whether these are the last lines it has: each has its time, so they were sent again."""
+    return bool(lines) and job.logs[-len(lines) :] == lines and all(line.at for line in lines)
 
 
 def settle(ledger: Ledger, command: Settle) -> Mark | Lost:

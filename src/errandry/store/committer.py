@@ -349,7 +349,7 @@ class Committer:
             if len(answers) != len(entries):
                 raise ValueError(f"the store gave {len(answers)} answers to {len(entries)} commands")
         except ErrandryError as error:
-            if along and not isinstance(error, ReplyLost):
+            if along and not isinstance(error, ReplyLost | StoreClosed):
                 reply([(entry, error) for entry in along])
                 return await self._write(own, [])
             answers = [error] * len(entries)

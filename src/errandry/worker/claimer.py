@@ -254,15 +254,30 @@ class Claimer:
         Counted from when it was sent, its lease could run out before any handler had begun.
         """
         if jobs and self._is_late(sent):
-            sent = self._app.clock.monotonic()
-            refs = tuple(Ref(job.id, job.fence) for job in jobs)
-            answer = await self._app.engine.submit(Renew(refs, self._options.lease))
-            if isinstance(answer, Renewed):
-                marks = zip(jobs, answer.marks, strict=True)
-                jobs = tuple(job for job, mark in marks if not isinstance(mark, Lost))
+            return await self._take_late(wanted, jobs, sent)
         if jobs:
             self._gatherer.take(jobs, sent, wanted.ahead)
         return bool(jobs)
+
+    async def _take_late(self, wanted: Wanted, jobs: tuple[Job, ...], sent: float) -> bool:
+        """Each is renewed by itself, so that none has to wait for one that cannot be just now."""
+        lease, has_some = self._options.lease, False
+        over = sent + lease
+        while jobs:
+            now = self._app.clock.monotonic()
+            renewals = [Renew((Ref(job.id, job.fence),), lease) for job in jobs]
+            answers = list(zip(jobs, await self._app.engine.submit_all(renewals), strict=True))
+            kept = tuple(job for job, answer in answers if _is_kept(answer))
+            if kept:
+                has_some = True
+                self._gatherer.take(kept, now, wanted.ahead)
+            jobs = tuple(job for job, answer in answers if isinstance(answer, StoreUnavailable))
+            if jobs:
+                log.warning("%d claimed jobs cannot be renewed yet", len(jobs))
+                if self._stopped or self._app.clock.monotonic() >= over:
+                    break
+                await asyncio.sleep(min(BACKSTOP, lease / 10))
+        return has_some
 
     def _is_late(self, sent: float) -> bool:
         return self._app.clock.monotonic() - sent >= self._options.renewal
@@ -318,3 +333,7 @@ class Claimer:
             lease=self._options.lease,
             order=self._options.queue_order,
         )
+
+
+def _is_kept(answer: Answer) -> bool:
+    return isinstance(answer, Renewed) and not isinstance(answer.marks[0], Lost)

@@ -10,7 +10,7 @@ from errandry.core.answer import ALREADY, WRITTEN, Answer
 from errandry.core.command import Complete, Fail, Outcome, Remove, Settle
 from errandry.core.job import Failure
 from errandry.core.state import Reason
-from errandry.errors import ErrandryError, InvalidValue, StoreClosed, StoreUnavailable
+from errandry.errors import ErrandryError, InvalidValue, ReplyLost, StoreClosed, StoreUnavailable
 from errandry.worker.options import WorkerOptions
 from errandry.worker.run import Run
 
@@ -73,29 +73,38 @@ class Settler:
             except ErrandryError as error:
                 _noted(run, error)
 
-    def _send(self, run: Run, outcome: Outcome, over: Over, is_news: bool = True) -> None:
-        """Send what was noted, and then how it ended."""
-        if run.is_lost:
+    def _send(
+        self, run: Run, outcome: Outcome, over: Over, is_news: bool = True, in_doubt: bool = False
+    ) -> None:
+        """Send what was noted, and then how it ended. `in_doubt`, it may be written: only the store knows."""
+        if in_doubt and self._app.clock.monotonic() >= run.lease_until:
+            log.error("%s: nobody could say whether its outcome was written", run)
+            self._over(run, over)
+            return
+        if run.is_lost and not in_doubt:
             log.error("%s: its outcome is lost with its lease", run)
             self._over(run, over)
             return
         run.is_settling = True
         self.note(run)
-        answered = partial(self._answered, run, outcome, over, is_news)
+        answered = partial(self._answered, run, outcome, over, is_news, in_doubt)
         try:
             self._app.engine.send(Settle(run.ref, outcome), answered, run.loop)
         except ErrandryError as error:
             answered(error)
 
-    def _answered(self, run: Run, outcome: Outcome, over: Over, is_news: bool, answer: Answer) -> None:
+    def _answered(
+        self, run: Run, outcome: Outcome, over: Over, is_news: bool, in_doubt: bool, answer: Answer
+    ) -> None:
         if answer is not WRITTEN and answer is not ALREADY:
             match answer:
                 case StoreUnavailable() if not isinstance(answer, StoreClosed):
                     if is_news:
                         log.warning("%s: its outcome cannot be written yet: %s", run, answer)
-                    run.is_settling = False
+                    in_doubt |= isinstance(answer, ReplyLost)
+                    run.is_settling = in_doubt  # what is written has no lease to be kept, or lost
                     wait = min(AGAIN, self._options.renewal)
-                    run.loop.call_later(wait, self._send, run, outcome, over, False)
+                    run.loop.call_later(wait, self._send, run, outcome, over, False, in_doubt)
                     return
                 case InvalidValue() if isinstance(outcome, Complete):  # a result the store does not take
                     failure = Failure(Reason.UNRECOVERABLE, type(answer).__name__, str(answer))

@@ -360,6 +360,15 @@ class Noting:
         assert after.progress == Progress(0.5)
         assert after.logs == (Log(1.0, "one"), Log(2.0, "two", "warning"), Log(3.0, "three"))
 
+    async def test_a_note_sent_again_is_kept_once(self, store: Store, given: Given) -> None:
+        job = await given.running()
+        note = Note(ref(job), Progress(0.5), (Log(1.0, "one"), Log(2.0, "two")))
+        await ask.one(store, note)
+        after = await ask.current(store, job)
+
+        assert await ask.one(store, note) is WRITTEN
+        assert await ask.current(store, job) == after
+
     async def test_progress_alone_is_kept(self, store: Store, given: Given) -> None:
         job = await given.running()
         await ask.one(store, Note(ref(job), Progress(0.25)))
