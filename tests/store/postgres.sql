@@ -464,8 +464,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = format('insert_jobs: job %L: %s', fault.id, fault.why);
     END IF;
     moment := greatest(coalesce(insert_jobs.at, extract(epoch FROM clock_timestamp())::float8),
-                       coalesce((SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1),
-                                (SELECT at FROM errandry.store)));
+                       (SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1), (SELECT at FROM errandry.store));
     unique_keys := errandry.take_keys(insert_jobs.jobs, moment);
     IF unique_keys ? 'duplicate' THEN
         RETURN unique_keys;

@@ -19,20 +19,22 @@ import psycopg
 import pytest
 
 from errandry.clock import Clock
-from errandry.core.answer import Claims, Inserted
-from errandry.core.command import Beat, Claim, Insert, Upkeep
+from errandry.core.answer import Claims, Inserted, Moved
+from errandry.core.command import Beat, Cancel, Claim, Insert, Upkeep
 from errandry.core.job import NewJob
 from errandry.errors import (
     CommandFailed,
     ForeignDatabase,
     InvalidValue,
     SchemaTooNew,
+    StoreClosed,
     StoreRefused,
 )
 from errandry.store.postgres import listen
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
+from tests.pace import PATIENCE
 from tests.store.server import server, wheel
 
 ROOT = Path(__file__).parents[2]
@@ -243,6 +245,35 @@ async def test_one_bad_command_fails_alone(url: str, db: psycopg.Connection[Any]
         assert [type(answer) for answer in answers] == [Inserted, CommandFailed, Inserted]
         assert "odd" in str(answers[1])
         assert await store.counts() == {"default": {"waiting": 2}}
+
+
+async def test_who_was_there_before_a_column_was_added_goes_on(url: str, db: psycopg.Connection[Any]) -> None:
+    """As an old worker does while a newer program migrates."""
+    async with opened(url) as store:
+        await store.commit([insert("a", "b", "c")])
+        await store.commit([Claim(worker="w", nonce="1")])
+        await store.commit([Cancel(ids=("b",))])
+        db.execute(f"ALTER TABLE {schema_of(url)}.live ADD COLUMN later text")
+
+        [moved] = await store.commit([Cancel(ids=("c",))])
+        [claims] = await store.commit([Claim(worker="w", nonce="2")])
+        jobs = await store.get(["a", "b", "c"])
+
+    assert isinstance(moved, Moved)
+    assert isinstance(claims, Claims)
+    assert [job.state for job in jobs if job is not None] == ["running", "canceled", "canceled"]
+
+
+async def test_an_upkeep_under_way_is_answered_when_the_store_is_closed(url: str) -> None:
+    async with opened(url) as store:
+        upkeep = asyncio.create_task(store.commit([Upkeep()]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await store.close()
+        done, _ = await asyncio.wait([upkeep], timeout=PATIENCE)
+
+    assert done
+    assert isinstance(upkeep.exception(), StoreClosed | None)
 
 
 async def test_a_lane_loses_its_mark_only_when_nobody_puts_a_job_there(

@@ -1,6 +1,9 @@
 """New jobs on PostgreSQL in one round trip: the same as after a look, and none where that would be wrong."""
 
-from collections.abc import Sequence
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
@@ -10,19 +13,24 @@ from msgspec.structs import replace
 
 from errandry.clock import StoreClock
 from errandry.core.answer import Answer, Claims, Inserted
-from errandry.core.command import Claim, Command, Complete, Insert, Ref, Settle, Upkeep
+from errandry.core.command import Claim, Command, Complete, Insert, Ref, Renew, Settle, Upkeep
 from errandry.core.flow import Edge
 from errandry.core.gate import GateKind, PutRule
 from errandry.core.job import Job, Keep, NewJob, Order
 from errandry.core.retry import Backoff
 from errandry.core.rule import Rule
 from errandry.core.unique import Unique
-from errandry.errors import QueueFull
+from errandry.errors import QueueFull, ReplyLost, StoreUnavailable
 from errandry.store.insert import SENT
+from errandry.store.postgres.address import Address
 from errandry.store.postgres.driver import PostgresStore
+from errandry.store.postgres.link import Link
 from errandry.store.postgres.news import LANES_MAX, News
+from errandry.store.postgres.tables import PostgresTables
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
+from tests.faults.process import until
+from tests.pace import PATIENCE
 
 LOOK = "head"
 """The statement of who looks before it writes."""
@@ -207,6 +215,110 @@ async def test_where_something_has_changed_it_looks(
     assert b.payload == ("[]" if is_there else "{}")
     assert c.created_at >= floor
     assert "c" in {job.id for job in await claim(store)}
+
+
+@pytest.mark.parametrize("is_unseen", [True, False], ids=["unseen", "after a look"])
+async def test_an_id_that_came_and_ended_meanwhile_is_not_made_again(
+    store: PostgresStore, other: PostgresStore, db: psycopg.Connection[Any], is_unseen: bool
+) -> None:
+    await store.commit([insert("x", task="a"), insert("y", task="b")])
+    await end(other, await claim(other))
+    assert store._open is not None
+    if not is_unseen:
+        store._open.news.forget()
+    with db.transaction():
+        db.execute("SELECT 1 FROM lanes WHERE task = 'a' FOR UPDATE")  # as who takes its mark from it
+        waiting = asyncio.create_task(store.commit([insert("first", task="a"), insert("twin", task="b")]))
+        await until_locked(db)
+        await other.commit([insert("twin", task="b", payload="[]")])
+        await end(other, await claim(other))
+
+    assert (await waiting)[1] == Inserted(("twin",), frozenset({"twin"}))
+    assert db.execute("SELECT id FROM live WHERE id = 'twin'").fetchall() == []
+    assert [job.id for job in await claim(store)] == ["first"]
+
+
+async def until_locked(db: psycopg.Connection[Any]) -> None:
+    """Until somebody waits for this transaction."""
+    asked = "SELECT count(*) > 0 FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+    await until(lambda: db.execute(asked, (db.info.backend_pid,)).fetchall() == [(True,)])
+
+
+async def test_passes_are_read_committed_whatever_the_database_has_as_its_default(
+    url: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who takes the mark from a lane would not see the job that has come since its pass began."""
+    base, _, schema = url.rpartition("&schema=")
+    strict = f"{base}&options=-cdefault_transaction_isolation%3Drepeatable%5C%20read&schema={schema}"
+    trim, began, goes_on = PostgresTables.trim, threading.Event(), threading.Event()
+
+    def late(self: PostgresTables, *args: Any) -> int:
+        began.set()
+        assert goes_on.wait(PATIENCE)
+        return trim(self, *args)
+
+    async with opened(strict, clock) as one, opened(strict, clock) as two:
+        await one.commit([insert("a")])
+        await end(one, await claim(one))
+        monkeypatch.setattr(PostgresTables, "trim", late)
+        upkeep = asyncio.create_task(two.commit([Upkeep()]))
+        assert await asyncio.to_thread(began.wait, PATIENCE)
+        await one.commit([insert("b")])
+        goes_on.set()
+        await upkeep
+
+        assert [job.id for job in await claim(one)] == ["b"]
+
+
+@asynccontextmanager
+async def opened(url: str, clock: FakeClock) -> AsyncIterator[PostgresStore]:
+    store = store_at(url, clock)
+    assert isinstance(store, PostgresStore)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def test_what_was_never_sent_is_not_in_doubt(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even if nobody knows what has become of what was sent before."""
+    await store.commit([insert("a")])
+    commit = Link.commit
+
+    def cut(self: Link, *args: Any) -> list[Any]:
+        self.break_off()
+        return commit(self, *args)
+
+    def away(_: Address) -> None:
+        raise psycopg.OperationalError("connection refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "commit", cut)
+        with pytest.raises(ReplyLost):
+            await store.commit([insert("b")])
+    monkeypatch.setattr("errandry.store.postgres.link.connect", away)
+    with pytest.raises(StoreUnavailable) as caught:
+        await store.commit([insert("c")])
+
+    assert type(caught.value) is StoreUnavailable
+
+
+async def test_bind_does_not_go_back_behind_a_pass_without_events(
+    store: PostgresStore, clock: FakeClock, db: psycopg.Connection[Any]
+) -> None:
+    await store.commit([insert("a")])
+    [held] = await claim(store)
+    clock.jump(-1_000)
+    clock.advance(20)
+    await store.commit([Renew((Ref("a", held.fence),), 30.0)])
+    bound = '[{"id":"b","task":"task","payload":"{}"}]'
+    db.execute("SELECT insert_jobs(%s::jsonb, NULL, %s)", (bound, clock.time()))
+
+    a, b = await jobs(store, "a", "b")
+    assert b.created_at >= a.updated_at
 
 
 async def test_a_bound_of_another_process_holds(store: PostgresStore, other: PostgresStore) -> None:

@@ -9,14 +9,17 @@ from typing import Any
 import psycopg
 import pytest
 
+from errandry import Errandry
 from errandry.core.answer import Claims, Inserted, Mark, Renewed
-from errandry.core.command import Claim, Complete, Insert, Ref, Renew, Settle
+from errandry.core.command import Cancel, Claim, Complete, Insert, Ref, Renew, Settle
 from errandry.core.job import NewJob
 from errandry.errors import StoreUnavailable
+from errandry.store.backlog import Limits
 from errandry.store.engine import Engine
 from errandry.store.url import store_at
+from tests.api.working import working
 from tests.faults.postgres.conftest import Mortal
-from tests.faults.process import until_said
+from tests.faults.process import until, until_said
 from tests.faults.scene import Scene
 from tests.pace import Pace
 
@@ -91,6 +94,44 @@ async def test_who_asks_for_a_locked_row_again_and_again_is_in_nobodys_way(
     stranger.rollback()
     async with asyncio.timeout(30):
         await insisting
+
+
+async def test_many_locked_rows_in_one_pass_keep_no_other_lease_waiting_for_long(
+    engine: Engine, stranger: psycopg.Connection[Any], schema: str
+) -> None:
+    """Less than a third of the usual lease, which is how often leases are renewed."""
+    *locked, other = await claimed(engine, 600)
+    stranger.execute(f'SELECT 1 FROM "{schema}".live WHERE id <> %s FOR UPDATE'.encode(), (other.job,))
+    settles = engine.submit_all([Settle(ref, Complete()) for ref in locked])
+    refused = asyncio.create_task(settles)
+    await asyncio.sleep(0)
+    began = time.monotonic()
+    with Pace() as pace:
+        assert await engine.submit(Renew((other,), 60.0)) == Renewed((Mark.HELD,))
+
+    assert time.monotonic() - began < pace.allowed(5.0)
+    assert {type(answer) for answer in await refused} == {StoreUnavailable}
+
+
+async def test_a_lock_that_was_met_once_does_not_keep_an_idle_worker_busy(
+    url: str, stranger: psycopg.Connection[Any], schema: str
+) -> None:
+    async with Errandry(url, limits=Limits(give_up_after=0.5)) as app:
+        app.task(name="task")(_nothing)
+        await app.engine.submit(Insert((NewJob(id="j", task="elsewhere", queue="other", payload="{}"),)))
+        lock(stranger, schema, Ref("j", 0))
+        with pytest.raises(StoreUnavailable, match="lock"):
+            await app.engine.submit(Cancel(ids=("j",)))
+        stranger.rollback()
+        async with working(app, queues=("default",)):
+            await until(lambda: app.engine.stats().passes > 5)
+            before, began = app.engine.stats().passes, time.monotonic()
+            await until(lambda: time.monotonic() > began + 2.0)
+
+            assert app.engine.stats().passes - before < 30
+
+
+async def _nothing() -> None: ...
 
 
 async def test_a_worker_keeps_its_other_leases_and_gives_the_locked_job_up_in_time(

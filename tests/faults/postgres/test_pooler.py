@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from errandry import Errandry, State
-from errandry.core.command import Upkeep
+from errandry.core.command import Insert, Upkeep
+from errandry.core.job import NewJob
 from errandry.store.postgres.driver import PostgresStore
+from errandry.store.url import store_at
 from tests.api.working import burst, working
 from tests.faults.postgres.conftest import Mortal
 from tests.faults.postgres.pooler import Pooler
@@ -72,3 +74,29 @@ async def test_workers_find_jobs_by_looking_and_say_so_once(
 
     said = [record.message for record in caplog.records if "pooler" in record.message]
     assert len(said) <= 2  # each app says it once
+
+
+async def test_stores_of_two_schemas_do_not_take_what_the_other_has_prepared(mortal: Mortal) -> None:
+    """Nothing would fail if the same name meant different tables in the sessions that they share."""
+    folder = mortal.folder / "two"
+    folder.mkdir(exist_ok=True)
+    async with Pooler(mortal.folder, folder, sessions=2).running():
+        urls = [mortal.fresh().replace(f"host={mortal.folder}", f"host={folder}") for _ in "ab"]
+        stores = [store_at(url) for url in urls]
+        for store in stores:
+            await store.open()
+        for number in range(6):  # beside each other, so that each prepares in a session of its own
+            await asyncio.gather(*(store.commit([insert(f"{number}")]) for store in stores))
+        for name, store in zip(("one", "two"), stores, strict=True):
+            for number in range(6):
+                await store.commit([insert(f"{name}-{number}")])
+        found = [{job.id for job in (await store.list()).jobs} for store in stores]
+        for store in stores:
+            await store.close()
+
+    both = {f"{number}" for number in range(6)}
+    assert found == [both | {f"{name}-{number}" for number in range(6)} for name in ("one", "two")]
+
+
+def insert(name: str) -> Insert:
+    return Insert((NewJob(id=name, task="task", payload="{}"),))

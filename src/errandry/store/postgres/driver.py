@@ -35,7 +35,7 @@ from errandry.store.postgres.news import Lane, News
 from errandry.store.postgres.tables import PostgresTables
 from errandry.store.postgres.track import LIMITS, TIMEOUTS, USUAL, Track, track_of
 from errandry.store.postgres.trail import Trail
-from errandry.store.postgres.trouble import CHANGED, CLASHED, LOCKED, MOVED, UNPLACED, explained
+from errandry.store.postgres.trouble import ALTERED, CHANGED, CLASHED, LOCKED, MOVED, UNPLACED, explained
 from errandry.store.tables import Tables
 from errandry.store.waking import Bell
 
@@ -47,6 +47,8 @@ TRIES = 5
 """So often is a pass tried again when it clashes with another transaction."""
 KNOWN = "20ms"
 """So long is waited for a lock that has been waited for before."""
+MANY, BRIEF = 25, "1ms"
+"""After so many such locks in a pass, so long: others in that pass, or behind it, have leases to renew."""
 LOCKED_MAX = 1_000
 PATIENCE = 5.0
 """So long does a close wait for what is under way before it breaks it off."""
@@ -156,6 +158,8 @@ class PostgresStore(LocalStore):
         if not opened.locked:
             return self._together(opened, link, lock_timeout, commands)
         apart = [number for number, command in enumerate(commands) if opened.is_locked(command)]
+        if not apart:
+            return self._together(opened, link, lock_timeout, commands)
         rest = [command for number, command in enumerate(commands) if number not in apart]
         answers = self._together(opened, link, lock_timeout, rest)[0] if rest else []
         late = self._one_by_one(opened, link, KNOWN, [commands[number] for number in apart])
@@ -192,12 +196,14 @@ class PostgresStore(LocalStore):
         """Each in a transaction of its own; of those that want the same unique key, one waits for it."""
         answers: list[Answer] = []
         kept: dict[str, Answer] = {}
+        refused = 0
         for command in commands:
             names = names_of(command)
             known = next((kept[name] for name in names if name in kept), None)
             answers.append(known or self._alone(opened, link, lock_timeout, command))
             if isinstance(answers[-1], StoreUnavailable):
-                lock_timeout = KNOWN
+                refused += 1
+                lock_timeout = KNOWN if refused < MANY else BRIEF
                 if opened.is_locked(command):
                     kept |= dict.fromkeys(names, answers[-1])
                 if not link.is_up:
@@ -236,6 +242,8 @@ class PostgresStore(LocalStore):
                 opened.news.forget()
             except MOVED:
                 link.forget_prepared()
+            except ALTERED:
+                link.close()
             except UNPLACED as error:
                 if error.diag.constraint_name is not None:
                     raise
@@ -400,4 +408,6 @@ def _again(link: Link, work: Callable[[], T]) -> T:
     except MOVED:
         link.roll_back()  # who leaves in the middle of a transaction costs a pooler its session
         link.forget_prepared()
+    except ALTERED:
+        link.close()
     return work()

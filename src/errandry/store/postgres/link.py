@@ -74,7 +74,8 @@ class Link:
 
     def begin(self, how: str = "begin") -> PostgresTables:
         """Begin a transaction. Until it ends nothing is waited for but answers."""
-        tables, self.is_in_doubt = self.tables, False
+        self.is_in_doubt = False  # first: there may be no connection to be had
+        tables = self.tables
         self.wire.begin(how)
         return tables
 

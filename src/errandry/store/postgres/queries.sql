@@ -1,5 +1,6 @@
 -- name: begin
-BEGIN;
+-- Whatever the database has as its default: a pass has to see what others have committed since it began.
+BEGIN ISOLATION LEVEL READ COMMITTED;
 
 -- name: begin_read
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
@@ -129,6 +130,13 @@ SELECT seq, id, task, queue, grp, 'waiting', ordering, NULL, NULL, payload, prio
                        unnest(%s::bigint[]) AS max_crashes, unnest(%s::float8[]) AS timeout,
                        unnest(%s::float8[]) AS deadline, unnest(%s::text[]) AS metadata, unnest(%s::text[]) AS backoff,
                        unnest(%s::text[]) AS keep, unnest(%s::text[]) AS tags, unnest(%s::bigint[]) AS lane) AS new) AS made;
+
+-- name: never_ended
+-- That none of these, which were just made, was made by somebody else and came to its end since it was looked for: from now
+-- on nobody else can make it. As above, mostly no id at all stands between the least and the most of them.
+SELECT errandry.insist(
+           NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id >= %(least)s::text AND id <= %(most)s::text)
+           OR NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id = ANY (%(ids)s::text[])));
 
 -- name: insert
 -- One that lives again.

@@ -86,6 +86,8 @@ class PostgresTables(Start):
                 self._run("make_unseen", [self._at, *_unseen(columns(batch))])
             elif batch:
                 self._run(name, columns(batch))
+        if made := [values[1] for values in batches["make"]]:
+            self._run("never_ended", {"ids": array(made), "least": min(made), "most": max(made)})
         if len(changes) >= FEW:
             self._wire.push()
         self.is_dirty = True

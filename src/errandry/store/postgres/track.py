@@ -27,6 +27,7 @@ from errandry.core.command import (
     touched,
 )
 from errandry.core.operator import Operator
+from errandry.errors import StoreClosed
 from errandry.store.postgres.address import Address
 from errandry.store.postgres.link import Link
 
@@ -66,7 +67,7 @@ class Track:
 
     def __init__(self, address: Address, name: str, writes: bool = True) -> None:
         self.link = Link(address, writes)
-        self.is_busy = False
+        self.is_busy = self._is_over = False
         self._name = f"errandry-{name}"
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._thread: Thread | None = None
@@ -74,6 +75,8 @@ class Track:
 
     async def run(self, limit: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `function` returns, called on the thread. A server silent for `limit` seconds is given up."""
+        if self._is_over:
+            raise StoreClosed(self._name, "the store was closed: this was not sent")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         alarm: asyncio.TimerHandle
@@ -94,6 +97,7 @@ class Track:
 
     def end(self) -> Future[None]:
         """Close the connection after what is under way; nothing comes after."""
+        self._is_over = True
         self._begin()
         self._calls.put(None)
         return self._ended

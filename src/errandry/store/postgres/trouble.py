@@ -19,6 +19,9 @@ LOCKED = (errors.LockNotAvailable,)
 MOVED = (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement)
 """Between two statements we were given another session: there is a transaction pooler."""
 
+ALTERED = (errors.FeatureNotSupported,)
+"""A table has got another column since a statement was prepared: on a new connection it is prepared anew."""
+
 CHANGED = (errors.AssertFailure,)
 """Something is not as a pass thought that was sent without having looked."""
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import psycopg
 from psycopg import pq
@@ -179,7 +180,9 @@ def _statement(name: str, text: str) -> Statement:
             return f"${len(names)}"
         return f"${names.index(named) + 1}"
 
-    return Statement(f"errandry_{name}".encode(), _PLACE.sub(placed, text).encode(), tuple(names))
+    # Named by what it says: in a pooler's session a store of another schema, or version, may have its own.
+    own = f"errandry_{name}_{crc32(text.encode()):08x}"
+    return Statement(own.encode(), _PLACE.sub(placed, text).encode(), tuple(names))
 
 
 def _as_text(value: Any) -> bytes:
