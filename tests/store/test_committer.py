@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from errandry.core.answer import WRITTEN, Answer, Cause, Claims, Inserted, Lost
+from errandry.core.answer import WRITTEN, Answer, Cause, Claims, Inserted, Lost, Moved
 from errandry.core.command import (
     Beat,
     Cancel,
@@ -819,6 +819,16 @@ async def test_a_reply_that_was_lost_stays_lost_though_the_command_was_refused_l
 
     with pytest.raises(ReplyLost):
         await committer.submit(insert("a"))
+
+
+async def test_what_is_refused_when_sent_again_may_have_been_done() -> None:
+    """A job that was removed is unknown the second time."""
+    clock = FakeClock()
+    store = Scripted(ReplyLost("s", "gone"), [Moved(refused=(("a", UnknownJob("a")),))])
+    committer = Committer(store, clock=clock, sleep=Waited(clock))
+
+    with pytest.raises(ReplyLost):
+        await committer.submit(Remove(ids=("a",)))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from functools import partial
 from msgspec import Struct
 
 from errandry.clock import Clock, SystemClock
-from errandry.core.answer import Answer
+from errandry.core.answer import Answer, Moved
 from errandry.core.command import Beat, Claim, Command, Note, PutStep, Renew, Start
 from errandry.core.gate import Pause
 from errandry.errors import (
@@ -386,7 +386,7 @@ class Committer:
                 answers = await self._store.commit(commands)
                 if lost is None:
                     return answers
-                return [lost if type(answer) is StoreUnavailable else answer for answer in answers]
+                return [lost if _is_doubtful(answer) else answer for answer in answers]
             except asyncio.CancelledError:
                 raise ReplyLost("committer", "stopped while this was being written") from None
             except Exception as error:
@@ -408,6 +408,11 @@ class Committer:
             return True
         accepted = max(entry.accepted for entry in entries)
         return self._clock.monotonic() >= accepted + self._limits.give_up_after
+
+
+def _is_doubtful(answer: Answer) -> bool:
+    """Whether a command that was sent again may have been done the first time, and be refused for that."""
+    return type(answer) is StoreUnavailable or (isinstance(answer, Moved) and bool(answer.refused))
 
 
 def _failed(command: Command, error: Exception) -> CommandFailed:
