@@ -184,6 +184,10 @@ class Client(Operations):
         """For each queue: what ever happened in it."""
         return await self.engine.call(self.store.totals)
 
+    async def now(self) -> float:
+        """The time that delays, leases and deadlines follow: the store's, which is a server's where there is one."""
+        return await self.engine.call(self.store.now)
+
     async def stats(
         self,
         last: Span = "1 hour",
@@ -196,7 +200,7 @@ class Client(Operations):
 
         They are kept by the minute for three hours, by the hour for eight days, by the day for 400 days.
         """
-        end = self.clock.time() if until is None else moment("until", until)
+        end = await self.now() if until is None else moment("until", until)
         since = max(0.0, end - seconds(last, "last"))
         figures = await self.engine.call(self.store.stats, since, end)
         wanted = [one for one in figures if queue in (None, one.queue) and task in (None, one.task)]
@@ -225,7 +229,7 @@ class Client(Operations):
         in_queue = (await self.store.counts()).get(job.queue, {}).get(State.WAITING, 0)
         facts = Facts(
             job=job,
-            now=self.clock.time(),
+            now=await self.store.now(),
             passages=tuple(await self.store.gates(job.queue, job.task, job.group)),
             workers=tuple(await self.store.workers()),
             held=tuple(await self.store.held(LINE_MAX)),

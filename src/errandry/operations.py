@@ -199,7 +199,7 @@ class Operations:
         query, states = command.query or Query(), command.states
         if given:
             found = await self.engine.call(self.store.get, given)
-            now = self.clock.time()
+            now = await self.engine.call(self.store.now)
             jobs = (job for job in found if job is not None and query.matches(job, now))
             return tuple([job.id for job in jobs if job.state in states])
         narrowed, cursor = parse(f"{query} state:{','.join(sorted(states))}"), None

@@ -56,12 +56,12 @@ class Queue(Gate):
 
         With states that are not finished: those created longer ago.
         """
-        query = self.old(*(states or FINISHED), older=older)
+        query = await self.old(*(states or FINISHED), older=older)
         return await self._client.remove(query=query, dry_run=dry_run)
 
-    def old(self, *states: str, older: Span) -> str:
+    async def old(self, *states: str, older: Span) -> str:
         """What `clean` deletes, as a query."""
-        moment = iso(round((self._client.clock.time() - delay("older", older)) * 1e6))
+        moment = iso(round((await self._client.now() - delay("older", older)) * 1e6))
         field = "finished" if TERMINAL.issuperset(states) else "created"
         return self.query(*states, more=f"{field}<={moment}")
 

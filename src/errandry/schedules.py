@@ -151,7 +151,7 @@ class Schedules:
 
         Where its runs must not overlap, each waits for the one before.
         """
-        last = self._app.clock.time() if until is None else moment("until", until)
+        last = await self._app.now() if until is None else moment("until", until)
         first: float | None = moment("since", since)
         made: builtins.list[str] = []
         while first is not None:

@@ -13,7 +13,8 @@ from errandry.errors import InvalidValue, StoreClosed
 from errandry.store.contract import Bounds
 from errandry.store.memory import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
-from errandry.testing import drain
+from errandry.testing import FakeClock, drain
+from tests.api.working import burst
 
 
 @pytest.fixture(autouse=True)
@@ -227,3 +228,25 @@ async def test_a_store_that_cannot_be_opened_is_tried_again_at_the_next_use(here
 
     assert (await send.enqueue("ada")).state is State.WAITING
     await jobs.close()
+
+
+@pytest.mark.parametrize("hours", [-2, 2], ids=["behind", "ahead"])
+async def test_where_the_store_has_a_clock_of_its_own_that_of_the_host_says_nothing(hours: int) -> None:
+    """As on PostgreSQL, where the server's counts."""
+    store, host = FakeClock(), FakeClock()
+    host.jump(hours * 3_600)
+    async with Errandry(store=MemoryStore(store)) as jobs:
+        jobs.clock = host
+
+        @jobs.task
+        async def work() -> None: ...
+
+        await work.enqueue()
+        await burst(jobs)
+        later = await work.using(delay=600).enqueue()
+
+        assert await jobs.now() == store.time()
+        assert (await jobs.stats("1 hour")).total.counts.completed == 1
+        assert "10 min" in str(await jobs.why(later.id))
+        assert (await jobs.queue("default").clean(older="1 hour")).moved == ()
+        assert (await jobs.queue("default").clean(older=0)).moved != ()

@@ -59,7 +59,7 @@ async def clean(
 
     With states that are not finished, jobs that were created so long ago.
     """
-    meant = Target(query=jobs.queue(name).old(*(states or FINISHED), older=older))
+    meant = Target(query=await jobs.queue(name).old(*(states or FINISHED), older=older))
     return await operate(session, jobs, meant, Action(jobs.remove, "removed"), **asked)
 
 

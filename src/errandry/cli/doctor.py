@@ -97,7 +97,7 @@ async def _store(jobs: "Errandry") -> list[Finding]:
 
 async def _people(jobs: "Errandry") -> list[Finding]:
     """Who works, what waits, and what is held."""
-    now, infos, queues = jobs.clock.time(), await jobs.workers(), await jobs.queues()
+    now, infos, queues = await jobs.now(), await jobs.workers(), await jobs.queues()
     return [
         *_leases(await jobs.held(10_000), now),
         *_workers(infos, sum(info.states.get(state, 0) for info in queues for state in PENDING), now),

@@ -39,7 +39,7 @@ async def ls(
     session: Session, jobs: "Errandry", terms: tuple[str, ...], limit: int, everything: bool
 ) -> None:
     """List flows by the job that all others of each lead to, newest first, and how far they are."""
-    now = jobs.clock.time()
+    now = await jobs.now()
 
     def show(found: Sequence[Job], titles: bool) -> None:
         if session.json:

@@ -30,7 +30,7 @@ def groups() -> None:
 @client
 async def ls(session: Session, jobs: "Errandry", queue: str | None, limit: int) -> None:
     """List groups that have jobs or rules, by name."""
-    found, now = await jobs.groups(queue, limit + 1), jobs.clock.time()
+    found, now = await jobs.groups(queue, limit + 1), await jobs.now()
     if session.json:
         for info in found[:limit]:
             session.data(to_builtins(info))

@@ -61,14 +61,14 @@ async def ls(session: Session, app: "Errandry", terms: tuple[str, ...], limit: i
 
 async def print_jobs(session: Session, app: "Errandry", text: str, limit: int | None) -> None:
     """The newest jobs that match, as many as wanted."""
-    columns = shutil.get_terminal_size().columns
+    columns, now = shutil.get_terminal_size().columns, await app.now()
 
     def show(jobs: Sequence[Job], titles: bool) -> None:
         if session.json:
             for job in jobs:
                 session.data(record.as_data(job, app.codec))
         else:
-            record.listed(session, jobs, app.clock.time(), columns, titles)
+            record.listed(session, jobs, now, columns, titles)
 
     if not await print_pages(session, app, text, limit, show, "job"):
         session.talk("No job matches." if text else "There are no jobs.")
@@ -112,7 +112,7 @@ async def show(session: Session, app: "Errandry", ids: tuple[str, ...]) -> None:
             continue
         if index:
             session.print()
-        record.in_full(session, job, app.codec, app.clock.time())
+        record.in_full(session, job, app.codec, await app.now())
 
 
 @jobs.command("logs")
@@ -155,7 +155,7 @@ async def steps(session: Session, app: "Errandry", job_id: str) -> None:
         for step in found:
             session.data({**to_builtins(step), "result": record.read_result(step)})
     elif found:
-        record.print_steps(session, found, app.clock.time())
+        record.print_steps(session, found, await app.now())
     else:
         session.talk("It has no steps.")
 

@@ -56,7 +56,7 @@ async def _of_queues(jobs: "Errandry") -> list["Metric"]:
 async def _of_workers(jobs: "Errandry") -> list["Metric"]:
     from prometheus_client.core import GaugeMetricFamily
 
-    now = jobs.clock.time()
+    now = await jobs.now()
     alive = [info.beat for info in await jobs.workers() if now - info.seen_at <= SILENT]
     slots = sum(beat.concurrency + sum(share.slots for share in beat.shares) for beat in alive)
     return [

@@ -31,7 +31,7 @@ def queues() -> None:
 @client
 async def ls(session: Session, jobs: "Errandry") -> None:
     """List queues with their jobs by state, and what is paused."""
-    found, paused, now = await jobs.queues(), await jobs.paused(), jobs.clock.time()
+    found, paused, now = await jobs.queues(), await jobs.paused(), await jobs.now()
     if session.json:
         for info in found:
             session.data(to_builtins(info))

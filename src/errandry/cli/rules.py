@@ -140,7 +140,7 @@ async def order(session: Session, jobs: "Errandry", queue: str, order: str, by: 
 @client
 async def rules(session: Session, jobs: "Errandry") -> None:
     """List the rules and pauses of queues, tasks and groups."""
-    found, now = await jobs.rules(), jobs.clock.time()
+    found, now = await jobs.rules(), await jobs.now()
     if session.json:
         for one in found:
             session.data(to_builtins(one))

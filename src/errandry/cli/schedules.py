@@ -69,7 +69,7 @@ def timing(function: Any) -> Any:
 @client
 async def ls(session: Session, jobs: "Errandry") -> None:
     """List schedules with their next tick."""
-    found, now = await jobs.schedules.list(), jobs.clock.time()
+    found, now = await jobs.schedules.list(), await jobs.now()
     if session.json:
         for one in found:
             session.data(as_data(jobs, one))
@@ -99,7 +99,7 @@ async def ls(session: Session, jobs: "Errandry") -> None:
 @client
 async def show(session: Session, jobs: "Errandry", name: str) -> None:
     """Show a schedule in full, with its next ticks."""
-    one, now = await jobs.schedules.get(name), jobs.clock.time()
+    one, now = await jobs.schedules.get(name), await jobs.now()
     if session.json:
         session.data(as_data(jobs, one) | {"ticks": _ahead(one, now)})
         return
@@ -132,7 +132,7 @@ async def add(
     times, chosen, given = _chosen(options)
     call = jobs._named(task, given or {}, chosen)
     put = await jobs.schedules.put(name, call, when, by=_by(by), **times)
-    _report(session, jobs, put)
+    await _report(session, jobs, put)
 
 
 @schedules.command("edit")
@@ -150,7 +150,7 @@ async def edit(
     if not times and not chosen and given is None:
         raise click.UsageError("Say what to change: --when, --timezone, --json, --queue, …")
     put = await jobs.schedules.edit(name, arguments=given, options=chosen, by=_by(by), **times)
-    _report(session, jobs, put)
+    await _report(session, jobs, put)
 
 
 @schedules.command("pause")
@@ -300,11 +300,11 @@ def _by(by: str | None) -> str:
     return whoever() if by is None else by
 
 
-def _report(session: Session, jobs: "Errandry", put: Schedule) -> None:
+async def _report(session: Session, jobs: "Errandry", put: Schedule) -> None:
     if session.json:
         session.data(as_data(jobs, put))
     else:
-        next_ = _next(put, jobs.clock.time())
+        next_ = _next(put, await jobs.now())
         session.talk(f"The schedule {put.name} runs {put.plan.job.task} {in_words(put)}: next {next_}.")
 
 

@@ -188,7 +188,7 @@ async def _look(jobs: "Errandry") -> Look:
             totals[name] = totals.get(name, 0) + count
     lately = (await jobs.stats(LATELY)).total
     return Look(
-        jobs.clock.time(),
+        await jobs.now(),
         jobs.clock.monotonic(),
         await jobs.queues(),
         await jobs.workers(),

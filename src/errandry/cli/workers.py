@@ -33,7 +33,7 @@ def workers() -> None:
 @client
 async def ls(session: Session, jobs: "Errandry") -> None:
     """List the workers that have been heard of lately."""
-    found, now = await jobs.workers(), jobs.clock.time()
+    found, now = await jobs.workers(), await jobs.now()
     if session.json:
         for info in found:
             session.data(to_builtins(info))

@@ -223,6 +223,9 @@ class Store(Protocol):
     async def held(self, limit: int = 100) -> builtins.list[Job]:
         """Jobs that workers have, claimed or running; those whose lease ends first come first."""
 
+    async def now(self) -> float:
+        """What time it is for the store, whatever the clock of this host shows."""
+
     async def cancels(self, worker: str) -> tuple[Ref, ...]:
         """The running jobs of `worker` whose cancel was requested. Cheap."""
 

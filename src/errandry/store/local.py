@@ -228,6 +228,9 @@ class LocalStore:
         check.whole("limit", limit, 1, PAGE_MAX)
         return await self.read(lambda tables, now: outlived(tables, now, limit))
 
+    async def now(self) -> float:
+        return await self.read(lambda _tables, now: now)
+
     async def due_in(self) -> float | None:
         def look(tables: Tables, now: float) -> float | None:
             if not tables.has_gates:
