@@ -185,7 +185,7 @@ class Client(Operations):
         return await self.engine.call(self.store.totals)
 
     async def now(self) -> float:
-        """The time that delays, leases and deadlines follow: the store's, which is a server's where there is one."""
+        """The store's time, which delays, leases and deadlines follow: a server's where there is one."""
         return await self.engine.call(self.store.now)
 
     async def stats(
