@@ -256,7 +256,7 @@ WHOLE = {
     "workers": "workers: a row for each worker",
     "crowds": "lanes: for a person who waits",
     "ready_since": "lanes: for a person who waits",
-    "totals": "totals: a row for each queue, task and counter",
+    "totals": "bound, totals: a row for each queue, task and counter",
 }
 """Statements that read a table or an index from end to end: which one, and why that is little."""
 UNPLANNED = {"begin", "begin_read", "commit", "rollback", "detach_day", "finish_detaching", "drop_day"}
@@ -283,7 +283,8 @@ def generic(db: psycopg.Connection[Any], name: str, statement: str) -> str:
     made = _statement(name, statement)
     given = f"({', '.join(['NULL'] * len(made.names))})" if made.names else ""
     db.execute(b"PREPARE " + made.name + b" AS " + made.text)
-    return "\n".join(line for (line,) in db.execute(f"EXPLAIN EXECUTE errandry_{name}{given}".encode()))
+    explain = b"EXPLAIN EXECUTE " + made.name + given.encode()
+    return "\n".join(line for (line,) in db.execute(explain))
 
 
 def read_whole(plan: str) -> set[str]:

@@ -7,6 +7,7 @@ says anything and no group waits, the most urgent jobs are taken as they stand.
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,7 +19,7 @@ from errandry.core.event import Kind
 from errandry.core.gate import GateKind
 from errandry.core.job import Job
 from errandry.core.permit import Permits
-from errandry.core.pick import Line, Rules, aged, in_turn, picked, ranks, served
+from errandry.core.pick import Line, Rules, aged, by_urgency, in_turn, picked, ranks, served
 from errandry.core.state import Move
 from errandry.store import tidy
 from errandry.store.ledger import Ledger
@@ -102,6 +103,8 @@ class _Take:
         self._suspects = command.suspects
         self._later = {batch.task for batch in command.batches if not batch.start}
         self._width = command.limit + 1
+        self._tried: set[Any] = set()
+        self._passed: set[Any] = set()
 
     @property
     def room(self) -> int:
@@ -117,11 +120,15 @@ class _Take:
         if self._is_plain(lines, wanted.limit):
             jobs = self._tables.best(lines, wanted.limit, wanted.suspects != 0)
             is_all = self._permits is None and max(len(jobs), len(lines)) < wanted.limit
+            self._tried = {line.lane for line in sorted(lines, key=by_urgency)[:1]}
         elif parked := self._park(lines):
             self._width = min(WIDEST, 2 * self._width)
             return parked
         else:
             jobs = self._picked(lines, wanted)
+        if not jobs and self._tried:  # somebody else has them just now: nobody in other lanes waits for that
+            self._passed |= self._tried
+            return True
         before = len(self.taken)
         changed = [job for job in jobs if self._have(job)]
         self._turn(self.taken[before:], lines)
@@ -133,10 +140,12 @@ class _Take:
             self._tables.spend(spent)
 
     def _lines(self, wanted: Claim) -> list[Line]:
-        if self._permits is None:
-            return self._tables.lines(wanted, (), (), self._width)
-        queues, tasks = self._permits.closed(GateKind.QUEUE), self._permits.closed(GateKind.TASK)
-        return self._tables.lines(wanted, queues, tasks, self._width)
+        permits, passed = self._permits or _NO_PERMITS, self._passed
+        if passed:
+            wanted = replace(wanted, limit=wanted.limit + len(passed))
+        queues, tasks = permits.closed(GateKind.QUEUE), permits.closed(GateKind.TASK)
+        lines = self._tables.lines(wanted, queues, tasks, self._width + len(passed))
+        return [line for line in lines if line.lane not in passed] if passed else lines
 
     def _is_plain(self, lines: Sequence[Line], number: int) -> bool:
         """Whether the most urgent jobs of all lanes are next, and so many of them may go."""
@@ -176,7 +185,9 @@ class _Take:
                     spots[spot.lane] = [spot, *(one for one in spots[spot.lane] if one.seq != spot.seq)]
                 longer.update(elder.spot.lane for elder in elders if len(elders) >= each)
         rules = Rules(permits.room, permits.weight)
-        return self._tables.take(picked(lines, spots, longer, limit, rules, self._ranks), with_suspects)
+        next_ = picked(lines, spots, longer, limit, rules, self._ranks)
+        self._tried = {spot.lane for spot in next_}
+        return self._tables.take(next_, with_suspects)
 
     def _have(self, job: Job) -> bool:
         """Claim a job, or let it lapse; False if it stays where it is."""

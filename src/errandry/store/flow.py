@@ -139,7 +139,7 @@ def _tell(ledger: Ledger, ends: Sequence[End]) -> None:
         return
     by_seq = {end.job.seq: end for end in ends}
     links = ledger.tables.over(sorted(by_seq))
-    ledger.load(sorted({link.parent for link in links}))
+    ledger.load_again(sorted({link.parent for link in links}))
     closed: dict[str, list[Link]] = {}
     marked = []
     for link in links:
@@ -265,6 +265,7 @@ def _is_collateral(ledger: Ledger, job: Job) -> bool:
 def rerun(ledger: Ledger, job: Job, run_at: float | None = None, reset_attempts: bool = False) -> Job:
     """`job` as it runs again, after its open children if it has any."""
     if job.children and job.finished:  # else it is refused, and keeps what its children have left
+        ledger.tables.unlist(job.id)  # first: upkeep may be about to drop its edges
         _await_again(ledger, job.id)
         job = replace(job, open_children=ledger.tables.open_links(job.id))
     return move.rerun(job, run_at, reset_attempts, ledger.now)

@@ -62,6 +62,16 @@ class Ledger:
             self._jobs.update(dict.fromkeys(missing))
             self._jobs.update(self.tables.find(missing))
 
+    def load_again(self, ids: Iterable[str]) -> None:
+        """The same; and what was not there when it was looked for may have come since."""
+        ids = list(ids)
+        gone = [
+            one for one in ids if one in self._jobs and self._jobs[one] is None and one not in self._changes
+        ]
+        if gone:
+            self._jobs.update(self.tables.find(gone))
+        self.load(ids)
+
     def know(self, jobs: Iterable[Job]) -> None:
         """These jobs were just read, and nothing of them is left to be written."""
         self._jobs.update({job.id: job for job in jobs})

@@ -12,7 +12,9 @@ class Counts(Notebook):
     """Part of what `store.tables.Tables` asks for."""
 
     def counters(self) -> dict[str, dict[str, int]]:
-        return counters(self._all("totals"), summed(self._uncounted()))
+        found = self._all("totals")
+        newest = summed(row[3:] for row in found if row[3] is not None)
+        return counters([row[:3] for row in found if row[3] is None], newest)
 
     def stats(self, since: float, until: float) -> list[Figure]:
         found = [Figure(*row) for row in self._all("stats", (since, until))]

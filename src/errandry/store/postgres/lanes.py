@@ -77,7 +77,9 @@ class Lanes(Gates):
     def _stand_in_line(self, jobs: Sequence[Job]) -> None:
         """Hold the lanes of these jobs, marked: they may have waiting jobs."""
         moments = {(job.queue, job.task, job.group): job.updated_at for job in jobs}
-        self._has_groups |= any(group for _, _, group in moments)
+        if any(group for _, _, group in moments):
+            self._has_groups = True
+            self._forget_marks()  # a lane laid aside counts from now on
         for name in ("share_lanes", "mark_lanes"):
             keys = [key for key in moments if key not in self._lanes]
             if not keys:
@@ -98,7 +100,7 @@ class Lanes(Gates):
         self._run("line_up", (array(job.seq for job in jobs), array(lanes)))
         self._unask("open_lanes", "line", "lines")
         self._counted = {}
-        self._has_unlined = False
+        self._has_unlined = len(jobs) == UNLINED_MAX
 
     def _foresee_claims(self, claims: Sequence[Claim], is_alone: bool, has_news: bool) -> None:
         """Ask what these are going to ask, unless the pass has news for them; alone, have the jobs at once.
@@ -189,10 +191,12 @@ class Lanes(Gates):
                 self._foresee_jobs(claim)
             self._is_foreseen = False
             found = [Line._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in self._all("open_lanes", params)]
-            self._count(found)
-            if found:
-                self._before = {**dict(islice(self._before.items(), SHAPES - 1)), _shape(claim): found}
-            return found
+            if not any(line.group for line in found):
+                self._count(found)
+                if found:
+                    self._before = {**dict(islice(self._before.items(), SHAPES - 1)), _shape(claim): found}
+                return found
+            self._has_groups = True  # one came since the pass began
         while True:
             found = [Line._make((*row[:7], row[7:])) for row in self._all("turns", params)]
             behind = [line.lane for line in found if line.turn < line.round]
@@ -229,6 +233,7 @@ class Lanes(Gates):
         if whole:
             self._parts = {lane: parts for lane, parts in self._parts.items() if lane not in whole}
             self._unask("open_lanes", "line", "lines", "backlog")
+            self._counted = {}
             self._is_foreseen = False
 
     def _columns(self, lanes: Iterable[int]) -> dict[str, str]:
@@ -325,6 +330,8 @@ class Lanes(Gates):
 
     def is_drained(self, queue: str) -> bool:
         """Whether none waits any more; or no more waited, as far as was counted, than have left since."""
+        if self._has_unlined:
+            return False
         counted, left = self._counted.pop(queue, 0), self._left[queue]
         if counted <= left:
             counted, left = 1, 0
@@ -338,7 +345,7 @@ class Lanes(Gates):
         """
         if self._marks is None:
             self._marks = Marks(*self._all("marks", self._since())[0])
-        return self._marks
+        return self._marks._replace(open_at=0.0) if self._has_unlined else self._marks
 
 
 def _shape(claim: Claim) -> Shape:

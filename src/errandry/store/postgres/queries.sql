@@ -1074,7 +1074,13 @@ SELECT (SELECT n FROM errandry.events ORDER BY n LIMIT 1),
   FROM errandry.store;
 
 -- name: totals
-SELECT queue, name, sum(value)::bigint FROM errandry.totals GROUP BY queue, name;
+-- With the event rows that are not in them yet, and those without a number, in one look: between two, upkeep might add up.
+SELECT queue, name, sum(value)::bigint, NULL::bigint AS n, NULL::float8 AS at, NULL::text AS deltas
+  FROM errandry.totals GROUP BY queue, name
+ UNION ALL
+SELECT NULL, NULL, NULL, n, at, deltas FROM errandry.events WHERE n > (SELECT folded FROM errandry.store)
+ UNION ALL
+SELECT NULL, NULL, NULL, 0, at, deltas FROM errandry.bound;
 
 -- name: unnumbered
 SELECT at, deltas FROM errandry.bound;

@@ -35,6 +35,8 @@ from errandry.store.postgres.wire import Params, Wire
 from errandry.store.tables import Brought, Change, Deltas
 
 IDLE_LANE = 3_600.0
+PARKED = 60.0
+"""So long after a lane was laid aside is it looked at again, whatever should have opened it."""
 ALIKE = {
     "finish_live": (
         ("seqs", "results", "errors"),
@@ -163,7 +165,14 @@ class PostgresTables(Start):
             missing = [one for one in ids if one not in found and (number < 2 or one not in self._fresh)]
             if missing and (name != "lock_history" or self._all("any_ended", (array(missing),))):
                 found |= {job.id: job for job in self._jobs(name, (array(missing),))}
+                if name == "lock_history":
+                    self._check_moved([one for one in missing if one not in found])
         return found
+
+    def _check_moved(self, missing: Sequence[str]) -> None:
+        """A finished job that another pass has written anew, while its row was waited for, is there still."""
+        if missing and self._all("any_ended", (array(missing),)):
+            raise SerializationFailure("another transaction has written a finished job anew")
 
     def _lock_known(self, ids: Sequence[str]) -> dict[str, Job]:
         """Lock these, if some were known when the pass began: those of them that have not changed."""
@@ -310,7 +319,7 @@ class PostgresTables(Start):
             self._run("rest_lanes", (array(lane for lane, is_ready in idle if is_ready),))
             self._run("drop_lanes", (array(lane for lane, _ in idle), now - IDLE_LANE))
             self._lanes = {}
-        self._run("mend_parked", (now, now - IDLE_LANE, limit))
+        self._run("mend_parked", (now, now - PARKED, limit))
         self._run("end_rounds")
         self._run("drop_rounds")
         self.is_dirty |= went > 0
