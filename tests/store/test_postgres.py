@@ -302,9 +302,10 @@ async def test_a_lane_loses_its_mark_only_when_nobody_puts_a_job_there(
 
 async def test_what_one_store_writes_wakes_another_and_not_itself(url: str) -> None:
     async with opened(url) as writer, opened(url) as waiter:
-        await waiter.wake(waiter.pulse(), 0.0)
+        pulse = waiter.pulse()
+        await waiter.wake(pulse, 0.0)
         async with asyncio.timeout(30):
-            await waiter.wake(waiter.pulse(), 30.0)  # it listens from now on
+            await waiter.wake(pulse, 30.0)  # it listens from now on
             pulse = waiter.pulse()
             await writer.commit([insert("a")])
             assert await waiter.wake(pulse, 30.0)
