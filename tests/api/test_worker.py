@@ -34,6 +34,7 @@ from errandry.core.state import Reason
 from errandry.errors import InvalidValue, JobCanceled, JobFailed, ReplyLost, StoreFull, StoreUnavailable
 from errandry.store.memory import MemoryStore
 from errandry.testing import FakeClock
+from errandry.worker.complaint import AGAIN, Complaint
 from errandry.worker.executor import Executor
 from errandry.worker.run import Batch, Run, Stop
 from tests.api.working import burst, kinds, outlive, reached, until, working
@@ -726,6 +727,43 @@ async def test_a_job_given_back_too_often_fails_for_want_of_a_handler(live: Erra
     record = await live.record("new")
 
     assert (record.state, record.reason) == (State.FAILED, Reason.NO_HANDLER)
+
+
+async def test_jobs_of_an_unknown_task_are_left_to_others_for_a_while(
+    live: Errandry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another program may share the store: each of its jobs would come here first, every other time."""
+
+    @live.task
+    async def known() -> None: ...
+
+    async with working(live):
+        await live.insert([NewJob(id="first", task="of_tomorrow", payload="{}")])
+        await until(live, "first", lambda record: record.releases == 1)
+        await live.insert([NewJob(id="second", task="of_tomorrow", payload="{}")])
+        job = await known.enqueue()
+        await job.result(PATIENCE)
+        second = await live.record("second")
+
+    assert (second.state, second.fence) == (State.WAITING, 0)
+    assert caplog.text.count("no task of_tomorrow is declared here") == 1
+
+
+async def test_a_store_that_is_away_is_told_of_once_and_so_is_its_return(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = FakeClock()
+    complaint = Complaint(clock, "it rains", "the sun shines")
+    caplog.set_level(logging.INFO, "errandry.worker")
+    complaint.end()
+    for _ in range(5):
+        complaint.make(StoreUnavailable("store", "away"))
+        clock.advance(AGAIN / 4)
+    complaint.end()
+    complaint.end()
+
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["it rains: store: away"] * 2 + ["the sun shines, after 38 s"]
 
 
 async def test_a_job_of_an_unknown_task_fails_at_once_where_that_is_wanted(live: Errandry) -> None:

@@ -69,6 +69,25 @@ def test_what_makes_no_sense_is_a_usage_error(cli: Cli, arguments: list[str], sa
     assert said in done.err
 
 
+def test_a_task_that_is_not_declared_is_a_usage_error(cli: Cli) -> None:
+    done = cli("worker", "shop:jobs", "--burst", "--tasks", "nosuch")
+
+    assert done.code == 2
+    assert "--tasks nosuch: there is no task 'nosuch'; declared are " in done.err
+
+
+@SLOW
+def test_a_store_in_the_environment_that_the_app_does_not_take_is_named(folder: Path) -> None:
+    (folder / "own.py").write_text("from errandry import Errandry\njobs = Errandry('sqlite:///own.db')\n")
+
+    done = process("worker", "own:jobs", "--burst", env={"ERRANDRY_URL": "postgresql://me:secret@here/jobs"})
+
+    assert done.code == 0
+    assert "$ERRANDRY_URL is postgresql://" in done.err
+    assert "but the app names a store of its own" in done.err
+    assert "secret" not in done.err
+
+
 def test_a_flag_does_not_overrule_the_store_an_app_names(cli: Cli, folder: Path) -> None:
     (folder / "broken.py").write_text("from errandry import Errandry\njobs = Errandry('memory:')\n")
     before = os.environ.get("ERRANDRY_URL")

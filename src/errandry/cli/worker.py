@@ -16,7 +16,7 @@ from errandry.cli.session import Session
 from errandry.cli.text import clean, number
 from errandry.cli.value import LENGTH, NAMES, NUMBERS, SIZE
 from errandry.core.duration import seconds
-from errandry.errors import ErrandryError, InvalidValue
+from errandry.errors import ErrandryError, InvalidValue, UnknownTask
 from errandry.store.url import without_password
 
 if TYPE_CHECKING:
@@ -89,6 +89,9 @@ def worker(
 
     line = None if lifeline is None else Lifeline(lifeline)
     jobs = _app(session)
+    for name in options.tasks or ():
+        if name not in jobs.tasks:
+            raise click.UsageError(f"--tasks {name}: {UnknownTask(name, tuple(sorted(jobs.tasks)))}.")
     has_status = line is None and not session.json and sys.stderr.isatty()
     with _shown(has_status, log_level) as show:
         return loops.run(_work(jobs, options, line, show))
@@ -150,6 +153,10 @@ def _announce(jobs: "Errandry", worker: "Worker") -> None:
     tasks = sorted(set(jobs.tasks) & set(options.tasks) if options.tasks else jobs.tasks)
     if not tasks:
         log.warning("no task is declared: every job will be given back")
+    url = os.environ.get("ERRANDRY_URL")
+    if url and url != jobs.url:
+        why = "the app names a store of its own: have it name none to use this one"
+        log.warning("$ERRANDRY_URL is %s, but %s", without_password(url), why)
     log.info(
         "worker %s: %s; tasks %s; queues %s; at once %d async, %d in threads, %d in processes; lease %g s",
         worker.id,

@@ -23,6 +23,7 @@ from errandry.errors import ErrandryError, ReplyLost, StoreRefused, StoreUnavail
 from errandry.store.backlog import Told
 from errandry.store.waking import Bell
 from errandry.task import Runner, Task
+from errandry.worker.complaint import Complaint
 from errandry.worker.gatherer import Gatherer, batches
 from errandry.worker.options import WorkerOptions
 from errandry.worker.slots import Slots
@@ -31,6 +32,9 @@ log = logging.getLogger("errandry.worker")
 
 BACKSTOP = 1.0
 """Wakes may be lost; nothing waits longer than this for a look."""
+STRANGE, STRANGE_MAX = 12, 100
+"""Jobs of a task that is not known here are left to others for so many times the delay with which they are
+given back; those of so many tasks at most."""
 
 Names = tuple[str, ...]
 Kind = tuple[Runner, Names | None, Names]
@@ -78,6 +82,9 @@ class Claimer:
         self._found: list[Kind] = []
         self._batches: tuple[Batch, ...] = ()
         self._along: set[asyncio.Future[None] | asyncio.Task[bool]] = set()
+        self._strange: dict[str, float] = {}
+        self._unclaimed = Complaint(app.clock, "no jobs could be claimed", "jobs can be claimed again")
+        self._unwatched = Complaint(app.clock, "the store cannot be watched", "the store is watched again")
 
     async def run(self) -> None:
         """Claim until stopped; in a burst, until nothing is left to do."""
@@ -115,14 +122,14 @@ class Claimer:
         is_last = self._options.burst and was_idle and not self._paused
         try:
             if pulse != self._looked or is_last:
-                if await self._claim(pulse):
-                    return False
-                if is_last:
-                    return True
+                claimed = await self._claim(pulse)
+                self._unclaimed.end()
+                if claimed or is_last:
+                    return not claimed
         except ErrandryError as error:
             if self._options.burst and isinstance(error, StoreRefused):
                 raise  # a right that is lacking is granted to those who wait, not in passing
-            log.warning("no jobs could be claimed: %s", error)
+            self._unclaimed.make(error)
         timeout = BACKSTOP if self._due_in is None else min(BACKSTOP, self._due_in)
         if not await self._stirred.wait(rings, timeout):
             self._looked = None
@@ -145,6 +152,7 @@ class Claimer:
                     is_short = False
                     continue
                 if isinstance(answer, Claims):
+                    self._meet(answer.jobs)
                     claimed |= await self._take(wanted, answer.jobs, sent)
                     is_short &= self._is_short(answer.jobs)
                     self._due_in = answer.due_in
@@ -188,6 +196,7 @@ class Claimer:
             if answer.due_in is None or answer.due_in >= BACKSTOP:  # else the claimer is to know when
                 self._has_looked(pulse, claimed=True)
             return
+        self._meet(answer.jobs)
         if self._is_late(sent):
             self._go_on(self._take(wanted, answer.jobs, sent))
         else:
@@ -244,8 +253,9 @@ class Claimer:
                 pulse = store.pulse()
                 if pulse != self._looked:
                     self._stirred.ring()
+                self._unwatched.end()
             except ErrandryError as error:
-                log.warning("the store cannot be watched: %s", error)
+                self._unwatched.make(error)
                 await asyncio.sleep(BACKSTOP)
 
     async def _take(self, wanted: Wanted, jobs: tuple[Job, ...], sent: float) -> bool:
@@ -288,6 +298,11 @@ class Claimer:
         if self._paused:
             return []
         slots, kinds = self._slots, self._kinds()
+        if self._strange and (others := self._others()):
+            kinds = [
+                (runner, tasks, (*without, *others) if tasks is None else without)
+                for runner, tasks, without in kinds
+            ]
         found = [Wanted(room, (task,), others=True) for task, room in self._gatherer.room]
         found += [
             Wanted(free, tasks, without) for runner, tasks, without in kinds if (free := slots.free(runner))
@@ -296,6 +311,29 @@ class Claimer:
             full = ((tasks, without) for runner, tasks, without in kinds if not slots.free(runner))
             found += [Wanted(ahead, tasks, without, ahead=True) for tasks, without in islice(full, 1)]
         return found
+
+    def _meet(self, jobs: tuple[Job, ...]) -> None:
+        """Leave those tasks to others for a while that are not known here: they will be given back."""
+        strange = {job.task for job in jobs} - self._app.tasks.keys()
+        if not strange or self._options.on_unknown == "fail":
+            return
+        if len(self._strange) + len(strange) > STRANGE_MAX:
+            self._strange = {}
+        rest = STRANGE * self._options.release_delay
+        for task in sorted(strange):
+            text = "no task %s is declared here: its jobs are given back, and left to other workers for %g s"
+            log.warning(text, task, rest)
+            self._strange[task] = self._app.clock.monotonic() + rest
+
+    def _others(self) -> Names:
+        """The tasks that are left to others now."""
+        now = self._app.clock.monotonic()
+        self._strange = {
+            task: until
+            for task, until in self._strange.items()
+            if until > now and task not in self._app.tasks
+        }
+        return tuple(self._strange)
 
     def _kinds(self) -> list[Kind]:
         """Every kind of handler with its tasks, looked up again when another is declared."""

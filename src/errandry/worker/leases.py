@@ -12,6 +12,7 @@ from errandry.core.answer import CANCEL, Lost, Renewed
 from errandry.core.command import Renew
 from errandry.errors import ErrandryError
 from errandry.store.engine import Engine
+from errandry.worker.complaint import Complaint
 from errandry.worker.options import WorkerOptions
 from errandry.worker.run import Run, Stop
 
@@ -27,6 +28,8 @@ class Leases:
     def __init__(self, engine: Engine, clock: Clock, worker: str, options: WorkerOptions) -> None:
         self._engine, self._clock, self._worker, self._options = engine, clock, worker, options
         self._held: dict[str, Run] = {}
+        self._unwatched = Complaint(clock, "nobody can see what is canceled", "cancels are seen again")
+        self._unrenewed = Complaint(clock, "leases could not be renewed", "leases are renewed again")
 
     def take(self, run: Run) -> None:
         """Keep the lease of a job just claimed. If this worker had it before, that claim no longer stands."""
@@ -66,8 +69,9 @@ class Leases:
                     await self._look_for_cancels()
                 if await store.wake(pulse, TICK):
                     await asyncio.sleep(LOOK_EVERY)
+                self._unwatched.end()
             except ErrandryError as error:
-                log.warning("the store cannot be watched: %s", error)
+                self._unwatched.make(error)
                 await asyncio.sleep(TICK)
 
     async def _look_for_cancels(self) -> None:
@@ -90,8 +94,9 @@ class Leases:
         try:
             answer = await self._engine.submit(Renew(tuple(run.ref for run in runs), self._options.lease))
         except ErrandryError as error:
-            log.warning("leases could not be renewed: %s", error)
+            self._unrenewed.make(error)
             return False
+        self._unrenewed.end()
         if isinstance(answer, Renewed):
             for run, mark in zip(runs, answer.marks, strict=True):
                 if isinstance(mark, Lost):

@@ -1,16 +1,14 @@
 """Upkeep by a worker: what is due moves on, and the leases of workers that have died run out at once."""
 
 import asyncio
-import logging
 import socket
 
 from errandry.app import Errandry
 from errandry.core.answer import Kept
 from errandry.core.command import Beat, Upkeep
 from errandry.errors import ErrandryError
+from errandry.worker.complaint import Complaint
 from errandry.worker.liveness import bury, is_dead
-
-log = logging.getLogger("errandry.worker")
 
 
 class Upkeeper:
@@ -19,6 +17,7 @@ class Upkeeper:
     def __init__(self, app: Errandry, worker: str, every: float) -> None:
         self._app, self._worker, self._every = app, worker, every
         self.last: float | None = None
+        self._complaint = Complaint(app.clock, "upkeep did not succeed", "upkeep succeeds again")
 
     async def run(self) -> None:
         """Upkeep every so often, at once again while there is more; on the engine's loop."""
@@ -26,8 +25,9 @@ class Upkeeper:
             try:
                 while await self.turn():
                     pass
+                self._complaint.end()
             except ErrandryError as error:
-                log.warning("upkeep did not succeed: %s", error)
+                self._complaint.make(error)
             await asyncio.sleep(self._every)
 
     async def turn(self) -> bool:

@@ -157,7 +157,12 @@ class Worker:
                 while (left := self._executor.work) and not self._hurry.is_set():
                     await first(asyncio.wait(left), self._hurry.wait())
         except TimeoutError:
-            log.warning("%d handlers did not finish within the grace", len(self._slots.batches))
+            late = len(self._slots.batches)
+            log.warning(
+                "%d handler%s did not finish within the grace: stopped, and given back",
+                late,
+                "" if late == 1 else "s",
+            )
         self._is_over = not claiming.done()
         if self._is_over:
             claiming.cancel()
@@ -223,7 +228,8 @@ class Worker:
         for command, answer in zip(commands, answers, strict=True):
             if isinstance(answer, ErrandryError | TimeoutError):
                 why = "the store did not answer in time" if isinstance(answer, TimeoutError) else answer
-                log.warning("%s could not be written: %s", type(command).__name__, why)
+                what = "a sign of life" if isinstance(command, Beat) else "an outcome"
+                log.warning("%s could not be written: %s", what, why)
 
     @asynccontextmanager
     async def _surroundings(self, signals: bool) -> AsyncIterator[None]:
