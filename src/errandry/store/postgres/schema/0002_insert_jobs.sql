@@ -428,6 +428,8 @@ $$;
 -- What is wrong with the first of these jobs that no program could read, or nothing.
 CREATE FUNCTION errandry.fault_of(jobs jsonb) RETURNS TABLE (id text, why text) LANGUAGE plpgsql IMMUTABLE AS $$
 #variable_conflict use_column
+DECLARE
+    alone jsonb;
 BEGIN
     IF jsonb_typeof(fault_of.jobs) IS DISTINCT FROM 'array'
        OR jsonb_path_exists(fault_of.jobs, 'strict $[*] ? (@.type() != "object")') THEN
@@ -437,11 +439,7 @@ BEGIN
     RETURN QUERY SELECT found.id, found.why FROM (
         SELECT job ->> 'id' AS id, n, CASE
             WHEN NOT job ?& ARRAY['id', 'task', 'payload'] THEN 'must have id, task and payload'
-            WHEN EXISTS (SELECT 1 FROM jsonb_object_keys(job) AS key WHERE key <> ALL (ARRAY[
-                'id', 'task', 'payload', 'queue', 'group', 'priority', 'order', 'run_at', 'delay', 'max_attempts',
-                'max_crashes', 'timeout', 'deadline', 'backoff', 'keep', 'tags', 'metadata',
-                'unique', 'on_conflict']))
-                THEN 'has a field no job has'
+            WHEN field IS NOT NULL THEN format('has a field no job has: %s', field)
             WHEN NOT coalesce(errandry.is_name(job ->> 'id') AND errandry.is_name(job ->> 'task'), false)
                 OR NOT errandry.is_name(job ->> 'queue') OR NOT errandry.is_name(nullif(job ->> 'group', ''))
                 THEN 'id, task, queue and group must be names of at most 200 visible characters'
@@ -486,8 +484,23 @@ BEGIN
                      || (@.key == "function" && @.value != null && @.value.type() != "string"))')
                 THEN 'backoff must have a curve, a start, a cap and a jitter that a retry can use'
         END AS why
-          FROM jsonb_array_elements(fault_of.jobs) WITH ORDINALITY AS given (job, n)) AS found
+          FROM jsonb_array_elements(fault_of.jobs) WITH ORDINALITY AS given (job, n)
+         CROSS JOIN LATERAL (SELECT min(key) AS field FROM jsonb_object_keys(job) AS key WHERE key <> ALL (ARRAY[
+                'id', 'task', 'payload', 'queue', 'group', 'priority', 'order', 'run_at', 'delay', 'max_attempts',
+                'max_crashes', 'timeout', 'deadline', 'backoff', 'keep', 'tags', 'metadata',
+                'unique', 'on_conflict'])) AS strange) AS found
      WHERE found.why IS NOT NULL ORDER BY found.n LIMIT 1;
+EXCEPTION WHEN data_exception THEN  -- a text that is no JSON, or no number: of which job, shows when each is looked at alone
+    IF jsonb_array_length(fault_of.jobs) = 1 THEN
+        RETURN QUERY SELECT fault_of.jobs -> 0 ->> 'id', 'payload and metadata must be JSON, as text, and numbers must be numbers';
+        RETURN;
+    END IF;
+    FOR alone IN SELECT * FROM jsonb_array_elements(fault_of.jobs) LOOP
+        RETURN QUERY SELECT * FROM errandry.fault_of(jsonb_build_array(alone));
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END LOOP;
 END
 $$;
 
