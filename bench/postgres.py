@@ -123,6 +123,9 @@ def bars(found: Results) -> Iterator[str]:
         if (phase, other) in found:
             ratio = _middle(found, phase, ours) / _middle(found, phase, other)
             yield _said(ratio >= least, f"{phase} {ratio:.2f} of {other}'s, promised {least}")
+    if ("drain", FEW) in found:
+        ratio = _middle(found, "drain", OURS_MANY) / _middle(found, "drain", FEW)
+        yield f"       drain {ratio:.2f} of {FEW}'s with a thousand in hand: it has no limit, and fetches 100"
     ratio = median(result.value / result.raw for result in found["crowd", OURS])
     yield _said(ratio >= 5, f"100 callers at once: {ratio:.1f} of the commits of one connection, promised 5")
     p50, p99 = _middle(found, "pickup p50", OURS), _middle(found, "pickup p99", OURS)

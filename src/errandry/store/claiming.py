@@ -120,7 +120,7 @@ class _Take:
         if self._is_plain(lines, wanted.limit):
             jobs = self._tables.best(lines, wanted.limit, wanted.suspects != 0)
             is_all = self._permits is None and max(len(jobs), len(lines)) < wanted.limit
-            self._tried = {line.lane for line in sorted(lines, key=by_urgency)[:1]}
+            self._tried = set() if jobs or not lines else {min(lines, key=by_urgency).lane}
         elif parked := self._park(lines):
             self._width = min(WIDEST, 2 * self._width)
             return parked

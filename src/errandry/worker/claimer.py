@@ -299,10 +299,7 @@ class Claimer:
             return []
         slots, kinds = self._slots, self._kinds()
         if self._strange and (others := self._others()):
-            kinds = [
-                (runner, tasks, (*without, *others) if tasks is None else without)
-                for runner, tasks, without in kinds
-            ]
+            kinds = [(runner, tasks, (*without, *others)) for runner, tasks, without in kinds]
         found = [Wanted(room, (task,), others=True) for task, room in self._gatherer.room]
         found += [
             Wanted(free, tasks, without) for runner, tasks, without in kinds if (free := slots.free(runner))
