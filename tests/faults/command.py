@@ -94,7 +94,7 @@ def children(pid: int) -> list[int]:
     """The processes below a process, at any depth."""
     try:
         direct = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it has ended, or does while it is looked at
         return []
     return [*direct, *(below for one in direct for below in children(one))]
 
@@ -103,5 +103,5 @@ def is_alive(pid: int) -> bool:
     """Whether there is such a process that has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
