@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from errandry.core.command import Beat
+from errandry.core.command import Beat, Claim
 from errandry.worker.liveness import Liveness
 from tests.cli.conftest import Cli, Place
 
@@ -181,12 +181,16 @@ class TestWorkers:
         alive = Liveness()
         host = socket.gethostname()
         place.ask(place.jobs.engine.submit, Beat(worker="mine", host=host, alive=alive.path, concurrency=1))
+        job = place.enqueue()
+        place.ask(place.jobs.engine.submit, Claim(worker="mine", nonce="n"))
         assert "mine    working" in cli("workers", "ls").out
+        assert "is dead" not in cli("why", job.id).out
 
         os.close(alive._lock)  # as the kernel does when a process dies
 
         assert "mine    dead" in cli("workers", "ls").out
         assert "1 worker died or fell silent: mine" in cli("doctor").out
+        assert "That worker is dead" in cli("why", job.id).out
 
     def test_nobody_is_said_so(self, cli: Cli, place: Place) -> None:
         place.ask(place.jobs.open)

@@ -10,6 +10,8 @@ from errandry.cli.record import COLORS
 from errandry.cli.session import Session, client
 from errandry.cli.target import id_of
 from errandry.cli.text import one_line
+from errandry.cli.workers import is_gone
+from errandry.core.state import HELD
 
 if TYPE_CHECKING:
     from errandry.app import Errandry
@@ -27,3 +29,7 @@ async def why(session: Session, jobs: "Errandry", job_id: str) -> None:
     session.print(f"{one_line(answer.job)} is {session.style(answer.state, COLORS[answer.state])}.")
     for because in answer.reasons:
         session.print(one_line(because.text))
+    if answer.state in HELD:
+        holder = (await jobs.record(answer.job)).worker
+        if any(info.beat.worker == holder and is_gone(info) for info in await jobs.workers()):
+            session.print("That worker is dead: the next that looks, every second, gives the job to another.")
