@@ -2,8 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -31,6 +30,7 @@ from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
 from tests.faults.process import until
 from tests.pace import PATIENCE
+from tests.store.test_postgres import opened
 
 LOOK = "head"
 """The statement of who looks before it writes."""
@@ -268,17 +268,6 @@ async def test_passes_are_read_committed_whatever_the_database_has_as_its_defaul
         await upkeep
 
         assert [job.id for job in await claim(one)] == ["b"]
-
-
-@asynccontextmanager
-async def opened(url: str, clock: FakeClock) -> AsyncIterator[PostgresStore]:
-    store = store_at(url, clock)
-    assert isinstance(store, PostgresStore)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 async def test_what_was_never_sent_is_not_in_doubt(
