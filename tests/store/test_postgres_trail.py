@@ -10,6 +10,7 @@ import pytest
 
 from errandry.clock import Clock
 from errandry.core.command import Complete, Edit
+from errandry.core.event import Kind
 from errandry.core.job import NewJob, Order
 from errandry.errors import StoreFull
 from errandry.store.contract import Bounds, Store
@@ -189,6 +190,23 @@ async def test_one_that_came_last_and_is_alone_is_found(held: Held) -> None:
     await ask.insert(held.store, job("alone", order=Order.LIFO))
 
     assert await ask.order(held.store) == ["alone"]
+
+
+async def test_a_queue_is_not_drained_though_its_lane_has_to_be_read_as_a_whole_after_all(held: Held) -> None:
+    """Because of one that stands in front; and just then the first group has come."""
+    store = held.store
+    await ask.insert(store, job("alone", order=Order.LIFO), *[job(f"more-{number}") for number in range(3)])
+    await ask.claim(store)
+    await ask.insert(store, job("again", order=Order.LIFO))
+    lane = (
+        "INSERT INTO errandry.lanes (queue, task, grp, ready, used_at) VALUES ('else', 'task', 'g', true, 0)"
+    )
+    held.db.execute(store.address.text(lane))
+    left = (await store.counts())["default"]["waiting"]
+
+    assert len(await ask.order(store, limit=60)) == 60 < left
+    told = (await store.events(None, 10_000)).entries
+    assert not [one for one in told if one.event.kind is Kind.DRAINED]
 
 
 async def test_a_job_that_is_edited_into_what_was_empty_is_found(held: Held) -> None:
