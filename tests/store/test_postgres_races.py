@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from errandry.core.answer import Answer, Inserted
+from errandry.core.answer import Answer, Claims, Inserted
 from errandry.core.command import Cancel, Claim, Command, Complete, Insert, Remove, Rerun, Retry, Settle
 from errandry.core.event import Kind
 from errandry.core.flow import Edge
@@ -175,8 +175,9 @@ async def test_a_job_is_claimed_in_its_pass_though_its_lane_was_laid_aside(
     await ask.upkeep(store)
     assert not await ask.claim(store)
 
-    answers = await store.commit([Insert((job("c", group="g"),)), Claim(worker="w", nonce="n")])
-    assert [one.id for one in answers[1].jobs] == ["c"]  # type: ignore[union-attr]
+    _, claims = await store.commit([Insert((job("c", group="g"),)), Claim(worker="w", nonce="n")])
+    assert isinstance(claims, Claims)
+    assert [one.id for one in claims.jobs] == ["c"]
 
 
 async def test_a_group_that_was_laid_aside_by_mistake_is_looked_at_again_within_minutes(
