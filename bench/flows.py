@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from errandry.core.answer import Claims
-from errandry.core.command import Claim, Complete, Insert, Ref, Settle
+from errandry.core.command import Claim, CompleteOutcome, Insert, Ref, Settle
 from errandry.core.flow import Edge
 from errandry.core.job import NewJob
 from errandry.store.sqlite.driver import SqliteStore
@@ -47,7 +47,7 @@ async def _drained(store: SqliteStore, jobs: int) -> float:
         if not isinstance(claims, Claims):
             raise TypeError(claims)
         ended += len(settles)
-        settles = [Settle(Ref(job.id, job.fence), Complete('{"n":1}')) for job in claims.jobs]
+        settles = [Settle(Ref(job.id, job.fence), CompleteOutcome('{"n":1}')) for job in claims.jobs]
     return jobs / (time.perf_counter() - began)
 
 

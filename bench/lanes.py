@@ -18,7 +18,7 @@ from multiprocessing.synchronize import Barrier
 from bench.stores import STORES, empty
 from errandry import Errandry, Worker
 from errandry.core.answer import Claims
-from errandry.core.command import Claim, Complete, Insert, Ref, Settle
+from errandry.core.command import Claim, CompleteOutcome, Insert, Ref, Settle
 from errandry.core.gate import GateKind, PutRule
 from errandry.core.job import NewJob
 from errandry.core.rule import NO_RULE, Rate, Rule
@@ -45,7 +45,7 @@ async def drain(store: Store, jobs: int, prefix: str) -> float:
         *_, claims = await store.commit([*settles, Claim(worker="w", nonce=nonce, limit=BATCH)])
         if not isinstance(claims, Claims) or not claims.jobs:
             raise RuntimeError(f"claimed {claims} after {done} jobs")
-        settles = [Settle(Ref(job.id, job.fence), Complete()) for job in claims.jobs]
+        settles = [Settle(Ref(job.id, job.fence), CompleteOutcome()) for job in claims.jobs]
         done += len(settles)
     await store.commit(settles)
     return time.perf_counter() - start

@@ -23,11 +23,11 @@ from multiprocessing.connection import Connection
 from statistics import median, quantiles
 
 from bench.stores import STORES, empty
-from errandry import Errandry, loops
+from errandry import Errandry, event_loop
 from errandry.core.answer import Claims
-from errandry.core.command import Claim, Complete, Insert, Ref, Resolve, Settle
+from errandry.core.command import Claim, CompleteOutcome, Insert, Ref, ResolveJobs, Settle
 from errandry.core.job import Keep, NewJob
-from errandry.worker.upkeeper import Upkeeper
+from errandry.worker.upkeep import UpkeepLoop
 
 JOBS = 1_000_000
 SLICE = 5_000
@@ -66,7 +66,7 @@ class Pruner:
     """Upkeep as a worker does it, but for its rests."""
 
     def __init__(self, app: Errandry) -> None:
-        self._upkeeper = Upkeeper(app, "bench", 1.0)
+        self._upkeeper = UpkeepLoop(app, "bench", 1.0)
         self._spells: list[tuple[float, float]] = []
 
     @property
@@ -96,7 +96,7 @@ async def _fill(app: Errandry, jobs: int) -> None:
         ids = tuple([f"done-{n}" for n in range(start, min(start + SLICE, jobs))])
         new = [NewJob(id=one, task="done", payload="{}", keep=Keep(completed=1.0)) for one in ids]
         await app.engine.submit(Insert(tuple(new)))
-        await app.engine.submit(Resolve(ids=ids, result="1"))
+        await app.engine.submit(ResolveJobs(ids=ids, result="1"))
 
 
 async def _settles(app: Errandry, until: asyncio.Task[None]) -> list[Wait]:
@@ -118,7 +118,7 @@ async def _crew(app: Errandry) -> list[Wait]:
     waits: list[Wait] = []
     for job in claims.jobs:
         lacked, began = _stolen(), time.monotonic()
-        await app.engine.submit(Settle(Ref(job.id, job.fence), Complete("1")))
+        await app.engine.submit(Settle(Ref(job.id, job.fence), CompleteOutcome("1")))
         waits.append((began, time.monotonic() - began, _stolen() - lacked))
     return waits
 
@@ -187,7 +187,7 @@ def main() -> None:
     options = parser.parse_args()
     with empty([options.store] if options.store else STORES) as urls:
         for url in urls.values():
-            loops.run(measured(url, options.jobs))
+            event_loop.run(measured(url, options.jobs))
 
 
 if __name__ == "__main__":

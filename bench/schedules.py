@@ -14,7 +14,7 @@ from collections.abc import Awaitable
 from bench.stores import empty
 from errandry import Errandry, JobContext, Worker, WorkerOptions
 from errandry.core.job import NewJob
-from errandry.core.schedule import Plan, PutSchedule
+from errandry.core.schedule import PutSchedule, SchedulePlan
 
 SCHEDULES = 10
 TICKS = 300
@@ -50,7 +50,7 @@ async def rest(name: str, url: str) -> None:
     jobs = Errandry(url)
     async with jobs:
         without = await _used(jobs)
-        plan = Plan(job=NewJob(id="-", task="report", payload="{}"), cron="0 0 1 1 *")
+        plan = SchedulePlan(job=NewJob(id="-", task="report", payload="{}"), cron="0 0 1 1 *")
         for start in range(0, AT_REST, 500):
             puts = [PutSchedule(f"s{number}", plan) for number in range(start, start + 500)]
             await asyncio.gather(*map(jobs.engine.submit, puts))

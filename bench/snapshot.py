@@ -20,7 +20,7 @@ import psycopg
 
 from bench.peers.server import SYNCED
 from errandry import Errandry, Worker
-from errandry.task import Task
+from errandry.api.task import Task
 from tests.store.server import Server
 
 BACKLOG = 10_000

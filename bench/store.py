@@ -21,9 +21,9 @@ from pathlib import Path
 import apsw
 
 from errandry.core.answer import WRITTEN, Claims
-from errandry.core.command import Claim, Complete, Insert, Ref, Settle
+from errandry.core.command import Claim, CompleteOutcome, Insert, Ref, Settle
 from errandry.core.job import NewJob, uuid7
-from errandry.store.engine import Engine
+from errandry.store.engine.engine import Engine
 from errandry.store.sqlite.driver import SqliteStore
 
 BATCH = 100
@@ -76,7 +76,7 @@ async def our_life(store: SqliteStore, jobs: int) -> float:
         took += time.perf_counter() - start
         if not isinstance(claims, Claims) or len(claims.jobs) != BATCH:
             raise RuntimeError(f"claimed {claims}")
-        settles = [Settle(Ref(job.id, job.fence), Complete('{"ok":true}')) for job in claims.jobs]
+        settles = [Settle(Ref(job.id, job.fence), CompleteOutcome('{"ok":true}')) for job in claims.jobs]
         start = time.perf_counter()
         answers = await store.commit(settles)
         took += time.perf_counter() - start

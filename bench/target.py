@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from errandry.bench.report import Figure, Report
+from errandry.bench.report import Measurement, Report
 from errandry.cli.bench import amount
 
 
@@ -13,7 +13,7 @@ class Target(NamedTuple):
     part: str
     name: str
     bound: float
-    of: Callable[[Figure], float] = lambda figure: figure.value
+    of: Callable[[Measurement], float] = lambda figure: figure.value
 
 
 TARGETS = (

@@ -17,8 +17,8 @@ from itertools import count
 from pathlib import Path
 
 from bench.peers.server import Servers
-from errandry import Errandry, Unique
-from errandry.task import Task
+from errandry import Errandry, UniqueOptions
+from errandry.api.task import Task
 
 ROUNDS, CALLERS, EACH, BULK = 15, 100, 5, 1_000
 BAR = 0.6
@@ -31,7 +31,7 @@ async def measured(url: str) -> None:
         @jobs.task
         async def noop(i: int) -> None: ...
 
-        kinds = {"plain": noop, "unique": noop.using(unique=Unique())}
+        kinds = {"plain": noop, "unique": noop.using(unique=UniqueOptions())}
         for name, way in (("one by one, 100 callers", callers), ("1,000 in one call", bulk)):
             rates: dict[str, list[float]] = {kind: [] for kind in kinds}
             for turn in range(ROUNDS + 1):

@@ -12,34 +12,13 @@ SOURCES = Path(__file__).parent.parent / "src"
 
 DRIVERS = {f"errandry.store.{name}" for name in ("memory", "sqlite", "postgres", "redis", "objects", "http")}
 LAYERS: list[set[str]] = [  # lowest first; a module belongs to its longest prefix here
-    {"errandry.errors", "errandry.clock", "errandry.failpoint", "errandry.loops"},
+    {"errandry.errors", "errandry.clock", "errandry.failpoint", "errandry.event_loop"},
     {"errandry.core"},
-    {"errandry.store", "errandry.codec", "errandry.seal"},
+    {"errandry.store", "errandry.codec"},
     DRIVERS,
     {"errandry.store.url"},
-    {"errandry.unique"},
-    {"errandry.schedule", "errandry.version"},
-    {
-        f"errandry.{name}"
-        for name in ("context", "handle", "hiding", "journal", "options", "outcome", "signature", "waiting")
-    },
-    {
-        f"errandry.{name}"
-        for name in (
-            "app",
-            "archive",
-            "bound",
-            "client",
-            "flows",
-            "gates",
-            "operations",
-            "queue",
-            "schedules",
-            "sync",
-            "task",
-        )
-    },
-    {"errandry.worker", "errandry.upkeep"},
+    {"errandry.api"},
+    {"errandry.worker"},
     {
         "errandry",
         *(f"errandry.{n}" for n in ("__main__", "bench", "cli", "demo", "web", "telemetry", "testing")),
@@ -57,7 +36,6 @@ IMPURE = {
 CORE_MAY_USE = (sys.stdlib_module_names | {"msgspec", "cronsim"}) - IMPURE
 UNSAFE = {"dill", "eval", "exec", "marshal", "pickle", "shelve"}
 VAGUE = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
-MAX_LINES = 500
 
 
 def violations(sources: Path) -> Iterator[str]:
@@ -66,8 +44,6 @@ def violations(sources: Path) -> Iterator[str]:
         text = path.read_text(encoding="utf-8")
         if VAGUE & set(module.split(".")):
             yield f"{module}: the name says nothing"
-        if (lines := len(text.splitlines())) > MAX_LINES:
-            yield f"{module}: {lines} lines, at most {MAX_LINES}"
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in UNSAFE:
@@ -131,12 +107,20 @@ def test_the_sources_keep_the_architecture() -> None:
             "errandry.core.job:1: imports upwards errandry.store",
         ),
         ("errors.py", "from errandry import core", "errandry.errors:1: imports upwards errandry.core"),
-        ("store/tables.py", "if 1:\n  import errandry", "errandry.store.tables:2: imports upwards errandry"),
-        ("store/x.py", "from .memory import y", "errandry.store.x:1: imports upwards errandry.store.memory"),
+        (
+            "store/tables/protocol.py",
+            "if 1:\n  import errandry",
+            "errandry.store.tables.protocol:2: imports upwards errandry",
+        ),
+        (
+            "store/x.py",
+            "from .memory import y",
+            "errandry.store.x:1: imports upwards errandry.store.memory",
+        ),
         (
             "store/redis/x.py",
-            "from ... import client",
-            "errandry.store.redis.x:1: imports upwards errandry.client",
+            "from ...api import client",
+            "errandry.store.redis.x:1: imports upwards errandry.api.client",
         ),
         (
             "store/redis/x.py",
@@ -144,9 +128,9 @@ def test_the_sources_keep_the_architecture() -> None:
             "errandry.store.redis.x:1: names the driver errandry.store.memory",
         ),
         (
-            "store/memory.py",
+            "store/memory/driver.py",
             "import errandry.worker",
-            "errandry.store.memory:1: imports upwards errandry.worker",
+            "errandry.store.memory.driver:1: imports upwards errandry.worker",
         ),
         (
             "worker/x.py",
@@ -157,11 +141,10 @@ def test_the_sources_keep_the_architecture() -> None:
         ("cli/x.py", "eval('1')", "errandry.cli.x:1: calls eval"),
         ("core/utils.py", "", "errandry.core.utils: the name says nothing"),
         ("odd.py", "", "errandry.odd: has no layer; give it one in LAYERS"),
-        ("core/job.py", "\n" * 501, "errandry.core.job: 501 lines, at most 500"),
     ],
 )
 def test_a_planted_violation_is_found(tmp_path: Path, file: str, text: str, found: str) -> None:
-    for name in ("__init__.py", "client.py", "core/__init__.py", file):
+    for name in ("__init__.py", "api/client.py", "core/__init__.py", file):
         (tmp_path / "errandry" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "errandry" / name).touch()
     (tmp_path / "errandry" / file).write_text(text)

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from errandry.core.state import TABLE, By, Move, State
+from errandry.core.state import TABLE, Actor, Move, State
 from tests.page import blocks, differences, faults, runnable
 from tools import diagram
 from tools.docs import DOCS, PAGES, worded
@@ -62,7 +62,7 @@ def test_the_drawing_has_every_state_and_every_move_but_those_of_operators() -> 
     words = re.findall(r"\w+", " ".join(str(text.text) for text in drawn.findall(".//{*}text")))
 
     moves = {
-        move for move, rule in TABLE.items() if rule.by is not By.OPERATOR and rule.leads.keys() != {None}
+        move for move, rule in TABLE.items() if rule.by is not Actor.OPERATOR and rule.leads.keys() != {None}
     }
     still = {move for move in moves if all(a is b for a, b in TABLE[move].leads.items())}
     assert set(State) <= set(words)

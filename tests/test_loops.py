@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from errandry import Errandry, Worker, WorkerOptions, loops
+from errandry import Errandry, Worker, WorkerOptions, event_loop
 from errandry.errors import InvalidValue
-from errandry.loops import ASYNCIO, UVLOOP, VARIABLE
+from errandry.event_loop import ASYNCIO, UVLOOP, VARIABLE
 
 SHOP = """
 import asyncio
@@ -40,7 +40,7 @@ def kind(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def made() -> str:
-    loop = loops.new_loop()
+    loop = event_loop.new_loop()
     loop.close()
     return kind(loop)
 
@@ -77,15 +77,15 @@ def test_who_says_what_he_wants_gets_it(monkeypatch: pytest.MonkeyPatch, wanted:
     monkeypatch.setenv(VARIABLE, wanted)
 
     assert made() == wanted
-    assert loops.run(running()) == wanted
+    assert event_loop.run(running()) == wanted
 
 
 def test_a_worker_uses_it_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_uvloop(monkeypatch)
-    assert loops.run(running()) == UVLOOP
+    assert event_loop.run(running()) == UVLOOP
 
     remove_uvloop(monkeypatch)
-    assert loops.run(running()) == ASYNCIO
+    assert event_loop.run(running()) == ASYNCIO
 
 
 def test_what_is_not_installed_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,13 +93,13 @@ def test_what_is_not_installed_cannot_be_had(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(VARIABLE, UVLOOP)
 
     with pytest.raises(InvalidValue, match=r"ERRANDRY_LOOP='uvloop'.*errandry\[fast\]"):
-        loops.new_loop()
+        event_loop.new_loop()
 
 
 def test_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "trio")
 
-    for run in (loops.new_loop, lambda: loops.run(running())):
+    for run in (event_loop.new_loop, lambda: event_loop.run(running())):
         with pytest.raises(InvalidValue, match="ERRANDRY_LOOP='trio': must be asyncio or uvloop"):
             run()
 
@@ -108,7 +108,7 @@ def test_what_is_loaded_is_not_searched_for_garbage_while_a_program_of_ours_runs
     async def frozen() -> int:
         return gc.get_freeze_count()
 
-    assert loops.run(frozen()) > 10_000
+    assert event_loop.run(frozen()) > 10_000
     assert gc.get_freeze_count() == 0
 
 
@@ -118,7 +118,7 @@ def test_garbage_is_searched_for_less_often_while_a_program_of_ours_runs() -> No
 
     before = gc.get_threshold()
 
-    assert loops.run(bounds()) == (loops.GARBAGE, *before[1:])
+    assert event_loop.run(bounds()) == (event_loop.GARBAGE, *before[1:])
     assert gc.get_threshold() == before
 
 
@@ -173,4 +173,4 @@ def test_an_app_and_its_worker_do_everything_on_either(
             worker.stop()
             await working
 
-    loops.run(main())
+    event_loop.run(main())

@@ -5,7 +5,7 @@ from inspect import cleandoc
 
 import click
 
-from errandry.cli.command import Command, Group
+from errandry.cli.command import CliCommand, CliGroup
 from errandry.cli.main import CODES, COMMANDS, INTERRUPTED, errandry
 
 
@@ -39,12 +39,12 @@ def _sections(above: click.Context, name: str, level: int) -> Iterator[str]:
         raise LookupError(f"{above.command_path} has no command {name}")
     ctx = click.Context(command, info_name=name, parent=above)
     yield f"\n{'#' * level} `{ctx.command_path}`\n\n{_help(command)}\n"
-    if isinstance(command, Group):
+    if isinstance(command, CliGroup):
         for one in command.list_commands(ctx):
             yield from _sections(ctx, one, level + 1)
         return
     yield f"    {command.get_usage(ctx).removeprefix('Usage: ')}\n"
-    common = command.common if isinstance(command, Command) else []
+    common = command.common if isinstance(command, CliCommand) else []
     own = [one for one in command.params if isinstance(one, click.Option) and one not in common]
     if options := _options(ctx, own):
         yield f"{options}\n"

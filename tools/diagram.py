@@ -5,7 +5,7 @@ from html import escape
 from math import hypot
 from typing import NamedTuple
 
-from errandry.core.state import TABLE, TERMINAL, By, Move, State
+from errandry.core.state import TABLE, TERMINAL, Actor, Move, State
 
 WIDTH, HEIGHT = 960, 460
 BOX = (104, 40)
@@ -81,14 +81,14 @@ def _pairs() -> dict[tuple[State | None, State], list[Move]]:
 
 def _drawn() -> list[Move]:
     return [
-        move for move, rule in TABLE.items() if rule.by is not By.OPERATOR and len(rule.leads) < FROM_MANY
+        move for move, rule in TABLE.items() if rule.by is not Actor.OPERATOR and len(rule.leads) < FROM_MANY
     ]
 
 
 def _notes() -> Iterator[str]:
     """The moves that start from many states, unless an operator makes them."""
     for move, rule in TABLE.items():
-        if rule.by is By.OPERATOR or move in _drawn():
+        if rule.by is Actor.OPERATOR or move in _drawn():
             continue
         for target in dict.fromkeys(rule.leads.values()):
             sources = [source for source, to in rule.leads.items() if to is target and source is not None]

@@ -11,14 +11,23 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from errandry import errors
-from errandry.core.event import KINDS, Kind
+from errandry.api.options import (
+    BackoffOption,
+    BatchOptions,
+    Duration,
+    JobOptions,
+    KeepOption,
+    Moment,
+    TaskOptions,
+    UseOptions,
+)
+from errandry.api.task import RunRules
+from errandry.core.event import KINDS, EventKind
 from errandry.core.job import Keep, NewJob
 from errandry.core.retry import Backoff
-from errandry.core.state import TABLE, Move, Reason, Rule, State
-from errandry.options import BatchOptions, JobOptions, Kept, Moment, Span, TaskOptions, UseOptions, Wait
-from errandry.store.backlog import Limits
-from errandry.store.contract import Bounds
-from errandry.task import Rules
+from errandry.core.state import TABLE, Move, Reason, State, Transition
+from errandry.store.contract import StoreLimits
+from errandry.store.engine.backlog import WriteLimits
 from errandry.worker.options import WorkerOptions
 from tools import commands, diagram
 
@@ -67,7 +76,7 @@ Why a job failed or was canceled: `reason` in its record, and the kind of each o
 def options() -> str:
     """Every option of tasks, jobs, workers and stores, with its default."""
     rules = {"name": "the function’s name"} | {
-        field.name: f"`{_shown(field.default)}`" for field in msgspec.structs.fields(Rules)
+        field.name: f"`{_shown(field.default)}`" for field in msgspec.structs.fields(RunRules)
     }
     return f"""# Options
 
@@ -116,19 +125,21 @@ always so long, without jitter. Any other name is a function declared with `@job
 
 ## Of stores
 
-`Errandry(bounds=Bounds(…))`, with `Bounds` from `errandry.store.contract`. Sizes are bytes, ages are seconds.
+`Errandry(bounds=StoreLimits(…))`, from `errandry.store.contract`. Sizes are bytes, ages are seconds.
 
-{_options(Bounds, _defaults(Bounds))}
+{_options(StoreLimits, _defaults(StoreLimits))}
 
-`Errandry(limits=Limits(…))`, with `Limits` from `errandry.store.backlog`: what goes on in front of any store.
+`Errandry(limits=WriteLimits(…))`, from `errandry.store.engine.backlog`: what goes on in front of any store.
 
-{_options(Limits, _defaults(Limits))}
+{_options(WriteLimits, _defaults(WriteLimits))}
 """
 
 
 def events() -> str:
     """Every kind of event, and what makes it."""
-    rows = ([f"`{kind}`", text, _made_by(Kind(kind))] for kind, text in worded(Kind, Kind).items())
+    rows = (
+        [f"`{kind}`", text, _made_by(EventKind(kind))] for kind, text in worded(EventKind, EventKind).items()
+    )
     return f"""# Events
 
 Written by `make generate` from `errandry.core.event`. How to read them is in [the guide](../guide/events.md).
@@ -184,7 +195,7 @@ started as it is. The tests run all of them, with real workers.
 {chr(10).join(parts)}"""
 
 
-def _row(move: Move, rule: Rule) -> list[str]:
+def _row(move: Move, rule: Transition) -> list[str]:
     sources = ", ".join(rule.sources) or "–"
     plain = [_name(target) for target in dict.fromkeys(rule.leads.values())]
     same = all(source is target for source, target in rule.leads.items())
@@ -214,7 +225,7 @@ def _name(state: State | None) -> str:
     return "gone" if state is None else state
 
 
-def _made_by(kind: Kind) -> str:
+def _made_by(kind: EventKind) -> str:
     """The moves an event tells of; what no move makes is described by its words."""
     reached = {move: {*rule.leads.values(), *rule.otherwise} for move, rule in TABLE.items()}
     moves = [
@@ -222,7 +233,7 @@ def _made_by(kind: Kind) -> str:
         for move, states in reached.items()
         if any(state is not None and kind in KINDS[move, state] for state in states)
     ]
-    if kind is Kind.REMOVED:
+    if kind is EventKind.REMOVED:
         moves = [Move.REMOVE, Move.REMOVE_FORCED]
     return ", ".join(moves) or "–"
 
@@ -254,10 +265,10 @@ def _shown(value: Any) -> str:
 
 
 _TYPES = {
-    Span: "length of time",
+    Duration: "length of time",
     Moment: "moment",
-    Wait: "`Backoff`, name or length of time",
-    Kept: "`Keep`, length of time, or one by state",
+    BackoffOption: "`Backoff`, name or length of time",
+    KeepOption: "`Keep`, length of time, or one by state",
 }
 
 

@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from bench.peers.peer import PEERS
 from bench.peers.sample import Sample
-from errandry.bench.plot import Bar, Panel, bars
 from errandry.bench.report import Machine, curve
+from errandry.bench.svg import Bar, Panel, bars
 from errandry.cli.bench import amount
 
 OURS = "errandry"

@@ -7,24 +7,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
-    from errandry.context import Child, JobContext, current
+    from errandry.api.app import Errandry
+    from errandry.api.context import Child, JobContext, current
+    from errandry.api.flow import Flow, Parallel, chain, chord, flow, parallel, result_of
+    from errandry.api.job import Job
+    from errandry.api.outcome import Cancel, Fail, Retry, Snooze
+    from errandry.api.schedule_options import ScheduleOptions
+    from errandry.api.task import Task
+    from errandry.api.unique_options import UniqueOptions
     from errandry.core.job import Keep, Progress
     from errandry.core.retry import Backoff, Curve
     from errandry.core.state import State
     from errandry.errors import ErrandryError
-    from errandry.flows import Flow, Group, chain, chord, flow, group, result_of
-    from errandry.handle import Job
-    from errandry.outcome import Cancel, Fail, Retry, Snooze
-    from errandry.schedule import Schedule
-    from errandry.task import Task
-    from errandry.unique import Unique
     from errandry.worker import Worker, WorkerOptions
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Backoff",
+    "Call",
     "Cancel",
     "Child",
     "Curve",
@@ -32,17 +33,17 @@ __all__ = [
     "ErrandryError",
     "Fail",
     "Flow",
-    "Group",
     "Job",
     "JobContext",
     "Keep",
+    "Parallel",
     "Progress",
     "Retry",
-    "Schedule",
+    "ScheduleOptions",
     "Snooze",
     "State",
     "Task",
-    "Unique",
+    "UniqueOptions",
     "Worker",
     "WorkerOptions",
     "__version__",
@@ -50,23 +51,23 @@ __all__ = [
     "chord",
     "current",
     "flow",
-    "group",
+    "parallel",
     "result_of",
 ]
 
 _NAMES = {
-    "app": ("Errandry",),
-    "context": ("Child", "JobContext", "current"),
+    "api.app": ("Errandry",),
+    "api.context": ("Child", "JobContext", "current"),
+    "api.flow": ("Flow", "Parallel", "chain", "chord", "flow", "parallel", "result_of"),
+    "api.job": ("Job",),
+    "api.outcome": ("Cancel", "Fail", "Retry", "Snooze"),
+    "api.schedule_options": ("ScheduleOptions",),
+    "api.task": ("Call", "Task"),
+    "api.unique_options": ("UniqueOptions",),
     "core.job": ("Keep", "Progress"),
     "core.retry": ("Backoff", "Curve"),
     "core.state": ("State",),
     "errors": ("ErrandryError",),
-    "flows": ("Flow", "Group", "chain", "chord", "flow", "group", "result_of"),
-    "handle": ("Job",),
-    "outcome": ("Cancel", "Fail", "Retry", "Snooze"),
-    "schedule": ("Schedule",),
-    "task": ("Task",),
-    "unique": ("Unique",),
     "worker": ("Worker", "WorkerOptions"),
 }
 _HOMES = {name: f"errandry.{module}" for module, names in _NAMES.items() for name in names}

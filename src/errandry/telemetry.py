@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from msgspec import json as msgjson
+import msgspec
 from msgspec.structs import replace
 
 from errandry import __version__
-from errandry import outcome as said
-from errandry.app import Call, Errandry
-from errandry.context import JobContext, current
+from errandry.api.app import CallNext, Errandry
+from errandry.api.context import JobContext, current
+from errandry.api.outcome import Cancel, Fail, Retry, Snooze
 from errandry.core.answer import Answer
 from errandry.core.command import Command
-from errandry.core.job import Job, NewJob
+from errandry.core.job import JobRecord, NewJob
 from errandry.errors import ErrandryError, InvalidValue
 from errandry.store.contract import Store
 
@@ -37,10 +37,10 @@ except ImportError as missing:
 log = logging.getLogger("errandry.telemetry")
 
 _OUTCOMES: Mapping[type[BaseException], str] = {
-    said.Retry: "retry",
-    said.Snooze: "snooze",
-    said.Fail: "fail",
-    said.Cancel: "cancel",
+    Retry: "retry",
+    Snooze: "snooze",
+    Fail: "fail",
+    Cancel: "cancel",
     asyncio.CancelledError: "stop",
 }
 
@@ -106,10 +106,10 @@ class _Telemetry:
             propagate.inject(carrier)
         if not carrier:
             return job
-        known = {} if job.metadata is None else msgjson.decode(job.metadata)
-        return replace(job, metadata=msgjson.encode(known | carrier).decode())
+        known = {} if job.metadata is None else msgspec.json.decode(job.metadata)
+        return replace(job, metadata=msgspec.json.encode(known | carrier).decode())
 
-    async def processed(self, ctx: JobContext, call_next: Call) -> Any:
+    async def processed(self, ctx: JobContext, call_next: CallNext) -> Any:
         job = ctx.job
         names = {"queue": job.queue, "task": job.task}
         begun, outcome = time.perf_counter(), "complete"
@@ -176,7 +176,7 @@ class _Traced:
         return getattr(self._store, name)
 
 
-def _attributes(operation: str, job: NewJob | Job) -> dict[str, str | int]:
+def _attributes(operation: str, job: NewJob | JobRecord) -> dict[str, str | int]:
     return {
         "messaging.system": "errandry",
         "messaging.operation.name": operation,
@@ -187,7 +187,7 @@ def _attributes(operation: str, job: NewJob | Job) -> dict[str, str | int]:
     }
 
 
-def _carrier(job: Job) -> dict[str, str]:
+def _carrier(job: JobRecord) -> dict[str, str]:
     """The trace that `enqueued` left in the metadata."""
-    known = {} if job.metadata is None else msgjson.decode(job.metadata)
+    known = {} if job.metadata is None else msgspec.json.decode(job.metadata)
     return {name: value for name, value in known.items() if isinstance(value, str)}

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from errandry import Cancel, Errandry, Fail, JobContext, Retry, Snooze
-from errandry.app import Call
-from errandry.codec import About
+from errandry.api.app import CallNext
+from errandry.codec.json_codec import DocumentInfo
 from errandry.errors import ProcessDied
 
 
 class Reversed:
     """A codec that only the worker can be using: what it seals is no document for a handler."""
 
-    def seal(self, text: str, about: About) -> str:
+    def seal(self, text: str, about: DocumentInfo) -> str:
         return f'"{text.encode().hex()}"'
 
-    def unseal(self, text: str, about: About) -> str:
+    def unseal(self, text: str, about: DocumentInfo) -> str:
         return bytes.fromhex(text.strip('"')).decode()
 
 
@@ -36,7 +36,7 @@ hoard: list[bytes] = []
 
 
 @jobs.middleware
-async def counted(ctx: JobContext, call_next: Call) -> Any:
+async def counted(ctx: JobContext, call_next: CallNext) -> Any:
     before.append(ctx.id)
     return await call_next(ctx)
 

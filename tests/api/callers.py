@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from errandry import Errandry, Flow, Job
-from errandry.task import Request, Task
+from errandry.api.task import Call, Task
 from tests.pace import PATIENCE
 from tests.store.server import Server, server
 
@@ -43,7 +43,7 @@ class Caller:
     async def rollback(self) -> None:
         await self.call(self._rollback)
 
-    async def enqueue(self, request: Request[Any]) -> Job[Any]:
+    async def enqueue(self, request: Call[Any]) -> Job[Any]:
         [job] = await request.task.app.bind(self.connection).enqueue_many([request])
         return job
 
@@ -61,7 +61,7 @@ class Blocking(Caller):
         super().__init__(*args)
         self._thread = thread
 
-    async def enqueue(self, request: Request[Any]) -> Job[Any]:
+    async def enqueue(self, request: Call[Any]) -> Job[Any]:
         bound = request.task.app.bind(self.connection)
         jobs: list[Job[Any]] = await self.call(bound.enqueue_many_sync, [request])
         return jobs[0]

@@ -10,8 +10,8 @@ from errandry import Errandry
 from errandry.core.job import NewJob
 from errandry.core.state import State
 from errandry.errors import InvalidValue, StoreClosed
-from errandry.store.contract import Bounds
-from errandry.store.memory import MemoryStore
+from errandry.store.contract import StoreLimits
+from errandry.store.memory.driver import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.testing import FakeClock, drain
 from tests.api.working import burst
@@ -61,7 +61,7 @@ def test_a_store_and_what_would_make_another_are_refused() -> None:
     with pytest.raises(InvalidValue, match="would have no effect"):
         Errandry("memory:", store=MemoryStore())
     with pytest.raises(InvalidValue, match="would have no effect"):
-        Errandry(store=MemoryStore(), bounds=Bounds(payload=10))
+        Errandry(store=MemoryStore(), bounds=StoreLimits(payload=10))
 
 
 async def test_declaring_needs_no_connection_and_first_use_makes_it(here: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from errandry import Errandry, JobContext
 from errandry.core.state import State
 from errandry.errors import InvalidArguments, TooLarge
-from errandry.store.contract import Bounds
+from errandry.store.contract import StoreLimits
 from errandry.testing import drain
 from tests.api.shop import CUSTOMER, NOON, ORDER, VALUES, Address, Colour, Customer, Order, Positive
 
@@ -214,7 +214,7 @@ async def test_what_not_every_store_could_keep_is_refused(jobs: Errandry, value:
 
 
 async def test_a_payload_over_its_bound_is_refused() -> None:
-    async with Errandry("memory:", bounds=Bounds(payload=100)) as jobs:
+    async with Errandry("memory:", bounds=StoreLimits(payload=100)) as jobs:
 
         @jobs.task
         async def take(text: str) -> None: ...

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from errandry import Errandry, Job, JobContext, Retry, State, Task, current
-from errandry.app import Call
+from errandry.api.app import CallNext
 from errandry.core.answer import Claims
-from errandry.core.command import Cancel as CancelJob
-from errandry.core.command import Claim, Upkeep
+from errandry.core.command import CancelJobs, Claim, Upkeep
 from errandry.core.job import NewJob
 from errandry.core.state import Reason
 from errandry.errors import InvalidArguments, InvalidValue, JobFailed
@@ -367,7 +366,7 @@ async def test_middleware_wraps_the_call(live: Errandry) -> None:
     seen: list[int] = []
 
     @live.middleware
-    async def plus_one(ctx: JobContext, call_next: Call) -> Any:
+    async def plus_one(ctx: JobContext, call_next: CallNext) -> Any:
         seen.append(len(ctx.jobs))
         return [value + 1 for value in await call_next(ctx)]
 
@@ -470,7 +469,7 @@ async def test_all_canceled_in_a_process_stop_it(apart: Errandry, tmp_path: Path
     made = [await batched.held.enqueue(str(tmp_path)) for _ in range(3)]
     async with working(apart, children=1):
         await seen(tmp_path / "pid")
-        await apart.engine.submit(CancelJob(ids=tuple(job.id for job in made)))
+        await apart.engine.submit(CancelJobs(ids=tuple(job.id for job in made)))
         ends = [(await job.wait(PATIENCE)).state for job in made]
 
     assert ends == [State.CANCELED] * 3

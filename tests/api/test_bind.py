@@ -19,18 +19,17 @@ from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, cre
 from sqlalchemy.orm import scoped_session, sessionmaker
 
 from errandry import Errandry, State
+from errandry.api.task import Task
 from errandry.core.command import Claim, Insert
-from errandry.core.event import Kind
+from errandry.core.event import EventKind
 from errandry.core.gate import GateKind, PutRule
-from errandry.core.job import Job as Record
-from errandry.core.job import Keep, NewJob, Order
+from errandry.core.job import JobOrder, JobRecord, Keep, NewJob
 from errandry.core.retry import Backoff, Curve
 from errandry.core.rule import Rule
-from errandry.core.unique import Scope, Unique
+from errandry.core.unique import UniqueKey, UniqueScope
 from errandry.errors import InvalidArguments, InvalidValue, QueueFull, StoreRefused, TooLarge, UnknownJob
-from errandry.store.contract import Bounds
+from errandry.store.contract import StoreLimits
 from errandry.store.postgres.driver import PostgresStore
-from errandry.task import Task
 from errandry.testing import FakeClock
 from tests.api.callers import (
     CALLERS,
@@ -102,7 +101,12 @@ async def test_a_job_comes_with_the_commit_and_not_at_all_with_a_rollback(
     with pytest.raises(UnknownJob):
         await shop.record(lost.id)
     assert await shop.totals() == {"default": {"completed": 1, "inserted": 1}}
-    assert await kinds(shop, job.id) == [Kind.WAITING, Kind.CLAIMED, Kind.ACTIVE, Kind.COMPLETED]
+    assert await kinds(shop, job.id) == [
+        EventKind.WAITING,
+        EventKind.CLAIMED,
+        EventKind.STARTED,
+        EventKind.COMPLETED,
+    ]
     assert await kinds(shop, lost.id) == []
 
 
@@ -216,7 +220,7 @@ async def test_what_has_no_lane_yet_keeps_its_place(shop: Errandry, send: Send, 
 async def test_events_and_counters_stay_right_before_and_after_the_pass_that_numbers(
     shop: Errandry, send: Send, caller: Caller
 ) -> None:
-    head = await shop.head()
+    head = await shop.latest_cursor()
     bound = [await enqueue(caller, send, "a"), await enqueue(caller, send, "b", delay=60)]
     await caller.commit()
     counts = {"default": {"scheduled": 1, "waiting": 1}}
@@ -226,8 +230,8 @@ async def test_events_and_counters_stay_right_before_and_after_the_pass_that_num
 
     page = await shop.engine.call(shop.store.events, head)
     assert [(one.event.kind, one.event.job) for one in page.entries] == [
-        (Kind.WAITING, bound[0].id),
-        (Kind.SCHEDULED, bound[1].id),
+        (EventKind.WAITING, bound[0].id),
+        (EventKind.SCHEDULED, bound[1].id),
     ]
     assert (await shop.counts(), await shop.totals()) == (counts, {"default": {"inserted": 2}})
 
@@ -254,7 +258,7 @@ async def test_a_reader_misses_no_event_of_callers_who_commit_late(shop: Errandr
             if len(seen) == 51:
                 return
 
-    head = await shop.head()
+    head = await shop.latest_cursor()
     reader = asyncio.create_task(read())
     await asyncio.gather(*[call(number) for number in range(6)], write())
     wanted.add((await send.using(delay=60).enqueue("the last, which numbers all")).id)
@@ -268,9 +272,11 @@ NEW = (
     NewJob(id="later", task="send", payload="{}", delay=60.5),
     NewJob(id="at", task="send", payload="{}", run_at=1_000_000_000.25, deadline=4_000_000_000.5),
     NewJob(id="future", task="send", payload="{}", run_at=4_000_000_000.125),
-    NewJob(id="lifo", task="send", payload="{}", order=Order.LIFO, priority=-7),
+    NewJob(id="lifo", task="send", payload="{}", order=JobOrder.LIFO, priority=-7),
     NewJob(id="ünïcode \"'\\", task="sénd", payload='{"to":"\\u2028 \\\\ ü"}', queue="q é", group="g"),
-    NewJob(id="unique", task="send", payload="{}", unique=Unique("k", Scope.WINDOW, 2.5, per_queue=True)),
+    NewJob(
+        id="unique", task="send", payload="{}", unique=UniqueKey("k", UniqueScope.WINDOW, 2.5, per_queue=True)
+    ),
     NewJob(
         id="full",
         task="send",
@@ -287,7 +293,7 @@ NEW = (
 
 
 async def test_what_is_stored_is_what_an_insert_would_have_stored(clock: FakeClock) -> None:
-    async def stored(bind: bool) -> list[Record]:
+    async def stored(bind: bool) -> list[JobRecord]:
         with server().lent() as url:
             async with Errandry(url, clock=clock) as jobs, psycopg_async(server()) as caller:
                 if bind:
@@ -351,7 +357,10 @@ class TestChecks:
 
     async def test_size(self) -> None:
         with server().lent() as url:
-            async with Errandry(url, bounds=Bounds(payload=100)) as jobs, psycopg_async(server()) as caller:
+            async with (
+                Errandry(url, bounds=StoreLimits(payload=100)) as jobs,
+                psycopg_async(server()) as caller,
+            ):
                 with pytest.raises(TooLarge, match="payload has 1,0"):
                     await jobs.bind(caller.connection).enqueue("send", {"to": "x" * 1_000})
                 await caller.commit()
@@ -537,7 +546,7 @@ class TestSqlite:
         assert await jobs.totals() == {"default": {"completed": 1, "inserted": 1}}
 
     async def test_too_much_leaves_the_transaction_as_it_was(self, tmp_path: Path) -> None:
-        async with Errandry(f"sqlite:///{tmp_path}/small.db", bounds=Bounds(payload=10)) as jobs:
+        async with Errandry(f"sqlite:///{tmp_path}/small.db", bounds=StoreLimits(payload=10)) as jobs:
             db = apsw.Connection(str(tmp_path / "small.db"))
             db.execute("BEGIN IMMEDIATE")
             with pytest.raises(TooLarge):

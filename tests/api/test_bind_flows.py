@@ -10,18 +10,17 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from errandry import Errandry, Fail, State, Unique, flow, group, result_of
+from errandry import Errandry, Fail, State, UniqueOptions, flow, parallel, result_of
+from errandry.api.task import Task
 from errandry.core.command import Insert, Upkeep
-from errandry.core.event import Kind
-from errandry.core.flow import Edge, Link, Policy
+from errandry.core.event import EventKind
+from errandry.core.flow import Edge, EdgeRecord, Policy
 from errandry.core.gate import GateKind, PutRule
-from errandry.core.job import Job as Record
-from errandry.core.job import NewJob
+from errandry.core.job import JobRecord, NewJob
 from errandry.core.rule import Rule
-from errandry.core.unique import Unique as Key
+from errandry.core.unique import UniqueKey
 from errandry.errors import DuplicateJob, InvalidValue, QueueFull, UnknownJob
 from errandry.store.postgres.driver import PostgresStore
-from errandry.task import Task
 from errandry.testing import FakeClock
 from tests.api.callers import CALLERS, Caller, psycopg_async
 from tests.api.working import burst, kinds
@@ -67,7 +66,7 @@ async def test_a_flow_comes_with_the_commit_and_not_at_all_with_a_rollback(
     shop: Errandry, part: Part, total: Total, library: str
 ) -> None:
     async with CALLERS[library](server()) as caller:
-        call = flow(total.new(result_of(group(part.new(1), part.new(2)))), part.new(3))
+        call = flow(total.new(result_of(parallel(part.new(1), part.new(2)))), part.new(3))
         job = await caller.flow(shop, call)
         with pytest.raises(UnknownJob):
             await shop.record(job.id)
@@ -76,7 +75,7 @@ async def test_a_flow_comes_with_the_commit_and_not_at_all_with_a_rollback(
         assert (record.state, record.open_children) == (State.BLOCKED, 3)
 
     async with CALLERS[library](server()) as caller:
-        lost = await caller.flow(shop, flow(total.new(result_of(group(part.new(1))))))
+        lost = await caller.flow(shop, flow(total.new(result_of(parallel(part.new(1))))))
         await caller.rollback()
 
     await burst(shop)
@@ -86,7 +85,7 @@ async def test_a_flow_comes_with_the_commit_and_not_at_all_with_a_rollback(
     assert await shop.children(lost.id) == []
     assert await shop.totals() == {"default": {"completed": 4, "inserted": 4}}
     assert await kinds(shop, job.id) == [
-        *(Kind.BLOCKED, Kind.WAITING, Kind.CLAIMED, Kind.ACTIVE, Kind.COMPLETED)
+        *(EventKind.BLOCKED, EventKind.WAITING, EventKind.CLAIMED, EventKind.STARTED, EventKind.COMPLETED)
     ]
 
 
@@ -95,7 +94,7 @@ async def test_a_group_and_tasks_that_are_bound(
 ) -> None:
     bound = total.bind(caller.connection)
     one, two = await shop.bind(caller.connection).enqueue_flow(
-        group(bound.new(result_of(group(part.new(1)))), part.new(5))
+        parallel(bound.new(result_of(parallel(part.new(1)))), part.new(5))
     )
     await caller.commit()
     await burst(shop)
@@ -107,7 +106,7 @@ def jobs_of(*names: str, **more: Any) -> tuple[NewJob, ...]:
     return tuple(NewJob(id=name, task="t", payload="{}", **more.get(name, {})) for name in names)
 
 
-KEY = {"unique": Key("one")}
+KEY = {"unique": UniqueKey("one")}
 FLOWS = {
     "tree": (
         jobs_of("a", "b", "c", "d", "e", d={"delay": 60.0}, a={"delay": 60.0}),
@@ -123,7 +122,10 @@ FLOWS = {
     "there": (jobs_of("a", "before", "c"), (Edge("a", "before"), Edge("a", "c"))),
     "ended": (jobs_of("a", "ended", "c"), (Edge("a", "ended", Policy.IGNORE), Edge("a", "c"))),
     "repeat": (jobs_of("p", "q"), (Edge("p", "q"),)),
-    "key of a parent": (jobs_of("a", "b", "c", a={"unique": Key("own")}), (Edge("a", "b"), Edge("b", "c"))),
+    "key of a parent": (
+        jobs_of("a", "b", "c", a={"unique": UniqueKey("own")}),
+        (Edge("a", "b"), Edge("b", "c")),
+    ),
 }
 
 
@@ -131,7 +133,7 @@ FLOWS = {
 async def test_what_is_stored_is_what_an_insert_would_have_stored(clock: FakeClock, name: str) -> None:
     new, edges = FLOWS[name]
 
-    async def stored(bind: bool) -> tuple[Any, list[Record], list[list[Link]], Any]:
+    async def stored(bind: bool) -> tuple[Any, list[JobRecord], list[list[EdgeRecord]], Any]:
         with server().lent() as url:
             async with Errandry(url, clock=clock) as jobs, psycopg_async(server()) as caller:
                 await jobs.insert(list(jobs_of("before", before=KEY)))
@@ -159,12 +161,12 @@ async def test_what_is_stored_is_what_an_insert_would_have_stored(clock: FakeClo
     assert await stored(bind=True) == await stored(bind=False)
 
 
-def _unnumbered(record: Record) -> Any:
+def _unnumbered(record: JobRecord) -> Any:
     """Numbers are given in another order."""
     return {**{name: getattr(record, name) for name in record.__struct_fields__}, "seq": 0, "place": 0}
 
 
-def _without_number(link: Link, known: dict[int, str]) -> Any:
+def _without_number(link: EdgeRecord, known: dict[int, str]) -> Any:
     assert known[link.seq] == link.child
     return {**{name: getattr(link, name) for name in link.__struct_fields__}, "seq": 0}
 
@@ -178,7 +180,11 @@ async def test_a_child_that_was_there_is_waited_for(
         await burst(shop)
     job = await caller.flow(
         shop,
-        flow(total.new(result_of(group(part.using(unique=Unique("k", scope="ever")).new(9), part.new(1))))),
+        flow(
+            total.new(
+                result_of(parallel(part.using(unique=UniqueOptions("k", scope="ever")).new(9), part.new(1)))
+            )
+        ),
     )
     if end == "between":
         await burst(shop)
@@ -201,7 +207,7 @@ async def test_who_holds_a_key_can_end_while_the_caller_has_not_decided(
     shop: Errandry, part: Part, total: Total, caller: Caller
 ) -> None:
     holder = await part.using(unique="k").enqueue(4)
-    job = await caller.flow(shop, flow(total.new(result_of(group(part.using(unique="k").new(4))))))
+    job = await caller.flow(shop, flow(total.new(result_of(parallel(part.using(unique="k").new(4))))))
 
     async with asyncio.timeout(PATIENCE):
         await burst(shop)
@@ -217,10 +223,10 @@ async def test_a_key_that_is_held_refuses_the_whole_flow(
     shop: Errandry, part: Part, total: Total, caller: Caller
 ) -> None:
     await part.using(unique="k").enqueue(4)
-    once = part.using(unique=Unique("k", on_conflict="raise"))
+    once = part.using(unique=UniqueOptions("k", on_conflict="raise"))
 
     with pytest.raises(DuplicateJob):
-        await caller.flow(shop, flow(total.new(result_of(group(part.new(1), once.new(2))))))
+        await caller.flow(shop, flow(total.new(result_of(parallel(part.new(1), once.new(2))))))
     await caller.commit()
 
     assert await shop.counts() == {"default": {"waiting": 1}}
@@ -293,10 +299,10 @@ async def test_over_a_connection_to_an_sqlite_file(tmp_path: Path) -> None:
         held = await part.enqueue(2)
         db = apsw.Connection(str(tmp_path / "jobs.db"))
         db.execute("BEGIN IMMEDIATE")
-        lost = jobs.bind(db).enqueue_flow_sync(total.new(result_of(group(part.new(1)))))
+        lost = jobs.bind(db).enqueue_flow_sync(total.new(result_of(parallel(part.new(1)))))
         db.execute("ROLLBACK")
         db.execute("BEGIN IMMEDIATE")
-        job = jobs.bind(db).enqueue_flow_sync(total.new(result_of(group(part.new(1), part.new(2)))))
+        job = jobs.bind(db).enqueue_flow_sync(total.new(result_of(parallel(part.new(1), part.new(2)))))
         db.execute("COMMIT")
 
         assert [link.child for link in await jobs.children(job.id)][1] == held.id

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import asdict, replace
 
-from errandry import Errandry, Unique
-from errandry.codec import About
+from errandry import Errandry, UniqueOptions
+from errandry.api.options import UseOptions
+from errandry.api.task import Task
+from errandry.codec.json_codec import DocumentInfo
 from errandry.core.answer import Answer
 from errandry.core.command import Command
 from errandry.core.job import NewJob
 from errandry.core.state import State
 from errandry.errors import InvalidArguments, InvalidValue, ReplyLost, StoreFull, TooLarge
-from errandry.options import UseOptions
-from errandry.store.memory import MemoryStore
-from errandry.task import Task
+from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock, assert_enqueued, drain
 
 
@@ -43,7 +43,7 @@ async def test_an_enqueued_job_is_there_under_its_id(jobs: Errandry, send: Task[
         UseOptions(),
         UseOptions(id="mail-1", queue="mail", priority=3, tags=["red"], metadata={"from": "shop"}),
         UseOptions(delay="1 hour", max_attempts=2, timeout=5, backoff="linear", keep="1 day", group="ada"),
-        UseOptions(unique=Unique(scope="1 hour", on_conflict="raise")),
+        UseOptions(unique=UniqueOptions(scope="1 hour", on_conflict="raise")),
     ],
     ids=["none", "named", "timed", "unique"],
 )
@@ -229,10 +229,10 @@ async def test_a_hook_that_forgets_to_return_the_job_is_named(jobs: Errandry, se
 class Mirror:
     """A toy: the text backwards, bound to the job, its task and its field."""
 
-    def seal(self, text: str, about: About) -> str:
+    def seal(self, text: str, about: DocumentInfo) -> str:
         return json.dumps([text[::-1], about.job, about.task, about.field])
 
-    def unseal(self, text: str, about: About) -> str:
+    def unseal(self, text: str, about: DocumentInfo) -> str:
         turned, *bound = json.loads(text)
         if bound != [about.job, about.task, about.field]:
             raise ValueError(f"sealed for {bound}, not for {about}")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from errandry import Cancel, Fail, Retry, Snooze, errors
+from errandry.api.outcome import HandlerOutcome
 from errandry.errors import ErrandryError
-from errandry.outcome import Outcome
 
 SAMPLES = {
     "name": "priority",
@@ -69,7 +69,7 @@ def test_an_error_is_named_in_the_drawing_of_the_tree(kind: type[ErrandryError])
 @pytest.mark.parametrize(
     "outcome", [Retry("busy", after="5s"), Retry(), Snooze("1 hour"), Fail("no"), Cancel()], ids=repr
 )
-def test_an_outcome_survives_pickling(outcome: Outcome) -> None:
+def test_an_outcome_survives_pickling(outcome: HandlerOutcome) -> None:
     other = pickle.loads(pickle.dumps(outcome))
 
     assert type(other) is type(outcome)

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import pytest
 from msgspec import Struct
 
-from errandry import Child, Errandry, Fail, JobContext, State, chain, chord, flow, group, result_of
-from errandry.core.flow import Ended
+from errandry import Child, Errandry, Fail, JobContext, State, chain, chord, flow, parallel, result_of
+from errandry.core.flow import ChildEnd
 from errandry.core.state import Reason
 from errandry.errors import InvalidArguments, InvalidValue
 from tests.api.working import burst
@@ -64,8 +64,8 @@ async def test_a_callback_runs_whatever_became_of_the_rest(live: Errandry) -> No
 
     [children] = seen
     assert [(child.task, child.outcome, child.result) for child in children] == [
-        ("part", Ended.COMPLETED, 1),
-        ("part", Ended.FAILED, None),
+        ("part", ChildEnd.COMPLETED, 1),
+        ("part", ChildEnd.FAILED, None),
     ]
 
 
@@ -119,7 +119,7 @@ async def test_a_group_in_a_chain_is_several_calls_at_once(live: Errandry) -> No
     async def step(ctx: JobContext, add: int) -> int:
         return sum(int(child.result) for child in ctx.children()) + add
 
-    job = await live.enqueue_flow(chain(step.new(1), group(step.new(10), step.new(20)), step.new(100)))
+    job = await live.enqueue_flow(chain(step.new(1), parallel(step.new(10), step.new(20)), step.new(100)))
     await burst(live)
 
     assert await job.result(timeout=30) == 100 + 11 + 21
@@ -131,12 +131,12 @@ async def test_a_group_by_itself_is_enqueued_in_one_write(live: Errandry) -> Non
     async def part(n: int) -> int:
         return n
 
-    jobs = await live.enqueue_flow(group(part.new(1), flow(part.new(2), part.new(3))))
+    jobs = await live.enqueue_flow(parallel(part.new(1), flow(part.new(2), part.new(3))))
     await burst(live)
 
     assert [await job.result(timeout=30) for job in jobs] == [1, 2]
     with pytest.raises(InvalidValue, match="ends with one, not with a group"):
-        chain(part.new(1), group(part.new(2)))
+        chain(part.new(1), parallel(part.new(2)))
 
 
 async def test_a_group_in_a_flow_spreads(jobs: Errandry) -> None:
@@ -144,7 +144,7 @@ async def test_a_group_in_a_flow_spreads(jobs: Errandry) -> None:
     async def part(n: int) -> int:
         return n
 
-    parts = group(*[part.new(n) for n in range(3)])
+    parts = parallel(*[part.new(n) for n in range(3)])
 
     for whole in (flow(part.new(9), parts), chord([parts], part.new(9))):
         assert len(whole.children) == 3
@@ -214,7 +214,7 @@ async def test_results_are_arguments_of_others(live: Errandry) -> None:
         return f"{name} after {len(ctx.children())}"
 
     shared = part.new(2)
-    parts = group(part.new(1), shared, part.new(3))
+    parts = parallel(part.new(1), shared, part.new(3))
     call = total.new(result_of(parts), unit=result_of(unit.new("m")), times=result_of(shared))
     job = await live.enqueue_flow(call)
     assert (await live.record(job.id)).children == 4
@@ -245,7 +245,7 @@ async def test_results_go_from_call_to_call(live: Errandry) -> None:
 
     one = kept.new(result_of(found.new("a")), "b")
     two = kept.new(result_of(kept.new(None, "")), "c")
-    ends = await live.enqueue_flow(group(told.new(result_of(one)), told.new(result_of(two))))
+    ends = await live.enqueue_flow(parallel(told.new(result_of(one)), told.new(result_of(two))))
     await burst(live)
 
     assert [await job.result(timeout=30) for job in ends] == ["ab", "nothing"]
@@ -260,7 +260,7 @@ async def test_a_result_that_does_not_fit_fails_with_its_place(live: Errandry) -
     async def total(parts: list[int]) -> int:
         raise AssertionError("it must not run")
 
-    job = await live.enqueue_flow(total.new(result_of(group(*[part.new(n) for n in range(4)]))))
+    job = await live.enqueue_flow(total.new(result_of(parallel(*[part.new(n) for n in range(4)]))))
     await burst(live)
 
     record = await live.record(job.id)
@@ -279,7 +279,7 @@ async def test_what_has_failed_feeds_nothing(live: Errandry) -> None:
     async def total(parts: list[int], more: int = 10) -> int:
         return sum(parts) + more
 
-    parts = group(*[part.new(n) for n in range(4)])
+    parts = parallel(*[part.new(n) for n in range(4)])
     job = await live.enqueue_flow(flow(total.new(result_of(parts), result_of(part.new(2))), policy="ignore"))
     await burst(live)
 
@@ -295,7 +295,7 @@ async def test_two_calls_of_one_unique_job_are_both_fed(live: Errandry) -> None:
     async def total(parts: list[int], times: int) -> int:
         return sum(parts) * times
 
-    parts = group(part.new(2), part.new(3), part.new(2))
+    parts = parallel(part.new(2), part.new(3), part.new(2))
     job = await live.enqueue_flow(total.new(result_of(parts), result_of(part.new(3))))
     assert (await live.record(job.id)).children == 2
     await burst(live)

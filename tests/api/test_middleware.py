@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from errandry import Errandry, JobContext, Snooze, State, current
-from errandry.app import Call
+from errandry.api.app import CallNext
 from errandry.core.state import Reason
 from errandry.testing import drain
 
@@ -20,7 +20,7 @@ async def test_the_first_registered_is_the_outermost(jobs: Errandry, calls: list
     for name in ("outer", "inner"):
 
         @jobs.middleware
-        async def around(ctx: JobContext, call_next: Call, name: str = name) -> Any:
+        async def around(ctx: JobContext, call_next: CallNext, name: str = name) -> Any:
             calls.append(f"{name} before")
             result = await call_next(ctx)
             calls.append(f"{name} after")
@@ -39,7 +39,7 @@ async def test_the_first_registered_is_the_outermost(jobs: Errandry, calls: list
 @pytest.mark.parametrize("kind", ["async", "sync"])
 async def test_a_middleware_sees_the_job_and_may_change_the_result(jobs: Errandry, kind: str) -> None:
     @jobs.middleware
-    async def twice(ctx: JobContext, call_next: Call) -> Any:
+    async def twice(ctx: JobContext, call_next: CallNext) -> Any:
         assert ctx is current()
         return [ctx.job.task, ctx.attempt, await call_next(ctx)]
 
@@ -57,11 +57,11 @@ async def test_a_middleware_sees_the_job_and_may_change_the_result(jobs: Errandr
 
 async def test_a_middleware_may_answer_without_the_handler(jobs: Errandry, calls: list[str]) -> None:
     @jobs.middleware
-    async def cached(ctx: JobContext, call_next: Call) -> Any:
+    async def cached(ctx: JobContext, call_next: CallNext) -> Any:
         return "from the cache"
 
     @jobs.middleware
-    async def never(ctx: JobContext, call_next: Call) -> Any:
+    async def never(ctx: JobContext, call_next: CallNext) -> Any:
         calls.append("inner")
         return await call_next(ctx)
 
@@ -81,7 +81,7 @@ async def test_an_error_of_the_handler_passes_through_and_may_be_turned(jobs: Er
     seen: list[BaseException] = []
 
     @jobs.middleware
-    async def recover(ctx: JobContext, call_next: Call) -> Any:
+    async def recover(ctx: JobContext, call_next: CallNext) -> Any:
         try:
             return await call_next(ctx)
         except ZeroDivisionError as error:
@@ -101,7 +101,7 @@ async def test_an_error_of_the_handler_passes_through_and_may_be_turned(jobs: Er
 
 async def test_an_error_of_a_middleware_is_the_error_of_the_attempt(jobs: Errandry, calls: list[str]) -> None:
     @jobs.middleware
-    async def strict(ctx: JobContext, call_next: Call) -> Any:
+    async def strict(ctx: JobContext, call_next: CallNext) -> Any:
         raise PermissionError("not today")
 
     @jobs.task(max_attempts=1, fail_on=PermissionError)
@@ -118,7 +118,7 @@ async def test_an_error_of_a_middleware_is_the_error_of_the_attempt(jobs: Errand
 
 async def test_a_middleware_may_raise_an_outcome(jobs: Errandry) -> None:
     @jobs.middleware
-    async def office_hours(ctx: JobContext, call_next: Call) -> Any:
+    async def office_hours(ctx: JobContext, call_next: CallNext) -> Any:
         if ctx.job.releases == 0 and not ctx.job.logs:
             ctx.log("closed")
             raise Snooze("1 hour")
@@ -138,7 +138,7 @@ async def test_a_middleware_may_raise_an_outcome(jobs: Errandry) -> None:
 
 async def test_a_timeout_as_middleware_stops_the_handler(jobs: Errandry, calls: list[str]) -> None:
     @jobs.middleware
-    async def patience(ctx: JobContext, call_next: Call) -> Any:
+    async def patience(ctx: JobContext, call_next: CallNext) -> Any:
         async with asyncio.timeout(0.01):
             return await call_next(ctx)
 
@@ -158,7 +158,7 @@ async def test_a_timeout_as_middleware_stops_the_handler(jobs: Errandry, calls: 
 
 async def test_middleware_of_one_app_is_not_that_of_another(jobs: Errandry) -> None:
     @jobs.middleware
-    async def shout(ctx: JobContext, call_next: Call) -> Any:
+    async def shout(ctx: JobContext, call_next: CallNext) -> Any:
         return str(await call_next(ctx)).upper()
 
     async with Errandry("memory:") as other:

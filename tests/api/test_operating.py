@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 
 from errandry import Errandry
+from errandry.api.task import Task
 from errandry.core.state import State
 from errandry.errors import InvalidArguments, InvalidMove, InvalidValue, QueryError, UnknownJob
-from errandry.task import Task
 from errandry.testing import FakeClock, drain
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from errandry import Backoff, Errandry, Keep
-from errandry.core.job import Order
+from errandry.api.task import Task
+from errandry.core.job import JobOrder
 from errandry.core.retry import Curve
 from errandry.core.state import State
 from errandry.errors import InvalidValue, TooLarge
-from errandry.task import Task
 from errandry.testing import FakeClock
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -21,7 +21,7 @@ DAY = 86_400.0
 JOB_OPTIONS: list[tuple[str, Any, Any]] = [
     ("queue", "mail", "mail"),
     ("priority", -10, -10),
-    ("order", "lifo", Order.LIFO),
+    ("order", "lifo", JobOrder.LIFO),
     ("max_attempts", 1, 1),
     ("max_crashes", 7, 7),
     ("backoff", "linear", Backoff(Curve.LINEAR)),
@@ -186,7 +186,7 @@ async def test_without_options_the_defaults_are_those_of_the_table(
 ) -> None:
     job = await stored(jobs, send)
 
-    assert (job.queue, job.priority, job.order) == ("default", 0, Order.FIFO)
+    assert (job.queue, job.priority, job.order) == ("default", 0, JobOrder.FIFO)
     assert (job.max_attempts, job.max_crashes, job.backoff) == (5, 3, None)
     assert (job.timeout, job.deadline, job.keep, job.tags, job.group) == (None, None, None, (), "")
 

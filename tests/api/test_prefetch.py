@@ -13,7 +13,7 @@ from errandry.core.command import Claim, Command
 from errandry.core.job import NewJob
 from errandry.core.move import created
 from errandry.worker.executor import Executor
-from errandry.worker.run import Batch, Run
+from errandry.worker.handler_call import HandlerCall, JobRun
 from errandry.worker.slots import Slots
 from tests.pace import PATIENCE
 
@@ -41,9 +41,9 @@ class Shop:
 
     async def _changes(self) -> AsyncIterator[None]:
         while True:
-            pulse = self.jobs.store.pulse()
+            pulse = self.jobs.store.version()
             yield
-            await self.jobs.engine.call(self.jobs.store.wake, pulse, 1.0)
+            await self.jobs.engine.call(self.jobs.store.wait_for_change, pulse, 1.0)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ async def test_a_stop_gives_back_what_is_just_being_claimed(
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(draining(), loop))
         return answers
 
-    def later(batches: list[Batch], ahead: bool) -> None:
+    def later(batches: list[HandlerCall], ahead: bool) -> None:
         if ahead:
             asyncio.run_coroutine_threadsafe(draining(), loop).result(PATIENCE)
         begin(batches, ahead)
@@ -149,7 +149,7 @@ async def test_who_is_next_is_found_without_looking_at_all_who_wait(number: int)
     executor = Executor(Errandry("memory://"), WorkerOptions(), slots.give, _ignore)
     loop = asyncio.get_running_loop()
     new = NewJob(id="job", task="task", payload="{}")
-    calls = [Batch(Run(created(new, seq, 0.0), 30.0, executor, loop)) for seq in range(number)]
+    calls = [HandlerCall(JobRun(created(new, seq, 0.0), 30.0, executor, loop)) for seq in range(number)]
     slots.line_up(calls)
     turns = [asyncio.create_task(slots.turn(batch)) for batch in calls]
     await asyncio.sleep(0)
@@ -170,4 +170,4 @@ async def test_who_is_next_is_found_without_looking_at_all_who_wait(number: int)
         turn.cancel()
 
 
-def _ignore(_: Run) -> None: ...
+def _ignore(_: JobRun) -> None: ...

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from errandry import Errandry, Job, State, WorkerOptions
-from errandry.core.event import Kind
+from errandry.core.event import EventKind
 from errandry.core.job import NewJob, Progress
 from errandry.core.state import Reason
 from errandry.errors import InvalidValue
 from errandry.testing import in_memory
-from errandry.worker import process
+from errandry.worker.children import process
 from tests.api import apart
 from tests.api.working import burst, reached, working
 from tests.pace import PATIENCE, Pace
@@ -171,9 +171,9 @@ async def test_an_attempt_that_ends_badly_is_followed_by_another(
 
 
 async def test_a_snooze_spends_no_attempt(jobs: Errandry) -> None:
-    job, start = await apart.ends.enqueue("snooze"), await jobs.head()
+    job, start = await apart.ends.enqueue("snooze"), await jobs.latest_cursor()
     async with working(jobs, children=1), asyncio.timeout(PATIENCE):
-        await anext(jobs.events(start, job=job.id, kind=Kind.SCHEDULED))
+        await anext(jobs.events(start, job=job.id, kind=EventKind.SCHEDULED))
 
     record = await jobs.record(job.id)
     assert (record.attempts, record.errors) == (0, ())

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from errandry import Errandry
+from errandry.api.queue import Queue
+from errandry.api.task import Task
 from errandry.core.gate import GateKind
 from errandry.core.state import State
 from errandry.errors import InvalidValue, QueueInUse
-from errandry.queue import Queue
-from errandry.task import Task
 from errandry.testing import FakeClock, drain
 from errandry.testing.given import Given
 

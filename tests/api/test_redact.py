@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from errandry import Errandry, Fail, JobContext
-from errandry.cli.record import as_data
+from errandry.cli.job_view import as_data
+from errandry.codec.redaction import REDACTED, Redactor, shown
 from errandry.errors import InvalidValue
-from errandry.hiding import MARK, Hiding, shown
 from errandry.testing import drain
 from errandry.worker.options import WorkerOptions
 from errandry.worker.worker import Worker
@@ -45,12 +45,12 @@ async def test_what_a_handler_logs_and_raises_has_no_secrets(
     record = await jobs.record(job.id)
 
     assert [line.text for line in record.logs] == [
-        f"card {MARK}, cvv {MARK}, 1230 cents",
-        f"still at {MARK}",
+        f"card {REDACTED}, cvv {REDACTED}, 1230 cents",
+        f"still at {REDACTED}",
     ]
     assert record.progress is not None
-    assert record.progress.text == f"charging {MARK}"
-    assert record.errors[0].message == f"{MARK} has expired, 995 cents"
+    assert record.progress.text == f"charging {REDACTED}"
+    assert record.errors[0].message == f"{REDACTED} has expired, 995 cents"
     assert "4000" not in record.errors[0].traceback
     ours = [one.getMessage() + str(one.exc_text) for one in caplog.records if one.name == "errandry.worker"]
     assert [("raised ValueError" in line, "4000" in line) for line in ours] == [(True, False)]
@@ -63,7 +63,7 @@ async def test_outcomes_that_are_raised_are_told_without_secrets(jobs: Errandry)
 
     job = await login.enqueue('it\'s "mine"')
     await drain(jobs)
-    assert (await jobs.record(job.id)).errors[0].message == f"wrong password '{MARK}'"
+    assert (await jobs.record(job.id)).errors[0].message == f"wrong password '{REDACTED}'"
 
 
 async def test_the_handler_and_its_result_are_left_alone(jobs: Errandry) -> None:
@@ -78,10 +78,10 @@ async def test_the_handler_and_its_result_are_left_alone(jobs: Errandry) -> None
     assert await job.result(30) == 13
     assert shown({"user": "ada", "password": "correct horse"}, record.metadata) == {
         "user": "ada",
-        "password": MARK,
+        "password": REDACTED,
     }
     assert '"tenant":7' in (record.metadata or "")
-    assert as_data(record, jobs.codec)["payload"] == {"user": "ada", "password": MARK}
+    assert as_data(record, jobs.codec)["payload"] == {"user": "ada", "password": REDACTED}
 
 
 async def test_a_batch_hides_the_secrets_of_all_its_jobs(jobs: Errandry) -> None:
@@ -92,7 +92,7 @@ async def test_a_batch_hides_the_secrets_of_all_its_jobs(jobs: Errandry) -> None
     ada, eve = await check.enqueue(Login(password="horse")), await check.enqueue(Login(password="battery"))
     await Worker(jobs, WorkerOptions(burst=True)).run()
     for job in (ada, eve):
-        assert (await jobs.record(job.id)).errors[0].message == f"{MARK} and {MARK}"
+        assert (await jobs.record(job.id)).errors[0].message == f"{REDACTED} and {REDACTED}"
 
 
 def test_what_the_handler_does_not_take_cannot_be_hidden(jobs: Errandry) -> None:
@@ -107,16 +107,16 @@ def test_what_the_handler_does_not_take_cannot_be_hidden(jobs: Errandry) -> None
 @pytest.mark.parametrize(
     ("value", "text", "hidden"),
     [
-        ("secret", "a secret here", f"a {MARK} here"),
-        ("ab", "ab cab ab.", f"{MARK} cab {MARK}."),
-        (12, "12 of 120", f"{MARK} of 120"),
-        ({"deep": ["down", {"in": "side"}]}, "down side up", f"{MARK} {MARK} up"),
-        (Path("/etc/shadow"), "open /etc/shadow", f"open {MARK}"),
-        (["abcd", "abcdef"], "abcdef abcd", f"{MARK} {MARK}"),
+        ("secret", "a secret here", f"a {REDACTED} here"),
+        ("ab", "ab cab ab.", f"{REDACTED} cab {REDACTED}."),
+        (12, "12 of 120", f"{REDACTED} of 120"),
+        ({"deep": ["down", {"in": "side"}]}, "down side up", f"{REDACTED} {REDACTED} up"),
+        (Path("/etc/shadow"), "open /etc/shadow", f"open {REDACTED}"),
+        (["abcd", "abcdef"], "abcdef abcd", f"{REDACTED} {REDACTED}"),
         (None, "None", "None"),
         ("", "nothing", "nothing"),
         (True, "True", "True"),
     ],
 )
 def test_values_of_all_kinds_are_found_in_a_text(value: Any, text: str, hidden: str) -> None:
-    assert Hiding(["it"], [{"it": value, "other": "here"}]).text(text) == hidden
+    assert Redactor(["it"], [{"it": value, "other": "here"}]).text(text) == hidden

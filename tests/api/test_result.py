@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from errandry import Errandry, Fail, State
-from errandry.core.job import Job as Record
+from errandry.api.task import Task
+from errandry.core.job import JobRecord
 from errandry.core.state import Reason
 from errandry.errors import JobCanceled, JobFailed, StoreClosed, StoreCorrupt, UnknownJob
-from errandry.store.contract import Events
-from errandry.store.memory import MemoryStore
-from errandry.task import Task
+from errandry.store.contract import EventPage
+from errandry.store.memory.driver import MemoryStore
 from errandry.testing import drain
 from tests.pace import PATIENCE
 
@@ -153,20 +153,20 @@ class Counting(MemoryStore):
         self.rests = 0
         self.resting = threading.Condition()
 
-    async def events(self, after: str | None = None, limit: int = 1_000) -> Events:
+    async def events(self, after: str | None = None, limit: int = 1_000) -> EventPage:
         self.reads["events"] += 1
         return await super().events(after, limit)
 
-    async def get(self, ids: Sequence[str]) -> list[Record | None]:
+    async def get(self, ids: Sequence[str]) -> list[JobRecord | None]:
         self.reads["get"] += 1
         return await super().get(ids)
 
-    async def wake(self, pulse: int, timeout: float) -> bool:
-        if pulse == self.pulse():
+    async def wait_for_change(self, pulse: int, timeout: float) -> bool:
+        if pulse == self.version():
             with self.resting:
                 self.rests += 1
                 self.resting.notify_all()
-        return await super().wake(pulse, timeout)
+        return await super().wait_for_change(pulse, timeout)
 
     async def rested(self, rests: int) -> None:
         """Until they have been to sleep more often than that."""
@@ -181,7 +181,7 @@ class Counting(MemoryStore):
 async def test_a_thousand_waiters_cost_one_read_of_the_events_per_wake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("errandry.waiting.PATIENCE", 60.0)  # only wakes lead to a look
+    monkeypatch.setattr("errandry.api.completion.PATIENCE", 60.0)  # only wakes lead to a look
     store = Counting()
     async with Errandry(store=store) as jobs:
 
@@ -194,7 +194,7 @@ async def test_a_thousand_waiters_cost_one_read_of_the_events_per_wake(
         while len(jobs._waiting._waiters if jobs._waiting else ()) < 1_000:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0)
         rests = store.rests
-        store.bell.ring()
+        store.bell.increment()
         await store.rested(rests)
 
         for ended in (made[:1], made[1:500], made[500:999]):
@@ -250,7 +250,7 @@ async def test_closing_the_app_ends_every_wait(jobs: Errandry, send: Task[[str],
 
 
 class Broken(MemoryStore):
-    async def head(self, back: int = 0) -> str:
+    async def latest_cursor(self, back: int = 0) -> str:
         raise StoreCorrupt("memory", "the log is damaged")
 
 

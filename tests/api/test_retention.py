@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from errandry import Errandry, Worker, WorkerOptions
+from errandry.api.task import Task
 from errandry.core.answer import Moved
 from errandry.core.command import Upkeep
-from errandry.core.job import Job, Keep
+from errandry.core.job import JobRecord, Keep
 from errandry.errors import InvalidValue
-from errandry.task import Task
 from errandry.testing import FakeClock, drain
 
 
@@ -85,7 +85,7 @@ async def test_an_archive_sees_jobs_before_they_go(jobs: Errandry, send: Task[[i
     seen: list[str] = []
 
     @jobs.archive
-    def archive(records: Sequence[Job]) -> None:
+    def archive(records: Sequence[JobRecord]) -> None:
         seen.extend(record.payload for record in records)
 
     await jobs.enqueue_many([send.new(n) for n in range(3)])
@@ -111,7 +111,7 @@ async def test_what_was_archived_goes_whenever_it_had_ended(
 
 async def test_what_an_archive_refuses_stays(jobs: Errandry, send: Task[[int], int]) -> None:
     @jobs.archive
-    async def archive(records: Sequence[Job]) -> None:
+    async def archive(records: Sequence[JobRecord]) -> None:
         raise OSError("no room")
 
     job = await send.enqueue(1)
@@ -129,7 +129,7 @@ async def test_a_job_that_runs_again_while_it_is_archived_stays(
     await drain(jobs)
 
     @jobs.archive
-    async def archive(records: Sequence[Job]) -> None:
+    async def archive(records: Sequence[JobRecord]) -> None:
         clock.advance(1)
         await jobs.rerun(job.id)
         await drain(jobs)
@@ -140,7 +140,7 @@ async def test_a_job_that_runs_again_while_it_is_archived_stays(
 
 def test_there_is_one_archive(jobs: Errandry) -> None:
     @jobs.archive
-    def archive(records: Sequence[Job]) -> None: ...
+    def archive(records: Sequence[JobRecord]) -> None: ...
 
     jobs.archive(archive)
     with pytest.raises(InvalidValue, match="there is one already"):
@@ -156,7 +156,7 @@ async def test_a_worker_archives_what_has_outlived(live: Errandry) -> None:
         return n
 
     @live.archive
-    async def archive(records: Sequence[Job]) -> None:
+    async def archive(records: Sequence[JobRecord]) -> None:
         slices.append([record.payload for record in records])
         if sum(map(len, slices)) == 3:
             archived.set()
@@ -182,7 +182,7 @@ async def test_an_archive_that_raises_disturbs_nobody(
         return n
 
     @live.archive
-    async def archive(records: Sequence[Job]) -> None:
+    async def archive(records: Sequence[JobRecord]) -> None:
         raised.set()
         raise OSError("no room")
 

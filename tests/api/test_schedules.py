@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from errandry import Errandry, JobContext, Schedule, State, Worker, WorkerOptions
-from errandry.codec import About
+from errandry import Errandry, JobContext, ScheduleOptions, State, Worker, WorkerOptions
+from errandry.codec.json_codec import DocumentInfo
 from errandry.core.schedule import CatchUp, Overlap, job_id
 from errandry.errors import InvalidArguments, InvalidValue, UnknownSchedule
 from errandry.testing import FakeClock, drain
 from tests.api.working import burst, working
 from tests.pace import PATIENCE, Pace
 
-WHOLE = Schedule(
+WHOLE = ScheduleOptions(
     "30 3 * * 1-5",
     timezone="Europe/Vienna",
     start=datetime(2025, 7, 1, tzinfo=UTC),
@@ -36,10 +36,10 @@ async def sealed(clock: FakeClock) -> AsyncIterator[Errandry]:
 class Bound:
     """A codec that binds what it seals to its job."""
 
-    def seal(self, text: str, about: About) -> str:
+    def seal(self, text: str, about: DocumentInfo) -> str:
         return f'["{about.job.encode().hex()}", {text}]'
 
-    def unseal(self, text: str, about: About) -> str:
+    def unseal(self, text: str, about: DocumentInfo) -> str:
         mark = f'["{about.job.encode().hex()}", '
         assert text.startswith(mark), (text, about)
         return text.removeprefix(mark).removesuffix("]")

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from errandry import Errandry
-from errandry.codec import About, Codec
-from errandry.core.command import Edit
+from errandry.codec.encryption import Encrypted, Signed, new_key
+from errandry.codec.json_codec import Codec, DocumentInfo
+from errandry.core.command import EditJobs
 from errandry.core.state import Reason, State
 from errandry.errors import InvalidValue, SealBroken, UnknownKey
-from errandry.seal import Encrypted, Signed, new_key
 from errandry.testing import drain
 
 OLD, NEW = new_key(), new_key()
-ABOUT = About("job-1", "send", "payload")
+ABOUT = DocumentInfo("job-1", "send", "payload")
 CODECS: list[Encrypted | Signed] = [Encrypted({"a": OLD}), Signed({"a": OLD})]
 KINDS = [Encrypted, Signed]
 
@@ -58,7 +58,7 @@ def test_what_is_signed_can_still_be_searched() -> None:
     [replace(ABOUT, job="job-2"), replace(ABOUT, task="pay"), replace(ABOUT, field="result")],
     ids=["job", "task", "field"],
 )
-def test_what_was_sealed_for_something_else_is_refused(codec: Codec, about: About) -> None:
+def test_what_was_sealed_for_something_else_is_refused(codec: Codec, about: DocumentInfo) -> None:
     sealed = codec.seal('{"to":"ada"}', ABOUT)
     with pytest.raises(SealBroken, match=f"the {about.field} of job {about.job} cannot be trusted"):
         codec.unseal(sealed, about)
@@ -174,7 +174,7 @@ async def test_a_job_with_anothers_payload_fails_and_its_handler_is_not_called(
 
     one, other = await greet.enqueue("ada"), await greet.enqueue("grace")
     stolen = (await jobs.record(one.id)).payload
-    await jobs.engine.submit(Edit(ids=(other.id,), payload=stolen))
+    await jobs.engine.submit(EditJobs(ids=(other.id,), payload=stolen))
     await drain(jobs)
     record = await jobs.record(other.id)
 
@@ -199,7 +199,7 @@ async def test_a_worker_without_the_key_leaves_the_job_to_another_try(jobs: Erra
 def test_without_the_package_it_is_said_what_to_install() -> None:
     code = (
         "import sys; sys.modules['cryptography'] = None\n"
-        "from errandry.seal import Encrypted, Signed, new_key\n"
+        "from errandry.codec.encryption import Encrypted, Signed, new_key\n"
         "Signed({'a': new_key()})\n"
         "try: Encrypted({'a': new_key()})\n"
         "except ValueError as error: print(error)"

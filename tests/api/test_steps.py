@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from errandry import Errandry, JobContext, Retry, State
+from errandry.codec.encryption import Encrypted
 from errandry.core.step import StepKind
 from errandry.errors import InvalidMove, InvalidValue, StoreUnavailable
-from errandry.seal import Encrypted
-from errandry.store.memory import MemoryStore
+from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock, drain
 from tests.api.working import until, working
 from tests.store.server import server

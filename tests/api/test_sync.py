@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from errandry import Errandry, State
+from errandry.api.task import Task
 from errandry.errors import InvalidArguments, InvalidMove, JobCanceled, StoreClosed, UnknownJob
-from errandry.task import Task
 from errandry.testing import drain
 from tests.pace import PATIENCE, Pace
 

@@ -9,15 +9,15 @@ import apsw
 import psycopg
 import pytest
 
-from errandry import Errandry, State, Unique
-from errandry.codec import About
-from errandry.core.event import Kind
-from errandry.core.unique import Scope
+from errandry import Errandry, State, UniqueOptions
+from errandry.api.task import Task
+from errandry.codec.json_codec import DocumentInfo
+from errandry.core.event import EventKind
+from errandry.core.unique import UniqueScope
 from errandry.errors import DuplicateJob, InvalidValue, StoreUnavailable, UnknownJob
-from errandry.store.backlog import Limits
+from errandry.store.engine.backlog import WriteLimits
 from errandry.store.postgres import driver
 from errandry.store.postgres.driver import PostgresStore
-from errandry.task import Task
 from errandry.testing import FakeClock, assert_enqueued, drain
 from tests.api.callers import CALLERS, enqueue, psycopg_async, waits_for_a_lock
 from tests.api.working import burst, kinds
@@ -60,8 +60,8 @@ class TestKeys:
         )
 
     async def test_made_of_some_arguments_or_of_none(self, jobs: Errandry) -> None:
-        by_to = declared(jobs).using(unique=Unique(by=["to"]))
-        by_none = by_to.using(unique=Unique(by=()))
+        by_to = declared(jobs).using(unique=UniqueOptions(by=["to"]))
+        by_none = by_to.using(unique=UniqueOptions(by=()))
 
         assert await key(by_to, "ada", "yo") == await key(by_to, "ada", "ho")
         assert await key(by_to, "ada") != await key(by_to, "ida")
@@ -100,15 +100,15 @@ class TestKeys:
     @pytest.mark.parametrize(
         ("scope", "stored"),
         [
-            ("alive", (Scope.ALIVE, None)),
-            ("hour", (Scope.HOUR, None)),
-            ("1 hour", (Scope.WINDOW, 3_600.0)),
-            (90, (Scope.WINDOW, 90.0)),
-            ("ever", (Scope.EVER, None)),
+            ("alive", (UniqueScope.ALIVE, None)),
+            ("hour", (UniqueScope.HOUR, None)),
+            ("1 hour", (UniqueScope.WINDOW, 3_600.0)),
+            (90, (UniqueScope.WINDOW, 90.0)),
+            ("ever", (UniqueScope.EVER, None)),
         ],
     )
     async def test_scopes(self, jobs: Errandry, scope: Any, stored: Any) -> None:
-        unique = declared(jobs).using(unique=Unique("k", scope=scope)).new("ada").job.unique
+        unique = declared(jobs).using(unique=UniqueOptions("k", scope=scope)).new("ada").job.unique
 
         assert unique is not None
         assert (unique.scope, unique.window) == stored
@@ -133,7 +133,7 @@ class TestAnswers:
         assert [(await send.enqueue("ada")).existed for _ in range(2)] == [False, True]
 
     async def test_raise(self, jobs: Errandry) -> None:
-        send = declared(jobs, unique=Unique("order 7", on_conflict="raise"))
+        send = declared(jobs, unique=UniqueOptions("order 7", on_conflict="raise"))
         first = await send.enqueue("ada")
 
         with pytest.raises(DuplicateJob, match=f"the unique key 'order 7' is held by job {first.id}"):
@@ -151,14 +151,14 @@ class TestAnswers:
         assert await jobs.counts() == {"default": {"waiting": 3}}
 
     async def test_in_bulk_raise_refuses_all(self, jobs: Errandry) -> None:
-        send = declared(jobs, unique=Unique(on_conflict="raise"))
+        send = declared(jobs, unique=UniqueOptions(on_conflict="raise"))
 
         with pytest.raises(DuplicateJob):
             await jobs.enqueue_many([send.new("ada"), send.new("ida"), send.new("ada")])
         assert await jobs.counts() == {}
 
     async def test_debounce(self, jobs: Errandry, clock: FakeClock) -> None:
-        send = declared(jobs, unique=Unique(by=["to"], on_conflict="replace")).using(delay="10s")
+        send = declared(jobs, unique=UniqueOptions(by=["to"], on_conflict="replace")).using(delay="10s")
         first = await send.enqueue("ada", "one")
         clock.advance(8)
         second = await send.enqueue("ada", "two")
@@ -172,7 +172,7 @@ class TestAnswers:
         assert (done.id, done.payload) == (first.id, second.record.payload)
 
     async def test_throttle(self, jobs: Errandry, clock: FakeClock) -> None:
-        send = declared(jobs, unique=Unique(by=(), scope="1 minute"))
+        send = declared(jobs, unique=UniqueOptions(by=(), scope="1 minute"))
         made = []
         for number in range(10):
             job = await send.enqueue(str(number))
@@ -183,7 +183,7 @@ class TestAnswers:
         assert made == [0, 3, 6, 9]
 
     async def test_a_holder_that_is_gone_is_known_by_its_id(self, jobs: Errandry) -> None:
-        send = declared(jobs, keep=0, unique=Unique("once", scope="ever"))
+        send = declared(jobs, keep=0, unique=UniqueOptions("once", scope="ever"))
         first = await send.enqueue("ada")
         await drain(jobs)
 
@@ -243,13 +243,13 @@ class TestRefused:
     )
     def test_at_once(self, options: dict[str, Any], why: str) -> None:
         with pytest.raises(InvalidValue, match=why):
-            Unique(**options)
+            UniqueOptions(**options)
 
     async def test_arguments_the_task_does_not_have(self, jobs: Errandry) -> None:
         with pytest.raises(InvalidValue, match=r"by='too': did you mean to\?"):
-            declared(jobs, unique=Unique(by=["too"]))
+            declared(jobs, unique=UniqueOptions(by=["too"]))
         with pytest.raises(InvalidValue, match="by='customer': must be to or subject"):
-            declared(jobs).using(unique=Unique(by=["customer"]))
+            declared(jobs).using(unique=UniqueOptions(by=["customer"]))
 
     async def test_what_is_no_key(self, jobs: Errandry) -> None:
         with pytest.raises(InvalidValue, match=r"unique=7: must be True, a key, or Unique\(…\)"):
@@ -257,22 +257,22 @@ class TestRefused:
 
     async def test_replace_with_a_codec_that_seals_for_one_job(self) -> None:
         class Sealed:
-            def seal(self, text: str, about: About) -> str:
+            def seal(self, text: str, about: DocumentInfo) -> str:
                 return f'"{about.job}"'
 
-            def unseal(self, text: str, about: About) -> str:
+            def unseal(self, text: str, about: DocumentInfo) -> str:
                 return text
 
         async with Errandry("memory:", codec=Sealed()) as jobs:
             with pytest.raises(InvalidValue, match="on_conflict='replace': would put arguments into another"):
-                await declared(jobs, unique=Unique(on_conflict="replace")).enqueue("ada")
+                await declared(jobs, unique=UniqueOptions(on_conflict="replace")).enqueue("ada")
 
 
 class TestBound:
     @pytest.fixture
     async def shop(self) -> AsyncIterator[Errandry]:
         with server().lent() as url:
-            async with Errandry(url, limits=Limits(give_up_after=0.5)) as shop:
+            async with Errandry(url, limits=WriteLimits(give_up_after=0.5)) as shop:
                 yield shop
 
     @pytest.mark.parametrize("library", CALLERS)
@@ -283,7 +283,7 @@ class TestBound:
             same, new = await enqueue(caller, send, "ada"), await enqueue(caller, send, "ida")
             again = await enqueue(caller, send, "ida")
             with pytest.raises(DuplicateJob, match=there.id):
-                await enqueue(caller, send.using(unique=Unique(on_conflict="raise")), "ada")
+                await enqueue(caller, send.using(unique=UniqueOptions(on_conflict="raise")), "ada")
             await caller.commit()
 
         assert (same.id, same.existed, new.existed) == (there.id, True, False)
@@ -341,7 +341,7 @@ class TestBound:
                 assert not (await send.enqueue("ada")).existed
 
     async def test_replace(self, shop: Errandry) -> None:
-        send = declared(shop, unique=Unique(by=["to"], on_conflict="replace"))
+        send = declared(shop, unique=UniqueOptions(by=["to"], on_conflict="replace"))
         first = await send.using(delay=3_600).enqueue("ada", "one")
         async with psycopg_async(server()) as caller:
             second = await caller.enqueue(send.new("ada", "two"))
@@ -355,12 +355,18 @@ class TestBound:
         await burst(shop)
         assert await first.result(timeout=30) == "sent to ada"
         assert await kinds(shop, first.id) == [
-            *(Kind.SCHEDULED, Kind.EDITED, Kind.CLAIMED, Kind.ACTIVE, Kind.COMPLETED)
+            *(
+                EventKind.SCHEDULED,
+                EventKind.EDITED,
+                EventKind.CLAIMED,
+                EventKind.STARTED,
+                EventKind.COMPLETED,
+            )
         ]
         assert await shop.counts() == {"default": {"completed": 1}}
 
     async def test_replace_leaves_a_running_job_alone(self, shop: Errandry) -> None:
-        send = declared(shop, unique=Unique("k", scope="1 hour", on_conflict="replace"))
+        send = declared(shop, unique=UniqueOptions("k", scope="1 hour", on_conflict="replace"))
         first = await send.enqueue("ada")
         await burst(shop)
         async with psycopg_async(server()) as caller:
@@ -372,7 +378,7 @@ class TestBound:
     async def test_in_bulk(self, shop: Errandry) -> None:
         send = declared(shop, unique=True)
         there = await send.enqueue("ada")
-        refusing = send.using(unique=Unique("other", on_conflict="raise"))
+        refusing = send.using(unique=UniqueOptions("other", on_conflict="raise"))
         async with psycopg_async(server()) as caller:
             bound = shop.bind(caller.connection)
             handles = await bound.enqueue_many([send.new(to) for to in ("ida", "ada", "ida")])
@@ -421,7 +427,7 @@ class TestBoundToSqlite:
             job = send.bind(db).enqueue_sync("ada")
             again = send.bind(db).enqueue_sync("ada")
             with pytest.raises(DuplicateJob):
-                send.using(unique=Unique(on_conflict="raise")).bind(db).enqueue_sync("ada")
+                send.using(unique=UniqueOptions(on_conflict="raise")).bind(db).enqueue_sync("ada")
             db.execute("COMMIT")
 
             assert (job.existed, again.existed, again.id) == (False, True, job.id)
@@ -430,11 +436,11 @@ class TestBoundToSqlite:
             assert [one.id for one in (await jobs.list()).jobs] == [job.id]
 
 
-@pytest.mark.parametrize("scope", [one for one in Scope if one is not Scope.WINDOW])
-def test_the_database_keeps_a_key_where_the_core_does(scope: Scope) -> None:
-    from errandry.core.unique import Unique as Stored
+@pytest.mark.parametrize("scope", [one for one in UniqueScope if one is not UniqueScope.WINDOW])
+def test_the_database_keeps_a_key_where_the_core_does(scope: UniqueScope) -> None:
+    from errandry.core.unique import UniqueKey
 
-    unique = Stored("k", scope, per_queue=True)
+    unique = UniqueKey("k", scope, per_queue=True)
     moments = [0.0, 345_599.5, 345_600.0, 951_782_399.999, 951_782_400.0, 1_800_000_000.123, 4_102_444_799.5]
     with server().lent() as url, psycopg.connect(server().url()) as db:
         asyncio.run(_opened(url))

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from errandry import Errandry, State, Unique
+from errandry import Errandry, State, UniqueOptions
+from errandry.codec.argument_version import KEY, version_of
 from errandry.core.state import Reason
 from errandry.errors import InvalidValue
-from errandry.store.memory import MemoryStore
+from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock, drain
-from errandry.version import KEY, version_of
 from tests.api.working import burst
 
 ran: list[tuple[str, str, bool]] = []
@@ -151,7 +151,7 @@ async def test_a_debounced_job_has_the_version_of_its_last_arguments(
     store: MemoryStore, clock: FakeClock
 ) -> None:
     old, new = first(store, clock), third(store, clock)
-    debounced: dict[str, Any] = {"unique": Unique("mail", on_conflict="replace"), "delay": 5}
+    debounced: dict[str, Any] = {"unique": UniqueOptions("mail", on_conflict="replace"), "delay": 5}
     await old.enqueue("send", {"to": "ada"}, **debounced)
     await new.enqueue("send", {"address": "bob", "subject": "yo"}, **debounced)
     clock.advance(5)

@@ -27,16 +27,16 @@ from errandry import (
 )
 from errandry.core.answer import Answer, Claims
 from errandry.core.command import Claim, Command, Insert, Renew, Settle, Upkeep
-from errandry.core.event import Kind
+from errandry.core.event import EventKind
 from errandry.core.job import LOGS_MAX, NewJob, Progress
 from errandry.core.retry import Curve
 from errandry.core.state import Reason
 from errandry.errors import InvalidValue, JobCanceled, JobFailed, ReplyLost, StoreFull, StoreUnavailable
-from errandry.store.memory import MemoryStore
+from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock
-from errandry.worker.complaint import AGAIN, Complaint
 from errandry.worker.executor import Executor
-from errandry.worker.run import Batch, Run, Stop
+from errandry.worker.handler_call import HandlerCall, JobRun, StopReason
+from errandry.worker.throttled_log import AGAIN, ThrottledLog
 from tests.api.working import burst, kinds, outlive, reached, until, working
 from tests.pace import PATIENCE, Pace
 
@@ -290,7 +290,7 @@ async def test_an_error_is_tried_again_after_the_backoff_until_attempts_are_spen
     assert starts[2] - errors[1].ended > 0.02 - 1e-6
     assert "raise ValueError" in errors[0].traceback
     assert "test_worker.py" in errors[0].traceback
-    assert (await kinds(live, job.id)).count(Kind.RETRYING) == 2
+    assert (await kinds(live, job.id)).count(EventKind.RETRYING) == 2
 
 
 async def test_retry_says_when(live: Errandry) -> None:
@@ -516,8 +516,10 @@ async def test_a_cancel_that_comes_before_the_first_step_of_a_handler_is_obeyed(
 
     start = Executor.start
 
-    def stopped(executor: Executor, batch: Batch, turn: Coroutine[Any, Any, None] | None = None) -> None:
-        batch.stop(Stop.CANCEL)
+    def stopped(
+        executor: Executor, batch: HandlerCall, turn: Coroutine[Any, Any, None] | None = None
+    ) -> None:
+        batch.stop(StopReason.CANCEL)
         start(executor, batch, turn)
 
     monkeypatch.setattr(Executor, "start", stopped)
@@ -753,7 +755,7 @@ async def test_a_store_that_is_away_is_told_of_once_and_so_is_its_return(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = FakeClock()
-    complaint = Complaint(clock, "it rains", "the sun shines")
+    complaint = ThrottledLog(clock, "it rains", "the sun shines")
     caplog.set_level(logging.INFO, "errandry.worker")
     complaint.end()
     for _ in range(5):
@@ -808,7 +810,7 @@ async def test_a_payload_the_handler_does_not_take_is_discarded_where_that_is_wa
     await burst(live)
 
     assert (await live.list()).jobs == ()
-    assert await kinds(live, "old") == ["waiting", "claimed", "active", "completed", "removed"]
+    assert await kinds(live, "old") == ["waiting", "claimed", "started", "completed", "removed"]
 
 
 @pytest.mark.parametrize(
@@ -936,7 +938,7 @@ async def test_jobs_leave_no_garbage_behind_that_has_to_be_searched_for(live: Er
     gc.disable()
     try:
         await burst(live)
-        left = [one for one in gc.get_objects() if isinstance(one, Run | Batch | JobContext)]
+        left = [one for one in gc.get_objects() if isinstance(one, JobRun | HandlerCall | JobContext)]
     finally:
         gc.enable()
     assert len(left) < 10  # of the last one
@@ -967,7 +969,7 @@ async def test_logging_and_progress_go_to_the_record_of_the_job(live: Errandry, 
         ("debug", "weighed"),
     ]
     assert record.progress == Progress(1, "done")
-    assert {Kind.PROGRESS, Kind.LOG} <= set(await kinds(live, job.id))
+    assert {EventKind.PROGRESS, EventKind.LOG} <= set(await kinds(live, job.id))
 
 
 async def test_logging_in_threads_goes_to_their_jobs(live: Errandry) -> None:

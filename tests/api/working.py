@@ -7,8 +7,8 @@ from typing import Any
 
 from errandry import Errandry, State, Worker, WorkerOptions
 from errandry.core.command import Upkeep
-from errandry.core.event import Kind
-from errandry.core.job import Job as Record
+from errandry.core.event import EventKind
+from errandry.core.job import JobRecord
 from errandry.testing import FakeClock
 from tests.pace import PATIENCE
 
@@ -31,10 +31,10 @@ async def burst(jobs: Errandry, **options: Any) -> None:
     await Worker(jobs, WorkerOptions(burst=True, **options)).run()
 
 
-async def until(jobs: Errandry, job_id: str, holds: Callable[[Record], bool]) -> Record:
+async def until(jobs: Errandry, job_id: str, holds: Callable[[JobRecord], bool]) -> JobRecord:
     """The job's record as soon as `holds` is true of it. Woken by events, not by a timer."""
     async with asyncio.timeout(PATIENCE):
-        head = await jobs.engine.call(jobs.store.head)
+        head = await jobs.engine.call(jobs.store.latest_cursor)
         record = await jobs.record(job_id)
         if holds(record):
             return record
@@ -46,12 +46,12 @@ async def until(jobs: Errandry, job_id: str, holds: Callable[[Record], bool]) ->
     raise AssertionError(f"{job_id} never came to that: {record}")
 
 
-async def reached(jobs: Errandry, job_id: str, *states: State) -> Record:
+async def reached(jobs: Errandry, job_id: str, *states: State) -> JobRecord:
     """The job's record once it is in one of these states."""
     return await until(jobs, job_id, lambda record: record.state in states)
 
 
-async def kinds(jobs: Errandry, job_id: str) -> list[Kind]:
+async def kinds(jobs: Errandry, job_id: str) -> list[EventKind]:
     """Everything that has happened to a job, in order."""
     page = await jobs.engine.call(jobs.store.events, None, 10_000)
     return [one.event.kind for one in page.entries if one.event.job == job_id]

@@ -4,13 +4,13 @@ import re
 
 from bench.page import DRAWINGS, page
 from bench.target import TARGETS, compared
-from errandry.bench.report import Account, Figure, Report, Stress, machine
+from errandry.bench.report import KindResult, Measurement, Report, Stress, machine
 from tests.bench.found import results_of, sample
 
 
 def _report(value: float) -> Report:
     figures = [
-        Figure(
+        Measurement(
             part=target.part,
             name=target.name,
             value=value,
@@ -34,7 +34,7 @@ def _report(value: float) -> Report:
 
 
 def _stress(wrong: int) -> Stress:
-    account = Account(kind="plain", rule="completes", expected=100, states={"completed": 100}, wrong=wrong)
+    account = KindResult(kind="plain", rule="completes", expected=100, states={"completed": 100}, wrong=wrong)
     return Stress(
         jobs=100,
         queues=16,

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from errandry.bench.plot import Bar, Panel, axis, bars, curves, layers
+from errandry.bench.svg import Bar, Panel, axis, bars, curves, layers
 
 
 def _widths(drawing: str) -> list[float]:

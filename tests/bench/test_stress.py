@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from errandry.bench.place import Place
+from errandry.bench.bench_store import BenchStore
 from errandry.bench.stress import KINDS, accounted, conserved, enqueue, expected, kind_of
-from errandry.bench.task import declared
+from errandry.bench.tasks import declared
 from errandry.core.state import State
 
 JOBS = 200
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place("memory:", declared("memory:"), tmp_path, None)
+def place(tmp_path: Path) -> BenchStore:
+    return BenchStore("memory:", declared("memory:"), tmp_path, None)
 
 
 def test_every_hundred_jobs_have_the_shares_of_the_kinds() -> None:
@@ -32,7 +32,7 @@ def test_spawned_jobs_are_expected_too() -> None:
     assert sum(kinds.values()) == JOBS + kinds["spawned"]
 
 
-async def test_jobs_that_have_not_come_to_their_end_are_found(place: Place) -> None:
+async def test_jobs_that_have_not_come_to_their_end_are_found(place: BenchStore) -> None:
     await enqueue(place, JOBS)
 
     accounts, faults = await accounted(place, expected(JOBS))
@@ -43,7 +43,7 @@ async def test_jobs_that_have_not_come_to_their_end_are_found(place: Place) -> N
     assert any(fault.startswith("spawned job") and fault.endswith("is gone") for fault in faults)
 
 
-async def test_a_result_that_is_another_job_s_is_found(place: Place) -> None:
+async def test_a_result_that_is_another_job_s_is_found(place: BenchStore) -> None:
     await enqueue(place, JOBS)
     number = next(number for number in range(JOBS) if kind_of(number) == "plain")
     await place.app.resolve(f"stress-{number:07}", result=number + 1)
@@ -57,7 +57,7 @@ async def test_a_result_that_is_another_job_s_is_found(place: Place) -> None:
     ("name", "fault"),
     [("hopeless", "it failed with 'by hand'"), ("failing", "it was tried 0 times, not 3")],
 )
-async def test_a_job_that_failed_in_another_way_is_found(place: Place, name: str, fault: str) -> None:
+async def test_a_job_that_failed_in_another_way_is_found(place: BenchStore, name: str, fault: str) -> None:
     await enqueue(place, JOBS)
     number = next(number for number in range(JOBS) if kind_of(number) == name)
     await place.app.resolve(f"stress-{number:07}", state="failed", message="by hand")
@@ -67,7 +67,7 @@ async def test_a_job_that_failed_in_another_way_is_found(place: Place, name: str
     assert any(fault in one for one in faults), [one for one in faults if f"{number:07}" in one]
 
 
-async def test_lost_and_unheard_of_jobs_are_found(place: Place) -> None:
+async def test_lost_and_unheard_of_jobs_are_found(place: BenchStore) -> None:
     await enqueue(place, JOBS)
     await place.app.remove("stress-0000007")
     await place.app.tasks["noop"].using(queue="errandry-bench-stress-3", id="odd-1").enqueue(i=1)

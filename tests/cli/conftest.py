@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from errandry import Errandry, Job, Worker, WorkerOptions
-from errandry.cli.locate import app_at
+from errandry.cli.app_import import app_at
 from errandry.cli.main import run
 from tests.cli.shell import Done, Terminal, write_app
 

@@ -15,9 +15,9 @@ import pytest
 from errandry.bench import run
 from errandry.bench.measure import PARTS
 from errandry.bench.report import Report
-from errandry.bench.size import Sizes
+from errandry.bench.sizes import Sizes
 from errandry.core.command import Beat
-from errandry.loops import UVLOOP, VARIABLE
+from errandry.event_loop import UVLOOP, VARIABLE
 from tests.cli.conftest import Cli, Place
 from tests.cli.shell import COMMAND, LIMIT, Terminal, process
 from tests.pace import Pace

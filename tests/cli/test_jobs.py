@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from errandry import Job, operations
-from errandry.cli import operate
+from errandry import Job
+from errandry.api import operations
+from errandry.cli import bulk_action
 from errandry.core.job import NewJob
 from tests.cli.conftest import Cli, Place
 from tests.cli.shell import COMMAND, LIMIT, Terminal, process
@@ -320,7 +321,7 @@ class TestDoing:
     def test_many_are_done_slice_by_slice(
         self, cli: Cli, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(operate, "SLICE", 3)
+        monkeypatch.setattr(bulk_action, "SLICE", 3)
         monkeypatch.setattr(operations, "LOOK", 4)
         for number in range(10):
             place.enqueue(id=f"job-{number}")
@@ -333,7 +334,7 @@ class TestDoing:
     ) -> None:
         jobs = [NewJob(id=f"job-{number}", task="send", payload="{}") for number in range(10_000)]
         place.ask(place.jobs.insert, jobs)
-        slowly = "from errandry.cli import operate; operate.SLICE = 1"
+        slowly = "from errandry.cli import bulk_action; bulk_action.SLICE = 1"
         seen = terminal("jobs", "cancel", "state:waiting", "--yes", before=slowly)
         seen.until(lambda text: "jobs ━" in text)
         seen.type("\x03")

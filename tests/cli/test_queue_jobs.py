@@ -94,6 +94,6 @@ def test_what_has_moved_on_since_it_was_counted_is_left_alone(
     async def meanwhile(*_: object) -> None:
         await shop.jobs.cancel("waits")
 
-    monkeypatch.setattr("errandry.cli.operate.confirm", meanwhile)
+    monkeypatch.setattr("errandry.cli.bulk_action.confirm", meanwhile)
 
     assert cli("queues", "drain", "mail").out == "1 job removed, 1 no longer matched.\n"

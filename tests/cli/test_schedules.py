@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from msgspec import json as msgjson
+import msgspec
 from msgspec.structs import replace
 
 from errandry.core.job import NewJob
@@ -115,7 +115,7 @@ class TestDoctor:
             late = replace(schedule, due_at=schedule.created_at - 100)
             store = place.jobs.store
             assert isinstance(store, SqliteStore)
-            store.writer.execute("UPDATE schedules SET record = ?", (msgjson.encode(late).decode(),))
+            store.writer.execute("UPDATE schedules SET record = ?", (msgspec.json.encode(late).decode(),))
             await place.jobs.schedules.put("gone", NewJob(id="-", task="t", payload="{}"), "@daily")
             await place.jobs.schedules.pause("gone", by=f"{BY_ITSELF}timezone='Mars': there is none")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from errandry.cli.job_arguments import query
 from errandry.cli.session import Session
 from errandry.cli.table import Cell, Column, lines
-from errandry.cli.target import query
 from errandry.cli.text import ago, clean, fitted, local, number, one_line, short_id, to_json, width
 
 

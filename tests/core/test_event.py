@@ -2,7 +2,7 @@
 
 import pytest
 
-from errandry.core.event import KINDS, Alike, Event, Kind, spelled_out
+from errandry.core.event import KINDS, Event, EventKind, EventRun, expand
 from errandry.core.state import TABLE, Move, State
 
 REPORTS = {
@@ -30,7 +30,7 @@ REPORTS = {
     "note": "",
     "expire": "stalled reached",
 }
-REACHED = {State.RUNNING: "active"}
+REACHED = {State.RUNNING: "started"}
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -48,7 +48,7 @@ def test_a_move_is_reported_by_what_it_reached(name: str) -> None:
     ("move", "state", "kinds"),
     [
         (Move.CLAIM, State.CLAIMED, "claimed"),
-        (Move.CLAIM, State.RUNNING, "claimed active"),
+        (Move.CLAIM, State.RUNNING, "claimed started"),
         (Move.RETRY, State.SCHEDULED, "retrying"),
         (Move.RETRY, State.WAITING, "retrying"),
         (Move.RETRY, State.FAILED, "failed"),
@@ -66,13 +66,13 @@ def test_every_move_and_state_has_its_report() -> None:
 
 
 def test_what_happened_to_many_is_told_job_by_job() -> None:
-    alike = Alike((Kind.CLAIMED, Kind.ACTIVE), ["a", "b"], "q", "t", 1)
+    alike = EventRun((EventKind.CLAIMED, EventKind.STARTED), ["a", "b"], "q", "t", 1)
 
     assert len(alike) == 4
-    assert spelled_out([alike, Alike((Kind.DRAINED,), [""], "q", "")]) == (
-        Event(Kind.CLAIMED, "a", "q", "t", 1),
-        Event(Kind.ACTIVE, "a", "q", "t", 1),
-        Event(Kind.CLAIMED, "b", "q", "t", 1),
-        Event(Kind.ACTIVE, "b", "q", "t", 1),
-        Event(Kind.DRAINED, "", "q", ""),
+    assert expand([alike, EventRun((EventKind.DRAINED,), [""], "q", "")]) == (
+        Event(EventKind.CLAIMED, "a", "q", "t", 1),
+        Event(EventKind.STARTED, "a", "q", "t", 1),
+        Event(EventKind.CLAIMED, "b", "q", "t", 1),
+        Event(EventKind.STARTED, "b", "q", "t", 1),
+        Event(EventKind.DRAINED, "", "q", ""),
     )

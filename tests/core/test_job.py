@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from errandry.core.job import DAY, Job, Keep, NewJob, Progress, uuid7
+from errandry.core.job import DAY, JobRecord, Keep, NewJob, Progress, uuid7
 from errandry.core.state import TERMINAL, State
 from errandry.errors import InvalidValue, TooLarge
 
@@ -118,9 +118,9 @@ def test_progress_beyond_a_share_is_refused(share: Any) -> None:
 
 @pytest.mark.parametrize("state", list(State))
 def test_a_job_is_finished_in_the_terminal_states(state: State) -> None:
-    fields: dict[str, Any] = dict.fromkeys(Job.__struct_fields__)
+    fields: dict[str, Any] = dict.fromkeys(JobRecord.__struct_fields__)
 
-    assert Job(**fields | {"state": state}).finished == (state in TERMINAL)
+    assert JobRecord(**fields | {"state": state}).finished == (state in TERMINAL)
 
 
 times = st.integers(0, 2**48 - 1).map(lambda millis: millis / 1000)

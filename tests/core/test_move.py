@@ -9,8 +9,18 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
 from errandry.core import move
-from errandry.core.answer import Cause
-from errandry.core.command import Complete, Edit, Fail, GiveUp, Outcome, Ref, Release, Retry, Snooze
+from errandry.core.answer import LossCause
+from errandry.core.command import (
+    CompleteOutcome,
+    EditJobs,
+    FailOutcome,
+    GiveUpOutcome,
+    Outcome,
+    Ref,
+    ReleaseOutcome,
+    RetryOutcome,
+    SnoozeOutcome,
+)
 from errandry.core.job import (
     DAY,
     ERRORS_MAX,
@@ -19,15 +29,15 @@ from errandry.core.job import (
     LOGS_MAX,
     AttemptError,
     Failure,
-    Job,
+    JobOrder,
+    JobRecord,
     Keep,
-    Log,
+    LogLine,
     NewJob,
-    Order,
     Progress,
 )
 from errandry.core.retry import Backoff
-from errandry.core.state import HELD, TABLE, TERMINAL, Move, Reason, State
+from errandry.core.state import HELD_STATES, TABLE, TERMINAL, Move, Reason, State
 from errandry.errors import InvalidMove
 
 NOW = 1_750_000_000.0
@@ -36,45 +46,48 @@ FENCE = int(NOW * 1_000_000)
 BOOM = Failure(Reason.TIMEOUT, "TimeoutError", "took too long", "Traceback")
 
 
-def in_state(state: State, **fields: Any) -> Job:
+def in_state(state: State, **fields: Any) -> JobRecord:
     """A job that came into `state` the plain way, at NOW."""
     new = NewJob(id="job", task="task", payload="{}")
     job = move.created(new, 1, NOW, children=int(state is State.BLOCKED))
     if state is State.SCHEDULED:
         job = move.postponed(job, NOW + 1_000, NOW)
-    elif state in HELD | TERMINAL:
+    elif state in HELD_STATES | TERMINAL:
         job = move.claimed(job, "worker", 30.0, state is not State.CLAIMED, NOW)
     if state in TERMINAL:
-        ends: Mapping[State, Outcome] = {State.COMPLETED: Complete("1"), State.FAILED: Fail(BOOM)}
-        job = move.settled(job, ends.get(state, GiveUp()), NOW)
+        ends: Mapping[State, Outcome] = {
+            State.COMPLETED: CompleteOutcome("1"),
+            State.FAILED: FailOutcome(BOOM),
+        }
+        job = move.settled(job, ends.get(state, GiveUpOutcome()), NOW)
     assert job.state is state
     return replace(job, **fields)
 
 
-def changed(before: Job, after: Job) -> dict[str, Any]:
+def changed(before: JobRecord, after: JobRecord) -> dict[str, Any]:
     """The fields in which two records differ, as they are in the second."""
     was = asdict(before)
     return {name: value for name, value in asdict(after).items() if value != was[name]}
 
 
-PURE: Mapping[Move, Callable[[Job], Job]] = {
+PURE: Mapping[Move, Callable[[JobRecord], JobRecord]] = {
     Move.PROMOTE: lambda job: move.promoted(job, LATER),
     Move.LAPSE: lambda job: move.lapsed(job, LATER),
     Move.CLAIM: lambda job: move.claimed(job, "worker", 30.0, False, LATER),
     Move.START: lambda job: move.started(job, LATER),
     Move.RENEW: lambda job: move.renewed(job, 30.0, LATER),
     Move.NOTE: lambda job: move.noted(job, None, (), LATER),
-    Move.COMPLETE: lambda job: move.settled(job, Complete(), LATER),
-    Move.RETRY: lambda job: move.settled(job, Retry(delay=1.0), LATER),
-    Move.FAIL: lambda job: move.settled(job, Fail(), LATER),
-    Move.SNOOZE: lambda job: move.settled(job, Snooze(1.0), LATER),
-    Move.RELEASE: lambda job: move.settled(job, Release(), LATER),
-    Move.GIVE_UP: lambda job: move.settled(job, GiveUp(), LATER),
+    Move.COMPLETE: lambda job: move.settled(job, CompleteOutcome(), LATER),
+    Move.RETRY: lambda job: move.settled(job, RetryOutcome(delay=1.0), LATER),
+    Move.FAIL: lambda job: move.settled(job, FailOutcome(), LATER),
+    Move.SNOOZE: lambda job: move.settled(job, SnoozeOutcome(1.0), LATER),
+    Move.RELEASE: lambda job: move.settled(job, ReleaseOutcome(), LATER),
+    Move.GIVE_UP: lambda job: move.settled(job, GiveUpOutcome(), LATER),
     Move.EXPIRE: lambda job: move.expired(job, LATER),
     Move.CANCEL: lambda job: move.canceled(job, LATER),
     Move.RESOLVE: lambda job: move.resolved(job, State.COMPLETED, None, "", LATER),
     Move.POSTPONE: lambda job: move.postponed(job, LATER + 1, LATER),
-    Move.EDIT: lambda job: move.edited(job, Edit(ids=("job",)), LATER),
+    Move.EDIT: lambda job: move.edited(job, EditJobs(ids=("job",)), LATER),
     Move.RERUN: lambda job: move.rerun(job, None, False, LATER),
 }
 
@@ -97,7 +110,7 @@ def test_a_move_goes_where_the_table_says_or_not_at_all(made: Move, state: State
 @pytest.mark.parametrize("state", list(State))
 @pytest.mark.parametrize("force", [False, True])
 def test_held_jobs_are_removed_only_by_force(state: State, force: bool) -> None:
-    if force or state not in HELD:
+    if force or state not in HELD_STATES:
         assert move.removable(in_state(state), force) is (Move.REMOVE_FORCED if force else Move.REMOVE)
     else:
         with pytest.raises(InvalidMove, match=f"cannot remove job job: it is {state}, not blocked or"):
@@ -107,12 +120,12 @@ def test_held_jobs_are_removed_only_by_force(state: State, force: bool) -> None:
 # Into the line.
 
 
-@pytest.mark.parametrize("order", list(Order))
-def test_a_new_job_that_is_ready_stands_in_line_by_its_number(order: Order) -> None:
+@pytest.mark.parametrize("order", list(JobOrder))
+def test_a_new_job_that_is_ready_stands_in_line_by_its_number(order: JobOrder) -> None:
     job = move.created(NewJob(id="job", task="task", payload="{}", order=order), 7, NOW)
 
     assert (job.seq, job.state, job.created_at, job.updated_at) == (7, State.WAITING, NOW, NOW)
-    assert job.place == (7 if order is Order.FIFO else -7)
+    assert job.place == (7 if order is JobOrder.FIFO else -7)
 
 
 @pytest.mark.parametrize(
@@ -190,17 +203,19 @@ HOLDER = Ref("job", FENCE)
 @pytest.mark.parametrize(
     ("job", "ref", "now", "cause"),
     [
-        (None, HOLDER, NOW, Cause.NOT_HELD),
-        (in_state(State.WAITING), HOLDER, NOW, Cause.NOT_HELD),
-        (in_state(State.COMPLETED), HOLDER, NOW, Cause.NOT_HELD),
-        (in_state(State.RUNNING), Ref("job", FENCE - 1), NOW, Cause.OTHER_FENCE),
-        (in_state(State.RUNNING), Ref("job", FENCE + 1), NOW, Cause.OTHER_FENCE),
-        (in_state(State.RUNNING), HOLDER, NOW + 30, Cause.EXPIRED),
-        (in_state(State.RUNNING), Ref("job", 1), NOW + 30, Cause.OTHER_FENCE),
-        (in_state(State.CLAIMED), HOLDER, NOW, Cause.NOT_HELD),
+        (None, HOLDER, NOW, LossCause.NOT_HELD),
+        (in_state(State.WAITING), HOLDER, NOW, LossCause.NOT_HELD),
+        (in_state(State.COMPLETED), HOLDER, NOW, LossCause.NOT_HELD),
+        (in_state(State.RUNNING), Ref("job", FENCE - 1), NOW, LossCause.OTHER_FENCE),
+        (in_state(State.RUNNING), Ref("job", FENCE + 1), NOW, LossCause.OTHER_FENCE),
+        (in_state(State.RUNNING), HOLDER, NOW + 30, LossCause.EXPIRED),
+        (in_state(State.RUNNING), Ref("job", 1), NOW + 30, LossCause.OTHER_FENCE),
+        (in_state(State.CLAIMED), HOLDER, NOW, LossCause.NOT_HELD),
     ],
 )
-def test_a_claim_that_does_not_stand_is_told_why(job: Job | None, ref: Ref, now: float, cause: Cause) -> None:
+def test_a_claim_that_does_not_stand_is_told_why(
+    job: JobRecord | None, ref: Ref, now: float, cause: LossCause
+) -> None:
     assert move.held(job, ref, Move.COMPLETE, now) is cause
 
 
@@ -222,11 +237,11 @@ def test_start_and_renew_change_nothing_else() -> None:
 
 
 def test_notes_replace_progress_and_add_lines() -> None:
-    job = in_state(State.RUNNING, progress=Progress(0.1), logs=(Log(1.0, "one"),))
+    job = in_state(State.RUNNING, progress=Progress(0.1), logs=(LogLine(1.0, "one"),))
 
-    assert changed(job, move.noted(job, Progress(0.2), (Log(2.0, "two"),), LATER)) == {
+    assert changed(job, move.noted(job, Progress(0.2), (LogLine(2.0, "two"),), LATER)) == {
         "progress": Progress(0.2),
-        "logs": (Log(1.0, "one"), Log(2.0, "two")),
+        "logs": (LogLine(1.0, "one"), LogLine(2.0, "two")),
         "updated_at": LATER,
     }
     assert changed(job, move.noted(job, None, (), LATER)) == {"updated_at": LATER}
@@ -234,7 +249,7 @@ def test_notes_replace_progress_and_add_lines() -> None:
 
 def test_notes_are_bounded_and_storable() -> None:
     bad = "\0\ud800" + "x" * 50_000
-    lines = tuple(Log(float(number), bad, bad) for number in range(LOGS_MAX + 5))
+    lines = tuple(LogLine(float(number), bad, bad) for number in range(LOGS_MAX + 5))
 
     after = move.noted(in_state(State.RUNNING), Progress(1.0, bad), lines, LATER)
 
@@ -260,7 +275,7 @@ ERROR = AttemptError(1, "worker", NOW, LATER, Reason.TIMEOUT, "TimeoutError", "t
     ("outcome", "expected"),
     [
         (
-            Complete("[1]"),
+            CompleteOutcome("[1]"),
             ENDED
             | {
                 "state": State.COMPLETED,
@@ -270,7 +285,7 @@ ERROR = AttemptError(1, "worker", NOW, LATER, Reason.TIMEOUT, "TimeoutError", "t
             },
         ),
         (
-            Fail(BOOM),
+            FailOutcome(BOOM),
             ENDED
             | {
                 "state": State.FAILED,
@@ -281,7 +296,7 @@ ERROR = AttemptError(1, "worker", NOW, LATER, Reason.TIMEOUT, "TimeoutError", "t
             },
         ),
         (
-            GiveUp(),
+            GiveUpOutcome(),
             ENDED
             | {
                 "state": State.CANCELED,
@@ -291,7 +306,7 @@ ERROR = AttemptError(1, "worker", NOW, LATER, Reason.TIMEOUT, "TimeoutError", "t
             },
         ),
         (
-            Retry(BOOM, 60.0),
+            RetryOutcome(BOOM, 60.0),
             GONE_ON
             | {
                 "state": State.SCHEDULED,
@@ -301,15 +316,15 @@ ERROR = AttemptError(1, "worker", NOW, LATER, Reason.TIMEOUT, "TimeoutError", "t
             },
         ),
         (
-            Retry(BOOM, 0.0),
+            RetryOutcome(BOOM, 0.0),
             GONE_ON | {"state": State.WAITING, "run_at": LATER, "errors": (ERROR,), "settled": Move.RETRY},
         ),
         (
-            Snooze(60.0),
+            SnoozeOutcome(60.0),
             GONE_ON | {"state": State.SCHEDULED, "run_at": LATER + 60, "attempts": 0, "settled": Move.SNOOZE},
         ),
         (
-            Release(),
+            ReleaseOutcome(),
             GONE_ON
             | {
                 "state": State.WAITING,
@@ -320,7 +335,7 @@ ERROR = AttemptError(1, "worker", NOW, LATER, Reason.TIMEOUT, "TimeoutError", "t
             },
         ),
         (
-            Release(60.0),
+            ReleaseOutcome(60.0),
             GONE_ON
             | {
                 "state": State.SCHEDULED,
@@ -344,13 +359,13 @@ def test_a_retry_without_a_delay_takes_that_of_the_job() -> None:
     job = in_state(State.RUNNING, attempts=2, backoff=backoff)
     plain = in_state(State.RUNNING, attempts=2)
 
-    assert move.settled(job, Retry(), LATER).run_at == LATER + 6
-    assert move.settled(plain, Retry(), LATER).run_at == LATER + Backoff().delay(2, "job")
+    assert move.settled(job, RetryOutcome(), LATER).run_at == LATER + 6
+    assert move.settled(plain, RetryOutcome(), LATER).run_at == LATER + Backoff().delay(2, "job")
 
 
 @pytest.mark.parametrize(("attempts", "state"), [(4, State.SCHEDULED), (5, State.FAILED), (6, State.FAILED)])
 def test_a_retry_fails_when_attempts_are_spent(attempts: int, state: State) -> None:
-    after = move.settled(in_state(State.RUNNING, attempts=attempts), Retry(BOOM, 60.0), LATER)
+    after = move.settled(in_state(State.RUNNING, attempts=attempts), RetryOutcome(BOOM, 60.0), LATER)
 
     assert (after.state, len(after.errors)) == (state, 1)
     assert after.reason is (Reason.TIMEOUT if state is State.FAILED else None)
@@ -359,7 +374,7 @@ def test_a_retry_fails_when_attempts_are_spent(attempts: int, state: State) -> N
 @pytest.mark.parametrize("releases", [19, 20])
 @pytest.mark.parametrize("reason", [Reason.WORKER_LOST, Reason.NO_HANDLER])
 def test_the_twenty_first_release_fails(releases: int, reason: Reason) -> None:
-    after = move.settled(in_state(State.CLAIMED, releases=releases), Release(reason=reason), LATER)
+    after = move.settled(in_state(State.CLAIMED, releases=releases), ReleaseOutcome(reason=reason), LATER)
 
     if releases == 19:
         assert (after.state, after.releases, after.reason) == (State.WAITING, 20, None)
@@ -369,22 +384,34 @@ def test_the_twenty_first_release_fails(releases: int, reason: Reason) -> None:
 
 
 @pytest.mark.parametrize(
-    "outcome", [Complete("1"), Retry(BOOM), Fail(BOOM), Snooze(1.0), Release(), GiveUp(BOOM)]
+    "outcome",
+    [
+        CompleteOutcome("1"),
+        RetryOutcome(BOOM),
+        FailOutcome(BOOM),
+        SnoozeOutcome(1.0),
+        ReleaseOutcome(),
+        GiveUpOutcome(BOOM),
+    ],
 )
 def test_cancel_asked_wins_and_the_record_says_what_was_overruled(outcome: Outcome) -> None:
     after = move.settled(in_state(State.RUNNING, cancel_requested=True), outcome, LATER)
 
     assert (after.state, after.reason, after.settled) == (State.CANCELED, Reason.CANCELED, outcome.move)
     assert (after.finished_at, after.expires_at) == (LATER, LATER + 7 * DAY)
-    assert after.result == ("1" if isinstance(outcome, Complete) else None)
-    kinds = {Complete: [Reason.CANCELED], Snooze: [], Release: []}.get(type(outcome), [Reason.TIMEOUT])
+    assert after.result == ("1" if isinstance(outcome, CompleteOutcome) else None)
+    kinds = {CompleteOutcome: [Reason.CANCELED], SnoozeOutcome: [], ReleaseOutcome: []}.get(
+        type(outcome), [Reason.TIMEOUT]
+    )
     assert [error.kind for error in after.errors] == kinds
 
 
 def test_keep_fixes_the_expiry_by_the_state_the_job_ended_in() -> None:
     job = in_state(State.RUNNING, keep=Keep(completed=1.0, failed=2.0, canceled=3.0))
 
-    ends = [move.settled(job, outcome, LATER) for outcome in (Complete(), Fail(), GiveUp())]
+    ends = [
+        move.settled(job, outcome, LATER) for outcome in (CompleteOutcome(), FailOutcome(), GiveUpOutcome())
+    ]
 
     assert [end.expires_at for end in ends] == [LATER + 1, LATER + 2, LATER + 3]
 
@@ -394,7 +421,7 @@ def test_the_newest_errors_are_kept_and_their_text_is_cut() -> None:
     job = in_state(State.RUNNING)
     for number in range(1, ERRORS_MAX + 6):
         job = replace(
-            job, errors=move.settled(job, Fail(Failure(Reason.ERROR, long, long, long)), LATER).errors
+            job, errors=move.settled(job, FailOutcome(Failure(Reason.ERROR, long, long, long)), LATER).errors
         )
         job = replace(job, attempts=number + 1)
 
@@ -541,20 +568,20 @@ def test_a_rerun_may_wait(run_at: float | None, children: int, state: State) -> 
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
-        (Edit(ids=("job",)), {}),
-        (Edit(ids=("job",), payload="[1]"), {"payload": "[1]"}),
-        (Edit(ids=("job",), priority=0), {}),
-        (Edit(ids=("job",), priority=-1), {"priority": -1}),
-        (Edit(ids=("job",), max_attempts=9), {"max_attempts": 9}),
-        (Edit(ids=("job",), tags=("a",)), {"tags": ("a",)}),
-        (Edit(ids=("job",), run_at=LATER), {"run_at": LATER}),
+        (EditJobs(ids=("job",)), {}),
+        (EditJobs(ids=("job",), payload="[1]"), {"payload": "[1]"}),
+        (EditJobs(ids=("job",), priority=0), {}),
+        (EditJobs(ids=("job",), priority=-1), {"priority": -1}),
+        (EditJobs(ids=("job",), max_attempts=9), {"max_attempts": 9}),
+        (EditJobs(ids=("job",), tags=("a",)), {"tags": ("a",)}),
+        (EditJobs(ids=("job",), run_at=LATER), {"run_at": LATER}),
         (
-            Edit(ids=("job",), run_at=LATER + 1),
+            EditJobs(ids=("job",), run_at=LATER + 1),
             {"run_at": LATER + 1, "state": State.SCHEDULED, "place": None},
         ),
     ],
 )
-def test_an_edit_changes_just_what_is_given(edit: Edit, expected: dict[str, Any]) -> None:
+def test_an_edit_changes_just_what_is_given(edit: EditJobs, expected: dict[str, Any]) -> None:
     job = in_state(State.WAITING)
 
     assert changed(job, move.edited(job, edit, LATER)) == expected | {"updated_at": LATER}
@@ -563,8 +590,8 @@ def test_an_edit_changes_just_what_is_given(edit: Edit, expected: dict[str, Any]
 def test_an_edit_leads_a_job_whose_time_has_come_into_the_line() -> None:
     job = in_state(State.SCHEDULED)
 
-    assert move.edited(job, Edit(ids=("job",), run_at=LATER), LATER).state is State.WAITING
-    assert move.edited(job, Edit(ids=("job",), payload="[1]"), LATER).state is State.SCHEDULED
+    assert move.edited(job, EditJobs(ids=("job",), run_at=LATER), LATER).state is State.WAITING
+    assert move.edited(job, EditJobs(ids=("job",), payload="[1]"), LATER).state is State.SCHEDULED
 
 
 def test_a_resolved_job_says_that_it_was_and_how() -> None:
@@ -597,13 +624,13 @@ def test_whatever_moves_are_made_the_record_makes_sense(steps: list[tuple[Move, 
             move.claimed(job, "worker", 1.0, True, LATER) if made is Move.CLAIM and other else PURE[made](job)
         )
 
-        assert (job.state in HELD) == (job.lease_until is not None)
+        assert (job.state in HELD_STATES) == (job.lease_until is not None)
         assert (job.state in TERMINAL) == (job.finished_at is not None) == (job.expires_at is not None)
         assert (job.state in (State.FAILED, State.CANCELED)) == (job.reason is not None)
         assert 0 <= job.attempts <= job.max_attempts
-        assert job.crashes <= job.max_crashes or job.state not in HELD
+        assert job.crashes <= job.max_crashes or job.state not in HELD_STATES
         assert job.fence >= before.fence
         assert job.fence > before.fence or made is not Move.CLAIM
         assert not job.cancel_requested or job.state in {State.RUNNING, *TERMINAL}
         assert len(job.errors) <= ERRORS_MAX
-        assert job.state not in HELD or job.worker == "worker"
+        assert job.state not in HELD_STATES or job.worker == "worker"

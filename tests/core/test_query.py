@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from errandry.core.job import AttemptError, Job, Order
+from errandry.core.job import AttemptError, JobOrder, JobRecord
 from errandry.core.query import (
     AGES,
     CHOICES,
@@ -21,8 +21,8 @@ from errandry.core.query import (
     OPERATORS,
     PARAMS,
     TIMES,
-    Bound,
     Query,
+    RangeEnd,
     parse,
     quoted,
 )
@@ -37,7 +37,7 @@ def failure(kind: str, message: str) -> AttemptError:
     return AttemptError(1, "w1", NOW - 60, NOW - 50, Reason.ERROR, kind, message)
 
 
-PLAIN = dict.fromkeys(Job.__struct_fields__) | dict[str, Any](
+PLAIN = dict.fromkeys(JobRecord.__struct_fields__) | dict[str, Any](
     id="j-1",
     task="Send",
     queue="mail",
@@ -45,7 +45,7 @@ PLAIN = dict.fromkeys(Job.__struct_fields__) | dict[str, Any](
     worker="w1",
     state=State.FAILED,
     reason=Reason.TIMEOUT,
-    order=Order.FIFO,
+    order=JobOrder.FIFO,
     priority=5,
     attempts=2,
     payload='{"to":"Bob B","n":"Ä"}',
@@ -58,8 +58,8 @@ PLAIN = dict.fromkeys(Job.__struct_fields__) | dict[str, Any](
 BARE = {"worker": None, "reason": None, "result": None, "finished_at": None, "run_at": None}
 
 
-def a_job(**changes: Any) -> Job:
-    return Job(**{**PLAIN, **changes})
+def a_job(**changes: Any) -> JobRecord:
+    return JobRecord(**{**PLAIN, **changes})
 
 
 @pytest.mark.parametrize(
@@ -217,10 +217,10 @@ def test_the_normal_form_gathers_what_belongs_together() -> None:
         has=(("error", ("a", "b")), ("error", ("c",))),
         lacks=(("payload", ("q",)),),
         between=(
-            Bound("created", "<=", 1_769_817_600_000_000),
-            Bound("created", ">", -3_600_000_000, relative=True),
-            Bound("due", "<", 600_000_000, relative=True),
-            Bound("priority", ">=", 7),
+            RangeEnd("created", "<=", 1_769_817_600_000_000),
+            RangeEnd("created", ">", -3_600_000_000, relative=True),
+            RangeEnd("due", "<", 600_000_000, relative=True),
+            RangeEnd("priority", ">=", 7),
         ),
     )
 
@@ -384,10 +384,10 @@ class Term(NamedTuple):
     def __str__(self) -> str:
         return f"{'-' * self.negative}{self.field}{self.op}{','.join(map(quoted, self.values))}"
 
-    def met(self, job: Job) -> bool:
+    def met(self, job: JobRecord) -> bool:
         return any(self._met(job, value) for value in self.values) != self.negative
 
-    def _met(self, job: Job, wanted: str) -> bool:
+    def _met(self, job: JobRecord, wanted: str) -> bool:
         if self.field in AGES:
             return compare(job.created_at, AGES[self.field], MOMENTS[wanted])
         if self.field in TIMES:
@@ -480,7 +480,7 @@ jobs = st.builds(
     [Term(False, "created", ">", ("1h",)), Term(False, "created", ">=", ("1h",))],
     a_job(created_at=NOW - HOUR),
 )
-def test_a_query_matches_what_all_its_terms_match(wanted: list[Term], job: Job) -> None:
+def test_a_query_matches_what_all_its_terms_match(wanted: list[Term], job: JobRecord) -> None:
     query = parse(" ".join(map(str, wanted)))
 
     assert query.matches(job, NOW) == all(term.met(job) for term in wanted)
@@ -565,7 +565,7 @@ STATEMENT = "SELECT count(*) FROM jobs WHERE " + "\n    AND ".join(
 
 
 @given(queries, jobs)
-def test_one_static_statement_with_params_finds_the_same_jobs(wanted: list[Term], job: Job) -> None:
+def test_one_static_statement_with_params_finds_the_same_jobs(wanted: list[Term], job: JobRecord) -> None:
     query = parse(" ".join(map(str, wanted)))
     row = msgspec.to_builtins(job) | {
         "tags": msgspec.json.encode(job.tags).decode(),

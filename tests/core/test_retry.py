@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from errandry.core.retry import DEFAULT, Backoff, Curve
+from errandry.core.retry import DEFAULT_BACKOFF, Backoff, Curve
 from errandry.errors import InvalidValue
 
 starts = st.floats(0, 1e6)
@@ -33,7 +33,7 @@ def test_without_jitter_the_delays_follow_the_curve(backoff: Backoff, expected: 
 
 
 def test_the_default_is_exponential_from_a_second_to_an_hour_give_or_take_a_quarter() -> None:
-    assert Backoff(Curve.EXPONENTIAL, start=1.0, cap=3_600.0, jitter=0.25, function=None) == DEFAULT
+    assert Backoff(Curve.EXPONENTIAL, start=1.0, cap=3_600.0, jitter=0.25, function=None) == DEFAULT_BACKOFF
 
 
 @given(st.sampled_from(Curve), starts, shares, attempts, seeds)
@@ -57,7 +57,7 @@ def test_the_cap_is_applied_last(
 
 @given(attempts, seeds)
 def test_the_same_seed_gives_the_same_delay(attempt: int, seed: str) -> None:
-    assert DEFAULT.delay(attempt, seed) == Backoff().delay(attempt, seed)
+    assert DEFAULT_BACKOFF.delay(attempt, seed) == Backoff().delay(attempt, seed)
 
 
 def test_two_programs_compute_the_same_delay() -> None:

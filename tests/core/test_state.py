@@ -2,7 +2,7 @@
 
 import pytest
 
-from errandry.core.state import HELD, TABLE, TERMINAL, By, Move, Reason, State
+from errandry.core.state import HELD_STATES, TABLE, TERMINAL, Actor, Move, Reason, State
 
 UNTAKEN = "blocked scheduled waiting"
 ENDED = "completed failed canceled"
@@ -59,7 +59,7 @@ def test_a_cancel_stops_at_once_what_does_not_run_and_asks_what_does() -> None:
         **dict.fromkeys([State.BLOCKED, State.SCHEDULED, State.WAITING, State.CLAIMED], State.CANCELED),
         State.RUNNING: State.RUNNING,
     }
-    assert (rule.by, rule.otherwise) == (By.ANYONE, {})
+    assert (rule.by, rule.otherwise) == (Actor.ANYONE, {})
 
 
 def test_every_move_has_a_rule() -> None:
@@ -69,15 +69,15 @@ def test_every_move_has_a_rule() -> None:
 def test_the_fenced_moves_are_those_of_a_worker_that_holds_the_job() -> None:
     fenced = {move for move, rule in TABLE.items() if rule.fenced}
 
-    assert fenced == {move for move, rule in TABLE.items() if rule.by is By.WORKER} - {Move.CLAIM}
-    assert {state for move in fenced for state in TABLE[move].sources} == HELD
+    assert fenced == {move for move, rule in TABLE.items() if rule.by is Actor.WORKER} - {Move.CLAIM}
+    assert {state for move in fenced for state in TABLE[move].sources} == HELD_STATES
 
 
 def test_only_operators_move_a_finished_job() -> None:
     movers = {move for move, rule in TABLE.items() if TERMINAL & set(rule.sources)}
 
     assert movers == {Move.CANCEL_FORCED, Move.RERUN, Move.REMOVE, Move.REMOVE_FORCED}
-    assert {TABLE[move].by for move in movers} == {By.OPERATOR}
+    assert {TABLE[move].by for move in movers} == {Actor.OPERATOR}
 
 
 def test_a_job_comes_into_a_workers_hands_only_by_a_claim() -> None:
@@ -85,7 +85,7 @@ def test_a_job_comes_into_a_workers_hands_only_by_a_claim() -> None:
         move
         for move, rule in TABLE.items()
         for source, target in [*rule.leads.items(), *((None, state) for state in rule.otherwise)]
-        if source not in HELD and target in HELD
+        if source not in HELD_STATES and target in HELD_STATES
     }
 
     assert takers == {Move.CLAIM}

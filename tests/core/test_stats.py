@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from errandry.core.stats import BOUNDS, MINUTE, RUNS, WAITS, Figure, Times, bucket, stats
+from errandry.core.stats import BOUNDS, MINUTE, RUNS, WAITS, DurationHistogram, StatsRow, bucket, stats
 from errandry.errors import InvalidValue
 
 
-def figure(name: str, value: int, at: int = 0, queue: str = "a", task: str = "t") -> Figure:
-    return Figure(MINUTE, at, queue, task, name, value)
+def figure(name: str, value: int, at: int = 0, queue: str = "a", task: str = "t") -> StatsRow:
+    return StatsRow(MINUTE, at, queue, task, name, value)
 
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=50), st.floats(0.0, 1.0))
@@ -28,9 +28,9 @@ def test_what_took_longer_than_all_bounds_is_counted() -> None:
 
 
 def test_nothing_has_no_quantile() -> None:
-    assert Times().quantile(0.5) is None
+    assert DurationHistogram().quantile(0.5) is None
     with pytest.raises(InvalidValue, match=r"share=1\.5"):
-        Times().quantile(1.5)
+        DurationHistogram().quantile(1.5)
 
 
 def test_figures_by_queue_and_by_task() -> None:
@@ -59,6 +59,6 @@ def test_a_time_in_parts() -> None:
 
 
 def test_a_time_is_as_long_as_the_figures_it_is_made_of() -> None:
-    found = stats([Figure(3_600, 0, "a", "t", "total.completed", 36)], 3_000.0, 3_300.0)
+    found = stats([StatsRow(3_600, 0, "a", "t", "total.completed", 36)], 3_000.0, 3_300.0)
 
     assert (found.since, found.until, found.total.rate) == (0.0, 3_600.0, 0.01)

@@ -3,28 +3,28 @@
 from itertools import islice
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import json as msgjson
 from msgspec.structs import replace
 
 from errandry.core.job import NewJob
-from errandry.core.schedule import CatchUp, Overlap, Plan, PutSchedule, Schedule, job_id
+from errandry.core.schedule import CatchUp, Overlap, PutSchedule, SchedulePlan, ScheduleRecord, job_id
 from errandry.core.tick import CATCH_UP_MAX, due_at, new_job, put, ticks_between, turn
-from errandry.core.unique import Unique
+from errandry.core.unique import UniqueKey
 from errandry.errors import InvalidValue
 
 JOB = NewJob(id="-", task="report", payload="{}")
 NOW = 1_750_000_000.0
 
 
-def plan(**fields: Any) -> Plan:
+def plan(**fields: Any) -> SchedulePlan:
     given: dict[str, Any] = {"job": JOB, "every": 10.0} | fields
-    return Plan(**given)
+    return SchedulePlan(**given)
 
 
-def schedule(now: float = NOW, **fields: Any) -> Schedule:
+def schedule(now: float = NOW, **fields: Any) -> ScheduleRecord:
     return put(PutSchedule("s", plan(**fields)), None, now)
 
 
@@ -102,9 +102,9 @@ def test_the_job_of_a_tick_is_named_after_both() -> None:
     job = new_job(schedule(job=replace(JOB, metadata='{"tenant":7}')), tick)
 
     assert (job.id, job.run_at) == ("s@2025-06-15T15:06:50Z", tick)
-    assert msgjson.decode(job.metadata or "") == {
+    assert msgspec.json.decode(job.metadata or "") == {
         "tenant": 7,
-        "errandry.schedule": "s",
+        "errandry.api.schedule_options": "s",
         "errandry.tick": tick,
     }
     assert job_id("s", NOW + 0.5) == "s@2025-06-15T15:06:40.500000Z"
@@ -122,7 +122,7 @@ def test_the_job_of_a_tick_is_named_after_both() -> None:
         ({"jitter": -1}, "number of seconds"),
         ({"start": -5}, "seconds since 1970"),
         ({"job": replace(JOB, run_at=5.0)}, "not for the jobs of a schedule"),
-        ({"job": replace(JOB, unique=Unique("k"))}, "not for the jobs of a schedule"),
+        ({"job": replace(JOB, unique=UniqueKey("k"))}, "not for the jobs of a schedule"),
         ({"job": replace(JOB, metadata="[1]")}, "must be a JSON object"),
     ],
 )

@@ -6,46 +6,48 @@ import pytest
 from msgspec.structs import replace
 
 from errandry.core import check
-from errandry.core.command import Beat, Share, WorkerInfo
-from errandry.core.gate import Gate, GateKind, Passage, Pausing
-from errandry.core.job import AttemptError, Job, NewJob
+from errandry.core.command import Beat, SlotShare, WorkerInfo
+from errandry.core.gate import GateKind, GateRecord, GateStatus, PauseInfo
+from errandry.core.job import AttemptError, JobRecord, NewJob
 from errandry.core.move import created
 from errandry.core.rule import rate
 from errandry.core.state import Move, Reason, State
-from errandry.core.step import Steps
-from errandry.core.unique import Scope, Unique
-from errandry.core.why import GATES, Code, Facts, Why, why
+from errandry.core.step import StepState
+from errandry.core.unique import UniqueKey, UniqueScope
+from errandry.core.why import CHECKS, Why, WhyCode, WhyFacts, why
 
 NOW = 1_800_000_000.0
 WAITING = created(NewJob(id="a", task="send", payload="{}", queue="mail"), 1, NOW - 60)
 ERROR = AttemptError(1, "w", NOW - 9, NOW - 8, Reason.ERROR, "ValueError", "no such address")
-SIGNALED: dict[str, Any] = {"state": State.SCHEDULED, "settled": Move.WAIT, "steps": Steps(1, "approval")}
+SIGNALED: dict[str, Any] = {"state": State.SCHEDULED, "settled": Move.WAIT, "steps": StepState(1, "approval")}
 FREE = Beat(worker="w-1", queues=None, tasks=("send",), concurrency=10)
 
 
-def seen(beat: Beat = FREE, ago: float = 1.0, paused: Pausing | None = None) -> WorkerInfo:
+def seen(beat: Beat = FREE, ago: float = 1.0, paused: PauseInfo | None = None) -> WorkerInfo:
     return WorkerInfo(beat, NOW - ago, paused)
 
 
-def job(**changes: Any) -> Job:
+def job(**changes: Any) -> JobRecord:
     return replace(WAITING, **changes)
 
 
-def running(count: int, **changes: Any) -> tuple[Job, ...]:
+def running(count: int, **changes: Any) -> tuple[JobRecord, ...]:
     """So many jobs the worker w-1 has."""
     return (job(state=State.RUNNING, worker="w-1", **changes),) * count
 
 
-def gate(kind: GateKind, /, **known: Any) -> Passage:
+def gate(kind: GateKind, /, **known: Any) -> GateStatus:
     """A gate of the waiting job and how it stands with it."""
     name = "send" if kind is GateKind.TASK else "mail"
     numbers: dict[str, Any] = {"limit": None, "rate": None, "held": 0, "wait": 0.0}
     numbers |= {field: known.pop(field) for field in list(known) if field in numbers}
-    return Passage(gate=Gate(kind, name, "acme" if kind is GateKind.GROUP else "", **known), **numbers)
+    return GateStatus(
+        gate=GateRecord(kind, name, "acme" if kind is GateKind.GROUP else "", **known), **numbers
+    )
 
 
-def asked(job: Job, *workers: WorkerInfo, **facts: Any) -> Why:
-    return why(Facts(job=job, now=NOW, workers=workers or (seen(),), **facts))
+def asked(job: JobRecord, *workers: WorkerInfo, **facts: Any) -> Why:
+    return why(WhyFacts(job=job, now=NOW, workers=workers or (seen(),), **facts))
 
 
 CASES: list[tuple[str, Why, list[str], str]] = [
@@ -63,13 +65,19 @@ CASES: list[tuple[str, Why, list[str], str]] = [
     ),
     (
         "a unique key outlives its job",
-        asked(job(state=State.COMPLETED, finished_at=NOW - 300, unique=Unique("k", Scope.WINDOW, 3_600.0))),
+        asked(
+            job(
+                state=State.COMPLETED,
+                finished_at=NOW - 300,
+                unique=UniqueKey("k", UniqueScope.WINDOW, 3_600.0),
+            )
+        ),
         ["completed", "unique"],
         "Its unique key 'k' is held for 1h from the insert: no second job gets it.",
     ),
     (
         "a unique key that is free again",
-        asked(job(state=State.COMPLETED, finished_at=NOW - 300, unique=Unique("k"))),
+        asked(job(state=State.COMPLETED, finished_at=NOW - 300, unique=UniqueKey("k"))),
         ["completed"],
         "completed 5 min ago",
     ),
@@ -144,7 +152,7 @@ CASES: list[tuple[str, Why, list[str], str]] = [
     ("due", asked(job(state=State.SCHEDULED, run_at=NOW - 2)), ["due"], "It was due 2 s ago"),
     (
         "due, but no worker",
-        why(Facts(job=job(state=State.SCHEDULED, run_at=NOW - 2), now=NOW)),
+        why(WhyFacts(job=job(state=State.SCHEDULED, run_at=NOW - 2), now=NOW)),
         ["due", "no_worker"],
         "No worker is running.",
     ),
@@ -157,19 +165,19 @@ CASES: list[tuple[str, Why, list[str], str]] = [
     ),
     (
         "queue paused",
-        asked(WAITING, passages=(gate(GateKind.QUEUE, paused=Pausing(NOW - 7_300, "ada")),)),
+        asked(WAITING, passages=(gate(GateKind.QUEUE, paused=PauseInfo(NOW - 7_300, "ada")),)),
         ["queue_paused"],
         "The queue mail was paused 2 h ago by ada.",
     ),
     (
         "task paused",
-        asked(WAITING, passages=(gate(GateKind.TASK, paused=Pausing(NOW - 3, "")),)),
+        asked(WAITING, passages=(gate(GateKind.TASK, paused=PauseInfo(NOW - 3, "")),)),
         ["task_paused"],
         "The task send was paused 3 s ago.",
     ),
     (
         "group paused",
-        asked(WAITING, passages=(gate(GateKind.GROUP, paused=Pausing(NOW - 3, "ada")),)),
+        asked(WAITING, passages=(gate(GateKind.GROUP, paused=PauseInfo(NOW - 3, "ada")),)),
         ["group_paused"],
         "The group acme of queue mail was paused 3 s ago by ada.",
     ),
@@ -204,14 +212,14 @@ CASES: list[tuple[str, Why, list[str], str]] = [
         ["any_moment"],
         "Nothing holds it back",
     ),
-    ("no worker", why(Facts(job=WAITING, now=NOW)), ["no_worker"], "No worker is running."),
+    ("no worker", why(WhyFacts(job=WAITING, now=NOW)), ["no_worker"], "No worker is running."),
     (
         "no worker fits",
         asked(
             WAITING,
             seen(replace(FREE, worker="w-1", queues=("bulk", "slow"))),
             seen(replace(FREE, worker="w-2", tasks=("bill",))),
-            seen(replace(FREE, worker="w-3"), paused=Pausing(NOW - 4, "ada")),
+            seen(replace(FREE, worker="w-3"), paused=PauseInfo(NOW - 4, "ada")),
             seen(replace(FREE, worker="w-4"), ago=50),
         ),
         ["no_worker"],
@@ -226,13 +234,15 @@ CASES: list[tuple[str, Why, list[str], str]] = [
     ),
     (
         "slots of its own taken",
-        asked(WAITING, seen(replace(FREE, shares=(Share(("send",), 2),))), held=running(2)),
+        asked(WAITING, seen(replace(FREE, shares=(SlotShare(("send",), 2),))), held=running(2)),
         ["workers_busy"],
         "w-1 2 of 2",
     ),
     (
         "slots of others taken",
-        asked(WAITING, seen(replace(FREE, shares=(Share(("bill",), 10),))), held=running(10, task="bill")),
+        asked(
+            WAITING, seen(replace(FREE, shares=(SlotShare(("bill",), 10),))), held=running(10, task="bill")
+        ),
         ["any_moment"],
         "a worker should take it any moment",
     ),
@@ -262,12 +272,12 @@ def test_each_reason_is_said_with_its_facts(answer: Why, codes: list[str], text:
 
 
 def test_every_reason_has_a_case_and_every_state_an_answer() -> None:
-    assert {because.code for case in CASES for because in case[1].reasons} == set(Code)
-    assert set(GATES) == set(State)
+    assert {because.code for case in CASES for because in case[1].reasons} == set(WhyCode)
+    assert set(CHECKS) == set(State)
 
 
 def test_all_that_holds_a_job_back_is_said() -> None:
-    paused = tuple(gate(kind, paused=Pausing(NOW, "")) for kind in (GateKind.QUEUE, GateKind.TASK))
+    paused = tuple(gate(kind, paused=PauseInfo(NOW, "")) for kind in (GateKind.QUEUE, GateKind.TASK))
 
     answer = asked(WAITING, held=running(10), passages=paused, ahead=3)
 

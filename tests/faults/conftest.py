@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from errandry.loops import ASYNCIO, VARIABLE
+from errandry.event_loop import ASYNCIO, VARIABLE
 from tests.faults.scene import Scene
 from tests.pace import Pace
 from tests.store.server import server

@@ -16,13 +16,13 @@ from itertools import combinations
 from math import inf
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
-from msgspec import json as msgjson
 
-from errandry.core.event import Kind
-from errandry.core.job import Job
+from errandry.core.event import EventKind
+from errandry.core.job import JobRecord
 from errandry.core.state import Reason, State
-from errandry.store.contract import Happened
+from errandry.store.contract import EventEntry
 
 Counts = Mapping[str, Mapping[str, int]]
 
@@ -52,7 +52,7 @@ class Claimed(Struct, frozen=True, tag=True):
     at: float
 
 
-class Renewed(Struct, frozen=True, tag=True):
+class LeaseRenewed(Struct, frozen=True, tag=True):
     """`mark` is what the store answered: held, cancel, or lost."""
 
     job: str
@@ -96,8 +96,8 @@ class Ended(Struct, frozen=True, tag=True):
     at: float
 
 
-Fact = Asked | Acked | Claimed | Renewed | Settled | Started | Ended
-_fact = msgjson.Decoder(Fact).decode
+Fact = Asked | Acked | Claimed | LeaseRenewed | Settled | Started | Ended
+_fact = msgspec.json.Decoder(Fact).decode
 
 
 class Journal:
@@ -114,7 +114,7 @@ class Journal:
 
     def write(self, *facts: Fact) -> None:
         if facts:
-            os.write(self._file, b"".join(b"\n" + msgjson.encode(fact) + b"\n" for fact in facts))
+            os.write(self._file, b"".join(b"\n" + msgspec.json.encode(fact) + b"\n" for fact in facts))
 
     def read(self) -> list[Fact]:
         """Everything so far. Tests look all the time: what was read before is not read again."""
@@ -142,8 +142,8 @@ class Journal:
 class Found(Struct, frozen=True):
     """What a store holds at the end."""
 
-    jobs: Sequence[Job]
-    events: Sequence[Happened]
+    jobs: Sequence[JobRecord]
+    events: Sequence[EventEntry]
     counts: Counts
     totals: Counts
     figures: Counts
@@ -167,15 +167,15 @@ def violations(facts: Sequence[Fact], found: Found) -> list[str]:
 
 
 _LETS_GO = {
-    *(Kind.STALLED, Kind.RETRYING, Kind.WAITING, Kind.SCHEDULED),
-    *(Kind.COMPLETED, Kind.FAILED, Kind.CANCELED),
+    *(EventKind.STALLED, EventKind.RETRYING, EventKind.WAITING, EventKind.SCHEDULED),
+    *(EventKind.COMPLETED, EventKind.FAILED, EventKind.CANCELED),
 }
-_FINAL = {Kind.COMPLETED, Kind.FAILED, Kind.CANCELED}
+_FINAL = {EventKind.COMPLETED, EventKind.FAILED, EventKind.CANCELED}
 _TOTALS = {
-    Kind.COMPLETED: "completed",
-    Kind.FAILED: "failed",
-    Kind.CANCELED: "canceled",
-    Kind.STALLED: "expired",
+    EventKind.COMPLETED: "completed",
+    EventKind.FAILED: "failed",
+    EventKind.CANCELED: "canceled",
+    EventKind.STALLED: "expired",
 }
 
 
@@ -186,11 +186,11 @@ class _History:
         self.facts, self.found = facts, found
         self.jobs = {job.id: job for job in found.jobs}
         self.claims: dict[str, list[Claimed]] = defaultdict(list)
-        self.writes: dict[str, list[Renewed | Settled]] = defaultdict(list)
+        self.writes: dict[str, list[LeaseRenewed | Settled]] = defaultdict(list)
         self.runs: dict[str, list[Started]] = defaultdict(list)
         self.ends: dict[tuple[str, int], Ended] = {}
         self.alive: dict[int, float] = {}
-        self.kinds: dict[str, list[Kind]] = defaultdict(list)
+        self.kinds: dict[str, list[EventKind]] = defaultdict(list)
         for fact in facts:
             self._sort(fact)
         for happened in found.events:
@@ -201,7 +201,7 @@ class _History:
         match fact:
             case Claimed():
                 self.claims[fact.job].append(fact)
-            case Renewed() | Settled():
+            case LeaseRenewed() | Settled():
                 self.writes[fact.job].append(fact)
             case Started():
                 self.runs[fact.job].append(fact)
@@ -225,9 +225,9 @@ class _History:
         for job, kinds in self.kinds.items():
             held = False
             for kind in kinds:
-                if kind is Kind.CLAIMED and held:
+                if kind is EventKind.CLAIMED and held:
                     yield f"P3: job {job} was claimed while it was held"
-                held = kind is Kind.CLAIMED or (held and kind not in _LETS_GO)
+                held = kind is EventKind.CLAIMED or (held and kind not in _LETS_GO)
         for job, runs in self.runs.items():
             by = {(claim.fence, claim.pid): claim for claim in self.claims[job]}
             for run in runs:
@@ -263,11 +263,11 @@ class _History:
 
         Who is answered that a cancel was asked for may have lost the job before, and been canceled with it.
         """
-        kept: list[Claimed | Renewed] = [claim for claim in self.claims[job] if claim.fence == fence]
+        kept: list[Claimed | LeaseRenewed] = [claim for claim in self.claims[job] if claim.fence == fence]
         kept += [
             write
             for write in self.writes[job]
-            if isinstance(write, Renewed) and write.fence == fence and write.mark == "held"
+            if isinstance(write, LeaseRenewed) and write.fence == fence and write.mark == "held"
         ]
         return max((one.sent + one.lease for one in kept if one.sent < before), default=0.0)
 
@@ -291,7 +291,7 @@ class _History:
                     yield f"P4: job {job} was completed under fence {write.fence} and is {final.state}"
         for record in self.found.jobs:
             if record.state is State.COMPLETED and record.result is not None:
-                returned = msgjson.decode(record.result)
+                returned = msgspec.json.decode(record.result)
                 if returned["fence"] != record.fence:
                     yield f"P4: job {record.id} has the result of {returned['fence']}, not of {record.fence}"
 
@@ -310,7 +310,7 @@ class _History:
     def crashes_are_counted_and_bounded(self) -> Iterator[str]:
         for job in self.found.jobs:
             kinds = Counter(self.kinds[job.id])
-            claimed, stalled = kinds[Kind.CLAIMED], self._stalled(job.id)
+            claimed, stalled = kinds[EventKind.CLAIMED], self._stalled(job.id)
             if job.crashes > job.max_crashes or job.attempts > job.max_attempts:
                 yield f"P6: job {job.id} has {job.crashes} crashes in {job.attempts} attempts"
             if job.crashes != stalled:
@@ -328,13 +328,13 @@ class _History:
         """How often its worker was lost after its handler may have begun."""
         times, active = 0, False
         for kind in self.kinds[job]:
-            times += active and kind is Kind.STALLED
-            active = kind is Kind.ACTIVE or (active and kind not in _LETS_GO)
+            times += active and kind is EventKind.STALLED
+            active = kind is EventKind.STARTED or (active and kind not in _LETS_GO)
         return times
 
     def the_end_is_the_end(self) -> Iterator[str]:
         for job, told in self.kinds.items():
-            kinds = told[:-1] if told[-1] is Kind.REMOVED else told
+            kinds = told[:-1] if told[-1] is EventKind.REMOVED else told
             ends = [index for index, kind in enumerate(kinds) if kind in _FINAL]
             if job and ends and ends[0] != len(kinds) - 1:
                 yield f"P7: job {job} went on after it had {kinds[ends[0]]}: {kinds[ends[0] + 1]}"
@@ -361,8 +361,8 @@ class _History:
             if totals != self.found.figures.get(queue, {}):
                 yield f"P8: the totals of {queue} are {totals}, its figures {self.found.figures.get(queue)}"
             waits = sum(self.found.waits.get(queue, {}).values())
-            if waits != told[queue, Kind.ACTIVE]:
-                yield f"P8: {waits} waited in {queue}, but {told[queue, Kind.ACTIVE]} began"
+            if waits != told[queue, EventKind.STARTED]:
+                yield f"P8: {waits} waited in {queue}, but {told[queue, EventKind.STARTED]} began"
         asked = {fact.job for fact in self.facts if isinstance(fact, Asked)}
         for job_id in self.jobs.keys() - asked:
             yield f"P8: nobody asked for job {job_id}"

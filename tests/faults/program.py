@@ -19,10 +19,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from errandry import Errandry, Worker, WorkerOptions, loops
+from errandry import Errandry, Worker, WorkerOptions, event_loop
 from errandry.clock import SystemClock
-from errandry.core.answer import Answer, Claims, Lost, Mark
-from errandry.core.answer import Renewed as RenewAnswer
+from errandry.core.answer import Ack, Answer, Claims, Lost, Renewed
 from errandry.core.command import Claim, Command, Renew, Settle
 from errandry.core.job import uuid7
 from errandry.errors import ReplyLost
@@ -30,7 +29,7 @@ from errandry.store.contract import Store
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
 from tests.faults.handlers import BATCHED, HANDLERS, journal
-from tests.faults.history import Acked, Asked, Claimed, Fact, Journal, Renewed, Settled
+from tests.faults.history import Acked, Asked, Claimed, Fact, Journal, LeaseRenewed, Settled
 
 log = logging.getLogger("program")
 
@@ -89,10 +88,10 @@ def _facts(command: Command, answer: Answer, sent: float, at: float) -> Iterator
         case Claim(lease=lease), Claims(jobs=jobs):
             for job in jobs:
                 yield Claimed(job.id, job.fence, pid, lease, sent, at)
-        case Renew(refs=refs, lease=lease), RenewAnswer(marks=marks):
+        case Renew(refs=refs, lease=lease), Renewed(acks=marks):
             for ref, mark in zip(refs, marks, strict=True):
-                yield Renewed(ref.job, ref.fence, pid, _said(mark), lease, sent, at)
-        case Settle(ref=ref, outcome=outcome), Mark() | Lost():
+                yield LeaseRenewed(ref.job, ref.fence, pid, _said(mark), lease, sent, at)
+        case Settle(ref=ref, outcome=outcome), Ack() | Lost():
             yield Settled(ref.job, ref.fence, pid, outcome.move, _said(answer), sent, at)
         case Settle(), ReplyLost():
             yield from _unknown([command], sent)
@@ -106,8 +105,8 @@ def _unknown(commands: Sequence[Command], sent: float) -> Iterator[Fact]:
             yield Settled(ref.job, ref.fence, os.getpid(), move, "unknown", sent, time.time())
 
 
-def _said(answer: Mark | Lost) -> str:
-    return str(answer) if isinstance(answer, Mark) else "lost"
+def _said(answer: Ack | Lost) -> str:
+    return str(answer) if isinstance(answer, Ack) else "lost"
 
 
 def declared(app: Errandry) -> Errandry:
@@ -158,4 +157,4 @@ async def produce(options: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    loops.run({"work": work, "produce": produce}[sys.argv[1]](json.loads(sys.argv[2])))
+    event_loop.run({"work": work, "produce": produce}[sys.argv[1]](json.loads(sys.argv[2])))

@@ -16,11 +16,11 @@ from typing import Any, Literal
 import apsw
 import psycopg
 
-from errandry import Errandry, Unique
+from errandry import Errandry, UniqueOptions
+from errandry.api.task import Task
 from errandry.core.answer import Claims
-from errandry.core.command import Claim, Complete, Fail, Outcome, Ref, Retry, Settle
+from errandry.core.command import Claim, CompleteOutcome, FailOutcome, Outcome, Ref, RetryOutcome, Settle
 from errandry.errors import DuplicateJob, ErrandryError, StoreUnavailable
-from errandry.task import Task
 
 KEYS = ("a", "b", "c")
 CONFLICTS: tuple[Literal["return", "raise", "replace"], ...] = ("return", "raise", "replace")
@@ -56,7 +56,7 @@ class Racer:
 
     def task(self) -> Task[[int], None]:
         key = self.dice.choice(KEYS)
-        unique = Unique(key, on_conflict=self.dice.choice(CONFLICTS))
+        unique = UniqueOptions(key, on_conflict=self.dice.choice(CONFLICTS))
         return self.jobs.tasks["touch"].using(queue=key, unique=unique)
 
     async def enqueue(self) -> None:
@@ -72,7 +72,7 @@ class Racer:
         claims = await self.jobs.engine.submit(Claim(worker=self.name, nonce=nonce, limit=2, lease=600.0))
         assert isinstance(claims, Claims)
         for job in claims.jobs:
-            outcomes: tuple[Outcome, ...] = (Complete(), Fail(), Retry(delay=0))
+            outcomes: tuple[Outcome, ...] = (CompleteOutcome(), FailOutcome(), RetryOutcome(delay=0))
             settle = Settle(Ref(job.id, job.fence), self.dice.choice(outcomes))
             while not await self.is_done(partial(self.settle, settle)):
                 pass

@@ -9,12 +9,12 @@ from typing import Any, Self
 import pytest
 
 from errandry import Errandry
-from errandry.core.job import Job
+from errandry.core.job import JobRecord
 from errandry.core.state import TERMINAL, State
 from errandry.core.stats import WAIT
-from errandry.loops import ASYNCIO, UVLOOP
-from errandry.store.contract import Happened, Store
-from errandry.testing.conformance import ask
+from errandry.event_loop import ASYNCIO, UVLOOP
+from errandry.store.contract import EventEntry, Store
+from errandry.testing.conformance import requests
 from tests.faults.history import Acked, Asked, Ended, Found, Journal, Started, violations
 from tests.faults.process import LIMIT, Process, until, until_said
 from tests.faults.program import declared
@@ -93,7 +93,7 @@ class Scene:
         assert len(ends) == times, ends
         return ends
 
-    async def finished(self, job: str, limit: float = LIMIT) -> Job:
+    async def finished(self, job: str, limit: float = LIMIT) -> JobRecord:
         """The job, once it has finished."""
         record = await self.app.finished(job, limit)
         assert record is not None
@@ -128,16 +128,16 @@ class Scene:
 
 async def found(store: Store) -> Found:
     """What a store holds. Not with the facts: it needs pytest, which the programs must not wait for."""
-    events: list[Happened] = []
+    events: list[EventEntry] = []
     cursor = None
     while (page := await store.events(cursor, 10_000)).entries:
         events += page.entries
         cursor = page.cursor
     return Found(
-        await ask.jobs(store),
+        await requests.jobs(store),
         events,
         await store.counts(),
         await store.totals(),
-        await ask.figures(store),
-        await ask.figures(store, WAIT),
+        await requests.figures(store),
+        await requests.figures(store, WAIT),
     )

@@ -12,7 +12,7 @@ import pytest
 
 from errandry import Errandry, State, flow
 from errandry.core.answer import WRITTEN, Claims
-from errandry.core.command import Claim, Complete, Insert, Ref, Settle
+from errandry.core.command import Claim, CompleteOutcome, Insert, Ref, Settle
 from errandry.core.flow import Edge
 from errandry.core.job import NewJob
 from errandry.store.url import store_at
@@ -142,7 +142,7 @@ async def test_two_passes_that_settle_the_last_two_children_at_once() -> None:
             claim = Claim(worker="w", nonce=f"n{number}", limit=2, tasks=("a", "b"))
             [claims] = await one.commit([claim])
             assert isinstance(claims, Claims)
-            settles = [Settle(Ref(job.id, job.fence), Complete("1")) for job in claims.jobs]
+            settles = [Settle(Ref(job.id, job.fence), CompleteOutcome("1")) for job in claims.jobs]
             answers = await asyncio.gather(one.commit([settles[0]]), two.commit([settles[1]]))
             assert list(answers) == [[WRITTEN], [WRITTEN]]
             [parent] = await one.get([names[0]])

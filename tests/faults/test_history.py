@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from errandry.core.answer import Answer
 from errandry.core.command import Claim, Command, Insert
-from errandry.core.event import Event, Kind
-from errandry.core.job import Job, NewJob
+from errandry.core.event import Event, EventKind
+from errandry.core.job import JobRecord, NewJob
 from errandry.core.move import created
 from errandry.core.state import Reason, State
 from errandry.errors import ReplyLost
-from errandry.store.contract import Happened, Store
-from errandry.store.memory import MemoryStore
+from errandry.store.contract import EventEntry, Store
+from errandry.store.memory.driver import MemoryStore
 from tests.faults.history import (
     Acked,
     Asked,
@@ -25,7 +25,7 @@ from tests.faults.history import (
     Fact,
     Found,
     Journal,
-    Renewed,
+    LeaseRenewed,
     Settled,
     Started,
     violations,
@@ -50,32 +50,34 @@ FACTS: Sequence[Fact] = (
     Acked("a", 9, 2.0),
     Claimed("a", 10, 1, LEASE, 5.0, 5.1),
     Started("a", 10, 1, 1, 5.2),
-    Renewed("a", 10, 1, "held", LEASE, 8.0, 8.1),
+    LeaseRenewed("a", 10, 1, "held", LEASE, 8.0, 8.1),
     Claimed("a", 20, 2, LEASE, 19.0, 19.1),
     Started("a", 20, 2, 2, 19.2),
-    Renewed("a", 10, 1, "lost", LEASE, 19.5, 19.6),
+    LeaseRenewed("a", 10, 1, "lost", LEASE, 19.5, 19.6),
     Ended("a", 10, 1, "canceled", 19.7),
     Settled("a", 10, 1, "complete", "lost", 19.8, 19.9),
     Ended("a", 20, 2, "returned", 21.0),
     Settled("a", 20, 2, "complete", "written", 21.1, 21.2),
 )
 KINDS = (
-    *(Kind.WAITING, Kind.CLAIMED, Kind.ACTIVE, Kind.STALLED, Kind.WAITING),
-    *(Kind.CLAIMED, Kind.ACTIVE, Kind.COMPLETED),
+    *(EventKind.WAITING, EventKind.CLAIMED, EventKind.STARTED, EventKind.STALLED, EventKind.WAITING),
+    *(EventKind.CLAIMED, EventKind.STARTED, EventKind.COMPLETED),
 )
 COUNTS = {"default": {"completed": 1}}
 TOTALS = {"default": {"inserted": 1, "completed": 1, "expired": 1}}
 
 
 def found(
-    job: Job | None = TAKEN_OVER,
-    kinds: Sequence[Kind] = KINDS,
+    job: JobRecord | None = TAKEN_OVER,
+    kinds: Sequence[EventKind] = KINDS,
     counts: dict[str, dict[str, int]] = COUNTS,
     totals: dict[str, dict[str, int]] = TOTALS,
     figures: dict[str, dict[str, int]] | None = None,
 ) -> Found:
-    events = [Happened(str(n), float(n), Event(kind, "a", "default", "task")) for n, kind in enumerate(kinds)]
-    began = {"default": {"0": sum(kind is Kind.ACTIVE for kind in kinds)}}
+    events = [
+        EventEntry(str(n), float(n), Event(kind, "a", "default", "task")) for n, kind in enumerate(kinds)
+    ]
+    began = {"default": {"0": sum(kind is EventKind.STARTED for kind in kinds)}}
     return Found([] if job is None else [job], events, counts, totals, figures or totals, began)
 
 
@@ -101,7 +103,7 @@ def test_a_job_nobody_was_told_of_may_be_there_or_not() -> None:
 
 def test_a_renewal_answered_with_a_cancel_may_have_come_too_late() -> None:
     late = [
-        replace(fact, mark="cancel") if isinstance(fact, Renewed) and fact.mark == "lost" else fact
+        replace(fact, mark="cancel") if isinstance(fact, LeaseRenewed) and fact.mark == "lost" else fact
         for fact in FACTS
     ]
 
@@ -123,14 +125,14 @@ def test_a_job_given_back_may_run_again_at_once() -> None:
         *FACTS[6:7],
         *FACTS[10:],
     ]
-    kinds = [kind for kind in KINDS if kind is not Kind.STALLED]
+    kinds = [kind for kind in KINDS if kind is not EventKind.STALLED]
     job = replace(TAKEN_OVER, attempts=1, releases=1, crashes=0)
 
     assert violations(released, found(job, kinds, totals={"default": {"inserted": 1, "completed": 1}})) == []
 
 
 def test_a_worker_lost_before_the_handler_began_is_no_crash() -> None:
-    kinds = [Kind.WAITING, Kind.CLAIMED, Kind.STALLED, Kind.WAITING, *KINDS[5:]]
+    kinds = [EventKind.WAITING, EventKind.CLAIMED, EventKind.STALLED, EventKind.WAITING, *KINDS[5:]]
     facts = [fact for fact in FACTS if fact.pid != 1]
 
     assert violations(facts, found(replace(TAKEN_OVER, attempts=1, releases=1, crashes=0), kinds)) == []
@@ -143,13 +145,13 @@ BROKEN: dict[str, Broken] = {
         FACTS[:2],
         found(
             created(NEW, 1, 0.0),
-            [Kind.WAITING],
+            [EventKind.WAITING],
             {"default": {"waiting": 1}},
             {"default": {"inserted": 1}},
         ),
     ),
     "P3: job a was claimed while it was held": lambda: violations(
-        FACTS, found(kinds=[*KINDS[:3], Kind.CLAIMED, *KINDS[3:]])
+        FACTS, found(kinds=[*KINDS[:3], EventKind.CLAIMED, *KINDS[3:]])
     ),
     "P3: job a ran in 2 under fence 20, which it had not claimed": lambda: violations(
         without(Claimed, 20), found()
@@ -164,7 +166,7 @@ BROKEN: dict[str, Broken] = {
         instead(Settled, 10, sent=9.0, at=9.1), found()
     ),
     "P4: job a was held under fence 10, after 20": lambda: violations(
-        instead(Renewed, 10, mark="held", sent=19.5), found()
+        instead(LeaseRenewed, 10, mark="held", sent=19.5), found()
     ),
     "P4: job a was written under fence 10, after 20": lambda: violations(
         instead(Settled, 10, mark="written", move="retry"), found()
@@ -199,7 +201,7 @@ BROKEN: dict[str, Broken] = {
         FACTS, found(replace(TAKEN_OVER, state=State.FAILED, reason=Reason.WORKER_LOST, result=None))
     ),
     "P7: job a went on after it had completed: waiting": lambda: violations(
-        FACTS, found(kinds=[*KINDS, Kind.WAITING])
+        FACTS, found(kinds=[*KINDS, EventKind.WAITING])
     ),
     "P7: job a is completed, which its events do not tell": lambda: violations(
         FACTS, found(kinds=KINDS[:-1])

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from errandry.core.state import Reason, State
-from tests.faults.history import Renewed, Settled
+from tests.faults.history import LeaseRenewed, Settled
 from tests.faults.process import Process, until
 from tests.faults.scene import BOTH_LOOPS, Scene
 
@@ -68,7 +68,7 @@ async def test_a_worker_that_stood_still_changes_nothing_whatever_its_handler_do
     assert record.result is not None
     assert json.loads(record.result)["pid"] == other.pid
     await until(lambda: len(scene.journal.ended(job)) == 2)
-    facts = [fact for fact in scene.journal.read() if isinstance(fact, Renewed | Settled)]
+    facts = [fact for fact in scene.journal.read() if isinstance(fact, LeaseRenewed | Settled)]
     late = [fact for fact in facts if fact.fence == first.fence and fact.sent > second.at]
     assert {fact.mark for fact in late} <= {"lost"}
     await scene.check()

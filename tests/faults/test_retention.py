@@ -89,7 +89,7 @@ async def test_what_goes_was_archived_whoever_dies_meanwhile(tmp_path: Path, kin
     async with Errandry(url) as app:
         await fill(app, 1_200, keep=Keep(completed=0.01))
         await app.resolve(query="")
-        head = await app.head()
+        head = await app.latest_cursor()
 
         first = start(tmp_path, url, "worker", "app:jobs")
         assert await asyncio.to_thread(first.wait) == 9

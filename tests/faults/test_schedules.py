@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from errandry.core.answer import Claims, Kept
+from errandry.core.answer import Claims, UpkeepResult
 from errandry.core.command import Claim, Upkeep
-from errandry.core.job import Job, NewJob
-from errandry.core.schedule import CatchUp, Overlap, Plan, PutSchedule, job_id
+from errandry.core.job import JobRecord, NewJob
+from errandry.core.schedule import CatchUp, Overlap, PutSchedule, SchedulePlan, job_id
 from errandry.core.state import State
 from errandry.core.tick import origin
 from errandry.store.url import store_at
@@ -105,9 +105,9 @@ async def test_passes_that_come_at_a_tick_together_decide_about_it_once(
         await store.open()
     try:
         job = NewJob(id="-", task="t", payload="{}")
-        plan = Plan(job=job, every=10.0, overlap=overlap, catch_up=CatchUp.ALL)
+        plan = SchedulePlan(job=job, every=10.0, overlap=overlap, catch_up=CatchUp.ALL)
         await stores[0].commit([PutSchedule("s", plan)])
-        claimed: list[Job] = []
+        claimed: list[JobRecord] = []
         for number in range(20):
             clock.advance(10)
             passes = [
@@ -115,7 +115,7 @@ async def test_passes_that_come_at_a_tick_together_decide_about_it_once(
                 for n, store in enumerate(stores)
             ]
             for kept, claims in await asyncio.gather(*passes):
-                assert isinstance(kept, Kept)
+                assert isinstance(kept, UpkeepResult)
                 assert isinstance(claims, Claims)
                 claimed += claims.jobs
         schedule = await stores[0].schedule("s")
@@ -133,7 +133,7 @@ async def _has_run(scene: Scene, times: int) -> bool:
     return (await scene.app.schedules.get("beat")).runs >= times
 
 
-def _ticks(jobs: Sequence[Job]) -> list[float]:
+def _ticks(jobs: Sequence[JobRecord]) -> list[float]:
     return sorted(found.tick or 0.0 for job in jobs if (found := origin(job)) is not None)
 
 

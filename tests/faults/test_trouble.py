@@ -14,12 +14,12 @@ import pytest
 
 from errandry import Errandry, JobContext, Worker, WorkerOptions
 from errandry.clock import SystemClock
-from errandry.core.answer import Answer, Kept
+from errandry.core.answer import Answer, UpkeepResult
 from errandry.core.command import Beat, Claim, Command, Renew, Settle, Start, Upkeep, WorkerInfo
 from errandry.core.state import State
 from errandry.errors import StoreFull, StoreRefused, StoreUnavailable
 from errandry.store.contract import Store
-from errandry.store.memory import MemoryStore
+from errandry.store.memory.driver import MemoryStore
 from errandry.worker import leases, liveness, worker
 from tests.faults.process import LIMIT, until, until_said
 
@@ -376,7 +376,7 @@ async def test_all_jobs_of_a_dead_worker_are_taken_from_it_however_many(
     beat = Beat(worker="dead", host=os.uname().nodename, alive=told.path)
     await place.app.engine.submit(beat)
     os.close(told._lock)
-    passes = [Kept(more=True), Kept(more=True), Kept()]
+    passes = [UpkeepResult(more=True), UpkeepResult(more=True), UpkeepResult()]
     proofs: list[bool] = []
 
     async def commit(commands: Sequence[Command]) -> list[Answer]:

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from errandry import Errandry
-from errandry.core.event import Kind
-from errandry.store.contract import Happened
+from errandry.core.event import EventKind
+from errandry.store.contract import EventEntry
 from tests.faults.racer import KEYS, Racer, app
 from tests.store.server import server
 
 pytestmark = pytest.mark.slow("starts eight programs")
 
 RACERS, ROUNDS = 8, 40
-BORN = (Kind.WAITING, Kind.SCHEDULED)
-ENDED = (Kind.COMPLETED, Kind.FAILED, Kind.CANCELED, Kind.REMOVED)
+BORN = (EventKind.WAITING, EventKind.SCHEDULED)
+ENDED = (EventKind.COMPLETED, EventKind.FAILED, EventKind.CANCELED, EventKind.REMOVED)
 ROOT = Path(__file__).parents[2]
 
 
@@ -94,8 +94,8 @@ async def check(jobs: Errandry, told: Sequence[dict[str, list[str]]]) -> None:
         assert {held.id} >= alive[key]
 
 
-async def happened(jobs: Errandry) -> list[Happened]:
-    found: list[Happened] = []
+async def happened(jobs: Errandry) -> list[EventEntry]:
+    found: list[EventEntry] = []
     cursor: str | None = None
     while True:
         page = await jobs.engine.call(jobs.store.events, cursor, 10_000)

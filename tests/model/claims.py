@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from errandry.core.answer import Claims
-from errandry.core.batch import Batch
+from errandry.core.batch import BatchSpec
 from errandry.core.command import Claim, Command, Ref
 from errandry.core.gate import GateKind
-from errandry.core.job import Job
+from errandry.core.job import JobRecord
 from errandry.core.rule import NO_RULE, Rate
 from errandry.core.state import State
 from tests.model.done import IN_HAND, Jobs, Pass
@@ -99,7 +99,7 @@ class Claiming:
         held = [job for job in done.after.values() if job.state in IN_HAND]
         assert all(job.lease_until is not None and job.lease_until > done.now for job in held), held
 
-    def _is_kept_back(self, done: Pass, job: Job) -> bool:
+    def _is_kept_back(self, done: Pass, job: JobRecord) -> bool:
         """Whether a limit is reached, a rate may be used up, or its group is closed for a while."""
         return any(
             (limit is not None and _held(done.after, key) >= limit)
@@ -123,7 +123,7 @@ class Claiming:
                 self.claims[command.worker] = command.nonce, taken, done.now
 
 
-def nobody_is_taken_who_must_not_be(done: Pass, command: Claim, jobs: Sequence[Job]) -> None:
+def nobody_is_taken_who_must_not_be(done: Pass, command: Claim, jobs: Sequence[JobRecord]) -> None:
     """By a worker, or out of a queue, task or group, that is paused; or when it has lapsed."""
     for job in jobs:
         assert _is_open(job, command, done.closed), job
@@ -139,7 +139,7 @@ def limits_hold(done: Pass) -> None:
             assert after <= max(limit, before), (key, limit, before, after)
 
 
-def passages(done: Pass, job: Job) -> Iterator[Passage]:
+def passages(done: Pass, job: JobRecord) -> Iterator[Passage]:
     """The gates a job has to pass."""
     yield passage(done, (GateKind.QUEUE, job.queue, ""))
     yield passage(done, (GateKind.TASK, job.task, ""))
@@ -160,7 +160,11 @@ def passage(done: Pass, key: Key) -> Passage:
 
 
 def urgent_first(
-    done: Pass, command: Claim, jobs: Sequence[Job], first: Sequence[Job], left: Sequence[Job]
+    done: Pass,
+    command: Claim,
+    jobs: Sequence[JobRecord],
+    first: Sequence[JobRecord],
+    left: Sequence[JobRecord],
 ) -> None:
     """Jobs go by urgency: those of a group among themselves, and all of the queues where no group waits.
 
@@ -173,7 +177,7 @@ def urgent_first(
     turning = {job.queue for job in (*done.before.values(), *waiting, *jobs) if job.group and _lines_up(job)}
     parties: dict[tuple[str, str], tuple[list[Spot], list[Spot]]] = defaultdict(lambda: ([], []))
 
-    def party(job: Job) -> tuple[str, str]:
+    def party(job: JobRecord) -> tuple[str, str]:
         if job.queue in turning:
             return job.queue, job.group
         return ("", "") if command.order is None else (job.queue, "")
@@ -189,11 +193,11 @@ def urgent_first(
         assert not went or not stayed or max(went) < min(stayed), (which, went, stayed)
 
 
-def _lines_up(job: Job) -> bool:
+def _lines_up(job: JobRecord) -> bool:
     return job.state is State.WAITING or job.state in IN_HAND
 
 
-def _spots(done: Pass, jobs: Sequence[Job]) -> dict[str, Spot]:
+def _spots(done: Pass, jobs: Sequence[JobRecord]) -> dict[str, Spot]:
     """Where each stands: by priority and place. In a queue with ageing, who has waited too long goes first.
 
     But nobody overtakes, of his own task, group and priority, who was in line before him.
@@ -223,7 +227,9 @@ def _held(jobs: Jobs, key: Key) -> int:
             return sum((job.queue, job.group) == (name, group) for job in held)
 
 
-def _is_eligible(job: Job, claim: Claim, suspects: int | None, closed: frozenset[tuple[str, ...]]) -> bool:
+def _is_eligible(
+    job: JobRecord, claim: Claim, suspects: int | None, closed: frozenset[tuple[str, ...]]
+) -> bool:
     """Whether the claim could have taken the job, with so many suspects to spare."""
     return (
         job.state in (State.WAITING, State.SCHEDULED)
@@ -235,13 +241,13 @@ def _is_eligible(job: Job, claim: Claim, suspects: int | None, closed: frozenset
     )
 
 
-def _is_open(job: Job, claim: Claim, closed: frozenset[tuple[str, ...]]) -> bool:
+def _is_open(job: JobRecord, claim: Claim, closed: frozenset[tuple[str, ...]]) -> bool:
     """Whether nothing that the job has to pass is paused, nor the worker."""
     group = "group", job.queue, job.group
     return closed.isdisjoint((("queue", job.queue), ("task", job.task), group, ("worker", claim.worker)))
 
 
-def _first_of_calls(jobs: Sequence[Job], batches: Sequence[Batch]) -> Iterator[Job]:
+def _first_of_calls(jobs: Sequence[JobRecord], batches: Sequence[BatchSpec]) -> Iterator[JobRecord]:
     """The jobs for which a claim has counted: not those that came along in a batch."""
     sizes, seen = {batch.task: batch.size for batch in batches}, Counter[str]()
     for job in jobs:

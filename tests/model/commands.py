@@ -11,38 +11,38 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from errandry.core.batch import Batch
+from errandry.core.batch import BatchSpec
 from errandry.core.command import (
     STRICT,
     Beat,
-    Cancel,
+    CancelJobs,
     Claim,
     Command,
-    Complete,
-    Edit,
-    Fail,
-    GiveUp,
+    CompleteOutcome,
+    EditJobs,
+    FailOutcome,
+    GiveUpOutcome,
     Insert,
     Note,
     Outcome,
-    Postpone,
-    Promote,
+    PostponeJobs,
+    PromoteJobs,
     PutStep,
     Ref,
-    Release,
-    Remove,
+    ReleaseOutcome,
+    RemoveJobs,
     Renew,
-    Rerun,
-    Resolve,
-    Retry,
+    RerunJobs,
+    ResolveJobs,
+    RetryOutcome,
     Settle,
-    Snooze,
+    SnoozeOutcome,
     Start,
     Upkeep,
 )
-from errandry.core.flow import Await, Edge, Policy
+from errandry.core.flow import AwaitOutcome, Edge, Policy
 from errandry.core.gate import GateKind, Pause, PutRule, Resume
-from errandry.core.job import Failure, Keep, Log, NewJob, Order, Progress
+from errandry.core.job import Failure, JobOrder, Keep, LogLine, NewJob, Progress
 from errandry.core.query import Query, parse
 from errandry.core.retry import Backoff, Curve
 from errandry.core.rule import NO_RULE, Comeback, Overflow, Rate, Rule
@@ -51,21 +51,23 @@ from errandry.core.schedule import (
     CatchUp,
     Overlap,
     PauseSchedule,
-    Plan,
     PutSchedule,
     RemoveSchedule,
     ResumeSchedule,
     RunSchedule,
     ScheduleCommand,
+    SchedulePlan,
 )
 from errandry.core.state import Reason, State
-from errandry.core.step import Signal, Wait
-from errandry.core.unique import Conflict, Scope, Unique
-from errandry.store.contract import Bounds
+from errandry.core.step import SendSignal, WaitOutcome
+from errandry.core.unique import Conflict, UniqueKey, UniqueScope
+from errandry.store.contract import StoreLimits
 
 T = TypeVar("T")
 
-BOUNDS = Bounds(payload=120, result=100, step=80, events=60, events_age=7_200.0, workers_age=3_600.0, scan=6)
+BOUNDS = StoreLimits(
+    payload=120, result=100, step=80, events=60, events_age=7_200.0, workers_age=3_600.0, scan=6
+)
 TOO_LARGE = '"' + "x" * 120 + '"'
 
 IDS = [f"job-{number:02}" for number in range(32)]
@@ -154,11 +156,11 @@ class Chance:
             chosen += [(awaiting, one) for one in ids[:2]]
         return tuple(Edge(*pair, self.of(Policy.FAIL, *Policy)) for pair in chosen)
 
-    def awaiting(self, ref: Ref) -> Await:
+    def awaiting(self, ref: Ref) -> AwaitOutcome:
         taken = {*self.seen.live, *self.seen.finished, ref.job}
         free = [one for one in IDS if one not in taken]
         ids = self.some(free, 3) if free and not self.one_in(8) else []
-        return Await(tuple(self.new_job(one) for one in ids), self.edges(ids, ref.job))
+        return AwaitOutcome(tuple(self.new_job(one) for one in ids), self.edges(ids, ref.job))
 
     def new_job(self, job_id: str) -> NewJob:
         times: dict[str, Any] = self.of(*[{}] * 6, {"delay": 0}, {"delay": 10.0}, {"run_at": self.moment()})
@@ -169,7 +171,7 @@ class Chance:
             queue=self.of(*QUEUES),
             group=self.of("", "", *GROUPS),
             priority=self.of(0, 0, -1, 5),
-            order=self.of(Order.FIFO, Order.FIFO, Order.LIFO),
+            order=self.of(JobOrder.FIFO, JobOrder.FIFO, JobOrder.LIFO),
             max_attempts=self.of(1, 1, 2, 3, 5),
             max_crashes=self.of(1, 2, 3, 3),
             timeout=self.of(None, 2.5),
@@ -186,11 +188,11 @@ class Chance:
             **times,
         )
 
-    def unique(self) -> Unique:
+    def unique(self) -> UniqueKey:
         """Few keys, and every scope of each."""
-        scope = self.of(*[Scope.ALIVE] * 6, Scope.WINDOW, Scope.WINDOW, *Scope)
-        window = self.of(20.0, 3_600.0) if scope is Scope.WINDOW else None
-        return Unique(self.of("k", "K", "größe"), scope, window, per_queue=self.one_in(3))
+        scope = self.of(*[UniqueScope.ALIVE] * 6, UniqueScope.WINDOW, UniqueScope.WINDOW, *UniqueScope)
+        window = self.of(20.0, 3_600.0) if scope is UniqueScope.WINDOW else None
+        return UniqueKey(self.of("k", "K", "größe"), scope, window, per_queue=self.one_in(3))
 
     def moment(self) -> float:
         """Around now, seldom far off."""
@@ -211,7 +213,9 @@ class Chance:
             suspects=self.of(None, None, None, 0, 1),
             start=self.of(True, True, False),
             batches=self.of(
-                *[()] * 3, (Batch("send", 3),), (Batch("send", 2, start=False), Batch("resize", 9))
+                *[()] * 3,
+                (BatchSpec("send", 3),),
+                (BatchSpec("send", 2, start=False), BatchSpec("resize", 9)),
             ),
             lease=self.lease(),
             order=order,
@@ -236,19 +240,23 @@ class Chance:
         return Renew(tuple({ref.job: ref for ref in (self.ref(), self.ref())}.values()), self.lease())
 
     def note(self) -> Note:
-        lines = (Log(0.0, "halfway"), Log(12.5, "y" * 2_500, "warning"), Log(1, "surrogate \udcff"))
+        lines = (
+            LogLine(0.0, "halfway"),
+            LogLine(12.5, "y" * 2_500, "warning"),
+            LogLine(1, "surrogate \udcff"),
+        )
         progress = self.of(None, Progress(0, "begun"), Progress(0.25), Progress(1, "done"))
         return Note(self.ref(), progress, lines[: self.of(0, 1, 3)])
 
     def step(self) -> PutStep:
         return PutStep(self.ref(), self.of(*STEPS), self.of("null", "[1]", '"Ärger"', TOO_LARGE))
 
-    def signal(self) -> Signal:
+    def signal(self) -> SendSignal:
         pool = self.seen.live if self.seen.live and not self.one_in(6) else IDS
         job, name = self.of(*pool), self.of(*STEPS)
         if self.seen.awaited and self.one_in(2):
             job, name = self.of(*self.seen.awaited)
-        return Signal(job, name, self.of("null", "[1]", "[2]", TOO_LARGE))
+        return SendSignal(job, name, self.of("null", "[1]", "[2]", TOO_LARGE))
 
     def settle(self) -> Settle:
         ref = self.ref()
@@ -257,16 +265,16 @@ class Chance:
     def outcome(self) -> Outcome:
         reasons = Reason.WORKER_LOST, Reason.NO_HANDLER
         outcomes: tuple[Outcome, ...] = (
-            Complete(self.of(None, "null", '{"ok":true}', "[1]", TOO_LARGE)),
-            Complete('{"ok":true}'),
-            Retry(self.failure(), self.of(None, None, 0, 0.5, 20.0)),
-            Retry(self.failure(), 0),
-            Retry(self.failure(), self.of(None, 5.0, 30.0), pause_group=True),
-            Fail(self.failure()),
-            Snooze(self.of(0, 5.0, 60.0), self.of(None, None, *STEPS)),
-            Wait(self.of(*STEPS), self.of(0, 5.0, 60.0, 4_000.0)),
-            Release(self.of(0, 0, 15.0), self.of(*reasons)),
-            GiveUp(self.of(None, self.failure())),
+            CompleteOutcome(self.of(None, "null", '{"ok":true}', "[1]", TOO_LARGE)),
+            CompleteOutcome('{"ok":true}'),
+            RetryOutcome(self.failure(), self.of(None, None, 0, 0.5, 20.0)),
+            RetryOutcome(self.failure(), 0),
+            RetryOutcome(self.failure(), self.of(None, 5.0, 30.0), pause_group=True),
+            FailOutcome(self.failure()),
+            SnoozeOutcome(self.of(0, 5.0, 60.0), self.of(None, None, *STEPS)),
+            WaitOutcome(self.of(*STEPS), self.of(0, 5.0, 60.0, 4_000.0)),
+            ReleaseOutcome(self.of(0, 0, 15.0), self.of(*reasons)),
+            GiveUpOutcome(self.of(None, self.failure())),
         )
         return self.of(*outcomes)
 
@@ -289,23 +297,23 @@ class Chance:
     def query(self) -> Query:
         return parse(" ".join(self.some(TERMS, 2))) if self.one_in(4) else parse(self.of("", *TERMS))
 
-    def cancel(self) -> Cancel:
-        return Cancel(
+    def cancel(self) -> CancelJobs:
+        return CancelJobs(
             **self.meant(self.seen.live),
             force=self.of(False, False, True),
             children=self.of(True, True, False),
         )
 
-    def rerun(self) -> Rerun:
+    def rerun(self) -> RerunJobs:
         when: dict[str, Any] = self.of({}, {}, {"delay": 8.0}, {"run_at": self.moment()})
         how: dict[str, Any] = {"reset_attempts": self.of(False, True), "from_start": self.one_in(3)}
-        return Rerun(**self.meant(self.seen.finished), **when, **how)
+        return RerunJobs(**self.meant(self.seen.finished), **when, **how)
 
-    def edit(self) -> Edit:
-        return Edit(
+    def edit(self) -> EditJobs:
+        return EditJobs(
             **self.meant(self.seen.live),
             payload=self.of(None, None, None, "[7]", TOO_LARGE),
-            metadata=self.of(None, None, '{"errandry.version":2}'),
+            metadata=self.of(None, None, '{"errandry.codec.argument_version":2}'),
             priority=self.of(None, 3, -2),
             run_at=self.of(None, None, self.moment()),
             max_attempts=self.of(None, 1, 4),
@@ -313,24 +321,24 @@ class Chance:
             queue=self.of(None, None, *QUEUES),
         )
 
-    def postpone(self) -> Postpone:
+    def postpone(self) -> PostponeJobs:
         when: dict[str, Any] = self.of({"delay": 0}, {"delay": 30.0}, {"run_at": self.moment()})
-        return Postpone(**self.meant(self.seen.live), **when)
+        return PostponeJobs(**self.meant(self.seen.live), **when)
 
-    def promote(self) -> Promote:
-        return Promote(**self.meant(self.seen.live))
+    def promote(self) -> PromoteJobs:
+        return PromoteJobs(**self.meant(self.seen.live))
 
-    def resolve(self) -> Resolve:
-        return Resolve(
+    def resolve(self) -> ResolveJobs:
+        return ResolveJobs(
             **self.meant(self.seen.live),
             state=self.of(State.COMPLETED, State.FAILED),
             result=self.of(None, None, "[8]", TOO_LARGE),
             message=self.of("", "by hand"),
         )
 
-    def remove(self) -> Remove:
+    def remove(self) -> RemoveJobs:
         usual = [ref.job for ref in self.seen.held] if self.one_in(2) else self.seen.finished
-        return Remove(**self.meant(usual), force=self.of(False, True))
+        return RemoveJobs(**self.meant(usual), force=self.of(False, True))
 
     def gate(self) -> Pause | Resume:
         kind = self.of(*GateKind)
@@ -377,13 +385,13 @@ class Chance:
         )
         return self.of(*choices)
 
-    def plan(self) -> Plan:
+    def plan(self) -> SchedulePlan:
         """With many ticks between two looks, or few."""
         when: dict[str, Any] = self.of(
             {"every": 5.0}, {"every": 30.0}, {"cron": "* * * * *"}, {"cron": "*/20 * * * * *"}
         )
         fields = self.new_job("-")
-        return Plan(
+        return SchedulePlan(
             job=replace(fields, run_at=None, delay=None, deadline=None, unique=None),
             start=self.of(None, None, self.moment()),
             end=self.of(None, None, self.seen.now + 500.0),

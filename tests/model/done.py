@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 from errandry.core.answer import Answer, Moved
 from errandry.core.command import Command, Ref
-from errandry.core.flow import Link
-from errandry.core.gate import Gate
-from errandry.core.job import Job
-from errandry.core.operator import Operator
-from errandry.core.schedule import Schedule
+from errandry.core.flow import EdgeRecord
+from errandry.core.gate import GateRecord
+from errandry.core.job import JobRecord
+from errandry.core.schedule import ScheduleRecord
+from errandry.core.selection import JobSelection
 from errandry.core.state import State
 from errandry.core.step import Step
-from errandry.store.contract import Happened
+from errandry.store.contract import EventEntry
 
-Jobs = Mapping[str, Job]
+Jobs = Mapping[str, JobRecord]
 
 IN_HAND = (State.CLAIMED, State.RUNNING)
 GOING = (State.WAITING, State.SCHEDULED, *IN_HAND)
@@ -33,11 +33,11 @@ class Pass:
     now: float
     before: Jobs
     after: Jobs
-    events: Sequence[Happened]
+    events: Sequence[EventEntry]
     closed: frozenset[tuple[str, ...]]
-    rules: Sequence[Gate]
-    schedules: Sequence[Schedule]
-    links: Mapping[str, Sequence[Link]]
+    rules: Sequence[GateRecord]
+    schedules: Sequence[ScheduleRecord]
+    links: Mapping[str, Sequence[EdgeRecord]]
     steps: Mapping[str, Sequence[Step]]
 
     @property
@@ -52,12 +52,12 @@ class Pass:
     def has(self, *kinds: type) -> bool:
         return any(isinstance(command, kinds) for command in self.commands)
 
-    def moved(self, kind: type[Operator]) -> set[str]:
+    def moved(self, kind: type[JobSelection]) -> set[str]:
         """What operators have moved so."""
         found = [one for command, one in self.pairs if isinstance(command, kind) and isinstance(one, Moved)]
         return {job for one in found for job in one.moved}
 
-    def earlier(self, job: Job) -> Job | None:
+    def earlier(self, job: JobRecord) -> JobRecord | None:
         """The same job before the pass, and not another one of its id."""
         before = self.before.get(job.id)
         return before if before is not None and before.seq == job.seq else None

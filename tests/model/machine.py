@@ -16,11 +16,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from errandry.clock import Clock
 from errandry.core.answer import Answer, Claims, Moved, Renewed
-from errandry.core.command import Cancel, Claim, Command, Ref, Release, Settle, Start, Upkeep, touched
+from errandry.core.command import (
+    CancelJobs,
+    Claim,
+    Command,
+    Ref,
+    ReleaseOutcome,
+    Settle,
+    Start,
+    Upkeep,
+    touched_ids,
+)
 from errandry.core.gate import GateKind, Pause, Resume
-from errandry.core.job import Job
+from errandry.core.job import JobRecord
 from errandry.core.state import State
-from errandry.store.contract import RANK, Bounds, Store
+from errandry.store.contract import RANK, Store, StoreLimits
 from errandry.testing.clock import FakeClock
 from tests.model.commands import BOUNDS, EVERYDAY, IDS, KINDS, WORKERS, Chance, Seen
 from tests.model.done import Pass
@@ -28,7 +38,7 @@ from tests.model.pair import Cursors, Look, Pair
 from tests.model.promises import Promises
 
 Opener = Callable[[], Store]
-Subject = Callable[[Path, Clock, Bounds], Opener]
+Subject = Callable[[Path, Clock, StoreLimits], Opener]
 """Given a folder: what makes a store object, each time another one on the same data."""
 
 seeds = st.integers(0, 2**32)
@@ -47,7 +57,7 @@ class History(RuleBasedStateMachine):
         self.pair = Pair(make, self.clock, BOUNDS, IDS, WORKERS)
         self.promises = Promises()
         self.seen = Seen()
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, JobRecord] = {}
         self.sent: list[list[Command]] = []
         self.cursors: list[Cursors] = [(None, None)]
         self.is_set_back = False
@@ -92,7 +102,7 @@ class History(RuleBasedStateMachine):
             if job.state is State.CLAIMED and chance.of(True, False):
                 self.commit([Start(ref)])
             if chance.one_in(3):
-                self.commit([Cancel(ids=(job.id,))])
+                self.commit([CancelJobs(ids=(job.id,))])
             if chance.of(True, True, False):
                 self.commit([Settle(ref, chance.outcome())])
 
@@ -109,7 +119,7 @@ class History(RuleBasedStateMachine):
             jobs = self.claim(Claim(worker=worker, nonce=self.seen.new_nonce(), limit=3, start=start))
             if not jobs:
                 break
-            self.commit([Settle(Ref(job.id, job.fence), Release()) for job in jobs])
+            self.commit([Settle(Ref(job.id, job.fence), ReleaseOutcome()) for job in jobs])
 
     @rule(seconds=st.sampled_from([0.125, 1.0, 5.0, 5.0, 10.0, 30.0, 30.0, 301.0, 4_000.0, 90_000.0]))
     def time_passes(self, seconds: float) -> None:
@@ -154,7 +164,7 @@ class History(RuleBasedStateMachine):
 
     # How a step is made and checked.
 
-    def claim(self, claim: Claim) -> Sequence[Job]:
+    def claim(self, claim: Claim) -> Sequence[JobRecord]:
         [answer] = self.commit([claim])
         assert isinstance(answer, Claims)
         return answer.jobs
@@ -220,7 +230,7 @@ def in_order(commands: Sequence[Command]) -> list[Command]:
     taken: set[str] = set()
     found: list[Command] = []
     for command in commands:
-        ids = set(touched(command))
+        ids = set(touched_ids(command))
         if not ids & taken:
             taken |= ids
             found.append(command)
@@ -242,7 +252,7 @@ def name_of_answer(answer: Answer) -> str:
             return "moved" if moved else "already" if already else "refused" if refused else "none"
         case Claims(jobs=jobs):
             return "some" if jobs else "none"
-        case Renewed(marks=marks):
+        case Renewed(acks=marks):
             return " ".join(sorted({name_of_answer(mark) for mark in marks}))
         case _:
             return str(getattr(answer, "cause", answer if isinstance(answer, str) else type(answer).__name__))

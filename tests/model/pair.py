@@ -13,15 +13,15 @@ from typing import Any, NamedTuple, TypeVar, cast
 from errandry.clock import Clock
 from errandry.core.answer import Answer, Moved
 from errandry.core.command import Command
-from errandry.core.flow import Link
-from errandry.core.gate import Gate, GateKind, Pausing
-from errandry.core.job import Job
+from errandry.core.flow import EdgeRecord
+from errandry.core.gate import GateKind, GateRecord, PauseInfo
+from errandry.core.job import JobRecord
 from errandry.core.query import Query
-from errandry.core.schedule import Schedule
+from errandry.core.schedule import ScheduleRecord
 from errandry.core.step import Step
 from errandry.errors import ErrandryError
-from errandry.store.contract import Bounds, Events, Happened, Page, QueueInfo, Store
-from errandry.store.memory import MemoryStore
+from errandry.store.contract import EventEntry, EventPage, QueueInfo, RecordPage, Store, StoreLimits
+from errandry.store.memory.driver import MemoryStore
 
 T = TypeVar("T")
 Cursors = tuple[str | None, str | None]
@@ -46,21 +46,21 @@ READS = (
 class Look(NamedTuple):
     """What the memory store shows at one moment."""
 
-    jobs: dict[str, Job]
-    news: tuple[Happened, ...]
+    jobs: dict[str, JobRecord]
+    news: tuple[EventEntry, ...]
     counts: dict[str, dict[str, int]]
     totals: dict[str, dict[str, int]]
     queues: list[QueueInfo]
-    paused: dict[GateKind, dict[str, Pausing]]
-    rules: list[Gate]
-    schedules: list[Schedule]
-    links: dict[str, list[Link]]
+    paused: dict[GateKind, dict[str, PauseInfo]]
+    rules: list[GateRecord]
+    schedules: list[ScheduleRecord]
+    links: dict[str, list[EdgeRecord]]
     steps: dict[str, list[Step]]
 
 
 class Pair:
     def __init__(
-        self, make: Callable[[], Store], clock: Clock, bounds: Bounds, ids: list[str], workers: list[str]
+        self, make: Callable[[], Store], clock: Clock, bounds: StoreLimits, ids: list[str], workers: list[str]
     ) -> None:
         self.loop = asyncio.new_event_loop()
         self.make, self.ids = make, ids
@@ -183,9 +183,9 @@ class Pair:
         match value:
             case str():
                 return value.replace(self.names[0], "store").replace(self.names[1], "store")
-            case Page(jobs=jobs, cursor=cursor):
+            case RecordPage(jobs=jobs, cursor=cursor):
                 return jobs, self._plain(cursor)
-            case Events(entries=entries, cursor=cursor, missed=missed):
+            case EventPage(entries=entries, cursor=cursor, missed=missed):
                 return [(self._plain(e.cursor), e.at, e.event) for e in entries], self._plain(cursor), missed
             case tuple():
                 return [self._plain(one) for one in value]

@@ -9,37 +9,37 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from errandry.core.answer import ALREADY, HELD, WRITTEN, Inserted, Kept, Lost, Moved, Renewed
+from errandry.core.answer import ALREADY, HELD, WRITTEN, Inserted, Lost, Moved, Renewed, UpkeepResult
 from errandry.core.command import (
-    Cancel,
-    Complete,
-    Fail,
+    CancelJobs,
+    CompleteOutcome,
+    FailOutcome,
     Insert,
     Note,
     PutStep,
     Ref,
-    Release,
-    Remove,
+    ReleaseOutcome,
+    RemoveJobs,
     Renew,
-    Rerun,
-    Retry,
+    RerunJobs,
+    RetryOutcome,
     Settle,
-    Snooze,
+    SnoozeOutcome,
     Start,
     Upkeep,
-    brought,
+    inserted_jobs,
 )
-from errandry.core.event import Kind
-from errandry.core.flow import Await, Policy
-from errandry.core.job import Job, Keep, NewJob, Order
-from errandry.core.operator import Operator
+from errandry.core.event import EventKind
+from errandry.core.flow import AwaitOutcome, Policy
+from errandry.core.job import JobOrder, JobRecord, Keep, NewJob
 from errandry.core.rule import Overflow
-from errandry.core.schedule import Schedule
+from errandry.core.schedule import ScheduleRecord
+from errandry.core.selection import JobSelection
 from errandry.core.state import Reason, State
-from errandry.core.step import Signal, Step, StepKind, Wait
-from errandry.core.unique import Conflict, Scope, Unique
+from errandry.core.step import SendSignal, Step, StepKind, WaitOutcome
+from errandry.core.unique import Conflict, UniqueKey, UniqueScope
 from errandry.errors import DuplicateJob, ErrandryError
-from errandry.store.contract import Happened
+from errandry.store.contract import EventEntry
 from tests.model.claims import Claiming
 from tests.model.commands import BOUNDS
 from tests.model.done import IN_HAND, Jobs, Pass
@@ -47,7 +47,7 @@ from tests.model.families import Families
 
 Counts = Mapping[str, Mapping[str, int]]
 
-AFTER_START = (Complete, Retry, Fail, Snooze, Await, Wait)
+AFTER_START = (CompleteOutcome, RetryOutcome, FailOutcome, SnoozeOutcome, AwaitOutcome, WaitOutcome)
 
 
 class Promises:
@@ -62,7 +62,7 @@ class Promises:
         self.keys: dict[str, set[str]] = {}
         self.settled: dict[tuple[Ref, int], type] = {}
         self.ended: dict[tuple[str, str], int] = {}
-        self.ticks: dict[str, Schedule] = {}
+        self.ticks: dict[str, ScheduleRecord] = {}
         self.steps: Mapping[str, Sequence[Step]] = {}
 
     def check(self, done: Pass) -> None:
@@ -89,7 +89,7 @@ class Promises:
         a_signal_comes_in_time_or_not_at_all(done)
         everything_is_bounded(done)
 
-    def check_counts(self, jobs: Jobs, counts: Counts, totals: Counts, events: Sequence[Happened]) -> None:
+    def check_counts(self, jobs: Jobs, counts: Counts, totals: Counts, events: Sequence[EventEntry]) -> None:
         """P8: counters equal a recount, nothing is lost, and totals go on when jobs are gone."""
         recount: dict[str, dict[str, int]] = {}
         for job in jobs.values():
@@ -111,7 +111,7 @@ class Promises:
     def _every_tick_is_decided_about(self, done: Pass) -> None:
         """Who claims, or keeps up without a narrow bound, leaves no schedule with a tick that is due."""
         command, answer = done.commands[-1], done.answers[-1]
-        is_kept = isinstance(answer, Kept) and not answer.more
+        is_kept = isinstance(answer, UpkeepResult) and not answer.more
         if is_kept or (self.claiming.is_new(command) and not done.has(Upkeep)):
             due = [one for one in done.schedules if one.due_at is not None and one.due_at <= done.now]
             assert not due, due
@@ -155,13 +155,13 @@ class Promises:
                 is_back = earlier is not None and bool(job.group) and job.queue in ordered
                 is_back &= abs(job.place) == job.seq
                 assert is_back or abs(job.place) > self.places, (job, self.places)
-                assert (job.place < 0) == (job.order is Order.LIFO), job
+                assert (job.place < 0) == (job.order is JobOrder.LIFO), job
         self.places = max([self.places, *map(abs, places)])
 
     def _who_is_sent_away_is_told_who_holds_its_key(self, done: Pass) -> None:
         """P9: and that is one who has had this key, though he may be gone."""
         for command in done.commands:
-            for new in brought(command):
+            for new in inserted_jobs(command):
                 if new.unique is not None:
                     self.keys.setdefault(new.id, set()).add(new.unique.key)
         for command, answer in done.pairs:
@@ -188,7 +188,7 @@ class Promises:
         anew = {
             one
             for command, answer in done.pairs
-            if isinstance(command, Rerun) and command.from_start and isinstance(answer, Moved)
+            if isinstance(command, RerunJobs) and command.from_start and isinstance(answer, Moved)
             for one in answer.moved
         }
         for job_id, old in self.steps.items():
@@ -211,7 +211,11 @@ def a_signal_comes_in_time_or_not_at_all(done: Pass) -> None:
             if step.kind is StepKind.SIGNAL and step.at is not None:
                 assert step.until is None or step.at < step.until, (job, step)
     command, answer = done.sole
-    if isinstance(command, Signal) and answer is WRITTEN and done.before[command.job].awaits == command.name:
+    if (
+        isinstance(command, SendSignal)
+        and answer is WRITTEN
+        and done.before[command.job].awaits == command.name
+    ):
         assert done.after[command.job].state is State.WAITING, (command, done.after[command.job])
 
 
@@ -229,11 +233,11 @@ def one_lease_at_a_time(done: Pass) -> None:
     """P3: a claim that stands ends by its worker, a cancel or removal, or with a worker known to be dead."""
     settled = {command.ref for command in done.commands if isinstance(command, Settle)}
     dead = {worker for command in done.commands if isinstance(command, Upkeep) for worker in command.dead}
-    ended = done.moved(Cancel) | done.moved(Remove)
+    ended = done.moved(CancelJobs) | done.moved(RemoveJobs)
     for job in done.before.values():
         ref = Ref(job.id, job.fence)
         is_over = ref in settled or job.worker in dead or job.id in ended
-        if not done.stands(ref) or is_over or (job.parents and done.has(Cancel)):  # with its parent
+        if not done.stands(ref) or is_over or (job.parents and done.has(CancelJobs)):  # with its parent
             continue
         after = done.after.get(job.id)
         assert after is not None, job
@@ -250,7 +254,7 @@ def only_a_standing_claim_writes(done: Pass) -> None:
                 mark,
             ) if mark is WRITTEN:
                 assert done.stands(ref), (command, done.before.get(ref.job))
-            case Renew(refs=refs), Renewed(marks=marks):
+            case Renew(refs=refs), Renewed(acks=marks):
                 for ref, mark in zip(refs, marks, strict=True):
                     assert mark is not HELD or done.stands(ref), (ref, done.before.get(ref.job))
 
@@ -260,7 +264,7 @@ def a_refusal_changes_nothing(done: Pass) -> None:
     command, answer = done.sole
     refused = isinstance(answer, Lost | ErrandryError) or answer is ALREADY
     if isinstance(command, Renew) and isinstance(answer, Renewed):
-        refused = all(isinstance(mark, Lost) for mark in answer.marks)
+        refused = all(isinstance(mark, Lost) for mark in answer.acks)
     if refused:
         assert done.before == done.after, (command, answer)
         assert not done.events
@@ -277,14 +281,16 @@ def a_settle_obeys_cancel_attempts_and_start(done: Pass) -> None:
         assert after is None or after.state is State.CANCELED, (command, after)
         return
     match outcome:
-        case Retry() if before.attempts >= before.max_attempts:
+        case RetryOutcome() if before.attempts >= before.max_attempts:
             assert after is None or after.state is State.FAILED, (command, after)
-        case Retry():
+        case RetryOutcome():
             assert after is not None
             assert (after.attempts, after.worker) == (before.attempts, None)
             assert after.state in (State.SCHEDULED, State.WAITING), (command, after)
             assert after.errors[-1].attempt == before.attempts
-        case Snooze() | Release() | Await() | Wait() if after is not None and not after.finished:
+        case SnoozeOutcome() | ReleaseOutcome() | AwaitOutcome() | WaitOutcome() if (
+            after is not None and not after.finished
+        ):
             assert after.attempts == before.attempts - 1, (command, after)
             assert after.lease_until is None
 
@@ -300,7 +306,7 @@ def an_expiry_obeys_its_caps(done: Pass) -> None:
         if before is None or job.crashes <= before.crashes:
             continue
         spent = before.attempts >= before.max_attempts or job.crashes >= job.max_crashes
-        is_canceled = job.reason is Reason.CANCELED and (before.cancel_requested or done.has(Cancel))
+        is_canceled = job.reason is Reason.CANCELED and (before.cancel_requested or done.has(CancelJobs))
         is_lapsed = job.reason is Reason.DEADLINE and job.deadline is not None and job.deadline <= done.now
         with_parent = job.reason is Reason.CHILD_FAILED and job.parents > 0
         assert job.finished == (spent or is_canceled or is_lapsed or with_parent), (before, job)
@@ -314,13 +320,13 @@ def finished_jobs_stay_finished(done: Pass) -> None:
     A rerun brings back its family too, where it ended only because of another one; and a job that comes
     later may wait for one that has ended, which then counts it among its parents.
     """
-    moved = done.moved(Rerun) | done.moved(Cancel) | done.moved(Remove)
+    moved = done.moved(RerunJobs) | done.moved(CancelJobs) | done.moved(RemoveJobs)
     prunes = any(isinstance(one, Upkeep) and one.prune for one in done.commands)
     for job in done.before.values():
         after = done.after.get(job.id)
         if not job.finished or after == job or job.id in moved:
             continue
-        if job.reason is Reason.CHILD_FAILED and done.has(Rerun):
+        if job.reason is Reason.CHILD_FAILED and done.has(RerunJobs):
             continue
         if after is not None and after.seq == job.seq:
             assert after == replace(job, parents=after.parents), (job, after)
@@ -331,13 +337,13 @@ def finished_jobs_stay_finished(done: Pass) -> None:
             assert job.expires_at is not None, (job, after)
 
 
-def _is_tied(done: Pass, job: Job) -> bool:
+def _is_tied(done: Pass, job: JobRecord) -> bool:
     """Whether somebody may have been made to wait for a job that was there."""
     for command, answer in done.pairs:
         match command, answer:
             case Insert(edges=edges), Inserted(existed=existed) if edges and job.id in existed:
                 return True
-            case Settle(outcome=Await(edges=edges)), mark if edges and mark is WRITTEN:
+            case Settle(outcome=AwaitOutcome(edges=edges)), mark if edges and mark is WRITTEN:
                 return True
     return False
 
@@ -365,7 +371,7 @@ def an_insert_is_idempotent(done: Pass) -> None:
             assert job.id in replaced or job in ended or is_family or is_tied, (job, after)
 
 
-def _is_dropped(done: Pass, job: Job) -> bool:
+def _is_dropped(done: Pass, job: JobRecord) -> bool:
     """Whether it had to make room: its queue says so, and it was in line."""
     after = done.after.get(job.id)
     full = {gate.name for gate in done.rules if gate.rule.overflow is Overflow.DROP_OLDEST}
@@ -373,7 +379,7 @@ def _is_dropped(done: Pass, job: Job) -> bool:
     return is_gone and job.queue in full and job.state is State.WAITING
 
 
-def _is_swept(done: Pass, job: Job) -> bool:
+def _is_swept(done: Pass, job: JobRecord) -> bool:
     """Whether it became the child of a flow that failed at once, with another child that had failed."""
     after = done.after.get(job.id)
     is_gone = after is None and (job.keep or Keep()).canceled == 0
@@ -385,7 +391,7 @@ def a_key_has_one_live_holder(done: Pass) -> None:
     """P9: of jobs that hold a key while they are alive, one is; who is to raise is never sent away."""
     alive = [job for job in done.after.values() if not job.finished]
     uniques = [(job, job.unique) for job in alive if job.unique is not None]
-    held = [_slot(job, unique) for job, unique in uniques if unique.scope is Scope.ALIVE]
+    held = [_slot(job, unique) for job, unique in uniques if unique.scope is UniqueScope.ALIVE]
     assert len(set(held)) == len(held), alive
     command, answer = done.sole
     if not isinstance(command, Insert):
@@ -409,7 +415,7 @@ def _nobody_who_has_ended_holds_it(done: Pass, job: NewJob, holder_id: str) -> N
     if holder is None or holder.unique is None or job.unique is None or not holder.finished:
         return
     if _slot(holder, holder.unique) == _slot(job, job.unique):
-        assert holder.unique.scope is not Scope.ALIVE, (job, holder)
+        assert holder.unique.scope is not UniqueScope.ALIVE, (job, holder)
 
 
 def _is_gone_at_once(done: Pass, command: Insert, answer: Inserted, job: NewJob) -> bool:
@@ -431,7 +437,7 @@ def _is_gone_at_once(done: Pass, command: Insert, answer: Inserted, job: NewJob)
     return bool(answer.existed) and (is_removed or is_canceled)
 
 
-def _slot(job: Job | NewJob, unique: Unique) -> tuple[object, ...]:
+def _slot(job: JobRecord | NewJob, unique: UniqueKey) -> tuple[object, ...]:
     """Keys that are held through a day or an hour are others on other days."""
     return unique.key, job.queue if unique.per_queue else None, unique.scope if unique.is_aligned else None
 
@@ -447,7 +453,7 @@ def a_task_keeps_only_so_many(done: Pass) -> None:
     command, _ = done.sole
     if not isinstance(command, Upkeep) or not command.prune or command.limit < len(done.before):
         return
-    shelves: dict[tuple[str, State], list[Job]] = {}
+    shelves: dict[tuple[str, State], list[JobRecord]] = {}
     for job in sorted(done.after.values(), key=lambda job: (job.finished_at or 0.0, job.seq)):
         keep = job.keep or Keep()
         if job.finished and (keep.last_completed or keep.last_failed or keep.last_canceled):
@@ -461,7 +467,7 @@ def a_task_keeps_only_so_many(done: Pass) -> None:
 def a_query_moves_what_matches_and_looks_at_few(done: Pass) -> None:
     """By query, or by ids that must match; of all jobs only the first so many of a slice are looked at."""
     command, answer = done.sole
-    if not isinstance(command, Operator) or command.query is None or not isinstance(answer, Moved):
+    if not isinstance(command, JobSelection) or command.query is None or not isinstance(answer, Moved):
         return
     under = command.below or 2**63
     for job_id in answer.moved:
@@ -474,15 +480,15 @@ def a_query_moves_what_matches_and_looks_at_few(done: Pass) -> None:
             assert len(beside) < BOUNDS.scan, (command, job, beside)
 
 
-def _is_done(job: Job) -> bool:
+def _is_done(job: JobRecord) -> bool:
     return job.state is State.COMPLETED
 
 
 _COUNTED = {
-    Kind.COMPLETED: "completed",
-    Kind.FAILED: "failed",
-    Kind.CANCELED: "canceled",
-    Kind.STALLED: "expired",
-    Kind.REMOVED: "removed",
-    Kind.RETRYING: "retried",
+    EventKind.COMPLETED: "completed",
+    EventKind.FAILED: "failed",
+    EventKind.CANCELED: "canceled",
+    EventKind.STALLED: "expired",
+    EventKind.REMOVED: "removed",
+    EventKind.RETRYING: "retried",
 }

@@ -11,24 +11,24 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from errandry.clock import Clock
-from errandry.store.contract import Bounds
-from errandry.store.memory import MemoryStore
+from errandry.store.contract import StoreLimits
+from errandry.store.memory.driver import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
 from tests.model.machine import History, Opener, Subject
 from tests.store.server import server
 
 
-def memory(folder: Path, clock: Clock, bounds: Bounds) -> Opener:
+def memory(folder: Path, clock: Clock, bounds: StoreLimits) -> Opener:
     store = MemoryStore(clock, bounds)
     return lambda: store
 
 
-def sqlite(folder: Path, clock: Clock, bounds: Bounds) -> Opener:
+def sqlite(folder: Path, clock: Clock, bounds: StoreLimits) -> Opener:
     return lambda: SqliteStore(folder / "jobs.db", clock, bounds, durability="process")
 
 
-def postgres(folder: Path, clock: Clock, bounds: Bounds) -> Opener:
+def postgres(folder: Path, clock: Clock, bounds: StoreLimits) -> Opener:
     url = server().fresh()
     return lambda: store_at(url, clock, bounds)
 

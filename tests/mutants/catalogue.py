@@ -21,10 +21,15 @@ class Mutant(NamedTuple):
 
 
 MOVE, PERMIT = "core/move.py", "core/permit.py"
-APPLY, CLAIMING, INSERT, LEDGER = "store/apply.py", "store/claiming.py", "store/insert.py", "store/ledger.py"
-TALLY = "store/tally.py"
-SCHEDULE, TICK = "store/schedule.py", "core/tick.py"
-OPERATE, STEP = "store/operate.py", "store/step.py"
+APPLY, CLAIMING, INSERT, LEDGER = (
+    "store/execute/apply.py",
+    "store/execute/claim.py",
+    "store/execute/insert.py",
+    "store/execute/unit_of_work.py",
+)
+TALLY = "store/execute/pass_events.py"
+SCHEDULE, TICK = "store/execute/schedule.py", "core/tick.py"
+OPERATE, STEP = "store/execute/operator.py", "store/execute/step.py"
 TABLES, QUERIES = "store/sqlite/tables.py", "store/sqlite/queries.sql"
 
 MUTANTS = [
@@ -183,7 +188,7 @@ MUTANTS = [
     Mutant(
         "claim_tidies",
         "a claim does not look for expired leases",
-        "store/tidy.py",
+        "store/execute/upkeep.py",
         "    if marks.lease_until is not None and marks.lease_until <= now:\n",
         "    if False:\n",
         words="without_upkeep",
@@ -242,7 +247,7 @@ MUTANTS = [
     Mutant(
         "foreign_versions",
         "what another process has written of a known job is not noticed",
-        "store/postgres/known.py",
+        "store/postgres/row_cache.py",
         " and entry[0] == stamp",
         "",
         store="postgres",
@@ -274,7 +279,7 @@ MUTANTS = [
     Mutant(
         "unique_key_of_a_rerun",
         "a job lives again beside another one that holds its unique key",
-        "store/operate.py",
+        "store/execute/operator.py",
         "            _refuse_if_held(ledger, job)\n",
         "",
         words="beside_a_live_holder",
@@ -290,7 +295,7 @@ MUTANTS = [
     Mutant(
         "open_children",
         "a parent is released by the first child that ends",
-        "store/flow.py",
+        "store/execute/flow.py",
         "if after.open_children:\n            ledger.put(parent, after)",
         "if False:\n            ledger.put(parent, after)",
         words="last_childs_settle",
@@ -298,7 +303,7 @@ MUTANTS = [
     Mutant(
         "counted_once",
         "a child that has ended before counts again",
-        "store/flow.py",
+        "store/execute/flow.py",
         "        if link.outcome is None:\n            closed",
         "        if True:\n            closed",
         words="counts_once",
@@ -354,7 +359,7 @@ MUTANTS = [
     Mutant(
         "full_queue",
         "a queue takes more than its bound",
-        "store/room.py",
+        "store/execute/capacity.py",
         "        if coming[place] and over > 0:\n",
         "        if False:\n",
         words="full_queue_is_refused",
@@ -370,7 +375,7 @@ MUTANTS = [
     Mutant(
         "tick_of_others",
         "a tick that its schedule has not decided about is promoted like any job",
-        "store/tidy.py",
+        "store/execute/upkeep.py",
         "    if marks.tick_at is not None and marks.tick_at <= now:\n",
         "    if False:\n",
         words="next_claim or brings_the_next or last_run_lives",
@@ -394,7 +399,7 @@ MUTANTS = [
     Mutant(
         "after_cancels",
         "to cancel a tick that waits cancels the run before it",
-        "store/edges.py",
+        "store/memory/edges.py",
         "if link.policy is not Policy.AFTER)",
         "if link.policy)",
         words="leaves_the_run_before_it_alone",
@@ -467,7 +472,7 @@ MUTANTS = [
     Mutant(
         "pruned_unasked",
         "upkeep prunes what another sees to",
-        "store/tidy.py",
+        "store/execute/upkeep.py",
         "if command.prune else []",
         "if True else []",
         words="leaves_them_to_who_asked",
@@ -532,7 +537,7 @@ MUTANTS = [
     Mutant(
         "ageing",
         "nobody is ever too old to wait",
-        "core/pick.py",
+        "core/fair_queueing.py",
         "            old.append(Spot(AGED, abs(place), seq, lane))\n",
         "            pass\n",
         words="waited_too_long or nobody_starves",
@@ -548,7 +553,7 @@ MUTANTS = [
     Mutant(
         "waited_for_again",
         "a child that runs again is not waited for",
-        "store/flow.py",
+        "store/execute/flow.py",
         "    ledger.tables.mark([replace(link, outcome=None, result=None)])\n    if",
         "    if",
         words="waited_for_again or reopens_its_parent",
@@ -556,7 +561,7 @@ MUTANTS = [
     Mutant(
         "dropped_unasked",
         "the oldest make room though nothing says so",
-        "store/room.py",
+        "store/execute/capacity.py",
         "            if not drops or coming[place] > bound:\n",
         "            if coming[place] > bound:\n",
         words="full_queue_is_refused",
@@ -564,7 +569,7 @@ MUTANTS = [
     Mutant(
         "child_of_one_that_goes_on",
         "a child whose parent goes on is run again, and its parent forgets what it was told",
-        "store/flow.py",
+        "store/execute/flow.py",
         "or not (parent.finished or parent.state is BLOCKED):\n",
         "or False:\n",
         words="keeps_what_its_child_left",

@@ -8,7 +8,7 @@ import pytest
 
 from errandry.clock import Clock
 from errandry.store.contract import Store
-from errandry.store.memory import MemoryStore
+from errandry.store.memory.driver import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock

@@ -8,46 +8,54 @@ CompletedAt is `finished_at`. Lines after > are the page's.
 import pytest
 
 from errandry.core.command import (
-    Cancel,
-    Complete,
-    Edit,
-    Fail,
-    GiveUp,
+    CancelJobs,
+    CompleteOutcome,
+    EditJobs,
+    FailOutcome,
+    GiveUpOutcome,
     Outcome,
-    Promote,
-    Rerun,
-    Resolve,
-    Retry,
-    Snooze,
+    PromoteJobs,
+    RerunJobs,
+    ResolveJobs,
+    RetryOutcome,
+    SnoozeOutcome,
 )
-from errandry.core.job import Failure, Job
+from errandry.core.job import Failure, JobRecord
 from errandry.core.retry import Backoff, Curve
 from errandry.core.state import Reason, State
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.given import Given
 
 QUEUED, SCHEDULED, RUNNING = State.WAITING, State.SCHEDULED, State.RUNNING
 COMPLETED, FAILED, CANCELED = State.COMPLETED, State.FAILED, State.CANCELED
-Way = Outcome | type[Cancel] | type[Promote] | type[Rerun] | type[Resolve] | type[Edit] | None
+Way = (
+    Outcome
+    | type[CancelJobs]
+    | type[PromoteJobs]
+    | type[RerunJobs]
+    | type[ResolveJobs]
+    | type[EditJobs]
+    | None
+)
 
 WAYS: dict[tuple[State, State], tuple[Way, dict[str, object]]] = {
-    (QUEUED, COMPLETED): (Resolve, {"state": COMPLETED, "result": "1"}),
-    (QUEUED, FAILED): (Resolve, {"state": FAILED}),
-    (QUEUED, CANCELED): (Cancel, {}),
+    (QUEUED, COMPLETED): (ResolveJobs, {"state": COMPLETED, "result": "1"}),
+    (QUEUED, FAILED): (ResolveJobs, {"state": FAILED}),
+    (QUEUED, CANCELED): (CancelJobs, {}),
     (QUEUED, RUNNING): (None, {}),
-    (QUEUED, SCHEDULED): (Edit, {"run_at": 4e9}),
-    (SCHEDULED, QUEUED): (Promote, {}),
-    (SCHEDULED, CANCELED): (Cancel, {}),
-    (RUNNING, COMPLETED): (Complete("1"), {}),
-    (RUNNING, FAILED): (Fail(), {}),
-    (RUNNING, CANCELED): (GiveUp(), {}),
-    (RUNNING, SCHEDULED): (Snooze(60.0), {}),
-    (FAILED, QUEUED): (Rerun, {}),
-    (FAILED, SCHEDULED): (Rerun, {"delay": 60.0}),
-    (FAILED, CANCELED): (Cancel, {"force": True}),
-    (COMPLETED, CANCELED): (Cancel, {"force": True}),
+    (QUEUED, SCHEDULED): (EditJobs, {"run_at": 4e9}),
+    (SCHEDULED, QUEUED): (PromoteJobs, {}),
+    (SCHEDULED, CANCELED): (CancelJobs, {}),
+    (RUNNING, COMPLETED): (CompleteOutcome("1"), {}),
+    (RUNNING, FAILED): (FailOutcome(), {}),
+    (RUNNING, CANCELED): (GiveUpOutcome(), {}),
+    (RUNNING, SCHEDULED): (SnoozeOutcome(60.0), {}),
+    (FAILED, QUEUED): (RerunJobs, {}),
+    (FAILED, SCHEDULED): (RerunJobs, {"delay": 60.0}),
+    (FAILED, CANCELED): (CancelJobs, {"force": True}),
+    (COMPLETED, CANCELED): (CancelJobs, {"force": True}),
 }
 """> private static bool IsValidStateTransition(JobStatus from, JobStatus to)"""
 
@@ -60,10 +68,10 @@ async def test_every_transition_the_page_allows_can_be_made(store: Store, start:
     if way is None:
         await given.taken(job)
     elif isinstance(way, type):
-        moved = await ask.operate(store, way(ids=(job.id,), **options))  # type: ignore[arg-type]
+        moved = await requests.operate(store, way(ids=(job.id,), **options))  # type: ignore[arg-type]
         assert moved.moved == (job.id,), moved
     else:
-        await ask.settle(store, job, way)
+        await requests.settle(store, job, way)
 
     assert (await given.current(job.id)).state is end
 
@@ -78,11 +86,11 @@ async def test_the_retry_process(store: Store, clock: FakeClock) -> None:
     for retry, wait in enumerate((2.0, 4.0, 8.0, 16.0)):
         job = await given.taken(job)
         assert job.attempts == retry + 1
-        await ask.settle(store, job, Retry(Failure(Reason.ERROR, "OSError", "no")))
+        await requests.settle(store, job, RetryOutcome(Failure(Reason.ERROR, "OSError", "no")))
         job = await given.current(job.id)
         assert (job.state, job.worker, job.run_at) == (SCHEDULED, None, clock.time() + wait)
         clock.advance(wait)
-    await ask.settle(store, await given.taken(job), Retry(Failure(Reason.ERROR, "OSError", "no")))
+    await requests.settle(store, await given.taken(job), RetryOutcome(Failure(Reason.ERROR, "OSError", "no")))
 
     job = await given.current(job.id)
     assert (job.state, len(job.errors), job.errors[-1].message) == (FAILED, 5, "no")
@@ -92,7 +100,9 @@ async def test_a_timeout_is_recorded(store: Store) -> None:
     """> The job transitions to Failed status · An appropriate timeout error is recorded"""
     given = Given(store)
     job = await given.running(max_attempts=1, timeout=1_800.0)
-    await ask.settle(store, job, Retry(Failure(Reason.TIMEOUT, "TimeoutError", "longer than 1800 s")))
+    await requests.settle(
+        store, job, RetryOutcome(Failure(Reason.TIMEOUT, "TimeoutError", "longer than 1800 s"))
+    )
 
     job = await given.current(job.id)
     assert (job.state, job.reason, job.errors[0].type) == (FAILED, Reason.TIMEOUT, "TimeoutError")
@@ -108,7 +118,7 @@ async def test_recovery(store: Store, clock: FakeClock) -> None:
     assert (again.worker, again.attempts, again.crashes) == ("another", 2, 1)
 
 
-@pytest.mark.parametrize("outcome", [Complete(), Fail(), GiveUp()])
+@pytest.mark.parametrize("outcome", [CompleteOutcome(), FailOutcome(), GiveUpOutcome()])
 async def test_timestamps(store: Store, clock: FakeClock, outcome: Outcome) -> None:
     """> CreatedAt · StartedAt: set when status becomes InProgress
     > CompletedAt: set when status becomes Completed/Failed/Canceled
@@ -125,9 +135,9 @@ async def test_timestamps(store: Store, clock: FakeClock, outcome: Outcome) -> N
 
     clock.advance(10.0)
     times.append(clock.time())
-    await ask.settle(store, job, outcome)
+    await requests.settle(store, job, outcome)
     assert _stamps(await given.current(job.id)) == (*times, times[2])
 
 
-def _stamps(job: Job) -> tuple[float | None, ...]:
+def _stamps(job: JobRecord) -> tuple[float | None, ...]:
     return job.created_at, job.started_at, job.finished_at, job.updated_at

@@ -12,10 +12,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from errandry import Errandry, Fail, State
-from errandry.core.answer import Kept
+from errandry.core.answer import UpkeepResult
 from errandry.core.command import Upkeep
-from errandry.core.event import Kind
-from errandry.core.job import Job
+from errandry.core.event import EventKind
+from errandry.core.job import JobRecord
 from errandry.store.contract import Store
 from errandry.testing import drain
 from errandry.testing.clock import FakeClock
@@ -44,18 +44,18 @@ async def queue(store: Store, clock: FakeClock) -> AsyncIterator[Errandry]:
         yield jobs
 
 
-async def promote_delayed_jobs(queue: Errandry) -> Kept:
+async def promote_delayed_jobs(queue: Errandry) -> UpkeepResult:
     """> promoteDelayedJobs()"""
     kept = await queue.engine.submit(Upkeep())
-    assert isinstance(kept, Kept)
+    assert isinstance(kept, UpkeepResult)
     return kept
 
 
-async def delayed(queue: Errandry) -> list[Job]:
+async def delayed(queue: Errandry) -> list[JobRecord]:
     return list((await queue.list("state:scheduled")).jobs)
 
 
-def local(job: Job) -> str:
+def local(job: JobRecord) -> str:
     assert job.run_at is not None
     return datetime.fromtimestamp(job.run_at, NEW_YORK).isoformat()
 
@@ -71,7 +71,7 @@ class TestAdding:
         job = await queue.enqueue("send-email", {"to": "ada@example.com"})
 
         assert (await queue.record(job.id)).state is State.WAITING
-        assert await kinds(queue, job.id) == [Kind.WAITING]
+        assert await kinds(queue, job.id) == [EventKind.WAITING]
 
     async def test_after_a_delay(self, queue: Errandry, clock: FakeClock) -> None:
         """> // Enters "delayed", promoted to "waiting" after 5 minutes"""
@@ -82,7 +82,7 @@ class TestAdding:
         clock.advance(300)
         assert (await promote_delayed_jobs(queue)).promoted == 1
         assert (await queue.record(job.id)).state is State.WAITING
-        assert await kinds(queue, job.id) == [Kind.SCHEDULED, Kind.WAITING]
+        assert await kinds(queue, job.id) == [EventKind.SCHEDULED, EventKind.WAITING]
 
     async def test_on_a_cron_schedule(self, queue: Errandry, clock: FakeClock) -> None:
         """> // Enters "delayed", promoted on cron schedule

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from errandry import Errandry
-from errandry.core.command import Complete, Note
-from errandry.core.event import Kind
+from errandry.core.command import CompleteOutcome, Note
+from errandry.core.event import EventKind
 from errandry.core.job import Progress
-from errandry.store.contract import Bounds, Store
-from errandry.store.memory import MemoryStore
+from errandry.store.contract import Store, StoreLimits
+from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.given import Given, ref
 
 Bring = Callable[[Store, FakeClock, Given], Awaitable[None]]
@@ -46,13 +46,13 @@ async def _failed(store: Store, clock: FakeClock, given: Given) -> None:
 
 
 async def _progress(store: Store, clock: FakeClock, given: Given) -> None:
-    await ask.one(store, Note(ref(await given.running()), Progress(0.5)))
+    await requests.one(store, Note(ref(await given.running()), Progress(0.5)))
 
 
 async def _stalled(store: Store, clock: FakeClock, given: Given) -> None:
     await given.running(lease=30.0)
     clock.advance(30.0)
-    await ask.upkeep(store)
+    await requests.upkeep(store)
 
 
 async def _removed(store: Store, clock: FakeClock, given: Given) -> None:
@@ -61,25 +61,25 @@ async def _removed(store: Store, clock: FakeClock, given: Given) -> None:
 
 async def _drained(store: Store, clock: FakeClock, given: Given) -> None:
     await given.waiting()
-    await ask.claim(store)
+    await requests.claim(store)
 
 
 async def _canceled(store: Store, clock: FakeClock, given: Given) -> None:
     await given.canceled()
 
 
-EVENTS: dict[str, tuple[Kind, Bring]] = {
-    "waiting: Job added or re-enqueued": (Kind.WAITING, _waiting),
-    "waiting-children: Parent job created in a flow": (Kind.BLOCKED, _blocked),
-    "delayed: Job scheduled for future processing": (Kind.SCHEDULED, _scheduled),
-    "active: Worker picks up a job": (Kind.ACTIVE, _active),
-    "completed: Job processed successfully": (Kind.COMPLETED, _completed),
-    "failed: Job processing failed": (Kind.FAILED, _failed),
-    "progress: Job reports progress update": (Kind.PROGRESS, _progress),
-    "stalled: Active job's lock expired, re-enqueued": (Kind.STALLED, _stalled),
-    "removed: Job removed from the store": (Kind.REMOVED, _removed),
-    "drained: Queue has no more waiting jobs": (Kind.DRAINED, _drained),
-    "cancelled: Job was cancelled": (Kind.CANCELED, _canceled),
+EVENTS: dict[str, tuple[EventKind, Bring]] = {
+    "waiting: Job added or re-enqueued": (EventKind.WAITING, _waiting),
+    "waiting-children: Parent job created in a flow": (EventKind.BLOCKED, _blocked),
+    "delayed: Job scheduled for future processing": (EventKind.SCHEDULED, _scheduled),
+    "active: Worker picks up a job": (EventKind.STARTED, _active),
+    "completed: Job processed successfully": (EventKind.COMPLETED, _completed),
+    "failed: Job processing failed": (EventKind.FAILED, _failed),
+    "progress: Job reports progress update": (EventKind.PROGRESS, _progress),
+    "stalled: Active job's lock expired, re-enqueued": (EventKind.STALLED, _stalled),
+    "removed: Job removed from the store": (EventKind.REMOVED, _removed),
+    "drained: Queue has no more waiting jobs": (EventKind.DRAINED, _drained),
+    "cancelled: Job was cancelled": (EventKind.CANCELED, _canceled),
 }
 """`paused`, `resumed` and `error`, the other three of the fourteen, are below."""
 
@@ -100,7 +100,7 @@ async def jobs(store: Store, clock: FakeClock) -> AsyncIterator[Errandry]:
 
 async def test_pauses_are_told(jobs: Errandry) -> None:
     """> paused: Queue or job name paused · resumed: Queue or job name resumed"""
-    head = await jobs.head()
+    head = await jobs.latest_cursor()
     await jobs.queue("mail").pause(by="ada")
     await jobs.queue("mail").resume()
     await jobs.task_gate("send").pause(by="ada")
@@ -112,26 +112,26 @@ async def test_pauses_are_told(jobs: Errandry) -> None:
         if len(told) == 4:
             break
     assert told == [
-        (Kind.PAUSED, "mail"),
-        (Kind.RESUMED, "mail"),
-        (Kind.PAUSED, "send"),
-        (Kind.RESUMED, "send"),
+        (EventKind.PAUSED, "mail"),
+        (EventKind.RESUMED, "mail"),
+        (EventKind.PAUSED, "send"),
+        (EventKind.RESUMED, "send"),
     ]
 
 
 async def test_an_error_is_told_to_who_was_away_too_long() -> None:
     """> error: An error occurred in the queue/worker. Ours: what a reader cannot be told any more."""
     clock = FakeClock()
-    async with Errandry(store=MemoryStore(clock, Bounds(events=1)), clock=clock) as jobs:
+    async with Errandry(store=MemoryStore(clock, StoreLimits(events=1)), clock=clock) as jobs:
         given = Given(jobs.store)
         await given.waiting()
         first = (await jobs.store.events(None, 1)).cursor
         for _ in range(3):
             await given.waiting()
-        await ask.upkeep(jobs.store)
+        await requests.upkeep(jobs.store)
 
         async for one in jobs.events(after=first):
-            assert one.event.kind is Kind.ERROR
+            assert one.event.kind is EventKind.EVENTS_MISSED
             break
 
 
@@ -146,6 +146,6 @@ async def test_a_listener_hears_a_job_from_its_state_to_its_end(jobs: Errandry) 
     told = []
     async for one in job.observe():
         told.append(one.event.kind)
-        if one.event.kind is Kind.ACTIVE:
-            await ask.settle(jobs.store, taken, Complete())
-    assert told == [Kind.ACTIVE, Kind.COMPLETED]
+        if one.event.kind is EventKind.STARTED:
+            await requests.settle(jobs.store, taken, CompleteOutcome())
+    assert told == [EventKind.STARTED, EventKind.COMPLETED]

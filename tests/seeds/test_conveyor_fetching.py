@@ -10,11 +10,21 @@ from typing import Any
 
 import pytest
 
-from errandry.core.answer import HELD, WRITTEN, Cause, Claims, Lost, Renewed
-from errandry.core.command import Claim, Complete, Fail, Insert, Ref, Renew, Retry, Settle, Upkeep
-from errandry.core.event import Kind
+from errandry.core.answer import HELD, WRITTEN, Claims, Lost, LossCause, Renewed
+from errandry.core.command import (
+    Claim,
+    CompleteOutcome,
+    FailOutcome,
+    Insert,
+    Ref,
+    Renew,
+    RetryOutcome,
+    Settle,
+    Upkeep,
+)
+from errandry.core.event import EventKind
 from errandry.core.gate import GateKind, Pause, PutRule, Resume
-from errandry.core.job import Failure, Job, NewJob, Order
+from errandry.core.job import Failure, JobOrder, JobRecord, NewJob
 from errandry.core.retry import Backoff, Curve
 from errandry.core.rule import Rule
 from errandry.core.state import State
@@ -29,7 +39,7 @@ async def add(store: Store, name: str, job_id: str, **options: Any) -> None:
     await store.commit([Insert((NewJob(id=job_id, task=name, payload="{}", **options),))])
 
 
-async def fetch(store: Store, worker: str = "w", limit: int = 1, **options: Any) -> tuple[Job, ...]:
+async def fetch(store: Store, worker: str = "w", limit: int = 1, **options: Any) -> tuple[JobRecord, ...]:
     """> fetchNextJob()"""
     claim = Claim(worker=worker, nonce=f"n{next(_nonces)}", limit=limit, **options)
     [answer] = await store.commit([claim])
@@ -37,12 +47,12 @@ async def fetch(store: Store, worker: str = "w", limit: int = 1, **options: Any)
     return answer.jobs
 
 
-async def settle(store: Store, job: Job, outcome: Any = None) -> object:
-    [answer] = await store.commit([Settle(Ref(job.id, job.fence), outcome or Complete())])
+async def settle(store: Store, job: JobRecord, outcome: Any = None) -> object:
+    [answer] = await store.commit([Settle(Ref(job.id, job.fence), outcome or CompleteOutcome())])
     return answer
 
 
-async def job_of(store: Store, job_id: str) -> Job:
+async def job_of(store: Store, job_id: str) -> JobRecord:
     [job] = await store.get([job_id])
     assert job is not None
     return job
@@ -78,13 +88,13 @@ class TestFetching:
     async def test_lifo_if_configured(self, store: Store) -> None:
         """> LIFO if configured"""
         for job_id in "abc":
-            await add(store, "mail", job_id, order=Order.LIFO)
+            await add(store, "mail", job_id, order=JobOrder.LIFO)
 
         assert [job.id for job in await fetch(store, limit=3)] == ["c", "b", "a"]
 
     async def test_priority_goes_before_order(self, store: Store) -> None:
         await add(store, "mail", "first", priority=1)
-        await add(store, "mail", "last", order=Order.LIFO, priority=1)
+        await add(store, "mail", "last", order=JobOrder.LIFO, priority=1)
         await add(store, "mail", "urgent")
 
         assert [job.id for job in await fetch(store, limit=3)] == ["urgent", "last", "first"]
@@ -110,7 +120,10 @@ class TestFetching:
         await store.commit([Resume(GateKind.QUEUE, "emails")])
         assert [job.id for job in await fetch(store, limit=5)] == ["a"]
         kinds = [entry.event.kind for entry in (await store.events(None, 100)).entries]
-        assert [kind for kind in kinds if kind in (Kind.PAUSED, Kind.RESUMED)] == [Kind.PAUSED, Kind.RESUMED]
+        assert [kind for kind in kinds if kind in (EventKind.PAUSED, EventKind.RESUMED)] == [
+            EventKind.PAUSED,
+            EventKind.RESUMED,
+        ]
 
     async def test_global_concurrency(self, store: Store) -> None:
         """> Global concurrency: checks total active count before fetching
@@ -163,10 +176,10 @@ class TestLocks:
 
         assert (await job_of(store, "a")).state is State.WAITING
         kinds = [entry.event.kind for entry in (await store.events(None, 100)).entries]
-        assert kinds[-2:] == [Kind.STALLED, Kind.WAITING]
+        assert kinds[-2:] == [EventKind.STALLED, EventKind.WAITING]
         [again] = await fetch(store, "other")
         assert (again.id, again.attempts, again.crashes) == ("a", 2, 1)
-        assert await settle(store, dead) == Lost(Cause.OTHER_FENCE)  # the page has no fence
+        assert await settle(store, dead) == Lost(LossCause.OTHER_FENCE)  # the page has no fence
 
 
 class TestRetries:
@@ -186,7 +199,7 @@ class TestRetries:
         waits = []
         for _ in range(4):
             [job] = await fetch(store)
-            await settle(store, job, Retry(Failure(message="no")))
+            await settle(store, job, RetryOutcome(Failure(message="no")))
             retried = await job_of(store, "a")
             assert retried.state is State.SCHEDULED
             assert retried.run_at is not None
@@ -194,7 +207,7 @@ class TestRetries:
             clock.advance(waits[-1])
 
         [job] = await fetch(store)
-        await settle(store, job, Retry(Failure(message="no")))
+        await settle(store, job, RetryOutcome(Failure(message="no")))
 
         assert waits == pytest.approx(delays)
         assert (await job_of(store, "a")).state is State.FAILED
@@ -204,7 +217,7 @@ class TestRetries:
         await add(store, "mail", "a")
         [job] = await fetch(store)
         clock.advance(2.0)
-        await settle(store, job, Complete('"sent"'))
+        await settle(store, job, CompleteOutcome('"sent"'))
         done = await job_of(store, "a")
 
         assert (done.state, done.result, done.finished_at) == (State.COMPLETED, '"sent"', clock.time())
@@ -212,6 +225,6 @@ class TestRetries:
     async def test_an_error_that_is_final(self, store: Store) -> None:
         await add(store, "mail", "a", max_attempts=5)
         [job] = await fetch(store)
-        await settle(store, job, Fail(Failure(message="no such address")))
+        await settle(store, job, FailOutcome(Failure(message="no such address")))
 
         assert (await job_of(store, "a")).state is State.FAILED

@@ -11,14 +11,14 @@ from typing import Any, Literal
 import pytest
 
 from errandry import Errandry, Fail, JobContext, State, flow
+from errandry.api.job import Job
+from errandry.api.task import Task
 from errandry.core.command import Upkeep
-from errandry.core.event import Kind
-from errandry.core.job import Job as Record
+from errandry.core.event import EventKind
+from errandry.core.job import JobRecord
 from errandry.core.state import Reason
 from errandry.errors import ErrandryError, InvalidValue
-from errandry.handle import Job
 from errandry.store.contract import Store
-from errandry.task import Task
 from errandry.testing import FakeClock, drain
 
 
@@ -61,7 +61,7 @@ async def add(
     return parent, [link.child for link in await jobs.children(parent.id)]
 
 
-async def one_more(jobs: Errandry) -> list[Record]:
+async def one_more(jobs: Errandry) -> list[JobRecord]:
     """Run the next child."""
     with pytest.raises(AssertionError):
         await drain(jobs, queue="etl", limit=1)
@@ -143,13 +143,13 @@ class TestFlowStateTransitions:
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
     ) -> None:
         """> waiting-children | Parent job created in a flow"""
-        head = await jobs.head()
+        head = await jobs.latest_cursor()
         parent, children = await add(jobs, send_report, fetch_data, "db")
 
         page = await jobs.engine.call(jobs.store.events, head, 100)
 
         told = {one.event.job: one.event.kind for one in page.entries}
-        assert told == {parent.id: Kind.BLOCKED, children[0]: Kind.WAITING}
+        assert told == {parent.id: EventKind.BLOCKED, children[0]: EventKind.WAITING}
 
 
 class TestChildFailurePolicies:

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pytest
 
-from errandry.core.answer import HELD, WRITTEN, Answer, Cause, Claims, Kept, Lost, Renewed
-from errandry.core.command import Claim, Complete, Insert, Ref, Renew, Settle, Upkeep
-from errandry.core.job import Job, Keep, NewJob, uuid7
+from errandry.core.answer import HELD, WRITTEN, Answer, Claims, Lost, LossCause, Renewed, UpkeepResult
+from errandry.core.command import Claim, CompleteOutcome, Insert, Ref, Renew, Settle, Upkeep
+from errandry.core.job import JobRecord, Keep, NewJob, uuid7
 from errandry.core.state import State
 from errandry.store.contract import Store
 from errandry.testing.clock import START, FakeClock
@@ -40,33 +40,33 @@ class Broker:
         await self.store.commit([Insert((job,))])
         return job.id
 
-    async def claim_job(self, worker: str, *types: str) -> Job | None:
+    async def claim_job(self, worker: str, *types: str) -> JobRecord | None:
         self._calls += 1
         claim = Claim(worker=worker, nonce=f"{self._calls}", tasks=types or None, lease=HEARTBEAT_TIMEOUT)
         [answer] = await self.store.commit([claim])
         assert isinstance(answer, Claims)
         return answer.jobs[0] if answer.jobs else None
 
-    async def claimed(self, worker: str, *types: str) -> Job:
+    async def claimed(self, worker: str, *types: str) -> JobRecord:
         job = await self.claim_job(worker, *types)
         assert job is not None
         return job
 
-    async def heartbeat(self, job: Job) -> object:
+    async def heartbeat(self, job: JobRecord) -> object:
         [answer] = await self.store.commit([Renew((Ref(job.id, job.fence),), HEARTBEAT_TIMEOUT)])
         assert isinstance(answer, Renewed)
-        return answer.marks[0]
+        return answer.acks[0]
 
-    async def complete_job(self, job: Job) -> Answer:
-        [answer] = await self.store.commit([Settle(Ref(job.id, job.fence), Complete())])
+    async def complete_job(self, job: JobRecord) -> Answer:
+        [answer] = await self.store.commit([Settle(Ref(job.id, job.fence), CompleteOutcome())])
         return answer
 
-    async def write_pass(self) -> Kept:
+    async def write_pass(self) -> UpkeepResult:
         [answer] = await self.store.commit([Upkeep()])
-        assert isinstance(answer, Kept)
+        assert isinstance(answer, UpkeepResult)
         return answer
 
-    async def job(self, job_id: str) -> Job:
+    async def job(self, job_id: str) -> JobRecord:
         [job] = await self.store.get([job_id])
         assert job is not None
         return job
@@ -190,7 +190,7 @@ async def test_heartbeats_tell_the_broker_the_worker_is_still_alive(broker: Brok
         assert await broker.heartbeat(job) is HELD
         assert await broker.claim_job("worker-2") is None
 
-    assert await broker.write_pass() == Kept()
+    assert await broker.write_pass() == UpkeepResult()
     assert (await broker.job(job.id)).lease_until == START + 120 + HEARTBEAT_TIMEOUT
 
 
@@ -218,9 +218,9 @@ async def test_a_job_whose_heartbeat_is_stale_is_reset_to_unclaimed(broker: Brok
     await broker.claimed("worker-1")
 
     at(29.9)
-    assert await broker.write_pass() == Kept()
+    assert await broker.write_pass() == UpkeepResult()
     at(30.1)
-    assert await broker.write_pass() == Kept(expired=1)
+    assert await broker.write_pass() == UpkeepResult(expired=1)
 
     job = await broker.job(job_id)
     assert (job.state, job.worker, job.attempts) == (State.WAITING, None, 1)
@@ -287,8 +287,13 @@ async def test_a_stale_worker_changes_nothing(broker: Broker, store: Store, at: 
     await broker.write_pass()
     if who != "nobody":
         await broker.claimed("worker-1" if who == "the same worker" else "worker-2")
-    cause = Cause.NOT_HELD if who == "nobody" else Cause.OTHER_FENCE
-    before = await broker.job(stale.id), await store.counts(), await store.totals(), await store.head()
+    cause = LossCause.NOT_HELD if who == "nobody" else LossCause.OTHER_FENCE
+    before = (
+        await broker.job(stale.id),
+        await store.counts(),
+        await store.totals(),
+        await store.latest_cursor(),
+    )
 
     assert await broker.heartbeat(stale) == Lost(cause)
     assert await broker.complete_job(stale) == Lost(cause)
@@ -297,7 +302,7 @@ async def test_a_stale_worker_changes_nothing(broker: Broker, store: Store, at: 
         await broker.job(stale.id),
         await store.counts(),
         await store.totals(),
-        await store.head(),
+        await store.latest_cursor(),
     ) == before
 
 
@@ -379,10 +384,10 @@ async def test_the_example_timeline_if_the_worker_crashes(broker: Broker, at: Ti
     assert await broker.claim_job("worker-2") is None
 
     at(34)  # the last heartbeat is less than 30 seconds old
-    assert await broker.write_pass() == Kept()
+    assert await broker.write_pass() == UpkeepResult()
 
     at(38)
-    assert await broker.write_pass() == Kept(expired=1)
+    assert await broker.write_pass() == UpkeepResult(expired=1)
     assert (await broker.job(job_id)).state is State.WAITING
 
     at(39)
@@ -390,7 +395,7 @@ async def test_the_example_timeline_if_the_worker_crashes(broker: Broker, at: Ti
     assert (job.id, job.attempts, job.worker) == (job_id, 2, "worker-2")
 
     at(44)
-    assert await broker.complete_job(crashed) == Lost(Cause.OTHER_FENCE)
+    assert await broker.complete_job(crashed) == Lost(LossCause.OTHER_FENCE)
     assert await broker.complete_job(job) is WRITTEN
     assert await broker.jobs() == []
     assert [await broker.total(what) for what in ("completed", "removed", "expired")] == [1, 1, 1]

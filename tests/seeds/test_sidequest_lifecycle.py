@@ -16,7 +16,7 @@ import pytest
 from errandry import Backoff, Cancel, Errandry, Fail, JobContext, Keep, Retry, Snooze, State
 from errandry.core.answer import CANCEL, Claims
 from errandry.core.command import Claim, Ref, Start, Upkeep
-from errandry.core.job import Job as Record
+from errandry.core.job import JobRecord
 from errandry.core.retry import Curve
 from errandry.core.state import Reason
 from errandry.errors import InvalidMove, JobCanceled, JobFailed
@@ -33,7 +33,7 @@ async def jobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield jobs
 
 
-async def claimed_by_hand(jobs: Errandry) -> Record:
+async def claimed_by_hand(jobs: Errandry) -> JobRecord:
     """A job a worker has claimed and not begun."""
     claims = await jobs.engine.submit(Claim(worker="dispatcher", nonce="1", start=False))
     assert isinstance(claims, Claims)
@@ -137,7 +137,7 @@ async def test_waiting_claimed_running_completed(jobs: Errandry) -> None:
     async with working(jobs):
         await job.wait(30)
 
-    assert await kinds(jobs, job.id) == ["waiting", "claimed", "active", "completed"]
+    assert await kinds(jobs, job.id) == ["waiting", "claimed", "started", "completed"]
     record = job.record
     assert (
         record.created_at <= (record.claimed_at or 0) <= (record.started_at or 0) <= (record.finished_at or 0)
@@ -160,7 +160,7 @@ async def test_waiting_claimed_running_waiting_retry(jobs: Errandry) -> None:
     async with working(jobs):
         assert await job.result(30) == 2
 
-    once = ["claimed", "active"]
+    once = ["claimed", "started"]
     assert await kinds(jobs, job.id) == ["waiting", *once, "retrying", *once, "completed"]
 
 
@@ -175,7 +175,7 @@ async def test_waiting_claimed_running_failed_max_attempts(jobs: Errandry) -> No
     async with working(jobs):
         await job.wait(30)
 
-    assert await kinds(jobs, job.id) == ["waiting", "claimed", "active", "failed"]
+    assert await kinds(jobs, job.id) == ["waiting", "claimed", "started", "failed"]
 
 
 async def test_job_returns_with_incremented_attempt_counter(jobs: Errandry) -> None:
@@ -426,7 +426,7 @@ async def test_failed_jobs_can_be_monitored_by_polling_or_by_events(jobs: Errand
         if not ok:
             raise RuntimeError("tell the team")
 
-    start = await jobs.engine.call(jobs.store.head)
+    start = await jobs.engine.call(jobs.store.latest_cursor)
     good, bad = await work.enqueue(True), await work.enqueue(False)
     async with working(jobs):
         await good.wait(30)

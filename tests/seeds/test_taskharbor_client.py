@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from errandry import Backoff, Errandry, Fail, JobContext, State
-from errandry.app import Call
-from errandry.codec import About
+from errandry.api.app import CallNext
+from errandry.codec.json_codec import DocumentInfo
 from errandry.core.answer import Claims, Lost
-from errandry.core.command import Claim, Complete, Ref, Settle, Upkeep
+from errandry.core.command import Claim, CompleteOutcome, Ref, Settle, Upkeep
 from errandry.core.job import NewJob
 from errandry.core.retry import Curve
 from errandry.core.state import Reason
@@ -132,10 +132,10 @@ async def test_payload_is_encoded_by_the_codec_json_by_default(jobs: Errandry) -
 class Rot13:
     """A codec of one's own."""
 
-    def seal(self, text: str, about: About) -> str:
+    def seal(self, text: str, about: DocumentInfo) -> str:
         return json.dumps({"by": "rot13", "text": _turned(text)})
 
-    def unseal(self, text: str, about: About) -> str:
+    def unseal(self, text: str, about: DocumentInfo) -> str:
         return _turned(json.loads(text)["text"])
 
 
@@ -258,7 +258,7 @@ async def test_handler_is_wrapped_with_middleware(jobs: Errandry) -> None:
     calls: list[str] = []
 
     @jobs.middleware
-    async def recover(ctx: JobContext, call_next: Call) -> Any:
+    async def recover(ctx: JobContext, call_next: CallNext) -> Any:
         calls.append("recover")
         try:
             return await call_next(ctx)
@@ -266,13 +266,13 @@ async def test_handler_is_wrapped_with_middleware(jobs: Errandry) -> None:
             raise RuntimeError(f"the handler panicked: {panic}") from panic
 
     @jobs.middleware
-    async def timeout(ctx: JobContext, call_next: Call) -> Any:
+    async def timeout(ctx: JobContext, call_next: CallNext) -> Any:
         calls.append("timeout")
         async with asyncio.timeout(ctx.job.timeout):
             return await call_next(ctx)
 
     @jobs.middleware
-    async def user(ctx: JobContext, call_next: Call) -> Any:
+    async def user(ctx: JobContext, call_next: CallNext) -> Any:
         calls.append("user")
         return await call_next(ctx)
 
@@ -535,7 +535,9 @@ async def test_crash_recovery_and_stale_worker_protection(jobs: Errandry) -> Non
     [stale] = claims.jobs
     async with working(jobs, upkeep_every=0.01):
         await until(jobs, job.id, lambda record: record.fence > stale.fence)
-        answer = await jobs.engine.submit(Settle(Ref(stale.id, stale.fence), Complete('"by the dead"')))
+        answer = await jobs.engine.submit(
+            Settle(Ref(stale.id, stale.fence), CompleteOutcome('"by the dead"'))
+        )
         assert isinstance(answer, Lost)
         assert await job.result(30) == "by the living"
 

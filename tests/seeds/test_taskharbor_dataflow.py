@@ -11,24 +11,34 @@ from typing import Any
 
 import pytest
 
-from errandry.core.answer import ALREADY, HELD, WRITTEN, Cause, Claims, Inserted, Lost, Moved, Renewed
+from errandry.core.answer import (
+    ALREADY,
+    HELD,
+    WRITTEN,
+    Claims,
+    Inserted,
+    Lost,
+    LossCause,
+    Moved,
+    Renewed,
+)
 from errandry.core.command import (
     Claim,
     Command,
-    Complete,
-    Edit,
-    Fail,
+    CompleteOutcome,
+    EditJobs,
+    FailOutcome,
     Insert,
     Outcome,
     Ref,
-    Release,
-    Remove,
+    ReleaseOutcome,
+    RemoveJobs,
     Renew,
-    Rerun,
-    Retry,
+    RerunJobs,
+    RetryOutcome,
     Settle,
 )
-from errandry.core.job import Failure, Job, NewJob
+from errandry.core.job import Failure, JobRecord, NewJob
 from errandry.core.query import parse
 from errandry.core.retry import Backoff
 from errandry.core.state import Reason, State
@@ -53,38 +63,38 @@ class Driver:
         assert isinstance(answer, Inserted)
         return answer
 
-    async def reserve(self, queue: str = "default") -> Job | None:
+    async def reserve(self, queue: str = "default") -> JobRecord | None:
         self._calls += 1
         claim = Claim(worker="worker", nonce=f"{self._calls}", queues=(queue,), lease=LEASE)
         [answer] = await self.store.commit([claim])
         assert isinstance(answer, Claims)
         return answer.jobs[0] if answer.jobs else None
 
-    async def reserved(self) -> Job:
+    async def reserved(self) -> JobRecord:
         job = await self.reserve()
         assert job is not None
         return job
 
-    async def extend_lease(self, job: Job, lease: float = LEASE) -> object:
+    async def extend_lease(self, job: JobRecord, lease: float = LEASE) -> object:
         return await self.send(Renew((ref(job),), lease))
 
-    async def ack(self, job: Job) -> object:
-        return await self.settle(job, Complete())
+    async def ack(self, job: JobRecord) -> object:
+        return await self.settle(job, CompleteOutcome())
 
-    async def retry(self, job: Job, delay: float | None = 0) -> object:
-        return await self.settle(job, Retry(BOOM, delay))
+    async def retry(self, job: JobRecord, delay: float | None = 0) -> object:
+        return await self.settle(job, RetryOutcome(BOOM, delay))
 
-    async def fail(self, job: Job, reason: Reason = Reason.UNRECOVERABLE) -> object:
-        return await self.settle(job, Fail(Failure(reason, "ValueError", "no such address")))
+    async def fail(self, job: JobRecord, reason: Reason = Reason.UNRECOVERABLE) -> object:
+        return await self.settle(job, FailOutcome(Failure(reason, "ValueError", "no such address")))
 
-    async def settle(self, job: Job, outcome: Outcome) -> object:
+    async def settle(self, job: JobRecord, outcome: Outcome) -> object:
         return await self.send(Settle(ref(job), outcome))
 
     async def send(self, command: Command) -> object:
         [answer] = await self.store.commit([command])
-        return answer.marks[0] if isinstance(answer, Renewed) else answer
+        return answer.acks[0] if isinstance(answer, Renewed) else answer
 
-    async def inspect(self, job_id: str = "job-1") -> Job:
+    async def inspect(self, job_id: str = "job-1") -> JobRecord:
         [job] = await self.store.get([job_id])
         assert job is not None
         return job
@@ -93,10 +103,16 @@ class Driver:
         """All that a call could have changed."""
         store = self.store
         jobs = (await store.list()).jobs
-        return jobs, await store.counts(), await store.totals(), await store.head(), await store.due_in()
+        return (
+            jobs,
+            await store.counts(),
+            await store.totals(),
+            await store.latest_cursor(),
+            await store.due_in(),
+        )
 
 
-def ref(job: Job) -> Ref:
+def ref(job: JobRecord) -> Ref:
     return Ref(job.id, job.fence)
 
 
@@ -336,7 +352,7 @@ async def test_requeue_brings_a_job_back_from_the_dlq(
     dead = await driver.reserved()
     await driver.fail(dead)
 
-    requeue = Rerun(ids=("job-1",), delay=delay, reset_attempts=True)
+    requeue = RerunJobs(ids=("job-1",), delay=delay, reset_attempts=True)
     assert await driver.send(requeue) == Moved(("job-1",))
 
     job = await driver.inspect()
@@ -347,7 +363,7 @@ async def test_a_requeued_job_runs_under_a_new_token(driver: Driver) -> None:
     await driver.enqueue(max_attempts=1)
     dead = await driver.reserved()
     await driver.fail(dead)
-    await driver.send(Rerun(ids=("job-1",)))
+    await driver.send(RerunJobs(ids=("job-1",)))
 
     job = await driver.reserved()
 
@@ -360,7 +376,7 @@ async def test_only_a_finished_job_can_be_requeued(driver: Driver) -> None:
     await driver.enqueue()
     before = await driver.everything()
 
-    answer = await driver.send(Rerun(ids=("job-1",)))
+    answer = await driver.send(RerunJobs(ids=("job-1",)))
 
     assert isinstance(answer, Moved)
     [(job_id, error)] = answer.refused
@@ -371,7 +387,7 @@ async def test_only_a_finished_job_can_be_requeued(driver: Driver) -> None:
 
 # All state-mutating calls MUST validate
 
-Call = Callable[[Driver, Job], Any]
+Call = Callable[[Driver, JobRecord], Any]
 CALLS: dict[str, Call] = {
     "ack": Driver.ack,
     "retry": Driver.retry,
@@ -380,30 +396,30 @@ CALLS: dict[str, Call] = {
 }
 
 
-async def never_reserved(driver: Driver, clock: FakeClock) -> Job:
+async def never_reserved(driver: Driver, clock: FakeClock) -> JobRecord:
     await driver.enqueue()
     return await driver.inspect()
 
 
-async def scheduled(driver: Driver, clock: FakeClock) -> Job:
+async def scheduled(driver: Driver, clock: FakeClock) -> JobRecord:
     await driver.enqueue(delay=60)
     return await driver.inspect()
 
 
-async def given_back(driver: Driver, clock: FakeClock) -> Job:
+async def given_back(driver: Driver, clock: FakeClock) -> JobRecord:
     await driver.enqueue()
     job = await driver.reserved()
-    await driver.settle(job, Release())
+    await driver.settle(job, ReleaseOutcome())
     return job
 
 
-async def edited_since(driver: Driver, clock: FakeClock) -> Job:
+async def edited_since(driver: Driver, clock: FakeClock) -> JobRecord:
     job = await given_back(driver, clock)
-    await driver.send(Edit(ids=(job.id,), payload="[2]", priority=-1))
+    await driver.send(EditJobs(ids=(job.id,), payload="[2]", priority=-1))
     return job
 
 
-async def reclaimed(driver: Driver, clock: FakeClock) -> Job:
+async def reclaimed(driver: Driver, clock: FakeClock) -> JobRecord:
     await driver.enqueue()
     await driver.enqueue("other")
     job = await driver.reserved()
@@ -412,10 +428,10 @@ async def reclaimed(driver: Driver, clock: FakeClock) -> Job:
     return job
 
 
-async def removed(driver: Driver, clock: FakeClock) -> Job:
+async def removed(driver: Driver, clock: FakeClock) -> JobRecord:
     await driver.enqueue()
     job = await driver.reserved()
-    await driver.send(Remove(ids=(job.id,), force=True))
+    await driver.send(RemoveJobs(ids=(job.id,), force=True))
     return job
 
 
@@ -431,7 +447,7 @@ async def test_a_job_that_is_not_inflight_is_refused_and_nothing_changes(
     job = await bring(driver, clock)
     before = await driver.everything()
 
-    assert await CALLS[call](driver, job) == Lost(Cause.NOT_HELD)
+    assert await CALLS[call](driver, job) == Lost(LossCause.NOT_HELD)
 
     assert await driver.everything() == before
 
@@ -452,12 +468,12 @@ async def test_a_token_that_is_not_the_current_one_is_refused_and_nothing_change
         await driver.retry(stale)
     else:
         await driver.fail(stale)
-        await driver.send(Rerun(ids=(stale.id,)))
+        await driver.send(RerunJobs(ids=(stale.id,)))
     current = await driver.reserved()
     assert current.id == stale.id
     before = await driver.everything()
 
-    assert await CALLS[call](driver, stale) == Lost(Cause.OTHER_FENCE)
+    assert await CALLS[call](driver, stale) == Lost(LossCause.OTHER_FENCE)
 
     assert await driver.everything() == before
     assert await driver.ack(current) is WRITTEN
@@ -474,7 +490,7 @@ async def test_an_expired_lease_is_refused_and_nothing_changes(
     clock.advance(LEASE + late)
     before = await driver.everything()
 
-    assert await CALLS[call](driver, job) == Lost(Cause.EXPIRED)
+    assert await CALLS[call](driver, job) == Lost(LossCause.EXPIRED)
 
     assert await driver.everything() == before
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import pytest
 
-from errandry import Errandry, State, Unique
+from errandry import Errandry, State, UniqueOptions
+from errandry.api.task import Task
 from errandry.errors import DuplicateJob
 from errandry.store.contract import Store
-from errandry.task import Task
 from errandry.testing import FakeClock, drain
 
 
@@ -33,14 +33,14 @@ def email(jobs: Errandry) -> Task[[str], str]:
     return email
 
 
-def alive(with_args: bool) -> Unique:
-    return Unique(by=None if with_args else (), on_conflict="raise")
+def alive(with_args: bool) -> UniqueOptions:
+    return UniqueOptions(by=None if with_args else (), on_conflict="raise")
 
 
 def period(
     of: Literal["second", "minute", "hour", "day", "week", "month"], with_args: bool = False
-) -> Unique:
-    return Unique(by=None if with_args else (), scope=of, on_conflict="raise")
+) -> UniqueOptions:
+    return UniqueOptions(by=None if with_args else (), scope=of, on_conflict="raise")
 
 
 class TestSidequest:
@@ -116,7 +116,7 @@ class TestSidequest:
     ) -> None:
         """> To run a schedule of several instances once, use unique with a period. Nothing to catch here."""
         move(clock, "2026-05-13T10:20:30")
-        unique = email.using(unique=Unique(by=(), scope="minute"))
+        unique = email.using(unique=UniqueOptions(by=(), scope="minute"))
 
         made = [not (await unique.enqueue("report")).existed for _instance in range(4)]
 
@@ -126,7 +126,7 @@ class TestSidequest:
 
 class TestTaskHarbor:
     def keyed(self, email: Task[[str], str], key: str) -> Task[[str], str]:
-        return email.using(unique=Unique(key, per="queue", scope="ever"))
+        return email.using(unique=UniqueOptions(key, per="queue", scope="ever"))
 
     async def test_a_duplicate_returns_the_existing_id_and_changes_nothing(
         self, jobs: Errandry, email: Task[[str], str]

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from errandry.store.postgres.driver import PostgresStore
-from errandry.store.postgres.wire import Params, Reply, Wire
+from errandry.store.postgres.pipeline import PendingResult, Pipeline, StatementParams
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
 from tests.store.server import kept_sessions, server
@@ -57,11 +57,11 @@ def db(url: str) -> Iterator[psycopg.Connection[Any]]:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the statements that are sent."""
     names: list[str] = []
-    send = Wire.send
+    send = Pipeline.send
 
-    def sending(self: Wire, name: str, params: Params = ()) -> Reply:
+    def sending(self: Pipeline, name: str, params: StatementParams = ()) -> PendingResult:
         names.append(name)
         return send(self, name, params)
 
-    monkeypatch.setattr(Wire, "send", sending)
+    monkeypatch.setattr(Pipeline, "send", sending)
     return names

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import psycopg
 import pytest
 
-from errandry.store.postgres import link
+from errandry.store.postgres import connection
 from errandry.store.postgres.address import Address
 
 USER = "nobody"
@@ -156,7 +156,7 @@ class Session(psycopg.Connection[Any]):
 def kept_sessions() -> Iterator[None]:
     """What stores connect with meanwhile: for tests that are not about connections."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(link, "connect", Session.at)
+        patch.setattr(connection, "connect", Session.at)
         yield
 
 

@@ -8,25 +8,25 @@ import apsw
 import psycopg
 import pytest
 
-from errandry.core.answer import Claims, Kept
+from errandry.core.answer import Claims, UpkeepResult
 from errandry.core.command import (
     Beat,
-    Cancel,
+    CancelJobs,
     Claim,
-    Complete,
-    Fail,
+    CompleteOutcome,
+    FailOutcome,
     Insert,
     Note,
     Ref,
-    Retry,
+    RetryOutcome,
     Settle,
     Upkeep,
 )
 from errandry.core.flow import Edge
 from errandry.core.gate import GateKind, PutRule
-from errandry.core.job import Failure, Job, Log, NewJob
+from errandry.core.job import Failure, JobRecord, LogLine, NewJob
 from errandry.core.rule import NO_RULE, Rate, Rule
-from errandry.core.unique import Scope, Unique
+from errandry.core.unique import UniqueKey, UniqueScope
 from errandry.store.contract import Store
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.sqlite.driver import SqliteStore
@@ -71,7 +71,9 @@ async def live_a_little(store: Store, clock: FakeClock) -> None:
     grouped = [
         NewJob(id=f"grouped-{n}", task="t", payload="{}", queue="limited", group=f"g{n}") for n in range(3)
     ]
-    scopes = [Unique(scope.value, scope, 60.0 if scope is Scope.WINDOW else None) for scope in Scope]
+    scopes = [
+        UniqueKey(scope.value, scope, 60.0 if scope is UniqueScope.WINDOW else None) for scope in UniqueScope
+    ]
     unique = [NewJob(id=f"unique-{one.key}", task="t", payload="{}", unique=one) for one in scopes]
     await store.commit([Insert((*plain, *grouped, *unique))])
     for name in ("done", "canceled"):
@@ -81,13 +83,13 @@ async def live_a_little(store: Store, clock: FakeClock) -> None:
     for number in range(4):
         for job in await claimed(store, f"n{number}"):
             ref = Ref(job.id, job.fence)
-            await store.commit([Note(ref, None, (Log(0.0, "begun"),))])
-            outcome = Retry(Failure(), 10.0, pause_group=True) if job.group else Complete("1")
-            await store.commit([Settle(ref, outcome if job.id != "plain-1" else Fail())])
-    await store.commit([Cancel(ids=("canceled-0",)), PutRule(GateKind.QUEUE, "limited", NO_RULE)])
+            await store.commit([Note(ref, None, (LogLine(0.0, "begun"),))])
+            outcome = RetryOutcome(Failure(), 10.0, pause_group=True) if job.group else CompleteOutcome("1")
+            await store.commit([Settle(ref, outcome if job.id != "plain-1" else FailOutcome())])
+    await store.commit([CancelJobs(ids=("canceled-0",)), PutRule(GateKind.QUEUE, "limited", NO_RULE)])
 
 
-async def claimed(store: Store, nonce: str) -> tuple[Job, ...]:
+async def claimed(store: Store, nonce: str) -> tuple[JobRecord, ...]:
     [claims] = await store.commit([Claim(worker="w", nonce=nonce, limit=6)])
     assert isinstance(claims, Claims)
     return claims.jobs
@@ -97,9 +99,9 @@ async def tidy(store: Store) -> None:
     """Upkeep, and whatever is still due is worked off, until nothing is left to do."""
     for number in range(200):
         for job in await claimed(store, f"tidy-{number}"):
-            await store.commit([Settle(Ref(job.id, job.fence), Complete())])
+            await store.commit([Settle(Ref(job.id, job.fence), CompleteOutcome())])
         [kept] = await store.commit([Upkeep()])
-        assert isinstance(kept, Kept)
+        assert isinstance(kept, UpkeepResult)
         if not (kept.more or kept.trimmed or kept.pruned or kept.promoted or kept.expired):
             return
     raise AssertionError("upkeep does not end")

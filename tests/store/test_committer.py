@@ -12,25 +12,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from errandry.core.answer import WRITTEN, Answer, Cause, Claims, Inserted, Lost, Moved
+from errandry.core.answer import WRITTEN, Answer, Claims, Inserted, Lost, LossCause, Moved
 from errandry.core.command import (
     Beat,
-    Cancel,
+    CancelJobs,
     Claim,
     Command,
-    Complete,
-    Edit,
-    Fail,
+    CompleteOutcome,
+    EditJobs,
+    FailOutcome,
     Insert,
     Note,
-    Postpone,
-    Promote,
+    PostponeJobs,
+    PromoteJobs,
     PutStep,
     Ref,
-    Remove,
+    RemoveJobs,
     Renew,
-    Rerun,
-    Resolve,
+    RerunJobs,
+    ResolveJobs,
     Settle,
     Start,
     Upkeep,
@@ -42,13 +42,13 @@ from errandry.core.rule import Rule
 from errandry.core.schedule import (
     Backfill,
     PauseSchedule,
-    Plan,
     PutSchedule,
     RemoveSchedule,
     ResumeSchedule,
     RunSchedule,
+    SchedulePlan,
 )
-from errandry.core.step import Signal
+from errandry.core.step import SendSignal
 from errandry.errors import (
     CommandFailed,
     ErrandryError,
@@ -61,11 +61,11 @@ from errandry.errors import (
     StoreUnavailable,
     UnknownJob,
 )
-from errandry.store.backlog import Entry, Limits, Told, entry_of
-from errandry.store.committer import FIRST_PAUSE, LONGEST_PAUSE, Committer
 from errandry.store.contract import RANK
-from errandry.store.memory import MemoryStore
-from errandry.store.port import THREADS, LoopPort
+from errandry.store.engine.backlog import Callback, PendingCommand, WriteLimits, entry_of
+from errandry.store.engine.committer import FIRST_PAUSE, LONGEST_PAUSE, Committer
+from errandry.store.engine.reply import THREADS, LoopPort
+from errandry.store.memory.driver import MemoryStore
 from errandry.testing.clock import FakeClock
 
 
@@ -140,7 +140,7 @@ def claim(worker: str = "w", limit: int = 1) -> Claim:
 
 
 def settle(job: str, result: str | None = None) -> Settle:
-    return Settle(Ref(job, 1), Complete(result))
+    return Settle(Ref(job, 1), CompleteOutcome(result))
 
 
 def renew(*jobs: str) -> Renew:
@@ -262,7 +262,7 @@ async def test_what_goes_along_does_not_cost_the_pass_it_goes_with() -> None:
 async def test_a_claim_that_goes_along_and_cannot_be_written_just_now_is_not_sent_again() -> None:
     clock = FakeClock()
     store, along = Scripted([WRITTEN, LOCKED]), Along()
-    committer = Committer(store, Limits(give_up_after=10_000), clock, Waited(clock))
+    committer = Committer(store, WriteLimits(give_up_after=10_000), clock, Waited(clock))
     committer.join(along)
 
     assert await committer.submit(insert("a")) is WRITTEN
@@ -275,7 +275,7 @@ async def test_a_claim_that_goes_along_and_cannot_be_written_just_now_is_not_sen
 async def test_a_claim_is_answered_before_the_command_it_goes_along_with() -> None:
     told: list[str] = []
     committer = Committer(Watched())
-    committer.join(lambda: [(claim(), Told(lambda _: told.append("claim")))])
+    committer.join(lambda: [(claim(), Callback(lambda _: told.append("claim")))])
 
     committer.send(insert("a"), lambda _: told.append("insert"), asyncio.get_running_loop())
     await committer.submit(insert("b"))
@@ -286,7 +286,7 @@ async def test_a_claim_is_answered_before_the_command_it_goes_along_with() -> No
 async def test_a_pass_whose_reply_was_lost_is_not_sent_without_what_went_along() -> None:
     """Whether it was written is not known, and it was sent again for as long as it may be."""
     store, along = Scripted(ReplyLost("server", "gone")), Along()
-    committer = Committer(store, Limits(give_up_after=0.0))
+    committer = Committer(store, WriteLimits(give_up_after=0.0))
     committer.join(along)
 
     with pytest.raises(ReplyLost):
@@ -310,7 +310,7 @@ async def test_nothing_goes_along_while_the_committer_closes() -> None:
 
 
 async def test_a_loop_hands_in_once_per_iteration() -> None:
-    handed: list[list[Entry]] = []
+    handed: list[list[PendingCommand]] = []
     loop = asyncio.get_running_loop()
     port = LoopPort(loop, handed.append)
     entries = [entry_of(insert(one), loop.create_future(), port) for one in "abc"]
@@ -341,7 +341,7 @@ async def test_who_does_not_wait_is_told_and_hurts_nobody_by_what_he_makes_of_it
     assert await committer.submit(insert("c")) == Inserted(("c",))
     await committer.close()
 
-    assert told == [Inserted(("b",)), Lost(Cause.NOT_HELD)]
+    assert told == [Inserted(("b",)), Lost(LossCause.NOT_HELD)]
     assert "clumsy" in caplog.text
     with pytest.raises(StoreClosed):
         committer.send(insert("d"), told.append, loop)
@@ -361,16 +361,16 @@ async def test_what_arrives_during_a_pass_is_the_next_pass() -> None:
 SAME_KEY: list[tuple[Command, Command]] = [
     (Start(Ref("x", 1)), settle("x")),
     (settle("x"), Note(Ref("x", 1))),
-    (insert("x"), Cancel(ids=("x",))),
-    (Cancel(ids=("x",)), Start(Ref("x", 1))),
-    (Edit(ids=("x", "y"), priority=1), renew("y", "z")),
+    (insert("x"), CancelJobs(ids=("x",))),
+    (CancelJobs(ids=("x",)), Start(Ref("x", 1))),
+    (EditJobs(ids=("x", "y"), priority=1), renew("y", "z")),
     (renew("x", "x"), renew("x")),
     (claim("w"), claim("w")),
     (claim("w"), Beat(worker="w")),
     (Upkeep(), Upkeep(dead=("w",))),
     (Pause(GateKind.QUEUE, "x"), Resume(GateKind.QUEUE, "x")),
     (Pause(GateKind.QUEUE, "x"), PutRule(GateKind.QUEUE, "x", Rule(limit=1))),
-    (Rerun(query=Query()), Cancel(query=Query())),
+    (RerunJobs(query=Query()), CancelJobs(query=Query())),
 ]
 
 
@@ -394,7 +394,7 @@ async def test_a_pass_has_one_command_per_key_and_the_next_waits_for_the_next_pa
         (Pause(GateKind.QUEUE, "x"), Pause(GateKind.TASK, "x")),
         (insert("upkeep"), Upkeep()),
         (insert("w"), claim("w")),
-        (insert("x"), Cancel(query=Query())),
+        (insert("x"), CancelJobs(query=Query())),
     ],
     ids=lambda pair: "-".join(type(one).__name__ for one in pair),
 )
@@ -419,8 +419,8 @@ async def test_nothing_overtakes_a_command_that_waits_for_a_key() -> None:
 
 async def test_a_workers_command_does_not_overtake_an_operators_about_the_same_job() -> None:
     store = Watched()
-    committer = Committer(store, Limits(pass_rows=2))
-    commands: list[Command] = [insert("a"), insert("b"), Cancel(ids=("x",)), renew("x", "y"), settle("z")]
+    committer = Committer(store, WriteLimits(pass_rows=2))
+    commands: list[Command] = [insert("a"), insert("b"), CancelJobs(ids=("x",)), renew("x", "y"), settle("z")]
     tasks = await behind(committer, store, *commands)
 
     store.let_go()
@@ -428,7 +428,7 @@ async def test_a_workers_command_does_not_overtake_an_operators_about_the_same_j
 
     assert store.passes[1:] == [
         [settle("z"), insert("a")],
-        [insert("b"), Cancel(ids=("x",))],
+        [insert("b"), CancelJobs(ids=("x",))],
         [renew("x", "y")],
     ]
 
@@ -444,20 +444,20 @@ async def test_inside_a_pass_commands_stand_in_the_order_of_the_contract() -> No
             settle("z"),
             PutStep(Ref(next(ids), 1), "step", "1"),
         ),
-        Signal(next(ids), "signal"),
+        SendSignal(next(ids), "signal"),
         insert(next(ids)),
         insert(next(ids)),
-        Cancel(ids=(next(ids),)),
-        Rerun(ids=(next(ids),)),
-        Edit(ids=(next(ids),), priority=1),
-        Postpone(ids=(next(ids),), delay=1),
-        Promote(ids=(next(ids),)),
-        Resolve(ids=(next(ids),)),
-        Remove(ids=(next(ids),)),
+        CancelJobs(ids=(next(ids),)),
+        RerunJobs(ids=(next(ids),)),
+        EditJobs(ids=(next(ids),), priority=1),
+        PostponeJobs(ids=(next(ids),), delay=1),
+        PromoteJobs(ids=(next(ids),)),
+        ResolveJobs(ids=(next(ids),)),
+        RemoveJobs(ids=(next(ids),)),
         Pause(GateKind.QUEUE, "x"),
         Resume(GateKind.QUEUE, "y"),
         PutRule(GateKind.QUEUE, "z", Rule(limit=1)),
-        PutSchedule("a", Plan(job=NewJob(id="-", task="t", payload="{}"), every=60.0)),
+        PutSchedule("a", SchedulePlan(job=NewJob(id="-", task="t", payload="{}"), every=60.0)),
         PauseSchedule("b"),
         ResumeSchedule("c"),
         RemoveSchedule("d"),
@@ -480,7 +480,7 @@ async def test_inside_a_pass_commands_stand_in_the_order_of_the_contract() -> No
 # Bounds of a pass.
 
 
-async def written_behind(limits: Limits, *commands: Command) -> list[list[Command]]:
+async def written_behind(limits: WriteLimits, *commands: Command) -> list[list[Command]]:
     """The passes these commands make if they all wait together."""
     store = Watched()
     committer = Committer(store, limits)
@@ -492,7 +492,7 @@ async def written_behind(limits: Limits, *commands: Command) -> list[list[Comman
 
 async def test_a_pass_is_bounded_in_rows() -> None:
     passes = await written_behind(
-        Limits(pass_rows=3), *[insert(f"{n}a", f"{n}b") for n in range(3)], insert("c")
+        WriteLimits(pass_rows=3), *[insert(f"{n}a", f"{n}b") for n in range(3)], insert("c")
     )
 
     assert passes == [[insert("0a", "0b")], [insert("1a", "1b")], [insert("2a", "2b"), insert("c")]]
@@ -501,7 +501,7 @@ async def test_a_pass_is_bounded_in_rows() -> None:
 async def test_a_command_larger_than_a_pass_goes_alone() -> None:
     large = insert("x", "y", "z")
 
-    passes = await written_behind(Limits(pass_rows=2), insert("a"), large, insert("b"))
+    passes = await written_behind(WriteLimits(pass_rows=2), insert("a"), large, insert("b"))
 
     assert passes == [[insert("a")], [large], [insert("b")]]
 
@@ -509,7 +509,7 @@ async def test_a_command_larger_than_a_pass_goes_alone() -> None:
 async def test_a_pass_is_bounded_in_bytes() -> None:
     ten = [insert(one, payload='"23456789"') for one in "abc"]
 
-    assert await written_behind(Limits(pass_bytes=20), *ten) == [ten[:2], ten[2:]]
+    assert await written_behind(WriteLimits(pass_bytes=20), *ten) == [ten[:2], ten[2:]]
 
 
 @pytest.mark.parametrize(
@@ -519,13 +519,13 @@ async def test_a_pass_is_bounded_in_bytes() -> None:
         (insert("a", payload='"é"'), 1, 12),
         (Insert((NewJob(id="a", task="t", payload="1", metadata="{}"),)), 1, 3),
         (settle("a", result='"xx"'), 1, 4),
-        (Settle(Ref("a", 1), Fail(Failure(message="no", traceback="trace"))), 1, 7),
-        (Edit(ids=("a", "b"), payload="12"), 2, 4),
-        (Resolve(ids=("a",), result="12"), 1, 2),
+        (Settle(Ref("a", 1), FailOutcome(Failure(message="no", traceback="trace"))), 1, 7),
+        (EditJobs(ids=("a", "b"), payload="12"), 2, 4),
+        (ResolveJobs(ids=("a",), result="12"), 1, 2),
         (renew("a", "b", "c"), 3, 0),
         (renew(), 1, 0),
         (claim(limit=70), 70, 0),
-        (Cancel(query=Query(), limit=30), 30, 0),
+        (CancelJobs(query=Query(), limit=30), 30, 0),
         (Upkeep(), 1, 0),
     ],
 )
@@ -540,7 +540,7 @@ def test_a_command_weighs_the_jobs_it_touches_and_the_documents_it_carries(
 async def test_workers_commands_go_before_a_heap_of_inserts() -> None:
     heap = [insert(str(n)) for n in range(10)]
 
-    passes = await written_behind(Limits(pass_rows=4), *heap, renew("x"), settle("y"))
+    passes = await written_behind(WriteLimits(pass_rows=4), *heap, renew("x"), settle("y"))
 
     assert passes[0] == [renew("x"), settle("y"), heap[0], heap[1]]
 
@@ -549,7 +549,7 @@ async def test_a_flood_of_workers_commands_does_not_starve_the_others() -> None:
     flood = [settle(str(n)) for n in range(20)]
     large = insert("a", "b", "c", "d")
 
-    passes = await written_behind(Limits(pass_rows=4), large, insert("e"), *flood)
+    passes = await written_behind(WriteLimits(pass_rows=4), large, insert("e"), *flood)
 
     assert passes[:2] == [flood[:4], [large]]
     assert insert("e") in passes[3]
@@ -560,7 +560,7 @@ async def test_a_flood_of_workers_commands_does_not_starve_the_others() -> None:
 
 async def test_beyond_the_bound_submits_wait_and_are_let_in_in_turn() -> None:
     store = Watched()
-    committer = Committer(store, Limits(pass_rows=2, pending_rows=3))
+    committer = Committer(store, WriteLimits(pass_rows=2, pending_rows=3))
     heap = [insert(str(n)) for n in range(6)]
     tasks = await behind(committer, store, *heap)
 
@@ -572,8 +572,10 @@ async def test_beyond_the_bound_submits_wait_and_are_let_in_in_turn() -> None:
     assert (waiting, committer.stats().waiting) == (6, 0)
 
 
-@pytest.mark.parametrize("limits", [Limits(pending_rows=2), Limits(pending_bytes=4)], ids=["rows", "bytes"])
-async def test_workers_commands_need_no_room(limits: Limits) -> None:
+@pytest.mark.parametrize(
+    "limits", [WriteLimits(pending_rows=2), WriteLimits(pending_bytes=4)], ids=["rows", "bytes"]
+)
+async def test_workers_commands_need_no_room(limits: WriteLimits) -> None:
     store = Watched()
     committer = Committer(store, limits)
     first = insert("1", "2", payload="12")
@@ -588,7 +590,7 @@ async def test_workers_commands_need_no_room(limits: Limits) -> None:
 @pytest.mark.parametrize("bound", [{"pending_rows": 3}, {"pending_bytes": 12}], ids=["rows", "bytes"])
 async def test_pending_is_bounded_whatever_waits(bound: dict[str, Any]) -> None:
     store = Watched()
-    committer = Committer(store, Limits(pass_rows=1, **bound))
+    committer = Committer(store, WriteLimits(pass_rows=1, **bound))
     tasks = await behind(committer, store, *[insert(str(n), payload="1234") for n in range(20)])
     seen = []
 
@@ -606,7 +608,7 @@ async def test_pending_is_bounded_whatever_waits(bound: dict[str, Any]) -> None:
 
 async def test_a_submit_canceled_while_it_waits_for_room_leaves_nothing_behind() -> None:
     store = Watched()
-    committer = Committer(store, Limits(pending_rows=1))
+    committer = Committer(store, WriteLimits(pending_rows=1))
     tasks = await behind(committer, store, insert("a"), insert("b"), insert("c"))
     await store.next_pass()
 
@@ -623,7 +625,7 @@ async def test_a_submit_canceled_while_it_waits_for_room_leaves_nothing_behind()
 
 async def test_a_submit_canceled_just_as_there_is_room_leaves_nothing_behind() -> None:
     store = Watched()
-    committer = Committer(store, Limits(pending_rows=1))
+    committer = Committer(store, WriteLimits(pending_rows=1))
     tasks = await behind(committer, store, insert("a"), insert("b"))
     await store.next_pass()
 
@@ -666,7 +668,7 @@ async def test_a_submit_canceled_after_it_was_accepted_is_written_and_its_neighb
 
 
 async def test_an_error_is_raised_to_its_submitter_and_to_nobody_else() -> None:
-    store = Scripted([WRITTEN, QueueFull("q", 3, 3), Lost(Cause.EXPIRED)])
+    store = Scripted([WRITTEN, QueueFull("q", 3, 3), Lost(LossCause.EXPIRED)])
     committer = Committer(store)
 
     answers = await outcomes(*[committer.submit(settle(one)) for one in "abc"])
@@ -674,7 +676,7 @@ async def test_an_error_is_raised_to_its_submitter_and_to_nobody_else() -> None:
     assert answers[0] == WRITTEN
     assert isinstance(answers[1], QueueFull)
     assert (answers[1].queue, answers[1].bound) == ("q", 3)
-    assert answers[2] == Lost(Cause.EXPIRED)
+    assert answers[2] == Lost(LossCause.EXPIRED)
 
 
 async def test_no_two_submitters_are_raised_the_same_error() -> None:
@@ -724,7 +726,7 @@ async def test_after_the_time_to_give_up_every_submitter_gets_the_error(error: E
     began = clock.monotonic()
     waited = Waited(clock)
     store = Scripted(*[error] * 100)
-    committer = Committer(store, Limits(give_up_after=30), clock, waited)
+    committer = Committer(store, WriteLimits(give_up_after=30), clock, waited)
 
     answers = await outcomes(committer.submit(insert("a")), committer.submit(insert("b")))
 
@@ -737,7 +739,7 @@ async def test_after_the_time_to_give_up_every_submitter_gets_the_error(error: E
 async def test_who_waited_as_long_behind_a_pass_gets_one_try() -> None:
     clock = FakeClock()
     store = Scripted(*[StoreUnavailable("s", "away")] * 100)
-    committer = Committer(store, Limits(pass_rows=1), clock, Waited(clock))
+    committer = Committer(store, WriteLimits(pass_rows=1), clock, Waited(clock))
 
     answers = await outcomes(*[committer.submit(insert(one)) for one in "abc"])
 
@@ -782,7 +784,7 @@ async def test_it_is_given_up_in_time_and_a_workers_command_at_once() -> None:
     clock = FakeClock()
     began = clock.monotonic()
     store = Scripted([LOCKED, LOCKED], *[[LOCKED]] * 1_000)
-    committer = Committer(store, Limits(give_up_after=30), clock, Waited(clock))
+    committer = Committer(store, WriteLimits(give_up_after=30), clock, Waited(clock))
     times: list[float] = []
 
     async def submitted(command: Command) -> None:
@@ -828,7 +830,7 @@ async def test_what_is_refused_when_sent_again_may_have_been_done() -> None:
     committer = Committer(store, clock=clock, sleep=Waited(clock))
 
     with pytest.raises(ReplyLost):
-        await committer.submit(Remove(ids=("a",)))
+        await committer.submit(RemoveJobs(ids=("a",)))
 
 
 @pytest.mark.parametrize(
@@ -895,7 +897,7 @@ async def test_a_cancellation_out_of_the_store_is_a_lost_reply_and_the_next_pass
 
 async def test_closing_writes_what_was_handed_in_even_what_waits_for_room() -> None:
     store = Watched()
-    committer = Committer(store, Limits(pass_rows=1, pending_rows=1))
+    committer = Committer(store, WriteLimits(pass_rows=1, pending_rows=1))
     tasks = await behind(committer, store, *[insert(str(n)) for n in range(5)])
     tasks.append(asyncio.create_task(committer.submit(insert("last"))))
     await asyncio.sleep(0)
@@ -935,7 +937,7 @@ async def test_closing_twice_or_idle_is_nothing() -> None:
 
 async def test_what_was_not_written_in_time_is_refused_wherever_it_waits() -> None:
     store = Watched()
-    committer = Committer(store, Limits(pass_rows=1, pending_rows=2))
+    committer = Committer(store, WriteLimits(pass_rows=1, pending_rows=2))
     tasks = await behind(committer, store, *[insert(one) for one in "abc"])
     await store.next_pass()
     tasks.append(asyncio.create_task(committer.submit(insert("d"))))
@@ -1084,7 +1086,7 @@ async def test_waiting_on_its_own_thread_is_refused() -> None:
 
 async def test_statistics_tell_whether_it_moves() -> None:
     store, clock = Watched(), FakeClock()
-    committer = Committer(store, Limits(pending_rows=3), clock)
+    committer = Committer(store, WriteLimits(pending_rows=3), clock)
     fresh = committer.stats()
     tasks = await behind(committer, store, insert("a"), insert("b", "c"), insert("d"))
     busy = committer.stats()
@@ -1112,7 +1114,7 @@ async def test_a_pass_that_failed_is_no_progress() -> None:
 )
 def test_limits_that_make_no_sense_are_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue, match=next(iter(limits))):
-        Limits(**limits)
+        WriteLimits(**limits)
 
 
 # Everything at once.
@@ -1123,7 +1125,7 @@ commands = st.one_of(
     st.lists(names, max_size=4, unique=True).filter(bool).map(lambda ids: insert(*ids)),
     st.builds(settle, names),
     st.lists(names, max_size=5).map(lambda ids: renew(*ids)),
-    st.lists(names, min_size=1, max_size=3).map(lambda ids: Cancel(ids=tuple(ids))),
+    st.lists(names, min_size=1, max_size=3).map(lambda ids: CancelJobs(ids=tuple(ids))),
     st.builds(claim, names, st.integers(1, 4)),
     st.just(Upkeep()),
 )
@@ -1161,7 +1163,7 @@ def keys(command: Command) -> set[Any]:
             return {command.ref.job}
         case Renew():
             return {ref.job for ref in command.refs}
-        case Cancel():
+        case CancelJobs():
             return set(command.ids)
         case Claim():
             return {("worker", command.worker)}
@@ -1180,7 +1182,7 @@ def keys(command: Command) -> set[Any]:
 def test_any_commands_keep_the_rules(
     rounds: list[list[Command]], pass_rows: int, pending_rows: int, moods: list[str], tracks: int
 ) -> None:
-    limits = Limits(pass_rows=pass_rows, pending_rows=pending_rows, give_up_after=1e9)
+    limits = WriteLimits(pass_rows=pass_rows, pending_rows=pending_rows, give_up_after=1e9)
     store = Noting(moods, tracks)
     # Objects of their own, so that equal commands can be told apart.
     rounds = [[copy.copy(command) for command in one] for one in rounds]
@@ -1224,7 +1226,7 @@ def rows(command: Command) -> int:
 
 async def test_a_close_that_gives_up_does_not_send_again_what_something_went_along_with() -> None:
     store, along = Scripted(*[StoreUnavailable("scripted", "away")] * 1_000), Along()
-    committer = Committer(store, Limits(give_up_after=30.0))
+    committer = Committer(store, WriteLimits(give_up_after=30.0))
     committer.join(along)
     submit = asyncio.create_task(committer.submit(insert("a")))
     await store.entered.wait()

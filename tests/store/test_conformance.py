@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from errandry.clock import Clock
-from errandry.store.contract import Bounds, Store
-from errandry.store.memory import MemoryStore
+from errandry.store.contract import Store, StoreLimits
+from errandry.store.memory.driver import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
 from errandry.testing.conformance import Conformance, MakeStore
 from tests.store.server import kept_sessions, server
 
-STORES: Mapping[str, Callable[[Path, Clock, Bounds, ExitStack], Store]] = {
+STORES: Mapping[str, Callable[[Path, Clock, StoreLimits, ExitStack], Store]] = {
     "memory": lambda _, clock, bounds, stack: MemoryStore(clock, bounds),
     "sqlite": lambda path, clock, bounds, stack: SqliteStore(path, clock, bounds, durability="process"),
     "postgres": lambda _, clock, bounds, stack: store_at(stack.enter_context(server().lent()), clock, bounds),
@@ -26,7 +26,7 @@ async def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
     opened: list[Store] = []
     with kept_sessions(), ExitStack() as stack:
 
-        async def make(clock: Clock, bounds: Bounds) -> Store:
+        async def make(clock: Clock, bounds: StoreLimits) -> Store:
             store = STORES[request.param](tmp_path / f"{len(opened)}.db", clock, bounds, stack)
             await store.open()
             opened.append(store)

@@ -16,12 +16,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errandry.core.answer import WRITTEN, Answer, Inserted
-from errandry.core.command import Cancel, Claim, Command, Complete, Insert, Note, Ref, Renew, Settle, Upkeep
+from errandry.core.command import (
+    CancelJobs,
+    Claim,
+    Command,
+    CompleteOutcome,
+    Insert,
+    Note,
+    Ref,
+    Renew,
+    Settle,
+    Upkeep,
+)
 from errandry.core.job import NewJob
 from errandry.errors import ReplyLost, SchemaTooNew, StoreClosed, UnknownJob
 from errandry.store.contract import RANK
-from errandry.store.engine import Engine
-from errandry.store.memory import MemoryStore
+from errandry.store.engine.engine import Engine
+from errandry.store.memory.driver import MemoryStore
 
 T = TypeVar("T")
 
@@ -320,13 +331,13 @@ LEFT: list[Coroutine[Any, Any, Answer]] = []
 def test_a_thread_submits_and_is_raised_errors() -> None:
     class Refusing(Threaded):
         async def commit(self, commands: Sequence[Command]) -> list[Answer]:
-            return [UnknownJob("x") if isinstance(command, Cancel) else WRITTEN for command in commands]
+            return [UnknownJob("x") if isinstance(command, CancelJobs) else WRITTEN for command in commands]
 
     engine = Engine(Refusing())
 
     assert engine.submit_sync(insert("a")) is WRITTEN
     with pytest.raises(UnknownJob):
-        engine.submit_sync(Cancel(ids=("x",)))
+        engine.submit_sync(CancelJobs(ids=("x",)))
     engine.stop_sync()
 
 
@@ -570,8 +581,8 @@ FORKING = """
 import asyncio, os, sys, threading
 from errandry.core.command import Insert
 from errandry.core.job import NewJob
-from errandry.store.engine import Engine
-from errandry.store.memory import MemoryStore
+from errandry.store.engine.engine import Engine
+from errandry.store.memory.driver import MemoryStore
 
 class Held(MemoryStore):
     passes, entered, gate = [], threading.Event(), threading.Event()
@@ -631,12 +642,12 @@ def test_the_child_of_a_fork_starts_anew_with_nothing_pending() -> None:
 names = st.sampled_from("abc")
 commands = st.one_of(
     st.builds(insert, names),
-    st.builds(lambda one: Settle(Ref(one, 1), Complete()), names),
+    st.builds(lambda one: Settle(Ref(one, 1), CompleteOutcome()), names),
     st.builds(lambda one: Note(Ref(one, 1)), names),
     st.lists(names, min_size=1, max_size=3, unique=True).map(
         lambda ids: Renew(tuple(Ref(one, 1) for one in ids))
     ),
-    st.lists(names, min_size=1, max_size=3, unique=True).map(lambda ids: Cancel(ids=tuple(ids))),
+    st.lists(names, min_size=1, max_size=3, unique=True).map(lambda ids: CancelJobs(ids=tuple(ids))),
     st.builds(lambda one: Claim(worker=one, nonce="n"), names),
 )
 programs = st.lists(commands, max_size=15)
@@ -667,7 +678,7 @@ def keys(command: Command) -> set[str]:
             return {command.ref.job}
         case Renew():
             return {ref.job for ref in command.refs}
-        case Cancel():
+        case CancelJobs():
             return set(command.ids)
         case Claim():
             return {f"worker {command.worker}"}

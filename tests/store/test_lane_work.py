@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from errandry.core.answer import Claims
-from errandry.core.command import Claim, Complete, Ref, Settle
+from errandry.core.command import Claim, CompleteOutcome, Ref, Settle
 from errandry.core.gate import GateKind, Pause, PutRule
 from errandry.core.job import NewJob
 from errandry.core.rule import Rate, Rule
@@ -15,7 +15,7 @@ from errandry.store.contract import Store
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from tests.store.server import server
 from tests.store.test_postgres_plans import least
 from tests.store.test_postgres_plans import pages as postgres_pages
@@ -35,7 +35,7 @@ def jobs(name: str, count: int, **fields: Any) -> list[NewJob]:
 
 async def fill(store: Store, found: list[NewJob]) -> None:
     for start in range(0, len(found), 5_000):
-        await ask.insert(store, *found[start : start + 5_000])
+        await requests.insert(store, *found[start : start + 5_000])
 
 
 async def groups(store: Store, scale: int) -> None:
@@ -47,18 +47,18 @@ async def groups(store: Store, scale: int) -> None:
         ]
         await fill(store, many)
     for number in range(20):
-        await ask.one(store, Pause(GateKind.GROUP, "default", group=f"g{number:06}"))
+        await requests.one(store, Pause(GateKind.GROUP, "default", group=f"g{number:06}"))
 
 
 async def paused(store: Store, scale: int) -> None:
     await fill(store, jobs("paused", scale, priority=-1))
-    await ask.one(store, Pause(GateKind.TASK, "paused"))
+    await requests.one(store, Pause(GateKind.TASK, "paused"))
 
 
 async def rated(store: Store, scale: int) -> None:
     await fill(store, jobs("rated", scale, queue="rated", priority=-1))
-    await ask.one(store, PutRule(GateKind.QUEUE, "rated", Rule(rate=Rate(1, 3_600.0, 1))))
-    await ask.claim(store)
+    await requests.one(store, PutRule(GateKind.QUEUE, "rated", Rule(rate=Rate(1, 3_600.0, 1))))
+    await requests.claim(store)
 
 
 async def pages_per_claim(store: Store) -> float:
@@ -73,7 +73,7 @@ async def pages_per_claim(store: Store) -> float:
     for number in range(4 * ROUNDS):
         if number % ROUNDS == 0:
             marks.append(pages(store))
-        settles = [Settle(Ref(job.id, job.fence), Complete("1")) for job in held]
+        settles = [Settle(Ref(job.id, job.fence), CompleteOutcome("1")) for job in held]
         *_, claims = await store.commit([*settles, Claim(worker="w", nonce=f"n{number}", limit=10)])
         assert isinstance(claims, Claims)
         held = claims.jobs
@@ -134,10 +134,10 @@ async def test_a_flood_of_a_hundred_thousand_lets_others_wait_two_rounds_at_most
     await store.open()
     try:
         await fill(store, jobs("task", 100_000, group="flood"))
-        assert len(await ask.claim(store, limit=100)) == 100
+        assert len(await requests.claim(store, limit=100)) == 100
         await fill(store, jobs("other", 10, group="other"))
 
-        taken = [job.group for _ in range(11) for job in await ask.claim(store, limit=2)]
+        taken = [job.group for _ in range(11) for job in await requests.claim(store, limit=2)]
     finally:
         await store.close()
 

@@ -20,7 +20,7 @@ import pytest
 
 from errandry.clock import Clock
 from errandry.core.answer import Claims, Inserted, Moved
-from errandry.core.command import Beat, Cancel, Claim, Insert, Upkeep
+from errandry.core.command import Beat, CancelJobs, Claim, Insert, Upkeep
 from errandry.core.job import NewJob
 from errandry.errors import (
     CommandFailed,
@@ -30,7 +30,7 @@ from errandry.errors import (
     StoreClosed,
     StoreRefused,
 )
-from errandry.store.postgres import listen
+from errandry.store.postgres import listener
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
@@ -252,10 +252,10 @@ async def test_who_was_there_before_a_column_was_added_goes_on(url: str, db: psy
     async with opened(url) as store:
         await store.commit([insert("a", "b", "c")])
         await store.commit([Claim(worker="w", nonce="1")])
-        await store.commit([Cancel(ids=("b",))])
+        await store.commit([CancelJobs(ids=("b",))])
         db.execute(f"ALTER TABLE {schema_of(url)}.live ADD COLUMN later text")
 
-        [moved] = await store.commit([Cancel(ids=("c",))])
+        [moved] = await store.commit([CancelJobs(ids=("c",))])
         [claims] = await store.commit([Claim(worker="w", nonce="2")])
         jobs = await store.get(["a", "b", "c"])
 
@@ -302,39 +302,39 @@ async def test_a_lane_loses_its_mark_only_when_nobody_puts_a_job_there(
 
 async def test_what_one_store_writes_wakes_another_and_not_itself(url: str) -> None:
     async with opened(url) as writer, opened(url) as waiter:
-        pulse = waiter.pulse()
-        await waiter.wake(pulse, 0.0)
+        pulse = waiter.version()
+        await waiter.wait_for_change(pulse, 0.0)
         async with asyncio.timeout(30):
-            await waiter.wake(pulse, 30.0)  # it listens from now on
-            pulse = waiter.pulse()
+            await waiter.wait_for_change(pulse, 30.0)  # it listens from now on
+            pulse = waiter.version()
             await writer.commit([insert("a")])
-            assert await waiter.wake(pulse, 30.0)
+            assert await waiter.wait_for_change(pulse, 30.0)
 
-        pulse = waiter.pulse()
+        pulse = waiter.version()
         await waiter.commit([insert("b")])
         await asyncio.sleep(0.1)
-        assert waiter.pulse() == pulse + 1
+        assert waiter.version() == pulse + 1
 
 
 async def test_where_notifications_do_not_come_through_it_looks_and_says_so_once(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(listen, "LOOK", 0.02)
-    monkeypatch.setattr(listen, "LOOK_DEAF", 0.01)
-    monkeypatch.setattr(listen.Listener, "_heard", nothing)
+    monkeypatch.setattr(listener, "LOOK", 0.02)
+    monkeypatch.setattr(listener, "LOOK_DEAF", 0.01)
+    monkeypatch.setattr(listener.Listener, "_heard", nothing)
     caplog.set_level(logging.WARNING, "errandry.store")
     async with opened(url) as writer, opened(url) as waiter:
-        await waiter.wake(waiter.pulse(), 1.0)
+        await waiter.wait_for_change(waiter.version(), 1.0)
         for number in range(5):
-            pulse = waiter.pulse()
+            pulse = waiter.version()
             await writer.commit([insert(f"job-{number}")])
             async with asyncio.timeout(30):
-                assert await waiter.wake(pulse, 30.0)
+                assert await waiter.wait_for_change(pulse, 30.0)
 
     assert [record.message.count("transaction pooler") for record in caplog.records] == [1]
 
 
-def nothing(_: listen.Listener, seconds: float) -> list[psycopg.Notify]:
+def nothing(_: listener.Listener, seconds: float) -> list[psycopg.Notify]:
     time.sleep(seconds)
     return []
 

@@ -8,15 +8,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from errandry.core.answer import Kept, Mark
-from errandry.core.command import Complete, Insert, Ref, Rerun, Resolve, Settle, Upkeep
-from errandry.core.job import DAY, Job, Keep, NewJob
+from errandry.core.answer import Ack, UpkeepResult
+from errandry.core.command import CompleteOutcome, Insert, Ref, RerunJobs, ResolveJobs, Settle, Upkeep
+from errandry.core.job import DAY, JobRecord, Keep, NewJob
 from errandry.core.state import State
-from errandry.store.postgres import days
+from errandry.store.postgres import partitions
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from tests.pace import Pace
 from tests.store.server import server
 
@@ -47,25 +47,25 @@ def db(store: PostgresStore) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(days, "LOCK", "100ms")
-    monkeypatch.setattr(days, "REST", 0.0)
+    monkeypatch.setattr(partitions, "LOCK", "100ms")
+    monkeypatch.setattr(partitions, "REST", 0.0)
 
 
-async def done(store: PostgresStore, name: str, keep: float = DAY) -> Job:
+async def done(store: PostgresStore, name: str, keep: float = DAY) -> JobRecord:
     """A job that has completed, and stays for so long."""
-    await ask.insert(store, NewJob(id=name, task="task", payload="{}", keep=Keep(completed=keep)))
-    [job] = await ask.claim(store)
-    [answer] = await store.commit([Settle(Ref(job.id, job.fence), Complete("1"))])
-    assert isinstance(answer, Mark)
+    await requests.insert(store, NewJob(id=name, task="task", payload="{}", keep=Keep(completed=keep)))
+    [job] = await requests.claim(store)
+    [answer] = await store.commit([Settle(Ref(job.id, job.fence), CompleteOutcome("1"))])
+    assert isinstance(answer, Ack)
     return job
 
 
 async def upkeep(store: PostgresStore) -> None:
     for _ in range(2):  # what the first empties, the second removes
-        await ask.one(store, Upkeep())
+        await requests.one(store, Upkeep())
 
 
-def partitions(db: psycopg.Connection[Any]) -> list[str]:
+def partition_names(db: psycopg.Connection[Any]) -> list[str]:
     found = db.execute(
         "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace"
         " AND relkind = 'r' AND relname ~ '^history_' ORDER BY relname"
@@ -80,9 +80,9 @@ async def test_a_job_goes_to_the_day_it_expires_on(
     for name, keep in (("a", DAY), ("b", 7 * DAY), ("c", 60 * DAY), ("d", 61 * DAY), ("e", 50 * YEAR)):
         await done(store, name, keep)
 
-    assert partitions(db) == ["20250616", "20250622", "20250814", "later"]
+    assert partition_names(db) == ["20250616", "20250622", "20250814", "later"]
     assert db.execute("SELECT id FROM history_later ORDER BY id").fetchall() == [("d",), ("e",)]
-    assert [job.id for job in await ask.jobs(store)] == ["e", "d", "c", "b", "a"]
+    assert [job.id for job in await requests.jobs(store)] == ["e", "d", "c", "b", "a"]
 
 
 async def test_tomorrows_is_made_ahead_and_only_that(
@@ -92,11 +92,11 @@ async def test_tomorrows_is_made_ahead_and_only_that(
     for _ in range(3):
         await upkeep(store)
 
-    assert partitions(db) == ["20250622", "20250623", "later"]
+    assert partition_names(db) == ["20250622", "20250623", "later"]
     clock.advance(DAY)
     await done(store, "b", 7 * DAY)
     await upkeep(store)
-    assert partitions(db) == ["20250622", "20250623", "20250624", "later"]
+    assert partition_names(db) == ["20250622", "20250623", "20250624", "later"]
 
 
 async def test_it_goes_when_its_day_is_over_and_its_jobs_were_counted(
@@ -107,13 +107,19 @@ async def test_it_goes_when_its_day_is_over_and_its_jobs_were_counted(
     await done(store, "kept", 3 * DAY)
     clock.advance(DAY)
     await upkeep(store)
-    assert partitions(db) == ["20250616", "20250617", "20250618", "20250619", "later"]  # empty, but not over
-    assert [job.id for job in await ask.jobs(store)] == ["kept"]
+    assert partition_names(db) == [
+        "20250616",
+        "20250617",
+        "20250618",
+        "20250619",
+        "later",
+    ]  # empty, but not over
+    assert [job.id for job in await requests.jobs(store)] == ["kept"]
 
     clock.advance(1.5 * DAY)
     await upkeep(store)
 
-    assert partitions(db) == ["20250618", "20250619", "later"]
+    assert partition_names(db) == ["20250618", "20250619", "later"]
     assert await store.totals() == {"default": {"inserted": 4, "completed": 4, "removed": 3}}
     assert await store.counts() == {"default": {"completed": 1}}
     assert db.execute("SELECT id FROM ended").fetchall() == [("kept",)]
@@ -122,23 +128,23 @@ async def test_it_goes_when_its_day_is_over_and_its_jobs_were_counted(
 async def test_they_are_looked_after_now_and_then(
     store: PostgresStore, db: psycopg.Connection[Any], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(days, "REST", 3_600.0)
+    monkeypatch.setattr(partitions, "REST", 3_600.0)
     ids = tuple(f"job-{number}" for number in range(150))
     new = [NewJob(id=one, task="task", payload="{}", keep=Keep(completed=DAY)) for one in ids]
     await store.commit([Insert(tuple(new))])
-    await store.commit([Resolve(ids=ids)])
+    await store.commit([ResolveJobs(ids=ids)])
     clock.advance(5 * DAY)
 
     [first] = await store.commit([Upkeep()])
-    assert isinstance(first, Kept)
+    assert isinstance(first, UpkeepResult)
     assert (first.pruned, first.more) == (100, True)
     for _ in range(2):
-        await ask.one(store, Upkeep())
-    assert partitions(db) == ["20250616", "later"]  # empty by now
-    monkeypatch.setattr(days, "REST", 0.0)
-    await ask.one(store, Upkeep())
+        await requests.one(store, Upkeep())
+    assert partition_names(db) == ["20250616", "later"]  # empty by now
+    monkeypatch.setattr(partitions, "REST", 0.0)
+    await requests.one(store, Upkeep())
 
-    assert partitions(db) == ["later"]
+    assert partition_names(db) == ["later"]
 
 
 async def test_one_with_jobs_left_stays(
@@ -150,18 +156,18 @@ async def test_one_with_jobs_left_stays(
     with psycopg.connect(server().url()) as other:
         other.execute(f"SELECT 1 FROM \"{store.address.schema}\".history WHERE id = 'b' FOR UPDATE".encode())
         await upkeep(store)
-        assert [job.id for job in await ask.jobs(store)] == ["b"]
-        assert partitions(db) == ["20250616", "later"]
+        assert [job.id for job in await requests.jobs(store)] == ["b"]
+        assert partition_names(db) == ["20250616", "later"]
 
     await upkeep(store)
-    assert partitions(db) == ["later"]
+    assert partition_names(db) == ["later"]
 
 
 @pytest.mark.slow("somebody reads for a while")
 async def test_a_reader_that_stays_long_keeps_nobody_waiting(
     store: PostgresStore, db: psycopg.Connection[Any], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(days, "LOCK", "3s")
+    monkeypatch.setattr(partitions, "LOCK", "3s")
     await done(store, "old")
     clock.advance(5 * DAY)
     with psycopg.connect(server().url()) as reader:
@@ -173,20 +179,20 @@ async def test_a_reader_that_stays_long_keeps_nobody_waiting(
             while not tidying.done():
                 began = time.perf_counter()
                 await done(store, f"new-{(number := number + 1)}")
-                await ask.jobs(store)
+                await requests.jobs(store)
                 slowest = max(slowest, time.perf_counter() - began)
         await tidying
         await upkeep(store)
 
         # It was tried, and could not be finished while the reader is there.
-        assert "20250616" in partitions(db)
+        assert "20250616" in partition_names(db)
         assert db.execute("SELECT 1 FROM pg_inherits WHERE inhdetachpending").fetchall() != []
         assert number > 3
         assert slowest < pace.allowed(0.7)  # whoever had to wait for the attempt would wait for all of it
         assert (await store.counts()) == {"default": {"completed": number}}
 
     await upkeep(store)
-    assert partitions(db) == ["20250621", "20250622", "later"]
+    assert partition_names(db) == ["20250621", "20250622", "later"]
 
 
 async def test_a_partition_that_went_missing_is_made_again(
@@ -197,8 +203,8 @@ async def test_a_partition_that_went_missing_is_made_again(
 
     await done(store, "b")
 
-    assert partitions(db) == ["20250616", "later"]
-    assert [job.id for job in await ask.jobs(store)] == ["b"]
+    assert partition_names(db) == ["20250616", "later"]
+    assert [job.id for job in await requests.jobs(store)] == ["b"]
 
 
 async def test_what_a_person_detached_is_left_alone(
@@ -209,10 +215,10 @@ async def test_what_a_person_detached_is_left_alone(
     clock.advance(5 * DAY)
     await upkeep(store)
 
-    assert partitions(db) == ["20250616", "later"]
+    assert partition_names(db) == ["20250616", "later"]
     db.execute("TRUNCATE history_20250616")
     await upkeep(store)
-    assert partitions(db) == ["later"]
+    assert partition_names(db) == ["later"]
 
 
 async def test_a_job_that_runs_again_moves_to_another_day(
@@ -220,11 +226,11 @@ async def test_a_job_that_runs_again_moves_to_another_day(
 ) -> None:
     await done(store, "a")
     clock.advance(DAY / 2)
-    await ask.one(store, Rerun(ids=("a",)))
+    await requests.one(store, RerunJobs(ids=("a",)))
     assert db.execute("SELECT 1 FROM ended UNION ALL SELECT 1 FROM history").fetchall() == []
     clock.advance(DAY / 2)
-    [job] = await ask.claim(store)
-    await store.commit([Settle(Ref(job.id, job.fence), Complete("2"))])
+    [job] = await requests.claim(store)
+    await store.commit([Settle(Ref(job.id, job.fence), CompleteOutcome("2"))])
 
     assert db.execute("SELECT id, tableoid::regclass::text FROM history").fetchall() == [
         ("a", "history_20250617")
@@ -239,16 +245,16 @@ async def test_several_who_need_a_new_day_at_once_get_one(clock: FakeClock) -> N
     stores = [store_at(url, clock) for _ in range(4)]
     for one in stores:
         await one.open()
-    await ask.insert(stores[0], *(NewJob(id=str(n), task="task", payload="{}") for n in range(8)))
-    held = await ask.claim(stores[0], limit=8)
+    await requests.insert(stores[0], *(NewJob(id=str(n), task="task", payload="{}") for n in range(8)))
+    held = await requests.claim(stores[0], limit=8)
 
     settles = [
-        one.commit([Settle(Ref(job.id, job.fence), Complete("1"))])
+        one.commit([Settle(Ref(job.id, job.fence), CompleteOutcome("1"))])
         for one, job in zip(stores * 2, held, strict=True)
     ]
     answers = [answer for answers in await asyncio.gather(*settles) for answer in answers]
 
-    assert all(isinstance(answer, Mark) for answer in answers), answers
+    assert all(isinstance(answer, Ack) for answer in answers), answers
     assert await stores[1].counts() == {"default": {"completed": 8}}
     for one in stores:
         await one.close()

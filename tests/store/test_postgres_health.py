@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 
-from errandry.core.command import Cancel, Insert, Remove, Upkeep
+from errandry.core.command import CancelJobs, Insert, RemoveJobs, Upkeep
 from errandry.core.job import NewJob
 from errandry.store.health import Finding, Grade
 from errandry.store.postgres import health
@@ -26,12 +26,12 @@ async def store() -> AsyncIterator[PostgresStore]:
 
 
 async def found(store: PostgresStore, topic: str) -> Finding:
-    [finding] = [finding for finding in await store.examine() if finding.topic == topic]
+    [finding] = [finding for finding in await store.diagnose() if finding.topic == topic]
     return finding
 
 
 async def test_everything_is_looked_at(store: PostgresStore) -> None:
-    findings = {finding.topic: finding for finding in await store.examine()}
+    findings = {finding.topic: finding for finding in await store.diagnose()}
 
     assert list(findings) == [
         *("postgres", "durability", "pooler", "clock", "connections", "transaction", "dead rows"),
@@ -143,7 +143,7 @@ async def test_dead_rows_are_counted(store: PostgresStore, monkeypatch: pytest.M
         reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         reader.execute("SELECT 1")
         await store.commit([Insert(new)])
-        await store.commit([Remove(ids=tuple(job.id for job in new))])
+        await store.commit([RemoveJobs(ids=tuple(job.id for job in new))])
         await store.close()  # its connections tell what they did when the server ends them, a little later
         await store.open()
 
@@ -178,7 +178,7 @@ async def test_partitions_that_are_left_or_missing_are_noted(store: PostgresStor
 
 async def test_that_tomorrows_partition_is_not_made_yet_is_noted(store: PostgresStore) -> None:
     await store.commit([Insert((NewJob(id="a", task="task", payload="{}"),))])
-    await store.commit([Cancel(ids=("a",))])
+    await store.commit([CancelJobs(ids=("a",))])
 
     assert "tomorrow" in (await found(store, "partitions")).text
     await store.commit([Upkeep()])

@@ -12,19 +12,19 @@ from msgspec.structs import replace
 
 from errandry.clock import StoreClock
 from errandry.core.answer import Answer, Claims, Inserted
-from errandry.core.command import Claim, Command, Complete, Insert, Ref, Renew, Settle, Upkeep
+from errandry.core.command import Claim, Command, CompleteOutcome, Insert, Ref, Renew, Settle, Upkeep
 from errandry.core.flow import Edge
 from errandry.core.gate import GateKind, PutRule
-from errandry.core.job import Job, Keep, NewJob, Order
+from errandry.core.job import JobOrder, JobRecord, Keep, NewJob
 from errandry.core.retry import Backoff
 from errandry.core.rule import Rule
-from errandry.core.unique import Unique
+from errandry.core.unique import UniqueKey
 from errandry.errors import QueueFull, ReplyLost, StoreUnavailable
-from errandry.store.insert import SENT
+from errandry.store.execute.insert import SENT
 from errandry.store.postgres.address import Address
+from errandry.store.postgres.blind_insert import LANES_MAX, LaneCache
+from errandry.store.postgres.connection import PostgresConnection
 from errandry.store.postgres.driver import PostgresStore
-from errandry.store.postgres.link import Link
-from errandry.store.postgres.news import LANES_MAX, News
 from errandry.store.postgres.tables import PostgresTables
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
@@ -46,25 +46,25 @@ def insert(*names: str, **fields: Any) -> Insert:
     return Insert(tuple(new(name, **fields) for name in names))
 
 
-async def jobs(store: PostgresStore, *names: str) -> list[Job]:
+async def jobs(store: PostgresStore, *names: str) -> list[JobRecord]:
     return [job for job in await store.get(list(names)) if job is not None]
 
 
-async def claim(store: PostgresStore, limit: int = 10) -> tuple[Job, ...]:
+async def claim(store: PostgresStore, limit: int = 10) -> tuple[JobRecord, ...]:
     [answer] = await store.commit([Claim(worker="w", nonce=str(next(_nonces)), limit=limit)])
     assert isinstance(answer, Claims)
     return answer.jobs
 
 
-async def end(store: PostgresStore, held: Sequence[Job]) -> None:
-    await store.commit([Settle(Ref(job.id, job.fence), Complete("1")) for job in held])
+async def end(store: PostgresStore, held: Sequence[JobRecord]) -> None:
+    await store.commit([Settle(Ref(job.id, job.fence), CompleteOutcome("1")) for job in held])
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {},
-        {"order": Order.LIFO, "priority": -3, "tags": ("red", "blue")},
+        {"order": JobOrder.LIFO, "priority": -3, "tags": ("red", "blue")},
         {
             "group": "ada",
             "queue": "mail",
@@ -86,7 +86,7 @@ async def test_a_job_made_unseen_is_the_same_as_one_made_after_a_look(
     assert sent.count(LOOK) == 1
 
     seen, unseen = await jobs(store, "seen", "unseen")
-    sign = 1 if unseen.order is Order.FIFO else -1
+    sign = 1 if unseen.order is JobOrder.FIFO else -1
     assert (unseen.seq, unseen.place) == (seen.seq + 1, sign * (seen.seq + 1))
     assert unseen.created_at == seen.created_at + 10
     own = {"id": "unseen", "seq": unseen.seq, "place": unseen.place}
@@ -115,7 +115,7 @@ async def test_they_stand_in_line_as_they_came(store: PostgresStore, sent: list[
 
 async def test_what_happened_is_told_and_counted(store: PostgresStore) -> None:
     await store.commit([insert("a")])
-    after = await store.head()
+    after = await store.latest_cursor()
     await store.commit([insert("b", "c")])
     events = await store.events(after)
 
@@ -129,7 +129,7 @@ async def test_on_the_servers_clock_they_have_its_time(url: str, db: psycopg.Con
     try:
         await store.commit([insert("a")])
         before = db.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchall()
-        after = await store.head()
+        after = await store.latest_cursor()
         await store.commit([insert("b")])
         [job] = [one for one in await store.get(["b"]) if one is not None]
         [happened] = (await store.events(after)).entries
@@ -149,7 +149,7 @@ async def test_on_the_servers_clock_that_of_the_host_says_nothing(
     store.clock = StoreClock(FakeClock(4e9))
     await store.open()
     try:
-        for command in (insert("a"), insert("b"), insert("c", unique=Unique("key"))):
+        for command in (insert("a"), insert("b"), insert("c", unique=UniqueKey("key"))):
             await store.commit([command])
         made = await jobs(store, *"abc")
     finally:
@@ -275,9 +275,9 @@ async def test_what_was_never_sent_is_not_in_doubt(
 ) -> None:
     """Not even if nobody knows what has become of what was sent before."""
     await store.commit([insert("a")])
-    commit = Link.commit
+    commit = PostgresConnection.commit
 
-    def cut(self: Link, *args: Any) -> list[Any]:
+    def cut(self: PostgresConnection, *args: Any) -> list[Any]:
         self.break_off()
         return commit(self, *args)
 
@@ -285,10 +285,10 @@ async def test_what_was_never_sent_is_not_in_doubt(
         raise psycopg.OperationalError("connection refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Link, "commit", cut)
+        patch.setattr(PostgresConnection, "commit", cut)
         with pytest.raises(ReplyLost):
             await store.commit([insert("b")])
-    monkeypatch.setattr("errandry.store.postgres.link.connect", away)
+    monkeypatch.setattr("errandry.store.postgres.connection.connect", away)
     with pytest.raises(StoreUnavailable) as caught:
         await store.commit([insert("c")])
 
@@ -339,7 +339,7 @@ PLAIN = new("a")
 @pytest.mark.parametrize(
     "command",
     [
-        Insert((new("a", unique=Unique("key")),)),
+        Insert((new("a", unique=UniqueKey("key")),)),
         Insert((new("a", delay=1.0),)),
         Insert((new("a", run_at=1.0),)),
         Insert((new("a", payload=f'"{"x" * 100}"'),)),
@@ -353,7 +353,7 @@ PLAIN = new("a")
     ids=lambda command: type(command).__name__.lower(),
 )
 def test_what_depends_on_more_is_looked_at(command: Command) -> None:
-    news, lane = News(), ("default", "task", "")
+    news, lane = LaneCache(), ("default", "task", "")
     news.learn({lane: 1})
 
     assert news.lanes([Insert((PLAIN,))], 50) == {lane: 1}
@@ -362,7 +362,7 @@ def test_what_depends_on_more_is_looked_at(command: Command) -> None:
 
 
 def test_a_bounded_number_of_lanes_is_known() -> None:
-    news = News()
+    news = LaneCache()
     for number in range(LANES_MAX + 1):
         news.learn({("default", "task", str(number)): number})
 

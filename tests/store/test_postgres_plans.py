@@ -10,13 +10,13 @@ import psycopg
 import pytest
 
 from errandry.core.answer import Claims
-from errandry.core.command import Claim, Complete, Ref, Settle
+from errandry.core.command import Claim, CompleteOutcome, Ref, Settle
 from errandry.core.query import parse
 from errandry.core.state import State
 from errandry.store.postgres.array import array
 from errandry.store.postgres.driver import PostgresStore
+from errandry.store.postgres.pipeline import _statement
 from errandry.store.postgres.tables import ALIKE, _params, _parts
-from errandry.store.postgres.wire import _statement
 from errandry.store.url import store_at
 from tests.store.server import server
 
@@ -127,7 +127,7 @@ async def pages_per_pass(store: PostgresStore) -> float:
     for number in range(36):
         if number % 10 == 6:  # statements have their plans by now
             marks.append(pages(store))
-        commands = [Settle(Ref(job.id, job.fence), Complete("1")) for job in held]
+        commands = [Settle(Ref(job.id, job.fence), CompleteOutcome("1")) for job in held]
         *_, claims = await store.commit([*commands, Claim(worker="w", nonce=str(number), limit=10)])
         assert isinstance(claims, Claims)
         held = claims.jobs

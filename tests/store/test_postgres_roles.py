@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from errandry import Errandry, State
+from errandry.api.task import Task
 from errandry.cli.main import run
 from errandry.core.command import Upkeep
 from errandry.errors import StoreRefused
-from errandry.task import Task
 from tests.api.working import burst
 from tests.page import blocks
 from tests.store.server import server
@@ -131,7 +131,10 @@ async def test_a_viewer_only_looks(app_of: Callable[[str], Errandry]) -> None:
     assert await jobs.counts() == {"default": {"waiting": 1}}
     assert (await jobs.why(job.id)).reasons
     assert (await jobs.queues())[0].name == "default"
-    assert {finding.topic for finding in await jobs.engine.call(jobs.store.examine)} >= {"durability", "size"}
+    assert {finding.topic for finding in await jobs.engine.call(jobs.store.diagnose)} >= {
+        "durability",
+        "size",
+    }
     for refused in (jobs.cancel(job.id), jobs.queue("default").pause(), send_of(jobs).enqueue("grace")):
         with pytest.raises(StoreRefused, match="the user lacks a right"):
             await refused

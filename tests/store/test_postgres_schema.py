@@ -24,7 +24,7 @@ from errandry.errors import SchemaTooNew
 from errandry.store.postgres import migrate
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.url import store_at
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from tests.store.server import server
 
 ON_RECORD = Path(__file__).with_name("postgres.sql")
@@ -117,9 +117,9 @@ async def test_the_schema_is_the_one_on_record() -> None:
 async def test_two_stores_in_one_database_share_nothing() -> None:
     first, second = server().fresh(), server().fresh()
     async with opened(first) as one, opened(second) as other:
-        await ask.insert(one, job("a"))
+        await requests.insert(one, job("a"))
 
-        assert await ask.jobs(other) == []
+        assert await requests.jobs(other) == []
         assert one.identity != other.identity
         assert dump(one.address.schema) == dump(other.address.schema)
 
@@ -127,8 +127,8 @@ async def test_two_stores_in_one_database_share_nothing() -> None:
 async def test_each_migration_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     url = server().fresh()
     async with opened(url) as store:
-        await ask.insert(store, job("a"))
-        before = await ask.everything(store)
+        await requests.insert(store, job("a"))
+        before = await requests.everything(store)
     more = [
         (NUMBER + n, name, f"CREATE TABLE errandry.{name} (x text)") for n, name in ((1, "one"), (2, "two"))
     ]
@@ -136,7 +136,7 @@ async def test_each_migration_runs_once(monkeypatch: pytest.MonkeyPatch) -> None
         newer.setattr(migrate, "_MIGRATIONS", migrate._MIGRATIONS + more)
         for _ in range(2):
             async with opened(url) as store:
-                assert await ask.everything(store) == before
+                assert await requests.everything(store) == before
             applied = rows(url, "SELECT number, name FROM errandry.migrations ORDER BY number")
             assert applied[-2:] == [(NUMBER + 1, "one"), (NUMBER + 2, "two")]
             assert [number for number, _ in applied] == list(range(1, NUMBER + 3))
@@ -148,7 +148,7 @@ async def test_each_migration_runs_once(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_a_migration_that_fails_leaves_the_schema_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     url = server().fresh()
     async with opened(url) as store:
-        await ask.insert(store, job("a"))
+        await requests.insert(store, job("a"))
     before = dump(schema_of(url))
     bad = (NUMBER + 1, "bad", "CREATE TABLE errandry.one (x text); INSERT INTO errandry.nowhere VALUES (1)")
     with monkeypatch.context() as newer:
@@ -158,7 +158,7 @@ async def test_a_migration_that_fails_leaves_the_schema_as_it_was(monkeypatch: p
 
     assert dump(schema_of(url)) == before
     async with opened(url) as store:
-        assert [one.id for one in await ask.jobs(store)] == ["a"]
+        assert [one.id for one in await requests.jobs(store)] == ["a"]
 
 
 @pytest.mark.slow(reason="starts another program")
@@ -167,7 +167,7 @@ async def test_one_killed_midway_leaves_the_schema_as_it_was_and_nobody_waiting(
     url = server().fresh()
     if not is_new:
         async with opened(url) as store:
-            await ask.insert(store, job("a"))
+            await requests.insert(store, job("a"))
     before = dump(schema_of(url)) if not is_new else ""
 
     with subprocess.Popen(
@@ -181,8 +181,8 @@ async def test_one_killed_midway_leaves_the_schema_as_it_was_and_nobody_waiting(
     await asyncio.wait_for(waiting, 30)
     await late.close()
     async with opened(url) as store:
-        assert [one.id for one in await ask.jobs(store)] == ([] if is_new else ["a"])
-        assert await ask.insert(store, job("b")) == Inserted(("b",))
+        assert [one.id for one in await requests.jobs(store)] == ([] if is_new else ["a"])
+        assert await requests.insert(store, job("b")) == Inserted(("b",))
     assert dump(schema_of(url)) == (before or ON_RECORD.read_text("utf-8"))
 
 

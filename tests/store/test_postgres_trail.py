@@ -9,39 +9,39 @@ import psycopg
 import pytest
 
 from errandry.clock import Clock
-from errandry.core.command import Complete, Edit
-from errandry.core.event import Kind
-from errandry.core.job import NewJob, Order
+from errandry.core.command import CompleteOutcome, EditJobs
+from errandry.core.event import EventKind
+from errandry.core.job import JobOrder, NewJob
 from errandry.errors import StoreFull
-from errandry.store.contract import Bounds, Store
-from errandry.store.postgres import trail
+from errandry.store.contract import Store, StoreLimits
+from errandry.store.postgres import scan_position
+from errandry.store.postgres.connection import PostgresConnection
 from errandry.store.postgres.driver import PostgresStore
-from errandry.store.postgres.link import Link
-from errandry.store.postgres.trail import WHOLE, Floors, Part, Parts, Trail
+from errandry.store.postgres.scan_position import WHOLE, DueFloors, LanePart, Parts, ScanPositions
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import Conformance, MakeStore, ask
+from errandry.testing.conformance import Conformance, MakeStore, requests
 from tests.faults.process import until_said
 from tests.store.server import kept_sessions, server
 from tests.store.test_postgres import opened
 from tests.store.test_postgres_plans import pages
 
 LEAST, MOST = WHOLE[0].priority, WHOLE[0].below
-TIMES = Floors(1.0, 2.0, 3.0)
+TIMES = DueFloors(1.0, 2.0, 3.0)
 
 
 # What is known.
 
 
-def after_many(entries: int = 1_000_000) -> Trail:
+def after_many(entries: int = 1_000_000) -> ScanPositions:
     """One that was told at second 10 that so many entries were read."""
-    known = Trail()
+    known = ScanPositions()
     known.has_read(entries, {}, TIMES, 10.0)
     return known
 
 
 def test_while_few_entries_are_read_all_are() -> None:
-    known = after_many(trail.MANY - 1)
+    known = after_many(scan_position.MANY - 1)
     known.emptied(7, [(0, 5)])
 
     assert known.parts(10.0) == {}
@@ -53,14 +53,14 @@ def test_a_lane_is_read_from_where_the_last_claim_ended() -> None:
     known.emptied(7, [(0, 4), (0, 5), (3, 1)])
     known.emptied(7, [(0, 9)])
 
-    assert known.parts(11.0) == {7: (Part(LEAST, LEAST, 0), Part(0, 9, 3), Part(3, 1, MOST))}
+    assert known.parts(11.0) == {7: (LanePart(LEAST, LEAST, 0), LanePart(0, 9, 3), LanePart(3, 1, MOST))}
     assert known.floors(11.0) == TIMES
 
 
 def test_everything_is_read_again_after_a_rest_that_is_long_beside_it() -> None:
     known = after_many(1_000_000)
     known.emptied(7, [(0, 5)])
-    rest = 1_000_000 * trail.REST
+    rest = 1_000_000 * scan_position.REST
 
     assert known.parts(9.9 + rest)
     assert not known.is_counting(9.9 + rest)
@@ -70,12 +70,12 @@ def test_everything_is_read_again_after_a_rest_that_is_long_beside_it() -> None:
 
 
 def test_entries_are_counted_now_and_then_while_there_are_few() -> None:
-    known = Trail()
+    known = ScanPositions()
     assert known.is_counting(10.0)
     known.has_read(5, {}, TIMES, 10.0)
 
-    assert not known.is_counting(9.9 + trail.EVERY)
-    assert known.is_counting(10.0 + trail.EVERY)
+    assert not known.is_counting(9.9 + scan_position.EVERY)
+    assert known.is_counting(10.0 + scan_position.EVERY)
 
 
 @pytest.mark.parametrize(("place", "is_known"), [(5, False), (1, False), (6, True), (-1, True)])
@@ -90,7 +90,9 @@ def test_who_stands_before_the_end_of_a_claim_is_read_with_all_of_its_priority(
         else:
             known.has_read(1_000_000, {7: (0, place)}, TIMES, 11.0)
 
-        assert known.parts(11.0) == ({7: (Part(LEAST, LEAST, 0), Part(0, 5))} if is_known else {7: WHOLE})
+        assert known.parts(11.0) == (
+            {7: (LanePart(LEAST, LEAST, 0), LanePart(0, 5))} if is_known else {7: WHOLE}
+        )
 
 
 def test_who_came_last_and_was_served_first_leaves_nothing_known() -> None:
@@ -104,7 +106,7 @@ def test_only_so_many_priorities_are_known() -> None:
     known = after_many()
     known.emptied(7, [(priority, 1) for priority in range(100)])
 
-    assert len(known.parts(11.0)[7]) == trail.PRIORITIES + 1
+    assert len(known.parts(11.0)[7]) == scan_position.PRIORITIES + 1
 
 
 # What claims find.
@@ -120,7 +122,7 @@ class Held:
     holder: psycopg.Connection[Any]
 
     @property
-    def trail(self) -> Trail:
+    def trail(self) -> ScanPositions:
         assert self.store._open is not None
         return self.store._open.trail
 
@@ -140,21 +142,21 @@ def job(name: str, **fields: Any) -> NewJob:
 async def run(store: Store, count: int, worker: str = "worker") -> None:
     """Claim and complete so many jobs, ten at a time."""
     for _ in range(count // 10):
-        found = await ask.claim(store, worker=worker, limit=10)
+        found = await requests.claim(store, worker=worker, limit=10)
         assert len(found) == 10
         for one in found:
-            await ask.settle(store, one, Complete("1"))
+            await requests.settle(store, one, CompleteOutcome("1"))
 
 
 @pytest.fixture
 async def held(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Held]:
-    monkeypatch.setattr(trail, "MANY", 80)
-    monkeypatch.setattr(trail, "REST", 1e9)
-    monkeypatch.setattr(trail, "EVERY", 0.0)
+    monkeypatch.setattr(scan_position, "MANY", 80)
+    monkeypatch.setattr(scan_position, "REST", 1e9)
+    monkeypatch.setattr(scan_position, "EVERY", 0.0)
     clock = FakeClock()
     with server().lent() as url, psycopg.connect(server().url()) as holder:
         async with opened(url, clock) as store:
-            await ask.insert(store, *[job(f"first-{n}") for n in range(200)])
+            await requests.insert(store, *[job(f"first-{n}") for n in range(200)])
             holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             holder.execute("SELECT 1")
             await run(store, 100)
@@ -166,104 +168,109 @@ async def held(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Held]:
 
 
 async def test_claims_find_what_comes_next(held: Held) -> None:
-    assert await ask.order(held.store, limit=3) == ["first-100", "first-101", "first-102"]
+    assert await requests.order(held.store, limit=3) == ["first-100", "first-101", "first-102"]
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"priority": -1},
-        {"priority": -1, "order": Order.LIFO},
-        {"order": Order.LIFO},
+        {"priority": -1, "order": JobOrder.LIFO},
+        {"order": JobOrder.LIFO},
         {"task": "other", "priority": -1},
     ],
     ids=["priority", "priority and order", "order", "task"],
 )
 async def test_what_is_more_urgent_is_claimed_first(held: Held, fields: dict[str, Any]) -> None:
-    await ask.insert(held.store, job("urgent", **fields))
+    await requests.insert(held.store, job("urgent", **fields))
 
-    assert await ask.order(held.store, limit=2) == ["urgent", "first-100"]
+    assert await requests.order(held.store, limit=2) == ["urgent", "first-100"]
 
 
 async def test_one_that_came_last_and_is_alone_is_found(held: Held) -> None:
     await run(held.store, 100)
-    await ask.insert(held.store, job("alone", order=Order.LIFO))
+    await requests.insert(held.store, job("alone", order=JobOrder.LIFO))
 
-    assert await ask.order(held.store) == ["alone"]
+    assert await requests.order(held.store) == ["alone"]
 
 
 async def test_a_queue_is_not_drained_though_its_lane_has_to_be_read_as_a_whole_after_all(held: Held) -> None:
     """Because of one that stands in front; and just then the first group has come."""
     store = held.store
-    await ask.insert(store, job("alone", order=Order.LIFO), *[job(f"more-{number}") for number in range(3)])
-    await ask.claim(store)
-    await ask.insert(store, job("again", order=Order.LIFO))
+    await requests.insert(
+        store, job("alone", order=JobOrder.LIFO), *[job(f"more-{number}") for number in range(3)]
+    )
+    await requests.claim(store)
+    await requests.insert(store, job("again", order=JobOrder.LIFO))
     lane = (
         "INSERT INTO errandry.lanes (queue, task, grp, ready, used_at) VALUES ('else', 'task', 'g', true, 0)"
     )
     held.db.execute(store.address.text(lane))
     left = (await store.counts())["default"]["waiting"]
 
-    assert len(await ask.order(store, limit=60)) == 60 < left
+    assert len(await requests.order(store, limit=60)) == 60 < left
     told = (await store.events(None, 10_000)).entries
-    assert not [one for one in told if one.event.kind is Kind.DRAINED]
+    assert not [one for one in told if one.event.kind is EventKind.DRAINED]
 
 
 async def test_a_job_that_is_edited_into_what_was_empty_is_found(held: Held) -> None:
-    await ask.insert(held.store, job("later", priority=5))
-    await ask.insert(held.store, *[job(f"more-{n}") for n in range(10)])
+    await requests.insert(held.store, job("later", priority=5))
+    await requests.insert(held.store, *[job(f"more-{n}") for n in range(10)])
     await run(held.store, 110)
-    await ask.operate(held.store, Edit(ids=("later",), priority=0))
+    await requests.operate(held.store, EditJobs(ids=("later",), priority=0))
 
-    assert await ask.order(held.store) == ["later"]
+    assert await requests.order(held.store) == ["later"]
 
 
 async def test_what_another_process_puts_before_the_end_is_found_when_everything_is_read(held: Held) -> None:
     before = "UPDATE errandry.live SET place = 1 WHERE id = 'first-150'"
     held.db.execute(held.store.address.text(before))
-    assert "first-150" not in await ask.order(held.store, limit=10)
+    assert "first-150" not in await requests.order(held.store, limit=10)
 
     held.read_all()
 
-    assert (await ask.order(held.store, limit=10))[0] == "first-150"
+    assert (await requests.order(held.store, limit=10))[0] == "first-150"
 
 
 async def test_more_than_a_claim_takes_are_found_before_the_end(held: Held) -> None:
     back = "UPDATE errandry.live SET place = place - 100 WHERE state = 'waiting' AND place <= 151"
     held.db.execute(held.store.address.text(back))
     held.read_all()
-    found = [await ask.order(held.store, limit=20) for _ in range(3)]
+    found = [await requests.order(held.store, limit=20) for _ in range(3)]
 
     assert [name for names in found for name in names] == [f"first-{n}" for n in range(100, 160)]
 
 
 async def test_leases_that_are_over_are_found(held: Held) -> None:
-    [lost] = await ask.claim(held.store, worker="lost", limit=1, lease=10.0)
+    [lost] = await requests.claim(held.store, worker="lost", limit=1, lease=10.0)
     await run(held.store, 50)
     held.clock.advance(10.0)
     await run(held.store, 40)
 
-    assert (await ask.current(held.store, lost)).crashes == 1
-    assert await ask.order(held.store, suspects=None) == [*(f"first-{n}" for n in range(191, 200)), lost.id]
+    assert (await requests.current(held.store, lost)).crashes == 1
+    assert await requests.order(held.store, suspects=None) == [
+        *(f"first-{n}" for n in range(191, 200)),
+        lost.id,
+    ]
 
 
 async def test_what_becomes_due_is_found(held: Held) -> None:
-    await ask.insert(held.store, job("due", delay=10.0, priority=-1))
+    await requests.insert(held.store, job("due", delay=10.0, priority=-1))
     await run(held.store, 10)
-    assert (await ask.claims(held.store, limit=1)).due_in == pytest.approx(10.0)
+    assert (await requests.claims(held.store, limit=1)).due_in == pytest.approx(10.0)
     held.clock.advance(10.0)
 
-    assert (await ask.order(held.store, limit=1)) == ["due"]
+    assert (await requests.order(held.store, limit=1)) == ["due"]
 
 
 async def test_upkeep_leaves_lanes_alone_while_it_takes_long_to_see_that_they_are_empty(held: Held) -> None:
     await run(held.store, 100)
-    await ask.upkeep(held.store)
+    await requests.upkeep(held.store)
     ready = held.db.execute(held.store.address.text("SELECT ready FROM errandry.lanes")).fetchall()
     assert ready == [(True,)]
 
     held.read_all()
-    await ask.upkeep(held.store)
+    await requests.upkeep(held.store)
     ready = held.db.execute(held.store.address.text("SELECT ready FROM errandry.lanes")).fetchall()
     assert ready == [(False,)]
 
@@ -274,12 +281,12 @@ async def test_a_pass_that_failed_has_emptied_nothing(held: Held, monkeypatch: p
 
     known = held.parts
     with monkeypatch.context() as patch:
-        patch.setattr(Link, "commit", fail)
+        patch.setattr(PostgresConnection, "commit", fail)
         with pytest.raises(StoreFull):
-            await ask.claim(held.store, limit=1)
+            await requests.claim(held.store, limit=1)
 
     assert held.parts == known
-    assert await ask.order(held.store, limit=1) == ["first-100"]
+    assert await requests.order(held.store, limit=1) == ["first-100"]
 
 
 async def test_when_the_snapshot_is_gone_everything_is_read_again(held: Held) -> None:
@@ -289,8 +296,8 @@ async def test_when_the_snapshot_is_gone_everything_is_read_again(held: Held) ->
     async def is_clean() -> bool:
         """Who reads cleans up, unless the server itself holds a snapshot just then."""
         held.read_all()
-        [one] = await ask.claim(held.store, limit=1)
-        await ask.settle(held.store, one, Complete("1"))
+        [one] = await requests.claim(held.store, limit=1)
+        await requests.settle(held.store, one, CompleteOutcome("1"))
         done.append(one.id)
         return not held.parts
 
@@ -300,7 +307,7 @@ async def test_when_the_snapshot_is_gone_everything_is_read_again(held: Held) ->
 
 async def test_a_claim_touches_few_pages_however_much_has_died(held: Held) -> None:
     """The least of three: after an ANALYZE of the server's own, who comes next reads catalogs, too."""
-    await ask.insert(held.store, *[job(f"more-{n}") for n in range(3_000)])
+    await requests.insert(held.store, *[job(f"more-{n}") for n in range(3_000)])
     marks = []
     for part in (100, 1_500, 100):
         await run(held.store, part)
@@ -322,11 +329,11 @@ async def make_store() -> AsyncIterator[MakeStore]:
     """Of stores that never read everything again."""
     opened: list[Store] = []
     with pytest.MonkeyPatch.context() as patch, kept_sessions(), ExitStack() as stack:
-        patch.setattr(trail, "MANY", 0)
-        patch.setattr(trail, "REST", 1e9)
-        patch.setattr(trail, "EVERY", 0.0)
+        patch.setattr(scan_position, "MANY", 0)
+        patch.setattr(scan_position, "REST", 1e9)
+        patch.setattr(scan_position, "EVERY", 0.0)
 
-        async def make(clock: Clock, bounds: Bounds) -> Store:
+        async def make(clock: Clock, bounds: StoreLimits) -> Store:
             store = store_at(stack.enter_context(server().lent()), clock, bounds)
             await store.open()
             opened.append(store)

@@ -10,15 +10,15 @@ import pytest
 from psycopg import errors
 
 from errandry.core.answer import Answer, Claims, Inserted
-from errandry.core.command import Claim, Command, Complete, Insert, Ref, Retry, Settle, Upkeep
-from errandry.core.job import Failure, Job, NewJob
+from errandry.core.command import Claim, Command, CompleteOutcome, Insert, Ref, RetryOutcome, Settle, Upkeep
+from errandry.core.job import Failure, JobRecord, NewJob
 from errandry.core.state import Reason
-from errandry.core.unique import Unique
+from errandry.core.unique import UniqueKey
 from errandry.errors import ReplyLost
-from errandry.store.insert import SENT
+from errandry.store.execute.insert import SENT
+from errandry.store.postgres.connection import connect
 from errandry.store.postgres.driver import PostgresStore
-from errandry.store.postgres.link import connect
-from errandry.store.postgres.wire import Params, Reply, Wire
+from errandry.store.postgres.pipeline import PendingResult, Pipeline, StatementParams
 from errandry.store.url import store_at
 from tests.store.server import server
 
@@ -35,14 +35,14 @@ SQL = {
 
 
 @pytest.fixture
-def wire() -> Iterator[Wire]:
+def wire() -> Iterator[Pipeline]:
     store = store_at(server().url())
     assert isinstance(store, PostgresStore)
     with connect(store.address) as connection:
-        yield Wire(connection, SQL, prepares=True)
+        yield Pipeline(connection, SQL, prepares=True)
 
 
-def test_answers_come_together_in_any_order_they_are_wanted(wire: Wire) -> None:
+def test_answers_come_together_in_any_order_they_are_wanted(wire: Pipeline) -> None:
     wire.begin("begin")
     replies = [wire.send("number", (number,)) for number in range(5)]
     last = wire.send("both", {"b": "ö", "a": None}), wire.send("both", {"b": "ö", "a": "a"})
@@ -53,7 +53,7 @@ def test_answers_come_together_in_any_order_they_are_wanted(wire: Wire) -> None:
     wire.end()
 
 
-def test_after_an_error_nothing_is_carried_out_and_all_works_again(wire: Wire) -> None:
+def test_after_an_error_nothing_is_carried_out_and_all_works_again(wire: Pipeline) -> None:
     wire.begin("begin")
     wire.send("wrong", (0,))
     late = wire.send("number", (1,))  # prepared by nobody: it came after the error
@@ -69,7 +69,7 @@ def test_after_an_error_nothing_is_carried_out_and_all_works_again(wire: Wire) -
         wire.end()
 
 
-def test_an_error_of_what_nobody_waited_for_shows_at_the_end(wire: Wire) -> None:
+def test_an_error_of_what_nobody_waited_for_shows_at_the_end(wire: Pipeline) -> None:
     wire.begin("begin")
     wire.send("wrong", (0,))
     wire.send("commit")
@@ -82,7 +82,7 @@ def test_an_error_of_what_nobody_waited_for_shows_at_the_end(wire: Wire) -> None
     wire.roll_back()
 
 
-def test_what_was_called_for_comes_whatever_the_server_waits_for_after_it(wire: Wire) -> None:
+def test_what_was_called_for_comes_whatever_the_server_waits_for_after_it(wire: Pipeline) -> None:
     with psycopg.connect(server().url(), autocommit=True) as other:
         other.execute("SELECT pg_advisory_lock(7)")
         wire.begin("begin")
@@ -97,7 +97,7 @@ def test_what_was_called_for_comes_whatever_the_server_waits_for_after_it(wire: 
     wire.roll_back()
 
 
-def test_both_sides_may_have_much_to_say_at_once(wire: Wire) -> None:
+def test_both_sides_may_have_much_to_say_at_once(wire: Pipeline) -> None:
     size = 4_000_000
     wire.begin("begin")
     replies = [wire.send("text", (size, "y" * size)) for _ in range(4)]
@@ -108,14 +108,14 @@ def test_both_sides_may_have_much_to_say_at_once(wire: Wire) -> None:
     wire.roll_back()
 
 
-def test_a_text_with_a_nul_is_refused_and_not_cut(wire: Wire) -> None:
+def test_a_text_with_a_nul_is_refused_and_not_cut(wire: Pipeline) -> None:
     wire.begin("begin")
     with pytest.raises(psycopg.DataError, match=r"U\+0000"):
         wire.send("both", {"a": "a\0b", "b": ""})
     wire.roll_back()
 
 
-def test_a_connection_that_is_lost_is_told_as_such(wire: Wire) -> None:
+def test_a_connection_that_is_lost_is_told_as_such(wire: Pipeline) -> None:
     wire.begin("begin")
     [(pid,)] = wire.fetch(wire.send("number", (wire._pg.backend_pid,)))
     with psycopg.connect(server().url(), autocommit=True) as db:
@@ -127,13 +127,13 @@ def test_a_connection_that_is_lost_is_told_as_such(wire: Wire) -> None:
 
 def dies(monkeypatch: pytest.MonkeyPatch, at: str, before: bool) -> None:
     """Have the server end the connection right before it carries out a statement, or right after."""
-    send = Wire.send
+    send = Pipeline.send
 
-    def end(wire: Wire) -> None:
+    def end(wire: Pipeline) -> None:
         wire._pg.send_query_params(b"SELECT pg_terminate_backend(pg_backend_pid())", None)
-        wire._pending.append(Reply())
+        wire._pending.append(PendingResult())
 
-    def sending(wire: Wire, name: str, params: Params = ()) -> Reply:
+    def sending(wire: Pipeline, name: str, params: StatementParams = ()) -> PendingResult:
         if name == at and before:
             end(wire)
         reply = send(wire, name, params)
@@ -141,7 +141,7 @@ def dies(monkeypatch: pytest.MonkeyPatch, at: str, before: bool) -> None:
             end(wire)
         return reply
 
-    monkeypatch.setattr(Wire, "send", sending)
+    monkeypatch.setattr(Pipeline, "send", sending)
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["seen", "unseen"])
@@ -182,16 +182,16 @@ class Trips:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = 0
-        coming: set[Reply] = set()
-        receive = Wire._receive
+        coming: set[PendingResult] = set()
+        receive = Pipeline._receive
 
-        def counted(wire: Wire, last: Reply | None = None) -> None:
+        def counted(wire: Pipeline, last: PendingResult | None = None) -> None:
             nonlocal coming
             self.made += last not in coming  # else it comes with what was waited for before
             coming = {reply for reply in wire._pending if reply.is_wanted}
             receive(wire, last)
 
-        monkeypatch.setattr(Wire, "_receive", counted)
+        monkeypatch.setattr(Pipeline, "_receive", counted)
 
     async def of(self, store: PostgresStore, *commands: Command) -> tuple[int, Sequence[Answer]]:
         before = self.made
@@ -228,7 +228,7 @@ def claim(limit: int = 10) -> Claim:
     return Claim(worker="w", nonce=f"n{next(_numbers)}", limit=limit, start=True)
 
 
-def claimed(answer: Answer) -> tuple[Job, ...]:
+def claimed(answer: Answer) -> tuple[JobRecord, ...]:
     assert isinstance(answer, Claims)
     return answer.jobs
 
@@ -248,7 +248,7 @@ async def lived(store: PostgresStore, trips: Trips) -> dict[str, int]:
 def settles(claims: Answer) -> list[Settle]:
     held = claimed(claims)
     assert len(held) == 4
-    return [Settle(Ref(job.id, job.fence), Complete("1")) for job in held]
+    return [Settle(Ref(job.id, job.fence), CompleteOutcome("1")) for job in held]
 
 
 async def test_passes_take_few_round_trips(trips: Trips) -> None:
@@ -266,13 +266,13 @@ async def test_passes_take_few_round_trips(trips: Trips) -> None:
 async def test_what_was_foreseen_wrongly_changes_nothing() -> None:
     """A claim that was expected to find what the last one did, and finds the lane empty, others full."""
     async with opened() as store:
-        held: list[Job] = []
+        held: list[JobRecord] = []
         for task in ("a", "b", "a", "c"):
             await store.commit([insert(2, task=task)])
             [answer] = await store.commit([claim()])
             held += claimed(answer)
         *_, answer = await store.commit(
-            [Settle(Ref(held[3].id, held[3].fence), Retry(Failure(Reason.ERROR), delay=0.0)), claim()]
+            [Settle(Ref(held[3].id, held[3].fence), RetryOutcome(Failure(Reason.ERROR), delay=0.0)), claim()]
         )
 
     assert [job.task for job in held] == ["a", "a", "b", "b", "a", "a", "c", "c"]
@@ -285,7 +285,7 @@ async def test_many_that_end_in_one_pass_have_each_its_own_result() -> None:
         await store.commit([insert(2 * SENT + 10)])
         [answer] = await store.commit([claim(2 * SENT + 10)])
         held = claimed(answer)
-        ends = [Settle(Ref(job.id, job.fence), Complete(str(job.seq))) for job in held]
+        ends = [Settle(Ref(job.id, job.fence), CompleteOutcome(str(job.seq))) for job in held]
         await store.commit([*ends[1::2], *ends[::2][::-1]])
         after = await store.get([job.id for job in held])
 
@@ -306,7 +306,7 @@ async def test_new_ids_are_told_from_one_that_is_there(
         if end:
             [answer] = await store.commit([claim()])
             [job] = claimed(answer)
-            await store.commit([Settle(Ref(job.id, job.fence), Complete("1"))])
+            await store.commit([Settle(Ref(job.id, job.fence), CompleteOutcome("1"))])
         new = Insert(tuple(NewJob(id=one, task="task", payload="{}") for one in ids))
 
         assert await store.commit([new]) == [Inserted(ids, frozenset(there))]
@@ -317,7 +317,7 @@ async def test_numbers_are_taken_for_those_alone_that_are_made() -> None:
         first = insert(2)
         await store.commit([first])
         await store.commit([first])  # again: nothing is new
-        await store.commit([insert(1, unique=Unique("key")), insert(1, unique=Unique("key"))])
+        await store.commit([insert(1, unique=UniqueKey("key")), insert(1, unique=UniqueKey("key"))])
         last = insert(1)
         await store.commit([last])
         jobs = await store.get([first.jobs[0].id, last.jobs[0].id])

@@ -23,8 +23,18 @@ from typing import Any
 import apsw
 import pytest
 
-from errandry.core.answer import CANCEL, WRITTEN, Cause, Claims, Inserted, Lost, Renewed
-from errandry.core.command import Cancel, Claim, Complete, Insert, Ref, Remove, Renew, Settle, Upkeep
+from errandry.core.answer import CANCEL, WRITTEN, Claims, Inserted, Lost, LossCause, Renewed
+from errandry.core.command import (
+    CancelJobs,
+    Claim,
+    CompleteOutcome,
+    Insert,
+    Ref,
+    RemoveJobs,
+    Renew,
+    Settle,
+    Upkeep,
+)
 from errandry.core.job import NewJob
 from errandry.core.state import State
 from errandry.errors import (
@@ -44,7 +54,7 @@ from errandry.errors import (
 from errandry.store.sqlite import driver, file
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.given import Given
 
 NOBODY = 65_534
@@ -80,7 +90,7 @@ async def refusal(path: Path | str) -> ErrandryError:
 
 
 async def ids(store: SqliteStore) -> set[str]:
-    return {job.id for job in await ask.jobs(store)}
+    return {job.id for job in await requests.jobs(store)}
 
 
 def modes(path: Path) -> set[int]:
@@ -97,7 +107,7 @@ class TestMode:
         before = os.umask(umask)
         try:
             async with opened(path) as store:
-                await ask.insert(store, job("a"))
+                await requests.insert(store, job("a"))
                 found = modes(path)
         finally:
             os.umask(before)
@@ -112,7 +122,7 @@ class TestMode:
         path.chmod(mode)
 
         async with opened(path) as store:
-            await ask.insert(store, job("a"))
+            await requests.insert(store, job("a"))
             found = modes(path)
 
         assert found == {mode}
@@ -163,7 +173,7 @@ class TestPath:
         path = tmp_path / "file:jobs #1.db?mode=ro&x=%20"
 
         async with opened(path) as store:
-            await ask.insert(store, job("a"))
+            await requests.insert(store, job("a"))
 
         assert path.stat().st_size > 0
 
@@ -185,7 +195,7 @@ class TestPath:
         async with opened(path) as store:
             link.symlink_to(path)
             async with opened(link) as same:
-                await ask.insert(same, job("a"))
+                await requests.insert(same, job("a"))
                 assert await ids(store) == {"a"}
                 assert {one.name for one in tmp_path.iterdir()} == {
                     "link.db",
@@ -200,7 +210,7 @@ class TestPath:
             path = Path(folder) / "jobs.db"
             if name != "new":
                 async with opened(path) as store:
-                    await ask.insert(store, job("a"))
+                    await requests.insert(store, job("a"))
                 for side in ("", "-next", "-turn"):
                     os.chmod(f"{path}{side}", {"read-only": 0o444, "secret": 0o000}.get(name, 0o666))
             os.chmod(folder, 0o777 if name in {"read-only", "secret"} else 0o555)
@@ -234,7 +244,7 @@ class TestDamage:
         self, tmp_path: Path, path: Path, share: float
     ) -> None:
         async with opened(path) as store:
-            await ask.insert(store, *(job(f"job-{n}") for n in range(100)))
+            await requests.insert(store, *(job(f"job-{n}") for n in range(100)))
         os.truncate(path, int(path.stat().st_size * share))
         before = contents(tmp_path)
 
@@ -269,14 +279,14 @@ class TestDamage:
 
     async def test_a_payload_that_is_no_longer_text_is_damage(self, path: Path) -> None:
         async with opened(path) as store:
-            await ask.insert(store, job("bad"), job("good"))
+            await requests.insert(store, job("bad"), job("good"))
             store.writer.execute("UPDATE live SET payload = CAST(x'ff80' AS TEXT) WHERE id = 'bad'")
             store.writer.execute("UPDATE live SET tags = 'no JSON' WHERE id = 'good'")
 
             for name in ("bad", "good"):
                 with pytest.raises(StoreCorrupt, match="not a sound database"):
                     await store.get([name])
-            answers = await store.commit([Cancel(ids=("bad",)), Insert((job("new"),))])
+            answers = await store.commit([CancelJobs(ids=("bad",)), Insert((job("new"),))])
 
         assert type(answers[0]) is StoreCorrupt
         assert answers[1] == Inserted(("new",))
@@ -288,13 +298,13 @@ async def meets_damage(path: Path, clock: FakeClock) -> bool:
     with suppress(StoreCorrupt):
         async with opened(path, clock=clock, durability="process") as store:
             uses: list[Coroutine[Any, Any, object]] = [
-                ask.jobs(store),
+                requests.jobs(store),
                 store.counts(),
-                ask.events(store),
+                requests.events(store),
                 store.queues(),
-                ask.claim(store, limit=10),
-                ask.upkeep(store),
-                ask.insert(store, job("new", queue="new")),
+                requests.claim(store, limit=10),
+                requests.upkeep(store),
+                requests.insert(store, job("new", queue="new")),
             ]
             for use in uses:
                 try:
@@ -345,7 +355,7 @@ class TestForeign:
 
     async def test_a_newer_schema_is_refused_untouched(self, tmp_path: Path, path: Path) -> None:
         async with opened(path) as store:
-            await ask.insert(store, job("a"))
+            await requests.insert(store, job("a"))
         with connected(path) as db:
             db.pragma("user_version", 9_999)
         before = contents(tmp_path)
@@ -361,7 +371,7 @@ class TestForeign:
         path.touch()
 
         async with opened(path) as store:
-            assert await ask.insert(store, job("a")) == Inserted(("a",))
+            assert await requests.insert(store, job("a")) == Inserted(("a",))
 
 
 class TestReplaced:
@@ -370,10 +380,10 @@ class TestReplaced:
         self, path: Path, side: str
     ) -> None:
         async with opened(path) as store:
-            await ask.insert(store, job("a"))
+            await requests.insert(store, job("a"))
             os.unlink(f"{path}{side}")
 
-            for use in (ask.insert(store, job("b")), store.get(["a"])):
+            for use in (requests.insert(store, job("b")), store.get(["a"])):
                 with pytest.raises(StoreReplaced, match=rf"jobs\.db{side} was deleted"):
                     await use
 
@@ -382,28 +392,28 @@ class TestReplaced:
         self, path: Path, side: str
     ) -> None:
         async with opened(path) as store:
-            await ask.insert(store, job("a"))
+            await requests.insert(store, job("a"))
             os.rename(f"{path}{side}", f"{path}.old")
             shutil.copy(f"{path}.old", f"{path}{side}")
 
-            for use in (ask.insert(store, job("b")), store.get(["a"])):
+            for use in (requests.insert(store, job("b")), store.get(["a"])):
                 with pytest.raises(StoreReplaced, match="another file was put in its place"):
                     await use
 
     async def test_a_file_put_in_its_place_keeps_everything_written_to_it(self, path: Path) -> None:
         async with opened(path) as old:
-            await ask.insert(old, job("old"))
+            await requests.insert(old, job("old"))
             for side in SIDES:
                 os.unlink(f"{path}{side}")
             async with opened(path) as new:
-                await ask.insert(new, job("new"))
+                await requests.insert(new, job("new"))
 
-                for use in (ask.insert(old, job("late")), old.counts()):
+                for use in (requests.insert(old, job("late")), old.counts()):
                     with pytest.raises(StoreReplaced, match="another file was put in its place"):
                         await use
                 await old.close()
 
-                await ask.insert(new, job("newer"))
+                await requests.insert(new, job("newer"))
                 assert await ids(new) == {"new", "newer"}
                 crashed = path.with_name("crashed.db")
                 for side in ("", "-wal"):
@@ -413,12 +423,12 @@ class TestReplaced:
 
     async def test_reopened_it_uses_the_file_that_is_there_now(self, tmp_path: Path, path: Path) -> None:
         async with opened(tmp_path / "other.db") as other:
-            await ask.insert(other, job("other"))
+            await requests.insert(other, job("other"))
         async with opened(path) as store:
-            await ask.insert(store, job("a"))
+            await requests.insert(store, job("a"))
             os.replace(tmp_path / "other.db", path)
             with pytest.raises(StoreReplaced):
-                await ask.insert(store, job("b"))
+                await requests.insert(store, job("b"))
             os.unlink(f"{path}-wal")
 
             await store.close()
@@ -436,41 +446,41 @@ class TestReopening:
             await given.completed()
             await given.failed()
             await given.gone()
-            before, head = await ask.everything(store), await store.head()
+            before, head = await requests.everything(store), await store.latest_cursor()
             page = await store.list(limit=1)
 
         async with opened(path, clock=clock) as store:
-            assert await ask.everything(store) == before
+            assert await requests.everything(store) == before
             assert (await store.events(head)).entries == ()
             rest = await store.list(cursor=page.cursor, limit=50)
             assert len(page.jobs + rest.jobs) == 3
             clock.advance(60)
-            await ask.upkeep(store)
+            await requests.upkeep(store)
             clock.advance(3_600)
-            [again] = await ask.claim(store)
+            [again] = await requests.claim(store)
             assert (again.id, again.seq) == (held.id, held.seq)
             assert again.fence > held.fence
-            assert await ask.settle(store, held, Complete()) == Lost(Cause.OTHER_FENCE)
+            assert await requests.settle(store, held, CompleteOutcome()) == Lost(LossCause.OTHER_FENCE)
             assert (await store.events(head)).entries[0].event.job == held.id
-            await ask.conserved(store)
+            await requests.conserved(store)
 
     async def test_a_cursor_of_another_file_is_refused(self, tmp_path: Path, path: Path) -> None:
         async with opened(path) as store, opened(tmp_path / "other.db") as other:
             for one in (store, other):
-                await ask.insert(one, job("a"), job("b"))
+                await requests.insert(one, job("a"), job("b"))
             page = await store.list(limit=1)
 
             with pytest.raises(InvalidCursor, match="another store"):
                 await other.list(cursor=page.cursor)
             with pytest.raises(InvalidCursor, match="another store"):
-                await other.events(await store.head())
+                await other.events(await store.latest_cursor())
 
     async def test_open_and_close_may_be_repeated(self, path: Path) -> None:
         store = SqliteStore(path)
         with pytest.raises(StoreClosed, match="not open"):
             await store.counts()
         await store.open()
-        await ask.insert(store, job("a"))
+        await requests.insert(store, job("a"))
         await store.open()
         assert await ids(store) == {"a"}
         await store.close()
@@ -495,14 +505,14 @@ class TestTwoStores:
     async def test_they_share_jobs_and_never_a_claim(self, path: Path) -> None:
         async with opened(path) as one, opened(path) as other:
             for n in range(20):
-                await ask.insert((one, other)[n % 2], job(f"job-{n}"))
+                await requests.insert((one, other)[n % 2], job(f"job-{n}"))
             claimed = []
             for n in range(10):
-                claimed += await ask.order((one, other)[n % 2], limit=2)
+                claimed += await requests.order((one, other)[n % 2], limit=2)
 
             assert claimed == [f"job-{n}" for n in range(20)]
             for store in (one, other):
-                await ask.conserved(store)
+                await requests.conserved(store)
 
     async def test_what_the_other_did_to_a_job_counts_for_the_one_that_holds_it(self, path: Path) -> None:
         clock = FakeClock()
@@ -512,19 +522,26 @@ class TestTwoStores:
             removed = await given.running()
             expired = await given.running(lease=10)
             done = await given.running()
-            await other.commit([Cancel(ids=(canceled.id,)), Remove(ids=(removed.id,), force=True)])
-            await ask.settle(other, done, Complete('"by the other"'))
+            await other.commit([CancelJobs(ids=(canceled.id,)), RemoveJobs(ids=(removed.id,), force=True)])
+            await requests.settle(other, done, CompleteOutcome('"by the other"'))
             clock.advance(11)
-            await ask.upkeep(other)
+            await requests.upkeep(other)
             clock.advance(15)
 
             refs = tuple(Ref(job.id, job.fence) for job in (canceled, removed, expired, done))
             answers = await one.commit([Renew(refs)])
 
             assert answers == [
-                Renewed((CANCEL, Lost(Cause.NOT_HELD), Lost(Cause.NOT_HELD), Lost(Cause.NOT_HELD)))
+                Renewed(
+                    (
+                        CANCEL,
+                        Lost(LossCause.NOT_HELD),
+                        Lost(LossCause.NOT_HELD),
+                        Lost(LossCause.NOT_HELD),
+                    )
+                )
             ]
-            assert await ask.settle(one, expired, Complete()) == Lost(Cause.NOT_HELD)
+            assert await requests.settle(one, expired, CompleteOutcome()) == Lost(LossCause.NOT_HELD)
             [stored] = await one.get([done.id])
             assert stored is not None
             assert stored.result == '"by the other"'
@@ -532,9 +549,9 @@ class TestTwoStores:
     async def test_both_number_their_jobs_without_a_clash(self, path: Path) -> None:
         async with opened(path) as one, opened(path) as other:
             for n in range(10):
-                await ask.insert((one, other)[n % 2], job(f"job-{n}"))
+                await requests.insert((one, other)[n % 2], job(f"job-{n}"))
 
-            found = await ask.jobs(one)
+            found = await requests.jobs(one)
 
         assert [job.id for job in sorted(found, key=lambda job: job.seq)] == [f"job-{n}" for n in range(10)]
 
@@ -551,15 +568,15 @@ class TestMigrations:
 
     async def test_each_runs_once(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         async with opened(path) as store:
-            await ask.insert(store, job("a"))
-            before = await ask.everything(store)
+            await requests.insert(store, job("a"))
+            before = await requests.everything(store)
         number, *_ = file._MIGRATIONS[-1]
         more = [(number + 1, "one", "CREATE TABLE one (x)"), (number + 2, "two", "CREATE TABLE two (x)")]
         with monkeypatch.context() as newer:
             newer.setattr(file, "_MIGRATIONS", file._MIGRATIONS + more)
             for _ in range(2):
                 async with opened(path) as store:
-                    assert await ask.everything(store) == before
+                    assert await requests.everything(store) == before
                     applied = store.writer.execute("SELECT number, name FROM migrations").fetchall()
                     assert applied[-2:] == [(number + 1, "one"), (number + 2, "two")]
                     assert [one for one, _ in applied] == list(range(1, number + 3))
@@ -570,7 +587,7 @@ class TestMigrations:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with opened(path) as store:
-            await ask.insert(store, job("a"))
+            await requests.insert(store, job("a"))
         number, *_ = file._MIGRATIONS[-1]
         before = schema(path)
         with monkeypatch.context() as newer:
@@ -591,7 +608,7 @@ class TestMigrations:
     ) -> None:
         if not is_new:
             async with opened(path) as store:
-                await ask.insert(store, job("a"))
+                await requests.insert(store, job("a"))
 
         with pytest.raises(subprocess.CalledProcessError) as died:
             run("die_migrating", path, rows)
@@ -599,7 +616,7 @@ class TestMigrations:
         assert died.value.returncode == -signal.SIGKILL
         async with opened(path) as store:
             assert await ids(store) == (set() if is_new else {"a"})
-            assert await ask.insert(store, job("b")) == Inserted(("b",))
+            assert await requests.insert(store, job("b")) == Inserted(("b",))
             assert store.writer.pragma("integrity_check") == "ok"
         assert schema(path) == SCHEMA.read_text()
 
@@ -674,17 +691,17 @@ class TestLog:
             assert store._open is not None
             store._open.thread.shutdown()
             for number in range(60):
-                assert await ask.insert(store, job(f"job-{number}")) == Inserted((f"job-{number}",))
+                assert await requests.insert(store, job(f"job-{number}")) == Inserted((f"job-{number}",))
         async with opened(path) as store:
             assert len(await ids(store)) == 60
 
     async def test_a_log_that_cannot_be_copied_harms_nobody(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def lost(_self: file.File) -> apsw.Connection:
+        def lost(_self: file.DatabaseFile) -> apsw.Connection:
             raise StoreRefused(str(path), "no more files may be open")
 
-        monkeypatch.setattr(file.File, "reader", lost)
+        monkeypatch.setattr(file.DatabaseFile, "reader", lost)
         async with opened(path) as store:
             written = set[str]()
             await write(store, written, 60)
@@ -695,7 +712,7 @@ class TestLog:
 async def write(store: SqliteStore, written: set[str], passes: int) -> None:
     """Insert one job after the other, noting them."""
     for number in range(len(written), len(written) + passes):
-        await ask.insert(store, job(f"job-{number}"))
+        await requests.insert(store, job(f"job-{number}"))
         written.add(f"job-{number}")
 
 
@@ -706,22 +723,22 @@ def log_size(path: Path) -> int:
 class TestFullDisk:
     async def test_nothing_written_is_lost_and_it_works_again_with_more_space(self, path: Path) -> None:
         async with opened(path, durability="process") as store:
-            await ask.insert(store, job("first"))
-            [held] = await ask.claim(store)
+            await requests.insert(store, job("first"))
+            [held] = await requests.claim(store)
             store.writer.pragma("max_page_count", store.writer.pragma("page_count") + 20)
             written = {"first"}
             with pytest.raises(StoreFull, match=f"{path}: no space left"):
                 await insert_pairs(store, written)
 
             assert await ids(store) == written
-            await ask.conserved(store)
+            await requests.conserved(store)
             with pytest.raises(StoreFull):
-                await ask.insert(store, big(1_000))
-            assert await ask.settle(store, held, Complete()) is WRITTEN
+                await requests.insert(store, big(1_000))
+            assert await requests.settle(store, held, CompleteOutcome()) is WRITTEN
             store.writer.pragma("max_page_count", 100_000)
-            await ask.insert(store, big(1_000))
+            await requests.insert(store, big(1_000))
             assert await ids(store) == written | {"big-1000"}
-            await ask.conserved(store)
+            await requests.conserved(store)
         async with opened(path) as store:
             assert await ids(store) == written | {"big-1000"}
 
@@ -734,7 +751,7 @@ class TestFullDisk:
         async with opened(path) as store:
             assert await ids(store) == {*acked, *after}
             assert store.writer.pragma("integrity_check") == "ok"
-            await ask.conserved(store)
+            await requests.conserved(store)
 
     @pytest.mark.slow("starts another program")
     async def test_a_new_file_that_does_not_fit_is_refused(self, path: Path) -> None:
@@ -743,7 +760,7 @@ class TestFullDisk:
 
         assert f"StoreFull: {path}" in failed.value.stderr
         async with opened(path) as store:
-            assert await ask.insert(store, job("a")) == Inserted(("a",))
+            assert await requests.insert(store, job("a")) == Inserted(("a",))
 
 
 async def insert_pairs(store: SqliteStore, written: set[str]) -> None:
@@ -773,8 +790,8 @@ class TestBadCommand:
                 else:
                     assert answer == Inserted((name,))
             assert await ids(store) == {"a", "b", "c", "d"}
-            assert await ask.order(store) == ["a", "b", "c", "d"]
-            await ask.conserved(store)
+            assert await requests.order(store) == ["a", "b", "c", "d"]
+            await requests.conserved(store)
 
     async def test_its_neighbours_of_other_kinds_are_written_too(self, path: Path) -> None:
         async with opened(path) as store:
@@ -788,8 +805,8 @@ class TestBadCommand:
 
             answers = await store.commit(
                 [
-                    Settle(Ref(good.id, good.fence), Complete()),
-                    Settle(Ref(bad.id, bad.fence), Complete()),
+                    Settle(Ref(good.id, good.fence), CompleteOutcome()),
+                    Settle(Ref(bad.id, bad.fence), CompleteOutcome()),
                     Insert((job("new"),)),
                     wanted,
                 ]
@@ -801,12 +818,12 @@ class TestBadCommand:
             assert isinstance(answers[3], Claims)
             assert [one.id for one in answers[3].jobs] == ["new"]
             store.writer.execute("DROP TRIGGER no")
-            assert await ask.settle(store, bad, Complete()) is WRITTEN
-            await ask.conserved(store)
+            assert await requests.settle(store, bad, CompleteOutcome()) is WRITTEN
+            await requests.conserved(store)
 
     async def test_a_claim_that_could_not_be_written_is_no_claim(self, path: Path) -> None:
         async with opened(path) as store:
-            await ask.insert(store, job("a"))
+            await requests.insert(store, job("a"))
             store.writer.execute(
                 "CREATE TRIGGER no BEFORE INSERT ON claims WHEN new.worker = 'bad'"
                 " BEGIN SELECT RAISE(ABORT, 'not this one'); END"
@@ -818,11 +835,11 @@ class TestBadCommand:
             [stored] = await store.get(["a"])
             assert stored is not None
             assert stored.state is State.WAITING
-            assert await ask.one(store, Settle(Ref("a", stored.fence + 1), Complete())) == Lost(
-                Cause.NOT_HELD
-            )
-            assert await ask.order(store) == ["a"]
-            await ask.conserved(store)
+            assert await requests.one(
+                store, Settle(Ref("a", stored.fence + 1), CompleteOutcome())
+            ) == Lost(LossCause.NOT_HELD)
+            assert await requests.order(store) == ["a"]
+            await requests.conserved(store)
 
     async def test_a_job_that_fails_takes_its_whole_insert_with_it(self, path: Path) -> None:
         async with opened(path) as store:
@@ -847,10 +864,10 @@ class TestLocked:
                 db.execute("BEGIN IMMEDIATE")
 
                 with pytest.raises(StoreUnavailable, match="another program has kept the file locked"):
-                    await ask.insert(store, job("a"))
+                    await requests.insert(store, job("a"))
                 assert await ids(store) == set()
 
-            assert await ask.insert(store, job("a")) == Inserted(("a",))
+            assert await requests.insert(store, job("a")) == Inserted(("a",))
 
     async def test_a_new_file_others_look_at_is_waited_for(self, path: Path) -> None:
         path.touch()
@@ -867,7 +884,7 @@ class TestLocked:
 
             async with opened(path) as store:
                 assert is_over.is_set()
-                assert await ask.insert(store, job("a")) == Inserted(("a",))
+                assert await requests.insert(store, job("a")) == Inserted(("a",))
             looking.join()
 
     async def test_a_new_file_others_keep_to_themselves_is_refused(
@@ -965,13 +982,13 @@ def fill(path: str, size: str = "400000") -> Iterator[object]:
         async with opened(path, durability="process") as store:
             try:
                 for n in range(1_000):
-                    await ask.insert(store, big(n))
+                    await requests.insert(store, big(n))
                     acked.append(f"big-{n}")
                 error: object = None
             except ErrandryError as raised:
                 error = type(raised).__name__, str(raised)
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-            answer = await ask.insert(store, big(1_000))
+            answer = await requests.insert(store, big(1_000))
         return iter((acked, error, answer.ids))
 
     yield from asyncio.run(main())

@@ -10,7 +10,7 @@ import apsw.ext
 import pytest
 
 from errandry.core.answer import Claims
-from errandry.core.command import Claim, Complete, Insert, Ref, Settle
+from errandry.core.command import Claim, CompleteOutcome, Insert, Ref, Settle
 from errandry.core.gate import GateKind, Pause
 from errandry.core.job import NewJob
 from errandry.core.query import parse
@@ -18,7 +18,7 @@ from errandry.core.state import State
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.sqlite.gates import SQL
 from errandry.store.sqlite.tables import SqliteTables
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.given import Given
 
 SCANS = {
@@ -178,10 +178,10 @@ class TestWork:
         few = await work(tmp_path / "few.db", 1, waiting=FEW)
         async with opened(tmp_path / "others.db") as store:
             await fill(store, waiting=FEW)
-            await ask.one(store, Pause(GateKind.QUEUE, "paused"))
-            await ask.insert(store, job("paused", queue="paused"))
+            await requests.one(store, Pause(GateKind.QUEUE, "paused"))
+            await requests.insert(store, job("paused", queue="paused"))
             multiply(store.writer, "live", 50 * FEW)
-            await ask.insert(store, job("of others", task="another"))
+            await requests.insert(store, job("of others", task="another"))
             multiply(store.writer, "live", 50 * FEW)
             others = await measured(store, 1)
 
@@ -190,11 +190,11 @@ class TestWork:
     async def test_lanes_that_ran_empty_cost_a_claim_nothing(self, tmp_path: Path) -> None:
         few = await work(tmp_path / "few.db", 1, waiting=FEW)
         async with opened(tmp_path / "lanes.db") as store:
-            await ask.insert(
+            await requests.insert(
                 store, *(job(f"urgent-{n}", group=f"group-{n}", priority=-1) for n in range(200))
             )
             await fill(store, waiting=FEW)
-            assert len(await ask.claim(store, limit=200)) == 200
+            assert len(await requests.claim(store, limit=200)) == 200
             many = await measured(store, 1)
 
         assert_bounded(few, many)
@@ -221,11 +221,11 @@ async def measured(store: SqliteStore, limit: int) -> dict[str, float]:
     rounds = 20
     for n in range(-3, rounds):  # the first few are not counted: they prepare statements
         start = touched(store.writer)
-        jobs = await ask.claim(store, limit=limit, tasks=("task",))
+        jobs = await requests.claim(store, limit=limit, tasks=("task",))
         claimed = touched(store.writer)
-        await store.commit([Settle(Ref(held.id, held.fence), Complete('"done"')) for held in jobs])
+        await store.commit([Settle(Ref(held.id, held.fence), CompleteOutcome('"done"')) for held in jobs])
         settled = touched(store.writer)
-        await ask.insert(store, *(job(f"new-{n}-{k}") for k in range(limit)))
+        await requests.insert(store, *(job(f"new-{n}-{k}") for k in range(limit)))
         assert len(jobs) == limit
         if n >= 0:
             pages["claim"] += (claimed - start) / rounds / limit
@@ -294,7 +294,7 @@ async def test_a_pass_compiles_nothing_anew(store: SqliteStore) -> None:
         claim = Claim(worker="w", nonce=str(turn), limit=len(jobs))
         _, claims = await store.commit([Insert(jobs), claim])
         assert isinstance(claims, Claims)
-        await store.commit([Settle(Ref(one.id, one.fence), Complete()) for one in claims.jobs])
+        await store.commit([Settle(Ref(one.id, one.fence), CompleteOutcome()) for one in claims.jobs])
         misses.append(store.writer.cache_stats()["misses"])
 
     assert misses[1] == misses[3]

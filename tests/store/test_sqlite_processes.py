@@ -22,7 +22,7 @@ import apsw
 import pytest
 
 from errandry.core.answer import Inserted
-from errandry.core.command import Complete, Insert
+from errandry.core.command import CompleteOutcome, Insert
 from errandry.core.job import NewJob
 from errandry.core.state import State
 from errandry.errors import StoreUnavailable
@@ -30,7 +30,7 @@ from errandry.store.sqlite import driver, fork, watch
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.sqlite.tables import SqliteTables
 from errandry.store.sqlite.turnstile import Turnstile
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from tests.pace import Pace
 
 others = pytest.mark.slow("starts other programs")
@@ -136,12 +136,12 @@ def job(name: str, **fields: Any) -> NewJob:
 
 
 async def ids(store: SqliteStore) -> set[str]:
-    return {job.id for job in await ask.jobs(store)}
+    return {job.id for job in await requests.jobs(store)}
 
 
 async def sound(store: SqliteStore) -> None:
     assert store.writer.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    await ask.conserved(store)
+    await requests.conserved(store)
 
 
 @others
@@ -170,9 +170,9 @@ class TestTogether:
         done = [child.end()[0] for child in children]
 
         async with opened(path) as store:
-            left = await ask.order(store, limit=10_000)
+            left = await requests.order(store, limit=10_000)
             await sound(store)
-            finished = {job.id for job in await ask.jobs(store) if job.state is State.COMPLETED}
+            finished = {job.id for job in await requests.jobs(store) if job.state is State.COMPLETED}
 
         inserted = [one for said in done for one in said["inserted"]]
         claimed = [one for said in done for one in said["claimed"]]
@@ -189,7 +189,7 @@ class TestTogether:
             child = start("lock", path, 0.3)
             assert child.hear() == "locked"
 
-            assert await ask.insert(store, job("a")) == Inserted(("a",))
+            assert await requests.insert(store, job("a")) == Inserted(("a",))
 
             assert time.monotonic() >= child.hear()
 
@@ -201,13 +201,13 @@ class TestTogether:
         os.waitpid(child.pid, os.WUNTRACED)
 
         async with opened(path) as store:
-            assert await ask.insert(store, job("mine")) == Inserted(("mine",))
-            assert await ask.order(store) == ["child-0", "mine"]
+            assert await requests.insert(store, job("mine")) == Inserted(("mine",))
+            assert await requests.order(store) == ["child-0", "mine"]
 
             os.kill(child.pid, signal.SIGCONT)
             child.say()
             assert child.hear()
-            assert await ask.order(store) == ["child-1"]
+            assert await requests.order(store) == ["child-1"]
 
 
 @others
@@ -240,7 +240,7 @@ class TestKilled:
 
             written = {"in-1", "in-2"} if point == "committed" else set()
             assert await ids(store) == {"before"} | written
-            again = await ask.insert(store, job("in-1"), job("in-2"))
+            again = await requests.insert(store, job("in-1"), job("in-2"))
             assert again == Inserted(("in-1", "in-2"), frozenset(written))
             await sound(store)
 
@@ -255,7 +255,7 @@ class TestTurnstile:
             with Pace() as pace:
                 for n in range(200):
                     began = time.perf_counter()
-                    await ask.insert(store, job(f"light-{n}"))
+                    await requests.insert(store, job(f"light-{n}"))
                     waits.append(time.perf_counter() - began)
                     await asyncio.sleep(0.002)
             assert child.process.poll() is None
@@ -398,22 +398,22 @@ def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What each look for the writes of others has found."""
     found: list[bool] = []
-    look = driver._Open._look
+    look = driver._OpenFile._look
 
-    def noted(self: driver._Open) -> bool:
+    def noted(self: driver._OpenFile) -> bool:
         found.append(look(self))
         return found[-1]
 
-    monkeypatch.setattr(driver._Open, "_look", noted)
+    monkeypatch.setattr(driver._OpenFile, "_look", noted)
     return found
 
 
 class TestWake:
     async def test_a_commit_of_this_process_wakes_at_once(self, path: Path, means: str) -> None:
         async with opened(path) as store:
-            waiting = asyncio.create_task(store.wake(store.pulse(), 60))
+            waiting = asyncio.create_task(store.wait_for_change(store.version(), 60))
             await asyncio.sleep(0)
-            await ask.insert(store, job("a"))
+            await requests.insert(store, job("a"))
             began = time.perf_counter()
 
             with Pace() as pace:
@@ -427,19 +427,19 @@ class TestWake:
             child = start("insert", path, "job")
             child.say()
             child.hear()
-            await ask.order(store)
+            await requests.order(store)
             late = []
             with Pace() as pace:
                 for n in range(1, 31):
-                    pulse = store.pulse()
-                    assert await ask.order(store) == []
+                    pulse = store.version()
+                    assert await requests.order(store) == []
                     child.say()
 
-                    woken = await store.wake(pulse, 30)
+                    woken = await store.wait_for_change(pulse, 30)
 
                     late.append(time.monotonic() - child.hear())
                     assert woken
-                    assert await ask.order(store) == [f"job-{n}"]
+                    assert await requests.order(store) == [f"job-{n}"]
             assert sorted(late)[15] < pace.allowed(0.05)
 
     @others
@@ -450,21 +450,21 @@ class TestWake:
         async with opened(path) as store:
             child = start("insert", path, "job")
             for n in range(3):
-                pulse = store.pulse()
-                assert await ask.order(store) == []
+                pulse = store.version()
+                assert await requests.order(store) == []
                 child.say()
                 child.hear()
                 if between == "a read":
                     assert await store.counts()
                 elif between == "a pass":
-                    await ask.insert(store, job(f"mine-{n}", queue="other"))
-                    await ask.order(store, queues=("other",))
+                    await requests.insert(store, job(f"mine-{n}", queue="other"))
+                    await requests.order(store, queues=("other",))
                 elif between == "a claim in vain":
-                    assert await ask.order(store, queues=("other",)) == []
+                    assert await requests.order(store, queues=("other",)) == []
 
-                assert await store.wake(pulse, 30)
+                assert await store.wait_for_change(pulse, 30)
 
-                assert await ask.order(store) == [f"job-{n}"]
+                assert await requests.order(store) == [f"job-{n}"]
 
     @others
     async def test_nobody_is_woken_by_what_was_seen(self, path: Path, start: Start, means: str) -> None:
@@ -472,12 +472,12 @@ class TestWake:
             child = start("insert", path, "job")
             child.say()
             child.hear()
-            pulse = store.pulse()
-            assert await ask.order(store) == ["job-0"]
-            assert await store.wake(pulse, 30)
-            pulse = store.pulse()
+            pulse = store.version()
+            assert await requests.order(store) == ["job-0"]
+            assert await store.wait_for_change(pulse, 30)
+            pulse = store.version()
 
-            assert not await store.wake(pulse, 0.05)
+            assert not await store.wait_for_change(pulse, 0.05)
 
     @others
     async def test_all_who_wait_are_woken(self, path: Path, start: Start, means: str) -> None:
@@ -485,10 +485,10 @@ class TestWake:
             child = start("insert", path, "job")
             child.say()
             child.hear()
-            await ask.order(store)
-            pulse = store.pulse()
-            waiting = [asyncio.create_task(store.wake(pulse, 30)) for _ in range(3)]
-            gone = asyncio.create_task(store.wake(pulse, 30))
+            await requests.order(store)
+            pulse = store.version()
+            waiting = [asyncio.create_task(store.wait_for_change(pulse, 30)) for _ in range(3)]
+            gone = asyncio.create_task(store.wait_for_change(pulse, 30))
             await asyncio.sleep(0)
             gone.cancel()
             await asyncio.wait([gone])
@@ -501,7 +501,7 @@ class TestWake:
             began = time.perf_counter()
 
             with Pace() as pace:
-                assert not await store.wake(store.pulse(), 0.05)
+                assert not await store.wait_for_change(store.version(), 0.05)
 
             assert 0.04 < time.perf_counter() - began < pace.allowed(1.0)
 
@@ -510,7 +510,9 @@ class TestWake:
         loop, before = asyncio.get_running_loop(), asyncio.all_tasks()
         async with opened(path) as store:
             signs = signs_of(store)
-            waiting = asyncio.create_task(store.wake(store.pulse(), 0.5 if end == "timed out" else 30))
+            waiting = asyncio.create_task(
+                store.wait_for_change(store.version(), 0.5 if end == "timed out" else 30)
+            )
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert is_read(loop, signs)
@@ -532,9 +534,9 @@ class TestWake:
             before = asyncio.all_tasks()
             watchers: set[asyncio.Task[Any]] = set()
             for _ in range(3):
-                assert not await store.wake(store.pulse(), 0.01)
+                assert not await store.wait_for_change(store.version(), 0.01)
                 watchers |= asyncio.all_tasks() - before
-            waiting = asyncio.create_task(store.wake(store.pulse(), 30))
+            waiting = asyncio.create_task(store.wait_for_change(store.version(), 30))
             await asyncio.sleep(2 * driver.LINGER)
 
             assert len(watchers) == 1
@@ -543,7 +545,7 @@ class TestWake:
 
     async def test_who_waits_is_idle(self, path: Path, means: str, looks: list[bool]) -> None:
         async with opened(path) as store:
-            assert not await store.wake(store.pulse(), 0.3)
+            assert not await store.wait_for_change(store.version(), 0.3)
 
         assert 1 <= len(looks) <= (3 if means == "inotify" else 0.3 / watch.POLL + 2)
 
@@ -554,7 +556,7 @@ class TestWake:
         path.touch()
         turnstile = Turnstile(str(path))
         visible = False
-        watched = watch.Watch(str(path), lambda: visible)
+        watched = watch.FileWatch(str(path), lambda: visible)
         waiting = asyncio.create_task(watched.wait())
         await asyncio.sleep(0.01)
         with log.open("ab") as file:
@@ -582,7 +584,7 @@ class TestWake:
             looks.append(time.perf_counter())
             return len(looks) > 1
 
-        watched = watch.Watch(str(path), look)
+        watched = watch.FileWatch(str(path), look)
         waiting = asyncio.create_task(watched.wait())
         await asyncio.sleep(0.01)
         began = time.perf_counter()
@@ -606,7 +608,7 @@ class TestWake:
 
         async with opened(path) as store:
             monkeypatch.setattr(os, "utime", refused)
-            assert await ask.insert(store, job("a")) == Inserted(("a",))
+            assert await requests.insert(store, job("a")) == Inserted(("a",))
             monkeypatch.undo()
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there are signs only on Linux")
@@ -618,7 +620,7 @@ class TestWake:
         path.with_name(f"{path.name}-wal").touch()
         turnstile = Turnstile(str(path))
         looks = iter((False, True))
-        watched = watch.Watch(str(path), lambda: next(looks))
+        watched = watch.FileWatch(str(path), lambda: next(looks))
         waiting = asyncio.create_task(watched.wait())
         await asyncio.sleep(0.01)
         assert not waiting.done()
@@ -634,7 +636,7 @@ class TestWake:
         self, path: Path, means: str, looks: list[bool]
     ) -> None:
         async with opened(path) as store:
-            waiting = asyncio.create_task(store.wake(store.pulse(), 0.3))
+            waiting = asyncio.create_task(store.wait_for_change(store.version(), 0.3))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             db = apsw.Connection(str(path))
@@ -709,7 +711,7 @@ async def make(name: str) -> None:
     tell("ready")
     for path in sys.stdin:
         async with opened(path.strip()) as store:
-            await ask.insert(store, job(name))
+            await requests.insert(store, job(name))
         tell("made")
 
 
@@ -717,7 +719,7 @@ async def insert(path: str, name: str) -> None:
     """One job for each line; answers with the time when it could be seen."""
     async with opened(path) as store:
         for n, _ in enumerate(sys.stdin):
-            await ask.insert(store, job(f"{name}-{n}"))
+            await requests.insert(store, job(f"{name}-{n}"))
             tell(time.monotonic())
 
 
@@ -728,11 +730,11 @@ async def work(path: str, name: str, rounds: str) -> None:
         tell("ready")
         sys.stdin.readline()
         for n in range(int(rounds)):
-            answer = await ask.insert(store, *(job(f"{name}-{n}-{k}") for k in range(3)))
+            answer = await requests.insert(store, *(job(f"{name}-{n}-{k}") for k in range(3)))
             inserted += answer.ids
-            for held in await ask.claim(store, worker=name, limit=2 + n % 3, lease=600):
+            for held in await requests.claim(store, worker=name, limit=2 + n % 3, lease=600):
                 claimed.append(held.id)
-                await ask.settle(store, held, Complete())
+                await requests.settle(store, held, CompleteOutcome())
     tell({"inserted": inserted, "claimed": claimed})
 
 
@@ -740,13 +742,13 @@ async def churn(path: str, name: str, durability: str) -> None:
     """Whole lives of jobs until killed; says which inserts were acknowledged."""
     async with opened(path, durability) as store:
         for n in range(1_000_000):
-            answer = await ask.insert(store, *(job(f"{name}-{n}-{k}") for k in range(1 + n % 4)))
+            answer = await requests.insert(store, *(job(f"{name}-{n}-{k}") for k in range(1 + n % 4)))
             tell(answer.ids)
-            held = await ask.claim(store, worker=name, limit=2)
+            held = await requests.claim(store, worker=name, limit=2)
             for one in held[:1]:
-                await ask.settle(store, one, Complete('"done"'))
+                await requests.settle(store, one, CompleteOutcome('"done"'))
             if n % 10 == 0:
-                await ask.upkeep(store)
+                await requests.upkeep(store)
 
 
 async def saturate(path: str) -> None:
@@ -767,10 +769,10 @@ async def die(path: str, point: str) -> None:
         return lambda *args: now(method(*args))
 
     async with opened(path) as store:
-        await ask.insert(store, job("before"))
+        await requests.insert(store, job("before"))
         tell(["before"])
         if point == "committed":
-            setattr(driver._Open, "has_looked", now)  # noqa: B010  # mypy minds the plain assignment
+            setattr(driver._OpenFile, "has_looked", now)  # noqa: B010  # mypy minds the plain assignment
         else:
             setattr(SqliteTables, point, after(getattr(SqliteTables, point)))
         await store.commit([Insert((job("in-1"),)), Insert((job("in-2"),))])
@@ -832,7 +834,7 @@ def fork_often(path: str, times: str, way: str) -> None:
     async def write() -> None:
         await store.open()
         while not stop.is_set():
-            await ask.insert(store, *(job(f"parent-{passes[0]}-{k}") for k in range(20)))
+            await requests.insert(store, *(job(f"parent-{passes[0]}-{k}") for k in range(20)))
             passes[0] += 1
             await store.counts()
         await store.close()
@@ -891,7 +893,7 @@ def fork_inside(path: str) -> None:
 
 async def begin(store: SqliteStore, name: str) -> None:
     await store.open()
-    await ask.insert(store, job(name))
+    await requests.insert(store, job(name))
     assert await store.get([name])
 
 
@@ -899,7 +901,7 @@ async def add(store: SqliteStore, name: str) -> None:
     """What a process does that has the store from its parent: it just uses it."""
     if store._open is None:
         await store.open()
-    assert await ask.insert(store, job(name)) == Inserted((name,))
+    assert await requests.insert(store, job(name)) == Inserted((name,))
     assert await store.get([name])
 
 

@@ -9,10 +9,10 @@ import pytest
 from errandry.core.answer import WRITTEN, Answer, Claims
 from errandry.core.command import (
     Beat,
-    Cancel,
+    CancelJobs,
     Claim,
     Command,
-    Complete,
+    CompleteOutcome,
     Insert,
     Note,
     Ref,
@@ -23,8 +23,8 @@ from errandry.core.command import (
 from errandry.core.job import NewJob
 from errandry.core.query import Query
 from errandry.errors import ErrandryError, ReplyLost, StoreClosed
-from errandry.store.committer import Committer
-from errandry.store.memory import MemoryStore
+from errandry.store.engine.committer import Committer
+from errandry.store.memory.driver import MemoryStore
 
 SETTLES, INSERTS, BULK = range(3)
 
@@ -55,7 +55,7 @@ class Tracked(MemoryStore):
 
 
 def is_bulk(command: Command) -> bool:
-    return isinstance(command, Upkeep) or (isinstance(command, Cancel) and command.query is not None)
+    return isinstance(command, Upkeep) or (isinstance(command, CancelJobs) and command.query is not None)
 
 
 def insert(*ids: str) -> Insert:
@@ -63,7 +63,7 @@ def insert(*ids: str) -> Insert:
 
 
 def settle(job: str) -> Settle:
-    return Settle(Ref(job, 1), Complete())
+    return Settle(Ref(job, 1), CompleteOutcome())
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ async def test_what_comes_while_all_tracks_are_at_work_is_written_after_them(sto
 async def test_commands_about_one_job_keep_their_order_across_tracks(store: Tracked) -> None:
     committer = Committer(store)
     store.doors[SETTLES].clear()
-    commands = (settle("a"), Cancel(ids=("a",)), settle("a"))
+    commands = (settle("a"), CancelJobs(ids=("a",)), settle("a"))
     tasks = [asyncio.create_task(committer.submit(command)) for command in commands]
     await turns()
 
@@ -139,13 +139,13 @@ async def test_claims_go_along_but_not_with_what_may_take_long(store: Tracked) -
         return [(Claim(worker="w", nonce=str(len(asked))), asyncio.get_running_loop().create_future())]
 
     committer.join(companion)
-    for command in (settle("a"), insert("b"), Upkeep(), Cancel(query=Query())):
+    for command in (settle("a"), insert("b"), Upkeep(), CancelJobs(query=Query())):
         await committer.submit(command)
 
     kinds = {
         track: [[type(one) for one in each] for each in passes] for track, passes in store.passes.items()
     }
-    assert kinds == {SETTLES: [[Settle, Claim]], INSERTS: [[Insert, Claim]], BULK: [[Upkeep], [Cancel]]}
+    assert kinds == {SETTLES: [[Settle, Claim]], INSERTS: [[Insert, Claim]], BULK: [[Upkeep], [CancelJobs]]}
     await committer.close()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from errandry.errors import InvalidValue
-from errandry.store.memory import MemoryStore
+from errandry.store.memory.driver import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.sqlite.file import Durability
 from errandry.store.url import store_at, without_password

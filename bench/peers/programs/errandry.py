@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from bench.peers.work import BATCH, URL, Put, PutMany, mark
-from errandry import Errandry, Worker, WorkerOptions, loops
+from errandry import Errandry, Worker, WorkerOptions, event_loop
 
 jobs = Errandry(URL if "://" in URL else f"sqlite:///{URL}")
 
@@ -32,4 +32,4 @@ async def bulk() -> AsyncIterator[PutMany]:
 
 def work() -> None:
     """As `errandry worker` does."""
-    loops.run(Worker(jobs, WorkerOptions(concurrency=BATCH)).run(signals=True))
+    event_loop.run(Worker(jobs, WorkerOptions(concurrency=BATCH)).run(signals=True))

@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from errandry.bench.crew import Crew, Hand
-from errandry.bench.place import Broken, Place
-from errandry.bench.report import Figure, curve, latencies, rates
-from errandry.bench.size import Sizes
-from errandry.core.job import Job
+from errandry.bench.bench_store import BenchFailed, BenchStore
+from errandry.bench.report import Measurement, curve, latencies, rates
+from errandry.bench.sizes import Sizes
+from errandry.bench.worker_processes import WorkerProcess, WorkerProcesses
+from errandry.core.job import JobRecord
 from errandry.core.state import State
 from errandry.worker import Worker, WorkerOptions
 
@@ -34,12 +34,12 @@ HAS_PROC = os.path.exists("/proc/self/statm")
 """Whether the system tells of processes there."""
 
 
-class Measuring:
+class BenchRun:
     """A run under way: where, how much, and what has been found so far."""
 
-    def __init__(self, place: Place, sizes: Sizes) -> None:
+    def __init__(self, place: BenchStore, sizes: Sizes) -> None:
         self.place, self.sizes = place, sizes
-        self.figures: list[Figure] = []
+        self.figures: list[Measurement] = []
         self.curves: dict[str, list[float]] = {}
         self._numbers = count()
 
@@ -68,13 +68,13 @@ class Measuring:
 
     def figure(self, part: str, name: str, unit: str, values: list[float]) -> None:
         low, high = min(values), max(values)
-        found = Figure(
+        found = Measurement(
             part=part, name=name, value=median(values), unit=unit, low=low, high=high, better="less"
         )
         self.figures.append(found)
 
 
-async def enqueue(run: Measuring) -> None:
+async def enqueue(run: BenchRun) -> None:
     app, sizes = run.place.app, run.sizes
 
     async def one_by_one(queue: str) -> float:
@@ -105,41 +105,41 @@ async def enqueue(run: Measuring) -> None:
     await run.rounds("enqueue", f"in bulk, {CHUNK:,} a call", bulk)
 
 
-async def drain(run: Measuring) -> None:
+async def drain(run: BenchRun) -> None:
     for workers in (1, 2):
 
         async def once(queue: str, workers: int = workers) -> float:
             await _preload(run.place, queue, run.sizes.drain)
-            async with Crew(run.place) as crew:
+            async with WorkerProcesses(run.place) as crew:
                 hands = await crew.hire(workers, _options(queue, burst=True))
                 for hand in hands:
                     hand.go()
                 shifts = await asyncio.gather(*(hand.shift() for hand in hands))
             left = (await run.place.app.counts()).get(queue, {})
             if left != {State.COMPLETED: run.sizes.drain}:
-                raise Broken(f"{run.sizes.drain} jobs should have been completed, but they are {left}")
+                raise BenchFailed(f"{run.sizes.drain} jobs should have been completed, but they are {left}")
             return run.sizes.drain / (max(s.ended for s in shifts) - min(s.began for s in shifts))
 
         await run.rounds("drain", f"{workers} worker{'s' if workers > 1 else ''}, preloaded", once)
 
 
-async def latency(run: Measuring) -> None:
+async def latency(run: BenchRun) -> None:
     """From the call of enqueue to the handler's first line."""
     queue = run.place.queue("latency-own")
     async with _working_here(run.place, queue):
         await run.latency("latency", "at rest, in one process", _pickups(run, queue))
     queue = run.place.queue("latency")
-    async with Crew(run.place) as crew:
+    async with WorkerProcesses(run.place) as crew:
         await crew.at_work(1, _options(queue))
         await run.latency("latency", "at rest, in another process", _pickups(run, queue))
         await run.latency("latency", f"at {PACE:,.0f} jobs/s", _paced(run, queue))
 
 
-async def cancel(run: Measuring) -> None:
+async def cancel(run: BenchRun) -> None:
     """From the call of cancel to the handler's CancelledError, in another process."""
     queue, waits = run.place.queue("cancel"), []
     idle = run.place.app.tasks["idle"].using(queue=queue)
-    async with Crew(run.place) as crew:
+    async with WorkerProcesses(run.place) as crew:
         await crew.at_work(1, _options(queue))
         for number in range(run.sizes.pickups // 8):
             file = run.place.folder / f"canceled-{number}"
@@ -152,12 +152,12 @@ async def cancel(run: Measuring) -> None:
     run.figure("cancel", "reaches a running handler", "ms", [1e3 * wait for wait in waits])
 
 
-async def recovery(run: Measuring) -> None:
+async def recovery(run: BenchRun) -> None:
     """From the kill -9 of a worker to the first line of the handler it had been running, elsewhere."""
     queue, waits = run.place.queue("recovery"), []
     options = _options(queue)
     linger = run.place.app.tasks["linger"].using(queue=queue)
-    async with Crew(run.place) as crew:
+    async with WorkerProcesses(run.place) as crew:
         await crew.at_work(2, options)
         for _ in range(run.sizes.kills):
             job = await linger.enqueue()
@@ -169,12 +169,12 @@ async def recovery(run: Measuring) -> None:
     run.figure("recovery", "from kill -9 to the next attempt", "s", waits)
 
 
-async def footprint(run: Measuring) -> None:
+async def footprint(run: BenchRun) -> None:
     """What it costs to have it: importing it, and a worker with nothing to do."""
     run.figure("footprint", IMPORT, "ms", [1e3 * took for took in await _imports(run.sizes.starts)])
     if not HAS_PROC:
         return
-    async with Crew(run.place) as crew:
+    async with WorkerProcesses(run.place) as crew:
         [hand] = await crew.at_work(1, _options(run.place.queue("idle")))
         before = _cpu(hand.pid)
         await asyncio.sleep(run.sizes.idle)
@@ -183,8 +183,8 @@ async def footprint(run: Measuring) -> None:
         run.figure("footprint", "idle worker, processor", "% of one", [100 * used])
 
 
-Part = Callable[[Measuring], Awaitable[None]]
-PARTS: dict[str, Part] = {
+Benchmark = Callable[[BenchRun], Awaitable[None]]
+PARTS: dict[str, Benchmark] = {
     "enqueue": enqueue,
     "drain": drain,
     "latency": latency,
@@ -200,13 +200,13 @@ def _options(queue: str, **more: Any) -> WorkerOptions:
     return WorkerOptions(id="bench", queues=(queue,), grace=1.0, **more)
 
 
-async def _preload(place: Place, queue: str, jobs: int) -> None:
+async def _preload(place: BenchStore, queue: str, jobs: int) -> None:
     noop = place.app.tasks["noop"].using(queue=queue)
     for start in range(0, jobs, CHUNK):
         await place.app.enqueue_many([noop.new(i=i) for i in range(start, min(jobs, start + CHUNK))])
 
 
-async def _pickups(run: Measuring, queue: str) -> list[float]:
+async def _pickups(run: BenchRun, queue: str) -> list[float]:
     """One job after the other, each when the one before is long over.
 
     How it went is asked for later: who waits for a result needs the processors that its job needs.
@@ -219,7 +219,7 @@ async def _pickups(run: Measuring, queue: str) -> list[float]:
     return waits
 
 
-async def _paced(run: Measuring, queue: str) -> list[float]:
+async def _paced(run: BenchRun, queue: str) -> list[float]:
     """So many a second, whether or not those before have been enqueued yet."""
     seen, began = run.place.app.tasks["seen"].using(queue=queue), time.perf_counter()
     calls = []
@@ -231,7 +231,7 @@ async def _paced(run: Measuring, queue: str) -> list[float]:
 
 
 @asynccontextmanager
-async def _working_here(place: Place, queue: str) -> AsyncIterator[None]:
+async def _working_here(place: BenchStore, queue: str) -> AsyncIterator[None]:
     worker = Worker(place.app, _options(queue))
     working = asyncio.create_task(worker.run())
     try:
@@ -241,7 +241,7 @@ async def _working_here(place: Place, queue: str) -> AsyncIterator[None]:
         await working
 
 
-async def _running(place: Place, job_id: str) -> Job:
+async def _running(place: BenchStore, job_id: str) -> JobRecord:
     async with asyncio.timeout(PATIENCE):
         while True:
             record = await place.app.record(job_id)
@@ -250,7 +250,7 @@ async def _running(place: Place, job_id: str) -> Job:
             await asyncio.sleep(LOOK)
 
 
-async def _holder(place: Place, crew: Crew, record: Job) -> Hand:
+async def _holder(place: BenchStore, crew: WorkerProcesses, record: JobRecord) -> WorkerProcess:
     pids = {info.beat.worker: info.beat.pid for info in await place.app.workers()}
     return next(hand for hand in crew.hands if hand.pid == pids[record.worker or ""])
 
@@ -301,7 +301,7 @@ class _Stopwatch:
         self.seconds = time.perf_counter() - self._began
 
 
-def chosen(place: Place, names: Sequence[str]) -> tuple[dict[str, Part], dict[str, str]]:
+def chosen(place: BenchStore, names: Sequence[str]) -> tuple[dict[str, Benchmark], dict[str, str]]:
     """The parts of these names that can be measured there, and why the others cannot."""
     wanted = {name: PARTS[name] for name in names}
     if place.is_shared:

@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from errandry import __version__
-from errandry.loops import UVLOOP
+from errandry.event_loop import UVLOOP
 
 FORMAT = 1
 
 
-class Figure(Struct, frozen=True, kw_only=True):
+class Measurement(Struct, frozen=True, kw_only=True):
     """One thing measured.
 
     part    what it belongs to: enqueue, drain, …
@@ -40,7 +40,7 @@ class Figure(Struct, frozen=True, kw_only=True):
     better: Literal["more", "less"] = "more"
 
 
-class Account(Struct, frozen=True, kw_only=True):
+class KindResult(Struct, frozen=True, kw_only=True):
     """One kind of job in a stress test: how many there should be, and how they ended."""
 
     kind: str
@@ -59,7 +59,7 @@ class Stress(Struct, frozen=True, kw_only=True):
     killed: int
     seconds: float
     totals: Mapping[str, int]
-    accounts: Sequence[Account]
+    accounts: Sequence[KindResult]
     faults: Sequence[str]
     timeline: Sequence[tuple[float, Mapping[str, int]]]
 
@@ -102,7 +102,7 @@ class Report(Struct, frozen=True, kw_only=True):
     seconds: float
     machine: Machine
     raw: Mapping[str, float]
-    figures: Sequence[Figure] = ()
+    figures: Sequence[Measurement] = ()
     curves: Mapping[str, Sequence[float]] = {}
     left_out: Mapping[str, str] = {}
     stress: Stress | None = None
@@ -129,11 +129,11 @@ def address(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname or ''}"
 
 
-def rates(part: str, name: str, rounds: Sequence[float], raw: float | None) -> Figure:
+def rates(part: str, name: str, rounds: Sequence[float], raw: float | None) -> Measurement:
     """Jobs a second over some rounds; `raw` is what one raw write took meanwhile."""
     value = median(rounds)
     of_raw = None if raw is None else value * raw
-    return Figure(
+    return Measurement(
         part=part, name=name, value=value, unit="jobs/s", low=min(rounds), high=max(rounds), of_raw=of_raw
     )
 
@@ -144,11 +144,11 @@ def curve(seconds: Sequence[float]) -> list[float]:
     return [1e3 * ordered[round(share / 100 * (len(ordered) - 1))] for share in range(101)]
 
 
-def latencies(part: str, name: str, seconds: Sequence[float], raw: float | None) -> list[Figure]:
+def latencies(part: str, name: str, seconds: Sequence[float], raw: float | None) -> list[Measurement]:
     """p50, p95 and p99 of these."""
     marks = curve(seconds)
     return [
-        Figure(
+        Measurement(
             part=part,
             name=f"{name}, p{share}",
             value=marks[share],

@@ -6,20 +6,20 @@ from contextlib import asynccontextmanager
 from statistics import quantiles
 from typing import Any
 
-from errandry.bench.measure import PARTS, Measuring, chosen
-from errandry.bench.place import Place, place
+from errandry.bench.bench_store import BenchStore, place
+from errandry.bench.measure import PARTS, BenchRun, chosen
 from errandry.bench.report import Report, address, machine, now
-from errandry.bench.size import FULL, QUICK
+from errandry.bench.sizes import FULL, QUICK
 from errandry.bench.stress import stress
 from errandry.errors import InvalidValue
 
-Tell = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
-async def measured(url: str | None, quick: bool, parts: Sequence[str], tell: Tell) -> Report:
+async def measured(url: str | None, quick: bool, parts: Sequence[str], tell: ReportProgress) -> Report:
     """Measure these parts, or all, of the store at `url`, or of one made for it."""
     async with _started(url, quick) as (where, report):
-        run = Measuring(where, QUICK if quick else FULL)
+        run = BenchRun(where, QUICK if quick else FULL)
         possible, left_out = chosen(where, parts or tuple(PARTS))
         for number, (name, part) in enumerate(possible.items(), 1):
             tell(f"{name} ({number} of {len(possible)})")
@@ -27,7 +27,7 @@ async def measured(url: str | None, quick: bool, parts: Sequence[str], tell: Tel
         return report(figures=run.figures, curves=run.curves, left_out=left_out)
 
 
-async def stressed(url: str | None, jobs: int, tell: Tell) -> Report:
+async def stressed(url: str | None, jobs: int, tell: ReportProgress) -> Report:
     """The stress test alone."""
     async with _started(url, quick=False) as (where, report):
         if not where.is_shared:
@@ -38,7 +38,7 @@ async def stressed(url: str | None, jobs: int, tell: Tell) -> Report:
 
 
 @asynccontextmanager
-async def _started(url: str | None, quick: bool) -> AsyncIterator[tuple[Place, Callable[..., Report]]]:
+async def _started(url: str | None, quick: bool) -> AsyncIterator[tuple[BenchStore, Callable[..., Report]]]:
     """The place of a run, and its report as far as it does not depend on what is found."""
     at, began = now(), time.monotonic()
     async with place(url) as where:

@@ -11,14 +11,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from errandry.bench.crew import Crew
-from errandry.bench.place import PREFIX, Place
-from errandry.bench.report import Account, Stress
-from errandry.bench.task import SPAWNED
-from errandry.core.job import Job
+from errandry.api.task import Call
+from errandry.bench.bench_store import PREFIX, BenchStore
+from errandry.bench.report import KindResult, Stress
+from errandry.bench.tasks import SPAWNED
+from errandry.bench.worker_processes import WorkerProcesses
+from errandry.core.job import JobRecord
 from errandry.core.query import quoted
 from errandry.core.state import TERMINAL, Reason, State
-from errandry.task import Request
 from errandry.worker import WorkerOptions
 
 JOBS = 120_000
@@ -40,7 +40,7 @@ POINTS = 300
 """So many of the moments that were looked at are kept, to draw."""
 
 
-class Kind(Struct, frozen=True):
+class StressJobKind(Struct, frozen=True):
     """So many of a hundred jobs, the task they are, what they are given, and what must become of them."""
 
     rule: str
@@ -49,70 +49,70 @@ class Kind(Struct, frozen=True):
     state: State
     arguments: Callable[[int], dict[str, Any]]
     options: Callable[[int], dict[str, Any]] = lambda _n: {"max_attempts": OFTEN}
-    fault: Callable[[Job, int], str | None] = lambda _job, _n: None
+    fault: Callable[[JobRecord, int], str | None] = lambda _job, _n: None
 
 
-def _failed_times(job: Job) -> int:
+def _failed_times(job: JobRecord) -> int:
     return sum(error.kind is Reason.ERROR for error in job.errors)
 
 
-def _result(job: Job, number: int) -> str | None:
+def _result(job: JobRecord, number: int) -> str | None:
     return None if job.result == str(number) else f"its result is {job.result}, not {number}"
 
 
-def _stumbled(job: Job, number: int) -> str | None:
+def _stumbled(job: JobRecord, number: int) -> str | None:
     times = 1 + number % 2
     if _failed_times(job) != times:
         return f"it failed {_failed_times(job)} times before, not {times}"
     return _result(job, number)
 
 
-def _exhausted(job: Job, _number: int) -> str | None:
+def _exhausted(job: JobRecord, _number: int) -> str | None:
     return None if job.attempts == ATTEMPTS else f"it was tried {job.attempts} times, not {ATTEMPTS}"
 
 
-def _given_up(job: Job, number: int) -> str | None:
+def _given_up(job: JobRecord, number: int) -> str | None:
     said = job.errors[-1].message if job.errors else ""
     return None if said == f"{number} cannot be done" else f"it failed with {said!r}"
 
 
 # fmt: off
-KINDS: Mapping[str, Kind] = {
-    "plain": Kind(
+KINDS: Mapping[str, StressJobKind] = {
+    "plain": StressJobKind(
         "completes", 54, "work", State.COMPLETED,
         lambda n: {"i": n, "seconds": 0.0}, fault=_result,
     ),
-    "slow": Kind(
+    "slow": StressJobKind(
         "completes after half a second", 1, "work", State.COMPLETED,
         lambda n: {"i": n, "seconds": 0.5}, fault=_result,
     ),
-    "flaky": Kind(
+    "flaky": StressJobKind(
         "completes after one or two failures", 20, "stumble", State.COMPLETED,
         lambda n: {"i": n, "times": 1 + n % 2}, fault=_stumbled,
     ),
-    "failing": Kind(
+    "failing": StressJobKind(
         f"fails after {ATTEMPTS} attempts", 5, "stumble", State.FAILED,
         lambda n: {"i": n, "times": ATTEMPTS}, lambda _n: {"max_attempts": ATTEMPTS}, fault=_exhausted,
     ),
-    "hopeless": Kind(
+    "hopeless": StressJobKind(
         "fails at once", 5, "give_up", State.FAILED,
         lambda n: {"i": n}, fault=_given_up,
     ),
-    "scheduled": Kind(
+    "scheduled": StressJobKind(
         f"completes, at most {LATER:g} s later", 10, "work", State.COMPLETED,
         lambda n: {"i": n, "seconds": 0.0},
         lambda n: {"max_attempts": OFTEN, "delay": 0.5 + n % 100 / 100 * (LATER - 0.5)}, fault=_result,
     ),
-    "spawning": Kind(
+    "spawning": StressJobKind(
         f"completes, and enqueues {SPAWNED} more", 3, "spawn", State.COMPLETED,
         lambda n: {"i": n}, fault=_result,
     ),
-    "canceled": Kind(
+    "canceled": StressJobKind(
         "is canceled before its hour has come", 2, "work", State.CANCELED,
         lambda n: {"i": n, "seconds": 0.0}, lambda _n: {"delay": 3_600.0},
     ),
 }
-SPAWN = Kind("completes", 0, "noop", State.COMPLETED, lambda n: {"i": n}, fault=_result)
+SPAWN = StressJobKind("completes", 0, "noop", State.COMPLETED, lambda n: {"i": n}, fault=_result)
 # fmt: on
 MIX = [name for name, kind in KINDS.items() for _ in range(kind.share)]
 
@@ -132,10 +132,10 @@ def expected(jobs: int) -> dict[str, str]:
     return found
 
 
-async def stress(place: Place, jobs: int, tell: Callable[[str], None]) -> Stress:
+async def stress(place: BenchStore, jobs: int, tell: Callable[[str], None]) -> Stress:
     """Enqueue them all while workers work and are killed; then look at every one."""
-    wanted, course = expected(jobs), _Course()
-    async with Crew(place) as crew:
+    wanted, course = expected(jobs), _StressRun()
+    async with WorkerProcesses(place) as crew:
         await crew.at_work(WORKERS, _options())
         enqueueing = asyncio.create_task(enqueue(place, jobs))
         watching = asyncio.create_task(course.watch(place, crew, len(wanted), tell))
@@ -161,7 +161,7 @@ async def stress(place: Place, jobs: int, tell: Callable[[str], None]) -> Stress
     )
 
 
-class _Course:
+class _StressRun:
     """How it goes: what is in which state when, and the workers that were killed."""
 
     def __init__(self) -> None:
@@ -173,7 +173,9 @@ class _Course:
     def seconds(self) -> float:
         return time.monotonic() - self._began
 
-    async def watch(self, place: Place, crew: Crew, jobs: int, tell: Callable[[str], None]) -> None:
+    async def watch(
+        self, place: BenchStore, crew: WorkerProcesses, jobs: int, tell: Callable[[str], None]
+    ) -> None:
         """Until all have finished, or nothing happens any more. Kill a worker now and then."""
         finished, last = -1, self.seconds
         while finished < jobs and self.seconds - last < STUCK:
@@ -194,7 +196,7 @@ def _options() -> WorkerOptions:
     return WorkerOptions(id="bench", queues=tuple(_queues()), grace=1.0)
 
 
-async def enqueue(place: Place, jobs: int) -> None:
+async def enqueue(place: BenchStore, jobs: int) -> None:
     for start in range(0, jobs, CHUNK):
         numbers = range(start, min(jobs, start + CHUNK))
         await place.app.enqueue_many([_request(place, number) for number in numbers])
@@ -202,13 +204,13 @@ async def enqueue(place: Place, jobs: int) -> None:
         await place.app.cancel(query=f"queue:{quoted(queue)} state:scheduled due>+10m")
 
 
-def _request(place: Place, number: int) -> Request[Any]:
+def _request(place: BenchStore, number: int) -> Call[Any]:
     kind = KINDS[kind_of(number)]
     options = {"id": _id(number), "queue": _queue(number), "max_crashes": OFTEN, **kind.options(number)}
     return place.app.tasks[kind.task].using(**options).new(**kind.arguments(number))
 
 
-async def _states(place: Place) -> dict[str, int]:
+async def _states(place: BenchStore) -> dict[str, int]:
     states = Counter[str]()
     for queue, found in (await place.app.counts()).items():
         if queue.startswith(f"{PREFIX}stress-"):
@@ -216,7 +218,7 @@ async def _states(place: Place) -> dict[str, int]:
     return dict(states)
 
 
-async def _totals(place: Place) -> dict[str, int]:
+async def _totals(place: BenchStore) -> dict[str, int]:
     totals = Counter[str]()
     for queue, found in (await place.app.totals()).items():
         if queue.startswith(f"{PREFIX}stress-"):
@@ -232,7 +234,7 @@ def conserved(totals: Mapping[str, int], jobs: int) -> Iterator[str]:
         yield f"{totals.get('inserted', 0):,} inserted, {found}: all should be {jobs:,}"
 
 
-async def accounted(place: Place, wanted: Mapping[str, str]) -> tuple[list[Account], list[str]]:
+async def accounted(place: BenchStore, wanted: Mapping[str, str]) -> tuple[list[KindResult], list[str]]:
     """What became of each kind, and what is not as it should be."""
     left, faults = dict(wanted), []
     states = {name: Counter[str]() for name in (*KINDS, "spawned")}
@@ -250,7 +252,7 @@ async def accounted(place: Place, wanted: Mapping[str, str]) -> tuple[list[Accou
     wrong.update(left.values())
     counts = Counter(wanted.values())
     return [
-        Account(
+        KindResult(
             kind=name,
             rule=KINDS.get(name, SPAWN).rule,
             expected=counts[name],
@@ -261,13 +263,13 @@ async def accounted(place: Place, wanted: Mapping[str, str]) -> tuple[list[Accou
     ], faults
 
 
-def _fault(job: Job, kind: Kind) -> str | None:
+def _fault(job: JobRecord, kind: StressJobKind) -> str | None:
     if job.state is not kind.state:
         return f"it is {job.state}"
     return kind.fault(job, _number(job.id))
 
 
-async def _all(place: Place) -> AsyncIterator[Job]:
+async def _all(place: BenchStore) -> AsyncIterator[JobRecord]:
     for queue in _queues():
         cursor = None
         while True:

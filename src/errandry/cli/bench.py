@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from errandry import loops
+from errandry import event_loop
 from errandry.cli import table
-from errandry.cli.command import Command
+from errandry.cli.command import CliCommand
+from errandry.cli.param_types import NAMES
 from errandry.cli.session import Session
 from errandry.cli.table import Cell, Column
-from errandry.cli.value import NAMES
 
 if TYPE_CHECKING:
     from errandry.bench.report import Report, Stress
@@ -29,7 +29,7 @@ EVERY = 10.0
 """How often numbers that rise are said where they cannot be written over each other."""
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--quick", is_flag=True, help="Less of everything: about half a minute, not two.")
 @click.option("--only", type=NAMES, metavar="PART,…", help="Only these parts, such as enqueue,drain.")
 @click.option("--stress", is_flag=True, help="Instead: 120,000 jobs of all kinds, workers killed meanwhile.")
@@ -70,7 +70,7 @@ def bench(
         _must_be_writable(Path(document).parent)
     if plots is not None:
         _must_be_writable(plots)
-    from errandry.bench.place import Broken
+    from errandry.bench.bench_store import BenchFailed
     from errandry.bench.run import measured, stressed
     from errandry.bench.stress import JOBS
 
@@ -81,8 +81,8 @@ def bench(
             else measured(session.url, quick, only or (), tell)
         )
         try:
-            report = loops.run(_stoppable(run))
-        except Broken as error:
+            report = event_loop.run(_stoppable(run))
+        except BenchFailed as error:
             raise click.ClickException(str(error)) from None
         except TimeoutError:
             why = (
@@ -215,7 +215,7 @@ def _accounts(session: Session, found: "Stress") -> None:
     heads = [Column("KIND"), Column("RULE", gives=True), Column("JOBS", right=True)]
     states = ("completed", "failed", "canceled")
     heads += [Column(state.upper(), right=True) for state in (*states, "wrong")]
-    rows: list[table.Row] = []
+    rows: list[table.TableRow] = []
     for one in found.accounts:
         ends = [f"{one.states[state]:,}" if state in one.states else "" for state in states]
         wrong = Cell(f"{one.wrong:,}", "red" if one.wrong else "green")
@@ -241,7 +241,7 @@ def amount(value: float) -> str:
 
 
 def _drawn(session: Session, report: "Report", folder: Path) -> None:
-    from errandry.bench.drawing import drawings
+    from errandry.bench.charts import drawings
 
     for name, text in drawings(report).items():
         _write(folder / name, text)

@@ -17,7 +17,7 @@ MINUS = "\0"
 """Stands before a term with a minus, which would be taken for an option. No argument can contain it."""
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     """A command that also takes the common options after its name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,10 +38,10 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
 
-class Group(click.Group):
+class CliGroup(click.Group):
     """Commands that belong together."""
 
-    command_class = Command
+    command_class = CliCommand
     group_class = type
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

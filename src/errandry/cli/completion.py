@@ -2,10 +2,10 @@
 
 import click
 
-from errandry.cli.command import Command
+from errandry.cli.command import CliCommand
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:

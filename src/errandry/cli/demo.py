@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from errandry.cli.command import Command
+from errandry.cli.command import CliCommand
+from errandry.cli.param_types import LENGTH
 from errandry.cli.session import Session
 from errandry.cli.text import clean, fitted
-from errandry.cli.value import LENGTH
 from errandry.core.duration import seconds
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ LAST_WORDS = 20
 MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("·", "bright_black")}
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--for", "length", type=LENGTH, help="End after so long (without a terminal: 20s).")
 @click.option("--keep", metavar="FILE", help="Keep the jobs in a new SQLite file, to look around in later.")
 def demo(length: str | None, keep: str | None) -> int:
@@ -113,10 +113,10 @@ async def _picture(session: Session, story: "Story", began: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from errandry.cli.top import Keys, View
+    from errandry.cli.top import Keys, TopView
     from errandry.demo import shop
 
-    view, keys = View(session, shop.jobs.url or ""), Keys()
+    view, keys = TopView(session, shop.jobs.url or ""), Keys()
     console = Console(no_color=not session.has_color, highlight=False)
     with (
         keys.read(),

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from errandry.cli.command import Group
+from errandry.cli.bulk_action import Action, asking, operate, rerunning
+from errandry.cli.command import CliGroup
+from errandry.cli.job_arguments import JobTarget, ids_of, query, target
 from errandry.cli.jobs import limited, print_jobs, unlimited
-from errandry.cli.operate import Action, asking, operate, rerunning
 from errandry.cli.session import Session, client
-from errandry.cli.target import Target, ids_of, query, target
 from errandry.core.state import State
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 some = click.argument("jobs_or_query", nargs=-1, metavar="[ID... | QUERY...]")
 whole = click.option("--query", "text", metavar="QUERY", help="The query in one piece.")
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def dlq() -> None:
     """See to the jobs that failed for good, the dead letters.
 
@@ -80,16 +80,16 @@ async def purge(
     return await operate(session, app, meant, Action(app.remove, "removed"), **asked)
 
 
-async def _meant(app: "Errandry", words: Sequence[str], text: str | None) -> Target:
+async def _meant(app: "Errandry", words: Sequence[str], text: str | None) -> JobTarget:
     """Failed jobs only, whatever else is said of them."""
-    meant = target([*words, *filter(None, [text])]) if words or text else Target(query="")
+    meant = target([*words, *filter(None, [text])]) if words or text else JobTarget(query="")
     if meant.query is not None:
-        return Target(query=_failed([meant.query] if meant.query else []))
+        return JobTarget(query=_failed([meant.query] if meant.query else []))
     ids = await ids_of(app, meant.ids)
     for job in await app.engine.call(app.store.get, list(ids)):
         if job is not None and job.state is not State.FAILED:
             raise click.ClickException(f"job {job.id} is {job.state}, not failed: see errandry jobs")
-    return Target(ids=ids)
+    return JobTarget(ids=ids)
 
 
 def _failed(terms: Sequence[str]) -> str:

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 import click
 
 from errandry import __version__
-from errandry.cli.command import Command
+from errandry.cli.command import CliCommand
 from errandry.cli.metrics import exposed
 from errandry.cli.session import Session, client
 from errandry.cli.text import number, one_line
 from errandry.cli.workers import is_gone
 from errandry.core.command import WorkerInfo
 from errandry.core.duration import rough
-from errandry.core.job import Job
-from errandry.core.schedule import BY_ITSELF, Schedule
+from errandry.core.job import JobRecord
+from errandry.core.schedule import BY_ITSELF, ScheduleRecord
 from errandry.core.state import State
-from errandry.core.why import SILENT
+from errandry.core.why import SILENT_AFTER
 from errandry.errors import ErrandryError
 from errandry.store.contract import QueueInfo
 from errandry.store.health import Finding, Grade
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 LATE = 60.0
 """So long after its end, a lease should have been noticed by someone."""
@@ -41,7 +41,7 @@ PENDING = (State.WAITING, State.CLAIMED, State.RUNNING)
 COLORS = {Grade.GOOD: "green", Grade.NOTE: "yellow", Grade.WRONG: "red"}
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--metrics", is_flag=True, help="Print figures for Prometheus instead.")
 @client
 async def doctor(session: Session, jobs: "Errandry", metrics: bool) -> int:
@@ -92,7 +92,7 @@ async def _examined(jobs: "Errandry") -> AsyncIterator[Finding]:
 
 async def _store(jobs: "Errandry") -> list[Finding]:
     """What the store knows of itself."""
-    return await jobs.engine.call(jobs.store.examine)
+    return await jobs.engine.call(jobs.store.diagnose)
 
 
 async def _people(jobs: "Errandry") -> list[Finding]:
@@ -107,7 +107,7 @@ async def _people(jobs: "Errandry") -> list[Finding]:
 
 
 def _workers(infos: list[WorkerInfo], pending: int, now: float) -> Iterator[Finding]:
-    lost = [info.beat.worker for info in infos if now - info.seen_at > SILENT or is_gone(info)]
+    lost = [info.beat.worker for info in infos if now - info.seen_at > SILENT_AFTER or is_gone(info)]
     if lost:
         text = f"{number(len(lost), 'worker')} died or fell silent: {', '.join(lost[:5])}"
         yield Finding(Grade.NOTE, "workers", text, "what they ran goes to others; see why they ended")
@@ -130,7 +130,7 @@ def _queue(info: QueueInfo, now: float) -> Iterator[Finding]:
         yield Finding(Grade.NOTE, "queue", text, "errandry why says what holds it up")
 
 
-def _schedules(found: list[Schedule], now: float) -> Iterator[Finding]:
+def _schedules(found: list[ScheduleRecord], now: float) -> Iterator[Finding]:
     """Those that tick, and those that do not though nobody wanted that."""
     broken = [one for one in found if one.paused is not None and one.paused.by.startswith(BY_ITSELF)]
     for one in broken:
@@ -146,7 +146,7 @@ def _schedules(found: list[Schedule], now: float) -> Iterator[Finding]:
         yield Finding(Grade.GOOD, "schedules", f"{number(len(ticking), 'schedule')} in time{more}")
 
 
-def _leases(held: list[Job], now: float) -> Iterator[Finding]:
+def _leases(held: list[JobRecord], now: float) -> Iterator[Finding]:
     stuck = [job for job in held if (job.lease_until or now) < now - LATE]
     if stuck:
         text = f"{number(len(stuck), 'job')} held under leases that ran out over a minute ago"

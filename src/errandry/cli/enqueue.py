@@ -4,24 +4,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from errandry.cli import record
-from errandry.cli.command import Command
+from errandry.api.unique_options import UniqueOptions
+from errandry.cli import job_view
+from errandry.cli.command import CliCommand
+from errandry.cli.param_types import AT, LENGTH, arguments, read_document
 from errandry.cli.session import Session, maker
 from errandry.cli.text import ago
-from errandry.cli.value import AT, LENGTH, arguments, read_document
 from errandry.core.state import TERMINAL, State
 from errandry.core.unique import Conflict
 from errandry.errors import UnknownTask
-from errandry.unique import Unique
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 
 UNIQUE = {"unique": "key", "unique_for": "scope", "on_conflict": "on_conflict"}
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("task")
 @click.option("--json", "given", metavar="OBJECT", help='The arguments: {"to": "ada"}; - reads stdin.')
 @click.option("--queue", help="The queue it goes to.")
@@ -73,7 +73,7 @@ async def enqueue(
         raise UnknownTask(task, tuple(sorted(jobs.tasks)))
     chosen = {name: value for name, value in options.items() if value is not None}
     if unique := {name: chosen.pop(option) for option, name in UNIQUE.items() if option in chosen}:
-        chosen["unique"] = Unique(**unique)
+        chosen["unique"] = UniqueOptions(**unique)
     if (last := chosen.pop("keep_last", None)) is not None:
         spans = dict.fromkeys(map(str, TERMINAL), chosen["keep"]) if "keep" in chosen else {}
         chosen["keep"] = {**spans, "last": last}
@@ -83,7 +83,7 @@ async def enqueue(
         chosen["metadata"] = read_document("--metadata", metadata)
     job = await jobs.enqueue(task, {} if given is None else arguments(given), **chosen)
     if session.json:
-        session.data(record.as_data((await job.refresh()).record, jobs.codec))
+        session.data(job_view.as_data((await job.refresh()).record, jobs.codec))
         return
     session.print(job.id)
     stored = job.record

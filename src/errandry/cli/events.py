@@ -5,31 +5,31 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import to_builtins
 
-from errandry.cli.command import Command
+from errandry.cli.command import CliCommand
+from errandry.cli.job_arguments import id_of
 from errandry.cli.session import Session, client
-from errandry.cli.target import id_of
 from errandry.cli.text import local, one_line, short_id
-from errandry.core.event import Filter, Kind
-from errandry.store.contract import Happened
+from errandry.core.event import EventFilter, EventKind
+from errandry.store.contract import EventEntry
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 PAGE = 10_000
 COLORS = {
-    Kind.COMPLETED: "green",
-    Kind.FAILED: "red",
-    Kind.STALLED: "red",
-    Kind.ERROR: "red",
-    Kind.RETRYING: "yellow",
-    Kind.PAUSED: "yellow",
-    Kind.ACTIVE: "cyan",
-    Kind.CANCELED: "bright_black",
-    Kind.REMOVED: "bright_black",
+    EventKind.COMPLETED: "green",
+    EventKind.FAILED: "red",
+    EventKind.STALLED: "red",
+    EventKind.EVENTS_MISSED: "red",
+    EventKind.RETRYING: "yellow",
+    EventKind.PAUSED: "yellow",
+    EventKind.STARTED: "cyan",
+    EventKind.CANCELED: "bright_black",
+    EventKind.REMOVED: "bright_black",
 }
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on.")
 @click.option(
     "--limit", type=click.IntRange(0), default=50, show_default=True, help="So many of the last ones."
@@ -39,7 +39,7 @@ COLORS = {
     "--kind",
     "kinds",
     multiple=True,
-    type=click.Choice([str(kind) for kind in Kind]),
+    type=click.Choice([str(kind) for kind in EventKind]),
     metavar="KIND",
     help="Only such events, as failed; may be repeated.",
 )
@@ -57,7 +57,7 @@ async def events(
     **only: tuple[str, ...],
 ) -> None:
     """Print what happened lately, and with --follow what happens, until Ctrl-C."""
-    wanted = Filter(**only, jobs=() if job is None else (await id_of(jobs, job),))
+    wanted = EventFilter(**only, jobs=() if job is None else (await id_of(jobs, job),))
     cursor = await _print_past(session, jobs, wanted, None if after else limit, after)
     if follow:
         async for happened in jobs.events(after=cursor):
@@ -66,7 +66,7 @@ async def events(
 
 
 async def _print_past(
-    session: Session, jobs: "Errandry", wanted: Filter, limit: int | None, after: str | None
+    session: Session, jobs: "Errandry", wanted: EventFilter, limit: int | None, after: str | None
 ) -> str:
     """The last events, or all after a cursor; returns where they end."""
     if limit is None:
@@ -78,11 +78,13 @@ async def _print_past(
     return end
 
 
-async def _last(session: Session, jobs: "Errandry", wanted: Filter, limit: int) -> tuple[list[Happened], str]:
+async def _last(
+    session: Session, jobs: "Errandry", wanted: EventFilter, limit: int
+) -> tuple[list[EventEntry], str]:
     """Go back further and further until there are enough, or no more."""
     back, oldest = limit, ""
     while True:
-        start = await jobs.head(back)
+        start = await jobs.latest_cursor(back)
         found, end = await _since(session, jobs, wanted, start)
         if len(found) >= limit or start == oldest:
             return found[len(found) - limit :] if len(found) > limit else found, end
@@ -90,9 +92,9 @@ async def _last(session: Session, jobs: "Errandry", wanted: Filter, limit: int) 
 
 
 async def _since(
-    session: Session, jobs: "Errandry", wanted: Filter, after: str | None
-) -> tuple[list[Happened], str]:
-    found: list[Happened] = []
+    session: Session, jobs: "Errandry", wanted: EventFilter, after: str | None
+) -> tuple[list[EventEntry], str]:
+    found: list[EventEntry] = []
     while True:
         page = await jobs.engine.call(jobs.store.events, after, PAGE)
         if page.missed:
@@ -103,7 +105,7 @@ async def _since(
             return found, page.cursor
 
 
-def _print(session: Session, happened: Happened) -> None:
+def _print(session: Session, happened: EventEntry) -> None:
     event = happened.event
     if session.json:
         session.data({"cursor": happened.cursor, "at": happened.at, **to_builtins(event)})

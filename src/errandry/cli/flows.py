@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from errandry.cli import table
-from errandry.cli.command import Group
+from errandry.cli.command import CliGroup
+from errandry.cli.job_arguments import id_of, query
+from errandry.cli.job_view import COLORS
 from errandry.cli.jobs import limited, print_pages, unlimited
-from errandry.cli.record import COLORS
 from errandry.cli.session import Session, client
 from errandry.cli.table import Cell, Column
-from errandry.cli.target import id_of, query
 from errandry.cli.text import ago, clean, number
-from errandry.core.flow import Link
-from errandry.core.job import Job
+from errandry.core.flow import EdgeRecord
+from errandry.core.job import JobRecord
 from errandry.core.state import State
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 
 FIELDS = ("id", "task", "queue", "state", "children", "created_at")
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def flows() -> None:
     """See which jobs wait for which, and how far they are."""
 
@@ -41,7 +41,7 @@ async def ls(
     """List flows by the job that all others of each lead to, newest first, and how far they are."""
     now = await jobs.now()
 
-    def show(found: Sequence[Job], titles: bool) -> None:
+    def show(found: Sequence[JobRecord], titles: bool) -> None:
         if session.json:
             for job in found:
                 session.data({**{name: getattr(job, name) for name in FIELDS}, "ended": _ended(job)})
@@ -64,7 +64,7 @@ async def ls(
         session.talk("No flow matches." if terms else "There are no flows.")
 
 
-def _ended(job: Job) -> int:
+def _ended(job: JobRecord) -> int:
     """How many of its children have: all, unless it waits for some."""
     return job.children - (job.open_children if job.state is State.BLOCKED else 0)
 
@@ -105,7 +105,7 @@ async def show(session: Session, jobs: "Errandry", job_id: str, limit: int) -> N
         left += [(depth + 1, one, link.child, link.task, states[link.child]) for link in reversed(shown)]
 
 
-async def _states(jobs: "Errandry", links: list[Link]) -> dict[str, str]:
+async def _states(jobs: "Errandry", links: list[EdgeRecord]) -> dict[str, str]:
     """How each child is, or was when its record was last there."""
     found = await jobs.engine.call(jobs.store.get, [link.child for link in links]) if links else []
     return {
@@ -114,7 +114,7 @@ async def _states(jobs: "Errandry", links: list[Link]) -> dict[str, str]:
     }
 
 
-def _line(session: Session, job_id: str, task: str, state: str, links: list[Link]) -> str:
+def _line(session: Session, job_id: str, task: str, state: str, links: list[EdgeRecord]) -> str:
     color = COLORS[State(state)] if state in tuple(State) else None
     words = [session.style(state, color), clean(task), clean(job_id)]
     if links:

@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import to_builtins
 
-from errandry.cli import gate, table
-from errandry.cli.command import Group
+from errandry.cli import pausing, table
+from errandry.cli.command import CliGroup
 from errandry.cli.session import Session, client
 from errandry.cli.table import Cell, Column
 from errandry.core.duration import rough
 from errandry.store.contract import GroupInfo
-from errandry.store.local import COUNTED
+from errandry.store.table_store import COUNTED
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def groups() -> None:
     """See the groups of queues, how many of their jobs wait and run, and what limits them."""
 
@@ -57,5 +57,5 @@ def _row(info: GroupInfo, now: float) -> tuple[str | Cell, ...]:
         f"{info.held:,}" if info.limit is None else f"{info.held:,} of {info.limit:,}",
         "" if info.rate is None else str(info.rate),
         "" if weight is None else f"{weight:g}",
-        Cell(gate.said(one.paused, now) or rests, "yellow"),
+        Cell(pausing.said(one.paused, now) or rests, "yellow"),
     )

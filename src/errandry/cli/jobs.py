@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import to_builtins
 
-from errandry.cli import record
-from errandry.cli.command import Group
-from errandry.cli.operate import Action, asking, operate, rerunning
+from errandry.cli import job_view
+from errandry.cli.bulk_action import Action, asking, operate, rerunning
+from errandry.cli.command import CliGroup
+from errandry.cli.job_arguments import id_of, ids_of, query, target
+from errandry.cli.param_types import AT, LENGTH, arguments, read_document
 from errandry.cli.session import Session, client
-from errandry.cli.target import id_of, ids_of, query, target
 from errandry.cli.text import number
-from errandry.cli.value import AT, LENGTH, arguments, read_document
-from errandry.core.event import Kind
-from errandry.core.job import Job
+from errandry.core.event import EventKind
+from errandry.core.job import JobRecord
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 PAGE_MAX = 1_000
 
@@ -29,7 +29,7 @@ many = click.argument("jobs_or_query", nargs=-1, metavar="ID... | QUERY...")
 under = click.option("--flow", is_flag=True, help="And all jobs that they wait for.")
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def jobs() -> None:
     """Look at jobs, and do something to them.
 
@@ -63,12 +63,12 @@ async def print_jobs(session: Session, app: "Errandry", text: str, limit: int | 
     """The newest jobs that match, as many as wanted."""
     columns, now = shutil.get_terminal_size().columns, await app.now()
 
-    def show(jobs: Sequence[Job], titles: bool) -> None:
+    def show(jobs: Sequence[JobRecord], titles: bool) -> None:
         if session.json:
             for job in jobs:
-                session.data(record.as_data(job, app.codec))
+                session.data(job_view.as_data(job, app.codec))
         else:
-            record.listed(session, jobs, now, columns, titles)
+            job_view.listed(session, jobs, now, columns, titles)
 
     if not await print_pages(session, app, text, limit, show, "job"):
         session.talk("No job matches." if text else "There are no jobs.")
@@ -79,7 +79,7 @@ async def print_pages(
     app: "Errandry",
     text: str,
     limit: int | None,
-    show: Callable[[Sequence[Job], bool], None],
+    show: Callable[[Sequence[JobRecord], bool], None],
     noun: str,
 ) -> int:
     """Show the newest that match, page by page, the first one with titles; how many there were."""
@@ -108,11 +108,11 @@ async def show(session: Session, app: "Errandry", ids: tuple[str, ...]) -> None:
     for index, job_id in enumerate(await ids_of(app, ids)):
         job = await app.record(job_id)
         if session.json:
-            session.data(record.as_data(job, app.codec))
+            session.data(job_view.as_data(job, app.codec))
             continue
         if index:
             session.print()
-        record.in_full(session, job, app.codec, await app.now())
+        job_view.in_full(session, job, app.codec, await app.now())
 
 
 @jobs.command("logs")
@@ -122,7 +122,7 @@ async def show(session: Session, app: "Errandry", ids: tuple[str, ...]) -> None:
 async def logs(session: Session, app: "Errandry", job_id: str, follow: bool) -> None:
     """Print what a job has logged."""
     job_id = await id_of(app, job_id)
-    after = await app.head()
+    after = await app.latest_cursor()
     job = await app.record(job_id)
     if not job.logs:
         session.talk("Nothing was logged yet." if follow and not job.finished else "Nothing was logged.")
@@ -132,7 +132,7 @@ async def logs(session: Session, app: "Errandry", job_id: str, follow: bool) -> 
     async for happened in app.events(after=after):
         if happened.event.job != job_id:
             continue
-        if happened.event.kind is Kind.REMOVED:
+        if happened.event.kind is EventKind.REMOVED:
             return
         before, job = job, await app.record(job_id)
         seen = job.logs.index(before.logs[-1]) + 1 if before.logs and before.logs[-1] in job.logs else 0
@@ -153,9 +153,9 @@ async def steps(session: Session, app: "Errandry", job_id: str) -> None:
     found = await app.steps(await id_of(app, job_id))
     if session.json:
         for step in found:
-            session.data({**to_builtins(step), "result": record.read_result(step)})
+            session.data({**to_builtins(step), "result": job_view.read_result(step)})
     elif found:
-        record.print_steps(session, found, await app.now())
+        job_view.print_steps(session, found, await app.now())
     else:
         session.talk("It has no steps.")
 
@@ -179,12 +179,12 @@ async def signal(session: Session, app: "Errandry", job_id: str, name: str, give
         session.print("The job was told." if is_new else "The job had been told before: that stays.")
 
 
-def _print_logs(session: Session, job: Job, after: int = 0) -> None:
+def _print_logs(session: Session, job: JobRecord, after: int = 0) -> None:
     if session.json:
         for line in job.logs[after:]:
             session.data(to_builtins(line))
         return
-    for text in record.log_lines(session, job, after):
+    for text in job_view.log_lines(session, job, after):
         session.print(text)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from errandry import __version__
-from errandry.cli.command import Group
+from errandry.cli.command import CliGroup
 from errandry.cli.config import configured
 from errandry.cli.text import clean
 from errandry.errors import ErrandryError, QueryError, StoreUnavailable
@@ -48,7 +48,7 @@ CODES: Mapping[type[ErrandryError], int] = {QueryError: 2, StoreUnavailable: 75}
 INTERRUPTED = 130
 
 
-class Root(Group):
+class Root(CliGroup):
     """`errandry` itself."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from errandry.core.why import SILENT
+from errandry.core.why import SILENT_AFTER
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 
 async def exposed(jobs: "Errandry") -> str:
@@ -57,7 +57,7 @@ async def _of_workers(jobs: "Errandry") -> list["Metric"]:
     from prometheus_client.core import GaugeMetricFamily
 
     now = await jobs.now()
-    alive = [info.beat for info in await jobs.workers() if now - info.seen_at <= SILENT]
+    alive = [info.beat for info in await jobs.workers() if now - info.seen_at <= SILENT_AFTER]
     slots = sum(beat.concurrency + sum(share.slots for share in beat.shares) for beat in alive)
     return [
         GaugeMetricFamily("errandry_workers", "Workers that beat lately.", len(alive)),

@@ -4,17 +4,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from errandry.archive import OVER
-from errandry.cli.command import Command
-from errandry.cli.operate import Action, asking, operate
+from errandry.api.archive import OVER
+from errandry.cli.bulk_action import Action, asking, operate
+from errandry.cli.command import CliCommand
+from errandry.cli.job_arguments import JobTarget, query
 from errandry.cli.session import Session, client
-from errandry.cli.target import Target, query
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("terms", nargs=-1, metavar="[QUERY]...")
 @asking
 @client
@@ -28,5 +28,5 @@ async def prune(session: Session, jobs: "Errandry", terms: tuple[str, ...], **as
       errandry prune state:completed finished<1d
       errandry prune expires<+1w
     """
-    meant = Target(query=query(terms) if terms else OVER)
+    meant = JobTarget(query=query(terms) if terms else OVER)
     return await operate(session, jobs, meant, Action(jobs.prune, "removed"), **asked)

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import to_builtins
 
-from errandry.cli import gate, table
-from errandry.cli.bulk import BULK
-from errandry.cli.command import Group
-from errandry.cli.record import COLORS
-from errandry.cli.rules import RULES
+from errandry.cli import pausing, table
+from errandry.cli.command import CliGroup
+from errandry.cli.job_view import COLORS
+from errandry.cli.queue_jobs import BULK
+from errandry.cli.rules import RULE_COMMANDS
 from errandry.cli.session import Session, client
 from errandry.cli.stats import stats
 from errandry.cli.table import Cell, Column
@@ -18,11 +18,11 @@ from errandry.core.gate import GateKind
 from errandry.core.state import State
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
-    from errandry.gates import Gate
+    from errandry.api.app import Errandry
+    from errandry.api.gates import GateHandle
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def queues() -> None:
     """See how full queues are; pause, limit, empty and move them."""
 
@@ -47,13 +47,13 @@ async def ls(session: Session, jobs: "Errandry") -> None:
             info.name,
             *(Cell(f"{count:,}", COLORS[s]) if (count := info.states.get(s, 0)) else "" for s in states),
             "" if info.waited is None else rough(info.waited),
-            Cell(gate.said(info.paused, now), "yellow"),
+            Cell(pausing.said(info.paused, now), "yellow"),
         )
         for info in found
     ]
     table.show(session, heads, rows)
-    for name, pausing in paused[GateKind.TASK].items():
-        session.talk(f"The task {name} was paused {gate.said(pausing, now)}.")
+    for name, pause_info in paused[GateKind.TASK].items():
+        session.talk(f"The task {name} was paused {pausing.said(pause_info, now)}.")
     if any(one.ruling is not None or one.group for one in await jobs.rules()):
         session.talk("Some have rules: see errandry queues rules.")
 
@@ -70,7 +70,7 @@ async def pause(session: Session, jobs: "Errandry", by: str | None, **chosen: tu
     Until they are resumed. What runs goes on.
     """
     for one in _gates(jobs, **chosen):
-        await gate.pause(session, one, by)
+        await pausing.pause(session, one, by)
 
 
 @queues.command("resume")
@@ -81,15 +81,15 @@ async def pause(session: Session, jobs: "Errandry", by: str | None, **chosen: tu
 async def resume(session: Session, jobs: "Errandry", **chosen: tuple[str, ...]) -> None:
     """Undo a pause."""
     for one in _gates(jobs, **chosen):
-        await gate.resume(session, one)
+        await pausing.resume(session, one)
 
 
 def _gates(
     jobs: "Errandry", names: tuple[str, ...], groups: tuple[str, ...], tasks: tuple[str, ...]
-) -> "list[Gate]":
+) -> "list[GateHandle]":
     if groups and len(names) != 1:
         raise click.UsageError("--group is a group of one queue: name that queue.")
-    gates: list[Gate] = [jobs.queue(name).group(group) for name in names for group in groups]
+    gates: list[GateHandle] = [jobs.queue(name).group(group) for name in names for group in groups]
     gates += [jobs.queue(name) for name in names if not groups]
     gates += [jobs.task_gate(name) for name in tasks]
     if not gates:
@@ -97,5 +97,5 @@ def _gates(
     return gates
 
 
-for command in (stats, *BULK, *RULES):
+for command in (stats, *BULK, *RULE_COMMANDS):
     queues.add_command(command)

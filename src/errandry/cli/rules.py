@@ -7,8 +7,8 @@ import click
 from msgspec import to_builtins
 
 from errandry.cli import table
-from errandry.cli.command import Command
-from errandry.cli.gate import as_data, said, whoever
+from errandry.cli.command import CliCommand
+from errandry.cli.pausing import as_data, said, whoever
 from errandry.cli.session import Session, client
 from errandry.cli.table import Cell, Column
 from errandry.core.duration import rough, short
@@ -16,8 +16,8 @@ from errandry.core.gate import GateKind
 from errandry.core.rule import Comeback, Overflow, Rate, Rule
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
-    from errandry.gates import Gate
+    from errandry.api.app import Errandry
+    from errandry.api.gates import GateHandle
 
 Decorated = Callable[[Any], Any]
 by = click.option("--by", help="Who wants it; you, without it.")
@@ -40,7 +40,7 @@ def of(value: str) -> Decorated:
     return add
 
 
-@click.command("limit", cls=Command)
+@click.command("limit", cls=CliCommand)
 @of("N")
 @client
 async def limit(session: Session, jobs: "Errandry", each_group: bool, by: str | None, **where: Any) -> None:
@@ -57,7 +57,7 @@ async def limit(session: Session, jobs: "Errandry", each_group: bool, by: str | 
     await _put(session, gate, by, **{name: None if word == "none" else _whole(word)})
 
 
-@click.command("rate", cls=Command)
+@click.command("rate", cls=CliCommand)
 @of("RATE")
 @click.option("--burst", type=click.IntRange(1), help="How many may begin at once; a tenth of the rate.")
 @client
@@ -71,7 +71,7 @@ async def rate(
     await _put(session, gate, by, **{name: None if word == "none" else word}, **bursts)
 
 
-@click.command("weight", cls=Command)
+@click.command("weight", cls=CliCommand)
 @click.argument("queue")
 @click.argument("group")
 @click.argument("weight", metavar="W")
@@ -86,7 +86,7 @@ async def weight(
     )
 
 
-@click.command("max-size", cls=Command)
+@click.command("max-size", cls=CliCommand)
 @click.argument("queue")
 @click.argument("size", metavar="N")
 @click.option("--each-group", is_flag=True, help="Of each group of the queue by itself.")
@@ -113,7 +113,7 @@ async def max_size(
     await _put(session, gate, by, **changes)
 
 
-@click.command("ageing", cls=Command)
+@click.command("ageing", cls=CliCommand)
 @click.argument("queue")
 @click.argument("span", metavar="TIME")
 @by
@@ -123,7 +123,7 @@ async def ageing(session: Session, jobs: "Errandry", queue: str, span: str, by: 
     await _put(session, jobs.queue(queue), by, ageing=None if span == "none" else span)
 
 
-@click.command("order", cls=Command)
+@click.command("order", cls=CliCommand)
 @click.argument("queue")
 @click.argument("order", type=click.Choice([*map(str, Comeback), "none"]))
 @by
@@ -136,7 +136,7 @@ async def order(session: Session, jobs: "Errandry", queue: str, order: str, by: 
     await _put(session, jobs.queue(queue), by, order=None if order == "none" else order)
 
 
-@click.command("rules", cls=Command)
+@click.command("rules", cls=CliCommand)
 @client
 async def rules(session: Session, jobs: "Errandry") -> None:
     """List the rules and pauses of queues, tasks and groups."""
@@ -166,7 +166,7 @@ async def rules(session: Session, jobs: "Errandry") -> None:
     table.show(session, heads, rows)
 
 
-RULES = (limit, rate, weight, max_size, ageing, order, rules)
+RULE_COMMANDS = (limit, rate, weight, max_size, ageing, order, rules)
 
 
 def in_words(rule: Rule) -> str:
@@ -184,7 +184,7 @@ def _shown(name: str, value: Any) -> str:
     )
 
 
-async def _put(session: Session, gate: "Gate", by: str | None, **changes: Any) -> None:
+async def _put(session: Session, gate: "GateHandle", by: str | None, **changes: Any) -> None:
     rule = await gate.put(by=whoever() if by is None else by, **changes)
     if session.json:
         session.data({**as_data(gate), "rule": to_builtins(rule)})
@@ -194,7 +194,7 @@ async def _put(session: Session, gate: "Gate", by: str | None, **changes: Any) -
 
 def _meant(
     jobs: "Errandry", words: tuple[str, ...], task: str | None, group: str | None
-) -> "tuple[Gate, str]":
+) -> "tuple[GateHandle, str]":
     """Whose rule it is, and the word that says what it is."""
     if task is not None:
         if len(words) != 1 or group is not None:
@@ -206,7 +206,7 @@ def _meant(
     return (queue if group is None else queue.group(group)), words[1]
 
 
-def _each(gate: "Gate", name: str, each_group: bool) -> str:
+def _each(gate: "GateHandle", name: str, each_group: bool) -> str:
     """The name of the rule: of the gate itself, or of each group of it."""
     if each_group and gate.kind is not GateKind.QUEUE:
         raise click.UsageError("--each-group is for a queue: leave out --task and --group.")

@@ -5,31 +5,31 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
-from msgspec import json as msgjson
+import msgspec
 from msgspec import to_builtins
 
 from errandry.cli import table
-from errandry.cli.command import Group
-from errandry.cli.gate import said, whoever
+from errandry.cli.command import CliGroup
+from errandry.cli.param_types import AT, LENGTH, arguments
+from errandry.cli.pausing import said, whoever
 from errandry.cli.session import Session, client, maker
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago, clean, local, number, to_json
-from errandry.cli.value import AT, LENGTH, arguments
+from errandry.codec.redaction import shown
 from errandry.core.duration import short
-from errandry.core.schedule import CatchUp, Overlap, Schedule
+from errandry.core.schedule import CatchUp, Overlap, ScheduleRecord
 from errandry.core.tick import ticks_between
 from errandry.errors import InvalidValue, UnknownTask
-from errandry.hiding import shown
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 SHOWN = 5
 AHEAD = 100 * 365 * 86_400.0
 TIMING = ("timezone", "start", "end", "limit", "jitter", "overlap", "catch_up")
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def schedules() -> None:
     """See what runs again and again; add, change, pause and run it."""
 
@@ -213,20 +213,20 @@ async def rm(session: Session, jobs: "Errandry", names: tuple[str, ...]) -> int:
     return 0 if all(there) else 1
 
 
-def as_data(jobs: "Errandry", schedule: Schedule) -> dict[str, Any]:
+def as_data(jobs: "Errandry", schedule: ScheduleRecord) -> dict[str, Any]:
     """Everything that is stored, with the arguments read."""
     data: dict[str, Any] = to_builtins(schedule)
     data["plan"]["job"]["payload"] = _given(jobs, schedule)
     return data | {"job": schedule.job}
 
 
-def in_words(schedule: Schedule) -> str:
+def in_words(schedule: ScheduleRecord) -> str:
     """When it ticks, and where that is."""
     plan = schedule.plan
     return plan.words if plan.every is not None or plan.zone == "UTC" else f"{plan.words} ({plan.zone})"
 
 
-def _facts(jobs: "Errandry", one: Schedule, now: float) -> "list[tuple[str, str]]":
+def _facts(jobs: "Errandry", one: ScheduleRecord, now: float) -> "list[tuple[str, str]]":
     plan, job = one.plan, one.plan.job
     facts = [
         ("when", clean(in_words(one))),
@@ -246,13 +246,13 @@ def _facts(jobs: "Errandry", one: Schedule, now: float) -> "list[tuple[str, str]
     return [(name, value) for name, value in facts if value]
 
 
-def _next(one: Schedule, now: float) -> str:
+def _next(one: ScheduleRecord, now: float) -> str:
     if one.paused is not None:
         return f"paused {said(one.paused, now)}"
     return "over" if one.due_at is None else ago(one.due_at, now)
 
 
-def _ahead(one: Schedule, now: float) -> list[float]:
+def _ahead(one: ScheduleRecord, now: float) -> list[float]:
     """The ticks that come next, as far as they can be known."""
     found: list[float] = []
     if one.tick is None:
@@ -278,14 +278,14 @@ def _moment(tick: float, zone: str) -> str:
     return f"{text} UTC" if zone == "UTC" else f"{there}  {text} UTC"
 
 
-def _given(jobs: "Errandry", schedule: Schedule) -> Any:
+def _given(jobs: "Errandry", schedule: ScheduleRecord) -> Any:
     """Its arguments; as they are stored where the codec cannot read them, without those not to be shown."""
     job = schedule.plan.job
     try:
         text = jobs.schedules.arguments(schedule)
     except Exception:
-        return msgjson.decode(job.payload)
-    return shown(msgjson.decode(text), job.metadata)
+        return msgspec.json.decode(job.payload)
+    return shown(msgspec.json.decode(text), job.metadata)
 
 
 def _chosen(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
@@ -300,7 +300,7 @@ def _by(by: str | None) -> str:
     return whoever() if by is None else by
 
 
-async def _report(session: Session, jobs: "Errandry", put: Schedule) -> None:
+async def _report(session: Session, jobs: "Errandry", put: ScheduleRecord) -> None:
     if session.json:
         session.data(as_data(jobs, put))
     else:

@@ -13,7 +13,7 @@ from errandry.cli.text import clean, to_json
 from errandry.errors import StoreError
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 
 class Session:
@@ -58,8 +58,8 @@ class Session:
 
     def jobs(self) -> "Errandry":
         """The app named; without one, an app without tasks. Nothing is opened yet."""
-        from errandry.app import Errandry
-        from errandry.cli.locate import app_at
+        from errandry.api.app import Errandry
+        from errandry.cli.app_import import app_at
 
         if self.app is None:
             return Errandry(self.url or self.configured_url)
@@ -87,32 +87,32 @@ class Session:
 
         with ExitStack() as stack:
             if self.app is not None and self.url is not None:
-                stack.enter_context(jobs.instead_on(store_at(self.url)))
+                stack.enter_context(jobs.override_store(store_at(self.url)))
             return asyncio.run(opened())
 
 
 async def _must_exist(jobs: "Errandry") -> None:
     """Whoever only looks would be misled by a new, empty store where a name is mistyped."""
     with suppress(StoreError):  # a store that cannot be looked at cannot be opened either
-        if (missing := await jobs.store.missing()) is not None:
+        if (missing := await jobs.store.needs_setup()) is not None:
             todo = "enqueue a job or run a worker, or name another with --url"
             raise click.ClickException(f"there is no store at {missing} yet: {todo}")
 
 
-Body = Callable[..., Coroutine[Any, Any, int | None]]
+CommandBody = Callable[..., Coroutine[Any, Any, int | None]]
 
 
-def client(function: Body) -> Callable[..., int | None]:
+def client(function: CommandBody) -> Callable[..., int | None]:
     """An async function as a command: called with the session and its app, which is open meanwhile."""
     return _command(function, makes_store=False)
 
 
-def maker(function: Body) -> Callable[..., int | None]:
+def maker(function: CommandBody) -> Callable[..., int | None]:
     """`client` for commands that make the store if there is none."""
     return _command(function, makes_store=True)
 
 
-def _command(function: Body, makes_store: bool) -> Callable[..., int | None]:
+def _command(function: CommandBody, makes_store: bool) -> Callable[..., int | None]:
     @wraps(function)
     def command(*args: Any, **kwargs: Any) -> int | None:
         session = click.get_current_context().ensure_object(Session)

@@ -7,15 +7,15 @@ import click
 from msgspec import to_builtins
 
 from errandry.cli import table
-from errandry.cli.command import Command
+from errandry.cli.command import CliCommand
+from errandry.cli.param_types import LENGTH
 from errandry.cli.session import Session, client
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import curve
-from errandry.cli.value import LENGTH
-from errandry.core.stats import MINUTE, Counts, Slice, Stats, Times
+from errandry.core.stats import MINUTE, Counts, DurationHistogram, Stats, TimeSlice
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 TOTALS = Counts.__struct_fields__[:7]
 PARTS = 30
@@ -23,7 +23,7 @@ PARTS = 30
 SHARES = (0.5, 0.99)
 
 
-@click.command("stats", cls=Command)
+@click.command("stats", cls=CliCommand)
 @click.option("--last", type=LENGTH, help='Only what happened in this time, with how long it took: "1h".')
 @click.option("--queue", help="Only of this queue; with --last.")
 @click.option("--task", help="Only of this task; with --last.")
@@ -93,7 +93,7 @@ def _curve(found: Stats, name: str, by: str) -> str:
     return curve([one.rate for one in own.series(parts)])
 
 
-def took(times: Times, share: float = 0.99) -> str:
+def took(times: DurationHistogram, share: float = 0.99) -> str:
     """How long this share took at most."""
     seconds = times.quantile(share)
     if seconds is None:
@@ -103,8 +103,8 @@ def took(times: Times, share: float = 0.99) -> str:
     return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 3_600:.2g} h"
 
 
-def _plain(one: Slice) -> dict[str, object]:
-    times: Sequence[tuple[str, Times]] = (("wait", one.wait), ("run", one.run))
+def _plain(one: TimeSlice) -> dict[str, object]:
+    times: Sequence[tuple[str, DurationHistogram]] = (("wait", one.wait), ("run", one.run))
     return {
         "since": one.at,
         "seconds": one.span,

@@ -28,17 +28,17 @@ class Cell(NamedTuple):
     color: str | None = None
 
 
-Row = Sequence[str | Cell]
+TableRow = Sequence[str | Cell]
 
 
-def show(session: Session, columns: Sequence[Column], rows: Sequence[Row], titles: bool = True) -> None:
+def show(session: Session, columns: Sequence[Column], rows: Sequence[TableRow], titles: bool = True) -> None:
     """Print a table on stdout, or more of one that has its titles already."""
     room = shutil.get_terminal_size().columns if session.is_terminal else None
     session.print("\n".join(islice(lines(session, columns, rows, room), 0 if titles else 1, None)))
 
 
 def lines(
-    session: Session, columns: Sequence[Column], rows: Sequence[Row], room: int | None = None
+    session: Session, columns: Sequence[Column], rows: Sequence[TableRow], room: int | None = None
 ) -> Iterator[str]:
     """The lines of a table, its titles first, fitted into `room` columns if that is given."""
     titles = [Cell(column.title) for column in columns]

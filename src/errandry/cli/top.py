@@ -17,25 +17,25 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from errandry.cli import table
-from errandry.cli.command import Command
-from errandry.cli.gate import said
-from errandry.cli.record import COLORS, error_line, note
+from errandry.cli.command import CliCommand
+from errandry.cli.job_view import COLORS, error_line, note
+from errandry.cli.pausing import said
 from errandry.cli.session import Session, client
 from errandry.cli.stats import took
-from errandry.cli.table import Cell, Column, Row
+from errandry.cli.table import Cell, Column, TableRow
 from errandry.cli.text import ago, curve, fitted, local, number, short_id
 from errandry.cli.workers import busy, status
 from errandry.core.command import Beat, WorkerInfo
 from errandry.core.duration import rough
-from errandry.core.job import Job
+from errandry.core.job import JobRecord
 from errandry.core.state import State
-from errandry.core.stats import Times
+from errandry.core.stats import DurationHistogram
 from errandry.core.why import slots_taken
 from errandry.errors import ErrandryError
 from errandry.store.contract import QueueInfo
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 RATES = ("inserted", "completed", "failed", "retried")
 HISTORY = 60
@@ -44,26 +44,26 @@ HELD_MAX = 500
 FAILED_MAX = 50
 
 
-class Look(Struct, frozen=True):
+class StoreSnapshot(Struct, frozen=True):
     """The store at one moment."""
 
     at: float
     monotonic: float
     queues: list[QueueInfo]
     workers: list[WorkerInfo]
-    held: list[Job]
-    failed: Sequence[Job]
+    held: list[JobRecord]
+    failed: Sequence[JobRecord]
     totals: Mapping[str, int]
-    times: Mapping[str, Times]
+    times: Mapping[str, DurationHistogram]
 
 
 class Section(Struct, frozen=True):
     title: str
     columns: Sequence[Column]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option(
     "--every", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between looks."
 )
@@ -78,7 +78,7 @@ async def top(session: Session, jobs: "Errandry", every: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    view, keys = View(session, jobs.place), Keys()
+    view, keys = TopView(session, jobs.display_url), Keys()
     console = Console(no_color=not session.has_color, highlight=False)
     with (
         keys.read(),
@@ -129,12 +129,12 @@ class Keys:
         self._changed.set()
 
 
-class View:
+class TopView:
     """What is shown: the last look, and how fast things went since the ones before."""
 
     def __init__(self, session: Session, url: str) -> None:
         self._session, self._url = session, url
-        self._looks: deque[Look] = deque(maxlen=HISTORY)
+        self._looks: deque[StoreSnapshot] = deque(maxlen=HISTORY)
         self._trouble = ""
 
     async def look(self, jobs: "Errandry") -> None:
@@ -156,7 +156,7 @@ class View:
         keys = "q quit   p go on" if held else "q quit   p hold"
         return [*lines[: height - 1], *[""] * (height - 1 - len(lines)), style(keys, "bright_black")]
 
-    def _head(self, look: Look, width: int, held: bool) -> Iterator[str]:
+    def _head(self, look: StoreSnapshot, width: int, held: bool) -> Iterator[str]:
         style = self._session.style
         mark = "  HELD" if held else ""
         running = sum(job.state is State.RUNNING for job in look.held)
@@ -169,7 +169,7 @@ class View:
         yield fitted(f"{'  '.join(rates)}  {bars}", width)
         yield ""
 
-    def _body(self, look: Look, width: int, height: int) -> Iterator[str]:
+    def _body(self, look: StoreSnapshot, width: int, height: int) -> Iterator[str]:
         sections = [_queues(look), _workers(look), _running(look), _failed(look)]
         for section, rows in zip(sections, _shares([len(s.rows) for s in sections], height), strict=True):
             if not section.rows or not rows:
@@ -181,13 +181,13 @@ class View:
             yield ""
 
 
-async def _look(jobs: "Errandry") -> Look:
+async def _look(jobs: "Errandry") -> StoreSnapshot:
     totals: dict[str, int] = {}
     for counters in (await jobs.totals()).values():
         for name, count in counters.items():
             totals[name] = totals.get(name, 0) + count
     lately = (await jobs.stats(LATELY)).total
-    return Look(
+    return StoreSnapshot(
         await jobs.now(),
         jobs.clock.monotonic(),
         await jobs.queues(),
@@ -199,11 +199,11 @@ async def _look(jobs: "Errandry") -> Look:
     )
 
 
-def _queues(look: Look) -> Section:
+def _queues(look: StoreSnapshot) -> Section:
     states = [state for state in State if any(info.states.get(state) for info in look.queues)]
     heads = [Column("QUEUE", gives=True), *(Column(state.upper(), right=True) for state in states)]
     heads += [Column("OLDEST"), Column("PAUSED", gives=True)]
-    rows: list[Row] = [
+    rows: list[TableRow] = [
         (
             info.name,
             *[Cell(f"{info.states.get(state, 0):,}", COLORS[state]) for state in states],
@@ -215,7 +215,7 @@ def _queues(look: Look) -> Section:
     return Section("Queues", heads, rows)
 
 
-def _workers(look: Look) -> Section:
+def _workers(look: StoreSnapshot) -> Section:
     heads = [Column("WORKER", gives=True), Column("STATUS"), Column("BUSY", right=True), Column("SEEN")]
     rows = [
         (info.beat.worker, status(info, look.at), busy(_now(look, info)), ago(info.seen_at, look.at))
@@ -224,7 +224,7 @@ def _workers(look: Look) -> Section:
     return Section("Workers", heads, rows)
 
 
-def _now(look: Look, info: WorkerInfo) -> Beat:
+def _now(look: StoreSnapshot, info: WorkerInfo) -> Beat:
     """Its last beat, with what it runs now if that was seen."""
     if len(look.held) == HELD_MAX:
         return info.beat
@@ -232,7 +232,7 @@ def _now(look: Look, info: WorkerInfo) -> Beat:
     return replace(info.beat, running=slots_taken(info.beat, held))
 
 
-def _running(look: Look) -> Section:
+def _running(look: StoreSnapshot) -> Section:
     heads = [
         Column("JOB"),
         Column("TASK", gives=True),
@@ -254,7 +254,7 @@ def _running(look: Look) -> Section:
     return Section("Running, the longest first", heads, rows)
 
 
-def _failed(look: Look) -> Section:
+def _failed(look: StoreSnapshot) -> Section:
     heads = [Column("JOB"), Column("TASK", gives=True), Column("WHEN"), Column("ERROR", gives=True)]
     newest = sorted(look.failed, key=lambda job: -(job.finished_at or 0.0))
     rows = [
@@ -284,11 +284,11 @@ def _shares(wanted: Sequence[int], height: int) -> list[int]:
     return given
 
 
-def _step(before: Look, after: Look, name: str) -> float:
+def _step(before: StoreSnapshot, after: StoreSnapshot, name: str) -> float:
     gone = after.totals.get(name, 0) - before.totals.get(name, 0)
     return max(0.0, gone / max(0.001, after.monotonic - before.monotonic))
 
 
-def _rate(looks: Sequence[Look], name: str) -> float:
+def _rate(looks: Sequence[StoreSnapshot], name: str) -> float:
     """How many a second, over the last few looks."""
     return _step(looks[-min(len(looks), 4)], looks[-1], name) if len(looks) > 1 else 0.0

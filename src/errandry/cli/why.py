@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import to_builtins
 
-from errandry.cli.command import Command
-from errandry.cli.record import COLORS
+from errandry.cli.command import CliCommand
+from errandry.cli.job_arguments import id_of
+from errandry.cli.job_view import COLORS
 from errandry.cli.session import Session, client
-from errandry.cli.target import id_of
 from errandry.cli.text import one_line
 from errandry.cli.workers import is_gone
-from errandry.core.state import HELD
+from errandry.core.state import HELD_STATES
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("job_id", metavar="ID")
 @client
 async def why(session: Session, jobs: "Errandry", job_id: str) -> None:
@@ -29,7 +29,7 @@ async def why(session: Session, jobs: "Errandry", job_id: str) -> None:
     session.print(f"{one_line(answer.job)} is {session.style(answer.state, COLORS[answer.state])}.")
     for because in answer.reasons:
         session.print(one_line(because.text))
-    if answer.state in HELD:
+    if answer.state in HELD_STATES:
         holder = (await jobs.record(answer.job)).worker
         if any(info.beat.worker == holder and is_gone(info) for info in await jobs.workers()):
             session.print("That worker is dead: the next that looks, every second, gives the job to another.")

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from errandry import loops
-from errandry.cli.command import Command
+from errandry import event_loop
+from errandry.cli.command import CliCommand
+from errandry.cli.param_types import LENGTH, NAMES, NUMBERS, SIZE
 from errandry.cli.session import Session
 from errandry.cli.text import clean, number
-from errandry.cli.value import LENGTH, NAMES, NUMBERS, SIZE
 from errandry.core.duration import seconds
 from errandry.errors import ErrandryError, InvalidValue, UnknownTask
 from errandry.store.url import without_password
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
     from errandry.worker import Worker, WorkerOptions
-    from errandry.worker.lifeline import Lifeline
+    from errandry.worker.supervisor_pipe import SupervisorPipe
 
 log = logging.getLogger("errandry.worker")
 
@@ -34,7 +34,7 @@ Show = Callable[[str], None]
 """Shows a line at the foot of the terminal; what is logged goes above it."""
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("target", metavar="[MODULE:NAME]", required=False)
 @click.option("--concurrency", type=int, metavar="N", help="Async handlers at once (100).")
 @click.option("--threads", type=int, metavar="N", help="Plain functions at once, in threads (8).")
@@ -85,16 +85,16 @@ def worker(
     if lifeline is None and (processes > 1 or reload):
         _log(log_level)
         return _supervise(processes, options.grace, os.getcwd() if reload else None)
-    from errandry.worker.lifeline import Lifeline
+    from errandry.worker.supervisor_pipe import SupervisorPipe
 
-    line = None if lifeline is None else Lifeline(lifeline)
+    line = None if lifeline is None else SupervisorPipe(lifeline)
     jobs = _app(session)
     for name in options.tasks or ():
         if name not in jobs.tasks:
             raise click.UsageError(f"--tasks {name}: {UnknownTask(name, tuple(sorted(jobs.tasks)))}.")
     has_status = line is None and not session.json and sys.stderr.isatty()
     with _shown(has_status, log_level) as show:
-        return loops.run(_work(jobs, options, line, show))
+        return event_loop.run(_work(jobs, options, line, show))
 
 
 def _options(no_upkeep: bool, given: dict[str, Any]) -> "WorkerOptions":
@@ -121,13 +121,13 @@ def _app(session: Session) -> "Errandry":
         os.environ["ERRANDRY_URL"] = url
     jobs = session.jobs()
     if url is not None and jobs.url != url:
-        why = f"{session.app} names its own store, {jobs.place}: leave --url out, or have the app name none"
+        why = f"{session.app} names its own store, {jobs.display_url}: leave --url out, or have the app name none"
         raise click.UsageError(f"--url {without_password(url)}: {why}.")
     return jobs
 
 
 async def _work(
-    jobs: "Errandry", options: "WorkerOptions", line: "Lifeline | None", show: Show | None
+    jobs: "Errandry", options: "WorkerOptions", line: "SupervisorPipe | None", show: Show | None
 ) -> int:
     from errandry.worker import Worker
     from errandry.worker.worker import LAST_WORDS
@@ -160,7 +160,7 @@ def _announce(jobs: "Errandry", worker: "Worker") -> None:
     log.info(
         "worker %s: %s; tasks %s; queues %s; at once %d async, %d in threads, %d in processes; lease %g s",
         worker.id,
-        jobs.place,
+        jobs.display_url,
         ", ".join(tasks) or "none",
         ", ".join(options.queues) if options.queues else "all",
         options.concurrency,

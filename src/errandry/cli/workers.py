@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import to_builtins
 
-from errandry.cli import gate, table
-from errandry.cli.command import Group
+from errandry.cli import pausing, table
+from errandry.cli.command import CliGroup
 from errandry.cli.session import Session, client
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago
 from errandry.core.command import Beat, WorkerInfo
-from errandry.core.why import SILENT
+from errandry.core.why import SILENT_AFTER
 from errandry.errors import shown
 from errandry.worker.liveness import is_dead
 
 if TYPE_CHECKING:
-    from errandry.app import Errandry
+    from errandry.api.app import Errandry
 
 several = click.argument("parts", nargs=-1, metavar="[WORKER]...")
 every = click.option("--all", "everyone", is_flag=True, help="All of them.")
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def workers() -> None:
     """See who works; pause and resume workers."""
 
@@ -58,13 +58,13 @@ async def ls(session: Session, jobs: "Errandry") -> None:
     table.show(session, heads, rows)
     for info in found:
         if info.paused is not None:
-            session.talk(f"{info.beat.worker} was paused {gate.said(info.paused, now)}.")
+            session.talk(f"{info.beat.worker} was paused {pausing.said(info.paused, now)}.")
 
 
 def status(info: WorkerInfo, now: float) -> Cell:
     if is_gone(info):
         return Cell("dead", "red")
-    if now - info.seen_at > SILENT:
+    if now - info.seen_at > SILENT_AFTER:
         return Cell("silent", "red")
     return Cell("working", "green") if info.paused is None else Cell("paused", "yellow")
 
@@ -92,7 +92,7 @@ async def pause(
     Until they are resumed. What they run goes on.
     """
     for worker in await _meant(jobs, parts, everyone):
-        await gate.pause(session, jobs.worker(worker), by)
+        await pausing.pause(session, jobs.worker(worker), by)
 
 
 @workers.command("resume")
@@ -102,7 +102,7 @@ async def pause(
 async def resume(session: Session, jobs: "Errandry", parts: tuple[str, ...], everyone: bool) -> None:
     """Undo a pause."""
     for worker in await _meant(jobs, parts, everyone):
-        await gate.resume(session, jobs.worker(worker))
+        await pausing.resume(session, jobs.worker(worker))
 
 
 async def _meant(jobs: "Errandry", parts: Sequence[str], everyone: bool) -> list[str]:

@@ -4,12 +4,12 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from errandry.core.job import Job
+from errandry.core.job import JobRecord
 from errandry.core.schedule import Backfilled
 from errandry.errors import ErrandryError
 
 
-class Cause(StrEnum):
+class LossCause(StrEnum):
     """Why a claim no longer stands."""
 
     NOT_HELD = "not_held"
@@ -20,17 +20,17 @@ class Cause(StrEnum):
 class Lost(Struct, frozen=True, gc=False):
     """The claim no longer stands; nothing was changed."""
 
-    cause: Cause
+    cause: LossCause
 
 
-class Mark(StrEnum):
+class Ack(StrEnum):
     WRITTEN = "written"
     ALREADY = "already"
     HELD = "held"
     CANCEL = "cancel"
 
 
-WRITTEN, ALREADY, HELD, CANCEL = Mark.WRITTEN, Mark.ALREADY, Mark.HELD, Mark.CANCEL
+WRITTEN, ALREADY, HELD, CANCEL = Ack.WRITTEN, Ack.ALREADY, Ack.HELD, Ack.CANCEL
 
 
 class Inserted(Struct, frozen=True, gc=False):
@@ -44,12 +44,12 @@ class Inserted(Struct, frozen=True, gc=False):
 class Claims(Struct, frozen=True, gc=False):
     """The jobs, each under a fence nobody has had before, and seconds until the next one is due."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobRecord, ...]
     due_in: float | None = None
 
 
 class Renewed(Struct, frozen=True, gc=False):
-    marks: tuple[Mark | Lost, ...]
+    acks: tuple[Ack | Lost, ...]
 
 
 class Moved(Struct, frozen=True):
@@ -64,7 +64,7 @@ class Moved(Struct, frozen=True):
     below: int | None = None
 
 
-class Kept(Struct, frozen=True, gc=False):
+class UpkeepResult(Struct, frozen=True, gc=False):
     """How much upkeep did; `more` when a bound stopped it."""
 
     expired: int = 0
@@ -76,4 +76,4 @@ class Kept(Struct, frozen=True, gc=False):
     more: bool = False
 
 
-Answer = Inserted | Claims | Renewed | Moved | Kept | Backfilled | Mark | Lost | ErrandryError
+Answer = Inserted | Claims | Renewed | Moved | UpkeepResult | Backfilled | Ack | Lost | ErrandryError

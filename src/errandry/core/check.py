@@ -7,8 +7,8 @@ would be right.
 import re
 from typing import Any
 
+import msgspec
 from msgspec import DecodeError, Raw
-from msgspec import json as msgjson
 
 from errandry.errors import InvalidValue, TooLarge
 
@@ -22,7 +22,7 @@ INT_MAX = 2**63 - 1
 
 _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
 _DOUBTFUL = re.compile(r"\\u0000|[0-9]{19}|[0-9][eE]\+?[0-9]{3}")
-_raw = msgjson.Decoder(Raw)
+_raw = msgspec.json.Decoder(Raw)
 
 
 def name(field: str, value: Any) -> str:
@@ -145,7 +145,7 @@ def _numbers_and_text(field: str, text: str) -> None:
     if not _DOUBTFUL.search(text):
         return
     try:
-        open_values = [msgjson.decode(text)]
+        open_values = [msgspec.json.decode(text)]
     except DecodeError as error:
         raise InvalidValue(field, text, f"must be JSON: {error}") from None
     while open_values:

@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from errandry.core import check
-from errandry.core.batch import Batch
-from errandry.core.flow import Await, Edge, check_edges, check_jobs
-from errandry.core.gate import Pause, Pausing, PutRule, Resume
-from errandry.core.job import INSERT_MAX, METADATA_MAX, Failure, Log, NewJob, Progress, check_tags
-from errandry.core.operator import Operator
+from errandry.core.batch import BatchSpec
+from errandry.core.flow import AwaitOutcome, Edge, check_edges, check_jobs
+from errandry.core.gate import Pause, PauseInfo, PutRule, Resume
+from errandry.core.job import INSERT_MAX, METADATA_MAX, Failure, LogLine, NewJob, Progress, check_tags
 from errandry.core.schedule import ScheduleCommand
+from errandry.core.selection import JobSelection
 from errandry.core.state import Move, Reason, State
-from errandry.core.step import Signal, Wait
+from errandry.core.step import SendSignal, WaitOutcome
 from errandry.errors import InvalidValue
 
-LEASE = 30.0
+DEFAULT_LEASE = 30.0
 STRICT = "strict"
 
 
@@ -39,7 +39,7 @@ class Ref(Struct, frozen=True, gc=False):
 # Outcomes: how an attempt ended.
 
 
-class Complete(Struct, frozen=True, gc=False, tag="complete"):
+class CompleteOutcome(Struct, frozen=True, gc=False, tag="complete"):
     """Done, with a result (JSON text)."""
 
     move: ClassVar[Move] = Move.COMPLETE
@@ -50,7 +50,7 @@ class Complete(Struct, frozen=True, gc=False, tag="complete"):
             check.document("result", self.result)
 
 
-class Retry(Struct, frozen=True, gc=False, tag="retry"):
+class RetryOutcome(Struct, frozen=True, gc=False, tag="retry"):
     """Try again: after `delay`, or when None after the job's own backoff. Fails when attempts are spent.
 
     With `pause_group` no other job of its group is claimed before that either; of a job without a group, none
@@ -67,14 +67,14 @@ class Retry(Struct, frozen=True, gc=False, tag="retry"):
             check.span("delay", self.delay)
 
 
-class Fail(Struct, frozen=True, gc=False, tag="fail"):
+class FailOutcome(Struct, frozen=True, gc=False, tag="fail"):
     """Failed for good, whatever attempts are left."""
 
     move: ClassVar[Move] = Move.FAIL
     failure: Failure = Failure(Reason.UNRECOVERABLE)
 
 
-class Snooze(Struct, frozen=True, gc=False, tag="snooze"):
+class SnoozeOutcome(Struct, frozen=True, gc=False, tag="snooze"):
     """Later; this attempt does not count. `step` names a sleep that the job has then had."""
 
     move: ClassVar[Move] = Move.SNOOZE
@@ -87,7 +87,7 @@ class Snooze(Struct, frozen=True, gc=False, tag="snooze"):
             check.name("sleep", self.step)
 
 
-class Release(Struct, frozen=True, gc=False, tag="release"):
+class ReleaseOutcome(Struct, frozen=True, gc=False, tag="release"):
     """Somebody else should run it; this attempt does not count.
 
     `reason` is what the job fails with when it was released too often: `worker_lost`
@@ -102,14 +102,23 @@ class Release(Struct, frozen=True, gc=False, tag="release"):
         check.span("delay", self.delay)
 
 
-class GiveUp(Struct, frozen=True, gc=False, tag="give_up"):
+class GiveUpOutcome(Struct, frozen=True, gc=False, tag="give_up"):
     """Canceled by its handler, or stopped because a cancel was requested."""
 
     move: ClassVar[Move] = Move.GIVE_UP
     failure: Failure | None = None
 
 
-Outcome = Complete | Retry | Fail | Snooze | Release | GiveUp | Await | Wait
+Outcome = (
+    CompleteOutcome
+    | RetryOutcome
+    | FailOutcome
+    | SnoozeOutcome
+    | ReleaseOutcome
+    | GiveUpOutcome
+    | AwaitOutcome
+    | WaitOutcome
+)
 
 
 # Commands of clients and workers.
@@ -149,8 +158,8 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     without: tuple[str, ...] = ()
     suspects: int | None = None
     start: bool = True
-    batches: tuple[Batch, ...] = ()
-    lease: float = LEASE
+    batches: tuple[BatchSpec, ...] = ()
+    lease: float = DEFAULT_LEASE
     order: str | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -176,7 +185,7 @@ class Renew(Struct, frozen=True, gc=False):
     """Prolong leases from now. Answer: `Renewed`, one of HELD, CANCEL and Lost for each ref."""
 
     refs: tuple[Ref, ...]
-    lease: float = LEASE
+    lease: float = DEFAULT_LEASE
 
     def __post_init__(self) -> None:
         check.lease(self.lease)
@@ -187,7 +196,7 @@ class Note(Struct, frozen=True, gc=False):
 
     ref: Ref
     progress: Progress | None = None
-    logs: tuple[Log, ...] = ()
+    logs: tuple[LogLine, ...] = ()
 
 
 class PutStep(Struct, frozen=True, gc=False):
@@ -209,7 +218,7 @@ class Settle(Struct, frozen=True, gc=False):
     outcome: Outcome
 
     def __post_init__(self) -> None:
-        if type(self.outcome) is Await:
+        if type(self.outcome) is AwaitOutcome:
             check_jobs(self.outcome.jobs)
             check_edges(self.outcome.jobs, self.outcome.edges, self.ref.job)
 
@@ -217,7 +226,7 @@ class Settle(Struct, frozen=True, gc=False):
 # Commands of operators: `core.operator` says which jobs they mean. Answer: `Moved`.
 
 
-class Cancel(Operator, frozen=True, gc=False):
+class CancelJobs(JobSelection, frozen=True, gc=False):
     """Stop: at once where no handler runs, by request where one does. `force` also takes finished jobs.
 
     With `children`, the children of a job that waits for them are canceled with it.
@@ -231,7 +240,7 @@ class Cancel(Operator, frozen=True, gc=False):
         return (Move.CANCEL, Move.CANCEL_FORCED) if self.force else (Move.CANCEL,)
 
 
-class Rerun(Operator, frozen=True, gc=False):
+class RerunJobs(JobSelection, frozen=True, gc=False):
     """Run a finished job again, now or after `delay` or at `run_at`, with at least one attempt.
 
     It goes on after the steps it has finished, unless they are forgotten with `from_start`.
@@ -248,7 +257,7 @@ class Rerun(Operator, frozen=True, gc=False):
         check.when(self.run_at, self.delay)
 
 
-class Edit(Operator, frozen=True, gc=False):
+class EditJobs(JobSelection, frozen=True, gc=False):
     """Change what is given, leave the rest; for jobs no worker has taken yet.
 
     In another `queue` it keeps its priority and its place in line.
@@ -281,7 +290,7 @@ class Edit(Operator, frozen=True, gc=False):
             check_tags(self.tags)
 
 
-class Postpone(Operator, frozen=True, gc=False):
+class PostponeJobs(JobSelection, frozen=True, gc=False):
     """Run it later: after `delay` or at `run_at`."""
 
     moves: ClassVar[tuple[Move, ...]] = (Move.POSTPONE,)
@@ -295,13 +304,13 @@ class Postpone(Operator, frozen=True, gc=False):
             raise InvalidValue("run_at", None, "say when: give run_at or delay")
 
 
-class Promote(Operator, frozen=True, gc=False):
+class PromoteJobs(JobSelection, frozen=True, gc=False):
     """Run a scheduled job now."""
 
     moves: ClassVar[tuple[Move, ...]] = (Move.PROMOTE,)
 
 
-class Resolve(Operator, frozen=True, gc=False):
+class ResolveJobs(JobSelection, frozen=True, gc=False):
     """Settle by hand a job no worker has taken: completed with a result, or failed with a message."""
 
     moves: ClassVar[tuple[Move, ...]] = (Move.RESOLVE,)
@@ -317,7 +326,7 @@ class Resolve(Operator, frozen=True, gc=False):
             check.document("result", self.result)
 
 
-class Remove(Operator, frozen=True, gc=False):
+class RemoveJobs(JobSelection, frozen=True, gc=False):
     """Delete the record. `force` also takes claimed and running jobs: their claims are void."""
 
     force: bool = False
@@ -330,7 +339,7 @@ class Remove(Operator, frozen=True, gc=False):
 # Commands about queues, workers and the store.
 
 
-class Share(Struct, frozen=True, gc=False):
+class SlotShare(Struct, frozen=True, gc=False):
     """Slots of a worker that only these of its tasks take, and they no others."""
 
     tasks: tuple[str, ...]
@@ -356,8 +365,8 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
     tasks: tuple[str, ...] | None = None
     concurrency: int = 0
     running: int = 0
-    shares: tuple[Share, ...] = ()
-    batches: tuple[Batch, ...] = ()
+    shares: tuple[SlotShare, ...] = ()
+    batches: tuple[BatchSpec, ...] = ()
     started_at: float = 0.0
     gone: bool = False
 
@@ -378,7 +387,7 @@ class WorkerInfo(Struct, frozen=True):
 
     beat: Beat
     seen_at: float
-    paused: Pausing | None = None
+    paused: PauseInfo | None = None
 
 
 class Upkeep(Struct, frozen=True, gc=False):
@@ -398,7 +407,7 @@ class Upkeep(Struct, frozen=True, gc=False):
             check.name("worker", one)
 
 
-OperatorCommand = Cancel | Rerun | Edit | Postpone | Promote | Resolve | Remove
+OperatorCommand = CancelJobs | RerunJobs | EditJobs | PostponeJobs | PromoteJobs | ResolveJobs | RemoveJobs
 Command = (
     Insert
     | Claim
@@ -408,7 +417,7 @@ Command = (
     | PutStep
     | Settle
     | OperatorCommand
-    | Signal
+    | SendSignal
     | Pause
     | Resume
     | PutRule
@@ -418,16 +427,16 @@ Command = (
 )
 
 
-def brought(command: Command) -> tuple[NewJob, ...]:
+def inserted_jobs(command: Command) -> tuple[NewJob, ...]:
     """The jobs a command hands in."""
     if type(command) is Insert:
         return command.jobs
-    if type(command) is Settle and type(command.outcome) is Await:
+    if type(command) is Settle and type(command.outcome) is AwaitOutcome:
         return command.outcome.jobs
     return ()
 
 
-def touched(command: Command) -> tuple[str, ...]:
+def touched_ids(command: Command) -> tuple[str, ...]:
     """The ids of the jobs a command names; a query names none."""
     find = _TOUCHED.get(type(command))
     return find(command) if find is not None else ()
@@ -440,7 +449,7 @@ def _inserted(command: Insert) -> tuple[str, ...]:
 
 def _settled(command: Settle) -> tuple[str, ...]:
     outcome, job = command.outcome, command.ref.job
-    return (job, *[child.id for child in outcome.jobs]) if type(outcome) is Await else (job,)
+    return (job, *[child.id for child in outcome.jobs]) if type(outcome) is AwaitOutcome else (job,)
 
 
 _TOUCHED: dict[type, Callable[[Any], tuple[str, ...]]] = {
@@ -448,8 +457,11 @@ _TOUCHED: dict[type, Callable[[Any], tuple[str, ...]]] = {
     Settle: _settled,
     Insert: _inserted,
     Renew: lambda command: tuple([ref.job for ref in command.refs]),
-    Signal: lambda command: (command.job,),
-    **dict.fromkeys((Cancel, Rerun, Edit, Postpone, Promote, Resolve, Remove), attrgetter("ids")),
+    SendSignal: lambda command: (command.job,),
+    **dict.fromkeys(
+        (CancelJobs, RerunJobs, EditJobs, PostponeJobs, PromoteJobs, ResolveJobs, RemoveJobs),
+        attrgetter("ids"),
+    ),
 }
 
 

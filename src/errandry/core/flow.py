@@ -32,7 +32,7 @@ class Policy(StrEnum):
     AFTER = "after"
 
 
-class Ended(StrEnum):
+class ChildEnd(StrEnum):
     """How a child ended. All but the first count as failed."""
 
     COMPLETED = "completed"
@@ -63,7 +63,7 @@ class Edge(Struct, frozen=True, gc=False):
                 raise InvalidValue("feeds", path, "must be an argument of the parent: total, or parts[2]")
 
 
-class Await(Struct, frozen=True, gc=False, tag="await"):
+class AwaitOutcome(Struct, frozen=True, gc=False, tag="await"):
     """Run again when these jobs have ended; this attempt does not count.
 
     The edges lead from the jobs to each other and to the job that waits, their parent too.
@@ -74,7 +74,7 @@ class Await(Struct, frozen=True, gc=False, tag="await"):
     edges: tuple[Edge, ...] = ()
 
 
-class Link(Struct, frozen=True, gc=False):
+class EdgeRecord(Struct, frozen=True, gc=False):
     """An edge as it is stored: `n` counts the children of a parent from 0, `seq` is the child's number.
 
     `outcome` is None while the child has not ended.
@@ -86,13 +86,13 @@ class Link(Struct, frozen=True, gc=False):
     task: str
     seq: int
     policy: Policy
-    outcome: Ended | None = None
+    outcome: ChildEnd | None = None
     result: str | None = None
     feeds: tuple[str, ...] = ()
 
     @property
     def has_failed(self) -> bool:
-        return self.outcome is not None and self.outcome is not Ended.COMPLETED
+        return self.outcome is not None and self.outcome is not ChildEnd.COMPLETED
 
     @property
     def is_fatal(self) -> bool:
@@ -106,10 +106,10 @@ def fed(path: str) -> tuple[str, int | None]:
     return name, int(place[:-1]) if place else None
 
 
-ENDED = {
-    State.COMPLETED: Ended.COMPLETED,
-    State.FAILED: Ended.FAILED,
-    State.CANCELED: Ended.CANCELED,
+END_OF_STATE = {
+    State.COMPLETED: ChildEnd.COMPLETED,
+    State.FAILED: ChildEnd.FAILED,
+    State.CANCELED: ChildEnd.CANCELED,
 }
 
 

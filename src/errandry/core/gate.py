@@ -58,14 +58,14 @@ class PutRule(Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         _check(self.kind, self.name, self.group, self.by)
-        allowed = RULES.get(self.kind, ())
+        allowed = RULE_FIELDS.get(self.kind, ())
         for field in self.rule.given:
             if field not in allowed:
                 right = f"a rule of a {self.kind} has {', '.join(allowed) or 'nothing'}"
                 raise InvalidValue(field, getattr(self.rule, field), right)
 
 
-RULES: Mapping[GateKind, tuple[str, ...]] = {
+RULE_FIELDS: Mapping[GateKind, tuple[str, ...]] = {
     GateKind.QUEUE: tuple(field for field in Rule.__struct_fields__ if field != "weight"),
     GateKind.TASK: ("limit", "rate"),
     GateKind.GROUP: ("limit", "rate", "weight"),
@@ -73,14 +73,14 @@ RULES: Mapping[GateKind, tuple[str, ...]] = {
 """What a rule of each kind can say."""
 
 
-class Pausing(Struct, frozen=True, gc=False):
+class PauseInfo(Struct, frozen=True, gc=False):
     """Since when something is paused, and by whom."""
 
     at: float
     by: str
 
 
-class Ruling(Struct, frozen=True, gc=False):
+class RuleInfo(Struct, frozen=True, gc=False):
     """A rule, since when it holds, and who has put it."""
 
     rule: Rule
@@ -88,7 +88,7 @@ class Ruling(Struct, frozen=True, gc=False):
     by: str
 
 
-class Gate(Struct, frozen=True, gc=False):
+class GateRecord(Struct, frozen=True, gc=False):
     """What is known of a gate. `tat` is when its rate will have been used up so far (GCRA).
 
     Nothing passes before `closed_until`, which handlers ask for that are told to slow down.
@@ -97,8 +97,8 @@ class Gate(Struct, frozen=True, gc=False):
     kind: GateKind
     name: str
     group: str = ""
-    paused: Pausing | None = None
-    ruling: Ruling | None = None
+    paused: PauseInfo | None = None
+    ruling: RuleInfo | None = None
     tat: float = 0.0
     closed_until: float = 0.0
 
@@ -107,7 +107,7 @@ class Gate(Struct, frozen=True, gc=False):
         return NO_RULE if self.ruling is None else self.ruling.rule
 
     @property
-    def key(self) -> "Key":
+    def key(self) -> "GateKey":
         return self.kind, self.name, self.group
 
     def says_nothing(self, now: float) -> bool:
@@ -116,42 +116,44 @@ class Gate(Struct, frozen=True, gc=False):
         return is_open and self.tat <= now and self.closed_until <= now
 
 
-Key = tuple[GateKind, str, str]
+GateKey = tuple[GateKind, str, str]
 """Which gate: its kind, its name, and the group of a group."""
-Lane = tuple[str, str, str]
+LaneKey = tuple[str, str, str]
 """A queue, a task and a group."""
 
 
-class Passage(Struct, frozen=True):
+class GateStatus(Struct, frozen=True):
     """A gate that a job has to pass, and the numbers behind it.
 
     `limit` and `rate` are those that hold: a group without its own has those of its queue. `held` jobs have
     passed and are not over. Its rate lets the next one through in `wait` seconds.
     """
 
-    gate: Gate
+    gate: GateRecord
     limit: int | None
     rate: Rate | None
     held: int
     wait: float
 
 
-def passages(gates: Iterable[Gate], holding: Mapping[Lane, int], now: float) -> list[Passage]:
+def gate_statuses(
+    gates: Iterable[GateRecord], holding: Mapping[LaneKey, int], now: float
+) -> list[GateStatus]:
     """How it stands with the gates of one job: its queue, its task and its group, if it has one."""
-    found: list[Passage] = []
+    found: list[GateStatus] = []
     of_queue = NO_RULE
     for gate in gates:
         rule = gate.rule
         if gate.kind is GateKind.QUEUE:
             of_queue = rule
         limit, rate = limits(rule, of_queue) if gate.kind is GateKind.GROUP else (rule.limit, rule.rate)
-        held = sum(number for lane, number in holding.items() if goes_through(gate, lane))
+        held = sum(number for lane, number in holding.items() if applies_to(gate, lane))
         wait = 0.0 if rate is None else next_at(rate, gate.tat, now) - now
-        found.append(Passage(gate, limit, rate, held, wait))
+        found.append(GateStatus(gate, limit, rate, held, wait))
     return found
 
 
-def goes_through(gate: Gate, lane: Lane) -> bool:
+def applies_to(gate: GateRecord, lane: LaneKey) -> bool:
     """Whether jobs of this lane have to pass the gate."""
     queue, task, group = lane
     match gate.kind:

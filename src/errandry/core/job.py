@@ -14,8 +14,8 @@ from msgspec.structs import force_setattr
 from errandry.core import check
 from errandry.core.retry import Backoff
 from errandry.core.state import SCHEDULED, TERMINAL, Move, Reason, State
-from errandry.core.step import Steps
-from errandry.core.unique import Conflict, Unique
+from errandry.core.step import StepState
+from errandry.core.unique import Conflict, UniqueKey
 from errandry.errors import InvalidValue
 
 DAY = 86_400.0
@@ -30,7 +30,7 @@ INSERT_MAX = 20_000
 METADATA_MAX = 65_536
 
 
-class Order(StrEnum):
+class JobOrder(StrEnum):
     FIFO = "fifo"
     LIFO = "lifo"
 
@@ -97,7 +97,7 @@ class AttemptError(Struct, frozen=True, omit_defaults=True, gc=False):
     traceback: str = ""
 
 
-class Log(Struct, frozen=True, omit_defaults=True, gc=False):
+class LogLine(Struct, frozen=True, omit_defaults=True, gc=False):
     """One line a handler logged."""
 
     at: float
@@ -116,7 +116,7 @@ class Progress(Struct, frozen=True, omit_defaults=True, gc=False):
             raise InvalidValue("progress", self.share, "must be a share from 0 to 1")
 
 
-class Job(Struct, frozen=True, gc=False):
+class JobRecord(Struct, frozen=True, gc=False):
     """One request to run a task, as stored.
 
     `seq` numbers jobs in the order they were inserted. `place` orders the waiting jobs of a
@@ -132,7 +132,7 @@ class Job(Struct, frozen=True, gc=False):
     queue: str
     group: str
     state: State
-    order: Order
+    order: JobOrder
     reason: Reason | None
     settled: Move | None
     payload: str
@@ -166,9 +166,9 @@ class Job(Struct, frozen=True, gc=False):
     progress: Progress | None
     tags: tuple[str, ...]
     errors: tuple[AttemptError, ...]
-    logs: tuple[Log, ...]
-    unique: Unique | None
-    steps: Steps | None
+    logs: tuple[LogLine, ...]
+    unique: UniqueKey | None
+    steps: StepState | None
 
     @property
     def awaits(self) -> str | None:
@@ -194,7 +194,7 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     queue: str = "default"
     group: str = ""
     priority: int = 0
-    order: Order = Order.FIFO
+    order: JobOrder = JobOrder.FIFO
     run_at: float | None = None
     delay: float | None = None
     max_attempts: int = 5
@@ -205,7 +205,7 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     keep: Keep | None = None
     tags: tuple[str, ...] = ()
     metadata: str | None = None
-    unique: Unique | None = None
+    unique: UniqueKey | None = None
     on_conflict: Conflict = Conflict.RETURN
 
     def __post_init__(self) -> None:
@@ -213,7 +213,7 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         check.name("task", self.task)
         check.name("queue", self.queue)
         check.document("payload", self.payload)
-        if type(self.order) is not Order:
+        if type(self.order) is not JobOrder:
             raise InvalidValue("order", self.order, "must be Order.FIFO or Order.LIFO")
         check.whole("priority", self.priority, -(2**31), 2**31 - 1)
         check.whole("max_attempts", self.max_attempts, 1, 10_000)

@@ -10,9 +10,19 @@ from typing import Any
 from msgspec.structs import replace
 
 from errandry.core import check, retry
-from errandry.core.answer import Cause
-from errandry.core.command import Complete, Edit, Fail, GiveUp, Outcome, Ref, Release, Retry, Snooze
-from errandry.core.flow import Await
+from errandry.core.answer import LossCause
+from errandry.core.command import (
+    CompleteOutcome,
+    EditJobs,
+    FailOutcome,
+    GiveUpOutcome,
+    Outcome,
+    Ref,
+    ReleaseOutcome,
+    RetryOutcome,
+    SnoozeOutcome,
+)
+from errandry.core.flow import AwaitOutcome
 from errandry.core.job import (
     ERRORS_MAX,
     LEVEL_MAX,
@@ -21,11 +31,11 @@ from errandry.core.job import (
     RELEASES_MAX,
     AttemptError,
     Failure,
-    Job,
+    JobOrder,
+    JobRecord,
     Keep,
-    Log,
+    LogLine,
     NewJob,
-    Order,
     Progress,
 )
 from errandry.core.state import (
@@ -33,7 +43,7 @@ from errandry.core.state import (
     CLAIMED,
     COMPLETED,
     FAILED,
-    HELD,
+    HELD_STATES,
     RUNNING,
     SCHEDULED,
     TABLE,
@@ -42,19 +52,19 @@ from errandry.core.state import (
     Reason,
     State,
 )
-from errandry.core.step import Steps, Wait
-from errandry.core.unique import Holder, Scope, Unique
+from errandry.core.step import StepState, WaitOutcome
+from errandry.core.unique import KeyHolder, UniqueKey, UniqueScope
 from errandry.errors import InvalidMove
 
 _KEEP = Keep()
 _WORKER_LOST = Failure(Reason.WORKER_LOST, "WorkerLost", "the worker stopped renewing its lease")
 
 
-def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int = 0) -> Job:
+def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int = 0) -> JobRecord:
     """The job as inserted; one that is ready stands in line by its number."""
     run_at = _run_at(new, now)
     state = _ready_state(children, run_at, now)
-    return Job(
+    return JobRecord(
         seq,
         new.id,
         new.task,
@@ -101,37 +111,37 @@ def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int =
     )
 
 
-def slot_of(job: Job | NewJob, unique: Unique, now: float) -> str:
+def slot_of(job: JobRecord | NewJob, unique: UniqueKey, now: float) -> str:
     """Under what the store keeps the unique key of a job that is new, or lives again."""
-    if unique.scope is Scope.ALIVE and not unique.per_queue:
+    if unique.scope is UniqueScope.ALIVE and not unique.per_queue:
         return unique.key
     return unique.slot(job.queue, _due(job, now) if unique.is_aligned else now)
 
 
-def holder_of(job: Job, unique: Unique, now: float) -> Holder:
+def holder_of(job: JobRecord, unique: UniqueKey, now: float) -> KeyHolder:
     """What it keeps there."""
-    if unique.scope is Scope.ALIVE:
-        return Holder(job.id, None)
-    return Holder(job.id, unique.until(_due(job, now) if unique.is_aligned else now, now))
+    if unique.scope is UniqueScope.ALIVE:
+        return KeyHolder(job.id, None)
+    return KeyHolder(job.id, unique.until(_due(job, now) if unique.is_aligned else now, now))
 
 
-def place(order: Order, number: int) -> int:
+def place(order: JobOrder, number: int) -> int:
     """A place at the back of its priority; lifo jobs go before all fifo ones, newest first."""
-    return number if order is Order.FIFO else -number
+    return number if order is JobOrder.FIFO else -number
 
 
-def held(job: Job | None, ref: Ref, move: Move, now: float) -> Job | Cause:
+def held(job: JobRecord | None, ref: Ref, move: Move, now: float) -> JobRecord | LossCause:
     """The job, if `ref` may make this fenced move on it, or why it may not."""
-    if job is None or job.state not in HELD:
-        return Cause.NOT_HELD
+    if job is None or job.state not in HELD_STATES:
+        return LossCause.NOT_HELD
     if job.fence != ref.fence:
-        return Cause.OTHER_FENCE
+        return LossCause.OTHER_FENCE
     if job.lease_until is None or job.lease_until <= now:
-        return Cause.EXPIRED
-    return job if job.state in TABLE[move].leads else Cause.NOT_HELD
+        return LossCause.EXPIRED
+    return job if job.state in TABLE[move].leads else LossCause.NOT_HELD
 
 
-def claimed(job: Job, worker: str, lease: float, start: bool, now: float) -> Job:
+def claimed(job: JobRecord, worker: str, lease: float, start: bool, now: float) -> JobRecord:
     """Held by `worker` under a new fence; with `start`, running."""
     return replace(
         job,
@@ -149,15 +159,15 @@ def claimed(job: Job, worker: str, lease: float, start: bool, now: float) -> Job
     )
 
 
-def started(job: Job, now: float) -> Job:
+def started(job: JobRecord, now: float) -> JobRecord:
     return _moved(job, Move.START, now, started_at=now)
 
 
-def renewed(job: Job, lease: float, now: float) -> Job:
+def renewed(job: JobRecord, lease: float, now: float) -> JobRecord:
     return _moved(job, Move.RENEW, now, lease_until=now + lease)
 
 
-def noted(job: Job, progress: Progress | None, logs: tuple[Log, ...], now: float) -> Job:
+def noted(job: JobRecord, progress: Progress | None, logs: tuple[LogLine, ...], now: float) -> JobRecord:
     """Progress replaced, log lines appended; the newest lines stay."""
     lines = tuple(
         replace(line, text=check.capped(line.text, LOG_TEXT_MAX), level=check.capped(line.level, LEVEL_MAX))
@@ -168,51 +178,51 @@ def noted(job: Job, progress: Progress | None, logs: tuple[Log, ...], now: float
     return _moved(job, Move.NOTE, now, progress=progress or job.progress, logs=(job.logs + lines)[-LOGS_MAX:])
 
 
-def stepped(job: Job, steps: Steps, now: float) -> Job:
+def stepped(job: JobRecord, steps: StepState, now: float) -> JobRecord:
     return _moved(job, Move.STEP, now, steps=steps)
 
 
-def settled(job: Job, outcome: Outcome, now: float) -> Job:
+def settled(job: JobRecord, outcome: Outcome, now: float) -> JobRecord:
     """The job after its attempt ended. Cancel asked wins over every outcome."""
     if job.cancel_requested:
         return _given_up(job, outcome, now)
     match outcome:
-        case Complete():
+        case CompleteOutcome():
             return _completed(job, outcome, now)
-        case Fail(failure=failure):
+        case FailOutcome(failure=failure):
             return _failed(job, outcome.move, now, failure)
-        case Retry():
+        case RetryOutcome():
             return _retried(job, outcome, now)
-        case Snooze() | Wait():
+        case SnoozeOutcome() | WaitOutcome():
             return _resting(job, outcome, now)
-        case Release(delay=delay, reason=reason):
+        case ReleaseOutcome(delay=delay, reason=reason):
             return _released(job, outcome.move, now, delay, reason, outcome.move)
-        case Await():
+        case AwaitOutcome():
             return _awaiting(job, outcome.move, now)
-        case GiveUp():
+        case GiveUpOutcome():
             return _given_up(job, outcome, now)
 
 
-def unblocked(job: Job, now: float) -> Job:
+def unblocked(job: JobRecord, now: float) -> JobRecord:
     """Its children have ended: in line, or scheduled."""
     return _moved(job, Move.UNBLOCK, now, to=_ready_state(job.open_children, job.run_at, now))
 
 
-def child_failed(job: Job, child: str, now: float) -> Job:
+def child_failed(job: JobRecord, child: str, now: float) -> JobRecord:
     """Failed with a child it could not do without."""
     failure = Failure(Reason.CHILD_FAILED, "ChildFailed", f"job {child}, which it waited for, has failed")
     errors = _with_error(job, failure, now)
     return _finished(job, Move.CHILD_FAILED, now, FAILED, reason=failure.kind, errors=errors)
 
 
-def backing_off(job: Job, outcome: Retry) -> float:
+def backing_off(job: JobRecord, outcome: RetryOutcome) -> float:
     """Seconds until a retry."""
     if outcome.delay is not None:
         return outcome.delay
-    return (job.backoff or retry.DEFAULT).delay(job.attempts, job.id)
+    return (job.backoff or retry.DEFAULT_BACKOFF).delay(job.attempts, job.id)
 
 
-def expired(job: Job, now: float) -> Job:
+def expired(job: JobRecord, now: float) -> JobRecord:
     """The lease ran out: back in line, unless that has happened too often or cancel was asked."""
     if job.state is CLAIMED:
         return _released(job, Move.EXPIRE, now, 0.0, Reason.WORKER_LOST, None)
@@ -229,7 +239,7 @@ def expired(job: Job, now: float) -> Job:
     return _let_go(job, Move.EXPIRE, now, 0.0, errors=errors, crashes=crashes)
 
 
-def promoted(job: Job, now: float) -> Job:
+def promoted(job: JobRecord, now: float) -> JobRecord:
     """In line. A promotion before its time moves `run_at` too, or an edit would undo it."""
     early = job.run_at is not None and job.run_at > now
     return _moved(job, Move.PROMOTE, now, run_at=now if early else job.run_at)
@@ -241,16 +251,16 @@ def is_ready(new: NewJob, now: float) -> bool:
     return _ready_state(0, run_at, now) is WAITING
 
 
-def dropped(job: Job, now: float) -> Job:
+def dropped(job: JobRecord, now: float) -> JobRecord:
     """Its queue is full, and it has waited longest."""
     return _finished(job, Move.DROP, now, FAILED, reason=Reason.DROPPED)
 
 
-def lapsed(job: Job, now: float) -> Job:
+def lapsed(job: JobRecord, now: float) -> JobRecord:
     return _finished(job, Move.LAPSE, now, FAILED, reason=Reason.DEADLINE)
 
 
-def canceled(job: Job, now: float, force: bool = False, reason: Reason = Reason.CANCELED) -> Job:
+def canceled(job: JobRecord, now: float, force: bool = False, reason: Reason = Reason.CANCELED) -> JobRecord:
     """Canceled where no handler runs, else asked to stop; `force` also takes finished jobs."""
     if force and job.state in TABLE[Move.CANCEL_FORCED].leads:
         return _finished(job, Move.CANCEL_FORCED, now, CANCELED, reason=Reason.CANCELED)
@@ -259,7 +269,7 @@ def canceled(job: Job, now: float, force: bool = False, reason: Reason = Reason.
     return _finished(job, Move.CANCEL, now, CANCELED, reason=reason)
 
 
-def rerun(job: Job, run_at: float | None, reset_attempts: bool, now: float) -> Job:
+def rerun(job: JobRecord, run_at: float | None, reset_attempts: bool, now: float) -> JobRecord:
     """Back to life with at least one attempt. Errors and steps stay, a deadline that has passed goes."""
     attempts = 0 if reset_attempts else job.attempts
     lapsed = job.deadline is not None and job.deadline <= now
@@ -286,7 +296,7 @@ def rerun(job: Job, run_at: float | None, reset_attempts: bool, now: float) -> J
     )
 
 
-def edited(job: Job, edit: Edit, now: float) -> Job:
+def edited(job: JobRecord, edit: EditJobs, now: float) -> JobRecord:
     """What is given replaced, and the state that follows from it."""
     run_at = job.run_at if edit.run_at is None else edit.run_at
     return _moved(
@@ -304,7 +314,7 @@ def edited(job: Job, edit: Edit, now: float) -> Job:
     )
 
 
-def replaced(job: Job, new: NewJob, now: float) -> Job:
+def replaced(job: JobRecord, new: NewJob, now: float) -> JobRecord:
     """What a job is for, and when: from another that found its unique key held."""
     run_at = _run_at(new, now)
     ready = _ready_state(job.open_children, run_at, now)
@@ -312,11 +322,11 @@ def replaced(job: Job, new: NewJob, now: float) -> Job:
     return _moved(job, Move.EDIT, now, to=ready, **changes)
 
 
-def postponed(job: Job, run_at: float, now: float) -> Job:
+def postponed(job: JobRecord, run_at: float, now: float) -> JobRecord:
     return _moved(job, Move.POSTPONE, now, run_at=run_at)
 
 
-def resolved(job: Job, state: State, result: str | None, message: str, now: float) -> Job:
+def resolved(job: JobRecord, state: State, result: str | None, message: str, now: float) -> JobRecord:
     """Settled by hand, without having run."""
     if state is COMPLETED:
         return _finished(job, Move.RESOLVE, now, state, result=result)
@@ -326,7 +336,7 @@ def resolved(job: Job, state: State, result: str | None, message: str, now: floa
     )
 
 
-def removable(job: Job, force: bool) -> Move:
+def removable(job: JobRecord, force: bool) -> Move:
     """The move that removes `job`; InvalidMove if only force would."""
     move = Move.REMOVE_FORCED if force else Move.REMOVE
     _target(job, move)
@@ -337,7 +347,7 @@ def _run_at(new: NewJob, now: float) -> float | None:
     return now + new.delay if new.delay is not None else new.run_at
 
 
-def _due(job: Job | NewJob, now: float) -> float:
+def _due(job: JobRecord | NewJob, now: float) -> float:
     run_at = _run_at(job, now) if isinstance(job, NewJob) else job.run_at
     return now if run_at is None else max(now, run_at)
 
@@ -348,14 +358,14 @@ def _ready_state(open_children: int, run_at: float | None, now: float) -> State:
     return SCHEDULED if run_at is not None and run_at > now else WAITING
 
 
-def _target(job: Job, move: Move) -> State | None:
+def _target(job: JobRecord, move: Move) -> State | None:
     rule = TABLE[move]
     if job.state not in rule.leads:
         raise InvalidMove(job.id, move.removesuffix("_forced"), job.state, rule.sources)
     return rule.leads[job.state]
 
 
-def _reached(job: Job, move: Move, to: State) -> State:
+def _reached(job: JobRecord, move: Move, to: State) -> State:
     """`to`, if the table says that the move may lead there from the job's state."""
     rule = TABLE[move]
     if job.state not in rule.leads or (to is not rule.leads[job.state] and to not in rule.otherwise):
@@ -363,14 +373,14 @@ def _reached(job: Job, move: Move, to: State) -> State:
     return to
 
 
-def _moved(job: Job, move: Move, now: float, to: State | None = None, **changes: Any) -> Job:
+def _moved(job: JobRecord, move: Move, now: float, to: State | None = None, **changes: Any) -> JobRecord:
     """`job` after `move`: by the table, or `to` another state the table names for it."""
     state = _target(job, move) if to is None else _reached(job, move, to)
     kept = job.place if state is WAITING else None
     return replace(job, state=state, updated_at=now, place=kept, **changes)
 
 
-def _finished(job: Job, move: Move, now: float, to: State, **changes: Any) -> Job:
+def _finished(job: JobRecord, move: Move, now: float, to: State, **changes: Any) -> JobRecord:
     """Ended: no lease, and an expiry fixed now."""
     return replace(
         job,
@@ -384,7 +394,7 @@ def _finished(job: Job, move: Move, now: float, to: State, **changes: Any) -> Jo
     )
 
 
-def _completed(job: Job, outcome: Complete, now: float) -> Job:
+def _completed(job: JobRecord, outcome: CompleteOutcome, now: float) -> JobRecord:
     """`_finished` spelled out for the commonest end: half the time."""
     return replace(
         job,
@@ -399,13 +409,17 @@ def _completed(job: Job, outcome: Complete, now: float) -> Job:
     )
 
 
-def _let_go(job: Job, move: Move, now: float, delay: float, to: State | None = None, **changes: Any) -> Job:
+def _let_go(
+    job: JobRecord, move: Move, now: float, delay: float, to: State | None = None, **changes: Any
+) -> JobRecord:
     """No longer held: in line again, or scheduled after a delay."""
     to = to or (SCHEDULED if delay > 0 else WAITING)
     return _moved(job, move, now, to=to, run_at=now + delay, worker=None, lease_until=None, **changes)
 
 
-def _released(job: Job, move: Move, now: float, delay: float, reason: Reason, mark: Move | None) -> Job:
+def _released(
+    job: JobRecord, move: Move, now: float, delay: float, reason: Reason, mark: Move | None
+) -> JobRecord:
     """Given back unspent, so many times at most."""
     releases = job.releases + 1
     if releases > RELEASES_MAX:
@@ -423,36 +437,36 @@ def _released(job: Job, move: Move, now: float, delay: float, reason: Reason, ma
     return _let_go(job, move, now, delay, attempts=_given_back(job), releases=releases, settled=mark)
 
 
-def _failed(job: Job, move: Move, now: float, failure: Failure) -> Job:
+def _failed(job: JobRecord, move: Move, now: float, failure: Failure) -> JobRecord:
     errors = _with_error(job, failure, now)
     return _finished(job, move, now, FAILED, reason=failure.kind, errors=errors, settled=move)
 
 
-def _retried(job: Job, outcome: Retry, now: float) -> Job:
+def _retried(job: JobRecord, outcome: RetryOutcome, now: float) -> JobRecord:
     if job.attempts >= job.max_attempts:
         return _failed(job, outcome.move, now, outcome.failure)
     errors = _with_error(job, outcome.failure, now)
     return _let_go(job, outcome.move, now, backing_off(job, outcome), errors=errors, settled=outcome.move)
 
 
-def _awaiting(job: Job, move: Move, now: float) -> Job:
+def _awaiting(job: JobRecord, move: Move, now: float) -> JobRecord:
     """Blocked, or in line again if no child is open."""
     to = State.BLOCKED if job.open_children else WAITING
     return _let_go(job, move, now, 0.0, to, attempts=_given_back(job), settled=move)
 
 
-def _resting(job: Job, outcome: Snooze | Wait, now: float) -> Job:
+def _resting(job: JobRecord, outcome: SnoozeOutcome | WaitOutcome, now: float) -> JobRecord:
     """Scheduled until it is time; in line at once if what it would wait for is there."""
-    delay = outcome.delay if isinstance(outcome, Snooze) else outcome.timeout
-    to = SCHEDULED if delay or isinstance(outcome, Snooze) else WAITING
+    delay = outcome.delay if isinstance(outcome, SnoozeOutcome) else outcome.timeout
+    to = SCHEDULED if delay or isinstance(outcome, SnoozeOutcome) else WAITING
     return _let_go(job, outcome.move, now, delay, to, attempts=_given_back(job), settled=outcome.move)
 
 
-def _given_up(job: Job, outcome: Outcome, now: float) -> Job:
+def _given_up(job: JobRecord, outcome: Outcome, now: float) -> JobRecord:
     """Canceled; what the handler returned or raised stays in the record of its attempt."""
     failure: Failure | None = getattr(outcome, "failure", None)
     result = job.result
-    if isinstance(outcome, Complete):
+    if isinstance(outcome, CompleteOutcome):
         result = outcome.result
         failure = Failure(Reason.CANCELED, "Canceled", "the handler had returned when the cancel was obeyed")
     errors = job.errors if failure is None else _with_error(job, failure, now)
@@ -460,11 +474,11 @@ def _given_up(job: Job, outcome: Outcome, now: float) -> Job:
     return _finished(job, outcome.move, now, CANCELED, **changes)
 
 
-def _given_back(job: Job) -> int:
+def _given_back(job: JobRecord) -> int:
     return max(0, job.attempts - 1)
 
 
-def _with_error(job: Job, failure: Failure, now: float) -> tuple[AttemptError, ...]:
+def _with_error(job: JobRecord, failure: Failure, now: float) -> tuple[AttemptError, ...]:
     error = AttemptError(
         job.attempts,
         job.worker,

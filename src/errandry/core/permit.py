@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import inf
 
-from errandry.core.gate import Gate, GateKind, Key, Lane, allowed, limits, next_at, spent
-from errandry.core.job import Job
-from errandry.core.pick import Line, keys_of
+from errandry.core.fair_queueing import OpenLane, keys_of
+from errandry.core.gate import GateKey, GateKind, GateRecord, LaneKey, allowed, limits, next_at, spent
+from errandry.core.job import JobRecord
 from errandry.core.rule import NO_RULE, Rate, Rule
 
 NEVER = 1e18
@@ -20,13 +20,13 @@ GATHERING = 0.01
 
 
 class Permits:
-    def __init__(self, gates: Iterable[Gate], now: float) -> None:
+    def __init__(self, gates: Iterable[GateRecord], now: float) -> None:
         self._now = now
         self._gates = {gate.key: gate for gate in gates}
-        self._busy: set[Key] = set()
-        self._held: Counter[Key] = Counter()
-        self._spent: dict[Key, float] = {}
-        self._fresh: set[Key] = set()
+        self._busy: set[GateKey] = set()
+        self._held: Counter[GateKey] = Counter()
+        self._spent: dict[GateKey, float] = {}
+        self._fresh: set[GateKey] = set()
 
     # What is asked before anything is counted.
 
@@ -38,7 +38,7 @@ class Permits:
         return self._rule((GateKind.QUEUE, queue, ""))
 
     @property
-    def limiting(self) -> list[Gate]:
+    def limiting(self) -> list[GateRecord]:
         """The gates that only one pass may count at a time."""
         return [gate for gate in self._gates.values() if _LIMITING.intersection(gate.rule.given)]
 
@@ -53,7 +53,7 @@ class Permits:
     def has_limits(self) -> bool:
         return any(gate.rule.limit is not None for gate in self._gates.values())
 
-    def is_plain(self, line: Line, number: int) -> bool:
+    def is_plain(self, line: OpenLane, number: int) -> bool:
         """Whether so many jobs of a lane without a group may go as they stand: there is room for all."""
         queue, task = line.keys[:2]
         return self._rule(queue).ageing is None and min(self.room(queue), self.room(task)) >= number
@@ -63,21 +63,21 @@ class Permits:
 
     # What is counted.
 
-    def update(self, gates: Iterable[Gate]) -> None:
+    def update(self, gates: Iterable[GateRecord]) -> None:
         self._gates |= {gate.key: gate for gate in gates}
 
-    def leave(self, keys: Iterable[Key]) -> None:
+    def leave(self, keys: Iterable[GateKey]) -> None:
         """Another pass counts these: nothing passes them in this one."""
         self._busy.update(keys)
 
-    def hold(self, holding: Mapping[Lane, int]) -> None:
+    def hold(self, holding: Mapping[LaneKey, int]) -> None:
         """So many jobs are held."""
         self._held = Counter()
         for (queue, task, group), number in holding.items():
             for key in keys_of(queue, task, group):
                 self._held[key] += number
 
-    def take(self, job: Job) -> None:
+    def take(self, job: JobRecord) -> None:
         """It has passed."""
         for key in keys_of(job.queue, job.task, job.group):
             self._held[key] += 1
@@ -85,12 +85,12 @@ class Permits:
                 self._spent[key] = spent(rate, self._tat(key), self._now, 1)
                 self._fresh.add(key)
 
-    def newly_spent(self) -> dict[Key, float]:
+    def newly_spent(self) -> dict[GateKey, float]:
         """Where the rates are that were used since this was asked last."""
         fresh, self._fresh = sorted(self._fresh), set()
         return {key: self._spent[key] for key in fresh}
 
-    def room(self, key: Key) -> float:
+    def room(self, key: GateKey) -> float:
         """How many may pass a gate now."""
         gate = self._gates.get(key)
         if key in self._busy or (gate is not None and (gate.paused or gate.closed_until > self._now)):
@@ -99,7 +99,7 @@ class Permits:
         room = inf if limit is None else limit - self._held[key]
         return room if rate is None else min(room, allowed(rate, self._tat(key), self._now))
 
-    def opens_at(self, key: Key) -> float:
+    def opens_at(self, key: GateKey) -> float:
         """When a gate that nothing may pass is to be looked at again; NEVER if no time opens it."""
         gate = self._gates.get(key)
         if gate is not None and gate.paused:
@@ -132,17 +132,17 @@ class Permits:
         at = next_at(rate, tat, self._now)
         return at + min(GATHERING, rate.burst // 2 * rate.every) if at > self._now else at
 
-    def _rule(self, key: Key) -> Rule:
+    def _rule(self, key: GateKey) -> Rule:
         gate = self._gates.get(key)
         return NO_RULE if gate is None else gate.rule
 
-    def _limits(self, key: Key) -> tuple[int | None, Rate | None]:
+    def _limits(self, key: GateKey) -> tuple[int | None, Rate | None]:
         rule = self._rule(key)
         if key[0] is GateKind.GROUP:
             return limits(rule, self.rule(key[1]))
         return rule.limit, rule.rate
 
-    def _tat(self, key: Key) -> float:
+    def _tat(self, key: GateKey) -> float:
         gate = self._gates.get(key)
         return self._spent.get(key, 0.0 if gate is None else gate.tat)
 

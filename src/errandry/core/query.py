@@ -36,12 +36,12 @@ from difflib import get_close_matches
 from math import inf, nextafter
 from typing import Any
 
+import msgspec
 from msgspec import Struct
-from msgspec import json as msgjson
 
 from errandry.core.check import INT_MAX
 from errandry.core.duration import instant, iso, seconds, short
-from errandry.core.job import Job
+from errandry.core.job import JobRecord
 from errandry.core.state import Reason, State
 from errandry.errors import QueryError, shown
 
@@ -73,7 +73,7 @@ PARAMS = (
 )
 
 
-class Bound(Struct, frozen=True, order=True):
+class RangeEnd(Struct, frozen=True, order=True):
     """One end of a range. A time `at` counts microseconds, since 1970 or, if `relative`, from now."""
 
     field: str
@@ -92,7 +92,7 @@ class Bound(Struct, frozen=True, order=True):
         moment = self.at / 1e6 + now if self.relative else self.at / 1e6
         return moment if self.op.endswith("=") else nextafter(moment, -inf if self.upper else inf)
 
-    def holds(self, job: Job, now: float) -> bool:
+    def holds(self, job: JobRecord, now: float) -> bool:
         value: float | None = getattr(job, TIMES.get(self.field, self.field))
         limit = self.limit(now)
         return value is not None and (value <= limit if self.upper else value >= limit)
@@ -121,9 +121,9 @@ class Query(Struct, frozen=True):
     not_tags: tuple[str, ...] = ()
     has: tuple[tuple[str, tuple[str, ...]], ...] = ()
     lacks: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    between: tuple[Bound, ...] = ()
+    between: tuple[RangeEnd, ...] = ()
 
-    def matches(self, job: Job, now: float) -> bool:
+    def matches(self, job: JobRecord, now: float) -> bool:
         """Whether `job` meets every term; `now` is what relative times count from."""
         return (
             all(getattr(job, field) in values for field, values in self.within)
@@ -216,7 +216,7 @@ def _normal(terms: Iterable[_Term]) -> Query:
     within: dict[str, set[Any]] = {}
     some: set[tuple[str, tuple[str, ...]]] = set()
     none: dict[tuple[str, str], set[Any]] = {}
-    bounds: dict[tuple[str, bool, bool], Bound] = {}
+    bounds: dict[tuple[str, bool, bool], RangeEnd] = {}
     for term in terms:
         if term.field in (*TIMES, *AGES) or term.op in COMPARISONS:
             bound = _bound(term)
@@ -243,7 +243,7 @@ def _normal(terms: Iterable[_Term]) -> Query:
     )
 
 
-def _tighter(one: Bound, other: Bound) -> Bound:
+def _tighter(one: RangeEnd, other: RangeEnd) -> RangeEnd:
     """At the same place, the open end is the tighter one."""
     best = min if one.upper else max
     return best(one, other, key=lambda end: (end.at, end.upper == end.op.endswith("=")))
@@ -300,7 +300,7 @@ def _value(term: _Term, at: int, value: str) -> str | int:
     return value
 
 
-def _bound(term: _Term) -> Bound:
+def _bound(term: _Term) -> RangeEnd:
     (at, value), *more = term.values
     field, op = ("created", AGES[term.field]) if term.field in AGES else (term.field, term.op)
     if more:
@@ -309,8 +309,8 @@ def _bound(term: _Term) -> Bound:
         opposite = f"{field}{_OPPOSITE[op]}{quoted(value)}"
         raise term.wrong(term.start, f"a comparison takes no minus; write {opposite}")
     if field in TIMES:
-        return Bound(field, op, *_time(term, at, value))
-    return Bound(field, op[0] + "=", int(_value(term, at, value)))
+        return RangeEnd(field, op, *_time(term, at, value))
+    return RangeEnd(field, op[0] + "=", int(_value(term, at, value)))
 
 
 def _time(term: _Term, at: int, value: str) -> tuple[int, bool]:
@@ -333,7 +333,7 @@ def _term(sign: str, field: str, op: str, values: Collection[str | int]) -> str:
     return f"{sign}{field}{op}{','.join(quoted(str(value)) for value in values)}"
 
 
-def _contains(job: Job, field: str, needles: Iterable[str]) -> bool:
+def _contains(job: JobRecord, field: str, needles: Iterable[str]) -> bool:
     errors = (f"{error.type}: {error.message}" for error in job.errors)
     texts = errors if field == "error" else (getattr(job, field) or "",)
     return any(needle.encode() in text for text in map(fold, texts) for needle in needles)
@@ -345,7 +345,7 @@ def fold(text: str) -> bytes:
 
 
 def _json(values: Iterable[object]) -> str:
-    return msgjson.encode(list(values)).decode()
+    return msgspec.json.encode(list(values)).decode()
 
 
 def _unknown(kind: str, word: str, known: Iterable[str]) -> str:

@@ -50,7 +50,7 @@ class Backoff(Struct, frozen=True, omit_defaults=True, gc=False):
         return min(plain, self.cap)
 
 
-DEFAULT = Backoff()
+DEFAULT_BACKOFF = Backoff()
 
 
 def _share(seed: str) -> float:

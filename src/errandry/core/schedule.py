@@ -6,13 +6,13 @@ both: whoever makes it twice makes it once. The job of the next tick is there be
 
 from enum import StrEnum
 
+import msgspec
 from msgspec import Struct
-from msgspec import json as msgjson
 
 from errandry.core import check
 from errandry.core.cron import Cron
 from errandry.core.duration import iso, short
-from errandry.core.gate import Pausing
+from errandry.core.gate import PauseInfo
 from errandry.core.job import NewJob
 from errandry.errors import InvalidValue
 
@@ -52,7 +52,7 @@ class CatchUp(StrEnum):
     ALL = "all"
 
 
-class Plan(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SchedulePlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a schedule is told: a job like `job` at every tick, of a `cron` expression or `every` so often.
 
     Ticks of `every` are counted from `start`, or else from 1970. There are none before `start` and after
@@ -97,7 +97,7 @@ class Plan(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return next(tick for more in (1, 2) if (tick := anchor + (steps + more) * every) > moment)
 
 
-def check_plan(name: str, plan: Plan) -> None:
+def check_plan(name: str, plan: SchedulePlan) -> None:
     """Refuse what no schedule can be. Not when it is read: what was stored may have become impossible."""
     check.name("schedule", name)
     if len(name) > NAME_MAX:
@@ -115,13 +115,13 @@ def check_plan(name: str, plan: Plan) -> None:
     for field in ("run_at", "delay", "deadline", "unique"):
         if (value := getattr(plan.job, field)) is not None:
             raise InvalidValue(field, value, "is not for the jobs of a schedule: that says when, and overlap")
-    if plan.job.metadata is not None and not isinstance(msgjson.decode(plan.job.metadata), dict):
+    if plan.job.metadata is not None and not isinstance(msgspec.json.decode(plan.job.metadata), dict):
         raise InvalidValue("metadata", plan.job.metadata, "must be a JSON object")
     if plan.cron is not None:
         plan._cron  # noqa: B018 - reading checks it
 
 
-class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ScheduleRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A schedule as stored. `tick` is the next one, whose job is due at `due_at`; None while it rests.
 
     `last` is the last tick that ran. `live` are its latest runs, as far as they may still live. `owner` is
@@ -129,12 +129,12 @@ class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     name: str
-    plan: Plan
+    plan: SchedulePlan
     created_at: float
     updated_at: float
     owner: str = ""
     by: str = ""
-    paused: Pausing | None = None
+    paused: PauseInfo | None = None
     tick: float | None = None
     due_at: float | None = None
     last: float | None = None
@@ -162,7 +162,7 @@ class PutSchedule(Struct, frozen=True, gc=False):
     """This schedule holds from now on, whatever it was before. Answer: WRITTEN, or ALREADY if it was this."""
 
     name: str
-    plan: Plan
+    plan: SchedulePlan
     owner: str = ""
     by: str = ""
 

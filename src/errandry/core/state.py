@@ -93,7 +93,7 @@ class Move(StrEnum):
     REMOVE_FORCED = "remove_forced"
 
 
-class By(StrEnum):
+class Actor(StrEnum):
     CLIENT = "client"
     WORKER = "worker"
     OPERATOR = "operator"
@@ -105,11 +105,11 @@ BLOCKED, SCHEDULED, WAITING = State.BLOCKED, State.SCHEDULED, State.WAITING
 CLAIMED, RUNNING = State.CLAIMED, State.RUNNING
 COMPLETED, FAILED, CANCELED = State.COMPLETED, State.FAILED, State.CANCELED
 
-HELD = frozenset({CLAIMED, RUNNING})
+HELD_STATES = frozenset({CLAIMED, RUNNING})
 TERMINAL = frozenset({COMPLETED, FAILED, CANCELED})
 
 
-class Rule(Struct, frozen=True):
+class Transition(Struct, frozen=True):
     """One row of the table.
 
     `leads` maps each state the move starts from to where it leads in the plain case (None: the
@@ -118,7 +118,7 @@ class Rule(Struct, frozen=True):
     """
 
     leads: Mapping[State | None, State | None]
-    by: By
+    by: Actor
     otherwise: Mapping[State | None, str] = MappingProxyType({})
     fenced: bool = False
 
@@ -138,64 +138,70 @@ def _all(target: State | None, *states: State) -> dict[State | None, State | Non
 _CANCEL_WINS: Mapping[State | None, str] = {CANCELED: "cancel was requested"}
 _RELEASED_TOO_OFTEN = "released more than 20 times"
 
-TABLE: Mapping[Move, Rule] = {
-    Move.INSERT: Rule(
-        {None: WAITING}, By.CLIENT, {SCHEDULED: "run_at is in the future", BLOCKED: "children are open"}
+TABLE: Mapping[Move, Transition] = {
+    Move.INSERT: Transition(
+        {None: WAITING}, Actor.CLIENT, {SCHEDULED: "run_at is in the future", BLOCKED: "children are open"}
     ),
-    Move.PROMOTE: Rule(_all(WAITING, SCHEDULED), By.ANYONE),
-    Move.UNBLOCK: Rule(_all(WAITING, BLOCKED), By.STORE, {SCHEDULED: "run_at is in the future"}),
-    Move.CHILD_FAILED: Rule(_all(FAILED, BLOCKED), By.STORE, {None: "the child's policy is remove"}),
-    Move.LAPSE: Rule(_all(FAILED, BLOCKED, SCHEDULED, WAITING), By.ANYONE),
-    Move.DROP: Rule(_all(FAILED, WAITING), By.STORE),
-    Move.CLAIM: Rule(_all(CLAIMED, WAITING), By.WORKER, {RUNNING: "claimed for a free slot: starts at once"}),
-    Move.START: Rule(_all(RUNNING, CLAIMED), By.WORKER, fenced=True),
-    Move.RENEW: Rule(_same(CLAIMED, RUNNING), By.WORKER, fenced=True),
-    Move.NOTE: Rule(_same(CLAIMED, RUNNING), By.WORKER, fenced=True),
-    Move.SPAWN: Rule(_same(CLAIMED, RUNNING), By.WORKER, fenced=True),
-    Move.STEP: Rule(_same(CLAIMED, RUNNING), By.WORKER, fenced=True),
-    Move.COMPLETE: Rule(_all(COMPLETED, RUNNING), By.WORKER, _CANCEL_WINS, fenced=True),
-    Move.RETRY: Rule(
+    Move.PROMOTE: Transition(_all(WAITING, SCHEDULED), Actor.ANYONE),
+    Move.UNBLOCK: Transition(_all(WAITING, BLOCKED), Actor.STORE, {SCHEDULED: "run_at is in the future"}),
+    Move.CHILD_FAILED: Transition(_all(FAILED, BLOCKED), Actor.STORE, {None: "the child's policy is remove"}),
+    Move.LAPSE: Transition(_all(FAILED, BLOCKED, SCHEDULED, WAITING), Actor.ANYONE),
+    Move.DROP: Transition(_all(FAILED, WAITING), Actor.STORE),
+    Move.CLAIM: Transition(
+        _all(CLAIMED, WAITING), Actor.WORKER, {RUNNING: "claimed for a free slot: starts at once"}
+    ),
+    Move.START: Transition(_all(RUNNING, CLAIMED), Actor.WORKER, fenced=True),
+    Move.RENEW: Transition(_same(CLAIMED, RUNNING), Actor.WORKER, fenced=True),
+    Move.NOTE: Transition(_same(CLAIMED, RUNNING), Actor.WORKER, fenced=True),
+    Move.SPAWN: Transition(_same(CLAIMED, RUNNING), Actor.WORKER, fenced=True),
+    Move.STEP: Transition(_same(CLAIMED, RUNNING), Actor.WORKER, fenced=True),
+    Move.COMPLETE: Transition(_all(COMPLETED, RUNNING), Actor.WORKER, _CANCEL_WINS, fenced=True),
+    Move.RETRY: Transition(
         _all(SCHEDULED, RUNNING),
-        By.WORKER,
+        Actor.WORKER,
         {WAITING: "without a delay", FAILED: "attempts are spent", **_CANCEL_WINS},
         fenced=True,
     ),
-    Move.FAIL: Rule(_all(FAILED, RUNNING), By.WORKER, _CANCEL_WINS, fenced=True),
-    Move.SNOOZE: Rule(_all(SCHEDULED, RUNNING), By.WORKER, _CANCEL_WINS, fenced=True),
-    Move.AWAIT: Rule(
-        _all(BLOCKED, RUNNING), By.WORKER, {WAITING: "no child is open", **_CANCEL_WINS}, fenced=True
+    Move.FAIL: Transition(_all(FAILED, RUNNING), Actor.WORKER, _CANCEL_WINS, fenced=True),
+    Move.SNOOZE: Transition(_all(SCHEDULED, RUNNING), Actor.WORKER, _CANCEL_WINS, fenced=True),
+    Move.AWAIT: Transition(
+        _all(BLOCKED, RUNNING), Actor.WORKER, {WAITING: "no child is open", **_CANCEL_WINS}, fenced=True
     ),
-    Move.WAIT: Rule(
-        _all(SCHEDULED, RUNNING), By.WORKER, {WAITING: "the signal is there", **_CANCEL_WINS}, fenced=True
+    Move.WAIT: Transition(
+        _all(SCHEDULED, RUNNING), Actor.WORKER, {WAITING: "the signal is there", **_CANCEL_WINS}, fenced=True
     ),
-    Move.RELEASE: Rule(
+    Move.RELEASE: Transition(
         _all(WAITING, CLAIMED, RUNNING),
-        By.WORKER,
+        Actor.WORKER,
         {SCHEDULED: "with a delay", FAILED: _RELEASED_TOO_OFTEN, **_CANCEL_WINS},
         fenced=True,
     ),
-    Move.GIVE_UP: Rule(_all(CANCELED, CLAIMED, RUNNING), By.WORKER, fenced=True),
-    Move.EXPIRE: Rule(
+    Move.GIVE_UP: Transition(_all(CANCELED, CLAIMED, RUNNING), Actor.WORKER, fenced=True),
+    Move.EXPIRE: Transition(
         _all(WAITING, CLAIMED, RUNNING),
-        By.ANYONE,
+        Actor.ANYONE,
         {FAILED: f"attempts are spent, crashes at their cap, or {_RELEASED_TOO_OFTEN}", **_CANCEL_WINS},
     ),
-    Move.CANCEL: Rule({**_all(CANCELED, BLOCKED, SCHEDULED, WAITING, CLAIMED), RUNNING: RUNNING}, By.ANYONE),
-    Move.CANCEL_FORCED: Rule(_all(CANCELED, COMPLETED, FAILED), By.OPERATOR),
-    Move.RESOLVE: Rule(
-        _all(COMPLETED, BLOCKED, SCHEDULED, WAITING), By.OPERATOR, {FAILED: "resolved as failed"}
+    Move.CANCEL: Transition(
+        {**_all(CANCELED, BLOCKED, SCHEDULED, WAITING, CLAIMED), RUNNING: RUNNING}, Actor.ANYONE
     ),
-    Move.POSTPONE: Rule(_all(SCHEDULED, WAITING, SCHEDULED), By.OPERATOR),
-    Move.EDIT: Rule(
+    Move.CANCEL_FORCED: Transition(_all(CANCELED, COMPLETED, FAILED), Actor.OPERATOR),
+    Move.RESOLVE: Transition(
+        _all(COMPLETED, BLOCKED, SCHEDULED, WAITING), Actor.OPERATOR, {FAILED: "resolved as failed"}
+    ),
+    Move.POSTPONE: Transition(_all(SCHEDULED, WAITING, SCHEDULED), Actor.OPERATOR),
+    Move.EDIT: Transition(
         _same(BLOCKED, SCHEDULED, WAITING),
-        By.OPERATOR,
+        Actor.OPERATOR,
         {SCHEDULED: "run_at is in the future", WAITING: "run_at has come"},
     ),
-    Move.RERUN: Rule(
+    Move.RERUN: Transition(
         _all(WAITING, COMPLETED, FAILED, CANCELED),
-        By.OPERATOR,
+        Actor.OPERATOR,
         {SCHEDULED: "run_at is in the future", BLOCKED: "children are open"},
     ),
-    Move.REMOVE: Rule(_all(None, BLOCKED, SCHEDULED, WAITING, COMPLETED, FAILED, CANCELED), By.OPERATOR),
-    Move.REMOVE_FORCED: Rule(_all(None, *State), By.OPERATOR),
+    Move.REMOVE: Transition(
+        _all(None, BLOCKED, SCHEDULED, WAITING, COMPLETED, FAILED, CANCELED), Actor.OPERATOR
+    ),
+    Move.REMOVE_FORCED: Transition(_all(None, *State), Actor.OPERATOR),
 }

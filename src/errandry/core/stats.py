@@ -41,7 +41,7 @@ def is_figure(name: str) -> bool:
     return name.startswith((COUNTED, WAIT, RUN))
 
 
-class Figure(NamedTuple):
+class StatsRow(NamedTuple):
     """One counter of a queue and task, from `at` on for `span` seconds."""
 
     span: int
@@ -52,7 +52,7 @@ class Figure(NamedTuple):
     value: int
 
 
-class Times(Struct, frozen=True):
+class DurationHistogram(Struct, frozen=True):
     """How long something took, by the number of a bucket of `BOUNDS`: how often."""
 
     buckets: Mapping[int, int] = {}
@@ -87,7 +87,7 @@ class Counts(Struct, frozen=True):
     moved_out: int = 0
 
 
-class Slice(Struct, frozen=True):
+class TimeSlice(Struct, frozen=True):
     """What happened from `at` on for `span` seconds: counts by what it was, waiting and running times.
 
     A job waits from when it could have run until its handler begins, and runs until that has ended.
@@ -96,8 +96,8 @@ class Slice(Struct, frozen=True):
     at: float
     span: float
     counts: Counts = Counts()
-    wait: Times = Times()
-    run: Times = Times()
+    wait: DurationHistogram = DurationHistogram()
+    run: DurationHistogram = DurationHistogram()
 
     @property
     def rate(self) -> float:
@@ -111,53 +111,55 @@ class Stats(Struct, frozen=True):
 
     since: float
     until: float
-    figures: tuple[Figure, ...]
+    figures: tuple[StatsRow, ...]
 
     @property
-    def total(self) -> Slice:
+    def total(self) -> TimeSlice:
         """All of it."""
         return summed(self.figures, self.since, self.until - self.since)
 
     @property
-    def queues(self) -> dict[str, Slice]:
+    def queues(self) -> dict[str, TimeSlice]:
         return self._by(lambda figure: figure.queue)
 
     @property
-    def tasks(self) -> dict[str, Slice]:
+    def tasks(self) -> dict[str, TimeSlice]:
         return self._by(lambda figure: figure.task)
 
-    def series(self, parts: int) -> list[Slice]:
+    def series(self, parts: int) -> list[TimeSlice]:
         """The time in so many parts of equal length, each with what is kept of it."""
         if parts < 1:
             raise InvalidValue("parts", parts, "must be at least 1")
         span = (self.until - self.since) / parts
-        found: list[list[Figure]] = [[] for _ in range(parts)]
+        found: list[list[StatsRow]] = [[] for _ in range(parts)]
         for figure in self.figures:
             middle = figure.at + figure.span / 2
             found[min(parts - 1, max(0, int((middle - self.since) / span)))].append(figure)
         return [summed(own, self.since + number * span, span) for number, own in enumerate(found)]
 
-    def _by(self, key: Callable[[Figure], str]) -> dict[str, Slice]:
-        found: dict[str, list[Figure]] = {}
+    def _by(self, key: Callable[[StatsRow], str]) -> dict[str, TimeSlice]:
+        found: dict[str, list[StatsRow]] = {}
         for figure in self.figures:
             found.setdefault(key(figure), []).append(figure)
         span = self.until - self.since
         return {name: summed(found[name], self.since, span) for name in sorted(found)}
 
 
-def summed(figures: Iterable[Figure], at: float, span: float) -> Slice:
+def summed(figures: Iterable[StatsRow], at: float, span: float) -> TimeSlice:
     sums: Counter[str] = Counter()
     for figure in figures:
         sums[figure.name] += figure.value
     counts = Counts(**{name: sums[COUNTED + name] for name in Counts.__struct_fields__})
-    return Slice(at, span, counts, _times(sums, WAIT), _times(sums, RUN))
+    return TimeSlice(at, span, counts, _times(sums, WAIT), _times(sums, RUN))
 
 
-def _times(sums: Mapping[str, int], prefix: str) -> Times:
-    return Times({int(name.removeprefix(prefix)): n for name, n in sums.items() if name.startswith(prefix)})
+def _times(sums: Mapping[str, int], prefix: str) -> DurationHistogram:
+    return DurationHistogram(
+        {int(name.removeprefix(prefix)): n for name, n in sums.items() if name.startswith(prefix)}
+    )
 
 
-def stats(figures: Iterable[Figure], since: float, until: float) -> Stats:
+def stats(figures: Iterable[StatsRow], since: float, until: float) -> Stats:
     """Figures that are of this time, with the ends of what they are kept by."""
     found = tuple(figures)
     first = min([since, *(figure.at for figure in found)])

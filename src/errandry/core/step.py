@@ -40,14 +40,14 @@ class Step(Struct, frozen=True, gc=False):
     until: float | None = None
 
 
-class Steps(Struct, frozen=True, omit_defaults=True, gc=False):
+class StepState(Struct, frozen=True, omit_defaults=True, gc=False):
     """What the record of a job says of its steps: how many there are, and which signal it awaited last."""
 
     count: int
     signal: str | None = None
 
 
-class Wait(Struct, frozen=True, gc=False, tag="wait"):
+class WaitOutcome(Struct, frozen=True, gc=False, tag="wait"):
     """Run again when the signal is there, or after `timeout`; this attempt does not count.
 
     The time counts from when the job began to wait for this signal, however often it has been run since.
@@ -62,7 +62,7 @@ class Wait(Struct, frozen=True, gc=False, tag="wait"):
         check.span("timeout", self.timeout)
 
 
-class Signal(Struct, frozen=True, gc=False):
+class SendSignal(Struct, frozen=True, gc=False):
     """Tell a job that has not finished what it waits for, or will. Answer: WRITTEN, or ALREADY for another
     of the name: the first one counts."""
 

@@ -6,12 +6,12 @@ Nothing here reads a clock, and the same is decided whoever decides it.
 import hashlib
 from collections.abc import Iterator, Sequence
 
+import msgspec
 from msgspec import Struct
-from msgspec import json as msgjson
 from msgspec.structs import replace
 
-from errandry.core.job import Job, NewJob
-from errandry.core.schedule import MOMENT, CatchUp, Overlap, PutSchedule, Schedule, job_id
+from errandry.core.job import JobRecord, NewJob
+from errandry.core.schedule import MOMENT, CatchUp, Overlap, PutSchedule, ScheduleRecord, job_id
 
 LATE = 60.0
 """So late may a tick be and still count as in time."""
@@ -23,32 +23,32 @@ LOOKED_AT = 300
 """So many ticks that have passed are looked at one by one."""
 
 
-class Run(Struct, frozen=True, gc=False):
+class TickRun(Struct, frozen=True, gc=False):
     """A tick that runs, `after` the job with that id has ended."""
 
     tick: float
     after: str | None = None
 
 
-class Turn(Struct, frozen=True):
+class TickPlan(Struct, frozen=True):
     """What is to be done about the ticks that are due, and the schedule with that done."""
 
-    schedule: Schedule
-    runs: tuple[Run, ...] = ()
+    schedule: ScheduleRecord
+    runs: tuple[TickRun, ...] = ()
     missed: tuple[float, ...] = ()
 
 
-def turn(schedule: Schedule, alive: Sequence[str], now: float) -> Turn:
+def turn(schedule: ScheduleRecord, alive: Sequence[str], now: float) -> TickPlan:
     """Run or miss every tick that is due. `alive` are the runs that have not ended, oldest first."""
     ticks, uncounted = _due(schedule, now)
     wanted = _caught_up(schedule, ticks, now)
-    runs: list[Run] = []
+    runs: list[TickRun] = []
     live = list(alive)
     for tick in wanted:
         if schedule.plan.overlap is Overlap.ALLOW or not live:
-            runs.append(Run(tick))
+            runs.append(TickRun(tick))
         elif schedule.plan.overlap is Overlap.QUEUE and len(live) < QUEUED_MAX:
-            runs.append(Run(tick, live[-1]))
+            runs.append(TickRun(tick, live[-1]))
         else:
             continue
         live.append(job_id(schedule.name, tick))
@@ -61,10 +61,10 @@ def turn(schedule: Schedule, alive: Sequence[str], now: float) -> Turn:
         missed=schedule.missed + len(missed) + uncounted,
         live=tuple(live[-QUEUED_MAX:]),
     )
-    return Turn(planned(after, max([*ticks[-1:], schedule.tick or 0.0])), tuple(runs), missed)
+    return TickPlan(planned(after, max([*ticks[-1:], schedule.tick or 0.0])), tuple(runs), missed)
 
 
-def planned(schedule: Schedule, moment: float) -> Schedule:
+def planned(schedule: ScheduleRecord, moment: float) -> ScheduleRecord:
     """`schedule` with its next tick, the first after `moment`; without one, if it is paused or over."""
     plan = schedule.plan
     is_spent = plan.limit is not None and schedule.runs >= plan.limit
@@ -72,17 +72,17 @@ def planned(schedule: Schedule, moment: float) -> Schedule:
     return replace(schedule, tick=tick, due_at=None if tick is None else due_at(schedule, tick))
 
 
-def put(command: PutSchedule, before: Schedule | None, now: float) -> Schedule:
+def put(command: PutSchedule, before: ScheduleRecord | None, now: float) -> ScheduleRecord:
     """The schedule as it is from now on. While its ticks stay the same, so does the next one."""
     if before is None:
-        fresh = Schedule(name=command.name, plan=command.plan, created_at=now, updated_at=now)
+        fresh = ScheduleRecord(name=command.name, plan=command.plan, created_at=now, updated_at=now)
         return planned(replace(fresh, owner=command.owner, by=command.by), now)
     after = replace(before, plan=command.plan, owner=command.owner, by=command.by, updated_at=now)
     is_same = before.plan.timing == command.plan.timing and before.tick is not None
     return planned(after, (before.tick or now) - MOMENT if is_same else max(now, before.last or 0.0))
 
 
-def ticks_between(schedule: Schedule, first: float, last: float) -> Iterator[float]:
+def ticks_between(schedule: ScheduleRecord, first: float, last: float) -> Iterator[float]:
     """Its ticks from `first` to `last`."""
     tick = schedule.plan.after(first - MOMENT)
     while tick is not None and tick <= last:
@@ -90,7 +90,7 @@ def ticks_between(schedule: Schedule, first: float, last: float) -> Iterator[flo
         tick = schedule.plan.after(tick)
 
 
-def due_at(schedule: Schedule, tick: float) -> float:
+def due_at(schedule: ScheduleRecord, tick: float) -> float:
     """When a tick is due: the same for whoever asks."""
     if not schedule.plan.jitter:
         return tick
@@ -98,21 +98,23 @@ def due_at(schedule: Schedule, tick: float) -> float:
     return tick + schedule.plan.jitter * int.from_bytes(digest) / 2**32
 
 
-class Origin(Struct, frozen=True, rename={"schedule": "errandry.schedule", "tick": "errandry.tick"}):
+class ScheduleOrigin(
+    Struct, frozen=True, rename={"schedule": "errandry.api.schedule_options", "tick": "errandry.tick"}
+):
     """What the metadata of a job says of the schedule it comes from; a run by hand has no tick."""
 
     schedule: str = ""
     tick: float | None = None
 
 
-def new_job(schedule: Schedule, tick: float | None, job: str | None = None) -> NewJob:
+def new_job(schedule: ScheduleRecord, tick: float | None, job: str | None = None) -> NewJob:
     """The job of a tick; or one for now, with its id."""
     plan = schedule.plan
-    metadata = msgjson.decode(plan.job.metadata or "{}") | {_NAME: schedule.name}
+    metadata = msgspec.json.decode(plan.job.metadata or "{}") | {_NAME: schedule.name}
     if tick is None:
-        return replace(plan.job, id=job or "", metadata=msgjson.encode(metadata).decode())
+        return replace(plan.job, id=job or "", metadata=msgspec.json.encode(metadata).decode())
     metadata[_TICK] = tick
-    text = msgjson.encode(metadata).decode()
+    text = msgspec.json.encode(metadata).decode()
     return replace(plan.job, id=job_id(schedule.name, tick), run_at=due_at(schedule, tick), metadata=text)
 
 
@@ -121,7 +123,7 @@ def sealed_for(schedule: str) -> str:
     return f"schedule\n{schedule}"
 
 
-def origin(job: Job) -> Origin | None:
+def origin(job: JobRecord) -> ScheduleOrigin | None:
     """The schedule a job comes from and its tick; None for one that was enqueued."""
     if job.metadata is None or f'"{_NAME}"' not in job.metadata:
         return None
@@ -129,11 +131,11 @@ def origin(job: Job) -> Origin | None:
     return found if found.schedule else None
 
 
-_NAME, _TICK = "errandry.schedule", "errandry.tick"
-_origin = msgjson.Decoder(Origin)
+_NAME, _TICK = "errandry.api.schedule_options", "errandry.tick"
+_origin = msgspec.json.Decoder(ScheduleOrigin)
 
 
-def _due(schedule: Schedule, now: float) -> tuple[list[float], int]:
+def _due(schedule: ScheduleRecord, now: float) -> tuple[list[float], int]:
     """The ticks that are due; of very many the last ones, and of the others how many were counted."""
     ticks = _some_due(schedule, schedule.tick, now)
     if len(ticks) < LOOKED_AT:
@@ -143,7 +145,7 @@ def _due(schedule: Schedule, now: float) -> tuple[list[float], int]:
     return (newest, len(ticks)) if (newest := _some_due(schedule, near, now)) else (ticks, 0)
 
 
-def _some_due(schedule: Schedule, tick: float | None, now: float) -> list[float]:
+def _some_due(schedule: ScheduleRecord, tick: float | None, now: float) -> list[float]:
     ticks: list[float] = []
     while tick is not None and due_at(schedule, tick) <= now and len(ticks) < LOOKED_AT:
         ticks.append(tick)
@@ -151,7 +153,7 @@ def _some_due(schedule: Schedule, tick: float | None, now: float) -> list[float]
     return ticks
 
 
-def _caught_up(schedule: Schedule, ticks: list[float], now: float) -> list[float]:
+def _caught_up(schedule: ScheduleRecord, ticks: list[float], now: float) -> list[float]:
     """Those of the ticks that are due which run, as far as overlap and limit let them."""
     plan = schedule.plan
     wanted = ticks[-CATCH_UP_MAX:] if plan.catch_up is CatchUp.ALL else ticks[-1:]

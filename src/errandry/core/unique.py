@@ -13,7 +13,7 @@ EVER = 365 * 86_400.0
 """So long is a key held "for ever"."""
 
 
-class Scope(StrEnum):
+class UniqueScope(StrEnum):
     """How long a key is held.
 
     alive   until its job has finished, or is gone
@@ -51,19 +51,19 @@ class Conflict(StrEnum):
     REPLACE = "replace"
 
 
-class Unique(Struct, frozen=True, omit_defaults=True, gc=False):
+class UniqueKey(Struct, frozen=True, omit_defaults=True, gc=False):
     """The key of a job: only one job holds it at a time, in the whole store or `per_queue`."""
 
     key: str
-    scope: Scope = Scope.ALIVE
+    scope: UniqueScope = UniqueScope.ALIVE
     window: float | None = None
     per_queue: bool = False
 
     def __post_init__(self) -> None:
         check.name("unique", self.key)
-        if type(self.scope) is not Scope:
+        if type(self.scope) is not UniqueScope:
             raise InvalidValue("scope", self.scope, "must be a Scope")
-        if (self.window is not None) != (self.scope is Scope.WINDOW):
+        if (self.window is not None) != (self.scope is UniqueScope.WINDOW):
             raise InvalidValue("window", self.window, f"belongs to the scope window, not to {self.scope}")
         if self.window is not None and check.span("window", self.window) == 0:
             raise InvalidValue("window", self.window, "must be more than 0 seconds")
@@ -76,17 +76,17 @@ class Unique(Struct, frozen=True, omit_defaults=True, gc=False):
     @property
     def is_of_queue(self) -> bool:
         """Whether the job takes it along into another queue."""
-        return self.per_queue and self.scope is Scope.ALIVE
+        return self.per_queue and self.scope is UniqueScope.ALIVE
 
     @property
     def span(self) -> str:
         """How long the key is held, in words."""
         match self.scope:
-            case Scope.ALIVE:
+            case UniqueScope.ALIVE:
                 return "while the job is alive"
-            case Scope.EVER:
+            case UniqueScope.EVER:
                 return "for a year"
-            case Scope.WINDOW:
+            case UniqueScope.WINDOW:
                 return f"for {short(self.window or 0.0)} from the insert"
             case _:
                 return f"through the {self.scope} it was due in"
@@ -100,32 +100,38 @@ class Unique(Struct, frozen=True, omit_defaults=True, gc=False):
 
     def until(self, due: float, now: float) -> float | None:
         """When the key is free again, whatever becomes of the job; None: that frees it."""
-        if self.scope is Scope.ALIVE:
+        if self.scope is UniqueScope.ALIVE:
             return None
-        if self.scope is Scope.EVER:
+        if self.scope is UniqueScope.EVER:
             return now + EVER
         return _span(self.scope, due)[1] if self.window is None else now + self.window
 
 
-class Holder(Struct, frozen=True, gc=False):
+class KeyHolder(Struct, frozen=True, gc=False):
     """Who holds a key, and until when; None: while it is alive."""
 
     job: str
     expires_at: float | None
 
 
-_ALIGNED = frozenset(Scope) - {Scope.ALIVE, Scope.WINDOW, Scope.EVER}
-_LENGTHS = {Scope.SECOND: 1, Scope.MINUTE: 60, Scope.HOUR: 3_600, Scope.DAY: 86_400, Scope.WEEK: 7 * 86_400}
+_ALIGNED = frozenset(UniqueScope) - {UniqueScope.ALIVE, UniqueScope.WINDOW, UniqueScope.EVER}
+_LENGTHS = {
+    UniqueScope.SECOND: 1,
+    UniqueScope.MINUTE: 60,
+    UniqueScope.HOUR: 3_600,
+    UniqueScope.DAY: 86_400,
+    UniqueScope.WEEK: 7 * 86_400,
+}
 _FIRST_MONDAY = 4 * 86_400
 
 
-def _span(scope: Scope, due: float) -> tuple[float, float]:
+def _span(scope: UniqueScope, due: float) -> tuple[float, float]:
     """The beginning and the end of the UTC second … month that `due` is in."""
-    if scope is Scope.MONTH:
+    if scope is UniqueScope.MONTH:
         first = datetime.fromtimestamp(due // 1, UTC).replace(day=1, hour=0, minute=0, second=0)
         following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
         return first.timestamp(), following.timestamp()
-    origin = _FIRST_MONDAY if scope is Scope.WEEK else 0
+    origin = _FIRST_MONDAY if scope is UniqueScope.WEEK else 0
     length = _LENGTHS[scope]
     begin = (due - origin) // length * length + origin
     return begin, begin + length

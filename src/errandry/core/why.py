@@ -10,21 +10,20 @@ from enum import StrEnum
 from msgspec import Struct
 
 from errandry.core import check
-from errandry.core.batch import calls
+from errandry.core.batch import call_count
 from errandry.core.command import Beat, WorkerInfo
 from errandry.core.duration import iso, rough
-from errandry.core.gate import Gate as Gating
-from errandry.core.gate import GateKind, Passage, Pausing
-from errandry.core.job import AttemptError, Job
+from errandry.core.gate import GateKind, GateRecord, GateStatus, PauseInfo
+from errandry.core.job import AttemptError, JobRecord
 from errandry.core.state import Move, State
 from errandry.core.tick import origin
-from errandry.core.unique import Scope
+from errandry.core.unique import UniqueScope
 
-SILENT = 30.0
+SILENT_AFTER = 30.0
 """Who has not beaten for so long is not counted on."""
 
 
-class Code(StrEnum):
+class WhyCode(StrEnum):
     """What kind of reason it is, for programs."""
 
     COMPLETED = "completed"
@@ -55,10 +54,10 @@ class Code(StrEnum):
     UNIQUE = "unique"
 
 
-class Because(Struct, frozen=True):
+class WhyReason(Struct, frozen=True):
     """One reason, for programs and in words."""
 
-    code: Code
+    code: WhyCode
     text: str
 
 
@@ -67,196 +66,208 @@ class Why(Struct, frozen=True):
 
     job: str
     state: State
-    reasons: tuple[Because, ...]
+    reasons: tuple[WhyReason, ...]
 
 
-NAMED = 5
+NAMES_SHOWN = 5
 """So many children are named."""
 
 
-class Facts(Struct, frozen=True, kw_only=True):
+class WhyFacts(Struct, frozen=True, kw_only=True):
     """All that is looked at: the gates the job has to pass, every worker, and the line.
 
     `held` are the jobs workers have. `ahead` is how many jobs of its queue are before it, None where
     `in_queue` are too many to count. `children` are the ids of those it waits for.
     """
 
-    job: Job
+    job: JobRecord
     now: float
-    passages: tuple[Passage, ...] = ()
+    passages: tuple[GateStatus, ...] = ()
     workers: tuple[WorkerInfo, ...] = ()
-    held: tuple[Job, ...] = ()
+    held: tuple[JobRecord, ...] = ()
     ahead: int | None = 0
     in_queue: int = 0
     children: tuple[str, ...] = ()
 
 
-Gate = Callable[[Facts], Iterator[Because]]
+Check = Callable[[WhyFacts], Iterator[WhyReason]]
 
 
-def why(facts: Facts) -> Why:
+def why(facts: WhyFacts) -> Why:
     """What keeps the job from running; if nothing does, what it is doing."""
     job = facts.job
-    reasons = [because for gate in GATES[job.state] for because in gate(facts)]
+    reasons = [because for gate in CHECKS[job.state] for because in gate(facts)]
     if not reasons:
-        reasons.append(Because(Code.ANY_MOMENT, "Nothing holds it back: a worker should take it any moment."))
+        reasons.append(
+            WhyReason(WhyCode.ANY_MOMENT, "Nothing holds it back: a worker should take it any moment.")
+        )
     return Why(job.id, job.state, (*reasons, *_unique(facts)))
 
 
-def _finished(facts: Facts) -> Iterator[Because]:
+def _finished(facts: WhyFacts) -> Iterator[WhyReason]:
     job = facts.job
     when = _ago(job.finished_at, facts.now)
     match job.state:
         case State.COMPLETED:
-            yield Because(Code.COMPLETED, f"It is done: completed {when}, in attempt {job.attempts}.")
+            yield WhyReason(WhyCode.COMPLETED, f"It is done: completed {when}, in attempt {job.attempts}.")
         case State.CANCELED:
-            yield Because(Code.CANCELED, f"It was canceled {when}. A rerun would start it again.")
+            yield WhyReason(WhyCode.CANCELED, f"It was canceled {when}. A rerun would start it again.")
         case _:
             last = f", last with {_error(job.errors[-1])}" if job.errors else ""
             reason = str(job.reason or "error").replace("_", " ")
             tried = f"after attempt {job.attempts} of {job.max_attempts}"
-            yield Because(
-                Code.FAILED, f"It failed {when} ({reason}) {tried}{last}. A rerun would try it again."
+            yield WhyReason(
+                WhyCode.FAILED, f"It failed {when} ({reason}) {tried}{last}. A rerun would try it again."
             )
 
 
-def _held(facts: Facts) -> Iterator[Because]:
+def _held(facts: WhyFacts) -> Iterator[WhyReason]:
     job = facts.job
     left = (job.lease_until or 0.0) - facts.now
     lease = f"its lease lasts {rough(left)} more" if left > 0 else f"its lease ran out {rough(-left)} ago"
     if job.state is State.RUNNING:
         since = _ago(job.started_at, facts.now)
         tried = f"attempt {job.attempts} of {job.max_attempts}"
-        yield Because(Code.RUNNING, f"It is running on {job.worker}, started {since} ({tried}); {lease}.")
+        yield WhyReason(
+            WhyCode.RUNNING, f"It is running on {job.worker}, started {since} ({tried}); {lease}."
+        )
     else:
         since = _ago(job.claimed_at, facts.now)
-        yield Because(Code.CLAIMED, f"{job.worker} has claimed it {since} and has no free slot yet; {lease}.")
+        yield WhyReason(
+            WhyCode.CLAIMED, f"{job.worker} has claimed it {since} and has no free slot yet; {lease}."
+        )
     if job.cancel_requested:
-        yield Because(
-            Code.CANCELING, "Its cancel was requested: the worker stops it as soon as the handler lets it."
+        yield WhyReason(
+            WhyCode.CANCELING, "Its cancel was requested: the worker stops it as soon as the handler lets it."
         )
     if left <= 0:
-        yield Because(Code.LEASE_EXPIRED, "The next worker that looks gives it to another one.")
+        yield WhyReason(WhyCode.LEASE_EXPIRED, "The next worker that looks gives it to another one.")
     silent = [facts.now - one.seen_at for one in facts.workers if one.beat.worker == job.worker]
-    if not silent or silent[0] > SILENT:
+    if not silent or silent[0] > SILENT_AFTER:
         heard = f"has been silent for {rough(silent[0])}" if silent else "is not known any more"
         rescue = "If it is dead, the job goes to another when the lease has run out."
-        yield Because(Code.WORKER_SILENT, f"The worker {heard}. {rescue}")
+        yield WhyReason(WhyCode.WORKER_SILENT, f"The worker {heard}. {rescue}")
 
 
-def _blocked(facts: Facts) -> Iterator[Because]:
+def _blocked(facts: WhyFacts) -> Iterator[WhyReason]:
     waits = f"It waits for {_number(facts.job.open_children, 'child', 'children')} to end"
-    named = ", ".join(facts.children[:NAMED])
-    more = ", …" if len(facts.children) > NAMED else ""
-    yield Because(Code.BLOCKED, f"{waits}: {named}{more}" if named else f"{waits}.")
+    named = ", ".join(facts.children[:NAMES_SHOWN])
+    more = ", …" if len(facts.children) > NAMES_SHOWN else ""
+    yield WhyReason(WhyCode.BLOCKED, f"{waits}: {named}{more}" if named else f"{waits}.")
 
 
-def _lapsed(facts: Facts) -> Iterator[Because]:
+def _lapsed(facts: WhyFacts) -> Iterator[WhyReason]:
     job = facts.job
     if job.deadline is None:
         return
     if job.deadline <= facts.now:
-        yield Because(Code.LAPSED, f"Its deadline passed {_ago(job.deadline, facts.now)}: it fails instead.")
+        yield WhyReason(
+            WhyCode.LAPSED, f"Its deadline passed {_ago(job.deadline, facts.now)}: it fails instead."
+        )
     elif job.run_at is not None and job.deadline <= job.run_at and job.state is State.SCHEDULED:
-        yield Because(Code.LAPSED, "Its deadline is before the time it is scheduled for: it will fail.")
+        yield WhyReason(WhyCode.LAPSED, "Its deadline is before the time it is scheduled for: it will fail.")
 
 
-def _scheduled(facts: Facts) -> Iterator[Because]:
+def _scheduled(facts: WhyFacts) -> Iterator[WhyReason]:
     job = facts.job
     run_at = job.run_at or 0.0
     if run_at <= facts.now:
-        yield Because(
-            Code.DUE, f"It was due {_ago(run_at, facts.now)}: the next worker that looks takes it up."
+        yield WhyReason(
+            WhyCode.DUE, f"It was due {_ago(run_at, facts.now)}: the next worker that looks takes it up."
         )
         return
     when = f"in {rough(run_at - facts.now)}, at {iso(int(run_at) * 1_000_000)}"
     if job.awaits is not None:
         until = "" if run_at - facts.now > check.SPAN_MAX / 2 else f", or goes on without {when}"
-        yield Because(Code.SIGNAL, f"It waits for the signal {job.awaits!r}{until}.")
+        yield WhyReason(WhyCode.SIGNAL, f"It waits for the signal {job.awaits!r}{until}.")
     elif job.settled is Move.RETRY and job.errors:
         tried = f"attempt {job.attempts} of {job.max_attempts} ended with {_error(job.errors[-1])}"
-        yield Because(Code.RETRY, f"It is tried again {when}: {tried}.")
+        yield WhyReason(WhyCode.RETRY, f"It is tried again {when}: {tried}.")
     else:
         how = {Move.SNOOZE: "its handler snoozed it", Move.RELEASE: "a worker gave it back"}
         because = f": {how[job.settled]}" if job.settled in how else _tick(job)
-        yield Because(Code.SCHEDULED, f"It is scheduled to run {when}{because}.")
+        yield WhyReason(WhyCode.SCHEDULED, f"It is scheduled to run {when}{because}.")
 
 
-def _tick(job: Job) -> str:
+def _tick(job: JobRecord) -> str:
     """Whose next tick it is."""
     found = None if job.fence else origin(job)
     return "" if found is None else f": it is the next tick of schedule {found.schedule}"
 
 
-def _due(facts: Facts) -> Iterator[Because]:
+def _due(facts: WhyFacts) -> Iterator[WhyReason]:
     """Only a worker makes a due job waiting, and paused or without slots it would not run then either."""
     if (facts.job.run_at or 0.0) <= facts.now:
         yield from _gates(facts)
         yield from _workers(facts)
 
 
-def _gates(facts: Facts) -> Iterator[Because]:
+def _gates(facts: WhyFacts) -> Iterator[WhyReason]:
     """What holds all jobs of its queue, its task or its group back."""
     now = facts.now
     for passage in facts.passages:
         gate, name = passage.gate, f"The {_named(passage.gate)}"
         if gate.paused is not None:
-            yield Because(_PAUSED[gate.kind], f"{name} was paused {_since(gate.paused, now)}.")
+            yield WhyReason(_PAUSED[gate.kind], f"{name} was paused {_since(gate.paused, now)}.")
         if gate.closed_until > now:
             left = rough(gate.closed_until - now)
-            yield Because(Code.CLOSED, f"{name} rests for {left} more: a handler asked to slow down.")
+            yield WhyReason(WhyCode.CLOSED, f"{name} rests for {left} more: a handler asked to slow down.")
         if passage.limit is not None and passage.held >= passage.limit:
-            yield Because(Code.LIMIT, f"{name} is at its limit: {passage.held} of {passage.limit} running.")
+            yield WhyReason(
+                WhyCode.LIMIT, f"{name} is at its limit: {passage.held} of {passage.limit} running."
+            )
         if passage.wait:
             left = rough(passage.wait)
-            yield Because(
-                Code.RATE, f"{name} is at its rate of {passage.rate}: the next may begin in {left}."
+            yield WhyReason(
+                WhyCode.RATE, f"{name} is at its rate of {passage.rate}: the next may begin in {left}."
             )
 
 
 _PAUSED = {
-    GateKind.QUEUE: Code.QUEUE_PAUSED,
-    GateKind.TASK: Code.TASK_PAUSED,
-    GateKind.GROUP: Code.GROUP_PAUSED,
+    GateKind.QUEUE: WhyCode.QUEUE_PAUSED,
+    GateKind.TASK: WhyCode.TASK_PAUSED,
+    GateKind.GROUP: WhyCode.GROUP_PAUSED,
 }
 
 
-def _workers(facts: Facts) -> Iterator[Because]:
+def _workers(facts: WhyFacts) -> Iterator[WhyReason]:
     job, now = facts.job, facts.now
     if not facts.workers:
-        yield Because(Code.NO_WORKER, "No worker is running.")
+        yield WhyReason(WhyCode.NO_WORKER, "No worker is running.")
         return
     misfits = {one.beat.worker: _misfit(job, one, now) for one in facts.workers}
     fitting = [one for one in facts.workers if misfits[one.beat.worker] is None]
     if not fitting:
         each = "; ".join(f"{worker} {misfit}" for worker, misfit in misfits.items())
         whom = f"No worker takes jobs of task {job.task} from queue {job.queue}"
-        yield Because(Code.NO_WORKER, f"{whom}: {each}.")
+        yield WhyReason(WhyCode.NO_WORKER, f"{whom}: {each}.")
         return
     slots = [(one.beat.worker, *_slots(facts, one.beat)) for one in fitting]
     if all(taken >= total > 0 for _, taken, total in slots):
         each = ", ".join(f"{worker} {taken} of {total}" for worker, taken, total in slots)
-        yield Because(Code.WORKERS_BUSY, f"All slots of the workers that could take it are taken: {each}.")
+        yield WhyReason(
+            WhyCode.WORKERS_BUSY, f"All slots of the workers that could take it are taken: {each}."
+        )
     suspecting = {held.worker for held in facts.held if held.crashes}
     if job.crashes and suspecting >= {one.beat.worker for one in fitting}:
         rule = "such jobs run one at a time on a worker, and each has one already"
-        yield Because(
-            Code.SUSPECT,
+        yield WhyReason(
+            WhyCode.SUSPECT,
             f"It was running when its worker died, {job.crashes} of {job.max_crashes} times: {rule}.",
         )
 
 
-def _line(facts: Facts) -> Iterator[Because]:
+def _line(facts: WhyFacts) -> Iterator[WhyReason]:
     if facts.ahead is None:
-        yield Because(
-            Code.IN_LINE, f"It stands in line: {facts.in_queue:,} jobs wait in queue {facts.job.queue}."
+        yield WhyReason(
+            WhyCode.IN_LINE, f"It stands in line: {facts.in_queue:,} jobs wait in queue {facts.job.queue}."
         )
     elif facts.ahead:
         before = _number(facts.ahead, "job is", "jobs are")
-        yield Because(Code.IN_LINE, f"{before} before it in queue {facts.job.queue}.")
+        yield WhyReason(WhyCode.IN_LINE, f"{before} before it in queue {facts.job.queue}.")
 
 
-GATES: Mapping[State, tuple[Gate, ...]] = {
+CHECKS: Mapping[State, tuple[Check, ...]] = {
     State.BLOCKED: (_lapsed, _blocked),
     State.SCHEDULED: (_lapsed, _scheduled, _due),
     State.WAITING: (_lapsed, _gates, _workers, _line),
@@ -268,18 +279,18 @@ GATES: Mapping[State, tuple[Gate, ...]] = {
 }
 
 
-def _unique(facts: Facts) -> Iterator[Because]:
+def _unique(facts: WhyFacts) -> Iterator[WhyReason]:
     """No reason not to run, but why there is no other job like it."""
     job, unique = facts.job, facts.job.unique
-    if unique is not None and not (job.finished and unique.scope is Scope.ALIVE):
+    if unique is not None and not (job.finished and unique.scope is UniqueScope.ALIVE):
         text = f"Its unique key {unique.key!r} is held {unique.span}: no second job gets it."
-        yield Because(Code.UNIQUE, text)
+        yield WhyReason(WhyCode.UNIQUE, text)
 
 
-def _misfit(job: Job, worker: WorkerInfo, now: float) -> str | None:
+def _misfit(job: JobRecord, worker: WorkerInfo, now: float) -> str | None:
     """Why this worker would not take the job; None if it would."""
     beat = worker.beat
-    if now - worker.seen_at > SILENT:
+    if now - worker.seen_at > SILENT_AFTER:
         return f"has been silent for {rough(now - worker.seen_at)}"
     if worker.paused is not None:
         return f"was paused {_since(worker.paused, now)}"
@@ -290,7 +301,7 @@ def _misfit(job: Job, worker: WorkerInfo, now: float) -> str | None:
     return None
 
 
-def _slots(facts: Facts, beat: Beat) -> tuple[int, int]:
+def _slots(facts: WhyFacts, beat: Beat) -> tuple[int, int]:
     """How many of the slots the job could have on this worker are taken, and how many there are."""
     apart = {task: share for share in beat.shares for task in share.tasks}
     share = apart.get(facts.job.task)
@@ -299,19 +310,19 @@ def _slots(facts: Facts, beat: Beat) -> tuple[int, int]:
     return taken, beat.concurrency if share is None else share.slots
 
 
-def slots_taken(beat: Beat, jobs: Sequence[Job]) -> int:
+def slots_taken(beat: Beat, jobs: Sequence[JobRecord]) -> int:
     """How many slots of a worker these jobs have: those of a batch, which started together, share one."""
-    starts: dict[float | None, list[Job]] = {}
+    starts: dict[float | None, list[JobRecord]] = {}
     for job in jobs:
         starts.setdefault(job.started_at, []).append(job)
-    return sum(calls(together, beat.batches) for together in starts.values())
+    return sum(call_count(together, beat.batches) for together in starts.values())
 
 
-def _named(gate: Gating) -> str:
+def _named(gate: GateRecord) -> str:
     return f"group {gate.group} of queue {gate.name}" if gate.group else f"{gate.kind} {gate.name}"
 
 
-def _since(paused: Pausing, now: float) -> str:
+def _since(paused: PauseInfo, now: float) -> str:
     return f"{_ago(paused.at, now)}{f' by {paused.by}' if paused.by else ''}"
 
 

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from errandry.core.job import Job as Record
+from errandry.api.job import Job
+from errandry.core.job import JobRecord
 from errandry.core.state import State
 from errandry.demo import shop
 from errandry.errors import ErrandryError, UnknownJob
-from errandry.handle import Job
 
 WORKERS = 2
 PATIENCE = 60.0
@@ -24,7 +24,7 @@ SEEN = 1.5
 NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Radia", "Tony", "Frances", "Dennis", "Lynn")
 
 
-class Broken(Exception):
+class ChapterFailed(Exception):
     """Something else happened than was promised."""
 
 
@@ -97,7 +97,7 @@ class Story:
                 await act(chapter)
         except TimeoutError:
             chapter.fail(f"did not happen within {PATIENCE:g} s; {chapter.fact or 'nothing was seen of it'}")
-        except (ErrandryError, Broken) as error:
+        except (ErrandryError, ChapterFailed) as error:
             chapter.fail(str(error))
         self._tell(chapter)
 
@@ -187,21 +187,21 @@ class Story:
         self._jobs.append(job)
         return job
 
-    async def _until(self, job: Job[Any], holds: Callable[[Record], bool]) -> Record:
+    async def _until(self, job: Job[Any], holds: Callable[[JobRecord], bool]) -> JobRecord:
         """The record as soon as `holds` is true of it."""
-        head = await shop.jobs.head()
+        head = await shop.jobs.latest_cursor()
         if holds((await job.refresh()).record):
             return job.record
         async for happened in shop.jobs.events(after=head):
             if happened.event.job == job.id and holds((await job.refresh()).record):
                 return job.record
-        raise Broken("the events have ended")
+        raise ChapterFailed("the events have ended")
 
 
 async def _reach(job: Job[Any], state: State) -> None:
     await job.wait()
     if job.state is not state:
-        raise Broken(f"job {job.id} ({job.task}) is {job.state}, not {state}")
+        raise ChapterFailed(f"job {job.id} ({job.task}) is {job.state}, not {state}")
 
 
 async def _workers_are_there() -> None:

@@ -14,40 +14,40 @@ from msgspec import Struct
 from errandry.core.answer import Answer, Inserted
 from errandry.core.command import (
     Beat,
-    Cancel,
+    CancelJobs,
     Claim,
     Command,
-    Edit,
+    EditJobs,
     Insert,
     Note,
-    Postpone,
-    Promote,
+    PostponeJobs,
+    PromoteJobs,
     PutStep,
     Ref,
-    Remove,
+    RemoveJobs,
     Renew,
-    Rerun,
-    Resolve,
+    RerunJobs,
+    ResolveJobs,
     Settle,
     Start,
     Upkeep,
     WorkerInfo,
 )
 from errandry.core.event import Event
-from errandry.core.flow import Link
-from errandry.core.gate import Gate, GateKind, Passage, Pause, Pausing, PutRule, Resume
-from errandry.core.job import Job
+from errandry.core.flow import EdgeRecord
+from errandry.core.gate import GateKind, GateRecord, GateStatus, Pause, PauseInfo, PutRule, Resume
+from errandry.core.job import JobRecord
 from errandry.core.query import Query
 from errandry.core.rule import Rate
-from errandry.core.schedule import Schedule, ScheduleCommand
-from errandry.core.stats import Figure
-from errandry.core.step import Signal, Step
+from errandry.core.schedule import ScheduleCommand, ScheduleRecord
+from errandry.core.stats import StatsRow
+from errandry.core.step import SendSignal, Step
 from errandry.store.health import Finding
 
 _ORDER: tuple[type, ...] = (
     *(Start, Renew, Note, PutStep, Settle),
     Insert,
-    *(Cancel, Rerun, Edit, Postpone, Promote, Resolve, Remove, Signal),
+    *(CancelJobs, RerunJobs, EditJobs, PostponeJobs, PromoteJobs, ResolveJobs, RemoveJobs, SendSignal),
     *(Pause, Resume, PutRule, *get_args(ScheduleCommand), Beat),
     Upkeep,
     Claim,
@@ -55,7 +55,7 @@ _ORDER: tuple[type, ...] = (
 RANK: Mapping[type, int] = {kind: rank for rank, kind in enumerate(_ORDER)}
 
 
-class Bounds(Struct, frozen=True, kw_only=True):
+class StoreLimits(Struct, frozen=True, kw_only=True):
     """How much a store takes and for how long it keeps what nobody asked for.
 
     payload      how large the arguments of one job may be
@@ -76,14 +76,14 @@ class Bounds(Struct, frozen=True, kw_only=True):
     scan: int = 10_000
 
 
-class Page(Struct, frozen=True):
+class RecordPage(Struct, frozen=True):
     """Jobs, newest first; `cursor` continues below them, None at the end."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobRecord, ...]
     cursor: str | None
 
 
-class Happened(Struct, frozen=True):
+class EventEntry(Struct, frozen=True):
     """An event with its time, and the cursor that continues after it."""
 
     cursor: str
@@ -91,10 +91,10 @@ class Happened(Struct, frozen=True):
     event: Event
 
 
-class Events(Struct, frozen=True):
+class EventPage(Struct, frozen=True):
     """Events in commit order. `cursor` continues after them; `missed` says some before them are gone."""
 
-    entries: tuple[Happened, ...]
+    entries: tuple[EventEntry, ...]
     cursor: str
     missed: bool = False
 
@@ -107,7 +107,7 @@ class GroupInfo(Struct, frozen=True):
 
     waiting: int
     held: int
-    gate: Gate
+    gate: GateRecord
     limit: int | None
     rate: Rate | None
 
@@ -118,7 +118,7 @@ class QueueInfo(Struct, frozen=True):
     name: str
     states: Mapping[str, int]
     waited: float | None
-    paused: Pausing | None
+    paused: PauseInfo | None
 
 
 class Binding(Protocol):
@@ -148,7 +148,7 @@ class Store(Protocol):
     def track(self, command: Command) -> int:
         """The track of a command, from 0. Pure, and from any thread."""
 
-    async def missing(self) -> str | None:
+    async def needs_setup(self) -> str | None:
         """What `open` would have to make, in words; None if it is there. Makes nothing itself."""
 
     async def open(self) -> None:
@@ -163,25 +163,25 @@ class Store(Protocol):
     def bind(self, connection: object) -> Binding:
         """Insert over `connection` from now on. InvalidValue says which ones it takes."""
 
-    def pulse(self) -> int:
+    def version(self) -> int:
         """A number that changes when something may have changed. Take it, look, then `wake` with it."""
 
-    async def wake(self, pulse: int, timeout: float) -> bool:
+    async def wait_for_change(self, pulse: int, timeout: float) -> bool:
         """True as soon as the pulse is no longer `pulse`, False when the time is up.
 
         A hint: losing it costs only time.
         """
 
-    async def get(self, ids: Sequence[str]) -> builtins.list[Job | None]:
+    async def get(self, ids: Sequence[str]) -> builtins.list[JobRecord | None]:
         """The jobs with these ids, in this order."""
 
     async def ids(self, part: str, limit: int = 10) -> builtins.list[str]:
         """Ids that begin or end with `part`, in their order: what a person means who gives part of one."""
 
-    async def list(self, query: Query = ..., cursor: str | None = None, limit: int = 50) -> Page:
+    async def list(self, query: Query = ..., cursor: str | None = None, limit: int = 50) -> RecordPage:
         """Jobs that match, live and finished, newest first."""
 
-    async def children(self, parent: str) -> builtins.list[Link]:
+    async def children(self, parent: str) -> builtins.list[EdgeRecord]:
         """The children of a job in their order, and how they ended."""
 
     async def steps(self, job: str) -> builtins.list[Step]:
@@ -193,34 +193,34 @@ class Store(Protocol):
     async def totals(self) -> dict[str, dict[str, int]]:
         """For each queue, over its life: inserted, completed, failed, canceled, retried, expired, removed."""
 
-    async def stats(self, since: float, until: float) -> builtins.list[Figure]:
+    async def stats(self, since: float, until: float) -> builtins.list[StatsRow]:
         """What happened then, counted by the minute, the hour or the day: as far back as they are kept."""
 
     async def queues(self) -> builtins.list[QueueInfo]:
         """Every queue that has jobs, has had some, or is paused."""
 
-    async def paused(self) -> dict[GateKind, dict[str, Pausing]]:
+    async def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:
         """The queues, the tasks and the workers that are paused, by name. Groups are among the `rules`."""
 
-    async def rules(self) -> builtins.list[Gate]:
+    async def rules(self) -> builtins.list[GateRecord]:
         """Every queue, task and group that is paused, has a rule, or is closed for a while."""
 
     async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupInfo]:
         """The groups, of one queue or all, with waiting or held jobs or with rules; by name."""
 
-    async def gates(self, queue: str, task: str, group: str = "") -> builtins.list[Passage]:
+    async def gates(self, queue: str, task: str, group: str = "") -> builtins.list[GateStatus]:
         """What a job of this queue, task and group has to pass, with or without rules, and how it stands."""
 
-    async def schedule(self, name: str) -> Schedule | None:
+    async def schedule(self, name: str) -> ScheduleRecord | None:
         """The schedule of this name."""
 
-    async def schedules(self, after: str = "", limit: int = 1_000) -> builtins.list[Schedule]:
+    async def schedules(self, after: str = "", limit: int = 1_000) -> builtins.list[ScheduleRecord]:
         """Schedules by name, after one."""
 
     async def workers(self) -> builtins.list[WorkerInfo]:
         """Workers that have beaten lately."""
 
-    async def held(self, limit: int = 100) -> builtins.list[Job]:
+    async def held(self, limit: int = 100) -> builtins.list[JobRecord]:
         """Jobs that workers have, claimed or running; those whose lease ends first come first."""
 
     async def now(self) -> float:
@@ -229,16 +229,16 @@ class Store(Protocol):
     async def cancels(self, worker: str) -> tuple[Ref, ...]:
         """The running jobs of `worker` whose cancel was requested. Cheap."""
 
-    async def events(self, after: str | None = None, limit: int = 1_000) -> Events:
+    async def events(self, after: str | None = None, limit: int = 1_000) -> EventPage:
         """What happened after `after`, at most `limit` of it; with None, from the oldest event kept."""
 
-    async def head(self, back: int = 0) -> str:
+    async def latest_cursor(self, back: int = 0) -> str:
         """The cursor of this moment, or of `back` passes ago: only what happens from then on comes after."""
 
-    async def examine(self) -> builtins.list[Finding]:
+    async def diagnose(self) -> builtins.list[Finding]:
         """How it is: what it survives, what is in its way, and what to do about that."""
 
-    async def outlived(self, limit: int = 500) -> builtins.list[Job]:
+    async def prunable(self, limit: int = 500) -> builtins.list[JobRecord]:
         """Finished jobs that upkeep would prune now, in that order: outlived, or too many."""
 
     async def due_in(self) -> float | None:

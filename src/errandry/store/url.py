@@ -11,12 +11,12 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urls
 
 from errandry.clock import Clock
 from errandry.errors import InvalidValue
-from errandry.store.contract import Bounds, Store
+from errandry.store.contract import Store, StoreLimits
 
 DEFAULT = "sqlite:///errandry.db"
 
 
-def store_at(url: str, clock: Clock | None = None, bounds: Bounds | None = None) -> Store:
+def store_at(url: str, clock: Clock | None = None, bounds: StoreLimits | None = None) -> Store:
     """The store `url` names, not opened yet."""
     parts = urlsplit(url)
     make = _DRIVERS.get(parts.scheme)
@@ -36,8 +36,8 @@ _PASSWORD = re.compile(r"(://[^:/?@]*):[^/?@]*@")
 _PARAMETER = re.compile(r"([?&](?:ssl)?password)=[^&]*")
 
 
-def _memory(parts: SplitResult, clock: Clock | None, bounds: Bounds | None) -> Store:
-    from errandry.store.memory import MemoryStore
+def _memory(parts: SplitResult, clock: Clock | None, bounds: StoreLimits | None) -> Store:
+    from errandry.store.memory.driver import MemoryStore
 
     _options(parts)
     if parts.netloc or parts.path:
@@ -45,7 +45,7 @@ def _memory(parts: SplitResult, clock: Clock | None, bounds: Bounds | None) -> S
     return MemoryStore(clock, bounds)
 
 
-def _sqlite(parts: SplitResult, clock: Clock | None, bounds: Bounds | None) -> Store:
+def _sqlite(parts: SplitResult, clock: Clock | None, bounds: StoreLimits | None) -> Store:
     from errandry.store.sqlite.driver import SqliteStore
 
     options = _options(parts, "durability")
@@ -56,7 +56,7 @@ def _sqlite(parts: SplitResult, clock: Clock | None, bounds: Bounds | None) -> S
     return SqliteStore(path, clock, bounds, **options)
 
 
-def _postgres(parts: SplitResult, clock: Clock | None, bounds: Bounds | None) -> Store:
+def _postgres(parts: SplitResult, clock: Clock | None, bounds: StoreLimits | None) -> Store:
     try:
         from errandry.store.postgres.driver import PostgresStore
     except ModuleNotFoundError as error:
@@ -86,7 +86,7 @@ def _options(parts: SplitResult, *known: str) -> dict[str, str]:
     return given
 
 
-_DRIVERS: dict[str, Callable[[SplitResult, Clock | None, Bounds | None], Store]] = {
+_DRIVERS: dict[str, Callable[[SplitResult, Clock | None, StoreLimits | None], Store]] = {
     "memory": _memory,
     "sqlite": _sqlite,
     "postgresql": _postgres,

@@ -3,7 +3,7 @@
 `errandry.testing.conformance` needs pytest and pytest-asyncio; the rest needs nothing.
 """
 
-from errandry.store.memory import MemoryStore
+from errandry.store.memory.driver import MemoryStore
 from errandry.testing.clock import FakeClock
 from errandry.testing.given import Given, ref
 from errandry.testing.kit import assert_enqueued, assert_not_enqueued, drain, in_memory

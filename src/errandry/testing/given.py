@@ -5,16 +5,27 @@ from itertools import count
 from typing import Any
 
 from errandry.core.answer import WRITTEN, Claims, Inserted, Moved
-from errandry.core.command import LEASE, Cancel, Claim, Complete, Fail, Insert, Outcome, Ref, Remove, Settle
+from errandry.core.command import (
+    DEFAULT_LEASE,
+    CancelJobs,
+    Claim,
+    CompleteOutcome,
+    FailOutcome,
+    Insert,
+    Outcome,
+    Ref,
+    RemoveJobs,
+    Settle,
+)
 from errandry.core.flow import Edge
-from errandry.core.job import Job, NewJob
+from errandry.core.job import JobRecord, NewJob
 from errandry.core.state import State
 from errandry.store.contract import Store
 
 _nonces = count(1)
 
 
-def ref(job: Job) -> Ref:
+def ref(job: JobRecord) -> Ref:
     """The identity of the claim `job` came from."""
     return Ref(job.id, job.fence)
 
@@ -35,18 +46,18 @@ class Given:
         number = next(self._numbers)
         return NewJob(**({"id": f"job-{number}", "task": f"task-{number}", "payload": "{}"} | fields))
 
-    async def inserted(self, *jobs: NewJob) -> tuple[Job, ...]:
+    async def inserted(self, *jobs: NewJob) -> tuple[JobRecord, ...]:
         await self.store.commit([Insert(jobs)])
         return tuple([await self.current(job.id) for job in jobs])
 
-    async def waiting(self, **fields: Any) -> Job:
+    async def waiting(self, **fields: Any) -> JobRecord:
         [job] = await self.inserted(self.job(**fields))
         return job
 
-    async def scheduled(self, delay: float = 3_600.0, **fields: Any) -> Job:
+    async def scheduled(self, delay: float = 3_600.0, **fields: Any) -> JobRecord:
         return await self.waiting(delay=delay, **fields)
 
-    async def blocked(self, **fields: Any) -> Job:
+    async def blocked(self, **fields: Any) -> JobRecord:
         """It waits for a child that runs somewhere else, and for long."""
         parent = self.job(**fields)
         child = self.job(id=f"child of {parent.id}", task=f"child of {parent.id}", queue="children")
@@ -54,43 +65,43 @@ class Given:
         await self.taken(await self.current(child.id), "elsewhere", lease=1e9)
         return await self.current(parent.id)
 
-    async def flow(self, jobs: Sequence[NewJob], edges: Sequence[Edge]) -> tuple[Job, ...]:
+    async def flow(self, jobs: Sequence[NewJob], edges: Sequence[Edge]) -> tuple[JobRecord, ...]:
         """Jobs that wait for each other."""
         [answer] = await self.store.commit([Insert(tuple(jobs), tuple(edges))])
         assert isinstance(answer, Inserted), answer
         return tuple([await self.current(job.id) for job in jobs])
 
     async def claimed(
-        self, worker: str = "worker", lease: float = LEASE, start: bool = False, **fields: Any
-    ) -> Job:
+        self, worker: str = "worker", lease: float = DEFAULT_LEASE, start: bool = False, **fields: Any
+    ) -> JobRecord:
         return await self.taken(await self.waiting(**fields), worker, lease, start)
 
-    async def running(self, worker: str = "worker", lease: float = LEASE, **fields: Any) -> Job:
+    async def running(self, worker: str = "worker", lease: float = DEFAULT_LEASE, **fields: Any) -> JobRecord:
         return await self.claimed(worker, lease, start=True, **fields)
 
-    async def completed(self, result: str | None = '"done"', **fields: Any) -> Job:
-        return await self.settled(Complete(result), **fields)
+    async def completed(self, result: str | None = '"done"', **fields: Any) -> JobRecord:
+        return await self.settled(CompleteOutcome(result), **fields)
 
-    async def failed(self, **fields: Any) -> Job:
-        return await self.settled(Fail(), **fields)
+    async def failed(self, **fields: Any) -> JobRecord:
+        return await self.settled(FailOutcome(), **fields)
 
-    async def canceled(self, **fields: Any) -> Job:
+    async def canceled(self, **fields: Any) -> JobRecord:
         """Canceled while it was claimed, so that there is a claim to be told about it."""
         job = await self.claimed(**fields)
-        [answer] = await self.store.commit([Cancel(ids=(job.id,))])
+        [answer] = await self.store.commit([CancelJobs(ids=(job.id,))])
         assert answer == Moved((job.id,))
         return await self.current(job.id)
 
-    async def gone(self, **fields: Any) -> Job:
+    async def gone(self, **fields: Any) -> JobRecord:
         """Removed by force while it was claimed; the record as it was last."""
         job = await self.claimed(**fields)
-        [answer] = await self.store.commit([Remove(ids=(job.id,), force=True)])
+        [answer] = await self.store.commit([RemoveJobs(ids=(job.id,), force=True)])
         assert answer == Moved((job.id,))
         return job
 
-    async def brought(self, state: State | None, **fields: Any) -> Job:
+    async def brought(self, state: State | None, **fields: Any) -> JobRecord:
         """A job in `state`; with None, one that is gone."""
-        ways: Mapping[State | None, Callable[..., Awaitable[Job]]] = {
+        ways: Mapping[State | None, Callable[..., Awaitable[JobRecord]]] = {
             State.BLOCKED: self.blocked,
             State.SCHEDULED: self.scheduled,
             State.WAITING: self.waiting,
@@ -105,7 +116,9 @@ class Given:
         assert state is None or job.state is state, f"asked for a {state} job, got {job}"
         return job
 
-    async def taken(self, job: Job, worker: str = "worker", lease: float = LEASE, start: bool = True) -> Job:
+    async def taken(
+        self, job: JobRecord, worker: str = "worker", lease: float = DEFAULT_LEASE, start: bool = True
+    ) -> JobRecord:
         """`job`, which is waiting or due, claimed."""
         wanted = Claim(
             worker=worker,
@@ -120,14 +133,14 @@ class Given:
         assert [one.id for one in answer.jobs] == [job.id], f"{job.id} was not the first in line: {answer}"
         return answer.jobs[0]
 
-    async def settled(self, outcome: Outcome, **fields: Any) -> Job:
+    async def settled(self, outcome: Outcome, **fields: Any) -> JobRecord:
         """A job whose running attempt ended with `outcome`."""
         job = await self.running(**fields)
         [answer] = await self.store.commit([Settle(ref(job), outcome)])
         assert answer is WRITTEN, answer
         return await self.current(job.id)
 
-    async def current(self, job_id: str) -> Job:
+    async def current(self, job_id: str) -> JobRecord:
         """The job as it is stored now."""
         [job] = await self.store.get([job_id])
         assert job is not None, f"there is no job {job_id}"

@@ -9,23 +9,23 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from errandry.app import Errandry
+from errandry.api.app import Errandry
+from errandry.api.task import Task
 from errandry.clock import Clock
-from errandry.codec import about, from_json
+from errandry.codec.json_codec import about, from_json
 from errandry.core import check
 from errandry.core.answer import Claims
 from errandry.core.command import Claim
-from errandry.core.job import Job
+from errandry.core.job import JobRecord
 from errandry.core.query import Query
 from errandry.errors import InvalidArguments, JobFailed
-from errandry.store.memory import MemoryStore
-from errandry.task import Task
+from errandry.store.memory.driver import MemoryStore
 from errandry.testing.clock import FakeClock
-from errandry.worker.capture import JobLog
+from errandry.worker.dispatcher import batches, gathered
 from errandry.worker.executor import Executor
-from errandry.worker.gatherer import batches, gathered
+from errandry.worker.handler_call import JobRun
+from errandry.worker.log_capture import JobLogHandler
 from errandry.worker.options import WorkerOptions
-from errandry.worker.run import Run
 
 LEASE = 86_400.0
 NEVER = check.SPAN_MAX / 2
@@ -38,7 +38,7 @@ _numbers = itertools.count(1)
 def in_memory(jobs: Errandry, clock: Clock | None = None) -> Iterator[MemoryStore]:
     """`jobs` with an empty store in memory while this lasts; nothing reaches the store it is made for."""
     store = MemoryStore(clock)
-    with jobs.instead_on(store, clock):
+    with jobs.override_store(store, clock):
         yield store
 
 
@@ -49,7 +49,7 @@ async def drain(
     queue: str | None = None,
     strict: bool = False,
     limit: int = 1_000,
-) -> list[Job]:
+) -> list[JobRecord]:
     """Run what is ready, in the order a worker would, one job after the other, on this loop; those of a task
     that takes batches together, without lingering.
 
@@ -59,8 +59,8 @@ async def drain(
 
     Returns the jobs that finished, as stored, in that order.
     """
-    hand = _Hand(jobs, queue)
-    finished: list[Job] = []
+    hand = _TestWorker(jobs, queue)
+    finished: list[JobRecord] = []
     attempts = 0
     with _captured(), closing(hand):
         while attempts < limit:
@@ -78,7 +78,7 @@ async def drain(
     raise AssertionError(f"{limit:,} attempts, and there is more to do: does a job enqueue itself for ever?")
 
 
-async def assert_enqueued(jobs: Errandry, task: Task[..., Any] | str, /, **arguments: Any) -> Job:
+async def assert_enqueued(jobs: Errandry, task: Task[..., Any] | str, /, **arguments: Any) -> JobRecord:
     """A job of this task with at least these arguments is there and has not finished. Returns the newest."""
     known = await _known(jobs, task)
     for job, given in known:
@@ -100,7 +100,7 @@ async def assert_not_enqueued(
         raise AssertionError(f"{_said(task, arguments)} should not be enqueued, but is:{_lines(found)}")
 
 
-class _Hand:
+class _TestWorker:
     """A worker in miniature: no slots, no leases to keep, nothing in the background."""
 
     def __init__(self, jobs: Errandry, queue: str | None) -> None:
@@ -109,7 +109,7 @@ class _Hand:
             jobs, WorkerOptions(on_unknown="fail", grace=1.0), lambda _: None, lambda _: None
         )
 
-    async def claim(self) -> tuple[Job, ...]:
+    async def claim(self) -> tuple[JobRecord, ...]:
         """The job a worker would take next, and those that would share its call."""
         wanted = Claim(
             worker="drain",
@@ -121,7 +121,7 @@ class _Hand:
         claims = await self._jobs.engine.submit(wanted)
         return claims.jobs if isinstance(claims, Claims) else ()
 
-    async def claim_next(self) -> tuple[Job, ...]:
+    async def claim_next(self) -> tuple[JobRecord, ...]:
         """What is due next, at its time; the clock is moved there."""
         clock = self._jobs.clock
         if not isinstance(clock, FakeClock):
@@ -134,10 +134,10 @@ class _Hand:
                 return claimed
         return ()
 
-    async def run(self, jobs: tuple[Job, ...]) -> list[Job | None]:
+    async def run(self, jobs: tuple[JobRecord, ...]) -> list[JobRecord | None]:
         """The jobs after an attempt; None for one that is gone."""
         loop = asyncio.get_running_loop()
-        runs = [Run(job, float("inf"), self._executor, loop) for job in jobs]
+        runs = [JobRun(job, float("inf"), self._executor, loop) for job in jobs]
         for batch in gathered(self._jobs, runs):
             self._executor.start(batch)
         while left := self._executor.work:
@@ -151,7 +151,7 @@ class _Hand:
 @contextmanager
 def _captured() -> Iterator[None]:
     """What handlers log goes to their jobs, as in a worker."""
-    capture = JobLog()
+    capture = JobLogHandler()
     logging.getLogger().addHandler(capture)
     try:
         yield
@@ -159,21 +159,21 @@ def _captured() -> Iterator[None]:
         logging.getLogger().removeHandler(capture)
 
 
-def _raised(job: Job) -> JobFailed:
+def _raised(job: JobRecord) -> JobFailed:
     last = job.errors[-1]
     error = JobFailed(job.id, last.kind, f"{last.type}: {last.message}", last.traceback)
     error.add_note(last.traceback)
     return error
 
 
-async def _known(jobs: Errandry, task: Task[..., Any] | str | None) -> list[tuple[Job, dict[str, Any]]]:
+async def _known(jobs: Errandry, task: Task[..., Any] | str | None) -> list[tuple[JobRecord, dict[str, Any]]]:
     """The jobs of a task with their arguments, newest first."""
     query = Query() if task is None else Query(within=(("task", (_name(task),)),))
     page = await jobs.engine.call(jobs.store.list, query, None, 10_000)
     return [(job, _arguments(jobs, job)) for job in page.jobs]
 
 
-def _arguments(jobs: Errandry, job: Job) -> dict[str, Any]:
+def _arguments(jobs: Errandry, job: JobRecord) -> dict[str, Any]:
     text = jobs.codec.unseal(job.payload, about(job, "payload"))
     task = jobs.tasks.get(job.task)
     try:
@@ -196,7 +196,7 @@ def _said(task: Task[..., Any] | str | None, arguments: Mapping[str, Any]) -> st
     return f"{what} with {_shown(arguments)}" if arguments else what
 
 
-async def _instead(jobs: Errandry, known: list[tuple[Job, dict[str, Any]]]) -> str:
+async def _instead(jobs: Errandry, known: list[tuple[JobRecord, dict[str, Any]]]) -> str:
     """What there is where something else was expected."""
     if known:
         return f"of this task there are:{_lines(known)}"
@@ -204,7 +204,7 @@ async def _instead(jobs: Errandry, known: list[tuple[Job, dict[str, Any]]]) -> s
     return f"there are only jobs of {', '.join(others)}" if others else "there are no jobs at all"
 
 
-def _lines(known: list[tuple[Job, dict[str, Any]]]) -> str:
+def _lines(known: list[tuple[JobRecord, dict[str, Any]]]) -> str:
     lines = [f"\n  {job.state:<9} {job.task}({_shown(given)})" for job, given in known[:SHOWN]]
     return "".join(lines) + (f"\n  and {len(known) - SHOWN:,} more" if len(known) > SHOWN else "")
 

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 
-from errandry.app import Errandry
-from errandry.archive import SLICE, Archive, archived
+from errandry.api.app import Errandry
+from errandry.api.archive import SLICE, Archive, archived
 
 log = logging.getLogger("errandry.worker")
 
@@ -27,6 +27,6 @@ async def archive_forever(app: Errandry, archive: Archive, every: float) -> None
 
 async def _slice(app: Errandry, archive: Archive) -> bool:
     """Archive a few; whether there may be more."""
-    jobs = await app.engine.call(app.store.outlived, SLICE)
+    jobs = await app.engine.call(app.store.prunable, SLICE)
     moved = await archived(app, archive, jobs)
     return len(jobs) == SLICE and bool(moved.moved)

@@ -15,44 +15,64 @@ from typing import Any
 from msgspec.structs import replace
 
 from errandry import failpoint
-from errandry import outcome as said
-from errandry.app import Call, Errandry
-from errandry.codec import About, Codec, to_json
-from errandry.context import JobContext, enter
-from errandry.core.command import Complete, Fail, GiveUp, Outcome, Release, Retry, Settle, Snooze
-from errandry.core.flow import Await
-from errandry.core.job import Failure, Job
+from errandry.api.app import CallNext, Errandry
+from errandry.api.context import JobContext, enter
+from errandry.api.flow import spawned
+from errandry.api.outcome import (
+    Cancel,
+    Fail,
+    HandlerOutcome,
+    Retry,
+    Snooze,
+    SuspendForChildren,
+    SuspendForSignal,
+    SuspendForSleep,
+)
+from errandry.api.task import Task
+from errandry.codec.json_codec import Codec, DocumentInfo, to_json
+from errandry.codec.redaction import Redactor
+from errandry.core.command import (
+    CompleteOutcome,
+    FailOutcome,
+    GiveUpOutcome,
+    Outcome,
+    ReleaseOutcome,
+    RetryOutcome,
+    Settle,
+    SnoozeOutcome,
+)
+from errandry.core.flow import AwaitOutcome
+from errandry.core.job import Failure, JobRecord
 from errandry.core.state import Reason
-from errandry.core.step import Wait
+from errandry.core.step import WaitOutcome
 from errandry.errors import InvalidValue
-from errandry.flows import spawned
-from errandry.hiding import Hiding
-from errandry.task import Task
-from errandry.worker.run import Batch, Run, Stop
+from errandry.worker.handler_call import HandlerCall, JobRun, StopReason
 
 log = logging.getLogger("errandry.worker")
 
-Arguments = dict[str, Any]
+HandlerArguments = dict[str, Any]
 Outcomes = list[Outcome | None]
 """One for each run of a batch, in their order; None where nothing may be written any more."""
-Plain = Callable[[Callable[[], Any], Batch], Awaitable[Any]]
+CallPlainHandler = Callable[[Callable[[], Any], HandlerCall], Awaitable[Any]]
 """How a plain function is called: it may block, so not on a loop that others share."""
 
 
-class Attempts:
+class AttemptRunner:
     """Calls async handlers on the loop it is used on, plain functions as `call` does it.
 
     Results are sealed by `codec`.
     """
 
-    def __init__(self, app: Errandry, codec: Codec, call: Plain) -> None:
+    def __init__(self, app: Errandry, codec: Codec, call: CallPlainHandler) -> None:
         self._app, self._codec, self._call = app, codec, call
 
-    async def outcomes(self, batch: Batch, task: Task[..., Any], arguments: list[Arguments]) -> Outcomes:
+    async def outcomes(
+        self, batch: HandlerCall, task: Task[..., Any], arguments: list[HandlerArguments]
+    ) -> Outcomes:
         """How the call ended for each of its jobs."""
         if batch.size is not None:
             batch.share()
-        hiding = Hiding(task.rules.redact, arguments) if task.rules.redact else None
+        hiding = Redactor(task.rules.redact, arguments) if task.rules.redact else None
         if hiding is not None:
             for ctx in {batch.ctx, *(run.ctx for run in batch.runs)}:
                 ctx.hide(hiding.text)
@@ -64,46 +84,48 @@ class Attempts:
             outcomes = self.raised(batch, task, error.with_traceback(_outside(error.__traceback__)))
         return outcomes if hiding is None else [hiding.outcome(one) for one in outcomes]
 
-    def stopped(self, batch: Batch, error: BaseException) -> Outcomes:
+    def stopped(self, batch: HandlerCall, error: BaseException) -> Outcomes:
         """What becomes of jobs whose handler was told to stop and did, or had to be left."""
         return [self.stop(run, error) for run in batch.runs]
 
-    def raised(self, batch: Batch, task: Task[..., Any], error: BaseException) -> Outcomes:
+    def raised(self, batch: HandlerCall, task: Task[..., Any], error: BaseException) -> Outcomes:
         """What becomes of jobs whose handler raised `error`, by the rules of their task."""
-        if not isinstance(error, said.Outcome) and not batch.is_stopped:
+        if not isinstance(error, HandlerOutcome) and not batch.is_stopped:
             job = batch.runs[0].job
             where = f"{batch}, attempt {job.attempts} of {job.max_attempts}"
             info = None if task.rules.redact else error  # whose words may be secret
             log.warning("%s raised %s", where, failure(error).type, exc_info=info)
         return [self._ended(run, task, error) for run in batch.runs]
 
-    def stop(self, run: Run, error: BaseException) -> Outcome | None:
+    def stop(self, run: JobRun, error: BaseException) -> Outcome | None:
         """What becomes of one job that was told to stop, or whose handler ended with `error` by itself."""
         match run.stopped:
-            case Stop.CANCEL:
-                return GiveUp()
-            case Stop.TIMEOUT:
+            case StopReason.CANCEL:
+                return GiveUpOutcome()
+            case StopReason.TIMEOUT:
                 why = f"the handler ran longer than {run.batch.timeout:g} s"
                 return self.retry(run.job, Failure(Reason.TIMEOUT, "TimeoutError", why))
-            case Stop.SHUTDOWN:
-                return Release()
-            case Stop.LOST:
+            case StopReason.SHUTDOWN:
+                return ReleaseOutcome()
+            case StopReason.LOST:
                 return None
             case None:
                 return self.retry(run.job, failure(error))
 
-    def retry(self, job: Job, failure: Failure) -> Retry:
+    def retry(self, job: JobRecord, failure: Failure) -> RetryOutcome:
         """Another try, after what a registered function says if the job names one."""
         name = job.backoff.function if job.backoff is not None else None
         if name not in self._app.backoffs:
-            return Retry(failure)
+            return RetryOutcome(failure)
         try:
-            return Retry(failure, self._app.backoffs[name](job.attempts))
+            return RetryOutcome(failure, self._app.backoffs[name](job.attempts))
         except Exception as error:
             log.warning("job %s (%s): its backoff %s is of no use: %s", job.id, job.task, name, error)
-            return Retry(failure)
+            return RetryOutcome(failure)
 
-    def _call_of(self, batch: Batch, task: Task[..., Any], arguments: list[Arguments]) -> Awaitable[Any]:
+    def _call_of(
+        self, batch: HandlerCall, task: Task[..., Any], arguments: list[HandlerArguments]
+    ) -> Awaitable[Any]:
         """The call, to be awaited; its context is entered."""
         ctx = batch.ctx
         enter(ctx)
@@ -112,13 +134,15 @@ class Attempts:
             return self._wrapped(batch, task, given)(ctx)
         return self.handle(batch, task, given, ctx)
 
-    def _wrapped(self, batch: Batch, task: Task[..., Any], arguments: Arguments) -> Call:
-        call: Call = partial(self.handle, batch, task, arguments)
+    def _wrapped(self, batch: HandlerCall, task: Task[..., Any], arguments: HandlerArguments) -> CallNext:
+        call: CallNext = partial(self.handle, batch, task, arguments)
         for middleware in reversed(self._app.middlewares):
             call = partial(_through, middleware, call)
         return call
 
-    async def handle(self, batch: Batch, task: Task[..., Any], arguments: Arguments, ctx: JobContext) -> Any:
+    async def handle(
+        self, batch: HandlerCall, task: Task[..., Any], arguments: HandlerArguments, ctx: JobContext
+    ) -> Any:
         """Call the handler itself. The watchdog finds `batch` in this frame."""
         failpoint.reach("before_handler")
         if task.signature.context is not None:
@@ -127,7 +151,7 @@ class Attempts:
             return await task.function(**arguments)
         return await self._call(partial(task.function, **arguments), batch)
 
-    def _returned(self, batch: Batch, task: Task[..., Any], value: Any) -> Outcomes:
+    def _returned(self, batch: HandlerCall, task: Task[..., Any], value: Any) -> Outcomes:
         if task.rules.batch is None:
             return [self._completed(batch.runs[0].job, value)]
         try:
@@ -137,44 +161,44 @@ class Attempts:
             return [_unusable(error)] * len(batch.runs)
         return [self._said(run, task, one) for run, one in zip(batch.runs, values, strict=True)]
 
-    def _said(self, run: Run, task: Task[..., Any], value: Any) -> Outcome | None:
+    def _said(self, run: JobRun, task: Task[..., Any], value: Any) -> Outcome | None:
         """What a batch handler says of one of its jobs: an exception, as if it had raised it, or a result."""
         if not isinstance(value, BaseException):
             return self._completed(run.job, value)
-        if not isinstance(value, said.Outcome):
+        if not isinstance(value, HandlerOutcome):
             log.warning("job %s (%s) ended with %s", run.job.id, run.job.task, failure(value).type)
         return self._ended(run, task, value)
 
-    def _ended(self, run: Run, task: Task[..., Any], error: BaseException) -> Outcome | None:
+    def _ended(self, run: JobRun, task: Task[..., Any], error: BaseException) -> Outcome | None:
         """What becomes of one job for which `error` was raised."""
         if run.stopped is not None:
             return self.stop(run, error)
         match error:
-            case said.Retry(after=after, pause_group=pause_group):
+            case Retry(after=after, pause_group=pause_group):
                 why = failure(error)
-                outcome = self.retry(run.job, why) if after is None else Retry(why, after)
+                outcome = self.retry(run.job, why) if after is None else RetryOutcome(why, after)
                 return replace(outcome, pause_group=pause_group)
-            case said.Snooze(after=after):
-                return Snooze(after)
-            case said.Sleep() | said.Wait() | said.Await():
+            case Snooze(after=after):
+                return SnoozeOutcome(after)
+            case SuspendForSleep() | SuspendForSignal() | SuspendForChildren():
                 return _going_on(run, error)
-            case said.Fail():
-                return Fail(failure(error, Reason.UNRECOVERABLE))
-            case said.Cancel():
-                return GiveUp(failure(error, Reason.CANCELED))
+            case Fail():
+                return FailOutcome(failure(error, Reason.UNRECOVERABLE))
+            case Cancel():
+                return GiveUpOutcome(failure(error, Reason.CANCELED))
         rules = task.rules
         if isinstance(error, Exception) and (
             isinstance(error, rules.fail_on) or not isinstance(error, rules.retry_on)
         ):
-            return Fail(failure(error, Reason.UNRECOVERABLE))
+            return FailOutcome(failure(error, Reason.UNRECOVERABLE))
         return self.retry(run.job, failure(error))
 
-    def _completed(self, job: Job, value: Any) -> Outcome:
+    def _completed(self, job: JobRecord, value: Any) -> Outcome:
         try:
             text = to_json("result", value)
         except InvalidValue as error:
             return _unusable(error)
-        return Complete(self._codec.seal(text, About(job.id, job.task, "result")))
+        return CompleteOutcome(self._codec.seal(text, DocumentInfo(job.id, job.task, "result")))
 
 
 def _each(task: str, value: Any, count: int) -> Sequence[Any]:
@@ -191,32 +215,32 @@ def _each(task: str, value: Any, count: int) -> Sequence[Any]:
     return value
 
 
-def _going_on(run: Run, word: said.Sleep | said.Wait | said.Await) -> Outcome:
+def _going_on(run: JobRun, word: SuspendForSleep | SuspendForSignal | SuspendForChildren) -> Outcome:
     """The handler is to be called again, when that is there which it needs."""
     match word:
-        case said.Sleep(after=after, name=name):
-            return Snooze(after, name)
-        case said.Wait(name=name, timeout=timeout):
-            return Wait(name, timeout)
-        case said.Await(calls=calls, policy=policy):
+        case SuspendForSleep(after=after, name=name):
+            return SnoozeOutcome(after, name)
+        case SuspendForSignal(name=name, timeout=timeout):
+            return WaitOutcome(name, timeout)
+        case SuspendForChildren(calls=calls, policy=policy):
             return _awaiting(run, calls, policy)
 
 
-def _awaiting(run: Run, calls: tuple[Any, ...], policy: str) -> Outcome:
+def _awaiting(run: JobRun, calls: tuple[Any, ...], policy: str) -> Outcome:
     """Refused for good what no other try would make right."""
     try:
         if not calls:
             raise InvalidValue("calls", calls, "give at least one call to wait for")
-        awaited = Await(*spawned(run.job.id, calls, policy))
+        awaited = AwaitOutcome(*spawned(run.job.id, calls, policy))
         Settle(run.ref, awaited)
     except (InvalidValue, ValueError) as error:
-        return Fail(Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error)))
+        return FailOutcome(Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error)))
     return awaited
 
 
 def _unusable(error: InvalidValue) -> Outcome:
     """For good: another try would return the same."""
-    return Fail(Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error)))
+    return FailOutcome(Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error)))
 
 
 def failure(error: BaseException, kind: Reason = Reason.ERROR) -> Failure:
@@ -240,5 +264,5 @@ def _outside(trace: TracebackType | None) -> TracebackType | None:
 _HERE = os.path.dirname(__file__)
 
 
-async def _through(middleware: Any, call: Call, ctx: JobContext) -> Any:
+async def _through(middleware: Any, call: CallNext, ctx: JobContext) -> Any:
     return await middleware(ctx, call)

@@ -14,19 +14,19 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from errandry.app import Errandry
+from errandry.api.app import Errandry
+from errandry.api.task import Runner, Task
 from errandry.core.answer import Answer, Claims, Lost, Renewed
-from errandry.core.batch import CLAIM_MAX, Batch
+from errandry.core.batch import CLAIM_MAX, BatchSpec
 from errandry.core.command import Claim, Ref, Renew
-from errandry.core.job import Job
+from errandry.core.job import JobRecord
 from errandry.errors import ErrandryError, ReplyLost, StoreRefused, StoreUnavailable
-from errandry.store.backlog import Told
-from errandry.store.waking import Bell
-from errandry.task import Runner, Task
-from errandry.worker.complaint import Complaint
-from errandry.worker.gatherer import Gatherer, batches
+from errandry.store.engine.backlog import Callback
+from errandry.store.engine.change_counter import ChangeCounter
+from errandry.worker.dispatcher import Dispatcher, batches
 from errandry.worker.options import WorkerOptions
 from errandry.worker.slots import Slots
+from errandry.worker.throttled_log import ThrottledLog
 
 log = logging.getLogger("errandry.worker")
 
@@ -36,20 +36,20 @@ STRANGE, STRANGE_MAX = 12, 100
 """Jobs of a task that is not known here are left to others for so many times the delay with which they are
 given back; those of so many tasks at most."""
 
-Names = tuple[str, ...]
-Kind = tuple[Runner, Names | None, Names]
+TaskNames = tuple[str, ...]
+ClaimKind = tuple[Runner, TaskNames | None, TaskNames]
 """A kind of handler, its tasks (None: all), and those that are not among them."""
 
 
-class Wanted(NamedTuple):
+class ClaimRequest(NamedTuple):
     """How many jobs, of which tasks, without which.
 
     `ahead` of a slot they do not start at once; nor do those that join `others` in a batch.
     """
 
     limit: int
-    tasks: Names | None
-    without: Names = ()
+    tasks: TaskNames | None
+    without: TaskNames = ()
     ahead: bool = False
     others: bool = False
 
@@ -66,25 +66,25 @@ class Claimer:
         worker: str,
         options: WorkerOptions,
         slots: Slots,
-        gatherer: Gatherer,
+        gatherer: Dispatcher,
         is_idle: Callable[[], bool],
     ) -> None:
         self._app, self._worker, self._options, self._slots = app, worker, options, slots
         self._gatherer, self._is_idle = gatherer, is_idle
         mark = secrets.token_hex(8)
         self._nonces = (f"{mark}-{number}" for number in itertools.count())
-        self._stirred = Bell()
+        self._stirred = ChangeCounter()
         self._paused = self._stopped = False
         self._due_in: float | None = None
         self._looked: int | None = None  # nothing was left that the free slots could have at this pulse
         self._is_asking = False
         self._tasks: tuple[Task[..., Any], ...] | None = None
-        self._found: list[Kind] = []
-        self._batches: tuple[Batch, ...] = ()
+        self._found: list[ClaimKind] = []
+        self._batches: tuple[BatchSpec, ...] = ()
         self._along: set[asyncio.Future[None] | asyncio.Task[bool]] = set()
         self._strange: dict[str, float] = {}
-        self._unclaimed = Complaint(app.clock, "no jobs could be claimed", "jobs can be claimed again")
-        self._unwatched = Complaint(app.clock, "the store cannot be watched", "the store is watched again")
+        self._unclaimed = ThrottledLog(app.clock, "no jobs could be claimed", "jobs can be claimed again")
+        self._unwatched = ThrottledLog(app.clock, "the store cannot be watched", "the store is watched again")
 
     async def run(self) -> None:
         """Claim until stopped; in a burst, until nothing is left to do."""
@@ -103,7 +103,7 @@ class Claimer:
     def look(self) -> None:
         """Ask again: a slot has become free that no settle goes with. From any thread."""
         self._looked = None
-        self._stirred.ring()
+        self._stirred.increment()
 
     def pause(self, paused: bool) -> None:
         """Claim nothing, or go on. From any thread."""
@@ -113,11 +113,11 @@ class Claimer:
     def stop(self) -> None:
         """Claim no more; what is being claimed just now is found before `run` returns. From any thread."""
         self._stopped = True
-        self._stirred.ring()
+        self._stirred.increment()
 
     async def _step(self) -> bool:
         """Claim, or rest until there may be something to claim. True when a burst is over."""
-        rings, pulse = self._stirred.rings, self._app.store.pulse()
+        rings, pulse = self._stirred.count, self._app.store.version()
         was_idle = not self._along and self._is_idle()  # else what ends meanwhile may bring new work
         is_last = self._options.burst and was_idle and not self._paused
         try:
@@ -162,17 +162,17 @@ class Claimer:
             self._has_looked(pulse, claimed)
         return claimed
 
-    def _companion(self) -> list[tuple[Claim, Told]]:
+    def _companion(self) -> list[tuple[Claim, Callback]]:
         """What to claim in a pass that is about to be written."""
         if self._is_asking or self._along or self._stopped:
             return []
-        sent, pulse = self._app.clock.monotonic(), self._app.store.pulse()
+        sent, pulse = self._app.clock.monotonic(), self._app.store.version()
         has_suspect, loop, claims = self._slots.has_suspect, asyncio.get_running_loop(), []
         for wanted in self._wanted():
             landed: asyncio.Future[None] = loop.create_future()
             self._along.add(landed)
             command = self._command(wanted, has_suspect)
-            told = Told(partial(self._answered, command, wanted, sent, pulse, landed))
+            told = Callback(partial(self._answered, command, wanted, sent, pulse, landed))
             claims.append((command, told))
             has_suspect = has_suspect or not wanted.others  # two claims of a pass must not bring two suspects
         return claims
@@ -180,7 +180,7 @@ class Claimer:
     def _answered(
         self,
         command: Claim,
-        wanted: Wanted,
+        wanted: ClaimRequest,
         sent: float,
         pulse: int,
         landed: asyncio.Future[None],
@@ -212,7 +212,7 @@ class Claimer:
         self._along.add(task)
         task.add_done_callback(self._along.discard)
 
-    async def _recall(self, command: Claim, wanted: Wanted, sent: float) -> bool:
+    async def _recall(self, command: Claim, wanted: ClaimRequest, sent: float) -> bool:
         """Take what a claim has brought though nobody heard of it: sent again, it brings the same.
 
         Unless another comes before it, or the lease is over by then.
@@ -230,7 +230,7 @@ class Claimer:
             self.look()
             return isinstance(answer, Claims) and await self._take(wanted, answer.jobs, sent)
 
-    def _is_short(self, jobs: tuple[Job, ...]) -> bool:
+    def _is_short(self, jobs: tuple[JobRecord, ...]) -> bool:
         """Whether nothing is left for the slots that were free: a claim of batches may stop before that."""
         return len(jobs) < CLAIM_MAX or not any(map(self._is_batched, {job.task for job in jobs}))
 
@@ -240,25 +240,25 @@ class Claimer:
 
     def _has_looked(self, pulse: int, claimed: bool) -> None:
         """Note that nothing is left since `pulse`, unless others have rung: a pass that writes rings once."""
-        if self._app.store.pulse() == pulse + claimed:
+        if self._app.store.version() == pulse + claimed:
             self._looked = pulse + claimed
 
     async def _watch(self) -> None:
         """Wake up for what others do."""
         store = self._app.store
-        pulse = store.pulse()
+        pulse = store.version()
         while True:
             try:
-                await store.wake(pulse, BACKSTOP)
-                pulse = store.pulse()
+                await store.wait_for_change(pulse, BACKSTOP)
+                pulse = store.version()
                 if pulse != self._looked:
-                    self._stirred.ring()
+                    self._stirred.increment()
                 self._unwatched.end()
             except ErrandryError as error:
                 self._unwatched.make(error)
                 await asyncio.sleep(BACKSTOP)
 
-    async def _take(self, wanted: Wanted, jobs: tuple[Job, ...], sent: float) -> bool:
+    async def _take(self, wanted: ClaimRequest, jobs: tuple[JobRecord, ...], sent: float) -> bool:
         """Have claimed jobs run; of a claim long on its way, those that still stand, renewed.
 
         Counted from when it was sent, its lease could run out before any handler had begun.
@@ -269,7 +269,7 @@ class Claimer:
             self._gatherer.take(jobs, sent, wanted.ahead)
         return bool(jobs)
 
-    async def _take_late(self, wanted: Wanted, jobs: tuple[Job, ...], sent: float) -> bool:
+    async def _take_late(self, wanted: ClaimRequest, jobs: tuple[JobRecord, ...], sent: float) -> bool:
         """Each is renewed by itself, so that none has to wait for one that cannot be just now."""
         lease, has_some = self._options.lease, False
         over = sent + lease
@@ -292,7 +292,7 @@ class Claimer:
     def _is_late(self, sent: float) -> bool:
         return self._app.clock.monotonic() - sent >= self._options.renewal
 
-    def _wanted(self) -> list[Wanted]:
+    def _wanted(self) -> list[ClaimRequest]:
         """What to claim: for batches that linger, for each kind of handler, and ahead of slots for the first
         that has none free."""
         if self._paused:
@@ -300,16 +300,18 @@ class Claimer:
         slots, kinds = self._slots, self._kinds()
         if self._strange and (others := self._others()):
             kinds = [(runner, tasks, (*without, *others)) for runner, tasks, without in kinds]
-        found = [Wanted(room, (task,), others=True) for task, room in self._gatherer.room]
+        found = [ClaimRequest(room, (task,), others=True) for task, room in self._gatherer.room]
         found += [
-            Wanted(free, tasks, without) for runner, tasks, without in kinds if (free := slots.free(runner))
+            ClaimRequest(free, tasks, without)
+            for runner, tasks, without in kinds
+            if (free := slots.free(runner))
         ]
         if ahead := slots.free_ahead:
             full = ((tasks, without) for runner, tasks, without in kinds if not slots.free(runner))
-            found += [Wanted(ahead, tasks, without, ahead=True) for tasks, without in islice(full, 1)]
+            found += [ClaimRequest(ahead, tasks, without, ahead=True) for tasks, without in islice(full, 1)]
         return found
 
-    def _meet(self, jobs: tuple[Job, ...]) -> None:
+    def _meet(self, jobs: tuple[JobRecord, ...]) -> None:
         """Leave those tasks to others for a while that are not known here: they will be given back."""
         strange = {job.task for job in jobs} - self._app.tasks.keys()
         if not strange or self._options.on_unknown == "fail":
@@ -322,7 +324,7 @@ class Claimer:
             log.warning(text, task, rest)
             self._strange[task] = self._app.clock.monotonic() + rest
 
-    def _others(self) -> Names:
+    def _others(self) -> TaskNames:
         """The tasks that are left to others now."""
         now = self._app.clock.monotonic()
         self._strange = {
@@ -332,28 +334,28 @@ class Claimer:
         }
         return tuple(self._strange)
 
-    def _kinds(self) -> list[Kind]:
+    def _kinds(self) -> list[ClaimKind]:
         """Every kind of handler with its tasks, looked up again when another is declared."""
         tasks = tuple(self._app.tasks.values())
         if tasks != self._tasks:
             self._tasks, self._found, self._batches = tasks, self._sorted(), batches(self._app)
         return self._found
 
-    def _sorted(self) -> list[Kind]:
+    def _sorted(self) -> list[ClaimKind]:
         """The tasks by kind; what is not known here goes with the async ones."""
         only, of = self._options.tasks, {runner: list[str]() for runner in Runner}
         for name, task in sorted(self._app.tasks.items()):
             of[task.runner].append(name)
         apart = (*of[Runner.THREAD], *of[Runner.PROCESS])
         if only is None:
-            kinds: list[Kind] = [(Runner.ASYNC, None, apart)]
+            kinds: list[ClaimKind] = [(Runner.ASYNC, None, apart)]
         else:
             kinds = [(Runner.ASYNC, tuple(name for name in only if name not in apart), ())]
         for runner in (Runner.THREAD, Runner.PROCESS):
             kinds.append((runner, tuple(name for name in of[runner] if only is None or name in only), ()))
         return [kind for kind in kinds if kind[1] is None or kind[1]]
 
-    def _command(self, wanted: Wanted, has_suspect: bool) -> Claim:
+    def _command(self, wanted: ClaimRequest, has_suspect: bool) -> Claim:
         start = not wanted.ahead and not wanted.others
         return Claim(
             worker=self._worker,
@@ -371,4 +373,4 @@ class Claimer:
 
 
 def _is_kept(answer: Answer) -> bool:
-    return isinstance(answer, Renewed) and not isinstance(answer.marks[0], Lost)
+    return isinstance(answer, Renewed) and not isinstance(answer.acks[0], Lost)

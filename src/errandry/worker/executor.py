@@ -8,11 +8,14 @@ from functools import partial
 from typing import Any
 
 from errandry import failpoint
-from errandry.app import Errandry
-from errandry.codec import About, about
+from errandry.api.app import Errandry
+from errandry.api.flow import ChildResults
+from errandry.api.task import Runner, Task
+from errandry.codec.argument_version import version_of
+from errandry.codec.json_codec import DocumentInfo, about
 from errandry.core.answer import ALREADY, WRITTEN, Answer
-from errandry.core.command import Complete, Fail, Outcome, Release, Start
-from errandry.core.job import Failure, Job
+from errandry.core.command import CompleteOutcome, FailOutcome, Outcome, ReleaseOutcome, Start
+from errandry.core.job import Failure, JobRecord
 from errandry.core.state import Reason, State
 from errandry.errors import (
     ErrandryError,
@@ -20,16 +23,13 @@ from errandry.errors import (
     ProcessDied,
     SealBroken,
 )
-from errandry.flows import Family
-from errandry.task import Runner, Task
-from errandry.version import version_of
-from errandry.worker.attempt import Arguments, Attempts, Outcomes, failure
-from errandry.worker.children import Children
-from errandry.worker.keeper import Keeper
+from errandry.worker.attempt import AttemptRunner, HandlerArguments, Outcomes, failure
+from errandry.worker.children.pool import ChildPool
+from errandry.worker.handler_call import HandlerCall, JobRun
 from errandry.worker.options import WorkerOptions
-from errandry.worker.run import Batch, Run
 from errandry.worker.settler import Settler
-from errandry.worker.thread import Threads
+from errandry.worker.step_writer import StepWriter
+from errandry.worker.threads import ThreadPool
 
 log = logging.getLogger("errandry.worker")
 
@@ -45,15 +45,15 @@ class Executor:
         self,
         app: Errandry,
         options: WorkerOptions,
-        returned: Callable[[Batch], None],
-        over: Callable[[Run], None],
-        children: Children | None = None,
+        returned: Callable[[HandlerCall], None],
+        over: Callable[[JobRun], None],
+        children: ChildPool | None = None,
     ) -> None:
         self._app, self._options, self._returned, self._over = app, options, returned, over
-        self._threads, self._children, self._settler = Threads(), children, Settler(app, options)
-        self._attempts = Attempts(app, app.codec, self._in_thread)
-        self.keep = Keeper(app).keep
-        self._calls: dict[Batch, asyncio.Task[None]] = {}
+        self._threads, self._children, self._settler = ThreadPool(), children, Settler(app, options)
+        self._attempts = AttemptRunner(app, app.codec, self._in_thread)
+        self.keep = StepWriter(app).keep
+        self._calls: dict[HandlerCall, asyncio.Task[None]] = {}
 
     @property
     def work(self) -> set[asyncio.Future[None]]:
@@ -61,7 +61,7 @@ class Executor:
         rest = self._settler.rest
         return {*self._calls.values()} if rest is None else {*self._calls.values(), rest}
 
-    def start(self, batch: Batch, turn: Coroutine[Any, Any, None] | None = None) -> None:
+    def start(self, batch: HandlerCall, turn: Coroutine[Any, Any, None] | None = None) -> None:
         """Call the handler, in a context of its own; what was claimed ahead, when its `turn` has come."""
         work, context = self._execute(batch, turn), contextvars.Context()
         self._calls[batch] = batch.loop.create_task(work, context=context)
@@ -69,7 +69,7 @@ class Executor:
     def close(self) -> None:
         self._threads.close()
 
-    async def _execute(self, batch: Batch, turn: Coroutine[Any, Any, None] | None) -> None:
+    async def _execute(self, batch: HandlerCall, turn: Coroutine[Any, Any, None] | None) -> None:
         batch.handler = self._calls[batch]  # not before: canceled then, it would never get here
         outcomes: Outcomes = []
         try:
@@ -93,21 +93,21 @@ class Executor:
         for run, outcome in zip(runs, outcomes or [None] * len(runs), strict=True):
             self._settler.settle(run, outcome, over)
 
-    def _end(self, batch: Batch) -> None:
+    def _end(self, batch: HandlerCall) -> None:
         self._returned(batch)
         batch.end()
 
-    def _cleared(self, batch: Batch, run: Run) -> None:
+    def _cleared(self, batch: HandlerCall, run: JobRun) -> None:
         """A suspect has its slot until its outcome is written: the next one may end this process."""
         self._end(batch)
         self._over(run)
 
-    def _leave(self, run: Run, outcome: Outcome | None) -> None:
+    def _leave(self, run: JobRun, outcome: Outcome | None) -> None:
         """Settle one job before the call, which goes on without it."""
         run.batch.leave(run)
         self._settler.settle(run, outcome, self._over)
 
-    async def _begin(self, batch: Batch, turn: Coroutine[Any, Any, None] | None) -> None:
+    async def _begin(self, batch: HandlerCall, turn: Coroutine[Any, Any, None] | None) -> None:
         """Wait for the turn of what was claimed ahead; a handler begins only after each Start is written."""
         if turn is not None:
             if batch.is_stopped:  # told so when there was nothing to be stopped yet
@@ -135,23 +135,23 @@ class Executor:
         except ErrandryError as error:
             return [error] * len(commands)
 
-    def _leave_stopped(self, batch: Batch) -> None:
+    def _leave_stopped(self, batch: HandlerCall) -> None:
         for run in [run for run in batch.runs if run.stopped is not None]:
             self._leave(run, self._attempts.stop(run, asyncio.CancelledError()))
 
-    async def _outcomes(self, batch: Batch) -> Outcomes:
+    async def _outcomes(self, batch: HandlerCall) -> Outcomes:
         """How the call ended for each job that had not left before."""
         task = self._app.tasks.get(batch.task)
         if task is None:
             return [self._unknown(run.job) for run in batch.runs]
-        families: dict[Run, Family] = {}
+        families: dict[JobRun, ChildResults] = {}
         for run in batch.runs:
             job = run.job
             if job.children:
                 families[run] = await self._app.family(job.id)
                 run.ctx.adopt(families[run].children)
             if job.steps is not None:
-                run.ctx.recall(await self._app.recalled(job))
+                run.ctx.load_steps(await self._app.read_steps(job))
         payloads, arguments = self._read(batch, task, families)
         if not batch.runs:
             return []
@@ -163,8 +163,8 @@ class Executor:
             return await self._attempts.outcomes(batch, task, arguments)
 
     def _read(
-        self, batch: Batch, task: Task[..., Any], families: dict[Run, Family]
-    ) -> tuple[list[str], list[Arguments]]:
+        self, batch: HandlerCall, task: Task[..., Any], families: dict[JobRun, ChildResults]
+    ) -> tuple[list[str], list[HandlerArguments]]:
         """What the jobs were enqueued with, as it is and as the handler takes it. Others leave."""
         payloads, arguments = [], []
         for run in list(batch.runs):
@@ -186,12 +186,12 @@ class Executor:
             except InvalidArguments as error:
                 self._invalid(run, task, error)
             except SealBroken as error:  # and never will be better
-                self._leave(run, Fail(failure(error, Reason.INVALID_PAYLOAD)))
+                self._leave(run, FailOutcome(failure(error, Reason.INVALID_PAYLOAD)))
             except Exception as error:  # a codec that cannot read it: another worker may
                 self._leave(run, self._attempts.retry(job, failure(error)))
         return payloads, arguments
 
-    async def _in_thread(self, function: Callable[[], Any], batch: Batch) -> Any:
+    async def _in_thread(self, function: Callable[[], Any], batch: HandlerCall) -> Any:
         """A thread cannot be stopped: it is asked, waited for so long, and then left behind."""
         call = asyncio.ensure_future(self._threads.call(function))
         try:
@@ -204,7 +204,7 @@ class Executor:
             raise
 
     async def _in_child(
-        self, children: Children, batch: Batch, task: Task[..., Any], payloads: list[str]
+        self, children: ChildPool, batch: HandlerCall, task: Task[..., Any], payloads: list[str]
     ) -> Outcomes:
         """The same in another process, whose end is an error of this call like any other."""
         try:
@@ -218,34 +218,36 @@ class Executor:
         except Exception as error:
             return self._attempts.raised(batch, task, error)
 
-    def _sealed(self, run: Run, outcome: Outcome | None) -> Outcome | None:
-        if isinstance(outcome, Complete) and outcome.result is not None:
-            return Complete(self._app.codec.seal(outcome.result, About(run.job.id, run.job.task, "result")))
+    def _sealed(self, run: JobRun, outcome: Outcome | None) -> Outcome | None:
+        if isinstance(outcome, CompleteOutcome) and outcome.result is not None:
+            return CompleteOutcome(
+                self._app.codec.seal(outcome.result, DocumentInfo(run.job.id, run.job.task, "result"))
+            )
         return outcome
 
-    def write_notes(self, run: Run) -> None:
+    def write_notes(self, run: JobRun) -> None:
         """Have what a run has noted written."""
         if run.batch.handler is not None:
             self._settler.note(run)
 
-    def _newer(self, job: Job, version: int) -> Outcome:
+    def _newer(self, job: JobRecord, version: int) -> Outcome:
         """Its arguments are of a version that only a newer program knows: that may come."""
         log.info(
             "job %s (%s) has arguments of version %d: another worker may know it", job.id, job.task, version
         )
-        return Release(self._options.release_delay, Reason.NO_HANDLER)
+        return ReleaseOutcome(self._options.release_delay, Reason.NO_HANDLER)
 
-    def _unknown(self, job: Job) -> Outcome:
+    def _unknown(self, job: JobRecord) -> Outcome:
         if self._options.on_unknown == "fail":
-            return Fail(
+            return FailOutcome(
                 Failure(Reason.NO_HANDLER, "UnknownTask", f"no task {job.task!r} is declared in this worker")
             )
-        return Release(self._options.release_delay, Reason.NO_HANDLER)
+        return ReleaseOutcome(self._options.release_delay, Reason.NO_HANDLER)
 
-    def _invalid(self, run: Run, task: Task[..., Any], error: InvalidArguments) -> None:
+    def _invalid(self, run: JobRun, task: Task[..., Any], error: InvalidArguments) -> None:
         """Arguments the task does not take: it fails, or goes, by the rules of the task."""
         if task.rules.on_invalid == "fail":
-            self._leave(run, Fail(Failure(Reason.INVALID_PAYLOAD, type(error).__name__, str(error))))
+            self._leave(run, FailOutcome(Failure(Reason.INVALID_PAYLOAD, type(error).__name__, str(error))))
             return
         log.warning("job %s (%s) is discarded: %s", run.job.id, run.job.task, error)
         run.batch.leave(run)

@@ -11,10 +11,10 @@ from errandry.clock import Clock
 from errandry.core.answer import CANCEL, Lost, Renewed
 from errandry.core.command import Renew
 from errandry.errors import ErrandryError
-from errandry.store.engine import Engine
-from errandry.worker.complaint import Complaint
+from errandry.store.engine.engine import Engine
+from errandry.worker.handler_call import JobRun, StopReason
 from errandry.worker.options import WorkerOptions
-from errandry.worker.run import Run, Stop
+from errandry.worker.throttled_log import ThrottledLog
 
 log = logging.getLogger("errandry.worker")
 
@@ -27,17 +27,17 @@ class Leases:
 
     def __init__(self, engine: Engine, clock: Clock, worker: str, options: WorkerOptions) -> None:
         self._engine, self._clock, self._worker, self._options = engine, clock, worker, options
-        self._held: dict[str, Run] = {}
-        self._unwatched = Complaint(clock, "nobody can see what is canceled", "cancels are seen again")
-        self._unrenewed = Complaint(clock, "leases could not be renewed", "leases are renewed again")
+        self._held: dict[str, JobRun] = {}
+        self._unwatched = ThrottledLog(clock, "nobody can see what is canceled", "cancels are seen again")
+        self._unrenewed = ThrottledLog(clock, "leases could not be renewed", "leases are renewed again")
 
-    def take(self, run: Run) -> None:
+    def take(self, run: JobRun) -> None:
         """Keep the lease of a job just claimed. If this worker had it before, that claim no longer stands."""
         if (before := self._held.get(run.job.id)) is not None:
             self._lose(before, "claimed again")
         self._held[run.job.id] = run
 
-    def drop(self, run: Run) -> None:
+    def drop(self, run: JobRun) -> None:
         """Nothing more is to be written under its claim."""
         if self._held.get(run.job.id) is run:
             del self._held[run.job.id]
@@ -63,11 +63,11 @@ class Leases:
         """Look for cancels whenever something may have changed."""
         store = self._engine.store
         while True:
-            pulse = store.pulse()
+            pulse = store.version()
             try:
                 if self._held:
                     await self._look_for_cancels()
-                if await store.wake(pulse, TICK):
+                if await store.wait_for_change(pulse, TICK):
                     await asyncio.sleep(LOOK_EVERY)
                 self._unwatched.end()
             except ErrandryError as error:
@@ -78,7 +78,7 @@ class Leases:
         for ref in await self._engine.store.cancels(self._worker):
             run = self._held.get(ref.job)
             if run is not None and run.ref == ref:
-                run.stop(Stop.CANCEL)
+                run.stop(StopReason.CANCEL)
 
     async def _renew(self) -> None:
         now = self._clock.monotonic()
@@ -89,7 +89,7 @@ class Leases:
             left = [run for run in runs if run.needs_lease(now)]
             await asyncio.gather(*[self._renewed([run], now) for run in left])
 
-    async def _renewed(self, runs: list[Run], now: float) -> bool:
+    async def _renewed(self, runs: list[JobRun], now: float) -> bool:
         """Renew these leases together, as of `now`; False if the store cannot at present."""
         try:
             answer = await self._engine.submit(Renew(tuple(run.ref for run in runs), self._options.lease))
@@ -98,17 +98,17 @@ class Leases:
             return False
         self._unrenewed.end()
         if isinstance(answer, Renewed):
-            for run, mark in zip(runs, answer.marks, strict=True):
+            for run, mark in zip(runs, answer.acks, strict=True):
                 if isinstance(mark, Lost):
                     self._lose(run, mark.cause)
                     continue
                 run.lease_until = now + self._options.lease
                 if mark is CANCEL:
-                    run.stop(Stop.CANCEL)
+                    run.stop(StopReason.CANCEL)
         return True
 
-    def _lose(self, run: Run, why: str) -> None:
+    def _lose(self, run: JobRun, why: str) -> None:
         if self._held.get(run.job.id) is run and not run.is_lost and not run.is_settling:
             run.is_lost = True
             log.warning("job %s (%s): its lease is lost: %s", run.job.id, run.job.task, why)
-            run.stop(Stop.LOST)
+            run.stop(StopReason.LOST)

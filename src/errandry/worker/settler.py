@@ -5,21 +5,21 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from errandry.app import Errandry
+from errandry.api.app import Errandry
 from errandry.core.answer import ALREADY, WRITTEN, Answer
-from errandry.core.command import Complete, Fail, Outcome, Remove, Settle
+from errandry.core.command import CompleteOutcome, FailOutcome, Outcome, RemoveJobs, Settle
 from errandry.core.job import Failure
 from errandry.core.state import Reason
 from errandry.errors import ErrandryError, InvalidValue, ReplyLost, StoreClosed, StoreUnavailable
+from errandry.worker.handler_call import JobRun
 from errandry.worker.options import WorkerOptions
-from errandry.worker.run import Run
 
 log = logging.getLogger("errandry.worker")
 
 AGAIN = 1.0
 """How long an outcome that could not be written waits for another try."""
 
-Over = Callable[[Run], None]
+OnSettled = Callable[[JobRun], None]
 
 
 class Settler:
@@ -37,7 +37,7 @@ class Settler:
             self._rest = asyncio.get_running_loop().create_future()
         return self._rest
 
-    def settle(self, run: Run, outcome: Outcome | None, over: Over) -> None:
+    def settle(self, run: JobRun, outcome: Outcome | None, over: OnSettled) -> None:
         """Have an outcome written, if there is one. `over` is told when it is, or never will be.
 
         While the store cannot, its lease is kept.
@@ -48,24 +48,24 @@ class Settler:
         else:
             self._send(run, outcome, over)
 
-    def discard(self, run: Run, over: Over) -> None:
+    def discard(self, run: JobRun, over: OnSettled) -> None:
         """Have a job removed whose handler cannot be called."""
-        self.settle(run, Complete(), partial(self._remove, over))
+        self.settle(run, CompleteOutcome(), partial(self._remove, over))
 
-    def _remove(self, over: Over, run: Run) -> None:
+    def _remove(self, over: OnSettled, run: JobRun) -> None:
         self._open += 1
         removed = partial(self._removed, run, over)
         try:
-            self._app.engine.send(Remove(ids=(run.job.id,)), removed, run.loop)
+            self._app.engine.send(RemoveJobs(ids=(run.job.id,)), removed, run.loop)
         except ErrandryError as error:
             removed(error)
 
-    def _removed(self, run: Run, over: Over, answer: Answer) -> None:
+    def _removed(self, run: JobRun, over: OnSettled, answer: Answer) -> None:
         if isinstance(answer, ErrandryError):
             log.warning("%s could not be removed: %s", run, answer)
         self._over(run, over)
 
-    def note(self, run: Run) -> None:
+    def note(self, run: JobRun) -> None:
         """Have what a run has noted written."""
         if (note := run.notes()) is not None:
             try:
@@ -74,7 +74,7 @@ class Settler:
                 _noted(run, error)
 
     def _send(
-        self, run: Run, outcome: Outcome, over: Over, is_news: bool = True, in_doubt: bool = False
+        self, run: JobRun, outcome: Outcome, over: OnSettled, is_news: bool = True, in_doubt: bool = False
     ) -> None:
         """Send what was noted, and then how it ended. `in_doubt`, it may be written: only the store knows."""
         if in_doubt and self._app.clock.monotonic() >= run.lease_until:
@@ -94,7 +94,7 @@ class Settler:
             answered(error)
 
     def _answered(
-        self, run: Run, outcome: Outcome, over: Over, is_news: bool, in_doubt: bool, answer: Answer
+        self, run: JobRun, outcome: Outcome, over: OnSettled, is_news: bool, in_doubt: bool, answer: Answer
     ) -> None:
         if answer is not WRITTEN and answer is not ALREADY:
             match answer:
@@ -106,9 +106,11 @@ class Settler:
                     wait = min(AGAIN, self._options.renewal)
                     run.loop.call_later(wait, self._send, run, outcome, over, False, in_doubt)
                     return
-                case InvalidValue() if isinstance(outcome, Complete):  # a result the store does not take
+                case InvalidValue() if isinstance(
+                    outcome, CompleteOutcome
+                ):  # a result the store does not take
                     failure = Failure(Reason.UNRECOVERABLE, type(answer).__name__, str(answer))
-                    self._send(run, Fail(failure), over, is_news)
+                    self._send(run, FailOutcome(failure), over, is_news)
                     return
                 case ErrandryError():
                     log.error("%s: its outcome could not be written: %s", run, answer)
@@ -116,7 +118,7 @@ class Settler:
                     log.warning("%s: its outcome came too late: %s", run, answer)
         self._over(run, over)
 
-    def _over(self, run: Run, over: Over) -> None:
+    def _over(self, run: JobRun, over: OnSettled) -> None:
         self._open -= 1
         if self._rest is not None and not self._open:
             self._rest.set_result(None)
@@ -124,6 +126,6 @@ class Settler:
         over(run)
 
 
-def _noted(run: Run, answer: Answer) -> None:
+def _noted(run: JobRun, answer: Answer) -> None:
     if isinstance(answer, ErrandryError):
         log.warning("%s: what it noted could not be written: %s", run, answer)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from threading import Lock
 
-from errandry.task import Runner
+from errandry.api.task import Runner
+from errandry.worker.handler_call import HandlerCall, JobRun
 from errandry.worker.options import WorkerOptions
-from errandry.worker.run import Batch, Run
 
 
 class Slots:
@@ -20,9 +20,9 @@ class Slots:
     def __init__(self, options: WorkerOptions, spare: Callable[[], int]) -> None:
         self._options, self._spare = options, spare
         self._lock = Lock()
-        self._taken: dict[Batch, None] = {}
-        self._ahead: dict[Runner, dict[Batch, None]] = {runner: {} for runner in Runner}
-        self._turns: dict[Runner, dict[Batch, asyncio.Future[None]]] = {runner: {} for runner in Runner}
+        self._taken: dict[HandlerCall, None] = {}
+        self._ahead: dict[Runner, dict[HandlerCall, None]] = {runner: {} for runner in Runner}
+        self._turns: dict[Runner, dict[HandlerCall, asyncio.Future[None]]] = {runner: {} for runner in Runner}
         self._free = {
             Runner.ASYNC: options.concurrency,
             Runner.THREAD: options.threads,
@@ -31,13 +31,13 @@ class Slots:
         self._suspects = 0
 
     @property
-    def batches(self) -> list[Batch]:
+    def batches(self) -> list[HandlerCall]:
         """Everything this worker holds: running, or claimed ahead."""
         with self._lock:
             return [*self._taken, *self._waiting()]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[JobRun]:
         """The jobs of all these."""
         return [run for batch in self.batches for run in list(batch.runs)]
 
@@ -47,7 +47,7 @@ class Slots:
         return len(self._taken)
 
     @property
-    def ahead(self) -> list[Batch]:
+    def ahead(self) -> list[HandlerCall]:
         with self._lock:
             return list(self._waiting())
 
@@ -67,20 +67,20 @@ class Slots:
         """Whether a job is held that was running when its worker died: such jobs run one at a time."""
         return self._suspects > 0
 
-    def take(self, calls: Iterable[Batch]) -> None:
+    def take(self, calls: Iterable[HandlerCall]) -> None:
         """Give slots to jobs that were claimed for one."""
         with self._lock:
             for batch in calls:
                 self._take(batch)
 
-    def line_up(self, calls: Iterable[Batch]) -> None:
+    def line_up(self, calls: Iterable[HandlerCall]) -> None:
         """Have jobs that were claimed ahead of a slot wait for one."""
         with self._lock:
             for batch in calls:
                 self._ahead[batch.runner][batch] = None
                 self._suspects += batch.is_suspect
 
-    async def turn(self, batch: Batch) -> None:
+    async def turn(self, batch: HandlerCall) -> None:
         """Return when what waits for a slot has one, first come, first served."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
@@ -93,7 +93,7 @@ class Slots:
                 self._leave_line(batch)
             raise
 
-    def give(self, batch: Batch) -> None:
+    def give(self, batch: HandlerCall) -> None:
         """It needs its slot no more. On the loop of those who wait for a turn."""
         with self._lock:
             if batch not in self._taken:
@@ -103,10 +103,10 @@ class Slots:
             self._suspects -= batch.is_suspect
             self._call_next(batch.runner)
 
-    def _waiting(self) -> Iterator[Batch]:
+    def _waiting(self) -> Iterator[HandlerCall]:
         return chain.from_iterable(self._ahead.values())
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: HandlerCall) -> None:
         self._taken[batch] = None
         self._free[batch.runner] -= 1
         self._suspects += batch.is_suspect
@@ -119,11 +119,11 @@ class Slots:
             self._take(batch)
             turn.set_result(None)
 
-    def _next(self, runner: Runner) -> Batch | None:
+    def _next(self, runner: Runner) -> HandlerCall | None:
         """Who has asked first and still waits."""
         return next((batch for batch, turn in self._turns[runner].items() if not turn.done()), None)
 
-    def _leave_line(self, batch: Batch) -> None:
+    def _leave_line(self, batch: HandlerCall) -> None:
         self._turns[batch.runner].pop(batch, None)
         if batch in self._ahead[batch.runner]:
             del self._ahead[batch.runner][batch]

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 
-from errandry.worker.lifeline import MARGIN, READY, STOP
-from errandry.worker.process import ended
+from errandry.worker.children.process import ended
 from errandry.worker.reload import changed
+from errandry.worker.supervisor_pipe import MARGIN, READY, STOP
 
 log = logging.getLogger("errandry.supervisor")
 

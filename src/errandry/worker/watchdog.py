@@ -10,8 +10,8 @@ import threading
 from types import FrameType
 
 from errandry.clock import Clock
-from errandry.worker.attempt import Attempts
-from errandry.worker.run import Batch
+from errandry.worker.attempt import AttemptRunner
+from errandry.worker.handler_call import HandlerCall
 
 log = logging.getLogger("errandry.worker")
 
@@ -47,7 +47,7 @@ class Watchdog:
         frame = sys._current_frames().get(self._thread)
         while frame is not None and batch is None:
             inner, frame = frame, frame.f_back
-            if frame is not None and frame.f_code is Attempts.handle.__code__:
+            if frame is not None and frame.f_code is AttemptRunner.handle.__code__:
                 batch, place = _batch(frame), f"{inner.f_code.co_filename}:{inner.f_lineno}"
         if batch is None and not is_sure:
             return False
@@ -62,6 +62,6 @@ class Watchdog:
         return True
 
 
-def _batch(frame: FrameType) -> Batch | None:
+def _batch(frame: FrameType) -> HandlerCall | None:
     found = frame.f_locals.get("batch")
-    return found if isinstance(found, Batch) else None
+    return found if isinstance(found, HandlerCall) else None

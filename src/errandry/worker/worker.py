@@ -14,27 +14,27 @@ from typing import Any
 
 from msgspec import Struct
 
-from errandry.app import Errandry
+from errandry.api.app import Errandry
+from errandry.api.completion import first
+from errandry.api.task import Runner
 from errandry.core.answer import Answer
-from errandry.core.command import Beat, Release, Settle, Share
-from errandry.core.job import Job
+from errandry.core.command import Beat, ReleaseOutcome, Settle, SlotShare
+from errandry.core.job import JobRecord
 from errandry.errors import ErrandryError, StoreError
-from errandry.task import Runner
-from errandry.waiting import first
 from errandry.worker.archiver import archive_forever
-from errandry.worker.capture import JobLog
-from errandry.worker.children import Children
+from errandry.worker.children.pool import ChildPool
+from errandry.worker.children.process import refuse_in_child
 from errandry.worker.claimer import Claimer
+from errandry.worker.dispatcher import Dispatcher, batches
 from errandry.worker.executor import Executor
-from errandry.worker.gatherer import Gatherer, batches
+from errandry.worker.handler_call import HandlerCall, JobRun, StopReason
 from errandry.worker.leases import Leases
 from errandry.worker.liveness import Liveness
+from errandry.worker.log_capture import JobLogHandler
+from errandry.worker.observers import Observers
 from errandry.worker.options import WorkerOptions
-from errandry.worker.process import refuse_in_child
-from errandry.worker.run import Batch, Run, Stop
 from errandry.worker.slots import Slots
-from errandry.worker.telling import Telling
-from errandry.worker.upkeeper import Upkeeper
+from errandry.worker.upkeep import UpkeepLoop
 from errandry.worker.watchdog import Watchdog
 
 log = logging.getLogger("errandry.worker")
@@ -74,13 +74,13 @@ class Worker:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_over = False
-        self._children = Children(app, self.options)
+        self._children = ChildPool(app, self.options)
         self._slots = Slots(self.options, self._children.spare)
         self._leases = Leases(app.engine, app.clock, self.id, self.options)
-        self._gatherer = Gatherer(app, self.options, self._slots, self._made, self._begin)
+        self._gatherer = Dispatcher(app, self.options, self._slots, self._made, self._begin)
         self._claimer = Claimer(app, self.id, self.options, self._slots, self._gatherer, self._leases.is_idle)
         self._executor = Executor(app, self.options, self._slots.give, self._over, self._children)
-        self._upkeeper = Upkeeper(app, self.id, self.options.upkeep_every)
+        self._upkeeper = UpkeepLoop(app, self.id, self.options.upkeep_every)
         self._started_at = app.clock.time()
 
     async def run(self, *, signals: bool = False) -> None:
@@ -122,23 +122,23 @@ class Worker:
         upkept = None if self._upkeeper.last is None else now - self._upkeeper.last
         return Health(self.app.engine.stats().age, upkept, len(self._slots.runs))
 
-    def _made(self, job: Job, sent: float) -> Run:
+    def _made(self, job: JobRecord, sent: float) -> JobRun:
         """Hold a job that was claimed just now. On the engine's loop, like `_begin`."""
-        run = Run(job, sent + self.options.lease, self._executor, self._loop)
+        run = JobRun(job, sent + self.options.lease, self._executor, self._loop)
         self._leases.take(run)
         return run
 
-    def _begin(self, batches: list[Batch], ahead: bool) -> None:
+    def _begin(self, batches: list[HandlerCall], ahead: bool) -> None:
         if not self._is_over:  # else nobody waits for it: it is somebody else's when its lease is over
             self._loop.call_soon_threadsafe(self._start, batches, ahead)
 
-    def _start(self, batches: list[Batch], ahead: bool) -> None:
+    def _start(self, batches: list[HandlerCall], ahead: bool) -> None:
         for batch in batches:
             self._executor.start(batch, self._slots.turn(batch) if ahead else None)
             if ahead and self._stopping.is_set():  # its claim was on the way: `_drain` has not seen it
-                batch.stop(Stop.SHUTDOWN)
+                batch.stop(StopReason.SHUTDOWN)
 
-    def _over(self, run: Run) -> None:
+    def _over(self, run: JobRun) -> None:
         self._leases.drop(run)
         if not run.is_settling or run.batch.is_suspect or (self.options.burst and self._leases.is_idle()):
             self._claimer.look()
@@ -151,7 +151,7 @@ class Worker:
         await asyncio.wait([claiming], timeout=LAST_WORDS)
         log.info("worker %s claims no more; handlers may finish for %g s", self.id, self.options.grace)
         for batch in self._slots.ahead:
-            batch.stop(Stop.SHUTDOWN)
+            batch.stop(StopReason.SHUTDOWN)
         try:
             async with asyncio.timeout(self.options.grace):
                 while (left := self._executor.work) and not self._hurry.is_set():
@@ -170,7 +170,7 @@ class Worker:
                 "the store does not answer: what was just being claimed stays until its lease is over"
             )
         for batch in self._slots.batches:
-            batch.stop(Stop.SHUTDOWN)
+            batch.stop(StopReason.SHUTDOWN)
         if left := self._executor.work:
             await asyncio.wait(left, timeout=LAST_CALL)
         kept = self._slots.runs
@@ -178,7 +178,7 @@ class Worker:
             self._slots.give(batch)
         for run in kept:
             self._leases.drop(run)
-        await self._submit(*(Settle(run.ref, Release()) for run in kept), limit=LAST_WORDS)
+        await self._submit(*(Settle(run.ref, ReleaseOutcome()) for run in kept), limit=LAST_WORDS)
 
     async def _beat(self, alive: str) -> None:
         while True:
@@ -201,13 +201,13 @@ class Worker:
             gone=gone,
         )
 
-    def _shares(self) -> tuple[Share, ...]:
+    def _shares(self) -> tuple[SlotShare, ...]:
         """Handlers in threads and in processes have slots of their own."""
         slots = {Runner.THREAD: self.options.threads, Runner.PROCESS: self.options.processes}
         apart = {
             runner: tuple(n for n, t in self.app.tasks.items() if t.runner is runner) for runner in slots
         }
-        return tuple(Share(tasks, slots[runner]) for runner, tasks in apart.items() if tasks)
+        return tuple(SlotShare(tasks, slots[runner]) for runner, tasks in apart.items() if tasks)
 
     async def _schedule(self) -> None:
         """Put the schedules that are declared in code. What cannot be one is a mistake there, and raised."""
@@ -235,10 +235,10 @@ class Worker:
     async def _surroundings(self, signals: bool) -> AsyncIterator[None]:
         """Everything that is there only while the worker works; leaving goes backwards."""
         await self.app.engine.start()
-        before, capture = sys.getswitchinterval(), JobLog()
+        before, capture = sys.getswitchinterval(), JobLogHandler()
         sys.setswitchinterval(min(before, SWITCH))
         logging.getLogger().addHandler(capture)
-        liveness, telling, tasks = Liveness(), Telling(self.app), []
+        liveness, telling, tasks = Liveness(), Observers(self.app), []
         self._children.lock = liveness.descriptor
         try:
             with _Signals(self.stop if signals else None):
@@ -267,10 +267,10 @@ class Worker:
             logging.getLogger().removeHandler(capture)
             sys.setswitchinterval(before)
 
-    def _loops(self, liveness: Liveness) -> "list[Loop]":
+    def _loops(self, liveness: Liveness) -> "list[LoopFunction]":
         """What goes on beside the handlers, on the engine's loop."""
         dog = Watchdog(self.app.clock, self.options.stall_after)
-        loops: list[Loop] = [self._leases.keep, self._leases.watch, dog.run]
+        loops: list[LoopFunction] = [self._leases.keep, self._leases.watch, dog.run]
         loops.append(partial(self._beat, liveness.path))
         if self.options.upkeep:
             loops.append(self._upkeeper.run)
@@ -294,10 +294,10 @@ class _Signals:
                 asyncio.get_running_loop().remove_signal_handler(number)
 
 
-Loop = Callable[[], Coroutine[Any, Any, None]]
+LoopFunction = Callable[[], Coroutine[Any, Any, None]]
 
 
-async def _forever(loop: Loop) -> None:
+async def _forever(loop: LoopFunction) -> None:
     """A loop the worker cannot be without: whatever happens in it, it goes on."""
     while True:
         try:

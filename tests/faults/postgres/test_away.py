@@ -12,7 +12,7 @@ import pytest
 from errandry import Errandry
 from errandry.core.state import State
 from errandry.errors import StoreUnavailable
-from errandry.store.backlog import Limits
+from errandry.store.engine.backlog import WriteLimits
 from tests.faults.postgres.conftest import Mortal
 from tests.faults.postgres.proxy import Proxy
 from tests.faults.process import Process, until
@@ -108,7 +108,7 @@ async def test_a_worker_with_nothing_to_do_ends_though_the_server_is_away(
 
 
 async def test_enqueue_waits_or_fails_as_it_was_told(mortal: Mortal, url: str, pace: Pace) -> None:
-    hasty_limits = Limits(give_up_after=0.3)
+    hasty_limits = WriteLimits(give_up_after=0.3)
     async with Errandry(url) as patient, Errandry(url, limits=hasty_limits) as hasty:
         for app in (patient, hasty):
             await app.enqueue("task")

@@ -11,16 +11,27 @@ from typing import cast
 
 import pytest
 
-from errandry.core.answer import Answer, Claims, Kept
-from errandry.core.command import Cancel, Claim, Command, Complete, Insert, Ref, Renew, Retry, Settle, Upkeep
+from errandry.core.answer import Answer, Claims, UpkeepResult
+from errandry.core.command import (
+    CancelJobs,
+    Claim,
+    Command,
+    CompleteOutcome,
+    Insert,
+    Ref,
+    Renew,
+    RetryOutcome,
+    Settle,
+    Upkeep,
+)
 from errandry.core.job import Failure, Keep, NewJob
 from errandry.core.query import parse
 from errandry.core.retry import Backoff
 from errandry.core.state import TERMINAL, Reason
-from errandry.core.unique import Unique
+from errandry.core.unique import UniqueKey
 from errandry.errors import ErrandryError, StoreUnavailable
-from errandry.store.contract import Happened, Store
-from errandry.store.engine import Engine
+from errandry.store.contract import EventEntry, Store
+from errandry.store.engine.engine import Engine
 from errandry.store.url import store_at
 from tests.faults.history import Asked, Journal, violations
 from tests.faults.program import Recorded
@@ -72,7 +83,7 @@ class Crowd:
             backoff=Backoff(start=0.0, jitter=0.0),
             max_attempts=50,
             max_crashes=50,
-            unique=Unique(f"key of {job_id}") if self.dice.random() < 0.5 else None,
+            unique=UniqueKey(f"key of {job_id}") if self.dice.random() < 0.5 else None,
         )
 
     async def claim(self, worker: str, engine: Engine) -> None:
@@ -94,26 +105,26 @@ class Crowd:
             for ref in refs:
                 failure = Failure(Reason.ERROR, "Error", "again")
                 again = self.dice.random() < 0.2
-                done = Complete(f'{{"fence": {ref.fence}}}')
-                await self.ask(engine, Settle(ref, Retry(failure) if again else done))
+                done = CompleteOutcome(f'{{"fence": {ref.fence}}}')
+                await self.ask(engine, Settle(ref, RetryOutcome(failure) if again else done))
 
     async def keep_up(self, engine: Engine) -> None:
         while not self.is_over:
             answer = await self.ask(engine, Upkeep(limit=self.dice.choice((5, 1_000))))
-            await asyncio.sleep(0 if isinstance(answer, Kept) and answer.more else 0.01)
+            await asyncio.sleep(0 if isinstance(answer, UpkeepResult) and answer.more else 0.01)
 
     async def cancel(self, engine: Engine) -> None:
         """By query, and by ids in any order."""
         while not self.is_over:
             ids = [f"job-{self.dice.randrange(self.jobs):05}" for _ in range(5)]
             commands = (
-                Cancel(ids=tuple(dict.fromkeys(ids))),
-                Cancel(query=parse(f"queue:{self.dice.choice(QUEUES)} priority:2"), limit=20),
+                CancelJobs(ids=tuple(dict.fromkeys(ids))),
+                CancelJobs(query=parse(f"queue:{self.dice.choice(QUEUES)} priority:2"), limit=20),
             )
             await self.ask(engine, self.dice.choice(commands))
             await asyncio.sleep(self.dice.uniform(0, 0.05))
 
-    async def read(self, seen: list[Happened], engine: Engine) -> None:
+    async def read(self, seen: list[EventEntry], engine: Engine) -> None:
         """Follow the log from its beginning, to its end once everything is over."""
         cursor = None
         while True:
@@ -134,9 +145,9 @@ class Crowd:
             await asyncio.sleep(0.02)
 
 
-async def gathered(crowd: Crowd, claimers: int, upkeepers: int) -> list[list[Happened]]:
+async def gathered(crowd: Crowd, claimers: int, upkeepers: int) -> list[list[EventEntry]]:
     """Everybody at work until all jobs have finished; what the readers saw."""
-    seen: list[list[Happened]] = [[] for _ in range(2)]
+    seen: list[list[EventEntry]] = [[] for _ in range(2)]
     work: list[Callable[[Engine], Awaitable[None]]] = [
         *[partial(crowd.claim, f"w{number}") for number in range(claimers)],
         *[crowd.keep_up] * upkeepers,

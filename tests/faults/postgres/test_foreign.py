@@ -10,12 +10,12 @@ import psycopg
 import pytest
 
 from errandry import Errandry
-from errandry.core.answer import Claims, Inserted, Mark, Renewed
-from errandry.core.command import Cancel, Claim, Complete, Insert, Ref, Renew, Settle
+from errandry.core.answer import Ack, Claims, Inserted, Renewed
+from errandry.core.command import CancelJobs, Claim, CompleteOutcome, Insert, Ref, Renew, Settle
 from errandry.core.job import NewJob
 from errandry.errors import StoreUnavailable
-from errandry.store.backlog import Limits
-from errandry.store.engine import Engine
+from errandry.store.engine.backlog import WriteLimits
+from errandry.store.engine.engine import Engine
 from errandry.store.url import store_at
 from tests.api.working import working
 from tests.faults.postgres.conftest import Mortal
@@ -52,19 +52,19 @@ async def test_a_locked_row_keeps_no_other_outcome_and_no_other_lease_waiting(
 ) -> None:
     locked, *others = await claimed(engine, 20)
     lock(stranger, schema, locked)
-    refused = asyncio.create_task(engine.submit(Settle(locked, Complete())))
+    refused = asyncio.create_task(engine.submit(Settle(locked, CompleteOutcome())))
 
     for ref in others[:10]:
         began = time.monotonic()
         with Pace() as pace:
-            assert await engine.submit(Renew((ref,), 60.0)) == Renewed((Mark.HELD,))
-            assert await engine.submit(Settle(ref, Complete())) is Mark.WRITTEN
+            assert await engine.submit(Renew((ref,), 60.0)) == Renewed((Ack.HELD,))
+            assert await engine.submit(Settle(ref, CompleteOutcome())) is Ack.WRITTEN
         assert time.monotonic() - began < pace.allowed(LIMIT)
 
     with pytest.raises(StoreUnavailable, match="lock"):
         await refused
     stranger.rollback()
-    assert await engine.submit(Settle(locked, Complete())) is Mark.WRITTEN
+    assert await engine.submit(Settle(locked, CompleteOutcome())) is Ack.WRITTEN
 
 
 async def test_who_asks_for_a_locked_row_again_and_again_is_in_nobodys_way(
@@ -77,13 +77,13 @@ async def test_who_asks_for_a_locked_row_again_and_again_is_in_nobodys_way(
     async def insist() -> None:
         while True:
             try:
-                await engine.submit(Settle(locked, Complete()))
+                await engine.submit(Settle(locked, CompleteOutcome()))
                 return
             except StoreUnavailable:
                 await asyncio.sleep(0.01)
 
     insisting = asyncio.create_task(insist())
-    await engine.submit(Settle(others[0], Complete()))
+    await engine.submit(Settle(others[0], CompleteOutcome()))
     began = time.monotonic()
     with Pace() as pace:
         for ref in others[1:]:
@@ -102,12 +102,12 @@ async def test_many_locked_rows_in_one_pass_keep_no_other_lease_waiting_for_long
     """Less than a third of the usual lease, which is how often leases are renewed."""
     *locked, other = await claimed(engine, 600)
     stranger.execute(f'SELECT 1 FROM "{schema}".live WHERE id <> %s FOR UPDATE'.encode(), (other.job,))
-    settles = engine.submit_all([Settle(ref, Complete()) for ref in locked])
+    settles = engine.submit_all([Settle(ref, CompleteOutcome()) for ref in locked])
     refused = asyncio.create_task(settles)
     await asyncio.sleep(0)
     began = time.monotonic()
     with Pace() as pace:
-        assert await engine.submit(Renew((other,), 60.0)) == Renewed((Mark.HELD,))
+        assert await engine.submit(Renew((other,), 60.0)) == Renewed((Ack.HELD,))
 
     assert time.monotonic() - began < pace.allowed(5.0)
     assert {type(answer) for answer in await refused} == {StoreUnavailable}
@@ -116,12 +116,12 @@ async def test_many_locked_rows_in_one_pass_keep_no_other_lease_waiting_for_long
 async def test_a_lock_that_was_met_once_does_not_keep_an_idle_worker_busy(
     url: str, stranger: psycopg.Connection[Any], schema: str
 ) -> None:
-    async with Errandry(url, limits=Limits(give_up_after=0.5)) as app:
+    async with Errandry(url, limits=WriteLimits(give_up_after=0.5)) as app:
         app.task(name="task")(_nothing)
         await app.engine.submit(Insert((NewJob(id="j", task="elsewhere", queue="other", payload="{}"),)))
         lock(stranger, schema, Ref("j", 0))
         with pytest.raises(StoreUnavailable, match="lock"):
-            await app.engine.submit(Cancel(ids=("j",)))
+            await app.engine.submit(CancelJobs(ids=("j",)))
         stranger.rollback()
         async with working(app, queues=("default",)):
             await until(lambda: app.engine.stats().passes > 5)
@@ -171,8 +171,8 @@ async def test_an_id_that_is_being_inserted_elsewhere_keeps_nothing_else_waiting
     began = time.monotonic()
 
     with Pace() as pace:
-        assert await engine.submit(Renew((ref,), 60.0)) == Renewed((Mark.HELD,))
-        assert await engine.submit(Settle(ref, Complete())) is Mark.WRITTEN
+        assert await engine.submit(Renew((ref,), 60.0)) == Renewed((Ack.HELD,))
+        assert await engine.submit(Settle(ref, CompleteOutcome())) is Ack.WRITTEN
     assert time.monotonic() - began < pace.allowed(LIMIT)
     assert isinstance(await engine.submit(insert("other")), Inserted)
     assert time.monotonic() - began < pace.allowed(5.0)

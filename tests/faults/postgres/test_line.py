@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from errandry.core.answer import Claims, Inserted, Mark, Renewed
-from errandry.core.command import Claim, Complete, Insert, Note, Ref, Renew, Settle
-from errandry.core.job import Job, Log, NewJob, Progress
+from errandry.core.answer import Ack, Claims, Inserted, Renewed
+from errandry.core.command import Claim, CompleteOutcome, Insert, Note, Ref, Renew, Settle
+from errandry.core.job import JobRecord, LogLine, NewJob, Progress
 from errandry.core.state import State
 from errandry.errors import StoreUnavailable
-from errandry.store.backlog import Limits
-from errandry.store.engine import Engine
+from errandry.store.engine.backlog import WriteLimits
+from errandry.store.engine.engine import Engine
 from errandry.store.url import store_at
 from tests.faults.history import Acked, violations
 from tests.faults.postgres.conftest import Mortal
@@ -36,7 +36,7 @@ async def test_what_was_committed_without_a_reply_is_neither_inserted_nor_claime
         for number in range(3):
             proxy.deaf = 1
             assert isinstance(await engine.submit(insert(f"job-{number}")), Inserted)
-        claims: list[Job] = []
+        claims: list[JobRecord] = []
         for number in range(2):
             proxy.deaf = 1
             answer = await engine.submit(Claim(worker="w", nonce=str(number), limit=1))
@@ -44,7 +44,7 @@ async def test_what_was_committed_without_a_reply_is_neither_inserted_nor_claime
             claims += answer.jobs
         proxy.deaf = 1
         ref = Ref(claims[0].id, claims[0].fence)
-        assert await engine.submit(Settle(ref, Complete())) is Mark.ALREADY
+        assert await engine.submit(Settle(ref, CompleteOutcome())) is Ack.ALREADY
 
         assert proxy.lost == 6
         assert [(job.id, job.attempts) for job in claims] == [("job-0", 1), ("job-1", 1)]
@@ -85,12 +85,12 @@ async def test_what_was_written_without_a_reply_is_read_before_it_is_decided_upo
         [ref] = [Ref(job.id, job.fence) for job in answer.jobs]
         proxy.deaf = 1
         with pytest.raises(StoreUnavailable):
-            await engine.call(store.commit, [Note(ref, Progress(0.5), (Log(1.0, "lost"),))])
-        await engine.call(store.commit, [Note(ref, None, (Log(2.0, "not lost"),))])
+            await engine.call(store.commit, [Note(ref, Progress(0.5), (LogLine(1.0, "lost"),))])
+        await engine.call(store.commit, [Note(ref, None, (LogLine(2.0, "not lost"),))])
         proxy.deaf = 1
-        assert await engine.submit(Renew((ref,), 60.0)) == Renewed((Mark.HELD,))
+        assert await engine.submit(Renew((ref,), 60.0)) == Renewed((Ack.HELD,))
         proxy.deaf = 1
-        assert await engine.submit(Settle(ref, Complete())) is Mark.ALREADY
+        assert await engine.submit(Settle(ref, CompleteOutcome())) is Ack.ALREADY
 
         [job] = await engine.call(store.get, ["one"])
         assert proxy.lost == 3
@@ -137,13 +137,13 @@ async def test_a_server_gone_without_a_word_is_missed_within_ten_seconds(proxy: 
         began = time.monotonic()
 
         with Pace() as pace:
-            assert await engine.submit(Settle(ref, Complete())) is Mark.WRITTEN
+            assert await engine.submit(Settle(ref, CompleteOutcome())) is Ack.WRITTEN
 
         assert 1.0 < time.monotonic() - began < pace.allowed(10.0)
 
 
 async def test_who_does_not_want_to_wait_is_told_why(proxy: Proxy, url: str) -> None:
-    async with Engine(store_at(url), Limits(give_up_after=0.2)) as engine:
+    async with Engine(store_at(url), WriteLimits(give_up_after=0.2)) as engine:
         await engine.submit(insert("one"))
         proxy.refuses = True
         proxy.cut()

@@ -53,7 +53,7 @@ async def test_jobs_are_enqueued_run_and_looked_at(pooled: str, pooler: Pooler) 
         assert pooler.transactions > 50
         store = jobs.store
         assert isinstance(store, PostgresStore)
-        pools = [finding for finding in await jobs.engine.call(store.examine) if finding.topic == "pooler"]
+        pools = [finding for finding in await jobs.engine.call(store.diagnose) if finding.topic == "pooler"]
         assert "there is one in between" in pools[0].text
 
 

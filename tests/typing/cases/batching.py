@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, assert_type
 
 from errandry import Errandry, Fail, Job, JobContext, Retry, Task
-from errandry.task import Request
+from errandry.api.task import Call
 
 jobs = Errandry("memory:")
 
@@ -70,7 +70,7 @@ async def right() -> None:
     assert_type(await perhaps.enqueue("ada"), Job[int | None])
     assert_type(await in_parts.enqueue("ada"), Job[int])
     assert_type(await at_once.enqueue("ada"), Job[str])
-    assert_type(store.using(delay=5).new(Row("ada")), Request[int])
+    assert_type(store.using(delay=5).new(Row("ada")), Call[int])
     assert_type(await (await store.enqueue(Row("ada"))).result(), int)
     anything: Task[..., Any] = store
     await anything.enqueue(rows=Row("ada"))
@@ -84,10 +84,10 @@ async def wrong() -> None:
     jobs.task(linger="1s")  # E: No overload variant of "task" of "Errandry" matches argument type "str"
 
 
-@jobs.task(batch=50)  # E: Argument 1 to "__call__" of "DeclareBatch" has incompatible type
+@jobs.task(batch=50)  # E: Argument 1 to "__call__" of "BatchTaskDecorator" has incompatible type
 async def no_list(row: Row) -> None: ...
 
 
-@jobs.task(batch=50)  # E: Argument 1 to "__call__" of "DeclareBatch" has incompatible type
+@jobs.task(batch=50)  # E: Argument 1 to "__call__" of "BatchTaskDecorator" has incompatible type
 async def no_results(rows: list[Row]) -> int:
     return 1

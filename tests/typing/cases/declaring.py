@@ -2,7 +2,7 @@
 
 from typing import Any, assert_type
 
-from errandry import Errandry, JobContext, Task, Unique
+from errandry import Errandry, JobContext, Task, UniqueOptions
 
 jobs = Errandry("memory:")
 
@@ -52,15 +52,15 @@ assert_type(without_anything, Task[[], None])
 anything: Task[..., Any] = plain
 
 
-@jobs.task(unique=Unique(by=["to"], per="queue", scope="1 hour", on_conflict="replace"))
+@jobs.task(unique=UniqueOptions(by=["to"], per="queue", scope="1 hour", on_conflict="replace"))
 async def only_one(to: str) -> str:
     return to
 
 
 assert_type(only_one.name, str)
 
-Unique(on_conflict="rise")  # E: Argument "on_conflict" to "Unique" has incompatible type "Literal['rise']"
-Unique(per="task")  # E: Argument "per" to "Unique" has incompatible type "Literal['task']"
+UniqueOptions(on_conflict="rise")  # E: Argument "on_conflict" to "UniqueOptions" has incompatible type
+UniqueOptions(per="task")  # E: Argument "per" to "UniqueOptions" has incompatible type "Literal['task']"
 jobs.task(unique=5)  # E: No overload variant of "task" of "Errandry" matches argument type "int"
 jobs.task(queue=5)  # E: No overload variant of "task" of "Errandry" matches argument type "int"
 jobs.task(timeot="30s")  # E: Unexpected keyword argument "timeot" for overloaded function "task"

@@ -2,8 +2,8 @@
 
 from typing import assert_type
 
-from errandry import Errandry, Job, chord, flow, group
-from errandry.task import Request
+from errandry import Errandry, Job, chord, flow, parallel
+from errandry.api.task import Call
 from tests.typing.cases.declaring import (
     loose,
     optioned,
@@ -29,16 +29,16 @@ async def right() -> None:
     assert_type(await threaded_with_context.enqueue(to="ada"), Job[list[str]])
     assert_type(await without_anything.enqueue(), Job[None])
     assert_type(plain.enqueue_sync("ada"), Job[str])
-    assert_type(plain.new("ada"), Request[str])
+    assert_type(plain.new("ada"), Call[str])
     assert_type(await plain.using(delay="5 minutes", priority=-10).enqueue("ada"), Job[str])
-    assert_type(plain.using(queue="a").using(id="b").new(to="ada"), Request[str])
+    assert_type(plain.using(queue="a").using(id="b").new(to="ada"), Call[str])
     assert_type(await plain.bind(object()).enqueue("ada"), Job[str])
     assert_type(plain.using(queue="a").bind(object()).enqueue_sync(to="ada"), Job[str])
     await jobs.bind(object()).enqueue_many([plain.new("ada"), without_anything.new()])
     await jobs.enqueue_many([plain.new("ada"), without_anything.new()])
     await loose.enqueue(value=1, rest={})
     assert_type(await jobs.enqueue_flow(flow(optioned.new("ada"), plain.new("ada"))), Job[int])
-    assert_type(await jobs.enqueue_flow(group(plain.new("ada"), plain.new("bob"))), list[Job[str]])
+    assert_type(await jobs.enqueue_flow(parallel(plain.new("ada"), plain.new("bob"))), list[Job[str]])
     assert_type(jobs.enqueue_flow_sync(chord([plain.new("ada")], optioned.new("ada"))), Job[int])
 
 

@@ -3,20 +3,20 @@
 from typing import Any
 
 from errandry import Errandry, JobContext
-from errandry.app import Call
-from errandry.codec import About
+from errandry.api.app import CallNext
+from errandry.codec.json_codec import DocumentInfo
 from errandry.core.job import NewJob
 
 jobs = Errandry("memory:")
 
 
 @jobs.middleware
-async def timed(ctx: JobContext, call_next: Call) -> Any:
+async def timed(ctx: JobContext, call_next: CallNext) -> Any:
     return await call_next(ctx)
 
 
 @jobs.middleware  # E: Argument 1 to "middleware" of "Errandry" has incompatible type
-def not_async(ctx: JobContext, call_next: Call) -> str:
+def not_async(ctx: JobContext, call_next: CallNext) -> str:
     return "no"
 
 
@@ -45,10 +45,10 @@ def in_words(attempt: int) -> str:
 
 
 class Good:
-    def seal(self, text: str, about: About) -> str:
+    def seal(self, text: str, about: DocumentInfo) -> str:
         return text + about.field
 
-    def unseal(self, text: str, about: About) -> str:
+    def unseal(self, text: str, about: DocumentInfo) -> str:
         return text.removesuffix(about.field)
 
 

@@ -2,8 +2,8 @@
 
 from typing import assert_type
 
-from errandry import Errandry, Flow, Job, JobContext, chain, chord, flow, group, result_of
-from errandry.task import Request
+from errandry import Errandry, Flow, Job, JobContext, chain, chord, flow, parallel, result_of
+from errandry.api.task import Call
 
 jobs = Errandry("memory:")
 
@@ -24,22 +24,23 @@ async def total(ctx: JobContext, parts: list[int], unit: str = "") -> float:
 
 
 async def right() -> None:
-    assert_type(part.new(result_of(part.new(1))), Request[int])
-    assert_type(result_of(group(part.new(1), part.new(2))), list[int])
+    assert_type(part.new(result_of(part.new(1))), Call[int])
+    assert_type(result_of(parallel(part.new(1), part.new(2))), list[int])
     assert_type(result_of(chain(part.new(1), name.new(2))), str)
-    three = total.new(result_of(group(part.new(1), part.new(2))), unit=result_of(name.new(3)))
+    three = total.new(result_of(parallel(part.new(1), part.new(2))), unit=result_of(name.new(3)))
     assert_type(await jobs.enqueue_flow(three), Job[float])
     assert_type(jobs.enqueue_flow_sync(three), Job[float])
     assert_type(flow(three, policy="ignore"), Flow[float])
     assert_type(chord([part.new(1)], three), Flow[float])
-    assert_type(chain(name.new(1), group(part.new(1), part.new(2)), three), Flow[float])
+    assert_type(chain(name.new(1), parallel(part.new(1), part.new(2)), three), Flow[float])
 
 
 async def wrong() -> None:
     part.new(result_of(name.new(1)))  # E: Argument 1 to "new" of "Task" has incompatible type "str"
     part.new(n=result_of(name.new(1)))  # E: Argument "n" to "new" of "Task" has incompatible type "str"
-    total.new(result_of(part.new(1)))  # E: Argument 1 to "result_of" has incompatible type "Request[int]"
-    total.new(result_of(group(name.new(1))))  # E: Argument 1 to "group" has incompatible type "Request[str]"
+    total.new(result_of(part.new(1)))  # E: Argument 1 to "result_of" has incompatible type "Call[int]"
+    names = name.new(1)
+    total.new(result_of(parallel(names)))  # E: Argument 1 to "parallel" has incompatible type "Call[str]"
     total.new([], result_of(part.new(1)))  # E: Argument 2 to "new" of "Task" has incompatible type "int"
     part.new(result_of(chain(part.new(1), name.new(2))))  # E: Argument 1 to "new" of "Task" has incompatible
     result_of(part)  # E: No overload variant of "result_of" matches argument type "Task[[int], int]"

@@ -4,7 +4,7 @@ from typing import Any, assert_type
 
 from errandry import Errandry, Fail, Job, JobContext, Retry, Snooze, State
 from errandry.core.job import Progress
-from errandry.store.contract import Happened
+from errandry.store.contract import EventEntry
 from tests.typing.cases.declaring import plain, threaded_with_context, without_anything
 
 jobs = Errandry("memory:")
@@ -25,7 +25,7 @@ async def results() -> None:
     int_(await job.result())  # E: Argument 1 to "int_" has incompatible type "str"; expected "int"
     await job.result("30s")  # E: Argument 1 to "result" of "Job" has incompatible type "str"
     async for happened in jobs.events(after=None):
-        assert_type(happened, Happened)
+        assert_type(happened, EventEntry)
 
 
 def int_(value: int) -> None: ...
@@ -56,7 +56,7 @@ def handler(ctx: JobContext) -> None:
     assert_type(ctx.canceled, bool)
     assert_type(ctx.job.progress, Progress | None)
     ctx.progress("half")  # E: Argument 1 to "progress" of "JobContext" has incompatible type "str"
-    ctx.job.state = State.FAILED  # E: Property "state" defined in "Job" is read-only
+    ctx.job.state = State.FAILED  # E: Property "state" defined in "JobRecord" is read-only
     Retry("busy", after=[])  # E: Argument "after" to "Retry" has incompatible type
 
 

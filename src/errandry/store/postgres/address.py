@@ -8,7 +8,7 @@ from msgspec import Struct
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from errandry.errors import InvalidValue
-from errandry.store import sql
+from errandry.store.tables import sql
 
 SCHEMA = "errandry"
 _MARK = f"{SCHEMA}."

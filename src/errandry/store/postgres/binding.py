@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct
-from msgspec import json as msgjson
 
 from errandry.core import check
 from errandry.core.answer import Inserted
@@ -18,31 +18,31 @@ from errandry.core.command import Insert
 from errandry.core.flow import in_order
 from errandry.errors import DuplicateJob, InvalidValue, QueueFull, StoreRefused
 from errandry.store.postgres.address import Address
-from errandry.store.row import text
+from errandry.store.tables.rows import text
 
-Params = Mapping[str, Any]
+BindParams = Mapping[str, Any]
 
 
-class Twin(Struct, frozen=True):
+class HeldKey(Struct, frozen=True):
     """A unique key that is held, and by whom."""
 
     key: str
     job: str
 
 
-class Told(Struct, frozen=True):
+class BindAnswer(Struct, frozen=True):
     """What the function in the database answers."""
 
     ids: tuple[str, ...] = ()
     existed: frozenset[str] = frozenset()
     replaced: frozenset[str] = frozenset()
-    duplicate: Twin | None = None
+    duplicate: HeldKey | None = None
 
 
-_told = msgjson.Decoder(Told | None)
+_told = msgspec.json.Decoder(BindAnswer | None)
 
 
-class Said(NamedTuple):
+class StoreInfo(NamedTuple):
     """What the store says when something is inserted: who it is, its time (None: the server's), its bound."""
 
     identity: str
@@ -50,7 +50,7 @@ class Said(NamedTuple):
     payload: int
 
 
-class Library(Struct, frozen=True):
+class ConnectionLibrary(Struct, frozen=True):
     """How connections of these classes run a statement that gives one value.
 
     `is_other` tells those that lead to another kind of database.
@@ -58,7 +58,7 @@ class Library(Struct, frozen=True):
 
     name: str
     classes: tuple[str, ...]
-    call: Callable[[Any, str, Params], Any]
+    call: Callable[[Any, str, BindParams], Any]
     is_async: bool = False
     is_other: Callable[[Any], bool] = lambda _connection: False
 
@@ -68,7 +68,7 @@ class PostgresBinding:
 
     is_alone = False
 
-    def __init__(self, connection: object, address: Address, said: Callable[[], Said]) -> None:
+    def __init__(self, connection: object, address: Address, said: Callable[[], StoreInfo]) -> None:
         self._connection, self._address, self._said = connection, address, said
         self._library = _library_of(connection)
         self._sql = address.statements()["insert_jobs"]
@@ -87,7 +87,7 @@ class PostgresBinding:
                 command, self._library.call(self._connection, self._sql, self._params(command))
             )
 
-    def _params(self, command: Insert) -> Params:
+    def _params(self, command: Insert) -> BindParams:
         said = self._said()
         for job in command.jobs:
             check.sized("payload", job.payload, said.payload)
@@ -137,8 +137,8 @@ _DENIED = "42501"
 _FULL, _TANGLED = "EQ001", "EQ002"
 _QUEUE_FULL = re.compile(r"queue full: (\[.*\])")
 _FLOW = re.compile(r"flow: (\[.*\])")
-_wrong = msgjson.Decoder(tuple[str, str, str])
-_full = msgjson.Decoder(tuple[str, int, int, str])
+_wrong = msgspec.json.Decoder(tuple[str, str, str])
+_full = msgspec.json.Decoder(tuple[str, int, int, str])
 
 
 def _sqlstate(error: BaseException) -> str | None:
@@ -150,7 +150,7 @@ def _sqlstate(error: BaseException) -> str | None:
     return None
 
 
-def _library_of(connection: object) -> Library:
+def _library_of(connection: object) -> ConnectionLibrary:
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(connection).__mro__}
     for library in _LIBRARIES:
         if names.intersection(library.classes):
@@ -160,13 +160,13 @@ def _library_of(connection: object) -> Library:
     raise InvalidValue("connection", f"{type(connection).__module__}.{type(connection).__qualname__}", why)
 
 
-async def _asyncpg(connection: Any, sql: str, params: Params) -> Any:
+async def _asyncpg(connection: Any, sql: str, params: BindParams) -> Any:
     for number, name in enumerate(params, 1):
         sql = sql.replace(f"%({name})s", f"${number}")
     return await connection.fetchval(sql, *params.values())
 
 
-def _psycopg(connection: Any, sql: str, params: Params) -> Any:
+def _psycopg(connection: Any, sql: str, params: BindParams) -> Any:
     from psycopg import Cursor
     from psycopg.rows import tuple_row
 
@@ -175,7 +175,7 @@ def _psycopg(connection: Any, sql: str, params: Params) -> Any:
         return value
 
 
-async def _psycopg_async(connection: Any, sql: str, params: Params) -> Any:
+async def _psycopg_async(connection: Any, sql: str, params: BindParams) -> Any:
     from psycopg import AsyncCursor
     from psycopg.rows import tuple_row
 
@@ -185,15 +185,15 @@ async def _psycopg_async(connection: Any, sql: str, params: Params) -> Any:
         return value
 
 
-def _sqlalchemy(connection: Any, sql: str, params: Params) -> Any:
+def _sqlalchemy(connection: Any, sql: str, params: BindParams) -> Any:
     return connection.execute(_sqlalchemy_text(sql, params), params).scalar_one()
 
 
-async def _sqlalchemy_async(connection: Any, sql: str, params: Params) -> Any:
+async def _sqlalchemy_async(connection: Any, sql: str, params: BindParams) -> Any:
     return (await connection.execute(_sqlalchemy_text(sql, params), params)).scalar_one()
 
 
-def _sqlalchemy_text(sql: str, params: Params) -> Any:
+def _sqlalchemy_text(sql: str, params: BindParams) -> Any:
     from sqlalchemy import text
 
     for name in params:
@@ -206,22 +206,22 @@ def _is_other_dialect(connection: Any) -> bool:
     return bool(bind.dialect.name != "postgresql")
 
 
-def _django(connection: Any, sql: str, params: Params) -> Any:
+def _django(connection: Any, sql: str, params: BindParams) -> Any:
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
         return cursor.fetchone()[0]
 
 
 _LIBRARIES = (
-    Library("psycopg 3", ("psycopg.Connection",), _psycopg),
-    Library("psycopg 3", ("psycopg.AsyncConnection",), _psycopg_async, is_async=True),
-    Library(
+    ConnectionLibrary("psycopg 3", ("psycopg.Connection",), _psycopg),
+    ConnectionLibrary("psycopg 3", ("psycopg.AsyncConnection",), _psycopg_async, is_async=True),
+    ConnectionLibrary(
         "asyncpg",
         ("asyncpg.connection.Connection", "asyncpg.pool.PoolConnectionProxy"),
         _asyncpg,
         is_async=True,
     ),
-    Library(
+    ConnectionLibrary(
         "SQLAlchemy 2",
         (
             "sqlalchemy.engine.base.Connection",
@@ -231,7 +231,7 @@ _LIBRARIES = (
         _sqlalchemy,
         is_other=_is_other_dialect,
     ),
-    Library(
+    ConnectionLibrary(
         "SQLAlchemy 2",
         (
             "sqlalchemy.ext.asyncio.engine.AsyncConnection",
@@ -242,7 +242,7 @@ _LIBRARIES = (
         is_async=True,
         is_other=_is_other_dialect,
     ),
-    Library(
+    ConnectionLibrary(
         "Django",
         ("django.db.backends.base.base.BaseDatabaseWrapper", "django.utils.connection.ConnectionProxy"),
         _django,

@@ -17,30 +17,39 @@ import psycopg
 
 from errandry.clock import Clock
 from errandry.core.answer import Answer
-from errandry.core.command import Command, Insert, Upkeep, touched
+from errandry.core.command import Command, Insert, Upkeep, touched_ids
+from errandry.core.gate import LaneKey
 from errandry.errors import ReplyLost, StoreClosed, StoreError, StoreUnavailable
-from errandry.store.apply import apply
-from errandry.store.contract import Bounds
+from errandry.store.contract import StoreLimits
+from errandry.store.engine.change_counter import ChangeCounter
+from errandry.store.execute.apply import apply
 from errandry.store.health import Finding
-from errandry.store.local import LocalStore, failed, reach
 from errandry.store.postgres.address import SCHEMA, Address, address_of
-from errandry.store.postgres.binding import PostgresBinding, Said
-from errandry.store.postgres.days import Days
+from errandry.store.postgres.binding import PostgresBinding, StoreInfo
+from errandry.store.postgres.blind_insert import LaneCache
+from errandry.store.postgres.connection import PostgresConnection, connect
+from errandry.store.postgres.error_mapping import (
+    CONFLICT,
+    LOCKED,
+    NO_PARTITION,
+    SCHEMA_CHANGED,
+    SESSION_SWITCHED,
+    STALE_GUESS,
+    explained,
+)
 from errandry.store.postgres.health import examined
-from errandry.store.postgres.known import Known
-from errandry.store.postgres.link import Link, connect
-from errandry.store.postgres.listen import Listener
+from errandry.store.postgres.listener import Listener
 from errandry.store.postgres.migrate import is_made, migrate
-from errandry.store.postgres.news import Lane, News
+from errandry.store.postgres.partitions import Partitions
+from errandry.store.postgres.row_cache import RowCache
+from errandry.store.postgres.scan_position import ScanPositions
 from errandry.store.postgres.tables import PostgresTables
 from errandry.store.postgres.track import LIMITS, TIMEOUTS, USUAL, Track, track_of
-from errandry.store.postgres.trail import Trail
-from errandry.store.postgres.trouble import ALTERED, CHANGED, CLASHED, LOCKED, MOVED, UNPLACED, explained
-from errandry.store.tables import Tables
-from errandry.store.waking import Bell
+from errandry.store.table_store import TableStore, failed, reach
+from errandry.store.tables.protocol import Tables
 
 T = TypeVar("T")
-Written = tuple[list[Answer], bool]
+PassResult = tuple[list[Answer], bool]
 """The answers of a pass, and whether it changed anything."""
 
 TRIES = 5
@@ -54,7 +63,7 @@ PATIENCE = 5.0
 """So long does a close wait for what is under way before it breaks it off."""
 
 
-class PostgresStore(LocalStore):
+class PostgresStore(TableStore):
     """A store in `schema` of the database at `url`, which may say all that libpq understands.
 
     Its clock is the server's, unless it is given one.
@@ -63,13 +72,13 @@ class PostgresStore(LocalStore):
     tracks = len(TIMEOUTS)
 
     def __init__(
-        self, url: str, clock: Clock | None = None, bounds: Bounds | None = None, schema: str = SCHEMA
+        self, url: str, clock: Clock | None = None, bounds: StoreLimits | None = None, schema: str = SCHEMA
     ) -> None:
         super().__init__(clock, bounds)
         self.address = address_of(url, schema)
         self.identity = ""
         self._has_servers_clock = clock is None
-        self._open: _Open | None = None
+        self._open: _OpenDatabase | None = None
 
     def track(self, command: Command) -> int:
         return track_of(command)
@@ -77,14 +86,14 @@ class PostgresStore(LocalStore):
     def bind(self, connection: object) -> PostgresBinding:
         return PostgresBinding(connection, self.address, self._said)
 
-    async def missing(self) -> str | None:
+    async def needs_setup(self) -> str | None:
         return await asyncio.to_thread(self._missing)
 
     async def open(self) -> None:
         if self._open is not None and self._open.is_forked:
-            self._open, self.bell = None, Bell()  # who waits on the old one is the parent
+            self._open, self.bell = None, ChangeCounter()  # who waits on the old one is the parent
         if self._open is None:
-            opened = _Open(self.address)
+            opened = _OpenDatabase(self.address)
             try:
                 first = opened.tracks[USUAL]  # a program that only enqueues needs no other
                 await first.run(LIMITS[-1], self._migrate, first.link)
@@ -97,7 +106,7 @@ class PostgresStore(LocalStore):
         opened, self._open = self._open, None
         if opened is not None and not opened.is_forked:
             opened.close()
-            self.bell.ring()
+            self.bell.increment()
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         opened = await self._opened()
@@ -111,10 +120,10 @@ class PostgresStore(LocalStore):
             LIMITS[number], self._write, opened, track.link, TIMEOUTS[number], commands
         )
         if is_dirty:  # or whoever claims in vain would wake itself by it
-            self.bell.ring()
+            self.bell.increment()
         return answers
 
-    async def wake(self, pulse: int, timeout: float) -> bool:
+    async def wait_for_change(self, pulse: int, timeout: float) -> bool:
         opened = await self._opened()
         opened.listener.start(self.bell)
         return await self.bell.wait(pulse, timeout)
@@ -123,19 +132,21 @@ class PostgresStore(LocalStore):
         opened = await self._opened()
         return await opened.reader.run(LIMITS[-1], self._read, opened.reader.link, look)
 
-    async def examine(self) -> list[Finding]:
+    async def diagnose(self) -> list[Finding]:
         opened = await self._opened()
         return await opened.reader.run(LIMITS[-1], self._examined, opened.reader.link)
 
-    async def _opened(self) -> "_Open":
+    async def _opened(self) -> "_OpenDatabase":
         if self._open is None:
             raise StoreClosed(self.address.name, "the store is not open")
         if self._open.is_forked:
             await self.open()
         return self._open
 
-    def _said(self) -> Said:
-        return Said(self.identity, None if self._has_servers_clock else self.clock.now(), self.bounds.payload)
+    def _said(self) -> StoreInfo:
+        return StoreInfo(
+            self.identity, None if self._has_servers_clock else self.clock.now(), self.bounds.payload
+        )
 
     # On the thread of a track.
 
@@ -145,15 +156,21 @@ class PostgresStore(LocalStore):
                 return None
         return f"{self.address.name}, schema {self.address.schema}"
 
-    def _migrate(self, link: Link) -> None:
+    def _migrate(self, link: PostgresConnection) -> None:
         with explained(self.address.name):
             self.identity = migrate(link.connection, self.address)
 
-    def _examined(self, link: Link) -> list[Finding]:
+    def _examined(self, link: PostgresConnection) -> list[Finding]:
         with explained(self.address.name):
             return list(examined(link.connection, self.address))
 
-    def _write(self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]) -> Written:
+    def _write(
+        self,
+        opened: "_OpenDatabase",
+        link: PostgresConnection,
+        lock_timeout: str,
+        commands: Sequence[Command],
+    ) -> PassResult:
         """A pass. What is known to be locked goes apart, so that nobody waits for it twice."""
         if not opened.locked:
             return self._together(opened, link, lock_timeout, commands)
@@ -167,7 +184,7 @@ class PostgresStore(LocalStore):
             answers.insert(number, answer)
         return answers, True
 
-    def _tend(self, opened: "_Open", link: Link) -> None:
+    def _tend(self, opened: "_OpenDatabase", link: PostgresConnection) -> None:
         """What upkeep cannot do in a transaction."""
 
         def tend() -> None:
@@ -178,8 +195,12 @@ class PostgresStore(LocalStore):
             _again(link, tend)
 
     def _together(
-        self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]
-    ) -> Written:
+        self,
+        opened: "_OpenDatabase",
+        link: PostgresConnection,
+        lock_timeout: str,
+        commands: Sequence[Command],
+    ) -> PassResult:
         try:
             return self._tried(opened, link, lock_timeout, commands)
         except StoreError:
@@ -191,7 +212,11 @@ class PostgresStore(LocalStore):
         return self._one_by_one(opened, link, lock_timeout, commands), True
 
     def _one_by_one(
-        self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]
+        self,
+        opened: "_OpenDatabase",
+        link: PostgresConnection,
+        lock_timeout: str,
+        commands: Sequence[Command],
     ) -> list[Answer]:
         """Each in a transaction of its own; of those that want the same unique key, one waits for it."""
         answers: list[Answer] = []
@@ -212,7 +237,9 @@ class PostgresStore(LocalStore):
                     break
         return answers
 
-    def _alone(self, opened: "_Open", link: Link, lock_timeout: str, command: Command) -> Answer:
+    def _alone(
+        self, opened: "_OpenDatabase", link: PostgresConnection, lock_timeout: str, command: Command
+    ) -> Answer:
         try:
             answer = self._tried(opened, link, lock_timeout, [command])[0][0]
         except Exception as error:
@@ -220,7 +247,7 @@ class PostgresStore(LocalStore):
         opened.locked.difference_update(names_of(command))
         return answer
 
-    def _refusal(self, opened: "_Open", command: Command, error: Exception) -> Answer:
+    def _refusal(self, opened: "_OpenDatabase", command: Command, error: Exception) -> Answer:
         """The answer to a command that could not be written, or that somebody else's lock keeps waiting."""
         if isinstance(error, LOCKED):
             opened.found_locked(command)
@@ -232,28 +259,36 @@ class PostgresStore(LocalStore):
         except Exception:
             return failed(command, error)
 
-    def _tried(self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]) -> Written:
+    def _tried(
+        self,
+        opened: "_OpenDatabase",
+        link: PostgresConnection,
+        lock_timeout: str,
+        commands: Sequence[Command],
+    ) -> PassResult:
         """A pass, again if it and another transaction were in each other's way."""
         lanes = self._lanes_unseen(opened, commands)
         for _ in range(TRIES):
             try:
                 return self._pass(opened, link, lock_timeout, commands, lanes)
-            except CHANGED:
+            except STALE_GUESS:
                 opened.news.forget()
-            except MOVED:
+            except SESSION_SWITCHED:
                 link.forget_prepared()
-            except ALTERED:
+            except SCHEMA_CHANGED:
                 link.close()
-            except UNPLACED as error:
+            except NO_PARTITION as error:
                 if error.diag.constraint_name is not None:
                     raise
                 link.tables.forget_days()
-            except CLASHED:
+            except CONFLICT:
                 time.sleep(random.uniform(0.001, 0.01))
             lanes = None
         return self._pass(opened, link, lock_timeout, commands)
 
-    def _lanes_unseen(self, opened: "_Open", commands: Sequence[Command]) -> dict[Lane, int] | None:
+    def _lanes_unseen(
+        self, opened: "_OpenDatabase", commands: Sequence[Command]
+    ) -> dict[LaneKey, int] | None:
         """The lanes for a pass that need not look before it writes; None for one that has to."""
         if self.clock.is_ahead or opened.trail.parts(time.monotonic()):
             return None
@@ -261,12 +296,12 @@ class PostgresStore(LocalStore):
 
     def _pass(
         self,
-        opened: "_Open",
-        link: Link,
+        opened: "_OpenDatabase",
+        link: PostgresConnection,
         lock_timeout: str,
         commands: Sequence[Command],
-        lanes: dict[Lane, int] | None = None,
-    ) -> Written:
+        lanes: dict[LaneKey, int] | None = None,
+    ) -> PassResult:
         """One transaction: all of it durable, or nothing written. With `lanes`, it is sent without a look."""
         try:
             if lanes:
@@ -294,7 +329,7 @@ class PostgresStore(LocalStore):
             if link.is_in_doubt and isinstance(error, psycopg.Error):
                 raise ReplyLost(self.address.name, "the connection was lost during a commit") from error
             if isinstance(error, psycopg.Error) and not isinstance(
-                error, (*LOCKED, *CLASHED, *MOVED, *CHANGED)
+                error, (*LOCKED, *CONFLICT, *SESSION_SWITCHED, *STALE_GUESS)
             ):
                 with explained(self.address.name):
                     raise
@@ -302,7 +337,11 @@ class PostgresStore(LocalStore):
         return answers, tables.is_dirty
 
     def _begun(
-        self, opened: "_Open", link: Link, lock_timeout: str, commands: Sequence[Command]
+        self,
+        opened: "_OpenDatabase",
+        link: PostgresConnection,
+        lock_timeout: str,
+        commands: Sequence[Command],
     ) -> tuple[PostgresTables, float]:
         def begin() -> tuple[PostgresTables, float]:
             tables = link.begin()
@@ -315,7 +354,11 @@ class PostgresStore(LocalStore):
         return _again(link, begin)
 
     def _begun_unseen(
-        self, link: Link, lock_timeout: str, commands: Sequence[Command], lanes: dict[Lane, int]
+        self,
+        link: PostgresConnection,
+        lock_timeout: str,
+        commands: Sequence[Command],
+        lanes: dict[LaneKey, int],
     ) -> tuple[PostgresTables, float]:
         link.notice()
         tables = link.begin()
@@ -323,11 +366,11 @@ class PostgresStore(LocalStore):
         tables.begin_unseen(lock_timeout, commands, lanes, None if self._has_servers_clock else now)
         return tables, now
 
-    def _read(self, link: Link, look: Callable[[Tables, float], T]) -> T:
+    def _read(self, link: PostgresConnection, look: Callable[[Tables, float], T]) -> T:
         with explained(self.address.name):
             return _again(link, lambda: self._looked(link, look))
 
-    def _looked(self, link: Link, look: Callable[[Tables, float], T]) -> T:
+    def _looked(self, link: PostgresConnection, look: Callable[[Tables, float], T]) -> T:
         try:
             tables = link.begin("begin_read")
             found = look(tables, self._now(*tables.look()))
@@ -341,7 +384,7 @@ class PostgresStore(LocalStore):
         return self.clock.now(floor, servers if self._has_servers_clock else None)
 
 
-class _Open:
+class _OpenDatabase:
     """Everything that is there only while the store is open."""
 
     def __init__(self, address: Address) -> None:
@@ -351,8 +394,8 @@ class _Open:
         self.tracks = [Track(address, f"write-{number}") for number in range(len(TIMEOUTS))]
         self.reader = Track(address, "read", writes=False)
         self.listener = Listener(address, self.channel, self.name)
-        self.days = Days(address.statements())
-        self.known, self.trail, self.news = Known(), Trail(), News()
+        self.days = Partitions(address.statements())
+        self.known, self.trail, self.news = RowCache(), ScanPositions(), LaneCache()
         self.locked: set[str] = set()
 
     @property
@@ -375,7 +418,7 @@ class _Open:
 
     def found_locked(self, command: Command) -> None:
         """Of several jobs nobody knows which one it was."""
-        if len(touched(command)) == 1:
+        if len(touched_ids(command)) == 1:
             if len(self.locked) >= LOCKED_MAX:
                 self.locked.clear()  # those that are locked still will be found again
             self.locked.update(names_of(command))
@@ -394,10 +437,10 @@ def names_of(command: Command) -> tuple[str, ...]:
     keys = (
         () if type(command) is not Insert else [f"\t{job.unique.key}" for job in command.jobs if job.unique]
     )
-    return (*touched(command), *keys)
+    return (*touched_ids(command), *keys)
 
 
-def _again(link: Link, work: Callable[[], T]) -> T:
+def _again(link: PostgresConnection, work: Callable[[], T]) -> T:
     """Do what changes nothing; once more if the connection had been lost while nobody used it."""
     was_up = link.is_up
     try:
@@ -405,9 +448,9 @@ def _again(link: Link, work: Callable[[], T]) -> T:
     except psycopg.OperationalError:
         if not was_up or link.is_up:
             raise
-    except MOVED:
+    except SESSION_SWITCHED:
         link.roll_back()  # who leaves in the middle of a transaction costs a pooler its session
         link.forget_prepared()
-    except ALTERED:
+    except SCHEMA_CHANGED:
         link.close()
     return work()

@@ -8,9 +8,9 @@ import psycopg
 
 from errandry.core.duration import rough
 from errandry.core.size import short
-from errandry.store import sql
 from errandry.store.health import Finding, Grade
 from errandry.store.postgres.address import Address
+from errandry.store.tables import sql
 
 NEWEST_SERVER = 18
 """The newest version the tests know."""

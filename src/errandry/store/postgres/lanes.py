@@ -11,15 +11,15 @@ from itertools import islice, takewhile
 from typing import Any
 
 from errandry.core.command import Claim
-from errandry.core.job import Job
-from errandry.core.pick import AGED, Elder, Line, Spot, by_urgency
+from errandry.core.fair_queueing import AGED_PRIORITY, OldestJob, OpenLane, Position, by_urgency
+from errandry.core.job import JobRecord
 from errandry.core.state import SCHEDULED, WAITING
-from errandry.store import row as rows
 from errandry.store.postgres.array import array, columns
-from errandry.store.postgres.gates import Gates
-from errandry.store.postgres.trail import WHOLE, Floors, Parts, Trail
-from errandry.store.postgres.wire import Params, Wire
-from errandry.store.tables import Change, Marks
+from errandry.store.postgres.gates import PostgresGates
+from errandry.store.postgres.pipeline import Pipeline, StatementParams
+from errandry.store.postgres.scan_position import WHOLE, DueFloors, Parts, ScanPositions
+from errandry.store.tables import rows
+from errandry.store.tables.protocol import Change, DueTimes
 
 UNLINED_MAX = 1_000
 SHAPES = 10
@@ -32,26 +32,26 @@ Shape = tuple[tuple[str, ...] | None, tuple[str, ...] | None, tuple[str, ...]]
 """The queues and tasks of a claim, and those it leaves out."""
 
 
-class Lanes(Gates):
+class PostgresLanes(PostgresGates):
     """Part of what `store.tables.Tables` asks for."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Pipeline) -> None:
         super().__init__(wire)
-        self._trail = Trail()
+        self._trail = ScanPositions()
         self._parts: Parts = {}
-        self._floors: Floors | None = None
+        self._floors: DueFloors | None = None
         self._came: dict[int, list[tuple[int, int]]] = {}
         self._emptied: dict[int, list[tuple[int, int]]] = {}
         self._is_counting = False
         self._now = 0.0
         self._has_groups = self._has_unlined = self._is_foreseen = False
-        self._marks: Marks | None = None
+        self._marks: DueTimes | None = None
         self._lanes: dict[tuple[str, str, str], int] = {}
-        self._before: dict[Shape, list[Line]] = {}
+        self._before: dict[Shape, list[OpenLane]] = {}
         self._counted: dict[str, int] = {}
         self._left: Counter[str] = Counter()
 
-    def _set_out(self, trail: Trail) -> None:
+    def _set_out(self, trail: ScanPositions) -> None:
         """Find out how much of the lanes the claims of a pass have to read."""
         moment, self._trail = time.monotonic(), trail
         self._parts, self._floors = trail.parts(moment), trail.floors(moment)
@@ -74,7 +74,7 @@ class Lanes(Gates):
         """Of jobs that are going to stand in line."""
         self._ask("share_lanes", columns(keys))
 
-    def _stand_in_line(self, jobs: Sequence[Job]) -> None:
+    def _stand_in_line(self, jobs: Sequence[JobRecord]) -> None:
         """Hold the lanes of these jobs, marked: they may have waiting jobs."""
         moments = {(job.queue, job.task, job.group): job.updated_at for job in jobs}
         if any(group for _, _, group in moments):
@@ -137,9 +137,9 @@ class Lanes(Gates):
         if self._is_counting:
             self._ask("entries", (1,))
 
-    def _watch(self, changes: Iterable[Change]) -> list[Job]:
+    def _watch(self, changes: Iterable[Change]) -> list[JobRecord]:
         """The jobs that come in line; what was foreseen otherwise is forgotten."""
-        coming: list[Job] = []
+        coming: list[JobRecord] = []
         is_other = False
         for before, after in changes:
             if after is not None and after.state is WAITING:
@@ -158,10 +158,10 @@ class Lanes(Gates):
             self._counted = {}
         return coming
 
-    def _since(self) -> Params:
+    def _since(self) -> StatementParams:
         """Where to look for marks: everywhere, or between the last that were seen and now."""
         until = "infinity" if self._floors is None else self._now
-        return {**(self._floors or Floors())._asdict(), "until": until}
+        return {**(self._floors or DueFloors())._asdict(), "until": until}
 
     def _forget_marks(self) -> None:
         self._marks = None
@@ -179,7 +179,9 @@ class Lanes(Gates):
             **self._parted(),
         }
 
-    def lines(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> list[Line]:
+    def open_lanes(
+        self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int
+    ) -> list[OpenLane]:
         if self._has_unlined:
             self._line_up()
         if self._parts:
@@ -190,7 +192,9 @@ class Lanes(Gates):
                 self._ask("open_lanes", params)
                 self._foresee_jobs(claim)
             self._is_foreseen = False
-            found = [Line._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in self._all("open_lanes", params)]
+            found = [
+                OpenLane._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in self._all("open_lanes", params)
+            ]
             if not any(line.group for line in found):
                 self._count(found)
                 if found:
@@ -198,12 +202,12 @@ class Lanes(Gates):
                 return found
             self._has_groups = True  # one came since the pass began
         while True:
-            found = [Line._make((*row[:7], row[7:])) for row in self._all("turns", params)]
+            found = [OpenLane._make((*row[:7], row[7:])) for row in self._all("turns", params)]
             behind = [line.lane for line in found if line.turn < line.round]
             if not behind or not self._all("catch_up", (array({line.queue for line in found}),)):
                 return found
 
-    def best(self, lines: Sequence[Line], limit: int, suspects: bool) -> list[Job]:
+    def best_jobs(self, lines: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
         if not lines:
             return []
         jobs = self._jobs(*self._best(lines, limit, suspects))
@@ -214,13 +218,13 @@ class Lanes(Gates):
                 spots.append((job.priority, job.place or 0))
         return jobs
 
-    def _best(self, lines: Sequence[Line], limit: int, suspects: bool) -> tuple[str, Params]:
+    def _best(self, lines: Sequence[OpenLane], limit: int, suspects: bool) -> tuple[str, StatementParams]:
         """The statement for the first jobs of these lanes."""
         lanes = sorted(line.lane for line in sorted(lines, key=by_urgency)[:limit])
         name = "line" if len(lines) == 1 else "lines"
         return name, {"suspects": suspects, "limit": limit, **self._columns(lanes)}
 
-    def _backlog(self, queue: str, bound: int) -> Params:
+    def _backlog(self, queue: str, bound: int) -> StatementParams:
         return {"queue": queue, "bound": bound, **self._parted()}
 
     def _parted(self) -> dict[str, str]:
@@ -242,50 +246,52 @@ class Lanes(Gates):
         values = columns(parts) or ["{}"] * len(PART)
         return dict(zip(PART, values, strict=True))
 
-    def _count(self, lines: Iterable[Line]) -> None:
+    def _count(self, lines: Iterable[OpenLane]) -> None:
         """Tell others how many entries were read to find these lanes with their first jobs, if all were."""
         self._is_counting = False
         asked = [("entries", (number,)) for number in (0, 1)]
         if all(question in self._asked for question in asked):
             before, after = (self._all(*question)[0][1] for question in asked)
             firsts = {line.lane: line.first for line in lines if line.first is not None}
-            floors = Floors(*(self._now if at is None else min(at, self._now) for at in self.marks()[:3]))
+            floors = DueFloors(
+                *(self._now if at is None else min(at, self._now) for at in self.due_times()[:3])
+            )
             self._trail.has_read(after - before, firsts, floors, time.monotonic())
 
-    def spots(self, lines: Sequence[Line], each: int, suspects: bool) -> dict[Any, list[Spot]]:
-        found: dict[Any, list[Spot]] = {line.lane: [] for line in lines}
+    def positions(self, lines: Sequence[OpenLane], each: int, suspects: bool) -> dict[Any, list[Position]]:
+        found: dict[Any, list[Position]] = {line.lane: [] for line in lines}
         for row in self._all("spots", (array(found), suspects, each)):
-            found[row[3]].append(Spot._make(row))
+            found[row[3]].append(Position._make(row))
         return found
 
-    def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:
+    def take(self, spots: Sequence[Position], suspects: bool) -> list[JobRecord]:
         """As many of each lane as stand there: what another pass is about to take is left to it."""
-        named = {spot.lane for spot in spots if spot.priority == AGED}
+        named = {spot.lane for spot in spots if spot.priority == AGED_PRIORITY}
         shares = Counter(spot.lane for spot in spots if spot.lane not in named)
-        found: dict[Any, list[Job]] = {lane: [] for lane in shares}
+        found: dict[Any, list[JobRecord]] = {lane: [] for lane in shares}
         if shares:
             for lane, *row in self._all("shares", (array(shares), array(shares.values()), suspects)):
                 found[lane].append(rows.to_job(row))
         lines = {lane: iter(jobs) for lane, jobs in found.items()}
         seqs = [spot.seq for spot in spots if spot.lane in named]
-        own = {job.seq: job for job in self.numbered(seqs)}
+        own = {job.seq: job for job in self.jobs_by_seq(seqs)}
         jobs = (own.get(s.seq) if s.lane in named else next(lines[s.lane], None) for s in spots)
         return [job for job in jobs if job is not None]
 
-    def numbered(self, seqs: Sequence[int]) -> list[Job]:
+    def jobs_by_seq(self, seqs: Sequence[int]) -> list[JobRecord]:
         found = {job.seq: job for job in self._jobs("numbered", (array(seqs),))} if seqs else {}
         return [found[seq] for seq in seqs if seq in found]
 
-    def elders(self, lanes: Sequence[Any], each: int, suspects: bool) -> list[Elder]:
+    def oldest_jobs(self, lanes: Sequence[Any], each: int, suspects: bool) -> list[OldestJob]:
         params = {"lanes": array(lanes), "each": each, "suspects": suspects}
-        return [Elder(Spot._make(row), since) for *row, since in self._all("elders", params)]
+        return [OldestJob(Position._make(row), since) for *row, since in self._all("elders", params)]
 
     def lanes_of(self, queue: str, group: str | None = None) -> list[Any]:
         if self._has_unlined:
             self._line_up()
         return [lane for (lane,) in self._all("lanes_of", {"queue": queue, "group": group})]
 
-    def lock_sizes(self, queues: Sequence[str]) -> None:
+    def lock_queue_sizes(self, queues: Sequence[str]) -> None:
         self._run("lock_sizes", (array(sorted(queues)),))
 
     def group_size(self, queue: str, group: str) -> int:
@@ -296,10 +302,10 @@ class Lanes(Gates):
         self._run("put_round", {"queue": queue, "turn": round_, "last": max(turns.values())})
         self.is_dirty = True
 
-    def end_round(self, queue: str) -> None:
+    def reset_turns(self, queue: str) -> None:
         self._run("end_round", (queue,))
 
-    def park(self, lines: Sequence[tuple[Line, float]], now: float) -> bool:
+    def park_lanes(self, lines: Sequence[tuple[OpenLane, float]], now: float) -> bool:
         if not lines:
             return False
         columns = {
@@ -312,20 +318,20 @@ class Lanes(Gates):
         self.is_dirty |= bool(parked)
         return bool(parked)
 
-    def open_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
+    def unpark_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
         if groups:
             self._run("open_groups", columns(groups))
             self._forget_marks()
 
-    def open_queue(self, queue: str) -> None:
+    def unpark_queue(self, queue: str) -> None:
         self._run("open_queue", (queue,))
         self._forget_marks()
 
-    def open_due(self, now: float) -> None:
+    def unpark_due(self, now: float) -> None:
         self._run("open_due", (now,))
         self._forget_marks()
 
-    def pairs(self) -> list[tuple[str, str]]:
+    def queue_task_pairs(self) -> list[tuple[str, str]]:
         return self._all("waiting_pairs")
 
     def is_drained(self, queue: str) -> bool:
@@ -338,13 +344,13 @@ class Lanes(Gates):
         [(waiting,)] = self._all("backlog", self._backlog(queue, counted))
         return bool(waiting <= left)
 
-    def marks(self) -> Marks:
+    def due_times(self) -> DueTimes:
         """Asked once a pass, and again if it has changed when something is due.
 
         Leases that a pass writes are not over yet in that pass.
         """
         if self._marks is None:
-            self._marks = Marks(*self._all("marks", self._since())[0])
+            self._marks = DueTimes(*self._all("marks", self._since())[0])
         return self._marks._replace(open_at=0.0) if self._has_unlined else self._marks
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import psycopg
 
 from errandry.errors import ForeignDatabase, SchemaTooNew, StoreRefused
-from errandry.store import sql
 from errandry.store.postgres.address import Address
+from errandry.store.tables import sql
 
 OLDEST_SERVER = 150_000
 _MIGRATIONS = list(sql.migrations("errandry.store.postgres.schema"))

@@ -9,7 +9,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
-from msgspec import json as msgjson
+import msgspec
 from psycopg.errors import SerializationFailure
 
 from errandry.core.command import (
@@ -17,22 +17,22 @@ from errandry.core.command import (
     Ref,
     WorkerInfo,
 )
-from errandry.core.event import Alike
-from errandry.core.job import Job, Keep
+from errandry.core.event import EventRun
+from errandry.core.job import JobRecord, Keep
 from errandry.core.query import Query
-from errandry.core.state import HELD, TERMINAL, State
-from errandry.core.unique import Holder
-from errandry.store import cursor as cursors
-from errandry.store import row as rows
-from errandry.store.contract import Bounds, Happened
-from errandry.store.insert import FEW, SENT
-from errandry.store.plan import ENDED, FINISHED, Batches, by_rest, planned
+from errandry.core.state import HELD_STATES, TERMINAL, State
+from errandry.core.unique import KeyHolder
+from errandry.store import cursors
+from errandry.store.contract import EventEntry, StoreLimits
+from errandry.store.execute.insert import FEW, SENT
 from errandry.store.postgres.array import array, columns
-from errandry.store.postgres.days import day_of
 from errandry.store.postgres.edges import CLOSING
-from errandry.store.postgres.start import DUE, Start
-from errandry.store.postgres.wire import Params, Wire
-from errandry.store.tables import Brought, Change, Deltas
+from errandry.store.postgres.partitions import day_of
+from errandry.store.postgres.pipeline import Pipeline, StatementParams
+from errandry.store.postgres.prefetch import DUE, PostgresPrefetch
+from errandry.store.tables import rows
+from errandry.store.tables.protocol import Change, ClaimedRefs, Deltas
+from errandry.store.tables.writes import ENDED, FINISHED, Batches, by_rest, planned
 
 IDLE_LANE = 3_600.0
 PARKED = 60.0
@@ -55,18 +55,18 @@ UNSEEN = (
 EVENT_ROWS = 100
 """So many rows of the event log are fetched at a time."""
 
-_beat = msgjson.Decoder(Beat)
-_list = msgjson.Decoder(list[str | int])
+_beat = msgspec.json.Decoder(Beat)
+_list = msgspec.json.Decoder(list[str | int])
 _number = itemgetter(0)
 _unseen = itemgetter(*(rows.FRESH.index(name) for name in UNSEEN), -1)
 
 
-class PostgresTables(Start):
+class PostgresTables(PostgresPrefetch):
     """What `store.tables.Tables` asks for, over one connection."""
 
-    is_far = True
+    has_latency = True
 
-    def __init__(self, wire: Wire, writes: bool) -> None:
+    def __init__(self, wire: Pipeline, writes: bool) -> None:
         super().__init__(wire)
         self._writes = writes
         self._days: set[int] = set()
@@ -106,9 +106,9 @@ class PostgresTables(Start):
     def _note_held(self, changes: Iterable[Change]) -> None:
         """Keep how the pass leaves what workers hold, or held."""
         for before, after in changes:
-            if after is not None and after.state in HELD:
+            if after is not None and after.state in HELD_STATES:
                 self.held[after.id] = after
-            elif before is not None and before.state in HELD:
+            elif before is not None and before.state in HELD_STATES:
                 self.held[before.id] = None
 
     def _date(self, batches: Batches) -> None:
@@ -126,12 +126,12 @@ class PostgresTables(Start):
         """A partition that was there is gone, or one that was made has been rolled back."""
         self._days = set()
 
-    def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
+    def key_holders(self, slots: Sequence[str]) -> dict[str, KeyHolder]:
         """Not locked: who is content with their holder must not be in the way of its end."""
-        return {slot: Holder(*held) for slot, *held in self._all("keys", (array(slots),))}
+        return {slot: KeyHolder(*held) for slot, *held in self._all("keys", (array(slots),))}
 
     def write_keys(
-        self, freed: Mapping[str, str], taken: Mapping[str, Holder], rivals: Mapping[str, str], now: float
+        self, freed: Mapping[str, str], taken: Mapping[str, KeyHolder], rivals: Mapping[str, str], now: float
     ) -> None:
         if freed:
             self._run("free_keys", (array(freed), array(freed.values())))
@@ -144,14 +144,14 @@ class PostgresTables(Start):
             if got < len(taken):
                 raise SerializationFailure("another transaction was quicker to take a unique key")
 
-    def append(self, now: float, told: Sequence[Alike], deltas: Deltas) -> None:
+    def append_events(self, now: float, told: Sequence[EventRun], deltas: Deltas) -> None:
         """Kept for the end: it is written with the commit, under a lock that is not to last."""
         packed = [(queue, task, changes) for (queue, task), changes in deltas.items()]
         at = self._at if self._is_unseen else now
         self.event_row = (at, *rows.from_told(told), rows.text(packed))
         self.is_dirty = True
 
-    def find(self, ids: Sequence[str]) -> dict[str, Job]:
+    def find(self, ids: Sequence[str]) -> dict[str, JobRecord]:
         """Live first: a job that moves meanwhile is then found in the other table, or again in this one."""
         if self._new.issuperset(ids):
             return {}
@@ -174,7 +174,7 @@ class PostgresTables(Start):
         if missing and self._all("any_ended", (array(missing),)):
             raise SerializationFailure("another transaction has written a finished job anew")
 
-    def _lock_known(self, ids: Sequence[str]) -> dict[str, Job]:
+    def _lock_known(self, ids: Sequence[str]) -> dict[str, JobRecord]:
         """Lock these, if some were known when the pass began: those of them that have not changed."""
         params = (array(ids),)
         if not self._is_asked("lock_known", params):
@@ -184,7 +184,7 @@ class PostgresTables(Start):
             self._known.forget([one for one in ids if one not in found])
         return found
 
-    def ids(self, part: str, limit: int) -> list[str]:
+    def ids_matching(self, part: str, limit: int) -> list[str]:
         values = {"part": part, "limit": limit}
         return sorted(one for name in ("ids_live", "ids_history") for (one,) in self._all(name, values))[
             :limit
@@ -192,10 +192,10 @@ class PostgresTables(Start):
 
     def matching(
         self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int, above: int = 0
-    ) -> list[Job]:
+    ) -> list[JobRecord]:
         wanted = set(states) & set(dict(query.within).get("state", State))
         params = _params(query, now) | _parts(wanted) | {"above": above}
-        found: list[Job] = []
+        found: list[JobRecord] = []
         while len(found) < limit:
             room = limit - len(found)
             page = self._match(params | {"below": _under(below), "limit": room})
@@ -205,55 +205,57 @@ class PostgresTables(Start):
             below = page[-1].seq
         return found
 
-    def floor(self, states: Iterable[State], below: int | None, jobs: int) -> int:
+    def seq_floor(self, states: Iterable[State], below: int | None, jobs: int) -> int:
         params = _parts(set(states)) | {"below": _under(below), "jobs": jobs}
         found = self._planned_anew("floor", params)
         return int(found[0][0]) if found else 0
 
-    def _match(self, params: Mapping[str, Any]) -> list[Job]:
+    def _match(self, params: Mapping[str, Any]) -> list[JobRecord]:
         return [rows.to_job(row) for row in self._planned_anew("matching", params)]
 
-    def _still(self, jobs: Sequence[Job], query: Query, states: set[State], now: float) -> list[Job]:
+    def _still(
+        self, jobs: Sequence[JobRecord], query: Query, states: set[State], now: float
+    ) -> list[JobRecord]:
         """Those of `jobs` that match still, now that they are locked, as they are now."""
         locked = self.find([job.id for job in jobs])
         current = [locked[job.id] for job in jobs if job.id in locked]
         return [job for job in current if job.state in states and query.matches(job, now)]
 
-    def due(self, now: float, limit: int) -> list[Job]:
+    def due_jobs(self, now: float, limit: int) -> list[JobRecord]:
         due = self._jobs("due", self._span("due", now, limit))
         if not self.has_gates:  # where there are, some may keep the place they had
-            self.expect(len(due))
+            self.expect_numbers(len(due))
         return due
 
-    def expired(self, now: float, limit: int) -> list[Job]:
+    def expired_jobs(self, now: float, limit: int) -> list[JobRecord]:
         if self._writes:
             return self._jobs("expired", self._span("expired", now, limit))
         return self._jobs("held", (now, limit))
 
-    def lapsed(self, now: float, limit: int) -> list[Job]:
+    def lapsed_jobs(self, now: float, limit: int) -> list[JobRecord]:
         return self._jobs("lapsed", self._span("lapsed", now, limit))
 
-    def outlived(self, now: float, limit: int) -> list[Job]:
+    def prunable_jobs(self, now: float, limit: int) -> list[JobRecord]:
         return self._jobs("outlived" if self._writes else "seen_outlived", (now, limit))
 
-    def shelves(self) -> list[tuple[str, State, Keep]]:
+    def keep_last_tasks(self) -> list[tuple[str, State, Keep]]:
         return [(task, State(state), rows.to_keep(keep)) for task, state, keep in self._all("shelves")]
 
-    def surplus(self, task: str, state: State, last: int, limit: int) -> list[Job]:
+    def excess_jobs(self, task: str, state: State, last: int, limit: int) -> list[JobRecord]:
         params = {"task": task, "state": state, "last": last - 1, "limit": limit}
         return self._jobs("surplus" if self._writes else "seen_surplus", params)
 
-    def held_by(self, workers: Sequence[str], limit: int) -> list[Job]:
+    def held_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]:
         return self._jobs("held_by", (array(workers), limit))
 
     def cancels(self, worker: str) -> tuple[Ref, ...]:
         return tuple(Ref(*row) for row in self._all("cancels", (worker,)))
 
-    def remember(self, worker: str, claims: Mapping[str, Brought], now: float) -> None:
+    def save_claims(self, worker: str, claims: Mapping[str, ClaimedRefs], now: float) -> None:
         last, _ = self._last_claims(worker)
         self._run("remember", {"worker": worker, "last": last, "now": now, "refs": rows.text(claims)})
 
-    def recall(self, worker: str, nonce: str) -> Brought | None:
+    def load_claims(self, worker: str, nonce: str) -> ClaimedRefs | None:
         _, refs = self._last_claims(worker)
         return None if refs is None else rows.to_brought(refs, nonce)
 
@@ -277,27 +279,27 @@ class PostgresTables(Start):
     def ready_since(self) -> dict[str, float]:
         return dict(self._all("ready_since"))
 
-    def happened(self, after: tuple[int, int], limit: int) -> list[Happened]:
+    def read_events(self, after: tuple[int, int], limit: int) -> list[EventEntry]:
         return list(islice(self._happened(*after), limit))
 
-    def _happened(self, row: int, seen: int) -> Iterator[Happened]:
+    def _happened(self, row: int, seen: int) -> Iterator[EventEntry]:
         start = row
         while found := self._all("events", (start, EVENT_ROWS)):
             for n, at, entries in found:
                 events = rows.to_events(entries)
                 for index, event in enumerate(events):
                     if n > row or index >= seen:
-                        yield Happened(cursors.in_row(self.identity, n, index, len(events)), at, event)
+                        yield EventEntry(cursors.in_row(self.identity, n, index, len(events)), at, event)
             start = found[-1][0] + 1
 
-    def log_span(self) -> tuple[int, int]:
+    def event_log_span(self) -> tuple[int, int]:
         [(first, last)] = self._all("log_span")
         return (last + 1 if first is None else first), last
 
-    def trim(self, now: float, bounds: Bounds, limit: int) -> int:
+    def trim(self, now: float, bounds: StoreLimits, limit: int) -> int:
         if not self._all("may_trim")[0][0]:
             return 0
-        others: list[tuple[str, Params]] = [
+        others: list[tuple[str, StatementParams]] = [
             ("drop_workers", (now - bounds.workers_age,)),
             ("drop_keys", (now, limit)),
             ("idle_lanes", (now - IDLE_LANE, 0 if self._parts else limit)),  # it would read all that is dead
@@ -325,7 +327,7 @@ class PostgresTables(Start):
         self.is_dirty |= went > 0
         return went
 
-    def _trim_events(self, now: float, bounds: Bounds, limit: int) -> int:
+    def _trim_events(self, now: float, bounds: StoreLimits, limit: int) -> int:
         [(held,)] = self._all("held_events")
         went, last = 0, None
         for n, count, total, at in self._all("old_events", (limit,)):

@@ -23,17 +23,17 @@ from errandry.core.command import (
     Settle,
     Start,
     Upkeep,
-    brought,
-    touched,
+    inserted_jobs,
+    touched_ids,
 )
-from errandry.core.operator import Operator
+from errandry.core.selection import JobSelection
 from errandry.errors import StoreClosed
 from errandry.store.postgres.address import Address
-from errandry.store.postgres.link import Link
+from errandry.store.postgres.connection import PostgresConnection
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Call = tuple[Callable[[], Any], asyncio.Future[Any]]
+TrackCall = tuple[Callable[[], Any], asyncio.Future[Any]]
 
 HELD, USUAL, BULK = range(3)
 TIMEOUTS = ("300ms", "1s", "1s")
@@ -50,11 +50,13 @@ def track_of(command: Command) -> int:
     kind = type(command)
     if isinstance(command, Insert):
         return BULK if len(command.jobs) >= LARGE or wants_key(command) else USUAL
-    if kind in _HELD and len(brought(command)) < LARGE:
+    if kind in _HELD and len(inserted_jobs(command)) < LARGE:
         return HELD
-    if kind is Upkeep or (isinstance(command, Operator) and not command.ids):
+    if kind is Upkeep or (isinstance(command, JobSelection) and not command.ids):
         return BULK
-    return BULK if isinstance(command, Operator | Settle) and len(touched(command)) >= LARGE else USUAL
+    return (
+        BULK if isinstance(command, JobSelection | Settle) and len(touched_ids(command)) >= LARGE else USUAL
+    )
 
 
 def wants_key(command: Insert) -> bool:
@@ -66,10 +68,10 @@ class Track:
     """A connection that only its own thread uses."""
 
     def __init__(self, address: Address, name: str, writes: bool = True) -> None:
-        self.link = Link(address, writes)
+        self.link = PostgresConnection(address, writes)
         self.is_busy = self._is_over = False
         self._name = f"errandry-{name}"
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[TrackCall | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._ended: Future[None] = Future()
 

@@ -9,11 +9,11 @@ from errandry.clock import StoreClock
 from errandry.core.answer import Inserted
 from errandry.core.command import Insert
 from errandry.errors import InvalidValue
-from errandry.store.apply import apply
-from errandry.store.contract import Bounds
-from errandry.store.port import returned
+from errandry.store.contract import StoreLimits
+from errandry.store.engine.reply import returned
+from errandry.store.execute.apply import apply
 from errandry.store.sqlite.file import explained, is_up_to_date
-from errandry.store.sqlite.fork import USING
+from errandry.store.sqlite.fork import FORK_GUARD
 from errandry.store.sqlite.tables import SqliteTables
 
 
@@ -23,7 +23,7 @@ class SqliteBinding:
     is_async = False
     is_alone = True  # while the caller has the write lock, nobody else gets anything written
 
-    def __init__(self, connection: object, path: str, clock: StoreClock, bounds: Bounds) -> None:
+    def __init__(self, connection: object, path: str, clock: StoreClock, bounds: StoreLimits) -> None:
         if not isinstance(connection, apsw.Connection):
             why = (
                 "cannot be joined: an SQLite store takes an apsw.Connection, as two copies of SQLite in one "
@@ -38,7 +38,7 @@ class SqliteBinding:
 
     def insert_sync(self, command: Insert) -> Inserted:
         self._check()
-        with explained(self._path, self._db), USING, self._db:
+        with explained(self._path, self._db), FORK_GUARD, self._db:
             tables = SqliteTables(self._db)
             now = self._clock.now(tables.begin())
             answer = returned(apply([command], tables, now, self._bounds)[0])

@@ -17,20 +17,20 @@ from errandry.core import check
 from errandry.core.answer import Answer
 from errandry.core.command import Command, Ref
 from errandry.errors import InvalidValue, StoreClosed, StoreError
-from errandry.store.apply import apply
-from errandry.store.contract import Bounds
+from errandry.store.contract import StoreLimits
+from errandry.store.engine.change_counter import ChangeCounter
+from errandry.store.execute.apply import apply
 from errandry.store.health import Finding
-from errandry.store.local import LocalStore, failed, reach
 from errandry.store.sqlite.binding import SqliteBinding
-from errandry.store.sqlite.file import LOG_PAGES, TROUBLE, Durability, File, explained
-from errandry.store.sqlite.fork import USING
+from errandry.store.sqlite.file import LOG_PAGES, TROUBLE, DatabaseFile, Durability, explained
+from errandry.store.sqlite.fork import FORK_GUARD
 from errandry.store.sqlite.gates import SQL
 from errandry.store.sqlite.health import examined
 from errandry.store.sqlite.tables import SqliteTables
 from errandry.store.sqlite.turnstile import Turnstile
-from errandry.store.sqlite.watch import Watch
-from errandry.store.tables import Tables
-from errandry.store.waking import Bell
+from errandry.store.sqlite.watch import FileWatch
+from errandry.store.table_store import TableStore, failed, reach
+from errandry.store.tables.protocol import Tables
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ LINGER = 0.1
 """How long the file is watched for nobody."""
 
 
-class SqliteStore(LocalStore):
+class SqliteStore(TableStore):
     """A store in the file at `path`, made if it is not there.
 
     `durability` is what an acknowledged write survives: `power`, a power cut; `process`, a crash of
@@ -49,7 +49,7 @@ class SqliteStore(LocalStore):
         self,
         path: str | os.PathLike[str],
         clock: Clock | None = None,
-        bounds: Bounds | None = None,
+        bounds: StoreLimits | None = None,
         durability: Durability | str = Durability.POWER,
     ) -> None:
         super().__init__(clock, bounds)
@@ -57,32 +57,32 @@ class SqliteStore(LocalStore):
         if durability not in tuple(Durability):
             raise InvalidValue("durability", durability, f"must be {' or '.join(Durability)}")
         self.durability = Durability(durability)
-        self._open: _Open | None = None
+        self._open: _OpenFile | None = None
 
-    async def missing(self) -> str | None:
+    async def needs_setup(self) -> str | None:
         return None if os.path.exists(self.path) else self.path  # noqa: ASYNC240 - a stat is quick
 
     async def open(self) -> None:
         if self._open is not None and self._open.file.is_forked:
-            self._open, self.bell = None, Bell()  # who waits on the old one is the parent
+            self._open, self.bell = None, ChangeCounter()  # who waits on the old one is the parent
         if self._open is None:
-            with USING:
-                self._open = _Open(self.path, self.durability)
+            with FORK_GUARD:
+                self._open = _OpenFile(self.path, self.durability)
 
     async def close(self) -> None:
         opened, self._open = self._open, None
         if opened is not None and not opened.file.is_forked:
             await opened.stop_watching()
-            with USING:
+            with FORK_GUARD:
                 opened.close()
-            self.bell.ring()
+            self.bell.increment()
 
     def bind(self, connection: object) -> SqliteBinding:
         return SqliteBinding(connection, self.path, self.clock, self.bounds)
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         opened = await self._opened()
-        with explained(self.path, opened.file.db), opened.turnstile, USING:
+        with explained(self.path, opened.file.db), opened.turnstile, FORK_GUARD:
             try:
                 answers = self._pass(opened, commands)
             except (StoreError, *TROUBLE):
@@ -95,10 +95,10 @@ class SqliteStore(LocalStore):
                 opened.turnstile.tell()
             has_news = opened.has_looked() or is_dirty
         if has_news:  # or whoever claims in vain would wake itself by it
-            self.bell.ring()
+            self.bell.increment()
         return answers
 
-    async def wake(self, pulse: int, timeout: float) -> bool:
+    async def wait_for_change(self, pulse: int, timeout: float) -> bool:
         opened = await self._opened()
         with opened.watching(self.bell):
             return await self.bell.wait(pulse, timeout)
@@ -107,7 +107,7 @@ class SqliteStore(LocalStore):
         opened = await self._opened()
 
         def snapshot() -> T:
-            with explained(self.path), USING, opened.reading() as tables:
+            with explained(self.path), FORK_GUARD, opened.reading() as tables:
                 return look(tables, self.clock.now(tables.begin()))
 
         return await asyncio.get_running_loop().run_in_executor(opened.thread, snapshot)
@@ -115,7 +115,7 @@ class SqliteStore(LocalStore):
     async def cancels(self, worker: str) -> tuple[Ref, ...]:
         check.name("worker", worker)
         opened = await self._opened()
-        with explained(self.path), USING:  # too small a read for the way to another thread
+        with explained(self.path), FORK_GUARD:  # too small a read for the way to another thread
             return opened.tables.cancels(worker)
 
     @property
@@ -125,19 +125,19 @@ class SqliteStore(LocalStore):
             raise StoreClosed(self.path, "the store is not open")
         return self._open.file.db
 
-    async def examine(self) -> list[Finding]:
+    async def diagnose(self) -> list[Finding]:
         opened = await self._opened()
-        with explained(self.path, opened.file.db), USING:
+        with explained(self.path, opened.file.db), FORK_GUARD:
             return list(examined(opened.file.db, opened.file.real, self.durability))
 
-    async def _opened(self) -> "_Open":
+    async def _opened(self) -> "_OpenFile":
         if self._open is None:
             raise StoreClosed(self.path, "the store is not open")
         if self._open.file.is_forked:
             await self.open()
         return self._open
 
-    def _pass(self, opened: "_Open", commands: Sequence[Command]) -> list[Answer]:
+    def _pass(self, opened: "_OpenFile", commands: Sequence[Command]) -> list[Answer]:
         """One transaction: all of it durable, or nothing written."""
         opened.file.check()
         db, tables = opened.file.db, opened.tables
@@ -156,7 +156,7 @@ class SqliteStore(LocalStore):
             raise
         return answers
 
-    def _alone(self, opened: "_Open", command: Command) -> Answer:
+    def _alone(self, opened: "_OpenFile", command: Command) -> Answer:
         """A command in a transaction of its own, after one of its pass could not be written."""
         try:
             with explained(self.path, opened.file.db):
@@ -167,15 +167,15 @@ class SqliteStore(LocalStore):
             return failed(command, error)
 
 
-class _Open:
+class _OpenFile:
     """Everything that is there only while the store is open."""
 
     def __init__(self, path: str, durability: Durability) -> None:
-        self.file = File(path, durability)
+        self.file = DatabaseFile(path, durability)
         with explained(path):
             self.turnstile = Turnstile(self.file.real)
         self.tables = SqliteTables(self.file.db)
-        self.watch = Watch(self.file.real, self._look)
+        self.watch = FileWatch(self.file.real, self._look)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="errandry-read")
         self._reader: SqliteTables | None = None
         self._read_db: apsw.Connection | None = None
@@ -185,7 +185,7 @@ class _Open:
         self._leaving: asyncio.TimerHandle | None = None
         self._copying: Future[None] | None = None
         self.file.db.set_wal_hook(self._grown)
-        USING.bequeath(self)
+        FORK_GUARD.register(self)
 
     @contextmanager
     def reading(self) -> Iterator[SqliteTables]:
@@ -200,7 +200,7 @@ class _Open:
                 db.execute("ROLLBACK")
 
     @contextmanager
-    def watching(self, bell: Bell) -> Iterator[None]:
+    def watching(self, bell: ChangeCounter) -> Iterator[None]:
         """As long as anyone waits, and a little longer, one task watches for the writes of others and rings
         the bell: who was woken mostly waits again at once."""
         loop = asyncio.get_running_loop()
@@ -230,10 +230,10 @@ class _Open:
             watcher.cancel()
         return watcher
 
-    async def _ring(self, bell: Bell) -> None:
+    async def _ring(self, bell: ChangeCounter) -> None:
         while True:
             await self.watch.wait()
-            bell.ring()
+            bell.increment()
 
     def has_looked(self) -> bool:
         """A pass was made, in whose turn nobody else writes: only what comes after it is news.
@@ -245,7 +245,7 @@ class _Open:
         return is_news
 
     def close(self) -> None:
-        USING.keep(self)
+        FORK_GUARD.keep(self)
         self.watch.close()
         self.thread.shutdown()
         if self._read_db is not None:
@@ -258,7 +258,7 @@ class _Open:
         self.turnstile.close()  # or the parent's turn would last as long as this process
         for db in (self._read_db, self.file.db):
             if db is not None:
-                USING.drop(db)
+                FORK_GUARD.drop(db)
 
     def _grown(self, db: apsw.Connection, _name: str, pages: int) -> int:
         """The write-ahead log has so many pages after a commit: copy a long one back.
@@ -276,7 +276,7 @@ class _Open:
         return apsw.SQLITE_OK
 
     def _copy(self) -> None:
-        with suppress(StoreError), USING:
+        with suppress(StoreError), FORK_GUARD:
             _copy_log(self._connected())
 
     def _connected(self) -> apsw.Connection:
@@ -288,7 +288,7 @@ class _Open:
 
     def _look(self) -> bool:
         """Whether another connection has committed since the last look."""
-        with USING:
+        with FORK_GUARD:
             version = self._version()
         is_news, self._seen = version != self._seen, version
         return is_news

@@ -25,8 +25,8 @@ from errandry.errors import (
     StoreReplaced,
     StoreUnavailable,
 )
-from errandry.store import sql
-from errandry.store.sqlite.fork import USING
+from errandry.store.sqlite.fork import FORK_GUARD
+from errandry.store.tables import sql
 
 APPLICATION = 0x45_52_52_59
 """`application_id` of our files: "ERRY"."""
@@ -58,7 +58,7 @@ class Durability(StrEnum):
     PROCESS = "process"
 
 
-class File:
+class DatabaseFile:
     """One open database file with its writing connection.
 
     `real` is where it is: SQLite puts its own files beside that, not beside a link to it.
@@ -216,7 +216,7 @@ def _make(path: str) -> None:
 
 
 def _connect(path: str, durability: Durability, flags: int = 0) -> apsw.Connection:
-    USING.check(path)
+    FORK_GUARD.check(path)
     flags |= apsw.SQLITE_OPEN_READWRITE
     db = apsw.Connection(path, flags=flags, statementcachesize=STATEMENTS)
     try:

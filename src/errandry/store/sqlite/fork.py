@@ -21,12 +21,12 @@ PATIENCE = 5.0
 """So long does a fork wait. Then it goes on, and no store can be used in its child."""
 
 
-class Heirloom(Protocol):
+class ForkAware(Protocol):
     def inherited(self) -> None:
         """The process that made it was the parent of this one: let go of it."""
 
 
-class Using:
+class ForkGuard:
     """`with USING:` SQLite is in use, and a fork waits. A fork that waits comes before further uses."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Using:
         self._forking = False
         self._pid = os.getpid()
         self._spoiled = False
-        self._heirlooms: WeakSet[Heirloom] = WeakSet()
+        self._heirlooms: WeakSet[ForkAware] = WeakSet()
         os.register_at_fork(before=self._wait, after_in_parent=self._go_on, after_in_child=self._inherit)
 
     def __enter__(self) -> None:
@@ -53,11 +53,11 @@ class Using:
             if self._forking:
                 self._quiet.notify_all()
 
-    def bequeath(self, heirloom: Heirloom) -> None:
+    def register(self, heirloom: ForkAware) -> None:
         """Have `heirloom` told when it finds itself in a child. Called while SQLite is in use."""
         self._heirlooms.add(heirloom)
 
-    def keep(self, heirloom: Heirloom) -> None:
+    def keep(self, heirloom: ForkAware) -> None:
         """It is closed: the descriptors it had may be others' by now. Called while SQLite is in use."""
         self._heirlooms.discard(heirloom)
 
@@ -95,4 +95,4 @@ class Using:
         self._heirlooms.clear()
 
 
-USING = Using()
+FORK_GUARD = ForkGuard()

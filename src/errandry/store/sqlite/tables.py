@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 import apsw
-from msgspec import json as msgjson
+import msgspec
 
 from errandry.core.command import (
     Beat,
@@ -17,20 +17,20 @@ from errandry.core.command import (
     Ref,
     WorkerInfo,
 )
-from errandry.core.event import Alike
-from errandry.core.flow import Link
-from errandry.core.job import Job, Keep
-from errandry.core.pick import AGED, Elder, Line, Spot, by_urgency
+from errandry.core.event import EventRun
+from errandry.core.fair_queueing import AGED_PRIORITY, OldestJob, OpenLane, Position, by_urgency
+from errandry.core.flow import EdgeRecord
+from errandry.core.job import JobRecord, Keep
 from errandry.core.query import Query, fold
-from errandry.core.state import HELD, TERMINAL, Reason, State
-from errandry.core.unique import Holder
-from errandry.store import cursor as cursors
-from errandry.store import row as rows
-from errandry.store.contract import Bounds, Happened
-from errandry.store.plan import by_rest, planned
-from errandry.store.sqlite.counts import Counts
+from errandry.core.state import HELD_STATES, TERMINAL, Reason, State
+from errandry.core.unique import KeyHolder
+from errandry.store import cursors
+from errandry.store.contract import EventEntry, StoreLimits
+from errandry.store.sqlite.counters import SqliteCounters
 from errandry.store.sqlite.gates import SQL
-from errandry.store.tables import Brought, Change, Deltas, Marks
+from errandry.store.tables import rows
+from errandry.store.tables.protocol import Change, ClaimedRefs, Deltas, DueTimes
+from errandry.store.tables.writes import by_rest, planned
 
 FOLD_EVERY = 256
 IDLE_LANE = 3_600.0
@@ -39,13 +39,13 @@ HELD_PAYLOAD = 4_096
 PAGEFUL = 16
 """So many rows are about a page: what `live` has no more of, `history` takes in the same pass."""
 
-_beat = msgjson.Decoder(Beat)
+_beat = msgspec.json.Decoder(Beat)
 
 
-class SqliteTables(Counts):
+class SqliteTables(SqliteCounters):
     """What `store.tables.Tables` asks for, over one connection."""
 
-    is_far = wants_to_expect = False
+    has_latency = reserves_numbers = False
 
     def __init__(self, connection: apsw.Connection) -> None:
         super().__init__(connection)
@@ -58,7 +58,7 @@ class SqliteTables(Counts):
         self._lanes: dict[tuple[str, str, str], int] = {}
         # Jobs this process holds, as it wrote them: true until another connection commits, which
         # `data_version` tells. It spares a settle the reading of its row.
-        self._held: dict[str, Job] = {}
+        self._held: dict[str, JobRecord] = {}
         self.version = 0
 
     def begin(self) -> float:
@@ -83,17 +83,17 @@ class SqliteTables(Counts):
         if self.is_dirty:
             self._run("leave", (self._number, now, self._row, self._events))
 
-    def number(self) -> int:
+    def next_number(self) -> int:
         self._number += 1
         self.is_dirty = True
         return self._number
 
-    def expect(self, numbers: int) -> None: ...
+    def expect_numbers(self, numbers: int) -> None: ...
 
     def write(self, changes: Iterable[Change]) -> None:
         changes = list(changes)
         for before, after in changes:
-            if after is not None and after.state in HELD and len(after.payload) <= HELD_PAYLOAD:
+            if after is not None and after.state in HELD_STATES and len(after.payload) <= HELD_PAYLOAD:
                 self._held[after.id] = after
             elif before is not None:
                 self._held.pop(before.id, None)
@@ -122,13 +122,13 @@ class SqliteTables(Counts):
         for rest, own in by_rest(ended, 2).items():
             self._run("finish_live", (rows.text({row[0]: row[1] for row in own}), *rest))
 
-    def keys(self, slots: Sequence[str]) -> dict[str, Holder]:
-        return {slot: Holder(*held) for slot, *held in self._all("keys", (rows.text(slots),))}
+    def key_holders(self, slots: Sequence[str]) -> dict[str, KeyHolder]:
+        return {slot: KeyHolder(*held) for slot, *held in self._all("keys", (rows.text(slots),))}
 
     def write_keys(
         self,
         freed: Mapping[str, str],
-        taken: Mapping[str, Holder],
+        taken: Mapping[str, KeyHolder],
         rivals: Mapping[str, str],  # noqa: ARG002 - nobody else can have taken one meanwhile
         now: float,  # noqa: ARG002 - whose time is over was decided in this pass
     ) -> None:
@@ -137,7 +137,7 @@ class SqliteTables(Counts):
             SQL["take_key"], [(slot, key.job, key.expires_at) for slot, key in taken.items()]
         )
 
-    def _lane(self, job: Job) -> int:
+    def _lane(self, job: JobRecord) -> int:
         """The lane a waiting job stands in, marked: it may have waiting jobs."""
         key = (job.queue, job.task, job.group)
         lane = self._lanes.get(key)
@@ -150,7 +150,7 @@ class SqliteTables(Counts):
             self._has_groups |= bool(job.group)
         return lane
 
-    def append(self, now: float, told: Sequence[Alike], deltas: Deltas) -> None:
+    def append_events(self, now: float, told: Sequence[EventRun], deltas: Deltas) -> None:
         packed = [(queue, task, changes) for (queue, task), changes in deltas.items()]
         count, entries = rows.from_told(told)
         self._row += 1
@@ -160,7 +160,7 @@ class SqliteTables(Counts):
         if self._row - self._folded >= FOLD_EVERY:
             self._fold()
 
-    def find(self, ids: Sequence[str]) -> dict[str, Job]:
+    def find(self, ids: Sequence[str]) -> dict[str, JobRecord]:
         found = {one: self._held[one] for one in ids if one in self._held}
         for name in ("find_live", "find_history"):
             if len(found) < len(ids):
@@ -168,22 +168,24 @@ class SqliteTables(Counts):
                 found |= {job.id: job for job in self._jobs(name, (rows.text(missing),))}
         return found
 
-    def ids(self, part: str, limit: int) -> list[str]:
+    def ids_matching(self, part: str, limit: int) -> list[str]:
         found = [one for name in ("ids_live", "ids_history") for (one,) in self._all(name, (part, limit))]
         return sorted(found)[:limit]
 
     def matching(
         self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int, above: int = 0
-    ) -> list[Job]:
+    ) -> list[JobRecord]:
         wanted = set(states) & set(dict(query.within).get("state", State))
         bounds = {"states": rows.text(sorted(wanted)), "limit": limit, "above": above}
         return self._jobs("matching", query.params(now) | _parts(wanted, below) | bounds)
 
-    def floor(self, states: Iterable[State], below: int | None, jobs: int) -> int:
+    def seq_floor(self, states: Iterable[State], below: int | None, jobs: int) -> int:
         found = self._all("floor", _parts(set(states), below) | {"jobs": jobs})
         return int(found[0][0]) if found else 0
 
-    def lines(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> list[Line]:
+    def open_lanes(
+        self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int
+    ) -> list[OpenLane]:
         wanted = None if claim.queues is None else rows.text(claim.queues)
         kinds = None if claim.tasks is None else rows.text(claim.tasks)
         without = (*claim.without, *tasks)
@@ -193,14 +195,14 @@ class SqliteTables(Counts):
             found = self._all("open_lanes", (wanted, kinds, *closed, suspects))
             if suspects:
                 self._unmark([(row[0],) for row in found if row[-1] is None])
-            return [Line._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in found if row[-1] is not None]
+            return [OpenLane._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in found if row[-1] is not None]
         return [
             line
             for pair in self._all("pairs", (wanted, kinds, *closed))
             for line in self._in_turn(pair, width, suspects)
         ]
 
-    def _in_turn(self, pair: rows.Row, width: int, suspects: bool) -> list[Line]:
+    def _in_turn(self, pair: rows.Row, width: int, suspects: bool) -> list[OpenLane]:
         """The lanes of a queue and a task by their turn. Who was behind the round is in it from now on."""
         queue, task, round_ = pair
         while True:
@@ -213,11 +215,11 @@ class SqliteTables(Counts):
             else:
                 break
         return [
-            Line(lane, queue, task, group, turn, round_, 0, tuple(first))
+            OpenLane(lane, queue, task, group, turn, round_, 0, tuple(first))
             for lane, group, turn, *first in found
         ]
 
-    def best(self, lines: Sequence[Line], limit: int, suspects: bool) -> list[Job]:
+    def best_jobs(self, lines: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
         if len(lines) <= 1:
             return [job for line in lines for job in self._jobs("line", (line.lane, limit, suspects))]
         best: list[rows.Row] = []
@@ -225,19 +227,19 @@ class SqliteTables(Counts):
             if len(best) == limit and line.first is not None and line.first > best[-1][:2]:
                 break
             best = sorted(best + self._all("places", (line.lane, limit, suspects)))[:limit]
-        return self.numbered([seq for _, _, seq in best])
+        return self.jobs_by_seq([seq for _, _, seq in best])
 
-    def spots(self, lines: Sequence[Line], each: int, suspects: bool) -> dict[Any, list[Spot]]:
+    def positions(self, lines: Sequence[OpenLane], each: int, suspects: bool) -> dict[Any, list[Position]]:
         return {
             line.lane: [
-                Spot._make((*row, line.lane)) for row in self._all("places", (line.lane, each, suspects))
+                Position._make((*row, line.lane)) for row in self._all("places", (line.lane, each, suspects))
             ]
             for line in lines
         }
 
-    def elders(self, lanes: Sequence[Any], each: int, suspects: bool) -> list[Elder]:
+    def oldest_jobs(self, lanes: Sequence[Any], each: int, suspects: bool) -> list[OldestJob]:
         return [
-            Elder(Spot._make((*row, lane)), since)
+            OldestJob(Position._make((*row, lane)), since)
             for lane, priority in self._all("priorities", (rows.text(lanes),))
             for name in ("eldest_fifo", "eldest_lifo")
             for *row, since in self._all(name, (lane, priority, each, suspects))
@@ -246,18 +248,18 @@ class SqliteTables(Counts):
     def lanes_of(self, queue: str, group: str | None = None) -> list[Any]:
         return [lane for (lane,) in self._all("lanes_of", (queue, group))]
 
-    def lock_sizes(self, queues: Sequence[str]) -> None:
+    def lock_queue_sizes(self, queues: Sequence[str]) -> None:
         """One pass comes after the other."""
 
     def group_size(self, queue: str, group: str) -> int:
         return int(self._all("group_size", (queue, group))[0][0])
 
-    def take(self, spots: Sequence[Spot], suspects: bool) -> list[Job]:
-        if len({spot.lane for spot in spots}) == 1 and spots[0].priority != AGED:
+    def take(self, spots: Sequence[Position], suspects: bool) -> list[JobRecord]:
+        if len({spot.lane for spot in spots}) == 1 and spots[0].priority != AGED_PRIORITY:
             return self._jobs("line", (spots[0].lane, len(spots), suspects))
-        return self.numbered([spot.seq for spot in spots])
+        return self.jobs_by_seq([spot.seq for spot in spots])
 
-    def numbered(self, seqs: Sequence[int]) -> list[Job]:
+    def jobs_by_seq(self, seqs: Sequence[int]) -> list[JobRecord]:
         found = {job.seq: job for job in self._jobs("numbered", (rows.text(seqs),))}
         return [found[seq] for seq in seqs]
 
@@ -266,24 +268,24 @@ class SqliteTables(Counts):
         self._run("put_round", (queue, round_, max(turns.values())))
         self.is_dirty = True
 
-    def end_round(self, queue: str) -> None:
+    def reset_turns(self, queue: str) -> None:
         self._run("end_round", (queue,))
 
-    def park(self, lines: Sequence[tuple[Line, float]], now: float) -> bool:
+    def park_lanes(self, lines: Sequence[tuple[OpenLane, float]], now: float) -> bool:
         self._db.executemany(SQL["park"], [(line.lane, open_at, now) for line, open_at in lines])
         self.is_dirty |= bool(lines)
         return bool(lines)
 
-    def open_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
+    def unpark_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
         self._db.executemany(SQL["open_group"], groups)
 
-    def open_queue(self, queue: str) -> None:
+    def unpark_queue(self, queue: str) -> None:
         self._run("open_queue", (queue,))
 
-    def open_due(self, now: float) -> None:
+    def unpark_due(self, now: float) -> None:
         self._run("open_due", (now,))
 
-    def pairs(self) -> list[tuple[str, str]]:
+    def queue_task_pairs(self) -> list[tuple[str, str]]:
         return self._all("waiting_pairs")
 
     def _unmark(self, lanes: Sequence[rows.Row]) -> None:
@@ -295,97 +297,97 @@ class SqliteTables(Counts):
     def is_drained(self, queue: str) -> bool:
         return not self._all("queue_has_waiting", (queue,))
 
-    def marks(self) -> Marks:
-        return Marks(*self._all("marks")[0])
+    def due_times(self) -> DueTimes:
+        return DueTimes(*self._all("marks")[0])
 
-    def due(self, now: float, limit: int) -> list[Job]:
+    def due_jobs(self, now: float, limit: int) -> list[JobRecord]:
         return self._jobs("due", (now, limit))
 
-    def expired(self, now: float, limit: int) -> list[Job]:
+    def expired_jobs(self, now: float, limit: int) -> list[JobRecord]:
         return self._jobs("expired", (now, limit))
 
-    def lapsed(self, now: float, limit: int) -> list[Job]:
+    def lapsed_jobs(self, now: float, limit: int) -> list[JobRecord]:
         return self._jobs("lapsed", (now, limit))
 
-    def outlived(self, now: float, limit: int) -> list[Job]:
+    def prunable_jobs(self, now: float, limit: int) -> list[JobRecord]:
         return self._jobs("outlived", (now, limit))
 
-    def shelves(self) -> list[tuple[str, State, Keep]]:
+    def keep_last_tasks(self) -> list[tuple[str, State, Keep]]:
         return [(task, State(state), rows.to_keep(keep)) for task, state, keep in self._all("shelves")]
 
-    def surplus(self, task: str, state: State, last: int, limit: int) -> list[Job]:
+    def excess_jobs(self, task: str, state: State, last: int, limit: int) -> list[JobRecord]:
         return self._jobs("surplus", (task, state, last - 1, limit))
 
-    def held_by(self, workers: Sequence[str], limit: int) -> list[Job]:
+    def held_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]:
         return self._jobs("held_by", (rows.text(workers), limit))
 
     def cancels(self, worker: str) -> tuple[Ref, ...]:
         return tuple(Ref(*row) for row in self._all("cancels", (worker,)))
 
-    def clear(self, parents: Sequence[str]) -> None:
+    def clear_edges(self, parents: Sequence[str]) -> None:
         for name in ("clear_edges", "clear_closing"):
             self._run(name, (rows.text(parents),))
 
-    def tie(self, links: Sequence[Link]) -> None:
+    def add_edges(self, links: Sequence[EdgeRecord]) -> None:
         self._db.executemany(SQL["tie"], map(rows.from_link, links))
         self.is_dirty = True
 
-    def mark(self, links: Sequence[Link]) -> None:
+    def update_edges(self, links: Sequence[EdgeRecord]) -> None:
         self._db.executemany(SQL["mark"], [(one.parent, one.n, one.outcome, one.result) for one in links])
         self.is_dirty = True
 
-    def over(self, seqs: Sequence[int]) -> list[Link]:
+    def parent_edges(self, seqs: Sequence[int]) -> list[EdgeRecord]:
         return sorted(self._links("over", (rows.text(seqs),)), key=lambda link: (link.parent, link.n))
 
-    def under(self, parent: str) -> list[Link]:
+    def child_edges(self, parent: str) -> list[EdgeRecord]:
         return self._links("under", (parent,))
 
-    def open_links(self, parent: str) -> int:
+    def open_child_count(self, parent: str) -> int:
         return int(self._all("open_links", (parent,))[0][0])
 
-    def again(self, parent: str) -> list[Link]:
+    def reopened_edges(self, parent: str) -> list[EdgeRecord]:
         return self._links("again", (parent,))
 
-    def fatal(self, parent: str) -> Link | None:
+    def fatal_edge(self, parent: str) -> EdgeRecord | None:
         return next(iter(self._links("fatal", (parent,))), None)
 
-    def unended(self, parent: str, states: Sequence[State], limit: int) -> list[Job]:
+    def open_children(self, parent: str, states: Sequence[State], limit: int) -> list[JobRecord]:
         return self._jobs("unended", (parent, rows.text(states), limit))
 
-    def has_unended(self, parent: str, states: Sequence[State]) -> bool:
+    def has_open_children(self, parent: str, states: Sequence[State]) -> bool:
         return bool(self._all("unended", (parent, rows.text(states), 1)))
 
-    def enlist(self, parent: str, cancel: Reason | None, expires_at: float | None) -> None:
+    def close_flow(self, parent: str, cancel: Reason | None, expires_at: float | None) -> None:
         if expires_at is None:
             self._run("canceled_flow", (parent,))
         else:
             self._run("close_flow", (parent, cancel, expires_at))
         self.is_dirty = True
 
-    def unlist(self, parent: str) -> None:
+    def reopen_flow(self, parent: str) -> None:
         self._run("forget_flow", (parent,))
         self.is_dirty = True
 
-    def canceling(self, limit: int) -> list[tuple[str, Reason]]:
+    def flows_to_cancel(self, limit: int) -> list[tuple[str, Reason]]:
         return [(parent, Reason(cancel)) for parent, cancel in self._all("canceling", (limit,))]
 
-    def late(self, limit: int) -> list[Link]:  # noqa: ARG002 - what every store is asked
+    def take_pending_edges(self, limit: int) -> list[EdgeRecord]:  # noqa: ARG002 - what every store is asked
         return []
 
-    def outlived_flows(self, now: float, limit: int) -> list[str]:
+    def prunable_flows(self, now: float, limit: int) -> list[str]:
         return [parent for (parent,) in self._all("outlived_flows", (now, limit))]
 
-    def untie(self, parent: str, limit: int) -> int:
+    def drop_edges(self, parent: str, limit: int) -> int:
         self.is_dirty = True
         return len(self._all("untie", (parent, limit)))
 
-    def _links(self, name: str, bindings: Any) -> list[Link]:
+    def _links(self, name: str, bindings: Any) -> list[EdgeRecord]:
         return [rows.to_link(row) for row in self._all(name, bindings)]
 
-    def remember(self, worker: str, claims: Mapping[str, Brought], now: float) -> None:
+    def save_claims(self, worker: str, claims: Mapping[str, ClaimedRefs], now: float) -> None:
         self._run("remember", (worker, now, rows.text(claims)))
 
-    def recall(self, worker: str, nonce: str) -> Brought | None:
+    def load_claims(self, worker: str, nonce: str) -> ClaimedRefs | None:
         found = self._all("recall", (worker,))
         return rows.to_brought(found[0][0], nonce) if found else None
 
@@ -402,21 +404,21 @@ class SqliteTables(Counts):
     def ready_since(self) -> dict[str, float]:
         return dict(self._all("ready_since"))
 
-    def happened(self, after: tuple[int, int], limit: int) -> list[Happened]:
+    def read_events(self, after: tuple[int, int], limit: int) -> list[EventEntry]:
         return list(islice(self._happened(*after), limit))
 
-    def _happened(self, row: int, seen: int) -> Iterator[Happened]:
+    def _happened(self, row: int, seen: int) -> Iterator[EventEntry]:
         for n, at, entries in self._steps("events", (row,)):
             events = rows.to_events(entries)
             for index, event in enumerate(events):
                 if n > row or index >= seen:
-                    yield Happened(cursors.in_row(self.identity, n, index, len(events)), at, event)
+                    yield EventEntry(cursors.in_row(self.identity, n, index, len(events)), at, event)
 
-    def log_span(self) -> tuple[int, int]:
+    def event_log_span(self) -> tuple[int, int]:
         [(first, last)] = self._all("log_span")
         return (last + 1 if first is None else first), last
 
-    def trim(self, now: float, bounds: Bounds, limit: int) -> int:
+    def trim(self, now: float, bounds: StoreLimits, limit: int) -> int:
         self._fold()
         self._roll(now)
         went = self._trim_events(now, bounds, limit)
@@ -433,7 +435,7 @@ class SqliteTables(Counts):
         self._lanes = {}
         return went
 
-    def _trim_events(self, now: float, bounds: Bounds, limit: int) -> int:
+    def _trim_events(self, now: float, bounds: StoreLimits, limit: int) -> int:
         went = dropped = last = 0
         for n, count, at in self._all("old_events", (limit,)):
             if self._events - dropped <= bounds.events and at > now - bounds.events_age:
@@ -465,7 +467,7 @@ def _parts(states: set[State], below: int | None) -> dict[str, int]:
 
 @lru_cache(maxsize=64)
 def _needles(text: str) -> list[list[bytes]]:
-    return [[one.encode() for one in any_of] for any_of in msgjson.decode(text, type=list[list[str]])]
+    return [[one.encode() for one in any_of] for any_of in msgspec.json.decode(text, type=list[list[str]])]
 
 
 def _has_all(value: Any, wanted: Any) -> bool:

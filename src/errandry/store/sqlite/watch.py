@@ -22,7 +22,7 @@ _TOLD, _WRITTEN = ("-turn", 4), ("-wal", 2)
 """Which files are watched for what: given another time, written to."""
 
 
-class Watch:
+class FileWatch:
     """Waits until `look` says that something has changed."""
 
     def __init__(self, path: str, look: Callable[[], bool]) -> None:
@@ -38,7 +38,7 @@ class Watch:
             while not self._look():  # noqa: ASYNC110 - nobody could set an event
                 await asyncio.sleep(POLL)
             return
-        hearing = _Hearing(self._told, self._written)
+        hearing = _ChangeSignal(self._told, self._written)
         try:
             while not self._look():
                 await hearing.sign.wait()
@@ -65,7 +65,7 @@ class Watch:
         self._told = self._written = None
 
 
-class _Hearing:
+class _ChangeSignal:
     """Sets `sign` when it is time to look: at once when told, a little later when something was written."""
 
     def __init__(self, told: int, written: int) -> None:

@@ -7,38 +7,38 @@ from typing import Any
 import pytest
 
 from errandry.core.answer import ALREADY, WRITTEN, Claims, Inserted, Moved
-from errandry.core.batch import Batch
+from errandry.core.batch import BatchSpec
 from errandry.core.command import (
     Beat,
-    Cancel,
+    CancelJobs,
     Claim,
     Command,
-    Complete,
-    Edit,
-    Fail,
+    CompleteOutcome,
+    EditJobs,
+    FailOutcome,
     Insert,
     Note,
-    Postpone,
+    PostponeJobs,
     Ref,
-    Release,
+    ReleaseOutcome,
     Renew,
-    Rerun,
-    Resolve,
-    Retry,
+    RerunJobs,
+    ResolveJobs,
+    RetryOutcome,
     Settle,
-    Snooze,
+    SnoozeOutcome,
     Start,
     Upkeep,
 )
 from errandry.core.gate import GateKind, Pause, Resume
-from errandry.core.job import Failure, Keep, Log, NewJob, Progress
+from errandry.core.job import Failure, Keep, LogLine, NewJob, Progress
 from errandry.core.query import Query
 from errandry.core.retry import Backoff
 from errandry.core.state import Reason, State
 from errandry.errors import InvalidCursor, InvalidValue, TooLarge
-from errandry.store.contract import Bounds, Store
+from errandry.store.contract import Store, StoreLimits
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.conformance.fixtures import MakeStore
 from errandry.testing.given import Given, ref
 
@@ -84,15 +84,15 @@ Make = Callable[[Any], Command]
 DOORS: list[tuple[str, str, dict[str, Any], Make]] = [
     ("insert", "payload", DOCUMENTS, lambda bad: _job(payload=bad)),
     ("insert", "metadata", DOCUMENTS, lambda bad: _job(metadata=bad if bad is not None else "")),
-    ("settle", "result", DOCUMENTS, lambda bad: Settle(HELD, Complete(bad))),
-    ("edit", "payload", DOCUMENTS, lambda bad: Edit(ids=("job",), payload=bad)),
-    ("resolve", "result", DOCUMENTS, lambda bad: Resolve(ids=("job",), result=bad)),
+    ("settle", "result", DOCUMENTS, lambda bad: Settle(HELD, CompleteOutcome(bad))),
+    ("edit", "payload", DOCUMENTS, lambda bad: EditJobs(ids=("job",), payload=bad)),
+    ("resolve", "result", DOCUMENTS, lambda bad: ResolveJobs(ids=("job",), result=bad)),
     ("insert", "id", NAMES, lambda bad: _job(id=bad)),
     ("insert", "task", NAMES, lambda bad: _job(task=bad)),
     ("insert", "queue", NAMES, lambda bad: _job(queue=bad)),
     ("insert", "group", {**NAMES, "empty": " ", "None": 1}, lambda bad: _job(group=bad)),
     ("insert", "tag", NAMES, lambda bad: _job(tags=("fine", bad))),
-    ("edit", "tag", NAMES, lambda bad: Edit(ids=("job",), tags=("fine", bad))),
+    ("edit", "tag", NAMES, lambda bad: EditJobs(ids=("job",), tags=("fine", bad))),
     ("claim", "worker", NAMES, lambda bad: Claim(worker=bad, nonce="n")),
     ("claim", "nonce", NAMES, lambda bad: Claim(worker="w", nonce=bad)),
     ("claim", "queue", NAMES, lambda bad: Claim(worker="w", nonce="n", queues=(bad,))),
@@ -103,12 +103,12 @@ DOORS: list[tuple[str, str, dict[str, Any], Make]] = [
         "claim",
         "size",
         {**WHOLE, "many": 1_001},
-        lambda bad: Claim(worker="w", nonce="n", batches=(Batch("t", bad),)),
+        lambda bad: Claim(worker="w", nonce="n", batches=(BatchSpec("t", bad),)),
     ),
-    ("settle", "job", NAMES, lambda bad: Settle(Ref(bad, 1), Complete())),
+    ("settle", "job", NAMES, lambda bad: Settle(Ref(bad, 1), CompleteOutcome())),
     ("start", "job", NAMES, lambda bad: Start(Ref(bad, 1))),
     ("renew", "job", NAMES, lambda bad: Renew((Ref(bad, 1),))),
-    ("cancel", "id", NAMES, lambda bad: Cancel(ids=("job", bad))),
+    ("cancel", "id", NAMES, lambda bad: CancelJobs(ids=("job", bad))),
     ("pause", "queue", NAMES, lambda bad: Pause(GateKind.QUEUE, bad)),
     ("pause", "task", NAMES, lambda bad: Pause(GateKind.TASK, bad)),
     ("resume", "task", NAMES, lambda bad: Resume(GateKind.TASK, bad)),
@@ -129,16 +129,16 @@ DOORS: list[tuple[str, str, dict[str, Any], Make]] = [
     ),
     ("claim", "lease", {**SPANS, "zero": 0.0}, lambda bad: Claim(worker="w", nonce="n", lease=bad)),
     ("renew", "lease", {**SPANS, "zero": 0.0}, lambda bad: Renew((HELD,), bad)),
-    ("retry", "delay", SPANS, lambda bad: Settle(HELD, Retry(delay=bad))),
-    ("snooze", "delay", SPANS, lambda bad: Settle(HELD, Snooze(bad))),
-    ("release", "delay", SPANS, lambda bad: Settle(HELD, Release(bad))),
-    ("rerun", "delay", SPANS, lambda bad: Rerun(ids=("job",), delay=bad)),
-    ("postpone", "delay", SPANS, lambda bad: Postpone(ids=("job",), delay=bad)),
+    ("retry", "delay", SPANS, lambda bad: Settle(HELD, RetryOutcome(delay=bad))),
+    ("snooze", "delay", SPANS, lambda bad: Settle(HELD, SnoozeOutcome(bad))),
+    ("release", "delay", SPANS, lambda bad: Settle(HELD, ReleaseOutcome(bad))),
+    ("rerun", "delay", SPANS, lambda bad: RerunJobs(ids=("job",), delay=bad)),
+    ("postpone", "delay", SPANS, lambda bad: PostponeJobs(ids=("job",), delay=bad)),
     ("insert", "run_at", INSTANTS, lambda bad: _job(run_at=bad)),
     ("insert", "deadline", INSTANTS, lambda bad: _job(deadline=bad)),
-    ("edit", "run_at", INSTANTS, lambda bad: Edit(ids=("job",), run_at=bad)),
-    ("rerun", "run_at", INSTANTS, lambda bad: Rerun(ids=("job",), run_at=bad)),
-    ("postpone", "run_at", INSTANTS, lambda bad: Postpone(ids=("job",), run_at=bad)),
+    ("edit", "run_at", INSTANTS, lambda bad: EditJobs(ids=("job",), run_at=bad)),
+    ("rerun", "run_at", INSTANTS, lambda bad: RerunJobs(ids=("job",), run_at=bad)),
+    ("postpone", "run_at", INSTANTS, lambda bad: PostponeJobs(ids=("job",), run_at=bad)),
     ("insert", "max_attempts", WHOLE, lambda bad: _job(max_attempts=bad)),
     ("insert", "max_crashes", WHOLE, lambda bad: _job(max_crashes=bad)),
     (
@@ -148,7 +148,7 @@ DOORS: list[tuple[str, str, dict[str, Any], Make]] = [
         lambda bad: _job(priority=bad),
     ),
     ("claim", "limit", {**WHOLE, "many": 10_001}, lambda bad: Claim(worker="w", nonce="n", limit=bad)),
-    ("cancel", "limit", {**WHOLE, "many": 20_001}, lambda bad: Cancel(query=Query(), limit=bad)),
+    ("cancel", "limit", {**WHOLE, "many": 20_001}, lambda bad: CancelJobs(query=Query(), limit=bad)),
     ("upkeep", "limit", {**WHOLE, "many": 100_001}, lambda bad: Upkeep(limit=bad)),
     (
         "note",
@@ -164,12 +164,12 @@ NONSENSE: list[tuple[str, Callable[[], Command]]] = [
     ("jobs", lambda: Insert(())),
     ("jobs", lambda: Insert(_job().jobs * 20_001)),
     ("id", lambda: Insert(_job().jobs * 2)),
-    ("ids", Cancel),
-    ("ids", lambda: Cancel(ids=tuple(map(str, range(20_001))))),
+    ("ids", CancelJobs),
+    ("ids", lambda: CancelJobs(ids=tuple(map(str, range(20_001))))),
     ("run_at", lambda: _job(run_at=1.0, delay=1.0)),
-    ("run_at", lambda: Rerun(ids=("a",), run_at=1.0, delay=1.0)),
-    ("run_at", lambda: Postpone(ids=("a",))),
-    ("state", lambda: Resolve(ids=("a",), state=State.CANCELED)),
+    ("run_at", lambda: RerunJobs(ids=("a",), run_at=1.0, delay=1.0)),
+    ("run_at", lambda: PostponeJobs(ids=("a",))),
+    ("state", lambda: ResolveJobs(ids=("a",), state=State.CANCELED)),
     ("tags", lambda: _job(tags=tuple(map(str, range(21))))),
     ("metadata", lambda: _job(metadata=f'"{"x" * 65_536}"')),
     ("fence", lambda: Start(Ref("a", -1))),
@@ -177,7 +177,7 @@ NONSENSE: list[tuple[str, Callable[[], Command]]] = [
     ("host", lambda: Beat(worker="w", host="\ud800")),
     ("pid", lambda: Beat(worker="w", pid=2**70)),
     ("started_at", lambda: Beat(worker="w", started_at=nan)),
-    ("below", lambda: Cancel(query=Query(), below=2**70)),
+    ("below", lambda: CancelJobs(query=Query(), below=2**70)),
 ]
 
 
@@ -200,7 +200,7 @@ DAMAGES: list[Callable[[str], str]] = [
 class BadInput:
     @pytest.mark.parametrize("command", sorted({command for command, _, _, _ in DOORS}))
     async def test_a_bad_value_is_refused_by_name_at_every_door(self, store: Store, command: str) -> None:
-        before = await ask.everything(store)
+        before = await requests.everything(store)
         doors = [(name, values, make) for kind, name, values, make in DOORS if kind == command]
 
         for name, what, bad, make in (
@@ -210,7 +210,7 @@ class BadInput:
                 await store.commit([make(bad)])
             assert caught.value.name == name, what
             assert len(str(caught.value)) < 500
-        assert await ask.everything(store) == before
+        assert await requests.everything(store) == before
 
     async def test_a_command_that_makes_no_sense_cannot_be_made(self, store: Store) -> None:
         for name, make in NONSENSE:
@@ -218,7 +218,7 @@ class BadInput:
                 await store.commit([make()])
             assert caught.value.name == name
 
-        assert await ask.jobs(store) == []
+        assert await requests.jobs(store) == []
 
     @pytest.mark.parametrize(
         ("payload", "size"), [('"12345678"', 10), ('"123456789"', 11), ('"éééé"', 10), ('"ééééé"', 12)]
@@ -226,28 +226,28 @@ class BadInput:
     async def test_the_bound_of_a_payload_counts_bytes(
         self, open_store: MakeStore, clock: FakeClock, payload: str, size: int
     ) -> None:
-        store = await open_store(clock, Bounds(payload=10))
+        store = await open_store(clock, StoreLimits(payload=10))
 
-        answer = await ask.one(store, _job(payload=payload))
+        answer = await requests.one(store, _job(payload=payload))
 
         if size <= 10:
             assert answer == Inserted(("bad",))
         else:
             assert isinstance(answer, TooLarge)
             assert (answer.name, answer.size, answer.bound) == ("payload", size, 10)
-            assert await ask.jobs(store) == []
+            assert await requests.jobs(store) == []
 
     async def test_an_edit_or_resolution_over_the_bound_is_refused(
         self, open_store: MakeStore, clock: FakeClock
     ) -> None:
-        store = await open_store(clock, Bounds(payload=10, result=10))
+        store = await open_store(clock, StoreLimits(payload=10, result=10))
         job = await Given(store).waiting()
-        before = await ask.everything(store)
+        before = await requests.everything(store)
         large = '"123456789"'
 
-        for command in (Edit(ids=(job.id,), payload=large), Resolve(ids=(job.id,), result=large)):
-            assert isinstance(await ask.one(store, command), TooLarge)
-        assert await ask.everything(store) == before
+        for command in (EditJobs(ids=(job.id,), payload=large), ResolveJobs(ids=(job.id,), result=large)):
+            assert isinstance(await requests.one(store, command), TooLarge)
+        assert await requests.everything(store) == before
 
     async def test_payload_and_result_of_a_mebibyte_are_kept(self, given: Given) -> None:
         large = f'"{"x" * (1_048_576 - 2)}"'
@@ -259,7 +259,7 @@ class BadInput:
     async def test_one_bad_command_never_fails_its_neighbours(
         self, open_store: MakeStore, clock: FakeClock
     ) -> None:
-        store = await open_store(clock, Bounds(payload=10, result=10))
+        store = await open_store(clock, StoreLimits(payload=10, result=10))
         given = Given(store)
         first, second, ended = await given.running(), await given.running(), await given.completed()
         large = '"123456789"'
@@ -268,24 +268,24 @@ class BadInput:
         answers = await store.commit(
             [
                 Start(Ref("nobody", 1)),
-                Settle(ref(first), Complete(large)),
-                Settle(ref(second), Complete("1")),
+                Settle(ref(first), CompleteOutcome(large)),
+                Settle(ref(second), CompleteOutcome("1")),
                 Insert((given.job(payload=large),)),
                 Insert((new,)),
-                Cancel(ids=(ended.id, "nobody")),
-                Edit(ids=("nobody",), payload=large),
+                CancelJobs(ids=(ended.id, "nobody")),
+                EditJobs(ids=("nobody",), payload=large),
                 Pause(GateKind.QUEUE, "other"),
                 Claim(worker="w", nonce="n", limit=10),
             ]
         )
 
         assert [type(answer).__name__ for answer in answers] == [
-            *("Lost", "TooLarge", "Mark", "TooLarge", "Inserted", "Moved", "TooLarge", "Mark", "Claims")
+            *("Lost", "TooLarge", "Ack", "TooLarge", "Inserted", "Moved", "TooLarge", "Ack", "Claims")
         ]
         assert isinstance(answers[-1], Claims)
         assert [job.id for job in answers[-1].jobs] == [new.id]
-        assert (await ask.current(store, first)).state is State.RUNNING
-        assert (await ask.current(store, second)).state is State.COMPLETED
+        assert (await requests.current(store, first)).state is State.RUNNING
+        assert (await requests.current(store, second)).state is State.COMPLETED
 
     async def test_text_that_cannot_be_stored_is_made_storable(self, store: Store, given: Given) -> None:
         job, other = await given.running(), await given.running()
@@ -293,13 +293,13 @@ class BadInput:
 
         answers = await store.commit(
             [
-                Note(ref(job), Progress(0.5, bad), (Log(1.0, bad, bad),)),
-                Settle(ref(other), Fail(Failure(Reason.ERROR, bad, bad, bad))),
+                Note(ref(job), Progress(0.5, bad), (LogLine(1.0, bad, bad),)),
+                Settle(ref(other), FailOutcome(Failure(Reason.ERROR, bad, bad, bad))),
             ]
         )
 
         assert answers == [WRITTEN, WRITTEN]
-        noted, failed = await ask.current(store, job), await ask.current(store, other)
+        noted, failed = await requests.current(store, job), await requests.current(store, other)
         assert noted.progress is not None
         [line], [error] = noted.logs, failed.errors
         texts = {noted.progress.text, line.text, line.level, error.type, error.message, error.traceback}
@@ -310,15 +310,15 @@ class BadInput:
         job = await given.running(
             hostile, id=hostile, task=hostile, queue=hostile, group=hostile, tags=(hostile,)
         )
-        assert await ask.one(store, Pause(GateKind.TASK, hostile, hostile)) is WRITTEN
-        assert await ask.one(store, Pause(GateKind.TASK, hostile)) is ALREADY
-        await ask.operate(store, Cancel(ids=(hostile,)))
+        assert await requests.one(store, Pause(GateKind.TASK, hostile, hostile)) is WRITTEN
+        assert await requests.one(store, Pause(GateKind.TASK, hostile)) is ALREADY
+        await requests.operate(store, CancelJobs(ids=(hostile,)))
 
         assert (job.id, job.task, job.queue, job.group, job.worker) == (hostile,) * 5
         assert await store.cancels(hostile) == (ref(job),)
         assert await store.counts() == {hostile: {"running": 1}}
         assert list((await store.paused())[GateKind.TASK]) == [hostile]
-        assert await ask.operate(store, Cancel(ids=(hostile,))) == Moved(already=(hostile,))
+        assert await requests.operate(store, CancelJobs(ids=(hostile,))) == Moved(already=(hostile,))
 
     async def test_a_damaged_cursor_is_refused(self, store: Store, given: Given) -> None:
         await given.inserted(*(given.job() for _ in range(2)))
@@ -329,4 +329,4 @@ class BadInput:
             with pytest.raises(InvalidCursor):
                 await store.list(cursor=damage(page.cursor))
             with pytest.raises(InvalidCursor):
-                await store.events(damage(await store.head()))
+                await store.events(damage(await store.latest_cursor()))

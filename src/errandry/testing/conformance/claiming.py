@@ -3,14 +3,24 @@
 import pytest
 from msgspec.structs import replace
 
-from errandry.core.batch import Batch
-from errandry.core.command import Claim, Edit, Note, Postpone, Promote, Release, Retry, Snooze, Start
-from errandry.core.event import Kind
-from errandry.core.job import Order, Progress
+from errandry.core.batch import BatchSpec
+from errandry.core.command import (
+    Claim,
+    EditJobs,
+    Note,
+    PostponeJobs,
+    PromoteJobs,
+    ReleaseOutcome,
+    RetryOutcome,
+    SnoozeOutcome,
+    Start,
+)
+from errandry.core.event import EventKind
+from errandry.core.job import JobOrder, Progress
 from errandry.core.state import Reason, State
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.given import Given, ref
 
 
@@ -21,7 +31,7 @@ class Claiming:
         waiting = await given.waiting()
         clock.advance(5)
 
-        [job] = await ask.claim(store, worker="me", start=False, lease=20.0)
+        [job] = await requests.claim(store, worker="me", start=False, lease=20.0)
 
         now = clock.time()
         assert job == replace(
@@ -39,7 +49,7 @@ class Claiming:
     async def test_the_answer_is_the_job_as_it_is_stored(self, store: Store, given: Given) -> None:
         await given.waiting()
 
-        [job] = await ask.claim(store)
+        [job] = await requests.claim(store)
 
         assert await store.get([job.id]) == [job]
 
@@ -47,7 +57,7 @@ class Claiming:
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         at_once = await given.running(id="a", task="t")
-        await ask.one(store, Start(ref(await given.claimed(id="b", task="t"))))
+        await requests.one(store, Start(ref(await given.claimed(id="b", task="t"))))
 
         [one_by_one] = await store.get(["b"])
 
@@ -56,54 +66,54 @@ class Claiming:
 
     async def test_a_claim_clears_what_the_last_attempt_left(self, store: Store, given: Given) -> None:
         job = await given.running()
-        await ask.one(store, Note(ref(job), Progress(0.5, "half")))
-        await ask.settle(store, job, Release())
+        await requests.one(store, Note(ref(job), Progress(0.5, "half")))
+        await requests.settle(store, job, ReleaseOutcome())
 
         again = await given.taken(job, start=False)
 
         assert (again.progress, again.started_at, again.settled) == (None, None, None)
-        assert await ask.current(store, job) == again
+        assert await requests.current(store, job) == again
 
     async def test_a_held_job_is_nobody_elses_until_its_lease_has_run_out(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.running(lease=30.0)
         clock.advance(29.75)
-        assert await ask.order(store) == []
+        assert await requests.order(store) == []
         clock.advance(0.25)
 
-        assert await ask.order(store) == [job.id]
+        assert await requests.order(store) == [job.id]
 
     async def test_an_empty_store_has_nothing_to_give(self, store: Store) -> None:
-        assert (await ask.claims(store)).jobs == ()
-        assert (await ask.claims(store)).due_in is None
+        assert (await requests.claims(store)).jobs == ()
+        assert (await requests.claims(store)).due_in is None
 
     async def test_a_claim_takes_no_more_than_its_limit(self, store: Store, given: Given) -> None:
         for name in ("a", "b", "c"):
             await given.waiting(id=name)
 
-        assert await ask.order(store, limit=2) == ["a", "b"]
-        assert await ask.order(store, limit=2) == ["c"]
+        assert await requests.order(store, limit=2) == ["a", "b"]
+        assert await requests.order(store, limit=2) == ["c"]
 
     async def test_a_due_job_is_claimed_without_upkeep(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.scheduled(delay=60.0)
         clock.advance(59.75)
-        assert await ask.order(store) == []
+        assert await requests.order(store) == []
         clock.advance(0.25)
 
-        assert await ask.order(store) == [job.id]
+        assert await requests.order(store) == [job.id]
 
     async def test_many_due_and_expired_jobs_are_claimed_without_upkeep(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await given.inserted(*(given.job() for _ in range(60)))
-        assert len(await ask.order(store, lease=60.0)) == 60
+        assert len(await requests.order(store, lease=60.0)) == 60
         await given.inserted(*(given.job(delay=60.0) for _ in range(60)))
         clock.advance(60)
 
-        assert len(await ask.order(store, limit=1_000)) == 120
+        assert len(await requests.order(store, limit=1_000)) == 120
 
     async def test_the_answer_says_when_the_next_job_is_due(
         self, store: Store, clock: FakeClock, given: Given
@@ -112,7 +122,7 @@ class Claiming:
         await given.scheduled(delay=60.0)
         clock.advance(20)
 
-        assert (await ask.claims(store)).due_in == 40.0
+        assert (await requests.claims(store)).due_in == 40.0
 
     @pytest.mark.parametrize("state", [State.BLOCKED, State.SCHEDULED, State.WAITING])
     async def test_a_lapsed_job_is_never_claimed(
@@ -121,8 +131,8 @@ class Claiming:
         job = await given.brought(state, deadline=clock.time() + 60, **_due_at(state, clock.time() + 60))
         clock.advance(60)
 
-        assert await ask.order(store) == []
-        after = await ask.current(store, job)
+        assert await requests.order(store) == []
+        after = await requests.current(store, job)
         assert (after.state, after.reason) == (State.FAILED, Reason.DEADLINE)
 
     @pytest.mark.parametrize("state", [State.CLAIMED, State.RUNNING])
@@ -132,8 +142,8 @@ class Claiming:
         job = await given.brought(state, deadline=clock.time() + 30, lease=60.0)
         clock.advance(60)
 
-        assert await ask.order(store) == []
-        after = await ask.current(store, job)
+        assert await requests.order(store) == []
+        after = await requests.current(store, job)
         assert (after.state, after.reason) == (State.FAILED, Reason.DEADLINE)
 
     async def test_a_lapsed_job_does_not_keep_others_from_being_claimed(
@@ -143,7 +153,7 @@ class Claiming:
             await given.waiting(deadline=clock.time() - 1)
         job = await given.waiting()
 
-        assert await ask.order(store, limit=1) == [job.id]
+        assert await requests.order(store, limit=1) == [job.id]
 
     async def test_a_deadline_that_has_not_come_is_no_hindrance(
         self, store: Store, clock: FakeClock, given: Given
@@ -151,7 +161,7 @@ class Claiming:
         job = await given.waiting(deadline=clock.time() + 60)
         clock.advance(59.75)
 
-        assert await ask.order(store) == [job.id]
+        assert await requests.order(store) == [job.id]
 
     async def test_a_claim_sent_again_beside_a_new_one_brings_the_same(
         self, store: Store, given: Given
@@ -171,20 +181,20 @@ class Ordering:
         for priority in (0, 10, -10, 5, -(2**31), 2**31 - 1):
             await given.waiting(id=str(priority), priority=priority)
 
-        assert await ask.order(store) == ["-2147483648", "-10", "0", "5", "10", "2147483647"]
+        assert await requests.order(store) == ["-2147483648", "-10", "0", "5", "10", "2147483647"]
 
     async def test_equal_priorities_go_first_in_first_out(self, store: Store, given: Given) -> None:
         for name in ("b", "c", "a"):
             await given.waiting(id=name, task="t")
 
-        assert await ask.order(store) == ["b", "c", "a"]
+        assert await requests.order(store) == ["b", "c", "a"]
 
     async def test_lifo_jobs_go_before_fifo_jobs_newest_first(self, store: Store, given: Given) -> None:
         for name, kind in (("f1", "fifo"), ("l1", "lifo"), ("f2", "fifo"), ("l2", "lifo")):
-            await given.waiting(id=name, order=Order(kind))
+            await given.waiting(id=name, order=JobOrder(kind))
         await given.waiting(id="urgent", priority=-1)
 
-        assert await ask.order(store) == ["urgent", "l2", "l1", "f1", "f2"]
+        assert await requests.order(store) == ["urgent", "l2", "l1", "f1", "f2"]
 
     async def test_the_order_holds_across_tasks_and_queues(self, store: Store, given: Given) -> None:
         for number in range(12):
@@ -195,21 +205,21 @@ class Ordering:
                 queue=f"q{number % 4}",
             )
 
-        taken = [*await ask.order(store, limit=5), *await ask.order(store, limit=50)]
+        taken = [*await requests.order(store, limit=5), *await requests.order(store, limit=50)]
 
         assert taken == sorted(taken)
         assert len(taken) == 12
 
-    @pytest.mark.parametrize("outcome", [Release(), Retry(delay=0.0)], ids=["release", "retry"])
+    @pytest.mark.parametrize("outcome", [ReleaseOutcome(), RetryOutcome(delay=0.0)], ids=["release", "retry"])
     async def test_a_requeued_job_goes_to_the_back(
-        self, store: Store, given: Given, outcome: Release | Retry
+        self, store: Store, given: Given, outcome: ReleaseOutcome | RetryOutcome
     ) -> None:
         first = await given.waiting(task="t")
         second = await given.waiting(task="t")
-        await ask.settle(store, await given.taken(first), outcome)
+        await requests.settle(store, await given.taken(first), outcome)
         third = await given.waiting(task="t")
 
-        assert await ask.order(store) == [second.id, first.id, third.id]
+        assert await requests.order(store) == [second.id, first.id, third.id]
 
     async def test_an_expired_job_goes_to_the_back(
         self, store: Store, clock: FakeClock, given: Given
@@ -218,14 +228,14 @@ class Ordering:
         waiting = await given.waiting()
         clock.advance(30)
 
-        assert await ask.order(store) == [waiting.id, lost.id]
+        assert await requests.order(store) == [waiting.id, lost.id]
 
     async def test_a_due_job_goes_to_the_back(self, store: Store, clock: FakeClock, given: Given) -> None:
         later = await given.scheduled(delay=60.0)
         first = await given.waiting()
         clock.advance(60)
 
-        assert await ask.order(store) == [first.id, later.id]
+        assert await requests.order(store) == [first.id, later.id]
 
     async def test_due_jobs_line_up_by_when_they_were_due(
         self, store: Store, clock: FakeClock, given: Given
@@ -234,46 +244,46 @@ class Ordering:
             await given.scheduled(id=name, delay=delay)
         clock.advance(60)
 
-        assert await ask.order(store) == ["a", "b", "c", "d"]
+        assert await requests.order(store) == ["a", "b", "c", "d"]
 
     async def test_a_promoted_or_postponed_job_goes_to_the_back(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         early, late = await given.scheduled(), await given.waiting()
         middle = await given.waiting()
-        await ask.operate(store, Promote(ids=(early.id,)))
-        await ask.operate(store, Postpone(ids=(late.id,), delay=10.0))
+        await requests.operate(store, PromoteJobs(ids=(early.id,)))
+        await requests.operate(store, PostponeJobs(ids=(late.id,), delay=10.0))
         clock.advance(10)
 
-        assert await ask.order(store) == [middle.id, early.id, late.id]
+        assert await requests.order(store) == [middle.id, early.id, late.id]
 
     async def test_an_edited_job_keeps_its_place(self, store: Store, given: Given) -> None:
         jobs = [await given.waiting(task="t") for _ in range(3)]
 
-        await ask.operate(store, Edit(ids=(jobs[0].id,), payload="[1]", tags=("new",)))
+        await requests.operate(store, EditJobs(ids=(jobs[0].id,), payload="[1]", tags=("new",)))
 
-        assert await ask.order(store) == [job.id for job in jobs]
+        assert await requests.order(store) == [job.id for job in jobs]
 
     async def test_an_edited_priority_counts_at_once(self, store: Store, given: Given) -> None:
         first, second, third = [await given.waiting(task="t") for _ in range(3)]
 
-        await ask.operate(store, Edit(ids=(third.id,), priority=-1))
-        await ask.operate(store, Edit(ids=(first.id,), priority=1))
+        await requests.operate(store, EditJobs(ids=(third.id,), priority=-1))
+        await requests.operate(store, EditJobs(ids=(first.id,), priority=1))
 
-        assert await ask.order(store) == [third.id, second.id, first.id]
+        assert await requests.order(store) == [third.id, second.id, first.id]
 
     async def test_no_two_waiting_jobs_have_the_same_place(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
-        await given.inserted(*(given.job(task="t", order=Order(kind)) for kind in ("fifo", "lifo") * 3))
+        await given.inserted(*(given.job(task="t", order=JobOrder(kind)) for kind in ("fifo", "lifo") * 3))
         await given.inserted(*(given.job(delay=10.0) for _ in range(3)))
-        for job in await ask.claim(store, limit=4):
-            await ask.settle(store, job, Release())
+        for job in await requests.claim(store, limit=4):
+            await requests.settle(store, job, ReleaseOutcome())
         clock.advance(10)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
         await given.waiting()
 
-        places = [job.place for job in await ask.jobs(store)]
+        places = [job.place for job in await requests.jobs(store)]
 
         assert None not in places
         assert len(set(places)) == len(places) == 10
@@ -283,40 +293,40 @@ class Ordering:
             for task in ("t1", "t2", "t3"):
                 await given.waiting(id=f"{queue} {task}", queue=queue, task=task)
 
-        assert await ask.order(store, queues=("q2",), tasks=("t3", "t1")) == ["q2 t1", "q2 t3"]
-        assert await ask.order(store, queues=("q1", "q3"), tasks=("t2",)) == ["q1 t2", "q3 t2"]
-        assert await ask.order(store, tasks=("t3",)) == ["q1 t3", "q3 t3"]
-        assert await ask.order(store, queues=("nowhere",)) == []
+        assert await requests.order(store, queues=("q2",), tasks=("t3", "t1")) == ["q2 t1", "q2 t3"]
+        assert await requests.order(store, queues=("q1", "q3"), tasks=("t2",)) == ["q1 t2", "q3 t2"]
+        assert await requests.order(store, tasks=("t3",)) == ["q1 t3", "q3 t3"]
+        assert await requests.order(store, queues=("nowhere",)) == []
 
     async def test_a_filter_that_names_nothing_takes_nothing(self, store: Store, given: Given) -> None:
         await given.waiting()
 
-        assert await ask.order(store, queues=()) == []
-        assert await ask.order(store, tasks=()) == []
+        assert await requests.order(store, queues=()) == []
+        assert await requests.order(store, tasks=()) == []
 
     async def test_a_claim_can_leave_tasks_out(self, store: Store, given: Given) -> None:
         for task in ("t1", "t2", "t3"):
             await given.waiting(id=task, task=task)
 
-        assert await ask.order(store, tasks=("t1", "t2"), without=("t2", "t4")) == ["t1"]
-        assert await ask.order(store, without=("t2",)) == ["t3"]
-        assert await ask.order(store) == ["t2"]
+        assert await requests.order(store, tasks=("t1", "t2"), without=("t2", "t4")) == ["t1"]
+        assert await requests.order(store, without=("t2",)) == ["t3"]
+        assert await requests.order(store) == ["t2"]
 
     async def test_jobs_that_do_not_fit_never_hide_those_that_do(self, store: Store, given: Given) -> None:
         await given.inserted(*(given.job(task="other", priority=-1) for _ in range(1_500)))
         job = await given.waiting(task="mine")
 
-        assert await ask.order(store, limit=1, tasks=("mine",)) == [job.id]
+        assert await requests.order(store, limit=1, tasks=("mine",)) == [job.id]
 
     async def test_a_snoozed_job_waits_for_its_time_and_then_goes_to_the_back(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.running()
-        await ask.settle(store, job, Snooze(60.0))
+        await requests.settle(store, job, SnoozeOutcome(60.0))
         other = await given.waiting()
         clock.advance(60)
 
-        assert await ask.order(store) == [other.id, job.id]
+        assert await requests.order(store) == [other.id, job.id]
 
 
 class Suspecting:
@@ -328,33 +338,33 @@ class Suspecting:
     ) -> None:
         await _suspects(store, clock, given)
 
-        assert await ask.order(store, suspects=suspects) == list(taken)
+        assert await requests.order(store, suspects=suspects) == list(taken)
 
     async def test_suspects_that_stay_are_claimed_by_the_next_that_may(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await _suspects(store, clock, given)
-        assert await ask.order(store, suspects=0) == ["b", "e"]
-        assert await ask.order(store, suspects=0) == []
-        assert await ask.order(store, suspects=1) == ["a"]
+        assert await requests.order(store, suspects=0) == ["b", "e"]
+        assert await requests.order(store, suspects=0) == []
+        assert await requests.order(store, suspects=1) == ["a"]
 
-        assert await ask.order(store) == ["c", "d"]
+        assert await requests.order(store) == ["c", "d"]
 
     async def test_suspects_that_stay_do_not_count_towards_the_limit(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await _suspects(store, clock, given)
 
-        assert await ask.order(store, limit=2, suspects=0) == ["b", "e"]
+        assert await requests.order(store, limit=2, suspects=0) == ["b", "e"]
 
     async def test_a_queue_where_only_suspects_wait_is_not_drained(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await _suspects(store, clock, given)
-        head = await store.head()
-        await ask.claim(store, limit=10, suspects=0)
+        head = await store.latest_cursor()
+        await requests.claim(store, limit=10, suspects=0)
 
-        assert Kind.DRAINED not in await ask.kinds(store, head)
+        assert EventKind.DRAINED not in await requests.kinds(store, head)
 
 
 class Batching:
@@ -367,7 +377,7 @@ class Batching:
     ) -> None:
         await _of_two_tasks(given)
 
-        jobs = await ask.claim(store, limit=limit, batches=(Batch("many", size),))
+        jobs = await requests.claim(store, limit=limit, batches=(BatchSpec("many", size),))
 
         assert sorted(job.id for job in jobs) == sorted(taken)
         assert [job.id for job in jobs[:limit]] == sorted(taken)[:limit]
@@ -378,7 +388,7 @@ class Batching:
     ) -> None:
         await given.inserted(*(given.job(task="many") for _ in range(1_200)))
 
-        jobs = await ask.claim(store, limit=900, batches=(Batch("many", 7),))
+        jobs = await requests.claim(store, limit=900, batches=(BatchSpec("many", 7),))
 
         assert 1_000 <= len(jobs) < 1_007
         assert len(jobs) % 7 == 0
@@ -386,14 +396,17 @@ class Batching:
     async def test_a_batch_that_nothing_begins_brings_nothing(self, store: Store, given: Given) -> None:
         await _of_two_tasks(given)
 
-        assert await ask.order(store, limit=2, tasks=("one",), batches=(Batch("many", 9),)) == ["b", "e"]
-        assert await ask.order(store, limit=2, without=("many",), batches=(Batch("many", 9),)) == []
+        assert await requests.order(store, limit=2, tasks=("one",), batches=(BatchSpec("many", 9),)) == [
+            "b",
+            "e",
+        ]
+        assert await requests.order(store, limit=2, without=("many",), batches=(BatchSpec("many", 9),)) == []
 
     async def test_company_comes_from_the_queues_of_the_claim_only(self, store: Store, given: Given) -> None:
         for name, queue in (("a", "mine"), ("b", "other"), ("c", "mine")):
             await given.waiting(id=name, task="many", queue=queue)
 
-        taken = await ask.order(store, limit=1, queues=("mine",), batches=(Batch("many", 9),))
+        taken = await requests.order(store, limit=1, queues=("mine",), batches=(BatchSpec("many", 9),))
 
         assert taken == ["a", "c"]
 
@@ -401,18 +414,18 @@ class Batching:
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await _suspects(store, clock, given)
-        batches = (Batch("t", 9),)
+        batches = (BatchSpec("t", 9),)
 
-        assert await ask.order(store, limit=1, batches=batches) == ["a"]
-        assert await ask.order(store, limit=1, batches=batches) == ["b", "e"]
-        assert await ask.order(store, limit=2, suspects=1, batches=batches) == ["c"]
+        assert await requests.order(store, limit=1, batches=batches) == ["a"]
+        assert await requests.order(store, limit=1, batches=batches) == ["b", "e"]
+        assert await requests.order(store, limit=2, suspects=1, batches=batches) == ["c"]
 
     async def test_batches_that_wait_for_more_are_claimed_but_not_started(
         self, store: Store, given: Given
     ) -> None:
         await _of_two_tasks(given)
 
-        jobs = await ask.claim(store, limit=2, batches=(Batch("many", 3, start=False),))
+        jobs = await requests.claim(store, limit=2, batches=(BatchSpec("many", 3, start=False),))
 
         assert {job.id: job.state for job in jobs} == {
             "a": State.CLAIMED,
@@ -423,17 +436,17 @@ class Batching:
 
     async def test_a_claim_sent_again_brings_the_same_company(self, store: Store, given: Given) -> None:
         await _of_two_tasks(given)
-        wanted = {"nonce": "again", "limit": 1, "batches": (Batch("many", 3),)}
+        wanted = {"nonce": "again", "limit": 1, "batches": (BatchSpec("many", 3),)}
 
-        assert await ask.claim(store, **wanted) == await ask.claim(store, **wanted)
+        assert await requests.claim(store, **wanted) == await requests.claim(store, **wanted)
 
     async def test_company_can_drain_a_queue(self, store: Store, given: Given) -> None:
         await given.inserted(*(given.job(task="many") for _ in range(3)))
-        head = await store.head()
+        head = await store.latest_cursor()
 
-        await ask.claim(store, limit=1, batches=(Batch("many", 3),))
+        await requests.claim(store, limit=1, batches=(BatchSpec("many", 3),))
 
-        assert Kind.DRAINED in await ask.kinds(store, head)
+        assert EventKind.DRAINED in await requests.kinds(store, head)
 
 
 class Draining:
@@ -442,35 +455,35 @@ class Draining:
     ) -> None:
         for queue in ("a", "a", "b", "b"):
             await given.waiting(queue=queue)
-        head = await store.head()
+        head = await store.latest_cursor()
 
-        await ask.claim(store, limit=3)
+        await requests.claim(store, limit=3)
 
-        drained = [event for event in await ask.events(store, head) if event.kind is Kind.DRAINED]
+        drained = [event for event in await requests.events(store, head) if event.kind is EventKind.DRAINED]
         assert [(event.queue, event.job) for event in drained] == [("a", "")]
 
     async def test_a_claim_that_takes_nothing_drains_nothing(self, store: Store, given: Given) -> None:
         await given.running()
-        head = await store.head()
+        head = await store.latest_cursor()
 
-        await ask.claim(store)
+        await requests.claim(store)
 
-        assert await ask.kinds(store, head) == []
+        assert await requests.kinds(store, head) == []
 
     async def test_what_comes_after_a_claim_in_vain_is_claimed(self, store: Store, given: Given) -> None:
         for name in "abc":
             await given.waiting(id=name, task="t")
 
-            assert await ask.order(store) == [name]
-            assert await ask.order(store) == []
+            assert await requests.order(store) == [name]
+            assert await requests.order(store) == []
 
     async def test_a_job_that_is_not_due_does_not_count_as_waiting(self, store: Store, given: Given) -> None:
         await given.scheduled()
-        head = await store.head()
+        head = await store.latest_cursor()
 
         await given.running()
 
-        assert Kind.DRAINED in await ask.kinds(store, head)
+        assert EventKind.DRAINED in await requests.kinds(store, head)
 
 
 async def _of_two_tasks(given: Given) -> None:
@@ -484,7 +497,7 @@ async def _suspects(store: Store, clock: FakeClock, given: Given) -> None:
     for name, priority in (("a", 1), ("c", 3), ("d", 4)):
         await given.running(id=name, task="t", priority=priority, lease=30.0)
     clock.advance(30)
-    await ask.upkeep(store)
+    await requests.upkeep(store)
     for name, priority in (("b", 2), ("e", 5)):
         await given.waiting(id=name, task="t", priority=priority)
 

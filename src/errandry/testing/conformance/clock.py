@@ -2,13 +2,13 @@
 
 import pytest
 
-from errandry.core.answer import Cause, Lost
-from errandry.core.command import Complete
+from errandry.core.answer import Lost, LossCause
+from errandry.core.command import CompleteOutcome
 from errandry.core.job import Keep
 from errandry.core.state import State
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.given import Given
 
 HOUR = 3_600.0
@@ -32,11 +32,11 @@ class ClockMoving:
     ) -> None:
         job = await given.running(lease=30.0)
         clock.jump(-HOUR)
-        assert await ask.order(store) == []
+        assert await requests.order(store) == []
         clock.advance(60)
 
-        assert await ask.settle(store, job, Complete()) == Lost(Cause.EXPIRED)
-        assert await ask.order(store) == [job.id]
+        assert await requests.settle(store, job, CompleteOutcome()) == Lost(LossCause.EXPIRED)
+        assert await requests.order(store) == [job.id]
 
     async def test_a_lease_given_after_a_step_back_is_not_shorter(
         self, store: Store, clock: FakeClock, given: Given
@@ -46,7 +46,7 @@ class ClockMoving:
         job = await given.running(lease=30.0)
         clock.advance(29.75)
 
-        assert await ask.settle(store, job, Complete()) == "written"
+        assert await requests.settle(store, job, CompleteOutcome()) == "written"
 
     async def test_a_scheduled_job_still_comes_due_after_a_step_back(
         self, store: Store, clock: FakeClock, given: Given
@@ -55,7 +55,7 @@ class ClockMoving:
         clock.jump(-HOUR)
         clock.advance(60)
 
-        assert job.id in await ask.order(store)
+        assert job.id in await requests.order(store)
 
     async def test_a_jump_ahead_makes_everything_due(
         self, store: Store, clock: FakeClock, given: Given
@@ -64,10 +64,10 @@ class ClockMoving:
         await given.scheduled(delay=60.0)
         gone = await given.completed(keep=Keep(completed=60.0))
         clock.jump(HOUR)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
-        assert [job.state for job in await ask.jobs(store)] == [State.WAITING] * 2
-        assert await ask.is_gone(store, gone)
+        assert [job.state for job in await requests.jobs(store)] == [State.WAITING] * 2
+        assert await requests.is_gone(store, gone)
 
     @pytest.mark.parametrize("ahead", [HOUR, 365 * 24 * HOUR])
     async def test_a_clock_that_was_ahead_for_a_while_does_not_freeze_the_store(
@@ -76,10 +76,10 @@ class ClockMoving:
         clock.jump(ahead)
         await given.waiting(id="early")
         clock.jump(-ahead)
-        [job] = await ask.claim(store, lease=30.0)
+        [job] = await requests.claim(store, lease=30.0)
         clock.advance(60)
 
-        [again] = await ask.claim(store, lease=30.0)
+        [again] = await requests.claim(store, lease=30.0)
 
         assert (job.id, again.id) == ("early", "early")
         assert again.fence > job.fence

@@ -2,13 +2,23 @@
 
 import pytest
 
-from errandry.core.command import Cancel, Claim, Complete, Fail, Insert, Note, Release, Retry, Settle
-from errandry.core.event import Event, Kind
-from errandry.core.job import Log, Progress
+from errandry.core.command import (
+    CancelJobs,
+    Claim,
+    CompleteOutcome,
+    FailOutcome,
+    Insert,
+    Note,
+    ReleaseOutcome,
+    RetryOutcome,
+    Settle,
+)
+from errandry.core.event import Event, EventKind
+from errandry.core.job import LogLine, Progress
 from errandry.errors import InvalidCursor
-from errandry.store.contract import Bounds, Store
+from errandry.store.contract import Store, StoreLimits
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.conformance.fixtures import MakeStore
 from errandry.testing.given import Given, ref
 
@@ -24,10 +34,10 @@ class Reporting:
         events = await store.events()
 
         assert [(entry.at, entry.event) for entry in events.entries] == [
-            (clock.time() - 5, Event(Kind.WAITING, job.id, "q", "t", 0)),
-            (clock.time(), Event(Kind.CLAIMED, job.id, "q", "t", 1)),
-            (clock.time(), Event(Kind.ACTIVE, job.id, "q", "t", 1)),
-            (clock.time(), Event(Kind.DRAINED, "", "q", "")),
+            (clock.time() - 5, Event(EventKind.WAITING, job.id, "q", "t", 0)),
+            (clock.time(), Event(EventKind.CLAIMED, job.id, "q", "t", 1)),
+            (clock.time(), Event(EventKind.STARTED, job.id, "q", "t", 1)),
+            (clock.time(), Event(EventKind.DRAINED, "", "q", "")),
         ]
 
     async def test_a_queue_is_not_drained_while_one_waits_whoever_else_claims_in_the_pass(
@@ -36,65 +46,67 @@ class Reporting:
         """What claims have found before, and those beside this one look for, is elsewhere."""
         for queue, task in (("q", "a"), ("other", "b")):
             await given.waiting(queue=queue, task=task)
-            await ask.claim(store, tasks=(task,))
+            await requests.claim(store, tasks=(task,))
         for queue in ("q", "q", "other"):
             await given.waiting(queue=queue, task="b")
-        head = await store.head()
+        head = await store.latest_cursor()
 
         await store.commit([Claim(worker=one, nonce="n", tasks=(one,)) for one in ("a", "b")])
 
-        assert await ask.kinds(store, head) == [Kind.CLAIMED, Kind.ACTIVE]
+        assert await requests.kinds(store, head) == [EventKind.CLAIMED, EventKind.STARTED]
 
     @pytest.mark.parametrize(
         ("fields", "kind"),
         [
-            ({}, Kind.WAITING),
-            ({"delay": 1.0}, Kind.SCHEDULED),
+            ({}, EventKind.WAITING),
+            ({"delay": 1.0}, EventKind.SCHEDULED),
         ],
     )
     async def test_an_insert_is_reported_as_the_state_reached(
-        self, store: Store, given: Given, fields: dict[str, object], kind: Kind
+        self, store: Store, given: Given, fields: dict[str, object], kind: EventKind
     ) -> None:
         await given.waiting(**fields)
 
-        assert await ask.kinds(store) == [kind]
+        assert await requests.kinds(store) == [kind]
 
     async def test_outcomes_that_ended_otherwise_are_reported_as_what_came_of_them(
         self, store: Store, given: Given
     ) -> None:
         spent, asked = await given.running(max_attempts=1), await given.running()
-        await ask.operate(store, Cancel(ids=(asked.id,)))
+        await requests.operate(store, CancelJobs(ids=(asked.id,)))
         delayed, at_once = await given.running(), await given.running()
-        head = await store.head()
-        await ask.settle(store, spent, Retry())
-        await ask.settle(store, asked, Complete())
-        await ask.settle(store, delayed, Release(60.0))
-        await ask.settle(store, at_once, Retry(delay=0.0))
+        head = await store.latest_cursor()
+        await requests.settle(store, spent, RetryOutcome())
+        await requests.settle(store, asked, CompleteOutcome())
+        await requests.settle(store, delayed, ReleaseOutcome(60.0))
+        await requests.settle(store, at_once, RetryOutcome(delay=0.0))
 
-        kinds = [Kind.FAILED, Kind.CANCELED, Kind.SCHEDULED, Kind.RETRYING]
-        assert await ask.kinds(store, head) == kinds
+        kinds = [EventKind.FAILED, EventKind.CANCELED, EventKind.SCHEDULED, EventKind.RETRYING]
+        assert await requests.kinds(store, head) == kinds
 
     async def test_an_expiry_is_reported_as_stalled_and_then_the_state_reached(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await given.running(lease=10.0, max_attempts=1)
         await given.running(lease=20.0)
-        head = await store.head()
+        head = await store.latest_cursor()
         clock.advance(20)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
-        stalled = [Kind.STALLED, Kind.FAILED, Kind.STALLED, Kind.WAITING]
-        assert await ask.kinds(store, head) == stalled
+        stalled = [EventKind.STALLED, EventKind.FAILED, EventKind.STALLED, EventKind.WAITING]
+        assert await requests.kinds(store, head) == stalled
 
     async def test_progress_and_log_lines_are_reported(self, store: Store, given: Given) -> None:
         job = await given.running(queue="q", task="t")
-        head = await store.head()
-        await ask.one(store, Note(ref(job), Progress(0.25), (Log(1.0, "one"), Log(2.0, "x" * 2_000))))
+        head = await store.latest_cursor()
+        await requests.one(
+            store, Note(ref(job), Progress(0.25), (LogLine(1.0, "one"), LogLine(2.0, "x" * 2_000)))
+        )
 
-        progress, line, long = await ask.events(store, head)
+        progress, line, long = await requests.events(store, head)
 
-        assert (progress.kind, progress.job, progress.text) == (Kind.PROGRESS, job.id, "0.25")
-        assert (line.kind, line.job, line.queue, line.task) == (Kind.LOG, job.id, "q", "t")
+        assert (progress.kind, progress.job, progress.text) == (EventKind.PROGRESS, job.id, "0.25")
+        assert (line.kind, line.job, line.queue, line.task) == (EventKind.LOG, job.id, "q", "t")
         assert line.text == "one"
         assert len(long.text) <= 200
 
@@ -102,16 +114,20 @@ class Reporting:
         self, store: Store, given: Given
     ) -> None:
         one, two = await given.running(), await given.running()
-        head = await store.head()
+        head = await store.latest_cursor()
 
         await store.commit(
-            [Settle(ref(two), Complete()), Settle(ref(one), Fail()), Insert((given.job(id="new"),))]
+            [
+                Settle(ref(two), CompleteOutcome()),
+                Settle(ref(one), FailOutcome()),
+                Insert((given.job(id="new"),)),
+            ]
         )
 
-        assert [(event.kind, event.job) for event in await ask.events(store, head)] == [
-            (Kind.COMPLETED, two.id),
-            (Kind.FAILED, one.id),
-            (Kind.WAITING, "new"),
+        assert [(event.kind, event.job) for event in await requests.events(store, head)] == [
+            (EventKind.COMPLETED, two.id),
+            (EventKind.FAILED, one.id),
+            (EventKind.WAITING, "new"),
         ]
 
 
@@ -166,12 +182,12 @@ class Resuming:
             assert not rest.missed
 
     async def test_the_head_lies_after_all_that_has_happened(self, store: Store, given: Given) -> None:
-        assert (await store.events(await store.head())).entries == ()
+        assert (await store.events(await store.latest_cursor())).entries == ()
         await given.waiting(id="before")
-        head = await store.head()
+        head = await store.latest_cursor()
         await given.waiting(id="after")
 
-        assert [event.job for event in await ask.events(store, head)] == ["after"]
+        assert [event.job for event in await requests.events(store, head)] == ["after"]
 
     async def test_waiting_at_the_end_gives_a_cursor_to_wait_with(self, store: Store, given: Given) -> None:
         empty = await store.events()
@@ -179,21 +195,21 @@ class Resuming:
         await given.waiting(id="a")
 
         assert (empty.entries, again.entries) == ((), ())
-        assert [event.job for event in await ask.events(store, again.cursor)] == ["a"]
+        assert [event.job for event in await requests.events(store, again.cursor)] == ["a"]
 
     async def test_a_reader_is_told_when_it_has_missed_something(
         self, open_store: MakeStore, clock: FakeClock
     ) -> None:
-        store = await open_store(clock, Bounds(events_age=60.0))
+        store = await open_store(clock, StoreLimits(events_age=60.0))
         given = Given(store)
-        old = await store.head()
+        old = await store.latest_cursor()
         await given.waiting(id="a")
         seen = await store.events(old)
         await given.waiting(id="b")
         clock.advance(30)
         await given.waiting(id="c")
         clock.advance(30)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
         for cursor in (old, seen.cursor):
             events = await store.events(cursor)
@@ -204,23 +220,23 @@ class Resuming:
     async def test_a_reader_that_has_seen_everything_trimmed_missed_nothing(
         self, open_store: MakeStore, clock: FakeClock
     ) -> None:
-        store = await open_store(clock, Bounds(events_age=60.0))
+        store = await open_store(clock, StoreLimits(events_age=60.0))
         await Given(store).waiting()
         seen = await store.events()
         clock.advance(60)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
         assert not (await store.events(seen.cursor)).missed
-        assert not (await store.events(await store.head())).missed
+        assert not (await store.events(await store.latest_cursor())).missed
 
     async def test_a_reader_that_missed_everything_is_told_once(
         self, open_store: MakeStore, clock: FakeClock
     ) -> None:
-        store = await open_store(clock, Bounds(events_age=60.0))
-        old = await store.head()
+        store = await open_store(clock, StoreLimits(events_age=60.0))
+        old = await store.latest_cursor()
         await Given(store).waiting()
         clock.advance(60)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
         events = await store.events(old)
 
@@ -234,4 +250,4 @@ class Resuming:
         with pytest.raises(InvalidCursor):
             await store.events(page.cursor)
         with pytest.raises(InvalidCursor):
-            await store.list(cursor=await store.head())
+            await store.list(cursor=await store.latest_cursor())

@@ -6,12 +6,12 @@ import pytest
 import pytest_asyncio
 
 from errandry.clock import Clock
-from errandry.store.contract import Bounds, Store
+from errandry.store.contract import Store, StoreLimits
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.given import Given
 
-MakeStore = Callable[[Clock, Bounds], Awaitable[Store]]
+MakeStore = Callable[[Clock, StoreLimits], Awaitable[Store]]
 """Opens a new, empty store; the fixture that gives it closes them all."""
 
 
@@ -26,19 +26,19 @@ class Fixtures:
     async def open_store(self, make_store: MakeStore) -> AsyncIterator[MakeStore]:
         opened: list[Store] = []
 
-        async def make(clock: Clock, bounds: Bounds) -> Store:
+        async def make(clock: Clock, bounds: StoreLimits) -> Store:
             opened.append(await make_store(clock, bounds))
             return opened[-1]
 
         yield make
         for store in opened:
-            await ask.conserved(store)
-            await ask.upkeep(store)
-            await ask.conserved(store)
+            await requests.conserved(store)
+            await requests.upkeep(store)
+            await requests.conserved(store)
 
     @pytest_asyncio.fixture
     async def store(self, open_store: MakeStore, clock: FakeClock) -> Store:
-        return await open_store(clock, Bounds())
+        return await open_store(clock, StoreLimits())
 
     @pytest.fixture
     def given(self, store: Store) -> Given:

@@ -7,41 +7,41 @@ import pytest
 
 from errandry.core.answer import ALREADY, WRITTEN
 from errandry.core.command import (
-    Cancel,
+    CancelJobs,
     Claim,
-    Complete,
-    Fail,
+    CompleteOutcome,
+    FailOutcome,
     Insert,
     Outcome,
-    Remove,
-    Resolve,
-    Retry,
+    RemoveJobs,
+    ResolveJobs,
+    RetryOutcome,
     Settle,
 )
-from errandry.core.event import Kind
-from errandry.core.flow import CHILDREN_MAX, Edge, Ended, Policy
-from errandry.core.job import Job, Keep, NewJob
+from errandry.core.event import EventKind
+from errandry.core.flow import CHILDREN_MAX, ChildEnd, Edge, Policy
+from errandry.core.job import JobRecord, Keep, NewJob
 from errandry.core.state import Reason, State
-from errandry.core.unique import Unique
+from errandry.core.unique import UniqueKey
 from errandry.errors import InvalidValue
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.given import Given, ref
 
 
 async def _family(
     given: Given, children: int = 2, policy: Policy = Policy.FAIL, **fields: Any
-) -> tuple[Job, ...]:
+) -> tuple[JobRecord, ...]:
     """A parent and its children, `parent` and `child-1` …, each of a task of its own name."""
     names = [f"child-{number}" for number in range(1, children + 1)]
     jobs = [given.job(id=name, task=name, **fields) for name in ("parent", *names)]
     return await given.flow(jobs, [Edge("parent", name, policy) for name in names])
 
 
-async def _end(given: Given, job: Job, outcome: Outcome | None = None) -> None:
+async def _end(given: Given, job: JobRecord, outcome: Outcome | None = None) -> None:
     taken = await given.taken(job)
-    assert await ask.settle(given.store, taken, outcome or Complete(f'"{job.id}"')) is WRITTEN
+    assert await requests.settle(given.store, taken, outcome or CompleteOutcome(f'"{job.id}"')) is WRITTEN
 
 
 async def _state(store: Store, job_id: str) -> State | None:
@@ -49,7 +49,7 @@ async def _state(store: Store, job_id: str) -> State | None:
     return None if job is None else job.state
 
 
-async def _outcomes(store: Store, parent: str = "parent") -> list[Ended | None]:
+async def _outcomes(store: Store, parent: str = "parent") -> list[ChildEnd | None]:
     return [link.outcome for link in await store.children(parent)]
 
 
@@ -83,36 +83,36 @@ class Flowing:
     async def test_a_blocked_job_is_not_claimed_and_not_promoted(self, store: Store, given: Given) -> None:
         await _family(given)
 
-        assert await ask.order(store) == ["child-1", "child-2"]
+        assert await requests.order(store) == ["child-1", "child-2"]
 
     async def test_the_last_childs_settle_releases_the_parent(self, store: Store, given: Given) -> None:
         parent, one, two = await _family(given)
         await _end(given, one)
-        assert (await ask.current(store, parent)).open_children == 1
+        assert (await requests.current(store, parent)).open_children == 1
         taken = await given.taken(two)
-        head = await store.head()
+        head = await store.latest_cursor()
 
-        await ask.settle(store, taken, Complete("2"))
+        await requests.settle(store, taken, CompleteOutcome("2"))
 
-        after = await ask.current(store, parent)
+        after = await requests.current(store, parent)
         assert (after.state, after.open_children, after.children) == (State.WAITING, 0, 2)
-        events = [(event.kind, event.job) for event in await ask.events(store, head)]
-        assert events == [(Kind.COMPLETED, "child-2"), (Kind.WAITING, "parent")]
-        assert await ask.order(store) == ["parent"]
+        events = [(event.kind, event.job) for event in await requests.events(store, head)]
+        assert events == [(EventKind.COMPLETED, "child-2"), (EventKind.WAITING, "parent")]
+        assert await requests.order(store) == ["parent"]
 
     async def test_children_settled_in_one_pass_release_their_parent_once(
         self, store: Store, given: Given
     ) -> None:
         parent, *children = await _family(given, 3)
         taken = [await given.taken(child) for child in children]
-        head = await store.head()
+        head = await store.latest_cursor()
 
-        await store.commit([Settle(ref(job), Complete()) for job in taken])
+        await store.commit([Settle(ref(job), CompleteOutcome()) for job in taken])
 
-        assert [event.kind for event in await ask.events(store, head) if event.job == "parent"] == [
-            Kind.WAITING
+        assert [event.kind for event in await requests.events(store, head) if event.job == "parent"] == [
+            EventKind.WAITING
         ]
-        assert (await ask.current(store, parent)).state is State.WAITING
+        assert (await requests.current(store, parent)).state is State.WAITING
 
     async def test_a_claim_in_the_pass_of_the_last_settle_takes_the_parent(
         self, store: Store, given: Given
@@ -121,17 +121,17 @@ class Flowing:
         taken = await given.taken(child)
 
         wanted = Claim(worker="worker", nonce="nonce")
-        _, claims = await store.commit([Settle(ref(taken), Complete()), wanted])
+        _, claims = await store.commit([Settle(ref(taken), CompleteOutcome()), wanted])
 
         assert [job.id for job in claims.jobs] == ["parent"]  # type: ignore[union-attr]
 
     async def test_a_repeated_settle_counts_once(self, store: Store, given: Given) -> None:
         parent, one, _ = await _family(given)
         taken = await given.taken(one)
-        await ask.settle(store, taken, Complete())
+        await requests.settle(store, taken, CompleteOutcome())
 
-        assert await ask.settle(store, taken, Complete()) is ALREADY
-        assert (await ask.current(store, parent)).open_children == 1
+        assert await requests.settle(store, taken, CompleteOutcome()) is ALREADY
+        assert (await requests.current(store, parent)).open_children == 1
 
     async def test_a_released_parent_waits_for_its_own_time(
         self, store: Store, clock: FakeClock, given: Given
@@ -143,7 +143,7 @@ class Flowing:
 
         assert await _state(store, "parent") is State.SCHEDULED
         clock.advance(60)
-        assert await ask.order(store) == ["parent"]
+        assert await requests.order(store) == ["parent"]
 
     async def test_results_stay_whatever_their_keep(
         self, store: Store, clock: FakeClock, given: Given
@@ -151,69 +151,73 @@ class Flowing:
         _, one, two = await _family(given, keep=Keep(0, 0, 0))
         await _end(given, one)
         clock.advance(86_400 * 100)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
         await _end(given, two)
 
         links = await store.children("parent")
 
         assert [(link.outcome, link.result) for link in links] == [
-            (Ended.COMPLETED, '"child-1"'),
-            (Ended.COMPLETED, '"child-2"'),
+            (ChildEnd.COMPLETED, '"child-1"'),
+            (ChildEnd.COMPLETED, '"child-2"'),
         ]
         assert await store.get(["child-1", "child-2"]) == [None, None]
 
     async def test_the_failure_of_a_child_fails_its_parent(self, store: Store, given: Given) -> None:
         parent, one, two, three = await _family(given, 3)
         running = await given.taken(three)
-        head = await store.head()
+        head = await store.latest_cursor()
 
-        await _end(given, one, Fail())
+        await _end(given, one, FailOutcome())
 
-        after = await ask.current(store, parent)
+        after = await requests.current(store, parent)
         assert (after.state, after.reason) == (State.FAILED, Reason.CHILD_FAILED)
         assert "child-1" in after.errors[-1].message
-        sibling = await ask.current(store, two)
+        sibling = await requests.current(store, two)
         assert (sibling.state, sibling.reason) == (State.CANCELED, Reason.CHILD_FAILED)
-        assert (await ask.current(store, running)).state is State.RUNNING
-        assert not (await ask.current(store, running)).cancel_requested
-        events = [(event.kind, event.job) for event in await ask.events(store, head)]
-        assert events[-3:] == [(Kind.FAILED, "child-1"), (Kind.FAILED, "parent"), (Kind.CANCELED, "child-2")]
-        assert await _outcomes(store) == [Ended.FAILED, Ended.CANCELED, None]
+        assert (await requests.current(store, running)).state is State.RUNNING
+        assert not (await requests.current(store, running)).cancel_requested
+        events = [(event.kind, event.job) for event in await requests.events(store, head)]
+        assert events[-3:] == [
+            (EventKind.FAILED, "child-1"),
+            (EventKind.FAILED, "parent"),
+            (EventKind.CANCELED, "child-2"),
+        ]
+        assert await _outcomes(store) == [ChildEnd.FAILED, ChildEnd.CANCELED, None]
 
     async def test_a_child_that_ends_after_its_parent_is_written_down(
         self, store: Store, given: Given
     ) -> None:
         parent, one, two = await _family(given)
         running = await given.taken(two)
-        await _end(given, one, Fail())
+        await _end(given, one, FailOutcome())
 
-        await ask.settle(store, running, Complete("2"))
+        await requests.settle(store, running, CompleteOutcome("2"))
 
-        assert await _outcomes(store) == [Ended.FAILED, Ended.COMPLETED]
-        assert (await ask.current(store, parent)).state is State.FAILED
+        assert await _outcomes(store) == [ChildEnd.FAILED, ChildEnd.COMPLETED]
+        assert (await requests.current(store, parent)).state is State.FAILED
 
     async def test_with_ignore_the_parent_runs_whatever_became_of_its_children(
         self, store: Store, given: Given
     ) -> None:
         _, one, two, three = await _family(given, 3, Policy.IGNORE)
-        await _end(given, one, Fail())
-        await ask.operate(store, Cancel(ids=(two.id,)))
+        await _end(given, one, FailOutcome())
+        await requests.operate(store, CancelJobs(ids=(two.id,)))
         assert await _state(store, "parent") is State.BLOCKED
-        await ask.operate(store, Remove(ids=(three.id,)))
+        await requests.operate(store, RemoveJobs(ids=(three.id,)))
 
         assert await _state(store, "parent") is State.WAITING
-        assert await _outcomes(store) == [Ended.FAILED, Ended.CANCELED, Ended.REMOVED]
+        assert await _outcomes(store) == [ChildEnd.FAILED, ChildEnd.CANCELED, ChildEnd.REMOVED]
 
     async def test_with_remove_the_parent_goes(self, store: Store, given: Given) -> None:
         _, one, _two = await _family(given, 2, Policy.REMOVE)
-        head = await store.head()
+        head = await store.latest_cursor()
 
-        await _end(given, one, Fail())
+        await _end(given, one, FailOutcome())
 
         assert await store.get(["parent"]) == [None]
         assert await _state(store, "child-2") is State.CANCELED
-        assert (Kind.REMOVED, "parent") in [
-            (event.kind, event.job) for event in await ask.events(store, head)
+        assert (EventKind.REMOVED, "parent") in [
+            (event.kind, event.job) for event in await requests.events(store, head)
         ]
 
     @pytest.mark.parametrize("way", ["cancel", "remove", "resolve", "lapse", "lost"])
@@ -224,31 +228,31 @@ class Flowing:
         _, child = await given.flow(jobs, [Edge("parent", "child")])
         match way:
             case "cancel":
-                await ask.operate(store, Cancel(ids=("child",)))
+                await requests.operate(store, CancelJobs(ids=("child",)))
             case "remove":
-                await ask.operate(store, Remove(ids=("child",)))
+                await requests.operate(store, RemoveJobs(ids=("child",)))
             case "resolve":
-                await ask.operate(store, Resolve(ids=("child",), state=State.FAILED))
+                await requests.operate(store, ResolveJobs(ids=("child",), state=State.FAILED))
             case "lapse":
                 clock.advance(10)
-                await ask.upkeep(store)
+                await requests.upkeep(store)
             case "lost":
                 await given.taken(child)
                 clock.advance(30)
-                await ask.claims(store)
+                await requests.claims(store)
 
         assert await _state(store, "parent") is State.FAILED
 
     async def test_a_child_that_retries_has_not_ended(self, store: Store, given: Given) -> None:
         _, child = await _family(given, 1)
-        await _end(given, child, Retry(delay=0.0))
+        await _end(given, child, RetryOutcome(delay=0.0))
 
         assert await _state(store, "parent") is State.BLOCKED
         await _end(given, child)
         assert await _state(store, "parent") is State.WAITING
 
     async def test_failure_goes_up_and_success_too(self, store: Store, given: Given) -> None:
-        for word, outcome in (("good", Complete()), ("bad", Fail())):
+        for word, outcome in (("good", CompleteOutcome()), ("bad", FailOutcome())):
             jobs = [given.job(id=f"{word}-{name}", task=f"{word}-{name}") for name in "cba"]
             await given.flow(jobs, [Edge(f"{word}-a", f"{word}-b"), Edge(f"{word}-b", f"{word}-c")])
             await _end(given, await given.current(f"{word}-c"), outcome)
@@ -263,7 +267,7 @@ class Flowing:
         )
         await _end(given, shared)
         assert (await _state(store, "left"), await _state(store, "right")) == (State.WAITING, State.BLOCKED)
-        await _end(given, other, Fail())
+        await _end(given, other, FailOutcome())
 
         assert await _state(store, "right") is State.WAITING
 
@@ -272,12 +276,12 @@ class Flowing:
         _, child = await given.flow(jobs, [Edge("parent", "child")])
         await _end(given, child)
 
-        assert await ask.order(store, queues=("a",)) == ["parent"]
+        assert await requests.order(store, queues=("a",)) == ["parent"]
 
 
 class Tying:
     async def test_edges_know_what_they_feed(self, store: Store, given: Given) -> None:
-        key = Unique("shared")
+        key = UniqueKey("shared")
         jobs = [given.job(id=name) for name in ("parent", "a")]
         jobs += [given.job(id=name, unique=key) for name in ("b", "c")]
         edges = (
@@ -285,7 +289,7 @@ class Tying:
             Edge("parent", "b", feeds=("parts[0]", "total")),
             Edge("parent", "c", feeds=("parts[1]",)),
         )
-        await ask.one(store, Insert(tuple(jobs), edges))
+        await requests.one(store, Insert(tuple(jobs), edges))
 
         links = await store.children("parent")
 
@@ -305,7 +309,7 @@ class Tying:
         await given.flow(jobs, edges)
         await _end(given, await given.current("one"))
 
-        answer = await ask.one(store, Insert(tuple(jobs), edges))
+        answer = await requests.one(store, Insert(tuple(jobs), edges))
 
         assert answer.existed == {"parent", "one", "two"}  # type: ignore[union-attr]
         assert await store.get(["one"]) == [None]
@@ -322,29 +326,29 @@ class Tying:
         expected = {State.COMPLETED: State.WAITING, State.FAILED: State.FAILED}.get(state, State.BLOCKED)
         assert parent.state is expected
         if state is State.RUNNING:
-            await ask.settle(store, child, Complete("7"))
+            await requests.settle(store, child, CompleteOutcome("7"))
             assert await _state(store, "parent") is State.WAITING
 
     async def test_a_parent_that_was_there_before_gets_no_more_children(
         self, store: Store, given: Given
     ) -> None:
         await given.waiting(id="parent")
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        answer = await ask.one(
+        answer = await requests.one(
             store, Insert((given.job(id="parent"), given.job(id="child")), (Edge("parent", "child"),))
         )
 
         assert isinstance(answer, InvalidValue)
         assert "child" in str(answer)
-        assert await ask.everything(store) == before
+        assert await requests.everything(store) == before
 
     async def test_a_payload_too_large_refuses_the_whole_flow(self, store: Store, given: Given) -> None:
         large = given.job(id="child", payload='"' + "x" * 2**20 + '"')
 
-        await ask.one(store, Insert((given.job(id="parent"), large), (Edge("parent", "child"),)))
+        await requests.one(store, Insert((given.job(id="parent"), large), (Edge("parent", "child"),)))
 
-        assert await ask.jobs(store) == []
+        assert await requests.jobs(store) == []
         assert await store.children("parent") == []
 
     @pytest.mark.parametrize(
@@ -375,5 +379,5 @@ class Tying:
             )
 
 
-def _again(job: Job) -> NewJob:
+def _again(job: JobRecord) -> NewJob:
     return NewJob(id=job.id, task=job.task, payload=job.payload)

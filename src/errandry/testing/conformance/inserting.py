@@ -3,14 +3,14 @@
 import pytest
 
 from errandry.core.answer import Claims, Inserted
-from errandry.core.command import Claim, Insert, Remove
-from errandry.core.job import Job, Keep, NewJob, Order
+from errandry.core.command import Claim, Insert, RemoveJobs
+from errandry.core.job import JobOrder, JobRecord, Keep, NewJob
 from errandry.core.retry import Backoff, Curve
 from errandry.core.state import State
 from errandry.errors import TooLarge
-from errandry.store.contract import Bounds, Store
+from errandry.store.contract import Store, StoreLimits
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.conformance.fixtures import MakeStore
 from errandry.testing.given import Given
 
@@ -21,7 +21,7 @@ FULL = NewJob(
     queue="mails",
     group="customer 7",
     priority=-5,
-    order=Order.LIFO,
+    order=JobOrder.LIFO,
     delay=90.5,
     max_attempts=7,
     max_crashes=2,
@@ -40,27 +40,27 @@ SAME = (
 
 class Inserting:
     async def test_a_job_is_kept_as_it_was_given(self, store: Store, clock: FakeClock) -> None:
-        await ask.insert(store, FULL)
+        await requests.insert(store, FULL)
 
-        [job] = await ask.jobs(store)
+        [job] = await requests.jobs(store)
 
         assert {name: getattr(job, name) for name in SAME} == {name: getattr(FULL, name) for name in SAME}
         assert job.run_at == clock.time() + 90.5
 
     async def test_a_new_job_has_a_clean_record(self, store: Store, clock: FakeClock, given: Given) -> None:
         now = clock.time()
-        await ask.insert(store, given.job(id="new", task="t", payload="[1]"))
+        await requests.insert(store, given.job(id="new", task="t", payload="[1]"))
 
         [job] = await store.get(["new"])
 
-        assert job == Job(
+        assert job == JobRecord(
             seq=job.seq if job else 0,
             id="new",
             task="t",
             queue="default",
             group="",
             state=State.WAITING,
-            order=Order.FIFO,
+            order=JobOrder.FIFO,
             reason=None,
             settled=None,
             payload="[1]",
@@ -118,7 +118,7 @@ class Inserting:
         assert (job.state, job.run_at) == (state, clock.time() + delay)
 
     async def test_the_answer_names_the_ids_in_the_order_given(self, store: Store, given: Given) -> None:
-        answer = await ask.insert(store, *(given.job(id=name) for name in ("c", "a", "b")))
+        answer = await requests.insert(store, *(given.job(id=name) for name in ("c", "a", "b")))
 
         assert answer == Inserted(("c", "a", "b"))
 
@@ -135,53 +135,53 @@ class Inserting:
         self, store: Store, given: Given, state: State
     ) -> None:
         job = await given.brought(state, queue="first")
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        answer = await ask.insert(store, given.job(id=job.id, queue="second", payload="[2]"))
+        answer = await requests.insert(store, given.job(id=job.id, queue="second", payload="[2]"))
 
         assert answer == Inserted((job.id,), frozenset({job.id}))
-        assert await ask.everything(store) == before
+        assert await requests.everything(store) == before
 
     async def test_a_bulk_insert_tells_which_jobs_existed_and_adds_the_rest(
         self, store: Store, given: Given
     ) -> None:
         live, ended = await given.waiting(), await given.completed()
 
-        answer = await ask.insert(store, *(given.job(id=name) for name in ("x", live.id, "y", ended.id)))
+        answer = await requests.insert(store, *(given.job(id=name) for name in ("x", live.id, "y", ended.id)))
 
         assert answer == Inserted(("x", live.id, "y", ended.id), frozenset({live.id, ended.id}))
-        assert {job.id for job in await ask.jobs(store)} == {"x", "y", live.id, ended.id}
+        assert {job.id for job in await requests.jobs(store)} == {"x", "y", live.id, ended.id}
 
     async def test_the_id_of_a_removed_job_is_free_again(self, store: Store, given: Given) -> None:
         job = await given.completed()
-        await ask.operate(store, Remove(ids=(job.id,)))
+        await requests.operate(store, RemoveJobs(ids=(job.id,)))
 
-        answer = await ask.insert(store, given.job(id=job.id))
+        answer = await requests.insert(store, given.job(id=job.id))
 
         assert answer == Inserted((job.id,))
 
     async def test_an_insert_is_all_or_nothing(self, open_store: MakeStore, clock: FakeClock) -> None:
-        store = await open_store(clock, Bounds(payload=10))
+        store = await open_store(clock, StoreLimits(payload=10))
         given = Given(store)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        answer = await ask.one(
+        answer = await requests.one(
             store, Insert((given.job(), given.job(), given.job(payload='"123456789"'), given.job()))
         )
 
         assert isinstance(answer, TooLarge)
-        assert await ask.everything(store) == before
+        assert await requests.everything(store) == before
 
     async def test_thousands_of_jobs_go_in_at_once_and_come_out_in_order(
         self, store: Store, given: Given
     ) -> None:
         jobs = [given.job(task=f"task-{number % 3}") for number in range(5_000)]
 
-        answer = await ask.insert(store, *jobs)
+        answer = await requests.insert(store, *jobs)
 
         assert answer.ids == tuple(job.id for job in jobs)
         assert await store.counts() == {"default": {"waiting": 5_000}}
-        assert await ask.order(store, limit=5_000) == list(answer.ids)
+        assert await requests.order(store, limit=5_000) == list(answer.ids)
 
     async def test_a_job_can_be_claimed_in_the_pass_that_inserts_it(self, store: Store, given: Given) -> None:
         new = given.job()

@@ -3,43 +3,43 @@
 import pytest
 from msgspec.structs import replace
 
-from errandry.core.answer import ALREADY, CANCEL, HELD, WRITTEN, Answer, Cause, Claims, Lost, Renewed
+from errandry.core.answer import ALREADY, CANCEL, HELD, WRITTEN, Answer, Claims, Lost, LossCause, Renewed
 from errandry.core.command import (
-    Cancel,
+    CancelJobs,
     Claim,
     Command,
-    Complete,
-    Fail,
-    GiveUp,
+    CompleteOutcome,
+    FailOutcome,
+    GiveUpOutcome,
     Note,
     Outcome,
     PutStep,
     Ref,
-    Release,
-    Remove,
+    ReleaseOutcome,
+    RemoveJobs,
     Renew,
-    Rerun,
-    Retry,
+    RerunJobs,
+    RetryOutcome,
     Settle,
-    Snooze,
+    SnoozeOutcome,
     Start,
 )
-from errandry.core.job import Job, Log, Progress
+from errandry.core.job import JobRecord, LogLine, Progress
 from errandry.core.state import Reason, State
-from errandry.core.step import Wait
+from errandry.core.step import WaitOutcome
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.given import Given, ref
 
 OUTCOMES: dict[str, Outcome] = {
-    "complete": Complete("1"),
-    "retry": Retry(),
-    "fail": Fail(),
-    "snooze": Snooze(10.0),
-    "wait": Wait("go", 10.0),
-    "release": Release(),
-    "give_up": GiveUp(),
+    "complete": CompleteOutcome("1"),
+    "retry": RetryOutcome(),
+    "fail": FailOutcome(),
+    "snooze": SnoozeOutcome(10.0),
+    "wait": WaitOutcome("go", 10.0),
+    "release": ReleaseOutcome(),
+    "give_up": GiveUpOutcome(),
 }
 FENCED = ("start", "renew", "note", "step", *OUTCOMES)
 
@@ -52,14 +52,14 @@ def fenced(kind: str, held: Ref) -> Command:
         case "renew":
             return Renew((held,))
         case "note":
-            return Note(held, Progress(0.5), (Log(1.0, "line"),))
+            return Note(held, Progress(0.5), (LogLine(1.0, "line"),))
         case "step":
             return PutStep(held, "charge")
         case _:
             return Settle(held, OUTCOMES[kind])
 
 
-def lost(kind: str, cause: Cause) -> Answer:
+def lost(kind: str, cause: LossCause) -> Answer:
     return Renewed((Lost(cause),)) if kind == "renew" else Lost(cause)
 
 
@@ -70,9 +70,9 @@ class Leasing:
         job = await given.running(lease=30.0)
         clock.advance(20)
 
-        assert await ask.renew(store, ref(job), lease=40.0) == (HELD,)
+        assert await requests.renew(store, ref(job), lease=40.0) == (HELD,)
 
-        assert await ask.current(store, job) == replace(
+        assert await requests.current(store, job) == replace(
             job, lease_until=clock.time() + 40, updated_at=clock.time()
         )
 
@@ -82,35 +82,41 @@ class Leasing:
         job = await given.running(lease=30.0)
         for _ in range(5):
             clock.advance(20)
-            assert await ask.renew(store, ref(job), lease=30.0) == (HELD,)
+            assert await requests.renew(store, ref(job), lease=30.0) == (HELD,)
 
-        assert await ask.order(store) == []
-        assert await ask.settle(store, job, Complete()) is WRITTEN
+        assert await requests.order(store) == []
+        assert await requests.settle(store, job, CompleteOutcome()) is WRITTEN
 
     async def test_leases_are_renewed_together_and_answered_one_by_one(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         short, long = await given.claimed(lease=10.0), await given.running(lease=60.0)
         asked = await given.running(lease=60.0)
-        await ask.operate(store, Cancel(ids=(asked.id,)))
+        await requests.operate(store, CancelJobs(ids=(asked.id,)))
         stale = Ref(long.id, long.fence - 1)
         clock.advance(10)
 
-        marks = await ask.renew(store, ref(long), ref(short), ref(asked), stale, Ref("nobody", 1))
+        marks = await requests.renew(store, ref(long), ref(short), ref(asked), stale, Ref("nobody", 1))
 
-        assert marks == (HELD, Lost(Cause.EXPIRED), CANCEL, Lost(Cause.OTHER_FENCE), Lost(Cause.NOT_HELD))
+        assert marks == (
+            HELD,
+            Lost(LossCause.EXPIRED),
+            CANCEL,
+            Lost(LossCause.OTHER_FENCE),
+            Lost(LossCause.NOT_HELD),
+        )
 
     async def test_an_empty_renewal_renews_nothing(self, store: Store) -> None:
-        assert await ask.renew(store) == ()
+        assert await requests.renew(store) == ()
 
-    @pytest.mark.parametrize(("after", "answer"), [(29.75, WRITTEN), (30.0, Lost(Cause.EXPIRED))])
+    @pytest.mark.parametrize(("after", "answer"), [(29.75, WRITTEN), (30.0, Lost(LossCause.EXPIRED))])
     async def test_a_lease_has_run_out_at_the_moment_it_ends(
         self, store: Store, clock: FakeClock, given: Given, after: float, answer: Answer
     ) -> None:
         job = await given.running(lease=30.0)
         clock.advance(after)
 
-        assert await ask.settle(store, job, Complete()) == answer
+        assert await requests.settle(store, job, CompleteOutcome()) == answer
 
     @pytest.mark.parametrize("kind", FENCED)
     async def test_an_expired_claim_changes_nothing(
@@ -118,10 +124,10 @@ class Leasing:
     ) -> None:
         job = await given.brought(State.CLAIMED if kind == "start" else State.RUNNING, lease=30.0)
         clock.advance(30)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        assert await ask.one(store, fenced(kind, ref(job))) == lost(kind, Cause.EXPIRED)
-        assert await ask.everything(store) == before
+        assert await requests.one(store, fenced(kind, ref(job))) == lost(kind, LossCause.EXPIRED)
+        assert await requests.everything(store) == before
 
     @pytest.mark.parametrize("kind", FENCED)
     async def test_a_claim_that_was_expired_changes_nothing(
@@ -129,11 +135,11 @@ class Leasing:
     ) -> None:
         job = await given.running(lease=30.0)
         clock.advance(30)
-        await ask.upkeep(store)
-        before = await ask.everything(store)
+        await requests.upkeep(store)
+        before = await requests.everything(store)
 
-        assert await ask.one(store, fenced(kind, ref(job))) == lost(kind, Cause.NOT_HELD)
-        assert await ask.everything(store) == before
+        assert await requests.one(store, fenced(kind, ref(job))) == lost(kind, LossCause.NOT_HELD)
+        assert await requests.everything(store) == before
 
     @pytest.mark.parametrize("start", [False, True], ids=["claimed", "running"])
     @pytest.mark.parametrize("kind", FENCED)
@@ -143,39 +149,39 @@ class Leasing:
         stale = await given.running(lease=30.0, worker="old")
         clock.advance(30)
         await given.taken(stale, worker="new", start=start)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        assert await ask.one(store, fenced(kind, ref(stale))) == lost(kind, Cause.OTHER_FENCE)
-        assert await ask.everything(store) == before
+        assert await requests.one(store, fenced(kind, ref(stale))) == lost(kind, LossCause.OTHER_FENCE)
+        assert await requests.everything(store) == before
 
     @pytest.mark.parametrize("kind", FENCED)
     async def test_a_fence_nobody_was_given_changes_nothing(
         self, store: Store, given: Given, kind: str
     ) -> None:
         job = await given.running()
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
         for fence in (0, job.fence - 1, job.fence + 1, 2**63 - 1):
-            answer = await ask.one(store, fenced(kind, Ref(job.id, fence)))
-            assert answer == lost(kind, Cause.OTHER_FENCE)
-        assert await ask.everything(store) == before
+            answer = await requests.one(store, fenced(kind, Ref(job.id, fence)))
+            assert answer == lost(kind, LossCause.OTHER_FENCE)
+        assert await requests.everything(store) == before
 
     @pytest.mark.parametrize("kind", FENCED)
     async def test_a_forced_removal_makes_the_fence_void(self, store: Store, given: Given, kind: str) -> None:
         job = await given.running()
-        await ask.operate(store, Remove(ids=(job.id,), force=True))
-        before = await ask.everything(store)
+        await requests.operate(store, RemoveJobs(ids=(job.id,), force=True))
+        before = await requests.everything(store)
 
-        assert await ask.one(store, fenced(kind, ref(job))) == lost(kind, Cause.NOT_HELD)
-        assert await ask.everything(store) == before
+        assert await requests.one(store, fenced(kind, ref(job))) == lost(kind, LossCause.NOT_HELD)
+        assert await requests.everything(store) == before
 
     @pytest.mark.parametrize("kind", ["complete", "retry", "fail", "snooze"])
     async def test_a_job_that_has_not_started_cannot_end(self, store: Store, given: Given, kind: str) -> None:
         job = await given.claimed()
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        assert await ask.one(store, fenced(kind, ref(job))) == Lost(Cause.NOT_HELD)
-        assert await ask.everything(store) == before
+        assert await requests.one(store, fenced(kind, ref(job))) == Lost(LossCause.NOT_HELD)
+        assert await requests.everything(store) == before
 
     async def test_a_settle_that_came_too_late_loses_to_the_claim_of_its_own_pass(
         self, store: Store, clock: FakeClock, given: Given
@@ -183,9 +189,11 @@ class Leasing:
         job = await given.running(lease=30.0)
         clock.advance(30)
 
-        answer, taken = await store.commit([Settle(ref(job), Complete()), Claim(worker="new", nonce="nonce")])
+        answer, taken = await store.commit(
+            [Settle(ref(job), CompleteOutcome()), Claim(worker="new", nonce="nonce")]
+        )
 
-        assert answer == Lost(Cause.EXPIRED)
+        assert answer == Lost(LossCause.EXPIRED)
         assert isinstance(taken, Claims)
         assert [(one.id, one.worker) for one in taken.jobs] == [(job.id, "new")]
 
@@ -195,41 +203,41 @@ class Starting:
         job = await given.claimed(lease=30.0)
         clock.advance(5)
 
-        assert await ask.one(store, Start(ref(job))) is WRITTEN
+        assert await requests.one(store, Start(ref(job))) is WRITTEN
 
         now = clock.time()
         after = replace(job, state=State.RUNNING, started_at=now, updated_at=now)
-        assert await ask.current(store, job) == after
+        assert await requests.current(store, job) == after
 
     async def test_a_second_start_answers_already_and_changes_nothing(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.claimed()
-        await ask.one(store, Start(ref(job)))
+        await requests.one(store, Start(ref(job)))
         clock.advance(5)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        assert await ask.one(store, Start(ref(job))) is ALREADY
-        assert await ask.everything(store) == before
+        assert await requests.one(store, Start(ref(job))) is ALREADY
+        assert await requests.everything(store) == before
 
     async def test_a_job_canceled_while_claimed_never_starts(self, store: Store, given: Given) -> None:
         job = await given.canceled()
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        assert await ask.one(store, Start(ref(job))) is CANCEL
-        assert await ask.renew(store, ref(job)) == (CANCEL,)
-        assert await ask.everything(store) == before
+        assert await requests.one(store, Start(ref(job))) is CANCEL
+        assert await requests.renew(store, ref(job)) == (CANCEL,)
+        assert await requests.everything(store) == before
 
     async def test_the_worker_of_a_running_job_learns_of_a_cancel_and_keeps_its_lease(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.running(lease=30.0)
-        await ask.operate(store, Cancel(ids=(job.id,)))
+        await requests.operate(store, CancelJobs(ids=(job.id,)))
         clock.advance(20)
 
-        assert await ask.renew(store, ref(job), lease=30.0) == (CANCEL,)
+        assert await requests.renew(store, ref(job), lease=30.0) == (CANCEL,)
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.state, after.lease_until) == (State.RUNNING, clock.time() + 30)
 
     async def test_cancels_lists_the_running_jobs_of_that_worker_only(
@@ -238,15 +246,15 @@ class Starting:
         first, second = await given.running("me"), await given.running("me")
         others = [await given.running("you"), await given.claimed("me"), await given.waiting()]
         await given.running("me")
-        await ask.operate(store, Cancel(ids=tuple(job.id for job in (second, first, *others))))
+        await requests.operate(store, CancelJobs(ids=tuple(job.id for job in (second, first, *others))))
 
         assert await store.cancels("me") == (ref(first), ref(second))
         assert await store.cancels("nobody") == ()
 
     async def test_cancels_forgets_a_job_that_has_stopped(self, store: Store, given: Given) -> None:
         job = await given.running("me")
-        await ask.operate(store, Cancel(ids=(job.id,)))
-        await ask.settle(store, job, GiveUp())
+        await requests.operate(store, CancelJobs(ids=(job.id,)))
+        await requests.settle(store, job, GiveUpOutcome())
 
         assert await store.cancels("me") == ()
 
@@ -257,9 +265,9 @@ class Expiring:
     ) -> None:
         job = await given.claimed(lease=30.0)
         clock.advance(30)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert after.state is State.WAITING
         assert (after.attempts, after.releases, after.crashes, after.errors) == (0, 1, 0, ())
         assert (after.worker, after.lease_until, after.fence) == (None, None, job.fence)
@@ -270,7 +278,7 @@ class Expiring:
         job = await given.running("lost", lease=30.0)
         clock.advance(31)
 
-        [again] = await ask.claim(store)
+        [again] = await requests.claim(store)
 
         assert (again.attempts, again.releases, again.crashes) == (2, 0, 1)
         [error] = again.errors
@@ -287,24 +295,24 @@ class Expiring:
         job = await given.waiting(**limits)
         beside = await given.waiting(delay=3_600.0)
         for _ in range(runs):
-            assert await ask.order(store, lease=30.0) == [job.id]
+            assert await requests.order(store, lease=30.0) == [job.id]
             clock.advance(30)
 
-        assert await ask.order(store) == []
-        after = await ask.current(store, job)
+        assert await requests.order(store) == []
+        after = await requests.current(store, job)
         assert (after.state, after.reason) == (State.FAILED, Reason.WORKER_LOST)
         assert (after.attempts, after.crashes, len(after.errors)) == (runs, runs, runs)
-        assert await ask.current(store, beside) == beside
+        assert await requests.current(store, beside) == beside
 
     async def test_a_job_whose_cancel_was_asked_ends_canceled_when_it_expires(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.running(lease=30.0, max_attempts=1)
-        await ask.operate(store, Cancel(ids=(job.id,)))
+        await requests.operate(store, CancelJobs(ids=(job.id,)))
         clock.advance(30)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.state, after.reason, after.crashes) == (State.CANCELED, Reason.CANCELED, 1)
         assert [error.kind for error in after.errors] == [Reason.WORKER_LOST]
 
@@ -313,11 +321,11 @@ class Expiring:
     ) -> None:
         job = await given.waiting()
         for _ in range(21):
-            assert await ask.order(store, start=False, lease=1.0) == [job.id]
+            assert await requests.order(store, start=False, lease=1.0) == [job.id]
             clock.advance(1)
 
-        assert await ask.order(store) == []
-        after = await ask.current(store, job)
+        assert await requests.order(store) == []
+        after = await requests.current(store, job)
         assert (after.state, after.reason, after.releases) == (State.FAILED, Reason.WORKER_LOST, 21)
 
 
@@ -337,91 +345,91 @@ class Fencing:
         job = await given.waiting(max_attempts=10, max_crashes=10)
         fences = [0]
         for _ in range(3):
-            [held] = await ask.claim(store, start=way != "expire_unstarted")
+            [held] = await requests.claim(store, start=way != "expire_unstarted")
             fences.append(held.fence)
             await _let_go(store, clock, held, way)
             clock.jump(step)
 
         assert fences == sorted(set(fences))
-        assert await ask.order(store) == [job.id]
+        assert await requests.order(store) == [job.id]
 
 
 class Noting:
     async def test_progress_is_replaced_and_log_lines_are_added(self, store: Store, given: Given) -> None:
         job = await given.running()
-        await ask.one(store, Note(ref(job), Progress(0.25, "a quarter"), (Log(1.0, "one"),)))
+        await requests.one(store, Note(ref(job), Progress(0.25, "a quarter"), (LogLine(1.0, "one"),)))
 
-        answer = await ask.one(
-            store, Note(ref(job), Progress(0.5), (Log(2.0, "two", "warning"), Log(3.0, "three")))
+        answer = await requests.one(
+            store, Note(ref(job), Progress(0.5), (LogLine(2.0, "two", "warning"), LogLine(3.0, "three")))
         )
 
         assert answer is WRITTEN
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert after.progress == Progress(0.5)
-        assert after.logs == (Log(1.0, "one"), Log(2.0, "two", "warning"), Log(3.0, "three"))
+        assert after.logs == (LogLine(1.0, "one"), LogLine(2.0, "two", "warning"), LogLine(3.0, "three"))
 
     async def test_a_note_sent_again_is_kept_once(self, store: Store, given: Given) -> None:
         job = await given.running()
-        note = Note(ref(job), Progress(0.5), (Log(1.0, "one"), Log(2.0, "two")))
-        await ask.one(store, note)
-        after = await ask.current(store, job)
+        note = Note(ref(job), Progress(0.5), (LogLine(1.0, "one"), LogLine(2.0, "two")))
+        await requests.one(store, note)
+        after = await requests.current(store, job)
 
-        assert await ask.one(store, note) is WRITTEN
-        assert await ask.current(store, job) == after
+        assert await requests.one(store, note) is WRITTEN
+        assert await requests.current(store, job) == after
 
     async def test_progress_alone_is_kept(self, store: Store, given: Given) -> None:
         job = await given.running()
-        await ask.one(store, Note(ref(job), Progress(0.25)))
+        await requests.one(store, Note(ref(job), Progress(0.25)))
 
-        assert (await ask.current(store, job)).progress == Progress(0.25)
+        assert (await requests.current(store, job)).progress == Progress(0.25)
 
     async def test_a_note_without_progress_leaves_the_progress(self, store: Store, given: Given) -> None:
         job = await given.claimed()
-        await ask.one(store, Note(ref(job), Progress(0.25)))
-        await ask.one(store, Note(ref(job), logs=(Log(1.0, "line"),)))
+        await requests.one(store, Note(ref(job), Progress(0.25)))
+        await requests.one(store, Note(ref(job), logs=(LogLine(1.0, "line"),)))
 
-        assert (await ask.current(store, job)).progress == Progress(0.25)
+        assert (await requests.current(store, job)).progress == Progress(0.25)
 
     async def test_progress_and_logs_stay_when_the_job_has_ended(self, store: Store, given: Given) -> None:
         job = await given.running()
-        await ask.one(store, Note(ref(job), Progress(0.25), (Log(1.0, "line"),)))
-        await ask.settle(store, job, Complete())
+        await requests.one(store, Note(ref(job), Progress(0.25), (LogLine(1.0, "line"),)))
+        await requests.settle(store, job, CompleteOutcome())
 
-        after = await ask.current(store, job)
-        assert (after.progress, after.logs) == (Progress(0.25), (Log(1.0, "line"),))
+        after = await requests.current(store, job)
+        assert (after.progress, after.logs) == (Progress(0.25), (LogLine(1.0, "line"),))
 
     async def test_the_newest_200_log_lines_are_kept(self, store: Store, given: Given) -> None:
         job = await given.running()
         for start in (0, 150):
-            lines = tuple(Log(float(number), f"line {number}") for number in range(start, start + 150))
-            await ask.one(store, Note(ref(job), logs=lines))
+            lines = tuple(LogLine(float(number), f"line {number}") for number in range(start, start + 150))
+            await requests.one(store, Note(ref(job), logs=lines))
 
-        logs = (await ask.current(store, job)).logs
+        logs = (await requests.current(store, job)).logs
         assert [line.text for line in logs] == [f"line {number}" for number in range(100, 300)]
 
     async def test_long_notes_are_cut(self, store: Store, given: Given) -> None:
         job = await given.running()
         long = "x" * 100_000
-        await ask.one(store, Note(ref(job), Progress(0.5, long), (Log(1.0, long, long),)))
+        await requests.one(store, Note(ref(job), Progress(0.5, long), (LogLine(1.0, long, long),)))
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert after.progress is not None
         assert len(after.progress.text) <= 2_000
         assert len(after.logs[0].text) <= 2_000
         assert len(after.logs[0].level) <= 200
 
 
-async def _let_go(store: Store, clock: FakeClock, job: Job, way: str) -> None:
+async def _let_go(store: Store, clock: FakeClock, job: JobRecord, way: str) -> None:
     """Make `job` ready to be claimed again."""
     match way:
         case "retry":
-            await ask.settle(store, job, Retry(delay=0.0))
+            await requests.settle(store, job, RetryOutcome(delay=0.0))
         case "snooze":
-            await ask.settle(store, job, Snooze(0.0))
+            await requests.settle(store, job, SnoozeOutcome(0.0))
         case "release":
-            await ask.settle(store, job, Release())
+            await requests.settle(store, job, ReleaseOutcome())
         case "rerun":
-            await ask.settle(store, job, Complete())
-            await ask.operate(store, Rerun(ids=(job.id,)))
+            await requests.settle(store, job, CompleteOutcome())
+            await requests.operate(store, RerunJobs(ids=(job.id,)))
         case _:
             clock.advance(120)

@@ -7,25 +7,25 @@ from msgspec.structs import replace
 
 from errandry.core.answer import Moved
 from errandry.core.command import (
-    Cancel,
-    Complete,
-    Edit,
-    Fail,
+    CancelJobs,
+    CompleteOutcome,
+    EditJobs,
+    FailOutcome,
     OperatorCommand,
-    Postpone,
-    Promote,
-    Remove,
-    Rerun,
-    Resolve,
-    Retry,
+    PostponeJobs,
+    PromoteJobs,
+    RemoveJobs,
+    RerunJobs,
+    ResolveJobs,
+    RetryOutcome,
 )
-from errandry.core.job import Failure, Job, Keep
+from errandry.core.job import Failure, JobRecord, Keep
 from errandry.core.query import parse
 from errandry.core.state import Reason, State
 from errandry.errors import InvalidMove, UnknownJob
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.given import Given
 
 
@@ -34,8 +34,8 @@ class Operating:
         first, ended = await given.waiting(), await given.completed()
         canceled, last = await given.canceled(), await given.waiting()
 
-        answer = await ask.operate(
-            store, Cancel(ids=(first.id, ended.id, "nobody", canceled.id, last.id, first.id))
+        answer = await requests.operate(
+            store, CancelJobs(ids=(first.id, ended.id, "nobody", canceled.id, last.id, first.id))
         )
 
         refused = dict(answer.refused)
@@ -44,16 +44,16 @@ class Operating:
             ended.id: InvalidMove,
             "nobody": UnknownJob,
         }
-        assert (await ask.current(store, ended)) == ended
+        assert (await requests.current(store, ended)) == ended
 
     async def test_a_job_is_canceled_at_once_where_no_handler_runs(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.claimed()
         clock.advance(5)
-        await ask.operate(store, Cancel(ids=(job.id,)))
+        await requests.operate(store, CancelJobs(ids=(job.id,)))
 
-        after, now = await ask.current(store, job), clock.time()
+        after, now = await requests.current(store, job), clock.time()
         assert (after.state, after.reason, after.finished_at) == (State.CANCELED, Reason.CANCELED, now)
         assert after.lease_until is None
 
@@ -61,10 +61,10 @@ class Operating:
         job = await given.running()
         clock.advance(5)
 
-        assert await ask.operate(store, Cancel(ids=(job.id,))) == Moved((job.id,))
+        assert await requests.operate(store, CancelJobs(ids=(job.id,))) == Moved((job.id,))
 
         asked = replace(job, cancel_requested=True, updated_at=clock.time())
-        assert await ask.current(store, job) == asked
+        assert await requests.current(store, job) == asked
 
     @pytest.mark.parametrize("state", [State.WAITING, State.RUNNING])
     @pytest.mark.parametrize("force", [False, True])
@@ -72,22 +72,24 @@ class Operating:
         self, store: Store, clock: FakeClock, given: Given, state: State, force: bool
     ) -> None:
         job = await given.brought(state)
-        await ask.operate(store, Cancel(ids=(job.id,)))
+        await requests.operate(store, CancelJobs(ids=(job.id,)))
         clock.advance(5)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        assert await ask.operate(store, Cancel(ids=(job.id,), force=force)) == Moved(already=(job.id,))
-        assert await ask.everything(store) == before
+        assert await requests.operate(store, CancelJobs(ids=(job.id,), force=force)) == Moved(
+            already=(job.id,)
+        )
+        assert await requests.everything(store) == before
 
     async def test_a_forced_cancel_keeps_result_and_errors(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         done, failed = await given.completed("[1]"), await given.failed()
         clock.advance(5)
-        await ask.operate(store, Cancel(ids=(done.id, failed.id), force=True))
+        await requests.operate(store, CancelJobs(ids=(done.id, failed.id), force=True))
 
         for before in (done, failed):
-            after = await ask.current(store, before)
+            after = await requests.current(store, before)
             assert (after.state, after.reason) == (State.CANCELED, Reason.CANCELED)
             assert (after.result, after.errors) == (before.result, before.errors)
             assert after.finished_at == clock.time()
@@ -98,9 +100,9 @@ class Operating:
         failed = await given.failed(max_attempts=3)
         clock.advance(5)
 
-        assert await ask.operate(store, Rerun(ids=(failed.id,))) == Moved((failed.id,))
+        assert await requests.operate(store, RerunJobs(ids=(failed.id,))) == Moved((failed.id,))
 
-        after = await ask.current(store, failed)
+        after = await requests.current(store, failed)
         assert (after.state, after.reason, after.result, after.progress) == (State.WAITING, None, None, None)
         assert (after.finished_at, after.expires_at, after.worker) == (None, None, None)
         assert (after.attempts, after.max_attempts) == (1, 3)
@@ -109,80 +111,80 @@ class Operating:
 
     async def test_a_rerun_forgets_a_cancel_request(self, store: Store, given: Given) -> None:
         job = await given.running()
-        await ask.operate(store, Cancel(ids=(job.id,)))
-        await ask.settle(store, job, Complete())
-        await ask.operate(store, Rerun(ids=(job.id,)))
+        await requests.operate(store, CancelJobs(ids=(job.id,)))
+        await requests.settle(store, job, CompleteOutcome())
+        await requests.operate(store, RerunJobs(ids=(job.id,)))
 
         again = await given.taken(job)
 
         assert not again.cancel_requested
-        assert await ask.settle(store, again, Complete()) == "written"
-        assert (await ask.current(store, job)).state is State.COMPLETED
+        assert await requests.settle(store, again, CompleteOutcome()) == "written"
+        assert (await requests.current(store, job)).state is State.COMPLETED
 
     async def test_a_rerun_grants_one_attempt_where_all_are_spent(self, store: Store, given: Given) -> None:
-        job = await given.settled(Retry(), max_attempts=1)
-        await ask.operate(store, Rerun(ids=(job.id,)))
+        job = await given.settled(RetryOutcome(), max_attempts=1)
+        await requests.operate(store, RerunJobs(ids=(job.id,)))
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.attempts, after.max_attempts) == (1, 2)
 
     async def test_a_rerun_can_give_all_attempts_back(self, store: Store, given: Given) -> None:
-        job = await given.settled(Retry(), max_attempts=1)
-        await ask.operate(store, Rerun(ids=(job.id,), reset_attempts=True))
+        job = await given.settled(RetryOutcome(), max_attempts=1)
+        await requests.operate(store, RerunJobs(ids=(job.id,), reset_attempts=True))
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.attempts, after.max_attempts, after.crashes, after.releases) == (0, 1, 0, 0)
 
     async def test_a_rerun_can_wait(self, store: Store, clock: FakeClock, given: Given) -> None:
         job = await given.completed()
-        await ask.operate(store, Rerun(ids=(job.id,), delay=60.0))
+        await requests.operate(store, RerunJobs(ids=(job.id,), delay=60.0))
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.state, after.run_at) == (State.SCHEDULED, clock.time() + 60)
 
     async def test_a_job_that_lapsed_can_be_rerun(self, store: Store, clock: FakeClock, given: Given) -> None:
         job = await given.waiting(deadline=clock.time() + 10)
         clock.advance(10)
-        await ask.upkeep(store)
-        await ask.operate(store, Rerun(ids=(job.id,)))
+        await requests.upkeep(store)
+        await requests.operate(store, RerunJobs(ids=(job.id,)))
 
-        assert await ask.order(store) == [job.id]
+        assert await requests.order(store) == [job.id]
 
     async def test_a_rerun_job_is_no_longer_pruned(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.completed(keep=Keep(completed=10.0))
         clock.advance(10)
-        await ask.operate(store, Rerun(ids=(job.id,)))
+        await requests.operate(store, RerunJobs(ids=(job.id,)))
 
-        assert (await ask.upkeep(store)).pruned == 0
+        assert (await requests.upkeep(store)).pruned == 0
 
     async def test_an_edit_changes_what_is_given_and_leaves_the_rest(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.waiting(tags=("old",), priority=3)
         clock.advance(5)
-        edit = Edit(ids=(job.id,), payload="[1]", metadata="{}", max_attempts=9, tags=("new", "er"))
+        edit = EditJobs(ids=(job.id,), payload="[1]", metadata="{}", max_attempts=9, tags=("new", "er"))
 
-        assert await ask.operate(store, edit) == Moved((job.id,))
+        assert await requests.operate(store, edit) == Moved((job.id,))
 
         edited = replace(job, payload="[1]", metadata="{}", max_attempts=9, updated_at=clock.time())
         edited = replace(edited, tags=("new", "er"))
-        assert await ask.current(store, job) == edited
+        assert await requests.current(store, job) == edited
 
     async def test_an_edit_can_take_all_tags_away(self, store: Store, given: Given) -> None:
         job = await given.waiting(tags=("old",))
-        await ask.operate(store, Edit(ids=(job.id,), tags=()))
+        await requests.operate(store, EditJobs(ids=(job.id,), tags=()))
 
-        assert (await ask.current(store, job)).tags == ()
+        assert (await requests.current(store, job)).tags == ()
 
     async def test_an_edit_leaves_a_blocked_job_blocked(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.blocked()
-        await ask.operate(store, Edit(ids=(job.id,), run_at=clock.time() + 60))
+        await requests.operate(store, EditJobs(ids=(job.id,), run_at=clock.time() + 60))
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.state, after.run_at) == (State.BLOCKED, clock.time() + 60)
 
     @pytest.mark.parametrize("state", [State.WAITING, State.SCHEDULED])
@@ -192,39 +194,39 @@ class Operating:
     ) -> None:
         job = await given.brought(state)
         when: dict[str, Any] = {"delay": 60.0} if way == "delay" else {"run_at": clock.time() + 60}
-        await ask.operate(store, Postpone(ids=(job.id,), **when))
-        assert (await ask.current(store, job)).state is State.SCHEDULED
+        await requests.operate(store, PostponeJobs(ids=(job.id,), **when))
+        assert (await requests.current(store, job)).state is State.SCHEDULED
         clock.advance(59.75)
-        assert await ask.order(store) == []
+        assert await requests.order(store) == []
         clock.advance(0.25)
 
-        assert await ask.order(store) == [job.id]
+        assert await requests.order(store) == [job.id]
 
     async def test_a_promoted_job_runs_now_and_an_edit_does_not_undo_it(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.scheduled()
-        await ask.operate(store, Promote(ids=(job.id,)))
-        await ask.operate(store, Edit(ids=(job.id,), payload="[1]"))
+        await requests.operate(store, PromoteJobs(ids=(job.id,)))
+        await requests.operate(store, EditJobs(ids=(job.id,), payload="[1]"))
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.state, after.run_at) == (State.WAITING, clock.time())
 
     async def test_a_job_resolved_as_completed_has_the_result_given(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.waiting()
-        await ask.operate(store, Resolve(ids=(job.id,), result="[1]"))
+        await requests.operate(store, ResolveJobs(ids=(job.id,), result="[1]"))
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.state, after.result, after.reason) == (State.COMPLETED, "[1]", None)
         assert (after.finished_at, after.attempts) == (clock.time(), 0)
 
     async def test_a_job_resolved_as_failed_has_the_message_given(self, store: Store, given: Given) -> None:
         job = await given.waiting()
-        await ask.operate(store, Resolve(ids=(job.id,), state=State.FAILED, message="not needed"))
+        await requests.operate(store, ResolveJobs(ids=(job.id,), state=State.FAILED, message="not needed"))
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.state, after.reason) == (State.FAILED, Reason.UNRECOVERABLE)
         assert [error.message for error in after.errors] == ["not needed"]
 
@@ -233,10 +235,10 @@ class Operating:
         self, store: Store, given: Given, state: State
     ) -> None:
         job = await given.brought(state)
-        await ask.operate(store, Remove(ids=(job.id,)))
+        await requests.operate(store, RemoveJobs(ids=(job.id,)))
 
-        assert await ask.is_gone(store, job)
-        assert await ask.order(store) == []
+        assert await requests.is_gone(store, job)
+        assert await requests.order(store) == []
         totals = (await store.totals())["default"]
         assert (totals["inserted"], totals["removed"]) == (1, 1)
 
@@ -249,19 +251,19 @@ class Slicing:
         wanted = [await given.waiting(queue="many"), await given.scheduled(queue="many")]
         left = [await given.waiting(), await given.completed(queue="many")]
 
-        answer = await ask.operate(store, Cancel(query=ALL))
+        answer = await requests.operate(store, CancelJobs(query=ALL))
 
         assert answer == Moved(tuple(job.id for job in reversed(wanted)))
-        assert [await ask.current(store, job) for job in left] == left
+        assert [await requests.current(store, job) for job in left] == left
 
     @pytest.mark.parametrize(
         "command",
         [
-            Cancel(query=ALL, limit=2),
-            Edit(query=ALL, limit=2, payload="[1]"),
-            Postpone(query=ALL, limit=2, delay=10.0),
-            Resolve(query=ALL, limit=2),
-            Remove(query=ALL, limit=2),
+            CancelJobs(query=ALL, limit=2),
+            EditJobs(query=ALL, limit=2, payload="[1]"),
+            PostponeJobs(query=ALL, limit=2, delay=10.0),
+            ResolveJobs(query=ALL, limit=2),
+            RemoveJobs(query=ALL, limit=2),
         ],
         ids=lambda command: type(command).__name__,
     )
@@ -279,8 +281,8 @@ class Slicing:
         ended = [await given.completed(queue="many"), await given.failed(queue="many")]
         planned = [await given.scheduled(queue="many") for _ in range(3)]
 
-        reruns = await _slices(store, Rerun(query=ALL, limit=1, delay=60.0))
-        promotions = await _slices(store, Promote(query=ALL, limit=2))
+        reruns = await _slices(store, RerunJobs(query=ALL, limit=1, delay=60.0))
+        promotions = await _slices(store, PromoteJobs(query=ALL, limit=2))
 
         assert _moved(reruns) == _ids(ended)
         assert _moved(promotions) == _ids(ended + planned)
@@ -288,19 +290,19 @@ class Slicing:
     async def test_a_slice_of_just_the_limit_is_the_last(self, store: Store, given: Given) -> None:
         await given.inserted(*(given.job(queue="many") for _ in range(4)))
 
-        assert (await ask.operate(store, Cancel(query=ALL, limit=4))).below is None
+        assert (await requests.operate(store, CancelJobs(query=ALL, limit=4))).below is None
 
     async def test_jobs_inserted_meanwhile_do_not_prolong_the_slices(
         self, store: Store, given: Given
     ) -> None:
         old = [await given.waiting(queue="many") for _ in range(3)]
-        first = await ask.operate(store, Edit(query=ALL, limit=2, payload="[1]"))
+        first = await requests.operate(store, EditJobs(query=ALL, limit=2, payload="[1]"))
         new = await given.waiting(queue="many")
-        second = await ask.operate(store, Edit(query=ALL, limit=2, below=first.below, payload="[1]"))
+        second = await requests.operate(store, EditJobs(query=ALL, limit=2, below=first.below, payload="[1]"))
 
         assert set(first.moved + second.moved) == _ids(old)
         assert second.below is None
-        assert await ask.current(store, new) == new
+        assert await requests.current(store, new) == new
 
     async def test_a_forced_cancel_by_query_also_takes_finished_jobs(
         self, store: Store, given: Given
@@ -308,9 +310,9 @@ class Slicing:
         for state in State:
             await given.brought(state, queue="many")
 
-        answer = await ask.operate(store, Cancel(query=ALL, force=True))
+        answer = await requests.operate(store, CancelJobs(query=ALL, force=True))
 
-        states = {job.state for job in await ask.jobs(store)}
+        states = {job.state for job in await requests.jobs(store)}
         assert states == {State.CANCELED, State.RUNNING}
         assert (len(answer.moved), len(answer.refused)) == (7, 0)
 
@@ -321,43 +323,43 @@ class Slicing:
         for state in State:
             await given.brought(state, queue="many")
 
-        await ask.operate(store, Remove(query=ALL, force=force))
+        await requests.operate(store, RemoveJobs(query=ALL, force=force))
 
-        left = {job.state for job in await ask.jobs(store, ALL)}
+        left = {job.state for job in await requests.jobs(store, ALL)}
         assert left == (set() if force else {State.CLAIMED, State.RUNNING})
 
     async def test_a_query_that_matches_nothing_moves_nothing(self, store: Store, given: Given) -> None:
         await given.waiting()
 
-        assert await ask.operate(store, Remove(query=ALL)) == Moved()
+        assert await requests.operate(store, RemoveJobs(query=ALL)) == Moved()
 
     async def test_thousands_of_ids_move_at_once(self, store: Store, given: Given) -> None:
         jobs = [given.job() for _ in range(3_000)]
-        await ask.insert(store, *jobs)
+        await requests.insert(store, *jobs)
         ids = tuple(job.id for job in jobs)
 
-        answer = await ask.operate(store, Cancel(ids=ids))
+        answer = await requests.operate(store, CancelJobs(ids=ids))
 
         assert answer == Moved(ids)
         assert await store.counts() == {"default": {"canceled": 3_000}}
 
     async def test_a_query_looks_into_errors_and_payloads(self, store: Store, given: Given) -> None:
-        boom = Fail(Failure(Reason.ERROR, "OSError", "disk full"))
+        boom = FailOutcome(Failure(Reason.ERROR, "OSError", "disk full"))
         job = await given.settled(boom, payload='{"to": "bob"}')
         await given.settled(boom, payload='{"to": "eve"}')
         await given.failed(payload='{"to": "bob"}')
 
-        answer = await ask.operate(store, Rerun(query=parse('error~"DISK FULL" payload~bob')))
+        answer = await requests.operate(store, RerunJobs(query=parse('error~"DISK FULL" payload~bob')))
 
         assert answer == Moved((job.id,))
 
 
 async def _slices(store: Store, command: OperatorCommand) -> list[Moved]:
     """The answers until nothing is left, a bounded number of them."""
-    answers = [await ask.operate(store, command)]
+    answers = [await requests.operate(store, command)]
     while answers[-1].below is not None:
         assert len(answers) < 20, "the slices do not end"
-        answers.append(await ask.operate(store, replace(command, below=answers[-1].below)))
+        answers.append(await requests.operate(store, replace(command, below=answers[-1].below)))
     return answers
 
 
@@ -365,5 +367,5 @@ def _moved(answers: list[Moved]) -> set[str]:
     return {job for answer in answers for job in answer.moved}
 
 
-def _ids(jobs: list[Job]) -> set[str]:
+def _ids(jobs: list[JobRecord]) -> set[str]:
     return {job.id for job in jobs}

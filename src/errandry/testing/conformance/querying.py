@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from errandry.core.command import Beat, Complete, Fail, Release, Rerun, Retry
+from errandry.core.command import Beat, CompleteOutcome, FailOutcome, ReleaseOutcome, RerunJobs, RetryOutcome
 from errandry.core.job import Failure
 from errandry.core.query import PARAMS, parse
 from errandry.core.state import Reason, State
 from errandry.errors import InvalidCursor, InvalidValue
-from errandry.store.contract import Bounds, Store
+from errandry.store.contract import Store, StoreLimits
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.conformance.fixtures import MakeStore
 from errandry.testing.given import Given
 
@@ -53,7 +53,7 @@ class Getting:
 
     async def test_thousands_can_be_asked_for(self, store: Store, given: Given) -> None:
         jobs = [given.job() for _ in range(3_000)]
-        await ask.insert(store, *jobs)
+        await requests.insert(store, *jobs)
 
         found = await store.get([job.id for job in jobs])
 
@@ -75,7 +75,7 @@ class Listing:
     async def test_pages_join_without_gap_or_repeat(self, store: Store, given: Given, limit: int) -> None:
         jobs = [await given.brought(state) for state in (State.WAITING, State.FAILED) * 2]
 
-        assert await ask.jobs(store, page=limit) == jobs[::-1]
+        assert await requests.jobs(store, page=limit) == jobs[::-1]
 
     async def test_a_page_of_just_the_limit_is_the_last(self, store: Store, given: Given) -> None:
         await given.inserted(*(given.job() for _ in range(4)))
@@ -86,9 +86,9 @@ class Listing:
         first, second, third = [await given.running() for _ in range(3)]
         fourth = await given.completed()
         page = await store.list(limit=2)
-        await ask.settle(store, second, Complete())
-        await ask.settle(store, third, Release())
-        await ask.operate(store, Rerun(ids=(fourth.id,)))
+        await requests.settle(store, second, CompleteOutcome())
+        await requests.settle(store, third, ReleaseOutcome())
+        await requests.operate(store, RerunJobs(ids=(fourth.id,)))
         await given.waiting()
 
         rest = await store.list(cursor=page.cursor, limit=10)
@@ -100,7 +100,7 @@ class Listing:
         await given.waiting()
         wanted.append(await given.waiting(queue="q"))
 
-        assert await ask.jobs(store, parse("queue:q"), page=1) == wanted[::-1]
+        assert await requests.jobs(store, parse("queue:q"), page=1) == wanted[::-1]
 
     async def test_a_cursor_serves_any_page_size(self, store: Store, given: Given) -> None:
         jobs = [await given.waiting() for _ in range(5)]
@@ -118,14 +118,14 @@ class Listing:
     async def test_a_cursor_of_another_store_is_refused(
         self, store: Store, open_store: MakeStore, clock: FakeClock
     ) -> None:
-        other = await open_store(clock, Bounds())
-        await ask.insert(other, *(Given(other).job(id=name) for name in ("a", "b")))
+        other = await open_store(clock, StoreLimits())
+        await requests.insert(other, *(Given(other).job(id=name) for name in ("a", "b")))
         page = await other.list(limit=1)
 
         with pytest.raises(InvalidCursor, match="another store"):
             await store.list(cursor=page.cursor)
         with pytest.raises(InvalidCursor, match="another store"):
-            await store.events(await other.head())
+            await store.events(await other.latest_cursor())
 
     async def test_a_wrong_limit_is_refused(self, store: Store) -> None:
         wrong: list[Any] = [0, -1, 10_001, 2**70, True, 1.0, None]
@@ -245,7 +245,7 @@ class Querying:
         await _population(clock, given)
         found = {}
         for text in QUERIES[kind]:
-            jobs = await ask.jobs(store, parse(text), page=3)
+            jobs = await requests.jobs(store, parse(text), page=3)
             found[text] = "".join(sorted(job.id for job in jobs if job.queue != "children"))
 
         assert found == QUERIES[kind]
@@ -270,7 +270,7 @@ async def _population(clock: FakeClock, given: Given) -> None:
     await given.completed('"FINE"', id="f", task="plan", queue="bulk", worker="w1")
     clock.advance(75)
     boom = Failure(Reason.TIMEOUT, "TimeoutError", "took too long")
-    await given.settled(Fail(boom), id="g", task="send", worker="w2")
+    await given.settled(FailOutcome(boom), id="g", task="send", worker="w2")
     await given.canceled(id="h", task="stop", worker="w3")
     clock.advance(25)
 
@@ -290,13 +290,13 @@ class Counting:
     async def test_totals_count_all_that_ever_happened(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
-        for outcome in (Complete(), Complete(), Fail()):
+        for outcome in (CompleteOutcome(), CompleteOutcome(), FailOutcome()):
             await given.settled(outcome)
         await given.canceled()
         await given.gone()
         job = await given.running(lease=30.0)
         clock.advance(30)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
         await given.taken(job)
 
         assert await store.totals() == {
@@ -306,8 +306,8 @@ class Counting:
     async def test_a_retry_counts_as_retried_only_if_the_job_is_tried_again(
         self, store: Store, given: Given
     ) -> None:
-        await given.settled(Retry())
-        await given.settled(Retry(), max_attempts=1)
+        await given.settled(RetryOutcome())
+        await given.settled(RetryOutcome(), max_attempts=1)
 
         assert await store.totals() == {"default": {"inserted": 2, "retried": 1, "failed": 1}}
 
@@ -317,7 +317,7 @@ class Counting:
         await given.scheduled(queue="a", task="t1", delay=10.0)
         await given.running(queue="b")
         clock.advance(10)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
         clock.advance(10)
         await given.waiting(queue="a", task="t2")
         clock.advance(5)
@@ -358,14 +358,14 @@ class Counting:
         assert await store.due_in() == 40.0
         clock.advance(50)
         assert await store.due_in() == 0.0
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
         assert await store.due_in() == 20.0
 
 
 class Beating:
     async def test_a_worker_is_known_by_its_last_beat(self, store: Store, clock: FakeClock) -> None:
-        await ask.one(store, Beat(worker="b", started_at=1.5))
+        await requests.one(store, Beat(worker="b", started_at=1.5))
         clock.advance(10)
         beat = Beat(
             worker="b",
@@ -378,8 +378,8 @@ class Beating:
             running=3,
             started_at=1.5,
         )
-        await ask.one(store, beat)
-        await ask.one(store, Beat(worker="a"))
+        await requests.one(store, beat)
+        await requests.one(store, Beat(worker="a"))
 
         workers = await store.workers()
 
@@ -387,10 +387,10 @@ class Beating:
         assert [info.seen_at for info in workers] == [clock.time()] * 2
 
     async def test_a_worker_that_says_goodbye_is_gone(self, store: Store) -> None:
-        await ask.one(store, Beat(worker="a"))
-        await ask.one(store, Beat(worker="b"))
-        await ask.one(store, Beat(worker="a", gone=True))
-        await ask.one(store, Beat(worker="never seen", gone=True))
+        await requests.one(store, Beat(worker="a"))
+        await requests.one(store, Beat(worker="b"))
+        await requests.one(store, Beat(worker="a", gone=True))
+        await requests.one(store, Beat(worker="never seen", gone=True))
 
         assert [info.beat.worker for info in await store.workers()] == ["b"]
 
@@ -398,6 +398,6 @@ class Beating:
         self, store: Store, given: Given
     ) -> None:
         job = await given.running("a")
-        await ask.one(store, Beat(worker="a", gone=True))
+        await requests.one(store, Beat(worker="a", gone=True))
 
-        assert await ask.current(store, job) == job
+        assert await requests.current(store, job) == job

@@ -6,39 +6,39 @@ import pytest
 from msgspec.structs import replace
 
 from errandry.core.answer import WRITTEN
-from errandry.core.command import Cancel, Claim, Complete, Fail
-from errandry.core.event import Kind
+from errandry.core.command import CancelJobs, Claim, CompleteOutcome, FailOutcome
+from errandry.core.event import EventKind
 from errandry.core.job import NewJob
 from errandry.core.schedule import (
     CatchUp,
     Overlap,
-    Plan,
     PutSchedule,
     ResumeSchedule,
-    Schedule,
+    SchedulePlan,
+    ScheduleRecord,
     job_id,
 )
 from errandry.core.state import State
 from errandry.core.tick import CATCH_UP_MAX, LOOKED_AT, QUEUED_MAX, origin
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 
 JOB = NewJob(id="-", task="report", payload='{"of":"all"}', queue="nightly", priority=3, tags=("red",))
 
 
-def plan(**fields: Any) -> Plan:
+def plan(**fields: Any) -> SchedulePlan:
     """Every ten seconds, which the clock of a test begins with."""
     given: dict[str, Any] = {"job": JOB, "every": 10.0} | fields
-    return Plan(**given)
+    return SchedulePlan(**given)
 
 
-async def put(store: Store, name: str = "all", **fields: Any) -> Schedule:
-    assert await ask.one(store, PutSchedule(name, plan(**fields))) is WRITTEN
+async def put(store: Store, name: str = "all", **fields: Any) -> ScheduleRecord:
+    assert await requests.one(store, PutSchedule(name, plan(**fields))) is WRITTEN
     return await one(store, name)
 
 
-async def one(store: Store, name: str = "all") -> Schedule:
+async def one(store: Store, name: str = "all") -> ScheduleRecord:
     found = await store.schedule(name)
     assert found is not None, f"there is no schedule {name}"
     return found
@@ -47,7 +47,9 @@ async def one(store: Store, name: str = "all") -> Schedule:
 async def ticks(store: Store, *states: State) -> list[float]:
     """Of jobs in these states, oldest first, the ticks since the clock began."""
     found = [
-        found for job in reversed(await ask.jobs(store)) if job.state in states and (found := origin(job))
+        found
+        for job in reversed(await requests.jobs(store))
+        if job.state in states and (found := origin(job))
     ]
     return [found.tick - FakeClock().time() for found in found if found.tick is not None]
 
@@ -60,7 +62,7 @@ class Scheduling:
 
         tick = clock.time() + 10
         assert (schedule.tick, schedule.due_at, schedule.runs, schedule.missed) == (tick, tick, 0, 0)
-        [job] = await ask.jobs(store)
+        [job] = await requests.jobs(store)
         assert (job.id, job.state, job.run_at) == (job_id("all", tick), State.SCHEDULED, tick)
         assert (job.task, job.payload, job.queue) == (JOB.task, JOB.payload, JOB.queue)
         assert (job.priority, job.tags) == (JOB.priority, JOB.tags)
@@ -72,10 +74,10 @@ class Scheduling:
         self, store: Store, clock: FakeClock
     ) -> None:
         first = await put(store)
-        assert (await ask.claims(store)).due_in == 10
+        assert (await requests.claims(store)).due_in == 10
         clock.advance(10)
 
-        claims = await ask.claims(store)
+        claims = await requests.claims(store)
 
         assert [job.id for job in claims.jobs] == [first.job]
         assert claims.due_in == 10
@@ -87,20 +89,20 @@ class Scheduling:
         await put(store)
         clock.advance(10)
 
-        kept = await ask.upkeep(store)
+        kept = await requests.upkeep(store)
 
         assert (kept.ticked, kept.promoted) == (1, 0)
         assert await ticks(store, State.WAITING) == [10]
-        assert (await ask.upkeep(store)).ticked == 0
+        assert (await requests.upkeep(store)).ticked == 0
 
     async def test_nothing_ticks_a_moment_early(self, store: Store, clock: FakeClock) -> None:
         await put(store)
         clock.advance(9.75)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        assert (await ask.upkeep(store)).ticked == 0
-        assert await ask.claim(store) == ()
-        assert await ask.everything(store) == before
+        assert (await requests.upkeep(store)).ticked == 0
+        assert await requests.claim(store) == ()
+        assert await requests.everything(store) == before
 
     async def test_a_tick_has_one_job_however_often_it_is_looked_at(
         self, store: Store, clock: FakeClock
@@ -109,8 +111,8 @@ class Scheduling:
         for _ in range(5):
             clock.advance(10)
             await store.commit([Claim(worker="ann", nonce=f"n{clock.time()}", limit=9)])
-            await ask.upkeep(store)
-            await ask.claims(store)
+            await requests.upkeep(store)
+            await requests.claims(store)
 
         assert await ticks(store, State.RUNNING) == [10, 20, 30, 40, 50]
         assert (await one(store)).runs == 5
@@ -119,8 +121,8 @@ class Scheduling:
         await put(store, job=replace(JOB, max_attempts=1))
         for _ in range(3):
             clock.advance(10)
-            [job] = await ask.claim(store)
-            await ask.settle(store, job, Fail())
+            [job] = await requests.claim(store)
+            await requests.settle(store, job, FailOutcome())
 
         assert (await one(store)).runs == 3
         assert await ticks(store, State.FAILED) == [10, 20, 30]
@@ -131,10 +133,10 @@ class Scheduling:
             await put(store, f"s{number}")
         clock.advance(10)
 
-        kept = [await ask.upkeep(store, limit=2) for _ in range(3)]
+        kept = [await requests.upkeep(store, limit=2) for _ in range(3)]
 
         assert [(one.ticked, one.more) for one in kept] == [(2, True), (2, True), (1, False)]
-        assert len(await ask.claim(store, limit=10)) == 5
+        assert len(await requests.claim(store, limit=10)) == 5
 
     async def test_a_claim_after_a_bounded_upkeep_misses_no_tick(
         self, store: Store, clock: FakeClock
@@ -142,9 +144,9 @@ class Scheduling:
         for number in range(5):
             await put(store, f"s{number}", overlap=Overlap.QUEUE)
         clock.advance(10)
-        await ask.upkeep(store, limit=2)
+        await requests.upkeep(store, limit=2)
 
-        assert len(await ask.claim(store, limit=10)) == 5
+        assert len(await requests.claim(store, limit=10)) == 5
 
     async def test_schedules_are_listed_by_name(self, store: Store) -> None:
         for name in ("b", "größe", "a", "C"):
@@ -155,7 +157,7 @@ class Scheduling:
         assert await store.schedule("d") is None
 
     async def test_a_schedule_comes_back_as_it_was_put(self, store: Store, clock: FakeClock) -> None:
-        whole = Plan(
+        whole = SchedulePlan(
             job=replace(JOB, metadata='{"tenant":7}', timeout=2.5, max_attempts=2, group="acme"),
             cron="0 30 3 * * 1-5 *",
             zone="Europe/Vienna",
@@ -166,7 +168,7 @@ class Scheduling:
             overlap=Overlap.QUEUE,
             catch_up=CatchUp.ALL,
         )
-        await ask.one(store, PutSchedule("whole", whole, "shop", "ada"))
+        await requests.one(store, PutSchedule("whole", whole, "shop", "ada"))
 
         found = await one(store, "whole")
 
@@ -175,16 +177,21 @@ class Scheduling:
         assert found.due_at is not None
         assert found.tick is not None
         assert 0 <= found.due_at - found.tick < 5
-        [job] = await ask.jobs(store)
+        [job] = await requests.jobs(store)
         assert (job.run_at, job.timeout, job.group) == (found.due_at, 2.5, "acme")
 
     async def test_ticks_are_told(self, store: Store, clock: FakeClock) -> None:
-        head = await store.head()
+        head = await store.latest_cursor()
         await put(store)
         clock.advance(10)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
-        assert await ask.kinds(store, head) == [Kind.SCHEDULED, Kind.PLANNED, Kind.WAITING, Kind.SCHEDULED]
+        assert await requests.kinds(store, head) == [
+            EventKind.SCHEDULED,
+            EventKind.SCHEDULE_CHANGED,
+            EventKind.WAITING,
+            EventKind.SCHEDULED,
+        ]
 
     async def test_a_zone_that_is_gone_pauses_the_schedule_and_nothing_else(
         self, store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
@@ -194,7 +201,7 @@ class Scheduling:
         monkeypatch.setattr("errandry.core.cron.ZoneInfo", _no_zones)
         clock.advance(60)
 
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
         sad = await one(store, "sad")
         assert sad.paused is not None
@@ -202,7 +209,7 @@ class Scheduling:
         assert (sad.tick, sad.due_at) == (None, None)
         assert (await one(store, "glad")).runs == 1
         monkeypatch.undo()
-        assert await ask.one(store, ResumeSchedule("sad")) is WRITTEN
+        assert await requests.one(store, ResumeSchedule("sad")) is WRITTEN
         assert (await one(store, "sad")).tick is not None
 
 
@@ -214,14 +221,14 @@ class Ending:
         assert (await put(store, start=start)).tick == start
 
         clock.advance(33)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
         assert (await one(store)).tick == start + 10
 
     async def test_there_are_none_after_the_end(self, store: Store, clock: FakeClock) -> None:
         await put(store, end=clock.time() + 20)
         for _ in range(4):
             clock.advance(10)
-            await ask.upkeep(store)
+            await requests.upkeep(store)
 
         after = await one(store)
         assert (after.runs, after.tick, after.due_at, after.is_over) == (2, None, None, True)
@@ -230,9 +237,9 @@ class Ending:
     async def test_there_are_no_more_runs_than_the_limit(self, store: Store, clock: FakeClock) -> None:
         await put(store, limit=3, catch_up=CatchUp.ALL)
         clock.advance(10)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
         clock.advance(50)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
         assert await ticks(store, State.WAITING, State.SCHEDULED) == [10, 20, 30]
         assert (await one(store)).is_over
@@ -240,7 +247,7 @@ class Ending:
     async def test_a_higher_limit_lets_it_go_on(self, store: Store, clock: FakeClock) -> None:
         await put(store, limit=1)
         clock.advance(10)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
         clock.advance(5)
 
         assert (await put(store, limit=2)).tick == clock.time() + 5
@@ -251,35 +258,35 @@ class Overlapping:
         await put(store)
         for _ in range(3):
             clock.advance(10)
-            await ask.claim(store)
+            await requests.claim(store)
 
         assert await ticks(store, State.RUNNING) == [10, 20, 30]
 
     async def test_a_tick_is_missed_while_the_last_run_lives(self, store: Store, clock: FakeClock) -> None:
         await put(store, overlap=Overlap.SKIP)
         clock.advance(10)
-        [job] = await ask.claim(store, lease=1_000)
-        head = await store.head()
+        [job] = await requests.claim(store, lease=1_000)
+        head = await store.latest_cursor()
         clock.advance(10)
 
-        assert await ask.claim(store) == ()
+        assert await requests.claim(store) == ()
 
         after = await one(store)
         assert (after.runs, after.missed, after.tick) == (1, 1, clock.time() + 10)
         assert await store.get([job_id("all", clock.time())]) == [None]
-        told = [event for event in await ask.events(store, head) if event.kind is Kind.MISSED]
+        told = [event for event in await requests.events(store, head) if event.kind is EventKind.TICK_MISSED]
         assert [(event.task, event.queue, event.text) for event in told] == [
             ("report", "nightly", job_id("all", clock.time()))
         ]
-        await ask.settle(store, job, Complete())
+        await requests.settle(store, job, CompleteOutcome())
         clock.advance(10)
-        assert len(await ask.claim(store)) == 1
+        assert len(await requests.claim(store)) == 1
 
     async def test_a_run_that_waits_lives_too(self, store: Store, clock: FakeClock) -> None:
         await put(store, overlap=Overlap.SKIP)
         for _ in range(3):
             clock.advance(10)
-            await ask.upkeep(store)
+            await requests.upkeep(store)
 
         assert await ticks(store, State.WAITING) == [10]
         assert (await one(store)).missed == 2
@@ -287,16 +294,16 @@ class Overlapping:
     async def test_a_tick_waits_for_the_last_run(self, store: Store, clock: FakeClock) -> None:
         await put(store, overlap=Overlap.QUEUE)
         clock.advance(10)
-        [first] = await ask.claim(store, lease=1_000)
+        [first] = await requests.claim(store, lease=1_000)
         for _ in range(2):
             clock.advance(10)
-            assert await ask.claim(store) == ()
+            assert await requests.claim(store) == ()
         assert await ticks(store, State.BLOCKED) == [20, 30]
 
-        await ask.settle(store, first, Complete())
+        await requests.settle(store, first, CompleteOutcome())
         assert await ticks(store, State.WAITING) == [20]
-        [second] = await ask.claim(store, limit=5, lease=1_000)
-        await ask.settle(store, second, Fail())
+        [second] = await requests.claim(store, limit=5, lease=1_000)
+        await requests.settle(store, second, FailOutcome())
 
         assert await ticks(store, State.WAITING) == [30]
         assert (await one(store)).missed == 0
@@ -306,21 +313,21 @@ class Overlapping:
     ) -> None:
         await put(store, overlap=Overlap.QUEUE)
         clock.advance(10)
-        [first] = await ask.claim(store, lease=1_000)
+        [first] = await requests.claim(store, lease=1_000)
         clock.advance(10)
-        await ask.upkeep(store)
-        await ask.operate(store, Cancel(ids=(job_id("all", clock.time()),)))
-        await ask.upkeep(store)
+        await requests.upkeep(store)
+        await requests.operate(store, CancelJobs(ids=(job_id("all", clock.time()),)))
+        await requests.upkeep(store)
 
-        assert (await ask.current(store, first)).cancel_requested is False
-        assert await ask.settle(store, first, Complete()) is WRITTEN
-        assert await ask.claim(store) == ()
+        assert (await requests.current(store, first)).cancel_requested is False
+        assert await requests.settle(store, first, CompleteOutcome()) is WRITTEN
+        assert await requests.claim(store) == ()
 
     async def test_only_so_many_ticks_wait(self, store: Store, clock: FakeClock) -> None:
         await put(store, overlap=Overlap.QUEUE)
         for _ in range(QUEUED_MAX + 2):
             clock.advance(10)
-            await ask.upkeep(store)
+            await requests.upkeep(store)
 
         assert len(await ticks(store, State.WAITING, State.BLOCKED)) == QUEUED_MAX
         assert (await one(store)).missed == 2
@@ -339,7 +346,7 @@ class CatchingUp:
         await put(store, catch_up=how)
         clock.advance(55)
 
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
         assert await ticks(store, State.WAITING) == ran
         assert await ticks(store, State.SCHEDULED) == [60]
@@ -351,20 +358,20 @@ class CatchingUp:
         await put(store, "in time", every=100.0, catch_up=CatchUp.SKIP, start=clock.time() + 20)
         clock.advance(80)
 
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
         assert [(found.runs, found.missed) for found in await store.schedules()] == [(0, 0), (1, 0)]
         clock.advance(40 + 61)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
         assert [(found.runs, found.missed) for found in await store.schedules()] == [(0, 1), (1, 1)]
 
     async def test_a_miss_is_told_once_for_all(self, store: Store, clock: FakeClock) -> None:
         await put(store)
-        first, head = (await one(store)).job, await store.head()
+        first, head = (await one(store)).job, await store.latest_cursor()
         clock.advance(55)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
-        told = [event for event in await ask.events(store, head) if event.kind is Kind.MISSED]
+        told = [event for event in await requests.events(store, head) if event.kind is EventKind.TICK_MISSED]
         assert [event.text for event in told] == [f"{first} and 3 more"]
 
     async def test_a_very_long_outage_is_caught_up_with_in_bounds(
@@ -373,7 +380,7 @@ class CatchingUp:
         await put(store, every=1.0, catch_up=CatchUp.ALL)
         clock.advance(10_000)
 
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
         after = await one(store)
         assert after.tick == clock.time() + 1
@@ -384,7 +391,7 @@ class CatchingUp:
     async def test_ticks_to_catch_up_with_wait_for_each_other(self, store: Store, clock: FakeClock) -> None:
         await put(store, catch_up=CatchUp.ALL, overlap=Overlap.QUEUE)
         clock.advance(30)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
         assert await ticks(store, State.WAITING) == [10]
         assert await ticks(store, State.BLOCKED) == [20, 30]

@@ -3,39 +3,39 @@
 import pytest
 from msgspec.structs import replace
 
-from errandry.core.answer import ALREADY, WRITTEN, Cause, Claims, Lost
+from errandry.core.answer import ALREADY, WRITTEN, Claims, Lost, LossCause
 from errandry.core.command import (
-    Cancel,
+    CancelJobs,
     Claim,
-    Complete,
-    Fail,
-    GiveUp,
+    CompleteOutcome,
+    FailOutcome,
+    GiveUpOutcome,
     Outcome,
-    Release,
-    Rerun,
-    Retry,
+    ReleaseOutcome,
+    RerunJobs,
+    RetryOutcome,
     Settle,
-    Snooze,
+    SnoozeOutcome,
 )
-from errandry.core.event import Kind
+from errandry.core.event import EventKind
 from errandry.core.job import DAY, AttemptError, Failure, Keep
 from errandry.core.retry import Backoff, Curve
 from errandry.core.state import Reason, State
 from errandry.errors import TooLarge
-from errandry.store.contract import Bounds, Store
+from errandry.store.contract import Store, StoreLimits
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.conformance.fixtures import MakeStore
 from errandry.testing.given import Given, ref
 
 BOOM = Failure(Reason.TIMEOUT, "TimeoutError", "took too long", "Traceback: …")
 OUTCOMES: dict[str, Outcome] = {
-    "complete": Complete('{"n": 1}'),
-    "retry": Retry(BOOM, 60.0),
-    "fail": Fail(BOOM),
-    "snooze": Snooze(60.0),
-    "release": Release(),
-    "give_up": GiveUp(),
+    "complete": CompleteOutcome('{"n": 1}'),
+    "retry": RetryOutcome(BOOM, 60.0),
+    "fail": FailOutcome(BOOM),
+    "snooze": SnoozeOutcome(60.0),
+    "release": ReleaseOutcome(),
+    "give_up": GiveUpOutcome(),
 }
 EACH = pytest.mark.parametrize("name", list(OUTCOMES))
 
@@ -47,9 +47,9 @@ class Settling:
         job = await given.running()
         clock.advance(5)
 
-        assert await ask.settle(store, job, Complete(' {"é": [1.50]} ')) is WRITTEN
+        assert await requests.settle(store, job, CompleteOutcome(' {"é": [1.50]} ')) is WRITTEN
 
-        after, now = await ask.current(store, job), clock.time()
+        after, now = await requests.current(store, job), clock.time()
         assert (after.state, after.reason, after.result) == (State.COMPLETED, None, ' {"é": [1.50]} ')
         assert (after.finished_at, after.updated_at, after.lease_until) == (now, now, None)
         assert (after.attempts, after.worker, after.fence) == (1, "worker", job.fence)
@@ -67,21 +67,21 @@ class Settling:
             "[1,2]",
         ]
         jobs = [await given.running() for _ in range(2 * len(results))]
-        ends: list[Outcome] = [Fail(Failure(message=str(result))) for result in results]
-        ends[::2] = [GiveUp()] * len(ends[::2])
-        ends += [Complete(result) for result in results]
+        ends: list[Outcome] = [FailOutcome(Failure(message=str(result))) for result in results]
+        ends[::2] = [GiveUpOutcome()] * len(ends[::2])
+        ends += [CompleteOutcome(result) for result in results]
 
         settles = [Settle(ref(job), end) for job, end in zip(jobs, ends, strict=True)]
         answers = await store.commit([*settles[1::2], *settles[::2][::-1]])  # not in the order they came
 
         assert answers == [WRITTEN] * len(jobs)
-        after = [await ask.current(store, job) for job in jobs]
+        after = [await requests.current(store, job) for job in jobs]
         assert [job.result for job in after[len(results) :]] == results
         for job, end in zip(after, ends, strict=True):
             match end:
-                case Fail(failure=failure):
+                case FailOutcome(failure=failure):
                     assert (job.state, job.errors[-1].message) == (State.FAILED, failure.message)
-                case GiveUp():
+                case GiveUpOutcome():
                     assert (job.state, job.errors, job.result) == (State.CANCELED, (), None)
 
     @pytest.mark.parametrize("result", [None, "null", '""', "0"])
@@ -95,9 +95,9 @@ class Settling:
     ) -> None:
         job = await given.running("me")
         clock.advance(5)
-        await ask.settle(store, job, Fail(BOOM))
+        await requests.settle(store, job, FailOutcome(BOOM))
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.state, after.reason, after.finished_at) == (State.FAILED, Reason.TIMEOUT, clock.time())
         assert after.errors == (
             AttemptError(
@@ -116,9 +116,9 @@ class Settling:
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.running()
-        await ask.settle(store, job, Retry(BOOM, 90.0))
+        await requests.settle(store, job, RetryOutcome(BOOM, 90.0))
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.state, after.run_at, after.attempts) == (State.SCHEDULED, clock.time() + 90, 1)
         assert (after.reason, after.worker, after.lease_until) == (None, None, None)
         assert [error.message for error in after.errors] == ["took too long"]
@@ -129,8 +129,8 @@ class Settling:
         job = await given.waiting(backoff=Backoff(Curve.EXPONENTIAL, start=2.0, jitter=0.0))
         delays = []
         for _ in range(4):
-            await ask.settle(store, await given.taken(job), Retry())
-            after = await ask.current(store, job)
+            await requests.settle(store, await given.taken(job), RetryOutcome())
+            after = await requests.current(store, job)
             delays.append((after.run_at or 0) - clock.time())
             clock.advance(delays[-1])
 
@@ -139,18 +139,18 @@ class Settling:
     async def test_the_default_backoff_is_a_second_give_or_take_a_quarter(
         self, clock: FakeClock, given: Given
     ) -> None:
-        delays = [((await given.settled(Retry())).run_at or 0) - clock.time() for _ in range(8)]
+        delays = [((await given.settled(RetryOutcome())).run_at or 0) - clock.time() for _ in range(8)]
 
         assert all(0.75 <= delay <= 1.25 for delay in delays)
         assert len(set(delays)) > 1
 
     async def test_a_retry_of_the_last_attempt_fails_for_its_own_reason(self, given: Given) -> None:
-        job = await given.settled(Retry(BOOM, 60.0), max_attempts=1)
+        job = await given.settled(RetryOutcome(BOOM, 60.0), max_attempts=1)
 
         assert (job.state, job.reason, len(job.errors)) == (State.FAILED, Reason.TIMEOUT, 1)
 
     async def test_snooze_gives_the_attempt_back(self, clock: FakeClock, given: Given) -> None:
-        job = await given.settled(Snooze(60.0), max_attempts=1)
+        job = await given.settled(SnoozeOutcome(60.0), max_attempts=1)
 
         assert (job.state, job.run_at) == (State.SCHEDULED, clock.time() + 60)
         assert (job.attempts, job.releases, job.errors) == (0, 0, ())
@@ -160,9 +160,9 @@ class Settling:
         self, store: Store, given: Given, state: State
     ) -> None:
         job = await given.brought(state, max_attempts=1)
-        await ask.settle(store, job, Release())
+        await requests.settle(store, job, ReleaseOutcome())
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.state, after.attempts, after.releases) == (State.WAITING, 0, 1)
         assert (after.worker, after.lease_until, after.errors) == (None, None, ())
 
@@ -172,32 +172,32 @@ class Settling:
     ) -> None:
         job = await given.claimed(max_attempts=1)
         for number in range(20):
-            settle = Settle(ref(job), Release(reason=reason))
+            settle = Settle(ref(job), ReleaseOutcome(reason=reason))
             _, answer = await store.commit([settle, Claim(worker="w", nonce=f"{number}", start=False)])
             assert isinstance(answer, Claims)
             [job] = answer.jobs
-        await ask.settle(store, job, Release(reason=reason))
+        await requests.settle(store, job, ReleaseOutcome(reason=reason))
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.state, after.reason, after.releases) == (State.FAILED, reason, 21)
 
     @pytest.mark.parametrize("state", [State.CLAIMED, State.RUNNING])
     async def test_a_job_given_up_is_canceled(self, store: Store, given: Given, state: State) -> None:
         job = await given.brought(state)
-        await ask.settle(store, job, GiveUp(BOOM))
+        await requests.settle(store, job, GiveUpOutcome(BOOM))
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.state, after.reason) == (State.CANCELED, Reason.CANCELED)
         assert [error.message for error in after.errors] == ["took too long"]
 
     @EACH
     async def test_cancel_asked_wins_over_every_outcome(self, store: Store, given: Given, name: str) -> None:
         job = await given.running(max_attempts=1)
-        await ask.operate(store, Cancel(ids=(job.id,)))
+        await requests.operate(store, CancelJobs(ids=(job.id,)))
 
-        assert await ask.settle(store, job, OUTCOMES[name]) is WRITTEN
+        assert await requests.settle(store, job, OUTCOMES[name]) is WRITTEN
 
-        after = await ask.current(store, job)
+        after = await requests.current(store, job)
         assert (after.state, after.reason, after.cancel_requested) == (State.CANCELED, Reason.CANCELED, True)
         assert after.result == ('{"n": 1}' if name == "complete" else None)
         messages = [error.message for error in after.errors]
@@ -207,15 +207,15 @@ class Settling:
         self, store: Store, given: Given
     ) -> None:
         job = await given.running()
-        await ask.operate(store, Cancel(ids=(job.id,)))
-        await ask.settle(store, job, Complete("1"))
+        await requests.operate(store, CancelJobs(ids=(job.id,)))
+        await requests.settle(store, job, CompleteOutcome("1"))
 
-        assert [error.kind for error in (await ask.current(store, job)).errors] == [Reason.CANCELED]
+        assert [error.kind for error in (await requests.current(store, job)).errors] == [Reason.CANCELED]
 
     async def test_the_newest_20_errors_are_kept(self, store: Store, given: Given) -> None:
         job = await given.running(max_attempts=100)
         for number in range(1, 25):
-            settle = Settle(ref(job), Retry(Failure(message=f"error {number}"), delay=0.0))
+            settle = Settle(ref(job), RetryOutcome(Failure(message=f"error {number}"), delay=0.0))
             _, answer = await store.commit([settle, Claim(worker="w", nonce=f"{number}")])
             assert isinstance(answer, Claims)
             [job] = answer.jobs
@@ -226,7 +226,7 @@ class Settling:
     async def test_the_text_of_an_error_is_cut(self, given: Given) -> None:
         long = "x" * 100_000
 
-        job = await given.settled(Fail(Failure(Reason.ERROR, long, long, long)))
+        job = await given.settled(FailOutcome(Failure(Reason.ERROR, long, long, long)))
 
         [error] = job.errors
         assert [len(text) <= 16_384 for text in (error.type, error.message, error.traceback)] == [True] * 3
@@ -237,9 +237,9 @@ class Settling:
     ) -> None:
         job = await given.running(deadline=clock.time() + 10)
         clock.advance(10)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
-        assert await ask.settle(store, job, Complete()) is WRITTEN
+        assert await requests.settle(store, job, CompleteOutcome()) is WRITTEN
 
     async def test_the_next_job_can_be_claimed_in_the_pass_that_settles_the_last(
         self, store: Store, given: Given
@@ -247,7 +247,7 @@ class Settling:
         job, following = await given.running(), await given.waiting()
 
         settled, answer = await store.commit(
-            [Settle(ref(job), Complete()), Claim(worker="worker", nonce="nonce")]
+            [Settle(ref(job), CompleteOutcome()), Claim(worker="worker", nonce="nonce")]
         )
 
         assert settled is WRITTEN
@@ -257,16 +257,16 @@ class Settling:
     async def test_a_result_over_the_bound_is_refused_and_the_job_runs_on(
         self, open_store: MakeStore, clock: FakeClock
     ) -> None:
-        store = await open_store(clock, Bounds(result=10))
+        store = await open_store(clock, StoreLimits(result=10))
         job = await Given(store).running()
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        answer = await ask.settle(store, job, Complete('"ééééé"'))
+        answer = await requests.settle(store, job, CompleteOutcome('"ééééé"'))
 
         assert isinstance(answer, TooLarge)
         assert (answer.name, answer.size, answer.bound) == ("result", 12, 10)
-        assert await ask.everything(store) == before
-        assert await ask.settle(store, job, Complete('"éééé"')) is WRITTEN
+        assert await requests.everything(store) == before
+        assert await requests.settle(store, job, CompleteOutcome('"éééé"')) is WRITTEN
 
 
 class Repeating:
@@ -275,89 +275,89 @@ class Repeating:
         self, store: Store, clock: FakeClock, given: Given, name: str
     ) -> None:
         job = await given.running(lease=30.0)
-        await ask.settle(store, job, OUTCOMES[name])
+        await requests.settle(store, job, OUTCOMES[name])
         clock.advance(31)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        assert await ask.settle(store, job, OUTCOMES[name]) is ALREADY
-        assert await ask.everything(store) == before
+        assert await requests.settle(store, job, OUTCOMES[name]) is ALREADY
+        assert await requests.everything(store) == before
 
     @EACH
     async def test_it_answers_already_until_the_job_is_claimed_again(
         self, store: Store, clock: FakeClock, given: Given, name: str
     ) -> None:
         job = await given.running()
-        await ask.settle(store, job, OUTCOMES[name])
-        if (await ask.current(store, job)).finished:
-            await ask.operate(store, Rerun(ids=(job.id,)))
+        await requests.settle(store, job, OUTCOMES[name])
+        if (await requests.current(store, job)).finished:
+            await requests.operate(store, RerunJobs(ids=(job.id,)))
         clock.advance(60)
-        await ask.upkeep(store)
-        assert (await ask.current(store, job)).state is State.WAITING
-        assert await ask.settle(store, job, OUTCOMES[name]) is ALREADY
+        await requests.upkeep(store)
+        assert (await requests.current(store, job)).state is State.WAITING
+        assert await requests.settle(store, job, OUTCOMES[name]) is ALREADY
         await given.taken(job)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        assert await ask.settle(store, job, OUTCOMES[name]) == Lost(Cause.OTHER_FENCE)
-        assert await ask.everything(store) == before
+        assert await requests.settle(store, job, OUTCOMES[name]) == Lost(LossCause.OTHER_FENCE)
+        assert await requests.everything(store) == before
 
     @EACH
     async def test_another_outcome_of_the_same_claim_is_refused(
         self, store: Store, given: Given, name: str
     ) -> None:
         job = await given.running()
-        await ask.settle(store, job, OUTCOMES[name])
-        before = await ask.everything(store)
+        await requests.settle(store, job, OUTCOMES[name])
+        before = await requests.everything(store)
 
-        answers = {other: await ask.settle(store, job, OUTCOMES[other]) for other in OUTCOMES}
+        answers = {other: await requests.settle(store, job, OUTCOMES[other]) for other in OUTCOMES}
 
-        assert answers == dict.fromkeys(OUTCOMES, Lost(Cause.NOT_HELD)) | {name: ALREADY}
-        assert await ask.everything(store) == before
+        assert answers == dict.fromkeys(OUTCOMES, Lost(LossCause.NOT_HELD)) | {name: ALREADY}
+        assert await requests.everything(store) == before
 
     @EACH
     async def test_an_outcome_overruled_by_a_cancel_is_still_a_repeat(
         self, store: Store, given: Given, name: str
     ) -> None:
         job = await given.running()
-        await ask.operate(store, Cancel(ids=(job.id,)))
-        await ask.settle(store, job, OUTCOMES[name])
-        before = await ask.everything(store)
+        await requests.operate(store, CancelJobs(ids=(job.id,)))
+        await requests.settle(store, job, OUTCOMES[name])
+        before = await requests.everything(store)
 
-        assert await ask.settle(store, job, OUTCOMES[name]) is ALREADY
-        assert await ask.everything(store) == before
+        assert await requests.settle(store, job, OUTCOMES[name]) is ALREADY
+        assert await requests.everything(store) == before
 
     async def test_giving_up_what_was_canceled_meanwhile_answers_already(
         self, store: Store, given: Given
     ) -> None:
         job = await given.canceled()
 
-        assert await ask.settle(store, job, GiveUp()) is ALREADY
+        assert await requests.settle(store, job, GiveUpOutcome()) is ALREADY
 
     @EACH
     async def test_the_outcome_of_an_earlier_attempt_makes_no_repeat_of_a_later_one(
         self, store: Store, clock: FakeClock, given: Given, name: str
     ) -> None:
         job = await given.running()
-        await ask.settle(store, job, OUTCOMES[name])
-        if (await ask.current(store, job)).finished:
-            await ask.operate(store, Rerun(ids=(job.id,)))
+        await requests.settle(store, job, OUTCOMES[name])
+        if (await requests.current(store, job)).finished:
+            await requests.operate(store, RerunJobs(ids=(job.id,)))
         clock.advance(60)
         again = await given.taken(job, lease=30.0)
         clock.advance(30)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
-        assert await ask.settle(store, again, OUTCOMES[name]) == Lost(Cause.NOT_HELD)
+        assert await requests.settle(store, again, OUTCOMES[name]) == Lost(LossCause.NOT_HELD)
 
     async def test_a_claim_sent_again_answers_with_the_same_claims(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         for _ in range(5):
             await given.waiting()
-        first = await ask.claim(store, worker="me", nonce="n", limit=3)
+        first = await requests.claim(store, worker="me", nonce="n", limit=3)
         clock.advance(5)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        assert await ask.claim(store, worker="me", nonce="n", limit=3) == first
-        assert await ask.everything(store) == before
+        assert await requests.claim(store, worker="me", nonce="n", limit=3) == first
+        assert await requests.everything(store) == before
 
     async def test_all_claims_of_a_pass_answer_the_same_when_they_are_sent_again(
         self, store: Store, given: Given
@@ -367,34 +367,34 @@ class Repeating:
             await given.waiting()
         claims = [Claim(worker="me", nonce=nonce) for nonce in ("one", "two")]
         first = await store.commit(claims)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
         assert await store.commit(claims) == first
-        assert await ask.everything(store) == before
+        assert await requests.everything(store) == before
 
     async def test_a_claim_sent_again_answers_only_with_what_still_stands(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         for _ in range(4):
             await given.waiting()
-        one, two, three = await ask.claim(store, worker="me", nonce="n", limit=3, lease=30.0)
-        await ask.settle(store, two, Complete())
+        one, two, three = await requests.claim(store, worker="me", nonce="n", limit=3, lease=30.0)
+        await requests.settle(store, two, CompleteOutcome())
         clock.advance(20)
-        await ask.renew(store, ref(three), lease=30.0)
+        await requests.renew(store, ref(three), lease=30.0)
         clock.advance(10)
 
-        assert await ask.claim(store, worker="me", nonce="n", limit=3) == (
+        assert await requests.claim(store, worker="me", nonce="n", limit=3) == (
             replace(three, lease_until=clock.time() + 20, updated_at=clock.time() - 10),
         )
-        assert (await ask.current(store, one)).state is State.RUNNING
+        assert (await requests.current(store, one)).state is State.RUNNING
 
     async def test_a_claim_that_took_nothing_can_be_sent_again_for_what_has_come(
         self, store: Store, given: Given
     ) -> None:
-        assert await ask.order(store, nonce="n") == []
+        assert await requests.order(store, nonce="n") == []
         job = await given.waiting()
 
-        assert await ask.order(store, nonce="n") == [job.id]
+        assert await requests.order(store, nonce="n") == [job.id]
 
     @pytest.mark.parametrize(("worker", "nonce"), [("me", "other"), ("you", "n")])
     async def test_another_nonce_or_worker_claims_anew(
@@ -402,9 +402,9 @@ class Repeating:
     ) -> None:
         await given.waiting()
         following = await given.waiting()
-        await ask.claim(store, worker="me", nonce="n")
+        await requests.claim(store, worker="me", nonce="n")
 
-        assert await ask.order(store, limit=1, worker=worker, nonce=nonce) == [following.id]
+        assert await requests.order(store, limit=1, worker=worker, nonce=nonce) == [following.id]
 
 
 class Keeping:
@@ -426,34 +426,36 @@ class Keeping:
         job = await given.brought(state, keep=Keep(completed=10.0, failed=10.0, canceled=10.0))
         other = await given.brought(state, keep=replace(Keep(10.0, 10.0, 10.0), **{state: 10.25}))
         clock.advance(10)
-        assert not await ask.is_gone(store, job)
+        assert not await requests.is_gone(store, job)
 
-        assert (await ask.upkeep(store)).pruned == 1
+        assert (await requests.upkeep(store)).pruned == 1
 
-        assert await ask.is_gone(store, job)
-        assert not await ask.is_gone(store, other)
+        assert await requests.is_gone(store, job)
+        assert not await requests.is_gone(store, other)
 
     @pytest.mark.parametrize("name", ["complete", "fail", "give_up"])
     async def test_keep_0_removes_the_job_at_once_and_the_totals_go_on(
         self, store: Store, given: Given, name: str
     ) -> None:
         job = await given.running(keep=Keep(completed=0.0, failed=0.0, canceled=0.0))
-        head = await store.head()
+        head = await store.latest_cursor()
 
-        assert await ask.settle(store, job, OUTCOMES[name]) is WRITTEN
+        assert await requests.settle(store, job, OUTCOMES[name]) is WRITTEN
 
         ended = {"complete": "completed", "fail": "failed", "give_up": "canceled"}[name]
-        assert await ask.is_gone(store, job)
-        assert await ask.jobs(store) == []
+        assert await requests.is_gone(store, job)
+        assert await requests.jobs(store) == []
         assert (await store.totals())["default"] == {"inserted": 1, ended: 1, "removed": 1}
-        assert await ask.kinds(store, head) == [Kind(ended), Kind.REMOVED]
+        assert await requests.kinds(store, head) == [EventKind(ended), EventKind.REMOVED]
 
     async def test_keep_0_holds_for_the_state_it_names_only(self, given: Given) -> None:
-        job = await given.settled(Fail(), keep=Keep(completed=0.0))
+        job = await given.settled(FailOutcome(), keep=Keep(completed=0.0))
 
         assert job.state is State.FAILED
 
     async def test_a_job_of_keep_0_that_is_tried_again_stays(self, given: Given) -> None:
-        job = await given.settled(Retry(BOOM, 60.0), keep=Keep(completed=0.0, failed=0.0, canceled=0.0))
+        job = await given.settled(
+            RetryOutcome(BOOM, 60.0), keep=Keep(completed=0.0, failed=0.0, canceled=0.0)
+        )
 
         assert job.state is State.SCHEDULED

@@ -3,32 +3,32 @@
 import pytest
 
 from errandry.testing.conformance.bad_input import BadInput
-from errandry.testing.conformance.bounding import Ageing, Bounding, KeepingOrder
+from errandry.testing.conformance.capacity import Ageing, Bounding, KeepingOrder
 from errandry.testing.conformance.claiming import Batching, Claiming, Draining, Ordering, Suspecting
 from errandry.testing.conformance.clock import ClockMoving
 from errandry.testing.conformance.events import Reporting, Resuming
-from errandry.testing.conformance.figuring import Figuring
 from errandry.testing.conformance.fixtures import Fixtures, MakeStore
+from errandry.testing.conformance.flow_reruns import Awaiting, Canceling, Forgetting, Rerunning
 from errandry.testing.conformance.flows import Flowing, Tying
 from errandry.testing.conformance.inserting import Inserting
 from errandry.testing.conformance.leasing import Expiring, Fencing, Leasing, Noting, Starting
 from errandry.testing.conformance.limiting import Limiting, Rating, TakingTurns
-from errandry.testing.conformance.moving import Moving, MovingOtherwise
-from errandry.testing.conformance.opening import Opening, Waking
+from errandry.testing.conformance.opening_and_waking import Opening, Waking
 from errandry.testing.conformance.operating import Operating, Slicing
-from errandry.testing.conformance.pausing import Pausing
+from errandry.testing.conformance.pausing import PausingRules
 from errandry.testing.conformance.querying import Beating, Counting, Getting, Listing, Querying
-from errandry.testing.conformance.reflows import Awaiting, Canceling, Forgetting, Rerunning
-from errandry.testing.conformance.relocating import Looking, Rechecking, Relocating
-from errandry.testing.conformance.replanning import Meddling, Replanning, RunningNow
-from errandry.testing.conformance.retaining import Outliving, Retaining
-from errandry.testing.conformance.ruling import RulePutting
+from errandry.testing.conformance.queue_moves import Looking, Rechecking, Relocating
+from errandry.testing.conformance.retention import Outliving, Retaining
+from errandry.testing.conformance.rules import RulePutting
+from errandry.testing.conformance.schedule_changes import Meddling, Replanning, RunningNow
 from errandry.testing.conformance.scheduling import CatchingUp, Ending, Overlapping, Scheduling
 from errandry.testing.conformance.settling import Keeping, Repeating, Settling
+from errandry.testing.conformance.statistics import Statistics
 from errandry.testing.conformance.stepping import Signaling, Sleeping, Stepping
+from errandry.testing.conformance.transitions import Moving, MovingOtherwise
+from errandry.testing.conformance.unique_windows import NeverTwo, RerunningUnique, Windows
 from errandry.testing.conformance.uniqueness import Holding, HoldingInBulk, Replacing
 from errandry.testing.conformance.upkeep import Upkeeping
-from errandry.testing.conformance.windows import NeverTwo, RerunningUnique, Windows
 
 __all__ = ["Conformance", "MakeStore"]
 
@@ -50,7 +50,7 @@ class Conformance(
     Suspecting,
     Batching,
     Draining,
-    Pausing,
+    PausingRules,
     RulePutting,
     Limiting,
     Rating,
@@ -96,7 +96,7 @@ class Conformance(
     Listing,
     Querying,
     Counting,
-    Figuring,
+    Statistics,
     Beating,
     Reporting,
     Resuming,

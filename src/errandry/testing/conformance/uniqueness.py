@@ -7,49 +7,49 @@ import pytest
 
 from errandry.core.answer import Claims, Inserted
 from errandry.core.command import (
-    Cancel,
+    CancelJobs,
     Claim,
-    Complete,
-    Edit,
-    Fail,
-    GiveUp,
+    CompleteOutcome,
+    EditJobs,
+    FailOutcome,
+    GiveUpOutcome,
     Insert,
     OperatorCommand,
     Outcome,
-    Postpone,
+    PostponeJobs,
     Ref,
-    Remove,
-    Resolve,
-    Retry,
+    RemoveJobs,
+    ResolveJobs,
+    RetryOutcome,
     Settle,
-    Snooze,
+    SnoozeOutcome,
 )
-from errandry.core.event import Kind
+from errandry.core.event import EventKind
 from errandry.core.job import Keep
 from errandry.core.state import State
-from errandry.core.unique import Conflict, Scope, Unique
+from errandry.core.unique import Conflict, UniqueKey, UniqueScope
 from errandry.errors import DuplicateJob, TooLarge
-from errandry.store.contract import Bounds, Store
+from errandry.store.contract import Store, StoreLimits
 from errandry.testing.clock import FakeClock
-from errandry.testing.conformance import ask
+from errandry.testing.conformance import requests
 from errandry.testing.conformance.fixtures import MakeStore
 from errandry.testing.given import Given
 
-KEY = Unique("invoice 7")
-HOUR = Unique("invoice 7", Scope.WINDOW, 3_600.0)
-EVER = Unique("invoice 7", Scope.EVER)
+KEY = UniqueKey("invoice 7")
+HOUR = UniqueKey("invoice 7", UniqueScope.WINDOW, 3_600.0)
+EVER = UniqueKey("invoice 7", UniqueScope.EVER)
 RAISE, REPLACE = Conflict.RAISE, Conflict.REPLACE
 LIVE = (State.BLOCKED, State.SCHEDULED, State.WAITING, State.CLAIMED, State.RUNNING)
 ENDED = (State.COMPLETED, State.FAILED, State.CANCELED)
 UNTAKEN = (State.BLOCKED, State.SCHEDULED, State.WAITING)
 
 
-async def is_free(store: Store, given: Given, unique: Unique = KEY, **fields: Any) -> bool:
+async def is_free(store: Store, given: Given, unique: UniqueKey = KEY, **fields: Any) -> bool:
     """Whether another job gets the key. It does not keep it."""
     new = given.job(unique=unique, **fields)
-    answer = await ask.insert(store, new)
+    answer = await requests.insert(store, new)
     if answer == Inserted((new.id,)):
-        await ask.operate(store, Remove(ids=(new.id,)))
+        await requests.operate(store, RemoveJobs(ids=(new.id,)))
         return True
     return False
 
@@ -58,13 +58,13 @@ class Holding:
     """While a job is alive."""
 
     async def test_a_key_is_kept_with_its_job(self, store: Store, given: Given) -> None:
-        unique = Unique("Größe ☂ 😀 '\"\\", Scope.WINDOW, 0.25, per_queue=True)
+        unique = UniqueKey("Größe ☂ 😀 '\"\\", UniqueScope.WINDOW, 0.25, per_queue=True)
 
         job = await given.waiting(unique=unique)
 
         assert job.unique == unique
-        assert [one.unique for one in await ask.jobs(store)] == [unique]
-        ended = await ask.current(store, await given.completed(unique=KEY))
+        assert [one.unique for one in await requests.jobs(store)] == [unique]
+        ended = await requests.current(store, await given.completed(unique=KEY))
         assert ended.unique == KEY
 
     @pytest.mark.parametrize("state", LIVE)
@@ -72,23 +72,23 @@ class Holding:
         self, store: Store, given: Given, state: State
     ) -> None:
         holder = await given.brought(state, unique=KEY)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        answer = await ask.insert(store, given.job(unique=KEY, payload="[2]", queue="elsewhere"))
+        answer = await requests.insert(store, given.job(unique=KEY, payload="[2]", queue="elsewhere"))
 
         assert answer == Inserted((holder.id,), frozenset({holder.id}))
-        assert await ask.everything(store) == before
+        assert await requests.everything(store) == before
 
     @pytest.mark.parametrize("state", LIVE)
     async def test_raise_refuses_and_names_the_holder(self, store: Store, given: Given, state: State) -> None:
         holder = await given.brought(state, unique=KEY)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        answer = await ask.one(store, Insert((given.job(unique=KEY, on_conflict=RAISE),)))
+        answer = await requests.one(store, Insert((given.job(unique=KEY, on_conflict=RAISE),)))
 
         assert isinstance(answer, DuplicateJob)
         assert (answer.key, answer.job_id) == ("invoice 7", holder.id)
-        assert await ask.everything(store) == before
+        assert await requests.everything(store) == before
 
     @pytest.mark.parametrize("state", [*ENDED, None])
     async def test_the_key_of_a_job_that_is_alive_no_more_is_free(
@@ -98,17 +98,19 @@ class Holding:
 
         assert await is_free(store, given)
 
-    @pytest.mark.parametrize("outcome", [Complete(), Fail(), GiveUp()])
+    @pytest.mark.parametrize("outcome", [CompleteOutcome(), FailOutcome(), GiveUpOutcome()])
     async def test_a_job_kept_for_no_time_frees_its_key(
         self, store: Store, given: Given, outcome: Outcome
     ) -> None:
         job = await given.running(unique=KEY, keep=Keep(0, 0, 0))
-        await ask.settle(store, job, outcome)
+        await requests.settle(store, job, outcome)
 
-        assert await ask.is_gone(store, job)
+        assert await requests.is_gone(store, job)
         assert await is_free(store, given)
 
-    @pytest.mark.parametrize("outcome", [Retry(delay=0), Retry(delay=60.0), Snooze(60.0)])
+    @pytest.mark.parametrize(
+        "outcome", [RetryOutcome(delay=0), RetryOutcome(delay=60.0), SnoozeOutcome(60.0)]
+    )
     async def test_a_job_that_is_to_run_again_keeps_its_key(
         self, store: Store, given: Given, outcome: Outcome
     ) -> None:
@@ -119,32 +121,32 @@ class Holding:
     @pytest.mark.parametrize(
         "command",
         [
-            lambda ids: Cancel(ids=ids),
-            lambda ids: Remove(ids=ids),
-            lambda ids: Resolve(ids=ids),
-            lambda ids: Resolve(ids=ids, state=State.FAILED),
+            lambda ids: CancelJobs(ids=ids),
+            lambda ids: RemoveJobs(ids=ids),
+            lambda ids: ResolveJobs(ids=ids),
+            lambda ids: ResolveJobs(ids=ids, state=State.FAILED),
         ],
     )
     async def test_what_an_operator_ends_frees_its_key(
         self, store: Store, given: Given, command: Callable[[tuple[str, ...]], OperatorCommand]
     ) -> None:
         job = await given.waiting(unique=KEY)
-        await ask.operate(store, command((job.id,)))
+        await requests.operate(store, command((job.id,)))
 
         assert await is_free(store, given)
 
     @pytest.mark.parametrize(
         "command",
         [
-            lambda ids: Edit(ids=ids, payload="[2]", priority=5),
-            lambda ids: Postpone(ids=ids, delay=60.0),
+            lambda ids: EditJobs(ids=ids, payload="[2]", priority=5),
+            lambda ids: PostponeJobs(ids=ids, delay=60.0),
         ],
     )
     async def test_what_an_operator_changes_keeps_its_key(
         self, store: Store, given: Given, command: Callable[[tuple[str, ...]], OperatorCommand]
     ) -> None:
         job = await given.waiting(unique=KEY)
-        await ask.operate(store, command((job.id,)))
+        await requests.operate(store, command((job.id,)))
 
         assert not await is_free(store, given)
 
@@ -152,10 +154,10 @@ class Holding:
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await given.waiting(unique=KEY, deadline=clock.time() + 10)
-        other = Unique("other")
+        other = UniqueKey("other")
         await given.running(unique=other, max_attempts=1, lease=10)
         clock.advance(11)
-        await ask.upkeep(store)
+        await requests.upkeep(store)
 
         assert await is_free(store, given)
         assert await is_free(store, given, other)
@@ -166,7 +168,7 @@ class Holding:
         job = await given.running(unique=KEY)
         new = given.job(unique=KEY, on_conflict=RAISE)
 
-        _, answer = await store.commit([Settle(Ref(job.id, job.fence), Complete()), Insert((new,))])
+        _, answer = await store.commit([Settle(Ref(job.id, job.fence), CompleteOutcome()), Insert((new,))])
 
         assert answer == Inserted((new.id,))
         assert not await is_free(store, given)
@@ -181,7 +183,7 @@ class Holding:
 
         assert answers[:2] == [Inserted((first.id,)), Inserted((first.id,), frozenset({first.id}))]
         assert isinstance(answers[2], DuplicateJob)
-        assert [job.id for job in await ask.jobs(store)] == [first.id]
+        assert [job.id for job in await requests.jobs(store)] == [first.id]
 
     async def test_a_job_that_runs_in_the_pass_that_inserts_it_has_its_key(
         self, store: Store, given: Given
@@ -194,40 +196,40 @@ class Holding:
         assert not await is_free(store, given)
 
     async def test_keys_differ_and_jobs_without_one_are_many(self, store: Store, given: Given) -> None:
-        answer = await ask.insert(
+        answer = await requests.insert(
             store,
             *(
-                given.job(unique=Unique(key))
+                given.job(unique=UniqueKey(key))
                 for key in ("a", "A", "a ", "á", "\N{FULLWIDTH LATIN SMALL LETTER A}")
             ),
             *(given.job() for _ in range(3)),
         )
 
         assert answer.existed == frozenset()
-        assert len(await ask.jobs(store)) == 8
+        assert len(await requests.jobs(store)) == 8
 
     async def test_per_queue_every_queue_has_a_key_of_its_own(self, store: Store, given: Given) -> None:
-        mine = Unique("k", per_queue=True)
+        mine = UniqueKey("k", per_queue=True)
         mail = await given.waiting(unique=mine, queue="mail")
 
         assert await is_free(store, given, mine, queue="print")
-        assert await is_free(store, given, Unique("k"), queue="mail")
-        assert (await ask.insert(store, given.job(unique=mine, queue="mail"))).ids == (mail.id,)
+        assert await is_free(store, given, UniqueKey("k"), queue="mail")
+        assert (await requests.insert(store, given.job(unique=mine, queue="mail"))).ids == (mail.id,)
 
     async def test_an_insert_sent_again_is_no_conflict_with_itself(self, store: Store, given: Given) -> None:
         new = given.job(unique=KEY, on_conflict=RAISE)
-        await ask.insert(store, new)
+        await requests.insert(store, new)
 
-        assert await ask.insert(store, new) == Inserted((new.id,), frozenset({new.id}))
+        assert await requests.insert(store, new) == Inserted((new.id,), frozenset({new.id}))
 
     async def test_an_id_that_is_there_counts_before_the_key(self, store: Store, given: Given) -> None:
         holder, other = await given.waiting(unique=KEY), await given.waiting()
 
-        answer = await ask.insert(store, given.job(id=other.id, unique=KEY, on_conflict=RAISE))
+        answer = await requests.insert(store, given.job(id=other.id, unique=KEY, on_conflict=RAISE))
 
         assert answer == Inserted((other.id,), frozenset({other.id}))
         assert not await is_free(store, given)
-        await ask.operate(store, Remove(ids=(holder.id,)))
+        await requests.operate(store, RemoveJobs(ids=(holder.id,)))
         assert await is_free(store, given)
 
 
@@ -236,59 +238,59 @@ class HoldingInBulk:
         self, store: Store, given: Given
     ) -> None:
         holder = await given.waiting(unique=KEY)
-        a, b, c = given.job(), given.job(unique=KEY), given.job(unique=Unique("other"))
+        a, b, c = given.job(), given.job(unique=KEY), given.job(unique=UniqueKey("other"))
 
-        answer = await ask.insert(store, a, b, c)
+        answer = await requests.insert(store, a, b, c)
 
         assert answer == Inserted((a.id, holder.id, c.id), frozenset({holder.id}))
-        assert {job.id for job in await ask.jobs(store)} == {holder.id, a.id, c.id}
+        assert {job.id for job in await requests.jobs(store)} == {holder.id, a.id, c.id}
 
     async def test_of_equal_keys_the_first_gets_it(self, store: Store, given: Given) -> None:
         a, b = given.job(unique=KEY), given.job(unique=KEY)
 
-        assert await ask.insert(store, a, b) == Inserted((a.id, a.id))
-        assert [job.id for job in await ask.jobs(store)] == [a.id]
+        assert await requests.insert(store, a, b) == Inserted((a.id, a.id))
+        assert [job.id for job in await requests.jobs(store)] == [a.id]
 
     @pytest.mark.parametrize("place", [0, 1, 2])
     async def test_raise_refuses_the_whole_insert(self, store: Store, given: Given, place: int) -> None:
         holder = await given.waiting(unique=KEY)
-        before = await ask.everything(store)
-        jobs = [given.job(unique=Unique("a")), given.job(unique=Unique("b"))]
+        before = await requests.everything(store)
+        jobs = [given.job(unique=UniqueKey("a")), given.job(unique=UniqueKey("b"))]
         jobs.insert(place, given.job(unique=KEY, on_conflict=RAISE))
 
-        answer = await ask.one(store, Insert(tuple(jobs)))
+        answer = await requests.one(store, Insert(tuple(jobs)))
 
         assert isinstance(answer, DuplicateJob)
         assert answer.job_id == holder.id
-        assert await ask.everything(store) == before
-        assert await is_free(store, given, Unique("a"))
-        assert await is_free(store, given, Unique("b"))
+        assert await requests.everything(store) == before
+        assert await is_free(store, given, UniqueKey("a"))
+        assert await is_free(store, given, UniqueKey("b"))
 
     async def test_two_equal_keys_and_raise_refuse_each_other(self, store: Store, given: Given) -> None:
         a, b = (given.job(unique=KEY, on_conflict=RAISE) for _ in range(2))
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        answer = await ask.one(store, Insert((a, b)))
+        answer = await requests.one(store, Insert((a, b)))
 
         assert isinstance(answer, DuplicateJob)
         assert (answer.key, answer.job_id) == ("invoice 7", a.id)
-        assert await ask.everything(store) == before
+        assert await requests.everything(store) == before
 
     async def test_a_refused_insert_takes_no_key(self, open_store: MakeStore, clock: FakeClock) -> None:
-        store = await open_store(clock, Bounds(payload=10))
+        store = await open_store(clock, StoreLimits(payload=10))
         given = Given(store)
 
-        answer = await ask.one(store, Insert((given.job(unique=KEY), given.job(payload='"123456789"'))))
+        answer = await requests.one(store, Insert((given.job(unique=KEY), given.job(payload='"123456789"'))))
 
         assert isinstance(answer, TooLarge)
         assert await is_free(store, given)
 
     async def test_thousands_of_keys_at_once(self, store: Store, given: Given) -> None:
-        jobs = [given.job(task="t", unique=Unique(f"key {number}")) for number in range(3_000)]
-        assert (await ask.insert(store, *jobs)).existed == frozenset()
+        jobs = [given.job(task="t", unique=UniqueKey(f"key {number}")) for number in range(3_000)]
+        assert (await requests.insert(store, *jobs)).existed == frozenset()
 
-        again = [given.job(task="t", unique=Unique(f"key {number}")) for number in range(2_000, 4_000)]
-        answer = await ask.insert(store, *again)
+        again = [given.job(task="t", unique=UniqueKey(f"key {number}")) for number in range(2_000, 4_000)]
+        answer = await requests.insert(store, *again)
 
         assert answer.ids[:1_000] == tuple(job.id for job in jobs[2_000:])
         assert len(answer.existed) == 1_000
@@ -306,10 +308,10 @@ class Replacing:
         clock.advance(1)
 
         new = given.job(unique=KEY, on_conflict=REPLACE, payload="[2]", metadata="[2]", delay=30.0)
-        answer = await ask.insert(store, new)
+        answer = await requests.insert(store, new)
 
         assert answer == Inserted((holder.id,), frozenset({holder.id}), frozenset({holder.id}))
-        job = await ask.current(store, holder)
+        job = await requests.current(store, holder)
         assert (job.payload, job.run_at, job.tags) == ("[2]", clock.time() + 30.0, ("old",))
         assert job.metadata == "[2]", "it says of what version the arguments are, and which are not shown"
         assert job.state is (State.BLOCKED if state is State.BLOCKED else State.SCHEDULED)
@@ -320,53 +322,53 @@ class Replacing:
         self, store: Store, given: Given, state: State
     ) -> None:
         holder = await given.brought(state, unique=KEY)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        answer = await ask.insert(store, given.job(unique=KEY, on_conflict=REPLACE, payload="[2]"))
+        answer = await requests.insert(store, given.job(unique=KEY, on_conflict=REPLACE, payload="[2]"))
 
         assert answer == Inserted((holder.id,), frozenset({holder.id}))
-        assert await ask.everything(store) == before
+        assert await requests.everything(store) == before
 
     @pytest.mark.parametrize("state", [*ENDED, None])
     async def test_a_holder_that_has_ended_or_is_gone_is_left_alone(
         self, store: Store, given: Given, state: State | None
     ) -> None:
         holder = await given.brought(state, unique=HOUR)
-        before = await ask.everything(store)
+        before = await requests.everything(store)
 
-        answer = await ask.insert(store, given.job(unique=HOUR, on_conflict=REPLACE, payload="[2]"))
+        answer = await requests.insert(store, given.job(unique=HOUR, on_conflict=REPLACE, payload="[2]"))
 
         assert answer == Inserted((holder.id,), frozenset({holder.id}))
-        assert await ask.everything(store) == before
+        assert await requests.everything(store) == before
 
     async def test_the_event_is_edited(self, store: Store, given: Given) -> None:
         holder = await given.scheduled(unique=KEY)
-        head = await store.head()
+        head = await store.latest_cursor()
 
-        await ask.insert(store, given.job(unique=KEY, on_conflict=REPLACE))
+        await requests.insert(store, given.job(unique=KEY, on_conflict=REPLACE))
 
-        [event] = await ask.events(store, head)
-        assert (event.kind, event.job) == (Kind.EDITED, holder.id)
-        assert (await ask.current(store, holder)).state is State.WAITING
+        [event] = await requests.events(store, head)
+        assert (event.kind, event.job) == (EventKind.EDITED, holder.id)
+        assert (await requests.current(store, holder)).state is State.WAITING
 
     async def test_who_is_in_line_already_keeps_the_place(self, store: Store, given: Given) -> None:
         first = await given.waiting(unique=KEY, task="t")
         second = await given.waiting(task="t")
 
-        await ask.insert(store, given.job(unique=KEY, on_conflict=REPLACE, payload="[2]"))
+        await requests.insert(store, given.job(unique=KEY, on_conflict=REPLACE, payload="[2]"))
 
-        assert await ask.order(store) == [first.id, second.id]
+        assert await requests.order(store) == [first.id, second.id]
 
     async def test_in_one_insert_the_last_one_counts(self, store: Store, given: Given) -> None:
         a, b = (given.job(unique=KEY, on_conflict=REPLACE, payload=text) for text in ("[1]", "[2]"))
 
-        answer = await ask.insert(store, a, b)
+        answer = await requests.insert(store, a, b)
 
         assert answer == Inserted((a.id, a.id), frozenset(), frozenset({a.id}))
-        assert [(job.id, job.payload) for job in await ask.jobs(store)] == [(a.id, "[2]")]
+        assert [(job.id, job.payload) for job in await requests.jobs(store)] == [(a.id, "[2]")]
 
     async def test_a_free_key_is_simply_taken(self, store: Store, given: Given) -> None:
         new = given.job(unique=KEY, on_conflict=REPLACE, delay=5.0)
 
-        assert await ask.insert(store, new) == Inserted((new.id,))
+        assert await requests.insert(store, new) == Inserted((new.id,))
         assert not await is_free(store, given)

@@ -1,0 +1,193 @@
+"""The arguments of a handler: what it takes, as a type that JSON can be checked against."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec.structs import asdict
+
+from errandry.api.context import JobContext
+from errandry.codec import json_codec
+from errandry.errors import InvalidArguments, InvalidValue
+
+_NOT_BY_NAME = {
+    inspect.Parameter.POSITIONAL_ONLY: "is positional only",
+    inspect.Parameter.VAR_POSITIONAL: "takes any number of arguments",
+    inspect.Parameter.VAR_KEYWORD: "takes any keyword",
+}
+_WRAPPED = (Union, UnionType, Annotated)
+_LISTS = (list, Sequence, Collection, Iterable)
+
+
+class Signature:
+    """Reads a function's parameters once, when they are first needed: types may be declared after it."""
+
+    def __init__(self, task: str, function: Callable[..., Any], is_batch: bool = False) -> None:
+        self.task, self._function, self._is_batch = task, function, is_batch
+        self._parameters = inspect.signature(function).parameters
+        for parameter in self._parameters.values():
+            if parameter.kind in _NOT_BY_NAME:
+                why = f"{_NOT_BY_NAME[parameter.kind]}; a task's arguments are stored by name"
+                raise InvalidValue(f"task {task}", parameter.name, why)
+        if is_batch:
+            with suppress(InvalidArguments):  # what annotations name may only be there later
+                _ = self._batch
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(self._parameters)
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by their names."""
+        if len(args) > len(self._by_position):
+            takes = f"it takes {len(self._by_position)}"
+            raise InvalidArguments(self.task, f"{len(args)} are given by position, {takes}")
+        if not args:
+            return kwargs
+        given = dict(zip(self._by_position, args, strict=False))
+        if kwargs and (twice := given.keys() & kwargs.keys()):
+            raise InvalidArguments(self.task, f"{min(twice)} is given twice")
+        return given | kwargs
+
+    def write(self, given: dict[str, Any], later: frozenset[str] = frozenset()) -> str:
+        """The arguments as JSON text, checked: what is stored can be read again by this task.
+
+        Those that come `later` are not among them.
+        """
+        try:
+            text = json_codec.to_json("arguments", given)
+        except InvalidValue as error:
+            raise InvalidArguments(self.task, f"{error.why}{_place(given)}") from None
+        self._values(self._reader_without(later) if later else self._reader, text)
+        return text
+
+    def read(self, text: str) -> dict[str, Any]:
+        """The arguments to call the handler with; InvalidArguments if it no longer takes them."""
+        return asdict(self._values(self._reader, text))
+
+    def _values(self, reader: Callable[[str], Any], text: str) -> Any:
+        try:
+            return reader(text)
+        except msgspec.MsgspecError as error:
+            raise InvalidArguments(self.task, str(error)) from None
+        except Exception as error:  # from the types' own checks
+            raise InvalidArguments(self.task, f"{type(error).__name__}: {error}") from error
+
+    def gathered(self, arguments: list[dict[str, Any]]) -> dict[str, Any]:
+        """The arguments of one call for many jobs: a list of what each has."""
+        name, _ = self._batch
+        return {name: [one[name] for one in arguments]}
+
+    def read_result(self, text: str) -> Any:
+        """A result as the type the handler declares, or plain values where that does not fit."""
+        try:
+            return self._result_reader(text)
+        except Exception:
+            return json_codec.from_json(text)
+
+    @cached_property
+    def context(self) -> str | None:
+        """The parameter that wants the job's context."""
+        return next((name for name in self._parameters if _is_context(self._hints.get(name))), None)
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        try:
+            return get_type_hints(self._function, include_extras=True)
+        except Exception as error:
+            why = f"its annotations cannot be read: {error}; what they name must be there at run time"
+            raise InvalidArguments(self.task, why) from error
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(name for name in self._parameters if name != self.context)
+
+    @cached_property
+    def _by_position(self) -> tuple[str, ...]:
+        by_name = inspect.Parameter.KEYWORD_ONLY
+        return tuple(name for name in self._names if self._parameters[name].kind is not by_name)
+
+    @cached_property
+    def _reader(self) -> Callable[[str], Any]:
+        return self._reader_without(frozenset())
+
+    def _reader_without(self, later: frozenset[str]) -> Callable[[str], Any]:
+        if unknown := later.difference(self._names):
+            takes = ", ".join(self._names) or "none"
+            raise InvalidArguments(self.task, f"there is no argument {min(unknown)}: it takes {takes}")
+        all_fields = [self._batch] if self._is_batch else [self._field(name) for name in self._names]
+        fields = [field for field in all_fields if field[0] not in later]
+        try:
+            return json_codec.reader(
+                msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+            )
+        except TypeError as error:
+            raise InvalidArguments(self.task, f"its annotations cannot be checked: {error}") from None
+
+    @cached_property
+    def _batch(self) -> tuple[str, Any]:
+        """The parameter that takes the list of a batch, and what it is a list of."""
+        what, names = f"task {self.task}", self._names
+        needs = "a batch handler takes a list of what its jobs were enqueued with, and perhaps a JobContext"
+        if len(names) != 1:
+            raise InvalidValue(what, ", ".join(names), needs)
+        if self._parameters[names[0]].default is not inspect.Parameter.empty:
+            raise InvalidValue(what, names[0], "has a default, but there is no batch without jobs")
+        if (item := _item(self._hints.get(names[0], Any))) is None:
+            raise InvalidValue(what, names[0], f"is no list: {needs}")
+        return names[0], item
+
+    def _field(self, name: str) -> tuple[str, Any] | tuple[str, Any, Any]:
+        kind, default = self._hints.get(name, Any), self._parameters[name].default
+        if default is inspect.Parameter.empty:
+            return name, kind
+        return name, kind, msgspec.field(default_factory=lambda: default)
+
+    @cached_property
+    def _result_reader(self) -> Callable[[str], Any]:
+        kind = self._hints.get("return", Any)
+        return json_codec.reader(_result(kind) if self._is_batch else kind)
+
+
+def _is_context(kind: Any) -> bool:
+    return kind is JobContext or (get_origin(kind) in _WRAPPED and JobContext in get_args(kind))
+
+
+def _item(kind: Any) -> Any:
+    """What a list of this kind holds; None if it is no list."""
+    if kind is Any or kind in _LISTS:
+        return Any
+    if get_origin(kind) is Annotated:
+        return _item(get_args(kind)[0])
+    return get_args(kind)[0] if get_origin(kind) in _LISTS else None
+
+
+def _result(kind: Any) -> Any:
+    """What a handler of batches returns for one job: an item of its list, if it is no exception."""
+    lists = [one for one in _choices(kind) if one is not NoneType]
+    if len(lists) != 1:
+        return Any
+    left = [one for one in _choices(_item(lists[0])) if not _is_exception(one)]
+    return Union[tuple(left)] if left else Any  # noqa: UP007 - of types known only now
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _is_exception(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)
+
+
+def _place(given: dict[str, Any]) -> str:
+    """Which of the arguments cannot be written, said as msgspec says it."""
+    for name, value in given.items():
+        try:
+            json_codec.to_json(name, value)
+        except InvalidValue:
+            return f" - at `$.{name}`"
+    return ""

@@ -1,0 +1,223 @@
+"""A job as it is shown: as data, as a row of a list, and in full."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from errandry.cli import table
+from errandry.cli.session import Session
+from errandry.cli.table import Cell, Column
+from errandry.cli.text import ago, clean, local, number, one_line, short_id, to_json
+from errandry.codec.json_codec import Codec, about
+from errandry.codec.redaction import shown
+from errandry.core import check
+from errandry.core.duration import rough, short
+from errandry.core.job import AttemptError, JobRecord
+from errandry.core.state import State
+from errandry.core.step import Step
+
+COLORS = {
+    State.BLOCKED: "magenta",
+    State.SCHEDULED: "blue",
+    State.WAITING: "yellow",
+    State.CLAIMED: "cyan",
+    State.RUNNING: "cyan",
+    State.COMPLETED: "green",
+    State.FAILED: "red",
+    State.CANCELED: "bright_black",
+}
+LOG_COLORS = {"warning": "yellow", "error": "red", "critical": "red", "debug": "bright_black"}
+NEVER = check.SPAN_MAX / 2
+"""What ends only then has no end."""
+WIDE = 120
+"""From this width on, ids are shown whole on a terminal too."""
+
+
+def as_data(job: JobRecord, codec: Codec) -> dict[str, Any]:
+    """Everything that is stored, with the documents in it read."""
+    data: dict[str, Any] = msgspec.to_builtins(job)
+    for field in ("payload", "result"):
+        data[field] = document(job, field, codec)
+    if job.metadata is not None:
+        data["metadata"] = msgspec.json.decode(job.metadata)
+    return data
+
+
+def document(job: JobRecord, field: str, codec: Codec) -> Any:
+    """The payload or the result as plain values; as it is stored where the codec cannot read it.
+
+    Arguments that are not to be shown are left out.
+    """
+    text: str | None = getattr(job, field)
+    if text is None:
+        return None
+    try:
+        text = codec.unseal(text, about(job, field))
+    except Exception:
+        return msgspec.json.decode(text)
+    value = msgspec.json.decode(text)
+    return shown(value, job.metadata) if field == "payload" else value
+
+
+def listed(
+    session: Session, jobs: Sequence[JobRecord], now: float, columns: int, titles: bool = True
+) -> None:
+    """A table of jobs, or more of one; on a terminal with short ids."""
+    is_short = session.is_terminal and columns < WIDE
+    rows = [
+        (
+            short_id(job.id) if is_short else job.id,
+            Cell(job.state, COLORS[job.state]),
+            job.task,
+            job.queue,
+            f"{job.attempts}/{job.max_attempts}",
+            when(job, now),
+            note(job),
+        )
+        for job in jobs
+    ]
+    heads = [Column("ID"), Column("STATE"), Column("TASK", gives=True), Column("QUEUE", gives=True)]
+    heads += [Column("TRY", right=True), Column("WHEN"), Column("NOTE", gives=True)]
+    table.show(session, heads, rows, titles)
+
+
+def when(job: JobRecord, now: float) -> str:
+    """The time that tells most in its state."""
+    at = {
+        State.SCHEDULED: job.run_at,
+        State.CLAIMED: job.claimed_at,
+        State.RUNNING: job.started_at,
+    }.get(job.state, job.finished_at if job.finished else job.created_at)
+    return ago(at, now)
+
+
+def note(job: JobRecord) -> str:
+    """What is worth knowing of it in a few words."""
+    if job.cancel_requested and not job.finished:
+        return "cancel requested"
+    if job.state is State.RUNNING and job.progress is not None:
+        return f"{job.progress.share:.0%} {job.progress.text}".strip()
+    if job.awaits is not None:
+        return f"waits for the signal {job.awaits}"
+    if job.errors and job.state in (State.FAILED, State.SCHEDULED, State.WAITING):
+        return error_line(job.errors[-1])
+    return "" if job.reason is None or job.state is State.COMPLETED else str(job.reason)
+
+
+def error_line(error: AttemptError) -> str:
+    kind = str(error.kind).replace("_", " ")
+    return f"{error.type}: {error.message}".strip(": ") if error.type or error.message else kind
+
+
+def in_full(session: Session, job: JobRecord, codec: Codec, now: float) -> None:
+    """Everything that is known of a job."""
+    session.print(f"{session.style('job', bold=True)} {clean(job.id)}")
+    for name, value in _facts(session, job, now):
+        session.print(f"  {name:<13}{value}")
+    for field, title in (("payload", "Arguments"), ("result", "Result")):
+        if getattr(job, field) is not None:
+            _section(session, title, to_json(document(job, field, codec), indent=2))
+    if job.metadata is not None:
+        _section(session, "Metadata", to_json(msgspec.json.decode(job.metadata), indent=2))
+    for error in job.errors:
+        _section(session, _attempt(error, now), clean(error.traceback or error_line(error)))
+    if job.logs:
+        _section(session, f"Log ({number(len(job.logs), 'line')})", "\n".join(log_lines(session, job)))
+
+
+def print_steps(session: Session, steps: Sequence[Step], now: float) -> None:
+    """A table of steps in their order."""
+    rows = [
+        (
+            step.name,
+            step.kind,
+            ago(step.at, now) if step.at is not None else "awaited",
+            _step_note(step, now),
+        )
+        for step in steps
+    ]
+    heads = [Column("NAME", gives=True), Column("KIND"), Column("WHEN"), Column("RESULT", gives=True)]
+    table.show(session, heads, rows)
+
+
+def read_result(step: Step) -> Any:
+    return None if step.result is None else msgspec.json.decode(step.result)
+
+
+def _step_note(step: Step, now: float) -> str:
+    if step.result is not None:
+        return to_json(read_result(step))
+    return "" if step.until is None or step.until > now + NEVER else f"until {local(step.until)}"
+
+
+def log_lines(session: Session, job: JobRecord, after: int = 0) -> Iterator[str]:
+    for line in job.logs[after:]:
+        level = session.style(f"{one_line(line.level):<8}", LOG_COLORS.get(line.level))
+        yield f"{local(line.at)}  {level} {clean(line.text)}"
+
+
+def _facts(session: Session, job: JobRecord, now: float) -> Iterator[tuple[str, str]]:
+    reason = f" ({str(job.reason).replace('_', ' ')})" if job.reason else ""
+    yield "state", session.style(job.state, COLORS[job.state]) + reason
+    yield "task", clean(job.task)
+    yield "queue", clean(job.queue) + (f", group {clean(job.group)}" if job.group else "")
+    yield "priority", f"{job.priority}, {job.order}"
+    yield "attempts", _attempts(job)
+    if job.unique is not None:
+        per_queue = " in its queue" if job.unique.per_queue else ""
+        yield "unique", f"{clean(job.unique.key)}{per_queue}, {job.unique.span}"
+    if job.steps is not None:
+        awaits = "" if job.awaits is None else f", waits for the signal {clean(job.awaits)}"
+        yield "steps", f"{job.steps.count:,}{awaits}"
+    if job.tags:
+        yield "tags", clean(", ".join(job.tags))
+    for name, at in (
+        ("created", job.created_at),
+        ("due", job.run_at),
+        ("claimed", job.claimed_at),
+        ("started", job.started_at),
+        ("finished", job.finished_at),
+        ("deadline", job.deadline),
+        ("kept until", job.expires_at),
+    ):
+        if at is not None:
+            yield name, f"{local(at)} ({ago(at, now)})"
+    if job.finished_at is not None and job.started_at is not None:
+        yield "took", short(round(max(0.0, job.finished_at - job.started_at), 3))
+    if job.timeout is not None:
+        yield "timeout", short(job.timeout)
+    if job.worker is not None:
+        left = (
+            f", lease until {local(job.lease_until)} ({ago(job.lease_until, now)})" if job.lease_until else ""
+        )
+        yield "worker", clean(job.worker) + left
+    if job.progress is not None:
+        yield "progress", f"{job.progress.share:.0%} {one_line(job.progress.text)}".rstrip()
+    if job.cancel_requested:
+        yield "cancel", "requested"
+    if job.backoff is not None:
+        yield "backoff", clean(to_json(msgspec.to_builtins(job.backoff)))
+
+
+def _attempts(job: JobRecord) -> str:
+    parts = [f"{job.attempts} of {job.max_attempts}"]
+    if job.releases:
+        parts.append(f"given back {number(job.releases, 'time')}")
+    if job.crashes:
+        parts.append(f"its worker died {number(job.crashes, 'time')} (at most {job.max_crashes})")
+    return ", ".join(parts)
+
+
+def _attempt(error: AttemptError, now: float) -> str:
+    took = f" after {rough(error.ended - error.started)}" if error.started is not None else ""
+    by = f" on {one_line(error.worker)}" if error.worker else ""
+    kind = str(error.kind).replace("_", " ")
+    return f"Attempt {error.attempt}: {kind}{took}{by}, {ago(error.ended, now)}"
+
+
+def _section(session: Session, title: str, text: str) -> None:
+    session.print()
+    session.print(session.style(title, bold=True))
+    for line in text.splitlines():
+        session.print(f"  {line}".rstrip())

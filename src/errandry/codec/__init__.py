@@ -1,0 +1,1 @@
+"""Payloads and results as stored text: JSON, encryption and signing, redaction, argument versions."""

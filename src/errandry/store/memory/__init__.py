@@ -1,0 +1,1 @@
+"""The memory store: the reference implementation. Nothing survives the process."""

@@ -1,0 +1,26 @@
+"""The steps of jobs in an SQLite store. No rules."""
+
+from collections.abc import Sequence
+
+from errandry.core.step import Step, StepKind
+from errandry.store.sqlite.schedules import SqliteSchedules
+from errandry.store.tables import rows
+
+
+class SqliteSteps(SqliteSchedules):
+    """A part of the tables."""
+
+    def steps(self, job: str) -> list[Step]:
+        return [rows.to_step(row) for row in self._all("steps", (job,))]
+
+    def step(self, job: str, kind: StepKind, name: str) -> Step | None:
+        found = self._all("step", (job, kind, name))
+        return rows.to_step(found[0]) if found else None
+
+    def put_step(self, step: Step) -> None:
+        self._run("put_step", rows.from_step(step))
+        self.is_dirty = True
+
+    def drop_steps(self, jobs: Sequence[str]) -> None:
+        self._run("drop_steps", (rows.text(jobs),))
+        self.is_dirty = True

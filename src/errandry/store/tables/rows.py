@@ -1,0 +1,191 @@
+"""Records as rows: the fields of a job, gate, edge in their order, parts as JSON, NULL where one is empty."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+from msgspec.structs import astuple
+
+from errandry.core.event import Event, EventRun, expand
+from errandry.core.flow import ChildEnd, EdgeRecord, Policy
+from errandry.core.gate import GateKind, GateRecord, PauseInfo, RuleInfo
+from errandry.core.job import AttemptError, JobOrder, JobRecord, Keep, LogLine, Progress
+from errandry.core.retry import Backoff
+from errandry.core.rule import Rule
+from errandry.core.schedule import ScheduleRecord
+from errandry.core.state import Move, Reason, State
+from errandry.core.step import Step, StepKind, StepState
+from errandry.core.unique import UniqueKey
+from errandry.store.tables.protocol import ClaimedRefs
+
+Row = tuple[Any, ...]
+
+FIELDS = JobRecord.__struct_fields__
+PLAIN = 35
+"""So many columns are stored as they are; the rest is JSON."""
+COLUMNS = PLAIN + 8
+
+_KINDS = {str(kind): kind for kind in GateKind}
+_STATES = {str(state): state for state in State}
+_ORDERS = {str(order): order for order in JobOrder}
+_REASONS = {str(reason): reason for reason in Reason} | {None: None}
+_MOVES = {str(move): move for move in Move} | {None: None}
+_POLICIES = {str(policy): policy for policy in Policy}
+_OUTCOMES = {str(ended): ended for ended in ChildEnd} | {None: None}
+_EMPTY = (None,) * 8
+_NOTHING = (None, None, None, (), (), (), None, None)
+_UNSET = (None, None, (), None)
+_STEPS = {str(kind): kind for kind in StepKind}
+_BOOLS = (False, True)
+
+# The same few options stand in very many rows.
+_backoff = lru_cache(maxsize=256)(msgspec.json.Decoder(Backoff).decode)
+_keep = lru_cache(maxsize=256)(msgspec.json.Decoder(Keep).decode)
+_progress = msgspec.json.Decoder(Progress)
+_texts = msgspec.json.Decoder(tuple[str, ...])
+_errors = msgspec.json.Decoder(tuple[AttemptError, ...])
+_logs = msgspec.json.Decoder(tuple[LogLine, ...])
+_schedule = msgspec.json.Decoder(ScheduleRecord)
+_rule = msgspec.json.Decoder(Rule)
+_unique = msgspec.json.Decoder(UniqueKey)
+_steps = msgspec.json.Decoder(StepState)
+_told = msgspec.json.Decoder(tuple[EventRun, ...])
+_claims = msgspec.json.Decoder(dict[str, ClaimedRefs])
+_encode = msgspec.json.Encoder().encode
+
+
+def _values(*fields: str) -> Callable[[Row], Row]:
+    return itemgetter(*map(FIELDS.index, fields))
+
+
+_PLAIN_OF_FRESH = (
+    *("seq", "id", "task", "queue", "group", "state", "order", "payload", "priority", "place", "run_at"),
+    *("max_attempts", "max_crashes", "children", "parents", "timeout", "deadline", "metadata", "created_at"),
+)
+_OPTIONS = ("backoff", "keep", "tags", "unique")
+FRESH = _PLAIN_OF_FRESH + _OPTIONS
+"""What stands in the row of a job made just now, before its lane."""
+
+_fresh, _options = _values(*_PLAIN_OF_FRESH), _values(*_OPTIONS)
+
+
+def from_job(job: JobRecord, *more: Any) -> Row:
+    """The row of a job, and what else stands in it."""
+    values = astuple(job)
+    parts = values[PLAIN:]
+    if parts == _NOTHING:
+        return values[:PLAIN] + _EMPTY + more
+    if parts[:-2] == _NOTHING[:-2] and parts[-1] is None:
+        return (*values[:PLAIN], *_EMPTY[:-2], text(parts[-2]), None, *more)
+    return values[:PLAIN] + tuple(text(part) if part else None for part in parts) + more
+
+
+def from_fresh(job: JobRecord, lane: int | None) -> Row:
+    """The row of a job made just now, without what it cannot have yet; and its lane."""
+    values = astuple(job)
+    options = _options(values)
+    texts = _EMPTY[:4] if options == _UNSET else [text(one) if one else None for one in options]
+    return (*_fresh(values), *texts, lane)
+
+
+def to_job(row: Sequence[Any]) -> JobRecord:
+    values = list(row)
+    values[5] = _STATES[values[5]]
+    values[6] = _ORDERS[values[6]]
+    values[7] = _REASONS[values[7]]
+    values[8] = _MOVES[values[8]]
+    values[26] = _BOOLS[values[26]]
+    parts = row[PLAIN:COLUMNS]
+    values[PLAIN:] = _NOTHING if parts == _EMPTY else _parts(parts)
+    return JobRecord(*values)
+
+
+def to_keep(keep: str) -> Keep:
+    return _keep(keep)
+
+
+def from_gate(gate: GateRecord) -> Row:
+    """The row of a gate: its key, its pause, its rule as JSON, where its rate is, until when it is closed."""
+    paused, ruling = gate.paused, gate.ruling
+    return (
+        *(gate.kind.value, gate.name, gate.group),
+        *((None, None) if paused is None else (paused.at, paused.by)),
+        *((None, None, None) if ruling is None else (text(ruling.rule), ruling.at, ruling.by)),
+        *(gate.tat, gate.closed_until),
+    )
+
+
+def to_gate(row: Sequence[Any]) -> GateRecord:
+    kind, name, group, paused_at, paused_by, rule, ruled_at, ruled_by, tat, closed_until = row
+    return GateRecord(
+        _KINDS[kind],
+        name,
+        group,
+        None if paused_at is None else PauseInfo(paused_at, paused_by),
+        None if rule is None else RuleInfo(_rule.decode(rule), ruled_at, ruled_by),
+        tat,
+        closed_until,
+    )
+
+
+def to_brought(claims: str, nonce: str) -> ClaimedRefs | None:
+    """What a claim has brought, of the claims of a pass by their nonces; mostly it is none of them."""
+    return _claims.decode(claims).get(nonce) if text(nonce) in claims else None
+
+
+def from_told(told: Sequence[EventRun]) -> tuple[int, str]:
+    """How many events these are, and what is stored of them."""
+    return sum(map(len, told)), text(told)
+
+
+def to_events(told: str) -> tuple[Event, ...]:
+    return expand(_told.decode(told))
+
+
+def from_schedule(schedule: ScheduleRecord) -> Row:
+    return schedule.name, schedule.due_at, text(schedule)
+
+
+def to_schedule(record: str) -> ScheduleRecord:
+    return _schedule.decode(record)
+
+
+def from_link(link: EdgeRecord) -> Row:
+    *values, feeds = astuple(link)
+    return (*values, text(feeds) if feeds else None)
+
+
+def to_link(row: Sequence[Any]) -> EdgeRecord:
+    parent, n, child, task, seq, policy, outcome, result, feeds = row
+    fed = _texts.decode(feeds) if feeds else ()
+    return EdgeRecord(parent, n, child, task, seq, _POLICIES[policy], _OUTCOMES[outcome], result, fed)
+
+
+def from_step(step: Step) -> Row:
+    return (step.job, step.n, step.kind.value, *astuple(step)[3:])
+
+
+def to_step(row: Sequence[Any]) -> Step:
+    job, n, kind, *rest = row
+    return Step(job, n, _STEPS[kind], *rest)
+
+
+def text(value: Any) -> str:
+    """JSON text, as it is stored."""
+    return _encode(value).decode()
+
+
+def _parts(parts: Sequence[str | None]) -> Row:
+    backoff, keep, progress, tags, errors, logs, unique, steps = parts
+    return (
+        _backoff(backoff) if backoff else None,
+        _keep(keep) if keep else None,
+        _progress.decode(progress) if progress else None,
+        _texts.decode(tags) if tags else (),
+        _errors.decode(errors) if errors else (),
+        _logs.decode(logs) if logs else (),
+        _unique.decode(unique) if unique else None,
+        _steps.decode(steps) if steps else None,
+    )

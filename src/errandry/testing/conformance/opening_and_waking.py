@@ -1,0 +1,85 @@
+"""Opening, closing and waking."""
+
+import asyncio
+
+import pytest
+
+from errandry.core.command import Insert
+from errandry.errors import InvalidValue, StoreClosed
+from errandry.store.contract import Store, StoreLimits
+from errandry.store.health import Grade
+from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import requests
+from errandry.testing.conformance.fixtures import MakeStore
+from errandry.testing.given import Given
+
+
+class Opening:
+    async def test_a_new_store_is_empty(self, store: Store) -> None:
+        assert await requests.jobs(store) == []
+        assert await requests.events(store) == []
+        assert (await store.counts(), await store.totals()) == ({}, {})
+        assert (await store.queues(), await store.workers()) == ([], [])
+
+    async def test_opening_twice_changes_nothing(self, store: Store, given: Given) -> None:
+        job = await given.waiting()
+
+        await store.open()
+
+        assert await requests.current(store, job) == job
+
+    async def test_a_pass_without_commands_changes_nothing(self, store: Store) -> None:
+        before = await requests.everything(store)
+
+        assert await store.commit([]) == []
+        assert await requests.everything(store) == before
+
+    async def test_nothing_is_missing_once_it_is_open(self, store: Store) -> None:
+        assert await store.needs_setup() is None
+
+    async def test_it_says_what_a_write_survives(self, store: Store) -> None:
+        findings = await store.diagnose()
+
+        assert "durability" in {finding.topic for finding in findings}
+        assert all(finding.text for finding in findings)
+        assert all(finding.todo for finding in findings if finding.grade is Grade.WRONG)
+
+    async def test_what_is_no_connection_cannot_be_bound(self, store: Store) -> None:
+        with pytest.raises(InvalidValue, match="connection="):
+            store.bind(object())
+
+    async def test_a_closed_store_refuses_to_read_and_write(
+        self, make_store: MakeStore, clock: FakeClock
+    ) -> None:
+        store = await make_store(clock, StoreLimits())
+        job = Given(store).job()
+        await store.close()
+        await store.close()
+
+        with pytest.raises(StoreClosed):
+            await store.commit([Insert((job,))])
+        with pytest.raises(StoreClosed):
+            await store.get([job.id])
+
+
+class Waking:
+    async def test_nobody_misses_what_was_committed_after_the_pulse_was_taken(
+        self, store: Store, given: Given
+    ) -> None:
+        pulse = store.version()
+        await given.waiting()
+
+        async with asyncio.timeout(30):
+            assert await store.wait_for_change(pulse, 60.0)
+
+    async def test_a_commit_wakes_who_waits(self, store: Store, given: Given) -> None:
+        waiting = asyncio.create_task(store.wait_for_change(store.version(), 60.0))
+        await asyncio.sleep(0)
+        await given.waiting()
+
+        async with asyncio.timeout(30):
+            assert await waiting
+
+    async def test_waiting_ends_with_its_time(self, store: Store) -> None:
+        async with asyncio.timeout(30):
+            assert isinstance(await store.wait_for_change(store.version(), 0.01), bool)

@@ -1,0 +1,143 @@
+"""Rules of queues, tasks and groups: kept, replaced, reported, shown."""
+
+import pytest
+
+from errandry.core.answer import ALREADY, WRITTEN
+from errandry.core.event import Event, EventKind
+from errandry.core.gate import GateKind, GateRecord, Pause, PauseInfo, PutRule, Resume, RuleInfo
+from errandry.core.rule import NO_RULE, Comeback, Overflow, Rate, Rule
+from errandry.store.contract import Store
+from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import requests
+from errandry.testing.given import Given
+
+WHOLE = Rule(
+    limit=20,
+    rate=Rate(100, 60.0, 10),
+    group_limit=2,
+    group_rate=Rate(1, 0.25, 1),
+    max_size=1_000,
+    group_max_size=10,
+    overflow=Overflow.DROP_OLDEST,
+    ageing=12.5,
+    order=Comeback.HOLD,
+)
+GATES = pytest.mark.parametrize(
+    ("kind", "group"), [(GateKind.QUEUE, ""), (GateKind.TASK, ""), (GateKind.GROUP, "acme")]
+)
+
+
+class RulePutting:
+    async def test_a_rule_is_kept_with_who_put_it_and_when(self, store: Store, clock: FakeClock) -> None:
+        at = clock.time()
+        await requests.one(store, PutRule(GateKind.GROUP, "mail", Rule(weight=2.5), "acme", "bob"))
+        await requests.one(store, PutRule(GateKind.TASK, "send", Rule(limit=3), by="eve"))
+        await requests.one(store, PutRule(GateKind.QUEUE, "mail", WHOLE, by="ada"))
+        clock.advance(10)
+
+        assert await store.rules() == [
+            GateRecord(GateKind.QUEUE, "mail", ruling=RuleInfo(WHOLE, at, "ada")),
+            GateRecord(GateKind.TASK, "send", ruling=RuleInfo(Rule(limit=3), at, "eve")),
+            GateRecord(GateKind.GROUP, "mail", "acme", ruling=RuleInfo(Rule(weight=2.5), at, "bob")),
+        ]
+
+    @GATES
+    async def test_a_rule_replaces_the_former_and_an_empty_one_removes_it(
+        self, store: Store, clock: FakeClock, kind: GateKind, group: str
+    ) -> None:
+        await requests.one(store, PutRule(kind, "name", Rule(limit=3, rate=Rate(1, 1.0, 1)), group))
+        clock.advance(5)
+        assert await requests.one(store, PutRule(kind, "name", Rule(limit=4), group, "ada")) is WRITTEN
+        ruling = RuleInfo(Rule(limit=4), clock.time(), "ada")
+        assert await store.rules() == [GateRecord(kind, "name", group, ruling=ruling)]
+
+        assert await requests.one(store, PutRule(kind, "name", NO_RULE, group)) is WRITTEN
+
+        assert await store.rules() == []
+
+    @GATES
+    async def test_the_same_rule_again_answers_already(
+        self, store: Store, clock: FakeClock, kind: GateKind, group: str
+    ) -> None:
+        await requests.one(store, PutRule(kind, "name", Rule(limit=3), group, "ada"))
+        clock.advance(5)
+        before = await requests.everything(store)
+
+        assert await requests.one(store, PutRule(kind, "name", Rule(limit=3), group, "bob")) is ALREADY
+        assert await requests.one(store, PutRule(kind, "other", NO_RULE, group)) is ALREADY
+        assert await requests.everything(store) == before
+
+    async def test_a_pause_and_a_rule_stand_side_by_side(self, store: Store, clock: FakeClock) -> None:
+        at = clock.time()
+        await requests.one(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3)))
+        await requests.one(store, Pause(GateKind.QUEUE, "q", "ada"))
+        ruling, pausing = RuleInfo(Rule(limit=3), at, ""), PauseInfo(at, "ada")
+        assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", paused=pausing, ruling=ruling)]
+
+        await requests.one(store, PutRule(GateKind.QUEUE, "q", NO_RULE))
+        assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", paused=pausing)]
+        await requests.one(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3)))
+        await requests.one(store, Resume(GateKind.QUEUE, "q"))
+
+        assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", ruling=ruling)]
+
+    async def test_a_rule_is_reported(self, store: Store) -> None:
+        head = await store.latest_cursor()
+        await requests.one(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3), by="ada"))
+        await requests.one(store, PutRule(GateKind.TASK, "t", Rule(limit=3)))
+        await requests.one(store, PutRule(GateKind.GROUP, "q", Rule(limit=3), "acme", "ada"))
+        await requests.one(store, Pause(GateKind.GROUP, "q", "ada", "acme"))
+
+        assert await requests.events(store, head) == [
+            Event(EventKind.RULE_CHANGED, "", "q", "", 0, "ada"),
+            Event(EventKind.RULE_CHANGED, "", "", "t"),
+            Event(EventKind.RULE_CHANGED, "", "q", "", 0, "acme"),
+            Event(EventKind.PAUSED, "", "q", "", 0, "acme"),
+        ]
+
+    async def test_upkeep_leaves_rules_and_pauses_alone(self, store: Store, clock: FakeClock) -> None:
+        await requests.one(store, PutRule(GateKind.GROUP, "q", Rule(limit=3), "acme"))
+        await requests.one(store, Pause(GateKind.GROUP, "q", group="other"))
+        before = await store.rules()
+        clock.advance(100_000)
+        await requests.upkeep(store)
+
+        assert await store.rules() == before
+
+    async def test_groups_are_listed_with_their_jobs_and_the_rules_that_hold(
+        self, store: Store, given: Given
+    ) -> None:
+        rate = Rate(60, 60.0, 2)
+        await requests.one(store, PutRule(GateKind.QUEUE, "q", Rule(group_limit=2, group_rate=rate)))
+        await requests.one(store, PutRule(GateKind.GROUP, "q", Rule(limit=5), "b"))
+        await requests.one(store, Pause(GateKind.GROUP, "q", "ada", "quiet"))
+        await given.running(queue="q", group="b")
+        for task in ("t", "u"):
+            await given.waiting(queue="q", task=task, group="a")
+        await given.waiting(queue="q", group="")
+        await given.waiting(queue="other", group="a")
+
+        found = await store.groups("q")
+        assert [(one.gate.group, one.waiting, one.held, one.limit, one.rate) for one in found] == [
+            ("a", 2, 0, 2, rate),
+            ("b", 0, 1, 5, rate),
+            ("quiet", 0, 0, 2, rate),
+        ]
+        assert [one.gate.paused is None for one in found] == [True, True, False]
+        assert [(one.gate.name, one.gate.group) for one in await store.groups(limit=2)] == [
+            *(("other", "a"), ("q", "a"))
+        ]
+        assert await store.groups("none") == []
+
+    async def test_the_gates_of_a_job_are_shown_with_their_numbers(self, store: Store, given: Given) -> None:
+        rate = Rate(60, 60.0, 2)
+        await requests.one(store, PutRule(GateKind.QUEUE, "q", Rule(limit=9, group_limit=2, group_rate=rate)))
+        await requests.one(store, PutRule(GateKind.GROUP, "q", Rule(limit=5), "acme"))
+        await given.running(queue="q", task="t", group="acme")
+        await given.running(queue="q", task="u", group="other")
+
+        of_queue, of_task, of_group = await store.gates("q", "t", "acme")
+        assert (of_queue.limit, of_queue.rate, of_queue.held, of_queue.wait) == (9, None, 2, 0.0)
+        assert (of_task.limit, of_task.rate, of_task.held, of_task.wait) == (None, None, 1, 0.0)
+        assert (of_group.limit, of_group.rate, of_group.held) == (5, rate, 1)
+        assert [passage.gate.name for passage in await store.gates("none", "such")] == ["none", "such"]

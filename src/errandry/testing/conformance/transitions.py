@@ -1,0 +1,439 @@
+"""Every move from every state, generated from the transition table; memory says what a record is then."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from errandry.core.answer import (
+    ALREADY,
+    CANCEL,
+    HELD,
+    WRITTEN,
+    Answer,
+    Claims,
+    Inserted,
+    Lost,
+    LossCause,
+    Moved,
+    Renewed,
+    UpkeepResult,
+)
+from errandry.core.command import (
+    CancelJobs,
+    Claim,
+    Command,
+    CompleteOutcome,
+    EditJobs,
+    FailOutcome,
+    GiveUpOutcome,
+    Insert,
+    Note,
+    Outcome,
+    PostponeJobs,
+    PromoteJobs,
+    PutStep,
+    ReleaseOutcome,
+    RemoveJobs,
+    Renew,
+    RerunJobs,
+    ResolveJobs,
+    RetryOutcome,
+    Settle,
+    SnoozeOutcome,
+    Start,
+    Upkeep,
+)
+from errandry.core.event import EventKind
+from errandry.core.flow import AwaitOutcome, Edge
+from errandry.core.job import JobRecord, NewJob, Progress
+from errandry.core.selection import JobSelection
+from errandry.core.state import TABLE, Move, State
+from errandry.core.step import SendSignal, WaitOutcome
+from errandry.errors import InvalidMove, UnknownJob
+from errandry.store.contract import Store
+from errandry.store.memory.driver import MemoryStore
+from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import requests
+from errandry.testing.given import Given, ref
+
+WITHOUT_A_COMMAND = frozenset({Move.UNBLOCK, Move.CHILD_FAILED, Move.SPAWN, Move.DROP})
+"""Two that follow from a child's end, see `flows.py`, one from an insert; one is to come."""
+
+STATES: tuple[State | None, ...] = (None, *State)
+
+
+def _settle(outcome: Outcome) -> Callable[[JobRecord], Command]:
+    return lambda job: Settle(ref(job), outcome)
+
+
+def _settle_waiting(job: JobRecord) -> Command:
+    child = NewJob(id=f"child of {job.id}", task="child", payload="{}", delay=60.0)
+    return Settle(ref(job), AwaitOutcome((child,), (Edge(job.id, child.id),)))
+
+
+COMMANDS: Mapping[Move, Callable[[JobRecord], Command]] = {
+    Move.INSERT: lambda job: Insert((NewJob(id=job.id, task=job.task, payload="[]"),)),
+    Move.PROMOTE: lambda job: PromoteJobs(ids=(job.id,)),
+    Move.LAPSE: lambda _: Upkeep(),
+    Move.CLAIM: lambda _: Claim(worker="worker", nonce="nonce", start=False),
+    Move.START: lambda job: Start(ref(job)),
+    Move.RENEW: lambda job: Renew((ref(job),)),
+    Move.NOTE: lambda job: Note(ref(job), Progress(0.5)),
+    Move.STEP: lambda job: PutStep(ref(job), "charge"),
+    Move.COMPLETE: _settle(CompleteOutcome("1")),
+    Move.RETRY: _settle(RetryOutcome(delay=60.0)),
+    Move.FAIL: _settle(FailOutcome()),
+    Move.SNOOZE: _settle(SnoozeOutcome(60.0)),
+    Move.AWAIT: _settle_waiting,
+    Move.WAIT: _settle(WaitOutcome("go", 60.0)),
+    Move.RELEASE: _settle(ReleaseOutcome()),
+    Move.GIVE_UP: _settle(GiveUpOutcome()),
+    Move.EXPIRE: lambda _: Upkeep(),
+    Move.CANCEL: lambda job: CancelJobs(ids=(job.id,)),
+    Move.CANCEL_FORCED: lambda job: CancelJobs(ids=(job.id,), force=True),
+    Move.RESOLVE: lambda job: ResolveJobs(ids=(job.id,)),
+    Move.POSTPONE: lambda job: PostponeJobs(ids=(job.id,), delay=60.0),
+    Move.EDIT: lambda job: EditJobs(ids=(job.id,), payload="[1]"),
+    Move.RERUN: lambda job: RerunJobs(ids=(job.id,)),
+    Move.REMOVE: lambda job: RemoveJobs(ids=(job.id,)),
+    Move.REMOVE_FORCED: lambda job: RemoveJobs(ids=(job.id,), force=True),
+}
+
+REPEATS: Mapping[tuple[Move, State | None], Answer] = {
+    (Move.START, State.RUNNING): ALREADY,
+    (Move.START, State.CANCELED): CANCEL,
+    (Move.RENEW, State.CANCELED): Renewed((CANCEL,)),
+    (Move.COMPLETE, State.COMPLETED): ALREADY,
+    (Move.FAIL, State.FAILED): ALREADY,
+    (Move.GIVE_UP, State.CANCELED): ALREADY,
+}
+"""Not moves, but not refused: the worker's move has been made already, or a cancel came before it."""
+
+REPORTS: Mapping[Move, tuple[EventKind, ...]] = {
+    Move.INSERT: (EventKind.WAITING,),
+    Move.PROMOTE: (EventKind.WAITING,),
+    Move.LAPSE: (EventKind.FAILED,),
+    Move.CLAIM: (EventKind.CLAIMED, EventKind.DRAINED),
+    Move.START: (EventKind.STARTED,),
+    Move.RENEW: (),
+    Move.NOTE: (EventKind.PROGRESS,),
+    Move.STEP: (),
+    Move.COMPLETE: (EventKind.COMPLETED,),
+    Move.RETRY: (EventKind.RETRYING,),
+    Move.FAIL: (EventKind.FAILED,),
+    Move.SNOOZE: (EventKind.SCHEDULED,),
+    Move.AWAIT: (EventKind.SCHEDULED, EventKind.BLOCKED),
+    Move.WAIT: (EventKind.SCHEDULED,),
+    Move.RELEASE: (EventKind.WAITING,),
+    Move.GIVE_UP: (EventKind.CANCELED,),
+    Move.EXPIRE: (EventKind.STALLED, EventKind.WAITING),
+    Move.CANCEL: (EventKind.CANCELED,),
+    Move.CANCEL_FORCED: (EventKind.CANCELED,),
+    Move.RESOLVE: (EventKind.COMPLETED,),
+    Move.POSTPONE: (EventKind.SCHEDULED,),
+    Move.EDIT: (EventKind.EDITED,),
+    Move.RERUN: (EventKind.WAITING,),
+    Move.REMOVE: (EventKind.REMOVED,),
+    Move.REMOVE_FORCED: (EventKind.REMOVED,),
+}
+"""What each move is reported as when it leads where `TABLE` says it plainly leads."""
+
+
+def leads(move: Move) -> Mapping[State | None, State | None]:
+    """Where a move's command leads; a forced cancel is also a plain one."""
+    plain = TABLE[Move.CANCEL].leads if move is Move.CANCEL_FORCED else {}
+    return {**TABLE[move].leads, **plain}
+
+
+ALLOWED = [pair for pair in product(COMMANDS, STATES) if pair[1] in leads(pair[0])]
+REFUSED = [pair for pair in product(COMMANDS, STATES) if pair[1] not in leads(pair[0])]
+
+
+def _named(pairs: list[tuple[Move, State | None]]) -> list[str]:
+    return [f"{move}-{state or 'absent'}" for move, state in pairs]
+
+
+class Moving:
+    async def test_every_move_is_made_or_listed_as_having_no_command(self) -> None:
+        assert set(COMMANDS) | WITHOUT_A_COMMAND == set(Move)
+        assert set(COMMANDS) & WITHOUT_A_COMMAND == set()
+        assert len(ALLOWED) + len(REFUSED) == 25 * 9
+
+    @pytest.mark.parametrize(("move", "state"), ALLOWED, ids=_named(ALLOWED))
+    async def test_a_move_leads_where_the_table_says(
+        self, store: Store, clock: FakeClock, given: Given, move: Move, state: State | None
+    ) -> None:
+        job = await _brought(given, clock, move, state)
+        head = await store.latest_cursor()
+
+        answer = await requests.one(store, COMMANDS[move](job))
+
+        [after] = await store.get([job.id])
+        assert (after.state if after else None) is leads(move)[state]
+        assert answer == _granted(move, job, after)
+        asked_to_stop = after is not None and after.cancel_requested
+        assert await requests.kinds(store, head) == ([] if asked_to_stop else list(REPORTS[move]))
+        assert await _records(store) == await _expected(move, state)
+
+    @pytest.mark.parametrize(("move", "state"), REFUSED, ids=_named(REFUSED))
+    async def test_a_move_the_table_does_not_allow_changes_nothing(
+        self, store: Store, clock: FakeClock, given: Given, move: Move, state: State | None
+    ) -> None:
+        job = await _brought(given, clock, move, state)
+        before = await requests.everything(store)
+
+        answer = await requests.one(store, COMMANDS[move](job))
+
+        _check_refusal(answer, move, state, job)
+        assert await requests.everything(store) == before
+
+
+async def _expected(move: Move, state: State | None) -> list[JobRecord]:
+    """What the memory store has after the same."""
+    reference, clock = _reference()
+    job = await _brought(Given(reference), clock, move, state)
+    await requests.one(reference, COMMANDS[move](job))
+    return await _records(reference)
+
+
+def _reference() -> tuple[Store, FakeClock]:
+    clock = FakeClock()
+    return MemoryStore(clock), clock
+
+
+async def _records(store: Store) -> list[JobRecord]:
+    """All jobs, but for their numbers: those of a store may have gaps."""
+    return [replace(job, seq=0, place=None if job.place is None else 0) for job in await requests.jobs(store)]
+
+
+async def _brought(given: Given, clock: FakeClock, move: Move, state: State | None) -> JobRecord:
+    """A job in `state`, at a moment when `move` would be due."""
+    match move:
+        case Move.EXPIRE:
+            job = await given.brought(state, **_lease(state, 30.0))
+            clock.advance(30)
+        case Move.LAPSE:
+            job = await given.brought(state, deadline=clock.time() + 60, **_lease(state, 120.0))
+            clock.advance(60)
+        case _:
+            job = await given.brought(state)
+    return job
+
+
+def _lease(state: State | None, lease: float) -> dict[str, float]:
+    return {"lease": lease} if state in (State.CLAIMED, State.RUNNING) else {}
+
+
+def _granted(move: Move, job: JobRecord, after: JobRecord | None) -> Answer:
+    match move:
+        case Move.INSERT:
+            return Inserted((job.id,))
+        case Move.CLAIM:
+            return Claims((after,) if after else ())
+        case Move.RENEW:
+            return Renewed((HELD,))
+        case Move.EXPIRE:
+            return UpkeepResult(expired=1)
+        case Move.LAPSE:
+            return UpkeepResult(lapsed=1)
+        case _:
+            return Moved((job.id,)) if isinstance(COMMANDS[move](job), JobSelection) else WRITTEN
+
+
+def _check_refusal(answer: Answer, move: Move, state: State | None, job: JobRecord) -> None:
+    if (move, state) in REPEATS:
+        assert answer == REPEATS[move, state]
+    elif move in (Move.CANCEL, Move.CANCEL_FORCED) and state is State.CANCELED:
+        assert answer == Moved(already=(job.id,))
+    elif TABLE[move].fenced:
+        lost = Lost(LossCause.NOT_HELD)
+        assert answer == (Renewed((lost,)) if move is Move.RENEW else lost)
+    elif move is Move.INSERT:
+        assert answer == Inserted((job.id,), frozenset({job.id}))
+    elif move is Move.CLAIM:
+        assert isinstance(answer, Claims)
+        assert answer.jobs == ()
+    elif move in (Move.EXPIRE, Move.LAPSE):
+        assert answer == UpkeepResult()
+    else:
+        _check_operators_refusal(answer, move, state, job)
+
+
+def _check_operators_refusal(answer: Answer, move: Move, state: State | None, job: JobRecord) -> None:
+    assert isinstance(answer, Moved)
+    [(job_id, error)] = answer.refused
+    assert answer == Moved(refused=((job.id, error),))
+    assert job_id == job.id
+    if state is None:
+        assert isinstance(error, UnknownJob)
+        assert error.job_id == job.id
+    else:
+        assert isinstance(error, InvalidMove)
+        assert (error.job_id, error.move) == (job.id, move.removesuffix("_forced"))
+        assert (error.state, error.allowed) == (state, TABLE[move].sources)
+
+
+# Where a move may lead otherwise, and on which condition.
+
+Way = Callable[[Store, FakeClock, Given], Awaitable[JobRecord]]
+
+
+def _outcome(outcome: Outcome, **fields: Any) -> Way:
+    async def way(_store: Store, _clock: FakeClock, given: Given) -> JobRecord:
+        return await given.settled(outcome, **fields)
+
+    return way
+
+
+def _overruled(outcome: Outcome) -> Way:
+    async def way(store: Store, _clock: FakeClock, given: Given) -> JobRecord:
+        job = await given.running()
+        await requests.operate(store, CancelJobs(ids=(job.id,)))
+        await requests.settle(store, job, outcome)
+        return job
+
+    return way
+
+
+def _inserted(**fields: Any) -> Way:
+    async def way(_store: Store, _clock: FakeClock, given: Given) -> JobRecord:
+        return await given.waiting(**fields)
+
+    return way
+
+
+def _operated(state: State, command: Callable[[JobRecord, float], JobSelection], **fields: Any) -> Way:
+    async def way(store: Store, clock: FakeClock, given: Given) -> JobRecord:
+        job = await given.brought(state, **fields)
+        await store.commit([command(job, clock.time())])  # type: ignore[list-item]  # one of its kinds
+        return job
+
+    return way
+
+
+def _expired(cancel: bool = False, **fields: Any) -> Way:
+    async def way(store: Store, clock: FakeClock, given: Given) -> JobRecord:
+        job = await given.running(**fields)
+        if cancel:
+            await requests.operate(store, CancelJobs(ids=(job.id,)))
+        clock.advance(30)
+        await requests.upkeep(store)
+        return job
+
+    return way
+
+
+async def _released_too_often(store: Store, _clock: FakeClock, given: Given) -> JobRecord:
+    job = await given.claimed()
+    for _ in range(20):
+        await requests.settle(store, job, ReleaseOutcome())
+        job = await given.taken(job, start=False)
+    await requests.settle(store, job, ReleaseOutcome())
+    return job
+
+
+async def _expired_unstarted_too_often(store: Store, clock: FakeClock, given: Given) -> JobRecord:
+    job = await given.claimed(lease=1.0)
+    for _ in range(20):
+        clock.advance(1)
+        job = await given.taken(job, lease=1.0, start=False)
+    clock.advance(1)
+    await requests.upkeep(store)
+    return job
+
+
+async def _claimed_and_started(_store: Store, _clock: FakeClock, given: Given) -> JobRecord:
+    return await given.running()
+
+
+OTHERWISE: list[tuple[Move, State, str, Way]] = [
+    (Move.INSERT, State.SCHEDULED, "delay", _inserted(delay=1.0)),
+    (Move.INSERT, State.BLOCKED, "open children", lambda _store, _clock, given: given.blocked()),
+    (Move.CLAIM, State.RUNNING, "start", _claimed_and_started),
+    (Move.COMPLETE, State.CANCELED, "cancel asked", _overruled(CompleteOutcome())),
+    (Move.RETRY, State.WAITING, "no delay", _outcome(RetryOutcome(delay=0.0))),
+    (Move.RETRY, State.FAILED, "attempts spent", _outcome(RetryOutcome(delay=0.0), max_attempts=1)),
+    (Move.RETRY, State.CANCELED, "cancel asked", _overruled(RetryOutcome())),
+    (Move.FAIL, State.CANCELED, "cancel asked", _overruled(FailOutcome())),
+    (Move.SNOOZE, State.CANCELED, "cancel asked", _overruled(SnoozeOutcome(1.0))),
+    (Move.AWAIT, State.WAITING, "no child", _outcome(AwaitOutcome())),
+    (Move.AWAIT, State.CANCELED, "cancel asked", _overruled(AwaitOutcome())),
+    (Move.WAIT, State.WAITING, "signal there", lambda store, _clock, given: _signaled_early(store, given)),
+    (Move.WAIT, State.CANCELED, "cancel asked", _overruled(WaitOutcome("go"))),
+    (Move.RELEASE, State.SCHEDULED, "delay", _outcome(ReleaseOutcome(1.0))),
+    (Move.RELEASE, State.FAILED, "over 20 releases", _released_too_often),
+    (Move.RELEASE, State.CANCELED, "cancel asked", _overruled(ReleaseOutcome())),
+    (Move.EXPIRE, State.FAILED, "attempts spent", _expired(max_attempts=1)),
+    (Move.EXPIRE, State.FAILED, "crashes at their cap", _expired(max_crashes=1)),
+    (Move.EXPIRE, State.FAILED, "over 20 releases", _expired_unstarted_too_often),
+    (Move.EXPIRE, State.CANCELED, "cancel asked", _expired(cancel=True)),
+    (
+        Move.RESOLVE,
+        State.FAILED,
+        "as failed",
+        _operated(State.WAITING, lambda job, _: ResolveJobs(ids=(job.id,), state=State.FAILED)),
+    ),
+    (
+        Move.EDIT,
+        State.SCHEDULED,
+        "run_at ahead",
+        _operated(State.WAITING, lambda job, now: EditJobs(ids=(job.id,), run_at=now + 1)),
+    ),
+    (
+        Move.EDIT,
+        State.WAITING,
+        "run_at has come",
+        _operated(State.SCHEDULED, lambda job, now: EditJobs(ids=(job.id,), run_at=now)),
+    ),
+    (
+        Move.RERUN,
+        State.SCHEDULED,
+        "run_at ahead",
+        _operated(State.FAILED, lambda job, now: RerunJobs(ids=(job.id,), run_at=now + 1)),
+    ),
+    (
+        Move.RERUN,
+        State.BLOCKED,
+        "open children",
+        lambda store, _clock, given: _rerun_with_open_children(store, given),
+    ),
+]
+
+
+async def _rerun_with_open_children(store: Store, given: Given) -> JobRecord:
+    job = await given.blocked()
+    await requests.operate(store, CancelJobs(ids=(job.id,)))
+    await requests.operate(store, RerunJobs(ids=(job.id,)))
+    return job
+
+
+async def _signaled_early(store: Store, given: Given) -> JobRecord:
+    job = await given.running()
+    await requests.one(store, SendSignal(job.id, "go"))
+    await requests.settle(store, job, WaitOutcome("go"))
+    return job
+
+
+class MovingOtherwise:
+    async def test_every_other_target_of_the_table_has_its_case(self) -> None:
+        named = {(move, state) for move in COMMANDS for state in TABLE[move].otherwise}
+
+        assert {(move, state) for move, state, _, _ in OTHERWISE} == named
+
+    @pytest.mark.parametrize(
+        ("state", "way"),
+        [(state, way) for _, state, _, way in OTHERWISE],
+        ids=[f"{move}-{state}-{why}" for move, state, why, _ in OTHERWISE],
+    )
+    async def test_a_move_leads_elsewhere_on_its_condition(
+        self, store: Store, clock: FakeClock, given: Given, state: State, way: Way
+    ) -> None:
+        job = await way(store, clock, given)
+
+        assert (await requests.current(store, job)).state is state
+        reference, its_clock = _reference()
+        await way(reference, its_clock, Given(reference))
+        assert await _records(store) == await _records(reference)

@@ -1,0 +1,1 @@
+"""Child processes for handlers that may block, crash or be killed."""

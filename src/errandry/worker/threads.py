@@ -1,0 +1,79 @@
+"""Threads for sync handlers: used again, and left behind when a handler will not stop."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+ThreadCall = tuple[Callable[[], Any], contextvars.Context, asyncio.Future[Any], asyncio.AbstractEventLoop]
+
+
+class ThreadPool:
+    """Calls functions in threads, one each. A thread that is done waits for the next call."""
+
+    def __init__(self) -> None:
+        self._idle: list[SimpleQueue[ThreadCall | None]] = []
+        self._closed = False
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """What `function` returns or raises, in a copy of this context.
+
+        Canceled, it waits no longer; the thread goes on until the function returns.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        inbox = self._idle.pop() if self._idle else self._start()
+        inbox.put((function, contextvars.copy_context(), future, loop))
+        return await future
+
+    def close(self) -> None:
+        """End the threads that have nothing to do; the others end with their handler."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().put(None)
+
+    def _start(self) -> SimpleQueue[ThreadCall | None]:
+        inbox: SimpleQueue[ThreadCall | None] = SimpleQueue()
+        threading.Thread(target=self._work, args=(inbox,), name="errandry-handler", daemon=True).start()
+        return inbox
+
+    def _work(self, inbox: SimpleQueue[ThreadCall | None]) -> None:
+        while (call := inbox.get()) is not None:
+            function, context, future, loop = call
+            try:
+                answer: tuple[Any, BaseException | None] = (context.run(function), None)
+            except BaseException as error:
+                answer = (None, error)
+            if loop.is_closed():
+                return
+            loop.call_soon_threadsafe(self._deliver, future, answer, inbox)
+            del call, function, context, future, answer
+
+    def _deliver(
+        self,
+        future: asyncio.Future[Any],
+        answer: tuple[Any, BaseException | None],
+        inbox: SimpleQueue[ThreadCall | None],
+    ) -> None:
+        if self._closed:
+            inbox.put(None)
+        else:
+            self._idle.append(inbox)
+        if future.done():
+            return
+        value, error = answer
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(_raisable(error))
+
+
+def _raisable(error: BaseException) -> BaseException:
+    """A future cannot hold StopIteration, nor should a thread's exit end the program."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError(f"the handler raised {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
