@@ -1,4 +1,4 @@
-"""The table of kills, printed at the end."""
+"""Prints a table at the end of the session: the test that noticed each mutant."""
 
 import pytest
 
@@ -10,4 +10,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("mutants")
     for name, without, suite, killer, seconds in sorted(kills):
         found = f"{killer} ({seconds} s)" if killer else "SURVIVED"
-        terminalreporter.line(f"{name:22} {without:52} {suite:12} {found}")
+        terminalreporter.line(f"{name:25} {without:66} {suite:12} {found}")

@@ -73,7 +73,7 @@ def aged(elders: Iterable[OldestJob], before: float) -> list[Position]:
         if since > before:
             young.add(kind)
         elif kind not in young:
-            old.append(Position(AGED_PRIORITY, abs(place), seq, lane))
+            old.append(Position(AGED_PRIORITY, abs(place), seq, lane))  # guard: ageing
     return old
 
 

@@ -134,9 +134,9 @@ def held(job: JobRecord | None, ref: Ref, move: Move, now: float) -> JobRecord |
     """The job, if `ref` may make this fenced move on it, or why it may not."""
     if job is None or job.state not in HELD_STATES:
         return LossCause.NOT_HELD
-    if job.fence != ref.fence:
+    if job.fence != ref.fence:  # guard: fence_match
         return LossCause.OTHER_FENCE
-    if job.lease_until is None or job.lease_until <= now:
+    if job.lease_until is None or job.lease_until <= now:  # guard: lease_check, lease_boundary
         return LossCause.EXPIRED
     return job if job.state in TABLE[move].leads else LossCause.NOT_HELD
 
@@ -149,6 +149,7 @@ def claimed(job: JobRecord, worker: str, lease: float, start: bool, now: float) 
         updated_at=now,
         place=None,
         attempts=job.attempts + 1,
+        # guard: fence_rises
         fence=max(job.fence + 1, int(now * 1_000_000)),
         worker=worker,
         lease_until=now + lease,
@@ -184,7 +185,7 @@ def stepped(job: JobRecord, steps: StepState, now: float) -> JobRecord:
 
 def settled(job: JobRecord, outcome: Outcome, now: float) -> JobRecord:
     """The job after its attempt ended. Cancel asked wins over every outcome."""
-    if job.cancel_requested:
+    if job.cancel_requested:  # guard: cancel_wins
         return _given_up(job, outcome, now)
     match outcome:
         case CompleteOutcome():
@@ -228,11 +229,11 @@ def expired(job: JobRecord, now: float) -> JobRecord:
         return _released(job, Move.EXPIRE, now, 0.0, Reason.WORKER_LOST, None)
     crashes = job.crashes + 1
     errors = _with_error(job, _WORKER_LOST, now)
-    if job.cancel_requested:
+    if job.cancel_requested:  # guard: cancel_wins_at_expiry
         return _finished(
             job, Move.EXPIRE, now, CANCELED, reason=Reason.CANCELED, errors=errors, crashes=crashes
         )
-    if job.attempts >= job.max_attempts or crashes >= job.max_crashes:
+    if job.attempts >= job.max_attempts or crashes >= job.max_crashes:  # guard: attempts_of_expiry, crash_cap
         return _finished(
             job, Move.EXPIRE, now, FAILED, reason=Reason.WORKER_LOST, errors=errors, crashes=crashes
         )
@@ -422,7 +423,7 @@ def _released(
 ) -> JobRecord:
     """Given back unspent, so many times at most."""
     releases = job.releases + 1
-    if releases > RELEASES_MAX:
+    if releases > RELEASES_MAX:  # guard: release_cap
         failure = Failure(reason, "Released", f"released {releases} times without having run")
         return _finished(
             job,
@@ -443,7 +444,7 @@ def _failed(job: JobRecord, move: Move, now: float, failure: Failure) -> JobReco
 
 
 def _retried(job: JobRecord, outcome: RetryOutcome, now: float) -> JobRecord:
-    if job.attempts >= job.max_attempts:
+    if job.attempts >= job.max_attempts:  # guard: attempts_of_retry
         return _failed(job, outcome.move, now, outcome.failure)
     errors = _with_error(job, outcome.failure, now)
     return _let_go(job, outcome.move, now, backing_off(job, outcome), errors=errors, settled=outcome.move)

@@ -80,9 +80,9 @@ class Permits:
     def take(self, job: JobRecord) -> None:
         """It has passed."""
         for key in keys_of(job.queue, job.task, job.group):
-            self._held[key] += 1
+            self._held[key] += 1  # guard: limit_of_the_pass
             if (rate := self._limits(key)[1]) is not None:
-                self._spent[key] = spent(rate, self._tat(key), self._now, 1)
+                self._spent[key] = spent(rate, self._tat(key), self._now, 1)  # guard: rate_spent
                 self._fresh.add(key)
 
     def newly_spent(self) -> dict[GateKey, float]:
@@ -93,10 +93,11 @@ class Permits:
     def room(self, key: GateKey) -> float:
         """How many may pass a gate now."""
         gate = self._gates.get(key)
+        # guard: closed_gate
         if key in self._busy or (gate is not None and (gate.paused or gate.closed_until > self._now)):
             return 0
         limit, rate = self._limits(key)
-        room = inf if limit is None else limit - self._held[key]
+        room = inf if limit is None else limit - self._held[key]  # guard: limit_of_the_held
         return room if rate is None else min(room, allowed(rate, self._tat(key), self._now))
 
     def opens_at(self, key: GateKey) -> float:

@@ -155,7 +155,13 @@ TABLE: Mapping[Move, Transition] = {
     Move.NOTE: Transition(_same(CLAIMED, RUNNING), Actor.WORKER, fenced=True),
     Move.SPAWN: Transition(_same(CLAIMED, RUNNING), Actor.WORKER, fenced=True),
     Move.STEP: Transition(_same(CLAIMED, RUNNING), Actor.WORKER, fenced=True),
-    Move.COMPLETE: Transition(_all(COMPLETED, RUNNING), Actor.WORKER, _CANCEL_WINS, fenced=True),
+    Move.COMPLETE: Transition(
+        # guard: start_check
+        _all(COMPLETED, RUNNING),
+        Actor.WORKER,
+        _CANCEL_WINS,
+        fenced=True,
+    ),
     Move.RETRY: Transition(
         _all(SCHEDULED, RUNNING),
         Actor.WORKER,

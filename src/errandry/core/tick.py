@@ -45,7 +45,7 @@ def turn(schedule: ScheduleRecord, alive: Sequence[str], now: float) -> TickPlan
     runs: list[TickRun] = []
     live = list(alive)
     for tick in wanted:
-        if schedule.plan.overlap is Overlap.ALLOW or not live:
+        if schedule.plan.overlap is Overlap.ALLOW or not live:  # guard: overlap
             runs.append(TickRun(tick))
         elif schedule.plan.overlap is Overlap.QUEUE and len(live) < QUEUED_MAX:
             runs.append(TickRun(tick, live[-1]))
@@ -58,6 +58,7 @@ def turn(schedule: ScheduleRecord, alive: Sequence[str], now: float) -> TickPlan
         schedule,
         last=runs[-1].tick if runs else schedule.last,
         runs=schedule.runs + len(runs),
+        # guard: missed_uncounted
         missed=schedule.missed + len(missed) + uncounted,
         live=tuple(live[-QUEUED_MAX:]),
     )
@@ -67,7 +68,7 @@ def turn(schedule: ScheduleRecord, alive: Sequence[str], now: float) -> TickPlan
 def planned(schedule: ScheduleRecord, moment: float) -> ScheduleRecord:
     """`schedule` with its next tick, the first after `moment`; without one, if it is paused or over."""
     plan = schedule.plan
-    is_spent = plan.limit is not None and schedule.runs >= plan.limit
+    is_spent = plan.limit is not None and schedule.runs >= plan.limit  # guard: limit_of_runs
     tick = None if is_spent or schedule.paused is not None else plan.after(moment)
     return replace(schedule, tick=tick, due_at=None if tick is None else due_at(schedule, tick))
 

@@ -115,14 +115,14 @@ def settle(ledger: UnitOfWork, command: Settle) -> Ack | Lost:
     job = ledger.get(ref.job)
     held = move.held(job, ref, outcome.move, ledger.now)
     if not isinstance(held, JobRecord):
-        return ALREADY if _is_repeat(job, ref, outcome.move) else Lost(held)
+        return ALREADY if _is_repeat(job, ref, outcome.move) else Lost(held)  # guard: settle_repeat
     if type(outcome) is CompleteOutcome:
         if outcome.result is not None:
             check.sized("result", outcome.result, ledger.bounds.result)
     elif isinstance(outcome, AwaitOutcome | WaitOutcome | SnoozeOutcome) and not held.cancel_requested:
         held, outcome = _going_on(ledger, held, outcome)
     ledger.move(outcome.move, held, move.settled(held, outcome, ledger.now))
-    if type(outcome) is RetryOutcome and outcome.pause_group:
+    if type(outcome) is RetryOutcome and outcome.pause_group:  # guard: slow_down
         gate.close_for(ledger, held, move.backing_off(held, outcome))
     return WRITTEN
 

@@ -32,9 +32,9 @@ def make_room(ledger: UnitOfWork, jobs: Sequence[NewJob]) -> None:
     for place, bound in bounds.items():
         size = ledger.size(*place)
         over = size + coming[place] - bound
-        if coming[place] and over > 0:
+        if coming[place] and over > 0:  # guard: full_queue
             drops = ledger.rule(place[0]).overflow is Overflow.DROP_OLDEST
-            if not drops or coming[place] > bound:
+            if not drops or coming[place] > bound:  # guard: dropped_unasked
                 raise QueueFull(place[0], size, bound, place[1] or "")
             excess[place] = over
     for place in sorted(excess, key=lambda place: place[1] is None):

@@ -35,7 +35,7 @@ def claim(ledger: UnitOfWork, command: Claim) -> Claims:
     ledger.flush()
     claims = ledger.claims_of(command.worker)
     brought = claims.get(command.nonce)
-    if brought is not None:
+    if brought is not None:  # guard: nonce_repeat
         return Claims(tuple(_still_held(ledger, brought)), due_in(tables, ledger.permits(), now))
     upkeep.before_claim(ledger)
     taken = _taken(ledger, command)
@@ -65,7 +65,7 @@ def due_in(tables: Tables, permits: Permits | None, now: float) -> float | None:
 def _taken(ledger: UnitOfWork, command: Claim) -> list[JobRecord]:
     """The most urgent jobs, claimed; what has lapsed fails instead, and suspects beyond their number stay."""
     permits = ledger.permits()
-    if permits is not None and permits.is_paused(GateKind.WORKER, command.worker):
+    if permits is not None and permits.is_paused(GateKind.WORKER, command.worker):  # guard: worker_gate
         return []
     take = _Take(ledger, command, permits)
     while take.room and take.look():
@@ -192,7 +192,7 @@ class _Take:
     def _have(self, job: JobRecord) -> bool:
         """Claim a job, or let it lapse; False if it stays where it is."""
         now, ledger, command = self._ledger.now, self._ledger, self._command
-        if job.deadline is not None and job.deadline <= now:
+        if job.deadline is not None and job.deadline <= now:  # guard: lapsed_claim
             ledger.move(Move.LAPSE, job, move.lapsed(job, now))
             return True
         if job.crashes and self._suspects is not None:
@@ -218,6 +218,7 @@ class _Take:
         for job in jobs:
             if job.queue in turning:
                 group = job.queue, job.group
+                # guard: turns
                 turns[group], rounds[job.queue] = served(turns[group], rounds[job.queue], weight(*group))
                 moved.setdefault(job.queue, {})[job.group] = turns[group]
         for queue, groups in moved.items():

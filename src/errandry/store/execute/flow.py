@@ -154,7 +154,7 @@ def _tell(ledger: UnitOfWork, ends: Sequence[FlowEnd]) -> None:
         if after == link or ledger.get(link.parent) is None:
             continue
         marked.append(after)
-        if link.outcome is None:
+        if link.outcome is None:  # guard: counted_once
             closed.setdefault(link.parent, []).append(after)
     if marked:
         ledger.tables.update_edges(marked)
@@ -172,7 +172,7 @@ def _count_down(ledger: UnitOfWork, parent_id: str, closed: Sequence[EdgeRecord]
     if fatal is None and not after.open_children:
         fatal = ledger.tables.fatal_edge(parent_id)  # a parent may wait again after a child had failed it
     if fatal is None:
-        if after.open_children:
+        if after.open_children:  # guard: open_children
             ledger.put(parent, after)
         else:
             ledger.move(Move.UNBLOCK, parent, move.unblocked(after, now))
@@ -230,9 +230,10 @@ def reopen(ledger: UnitOfWork, job: JobRecord) -> set[str]:
 def _reopened(ledger: UnitOfWork, link: EdgeRecord) -> bool:
     """The child of this edge is waited for again; whether its parent had failed with a child."""
     parent = ledger.get(link.parent)
+    # guard: child_of_one_that_goes_on
     if parent is None or link.outcome is None or not (parent.finished or parent.state is BLOCKED):
         return False
-    ledger.tables.update_edges([replace(link, outcome=None, result=None)])
+    ledger.tables.update_edges([replace(link, outcome=None, result=None)])  # guard: waited_for_again
     if parent.state is BLOCKED:
         ledger.put(parent, replace(parent, open_children=parent.open_children + 1, updated_at=ledger.now))
     return parent.state is FAILED and parent.reason is Reason.CHILD_FAILED

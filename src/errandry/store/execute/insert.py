@@ -93,14 +93,14 @@ def _there(ledger: UnitOfWork, jobs: Sequence[NewJob]) -> dict[str, str]:
     """The jobs that are not to be made, by their ids: for each the id of the one there in its place."""
     for new in jobs:
         check.sized("payload", new.payload, ledger.bounds.payload)
-    there = {new.id: new.id for new in jobs if ledger.get(new.id) is not None}
+    there = {new.id: new.id for new in jobs if ledger.get(new.id) is not None}  # guard: id_idempotence
     if not ledger.slots:
         return there
     taken: dict[str, str] = {}
     for new, unique, slot in _slots(ledger, jobs):
         if new.id in there:
             continue
-        holder = taken.get(slot) or ledger.holder(slot)
+        holder = taken.get(slot) or ledger.holder(slot)  # guard: unique_key
         if holder is None:
             taken[slot] = new.id
         elif new.on_conflict is Conflict.RAISE and holder != new.id:

@@ -47,7 +47,7 @@ def rerun(ledger: UnitOfWork, command: RerunJobs) -> Moved:
 
     def act(job: JobRecord) -> bool:
         if job.id not in reopened:
-            _refuse_if_held(ledger, job)
+            _refuse_if_held(ledger, job)  # guard: unique_key_of_a_rerun
             after = flow.rerun(ledger, job, _when(command, ledger.now), command.reset_attempts)
             if command.from_start and job.steps is not None:
                 ledger.tables.drop_steps([job.id])
@@ -62,8 +62,8 @@ def edit(ledger: UnitOfWork, command: EditJobs) -> Moved:
     def act(job: JobRecord) -> bool:
         after = move.edited(job, command, ledger.now)
         if after.queue != job.queue:
-            _refuse_if_taken(ledger, after)
-            ledger.leave_queue(job, after)
+            _refuse_if_taken(ledger, after)  # guard: key_in_another_queue
+            ledger.leave_queue(job, after)  # guard: counted_where_it_is
         ledger.move(Move.EDIT, job, after)
         return True
 
@@ -124,7 +124,7 @@ def _each(ledger: UnitOfWork, command: JobSelection, act: Act) -> Moved:
     """Act on every job the command means; what is refused is reported and hinders nobody."""
     ids, below = _meant(ledger, command)
     if isinstance(command, RerunJobs) and len(ids) > 1:
-        ids = flow.children_first(ledger, ids)
+        ids = flow.children_first(ledger, ids)  # guard: children_first
     if isinstance(command, RerunJobs) or (isinstance(command, EditJobs) and command.queue is not None):
         held = [job for one in ids if (job := ledger.get(one)) is not None]
         queue = command.queue if isinstance(command, EditJobs) else None
@@ -150,9 +150,10 @@ def _meant(ledger: UnitOfWork, command: JobSelection) -> tuple[list[str], int | 
         return ids, None
     if ids:
         found = [job for one in ids if (job := ledger.get(one)) is not None]
+        # guard: recheck
         return [job.id for job in found if job.state in states and query.matches(job, ledger.now)], None
     ledger.flush()
-    floor = _floor(ledger, command, query)
+    floor = _floor(ledger, command, query)  # guard: slice_bound
     found = ledger.tables.matching(query, states, command.below, ledger.now, command.limit + 1, floor)
     slice_ = found[: command.limit]
     ledger.know(slice_)

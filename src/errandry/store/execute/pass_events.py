@@ -96,8 +96,8 @@ def _counted(move: Move | None, left: State | None, reached: State | None) -> It
         if reached is not None:
             yield reached, 1
             if reached in TERMINAL:
-                yield LIFETIME + reached, 1
+                yield LIFETIME + reached, 1  # guard: finished_totals
         else:
-            yield "total.moved_out" if move is Move.EDIT else "total.removed", 1
+            yield "total.moved_out" if move is Move.EDIT else "total.removed", 1  # guard: keep_0_totals
     if move in _LIFETIME and not (move is Move.RETRY and reached in TERMINAL):
         yield _LIFETIME[move], 1

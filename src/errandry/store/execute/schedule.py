@@ -170,7 +170,7 @@ def _run(ledger: UnitOfWork, schedule: ScheduleRecord, run: tick.TickRun) -> Non
 def _make(ledger: UnitOfWork, new: NewJob, after: str | None = None) -> None:
     """Insert a job, to run `after` another, if that has not ended."""
     there = ledger.get(after) if after is not None else None
-    there = None if there is None or there.finished else there
+    there = None if there is None or there.finished else there  # guard: queue_of_ticks
     family = (1,) if there is not None else ()
     ledger.move(Move.INSERT, None, move.created(new, ledger.tables.next_number(), ledger.now, *family))
     if there is not None:
@@ -181,6 +181,7 @@ def _make(ledger: UnitOfWork, new: NewJob, after: str | None = None) -> None:
 def _keep(ledger: UnitOfWork, schedule: ScheduleRecord) -> None:
     """Write a schedule down, and have the job of its next tick there."""
     ledger.tables.put_schedules([schedule])
+    # guard: tick_once
     if schedule.tick is not None and ledger.get(job_id(schedule.name, schedule.tick)) is None:
         _make(ledger, tick.new_job(schedule, schedule.tick))
 

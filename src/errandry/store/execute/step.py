@@ -21,11 +21,11 @@ OPEN = tuple(state for state in State if state not in TERMINAL)
 
 
 def put(ledger: UnitOfWork, command: PutStep) -> Ack | Lost:
-    job = move.held(ledger.get(command.ref.job), command.ref, Move.STEP, ledger.now)
+    job = move.held(ledger.get(command.ref.job), command.ref, Move.STEP, ledger.now)  # guard: step_fence
     if isinstance(job, LossCause):
         return Lost(job)
-    check.sized("step", command.result, ledger.bounds.step)
-    if _found(ledger, job, StepKind.STEP, command.name) is not None:
+    check.sized("step", command.result, ledger.bounds.step)  # guard: step_size
+    if _found(ledger, job, StepKind.STEP, command.name) is not None:  # guard: step_once
         return ALREADY
     steps = _added(ledger, job, StepKind.STEP, command.name, result=command.result, at=ledger.now)
     ledger.move(Move.STEP, job, move.stepped(job, steps, ledger.now))
@@ -66,12 +66,12 @@ def signal(ledger: UnitOfWork, command: SendSignal) -> Ack:
         steps = _added(ledger, job, StepKind.SIGNAL, command.name, result=command.payload, at=now)
         ledger.put(job, replace(job, steps=steps, updated_at=now))
         return WRITTEN
-    if found.at is not None:
+    if found.at is not None:  # guard: signal_once
         return ALREADY
-    if found.until is not None and found.until <= max(now, job.claimed_at or 0.0):
+    if found.until is not None and found.until <= max(now, job.claimed_at or 0.0):  # guard: signal_late
         raise InvalidValue("signal", command.name, f"job {job.id} waits for it no longer: it came too late")
     ledger.tables.put_step(replace(found, result=command.payload, at=now))
-    if job.awaits == command.name:
+    if job.awaits == command.name:  # guard: signal_wakes
         ledger.move(Move.PROMOTE, job, move.promoted(job, now))
     return WRITTEN
 
@@ -83,7 +83,7 @@ def _found(ledger: UnitOfWork, job: JobRecord, kind: StepKind, name: str) -> Ste
 def _added(ledger: UnitOfWork, job: JobRecord, kind: StepKind, name: str, **fields: Any) -> StepState:
     """Write down a step that was not there; what the record of the job then says."""
     count = _count(job)
-    if count >= STEPS_MAX:
+    if count >= STEPS_MAX:  # guard: steps_max
         why = f"job {job.id} has {count:,} steps, sleeps and signals, and no job has more: spawn others"
         raise InvalidValue(kind, name, why)
     ledger.tables.put_step(Step(job.id, count, kind, name, **fields))

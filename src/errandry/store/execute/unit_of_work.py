@@ -118,6 +118,7 @@ class UnitOfWork:
         state = after.state
         if before is not None:
             if state is WAITING and before.state is not state:
+                # guard: old_place, same_place
                 number = after.seq if self._keeps_place(after) else self.tables.next_number()
                 after = replace(after, place=place(after.order, number))
             if after.group and self.tables.has_gates:
@@ -127,7 +128,7 @@ class UnitOfWork:
         if state in TERMINAL:
             if after.parents or after.children:
                 self.ended[after.id] = FlowEnd(after, END_OF_STATE[state], _cancels(after))
-            if after.expires_at is not None and after.expires_at <= self.now:
+            if after.expires_at is not None and after.expires_at <= self.now:  # guard: keep_0
                 self.remove(Move.REMOVE, after)
         return after
 
@@ -152,7 +153,7 @@ class UnitOfWork:
         """`before` is about to become `after`, in another queue: counted there, with a key of that queue."""
         self._tally.left_queue(before, after)
         unique = before.unique
-        if unique is not None and unique.is_of_queue:
+        if unique is not None and unique.is_of_queue:  # guard: key_goes_along
             self._free(slot_of(before, unique, self.now), before.id)
             self._take(slot_of(after, unique, self.now), holder_of(after, unique, self.now))
 
@@ -257,7 +258,7 @@ class UnitOfWork:
         limited = {gate.key[1:] for gate in self.tables.group_gates(left)[0] if gate.rule.limit is not None}
         groups = [one for one in left if one in limited or self.rule(one[0]).group_limit is not None]
         if groups:
-            self.tables.unpark_groups(groups)
+            self.tables.unpark_groups(groups)  # guard: group_comes_back
 
     def _counted(self) -> Permits:
         kinds = GateKind.QUEUE, GateKind.TASK, GateKind.WORKER
@@ -301,7 +302,7 @@ class UnitOfWork:
                 known = self.slots.get(after.id) if before is None else None
                 slot = known or slot_of(after, unique, self.now)
                 self._take(slot, holder_of(after, unique, self.now))
-        elif before is not None and was_alive and unique.scope is UniqueScope.ALIVE:
+        elif before is not None and was_alive and unique.scope is UniqueScope.ALIVE:  # guard: unique_key_freed
             self._free(slot_of(before, unique, self.now), before.id)
 
     def _take(self, slot: str, holder: KeyHolder) -> None:

@@ -29,7 +29,7 @@ def upkeep(ledger: UnitOfWork, command: Upkeep) -> UpkeepResult:
     lapsed = _each(ledger, Move.LAPSE, tables.lapsed_jobs(now, limit), move.lapsed)
     flow.release(ledger)  # who ends with them is one more of its task
     ledger.flush()
-    pruned = outlived(tables, now, min(limit, PRUNED)) if command.prune else []
+    pruned = outlived(tables, now, min(limit, PRUNED)) if command.prune else []  # guard: pruned_unasked
     for job in pruned:
         ledger.remove(Move.REMOVE, job)
     flow.release(ledger)
@@ -67,9 +67,9 @@ def before_claim(ledger: UnitOfWork) -> None:
         return
     tables, now = ledger.tables, ledger.now
     marks, came = tables.due_times(), 0
-    if marks.lease_until is not None and marks.lease_until <= now:
+    if marks.lease_until is not None and marks.lease_until <= now:  # guard: claim_tidies
         came += _each(ledger, Move.EXPIRE, tables.expired_jobs(now, BEFORE_CLAIM), move.expired)
-    if marks.tick_at is not None and marks.tick_at <= now:
+    if marks.tick_at is not None and marks.tick_at <= now:  # guard: tick_of_others
         came += schedule.turn(ledger, BEFORE_CLAIM)
     if marks.run_at is not None and marks.run_at <= now:
         came += _promote(ledger, BEFORE_CLAIM)

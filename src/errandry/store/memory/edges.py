@@ -53,6 +53,7 @@ class MemoryEdges:
         return next((link for link in self.child_edges(parent) if link.is_fatal), None)
 
     def open_children(self, parent: str, states: Sequence[State], limit: int) -> list[JobRecord]:
+        # guard: after_cancels
         awaited = (link for link in self.child_edges(parent) if link.policy is not Policy.AFTER)
         seqs = {link.child: link.seq for link in awaited if link.outcome is None}
         children = (job for child, seq in seqs.items() if (job := self._jobs.get(child)) and job.seq == seq)

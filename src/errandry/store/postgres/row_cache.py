@@ -58,6 +58,7 @@ class RowCache:
     def still(self, stamps: Iterable[Stamp]) -> dict[str, JobRecord]:
         """The jobs whose rows have the stamp that is known."""
         get = self._entries.get
+        # guard: foreign_versions
         return {
             stamp[0]: entry[1]
             for stamp in stamps

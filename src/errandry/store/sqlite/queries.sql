@@ -20,6 +20,7 @@ PRAGMA data_version;
 
 -- name: leave
 -- What the next pass starts from.
+-- guard: numbers_on_disk, time_on_disk
 UPDATE store SET number = ?1, now = ?2, row = ?3, events = ?4;
 
 -- name: make
@@ -585,6 +586,7 @@ SELECT ?4, at / ?4 * ?4, queue, task, name, sum(value) FROM stats
 DELETE FROM stats WHERE span = ?1 AND at < ?2;
 
 -- name: folded
+-- guard: counters_on_disk
 UPDATE store SET folded = ?1;
 
 -- name: ready_since

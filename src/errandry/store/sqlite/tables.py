@@ -69,7 +69,7 @@ class SqliteTables(SqliteCounters):
         self._lanes = {}
         self.is_dirty = False
         [(version,)] = self._all("version")
-        if version != self.version or len(self._held) > HELD_MAX:
+        if version != self.version or len(self._held) > HELD_MAX:  # guard: foreign_commits
             self._held.clear()
         self.version = version
         return float(floor)
@@ -144,7 +144,7 @@ class SqliteTables(SqliteCounters):
         if lane is None:
             found = self._all("lane", key) or self._all("make_lane", (*key, job.updated_at))
             lane, ready = found[0]
-            if not ready:
+            if not ready:  # guard: lane_mark
                 self._run("mark_lane", (lane, job.updated_at))
             self._lanes[key] = lane
             self._has_groups |= bool(job.group)
@@ -162,7 +162,7 @@ class SqliteTables(SqliteCounters):
 
     def find(self, ids: Sequence[str]) -> dict[str, JobRecord]:
         found = {one: self._held[one] for one in ids if one in self._held}
-        for name in ("find_live", "find_history"):
+        for name in ("find_live", "find_history"):  # guard: history_of_ids
             if len(found) < len(ids):
                 missing = [one for one in ids if one not in found]
                 found |= {job.id: job for job in self._jobs(name, (rows.text(missing),))}
@@ -316,7 +316,7 @@ class SqliteTables(SqliteCounters):
         return [(task, State(state), rows.to_keep(keep)) for task, state, keep in self._all("shelves")]
 
     def excess_jobs(self, task: str, state: State, last: int, limit: int) -> list[JobRecord]:
-        return self._jobs("surplus", (task, state, last - 1, limit))
+        return self._jobs("surplus", (task, state, last - 1, limit))  # guard: kept_by_number
 
     def held_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]:
         return self._jobs("held_by", (rows.text(workers), limit))
