@@ -51,6 +51,8 @@ class Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target) if fullname == self.module else None
         if spec is not None:
+            if spec.origin != str(self.marker.path):
+                raise pytest.UsageError(f"the tests import {spec.origin}, not {self.marker.path}")
             spec.loader = Mutated(fullname, self.mutant, self.marker)
         return spec
 
