@@ -118,7 +118,7 @@ MUTANTS = [
     Mutant("counted_where_it_is", "a moved job is still counted in the old queue", DROP),
     Mutant("kept_by_number", "one more finished job stays than the retention allows", FIRST_TERM, "sqlite"),
     Mutant("pruned_unasked", "upkeep prunes although the command does not ask for it", ALWAYS),
-    Mutant("step_fence", "a lost claim can write a step", instead_of_call("{0} or Cause.NOT_HELD")),
+    Mutant("step_fence", "a lost claim can write a step", instead_of_call("{0} or LossCause.NOT_HELD")),
     Mutant("step_once", "a finished step is written again", NEVER),
     Mutant("step_size", "a step may have a result of any size", DROP),
     Mutant("steps_max", "a job may have any number of steps", NEVER, in_model=False),

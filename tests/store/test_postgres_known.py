@@ -164,9 +164,7 @@ async def test_it_is_remembered_as_it_was_last_written(
     clock.advance(1.0)
 
     for _ in range(2):
-        assert not any(
-            isinstance(answer, Lost | Exception) for answer in await store.commit(commands(job))
-        )
+        assert not any(isinstance(answer, Lost | Exception) for answer in await store.commit(commands(job)))
 
         assert remembered(store, "a") == [await current(store, job)]
     sent.clear()

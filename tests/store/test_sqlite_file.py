@@ -835,9 +835,9 @@ class TestBadCommand:
             [stored] = await store.get(["a"])
             assert stored is not None
             assert stored.state is State.WAITING
-            assert await requests.one(
-                store, Settle(Ref("a", stored.fence + 1), CompleteOutcome())
-            ) == Lost(LossCause.NOT_HELD)
+            assert await requests.one(store, Settle(Ref("a", stored.fence + 1), CompleteOutcome())) == Lost(
+                LossCause.NOT_HELD
+            )
             assert await requests.order(store) == ["a"]
             await requests.conserved(store)
 

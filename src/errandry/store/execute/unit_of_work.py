@@ -302,7 +302,9 @@ class UnitOfWork:
                 known = self.slots.get(after.id) if before is None else None
                 slot = known or slot_of(after, unique, self.now)
                 self._take(slot, holder_of(after, unique, self.now))
-        elif before is not None and was_alive and unique.scope is UniqueScope.ALIVE:  # guard: unique_key_freed
+        elif (
+            before is not None and was_alive and unique.scope is UniqueScope.ALIVE
+        ):  # guard: unique_key_freed
             self._free(slot_of(before, unique, self.now), before.id)
 
     def _take(self, slot: str, holder: KeyHolder) -> None:
