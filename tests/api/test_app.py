@@ -14,7 +14,7 @@ from errandry.store.contract import StoreLimits
 from errandry.store.memory.driver import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.testing import FakeClock, drain
-from tests.api.working import burst
+from tests.working import burst
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from errandry.testing import drain
 from errandry.worker import observers
 from errandry.worker.options import WorkerOptions
 from errandry.worker.worker import Worker
-from tests.api.working import working
 from tests.pace import PATIENCE, Pace
+from tests.working import working
 
 
 async def taken(events: AsyncIterator[EventEntry], number: int) -> list[EventEntry]:

@@ -9,7 +9,7 @@ from errandry import Child, Errandry, Fail, JobContext, State, chain, chord, flo
 from errandry.core.flow import ChildEnd
 from errandry.core.state import Reason
 from errandry.errors import InvalidArguments, InvalidValue
-from tests.api.working import burst
+from tests.working import burst
 
 
 async def test_a_parent_runs_after_its_children_with_their_results(live: Errandry) -> None:

@@ -12,8 +12,8 @@ from errandry.codec.json_codec import DocumentInfo
 from errandry.core.schedule import CatchUp, Overlap, job_id
 from errandry.errors import InvalidArguments, InvalidValue, UnknownSchedule
 from errandry.testing import FakeClock, drain
-from tests.api.working import burst, working
 from tests.pace import PATIENCE, Pace
+from tests.working import burst, working
 
 WHOLE = ScheduleOptions(
     "30 3 * * 1-5",

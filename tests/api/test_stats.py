@@ -6,7 +6,7 @@ import pytest
 
 from errandry import Errandry
 from errandry.errors import InvalidValue
-from tests.api.working import burst
+from tests.working import burst
 
 
 async def test_jobs_tell_how_they_ended_and_how_long_they_took(live: Errandry) -> None:

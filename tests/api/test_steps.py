@@ -14,8 +14,8 @@ from errandry.core.step import StepKind
 from errandry.errors import InvalidMove, InvalidValue, StoreUnavailable
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock, drain
-from tests.api.working import until, working
 from tests.store.server import server
+from tests.working import until, working
 
 HOUR = 3_600.0
 

@@ -20,9 +20,9 @@ from errandry.store.postgres import driver
 from errandry.store.postgres.driver import PostgresStore
 from errandry.testing import FakeClock, assert_enqueued, drain
 from tests.api.callers import CALLERS, enqueue, psycopg_async, waits_for_a_lock
-from tests.api.working import burst, kinds
 from tests.pace import PATIENCE
 from tests.store.server import server
+from tests.working import burst, kinds
 
 Send = Task[..., str]
 

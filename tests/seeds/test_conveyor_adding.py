@@ -19,7 +19,7 @@ from errandry.core.job import JobRecord
 from errandry.store.contract import Store
 from errandry.testing import drain
 from errandry.testing.clock import FakeClock
-from tests.api.working import kinds
+from tests.working import kinds
 
 NEW_YORK = ZoneInfo("America/New_York")
 

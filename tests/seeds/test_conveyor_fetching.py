@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from errandry.core.answer import HELD, WRITTEN, Claims, Lost, LossCause, Renewed
+from errandry.core.answer import HELD, WRITTEN, Claims, LossCause, Lost, Renewed
 from errandry.core.command import (
     Claim,
     CompleteOutcome,

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from errandry.core.answer import HELD, WRITTEN, Answer, Claims, Lost, LossCause, Renewed, UpkeepResult
+from errandry.core.answer import HELD, WRITTEN, Answer, Claims, LossCause, Lost, Renewed, UpkeepResult
 from errandry.core.command import Claim, CompleteOutcome, Insert, Ref, Renew, Settle, Upkeep
 from errandry.core.job import JobRecord, Keep, NewJob, uuid7
 from errandry.core.state import State

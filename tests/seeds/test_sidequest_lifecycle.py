@@ -21,7 +21,7 @@ from errandry.core.retry import Curve
 from errandry.core.state import Reason
 from errandry.errors import InvalidMove, JobCanceled, JobFailed
 from errandry.testing import FakeClock, drain
-from tests.api.working import kinds, reached, working
+from tests.working import kinds, reached, working
 
 SOON = Backoff(Curve.EXPONENTIAL, 0.01, jitter=0.0)
 

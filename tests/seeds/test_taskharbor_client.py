@@ -25,7 +25,7 @@ from errandry.core.job import NewJob
 from errandry.core.retry import Curve
 from errandry.core.state import Reason
 from errandry.errors import InvalidArguments, InvalidValue
-from tests.api.working import burst, kinds, reached, until, working
+from tests.working import burst, kinds, reached, until, working
 
 NOW = Backoff(Curve.FIXED, 0.0)
 URLS = {"memory": "memory:", "sqlite": "sqlite:///{}/jobs.db"}

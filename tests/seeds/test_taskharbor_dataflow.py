@@ -17,8 +17,8 @@ from errandry.core.answer import (
     WRITTEN,
     Claims,
     Inserted,
-    Lost,
     LossCause,
+    Lost,
     Moved,
     Renewed,
 )

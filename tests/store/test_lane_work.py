@@ -16,10 +16,10 @@ from errandry.store.postgres.driver import PostgresStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
 from errandry.testing.conformance import requests
+from tests.store.postgres.test_plans import least
+from tests.store.postgres.test_plans import pages as postgres_pages
 from tests.store.server import server
-from tests.store.test_postgres_plans import least
-from tests.store.test_postgres_plans import pages as postgres_pages
-from tests.store.test_sqlite_plans import touched as sqlite_pages
+from tests.store.sqlite.test_plans import touched as sqlite_pages
 
 ROUNDS = 10
 STORES: dict[str, Callable[[Path], Store]] = {

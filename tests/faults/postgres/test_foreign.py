@@ -17,11 +17,11 @@ from errandry.errors import StoreUnavailable
 from errandry.store.engine.backlog import WriteLimits
 from errandry.store.engine.engine import Engine
 from errandry.store.url import store_at
-from tests.api.working import working
 from tests.faults.postgres.conftest import Mortal
 from tests.faults.process import until, until_said
 from tests.faults.scene import Scene
 from tests.pace import Pace
+from tests.working import working
 
 pytestmark = pytest.mark.slow("waits for locks that are not given back")
 

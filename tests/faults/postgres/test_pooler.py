@@ -11,9 +11,9 @@ from errandry.core.command import Insert, Upkeep
 from errandry.core.job import NewJob
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.url import store_at
-from tests.api.working import burst, working
 from tests.faults.postgres.conftest import Mortal
 from tests.faults.postgres.pooler import Pooler
+from tests.working import burst, working
 
 pytestmark = pytest.mark.slow("many transactions over few sessions")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from errandry.core import check, move
-from errandry.core.answer import ALREADY, CANCEL, HELD, WRITTEN, Ack, Answer, Lost, LossCause, Renewed
+from errandry.core.answer import ALREADY, CANCEL, HELD, WRITTEN, Ack, Answer, LossCause, Lost, Renewed
 from errandry.core.command import (
     Beat,
     CancelJobs,

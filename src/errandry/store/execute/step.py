@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from errandry.core import check, move
-from errandry.core.answer import ALREADY, WRITTEN, Ack, Lost, LossCause
+from errandry.core.answer import ALREADY, WRITTEN, Ack, LossCause, Lost
 from errandry.core.command import PutStep, SnoozeOutcome
 from errandry.core.job import JobRecord
 from errandry.core.state import TERMINAL, Move, State

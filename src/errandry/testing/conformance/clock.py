@@ -2,7 +2,7 @@
 
 import pytest
 
-from errandry.core.answer import Lost, LossCause
+from errandry.core.answer import LossCause, Lost
 from errandry.core.command import CompleteOutcome
 from errandry.core.job import Keep
 from errandry.core.state import State

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from errandry.core.answer import ALREADY, CANCEL, HELD, WRITTEN, Answer, Claims, Lost, LossCause, Renewed
+from errandry.core.answer import ALREADY, CANCEL, HELD, WRITTEN, Answer, Claims, LossCause, Lost, Renewed
 from errandry.core.command import (
     CancelJobs,
     Claim,

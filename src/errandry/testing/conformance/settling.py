@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from errandry.core.answer import ALREADY, WRITTEN, Claims, Lost, LossCause
+from errandry.core.answer import ALREADY, WRITTEN, Claims, LossCause, Lost
 from errandry.core.command import (
     CancelJobs,
     Claim,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from errandry.core.answer import ALREADY, WRITTEN, Lost, LossCause, Moved
+from errandry.core.answer import ALREADY, WRITTEN, LossCause, Lost, Moved
 from errandry.core.command import (
     CancelJobs,
     CompleteOutcome,

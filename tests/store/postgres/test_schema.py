@@ -27,7 +27,7 @@ from errandry.store.url import store_at
 from errandry.testing.conformance import requests
 from tests.store.server import server
 
-ON_RECORD = Path(__file__).with_name("postgres.sql")
+ON_RECORD = Path(__file__).with_name("schema.sql")
 NUMBER = migrate._MIGRATIONS[-1][0]
 
 
@@ -110,7 +110,7 @@ async def test_the_schema_is_the_one_on_record() -> None:
 
     assert found == ON_RECORD.read_text("utf-8"), (
         "the schema has changed. If that is meant: "
-        "python -m tests.store.test_postgres_schema > tests/store/postgres.sql"
+        "python -m tests.store.postgres.test_schema > tests/store/postgres.sql"
     )
 
 
@@ -171,7 +171,7 @@ async def test_one_killed_midway_leaves_the_schema_as_it_was_and_nobody_waiting(
     before = dump(schema_of(url)) if not is_new else ""
 
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.store.test_postgres_schema", url], stdout=subprocess.PIPE
+        [sys.executable, "-m", "tests.store.postgres.test_schema", url], stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"midway\n"

@@ -40,9 +40,9 @@ from tests.api.callers import (
     psycopg_sync,
     waits_for_a_lock,
 )
-from tests.api.working import burst, kinds, working
 from tests.pace import PATIENCE
 from tests.store.server import server
+from tests.working import burst, kinds, working
 
 Send = Task[[str], str]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from errandry.core.answer import WRITTEN, Answer, Claims, Inserted, Lost, LossCause, Moved
+from errandry.core.answer import WRITTEN, Answer, Claims, Inserted, LossCause, Lost, Moved
 from errandry.core.command import (
     Beat,
     CancelJobs,

@@ -14,11 +14,11 @@ from errandry.api.task import Task
 from errandry.cli.main import run
 from errandry.core.command import Upkeep
 from errandry.errors import StoreRefused
-from tests.api.working import burst
 from tests.page import blocks
 from tests.store.server import server
+from tests.working import burst
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "guide" / "postgres.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "postgres.md"
 GRANTS = [block.text for block in blocks(PAGE.read_text("utf-8")) if block.text.startswith("CREATE ROLE")]
 ROLES = [re.findall(r"CREATE ROLE (\w+)", text)[0] for text in GRANTS]
 

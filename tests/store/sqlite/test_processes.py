@@ -45,11 +45,11 @@ class Child:
             "-W",
             "ignore::DeprecationWarning",
             "-m",
-            "tests.store.test_sqlite_processes",
+            "tests.store.sqlite.test_processes",
         ]
         self.process = subprocess.Popen(
             [*python, name, *map(str, args)],
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

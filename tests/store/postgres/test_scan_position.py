@@ -22,9 +22,9 @@ from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import Conformance, MakeStore, requests
 from tests.faults.process import until_said
+from tests.store.postgres.test_driver import opened
+from tests.store.postgres.test_plans import pages
 from tests.store.server import kept_sessions, server
-from tests.store.test_postgres import opened
-from tests.store.test_postgres_plans import pages
 
 LEAST, MOST = WHOLE[0].priority, WHOLE[0].below
 TIMES = DueFloors(1.0, 2.0, 3.0)

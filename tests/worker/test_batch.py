@@ -19,10 +19,10 @@ from errandry.core.job import NewJob
 from errandry.core.state import Reason
 from errandry.errors import InvalidArguments, InvalidValue, JobFailed
 from errandry.testing import FakeClock, drain, in_memory
-from tests.api import batched
-from tests.api.working import burst, outlive, reached, until, working
 from tests.pace import PATIENCE
 from tests.store.server import server
+from tests.worker import batch_tasks
+from tests.working import burst, outlive, reached, until, working
 
 Calls = list[list[int]]
 
@@ -40,21 +40,21 @@ async def stored(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 @pytest.fixture
 async def apart() -> AsyncIterator[Errandry]:
     """Handlers in processes."""
-    with in_memory(batched.jobs):
-        yield batched.jobs
-        await batched.jobs.engine.stop()
+    with in_memory(batch_tasks.jobs):
+        yield batch_tasks.jobs
+        await batch_tasks.jobs.engine.stop()
 
 
 def numbers(jobs: Errandry, kind: str, calls: Calls, **options: Any) -> Task[[int], int]:
-    """A task that notes its calls and says what `batched.said` says."""
+    """A task that notes its calls and says what `batch_tasks.said` says."""
 
-    async def later(numbers: list[int]) -> list[batched.Said]:
+    async def later(numbers: list[int]) -> list[batch_tasks.Said]:
         calls.append(numbers)
-        return [batched.said(number) for number in numbers]
+        return [batch_tasks.said(number) for number in numbers]
 
-    def now(numbers: list[int]) -> list[batched.Said]:
+    def now(numbers: list[int]) -> list[batch_tasks.Said]:
         calls.append(numbers)
-        return [batched.said(number) for number in numbers]
+        return [batch_tasks.said(number) for number in numbers]
 
     given: dict[str, Any] = {"name": "numbers", "batch": 10, **options}
     task: Task[[int], int] = jobs.task(**given)(later if kind == "async" else now)
@@ -85,7 +85,7 @@ async def test_one_call_is_for_as_many_jobs_as_there_are(stored: Errandry, kind:
     assert sorted(calls) == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
 
 
-@pytest.mark.parametrize("task", [batched.doubled, batched.doubled_async], ids=["plain", "async"])
+@pytest.mark.parametrize("task", [batch_tasks.doubled, batch_tasks.doubled_async], ids=["plain", "async"])
 async def test_batches_run_in_processes(apart: Errandry, task: Task[[int], int]) -> None:
     made = await enqueued(task, *range(25))
 
@@ -181,7 +181,7 @@ async def test_each_job_has_the_outcome_that_stands_for_it(
     live: Errandry, apart: Errandry, kind: str
 ) -> None:
     app = apart if kind == "process" else live
-    task = batched.doubled if kind == "process" else numbers(live, kind, [])
+    task = batch_tasks.doubled if kind == "process" else numbers(live, kind, [])
     made = await enqueued(task, 1, -1, -2, -3, -4, -5, 7)
 
     await burst(app)
@@ -238,7 +238,7 @@ async def test_what_does_not_fit_the_jobs_fails_them_all(live: Errandry, value: 
 
 
 async def test_a_list_of_another_length_from_a_process_fails_them_all(apart: Errandry) -> None:
-    made = await enqueued(batched.short, 1, 2, 3)
+    made = await enqueued(batch_tasks.short, 1, 2, 3)
     await burst(apart)
 
     for job in made:
@@ -288,7 +288,7 @@ async def test_an_exception_is_that_of_all_and_logged_once(
 
 
 async def test_a_process_that_dies_is_an_error_of_all_its_jobs(apart: Errandry) -> None:
-    made = await enqueued(batched.dies, 1, 2, 3)
+    made = await enqueued(batch_tasks.dies, 1, 2, 3)
     await burst(apart, children=1)
 
     for job in made:
@@ -343,7 +343,7 @@ async def test_every_job_has_a_context_and_what_the_call_says_goes_to_all(live: 
 
 
 async def test_what_is_noted_in_a_process_goes_to_its_job(apart: Errandry) -> None:
-    made = await enqueued(batched.doubled, 3, 4)
+    made = await enqueued(batch_tasks.doubled, 3, 4)
     await burst(apart)
 
     records = [await apart.record(job.id) for job in made]
@@ -453,7 +453,7 @@ async def test_a_call_whose_jobs_are_all_canceled_is_stopped(stored: Errandry, k
 async def test_one_canceled_in_a_process_is_told_and_the_others_go_on(
     apart: Errandry, tmp_path: Path
 ) -> None:
-    made = [await batched.held.enqueue(str(tmp_path)) for _ in range(3)]
+    made = [await batch_tasks.held.enqueue(str(tmp_path)) for _ in range(3)]
     async with working(apart, children=1):
         await seen(tmp_path / "pid")
         await made[1].cancel()
@@ -466,7 +466,7 @@ async def test_one_canceled_in_a_process_is_told_and_the_others_go_on(
 
 
 async def test_all_canceled_in_a_process_stop_it(apart: Errandry, tmp_path: Path) -> None:
-    made = [await batched.held.enqueue(str(tmp_path)) for _ in range(3)]
+    made = [await batch_tasks.held.enqueue(str(tmp_path)) for _ in range(3)]
     async with working(apart, children=1):
         await seen(tmp_path / "pid")
         await apart.engine.submit(CancelJobs(ids=tuple(job.id for job in made)))
@@ -495,7 +495,7 @@ async def test_the_shortest_timeout_of_its_jobs_stops_the_call(live: Errandry, k
 
 
 async def test_a_timeout_kills_the_process_of_a_batch(apart: Errandry) -> None:
-    made = await enqueued(batched.stuck, 1, 2)
+    made = await enqueued(batch_tasks.stuck, 1, 2)
     async with working(apart, children=1):
         ends = [await job.wait(PATIENCE) for job in made]
 
@@ -683,7 +683,7 @@ async def test_drain_runs_batches_without_lingering(jobs: Errandry, clock: FakeC
 
 
 async def test_drain_runs_process_batches_here(apart: Errandry) -> None:
-    made = await enqueued(batched.doubled, 1, 2)
+    made = await enqueued(batch_tasks.doubled, 1, 2)
 
     await drain(apart)
 

@@ -37,7 +37,7 @@ from errandry.testing.clock import FakeClock
 from tests.pace import PATIENCE
 from tests.store.server import server, wheel
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 others = pytest.mark.slow("starts other programs")
 
@@ -345,7 +345,7 @@ def nothing(_: listener.Listener, seconds: float) -> list[psycopg.Notify]:
 @others
 def test_after_a_fork_parent_and_child_each_have_connections_of_their_own(url: str) -> None:
     run = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.store.test_postgres", url],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.store.postgres.test_driver", url],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ from errandry.core.state import Reason
 from errandry.errors import InvalidValue
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock, drain
-from tests.api.working import burst
+from tests.working import burst
 
 ran: list[tuple[str, str, bool]] = []
 

@@ -37,8 +37,8 @@ from errandry.testing import FakeClock
 from errandry.worker.executor import Executor
 from errandry.worker.handler_call import HandlerCall, JobRun, StopReason
 from errandry.worker.throttled_log import AGAIN, ThrottledLog
-from tests.api.working import burst, kinds, outlive, reached, until, working
 from tests.pace import PATIENCE, Pace
+from tests.working import burst, kinds, outlive, reached, until, working
 
 NOW = Backoff(Curve.FIXED, 0.0)
 

@@ -23,9 +23,9 @@ from errandry.errors import DuplicateJob, InvalidValue, QueueFull, UnknownJob
 from errandry.store.postgres.driver import PostgresStore
 from errandry.testing import FakeClock
 from tests.api.callers import CALLERS, Caller, psycopg_async
-from tests.api.working import burst, kinds
 from tests.pace import PATIENCE
 from tests.store.server import server
+from tests.working import burst, kinds
 
 Part = Task[[int], int]
 Total = Task[[list[int]], int]

@@ -30,7 +30,7 @@ from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
 from tests.faults.process import until
 from tests.pace import PATIENCE
-from tests.store.test_postgres import opened
+from tests.store.postgres.test_driver import opened
 
 LOOK = "head"
 """The statement of who looks before it writes."""

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
-from errandry.core.answer import WRITTEN, Ack, Answer, Claims, Lost, LossCause, Moved, Renewed
+from errandry.core.answer import WRITTEN, Ack, Answer, Claims, LossCause, Lost, Moved, Renewed
 from errandry.core.command import (
     CancelJobs,
     Claim,

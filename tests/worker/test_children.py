@@ -19,23 +19,23 @@ from errandry.core.state import Reason
 from errandry.errors import InvalidValue
 from errandry.testing import in_memory
 from errandry.worker.children import process
-from tests.api import apart
-from tests.api.working import burst, reached, working
 from tests.pace import PATIENCE, Pace
+from tests.worker import child_tasks
+from tests.working import burst, reached, working
 
 PYTHON = sys.executable
 
 
 @pytest.fixture
 async def jobs() -> AsyncIterator[Errandry]:
-    with in_memory(apart.jobs):
-        yield apart.jobs
-        await apart.jobs.engine.stop()
+    with in_memory(child_tasks.jobs):
+        yield child_tasks.jobs
+        await child_tasks.jobs.engine.stop()
 
 
 async def done(job: Job[Any], **options: Any) -> Any:
     """What a job's handler returns in a process."""
-    await burst(apart.jobs, **{"children": 1, **options})
+    await burst(child_tasks.jobs, **{"children": 1, **options})
     return await job.result(timeout=30)
 
 
@@ -77,7 +77,7 @@ async def test_a_plain_function_runs_on_the_main_thread_of_a_child(
     inherited = os.open(os.devnull, os.O_RDONLY)
     os.set_inheritable(inherited, True)
     try:
-        job = await apart.whereabouts.enqueue()
+        job = await child_tasks.whereabouts.enqueue()
         seen = await done(job)
     finally:
         os.close(inherited)
@@ -93,18 +93,18 @@ async def test_a_plain_function_runs_on_the_main_thread_of_a_child(
 
 
 async def test_a_child_does_one_job_after_the_other_and_never_opens_the_store(jobs: Errandry) -> None:
-    several = [await apart.whereabouts.enqueue() for _ in range(3)]
+    several = [await child_tasks.whereabouts.enqueue() for _ in range(3)]
     await burst(jobs, children=1)
 
     seen = [await job.result(timeout=30) for job in several]
 
     assert len({one["pid"] for one in seen}) == 1
     assert [one["ran_before"] for one in seen] == [1, 2, 3]  # middleware runs where the handler does
-    assert apart.before == []
+    assert child_tasks.before == []
 
 
 async def test_no_more_children_than_there_may_be(jobs: Errandry) -> None:
-    several = [await apart.whereabouts.enqueue() for _ in range(20)]
+    several = [await child_tasks.whereabouts.enqueue() for _ in range(20)]
     await burst(jobs, children=2)
 
     seen = [await job.result(timeout=30) for job in several]
@@ -113,15 +113,15 @@ async def test_no_more_children_than_there_may_be(jobs: Errandry) -> None:
 
 
 async def test_async_handlers_run_in_processes_too(jobs: Errandry) -> None:
-    assert await done(await apart.add.enqueue(3, other=4)) == 7
+    assert await done(await child_tasks.add.enqueue(3, other=4)) == 7
 
 
 async def test_a_plain_function_may_run_a_loop_of_its_own(jobs: Errandry) -> None:
-    assert await done(await apart.runs_a_loop.enqueue()) == 7
+    assert await done(await child_tasks.runs_a_loop.enqueue()) == 7
 
 
 async def test_logs_and_progress_come_back(jobs: Errandry) -> None:
-    job = await apart.told.enqueue(times=3)
+    job = await child_tasks.told.enqueue(times=3)
     await done(job)
 
     record = await jobs.record(job.id)
@@ -161,7 +161,7 @@ async def test_arguments_that_no_longer_fit_never_reach_a_child(jobs: Errandry) 
 async def test_an_attempt_that_ends_badly_is_followed_by_another(
     jobs: Errandry, how: str, kind: str, message: str
 ) -> None:
-    job = await apart.ends.enqueue(how)
+    job = await child_tasks.ends.enqueue(how)
     async with working(jobs, children=1):
         record = await reached(jobs, job.id, State.COMPLETED)
 
@@ -171,7 +171,7 @@ async def test_an_attempt_that_ends_badly_is_followed_by_another(
 
 
 async def test_a_snooze_spends_no_attempt(jobs: Errandry) -> None:
-    job, start = await apart.ends.enqueue("snooze"), await jobs.latest_cursor()
+    job, start = await child_tasks.ends.enqueue("snooze"), await jobs.latest_cursor()
     async with working(jobs, children=1), asyncio.timeout(PATIENCE):
         await anext(jobs.events(start, job=job.id, kind=EventKind.SCHEDULED))
 
@@ -184,7 +184,7 @@ async def test_a_snooze_spends_no_attempt(jobs: Errandry) -> None:
     [("fail", State.FAILED, Reason.UNRECOVERABLE), ("cancel", State.CANCELED, Reason.CANCELED)],
 )
 async def test_outcomes_that_are_for_good(jobs: Errandry, how: str, state: State, reason: Reason) -> None:
-    job = await apart.ends.enqueue(how)
+    job = await child_tasks.ends.enqueue(how)
     await burst(jobs)
 
     record = await jobs.record(job.id)
@@ -193,7 +193,7 @@ async def test_outcomes_that_are_for_good(jobs: Errandry, how: str, state: State
 
 
 async def test_a_crash_says_where_it_was_and_keeps_what_was_logged_just_before(jobs: Errandry) -> None:
-    job = await apart.ends_for_good.enqueue("segfault")
+    job = await child_tasks.ends_for_good.enqueue("segfault")
     await burst(jobs)
 
     record = await jobs.record(job.id)
@@ -201,25 +201,25 @@ async def test_a_crash_says_where_it_was_and_keeps_what_was_logged_just_before(j
     assert (record.state, record.reason) == (State.FAILED, Reason.ERROR)
     assert [line.text for line in record.logs] == ["the last words"]
     assert "Segmentation fault" in record.errors[0].traceback
-    assert "apart.py" in record.errors[0].traceback
+    assert "child_tasks.py" in record.errors[0].traceback
     assert "process.py" not in record.errors[0].traceback
 
 
 async def test_a_traceback_begins_in_the_code_of_the_app(jobs: Errandry) -> None:
-    job = await apart.ends_for_good.enqueue("raise")
+    job = await child_tasks.ends_for_good.enqueue("raise")
     await burst(jobs)
 
     trace = (await jobs.record(job.id)).errors[0].traceback.splitlines()
 
     assert trace[0] == "Traceback (most recent call last):"
-    assert "apart.py" in trace[1]
+    assert "child_tasks.py" in trace[1]
 
 
 async def test_a_process_that_cannot_be_started_is_an_error_of_the_attempt(
     jobs: Errandry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
-    job = await apart.must_not_die.using(max_attempts=1).enqueue()
+    job = await child_tasks.must_not_die.using(max_attempts=1).enqueue()
     await burst(jobs)
 
     record = await jobs.record(job.id)
@@ -229,7 +229,7 @@ async def test_a_process_that_cannot_be_started_is_an_error_of_the_attempt(
 
 
 async def test_the_death_of_a_process_is_an_error_that_rules_may_name(jobs: Errandry) -> None:
-    job = await apart.must_not_die.enqueue()
+    job = await child_tasks.must_not_die.enqueue()
     await burst(jobs)
 
     record = await jobs.record(job.id)
@@ -238,8 +238,8 @@ async def test_the_death_of_a_process_is_an_error_that_rules_may_name(jobs: Erra
 
 
 async def test_a_crash_costs_only_the_job_that_crashed(jobs: Errandry) -> None:
-    crashing = [await apart.ends_for_good.enqueue(how) for how in ("segfault", "exit", "kill")]
-    others = [await apart.whereabouts.enqueue() for _ in range(10)]
+    crashing = [await child_tasks.ends_for_good.enqueue(how) for how in ("segfault", "exit", "kill")]
+    others = [await child_tasks.whereabouts.enqueue() for _ in range(10)]
     await burst(jobs, children=2)
 
     assert {(await jobs.record(job.id)).state for job in crashing} == {State.FAILED}
@@ -248,7 +248,7 @@ async def test_a_crash_costs_only_the_job_that_crashed(jobs: Errandry) -> None:
 
 
 async def test_more_memory_than_the_task_may_have_fails_the_attempt(jobs: Errandry) -> None:
-    little, much = await apart.takes.enqueue(20), await apart.takes.enqueue(1_000)
+    little, much = await child_tasks.takes.enqueue(20), await child_tasks.takes.enqueue(1_000)
     await burst(jobs, children=1)
 
     record = await jobs.record(much.id)
@@ -270,7 +270,7 @@ async def test_a_cancel_ends_a_busy_handler_within_a_second(
     """One that obeys may be slow to: it is not killed for what else goes on here."""
     for name in {"asked": ["ASK"], "terminated": ["TERMINATE"]}.get(obeys, []):
         monkeypatch.setattr(process, name, PATIENCE)
-    job = await apart.busy.enqueue(str(tmp_path), obeys)
+    job = await child_tasks.busy.enqueue(str(tmp_path), obeys)
     async with working(jobs, children=1):
         child, helper = await pids(tmp_path)
         with Pace() as pace:
@@ -293,7 +293,7 @@ async def test_a_cancel_cancels_an_async_handler(
     jobs: Errandry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "ASK", PATIENCE)
-    job = await apart.waits.enqueue(str(tmp_path))
+    job = await child_tasks.waits.enqueue(str(tmp_path))
     async with working(jobs, children=1):
         [child] = await pids(tmp_path)
         await job.cancel()
@@ -311,7 +311,7 @@ async def test_a_timeout_ends_the_handler_and_counts_from_when_it_began(
     for timeout in (0.2, 2.0, 20.0):
         if not (tmp_path / "pids").exists():
             monkeypatch.setattr(sys, "executable", slow_to_start(tmp_path, timeout))
-            job = await apart.busy.using(timeout=timeout).enqueue(str(tmp_path), obeys)
+            job = await child_tasks.busy.using(timeout=timeout).enqueue(str(tmp_path), obeys)
             await burst(jobs, children=1)
 
             record = await jobs.record(job.id)
@@ -330,7 +330,7 @@ def slow_to_start(folder: Path, seconds: float) -> str:
 
 @pytest.mark.parametrize("obeys", ["asked", "terminated", "nothing"])
 async def test_a_stop_that_cannot_wait_gives_the_job_back(jobs: Errandry, tmp_path: Path, obeys: str) -> None:
-    job = await apart.busy.enqueue(str(tmp_path), obeys)
+    job = await child_tasks.busy.enqueue(str(tmp_path), obeys)
     async with working(jobs, children=1, grace=60.0):
         processes = await pids(tmp_path)
 
@@ -342,7 +342,7 @@ async def test_a_stop_that_cannot_wait_gives_the_job_back(jobs: Errandry, tmp_pa
 
 async def test_a_signal_to_the_child_alone_stops_nothing(jobs: Errandry, tmp_path: Path) -> None:
     """A service manager signals every process of a service; the worker drains, and its children with it."""
-    job = await apart.busy.enqueue(str(tmp_path), "asked")
+    job = await child_tasks.busy.enqueue(str(tmp_path), "asked")
     async with working(jobs, children=1):
         child, _ = await pids(tmp_path)
         os.kill(child, signal.SIGTERM)
@@ -356,7 +356,7 @@ async def test_a_signal_to_the_child_alone_stops_nothing(jobs: Errandry, tmp_pat
 
 
 async def test_a_child_is_replaced_after_so_many_jobs(jobs: Errandry) -> None:
-    several = [await apart.whereabouts.enqueue() for _ in range(5)]
+    several = [await child_tasks.whereabouts.enqueue() for _ in range(5)]
     await burst(jobs, children=1, recycle_jobs=2)
 
     seen = [(await job.result(timeout=30))["pid"] for job in several]
@@ -366,7 +366,7 @@ async def test_a_child_is_replaced_after_so_many_jobs(jobs: Errandry) -> None:
 
 
 async def test_a_child_that_has_grown_too_large_is_replaced(jobs: Errandry) -> None:
-    several = [await apart.keeps.enqueue(megabytes) for megabytes in (1, 200, 1)]
+    several = [await child_tasks.keeps.enqueue(megabytes) for megabytes in (1, 200, 1)]
     await burst(jobs, children=1, recycle_memory=150_000_000)
 
     first, second, third = [await job.result(timeout=30) for job in several]
@@ -380,9 +380,9 @@ async def test_a_job_claimed_for_a_turn_that_does_not_come_is_given_back(
 ) -> None:
     """Quick handlers let more be claimed than there are children; then one is not quick."""
     for _ in range(30):
-        await apart.add.enqueue(1, 2)
-    slow = await apart.busy.enqueue(str(tmp_path), "asked")
-    late = [await apart.add.enqueue(1, 2) for _ in range(4)]
+        await child_tasks.add.enqueue(1, 2)
+    slow = await child_tasks.busy.enqueue(str(tmp_path), "asked")
+    late = [await child_tasks.add.enqueue(1, 2) for _ in range(4)]
     async with working(jobs, children=1):
         await pids(tmp_path)
         for job in late:
@@ -403,7 +403,7 @@ def test_a_handler_must_be_found_by_another_process(jobs: Errandry) -> None:
     with pytest.raises(InvalidValue, match="declare the task at the top of a module"):
         jobs.task(run="process")(local)
     with pytest.raises(InvalidValue, match="must be process; without it"):
-        jobs.task(run="fork")(apart.log.info)  # type: ignore[call-overload]
+        jobs.task(run="fork")(child_tasks.log.info)  # type: ignore[call-overload]
 
 
 def test_a_notebook_has_no_file_to_import(jobs: Errandry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,8 @@ from errandry.store.postgres.tables import PARKED
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import requests
 from tests.pace import PATIENCE
+from tests.store.postgres.test_blind_insert import until_locked
 from tests.store.server import server
-from tests.store.test_postgres_news import until_locked
 
 
 def job(name: str, **fields: Any) -> NewJob:

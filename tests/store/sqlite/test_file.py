@@ -1,7 +1,7 @@
 """The file of the SQLite store: who may use it, what is refused, what it survives.
 
 What every store does is in the conformance suite. Run as a program, this file is the other process of
-some tests; `python tests/store/test_sqlite_file.py schema` prints what `schema.sql` should hold.
+some tests; `python tests.store.sqlite.test_file.py schema` prints what `schema.sql` should hold.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from typing import Any
 import apsw
 import pytest
 
-from errandry.core.answer import CANCEL, WRITTEN, Claims, Inserted, Lost, LossCause, Renewed
+from errandry.core.answer import CANCEL, WRITTEN, Claims, Inserted, LossCause, Lost, Renewed
 from errandry.core.command import (
     CancelJobs,
     Claim,
@@ -562,7 +562,7 @@ class TestMigrations:
             pass
 
         assert schema(path) == SCHEMA.read_text(), (
-            "the schema has changed. If that is meant: python tests/store/test_sqlite_file.py schema"
+            "the schema has changed. If that is meant: python tests.store.sqlite.test_file.py schema"
             f" > {SCHEMA.relative_to(Path.cwd()) if SCHEMA.is_relative_to(Path.cwd()) else SCHEMA}"
         )
 
