@@ -1,4 +1,4 @@
-"""Time: what a clock is, this host's clock, and the clock of a store that never goes back."""
+"""Clocks: the protocol, the clock of this host, and the clock of a store, which never goes back."""
 
 import threading
 import time
@@ -24,11 +24,10 @@ class SystemClock:
 
 
 class StoreClock:
-    """The time of a store: `clock`, this host's or its server's, but it never goes back.
+    """The time of a store, from the clock of this host or of the server. It never goes back.
 
-    After a step backwards it neither repeats an instant nor stands still, which would keep
-    dead leases alive for the length of the step: it runs at half speed until the wall clock
-    has caught up.
+    When the wall clock is set back, this clock runs at half speed until the wall clock has caught up.
+    Stopping it instead would keep the leases of dead workers alive for the length of the step.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -37,23 +36,23 @@ class StoreClock:
         self._last = 0.0
         self._seen = clock.monotonic()
         self.is_ahead = False
-        """Whether it goes slowly just now, for the wall clock to catch up."""
+        """Whether this clock is ahead of the wall clock, and therefore runs at half speed."""
 
     def now(self, floor: float = 0.0, wall: float | None = None) -> float:
-        """The store's time; at least `floor`, what another process has already written.
+        """The time of the store, at least `floor`, the latest time that another process has written.
 
-        `wall` is what a server's clock shows, where that is the one that counts.
+        `wall` is the time of the server, for a store that uses the server's clock.
         """
         with self._lock:
             wall = self._clock.time() if wall is None else wall
             seen = self._clock.monotonic()
-            slow = self._last + max(0.0, seen - self._seen) / 2  # `floor` is of now, not of our last look
+            slow = self._last + max(0.0, seen - self._seen) / 2  # not from `floor`, which is a time of now
             self._seen = seen
             self._last = max(wall, slow, floor)
             self.is_ahead = self._last > wall
             return self._last
 
-    def guess(self) -> float:
-        """About what it shows now, where a server's counts that nobody has asked. Nothing is kept of it."""
+    def estimate(self) -> float:
+        """An estimate of the store's time without asking the server. Does not advance the clock."""
         with self._lock:
             return self._last + max(0.0, self._clock.monotonic() - self._seen)

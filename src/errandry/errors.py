@@ -1,60 +1,60 @@
-"""Every error Errandry raises on purpose.
+"""All errors that Errandry raises on purpose.
 
     ErrandryError
-    ├── InvalidValue (ValueError)        a value nobody could store or obey
-    │   ├── TooLarge                     … because of its size
-    │   └── InvalidArguments (TypeError)  a task does not take these
-    ├── QueryError (ValueError)          a query that cannot be read
+    ├── InvalidValue (ValueError)        a value is invalid
+    │   ├── TooLarge                     a value is larger than its limit
+    │   └── InvalidArguments (TypeError)  the task does not take these arguments
+    ├── QueryError (ValueError)          the query has a syntax error
     ├── UnknownJob (LookupError)         no job has this id
     ├── UnknownSchedule (LookupError)    no schedule has this name
-    ├── InvalidMove                      the job's state does not allow it
+    ├── InvalidMove                      the state of the job does not allow it
     ├── DuplicateJob                     another job holds its unique key
-    ├── QueueFull                        the queue takes no more
-    ├── QueueInUse                       workers have jobs of a queue that was to go
-    ├── UnknownTask (LookupError)        no task of this name is declared here
-    ├── JobFailed                        its result was asked for, but it failed
-    ├── JobCanceled                      its result was asked for, but it was canceled
+    ├── QueueFull                        the queue has its maximum number of waiting jobs
+    ├── QueueInUse                       workers hold jobs of the queue to remove
+    ├── UnknownTask (LookupError)        this program declares no task of this name
+    ├── JobFailed                        the job has no result, because it failed
+    ├── JobCanceled                      the job has no result, because it was canceled
     ├── ProcessDied                      the process of a handler ended before the handler did
-    ├── SealBroken                       a payload or result is not what was sealed for its job
-    ├── UnknownKey (LookupError)         it is sealed under a key that is not known here
+    ├── SealBroken                       a payload or result is not the one that was sealed for its job
+    ├── UnknownKey (LookupError)         this program does not have the key of a payload or result
     └── StoreError
         ├── LeaseLost                    the worker no longer holds the job
         ├── InvalidCursor (ValueError)   not a cursor of this store
-        ├── CommandFailed                one command could not be written
-        ├── StoreUnavailable             try again later; nothing was decided
-        │   ├── ReplyLost                written or not: nobody knows; send it again
+        ├── CommandFailed                the store could not write one command
+        ├── StoreUnavailable             nothing was written; try again later
+        │   ├── ReplyLost                unknown whether it was written; send it again
         │   ├── StoreFull                no space left
         │   └── StoreClosed              closed, or closing
-        └── StoreRefused                 not a store this version may use
-            ├── ForeignDatabase          somebody else's data is in it
-            ├── SchemaTooNew             written by a newer Errandry
-            ├── StoreCorrupt             damaged
+        └── StoreRefused                 this version must not use the store
+            ├── ForeignDatabase          it has data of another program
+            ├── SchemaTooNew             a newer Errandry has written it
+            ├── StoreCorrupt             it is damaged
             └── StoreReplaced            the file was deleted or replaced while open
 
-Each keeps its arguments as attributes and survives pickling. Messages name the
-thing, its value and what would be right.
+Each keeps its arguments as attributes and can be pickled. Messages name the thing, its value and what
+would be right.
 """
 
 from typing import Any
 
 
 class ErrandryError(Exception):
-    """The root of the tree: catch it to catch everything Errandry raises on purpose."""
+    """The root of the tree. Catch it to catch every error that Errandry raises on purpose."""
 
 
 class InvalidValue(ErrandryError, ValueError):
-    """A value that could not be stored, or would make no sense. Nothing was written."""
+    """The value cannot be stored or used. Nothing was written."""
 
     def __init__(self, name: str, value: Any, why: str) -> None:
         super().__init__(name, value, why)
         self.name, self.value, self.why = name, value, why
 
     def __str__(self) -> str:
-        return f"{self.name}={shown(self.value)}: {self.why}"
+        return f"{self.name}={short_repr(self.value)}: {self.why}"
 
 
 class TooLarge(InvalidValue):
-    """Larger than its bound. Keep big things elsewhere and pass where they are."""
+    """The value is larger than its limit. Store large data elsewhere and pass a reference to it."""
 
     def __init__(self, name: str, size: int, bound: int) -> None:
         ErrandryError.__init__(self, name, size, bound)
@@ -66,7 +66,7 @@ class TooLarge(InvalidValue):
 
 
 class InvalidArguments(InvalidValue, TypeError):
-    """The task does not take these arguments; `why` has the path of the fault. Nothing was enqueued."""
+    """The task does not take these arguments; `why` has the path to the wrong one. Nothing was enqueued."""
 
     def __init__(self, task: str, why: str) -> None:
         ErrandryError.__init__(self, task, why)
@@ -77,7 +77,7 @@ class InvalidArguments(InvalidValue, TypeError):
 
 
 class QueryError(ErrandryError, ValueError):
-    """A query that cannot be read; `position` counts characters from 0."""
+    """The query has a syntax error at `position`, which counts characters from 0."""
 
     def __init__(self, text: str, position: int, why: str) -> None:
         super().__init__(text, position, why)
@@ -90,29 +90,29 @@ class QueryError(ErrandryError, ValueError):
 
 
 class UnknownJob(ErrandryError, LookupError):
-    """No job has this id: never inserted, or removed since."""
+    """No job has this id: it was never inserted, or it has been removed."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(job_id)
         self.job_id = job_id
 
     def __str__(self) -> str:
-        return f"there is no job {shown(self.job_id)}"
+        return f"there is no job {short_repr(self.job_id)}"
 
 
 class UnknownSchedule(ErrandryError, LookupError):
-    """No schedule has this name: never put, or removed since."""
+    """No schedule has this name: it was never put, or it has been removed."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
 
     def __str__(self) -> str:
-        return f"there is no schedule {shown(self.name)}"
+        return f"there is no schedule {short_repr(self.name)}"
 
 
 class InvalidMove(ErrandryError):
-    """The job is in a state the move does not start from. Nothing was changed."""
+    """The move is not allowed from the state of the job. Nothing was changed."""
 
     def __init__(self, job_id: str, move: str, state: str, allowed: tuple[str, ...]) -> None:
         super().__init__(job_id, move, state, allowed)
@@ -123,32 +123,32 @@ class InvalidMove(ErrandryError):
 
 
 class DuplicateJob(ErrandryError):
-    """Another job holds the unique key. Nothing was inserted, or run again."""
+    """Another job holds the unique key. Nothing was inserted or rerun."""
 
     def __init__(self, key: str, job_id: str) -> None:
         super().__init__(key, job_id)
         self.key, self.job_id = key, job_id
 
     def __str__(self) -> str:
-        return f"the unique key {shown(self.key)} is held by job {self.job_id}"
+        return f"the unique key {short_repr(self.key)} is held by job {self.job_id}"
 
 
 class QueueFull(ErrandryError):
-    """The queue, or one of its groups, has as many waiting jobs as it may have. Nothing was inserted."""
+    """The queue, or one of its groups, has its maximum number of waiting jobs. Nothing was inserted."""
 
     def __init__(self, queue: str, size: int, bound: int, group: str = "") -> None:
         super().__init__(queue, size, bound, group)
         self.queue, self.size, self.bound, self.group = queue, size, bound, group
 
     def __str__(self) -> str:
-        what = f"the queue {shown(self.queue)}"
+        what = f"the queue {short_repr(self.queue)}"
         if self.group:
-            what = f"the group {shown(self.group)} of {what}"
+            what = f"the group {short_repr(self.group)} of {what}"
         return f"{what} is full: {self.size:,} jobs wait, and at most {self.bound:,} may"
 
 
 class QueueInUse(ErrandryError):
-    """Workers have jobs of the queue. Nothing was removed."""
+    """Workers hold jobs of the queue. Nothing was removed."""
 
     def __init__(self, queue: str, held: int) -> None:
         super().__init__(queue, held)
@@ -156,22 +156,24 @@ class QueueInUse(ErrandryError):
 
     def __str__(self) -> str:
         has = f"{self.held:,} of its jobs" if self.held > 1 else "one of its jobs"
-        return f"the queue {shown(self.queue)} is in use: workers have {has}; wait for them, or use force"
+        return (
+            f"the queue {short_repr(self.queue)} is in use: workers have {has}; wait for them, or use force"
+        )
 
 
 class UnknownTask(ErrandryError, LookupError):
-    """No task of this name is declared here."""
+    """This program declares no task of this name."""
 
     def __init__(self, task: str, known: tuple[str, ...]) -> None:
         super().__init__(task, known)
         self.task, self.known = task, known
 
     def __str__(self) -> str:
-        return f"there is no task {shown(self.task)}; declared are {', '.join(self.known) or 'none'}"
+        return f"there is no task {short_repr(self.task)}; declared are {', '.join(self.known) or 'none'}"
 
 
 class JobFailed(ErrandryError):
-    """The job has failed for good; `error` is what its last attempt ended with."""
+    """The job has failed for good; `error` is the error of its last attempt."""
 
     def __init__(self, job_id: str, reason: str, error: str, traceback: str = "") -> None:
         super().__init__(job_id, reason, error, traceback)
@@ -182,7 +184,7 @@ class JobFailed(ErrandryError):
 
 
 class JobCanceled(ErrandryError):
-    """The job was canceled: there is no result."""
+    """The job was canceled, so it has no result."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(job_id)
@@ -193,7 +195,7 @@ class JobCanceled(ErrandryError):
 
 
 class ProcessDied(ErrandryError):
-    """The process a handler ran in has ended: a segfault, an exit, a kill. Its worker lives on."""
+    """The process of a handler has ended by a segfault, an exit or a kill. The worker continues."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -204,7 +206,7 @@ class ProcessDied(ErrandryError):
 
 
 class SealBroken(ErrandryError):
-    """A payload or a result was changed, or moved from another job, or never sealed. It is not used."""
+    """A payload or result was changed, moved from another job, or never sealed. It is not used."""
 
     def __init__(self, job_id: str, field: str, why: str) -> None:
         super().__init__(job_id, field, why)
@@ -215,7 +217,7 @@ class SealBroken(ErrandryError):
 
 
 class UnknownKey(ErrandryError, LookupError):
-    """A payload or a result is sealed under a key that this program does not have. Others may."""
+    """A payload or result is sealed under a key that this program does not have. Others may have it."""
 
     def __init__(self, job_id: str, field: str, key: str, known: tuple[str, ...]) -> None:
         super().__init__(job_id, field, key, known)
@@ -227,11 +229,11 @@ class UnknownKey(ErrandryError, LookupError):
 
 
 class StoreError(ErrandryError):
-    """Something between the program and what is stored."""
+    """The store could not do what it was asked to do."""
 
 
 class LeaseLost(StoreError):
-    """Another worker may own the job now. Stop, and write nothing."""
+    """Another worker may hold the job now. Stop, and write nothing."""
 
     def __init__(self, job_id: str, fence: int, cause: str) -> None:
         super().__init__(job_id, fence, cause)
@@ -242,18 +244,18 @@ class LeaseLost(StoreError):
 
 
 class InvalidCursor(StoreError, ValueError):
-    """Not a cursor this store gave out, or not for this query."""
+    """Not a cursor of this store, or not of this query."""
 
     def __init__(self, cursor: str, why: str) -> None:
         super().__init__(cursor, why)
         self.cursor, self.why = cursor, why
 
     def __str__(self) -> str:
-        return f"cursor {shown(self.cursor)}: {self.why}"
+        return f"cursor {short_repr(self.cursor)}: {self.why}"
 
 
 class CommandFailed(StoreError):
-    """The store refused this one command for a reason of its own; its neighbours were written."""
+    """The store could not write this command. Other commands of the same pass were written."""
 
     def __init__(self, command: str, why: str) -> None:
         super().__init__(command, why)
@@ -275,19 +277,19 @@ class StoreUnavailable(StoreError):
 
 
 class ReplyLost(StoreUnavailable):
-    """The call may or may not have been written. Sending it again is safe and tells."""
+    """The call may or may not have been written. Send it again: that is safe, and the answer tells."""
 
 
 class StoreFull(StoreUnavailable):
-    """No space left where the store lives. Free some; what was acknowledged is safe."""
+    """The disk or memory of the store is full. Free some space; everything acknowledged is safe."""
 
 
 class StoreClosed(StoreUnavailable):
-    """The store, or the committer in front of it, has been closed."""
+    """The store or its committer has been closed."""
 
 
 class StoreRefused(StoreError):
-    """A store this version must not touch."""
+    """This version of Errandry must not use the store."""
 
     def __init__(self, store: str, why: str) -> None:
         super().__init__(store, why)
@@ -298,23 +300,23 @@ class StoreRefused(StoreError):
 
 
 class ForeignDatabase(StoreRefused):
-    """It holds somebody else's data."""
+    """The database has data of another program."""
 
 
 class SchemaTooNew(StoreRefused):
-    """A newer Errandry has written it. Upgrade this one."""
+    """A newer Errandry has written the store. Upgrade this one."""
 
 
 class StoreCorrupt(StoreRefused):
-    """It is damaged. Restore a backup, or move it away to start afresh."""
+    """The store is damaged. Restore a backup, or move it away to start with an empty store."""
 
 
 class StoreReplaced(StoreRefused):
-    """The file was deleted or replaced while it was open: writes would go nowhere."""
+    """The file was deleted or replaced while it was open. Writes to it would be lost."""
 
 
-def shown(value: Any, bound: int = 60) -> str:
-    """`value` for a message: quoted, and short however long it is."""
+def short_repr(value: Any, bound: int = 60) -> str:
+    """`value` for a message: its repr, shortened to about `bound` characters."""
     if isinstance(value, int) and value.bit_length() > 4_096:
         return f"a whole number of {value.bit_length():,} bits"
     text = repr(value[: bound * 2] if isinstance(value, str | bytes) else value)

@@ -1,7 +1,7 @@
-"""The event loops that Errandry makes itself: asyncio's or uvloop's, with which it does a fifth more.
+"""The event loops that Errandry creates: of asyncio or of uvloop, whose throughput is a fifth higher.
 
-The engine has the kind that the program uses; `errandry worker` uses uvloop where it is installed, as with
-`pip install 'errandry[fast]'`. `ERRANDRY_LOOP` says which of them, for who wants it so.
+The engine uses uvloop if the program has imported it; `errandry worker` uses it if it is installed, as by
+`pip install 'errandry[fast]'`. The environment variable `ERRANDRY_LOOP` selects one of them explicitly.
 """
 
 import asyncio
@@ -15,40 +15,40 @@ from typing import Any, TypeVar
 
 from errandry.errors import InvalidValue
 
-VARIABLE = "ERRANDRY_LOOP"
+LOOP_VARIABLE = "ERRANDRY_LOOP"
 ASYNCIO, UVLOOP = "asyncio", "uvloop"
-GARBAGE = 10_000
-"""So many new objects are there before they are searched for garbage."""
+GC_THRESHOLD = 10_000
+"""Number of new objects after which Python's cyclic garbage collector runs."""
 
 T = TypeVar("T")
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A loop of the kind this program uses, as far as that can be told: importing uvloop takes its time."""
-    if not _is_wanted(sys.modules.get(UVLOOP) is not None):
+    """Create an event loop: of uvloop if the program has imported it. Importing it here would be slow."""
+    if not _wants_uvloop(default=sys.modules.get(UVLOOP) is not None):
         return asyncio.new_event_loop()
     try:
         import uvloop
     except ImportError:
-        raise InvalidValue(VARIABLE, UVLOOP, "is not installed: pip install 'errandry[fast]'") from None
+        raise InvalidValue(LOOP_VARIABLE, UVLOOP, "is not installed: pip install 'errandry[fast]'") from None
     return uvloop.new_event_loop()
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` for a program of ours that goes on for long: with uvloop if it is there.
+    """`asyncio.run` for a long-running program of Errandry, on uvloop if it is installed.
 
-    What is loaded by then is there to stay: to search all of it for garbage would stop everything for 20 ms,
-    again and again. What comes later is searched less often than Python does: as many jobs as are under way
-    make more objects than its bound allows, and few of them are garbage that has to be searched for.
+    Excludes all objects loaded so far from garbage collection: they stay, and each full collection would stop
+    the program for 20 ms. Collects newer objects less often than Python's default: running jobs create more
+    objects than the default threshold, and few of them are cyclic garbage.
     """
-    with closing(main):  # even if there is no loop to run it
-        if _is_wanted(True):
+    with closing(main):  # even if creating the loop fails
+        if _wants_uvloop(default=True):
             with suppress(ImportError):
-                import_module(UVLOOP)  # for `new_loop` to find
+                import_module(UVLOOP)  # so that `new_loop` uses it
         before = gc.get_threshold()
         gc.collect()
         gc.freeze()
-        gc.set_threshold(GARBAGE, *before[1:])
+        gc.set_threshold(GC_THRESHOLD, *before[1:])
         try:
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 return runner.run(main)
@@ -57,9 +57,9 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             gc.unfreeze()
 
 
-def _is_wanted(usually: bool) -> bool:
-    """Whether uvloop is to be used, if it is there; where nothing is said, as usual."""
-    wanted = os.environ.get(VARIABLE, "")
+def _wants_uvloop(*, default: bool) -> bool:
+    """Whether to use uvloop; `default` applies if the environment variable is not set."""
+    wanted = os.environ.get(LOOP_VARIABLE, "")
     if wanted not in ("", ASYNCIO, UVLOOP):
-        raise InvalidValue(VARIABLE, wanted, f"must be {ASYNCIO} or {UVLOOP}")
-    return wanted == UVLOOP or (not wanted and usually)
+        raise InvalidValue(LOOP_VARIABLE, wanted, f"must be {ASYNCIO} or {UVLOOP}")
+    return wanted == UVLOOP or (not wanted and default)

@@ -1,7 +1,8 @@
-"""Points in the program where a test may have this process killed, to show that nothing depends on its luck.
+"""Failpoints: named points in the program at which a test can kill the process, to test crash safety.
 
-`ERRANDRY_FAILPOINT=before_claim_commit:3` kills it, as `kill -9` does, when that point is reached for the
-third time; without a number, the first time. Read once, at import; without it, `reach` does nothing.
+`ERRANDRY_FAILPOINT=before_claim_commit:3` kills the process, like `kill -9`, when it reaches that point for
+the third time; without a number, the first time. The variable is read once, at import. Without it, `reach`
+does nothing.
 """
 
 import os
@@ -13,12 +14,12 @@ _left = int(_times or 1)
 _lock = threading.Lock()
 
 IS_ARMED = bool(_name)
-"""For callers that must work to find out which point they are at."""
+"""For callers to which it costs time to find out which point they have reached."""
 
 
 def reach(name: str) -> None:
-    """The process is at the point `name`; if this is the time it was told of, it goes no further."""
-    global _left  # noqa: PLW0603 - one process, one death
+    """Kill the process if it has reached the armed failpoint the given number of times."""
+    global _left  # noqa: PLW0603 - a process has one armed failpoint
     if name != _name:
         return
     with _lock:

@@ -1,4 +1,4 @@
-"""Bounds and checks of single values."""
+"""Limits and checks of single values."""
 
 import json
 import re
@@ -22,9 +22,9 @@ values = st.recursive(
 )  # fmt: skip
 
 
-def refused(look: Callable[..., Any], *arguments: Any) -> InvalidValue:
+def refused(check_value: Callable[..., Any], *arguments: Any) -> InvalidValue:
     with pytest.raises(InvalidValue) as caught:
-        look("field", *arguments)
+        check_value("field", *arguments)
     assert caught.value.name == "field"
     assert len(str(caught.value)) < 300
     return caught.value
@@ -34,7 +34,7 @@ def refused(look: Callable[..., Any], *arguments: Any) -> InvalidValue:
 
 
 @given(values, st.booleans(), st.sampled_from([None, 1, "\t"]))
-def test_json_is_accepted_and_comes_back_as_it_was(value: Any, ascii_only: bool, indent: Any) -> None:
+def test_json_is_accepted_and_returned_unchanged(value: Any, ascii_only: bool, indent: Any) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
 
     assert check.document("field", text) is text
@@ -65,7 +65,7 @@ def test_json_is_accepted_and_comes_back_as_it_was(value: Any, ascii_only: bool,
 @example("\ufeff1")
 @example(" 1 ")
 @example("\x0b1")
-def test_exactly_what_survives_a_round_trip_is_accepted(text: str) -> None:
+def test_text_is_accepted_exactly_if_it_survives_a_round_trip(text: str) -> None:
     try:
         accepted = check.document("field", text) == text
     except InvalidValue:
@@ -75,10 +75,10 @@ def test_exactly_what_survives_a_round_trip_is_accepted(text: str) -> None:
 
 
 def survives(text: str) -> bool:
-    """The rule, said slowly with the standard library: strict JSON, finite, in 64 bit, storable."""
+    """The same rule, implemented slowly with the standard library: strict JSON, finite, 64 bit, storable."""
     try:
         text.encode()
-        value = json.loads(text, parse_constant=_never, parse_int=_in_64_bit, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_int=_in_64_bit, parse_float=_finite)
         return "\0" not in json.dumps(value, ensure_ascii=False).encode().decode() and not _holds_nul(value)
     except ValueError:
         return False
@@ -86,13 +86,13 @@ def survives(text: str) -> bool:
 
 def _holds_nul(value: Any) -> bool:
     if isinstance(value, dict):
-        return any(_holds_nul(one) for pair in value.items() for one in pair)
+        return any(_holds_nul(item) for pair in value.items() for item in pair)
     if isinstance(value, list):
         return any(map(_holds_nul, value))
     return isinstance(value, str) and "\0" in value
 
 
-def _never(word: str) -> None:
+def _refuse_constant(word: str) -> None:
     raise ValueError(word)
 
 
@@ -110,7 +110,7 @@ def _finite(digits: str) -> float:
 
 @pytest.mark.parametrize("brackets", ["[]", "{}"])
 @pytest.mark.parametrize("depth", [100, 101, 100_000])
-def test_documents_nest_a_hundred_deep_and_no_deeper(brackets: str, depth: int) -> None:
+def test_documents_nest_at_most_100_levels_deep(brackets: str, depth: int) -> None:
     opening = brackets[0] if brackets == "[]" else '{"a":'
     text = opening * depth + "1" + brackets[1] * depth
 
@@ -123,16 +123,16 @@ def test_documents_nest_a_hundred_deep_and_no_deeper(brackets: str, depth: int) 
 @pytest.mark.parametrize(
     "text", [json.dumps(["[{" * 500]), json.dumps(['\\"[{' * 500]), json.dumps([[]] * 500)]
 )
-def test_brackets_in_text_and_side_by_side_are_not_depth(text: str) -> None:
+def test_brackets_in_strings_and_in_sequence_do_not_count_as_depth(text: str) -> None:
     assert check.document("field", text) == text
 
 
 @pytest.mark.parametrize("value", [None, 1, b"{}", {"a": 1}, ["a"]])
-def test_a_document_is_text(value: Any) -> None:
+def test_a_document_must_be_text(value: Any) -> None:
     assert "JSON text" in str(refused(check.document, value))
 
 
-def test_a_refused_document_says_why() -> None:
+def test_the_error_says_why_a_document_is_refused() -> None:
     assert "beyond 64 bit: pass it as text" in str(refused(check.document, str(2**63)))
     assert "NUL" in str(refused(check.document, '{"a":["\\u0000"]}'))
     assert "must be JSON" in str(refused(check.document, "{to: bob}"))
@@ -146,9 +146,9 @@ def test_sizes_count_bytes_in_utf_8(text: str, bound: int) -> None:
     size = len(text.encode())
 
     if size <= bound:
-        assert check.sized("field", text, bound) is text
+        assert check.size("field", text, bound) is text
     else:
-        error = refused(check.sized, text, bound)
+        error = refused(check.size, text, bound)
         assert isinstance(error, TooLarge)
         assert (error.size, error.bound) == (size, bound)
 
@@ -166,12 +166,12 @@ def test_a_printable_name_is_accepted(name: str) -> None:
     st.sampled_from("\0\n\r\t\x1b\x7f\u200b\u2028\u202e\ud800\ue000"),
     st.text(max_size=5),
 )
-def test_a_name_with_something_invisible_is_refused(before: str, bad: str, after: str) -> None:
+def test_a_name_with_an_invisible_character_is_refused(before: str, bad: str, after: str) -> None:
     refused(check.name, f"x{before}{bad}{after}")
 
 
 @pytest.mark.parametrize("name", ["", " ", "\t", "x" * 201, "x" * 10_000, None, 7, b"name", ["name"]])
-def test_a_name_is_neither_empty_nor_long_nor_something_else(name: Any) -> None:
+def test_an_empty_or_long_name_or_another_type_is_refused(name: Any) -> None:
     refused(check.name, name)
 
 
@@ -184,27 +184,27 @@ def test_a_name_may_have_200_characters_and_spaces_inside() -> None:
 
 
 @given(st.text(), st.integers(30, 200))
-def test_free_text_is_made_storable_and_cut_never_refused(text: str, bound: int) -> None:
-    kept = check.capped(text, bound)
+def test_free_text_is_made_storable_and_truncated(text: str, bound: int) -> None:
+    stored = check.storable_text(text, bound)
 
-    assert len(kept) <= bound
-    assert not re.search("[\x00\ud800-\udfff]", kept)
+    assert len(stored) <= bound
+    assert not re.search("[\x00\ud800-\udfff]", stored)
     if len(text) <= bound:
-        assert kept == re.sub("[\x00\ud800-\udfff]", "\ufffd", text)
+        assert stored == re.sub("[\x00\ud800-\udfff]", "\ufffd", text)
     else:
-        assert kept[:5] == re.sub("[\x00\ud800-\udfff]", "\ufffd", text[:5])
-        assert kept.endswith(" more")
+        assert stored[:5] == re.sub("[\x00\ud800-\udfff]", "\ufffd", text[:5])
+        assert stored.endswith(" more")
 
 
-def test_cut_text_says_how_much_is_missing() -> None:
-    assert check.capped("x" * 1_100, 100) == "x" * 80 + "… 1,020 more"
+def test_truncated_text_says_how_much_is_missing() -> None:
+    assert check.storable_text("x" * 1_100, 100) == "x" * 80 + "… 1,020 more"
 
 
 # Numbers and times.
 
 
 @pytest.mark.parametrize("value", [0, 1, 0.5, 86_400 * 365 * 100])
-def test_a_span_is_zero_to_a_century(value: float) -> None:
+def test_a_span_is_from_zero_to_a_century(value: float) -> None:
     assert check.span("field", value) == value
     assert type(check.span("field", value)) is float
 
@@ -230,7 +230,7 @@ def test_other_instants_are_refused(value: Any) -> None:
     refused(check.instant, value)
 
 
-def test_a_whole_number_lies_between_its_bounds() -> None:
+def test_a_whole_number_is_within_its_limits() -> None:
     assert [check.whole("field", value, -1, 2) for value in (-1, 0, 2)] == [-1, 0, 2]
 
 

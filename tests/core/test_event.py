@@ -1,12 +1,12 @@
-"""What each move is reported as."""
+"""The events of each move."""
 
 import pytest
 
-from errandry.core.event import KINDS, Event, EventKind, EventRun, expand
+from errandry.core.event import KINDS_OF_MOVE, Event, EventKind, EventRun, expand
 from errandry.core.state import TABLE, Move, State
 
 REPORTS = {
-    # move: how it is reported; "reached": by the state reached
+    # move: its events; "reached": the event of the state reached
     "insert": "reached",
     "promote": "reached",
     "unblock": "reached",
@@ -34,14 +34,14 @@ REACHED = {State.RUNNING: "started"}
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_a_move_is_reported_by_what_it_reached(name: str) -> None:
+def test_a_move_has_the_events_of_the_state_it_reached(name: str) -> None:
     rule = TABLE[Move(name)]
     states = {*rule.leads.values(), *rule.otherwise} - {None}
 
     for state in states or set(State):
         assert state is not None
         reached = REACHED.get(state, str(state))
-        assert " ".join(KINDS[Move(name), state]) == REPORTS[name].replace("reached", reached)
+        assert " ".join(KINDS_OF_MOVE[Move(name), state]) == REPORTS[name].replace("reached", reached)
 
 
 @pytest.mark.parametrize(
@@ -57,19 +57,19 @@ def test_a_move_is_reported_by_what_it_reached(name: str) -> None:
         (Move.CANCEL, State.RUNNING, ""),
     ],
 )
-def test_moves_with_several_endings_are_told_apart(move: Move, state: State, kinds: str) -> None:
-    assert " ".join(KINDS[move, state]) == kinds
+def test_a_move_with_several_targets_has_an_event_for_each(move: Move, state: State, kinds: str) -> None:
+    assert " ".join(KINDS_OF_MOVE[move, state]) == kinds
 
 
-def test_every_move_and_state_has_its_report() -> None:
-    assert set(KINDS) == {(move, state) for move in Move for state in State}
+def test_every_move_and_state_has_an_entry() -> None:
+    assert set(KINDS_OF_MOVE) == {(move, state) for move in Move for state in State}
 
 
-def test_what_happened_to_many_is_told_job_by_job() -> None:
-    alike = EventRun((EventKind.CLAIMED, EventKind.STARTED), ["a", "b"], "q", "t", 1)
+def test_an_event_run_expands_job_by_job() -> None:
+    run = EventRun((EventKind.CLAIMED, EventKind.STARTED), ["a", "b"], "q", "t", 1)
 
-    assert len(alike) == 4
-    assert expand([alike, EventRun((EventKind.DRAINED,), [""], "q", "")]) == (
+    assert len(run) == 4
+    assert expand([run, EventRun((EventKind.DRAINED,), [""], "q", "")]) == (
         Event(EventKind.CLAIMED, "a", "q", "t", 1),
         Event(EventKind.STARTED, "a", "q", "t", 1),
         Event(EventKind.CLAIMED, "b", "q", "t", 1),

@@ -1,4 +1,4 @@
-"""The records check themselves: a job that cannot be stored cannot be made."""
+"""The checks of the records, and the ids of jobs."""
 
 from typing import Any
 from uuid import UUID
@@ -17,7 +17,7 @@ def new(**fields: Any) -> NewJob:
     return NewJob(**({"id": "job", "task": "task", "payload": "{}"} | fields))
 
 
-def test_the_defaults_are_those_of_the_design() -> None:
+def test_the_defaults_equal_the_design() -> None:
     job = new()
 
     assert (job.queue, job.group, job.priority, job.order) == ("default", "", 0, "fifo")
@@ -42,7 +42,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
         {"metadata": f'"{"x" * 65_534}"'},
     ],
 )
-def test_values_at_their_bounds_are_accepted(fields: dict[str, Any]) -> None:
+def test_values_at_their_limits_are_accepted(fields: dict[str, Any]) -> None:
     job = new(**fields)
 
     assert {name: getattr(job, name) for name in fields} == fields
@@ -73,7 +73,7 @@ def test_values_at_their_bounds_are_accepted(fields: dict[str, Any]) -> None:
         ({"timeout": -1.0}, "timeout"),
     ],
 )
-def test_a_job_that_cannot_be_stored_cannot_be_made(fields: dict[str, Any], name: str) -> None:
+def test_a_job_that_cannot_be_stored_is_refused(fields: dict[str, Any], name: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         new(**fields)
 
@@ -86,7 +86,7 @@ def test_large_metadata_is_refused_by_its_size() -> None:
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
-def test_keep_is_said_per_state(state: State) -> None:
+def test_keep_has_a_time_and_a_number_for_each_state(state: State) -> None:
     assert replace(Keep(), **{state: 5.0}).span(state) == 5.0
     assert (replace(Keep(), **{f"last_{state}": 5}).last(state), Keep().last(state)) == (5, None)
     assert {ended: Keep().span(ended) / DAY for ended in TERMINAL} == {
@@ -98,7 +98,7 @@ def test_keep_is_said_per_state(state: State) -> None:
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
 @pytest.mark.parametrize("span", [-1.0, float("nan"), True, "7d"])
-def test_a_keep_that_makes_no_sense_is_refused(state: State, span: Any) -> None:
+def test_an_invalid_keep_is_refused(state: State, span: Any) -> None:
     with pytest.raises(InvalidValue) as caught:
         Keep(**{state: span})
 
@@ -106,18 +106,18 @@ def test_a_keep_that_makes_no_sense_is_refused(state: State, span: Any) -> None:
 
 
 @pytest.mark.parametrize("share", [0, 1, 0.5])
-def test_progress_is_a_share(share: float) -> None:
+def test_progress_is_a_share_from_0_to_1(share: float) -> None:
     assert Progress(share).share == share
 
 
 @pytest.mark.parametrize("share", [-0.01, 1.01, float("nan"), True, "0.5", None])
-def test_progress_beyond_a_share_is_refused(share: Any) -> None:
+def test_progress_outside_0_to_1_is_refused(share: Any) -> None:
     with pytest.raises(InvalidValue, match="progress"):
         Progress(share)
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_a_job_is_finished_in_the_terminal_states(state: State) -> None:
+def test_a_job_is_finished_exactly_in_a_terminal_state(state: State) -> None:
     fields: dict[str, Any] = dict.fromkeys(JobRecord.__struct_fields__)
 
     assert JobRecord(**fields | {"state": state}).finished == (state in TERMINAL)
@@ -144,8 +144,8 @@ def test_ids_sort_by_their_time(moments: tuple[float, float], entropies: tuple[b
 
 @given(times, st.sets(st.binary(min_size=10, max_size=10), min_size=2, max_size=2))
 def test_ids_differ_by_their_entropy(now: float, entropies: set[bytes]) -> None:
-    """All but the 6 bits that say version and variant count."""
+    """All bits count except the 6 bits of version and variant."""
     free = (1 << 80) - 1 & ~(0xF << 76) & ~(3 << 62)
-    wanted = {int.from_bytes(entropy) & free for entropy in entropies}
+    expected = {int.from_bytes(entropy) & free for entropy in entropies}
 
-    assert {UUID(uuid7(now, entropy)).int & free for entropy in entropies} == wanted
+    assert {UUID(uuid7(now, entropy)).int & free for entropy in entropies} == expected

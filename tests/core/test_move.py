@@ -1,4 +1,4 @@
-"""What each move does to a job, field by field."""
+"""The effect of each move on a job, field by field."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,7 +47,7 @@ BOOM = Failure(Reason.TIMEOUT, "TimeoutError", "took too long", "Traceback")
 
 
 def in_state(state: State, **fields: Any) -> JobRecord:
-    """A job that came into `state` the plain way, at NOW."""
+    """A job that reached `state` at NOW by the usual moves."""
     new = NewJob(id="job", task="task", payload="{}")
     job = move.created(new, 1, NOW, children=int(state is State.BLOCKED))
     if state is State.SCHEDULED:
@@ -65,9 +65,9 @@ def in_state(state: State, **fields: Any) -> JobRecord:
 
 
 def changed(before: JobRecord, after: JobRecord) -> dict[str, Any]:
-    """The fields in which two records differ, as they are in the second."""
-    was = asdict(before)
-    return {name: value for name, value in asdict(after).items() if value != was[name]}
+    """The fields in which two records differ, with the values of the second."""
+    old = asdict(before)
+    return {name: value for name, value in asdict(after).items() if value != old[name]}
 
 
 PURE: Mapping[Move, Callable[[JobRecord], JobRecord]] = {
@@ -92,36 +92,36 @@ PURE: Mapping[Move, Callable[[JobRecord], JobRecord]] = {
 }
 
 
-@pytest.mark.parametrize("made", list(PURE))
+@pytest.mark.parametrize("move_name", list(PURE))
 @pytest.mark.parametrize("state", list(State))
-def test_a_move_goes_where_the_table_says_or_not_at_all(made: Move, state: State) -> None:
+def test_a_move_leads_where_the_table_says_or_is_refused(move_name: Move, state: State) -> None:
     job = in_state(state)
 
-    if state in TABLE[made].leads:
-        assert PURE[made](job).state is TABLE[made].leads[state]
-        assert PURE[made](job).updated_at == LATER
+    if state in TABLE[move_name].leads:
+        assert PURE[move_name](job).state is TABLE[move_name].leads[state]
+        assert PURE[move_name](job).updated_at == LATER
     else:
         with pytest.raises(InvalidMove) as caught:
-            PURE[made](job)
+            PURE[move_name](job)
         assert (caught.value.job_id, caught.value.state) == ("job", state)
-        assert caught.value.allowed == TABLE[made].sources
+        assert caught.value.allowed == TABLE[move_name].sources
 
 
 @pytest.mark.parametrize("state", list(State))
 @pytest.mark.parametrize("force", [False, True])
-def test_held_jobs_are_removed_only_by_force(state: State, force: bool) -> None:
+def test_a_held_job_is_removed_only_by_force(state: State, force: bool) -> None:
     if force or state not in HELD_STATES:
-        assert move.removable(in_state(state), force) is (Move.REMOVE_FORCED if force else Move.REMOVE)
+        assert move.removal(in_state(state), force) is (Move.REMOVE_FORCED if force else Move.REMOVE)
     else:
         with pytest.raises(InvalidMove, match=f"cannot remove job job: it is {state}, not blocked or"):
-            move.removable(in_state(state), force)
+            move.removal(in_state(state), force)
 
 
-# Into the line.
+# Insert and promote.
 
 
 @pytest.mark.parametrize("order", list(JobOrder))
-def test_a_new_job_that_is_ready_stands_in_line_by_its_number(order: JobOrder) -> None:
+def test_a_new_job_that_is_ready_has_a_place_by_its_seq(order: JobOrder) -> None:
     job = move.created(NewJob(id="job", task="task", payload="{}", order=order), 7, NOW)
 
     assert (job.seq, job.state, job.created_at, job.updated_at) == (7, State.WAITING, NOW, NOW)
@@ -146,14 +146,14 @@ def test_a_new_job_that_is_not_ready_has_no_place(
     assert (job.place is None) == (state is not State.WAITING)
 
 
-def test_a_new_parent_is_blocked_whatever_its_time() -> None:
+def test_a_new_parent_is_blocked_even_if_it_has_a_delay() -> None:
     job = move.created(NewJob(id="job", task="task", payload="{}", delay=60.0), 7, NOW, 2, 1)
 
     assert (job.state, job.place, job.run_at) == (State.BLOCKED, None, NOW + 60)
     assert (job.open_children, job.children, job.parents) == (2, 2, 1)
 
 
-def test_a_job_that_leaves_the_line_loses_its_place() -> None:
+def test_a_job_that_is_no_longer_waiting_has_no_place() -> None:
     waiting = in_state(State.WAITING)
 
     for leave in (Move.CLAIM, Move.POSTPONE, Move.CANCEL, Move.LAPSE, Move.RESOLVE):
@@ -161,14 +161,14 @@ def test_a_job_that_leaves_the_line_loses_its_place() -> None:
     assert PURE[Move.EDIT](waiting).place == waiting.place
 
 
-def test_a_promotion_ahead_of_time_moves_run_at() -> None:
+def test_an_early_promotion_sets_run_at() -> None:
     early = move.promoted(in_state(State.SCHEDULED), LATER)
     due = move.promoted(in_state(State.SCHEDULED, run_at=NOW + 1), LATER)
 
     assert (early.run_at, due.run_at) == (LATER, NOW + 1)
 
 
-# Held.
+# Claim, start, renew, note.
 
 
 @pytest.mark.parametrize("start", [False, True])
@@ -191,7 +191,7 @@ def test_a_claim_counts_an_attempt_and_gives_a_lease_and_a_fence(start: bool) ->
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 10**9])
-def test_a_fence_rises_even_where_the_clock_does_not(ahead: int) -> None:
+def test_a_fence_rises_even_if_the_clock_does_not(ahead: int) -> None:
     job = in_state(State.WAITING, fence=FENCE + ahead)
 
     assert move.claimed(job, "me", 20.0, True, NOW).fence == FENCE + ahead + 1
@@ -213,16 +213,16 @@ HOLDER = Ref("job", FENCE)
         (in_state(State.CLAIMED), HOLDER, NOW, LossCause.NOT_HELD),
     ],
 )
-def test_a_claim_that_does_not_stand_is_told_why(
+def test_an_invalid_claim_is_refused_with_its_cause(
     job: JobRecord | None, ref: Ref, now: float, cause: LossCause
 ) -> None:
-    assert move.held(job, ref, Move.COMPLETE, now) is cause
+    assert move.held_job(job, ref, Move.COMPLETE, now) is cause
 
 
-def test_a_claim_stands_until_the_moment_its_lease_ends() -> None:
+def test_a_claim_is_valid_until_its_lease_ends() -> None:
     job = in_state(State.RUNNING)
 
-    assert move.held(job, HOLDER, Move.COMPLETE, NOW + 29.999) is job
+    assert move.held_job(job, HOLDER, Move.COMPLETE, NOW + 29.999) is job
 
 
 def test_start_and_renew_change_nothing_else() -> None:
@@ -247,7 +247,7 @@ def test_notes_replace_progress_and_add_lines() -> None:
     assert changed(job, move.noted(job, None, (), LATER)) == {"updated_at": LATER}
 
 
-def test_notes_are_bounded_and_storable() -> None:
+def test_notes_are_limited_and_storable() -> None:
     bad = "\0\ud800" + "x" * 50_000
     lines = tuple(LogLine(float(number), bad, bad) for number in range(LOGS_MAX + 5))
 
@@ -264,10 +264,10 @@ def test_notes_are_bounded_and_storable() -> None:
     }
 
 
-# Settled.
+# Settle.
 
 ENDED = {"lease_until": None, "finished_at": LATER, "updated_at": LATER}
-GONE_ON = {"lease_until": None, "worker": None, "updated_at": LATER}
+RELEASED = {"lease_until": None, "worker": None, "updated_at": LATER}
 ERROR = AttemptError(1, "worker", NOW, LATER, Reason.TIMEOUT, "TimeoutError", "took too long", "Traceback")
 
 
@@ -307,7 +307,7 @@ ERROR = AttemptError(1, "worker", NOW, LATER, Reason.TIMEOUT, "TimeoutError", "t
         ),
         (
             RetryOutcome(BOOM, 60.0),
-            GONE_ON
+            RELEASED
             | {
                 "state": State.SCHEDULED,
                 "run_at": LATER + 60,
@@ -317,15 +317,16 @@ ERROR = AttemptError(1, "worker", NOW, LATER, Reason.TIMEOUT, "TimeoutError", "t
         ),
         (
             RetryOutcome(BOOM, 0.0),
-            GONE_ON | {"state": State.WAITING, "run_at": LATER, "errors": (ERROR,), "settled": Move.RETRY},
+            RELEASED | {"state": State.WAITING, "run_at": LATER, "errors": (ERROR,), "settled": Move.RETRY},
         ),
         (
             SnoozeOutcome(60.0),
-            GONE_ON | {"state": State.SCHEDULED, "run_at": LATER + 60, "attempts": 0, "settled": Move.SNOOZE},
+            RELEASED
+            | {"state": State.SCHEDULED, "run_at": LATER + 60, "attempts": 0, "settled": Move.SNOOZE},
         ),
         (
             ReleaseOutcome(),
-            GONE_ON
+            RELEASED
             | {
                 "state": State.WAITING,
                 "run_at": LATER,
@@ -336,7 +337,7 @@ ERROR = AttemptError(1, "worker", NOW, LATER, Reason.TIMEOUT, "TimeoutError", "t
         ),
         (
             ReleaseOutcome(60.0),
-            GONE_ON
+            RELEASED
             | {
                 "state": State.SCHEDULED,
                 "run_at": LATER + 60,
@@ -348,13 +349,13 @@ ERROR = AttemptError(1, "worker", NOW, LATER, Reason.TIMEOUT, "TimeoutError", "t
     ],
     ids=lambda value: repr(value)[:30] if not isinstance(value, dict) else "",
 )
-def test_an_outcome_writes_just_this(outcome: Outcome, expected: dict[str, Any]) -> None:
+def test_an_outcome_changes_only_these_fields(outcome: Outcome, expected: dict[str, Any]) -> None:
     job = in_state(State.RUNNING)
 
     assert changed(job, move.settled(job, outcome, LATER)) == expected
 
 
-def test_a_retry_without_a_delay_takes_that_of_the_job() -> None:
+def test_a_retry_without_a_delay_uses_the_backoff_of_the_job() -> None:
     backoff = Backoff(start=3.0, jitter=0.0)
     job = in_state(State.RUNNING, attempts=2, backoff=backoff)
     plain = in_state(State.RUNNING, attempts=2)
@@ -373,7 +374,7 @@ def test_a_retry_fails_when_attempts_are_spent(attempts: int, state: State) -> N
 
 @pytest.mark.parametrize("releases", [19, 20])
 @pytest.mark.parametrize("reason", [Reason.WORKER_LOST, Reason.NO_HANDLER])
-def test_the_twenty_first_release_fails(releases: int, reason: Reason) -> None:
+def test_the_21st_release_fails_the_job(releases: int, reason: Reason) -> None:
     after = move.settled(in_state(State.CLAIMED, releases=releases), ReleaseOutcome(reason=reason), LATER)
 
     if releases == 19:
@@ -394,7 +395,7 @@ def test_the_twenty_first_release_fails(releases: int, reason: Reason) -> None:
         GiveUpOutcome(BOOM),
     ],
 )
-def test_cancel_asked_wins_and_the_record_says_what_was_overruled(outcome: Outcome) -> None:
+def test_a_cancel_request_overrides_every_outcome_and_the_record_keeps_its_error(outcome: Outcome) -> None:
     after = move.settled(in_state(State.RUNNING, cancel_requested=True), outcome, LATER)
 
     assert (after.state, after.reason, after.settled) == (State.CANCELED, Reason.CANCELED, outcome.move)
@@ -406,7 +407,7 @@ def test_cancel_asked_wins_and_the_record_says_what_was_overruled(outcome: Outco
     assert [error.kind for error in after.errors] == kinds
 
 
-def test_keep_fixes_the_expiry_by_the_state_the_job_ended_in() -> None:
+def test_keep_determines_the_expiry_by_the_final_state() -> None:
     job = in_state(State.RUNNING, keep=Keep(completed=1.0, failed=2.0, canceled=3.0))
 
     ends = [
@@ -416,7 +417,7 @@ def test_keep_fixes_the_expiry_by_the_state_the_job_ended_in() -> None:
     assert [end.expires_at for end in ends] == [LATER + 1, LATER + 2, LATER + 3]
 
 
-def test_the_newest_errors_are_kept_and_their_text_is_cut() -> None:
+def test_the_newest_errors_are_kept_and_their_text_is_truncated() -> None:
     long = "\0" + "x" * 100_000
     job = in_state(State.RUNNING)
     for number in range(1, ERRORS_MAX + 6):
@@ -433,13 +434,13 @@ def test_the_newest_errors_are_kept_and_their_text_is_cut() -> None:
     assert all(error.message.startswith("\ufffdx") for error in job.errors)
 
 
-# Expired.
+# Expire.
 
 
-def test_a_claim_that_expires_is_given_back_unspent() -> None:
+def test_an_expired_claim_gives_its_attempt_back() -> None:
     job = in_state(State.CLAIMED)
 
-    assert changed(job, move.expired(job, LATER)) == GONE_ON | {
+    assert changed(job, move.expired(job, LATER)) == RELEASED | {
         "state": State.WAITING,
         "run_at": LATER,
         "attempts": 0,
@@ -447,14 +448,14 @@ def test_a_claim_that_expires_is_given_back_unspent() -> None:
     }
 
 
-def test_a_running_job_that_expires_has_crashed() -> None:
+def test_an_expired_running_job_counts_a_crash() -> None:
     job = in_state(State.RUNNING)
     after = move.expired(job, LATER)
 
     [error] = after.errors
     assert (error.attempt, error.worker, error.started, error.ended) == (1, "worker", NOW, LATER)
     assert error.kind is Reason.WORKER_LOST
-    assert changed(job, after) == GONE_ON | {
+    assert changed(job, after) == RELEASED | {
         "state": State.WAITING,
         "run_at": LATER,
         "crashes": 1,
@@ -472,32 +473,34 @@ def test_a_running_job_that_expires_has_crashed() -> None:
         ({"attempts": 5, "cancel_requested": True}, State.CANCELED, Reason.CANCELED),
     ],
 )
-def test_a_crash_too_many_is_the_end(fields: dict[str, Any], state: State, reason: Reason | None) -> None:
+def test_an_expired_job_fails_at_its_limit_of_attempts_or_crashes(
+    fields: dict[str, Any], state: State, reason: Reason | None
+) -> None:
     after = move.expired(in_state(State.RUNNING, **fields), LATER)
 
     assert (after.state, after.reason) == (state, reason)
     assert (after.crashes, len(after.errors)) == (fields.get("crashes", 0) + 1, 1)
 
 
-# By hand.
+# Moves of operators.
 
 
 @pytest.mark.parametrize("state", [State.BLOCKED, State.SCHEDULED, State.WAITING, State.CLAIMED])
-def test_what_does_not_run_is_canceled_at_once(state: State) -> None:
+def test_a_job_that_is_not_running_is_canceled_at_once(state: State) -> None:
     after = move.canceled(in_state(state), LATER)
 
     assert (after.state, after.reason, after.finished_at) == (State.CANCELED, Reason.CANCELED, LATER)
     assert (after.lease_until, after.cancel_requested) == (None, False)
 
 
-def test_what_runs_is_asked() -> None:
+def test_a_running_job_gets_a_cancel_request() -> None:
     job = in_state(State.RUNNING)
 
     assert changed(job, move.canceled(job, LATER)) == {"cancel_requested": True, "updated_at": LATER}
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED])
-def test_a_forced_cancel_takes_what_is_finished_and_leaves_its_record(state: State) -> None:
+def test_a_forced_cancel_of_a_finished_job_keeps_its_result_and_errors(state: State) -> None:
     job = in_state(state)
     after = move.canceled(job, LATER, force=True)
 
@@ -506,13 +509,13 @@ def test_a_forced_cancel_takes_what_is_finished_and_leaves_its_record(state: Sta
 
 
 @pytest.mark.parametrize("state", [State.WAITING, State.RUNNING])
-def test_a_forced_cancel_is_a_plain_one_for_what_is_not_finished(state: State) -> None:
+def test_a_forced_cancel_of_an_unfinished_job_equals_a_plain_one(state: State) -> None:
     job = in_state(state)
 
     assert move.canceled(job, LATER, force=True) == move.canceled(job, LATER)
 
 
-def test_a_rerun_clears_what_the_last_run_left_and_keeps_its_errors() -> None:
+def test_a_rerun_clears_the_last_run_but_keeps_its_errors() -> None:
     job = in_state(
         State.FAILED,
         cancel_requested=True,
@@ -541,7 +544,7 @@ def test_a_rerun_clears_what_the_last_run_left_and_keeps_its_errors() -> None:
     }
 
 
-def test_a_rerun_keeps_a_deadline_that_is_still_to_come() -> None:
+def test_a_rerun_keeps_a_deadline_in_the_future() -> None:
     assert move.rerun(in_state(State.FAILED, deadline=LATER + 1), None, False, LATER).deadline == LATER + 1
 
 
@@ -559,7 +562,7 @@ def test_a_rerun_has_at_least_one_attempt(attempts: int, reset: bool, expected: 
     ("run_at", "children", "state"),
     [(LATER, 0, State.WAITING), (LATER + 1, 0, State.SCHEDULED), (None, 1, State.BLOCKED)],
 )
-def test_a_rerun_may_wait(run_at: float | None, children: int, state: State) -> None:
+def test_a_rerun_may_be_scheduled_or_blocked(run_at: float | None, children: int, state: State) -> None:
     after = move.rerun(in_state(State.COMPLETED, open_children=children), run_at, False, LATER)
 
     assert (after.state, after.run_at) == (state, run_at)
@@ -581,20 +584,20 @@ def test_a_rerun_may_wait(run_at: float | None, children: int, state: State) -> 
         ),
     ],
 )
-def test_an_edit_changes_just_what_is_given(edit: EditJobs, expected: dict[str, Any]) -> None:
+def test_an_edit_changes_only_the_given_fields(edit: EditJobs, expected: dict[str, Any]) -> None:
     job = in_state(State.WAITING)
 
     assert changed(job, move.edited(job, edit, LATER)) == expected | {"updated_at": LATER}
 
 
-def test_an_edit_leads_a_job_whose_time_has_come_into_the_line() -> None:
+def test_an_edit_makes_a_due_job_waiting() -> None:
     job = in_state(State.SCHEDULED)
 
     assert move.edited(job, EditJobs(ids=("job",), run_at=LATER), LATER).state is State.WAITING
     assert move.edited(job, EditJobs(ids=("job",), payload="[1]"), LATER).state is State.SCHEDULED
 
 
-def test_a_resolved_job_says_that_it_was_and_how() -> None:
+def test_a_resolved_job_has_its_result_or_error() -> None:
     job = in_state(State.WAITING)
     done = move.resolved(job, State.COMPLETED, "[1]", "", LATER)
     failed = move.resolved(job, State.FAILED, None, "not needed", LATER)
@@ -604,24 +607,26 @@ def test_a_resolved_job_says_that_it_was_and_how() -> None:
     assert [(error.type, error.message) for error in failed.errors] == [("Resolved", "not needed")]
 
 
-def test_a_lapsed_job_failed_by_its_deadline() -> None:
+def test_a_lapsed_job_fails_with_the_reason_deadline() -> None:
     after = move.lapsed(in_state(State.WAITING), LATER)
 
     assert (after.state, after.reason, after.finished_at) == (State.FAILED, Reason.DEADLINE, LATER)
 
 
-# Whatever happens.
+# Properties.
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(PURE)), st.booleans()), max_size=60))
-def test_whatever_moves_are_made_the_record_makes_sense(steps: list[tuple[Move, bool]]) -> None:
+def test_the_record_is_consistent_after_any_moves(steps: list[tuple[Move, bool]]) -> None:
     job = in_state(State.WAITING)
-    for made, other in steps:
-        if job.state not in TABLE[made].leads:
+    for move_name, other in steps:
+        if job.state not in TABLE[move_name].leads:
             continue
         before = job
         job = (
-            move.claimed(job, "worker", 1.0, True, LATER) if made is Move.CLAIM and other else PURE[made](job)
+            move.claimed(job, "worker", 1.0, True, LATER)
+            if move_name is Move.CLAIM and other
+            else PURE[move_name](job)
         )
 
         assert (job.state in HELD_STATES) == (job.lease_until is not None)
@@ -630,7 +635,7 @@ def test_whatever_moves_are_made_the_record_makes_sense(steps: list[tuple[Move, 
         assert 0 <= job.attempts <= job.max_attempts
         assert job.crashes <= job.max_crashes or job.state not in HELD_STATES
         assert job.fence >= before.fence
-        assert job.fence > before.fence or made is not Move.CLAIM
+        assert job.fence > before.fence or move_name is not Move.CLAIM
         assert not job.cancel_requested or job.state in {State.RUNNING, *TERMINAL}
         assert len(job.errors) <= ERRORS_MAX
         assert job.state not in HELD_STATES or job.worker == "worker"

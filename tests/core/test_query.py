@@ -1,4 +1,4 @@
-"""The query language: what each term means, that text and query say the same, what is refused."""
+"""The query language: the meaning of each term, the canonical text, the parameters, the errors."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from errandry.core.query import (
     Query,
     RangeEnd,
     parse,
-    quoted,
+    quote,
 )
 from errandry.core.state import Reason, State
 from errandry.errors import ErrandryError, QueryError
@@ -58,7 +58,7 @@ PLAIN = dict.fromkeys(JobRecord.__struct_fields__) | dict[str, Any](
 BARE = {"worker": None, "reason": None, "result": None, "finished_at": None, "run_at": None}
 
 
-def a_job(**changes: Any) -> JobRecord:
+def make_job(**changes: Any) -> JobRecord:
     return JobRecord(**{**PLAIN, **changes})
 
 
@@ -124,7 +124,7 @@ def a_job(**changes: Any) -> JobRecord:
     ],
 )
 def test_a_job_that_meets_every_term_matches(text: str) -> None:
-    assert parse(text).matches(a_job(), NOW)
+    assert parse(text).matches(make_job(), NOW)
 
 
 @pytest.mark.parametrize(
@@ -176,14 +176,14 @@ def test_a_job_that_meets_every_term_matches(text: str) -> None:
     ],
 )
 def test_a_job_that_fails_one_term_does_not_match(text: str) -> None:
-    assert not parse(text).matches(a_job(), NOW)
+    assert not parse(text).matches(make_job(), NOW)
 
 
 @pytest.mark.parametrize(
     "term", ["worker:w1", "worker~w", "reason:timeout", "result~x", "error~x", "tag:red"]
 )
 def test_a_job_without_the_field_meets_only_the_negative(term: str) -> None:
-    bare = a_job(**BARE, errors=(), tags=())
+    bare = make_job(**BARE, errors=(), tags=())
 
     assert not parse(term).matches(bare, NOW)
     assert parse("-" + term).matches(bare, NOW)
@@ -191,18 +191,18 @@ def test_a_job_without_the_field_meets_only_the_negative(term: str) -> None:
 
 @pytest.mark.parametrize("term", ["finished<0", "finished>1w", "due<+1w", "due>=1w"])
 def test_a_job_without_the_time_meets_no_comparison(term: str) -> None:
-    assert not parse(term).matches(a_job(**BARE), NOW)
+    assert not parse(term).matches(make_job(**BARE), NOW)
 
 
 def test_a_relative_time_moves_with_now_and_a_date_does_not() -> None:
-    job = a_job(created_at=NOW)
+    job = make_job(created_at=NOW)
 
     assert parse("since:2h").matches(job, NOW + 2 * HOUR)
     assert not parse("since:2h").matches(job, NOW + 2 * HOUR + 1)
     assert parse("since:2026-01-31").matches(job, NOW + 1e9)
 
 
-def test_the_normal_form_gathers_what_belongs_together() -> None:
+def test_the_normal_form_merges_terms_of_the_same_field() -> None:
     query = parse(
         "tag:b,a -queue:y state:failed,waiting,running -queue:x error~B,a error~C state:waiting,failed "
         "-state:waiting -tag:d -tag:c -payload~Q priority>3 priority>=7 since:2h created>1h created>=1h "
@@ -254,14 +254,14 @@ def test_the_canonical_text(text: str, canonical: str) -> None:
     assert parse(canonical) == parse(text)
 
 
-def test_a_query_travels_as_json() -> None:
+def test_a_query_survives_json() -> None:
     query = parse("state:failed priority:5,6 tag:a error~x since:2h -task:b")
 
     assert msgspec.json.decode(msgspec.json.encode(query), type=Query) == query
     assert hash(query) == hash(parse(str(query)))
 
 
-def test_params_are_flat_and_always_all_there() -> None:
+def test_params_are_flat_and_complete() -> None:
     query = parse(
         "state:failed priority:5,-1 -task:b id~B,a id~c -error~x tag:a tag:b,c -tag:d attempts>1 attempts<9 "
         "created>2h created>2026-01-31T05:00 finished<=1h due<+10m"
@@ -348,7 +348,7 @@ def test_a_contradiction_binds_an_empty_list() -> None:
         ("task:" + "a" * 1_996, 2_000, "at most 2,000 characters"),
     ],
 )
-def test_an_error_shows_the_place_and_what_would_be_right(text: str, position: int, why: str) -> None:
+def test_an_error_shows_the_position_and_the_correct_form(text: str, position: int, why: str) -> None:
     with pytest.raises(QueryError) as refused:
         parse(text)
 
@@ -359,9 +359,9 @@ def test_an_error_shows_the_place_and_what_would_be_right(text: str, position: i
     str(refused.value).encode()
 
 
-def test_the_largest_query_is_read() -> None:
+def test_the_largest_query_is_parsed() -> None:
     assert len(parse(" ".join(f"tag:{n}" for n in range(50))).tags) == 50
-    assert parse("task:" + "a" * 1_995).matches(a_job(task="a" * 1_995), NOW)
+    assert parse("task:" + "a" * 1_995).matches(make_job(task="a" * 1_995), NOW)
 
 
 def test_a_query_whose_canonical_text_is_too_long_is_refused() -> None:
@@ -372,7 +372,7 @@ def test_a_query_whose_canonical_text_is_too_long_is_refused() -> None:
         parse(text)
 
 
-# The same language a second time, term by term and without a normal form, to compare with.
+# A second implementation of the language, term by term and without a normal form, to compare with.
 
 
 class Term(NamedTuple):
@@ -382,12 +382,12 @@ class Term(NamedTuple):
     values: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{'-' * self.negative}{self.field}{self.op}{','.join(map(quoted, self.values))}"
+        return f"{'-' * self.negative}{self.field}{self.op}{','.join(map(quote, self.values))}"
 
-    def met(self, job: JobRecord) -> bool:
-        return any(self._met(job, value) for value in self.values) != self.negative
+    def matches(self, job: JobRecord) -> bool:
+        return any(self._matches(job, value) for value in self.values) != self.negative
 
-    def _met(self, job: JobRecord, wanted: str) -> bool:
+    def _matches(self, job: JobRecord, wanted: str) -> bool:
         if self.field in AGES:
             return compare(job.created_at, AGES[self.field], MOMENTS[wanted])
         if self.field in TIMES:
@@ -462,7 +462,7 @@ def _parts(field: str, op: str) -> Iterator[st.SearchStrategy[Any]]:
 
 queries = st.lists(terms(), max_size=6)
 jobs = st.builds(
-    a_job,
+    make_job,
     **dict.fromkeys(("id", "task", "queue", "group", "payload"), words),
     **{field: st.none() | words for field in ("worker", "result")},
     **dict.fromkeys(NUMBERS, numbers),
@@ -478,12 +478,12 @@ jobs = st.builds(
 @given(queries, jobs)
 @example(
     [Term(False, "created", ">", ("1h",)), Term(False, "created", ">=", ("1h",))],
-    a_job(created_at=NOW - HOUR),
+    make_job(created_at=NOW - HOUR),
 )
-def test_a_query_matches_what_all_its_terms_match(wanted: list[Term], job: JobRecord) -> None:
+def test_a_query_matches_exactly_if_all_terms_match(wanted: list[Term], job: JobRecord) -> None:
     query = parse(" ".join(map(str, wanted)))
 
-    assert query.matches(job, NOW) == all(term.met(job) for term in wanted)
+    assert query.matches(job, NOW) == all(term.matches(job) for term in wanted)
 
 
 @given(queries, st.randoms())
@@ -494,7 +494,7 @@ def test_order_and_repetition_do_not_change_a_query(wanted: list[Term], random: 
 
 
 @given(queries)
-def test_the_canonical_text_reads_back_to_an_equal_query(wanted: list[Term]) -> None:
+def test_the_canonical_text_is_parsed_to_an_equal_query(wanted: list[Term]) -> None:
     query = parse(" ".join(map(str, wanted)))
 
     assert parse(str(query)) == query
@@ -503,7 +503,7 @@ def test_the_canonical_text_reads_back_to_an_equal_query(wanted: list[Term]) -> 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=50))
 def test_any_value_can_be_quoted(value: str) -> None:
-    assert parse(f"task:{quoted(value)}") == Query(within=(("task", (value,)),))
+    assert parse(f"task:{quote(value)}") == Query(within=(("task", (value,)),))
 
 
 SCRAPS = [
@@ -524,15 +524,15 @@ def test_any_text_is_a_query_or_a_query_error(text: str) -> None:
     try:
         query = parse(text)
     except QueryError as refused:
-        place, shown = refused.position, str(refused)
+        position, canonical = refused.position, str(refused)
     else:
-        place, shown = 0, str(query)
-        assert parse(shown) == query
-    assert 0 <= place <= len(text)
-    assert shown.encode().decode() == shown
+        position, canonical = 0, str(query)
+        assert parse(canonical) == query
+    assert 0 <= position <= len(text)
+    assert canonical.encode().decode() == canonical
 
 
-# What a driver does: one statement for every query, with nothing but `params` bound to it.
+# As in an SQL driver: one static statement for every query, to which only `params` are bound.
 
 IS_IN = """(:{f}_in IS NULL OR "{f}" IN (SELECT value FROM json_each(:{f}_in)))
     AND (:{f}_not_in IS NULL OR "{f}" IS NULL OR "{f}" NOT IN (SELECT value FROM json_each(:{f}_not_in)))"""

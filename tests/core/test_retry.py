@@ -32,7 +32,7 @@ def test_without_jitter_the_delays_follow_the_curve(backoff: Backoff, expected: 
     assert delays(backoff) == expected
 
 
-def test_the_default_is_exponential_from_a_second_to_an_hour_give_or_take_a_quarter() -> None:
+def test_the_default_backoff() -> None:
     assert Backoff(Curve.EXPONENTIAL, start=1.0, cap=3_600.0, jitter=0.25, function=None) == DEFAULT_BACKOFF
 
 
@@ -60,23 +60,23 @@ def test_the_same_seed_gives_the_same_delay(attempt: int, seed: str) -> None:
     assert DEFAULT_BACKOFF.delay(attempt, seed) == Backoff().delay(attempt, seed)
 
 
-def test_two_programs_compute_the_same_delay() -> None:
+def test_every_program_computes_the_same_delay() -> None:
     assert [round(delay, 6) for delay in delays(Backoff())] == [1.039154, 1.718256, 3.333134, 6.785873]
 
 
-def test_jitter_differs_between_jobs_and_attempts_and_uses_its_whole_share() -> None:
+def test_jitter_varies_by_job_and_attempt_over_its_whole_range() -> None:
     fixed = Backoff(Curve.FIXED, 1.0, jitter=0.25)
     by_job = [fixed.delay(1, f"job-{number}") for number in range(1_000)]
     by_attempt = [fixed.delay(number, "job") for number in range(1, 1_000)]
 
-    for found in (by_job, by_attempt):
-        assert len(set(found)) > 990
-        assert 0.75 <= min(found) < 0.76
-        assert 1.24 < max(found) < 1.25
-        assert abs(sum(found) / len(found) - 1) < 0.02
+    for delays in (by_job, by_attempt):
+        assert len(set(delays)) > 990
+        assert 0.75 <= min(delays) < 0.76
+        assert 1.24 < max(delays) < 1.25
+        assert abs(sum(delays) / len(delays) - 1) < 0.02
 
 
-def test_attempts_without_end_do_not_overflow() -> None:
+def test_a_very_high_attempt_does_not_overflow() -> None:
     assert Backoff(start=1.0, jitter=0.0).delay(10**9, "job") == 3_600.0
 
 
@@ -94,8 +94,8 @@ def test_attempts_without_end_do_not_overflow() -> None:
         ({"function": ""}, "backoff.function"),
     ],
 )
-def test_a_backoff_nobody_could_obey_is_refused_by_name(fields: dict[str, float], name: str) -> None:
+def test_an_invalid_backoff_is_refused_by_the_name_of_its_field(fields: dict[str, float], name: str) -> None:
     with pytest.raises(InvalidValue) as caught:
-        Backoff(**fields)  # type: ignore[arg-type]  # that is the point
+        Backoff(**fields)  # type: ignore[arg-type]
 
     assert caught.value.name == name

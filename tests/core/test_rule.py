@@ -1,4 +1,4 @@
-"""Rates as people write them, and rules that check themselves."""
+"""Parsing of rates, and the checks of rules."""
 
 import pytest
 
@@ -21,11 +21,11 @@ from errandry.errors import InvalidValue
         ("100/1h30m", Rate(100, 5_400.0, 10)),
     ],
 )
-def test_a_rate_is_read(text: str, expected: Rate) -> None:
+def test_a_rate_is_parsed(text: str, expected: Rate) -> None:
     assert rate(text) == expected
 
 
-def test_a_burst_can_be_said() -> None:
+def test_a_rate_can_have_another_burst() -> None:
     assert rate("100/minute", 1) == Rate(100, 60.0, 1)
     assert str(rate("100/minute")) == "100/minute"
     assert str(rate("100/90s")) == "100/90s"
@@ -34,7 +34,7 @@ def test_a_burst_can_be_said() -> None:
 @pytest.mark.parametrize(
     "text", ["", "100", "100/", "/minute", "100/fortnight", "x/minute", "1.5/s", 100, None, "-1/s", "0/s"]
 )
-def test_what_is_no_rate_is_refused_with_what_would_be(text: object) -> None:
+def test_an_invalid_rate_is_refused_with_an_example(text: object) -> None:
     with pytest.raises(InvalidValue, match=r"100/minute|whole number"):
         rate(text)
 
@@ -54,12 +54,12 @@ def test_what_is_no_rate_is_refused_with_what_would_be(text: object) -> None:
         {"order": "place"},
     ],
 )
-def test_a_rule_nobody_could_obey_cannot_be_made(fields: dict[str, object]) -> None:
+def test_an_invalid_rule_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidValue, match=next(iter(fields))):
         Rule(**fields)  # type: ignore[arg-type]
 
 
-def test_each_kind_of_gate_has_rules_of_its_own() -> None:
+def test_each_kind_of_gate_allows_only_its_fields() -> None:
     with pytest.raises(InvalidValue, match="a rule of a task has limit, rate"):
         PutRule(GateKind.TASK, "send", Rule(max_size=3))
     with pytest.raises(InvalidValue, match="weight"):
@@ -68,7 +68,7 @@ def test_each_kind_of_gate_has_rules_of_its_own() -> None:
         PutRule(GateKind.WORKER, "w", Rule(limit=3))
 
 
-def test_only_a_group_has_a_group() -> None:
+def test_only_a_group_gate_has_a_group_key() -> None:
     with pytest.raises(InvalidValue, match="group"):
         Pause(GateKind.QUEUE, "mail", group="acme")
     with pytest.raises(InvalidValue, match="group"):

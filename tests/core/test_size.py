@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from errandry.core.size import short, size
+from errandry.core.size import format_size, size
 from errandry.errors import InvalidValue
 
 
@@ -21,14 +21,14 @@ from errandry.errors import InvalidValue
         ("2 tb", 2_000_000_000_000),
     ],
 )
-def test_sizes_are_read(written: str | int, count: int) -> None:
+def test_sizes_are_parsed(written: str | int, count: int) -> None:
     assert size(written) == count
 
 
 @pytest.mark.parametrize(
     "written", [-1, 1.5, True, None, "", "MB", "5 apples", "1e9", "-5 MB", 2**61, "9" * 30]
 )
-def test_what_is_no_size_is_refused(written: Any) -> None:
+def test_an_invalid_size_is_refused(written: Any) -> None:
     with pytest.raises(InvalidValue, match=r"memory=.*: not a size; write bytes"):
         size(written, "memory")
 
@@ -37,5 +37,5 @@ def test_what_is_no_size_is_refused(written: Any) -> None:
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (64_000_000, "64 MB"), (536_870_912, "537 MB"), (1_500_000_000, "1.5 GB")],
 )
-def test_sizes_are_written_short(count: int, text: str) -> None:
-    assert short(count) == text
+def test_sizes_are_written_with_three_digits(count: int, text: str) -> None:
+    assert format_size(count) == text

@@ -1,10 +1,10 @@
-"""The transition table says what the design says; every other test takes it from there."""
+"""The transition table equals the design. All other tests rely on the table."""
 
 import pytest
 
 from errandry.core.state import HELD_STATES, TABLE, TERMINAL, Actor, Move, Reason, State
 
-UNTAKEN = "blocked scheduled waiting"
+UNCLAIMED = "blocked scheduled waiting"
 ENDED = "completed failed canceled"
 DESIGN = {
     # move: (from, to, otherwise, by)
@@ -12,13 +12,12 @@ DESIGN = {
     "promote": ("scheduled", "waiting", "", "anyone"),
     "unblock": ("blocked", "waiting", "scheduled", "the store"),
     "child_failed": ("blocked", "failed", "gone", "the store"),
-    "lapse": (UNTAKEN, "failed", "", "anyone"),
+    "lapse": (UNCLAIMED, "failed", "", "anyone"),
     "drop": ("waiting", "failed", "", "the store"),
     "claim": ("waiting", "claimed", "running", "worker"),
     "start": ("claimed", "running", "", "worker"),
     "renew": ("claimed running", "same", "", "worker"),
     "note": ("claimed running", "same", "", "worker"),
-    "spawn": ("claimed running", "same", "", "worker"),
     "step": ("claimed running", "same", "", "worker"),
     "complete": ("running", "completed", "canceled", "worker"),
     "retry": ("running", "scheduled", "waiting failed canceled", "worker"),
@@ -30,17 +29,17 @@ DESIGN = {
     "give_up": ("claimed running", "canceled", "", "worker"),
     "expire": ("claimed running", "waiting", "failed canceled", "anyone"),
     "cancel_forced": ("completed failed", "canceled", "", "operator"),
-    "resolve": (UNTAKEN, "completed", "failed", "operator"),
+    "resolve": (UNCLAIMED, "completed", "failed", "operator"),
     "postpone": ("waiting scheduled", "scheduled", "", "operator"),
-    "edit": (UNTAKEN, "same", "scheduled waiting", "operator"),
+    "edit": (UNCLAIMED, "same", "scheduled waiting", "operator"),
     "rerun": (ENDED, "waiting", "scheduled blocked", "operator"),
-    "remove": (f"{UNTAKEN} {ENDED}", "gone", "", "operator"),
-    "remove_forced": (f"{UNTAKEN} claimed running {ENDED}", "gone", "", "operator"),
+    "remove": (f"{UNCLAIMED} {ENDED}", "gone", "", "operator"),
+    "remove_forced": (f"{UNCLAIMED} claimed running {ENDED}", "gone", "", "operator"),
 }
 
 
 @pytest.mark.parametrize("name", DESIGN)
-def test_a_move_is_as_designed(name: str) -> None:
+def test_the_row_of_a_move_equals_the_design(name: str) -> None:
     sources, target, otherwise, by = DESIGN[name]
     rule = TABLE[Move(name)]
 
@@ -52,7 +51,7 @@ def test_a_move_is_as_designed(name: str) -> None:
     assert set(rule.sources) == set(sources.split())
 
 
-def test_a_cancel_stops_at_once_what_does_not_run_and_asks_what_does() -> None:
+def test_a_cancel_is_immediate_except_for_a_running_job() -> None:
     rule = TABLE[Move.CANCEL]
 
     assert rule.leads == {
@@ -62,25 +61,25 @@ def test_a_cancel_stops_at_once_what_does_not_run_and_asks_what_does() -> None:
     assert (rule.by, rule.otherwise) == (Actor.ANYONE, {})
 
 
-def test_every_move_has_a_rule() -> None:
+def test_every_move_has_a_row() -> None:
     assert set(TABLE) == set(Move) == {*map(Move, DESIGN), Move.CANCEL}
 
 
-def test_the_fenced_moves_are_those_of_a_worker_that_holds_the_job() -> None:
+def test_every_move_of_a_worker_but_the_claim_is_fenced() -> None:
     fenced = {move for move, rule in TABLE.items() if rule.fenced}
 
     assert fenced == {move for move, rule in TABLE.items() if rule.by is Actor.WORKER} - {Move.CLAIM}
     assert {state for move in fenced for state in TABLE[move].sources} == HELD_STATES
 
 
-def test_only_operators_move_a_finished_job() -> None:
+def test_only_an_operator_moves_a_finished_job() -> None:
     movers = {move for move, rule in TABLE.items() if TERMINAL & set(rule.sources)}
 
     assert movers == {Move.CANCEL_FORCED, Move.RERUN, Move.REMOVE, Move.REMOVE_FORCED}
     assert {TABLE[move].by for move in movers} == {Actor.OPERATOR}
 
 
-def test_a_job_comes_into_a_workers_hands_only_by_a_claim() -> None:
+def test_only_a_claim_makes_a_job_held() -> None:
     takers = {
         move
         for move, rule in TABLE.items()
@@ -91,7 +90,7 @@ def test_a_job_comes_into_a_workers_hands_only_by_a_claim() -> None:
     assert takers == {Move.CLAIM}
 
 
-def test_cancel_asked_can_win_over_every_outcome() -> None:
+def test_a_cancel_request_can_override_every_outcome() -> None:
     outcomes = {
         Move.COMPLETE,
         Move.RETRY,
@@ -106,8 +105,8 @@ def test_cancel_asked_can_win_over_every_outcome() -> None:
     assert {move for move, rule in TABLE.items() if State.CANCELED in rule.otherwise} == outcomes
 
 
-def test_states_and_reasons_are_the_words_people_filter_by() -> None:
-    assert " ".join(State) == f"{UNTAKEN} claimed running {ENDED}"
+def test_states_and_reasons_keep_their_names() -> None:
+    assert " ".join(State) == f"{UNCLAIMED} claimed running {ENDED}"
     assert set(Reason) == {
         *("error", "unrecoverable", "timeout", "worker_lost", "invalid_payload", "no_handler"),
         *("child_failed", "deadline", "dropped", "canceled"),

@@ -1,4 +1,4 @@
-"""Figures by time: buckets, quantiles, parts of a time."""
+"""Statistics by time: buckets, quantiles, slices of a time."""
 
 import math
 
@@ -16,25 +16,25 @@ def figure(name: str, value: int, at: int = 0, queue: str = "a", task: str = "t"
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=50), st.floats(0.0, 1.0))
 def test_a_quantile_is_at_most_the_next_bound_above_it(times: list[float], share: float) -> None:
-    found = stats([figure(bucket(RUNS, one), 1) for one in times], 0.0, 60.0).total.run
+    runs = stats([figure(bucket(RUNS, time), 1) for time in times], 0.0, 60.0).total.run
 
     true = sorted(times)[max(0, math.ceil(share * len(times)) - 1)]
-    assert found.count == len(times)
-    assert found.quantile(share) == min(bound for bound in BOUNDS if bound >= true)
+    assert runs.count == len(times)
+    assert runs.quantile(share) == min(bound for bound in BOUNDS if bound >= true)
 
 
-def test_what_took_longer_than_all_bounds_is_counted() -> None:
+def test_a_duration_above_all_bounds_is_counted() -> None:
     assert stats([figure(bucket(WAITS, 1e9), 1)], 0.0, 60.0).total.wait.quantile(0.5) == math.inf
 
 
-def test_nothing_has_no_quantile() -> None:
+def test_an_empty_histogram_has_no_quantile() -> None:
     assert DurationHistogram().quantile(0.5) is None
     with pytest.raises(InvalidValue, match=r"share=1\.5"):
         DurationHistogram().quantile(1.5)
 
 
-def test_figures_by_queue_and_by_task() -> None:
-    found = stats(
+def test_statistics_by_queue_and_by_task() -> None:
+    statistics = stats(
         [
             figure("total.completed", 3, queue="a", task="s"),
             figure("total.completed", 2, queue="b", task="s"),
@@ -44,21 +44,25 @@ def test_figures_by_queue_and_by_task() -> None:
         60.0,
     )
 
-    assert (found.total.counts.completed, found.total.counts.failed, found.total.rate) == (5, 1, 0.1)
-    assert {name: one.counts.completed for name, one in found.queues.items()} == {"a": 3, "b": 2}
-    assert {name: one.counts.failed for name, one in found.tasks.items()} == {"s": 0, "t": 1}
+    assert (statistics.total.counts.completed, statistics.total.counts.failed, statistics.total.rate) == (
+        5,
+        1,
+        0.1,
+    )
+    assert {name: sums.counts.completed for name, sums in statistics.queues.items()} == {"a": 3, "b": 2}
+    assert {name: sums.counts.failed for name, sums in statistics.tasks.items()} == {"s": 0, "t": 1}
 
 
-def test_a_time_in_parts() -> None:
-    found = stats([figure("total.completed", n, at=n * MINUTE) for n in range(10)], 0.0, 600.0)
+def test_a_series_has_slices_of_equal_length() -> None:
+    statistics = stats([figure("total.completed", n, at=n * MINUTE) for n in range(10)], 0.0, 600.0)
 
-    assert [one.counts.completed for one in found.series(5)] == [1, 5, 9, 13, 17]
-    assert [one.at for one in found.series(2)] == [0.0, 300.0]
+    assert [part.counts.completed for part in statistics.series(5)] == [1, 5, 9, 13, 17]
+    assert [part.at for part in statistics.series(2)] == [0.0, 300.0]
     with pytest.raises(InvalidValue, match="parts=0"):
-        found.series(0)
+        statistics.series(0)
 
 
-def test_a_time_is_as_long_as_the_figures_it_is_made_of() -> None:
-    found = stats([StatsRow(3_600, 0, "a", "t", "total.completed", 36)], 3_000.0, 3_300.0)
+def test_the_time_extends_to_the_ends_of_its_rows() -> None:
+    statistics = stats([StatsRow(3_600, 0, "a", "t", "total.completed", 36)], 3_000.0, 3_300.0)
 
-    assert (found.since, found.until, found.total.rate) == (0.0, 3_600.0, 0.01)
+    assert (statistics.since, statistics.until, statistics.total.rate) == (0.0, 3_600.0, 0.01)

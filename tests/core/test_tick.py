@@ -1,4 +1,4 @@
-"""Schedules as pure functions: when they tick, and what becomes of each tick."""
+"""Schedules as pure functions: their ticks, and which ticks run."""
 
 from itertools import islice
 from typing import Any
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from errandry.core.job import NewJob
 from errandry.core.schedule import CatchUp, Overlap, PutSchedule, SchedulePlan, ScheduleRecord, job_id
-from errandry.core.tick import CATCH_UP_MAX, due_at, new_job, put, ticks_between, turn
+from errandry.core.tick import CATCH_UP_MAX, decide_ticks, due_at, new_job, put_schedule, ticks_between
 from errandry.core.unique import UniqueKey
 from errandry.errors import InvalidValue
 
@@ -25,10 +25,10 @@ def plan(**fields: Any) -> SchedulePlan:
 
 
 def schedule(now: float = NOW, **fields: Any) -> ScheduleRecord:
-    return put(PutSchedule("s", plan(**fields)), None, now)
+    return put_schedule(PutSchedule("s", plan(**fields)), None, now)
 
 
-def test_ticks_of_an_interval_are_the_same_whoever_begins_when() -> None:
+def test_ticks_of_an_interval_do_not_depend_on_when_the_schedule_was_put() -> None:
     for begin in (NOW, NOW + 0.001, NOW + 9.999):
         assert schedule(begin).tick == NOW + 10
     assert schedule(start=NOW + 3).tick == NOW + 3
@@ -36,7 +36,7 @@ def test_ticks_of_an_interval_are_the_same_whoever_begins_when() -> None:
 
 
 @given(every=st.floats(1.0, 1e7), moment=st.floats(0, 4e9), start=st.none() | st.floats(0, 4e9))
-def test_the_next_tick_is_after_a_moment_and_not_further_than_the_interval(
+def test_the_next_tick_is_at_most_one_interval_after_the_moment(
     every: float, moment: float, start: float | None
 ) -> None:
     tick = plan(every=every, start=start).after(moment)
@@ -67,44 +67,44 @@ def test_every_tick_runs_or_is_missed_and_never_both(
     before = schedule(NOW + tick, overlap=overlap, catch_up=catch_up, limit=limit, jitter=jitter)
     now = (before.due_at or 0.0) + late
 
-    done = turn(before, [f"run-{n}" for n in range(alive)], now)
+    decision = decide_ticks(before, [f"run-{n}" for n in range(alive)], now)
 
-    ran = [run.tick for run in done.runs]
-    assert sorted({*ran, *done.missed}) == sorted([*ran, *done.missed])
-    assert done.schedule.runs == len(ran)
-    assert done.schedule.missed >= len(done.missed)
+    ran = [run.tick for run in decision.runs]
+    assert sorted({*ran, *decision.missed}) == sorted([*ran, *decision.missed])
+    assert decision.schedule.runs == len(ran)
+    assert decision.schedule.missed >= len(decision.missed)
     assert len(ran) <= min(CATCH_UP_MAX, limit or CATCH_UP_MAX)
     assert catch_up is CatchUp.ALL or len(ran) <= 1
-    assert all(due_at(before, one) <= now for one in [*ran, *done.missed])
+    assert all(due_at(before, tick) <= now for tick in [*ran, *decision.missed])
     if overlap is Overlap.SKIP and alive:
         assert not ran
     if overlap is not Overlap.ALLOW:
-        assert [run.after is None for run in done.runs] == [not alive and n == 0 for n in range(len(ran))]
-    if done.schedule.tick is not None:
-        assert done.schedule.tick > max([*ran, *done.missed])
-        assert due_at(before, done.schedule.tick) > now or jitter
+        assert [run.after is None for run in decision.runs] == [not alive and n == 0 for n in range(len(ran))]
+    if decision.schedule.tick is not None:
+        assert decision.schedule.tick > max([*ran, *decision.missed])
+        assert due_at(before, decision.schedule.tick) > now or jitter
 
 
-def test_a_jitter_is_the_same_for_whoever_asks_and_other_for_others() -> None:
-    one, other = schedule(jitter=5.0), replace(schedule(jitter=5.0), name="other")
-    ticks = list(islice(ticks_between(one, NOW, NOW + 1_000), 50))
+def test_the_jitter_depends_only_on_the_schedule_and_the_tick() -> None:
+    first, second = schedule(jitter=5.0), replace(schedule(jitter=5.0), name="other")
+    ticks = list(islice(ticks_between(first, NOW, NOW + 1_000), 50))
 
-    shares = [due_at(one, tick) - tick for tick in ticks]
+    delays = [due_at(first, tick) - tick for tick in ticks]
 
-    assert shares == [due_at(one, tick) - tick for tick in ticks]
-    assert all(0 <= share < 5 for share in shares)
-    assert len(set(shares)) > 40
-    assert shares != [due_at(other, tick) - tick for tick in ticks]
+    assert delays == [due_at(first, tick) - tick for tick in ticks]
+    assert all(0 <= delay < 5 for delay in delays)
+    assert len(set(delays)) > 40
+    assert delays != [due_at(second, tick) - tick for tick in ticks]
 
 
-def test_the_job_of_a_tick_is_named_after_both() -> None:
+def test_the_id_of_a_job_has_the_schedule_and_the_tick() -> None:
     tick = NOW + 10
     job = new_job(schedule(job=replace(JOB, metadata='{"tenant":7}')), tick)
 
     assert (job.id, job.run_at) == ("s@2025-06-15T15:06:50Z", tick)
     assert msgspec.json.decode(job.metadata or "") == {
         "tenant": 7,
-        "errandry.api.schedule_options": "s",
+        "errandry.schedule": "s",
         "errandry.tick": tick,
     }
     assert job_id("s", NOW + 0.5) == "s@2025-06-15T15:06:40.500000Z"
@@ -121,17 +121,17 @@ def test_the_job_of_a_tick_is_named_after_both() -> None:
         ({"limit": 0}, "whole number from 1"),
         ({"jitter": -1}, "number of seconds"),
         ({"start": -5}, "seconds since 1970"),
-        ({"job": replace(JOB, run_at=5.0)}, "not for the jobs of a schedule"),
-        ({"job": replace(JOB, unique=UniqueKey("k"))}, "not for the jobs of a schedule"),
+        ({"job": replace(JOB, run_at=5.0)}, "cannot be set for the jobs of a schedule"),
+        ({"job": replace(JOB, unique=UniqueKey("k"))}, "cannot be set for the jobs of a schedule"),
         ({"job": replace(JOB, metadata="[1]")}, "must be a JSON object"),
     ],
 )
-def test_what_is_no_schedule_is_refused(fields: dict[str, Any], why: str) -> None:
+def test_an_invalid_plan_is_refused(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidValue, match=why):
         PutSchedule("s", plan(**fields))
 
 
 @pytest.mark.parametrize("name", ["", "x" * 151, "a\nb", 5])
-def test_what_is_no_name_is_refused(name: Any) -> None:
+def test_an_invalid_schedule_name_is_refused(name: Any) -> None:
     with pytest.raises(InvalidValue, match="schedule="):
         PutSchedule(name, plan())

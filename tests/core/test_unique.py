@@ -1,4 +1,4 @@
-"""Unique keys: where one is kept, until when, and what cannot be one."""
+"""Unique keys: their slot, how long they are held, and which are refused."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errandry.core.job import NewJob
-from errandry.core.unique import EVER, UniqueKey, UniqueScope
+from errandry.core.unique import FOR_EVER, UniqueKey, UniqueScope
 from errandry.errors import InvalidValue
 
 ALIGNED = (
@@ -24,7 +24,7 @@ NOW = datetime(2026, 5, 13, 10, 20, 30, tzinfo=UTC).timestamp()
 
 @pytest.mark.parametrize("scope", ALIGNED)
 @given(due=st.floats(0, 9e10))
-def test_every_moment_is_in_one_window_that_ends_after_it(scope: UniqueScope, due: float) -> None:
+def test_a_calendar_period_ends_after_every_moment_in_it(scope: UniqueScope, due: float) -> None:
     unique = UniqueKey("k", scope)
     end = unique.until(due, NOW)
 
@@ -45,18 +45,18 @@ def test_every_moment_is_in_one_window_that_ends_after_it(scope: UniqueScope, du
         (UniqueScope.MONTH, "2026-05-01"),
     ],
 )
-def test_windows_begin_by_the_calendar(scope: UniqueScope, begin: str) -> None:
+def test_a_period_begins_with_the_calendar_hour_day_week_or_month(scope: UniqueScope, begin: str) -> None:
     start = int(datetime.fromisoformat(begin).replace(tzinfo=UTC).timestamp())
 
     assert UniqueKey("k", scope).slot("q", NOW) == f"k\t{scope} {start}"
 
 
-def test_others_are_kept_under_the_key_alone_or_with_the_queue() -> None:
+def test_other_slots_are_the_key_alone_or_with_the_queue() -> None:
     assert UniqueKey("k").slot("q", NOW) == "k"
     assert UniqueKey("k", per_queue=True).slot("q", NOW) == "q\nk"
     assert UniqueKey("k").until(NOW, NOW) is None
     assert UniqueKey("k", UniqueScope.WINDOW, 5.0).until(NOW + 60, NOW) == NOW + 5.0
-    assert UniqueKey("k", UniqueScope.EVER).until(NOW + 60, NOW) == NOW + EVER
+    assert UniqueKey("k", UniqueScope.EVER).until(NOW + 60, NOW) == NOW + FOR_EVER
 
 
 @pytest.mark.parametrize(
@@ -65,18 +65,18 @@ def test_others_are_kept_under_the_key_alone_or_with_the_queue() -> None:
         ({"key": ""}, "must be a name, not empty"),
         ({"key": "x" * 201}, "a name has at most 200 characters, this has 201"),
         ({"key": "a\tb"}, "no control characters"),
-        ({"key": "k", "scope": "hour"}, "scope='hour': must be a Scope"),
+        ({"key": "k", "scope": "hour"}, "scope='hour': must be a UniqueScope"),
         ({"key": "k", "scope": UniqueScope.WINDOW}, "window=None: belongs to the scope window"),
         ({"key": "k", "window": 5.0}, "window=5.0: belongs to the scope window, not to alive"),
         ({"key": "k", "scope": UniqueScope.WINDOW, "window": 0}, "window=0: must be more than 0 seconds"),
         ({"key": "k", "scope": UniqueScope.WINDOW, "window": -1}, "must be a number of seconds"),
     ],
 )
-def test_what_cannot_be(fields: dict[str, Any], why: str) -> None:
+def test_an_invalid_unique_key_is_refused(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidValue, match=why):
         UniqueKey(**fields)
 
 
-def test_a_job_says_what_is_to_become_of_it_in_words_of_ours() -> None:
+def test_on_conflict_must_be_a_conflict() -> None:
     with pytest.raises(InvalidValue, match=r"on_conflict='raise': must be Conflict\.RETURN"):
         NewJob(id="x", task="t", payload="{}", on_conflict="raise")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Why a job is not running: each reason by itself, and what is said of it."""
+"""Why a job is not running: each reason with its code and its text."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ SIGNALED: dict[str, Any] = {"state": State.SCHEDULED, "settled": Move.WAIT, "ste
 FREE = Beat(worker="w-1", queues=None, tasks=("send",), concurrency=10)
 
 
-def seen(beat: Beat = FREE, ago: float = 1.0, paused: PauseInfo | None = None) -> WorkerInfo:
+def worker_info(beat: Beat = FREE, ago: float = 1.0, paused: PauseInfo | None = None) -> WorkerInfo:
     return WorkerInfo(beat, NOW - ago, paused)
 
 
@@ -32,12 +32,12 @@ def job(**changes: Any) -> JobRecord:
 
 
 def running(count: int, **changes: Any) -> tuple[JobRecord, ...]:
-    """So many jobs the worker w-1 has."""
+    """`count` running jobs of the worker w-1."""
     return (job(state=State.RUNNING, worker="w-1", **changes),) * count
 
 
 def gate(kind: GateKind, /, **known: Any) -> GateStatus:
-    """A gate of the waiting job and how it stands with it."""
+    """The status of a gate of the waiting job."""
     name = "send" if kind is GateKind.TASK else "mail"
     numbers: dict[str, Any] = {"limit": None, "rate": None, "held": 0, "wait": 0.0}
     numbers |= {field: known.pop(field) for field in list(known) if field in numbers}
@@ -46,26 +46,26 @@ def gate(kind: GateKind, /, **known: Any) -> GateStatus:
     )
 
 
-def asked(job: JobRecord, *workers: WorkerInfo, **facts: Any) -> Why:
-    return why(WhyFacts(job=job, now=NOW, workers=workers or (seen(),), **facts))
+def explained(job: JobRecord, *workers: WorkerInfo, **facts: Any) -> Why:
+    return why(WhyFacts(job=job, now=NOW, workers=workers or (worker_info(),), **facts))
 
 
 CASES: list[tuple[str, Why, list[str], str]] = [
     (
         "a signal",
-        asked(job(**SIGNALED, run_at=NOW + 3_600)),
+        explained(job(**SIGNALED, run_at=NOW + 3_600)),
         ["signal"],
         "It waits for the signal 'approval', or goes on without in 60 min, at ",
     ),
     (
         "a signal, for as long as it takes",
-        asked(job(**SIGNALED, run_at=NOW + check.SPAN_MAX)),
+        explained(job(**SIGNALED, run_at=NOW + check.SPAN_MAX)),
         ["signal"],
         "It waits for the signal 'approval'.",
     ),
     (
         "a unique key outlives its job",
-        asked(
+        explained(
             job(
                 state=State.COMPLETED,
                 finished_at=NOW - 300,
@@ -73,137 +73,149 @@ CASES: list[tuple[str, Why, list[str], str]] = [
             )
         ),
         ["completed", "unique"],
-        "Its unique key 'k' is held for 1h from the insert: no second job gets it.",
+        "Its unique key 'k' is held for 1h from the insert: no other job gets it.",
     ),
     (
         "a unique key that is free again",
-        asked(job(state=State.COMPLETED, finished_at=NOW - 300, unique=UniqueKey("k"))),
+        explained(job(state=State.COMPLETED, finished_at=NOW - 300, unique=UniqueKey("k"))),
         ["completed"],
         "completed 5 min ago",
     ),
     (
         "completed",
-        asked(job(state=State.COMPLETED, finished_at=NOW - 300, attempts=2)),
+        explained(job(state=State.COMPLETED, finished_at=NOW - 300, attempts=2)),
         ["completed"],
         "completed 5 min ago, in attempt 2",
     ),
     (
         "failed",
-        asked(job(state=State.FAILED, reason=Reason.ERROR, finished_at=NOW - 8, attempts=5, errors=(ERROR,))),
+        explained(
+            job(state=State.FAILED, reason=Reason.ERROR, finished_at=NOW - 8, attempts=5, errors=(ERROR,))
+        ),
         ["failed"],
         "failed 8 s ago (error) after attempt 5 of 5, last with ValueError: no such address.",
     ),
-    ("canceled", asked(job(state=State.CANCELED, finished_at=NOW - 1)), ["canceled"], "canceled 1 s ago"),
+    ("canceled", explained(job(state=State.CANCELED, finished_at=NOW - 1)), ["canceled"], "canceled 1 s ago"),
     (
         "running",
-        asked(job(state=State.RUNNING, worker="w-1", started_at=NOW - 90, attempts=1, lease_until=NOW + 20)),
+        explained(
+            job(state=State.RUNNING, worker="w-1", started_at=NOW - 90, attempts=1, lease_until=NOW + 20)
+        ),
         ["running"],
         "running on w-1, started 90 s ago (attempt 1 of 5); its lease lasts 20 s more.",
     ),
     (
         "cancel requested",
-        asked(job(state=State.RUNNING, worker="w-1", lease_until=NOW + 20, cancel_requested=True)),
+        explained(job(state=State.RUNNING, worker="w-1", lease_until=NOW + 20, cancel_requested=True)),
         ["running", "canceling"],
-        "Its cancel was requested",
+        "A cancel was requested",
     ),
     (
         "lease ran out",
-        asked(job(state=State.RUNNING, worker="w-1", lease_until=NOW - 2)),
+        explained(job(state=State.RUNNING, worker="w-1", lease_until=NOW - 2)),
         ["running", "lease_expired"],
         "its lease ran out 2 s ago",
     ),
     (
         "worker silent",
-        asked(job(state=State.RUNNING, worker="w-1", lease_until=NOW + 2), seen(ago=40)),
+        explained(job(state=State.RUNNING, worker="w-1", lease_until=NOW + 2), worker_info(ago=40)),
         ["running", "worker_silent"],
         "The worker has been silent for 40 s.",
     ),
     (
         "worker unknown",
-        asked(job(state=State.RUNNING, worker="w-0", lease_until=NOW + 2)),
+        explained(job(state=State.RUNNING, worker="w-0", lease_until=NOW + 2)),
         ["running", "worker_silent"],
-        "The worker is not known any more.",
+        "The worker is no longer known.",
     ),
     (
         "claimed",
-        asked(job(state=State.CLAIMED, worker="w-1", claimed_at=NOW - 1, lease_until=NOW + 9)),
+        explained(job(state=State.CLAIMED, worker="w-1", claimed_at=NOW - 1, lease_until=NOW + 9)),
         ["claimed"],
-        "w-1 has claimed it 1 s ago and has no free slot yet",
+        "w-1 claimed it 1 s ago and has no free slot yet",
     ),
-    ("blocked", asked(job(state=State.BLOCKED, open_children=1)), ["blocked"], "waits for 1 child to end"),
+    (
+        "blocked",
+        explained(job(state=State.BLOCKED, open_children=1)),
+        ["blocked"],
+        "waits for 1 child to end",
+    ),
     (
         "scheduled",
-        asked(job(state=State.SCHEDULED, run_at=NOW + 180)),
+        explained(job(state=State.SCHEDULED, run_at=NOW + 180)),
         ["scheduled"],
         "scheduled to run in 3 min, at 2027-01-15T08:03:00Z.",
     ),
     (
         "retry",
-        asked(job(state=State.SCHEDULED, run_at=NOW + 9, attempts=1, settled=Move.RETRY, errors=(ERROR,))),
+        explained(
+            job(state=State.SCHEDULED, run_at=NOW + 9, attempts=1, settled=Move.RETRY, errors=(ERROR,))
+        ),
         ["retry"],
-        "tried again in 9 s, at 2027-01-15T08:00:09Z: attempt 1 of 5 ended with ValueError: no such address.",
+        "will be tried again in 9 s, at 2027-01-15T08:00:09Z: attempt 1 of 5 ended with ValueError: "
+        "no such address.",
     ),
     (
         "snoozed",
-        asked(job(state=State.SCHEDULED, run_at=NOW + 9, settled=Move.SNOOZE)),
+        explained(job(state=State.SCHEDULED, run_at=NOW + 9, settled=Move.SNOOZE)),
         ["scheduled"],
         ": its handler snoozed it.",
     ),
-    ("due", asked(job(state=State.SCHEDULED, run_at=NOW - 2)), ["due"], "It was due 2 s ago"),
+    ("due", explained(job(state=State.SCHEDULED, run_at=NOW - 2)), ["due"], "It was due 2 s ago"),
     (
         "due, but no worker",
         why(WhyFacts(job=job(state=State.SCHEDULED, run_at=NOW - 2), now=NOW)),
         ["due", "no_worker"],
         "No worker is running.",
     ),
-    ("lapsed", asked(job(deadline=NOW - 5)), ["lapsed"], "Its deadline passed 5 s ago: it fails instead."),
+    ("lapsed", explained(job(deadline=NOW - 5)), ["lapsed"], "Its deadline passed 5 s ago: it will fail."),
     (
         "will lapse",
-        asked(job(state=State.SCHEDULED, run_at=NOW + 9, deadline=NOW + 5)),
+        explained(job(state=State.SCHEDULED, run_at=NOW + 9, deadline=NOW + 5)),
         ["lapsed", "scheduled"],
-        "Its deadline is before the time it is scheduled for",
+        "Its deadline is before its scheduled time",
     ),
     (
         "queue paused",
-        asked(WAITING, passages=(gate(GateKind.QUEUE, paused=PauseInfo(NOW - 7_300, "ada")),)),
+        explained(WAITING, gates=(gate(GateKind.QUEUE, paused=PauseInfo(NOW - 7_300, "ada")),)),
         ["queue_paused"],
         "The queue mail was paused 2 h ago by ada.",
     ),
     (
         "task paused",
-        asked(WAITING, passages=(gate(GateKind.TASK, paused=PauseInfo(NOW - 3, "")),)),
+        explained(WAITING, gates=(gate(GateKind.TASK, paused=PauseInfo(NOW - 3, "")),)),
         ["task_paused"],
         "The task send was paused 3 s ago.",
     ),
     (
         "group paused",
-        asked(WAITING, passages=(gate(GateKind.GROUP, paused=PauseInfo(NOW - 3, "ada")),)),
+        explained(WAITING, gates=(gate(GateKind.GROUP, paused=PauseInfo(NOW - 3, "ada")),)),
         ["group_paused"],
         "The group acme of queue mail was paused 3 s ago by ada.",
     ),
     (
-        "group rests",
-        asked(WAITING, passages=(gate(GateKind.GROUP, closed_until=NOW + 20),)),
+        "group closed",
+        explained(WAITING, gates=(gate(GateKind.GROUP, closed_until=NOW + 20),)),
         ["closed"],
-        "The group acme of queue mail rests for 20 s more: a handler asked to slow down.",
+        "The group acme of queue mail is closed for 20 s more: a handler asked to slow down.",
     ),
     (
         "queue at its limit",
-        asked(WAITING, passages=(gate(GateKind.QUEUE, limit=20, held=20),), ahead=3),
+        explained(WAITING, gates=(gate(GateKind.QUEUE, limit=20, held=20),), ahead=3),
         ["limit", "in_line"],
         "The queue mail is at its limit: 20 of 20 running. 3 jobs are before it",
     ),
     (
         "task at its rate",
-        asked(WAITING, passages=(gate(GateKind.TASK, rate=rate("100/minute"), wait=4.0),)),
+        explained(WAITING, gates=(gate(GateKind.TASK, rate=rate("100/minute"), wait=4.0),)),
         ["rate"],
-        "The task send is at its rate of 100/minute: the next may begin in 4 s.",
+        "The task send is at its rate of 100/minute: the next job may begin in 4 s.",
     ),
     (
         "gates that let it through",
-        asked(
+        explained(
             WAITING,
-            passages=(
+            gates=(
                 gate(GateKind.QUEUE, limit=20, held=19),
                 gate(GateKind.TASK, rate=rate("100/minute"), wait=0.0),
                 gate(GateKind.GROUP, closed_until=NOW),
@@ -215,12 +227,12 @@ CASES: list[tuple[str, Why, list[str], str]] = [
     ("no worker", why(WhyFacts(job=WAITING, now=NOW)), ["no_worker"], "No worker is running."),
     (
         "no worker fits",
-        asked(
+        explained(
             WAITING,
-            seen(replace(FREE, worker="w-1", queues=("bulk", "slow"))),
-            seen(replace(FREE, worker="w-2", tasks=("bill",))),
-            seen(replace(FREE, worker="w-3"), paused=PauseInfo(NOW - 4, "ada")),
-            seen(replace(FREE, worker="w-4"), ago=50),
+            worker_info(replace(FREE, worker="w-1", queues=("bulk", "slow"))),
+            worker_info(replace(FREE, worker="w-2", tasks=("bill",))),
+            worker_info(replace(FREE, worker="w-3"), paused=PauseInfo(NOW - 4, "ada")),
+            worker_info(replace(FREE, worker="w-4"), ago=50),
         ),
         ["no_worker"],
         "No worker takes jobs of task send from queue mail: w-1 only serves queues bulk, slow; "
@@ -228,59 +240,63 @@ CASES: list[tuple[str, Why, list[str], str]] = [
     ),
     (
         "busy",
-        asked(WAITING, seen(), seen(replace(FREE, worker="w-2", queues=())), held=running(10)),
+        explained(
+            WAITING, worker_info(), worker_info(replace(FREE, worker="w-2", queues=())), held=running(10)
+        ),
         ["workers_busy"],
-        "All slots of the workers that could take it are taken: w-1 10 of 10.",
+        "All slots of the workers that could run it are taken: w-1 10 of 10.",
     ),
     (
-        "slots of its own taken",
-        asked(WAITING, seen(replace(FREE, shares=(SlotShare(("send",), 2),))), held=running(2)),
+        "reserved slots taken",
+        explained(WAITING, worker_info(replace(FREE, shares=(SlotShare(("send",), 2),))), held=running(2)),
         ["workers_busy"],
         "w-1 2 of 2",
     ),
     (
-        "slots of others taken",
-        asked(
-            WAITING, seen(replace(FREE, shares=(SlotShare(("bill",), 10),))), held=running(10, task="bill")
+        "slots reserved for another task taken",
+        explained(
+            WAITING,
+            worker_info(replace(FREE, shares=(SlotShare(("bill",), 10),))),
+            held=running(10, task="bill"),
         ),
         ["any_moment"],
-        "a worker should take it any moment",
+        "a worker should claim it at any moment",
     ),
     (
         "suspect",
-        asked(job(crashes=1), held=running(1, crashes=1)),
+        explained(job(crashes=1), held=running(1, crashes=1)),
         ["suspect"],
         "It was running when its worker died, 1 of 3 times",
     ),
-    ("in line", asked(WAITING, ahead=1), ["in_line"], "1 job is before it in queue mail."),
+    ("in line", explained(WAITING, ahead=1), ["in_line"], "1 job is before it in queue mail."),
     (
         "in a long line",
-        asked(WAITING, ahead=None, in_queue=80_000),
+        explained(WAITING, ahead=None, in_queue=80_000),
         ["in_line"],
         "80,000 jobs wait in queue mail.",
     ),
-    ("any moment", asked(WAITING), ["any_moment"], "Nothing holds it back"),
+    ("any moment", explained(WAITING), ["any_moment"], "Nothing holds it back"),
 ]
 
 
 @pytest.mark.parametrize(
     ("answer", "codes", "text"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_each_reason_is_said_with_its_facts(answer: Why, codes: list[str], text: str) -> None:
-    assert [because.code for because in answer.reasons] == codes
-    assert text in " ".join(because.text for because in answer.reasons)
+def test_each_reason_has_its_code_and_text(answer: Why, codes: list[str], text: str) -> None:
+    assert [reason.code for reason in answer.reasons] == codes
+    assert text in " ".join(reason.text for reason in answer.reasons)
 
 
-def test_every_reason_has_a_case_and_every_state_an_answer() -> None:
-    assert {because.code for case in CASES for because in case[1].reasons} == set(WhyCode)
+def test_every_code_has_a_case_and_every_state_a_check() -> None:
+    assert {reason.code for case in CASES for reason in case[1].reasons} == set(WhyCode)
     assert set(CHECKS) == set(State)
 
 
-def test_all_that_holds_a_job_back_is_said() -> None:
+def test_every_reason_that_holds_a_job_back_is_listed() -> None:
     paused = tuple(gate(kind, paused=PauseInfo(NOW, "")) for kind in (GateKind.QUEUE, GateKind.TASK))
 
-    answer = asked(WAITING, held=running(10), passages=paused, ahead=3)
+    answer = explained(WAITING, held=running(10), gates=paused, ahead=3)
 
-    assert [because.code for because in answer.reasons] == [
+    assert [reason.code for reason in answer.reasons] == [
         *("queue_paused", "task_paused", "workers_busy", "in_line")
     ]

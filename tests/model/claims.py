@@ -1,4 +1,4 @@
-"""Promises about claims: who is taken, in which order, and through which gates (P12)."""
+"""Promises about claims: which jobs are taken, in which order, and through which gates (P12)."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -11,17 +11,17 @@ from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord
 from errandry.core.rule import NO_RULE, Rate
 from errandry.core.state import State
-from tests.model.done import IN_HAND, Jobs, Pass
+from tests.model.passes import HELD_STATES, Jobs, Pass
 
 Key = tuple[GateKind, str, str]
-Spot = tuple[float, int]
+Rank = tuple[float, int]
 
-SLOWEST = 30.0
-"""No rate of `commands` is used up for so long."""
+RATE_RECOVERY_MAX = 30.0
+"""Seconds after which every rate in `commands` allows a job again."""
 
 
-class Passage(NamedTuple):
-    """What holds at a gate that a job has to pass."""
+class EffectiveGate(NamedTuple):
+    """The limits of a gate that a job has to pass, including those from its queue."""
 
     key: Key
     limit: int | None
@@ -29,8 +29,8 @@ class Passage(NamedTuple):
     closed_until: float
 
 
-class Claiming:
-    """Remembers nonces, and what has passed the gates that have a rate."""
+class ClaimPromises:
+    """Remembers nonces, and when jobs passed the gates that have a rate."""
 
     def __init__(self) -> None:
         self.claims: dict[str, tuple[str, tuple[Ref, ...], float]] = {}
@@ -38,43 +38,45 @@ class Claiming:
         self.passed: dict[Key, tuple[Rate, list[float]]] = {}
         self.last: dict[Key, float] = {}
 
-    def check(self, done: Pass) -> None:
-        limits_hold(done)
-        self._rates_hold(done)
-        self._a_claim_takes_the_most_urgent(done)
-        self._a_repeated_claim_takes_nothing_new(done)
+    def check(self, pass_: Pass) -> None:
+        limits_hold(pass_)
+        self._rates_hold(pass_)
+        self._a_claim_takes_the_most_urgent(pass_)
+        self._a_repeated_claim_takes_nothing_new(pass_)
 
     def is_new(self, command: Command) -> bool:
         return isinstance(command, Claim) and (command.worker, command.nonce) not in self.nonces
 
     def forget(self, until: float) -> None:
-        """A store may forget claims of workers it has not heard of for so long."""
+        """Forget claims from before `until`, as a store may do if the worker has not sent a beat since."""
         self.claims = {worker: claim for worker, claim in self.claims.items() if claim[2] > until}
 
-    def _rates_hold(self, done: Pass) -> None:
-        """P12: in no stretch of time more pass a gate than come at once and evenly in that time.
+    def _rates_hold(self, pass_: Pass) -> None:
+        """P12: in every interval at most burst + length × rate jobs pass a gate.
 
-        From the moment its rule was put: another rule has another count.
+        Counted since its rule was set: another rule starts a new count.
         """
-        taken = [job for answer in done.answers if isinstance(answer, Claims) for job in answer.jobs]
-        fresh = [job for job in taken if job.id not in done.before or done.before[job.id].fence != job.fence]
-        self.passed = {key: past for key, past in self.passed.items() if passage(done, key).rate == past[0]}
-        for key, _, rate, _ in (one for job in fresh for one in passages(done, job)):
-            self.last[key] = done.now
+        taken = [job for answer in pass_.answers if isinstance(answer, Claims) for job in answer.jobs]
+        new = [job for job in taken if job.id not in pass_.before or pass_.before[job.id].fence != job.fence]
+        self.passed = {
+            key: past for key, past in self.passed.items() if effective_gate(pass_, key).rate == past[0]
+        }
+        for key, _, rate, _ in (gate for job in new for gate in effective_gates(pass_, job)):
+            self.last[key] = pass_.now
             if rate is not None:
                 _, times = self.passed.setdefault(key, (rate, []))
-                times.append(done.now)
+                times.append(pass_.now)
                 for n, since in enumerate(times):
-                    most = rate.burst + (done.now - since) / rate.every
+                    most = rate.burst + (pass_.now - since) / rate.every
                     assert len(times) - n <= most + 0.01, (key, rate, times)
 
-    def _a_claim_takes_the_most_urgent(self, done: Pass) -> None:
-        """Nobody is passed over who may be taken, nobody due is missed."""
-        command, answer = done.commands[-1], done.answers[-1]
+    def _a_claim_takes_the_most_urgent(self, pass_: Pass) -> None:
+        """No job is skipped that the claim may take, and no due job is missed."""
+        command, answer = pass_.commands[-1], pass_.answers[-1]
         if not isinstance(command, Claim) or not isinstance(answer, Claims) or not self.is_new(command):
             return
-        nobody_is_taken_who_must_not_be(done, command, answer.jobs)
-        first = list(_first_of_calls(answer.jobs, command.batches))
+        no_closed_job_is_claimed(pass_, command, answer.jobs)
+        first = list(_first_jobs_of_calls(answer.jobs, command.batches))
         assert len(first) <= command.limit, answer
         suspects = (
             None
@@ -84,140 +86,147 @@ class Claiming:
         assert suspects is None or suspects >= 0, answer
         left = [
             job
-            for job in done.after.values()
-            if _is_eligible(job, command, suspects, done.closed) and not self._is_kept_back(done, job)
+            for job in pass_.after.values()
+            if _is_eligible(job, command, suspects, pass_.closed) and not self._may_be_held_back(pass_, job)
         ]
-        if len(done.commands) == 1:
-            urgent_first(done, command, answer.jobs, first, left)
+        if len(pass_.commands) == 1:
+            jobs_go_by_urgency(pass_, command, answer.jobs, first, left)
         for batch in command.batches:
             if sum(job.task == batch.task and not job.crashes for job in answer.jobs) % batch.size:
                 more = [job for job in left if job.task == batch.task and not job.crashes]
                 assert not [job for job in more if job.state is State.WAITING], (batch, left)
         if len(first) < command.limit:
             assert not [job for job in left if job.state is State.WAITING], left
-            assert not [job for job in left if job.run_at is not None and job.run_at <= done.now], left
-        held = [job for job in done.after.values() if job.state in IN_HAND]
-        assert all(job.lease_until is not None and job.lease_until > done.now for job in held), held
+            assert not [job for job in left if job.run_at is not None and job.run_at <= pass_.now], left
+        held = [job for job in pass_.after.values() if job.state in HELD_STATES]
+        assert all(job.lease_until is not None and job.lease_until > pass_.now for job in held), held
 
-    def _is_kept_back(self, done: Pass, job: JobRecord) -> bool:
+    def _may_be_held_back(self, pass_: Pass, job: JobRecord) -> bool:
         """Whether a limit is reached, a rate may be used up, or its group is closed for a while."""
         return any(
-            (limit is not None and _held(done.after, key) >= limit)
-            or (rate is not None and done.now < self.last.get(key, 0.0) + SLOWEST)
-            or closed_until > done.now
-            for key, limit, rate, closed_until in passages(done, job)
+            (limit is not None and _held_count(pass_.after, key) >= limit)
+            or (rate is not None and pass_.now < self.last.get(key, 0.0) + RATE_RECOVERY_MAX)
+            or closed_until > pass_.now
+            for key, limit, rate, closed_until in effective_gates(pass_, job)
         )
 
-    def _a_repeated_claim_takes_nothing_new(self, done: Pass) -> None:
-        for command, answer in done.pairs:
+    def _a_repeated_claim_takes_nothing_new(self, pass_: Pass) -> None:
+        for command, answer in pass_.pairs:
             if not isinstance(command, Claim) or not isinstance(answer, Claims):
                 continue
             nonce, refs, _at = self.claims.get(command.worker, ("", (), 0.0))
             taken = tuple(Ref(job.id, job.fence) for job in answer.jobs)
             if nonce == command.nonce:
                 assert set(taken) <= set(refs), (command, taken, refs)
-                assert set(taken) >= {ref for ref in refs if done.sole != (None, None) and done.stands(ref)}
-                assert all(job.lease_until is not None and job.lease_until > done.now for job in answer.jobs)
+                assert set(taken) >= {
+                    ref for ref in refs if pass_.single != (None, None) and pass_.stands(ref)
+                }
+                assert all(job.lease_until is not None and job.lease_until > pass_.now for job in answer.jobs)
             elif taken:
                 self.nonces.add((command.worker, command.nonce))
-                self.claims[command.worker] = command.nonce, taken, done.now
+                self.claims[command.worker] = command.nonce, taken, pass_.now
 
 
-def nobody_is_taken_who_must_not_be(done: Pass, command: Claim, jobs: Sequence[JobRecord]) -> None:
-    """By a worker, or out of a queue, task or group, that is paused; or when it has lapsed."""
+def no_closed_job_is_claimed(pass_: Pass, command: Claim, jobs: Sequence[JobRecord]) -> None:
+    """No job is claimed if its queue, task or group or the worker is paused, or if it has lapsed."""
     for job in jobs:
-        assert _is_open(job, command, done.closed), job
-        assert job.deadline is None or job.deadline > done.now, job
+        assert _is_open(job, command, pass_.closed), job
+        assert job.deadline is None or job.deadline > pass_.now, job
 
 
-def limits_hold(done: Pass) -> None:
-    """P12: no gate has more held jobs than it may have, unless it had them before its limit was lowered."""
-    limits = {one.key: one.limit for job in done.after.values() for one in passages(done, job)}
+def limits_hold(pass_: Pass) -> None:
+    """P12: no gate has more held jobs than its limit, unless it had them before the limit was lowered."""
+    limits = {gate.key: gate.limit for job in pass_.after.values() for gate in effective_gates(pass_, job)}
     for key, limit in limits.items():
         if limit is not None:
-            before, after = _held(done.before, key), _held(done.after, key)
+            before, after = _held_count(pass_.before, key), _held_count(pass_.after, key)
             assert after <= max(limit, before), (key, limit, before, after)
 
 
-def passages(done: Pass, job: JobRecord) -> Iterator[Passage]:
-    """The gates a job has to pass."""
-    yield passage(done, (GateKind.QUEUE, job.queue, ""))
-    yield passage(done, (GateKind.TASK, job.task, ""))
+def effective_gates(pass_: Pass, job: JobRecord) -> Iterator[EffectiveGate]:
+    """The gates that a job has to pass."""
+    yield effective_gate(pass_, (GateKind.QUEUE, job.queue, ""))
+    yield effective_gate(pass_, (GateKind.TASK, job.task, ""))
     if job.group:
-        yield passage(done, (GateKind.GROUP, job.queue, job.group))
+        yield effective_gate(pass_, (GateKind.GROUP, job.queue, job.group))
 
 
-def passage(done: Pass, key: Key) -> Passage:
+def effective_gate(pass_: Pass, key: Key) -> EffectiveGate:
     """A group without its own limit or rate has that of its queue."""
-    gates = {(gate.kind, gate.name, gate.group): gate for gate in done.rules}
+    gates = {(gate.kind, gate.name, gate.group): gate for gate in pass_.rules}
     rule = gates[key].rule if key in gates else NO_RULE
     limit, rate = rule.limit, rule.rate
     queue = gates.get((GateKind.QUEUE, key[1], ""))
     if key[0] is GateKind.GROUP and queue is not None:
         limit = queue.rule.group_limit if limit is None else limit
         rate = queue.rule.group_rate if rate is None else rate
-    return Passage(key, limit, rate, gates[key].closed_until if key in gates else 0.0)
+    return EffectiveGate(key, limit, rate, gates[key].closed_until if key in gates else 0.0)
 
 
-def urgent_first(
-    done: Pass,
+def jobs_go_by_urgency(
+    pass_: Pass,
     command: Claim,
     jobs: Sequence[JobRecord],
     first: Sequence[JobRecord],
     left: Sequence[JobRecord],
 ) -> None:
-    """Jobs go by urgency: those of a group among themselves, and all of the queues where no group waits.
+    """Jobs go by urgency within a group, and among all queues without a group that has waiting jobs.
 
-    Groups have turns, and a claim may say which queue goes first; between those nobody is more urgent.
+    Urgency does not apply between the groups of a queue, which have turns, or between queues that the claim
+    orders.
     """
-    known = {job.id: done.before[job.id] for job in jobs if job.id in done.before}
-    taken = {one: job for one, job in known.items() if job.state is State.WAITING}
-    waiting = [job for job in done.after.values() if job.place is not None]
-    spots = _spots(done, [*taken.values(), *waiting])
-    turning = {job.queue for job in (*done.before.values(), *waiting, *jobs) if job.group and _lines_up(job)}
-    parties: dict[tuple[str, str], tuple[list[Spot], list[Spot]]] = defaultdict(lambda: ([], []))
+    known = {job.id: pass_.before[job.id] for job in jobs if job.id in pass_.before}
+    taken = {job_id: job for job_id, job in known.items() if job.state is State.WAITING}
+    waiting = [job for job in pass_.after.values() if job.place is not None]
+    ranks = _ranks(pass_, [*taken.values(), *waiting])
+    queues_with_groups = {
+        job.queue
+        for job in (*pass_.before.values(), *waiting, *jobs)
+        if job.group and _is_waiting_or_held(job)
+    }
+    by_group: dict[tuple[str, str], tuple[list[Rank], list[Rank]]] = defaultdict(lambda: ([], []))
 
-    def party(job: JobRecord) -> tuple[str, str]:
-        if job.queue in turning:
+    def group_of(job: JobRecord) -> tuple[str, str]:
+        if job.queue in queues_with_groups:
             return job.queue, job.group
         return ("", "") if command.order is None else (job.queue, "")
 
     for job in first:
         if job.id in taken:
-            parties[party(job)][0].append(spots[job.id])
+            by_group[group_of(job)][0].append(ranks[job.id])
     for job in left:
         if job.place is not None:
-            parties[party(job)][1].append(spots[job.id])
-    for which, (went, stayed) in parties.items():
-        assert went == sorted(went), (which, went)
-        assert not went or not stayed or max(went) < min(stayed), (which, went, stayed)
+            by_group[group_of(job)][1].append(ranks[job.id])
+    for group, (claimed, waits) in by_group.items():
+        assert claimed == sorted(claimed), (group, claimed)
+        assert not claimed or not waits or max(claimed) < min(waits), (group, claimed, waits)
 
 
-def _lines_up(job: JobRecord) -> bool:
-    return job.state is State.WAITING or job.state in IN_HAND
+def _is_waiting_or_held(job: JobRecord) -> bool:
+    return job.state is State.WAITING or job.state in HELD_STATES
 
 
-def _spots(done: Pass, jobs: Sequence[JobRecord]) -> dict[str, Spot]:
-    """Where each stands: by priority and place. In a queue with ageing, who has waited too long goes first.
+def _ranks(pass_: Pass, jobs: Sequence[JobRecord]) -> dict[str, Rank]:
+    """The rank of each job: priority and place. In a queue with ageing, jobs that waited too long come first.
 
-    But nobody overtakes, of his own task, group and priority, who was in line before him.
+    An aged job does not overtake an older job of the same task, group and priority.
     """
-    ageing = {gate.name: gate.rule.ageing for gate in done.rules if gate.kind is GateKind.QUEUE}
-    spots: dict[str, Spot] = {}
+    ageing = {gate.name: gate.rule.ageing for gate in pass_.rules if gate.kind is GateKind.QUEUE}
+    ranks: dict[str, Rank] = {}
     young: set[object] = set()
     for job in sorted(jobs, key=lambda job: abs(job.place or 0)):
         place, span = job.place or 0, ageing.get(job.queue)
         kind = job.queue, job.task, job.group, job.priority, place > 0
-        is_old = span is not None and max(job.created_at, job.run_at or 0.0) <= done.now - span
+        is_old = span is not None and max(job.created_at, job.run_at or 0.0) <= pass_.now - span
         if not is_old:
             young.add(kind)
-        spots[job.id] = (float("-inf"), abs(place)) if is_old and kind not in young else (job.priority, place)
-    return spots
+        ranks[job.id] = (float("-inf"), abs(place)) if is_old and kind not in young else (job.priority, place)
+    return ranks
 
 
-def _held(jobs: Jobs, key: Key) -> int:
+def _held_count(jobs: Jobs, key: Key) -> int:
     kind, name, group = key
-    held = [job for job in jobs.values() if job.state in IN_HAND]
+    held = [job for job in jobs.values() if job.state in HELD_STATES]
     match kind:
         case GateKind.QUEUE:
             return sum(job.queue == name for job in held)
@@ -230,7 +239,7 @@ def _held(jobs: Jobs, key: Key) -> int:
 def _is_eligible(
     job: JobRecord, claim: Claim, suspects: int | None, closed: frozenset[tuple[str, ...]]
 ) -> bool:
-    """Whether the claim could have taken the job, with so many suspects to spare."""
+    """Whether the claim could have taken the job, if it may take `suspects` more suspects."""
     return (
         job.state in (State.WAITING, State.SCHEDULED)
         and (claim.queues is None or job.queue in claim.queues)
@@ -242,13 +251,13 @@ def _is_eligible(
 
 
 def _is_open(job: JobRecord, claim: Claim, closed: frozenset[tuple[str, ...]]) -> bool:
-    """Whether nothing that the job has to pass is paused, nor the worker."""
+    """Whether none of the gates of the job is paused, nor the worker."""
     group = "group", job.queue, job.group
     return closed.isdisjoint((("queue", job.queue), ("task", job.task), group, ("worker", claim.worker)))
 
 
-def _first_of_calls(jobs: Sequence[JobRecord], batches: Sequence[BatchSpec]) -> Iterator[JobRecord]:
-    """The jobs for which a claim has counted: not those that came along in a batch."""
+def _first_jobs_of_calls(jobs: Sequence[JobRecord], batches: Sequence[BatchSpec]) -> Iterator[JobRecord]:
+    """The jobs that count towards the limit of a claim: of each batch only the first."""
     sizes, seen = {batch.task: batch.size for batch in batches}, Counter[str]()
     for job in jobs:
         if job.crashes or job.task not in sizes:

@@ -1,7 +1,7 @@
-"""Random commands, made so that they often hit something: few names, and claims that mostly still stand.
+"""Random commands that often refer to existing jobs and valid claims: there are only a few names.
 
-Hypothesis draws one number for each step and the step is made from it. Drawing every field by itself would
-spend a history's choices on the first few jobs; so a failing one shrinks by steps, not by fields.
+Hypothesis draws one seed for each step, and the commands of the step are derived from it. Drawing every field
+would spend the choices of a history on the first few jobs. A failing history shrinks by steps, not by fields.
 """
 
 from collections.abc import Callable
@@ -107,7 +107,7 @@ TERMS = [
 
 @dataclass
 class Seen:
-    """What a random command may refer to."""
+    """The jobs, claims, nonces and signals that a random command may refer to."""
 
     now: float = 0.0
     live: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Seen:
 
 
 class Chance:
-    """One command of any kind, out of what has been seen."""
+    """Makes random commands of any kind, which refer to what has been seen."""
 
     def __init__(self, seed: int, seen: Seen) -> None:
         self.random, self.seen = Random(seed), seen
@@ -144,23 +144,24 @@ class Chance:
 
     def insert(self) -> Insert:
         taken = {*self.seen.live, *self.seen.finished}
-        free = [one for one in IDS if one not in taken]
-        jobs = tuple(self.new_job(one) for one in self.some(IDS if self.one_in(5) else free or IDS, 4))
+        free = [job_id for job_id in IDS if job_id not in taken]
+        ids = self.some(IDS if self.one_in(5) else free or IDS, 4)
+        jobs = tuple(self.new_job(job_id) for job_id in ids)
         return Insert(jobs, self.edges([job.id for job in jobs]) if self.one_in(2) else ())
 
     def edges(self, ids: list[str], awaiting: str | None = None) -> tuple[Edge, ...]:
-        """Some of these wait for some that stand after them, and one that is there for the first."""
+        """Random edges from these jobs to later ones, and from `awaiting` to the first two."""
         pairs = [(parent, child) for n, parent in enumerate(ids) for child in ids[n + 1 :]]
         chosen = [pair for pair in pairs if self.of(True, False)]
         if awaiting is not None:
-            chosen += [(awaiting, one) for one in ids[:2]]
+            chosen += [(awaiting, job_id) for job_id in ids[:2]]
         return tuple(Edge(*pair, self.of(Policy.FAIL, *Policy)) for pair in chosen)
 
     def awaiting(self, ref: Ref) -> AwaitOutcome:
         taken = {*self.seen.live, *self.seen.finished, ref.job}
-        free = [one for one in IDS if one not in taken]
+        free = [job_id for job_id in IDS if job_id not in taken]
         ids = self.some(free, 3) if free and not self.one_in(8) else []
-        return AwaitOutcome(tuple(self.new_job(one) for one in ids), self.edges(ids, ref.job))
+        return AwaitOutcome(tuple(self.new_job(job_id) for job_id in ids), self.edges(ids, ref.job))
 
     def new_job(self, job_id: str) -> NewJob:
         times: dict[str, Any] = self.of(*[{}] * 6, {"delay": 0}, {"delay": 10.0}, {"run_at": self.moment()})
@@ -189,13 +190,13 @@ class Chance:
         )
 
     def unique(self) -> UniqueKey:
-        """Few keys, and every scope of each."""
+        """One of a few keys, with any scope."""
         scope = self.of(*[UniqueScope.ALIVE] * 6, UniqueScope.WINDOW, UniqueScope.WINDOW, *UniqueScope)
         window = self.of(20.0, 3_600.0) if scope is UniqueScope.WINDOW else None
         return UniqueKey(self.of("k", "K", "größe"), scope, window, per_queue=self.one_in(3))
 
     def moment(self) -> float:
-        """Around now, seldom far off."""
+        """A time close to now, rarely far away."""
         return max(0.0, self.seen.now + self.of(20.0, 0.0, -1.0, 1.0, 5.0, 40.0, 100.0, 4_000.0, -4_000.0))
 
     def claim(self) -> Claim:
@@ -225,7 +226,7 @@ class Chance:
         return self.of(5.0, 30.0, 30.0, 300.0)
 
     def ref(self) -> Ref:
-        """Most often of a claim that stands, sometimes stale, foreign or forged."""
+        """A ref of a valid claim mostly, of a stale or forged one sometimes."""
         if self.seen.held and not self.one_in(4):
             return self.of(*self.seen.held)
         if self.seen.refs and not self.one_in(4):
@@ -286,12 +287,16 @@ class Chance:
             self.of("", "line 1\nline 2"),
         )
 
-    def meant(self, usual: list[str]) -> dict[str, Any]:
-        """Ids, most often of jobs the move is for; or a query in small slices."""
+    def selection(self, candidates: list[str]) -> dict[str, Any]:
+        """Random ids, mostly of jobs that can make the move; or a query in small slices."""
         if self.one_in(3):
             below = self.of(None, None, self.seen.below)
             return {"query": self.query(), "limit": self.of(1, 2, 500), "below": below}
-        pool = usual if usual and not self.one_in(4) else [*self.seen.live, *self.seen.finished, *IDS[:2]]
+        pool = (
+            candidates
+            if candidates and not self.one_in(4)
+            else [*self.seen.live, *self.seen.finished, *IDS[:2]]
+        )
         return {"ids": tuple(self.some(pool, 3)), "query": self.query() if self.one_in(4) else None}
 
     def query(self) -> Query:
@@ -299,7 +304,7 @@ class Chance:
 
     def cancel(self) -> CancelJobs:
         return CancelJobs(
-            **self.meant(self.seen.live),
+            **self.selection(self.seen.live),
             force=self.of(False, False, True),
             children=self.of(True, True, False),
         )
@@ -307,13 +312,13 @@ class Chance:
     def rerun(self) -> RerunJobs:
         when: dict[str, Any] = self.of({}, {}, {"delay": 8.0}, {"run_at": self.moment()})
         how: dict[str, Any] = {"reset_attempts": self.of(False, True), "from_start": self.one_in(3)}
-        return RerunJobs(**self.meant(self.seen.finished), **when, **how)
+        return RerunJobs(**self.selection(self.seen.finished), **when, **how)
 
     def edit(self) -> EditJobs:
         return EditJobs(
-            **self.meant(self.seen.live),
+            **self.selection(self.seen.live),
             payload=self.of(None, None, None, "[7]", TOO_LARGE),
-            metadata=self.of(None, None, '{"errandry.codec.argument_version":2}'),
+            metadata=self.of(None, None, '{"errandry.version":2}'),
             priority=self.of(None, 3, -2),
             run_at=self.of(None, None, self.moment()),
             max_attempts=self.of(None, 1, 4),
@@ -323,22 +328,22 @@ class Chance:
 
     def postpone(self) -> PostponeJobs:
         when: dict[str, Any] = self.of({"delay": 0}, {"delay": 30.0}, {"run_at": self.moment()})
-        return PostponeJobs(**self.meant(self.seen.live), **when)
+        return PostponeJobs(**self.selection(self.seen.live), **when)
 
     def promote(self) -> PromoteJobs:
-        return PromoteJobs(**self.meant(self.seen.live))
+        return PromoteJobs(**self.selection(self.seen.live))
 
     def resolve(self) -> ResolveJobs:
         return ResolveJobs(
-            **self.meant(self.seen.live),
+            **self.selection(self.seen.live),
             state=self.of(State.COMPLETED, State.FAILED),
             result=self.of(None, None, "[8]", TOO_LARGE),
             message=self.of("", "by hand"),
         )
 
     def remove(self) -> RemoveJobs:
-        usual = [ref.job for ref in self.seen.held] if self.one_in(2) else self.seen.finished
-        return RemoveJobs(**self.meant(usual), force=self.of(False, True))
+        candidates = [ref.job for ref in self.seen.held] if self.one_in(2) else self.seen.finished
+        return RemoveJobs(**self.selection(candidates), force=self.of(False, True))
 
     def gate(self) -> Pause | Resume:
         kind = self.of(*GateKind)
@@ -371,7 +376,7 @@ class Chance:
         return found
 
     def schedule(self) -> ScheduleCommand:
-        """Few schedules, changed often."""
+        """A command about one of a few schedules, so that each is changed often."""
         name, now = self.of(*SCHEDULES), self.seen.now
         choices: tuple[ScheduleCommand, ...] = (
             PutSchedule(name, self.plan(), self.of("", "app"), self.of("", "op")),
@@ -386,7 +391,7 @@ class Chance:
         return self.of(*choices)
 
     def plan(self) -> SchedulePlan:
-        """With many ticks between two looks, or few."""
+        """A plan with many or few ticks between two steps of a history."""
         when: dict[str, Any] = self.of(
             {"every": 5.0}, {"every": 30.0}, {"cron": "* * * * *"}, {"cron": "*/20 * * * * *"}
         )
@@ -412,7 +417,7 @@ class Chance:
         )
 
     def upkeep(self) -> Upkeep:
-        dead = self.of(*[()] * 4, ("ann",), ("bob", "cy"), ("nobody",))
+        dead = self.of(*[()] * 4, ("ann",), ("bob", "cy"), ("unknown",))
         return Upkeep(limit=self.of(1_000, 1_000, 1, 2, 3), dead=dead, prune=not self.one_in(5))
 
 

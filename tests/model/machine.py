@@ -1,7 +1,7 @@
-"""The state machine: random histories of commands, time, reopened files and readers.
+"""The state machine: random histories of commands, reads, passing time and reopened stores.
 
-What the stores answer is compared by `pair`; what they promise is checked by `promises`, on what the memory
-store shows. `reached` counts what a history came to; `pytest --hypothesis-show-statistics` prints it.
+`pair` compares the answers of the stores; `promises` checks the promises on the memory store. `reached`
+counts the commands, answers and events of a history; `pytest --hypothesis-show-statistics` prints it.
 """
 
 import shutil
@@ -33,19 +33,19 @@ from errandry.core.state import State
 from errandry.store.contract import RANK, Store, StoreLimits
 from errandry.testing.clock import FakeClock
 from tests.model.commands import BOUNDS, EVERYDAY, IDS, KINDS, WORKERS, Chance, Seen
-from tests.model.done import Pass
 from tests.model.pair import Cursors, Look, Pair
+from tests.model.passes import Pass
 from tests.model.promises import Promises
 
 Opener = Callable[[], Store]
 Subject = Callable[[Path, Clock, StoreLimits], Opener]
-"""Given a folder: what makes a store object, each time another one on the same data."""
+"""Makes an opener for a folder. Each call of the opener returns another store object for the same data."""
 
 seeds = st.integers(0, 2**32)
 
 
 class History(RuleBasedStateMachine):
-    """Subclasses say which store is compared."""
+    """A random history. Subclasses set the store to compare."""
 
     subject: ClassVar[Subject]
 
@@ -78,7 +78,7 @@ class History(RuleBasedStateMachine):
         for _ in range(3):
             self.commit([chance.insert()])
 
-    # What can happen.
+    # Rules.
 
     @rule(seed=seeds, times=st.integers(1, 8))
     def some_commands_come(self, seed: int, times: int) -> None:
@@ -94,7 +94,7 @@ class History(RuleBasedStateMachine):
 
     @rule(seed=seeds, times=st.integers(1, 4))
     def workers_work(self, seed: int, times: int) -> None:
-        """Claim; start and settle each job, or are never heard of again. Some jobs are canceled meanwhile."""
+        """Claim jobs, then start and settle each one, or abandon it. Some jobs are canceled meanwhile."""
         chance = Chance(seed, self.seen)
         self.commit([chance.command("insert", "insert", "rerun")])
         for job in [job for _ in range(times) for job in self.claim(chance.claim())]:
@@ -112,7 +112,7 @@ class History(RuleBasedStateMachine):
 
     @rule(seed=seeds, times=st.sampled_from([1, 1, 2, 25]))
     def jobs_are_passed_around(self, seed: int, times: int) -> None:
-        """Claimed and released again and again: there is a bound to that."""
+        """Claim and release jobs repeatedly, up to the maximum number of releases."""
         chance = Chance(seed, self.seen)
         worker, start = chance.of(*WORKERS), chance.of(True, False)
         for _ in range(times):
@@ -128,7 +128,7 @@ class History(RuleBasedStateMachine):
 
     @rule(seed=seeds)
     def the_next_moment_comes(self, seed: int) -> None:
-        """Just the moment at which a lease ends, or a job is due, has lapsed or has been kept long enough."""
+        """Advance to the exact moment at which a lease ends, or a job is due, lapses or expires."""
         jobs = self.jobs.values()
         moments = {
             m for job in jobs for m in (job.lease_until, job.run_at, job.deadline, job.expires_at) if m
@@ -142,27 +142,27 @@ class History(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([-0.25, -10.0, -3_600.0, 10.0, 3_600.0]))
     def the_wall_clock_is_set(self, seconds: float) -> None:
-        self.pair.look_at_the_time()
+        self.pair.read_the_clocks()
         self.clock.jump(seconds)
         self.is_set_back |= seconds < 0
         self.look()
 
     @rule(seed=seeds, limit=st.sampled_from([1, 3, 50]))
-    def somebody_reads(self, seed: int, limit: int) -> None:
+    def some_reads_come(self, seed: int, limit: int) -> None:
         chance = Chance(seed, self.seen)
         self.pair.page_through(chance.query(), limit)
-        self.pair.get(chance.some([*IDS, "nobody"], 4))
+        self.pair.get(chance.some([*IDS, "unknown"], 4))
         self.cursors = [*self.cursors, self.pair.events(chance.of(*self.cursors), limit)][-20:]
 
     @rule(which=st.integers(0, 1))
     def a_store_is_closed_and_opened_again(self, which: int) -> None:
-        # What opens goes on from the time of the last pass that had something to tell.
-        self.commit([Pause(GateKind.WORKER, "nobody"), Resume(GateKind.WORKER, "nobody")])
+        # A store that opens continues from the time of the last pass with an event, so make one.
+        self.commit([Pause(GateKind.WORKER, "unknown"), Resume(GateKind.WORKER, "unknown")])
         self.pair.reopen(which)
         self.count("reopened")
         self.look()
 
-    # How a step is made and checked.
+    # Helpers of the rules.
 
     def claim(self, claim: Claim) -> Sequence[JobRecord]:
         [answer] = self.commit([claim])
@@ -178,14 +178,14 @@ class History(RuleBasedStateMachine):
             note(f"← {answer}")
             self.learn(command, answer)
         look = self.look()
-        told = look.news, closed(look), look.rules, look.schedules, look.links, look.steps
-        done = Pass(commands, answers, self.seen.now, before, self.jobs, *told)
-        self.promises.check(done)
-        self.count_what_was_reached(done)
+        state = look.new_events, closed(look), look.rules, look.schedules, look.edges, look.steps
+        pass_ = Pass(commands, answers, self.seen.now, before, self.jobs, *state)
+        self.promises.check(pass_)
+        self.count_what_was_reached(pass_)
         return answers
 
     def look(self) -> Look:
-        """Compare all there is to see, and take it in."""
+        """Compare the stores, and remember the state for the next commands."""
         self.seen.now = self.pair.now
         look = self.pair.look()
         self.jobs = look.jobs
@@ -195,10 +195,10 @@ class History(RuleBasedStateMachine):
         self.seen.held = [Ref(job.id, job.fence) for job in jobs if job.lease_until is not None]
         steps = [step for steps in look.steps.values() for step in steps]
         self.seen.awaited = [(step.job, step.name) for step in steps if step.at is None]
-        self.cursors = [*self.cursors, self.pair.told][-20:]
-        self.promises.check_counts(self.jobs, look.counts, look.totals, look.news)
+        self.cursors = [*self.cursors, self.pair.last_cursors][-20:]
+        self.promises.check_counts(self.jobs, look.counts, look.totals, look.new_events)
         if self.is_set_back:
-            self.pair.look_at_the_time()
+            self.pair.read_the_clocks()
         return look
 
     def learn(self, command: Command, answer: Answer) -> None:
@@ -208,17 +208,17 @@ class History(RuleBasedStateMachine):
                 seen.nonces[worker] = nonce
                 seen.refs += [Ref(job.id, job.fence) for job in jobs]
             case Upkeep(), _:
-                self.promises.claiming.forget(self.pair.now - BOUNDS.workers_age)
+                self.promises.claims.forget(self.pair.now - BOUNDS.workers_age)
             case _, Moved(below=below) if below is not None:
                 seen.below = below
 
-    def count_what_was_reached(self, done: Pass) -> None:
-        for happened in done.events:
-            self.count(f"event {happened.event.kind}")
-        for command, answer in done.pairs:
+    def count_what_was_reached(self, pass_: Pass) -> None:
+        for entry in pass_.events:
+            self.count(f"event {entry.event.kind}")
+        for command, answer in pass_.pairs:
             self.count(f"{name_of(command)}: {name_of_answer(answer)}")
-        for job in done.after.values():
-            if job.finished and job != done.before.get(job.id):
+        for job in pass_.after.values():
+            if job.finished and job != pass_.before.get(job.id):
                 self.count(f"ended {job.state}: {job.reason or job.settled or 'by hand'}")
 
     def count(self, name: str) -> None:
@@ -226,15 +226,15 @@ class History(RuleBasedStateMachine):
 
 
 def in_order(commands: Sequence[Command]) -> list[Command]:
-    """As the committer sends them: by rank, at most one about any one job."""
-    taken: set[str] = set()
-    found: list[Command] = []
+    """The commands as the committer sends them: by rank, and at most one for each job."""
+    touched: set[str] = set()
+    selected: list[Command] = []
     for command in commands:
         ids = set(touched_ids(command))
-        if not ids & taken:
-            taken |= ids
-            found.append(command)
-    return sorted(found, key=lambda command: RANK[type(command)])
+        if not ids & touched:
+            touched |= ids
+            selected.append(command)
+    return sorted(selected, key=lambda command: RANK[type(command)])
 
 
 def closed(look: Look) -> frozenset[tuple[str, ...]]:
@@ -252,7 +252,7 @@ def name_of_answer(answer: Answer) -> str:
             return "moved" if moved else "already" if already else "refused" if refused else "none"
         case Claims(jobs=jobs):
             return "some" if jobs else "none"
-        case Renewed(acks=marks):
-            return " ".join(sorted({name_of_answer(mark) for mark in marks}))
+        case Renewed(acks=acks):
+            return " ".join(sorted({name_of_answer(ack) for ack in acks}))
         case _:
             return str(getattr(answer, "cause", answer if isinstance(answer, str) else type(answer).__name__))

@@ -1,7 +1,7 @@
-"""The memory store and another one, asked the same and compared.
+"""Send the same commands and reads to the memory store and another store, and compare the answers.
 
-The other is there twice, as two objects on the same data, as two processes would have it: whoever reads next
-need not be who wrote. Everything runs on a loop of its own, one call after the other.
+The other store is opened twice, as by two processes: each call goes to one of the two objects at random.
+Everything runs on an event loop of its own, one call after the other.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from errandry.store.memory.driver import MemoryStore
 
 T = TypeVar("T")
 Cursors = tuple[str | None, str | None]
-"""The memory store's, and the other's for the same place."""
+"""The cursor of the memory store, and the cursor of the other store for the same position."""
 
 PAGE = 10_000
 READS = (
@@ -38,29 +38,29 @@ READS = (
     "schedules",
     "workers",
     "due_in",
-    "head",
+    "latest_cursor",
     "held",
 )
 
 
 class Look(NamedTuple):
-    """What the memory store shows at one moment."""
+    """The state of the memory store at one moment."""
 
     jobs: dict[str, JobRecord]
-    news: tuple[EventEntry, ...]
+    new_events: tuple[EventEntry, ...]
     counts: dict[str, dict[str, int]]
     totals: dict[str, dict[str, int]]
     queues: list[QueueInfo]
     paused: dict[GateKind, dict[str, PauseInfo]]
     rules: list[GateRecord]
     schedules: list[ScheduleRecord]
-    links: dict[str, list[EdgeRecord]]
+    edges: dict[str, list[EdgeRecord]]
     steps: dict[str, list[Step]]
 
 
 class Pair:
     def __init__(
-        self, make: Callable[[], Store], clock: Clock, bounds: StoreLimits, ids: list[str], workers: list[str]
+        self, make: Callable[[], Store], clock: Clock, limits: StoreLimits, ids: list[str], workers: list[str]
     ) -> None:
         self.loop = asyncio.new_event_loop()
         self.make, self.ids = make, ids
@@ -68,27 +68,27 @@ class Pair:
             *([read] for read in READS),
             *(["cancels", worker] for worker in workers),
         ]
-        self.reads += [[read, one] for read in ("children", "steps") for one in ids[::4]]
+        self.reads += [[read, job_id] for read in ("children", "steps") for job_id in ids[::4]]
         self.reads.append(["stats", 0.0, 1e11])
-        self.model = MemoryStore(clock, bounds)
+        self.model = MemoryStore(clock, limits)
         self.stores = [make(), make()]
-        self.turns = Random(1)
-        self.told: tuple[str, str] = "", ""
-        self.names = "", ""
+        self.random = Random(1)
+        self.last_cursors: tuple[str, str] = "", ""
+        self.store_names = "", ""
 
     @property
     def now(self) -> float:
         return self.model.clock.now()
 
     @property
-    def either(self) -> Store:
-        return self.turns.choice(self.stores)
+    def random_store(self) -> Store:
+        return self.random.choice(self.stores)
 
     def open(self) -> None:
         for store in (self.model, *self.stores):
             self.wait(store.open())
-        self.told = self.both("head")
-        self.names = self.told[0].split("-")[1], self.told[1].split("-")[1]
+        self.last_cursors = self.both("latest_cursor")
+        self.store_names = self.last_cursors[0].split("-")[1], self.last_cursors[1].split("-")[1]
 
     def close(self) -> None:
         try:
@@ -104,97 +104,99 @@ class Pair:
         self.wait(self.stores[which].open())
 
     def commit(self, commands: Sequence[Command]) -> list[Answer]:
-        expected = finish(self.model.commit(commands))
-        answers = self.wait(self.either.commit(commands))
+        expected = run_now(self.model.commit(commands))
+        answers = self.wait(self.random_store.commit(commands))
         for command, mine, other in zip(commands, expected, answers, strict=True):
-            self.same(f"the answer to {command}", _comparable(mine), _comparable(other))
+            self.assert_same(f"the answer to {command}", _comparable(mine), _comparable(other))
         return expected
 
     def look(self) -> Look:
-        """Compare every job, what is new, and two of the other reads: now these, now those."""
-        model, reads = self.model, self.turns.sample(self.reads, 2)
-        ids = [*self.ids, *(job.id for job in finish(model.list(limit=PAGE)).jobs if "@" in job.id)]
-        jobs, news = finish(model.get(ids)), finish(model.events(self.told[0], PAGE))
-        other_jobs, other_news, *others = self.wait(self._asked(self.either, ids, reads))
-        self.told = news.cursor, other_news.cursor
+        """Compare every job, the new events, and two other reads at random; return the state."""
+        model, reads = self.model, self.random.sample(self.reads, 2)
+        ids = [*self.ids, *(job.id for job in run_now(model.list(limit=PAGE)).jobs if "@" in job.id)]
+        jobs, new_events = run_now(model.get(ids)), run_now(model.events(self.last_cursors[0], PAGE))
+        other_jobs, other_news, *others = self.wait(self._read_together(self.random_store, ids, reads))
+        self.last_cursors = new_events.cursor, other_news.cursor
         assert jobs == other_jobs, _difference(ids, jobs, other_jobs)
-        self.same("news", news, other_news)
+        self.assert_same("new_events", new_events, other_news)
         for (read, *arguments), other in zip(reads, others, strict=True):
-            self.same(read, finish(getattr(model, read)(*arguments)), other)
-        steps = {job.id: finish(model.steps(job.id)) for job in jobs if job is not None and job.steps}
+            self.assert_same(read, run_now(getattr(model, read)(*arguments)), other)
+        steps = {job.id: run_now(model.steps(job.id)) for job in jobs if job is not None and job.steps}
         if steps:
-            stepped = self.turns.choice(sorted(steps))
-            self.same(f"steps of {stepped}", steps[stepped], self.wait(self.either.steps(stepped)))
+            stepped = self.random.choice(sorted(steps))
+            self.assert_same(
+                f"steps of {stepped}", steps[stepped], self.wait(self.random_store.steps(stepped))
+            )
         return Look(
             {job.id: job for job in jobs if job is not None},
-            news.entries,
-            finish(model.counts()),
-            finish(model.totals()),
-            finish(model.queues()),
-            finish(model.paused()),
-            finish(model.rules()),
-            finish(model.schedules()),
-            {job.id: finish(model.children(job.id)) for job in jobs if job is not None and job.children},
+            new_events.entries,
+            run_now(model.counts()),
+            run_now(model.totals()),
+            run_now(model.queues()),
+            run_now(model.paused()),
+            run_now(model.rules()),
+            run_now(model.schedules()),
+            {job.id: run_now(model.children(job.id)) for job in jobs if job is not None and job.children},
             steps,
         )
 
-    def look_at_the_time(self) -> None:
-        """For all at once: how slow a store's clock goes after a step back depends on when it looked last."""
+    def read_the_clocks(self) -> None:
+        """Read all clocks together: after a step back, a clock depends on when it was last read."""
         self.wait(_all(store.due_in() for store in self.stores))
 
     def get(self, ids: list[str]) -> None:
-        self.same(f"jobs {ids}", *self.both("get", ids))
+        self.assert_same(f"jobs {ids}", *self.both("get", ids))
 
     def page_through(self, query: Query, limit: int) -> None:
         cursors: Cursors = None, None
         while True:
-            mine = finish(self.model.list(query, cursors[0], limit))
-            other = self.wait(self.either.list(query, cursors[1], limit))
-            self.same(f"jobs that match {query}", mine, other)
+            mine = run_now(self.model.list(query, cursors[0], limit))
+            other = self.wait(self.random_store.list(query, cursors[1], limit))
+            self.assert_same(f"jobs that match {query}", mine, other)
             if mine.cursor is None:
                 break
             cursors = mine.cursor, other.cursor
 
     def events(self, after: Cursors, limit: int) -> Cursors:
-        """Compare what came `after`, and say where it ended."""
-        mine = finish(self.model.events(after[0], limit))
-        other = self.wait(self.either.events(after[1], limit))
-        self.same(f"events after {after}", mine, other)
+        """Compare the events after the cursors; return the cursors of the last ones."""
+        mine = run_now(self.model.events(after[0], limit))
+        other = self.wait(self.random_store.events(after[1], limit))
+        self.assert_same(f"events after {after}", mine, other)
         return mine.cursor, other.cursor
 
-    def same(self, what: str, mine: object, other: object) -> None:
-        """Equal, but for the names of the stores that cursors carry."""
+    def assert_same(self, what: str, mine: object, other: object) -> None:
+        """Assert that two answers are equal, except for the names of the stores in cursors."""
         expected, got = self._plain(mine), self._plain(other)
         assert expected == got, f"{what}: expected\n{expected}\ngot\n{got}"
 
     def both(self, read: str, *arguments: Any) -> tuple[Any, Any]:
-        mine = finish(getattr(self.model, read)(*arguments))
-        return mine, self.wait(getattr(self.either, read)(*arguments))
+        mine = run_now(getattr(self.model, read)(*arguments))
+        return mine, self.wait(getattr(self.random_store, read)(*arguments))
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(coroutine)
 
-    async def _asked(self, store: Store, ids: Sequence[str], reads: Sequence[Sequence[str]]) -> Any:
-        """Asked together: a store that reads on another thread is waited for once."""
+    async def _read_together(self, store: Store, ids: Sequence[str], reads: Sequence[Sequence[str]]) -> Any:
+        """Send all reads together, to wait only once for a store that reads on another thread."""
         others = (getattr(store, read)(*arguments) for read, *arguments in reads)
-        return await gather(store.get(ids), store.events(self.told[1], PAGE), *others)
+        return await gather(store.get(ids), store.events(self.last_cursors[1], PAGE), *others)
 
     def _plain(self, value: object) -> object:
         match value:
             case str():
-                return value.replace(self.names[0], "store").replace(self.names[1], "store")
+                return value.replace(self.store_names[0], "store").replace(self.store_names[1], "store")
             case RecordPage(jobs=jobs, cursor=cursor):
                 return jobs, self._plain(cursor)
             case EventPage(entries=entries, cursor=cursor, missed=missed):
                 return [(self._plain(e.cursor), e.at, e.event) for e in entries], self._plain(cursor), missed
             case tuple():
-                return [self._plain(one) for one in value]
+                return [self._plain(item) for item in value]
             case _:
                 return value
 
 
-def finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What the memory store answers: it never waits for anything."""
+def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of the memory store, which never waits."""
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -207,7 +209,7 @@ async def _all(coroutines: Any) -> None:
 
 
 def _comparable(answer: object) -> object:
-    """Errors by type and text."""
+    """An answer in which errors are replaced by their type and text."""
     if isinstance(answer, ErrandryError):
         return type(answer).__name__, str(answer)
     if isinstance(answer, Moved):
@@ -218,4 +220,4 @@ def _comparable(answer: object) -> object:
 
 def _difference(ids: Sequence[str], mine: Sequence[object], other: Sequence[object]) -> str:
     pairs = zip(ids, mine, other, strict=True)
-    return "\n".join(f"{one}: expected\n{job}\ngot\n{got}" for one, job, got in pairs if job != got)
+    return "\n".join(f"{job_id}: expected\n{job}\ngot\n{got}" for job_id, job, got in pairs if job != got)

@@ -19,18 +19,18 @@ from tests.model.machine import History, Opener, Subject
 from tests.store.server import server
 
 
-def memory(folder: Path, clock: Clock, bounds: StoreLimits) -> Opener:
-    store = MemoryStore(clock, bounds)
+def memory(folder: Path, clock: Clock, limits: StoreLimits) -> Opener:
+    store = MemoryStore(clock, limits)
     return lambda: store
 
 
-def sqlite(folder: Path, clock: Clock, bounds: StoreLimits) -> Opener:
-    return lambda: SqliteStore(folder / "jobs.db", clock, bounds, durability="process")
+def sqlite(folder: Path, clock: Clock, limits: StoreLimits) -> Opener:
+    return lambda: SqliteStore(folder / "jobs.db", clock, limits, durability="process")
 
 
-def postgres(folder: Path, clock: Clock, bounds: StoreLimits) -> Opener:
-    url = server().fresh()
-    return lambda: store_at(url, clock, bounds)
+def postgres(folder: Path, clock: Clock, limits: StoreLimits) -> Opener:
+    url = server().new_url()
+    return lambda: store_at(url, clock, limits)
 
 
 STORES: dict[str, Subject] = {"memory": memory, "sqlite": sqlite, "postgres": postgres}

@@ -53,7 +53,7 @@ class SqlEdit(NamedTuple):
 
 
 def keeps_column(parameter: int) -> SqlEdit:
-    """The column that is set to this parameter never gets smaller, as if the parameter were 0.
+    """Make the column that is set to this parameter never decrease, as if the parameter were 0.
 
     The parameter stays in the statement, because the driver binds it.
     """

@@ -1,10 +1,10 @@
 """Finds the markers that anchor mutants to the source: `# guard: name` in Python, `-- guard: name` in SQL.
 
-In Python a marker stands at the end of a line, or on a line of its own above it. It marks the code that
-begins on this line: a statement, an `elif`, or one operand or argument of a longer statement. Put the marker
-of an operand or argument on a line of its own: there the formatter leaves it when it splits a line.
+In Python a marker is at the end of a line, or on a line of its own above it. It marks the code that begins on
+this line: a statement, an `elif`, or one operand or argument of a longer statement. Put the marker of an
+operand or argument on a line of its own, so that the formatter does not move it when it splits a line.
 
-In SQL a marker stands on a line of its own and marks the statement that follows.
+In SQL a marker is on a line of its own and marks the statement that follows.
 Commas separate several names.
 """
 
@@ -83,7 +83,7 @@ def _head_end(statement: ast.stmt) -> int:
 
 
 def marked_sql(text: str, line: int) -> slice:
-    """Return where the SQL statement after the marker on `line` stands in `text`."""
-    start = sum(len(one) for one in text.splitlines(keepends=True)[:line])
+    """Return the slice of `text` with the SQL statement after the marker on `line`."""
+    start = sum(len(row) for row in text.splitlines(keepends=True)[:line])
     end = text.find(";", start)
     return slice(start, len(text) if end < 0 else end + 1)

@@ -1,7 +1,7 @@
 """Runs a test session on mutated code: `ERRANDRY_MUTANT=fence_match pytest -p tests.mutants.plugin …`.
 
-The edit is made while Python imports the module or the store reads the SQL file. No file on disk changes, and
-the product does not know of it. Hypothesis does not shrink or store failing examples in such a session.
+The edit is made while Python imports the module or the store reads the SQL file. No file on disk changes.
+Hypothesis does not shrink or store failing examples in such a session.
 """
 
 import ast

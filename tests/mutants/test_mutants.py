@@ -54,7 +54,7 @@ def killer(output: str) -> str:
     # An ERROR is a check that the conformance suite makes after each test.
     failed = re.search(r"^(?:FAILED|ERROR) \S+::(.+?)(?: - |$)", output, re.MULTILINE)
     checks = re.findall(
-        r"^tests/model/(?:promises|claims|families|pair)\.py:\d+: in (\w+)", output, re.MULTILINE
+        r"^tests/model/(?:promises|claims|flows|pair)\.py:\d+: in (\w+)", output, re.MULTILINE
     )
     return (checks or [failed[1]])[-1] if failed else ""
 

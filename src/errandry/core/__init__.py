@@ -1,4 +1,4 @@
 """The pure part: records, the table of moves, retries, queries, commands and events.
 
-Nothing in here does I/O, reads a clock or draws a random number.
+Nothing in this package does I/O, reads a clock or draws a random number.
 """

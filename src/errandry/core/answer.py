@@ -1,4 +1,4 @@
-"""What a store answers to commands."""
+"""The answers of a store to commands."""
 
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ from errandry.errors import ErrandryError
 
 
 class LossCause(StrEnum):
-    """Why a claim no longer stands."""
+    """Why a worker no longer holds a job."""
 
     NOT_HELD = "not_held"
     OTHER_FENCE = "other_fence"
@@ -18,7 +18,7 @@ class LossCause(StrEnum):
 
 
 class Lost(Struct, frozen=True, gc=False):
-    """The claim no longer stands; nothing was changed."""
+    """The claim is no longer valid; nothing was changed."""
 
     cause: LossCause
 
@@ -34,7 +34,10 @@ WRITTEN, ALREADY, HELD, CANCEL = Ack.WRITTEN, Ack.ALREADY, Ack.HELD, Ack.CANCEL
 
 
 class Inserted(Struct, frozen=True, gc=False):
-    """For each job its id, or of who holds its key; which were there, which of them took its arguments."""
+    """The ids of the inserted jobs, in their order; for a job whose unique key is held, the id of the holder.
+
+    `existed` are the ids that were in the store before, `replaced` those of them that got new arguments.
+    """
 
     ids: tuple[str, ...]
     existed: frozenset[str] = frozenset()
@@ -42,7 +45,7 @@ class Inserted(Struct, frozen=True, gc=False):
 
 
 class Claims(Struct, frozen=True, gc=False):
-    """The jobs, each under a fence nobody has had before, and seconds until the next one is due."""
+    """The claimed jobs, each under a new fence, and the seconds until the next job is due."""
 
     jobs: tuple[JobRecord, ...]
     due_in: float | None = None
@@ -53,9 +56,9 @@ class Renewed(Struct, frozen=True, gc=False):
 
 
 class Moved(Struct, frozen=True):
-    """What moved, what had been there already, and what was refused and why.
+    """The ids of the jobs that moved, that were in that state already, and that were refused, with the error.
 
-    `below`, where a query has more to give, is what to send to go on.
+    If the query may match more jobs, `below` is the value to send with the next command.
     """
 
     moved: tuple[str, ...] = ()
@@ -65,7 +68,7 @@ class Moved(Struct, frozen=True):
 
 
 class UpkeepResult(Struct, frozen=True, gc=False):
-    """How much upkeep did; `more` when a bound stopped it."""
+    """How many records each part of upkeep changed; `more` is true if it stopped at its limit."""
 
     expired: int = 0
     promoted: int = 0

@@ -1,4 +1,4 @@
-"""Bounds and checks of single values, the same at every door.
+"""Limits and checks of single values, used wherever a value comes in.
 
 Each check returns its value or raises `InvalidValue`, naming the field, the value and what
 would be right.
@@ -18,15 +18,17 @@ PATH_MAX = 4_096
 TAGS_MAX = 20
 DEPTH_MAX = 100
 SPAN_MAX = 100 * 365 * 86_400.0
+"""Maximum length of time, in seconds: a century."""
 INT_MAX = 2**63 - 1
 
 _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
-_DOUBTFUL = re.compile(r"\\u0000|[0-9]{19}|[0-9][eE]\+?[0-9]{3}")
+_SUSPICIOUS = re.compile(r"\\u0000|[0-9]{19}|[0-9][eE]\+?[0-9]{3}")
+"""JSON text without any of these holds no NUL character and no number beyond 64 bit."""
 _raw = msgspec.json.Decoder(Raw)
 
 
 def name(field: str, value: Any) -> str:
-    """A queue, task, worker, group, tag or job id: short, visible, not empty."""
+    """A queue, task, worker, group, tag or job id: 1 to `NAME_MAX` characters, all of them printable."""
     if type(value) is str and value.isprintable() and 0 < len(value) <= NAME_MAX and not value.isspace():
         return value
     if not isinstance(value, str) or not value.strip():
@@ -37,16 +39,16 @@ def name(field: str, value: Any) -> str:
 
 
 def path(field: str, value: Any) -> str:
-    """Where a file is, on some host."""
+    """The path of a file on any host."""
     if type(value) is str and 0 < len(value) <= PATH_MAX and not _UNSTORABLE.search(value):
         return value
     raise InvalidValue(field, value, f"must be a path of at most {PATH_MAX:,} characters, without NUL")
 
 
-def capped(value: str, bound: int = TEXT_MAX) -> str:
-    """Free text for a log or an error: made storable and cut, never refused."""
-    if len(value) > bound:
-        value = f"{value[: bound - 20]}… {len(value) - bound + 20:,} more"
+def storable_text(value: str, limit: int = TEXT_MAX) -> str:
+    """Free text of a log or an error: truncated, with characters replaced that a store cannot keep."""
+    if len(value) > limit:
+        value = f"{value[: limit - 20]}… {len(value) - limit + 20:,} more"
     return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
 
 
@@ -58,7 +60,7 @@ def whole(field: str, value: Any, low: int, high: int) -> int:
 
 
 def span(field: str, value: Any) -> float:
-    """A length of time in seconds: zero or more, a century at most."""
+    """A length of time in seconds: from 0 to a century."""
     if type(value) not in (int, float) or not 0 <= value <= SPAN_MAX:
         raise InvalidValue(field, value, "must be a number of seconds from 0 to a century")
     return float(value)
@@ -78,12 +80,12 @@ def lease(value: float) -> None:
 
 def names(queues: tuple[str, ...] | None, tasks: tuple[str, ...] | None) -> None:
     for field, values in (("queue", queues), ("task", tasks)):
-        for one in values or ():
-            name(field, one)
+        for value in values or ():
+            name(field, value)
 
 
-def when(run_at: float | None, delay: float | None) -> None:
-    """At most one of an instant and a delay."""
+def run_at_or_delay(run_at: float | None, delay: float | None) -> None:
+    """Not both of an instant and a delay."""
     if run_at is not None and delay is not None:
         raise InvalidValue("run_at", run_at, f"give either run_at or delay ({delay})")
     if run_at is not None:
@@ -93,41 +95,41 @@ def when(run_at: float | None, delay: float | None) -> None:
 
 
 def document(field: str, text: Any) -> str:
-    """JSON that every store keeps unchanged: no NaN, NUL, lone surrogates, deep nesting or huge integers."""
+    """JSON text that every store keeps unchanged: no NaN, NUL, lone surrogate, deep nesting, huge integer."""
     if type(text) is not str:
         raise InvalidValue(field, text, "must be JSON text")
-    _shallow(field, text)
+    _check_depth(field, text)
     try:
         _raw.decode(text)
     except (DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidValue(field, text, f"must be JSON: {error}") from None
-    _numbers_and_text(field, text)
+    _check_values(field, text)
     return text
 
 
-def encoded(field: str, text: str) -> str:
-    """The same of what an encoder has just made: it is JSON, but may be what not every store keeps."""
-    _shallow(field, text)
-    _numbers_and_text(field, text)
+def encoded_document(field: str, text: str) -> str:
+    """Like `document`, for text from an encoder. It is known to be JSON, so it is not parsed again."""
+    _check_depth(field, text)
+    _check_values(field, text)
     return text
 
 
-def sized(field: str, text: str, bound: int) -> str:
-    """`text` of at most `bound` bytes in UTF-8."""
-    if not fits(text, bound):
-        raise TooLarge(field, len(text.encode()), bound)
+def size(field: str, text: str, limit: int) -> str:
+    """Text of at most `limit` bytes in UTF-8."""
+    if not fits(text, limit):
+        raise TooLarge(field, len(text.encode()), limit)
     return text
 
 
-def fits(text: str, bound: int) -> bool:
-    """Whether `text` has at most `bound` bytes in UTF-8."""
-    return len(text) * 4 <= bound or (len(text) if text.isascii() else len(text.encode())) <= bound
+def fits(text: str, limit: int) -> bool:
+    """Whether `text` has at most `limit` bytes in UTF-8."""
+    return len(text) * 4 <= limit or (len(text) if text.isascii() else len(text.encode())) <= limit
 
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
-def _shallow(field: str, text: str) -> None:
+def _check_depth(field: str, text: str) -> None:
     if len(text) <= DEPTH_MAX or text.count("[") + text.count("{") <= DEPTH_MAX:
         return
     depth = 0
@@ -141,8 +143,8 @@ def _shallow(field: str, text: str) -> None:
             raise InvalidValue(field, text, f"is nested deeper than {DEPTH_MAX} levels")
 
 
-def _numbers_and_text(field: str, text: str) -> None:
-    if not _DOUBTFUL.search(text):
+def _check_values(field: str, text: str) -> None:
+    if not _SUSPICIOUS.search(text):
         return
     try:
         open_values = [msgspec.json.decode(text)]

@@ -1,7 +1,7 @@
 """Commands, the only way to change a store.
 
-Each command is atomic by itself and answered by itself: with one of `core.answer`, or
-with an `ErrandryError` as a value, which the committer raises to whoever submitted it.
+Each command is atomic and has its own answer: one of `core.answer`, or an `ErrandryError` as a
+value, which the committer raises in the caller.
 """
 
 from collections.abc import Callable
@@ -51,10 +51,10 @@ class CompleteOutcome(Struct, frozen=True, gc=False, tag="complete"):
 
 
 class RetryOutcome(Struct, frozen=True, gc=False, tag="retry"):
-    """Try again: after `delay`, or when None after the job's own backoff. Fails when attempts are spent.
+    """Try again after `delay` seconds; None means after the job's backoff. Fails when attempts are spent.
 
-    With `pause_group` no other job of its group is claimed before that either; of a job without a group, none
-    of its task.
+    With `pause_group` no other job of its group is claimed before then. If the job has no group, no other job
+    of its task is.
     """
 
     move: ClassVar[Move] = Move.RETRY
@@ -68,14 +68,14 @@ class RetryOutcome(Struct, frozen=True, gc=False, tag="retry"):
 
 
 class FailOutcome(Struct, frozen=True, gc=False, tag="fail"):
-    """Failed for good, whatever attempts are left."""
+    """Failed for good, even if attempts are left."""
 
     move: ClassVar[Move] = Move.FAIL
     failure: Failure = Failure(Reason.UNRECOVERABLE)
 
 
 class SnoozeOutcome(Struct, frozen=True, gc=False, tag="snooze"):
-    """Later; this attempt does not count. `step` names a sleep that the job has then had."""
+    """Run again after `delay` seconds; this attempt does not count. `step` names the sleep that this ends."""
 
     move: ClassVar[Move] = Move.SNOOZE
     delay: float
@@ -88,10 +88,10 @@ class SnoozeOutcome(Struct, frozen=True, gc=False, tag="snooze"):
 
 
 class ReleaseOutcome(Struct, frozen=True, gc=False, tag="release"):
-    """Somebody else should run it; this attempt does not count.
+    """Give the job back, for another worker; this attempt does not count.
 
-    `reason` is what the job fails with when it was released too often: `worker_lost`
-    (workers kept going away) or `no_handler`.
+    A job that is released too often fails with `reason`: `worker_lost` (its workers kept stopping) or
+    `no_handler`.
     """
 
     move: ClassVar[Move] = Move.RELEASE
@@ -125,7 +125,7 @@ Outcome = (
 
 
 class Insert(Struct, frozen=True, gc=False):
-    """All of these jobs, or none; with edges, a flow of them. Answer: `Inserted`."""
+    """Insert all of these jobs, or none. With edges they form a flow. Answer: `Inserted`."""
 
     jobs: tuple[NewJob, ...]
     edges: tuple[Edge, ...] = ()
@@ -139,15 +139,16 @@ class Insert(Struct, frozen=True, gc=False):
 
 
 class Claim(Struct, frozen=True, kw_only=True, gc=False):
-    """Up to `limit` waiting jobs, most urgent first; those of a batch count as one. Answer: `Claims`.
+    """Take up to `limit` waiting jobs, most urgent first. The jobs of a batch count as one. Answer: `Claims`.
 
-    `queues` and `tasks` of None mean all, `without` leaves tasks out. With `start` the jobs come back
-    running. At most `suspects` of them (None: any number) were running when their worker died. Where some
-    are of a task in `batches`, others of it come along until its batches are full, except suspects: those
-    are alone. Sent again with the same nonce, it answers with the same claims, as far as they still stand.
+    `queues` and `tasks` of None mean all; `without` excludes tasks. With `start` the jobs come back running.
+    At most `suspects` of the jobs (None: any number) were running when their worker died. If a claimed job
+    is of a task in `batches`, more jobs of that task are added until its batches are full; a suspect is never
+    part of a batch. If the command is sent again with the same nonce, the answer is those of the same claims
+    that are still valid.
 
-    `order` says which of the `queues` go first: with None the most urgent jobs, whatever their queue; else
-    `STRICT`, the queues as they are named, or a weight for each of them: how often it goes first.
+    `order` says which of the `queues` comes first. None: the queue of the most urgent job. `STRICT`: the
+    order of `queues`. A tuple: a weight for each queue; it comes first in proportion to its weight.
     """
 
     worker: str
@@ -165,7 +166,7 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     def __post_init__(self) -> None:
         check.name("worker", self.worker)
         if self.order is not None:
-            queue_order(self.queues, self.order)
+            check_queue_order(self.queues, self.order)
         check.name("nonce", self.nonce)
         check.whole("limit", self.limit, 1, 10_000)
         if self.suspects is not None:
@@ -176,13 +177,13 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Start(Struct, frozen=True, gc=False):
-    """The handler is about to be called. Answer: WRITTEN, ALREADY, CANCEL or Lost."""
+    """The worker is about to call the handler. Answer: WRITTEN, ALREADY, CANCEL or Lost."""
 
     ref: Ref
 
 
 class Renew(Struct, frozen=True, gc=False):
-    """Prolong leases from now. Answer: `Renewed`, one of HELD, CANCEL and Lost for each ref."""
+    """Prolong leases to `lease` seconds from now. Answer: `Renewed`; HELD, CANCEL or Lost for each ref."""
 
     refs: tuple[Ref, ...]
     lease: float = DEFAULT_LEASE
@@ -192,7 +193,7 @@ class Renew(Struct, frozen=True, gc=False):
 
 
 class Note(Struct, frozen=True, gc=False):
-    """Progress and log lines of a running job. Answer: WRITTEN or Lost."""
+    """Store progress and log lines of a running job. Answer: WRITTEN or Lost."""
 
     ref: Ref
     progress: Progress | None = None
@@ -200,7 +201,7 @@ class Note(Struct, frozen=True, gc=False):
 
 
 class PutStep(Struct, frozen=True, gc=False):
-    """A running job has done a step, with this result (JSON text). Answer: WRITTEN, ALREADY or Lost."""
+    """Store the result (JSON text) of a step of a running job. Answer: WRITTEN, ALREADY or Lost."""
 
     ref: Ref
     name: str
@@ -212,7 +213,7 @@ class PutStep(Struct, frozen=True, gc=False):
 
 
 class Settle(Struct, frozen=True, gc=False):
-    """How the attempt ended. Answer: WRITTEN, ALREADY or Lost."""
+    """Write down how the attempt ended. Answer: WRITTEN, ALREADY or Lost."""
 
     ref: Ref
     outcome: Outcome
@@ -223,13 +224,14 @@ class Settle(Struct, frozen=True, gc=False):
             check_edges(self.outcome.jobs, self.outcome.edges, self.ref.job)
 
 
-# Commands of operators: `core.operator` says which jobs they mean. Answer: `Moved`.
+# Commands of operators, for the jobs that `JobSelection` selects. Answer: `Moved`.
 
 
 class CancelJobs(JobSelection, frozen=True, gc=False):
-    """Stop: at once where no handler runs, by request where one does. `force` also takes finished jobs.
+    """Cancel jobs. A running job gets a cancel request; any other is canceled at once.
 
-    With `children`, the children of a job that waits for them are canceled with it.
+    `force` also cancels completed and failed jobs. With `children`, the children that a job waits for are
+    canceled with it.
     """
 
     force: bool = False
@@ -241,9 +243,9 @@ class CancelJobs(JobSelection, frozen=True, gc=False):
 
 
 class RerunJobs(JobSelection, frozen=True, gc=False):
-    """Run a finished job again, now or after `delay` or at `run_at`, with at least one attempt.
+    """Run a finished job again: now, after `delay`, or at `run_at`. It gets at least one attempt.
 
-    It goes on after the steps it has finished, unless they are forgotten with `from_start`.
+    It keeps the steps that it has finished; `from_start` deletes them.
     """
 
     moves: ClassVar[tuple[Move, ...]] = (Move.RERUN,)
@@ -254,13 +256,13 @@ class RerunJobs(JobSelection, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.when(self.run_at, self.delay)
+        check.run_at_or_delay(self.run_at, self.delay)
 
 
 class EditJobs(JobSelection, frozen=True, gc=False):
-    """Change what is given, leave the rest; for jobs no worker has taken yet.
+    """Change the given fields of jobs that no worker has claimed yet.
 
-    In another `queue` it keeps its priority and its place in line.
+    A job that moves to another `queue` keeps its priority and its place.
     """
 
     moves: ClassVar[tuple[Move, ...]] = (Move.EDIT,)
@@ -279,7 +281,7 @@ class EditJobs(JobSelection, frozen=True, gc=False):
         if self.payload is not None:
             check.document("payload", self.payload)
         if self.metadata is not None:
-            check.sized("metadata", check.document("metadata", self.metadata), METADATA_MAX)
+            check.size("metadata", check.document("metadata", self.metadata), METADATA_MAX)
         if self.priority is not None:
             check.whole("priority", self.priority, -(2**31), 2**31 - 1)
         if self.run_at is not None:
@@ -291,7 +293,7 @@ class EditJobs(JobSelection, frozen=True, gc=False):
 
 
 class PostponeJobs(JobSelection, frozen=True, gc=False):
-    """Run it later: after `delay` or at `run_at`."""
+    """Run a job later: after `delay` or at `run_at`."""
 
     moves: ClassVar[tuple[Move, ...]] = (Move.POSTPONE,)
     run_at: float | None = None
@@ -299,7 +301,7 @@ class PostponeJobs(JobSelection, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.when(self.run_at, self.delay)
+        check.run_at_or_delay(self.run_at, self.delay)
         if self.run_at is None and self.delay is None:
             raise InvalidValue("run_at", None, "say when: give run_at or delay")
 
@@ -311,7 +313,7 @@ class PromoteJobs(JobSelection, frozen=True, gc=False):
 
 
 class ResolveJobs(JobSelection, frozen=True, gc=False):
-    """Settle by hand a job no worker has taken: completed with a result, or failed with a message."""
+    """Settle a job by hand that no worker has claimed: completed with a result, or failed with a message."""
 
     moves: ClassVar[tuple[Move, ...]] = (Move.RESOLVE,)
     state: State = State.COMPLETED
@@ -327,7 +329,7 @@ class ResolveJobs(JobSelection, frozen=True, gc=False):
 
 
 class RemoveJobs(JobSelection, frozen=True, gc=False):
-    """Delete the record. `force` also takes claimed and running jobs: their claims are void."""
+    """Delete the record. `force` also deletes claimed and running jobs; their workers lose the claim."""
 
     force: bool = False
 
@@ -340,7 +342,7 @@ class RemoveJobs(JobSelection, frozen=True, gc=False):
 
 
 class SlotShare(Struct, frozen=True, gc=False):
-    """Slots of a worker that only these of its tasks take, and they no others."""
+    """Slots of a worker that are reserved for these tasks. The tasks use no other slots."""
 
     tasks: tuple[str, ...]
     slots: int
@@ -351,10 +353,10 @@ class SlotShare(Struct, frozen=True, gc=False):
 
 
 class Beat(Struct, frozen=True, kw_only=True, gc=False):
-    """A worker says that it lives and what it does; `gone` says goodbye. Answer: WRITTEN.
+    """A worker reports that it is alive, and its load; with `gone`, that it has stopped. Answer: WRITTEN.
 
-    `alive` is the path of a file on its host that it keeps locked as long as it lives. `shares` are
-    slots beside the `concurrency`. A batch takes one slot, and `running` counts slots.
+    `alive` is the path of a file on its host that the worker keeps locked while it lives. `shares` are
+    slots in addition to `concurrency`. A batch takes one slot; `running` counts slots.
     """
 
     worker: str
@@ -383,7 +385,7 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class WorkerInfo(Struct, frozen=True):
-    """A worker's last beat and when it came, and whether it is paused."""
+    """The last beat of a worker and when it came; if the worker is paused, when and by which operator."""
 
     beat: Beat
     seen_at: float
@@ -391,10 +393,10 @@ class WorkerInfo(Struct, frozen=True):
 
 
 class Upkeep(Struct, frozen=True, gc=False):
-    """Expire, tick, promote, lapse, prune, trim and fold, up to `limit` jobs of each. Answer: `Kept`.
+    """Expire, tick, promote, lapse, prune, trim and fold, up to `limit` jobs of each. Answer: `UpkeepResult`.
 
-    `dead` names workers known for sure to be gone: their leases expire now. Without `prune` finished jobs
-    stay: who sends it sees to them otherwise.
+    `dead` names workers that have certainly died: their leases expire at once. Without `prune` finished jobs
+    stay; the sender deletes them in another way, such as after archiving.
     """
 
     limit: int = 1_000
@@ -403,8 +405,8 @@ class Upkeep(Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         check.whole("limit", self.limit, 1, 100_000)
-        for one in self.dead:
-            check.name("worker", one)
+        for worker in self.dead:
+            check.name("worker", worker)
 
 
 OperatorCommand = CancelJobs | RerunJobs | EditJobs | PostponeJobs | PromoteJobs | ResolveJobs | RemoveJobs
@@ -428,7 +430,7 @@ Command = (
 
 
 def inserted_jobs(command: Command) -> tuple[NewJob, ...]:
-    """The jobs a command hands in."""
+    """The jobs that a command inserts."""
     if type(command) is Insert:
         return command.jobs
     if type(command) is Settle and type(command.outcome) is AwaitOutcome:
@@ -437,25 +439,25 @@ def inserted_jobs(command: Command) -> tuple[NewJob, ...]:
 
 
 def touched_ids(command: Command) -> tuple[str, ...]:
-    """The ids of the jobs a command names; a query names none."""
-    find = _TOUCHED.get(type(command))
-    return find(command) if find is not None else ()
+    """The ids of the jobs that a command names. A query names none."""
+    ids_of = _TOUCHED_IDS.get(type(command))
+    return ids_of(command) if ids_of is not None else ()
 
 
-def _inserted(command: Insert) -> tuple[str, ...]:
+def _inserted_ids(command: Insert) -> tuple[str, ...]:
     jobs = command.jobs
     return (jobs[0].id,) if len(jobs) == 1 else tuple([job.id for job in jobs])
 
 
-def _settled(command: Settle) -> tuple[str, ...]:
+def _settled_ids(command: Settle) -> tuple[str, ...]:
     outcome, job = command.outcome, command.ref.job
     return (job, *[child.id for child in outcome.jobs]) if type(outcome) is AwaitOutcome else (job,)
 
 
-_TOUCHED: dict[type, Callable[[Any], tuple[str, ...]]] = {
+_TOUCHED_IDS: dict[type, Callable[[Any], tuple[str, ...]]] = {
     **dict.fromkeys((Start, Note, PutStep), lambda command: (command.ref.job,)),
-    Settle: _settled,
-    Insert: _inserted,
+    Settle: _settled_ids,
+    Insert: _inserted_ids,
     Renew: lambda command: tuple([ref.job for ref in command.refs]),
     SendSignal: lambda command: (command.job,),
     **dict.fromkeys(
@@ -465,10 +467,10 @@ _TOUCHED: dict[type, Callable[[Any], tuple[str, ...]]] = {
 }
 
 
-def queue_order(queues: tuple[str, ...] | None, order: object) -> None:
-    """Refuse what is no order of these queues."""
+def check_queue_order(queues: tuple[str, ...] | None, order: object) -> None:
+    """Refuse `order` unless it is `STRICT` or has one weight for each of the queues."""
     if queues is None:
-        raise InvalidValue("order", order, "name the queues it is an order of")
+        raise InvalidValue("order", order, "needs a list of queues to order")
     if order == STRICT:
         return
     if not isinstance(order, tuple) or len(order) != len(queues):

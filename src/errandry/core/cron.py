@@ -1,12 +1,12 @@
-"""When a cron expression is due: fields in, moments out. Nothing here reads a clock.
+"""Compute when a cron expression is due. Nothing here reads a clock.
 
-Five fields (minute, hour, day of month, month, day of week), six with seconds before them, seven with years
-after them, or a name such as `@daily`. Read as Debian's cron reads them, in a time zone:
+An expression has five fields (minute, hour, day of month, month, day of week), six with seconds first, seven
+with years last, or is a name such as `@daily`. It follows the rules of Debian's cron, in a time zone:
 
-- A time of day that the clocks skip is due when they have been put forward, once; one that they show twice
-  is due the first time.
-- What repeats within a day (`*` or `*/n` for hours, minutes or seconds) goes on evenly: it is due whenever
-  the clock on the wall matches, twice in an hour that comes twice.
+- A time of day that the clocks skip when they go forward is due once, at the moment of the change. A time of
+  day that they show twice when they go back is due the first time.
+- An expression that repeats within the day (`*` or `*/n` for hours, minutes or seconds) is due at every local
+  time that matches: twice in an hour that comes twice.
 """
 
 from collections.abc import Iterator
@@ -29,12 +29,12 @@ NAMES = {
     "@hourly": "0 * * * *",
 }
 YEARS = range(1970, 2101)
-_RIGHT = "write 5 fields (30 8 * * 1-5), 6 with seconds first, 7 with years last, or a name as @daily"
+_USAGE = "write 5 fields (30 8 * * 1-5), 6 with seconds first, 7 with years last, or a name as @daily"
 _SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
 
 
 class Cron(Struct, frozen=True, dict=True):
-    """An expression, checked, in a time zone."""
+    """A valid cron expression in a time zone."""
 
     text: str
     zone: str = "UTC"
@@ -43,41 +43,44 @@ class Cron(Struct, frozen=True, dict=True):
         self._fields, self._years, self._zone  # noqa: B018 - reading checks them
 
     def after(self, moment: float) -> float | None:
-        """The first time it is due after `moment`, in seconds since 1970; None if it never is again."""
+        """The first due time after `moment`, in seconds since 1970; None if there is none."""
         start = datetime.fromtimestamp(moment, UTC)
         if start.year > YEARS[-1]:
             return None
-        tick = self._even(start) if self._repeats else self._by_wall(start)
+        tick = self._next_interval(start) if self._repeats_within_day else self._next_time_of_day(start)
         return None if tick is None else tick.timestamp()
 
-    def _even(self, start: datetime) -> datetime | None:
-        """The next moment at which the wall clock matches.
+    def _next_interval(self, start: datetime) -> datetime | None:
+        """The next moment at which the local time matches.
 
-        Where it is about to be put back, or just was, a time on it that comes twice may be due again.
+        If the clocks go back within the next day, or just went back, a local time that comes twice may be due
+        twice.
         """
-        here, later = start.astimezone(self._zone), (start + _DAY).astimezone(self._zone)
-        back = max(_offset(here) - _offset(later), timedelta())
-        wall = here.replace(tzinfo=None, fold=0) - back
-        folds = (0, 1) if back or here.fold else (0,)
-        ticks = [tick for fold in folds if (tick := self._shown(wall, fold, start)) is not None]
+        before, after = start.astimezone(self._zone), (start + _DAY).astimezone(self._zone)
+        back = max(_offset(before) - _offset(after), timedelta())
+        wall = before.replace(tzinfo=None, fold=0) - back
+        folds = (0, 1) if back or before.fold else (0,)
+        ticks = [tick for fold in folds if (tick := self._first_match(wall, fold, start)) is not None]
         return min(ticks, default=None)
 
-    def _shown(self, wall: datetime, fold: int, start: datetime) -> datetime | None:
-        """The first moment after `start` at which the clock shows a match after `wall`: the first time that
-        it shows it, or with `fold` the last time."""
-        for local in self._walk(wall):
+    def _first_match(self, wall: datetime, fold: int, start: datetime) -> datetime | None:
+        """The first moment after `start` whose local time matches and is after `wall`.
+
+        Of a local time that comes twice, `fold` 0 means the first and 1 the second time.
+        """
+        for local in self._wall_times(wall):
             moment = local.replace(tzinfo=self._zone, fold=fold).astimezone(UTC)
             if moment > start and moment.astimezone(self._zone).replace(tzinfo=None) == local:
                 return moment
         return None
 
-    def _by_wall(self, start: datetime) -> datetime | None:
-        """The next time on the wall: skipped ones when the clocks went forward, double ones at first."""
+    def _next_time_of_day(self, start: datetime) -> datetime | None:
+        """The next matching time of day. A skipped one is due at the change, a doubled one the first time."""
         wall = start.astimezone(self._zone).replace(tzinfo=None) - 2 * _DAY
-        moments = (self._moment(local) for local in self._walk(wall))
+        moments = (self._to_utc(local) for local in self._wall_times(wall))
         return next((moment for moment in moments if moment > start), None)
 
-    def _moment(self, wall: datetime) -> datetime:
+    def _to_utc(self, wall: datetime) -> datetime:
         local = wall.replace(tzinfo=self._zone)
         moment = local.astimezone(UTC)
         if moment.astimezone(self._zone).replace(tzinfo=None) == wall:
@@ -85,7 +88,10 @@ class Cron(Struct, frozen=True, dict=True):
         return self._gap_end(local)
 
     def _gap_end(self, local: datetime) -> datetime:
-        """When the clocks went forward over this time. Between what both offsets make of it."""
+        """The moment at which the clocks went forward past this local time.
+
+        It lies between the two moments that the offsets before and after the change give. Bisect for it.
+        """
         low, high = sorted((local.replace(fold=0).astimezone(UTC), local.replace(fold=1).astimezone(UTC)))
         before = low.astimezone(self._zone).utcoffset()
         while high - low > _SECOND:
@@ -96,16 +102,16 @@ class Cron(Struct, frozen=True, dict=True):
                 high = middle
         return high.replace(microsecond=0)
 
-    def _walk(self, start: datetime) -> Iterator[datetime]:
-        """Matching times on the wall after `start`, in the years given."""
-        found = start
-        while (year := min((one for one in self._years if one >= found.year), default=None)) is not None:
-            if year > found.year:
-                found = found.replace(year=year, month=1, day=1, hour=0, minute=0, second=0) - _SECOND
-            for found in CronSim(" ".join(self._fields), found):  # noqa: B020 - from there on
-                if found.year not in self._years:
+    def _wall_times(self, start: datetime) -> Iterator[datetime]:
+        """Matching local times after `start`, in the years of the expression."""
+        wall = start
+        while (year := min((year for year in self._years if year >= wall.year), default=None)) is not None:
+            if year > wall.year:
+                wall = wall.replace(year=year, month=1, day=1, hour=0, minute=0, second=0) - _SECOND
+            for wall in CronSim(" ".join(self._fields), wall):  # noqa: B020 - continues from the last one
+                if wall.year not in self._years:
                     break
-                yield found
+                yield wall
 
     @cached_property
     def _zone(self) -> ZoneInfo:
@@ -117,27 +123,27 @@ class Cron(Struct, frozen=True, dict=True):
 
     @cached_property
     def _fields(self) -> list[str]:
-        """Six fields, with seconds."""
+        """The six fields from seconds to day of week."""
         if not isinstance(self.text, str):
-            raise InvalidValue("cron", self.text, f"must be text: {_RIGHT}")
+            raise InvalidValue("cron", self.text, f"must be text: {_USAGE}")
         fields = NAMES.get(self.text.strip().lower(), self.text).upper().split()
         if len(fields) not in (5, 6, 7):
-            raise InvalidValue("cron", self.text, f"has {len(fields)} fields: {_RIGHT}")
+            raise InvalidValue("cron", self.text, f"has {len(fields)} fields: {_USAGE}")
         fields = ["0", *fields] if len(fields) == 5 else fields[:6]
         try:
-            CronSim(" ".join(fields), datetime(2000, 1, 1))  # noqa: DTZ001 - only to have it read
+            CronSim(" ".join(fields), datetime(2000, 1, 1))  # noqa: DTZ001 - only parses the fields
         except CronSimError as error:
             why = str(error).removeprefix("Bad ")
-            raise InvalidValue("cron", self.text, f"its {why} cannot be: {_RIGHT}") from None
+            raise InvalidValue("cron", self.text, f"its {why} cannot be: {_USAGE}") from None
         return fields
 
     @cached_property
     def _years(self) -> frozenset[int]:
         fields = self.text.upper().split()
         if len(fields) != 7:
-            return frozenset(range(YEARS[0] - 1, YEARS[-1] + 2))  # where clocks are behind or ahead of UTC
+            return frozenset(range(YEARS[0] - 1, YEARS[-1] + 2))  # local time may be in another year than UTC
         try:
-            years = frozenset(year for part in fields[6].split(",") for year in _range(part))
+            years = frozenset(year for part in fields[6].split(",") for year in _year_range(part))
         except ValueError:
             years = frozenset()
         if not years:
@@ -146,8 +152,8 @@ class Cron(Struct, frozen=True, dict=True):
         return years
 
     @property
-    def _repeats(self) -> bool:
-        """Whether it goes on within the day rather than at times of day."""
+    def _repeats_within_day(self) -> bool:
+        """Whether the expression repeats within the day, and is not for times of day."""
         seconds, minutes, hours, *_ = self._fields
         return any(field.startswith("*") for field in (seconds, minutes, hours))
 
@@ -156,8 +162,8 @@ def _offset(local: datetime) -> timedelta:
     return local.utcoffset() or timedelta()
 
 
-def _range(part: str) -> range:
-    """The years of `2027`, `2027-2030`, `*`, each also with a step."""
+def _year_range(part: str) -> range:
+    """The years of `2027`, `2027-2030` or `*`, each also with a step such as `*/2`."""
     whole, _, step = part.partition("/")
     first, _, last = whole.partition("-")
     low, high = (YEARS[0], YEARS[-1]) if whole == "*" else (int(first), int(last or first))

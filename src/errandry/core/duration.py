@@ -1,7 +1,8 @@
 """Time as people write it: `90`, `"90s"`, `"5 minutes"`, `"1h30m"`, a timedelta; `"2026-01-31T08:00Z"`.
 
-`seconds` reads durations, `short` writes them, `rough` only roughly: no months, whose length varies, and
-nothing below zero. `instant` and `iso` do the same for points in time. Nothing here reads a clock.
+`seconds` parses durations; `format_duration` and `rough_duration` write them. There are no months, whose
+length varies, and no negative durations. `instant` and `format_time` parse and write points in time. Nothing
+here reads a clock.
 """
 
 import re
@@ -13,19 +14,19 @@ from errandry.errors import InvalidValue
 
 
 def seconds(value: str | float | timedelta, name: str = "duration") -> float:
-    """`value` in seconds; `name` is what the error calls it.
+    """`value` in seconds. `name` names the value in an error.
 
-    A number counts seconds. A text is a number, or numbers with units, the largest first: ms, s, m, h,
-    d, w or the whole words. Exact to the last bit of the float: "0.1s" is 0.1.
+    A number is in seconds. A text is a number, or numbers with units, the largest unit first: ms, s, m, h,
+    d, w or the whole words. The result is the nearest float: "0.1s" is 0.1.
     """
-    number = _number(value, name)
-    if not 0 <= number <= check.SPAN_MAX:  # nor does NaN pass
-        raise InvalidValue(name, value, f"must be from 0 to a century; {_RIGHT}")
+    number = _to_number(value, name)
+    if not 0 <= number <= check.SPAN_MAX:  # false for NaN, too
+        raise InvalidValue(name, value, f"must be from 0 to a century; {_USAGE}")
     return float(number) + 0.0  # -0.0 becomes 0.0
 
 
-def short(length: float) -> str:
-    """The shortest usual spelling, to the microsecond: 5400 is `1h30m`. `seconds` reads it back."""
+def format_duration(length: float) -> str:
+    """The shortest usual spelling, to the microsecond: 5400 is `1h30m`. `seconds` parses it."""
     left, micros = divmod(round(length * 1_000_000), 1_000_000)
     parts = []
     for unit, size in _SHORT.items():
@@ -38,16 +39,16 @@ def short(length: float) -> str:
     return "".join(parts)
 
 
-def rough(length: float) -> str:
-    """As one says it: `40 s`, `3 min`, `2 h`, `5 days`. For people only: nothing reads it back."""
-    for unit, size, bound in _ROUGH:
-        if length < bound:
+def rough_duration(length: float) -> str:
+    """A rounded duration for people: `40 s`, `3 min`, `2 h`, `5 days`. Nothing parses it."""
+    for unit, size, limit in _ROUGH:
+        if length < limit:
             return f"{round(length / size)} {unit}"
     return f"{round(length / 31_557_600)} years"
 
 
 def instant(text: str, name: str = "time") -> int:
-    """An ISO date or time, UTC if it names no zone, in microseconds since 1970."""
+    """An ISO date or time in microseconds since 1970. It is UTC unless it names a zone."""
     try:
         moment = datetime.fromisoformat(text if _ISO.fullmatch(text) else "")
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -61,7 +62,7 @@ def instant(text: str, name: str = "time") -> int:
 
 
 def moment(name: str, value: float | datetime | str) -> float:
-    """A point in time in seconds since 1970, from such a number, an aware datetime, or ISO text."""
+    """A point in time in seconds since 1970, from a number of seconds, an aware datetime, or ISO text."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise InvalidValue(name, value, "needs a time zone: datetime(…, tzinfo=UTC)")
@@ -69,8 +70,8 @@ def moment(name: str, value: float | datetime | str) -> float:
     return instant(value, name) / 1e6 if isinstance(value, str) else check.instant(name, value)
 
 
-def iso(micros: int) -> str:
-    """The instant in ISO format and UTC; `instant` reads it back."""
+def format_time(micros: int) -> str:
+    """The instant in ISO format and UTC. `instant` parses it."""
     return (_EPOCH + micros * _MICROSECOND).isoformat().replace("+00:00", "Z")
 
 
@@ -99,35 +100,35 @@ _UNITS = {word: _SIZES[unit] for unit, words in _WORDS.items() for word in words
 
 _DIGITS = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _PART = re.compile(rf"({_DIGITS.pattern}) ?([a-z]*) ?")
-_RIGHT = 'write seconds (90) or a text such as "90s", "5 minutes", "2h", "1h30m"'
+_USAGE = 'write seconds (90) or a text such as "90s", "5 minutes", "2h", "1h30m"'
 
 
-def _number(value: object, name: str) -> float | Fraction:
+def _to_number(value: object, name: str) -> float | Fraction:
     if isinstance(value, str):
-        return _read(value, name)
+        return _parse(value, name)
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidValue(name, value, f"not a duration; {_RIGHT}")
+        raise InvalidValue(name, value, f"not a duration; {_USAGE}")
     return value
 
 
-def _read(text: str, name: str) -> Fraction:
+def _parse(text: str, name: str) -> Fraction:
     low = text.strip().lower()
     if not 0 < len(low) <= 100 or _PART.sub("", low):
-        raise InvalidValue(name, text, f"not a duration; {_RIGHT}")
+        raise InvalidValue(name, text, f"not a duration; {_USAGE}")
     if _DIGITS.fullmatch(low):
         return Fraction(low)
-    parts = [(Fraction(number), _size(unit, text, name)) for number, unit in _PART.findall(low)]
+    parts = [(Fraction(number), _unit_size(unit, text, name)) for number, unit in _PART.findall(low)]
     sizes = [size for _, size in parts]
     if sizes != sorted(set(sizes), reverse=True):
-        raise InvalidValue(name, text, f"each unit once, the largest first; {_RIGHT}")
+        raise InvalidValue(name, text, f"each unit once, the largest first; {_USAGE}")
     return sum((number * size for number, size in parts), Fraction(0))
 
 
-def _size(unit: str, text: str, name: str) -> Fraction:
+def _unit_size(unit: str, text: str, name: str) -> Fraction:
     if not unit:
-        raise InvalidValue(name, text, f"a number lacks its unit; {_RIGHT}")
+        raise InvalidValue(name, text, f"a number lacks its unit; {_USAGE}")
     if unit not in _UNITS:
         raise InvalidValue(name, text, f"{unit!r} is not a unit; the units are {', '.join(_SIZES)}")
     return _UNITS[unit]

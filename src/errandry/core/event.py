@@ -1,4 +1,4 @@
-"""Facts in the past tense: what observers read, one or more for each move."""
+"""Events: what observers read. Each move of a job has none, one or two of them."""
 
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
@@ -16,24 +16,24 @@ class EventKind(StrEnum):
     blocked           the job waits for other jobs
     scheduled         the job waits for its time or a signal: delayed, snoozed or postponed
     waiting           the job is ready for a worker
-    claimed           a worker has taken the job
+    claimed           a worker claimed the job
     started           the worker is about to call the handler
-    progress          the handler reported progress; text has the share
-    log               the handler logged a line; text has its first 200 characters
+    progress          the handler reported progress; text is the share
+    log               the handler logged a line; text is its first 200 characters
     completed         the job is done
-    failed            the job has failed for good
+    failed            the job failed for good
     canceled          the job was canceled
-    retrying          an attempt failed and another one follows
-    stalled           the lease ran out, or the worker died; the next event says where the job went
+    retrying          an attempt failed and the job will be tried again
+    stalled           the lease ran out, or the worker died; the next event has the new state of the job
     edited            an operator changed the job
-    removed           the record of the job is gone
+    removed           the record of the job was deleted
     drained           the last waiting job of a queue was claimed
-    paused            a queue, task, group or worker was paused; text names who paused it, or the group or worker
+    paused            a queue, task, group or worker was paused; text is the operator, group or worker
     resumed           a queue, task, group or worker was resumed
-    rule_changed      a queue, task or group has another rule; text names who set it, or the group
+    rule_changed      the rule of a queue, task or group was changed; text is the operator or group
     tick_missed       a tick of a schedule did not run; text names the schedule and the tick
-    schedule_changed  a schedule was put, paused, resumed or removed; text names it and says which
-    events_missed     older events are no longer kept: this reader missed some
+    schedule_changed  a schedule was put, paused, resumed or removed; text names the schedule and the change
+    events_missed     this reader missed events that the store has already deleted
     """
 
     BLOCKED = "blocked"
@@ -60,7 +60,7 @@ class EventKind(StrEnum):
 
 
 class Event(Struct, frozen=True, gc=False):
-    """Something that happened, to a job or, where `job` is empty, to a queue or task."""
+    """Something that happened to a job; if `job` is empty, to a queue or task."""
 
     kind: EventKind
     job: str
@@ -71,10 +71,10 @@ class Event(Struct, frozen=True, gc=False):
 
 
 class EventRun(Struct, frozen=True, array_like=True):
-    """What happened to one job after the other: all of `kinds` to the first, then to the next.
+    """The same events of several jobs: all of `kinds` for the first job, then for the next.
 
-    So a pass tells of very many jobs in little more than their ids. Stored as an array: the order of the
-    fields is part of the format.
+    A pass with thousands of jobs stores little more than their ids. A run is stored as a JSON array, so the
+    order of the fields is part of the format.
     """
 
     kinds: tuple[EventKind, ...]
@@ -93,15 +93,12 @@ class EventRun(Struct, frozen=True, array_like=True):
                 yield Event(kind, job, self.queue, self.task, self.attempt, self.text)
 
 
-def expand(told: Iterable[EventRun]) -> tuple[Event, ...]:
-    return tuple(event for alike in told for event in alike)
+def expand(event_runs: Iterable[EventRun]) -> tuple[Event, ...]:
+    return tuple(event for run in event_runs for event in run)
 
 
 class EventFilter(Struct, frozen=True):
-    """Which events are wanted; what is empty lets everything through.
-
-    That some were missed is told to everyone.
-    """
+    """Which events a reader wants. An empty field allows every value; `events_missed` always matches."""
 
     kinds: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
@@ -115,7 +112,7 @@ class EventFilter(Struct, frozen=True):
                 hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(EventKind)}"
                 raise InvalidValue("kind", kind, f"there are no such events: {hint}")
 
-    def has(self, event: Event) -> bool:
+    def matches(self, event: Event) -> bool:
         return event.kind is EventKind.EVENTS_MISSED or (
             (not self.kinds or event.kind in self.kinds)
             and (not self.queues or event.queue in self.queues)
@@ -134,12 +131,12 @@ KIND_OF_STATE = {
     State.FAILED: EventKind.FAILED,
     State.CANCELED: EventKind.CANCELED,
 }
-"""What a job is said to be that has come into a state."""
+"""The event of a job that enters a state."""
 FINAL_KINDS = frozenset({EventKind.COMPLETED, EventKind.FAILED, EventKind.CANCELED, EventKind.REMOVED})
-"""After one of these nothing more happens to a job, unless somebody runs it again."""
+"""After one of these events nothing more happens to a job, unless an operator reruns it."""
 
 
-def _kinds(move: Move, state: State) -> tuple[EventKind, ...]:
+def _kinds_of_move(move: Move, state: State) -> tuple[EventKind, ...]:
     match move:
         case Move.CLAIM:
             return (EventKind.CLAIMED, EventKind.STARTED) if state is State.RUNNING else (EventKind.CLAIMED,)
@@ -159,5 +156,5 @@ def _kinds(move: Move, state: State) -> tuple[EventKind, ...]:
             return (KIND_OF_STATE[state],)
 
 
-KINDS = {(move, state): _kinds(move, state) for move in Move for state in State}
-"""What a move that led to a state is reported as, in order."""
+KINDS_OF_MOVE = {(move, state): _kinds_of_move(move, state) for move in Move for state in State}
+"""The events of a move that led to a state, in order."""

@@ -1,8 +1,12 @@
-"""Which waiting jobs a claim takes: queues by their order, groups in turn, jobs by urgency.
+"""Choose the waiting jobs that a claim takes: start-time fair queueing among the groups of a queue.
 
-Groups of a queue are served by virtual time: who is served moves back by one over its weight, and nobody is
-further ahead than the round is: who was idle does not catch up. Jobs without a group are one group more. In a
-queue none of whose waiting jobs has a group, the most urgent job goes first, whatever its task.
+A claim serves queues in the order that it names, the groups of a queue by fair queueing, and the jobs of a
+group by urgency (priority, then place). Each group has a virtual start time. The group with the lowest one is
+served next, and each job served moves it ahead by 1 / weight. The virtual time of a queue is the virtual
+start time of the job served last. No group starts before it, so that an idle group does not catch up.
+
+All jobs without a group form one group. In a queue in which no waiting job has a group, the most urgent job
+of any task goes first.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -15,227 +19,250 @@ from errandry.core.command import STRICT, Claim
 from errandry.core.gate import GateKey, GateKind
 
 AGED_PRIORITY = -(2**40)
-"""The priority of a job that has waited for too long: before all others."""
+"""The priority of a job that has waited longer than the ageing time of its queue: before all others."""
 
 
 class OpenLane(NamedTuple):
-    """A lane with waiting jobs, as a claim finds it; `first` is where its first job stands.
+    """A lane (the jobs of one queue, task and group) with waiting jobs, as a claim reads it.
 
-    `turn` is when its group is served next, `round` how far its queue is. `opened` counts how often it was.
+    `virtual_start` is the virtual time from which its group may be served next, `virtual_time` that of its
+    queue. `open_count` counts how often the lane was opened after it was parked. `first` is the priority and
+    place of its first job.
     """
 
-    lane: Any
+    id: Any
     queue: str
     task: str
     group: str
-    turn: float = 0.0
-    round: float = 0.0
-    opened: int = 0
+    virtual_start: float = 0.0
+    virtual_time: float = 0.0
+    open_count: int = 0
     first: tuple[int, int] | None = None
 
     @property
     def keys(self) -> tuple[GateKey, ...]:
-        return keys_of(self.queue, self.task, self.group)
+        return gate_keys(self.queue, self.task, self.group)
 
 
-def by_urgency(line: OpenLane) -> tuple[int, int]:
-    return line.first or (0, 0)
+def urgency(lane: OpenLane) -> tuple[int, int]:
+    """The priority and place of the first job; the lowest is the most urgent."""
+    return lane.first or (0, 0)
 
 
-def keys_of(queue: str, task: str, group: str) -> tuple[GateKey, ...]:
-    """The gates that jobs have to pass."""
+def gate_keys(queue: str, task: str, group: str) -> tuple[GateKey, ...]:
+    """The gates that jobs of a lane have to pass."""
     both = (GateKind.QUEUE, queue, ""), (GateKind.TASK, task, "")
     return (*both, (GateKind.GROUP, queue, group)) if group else both
 
 
 class Position(NamedTuple):
-    """Where a waiting job stands."""
+    """The position of a waiting job. Positions sort by urgency."""
 
     priority: int
     place: int
     seq: int
-    lane: Any
+    lane_id: Any
 
 
 class OldestJob(NamedTuple):
-    """Where a job stands that came in line before all others of its lane, priority and order; since when."""
+    """The job of a lane, priority and order that has waited longest, and when it began to wait."""
 
-    spot: Position
+    position: Position
     since: float
 
 
-def aged(elders: Iterable[OldestJob], before: float) -> list[Position]:
-    """Those who have waited since `before`, or longer, first come first; they go before all others."""
-    old: list[Position] = []
+def aged_positions(oldest_jobs: Iterable[OldestJob], before: float) -> list[Position]:
+    """The jobs that have waited since `before` or longer, oldest first, with a priority before all others.
+
+    A job does not overtake an older job of its lane, priority and order that has waited less long.
+    """
+    aged: list[Position] = []
     young: set[tuple[Any, int, bool]] = set()
-    for (priority, place, seq, lane), since in sorted(elders, key=lambda elder: abs(elder.spot.place)):
-        kind = lane, priority, place > 0
-        if since > before:
+    for oldest in sorted(oldest_jobs, key=lambda oldest: abs(oldest.position.place)):
+        priority, place, seq, lane_id = oldest.position
+        kind = lane_id, priority, place > 0
+        if oldest.since > before:
             young.add(kind)
         elif kind not in young:
-            old.append(Position(AGED_PRIORITY, abs(place), seq, lane))  # guard: ageing
-    return old
+            aged.append(Position(AGED_PRIORITY, abs(place), seq, lane_id))  # guard: ageing
+    return aged
 
 
 class PickRules(NamedTuple):
-    """What picking needs to know of gates: how many may pass each, and the weight of a group."""
+    """How many jobs may pass each gate, and the weight of each group of a queue."""
 
-    room: Callable[[GateKey], float]
+    free_permits: Callable[[GateKey], float]
     weight: Callable[[str, str], float]
 
 
-def in_turn(lines: Iterable[OpenLane]) -> frozenset[str]:
-    """The queues whose groups are served in turn."""
-    return frozenset(line.queue for line in lines if line.group)
+def queues_with_groups(lanes: Iterable[OpenLane]) -> frozenset[str]:
+    """The queues with waiting jobs of a group. Only these use fair queueing."""
+    return frozenset(lane.queue for lane in lanes if lane.group)
 
 
-def served(turn: float, round_: float, weight: float) -> tuple[float, float]:
-    """The turn of a group and the round of its queue after it was served once."""
-    start = max(turn, round_)
+def virtual_times_after(virtual_start: float, virtual_time: float, weight: float) -> tuple[float, float]:
+    """The virtual start time of a group and the virtual time of its queue after the group was served once."""
+    start = max(virtual_start, virtual_time)
     return start + 1 / weight, start
 
 
-def picked(
-    lines: Sequence[OpenLane],
-    spots: Mapping[Any, Sequence[Position]],
+def pick_positions(
+    lanes: Sequence[OpenLane],
+    positions: Mapping[Any, Sequence[Position]],
     longer: Container[Any],
     limit: int,
     rules: PickRules,
     ranks: Mapping[str, int],
 ) -> list[Position]:
-    """The first `limit` spots, as far as `spots` tells: the lanes in `longer` may have more than it has."""
-    rooms = _RemainingPermits(rules.room)
-    turning = in_turn(lines)
+    """Pick the next `limit` positions.
+
+    `positions` has the first positions of each lane. The lanes in `longer` may have more: picking stops at
+    the last known position of such a lane, because its next one may precede those of other lanes.
+    """
+    permits = _RemainingPermits(rules.free_permits)
+    fair = queues_with_groups(lanes)
     queues = [
-        _QueueGroups(name, [line for line in lines if line.queue == name], spots, name in turning, rooms)
-        for name in {line.queue: None for line in lines}
+        _QueueGroups(name, [lane for lane in lanes if lane.queue == name], positions, name in fair, permits)
+        for name in {lane.queue: None for lane in lanes}
     ]
-    found: list[Position] = []
-    while len(found) < limit:
+    picked: list[Position] = []
+    while len(picked) < limit:
         heads = [(ranks.get(queue.name, 0), *head[:2], queue) for queue in queues if (head := queue.head())]
         if not heads:
             break
         queue = min(heads, key=lambda head: head[:3])[3]
-        spot, is_last = queue.take(rules.weight)
-        found.append(spot)
-        if is_last and spot.lane in longer:
+        position, is_last = queue.take(rules.weight)
+        picked.append(position)
+        if is_last and position.lane_id in longer:
             break
-    return found
+    return picked
 
 
-def ranks(claim: Claim) -> Mapping[str, int]:
-    """Which queue goes first in this claim, second, and so on; empty if that is not said."""
+def queue_ranks(claim: Claim) -> Mapping[str, int]:
+    """The rank of each queue in this claim, 0 for the first; empty if the claim names no order."""
     if claim.order is None or claim.queues is None:
         return {}
     queues = list(claim.queues)
     if claim.order != STRICT:
         weights = dict(zip(queues, map(float, claim.order), strict=True))
-        queues.sort(key=lambda queue: _lot(claim.nonce, queue) / weights[queue])
+        queues.sort(key=lambda queue: _exponential(claim.nonce, queue) / weights[queue])
     return {queue: rank for rank, queue in enumerate(queues)}
 
 
-def _lot(nonce: str, queue: str) -> float:
-    """A number over zero that differs from claim to claim: the smallest of several is drawn by its weight."""
+def _exponential(nonce: str, queue: str) -> float:
+    """A pseudo-random number with exponential distribution, another one for each claim.
+
+    If each queue divides its number by its weight, it has the smallest quotient in proportion to its weight.
+    """
     digest = sha256(f"{nonce}\0{queue}".encode()).digest()
     return -log((int.from_bytes(digest[:7]) + 1) / (2**56 + 1))
 
 
 class _RemainingPermits:
-    """How many may still pass each gate, as the picking goes on."""
+    """How many more jobs may pass each gate, during the picking."""
 
-    def __init__(self, room: Callable[[GateKey], float]) -> None:
-        self._room = room
-        self._left: dict[GateKey, float] = {}
-        self.closed = 0
+    def __init__(self, free_permits: Callable[[GateKey], float]) -> None:
+        self._free_permits = free_permits
+        self._remaining: dict[GateKey, float] = {}
+        self.closed_count = 0
+        """How many gates have closed since the picking began."""
 
-    def is_open(self, line: OpenLane) -> bool:
-        return all(self._of(key) > 0 for key in line.keys)
+    def is_open(self, lane: OpenLane) -> bool:
+        return all(self._of(key) > 0 for key in lane.keys)
 
-    def take(self, line: OpenLane) -> None:
-        for key in line.keys:
-            self._left[key] = self._of(key) - 1
-            self.closed += self._left[key] <= 0
+    def take(self, lane: OpenLane) -> None:
+        for key in lane.keys:
+            self._remaining[key] = self._of(key) - 1
+            self.closed_count += self._remaining[key] <= 0
 
     def _of(self, key: GateKey) -> float:
-        if key not in self._left:
-            self._left[key] = self._room(key)
-        return self._left[key]
+        if key not in self._remaining:
+            self._remaining[key] = self._free_permits(key)
+        return self._remaining[key]
 
 
 class _GroupLanes:
-    """A group of a queue, or all of a queue: lanes whose jobs go by urgency."""
+    """The lanes of a group, or of a queue without groups. Their jobs go by urgency."""
 
     def __init__(
-        self, group: str, lines: Sequence[OpenLane], spots: Mapping[Any, Sequence[Position]]
+        self, group: str, lanes: Sequence[OpenLane], positions: Mapping[Any, Sequence[Position]]
     ) -> None:
         self.group = group
-        self.turn = max(line.turn for line in lines)
-        self._lanes = [(line, iter(spots.get(line.lane, ()))) for line in lines]
+        self.virtual_start = max(lane.virtual_start for lane in lanes)
+        self._lanes = [(lane, iter(positions.get(lane.id, ()))) for lane in lanes]
         self._heads: list[tuple[Position, int]] = []
-        for number in range(len(lines)):
+        for number in range(len(lanes)):
             self._advance(number)
 
-    def head(self, rooms: _RemainingPermits) -> tuple[Position, OpenLane] | None:
+    def head(self, permits: _RemainingPermits) -> tuple[Position, OpenLane] | None:
+        """The first position of an open lane. Drops the lanes whose gates have closed."""
         while self._heads:
-            spot, number = self._heads[0]
-            line = self._lanes[number][0]
-            if rooms.is_open(line):
-                return spot, line
+            position, number = self._heads[0]
+            lane = self._lanes[number][0]
+            if permits.is_open(lane):
+                return position, lane
             heappop(self._heads)
         return None
 
     def pop(self) -> bool:
-        """Go on behind the head; whether its lane had no other spot."""
+        """Remove the head; return whether it was the last known position of its lane."""
         _, number = heappop(self._heads)
         return not self._advance(number)
 
     def _advance(self, number: int) -> bool:
-        spot = next(self._lanes[number][1], None)
-        if spot is None:
+        position = next(self._lanes[number][1], None)
+        if position is None:
             return False
-        self._heads.append((spot, number))
+        self._heads.append((position, number))
         heapify(self._heads)
         return True
 
 
 class _QueueGroups:
+    """The groups of a queue, in a heap by virtual start time."""
+
     def __init__(
         self,
         name: str,
-        lines: Sequence[OpenLane],
-        spots: Mapping[Any, Sequence[Position]],
-        turning: bool,
-        rooms: _RemainingPermits,
+        lanes: Sequence[OpenLane],
+        positions: Mapping[Any, Sequence[Position]],
+        is_fair: bool,
+        permits: _RemainingPermits,
     ) -> None:
-        self.name, self._turning, self._rooms = name, turning, rooms
-        self._round = max(line.round for line in lines)
-        groups: dict[str, list[OpenLane]] = {}
-        for line in lines:
-            groups.setdefault(line.group if turning else "", []).append(line)
-        parties = [_GroupLanes(group, own, spots) for group, own in groups.items()]
-        self._parties = [(max(party.turn, self._round), party.group, party) for party in parties]
-        heapify(self._parties)
-        self._seen: tuple[int, Position | None] | None = None
+        self.name, self._is_fair, self._permits = name, is_fair, permits
+        self._virtual_time = max(lane.virtual_time for lane in lanes)
+        by_group: dict[str, list[OpenLane]] = {}
+        for lane in lanes:
+            by_group.setdefault(lane.group if is_fair else "", []).append(lane)
+        groups = [_GroupLanes(group, group_lanes, positions) for group, group_lanes in by_group.items()]
+        self._groups = [
+            (max(group.virtual_start, self._virtual_time), group.group, group) for group in groups
+        ]
+        heapify(self._groups)
+        self._cached_head: tuple[int, Position | None] | None = None
+        """The head, and how many gates had closed when it was computed."""
 
     def head(self) -> Position | None:
-        """The job that is next here."""
-        if self._seen is None or self._seen[0] != self._rooms.closed:
-            while self._parties and self._parties[0][2].head(self._rooms) is None:
-                heappop(self._parties)
-            head = self._parties[0][2].head(self._rooms) if self._parties else None
-            self._seen = self._rooms.closed, head and head[0]
-        return self._seen[1]
+        """The position that is served next; None if no lane is open."""
+        if self._cached_head is None or self._cached_head[0] != self._permits.closed_count:
+            while self._groups and self._groups[0][2].head(self._permits) is None:
+                heappop(self._groups)
+            head = self._groups[0][2].head(self._permits) if self._groups else None
+            self._cached_head = self._permits.closed_count, head and head[0]
+        return self._cached_head[1]
 
     def take(self, weight: Callable[[str, str], float]) -> tuple[Position, bool]:
-        """Take what is next; whether its lane had no other spot."""
-        turn, group, party = self._parties[0]
-        head = party.head(self._rooms)
+        """Take the head; return it, and whether it was the last known position of its lane."""
+        virtual_start, name, group = self._groups[0]
+        head = group.head(self._permits)
         if head is None:
-            raise LookupError("nothing is next here")
-        self._rooms.take(head[1])
-        is_last = party.pop()
-        if self._turning:
-            turn, self._round = served(turn, self._round, weight(self.name, group))
-            heapreplace(self._parties, (turn, group, party))
-        self._seen = None
+            raise LookupError(f"the queue {self.name} has no open lane")
+        self._permits.take(head[1])
+        is_last = group.pop()
+        if self._is_fair:
+            virtual_start, self._virtual_time = virtual_times_after(
+                virtual_start, self._virtual_time, weight(self.name, name)
+            )
+            heapreplace(self._groups, (virtual_start, name, group))
+        self._cached_head = None
         return head[0], is_last

@@ -1,4 +1,4 @@
-"""Flows: jobs that wait for other jobs. Their edges, and what makes a graph of them one that can end."""
+"""Flows: jobs that wait for other jobs. Their edges, and the check that the graph has no cycle."""
 
 import re
 from collections import Counter
@@ -14,16 +14,17 @@ from errandry.core.state import Move, State
 from errandry.errors import InvalidValue
 
 CHILDREN_MAX = 10_000
-_FED = re.compile(r"[^\W\d]\w*(?:\[\d{1,5}\])?")
+"""Maximum number of children of a job."""
+_FEED_PATH = re.compile(r"[^\W\d]\w*(?:\[\d{1,5}\])?")
 
 
 class Policy(StrEnum):
-    """What becomes of a parent when a child fails, is canceled or is removed before its end.
+    """What happens to a parent when a child fails, is canceled or is removed before it has ended.
 
-    fail    it fails too, and its children that nobody has claimed yet are canceled
-    ignore  it goes on as if the child had completed
-    remove  it is removed, and its children that nobody has claimed yet are canceled
-    after   it goes on whatever became of the child, which is not canceled with it either
+    fail    the parent fails too, and its children that no worker has claimed yet are canceled
+    ignore  the parent continues as if the child had completed
+    remove  the parent is removed, and its children that no worker has claimed yet are canceled
+    after   the parent continues however the child ended; canceling the parent does not cancel the child
     """
 
     FAIL = "fail"
@@ -44,8 +45,8 @@ class ChildEnd(StrEnum):
 class Edge(Struct, frozen=True, gc=False):
     """`parent` waits for `child`.
 
-    `feeds` are the arguments of the parent that the child's result is given for: `total`, or `parts[2]` for a
-    place in a list.
+    `feeds` are the arguments of the parent that take the result of the child: `total`, or `parts[2]` for an
+    item of a list.
     """
 
     parent: str
@@ -59,14 +60,14 @@ class Edge(Struct, frozen=True, gc=False):
         if type(self.policy) is not Policy:
             raise InvalidValue("policy", self.policy, f"must be a Policy: {', '.join(Policy)}")
         for path in self.feeds:
-            if _FED.fullmatch(check.name("feeds", path)) is None:
+            if _FEED_PATH.fullmatch(check.name("feeds", path)) is None:
                 raise InvalidValue("feeds", path, "must be an argument of the parent: total, or parts[2]")
 
 
 class AwaitOutcome(Struct, frozen=True, gc=False, tag="await"):
-    """Run again when these jobs have ended; this attempt does not count.
+    """Insert these jobs and run again when they have ended; this attempt does not count.
 
-    The edges lead from the jobs to each other and to the job that waits, their parent too.
+    The edges connect the jobs with each other and with the job that waits, which is a parent too.
     """
 
     move: ClassVar[Move] = Move.AWAIT
@@ -75,9 +76,9 @@ class AwaitOutcome(Struct, frozen=True, gc=False, tag="await"):
 
 
 class EdgeRecord(Struct, frozen=True, gc=False):
-    """An edge as it is stored: `n` counts the children of a parent from 0, `seq` is the child's number.
+    """An edge as stored. `n` numbers the children of a parent from 0; `seq` is the `seq` of the child.
 
-    `outcome` is None while the child has not ended.
+    `outcome` is None until the child has ended.
     """
 
     parent: str
@@ -96,14 +97,14 @@ class EdgeRecord(Struct, frozen=True, gc=False):
 
     @property
     def is_fatal(self) -> bool:
-        """Whether the parent cannot do without this child, which has failed."""
+        """Whether the child has failed and the parent therefore ends too."""
         return self.has_failed and self.policy in (Policy.FAIL, Policy.REMOVE)
 
 
-def fed(path: str) -> tuple[str, int | None]:
-    """The argument that an edge feeds, and the place in it if that is a list."""
-    name, _, place = path.partition("[")
-    return name, int(place[:-1]) if place else None
+def parse_feed(path: str) -> tuple[str, int | None]:
+    """The argument that a path of `feeds` names, and the index if the path names an item of a list."""
+    name, _, index = path.partition("[")
+    return name, int(index[:-1]) if index else None
 
 
 END_OF_STATE = {
@@ -117,69 +118,69 @@ def check_jobs(jobs: Sequence[NewJob]) -> None:
     if len(jobs) > INSERT_MAX:
         raise InvalidValue("jobs", len(jobs), f"an insert takes 1 to {INSERT_MAX:,} jobs: split it")
     if len(jobs) > 1:
-        twice = [job_id for job_id, times in Counter(job.id for job in jobs).items() if times > 1]
-        if twice:
-            raise InvalidValue("id", twice[0], "stands twice in one insert")
+        repeated = [job_id for job_id, count in Counter(job.id for job in jobs).items() if count > 1]
+        if repeated:
+            raise InvalidValue("id", repeated[0], "occurs twice in one insert")
 
 
 def check_edges(jobs: Sequence[NewJob], edges: Sequence[Edge], awaiting: str | None = None) -> None:
-    """Refuse what could never end, or was not meant: strangers, doubles, circles, too many children.
+    """Refuse edges with unknown jobs, repeated edges, cycles, and parents with too many children.
 
-    The jobs are handed in together; `awaiting` is a job that is there and waits for some of them.
+    The jobs are inserted together. `awaiting` is a job of the store that waits for some of them.
     """
-    known = {job.id for job in jobs}
-    if awaiting in known:
+    ids = {job.id for job in jobs}
+    if awaiting in ids:
         raise InvalidValue("id", awaiting, "is the job that waits: its children need other ids")
     for edge in edges:
-        if edge.parent not in known and edge.parent != awaiting:
-            raise InvalidValue("parent", edge.parent, "is not among the jobs handed in with it")
-        if edge.child not in known:
-            raise InvalidValue("child", edge.child, "is not among the jobs handed in with it")
+        if edge.parent not in ids and edge.parent != awaiting:
+            raise InvalidValue("parent", edge.parent, "is not among the jobs inserted with it")
+        if edge.child not in ids:
+            raise InvalidValue("child", edge.child, "is not among the jobs inserted with it")
     pairs = Counter((edge.parent, edge.child) for edge in edges)
     if len(pairs) < len(edges):
-        parent, child = next(pair for pair, times in pairs.items() if times > 1)
-        raise InvalidValue("child", child, f"stands twice under its parent {parent}")
-    for parent, number in Counter(edge.parent for edge in edges).items():
-        check_children(parent, number)
-    check_circles(edges)
+        parent, child = next(pair for pair, count in pairs.items() if count > 1)
+        raise InvalidValue("child", child, f"occurs twice under its parent {parent}")
+    for parent, count in Counter(edge.parent for edge in edges).items():
+        check_child_count(parent, count)
+    check_cycles(edges)
 
 
-def in_order(jobs: Sequence[NewJob], edges: Sequence[Edge]) -> list[NewJob]:
-    """Jobs of a flow, each after all that wait for it."""
-    order = _order(edges)
+def parents_first(jobs: Sequence[NewJob], edges: Sequence[Edge]) -> list[NewJob]:
+    """The jobs of a flow, each after all its parents."""
+    order = _topological_order(edges)
     last = len(order)
     return sorted(jobs, key=lambda job: -order.get(job.id, last))
 
 
-def check_circles(edges: Sequence[Edge]) -> None:
-    order = _order(edges)
+def check_cycles(edges: Sequence[Edge]) -> None:
+    order = _topological_order(edges)
     if (stuck := next((edge.child for edge in edges if edge.child not in order), None)) is not None:
-        raise InvalidValue("child", stuck, "waits for a circle: jobs of a flow cannot wait for each other")
+        raise InvalidValue("child", stuck, "is in a circle: jobs of a flow cannot wait for each other")
 
 
-def check_children(parent: str, number: int) -> None:
-    if number > CHILDREN_MAX:
-        why = f"a job has at most {CHILDREN_MAX:,} children, not {number:,}: put jobs between them"
+def check_child_count(parent: str, count: int) -> None:
+    if count > CHILDREN_MAX:
+        why = f"a job has at most {CHILDREN_MAX:,} children, not {count:,}: put jobs between them"
         raise InvalidValue("parent", parent, why)
 
 
-def _order(edges: Iterable[Edge]) -> dict[str, int]:
-    """The jobs of some edges, numbered so that children come first; without those that wait for a circle.
+def _topological_order(edges: Iterable[Edge]) -> dict[str, int]:
+    """The jobs of the edges, numbered so that children come first. Jobs that wait for a cycle are left out.
 
-    Take away what waits for nobody until nothing is left.
+    Kahn's algorithm: remove jobs without open children until none is left.
     """
     parents: dict[str, list[str]] = {}
-    waits: Counter[str] = Counter()
+    open_children: Counter[str] = Counter()
     for edge in edges:
         parents.setdefault(edge.child, []).append(edge.parent)
-        waits[edge.parent] += 1
-    free = [child for child in parents if not waits[child]]
+        open_children[edge.parent] += 1
+    free = [child for child in parents if not open_children[child]]
     order: dict[str, int] = {}
     while free:
         child = free.pop()
         order[child] = len(order)
         for parent in parents.get(child, ()):
-            waits[parent] -= 1
-            if not waits[parent]:
+            open_children[parent] -= 1
+            if not open_children[parent]:
                 free.append(parent)
     return order

@@ -1,6 +1,6 @@
-"""Gates: what claims of a queue, a task or a group have to pass, and how workers are paused.
+"""Gates: the pauses, limits and rates of queues, tasks and groups, and the pauses of workers.
 
-Here are the commands that set them and what is shown of them.
+This module has the commands that set them, the records that show them, and the arithmetic of rates.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,9 +22,9 @@ class GateKind(StrEnum):
 
 
 class Pause(Struct, frozen=True, gc=False):
-    """No claims from this queue or group, of this task or by this worker until it is resumed.
+    """Allow no claims from this queue or group, of this task, or by this worker, until it is resumed.
 
-    A group is known within its queue: `name` is the queue, `group` its key. Answer: WRITTEN or ALREADY.
+    For a group, `name` is the queue and `group` the key. Answer: WRITTEN or ALREADY.
     """
 
     kind: GateKind
@@ -48,7 +48,7 @@ class Resume(Struct, frozen=True, gc=False):
 
 
 class PutRule(Struct, frozen=True, gc=False):
-    """This rule holds from now on, whatever held before; an empty one holds nobody. WRITTEN or ALREADY."""
+    """Replace the rule. An empty rule limits nothing. Answer: WRITTEN or ALREADY."""
 
     kind: GateKind
     name: str
@@ -59,7 +59,7 @@ class PutRule(Struct, frozen=True, gc=False):
     def __post_init__(self) -> None:
         _check(self.kind, self.name, self.group, self.by)
         allowed = RULE_FIELDS.get(self.kind, ())
-        for field in self.rule.given:
+        for field in self.rule.given_fields:
             if field not in allowed:
                 right = f"a rule of a {self.kind} has {', '.join(allowed) or 'nothing'}"
                 raise InvalidValue(field, getattr(self.rule, field), right)
@@ -70,18 +70,18 @@ RULE_FIELDS: Mapping[GateKind, tuple[str, ...]] = {
     GateKind.TASK: ("limit", "rate"),
     GateKind.GROUP: ("limit", "rate", "weight"),
 }
-"""What a rule of each kind can say."""
+"""The fields that a rule of each kind of gate may have."""
 
 
 class PauseInfo(Struct, frozen=True, gc=False):
-    """Since when something is paused, and by whom."""
+    """When a queue, task, group, worker or schedule was paused, and by which operator."""
 
     at: float
     by: str
 
 
 class RuleInfo(Struct, frozen=True, gc=False):
-    """A rule, since when it holds, and who has put it."""
+    """A rule, when it was set, and by which operator."""
 
     rule: Rule
     at: float
@@ -89,9 +89,10 @@ class RuleInfo(Struct, frozen=True, gc=False):
 
 
 class GateRecord(Struct, frozen=True, gc=False):
-    """What is known of a gate. `tat` is when its rate will have been used up so far (GCRA).
+    """The stored state of a gate.
 
-    Nothing passes before `closed_until`, which handlers ask for that are told to slow down.
+    `tat` is the theoretical arrival time of its rate (GCRA): from then on the whole burst is available again.
+    No job passes before `closed_until`, which a handler sets with a retry that pauses its group.
     """
 
     kind: GateKind
@@ -110,23 +111,23 @@ class GateRecord(Struct, frozen=True, gc=False):
     def key(self) -> "GateKey":
         return self.kind, self.name, self.group
 
-    def says_nothing(self, now: float) -> bool:
-        """Whether it would be the same if it were not there."""
+    def is_default(self, now: float) -> bool:
+        """Whether the gate limits nothing at `now`, so that its record can be deleted."""
         is_open = self.paused is None and self.ruling is None
         return is_open and self.tat <= now and self.closed_until <= now
 
 
 GateKey = tuple[GateKind, str, str]
-"""Which gate: its kind, its name, and the group of a group."""
+"""The kind, the name, and for a group its key."""
 LaneKey = tuple[str, str, str]
 """A queue, a task and a group."""
 
 
 class GateStatus(Struct, frozen=True):
-    """A gate that a job has to pass, and the numbers behind it.
+    """A gate that a job has to pass, with its effective limit and rate and its load.
 
-    `limit` and `rate` are those that hold: a group without its own has those of its queue. `held` jobs have
-    passed and are not over. Its rate lets the next one through in `wait` seconds.
+    A group without its own limit or rate has those that its queue sets for groups. `held` is how many jobs
+    workers hold. The rate allows the next job in `wait` seconds.
     """
 
     gate: GateRecord
@@ -137,20 +138,22 @@ class GateStatus(Struct, frozen=True):
 
 
 def gate_statuses(
-    gates: Iterable[GateRecord], holding: Mapping[LaneKey, int], now: float
+    gates: Iterable[GateRecord], held_counts: Mapping[LaneKey, int], now: float
 ) -> list[GateStatus]:
-    """How it stands with the gates of one job: its queue, its task and its group, if it has one."""
-    found: list[GateStatus] = []
-    of_queue = NO_RULE
+    """The status of the gates of one job: its queue, its task and its group, if it has one."""
+    statuses: list[GateStatus] = []
+    queue_rule = NO_RULE
     for gate in gates:
         rule = gate.rule
         if gate.kind is GateKind.QUEUE:
-            of_queue = rule
-        limit, rate = limits(rule, of_queue) if gate.kind is GateKind.GROUP else (rule.limit, rule.rate)
-        held = sum(number for lane, number in holding.items() if applies_to(gate, lane))
-        wait = 0.0 if rate is None else next_at(rate, gate.tat, now) - now
-        found.append(GateStatus(gate, limit, rate, held, wait))
-    return found
+            queue_rule = rule
+        limit, rate = (
+            group_limits(rule, queue_rule) if gate.kind is GateKind.GROUP else (rule.limit, rule.rate)
+        )
+        held = sum(count for lane, count in held_counts.items() if applies_to(gate, lane))
+        wait = 0.0 if rate is None else next_allowed_at(rate, gate.tat, now) - now
+        statuses.append(GateStatus(gate, limit, rate, held, wait))
+    return statuses
 
 
 def applies_to(gate: GateRecord, lane: LaneKey) -> bool:
@@ -165,34 +168,35 @@ def applies_to(gate: GateRecord, lane: LaneKey) -> bool:
             return (queue, group) == (gate.name, gate.group)
 
 
-def limits(own: Rule, of_queue: Rule) -> tuple[int | None, Rate | None]:
-    """The limit and the rate of a group: its own, or those its queue has for each of its groups."""
+def group_limits(own: Rule, queue_rule: Rule) -> tuple[int | None, Rate | None]:
+    """The limit and the rate of a group: its own, or those that its queue sets for its groups."""
     return (
-        of_queue.group_limit if own.limit is None else own.limit,
-        of_queue.group_rate if own.rate is None else own.rate,
+        queue_rule.group_limit if own.limit is None else own.limit,
+        queue_rule.group_rate if own.rate is None else own.rate,
     )
 
 
-# A rate is kept by one number (GCRA): the time at which all that was let through would have come one by one.
+# A rate is enforced by GCRA. Its state is one number, the theoretical arrival time (TAT): the time at which
+# the next job would be due if all jobs so far had come evenly.
 
-_GRAIN = 1e-6
-"""Times are that exact: who comes at the very moment that was named to him is let through."""
+_TIME_TOLERANCE = 1e-6
+"""Seconds of tolerance, so that rounding does not refuse a job at the very time `next_allowed_at` gave."""
 
 
-def allowed(rate: Rate, tat: float, now: float) -> int:
-    """How many a rate lets through now."""
-    ahead = max(0.0, tat - now - _GRAIN)
+def allowed_now(rate: Rate, tat: float, now: float) -> int:
+    """How many jobs the rate allows at `now`."""
+    ahead = max(0.0, tat - now - _TIME_TOLERANCE)
     return max(0, rate.burst - ceil(ahead / rate.every))
 
 
-def next_at(rate: Rate, tat: float, now: float) -> float:
-    """When a rate lets the next one through: now, or later."""
+def next_allowed_at(rate: Rate, tat: float, now: float) -> float:
+    """When the rate allows the next job: `now` or later."""
     return max(now, tat - (rate.burst - 1) * rate.every)
 
 
-def spent(rate: Rate, tat: float, now: float, number: int) -> float:
-    """Where a rate is after so many were let through."""
-    return max(tat, now) + number * rate.every
+def tat_after(rate: Rate, tat: float, now: float, count: int) -> float:
+    """The theoretical arrival time after `count` more jobs."""
+    return max(tat, now) + count * rate.every
 
 
 def _check(kind: GateKind, name: str, group: str, by: str = "") -> None:
@@ -202,6 +206,6 @@ def _check(kind: GateKind, name: str, group: str, by: str = "") -> None:
     if kind is GateKind.GROUP:
         check.name("group", group)
     elif group:
-        raise InvalidValue("group", group, f"a {kind} has none: leave it out, or say kind group")
+        raise InvalidValue("group", group, f"a {kind} has none: leave it out, or use the kind group")
     if by:
         check.name("by", by)

@@ -1,7 +1,7 @@
-"""The records: a job, what a client hands in to make one, and the parts of both.
+"""The record of a job, what a client sends to insert one, and the parts of both.
 
-Times are seconds since 1970 by the store's clock, lengths of time are seconds, payload, result and
-metadata are JSON text.
+Times are seconds since 1970 by the store's clock, durations are seconds; payload, result and metadata
+are JSON text.
 """
 
 from copy import copy
@@ -20,14 +20,19 @@ from errandry.errors import InvalidValue
 
 DAY = 86_400.0
 ERRORS_MAX = 20
+"""Maximum number of errors in the record of a job; the newest stay."""
 LOGS_MAX = 200
+"""Maximum number of log lines in the record of a job; the newest stay."""
 LOG_TEXT_MAX = 2_000
 LEVEL_MAX = 40
 RELEASES_MAX = 20
-LAST_MAX = 10_000
-"""So many finished jobs of a task can be kept by number: to find the oldest that stays, they are counted."""
+"""Maximum number of releases of a job; the next one fails it."""
+KEEP_LAST_MAX = 10_000
+"""Maximum of `Keep.last_…`. Upkeep counts that many jobs to find the oldest to keep."""
 INSERT_MAX = 20_000
+"""Maximum number of jobs in an insert."""
 METADATA_MAX = 65_536
+"""Maximum size of the metadata of a job, in bytes."""
 
 
 class JobOrder(StrEnum):
@@ -36,9 +41,10 @@ class JobOrder(StrEnum):
 
 
 class Keep(Struct, frozen=True, omit_defaults=True, gc=False):
-    """How long a finished job stays, by the state it ended in. 0: it is removed at once.
+    """How many seconds a finished job stays, by the state it ended in. 0: it is removed at once.
 
-    `last_…`: and only the newest so many of its task in that state, of those that say how many.
+    `last_…` keeps at most that many of the newest jobs of its task in that state. Jobs without it do not
+    count.
     """
 
     completed: float = 7 * DAY
@@ -54,25 +60,25 @@ class Keep(Struct, frozen=True, omit_defaults=True, gc=False):
         if self.is_by_number:
             for name in ("last_completed", "last_failed", "last_canceled"):
                 if (last := getattr(self, name)) is not None:
-                    check.whole(f"keep.{name}", last, 1, LAST_MAX)
+                    check.whole(f"keep.{name}", last, 1, KEEP_LAST_MAX)
 
     def last(self, state: State) -> int | None:
-        """How many jobs of a task that ended in `state` stay; None: as many as there are."""
+        """The maximum number of jobs of a task that stay in `state`; None: no maximum."""
         last: int | None = getattr(self, f"last_{state}")
         return last
 
     @property
     def is_by_number(self) -> bool:
-        """Whether it says how many stay in any state."""
+        """Whether it limits the number of jobs in any state."""
         return (self.last_completed, self.last_failed, self.last_canceled) != (None, None, None)
 
     def span(self, state: State) -> float:
-        """How long a job that ended in `state` stays."""
+        """How many seconds a job that ended in `state` stays."""
         return float(getattr(self, state))
 
 
 class Failure(Struct, frozen=True, omit_defaults=True, gc=False):
-    """What went wrong in an attempt, as its worker saw it."""
+    """The failure of an attempt, as its worker reports it."""
 
     kind: Reason = Reason.ERROR
     type: str = ""
@@ -85,7 +91,7 @@ class Failure(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class AttemptError(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A failure in the job's record: which attempt, by whom, when."""
+    """A failure in the record of a job, with its attempt, its worker and its times."""
 
     attempt: int
     worker: str | None
@@ -98,7 +104,7 @@ class AttemptError(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class LogLine(Struct, frozen=True, omit_defaults=True, gc=False):
-    """One line a handler logged."""
+    """A line that a handler logged."""
 
     at: float
     text: str
@@ -106,7 +112,7 @@ class LogLine(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Progress(Struct, frozen=True, omit_defaults=True, gc=False):
-    """How far a handler says it is: a share from 0 to 1, and words."""
+    """The progress that a handler reports: a share from 0 to 1, and a text."""
 
     share: float
     text: str = ""
@@ -119,11 +125,11 @@ class Progress(Struct, frozen=True, omit_defaults=True, gc=False):
 class JobRecord(Struct, frozen=True, gc=False):
     """One request to run a task, as stored.
 
-    `seq` numbers jobs in the order they were inserted. `place` orders the waiting jobs of a
-    priority, lowest first. `settled` is the outcome last written under `fence`, which is how a
-    repeated settle is told from a stale one. `children` and `parents` are how many jobs of its flow it has
-    under and over itself; `open_children` is how many it still waits for while it is blocked. `steps` is None
-    for a job that has none.
+    `seq` numbers jobs in the order of their insert. `group` is the fairness, limit and order key of jobs in a
+    queue. `place` orders the waiting jobs of a priority, lowest first. `settled` is the outcome last written
+    under `fence`; it distinguishes a repeated settle from a stale one. `children` and `parents` count the
+    jobs of its flow that it waits for and that wait for it; `open_children` counts the children that have not
+    ended while it is blocked. `steps` is None for a job without steps.
     """
 
     seq: int
@@ -171,8 +177,8 @@ class JobRecord(Struct, frozen=True, gc=False):
     steps: StepState | None
 
     @property
-    def awaits(self) -> str | None:
-        """The name of the signal it waits for, if it does."""
+    def awaited_signal(self) -> str | None:
+        """The name of the signal that the job waits for; None if it waits for none."""
         is_waiting = self.state is SCHEDULED and self.settled is Move.WAIT and self.steps is not None
         return self.steps.signal if is_waiting and self.steps is not None else None
 
@@ -182,10 +188,12 @@ class JobRecord(Struct, frozen=True, gc=False):
 
 
 class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What a client hands in. It checks itself: a job that cannot be stored cannot be made.
+    """A job to insert. Creating one checks it, so that every instance can be stored.
 
-    `delay` counts from the store's now and is the safe choice between hosts; `run_at` is an
-    instant. `on_conflict` is what becomes of it if another job holds its `unique` key.
+    `group` is the fairness, limit and order key of jobs in a queue: each group of a queue has its turn, and
+    may have a limit, a rate and a weight of its own. `delay` counts from the time of the store, and is
+    correct even if the clock of the client is wrong; `run_at` is a point in time. `on_conflict` says what
+    happens if another job holds the `unique` key.
     """
 
     id: str
@@ -214,7 +222,7 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         check.name("queue", self.queue)
         check.document("payload", self.payload)
         if type(self.order) is not JobOrder:
-            raise InvalidValue("order", self.order, "must be Order.FIFO or Order.LIFO")
+            raise InvalidValue("order", self.order, "must be JobOrder.FIFO or JobOrder.LIFO")
         check.whole("priority", self.priority, -(2**31), 2**31 - 1)
         check.whole("max_attempts", self.max_attempts, 1, 10_000)
         check.whole("max_crashes", self.max_crashes, 1, 10_000)
@@ -225,7 +233,7 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         if type(self.on_conflict) is not Conflict:
             raise InvalidValue("on_conflict", self.on_conflict, "must be Conflict.RETURN, RAISE or REPLACE")
         if self.metadata is not None:
-            check.sized("metadata", check.document("metadata", self.metadata), METADATA_MAX)
+            check.size("metadata", check.document("metadata", self.metadata), METADATA_MAX)
         self._check_times()
 
     def _check_times(self) -> None:
@@ -241,16 +249,16 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
             raise InvalidValue("timeout", self.timeout, "must be more than 0 seconds, or None for no timeout")
 
 
-def like(job: NewJob, **fields: Any) -> NewJob:
-    """`job` with other fields, which are right: what has been checked is not checked again for every call."""
-    made = copy(job)
+def copy_job(job: NewJob, **fields: Any) -> NewJob:
+    """A copy of `job` with other values of `fields`. They must be valid: the checks do not run again."""
+    new = copy(job)
     for name, value in fields.items():
-        force_setattr(made, name, value)
-    return made
+        force_setattr(new, name, value)
+    return new
 
 
 def check_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
-    """Few, short, visible."""
+    """Refuse too many tags, and tags that are no names."""
     if len(tags) > check.TAGS_MAX:
         raise InvalidValue("tags", tags, f"a job has at most {check.TAGS_MAX} tags, not {len(tags)}")
     for tag in tags:
@@ -259,10 +267,10 @@ def check_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
 
 
 _VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
-"""The digit that says the variant of a UUID, for the one that stood there: it keeps its last two bits."""
+"""For each random hex digit, the digit with the variant of a UUID in its upper two bits."""
 
 
 def uuid7(now: float, entropy: bytes) -> str:
-    """An id that sorts by its time: UUIDv7 (RFC 9562) from a time and 10 random bytes."""
+    """A UUIDv7 (RFC 9562) from a time and 10 random bytes. Such ids sort by time."""
     time, rest = f"{int(now * 1000):012x}", entropy.hex()
     return f"{time[:8]}-{time[8:]}-7{rest[1:4]}-{_VARIANT[rest[4]]}{rest[5:8]}-{rest[8:20]}"

@@ -1,8 +1,8 @@
-"""What each move does to a job: pure functions from a job to the job after.
+"""The effect of each move: pure functions from a job to the job after the move.
 
-They look every move up in `TABLE` and never touch anything else, so all stores obey one
-lifecycle. A fenced move is preceded by `held()`; anything an operator may not do raises
-`InvalidMove`. A job that comes back in line gets its new place from the store.
+Each function checks the move against `TABLE`, so that all stores have the same lifecycle. Before a
+fenced move, call `held_job()`. A move from a state that `TABLE` does not list raises `InvalidMove`. A job
+that waits again gets its new place from the store.
 """
 
 from typing import Any
@@ -61,7 +61,7 @@ _WORKER_LOST = Failure(Reason.WORKER_LOST, "WorkerLost", "the worker stopped ren
 
 
 def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int = 0) -> JobRecord:
-    """The job as inserted; one that is ready stands in line by its number."""
+    """The job as inserted. If it is ready, `seq` determines its place."""
     run_at = _run_at(new, now)
     state = _ready_state(children, run_at, now)
     return JobRecord(
@@ -112,26 +112,26 @@ def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int =
 
 
 def slot_of(job: JobRecord | NewJob, unique: UniqueKey, now: float) -> str:
-    """Under what the store keeps the unique key of a job that is new, or lives again."""
+    """The slot in which the store keeps the unique key of a job that is inserted or rerun."""
     if unique.scope is UniqueScope.ALIVE and not unique.per_queue:
         return unique.key
-    return unique.slot(job.queue, _due(job, now) if unique.is_aligned else now)
+    return unique.slot(job.queue, _due_at(job, now) if unique.is_aligned else now)
 
 
 def holder_of(job: JobRecord, unique: UniqueKey, now: float) -> KeyHolder:
-    """What it keeps there."""
+    """The entry of that slot."""
     if unique.scope is UniqueScope.ALIVE:
         return KeyHolder(job.id, None)
-    return KeyHolder(job.id, unique.until(_due(job, now) if unique.is_aligned else now, now))
+    return KeyHolder(job.id, unique.until(_due_at(job, now) if unique.is_aligned else now, now))
 
 
 def place(order: JobOrder, number: int) -> int:
-    """A place at the back of its priority; lifo jobs go before all fifo ones, newest first."""
+    """The place of the job with this number: behind all others of its priority; for lifo, before them."""
     return number if order is JobOrder.FIFO else -number
 
 
-def held(job: JobRecord | None, ref: Ref, move: Move, now: float) -> JobRecord | LossCause:
-    """The job, if `ref` may make this fenced move on it, or why it may not."""
+def held_job(job: JobRecord | None, ref: Ref, move: Move, now: float) -> JobRecord | LossCause:
+    """The job, if the claim `ref` allows this fenced move; otherwise the cause why it does not."""
     if job is None or job.state not in HELD_STATES:
         return LossCause.NOT_HELD
     if job.fence != ref.fence:  # guard: fence_match
@@ -142,10 +142,10 @@ def held(job: JobRecord | None, ref: Ref, move: Move, now: float) -> JobRecord |
 
 
 def claimed(job: JobRecord, worker: str, lease: float, start: bool, now: float) -> JobRecord:
-    """Held by `worker` under a new fence; with `start`, running."""
+    """Claimed by `worker` under a new fence; with `start`, running."""
     return replace(
         job,
-        state=_reached(job, Move.CLAIM, RUNNING if start else CLAIMED),
+        state=_allowed_state(job, Move.CLAIM, RUNNING if start else CLAIMED),
         updated_at=now,
         place=None,
         attempts=job.attempts + 1,
@@ -169,13 +169,17 @@ def renewed(job: JobRecord, lease: float, now: float) -> JobRecord:
 
 
 def noted(job: JobRecord, progress: Progress | None, logs: tuple[LogLine, ...], now: float) -> JobRecord:
-    """Progress replaced, log lines appended; the newest lines stay."""
+    """With the progress replaced and the log lines appended. The newest lines stay."""
     lines = tuple(
-        replace(line, text=check.capped(line.text, LOG_TEXT_MAX), level=check.capped(line.level, LEVEL_MAX))
+        replace(
+            line,
+            text=check.storable_text(line.text, LOG_TEXT_MAX),
+            level=check.storable_text(line.level, LEVEL_MAX),
+        )
         for line in logs
     )
     if progress is not None:
-        progress = replace(progress, text=check.capped(progress.text, LOG_TEXT_MAX))
+        progress = replace(progress, text=check.storable_text(progress.text, LOG_TEXT_MAX))
     return _moved(job, Move.NOTE, now, progress=progress or job.progress, logs=(job.logs + lines)[-LOGS_MAX:])
 
 
@@ -184,7 +188,7 @@ def stepped(job: JobRecord, steps: StepState, now: float) -> JobRecord:
 
 
 def settled(job: JobRecord, outcome: Outcome, now: float) -> JobRecord:
-    """The job after its attempt ended. Cancel asked wins over every outcome."""
+    """The job after its attempt ended. A cancel request takes precedence over every outcome."""
     if job.cancel_requested:  # guard: cancel_wins
         return _given_up(job, outcome, now)
     match outcome:
@@ -195,36 +199,36 @@ def settled(job: JobRecord, outcome: Outcome, now: float) -> JobRecord:
         case RetryOutcome():
             return _retried(job, outcome, now)
         case SnoozeOutcome() | WaitOutcome():
-            return _resting(job, outcome, now)
+            return _snoozed(job, outcome, now)
         case ReleaseOutcome(delay=delay, reason=reason):
             return _released(job, outcome.move, now, delay, reason, outcome.move)
         case AwaitOutcome():
-            return _awaiting(job, outcome.move, now)
+            return _blocked(job, outcome.move, now)
         case GiveUpOutcome():
             return _given_up(job, outcome, now)
 
 
 def unblocked(job: JobRecord, now: float) -> JobRecord:
-    """Its children have ended: in line, or scheduled."""
+    """Waiting or scheduled, because all children have ended."""
     return _moved(job, Move.UNBLOCK, now, to=_ready_state(job.open_children, job.run_at, now))
 
 
 def child_failed(job: JobRecord, child: str, now: float) -> JobRecord:
-    """Failed with a child it could not do without."""
+    """Failed because a child failed."""
     failure = Failure(Reason.CHILD_FAILED, "ChildFailed", f"job {child}, which it waited for, has failed")
     errors = _with_error(job, failure, now)
     return _finished(job, Move.CHILD_FAILED, now, FAILED, reason=failure.kind, errors=errors)
 
 
-def backing_off(job: JobRecord, outcome: RetryOutcome) -> float:
-    """Seconds until a retry."""
+def retry_delay(job: JobRecord, outcome: RetryOutcome) -> float:
+    """Seconds until the retry."""
     if outcome.delay is not None:
         return outcome.delay
     return (job.backoff or retry.DEFAULT_BACKOFF).delay(job.attempts, job.id)
 
 
 def expired(job: JobRecord, now: float) -> JobRecord:
-    """The lease ran out: back in line, unless that has happened too often or cancel was asked."""
+    """Waiting again because the lease ran out; failed at a limit, or canceled if that was requested."""
     if job.state is CLAIMED:
         return _released(job, Move.EXPIRE, now, 0.0, Reason.WORKER_LOST, None)
     crashes = job.crashes + 1
@@ -237,23 +241,23 @@ def expired(job: JobRecord, now: float) -> JobRecord:
         return _finished(
             job, Move.EXPIRE, now, FAILED, reason=Reason.WORKER_LOST, errors=errors, crashes=crashes
         )
-    return _let_go(job, Move.EXPIRE, now, 0.0, errors=errors, crashes=crashes)
+    return _requeued(job, Move.EXPIRE, now, 0.0, errors=errors, crashes=crashes)
 
 
 def promoted(job: JobRecord, now: float) -> JobRecord:
-    """In line. A promotion before its time moves `run_at` too, or an edit would undo it."""
+    """Waiting. A promotion before `run_at` also sets `run_at`; otherwise an edit would undo it."""
     early = job.run_at is not None and job.run_at > now
     return _moved(job, Move.PROMOTE, now, run_at=now if early else job.run_at)
 
 
 def is_ready(new: NewJob, now: float) -> bool:
-    """Whether it waits as soon as it is inserted, if it has no children."""
+    """Whether a job without children is waiting as soon as it is inserted."""
     run_at = now + new.delay if new.delay is not None else new.run_at
     return _ready_state(0, run_at, now) is WAITING
 
 
 def dropped(job: JobRecord, now: float) -> JobRecord:
-    """Its queue is full, and it has waited longest."""
+    """Failed to make room in a full queue."""
     return _finished(job, Move.DROP, now, FAILED, reason=Reason.DROPPED)
 
 
@@ -262,7 +266,7 @@ def lapsed(job: JobRecord, now: float) -> JobRecord:
 
 
 def canceled(job: JobRecord, now: float, force: bool = False, reason: Reason = Reason.CANCELED) -> JobRecord:
-    """Canceled where no handler runs, else asked to stop; `force` also takes finished jobs."""
+    """Canceled; a running job gets a cancel request instead. `force` also cancels finished jobs."""
     if force and job.state in TABLE[Move.CANCEL_FORCED].leads:
         return _finished(job, Move.CANCEL_FORCED, now, CANCELED, reason=Reason.CANCELED)
     if job.state is RUNNING:
@@ -271,7 +275,7 @@ def canceled(job: JobRecord, now: float, force: bool = False, reason: Reason = R
 
 
 def rerun(job: JobRecord, run_at: float | None, reset_attempts: bool, now: float) -> JobRecord:
-    """Back to life with at least one attempt. Errors and steps stay, a deadline that has passed goes."""
+    """Ready again with at least one attempt. Errors and steps stay; a deadline that has passed is removed."""
     attempts = 0 if reset_attempts else job.attempts
     lapsed = job.deadline is not None and job.deadline <= now
     return _moved(
@@ -298,7 +302,7 @@ def rerun(job: JobRecord, run_at: float | None, reset_attempts: bool, now: float
 
 
 def edited(job: JobRecord, edit: EditJobs, now: float) -> JobRecord:
-    """What is given replaced, and the state that follows from it."""
+    """With the given fields replaced, and in the state that follows from them."""
     run_at = job.run_at if edit.run_at is None else edit.run_at
     return _moved(
         job,
@@ -316,7 +320,7 @@ def edited(job: JobRecord, edit: EditJobs, now: float) -> JobRecord:
 
 
 def replaced(job: JobRecord, new: NewJob, now: float) -> JobRecord:
-    """What a job is for, and when: from another that found its unique key held."""
+    """With the arguments and the time of a new job that has the same unique key."""
     run_at = _run_at(new, now)
     ready = _ready_state(job.open_children, run_at, now)
     changes = {"run_at": run_at, "payload": new.payload, "metadata": new.metadata}
@@ -328,7 +332,7 @@ def postponed(job: JobRecord, run_at: float, now: float) -> JobRecord:
 
 
 def resolved(job: JobRecord, state: State, result: str | None, message: str, now: float) -> JobRecord:
-    """Settled by hand, without having run."""
+    """Settled by an operator."""
     if state is COMPLETED:
         return _finished(job, Move.RESOLVE, now, state, result=result)
     failure = Failure(Reason.UNRECOVERABLE, "Resolved", message or "resolved as failed by an operator")
@@ -337,10 +341,10 @@ def resolved(job: JobRecord, state: State, result: str | None, message: str, now
     )
 
 
-def removable(job: JobRecord, force: bool) -> Move:
-    """The move that removes `job`; InvalidMove if only force would."""
+def removal(job: JobRecord, force: bool) -> Move:
+    """The move that removes `job`. Raises InvalidMove if the job is held and `force` is not set."""
     move = Move.REMOVE_FORCED if force else Move.REMOVE
-    _target(job, move)
+    _target_state(job, move)
     return move
 
 
@@ -348,7 +352,7 @@ def _run_at(new: NewJob, now: float) -> float | None:
     return now + new.delay if new.delay is not None else new.run_at
 
 
-def _due(job: JobRecord | NewJob, now: float) -> float:
+def _due_at(job: JobRecord | NewJob, now: float) -> float:
     run_at = _run_at(job, now) if isinstance(job, NewJob) else job.run_at
     return now if run_at is None else max(now, run_at)
 
@@ -359,15 +363,15 @@ def _ready_state(open_children: int, run_at: float | None, now: float) -> State:
     return SCHEDULED if run_at is not None and run_at > now else WAITING
 
 
-def _target(job: JobRecord, move: Move) -> State | None:
+def _target_state(job: JobRecord, move: Move) -> State | None:
     rule = TABLE[move]
     if job.state not in rule.leads:
         raise InvalidMove(job.id, move.removesuffix("_forced"), job.state, rule.sources)
     return rule.leads[job.state]
 
 
-def _reached(job: JobRecord, move: Move, to: State) -> State:
-    """`to`, if the table says that the move may lead there from the job's state."""
+def _allowed_state(job: JobRecord, move: Move, to: State) -> State:
+    """`to`, if the table allows the move from the job's state to lead there."""
     rule = TABLE[move]
     if job.state not in rule.leads or (to is not rule.leads[job.state] and to not in rule.otherwise):
         raise InvalidMove(job.id, move.removesuffix("_forced"), job.state, rule.sources)
@@ -375,17 +379,17 @@ def _reached(job: JobRecord, move: Move, to: State) -> State:
 
 
 def _moved(job: JobRecord, move: Move, now: float, to: State | None = None, **changes: Any) -> JobRecord:
-    """`job` after `move`: by the table, or `to` another state the table names for it."""
-    state = _target(job, move) if to is None else _reached(job, move, to)
-    kept = job.place if state is WAITING else None
-    return replace(job, state=state, updated_at=now, place=kept, **changes)
+    """`job` after `move`: in the plain target state of the table, or in `to`, which the table must allow."""
+    state = _target_state(job, move) if to is None else _allowed_state(job, move, to)
+    new_place = job.place if state is WAITING else None
+    return replace(job, state=state, updated_at=now, place=new_place, **changes)
 
 
 def _finished(job: JobRecord, move: Move, now: float, to: State, **changes: Any) -> JobRecord:
-    """Ended: no lease, and an expiry fixed now."""
+    """Ended, without a lease, and with the time at which its record expires."""
     return replace(
         job,
-        state=_reached(job, move, to),
+        state=_allowed_state(job, move, to),
         updated_at=now,
         place=None,
         lease_until=None,
@@ -396,10 +400,10 @@ def _finished(job: JobRecord, move: Move, now: float, to: State, **changes: Any)
 
 
 def _completed(job: JobRecord, outcome: CompleteOutcome, now: float) -> JobRecord:
-    """`_finished` spelled out for the commonest end: half the time."""
+    """Like `_finished`, but in half the time; this is the most frequent end."""
     return replace(
         job,
-        state=_reached(job, Move.COMPLETE, COMPLETED),
+        state=_allowed_state(job, Move.COMPLETE, COMPLETED),
         updated_at=now,
         place=None,
         lease_until=None,
@@ -410,18 +414,18 @@ def _completed(job: JobRecord, outcome: CompleteOutcome, now: float) -> JobRecor
     )
 
 
-def _let_go(
+def _requeued(
     job: JobRecord, move: Move, now: float, delay: float, to: State | None = None, **changes: Any
 ) -> JobRecord:
-    """No longer held: in line again, or scheduled after a delay."""
+    """No longer held: waiting again, or scheduled after a delay."""
     to = to or (SCHEDULED if delay > 0 else WAITING)
     return _moved(job, move, now, to=to, run_at=now + delay, worker=None, lease_until=None, **changes)
 
 
 def _released(
-    job: JobRecord, move: Move, now: float, delay: float, reason: Reason, mark: Move | None
+    job: JobRecord, move: Move, now: float, delay: float, reason: Reason, settled_by: Move | None
 ) -> JobRecord:
-    """Given back unspent, so many times at most."""
+    """Released with its attempt given back; failed after `RELEASES_MAX` releases."""
     releases = job.releases + 1
     if releases > RELEASES_MAX:  # guard: release_cap
         failure = Failure(reason, "Released", f"released {releases} times without having run")
@@ -433,9 +437,11 @@ def _released(
             reason=reason,
             errors=_with_error(job, failure, now),
             releases=releases,
-            settled=mark,
+            settled=settled_by,
         )
-    return _let_go(job, move, now, delay, attempts=_given_back(job), releases=releases, settled=mark)
+    return _requeued(
+        job, move, now, delay, attempts=_attempts_given_back(job), releases=releases, settled=settled_by
+    )
 
 
 def _failed(job: JobRecord, move: Move, now: float, failure: Failure) -> JobRecord:
@@ -447,35 +453,39 @@ def _retried(job: JobRecord, outcome: RetryOutcome, now: float) -> JobRecord:
     if job.attempts >= job.max_attempts:  # guard: attempts_of_retry
         return _failed(job, outcome.move, now, outcome.failure)
     errors = _with_error(job, outcome.failure, now)
-    return _let_go(job, outcome.move, now, backing_off(job, outcome), errors=errors, settled=outcome.move)
+    return _requeued(job, outcome.move, now, retry_delay(job, outcome), errors=errors, settled=outcome.move)
 
 
-def _awaiting(job: JobRecord, move: Move, now: float) -> JobRecord:
-    """Blocked, or in line again if no child is open."""
+def _blocked(job: JobRecord, move: Move, now: float) -> JobRecord:
+    """Blocked; waiting again if no child is open."""
     to = State.BLOCKED if job.open_children else WAITING
-    return _let_go(job, move, now, 0.0, to, attempts=_given_back(job), settled=move)
+    return _requeued(job, move, now, 0.0, to, attempts=_attempts_given_back(job), settled=move)
 
 
-def _resting(job: JobRecord, outcome: SnoozeOutcome | WaitOutcome, now: float) -> JobRecord:
-    """Scheduled until it is time; in line at once if what it would wait for is there."""
+def _snoozed(job: JobRecord, outcome: SnoozeOutcome | WaitOutcome, now: float) -> JobRecord:
+    """Scheduled for the end of the snooze or wait; waiting if its signal has already come."""
     delay = outcome.delay if isinstance(outcome, SnoozeOutcome) else outcome.timeout
     to = SCHEDULED if delay or isinstance(outcome, SnoozeOutcome) else WAITING
-    return _let_go(job, outcome.move, now, delay, to, attempts=_given_back(job), settled=outcome.move)
+    return _requeued(
+        job, outcome.move, now, delay, to, attempts=_attempts_given_back(job), settled=outcome.move
+    )
 
 
 def _given_up(job: JobRecord, outcome: Outcome, now: float) -> JobRecord:
-    """Canceled; what the handler returned or raised stays in the record of its attempt."""
+    """Canceled. The result or error of the handler stays in the record."""
     failure: Failure | None = getattr(outcome, "failure", None)
     result = job.result
     if isinstance(outcome, CompleteOutcome):
         result = outcome.result
-        failure = Failure(Reason.CANCELED, "Canceled", "the handler had returned when the cancel was obeyed")
+        failure = Failure(
+            Reason.CANCELED, "Canceled", "the handler returned before it obeyed the cancel request"
+        )
     errors = job.errors if failure is None else _with_error(job, failure, now)
     changes = {"reason": Reason.CANCELED, "result": result, "errors": errors, "settled": outcome.move}
     return _finished(job, outcome.move, now, CANCELED, **changes)
 
 
-def _given_back(job: JobRecord) -> int:
+def _attempts_given_back(job: JobRecord) -> int:
     return max(0, job.attempts - 1)
 
 
@@ -486,8 +496,8 @@ def _with_error(job: JobRecord, failure: Failure, now: float) -> tuple[AttemptEr
         job.started_at,
         now,
         failure.kind,
-        check.capped(failure.type, 200),
-        check.capped(failure.message, 4_000),
-        check.capped(failure.traceback),
+        check.storable_text(failure.type, 200),
+        check.storable_text(failure.message, 4_000),
+        check.storable_text(failure.traceback),
     )
     return (*job.errors, error)[-ERRORS_MAX:]

@@ -1,34 +1,45 @@
-"""How many jobs may still be claimed in a pass, as gates say: paused or not, limits, rates.
+"""How many jobs a pass may still claim, by the pauses, limits and rates of gates.
 
-Permits are the jobs that workers hold: who dies leaks none. They are counted before anything is claimed, and
-with every job that is.
+A permit is not stored: the jobs that workers hold are counted before the first claim of a pass, and each
+claimed job is added. So a worker that dies leaks no permit.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import inf
 
-from errandry.core.fair_queueing import OpenLane, keys_of
-from errandry.core.gate import GateKey, GateKind, GateRecord, LaneKey, allowed, limits, next_at, spent
+from errandry.core.fair_queueing import OpenLane, gate_keys
+from errandry.core.gate import (
+    GateKey,
+    GateKind,
+    GateRecord,
+    LaneKey,
+    allowed_now,
+    group_limits,
+    next_allowed_at,
+    tat_after,
+)
 from errandry.core.job import JobRecord
 from errandry.core.rule import NO_RULE, Rate, Rule
 
 NEVER = 1e18
-"""A time that does not come: of what is opened by something else."""
-GATHERING = 0.01
-"""So long a claim may wait for a rate to let through more than one."""
+"""The opening time of a gate that no passing of time opens."""
+BURST_WAIT_MAX = 0.01
+"""Maximum number of seconds that a claim waits so that a rate allows several jobs at once."""
 
 
 class Permits:
+    """The gates of a store, and how many jobs may pass each in this pass."""
+
     def __init__(self, gates: Iterable[GateRecord], now: float) -> None:
         self._now = now
         self._gates = {gate.key: gate for gate in gates}
         self._busy: set[GateKey] = set()
         self._held: Counter[GateKey] = Counter()
-        self._spent: dict[GateKey, float] = {}
-        self._fresh: set[GateKey] = set()
+        self._tats: dict[GateKey, float] = {}
+        self._changed: set[GateKey] = set()
 
-    # What is asked before anything is counted.
+    # These do not need the counts of `set_held`.
 
     def is_paused(self, kind: GateKind, name: str) -> bool:
         gate = self._gates.get((kind, name, ""))
@@ -38,13 +49,13 @@ class Permits:
         return self._rule((GateKind.QUEUE, queue, ""))
 
     @property
-    def limiting(self) -> list[GateRecord]:
-        """The gates that only one pass may count at a time."""
-        return [gate for gate in self._gates.values() if _LIMITING.intersection(gate.rule.given)]
+    def limiting_gates(self) -> list[GateRecord]:
+        """The gates with a limit or a rate. The pass locks them, so that no other pass counts them."""
+        return [gate for gate in self._gates.values() if _LIMITING.intersection(gate.rule.given_fields)]
 
     @property
-    def is_timed(self) -> bool:
-        """Whether time may open a queue or a task."""
+    def may_open_by_time(self) -> bool:
+        """Whether a queue or task that is closed may open without another command."""
         return any(
             gate.rule.rate is not None or gate.closed_until > self._now for gate in self._gates.values()
         )
@@ -53,85 +64,86 @@ class Permits:
     def has_limits(self) -> bool:
         return any(gate.rule.limit is not None for gate in self._gates.values())
 
-    def is_plain(self, line: OpenLane, number: int) -> bool:
-        """Whether so many jobs of a lane without a group may go as they stand: there is room for all."""
-        queue, task = line.keys[:2]
-        return self._rule(queue).ageing is None and min(self.room(queue), self.room(task)) >= number
+    def has_room_for(self, lane: OpenLane, count: int) -> bool:
+        """Whether `count` jobs of a lane without a group may be claimed in the order of their places."""
+        queue, task = lane.keys[:2]
+        return self._rule(queue).ageing is None and min(self.available(queue), self.available(task)) >= count
 
     def has_group_limit(self, queue: str, group: str) -> bool:
         return self._limits((GateKind.GROUP, queue, group))[0] is not None
 
-    # What is counted.
+    # These need them, or add to them.
 
     def update(self, gates: Iterable[GateRecord]) -> None:
         self._gates |= {gate.key: gate for gate in gates}
 
-    def leave(self, keys: Iterable[GateKey]) -> None:
-        """Another pass counts these: nothing passes them in this one."""
+    def exclude(self, keys: Iterable[GateKey]) -> None:
+        """Let no job pass these gates, which another pass has locked."""
         self._busy.update(keys)
 
-    def hold(self, holding: Mapping[LaneKey, int]) -> None:
-        """So many jobs are held."""
+    def set_held(self, held_counts: Mapping[LaneKey, int]) -> None:
+        """Set how many jobs workers hold, by lane."""
         self._held = Counter()
-        for (queue, task, group), number in holding.items():
-            for key in keys_of(queue, task, group):
-                self._held[key] += number
+        for (queue, task, group), count in held_counts.items():
+            for key in gate_keys(queue, task, group):
+                self._held[key] += count
 
     def take(self, job: JobRecord) -> None:
-        """It has passed."""
-        for key in keys_of(job.queue, job.task, job.group):
+        """Count a claimed job."""
+        for key in gate_keys(job.queue, job.task, job.group):
             self._held[key] += 1  # guard: limit_of_the_pass
             if (rate := self._limits(key)[1]) is not None:
-                self._spent[key] = spent(rate, self._tat(key), self._now, 1)  # guard: rate_spent
-                self._fresh.add(key)
+                self._tats[key] = tat_after(rate, self._tat(key), self._now, 1)  # guard: rate_spent
+                self._changed.add(key)
 
-    def newly_spent(self) -> dict[GateKey, float]:
-        """Where the rates are that were used since this was asked last."""
-        fresh, self._fresh = sorted(self._fresh), set()
-        return {key: self._spent[key] for key in fresh}
+    def changed_tats(self) -> dict[GateKey, float]:
+        """The theoretical arrival times (GCRA) that have changed since the last call."""
+        changed, self._changed = sorted(self._changed), set()
+        return {key: self._tats[key] for key in changed}
 
-    def room(self, key: GateKey) -> float:
-        """How many may pass a gate now."""
+    def available(self, key: GateKey) -> float:
+        """How many jobs may pass the gate now."""
         gate = self._gates.get(key)
         # guard: closed_gate
         if key in self._busy or (gate is not None and (gate.paused or gate.closed_until > self._now)):
             return 0
         limit, rate = self._limits(key)
         room = inf if limit is None else limit - self._held[key]  # guard: limit_of_the_held
-        return room if rate is None else min(room, allowed(rate, self._tat(key), self._now))
+        return room if rate is None else min(room, allowed_now(rate, self._tat(key), self._now))
 
     def opens_at(self, key: GateKey) -> float:
-        """When a gate that nothing may pass is to be looked at again; NEVER if no time opens it."""
+        """When a closed gate may be open again; NEVER if the passing of time does not open it."""
         gate = self._gates.get(key)
         if gate is not None and gate.paused:
             return NEVER
         limit, rate = self._limits(key)
         if limit is not None and self._held[key] >= limit:
             return NEVER
-        at = self._now if rate is None else self._gathered(rate, self._tat(key))
+        at = self._now if rate is None else self._next_burst_at(rate, self._tat(key))
         return at if gate is None else max(at, gate.closed_until)
 
     def weight(self, queue: str, group: str) -> float:
         return self._rule((GateKind.GROUP, queue, group)).weight or 1.0
 
-    def closed(self, kind: GateKind) -> list[str]:
-        """The queues or tasks that nothing may be claimed of."""
-        return [name for (of, name, _) in self._gates if of is kind and self.room((of, name, "")) <= 0]
+    def closed_names(self, kind: GateKind) -> list[str]:
+        """The queues or tasks of which nothing may be claimed."""
+        names = [name for (kind_of_gate, name, _) in self._gates if kind_of_gate is kind]
+        return [name for name in names if self.available((kind, name, "")) <= 0]
 
-    def due(self, pairs: Iterable[tuple[str, str]]) -> float | None:
-        """When the first of these queues and tasks opens of those that time opens."""
+    def next_opening(self, pairs: Iterable[tuple[str, str]]) -> float | None:
+        """When the first pair of queue and task opens, of those that are closed; None if time opens none."""
         times = []
         for queue, task in pairs:
             keys = (GateKind.QUEUE, queue, ""), (GateKind.TASK, task, "")
-            shut = [self.opens_at(key) for key in keys if self.room(key) <= 0]
-            if shut and max(shut) < NEVER:
-                times.append(max(shut))
+            closed = [self.opens_at(key) for key in keys if self.available(key) <= 0]
+            if closed and max(closed) < NEVER:
+                times.append(max(closed))
         return min(times, default=None)
 
-    def _gathered(self, rate: Rate, tat: float) -> float:
-        """When a rate lets the next one through, or a little later if that is several."""
-        at = next_at(rate, tat, self._now)
-        return at + min(GATHERING, rate.burst // 2 * rate.every) if at > self._now else at
+    def _next_burst_at(self, rate: Rate, tat: float) -> float:
+        """When the rate allows the next job, plus up to `BURST_WAIT_MAX` if it then allows several."""
+        at = next_allowed_at(rate, tat, self._now)
+        return at + min(BURST_WAIT_MAX, rate.burst // 2 * rate.every) if at > self._now else at
 
     def _rule(self, key: GateKey) -> Rule:
         gate = self._gates.get(key)
@@ -140,12 +152,12 @@ class Permits:
     def _limits(self, key: GateKey) -> tuple[int | None, Rate | None]:
         rule = self._rule(key)
         if key[0] is GateKind.GROUP:
-            return limits(rule, self.rule(key[1]))
+            return group_limits(rule, self.rule(key[1]))
         return rule.limit, rule.rate
 
     def _tat(self, key: GateKey) -> float:
         gate = self._gates.get(key)
-        return self._spent.get(key, 0.0 if gate is None else gate.tat)
+        return self._tats.get(key, 0.0 if gate is None else gate.tat)
 
 
 _LIMITING = frozenset(("limit", "rate", "group_limit", "group_rate"))

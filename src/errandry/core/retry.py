@@ -1,4 +1,4 @@
-"""How long a failed job waits before it is tried again."""
+"""The delay before a failed job is tried again."""
 
 from enum import StrEnum
 from hashlib import blake2b
@@ -16,11 +16,11 @@ class Curve(StrEnum):
 
 
 class Backoff(Struct, frozen=True, omit_defaults=True, gc=False):
-    """The delay before attempt n + 1, as stored with the job.
+    """The delay before the next attempt, as stored with the job.
 
-    `jitter` spreads it by that share up and down; `cap` is applied last. `function` names a
-    function a worker has registered: the worker then says the delay, and the curve serves
-    only where no worker can be asked.
+    `start` and `cap` are seconds. `jitter` varies the delay by that share up and down; `cap` is applied last.
+    `function` names a function that is registered in the worker, which then computes the delay. The curve is
+    used only where no worker is involved.
     """
 
     curve: Curve = Curve.EXPONENTIAL
@@ -38,7 +38,10 @@ class Backoff(Struct, frozen=True, omit_defaults=True, gc=False):
             check.name("backoff.function", self.function)
 
     def delay(self, attempt: int, seed: str) -> float:
-        """Seconds to wait after `attempt` (1 is the first). The same seed gives the same jitter."""
+        """Seconds to wait after `attempt` (1 is the first).
+
+        The jitter depends only on `seed` and `attempt`.
+        """
         growth = {
             Curve.FIXED: 1.0,
             Curve.LINEAR: float(attempt),
@@ -46,13 +49,13 @@ class Backoff(Struct, frozen=True, omit_defaults=True, gc=False):
         }
         plain = self.start * growth[self.curve]
         if self.jitter:
-            plain *= 1 + self.jitter * (2 * _share(f"{seed}:{attempt}") - 1)
+            plain *= 1 + self.jitter * (2 * _fraction(f"{seed}:{attempt}") - 1)
         return min(plain, self.cap)
 
 
 DEFAULT_BACKOFF = Backoff()
 
 
-def _share(seed: str) -> float:
-    """A number from 0 up to 1, spread evenly over seeds: two stores compute the same delay."""
+def _fraction(seed: str) -> float:
+    """A number from 0 to 1, evenly distributed over seeds. Every store computes the same number."""
     return int.from_bytes(blake2b(seed.encode(), digest_size=6).digest()) / 2**48

@@ -1,7 +1,6 @@
-"""Rules of queues, tasks and groups: how many at once, how many in a time, how many may wait, in which order.
+"""Rules of queues, tasks and groups: their limits, rates, sizes, and the order of their jobs.
 
-A rule is stored beside the gate it is about and can be changed at any time; see `core/gate.py` for
-what follows from it.
+A rule is stored with its gate and can be changed at any time. `core/gate.py` and `core/permit.py` apply it.
 """
 
 import re
@@ -14,14 +13,14 @@ from errandry.core.duration import seconds
 from errandry.errors import InvalidValue
 
 COUNT_MAX = 10_000_000
-_RIGHT = 'write how many in which time: "100/minute", "5/s", "1000/90s"'
+_USAGE = 'write a count and a time: "100/minute", "5/s", "1000/90s"'
 _RATE = re.compile(r"\s*([0-9][0-9_,]*)\s*/\s*([0-9].*|[a-zA-Z]+)\s*", re.ASCII)
 
 
 class Rate(Struct, frozen=True, gc=False):
-    """At most `count` in each `period`, spread evenly; `burst` of them may come at once.
+    """`count` jobs in each `period` of seconds, evenly spread, of which `burst` may come at once.
 
-    So in no stretch of one period are there more than `count` and `burst` together.
+    No interval of one period has more than `count + burst` jobs.
     """
 
     count: int
@@ -32,35 +31,35 @@ class Rate(Struct, frozen=True, gc=False):
         check.whole("rate.count", self.count, 1, COUNT_MAX)
         check.whole("rate.burst", self.burst, 1, COUNT_MAX)
         if check.span("rate.period", self.period) < 0.001:
-            raise InvalidValue("rate.period", self.period, f"must be at least a millisecond; {_RIGHT}")
+            raise InvalidValue("rate.period", self.period, f"must be at least a millisecond; {_USAGE}")
 
     @property
     def every(self) -> float:
-        """Seconds from one to the next."""
+        """Seconds from one job to the next."""
         return self.period / self.count
 
     def __str__(self) -> str:
-        period = _NAMES.get(self.period, f"{self.period:g}s")
+        period = _PERIOD_NAMES.get(self.period, f"{self.period:g}s")
         return f"{self.count}/{period}"
 
 
 def rate(text: object, burst: int | None = None) -> Rate:
-    """A rate as people write it: "100/minute". Without a `burst` it is a tenth of the count, at least 1."""
+    """Parse a rate such as "100/minute". The default `burst` is a tenth of the count, at least 1."""
     if isinstance(text, Rate):
         return text
-    found = _RATE.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
-        raise InvalidValue("rate", text, f"not a rate; {_RIGHT}")
-    digits, unit = found[1].replace("_", "").replace(",", ""), found[2]
+    match = _RATE.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InvalidValue("rate", text, f"not a rate; {_USAGE}")
+    digits, unit = match[1].replace("_", "").replace(",", ""), match[2]
     try:
         period = seconds(unit if unit[0].isdigit() else f"1{unit}", "rate")
     except InvalidValue:
-        raise InvalidValue("rate", text, f"{unit!r} is not a length of time; {_RIGHT}") from None
+        raise InvalidValue("rate", text, f"{unit!r} is not a length of time; {_USAGE}") from None
     count = check.whole("rate.count", int(digits[:20]), 1, COUNT_MAX)
     return Rate(count, period, max(1, count // 10) if burst is None else burst)
 
 
-_NAMES = {1.0: "second", 60.0: "minute", 3_600.0: "hour", 86_400.0: "day"}
+_PERIOD_NAMES = {1.0: "second", 60.0: "minute", 3_600.0: "hour", 86_400.0: "day"}
 
 
 class Overflow(StrEnum):
@@ -77,10 +76,10 @@ class Overflow(StrEnum):
 
 
 class Comeback(StrEnum):
-    """Where a job of a group goes that comes back: by a retry, a snooze, a release or an expiry.
+    """Where a job of a group returns to after a retry, a snooze, a release or an expiry.
 
-    place  to the place it had by its number, before all that were inserted after it
-    hold   there too, and while it waits for its time nothing else of its group is claimed
+    place  to its original place, before all jobs that were inserted later
+    hold   to its original place; while it is scheduled, no other job of its group is claimed
     """
 
     PLACE = "place"
@@ -88,18 +87,18 @@ class Comeback(StrEnum):
 
 
 class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What holds for a queue, a task or a group. What is None is not limited; a group may have its own.
+    """The limits of a queue, a task or a group. None means no limit.
 
-    limit           how many are claimed or running at once, across all workers
-    rate            how many are claimed in a time, across all workers
+    limit           the maximum number of jobs that are claimed or running, across all workers
+    rate            how many jobs are claimed in a time, across all workers
     weight          how often a group has its turn, compared with groups of weight 1
-    group_limit     the limit of each group of the queue that has none of its own
-    group_rate      the rate of each group of the queue that has none of its own
-    max_size        how many jobs may wait in the queue
-    group_max_size  how many jobs may wait in each of its groups
-    overflow        what happens to those beyond that
-    ageing          after so many seconds of waiting a job goes before all others of its queue
-    order           where a job of a group goes that comes back
+    group_limit     the limit of each group of the queue without a limit of its own
+    group_rate      the rate of each group of the queue without a rate of its own
+    max_size        the maximum number of jobs that wait in the queue
+    group_max_size  the maximum number of jobs that wait in each of its groups
+    overflow        what happens to an insert beyond these sizes
+    ageing          after this many seconds of waiting a job goes before all others of its queue
+    order           where a job of a group goes that returns after a retry, snooze, release or expiry
     """
 
     limit: int | None = None
@@ -132,8 +131,8 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
                 raise InvalidValue(field, value, f"must be of type {kind.__name__}")
 
     @property
-    def given(self) -> tuple[str, ...]:
-        """The names of what it limits."""
+    def given_fields(self) -> tuple[str, ...]:
+        """The names of the fields that are set."""
         return tuple(field for field in self.__struct_fields__ if getattr(self, field) is not None)
 
 

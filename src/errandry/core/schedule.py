@@ -1,7 +1,8 @@
-"""Schedules: jobs that are made again and again; what they are told, and the commands that tell them.
+"""Schedules: jobs that are inserted again and again. Their plans, their records and their commands.
 
-A tick is a moment of a schedule's cron expression or interval, and has at most one job, whose id is made of
-both: whoever makes it twice makes it once. The job of the next tick is there before its time, scheduled.
+A tick is a time at which a schedule is due, by its cron expression or interval. It has at most one job, whose
+id is derived from the schedule and the tick, so that inserting it twice has no effect. The job of the next
+tick already exists before its time, as a scheduled job.
 """
 
 from enum import StrEnum
@@ -11,7 +12,7 @@ from msgspec import Struct
 
 from errandry.core import check
 from errandry.core.cron import Cron
-from errandry.core.duration import iso, short
+from errandry.core.duration import format_duration, format_time
 from errandry.core.gate import PauseInfo
 from errandry.core.job import NewJob
 from errandry.errors import InvalidValue
@@ -19,19 +20,19 @@ from errandry.errors import InvalidValue
 NAME_MAX = 150
 EVERY_MIN = 1.0
 BACKFILL_MAX = 1_000
-BY_ITSELF = "errandry: "
-"""So begins who has paused a schedule that could not go on."""
+SYSTEM_PREFIX = "errandry: "
+"""Prefix of `PauseInfo.by` of a schedule that the store paused because it could not continue."""
 
-MOMENT = 1e-6
-"""Ticks are further apart than this."""
+TICK_RESOLUTION = 1e-6
+"""Seconds; less than the distance of any two ticks."""
 
 
 class Overlap(StrEnum):
-    """What becomes of a tick that is due while the last run lives.
+    """What happens to a tick that is due while the last run has not ended.
 
-    allow  it runs beside it
-    skip   it is missed
-    queue  it waits for that run
+    allow  both run at the same time
+    skip   the tick is missed
+    queue  the tick waits for the last run to end
     """
 
     ALLOW = "allow"
@@ -40,11 +41,11 @@ class Overlap(StrEnum):
 
 
 class CatchUp(StrEnum):
-    """What becomes of ticks that nobody was there to run.
+    """What happens to ticks that were due while no worker was running.
 
-    skip  they are missed, if they are more than a minute old
-    one   the last of them runs
-    all   they run, the last hundred of them at most
+    skip  they are missed if they are more than a minute old
+    one   only the last of them runs
+    all   the last 100 of them run
     """
 
     SKIP = "skip"
@@ -53,10 +54,10 @@ class CatchUp(StrEnum):
 
 
 class SchedulePlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a schedule is told: a job like `job` at every tick, of a `cron` expression or `every` so often.
+    """The plan of a schedule: run a job like `job` at each tick, of a `cron` expression or `every` n seconds.
 
-    Ticks of `every` are counted from `start`, or else from 1970. There are none before `start` and after
-    `end`, and no more than `limit` runs. Each runs up to `jitter` seconds after its tick.
+    Ticks of `every` count from `start`, or from 1970 without one. There are no ticks before `start` or after
+    `end`, and at most `limit` runs. Each job is due up to `jitter` seconds after its tick.
     """
 
     job: NewJob
@@ -71,34 +72,37 @@ class SchedulePlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     catch_up: CatchUp = CatchUp.ONE
 
     @property
-    def words(self) -> str:
-        """When, as it was written."""
-        return f"every {short(self.every)}" if self.every is not None else f"{self.cron}"
+    def timing_text(self) -> str:
+        """The interval or cron expression, for people."""
+        return f"every {format_duration(self.every)}" if self.every is not None else f"{self.cron}"
 
     @property
     def timing(self) -> tuple[object, ...]:
-        """All that its ticks depend on."""
+        """All fields that determine the ticks and when they are due."""
         return self.cron, self.every, self.zone, self.start, self.end, self.jitter
 
     def after(self, moment: float) -> float | None:
-        """The first tick after `moment`; None if there is none. A zone that is gone is an InvalidValue."""
+        """The first tick after `moment`; None if there is none.
+
+        Raises InvalidValue if this host no longer knows the time zone.
+        """
         if self.start is not None and moment < self.start:
-            moment = self.start - MOMENT
-        tick = self._cron.after(moment) if self.every is None else self._step(self.every, moment)
+            moment = self.start - TICK_RESOLUTION
+        tick = self._cron.after(moment) if self.every is None else self._next_interval(self.every, moment)
         return None if tick is None or (self.end is not None and tick > self.end) else tick
 
     @property
     def _cron(self) -> Cron:
         return Cron(self.cron or "", self.zone)
 
-    def _step(self, every: float, moment: float) -> float:
+    def _next_interval(self, every: float, moment: float) -> float:
         anchor = self.start or 0.0
         steps = (moment - anchor) // every
         return next(tick for more in (1, 2) if (tick := anchor + (steps + more) * every) > moment)
 
 
 def check_plan(name: str, plan: SchedulePlan) -> None:
-    """Refuse what no schedule can be. Not when it is read: what was stored may have become impossible."""
+    """Refuse an invalid plan. Not checked on reading: a stored plan may have become invalid since."""
     check.name("schedule", name)
     if len(name) > NAME_MAX:
         raise InvalidValue("schedule", name, f"a schedule's name has at most {NAME_MAX} characters")
@@ -114,7 +118,7 @@ def check_plan(name: str, plan: SchedulePlan) -> None:
     check.span("jitter", plan.jitter)
     for field in ("run_at", "delay", "deadline", "unique"):
         if (value := getattr(plan.job, field)) is not None:
-            raise InvalidValue(field, value, "is not for the jobs of a schedule: that says when, and overlap")
+            raise InvalidValue(field, value, "cannot be set for the jobs of a schedule: its plan says when")
     if plan.job.metadata is not None and not isinstance(msgspec.json.decode(plan.job.metadata), dict):
         raise InvalidValue("metadata", plan.job.metadata, "must be a JSON object")
     if plan.cron is not None:
@@ -122,10 +126,12 @@ def check_plan(name: str, plan: SchedulePlan) -> None:
 
 
 class ScheduleRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A schedule as stored. `tick` is the next one, whose job is due at `due_at`; None while it rests.
+    """A schedule as stored.
 
-    `last` is the last tick that ran. `live` are its latest runs, as far as they may still live. `owner` is
-    who declares it in code; one made by hand has none. `by` is who has put it.
+    `tick` is the next tick, whose job is due at `due_at`; both are None while there is none. `last` is the
+    last tick that ran. `live` are the ids of the latest runs that may not have ended. `owner` is the program
+    that declares the schedule in code; a schedule made by hand has none. `by` is the operator who changed it
+    last.
     """
 
     name: str
@@ -144,22 +150,22 @@ class ScheduleRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def job(self) -> str | None:
-        """The id of the job of its next tick."""
+        """The id of the job of the next tick."""
         return None if self.tick is None else job_id(self.name, self.tick)
 
     @property
     def is_over(self) -> bool:
-        """Whether there are no more ticks, though nobody has paused it."""
+        """Whether the schedule has no more ticks, and not because it is paused."""
         return self.tick is None and self.paused is None
 
 
 def job_id(name: str, tick: float) -> str:
-    """The id of the job of a tick."""
-    return f"{name}@{iso(round(tick * 1_000_000))}"
+    """The id of the job of this tick."""
+    return f"{name}@{format_time(round(tick * 1_000_000))}"
 
 
 class PutSchedule(Struct, frozen=True, gc=False):
-    """This schedule holds from now on, whatever it was before. Answer: WRITTEN, or ALREADY if it was this."""
+    """Create or replace a schedule. Answer: WRITTEN, or ALREADY if nothing changed."""
 
     name: str
     plan: SchedulePlan
@@ -174,7 +180,7 @@ class PutSchedule(Struct, frozen=True, gc=False):
 
 
 class PauseSchedule(Struct, frozen=True, gc=False):
-    """No ticks until it is resumed. What runs goes on. Answer: WRITTEN or ALREADY."""
+    """Stop the ticks until the schedule is resumed. Running jobs continue. Answer: WRITTEN or ALREADY."""
 
     name: str
     by: str = ""
@@ -186,7 +192,7 @@ class PauseSchedule(Struct, frozen=True, gc=False):
 
 
 class ResumeSchedule(Struct, frozen=True, gc=False):
-    """Undo a pause; ticks meanwhile are not made up for. Answer: WRITTEN or ALREADY."""
+    """Undo a pause. Ticks during the pause do not run. Answer: WRITTEN or ALREADY."""
 
     name: str
 
@@ -195,7 +201,7 @@ class ResumeSchedule(Struct, frozen=True, gc=False):
 
 
 class RemoveSchedule(Struct, frozen=True, gc=False):
-    """There is no such schedule any more; what runs goes on. Answer: WRITTEN or ALREADY."""
+    """Delete the schedule. Running jobs continue. Answer: WRITTEN or ALREADY."""
 
     name: str
 
@@ -204,7 +210,7 @@ class RemoveSchedule(Struct, frozen=True, gc=False):
 
 
 class RunSchedule(Struct, frozen=True, gc=False):
-    """Run its job now, beside its ticks, under the id `job`. Answer: `Inserted`."""
+    """Run the job of the schedule now, in addition to its ticks, under the id `job`. Answer: `Inserted`."""
 
     name: str
     job: str
@@ -215,7 +221,7 @@ class RunSchedule(Struct, frozen=True, gc=False):
 
 
 class Backfill(Struct, frozen=True, gc=False):
-    """Run now the ticks from `first` to `last` that have no job, up to `limit`. Answer: `Backfilled`."""
+    """Run the ticks from `first` to `last` that have no job, at most `limit`, now. Answer: `Backfilled`."""
 
     name: str
     first: float
@@ -230,7 +236,10 @@ class Backfill(Struct, frozen=True, gc=False):
 
 
 class Backfilled(Struct, frozen=True, gc=False):
-    """The jobs of these ticks, and which were there before; `first`, if there are more, is where to go on."""
+    """The ids of the jobs of these ticks, and those of them that existed before.
+
+    If there are more ticks than the limit, `first` is the value to send with the next command.
+    """
 
     ids: tuple[str, ...] = ()
     existed: frozenset[str] = frozenset()

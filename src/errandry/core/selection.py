@@ -1,4 +1,4 @@
-"""Which jobs an operator's command means."""
+"""The selection of jobs for a command of an operator."""
 
 from msgspec import Struct
 
@@ -10,10 +10,11 @@ from errandry.errors import InvalidValue
 
 
 class JobSelection(Struct, frozen=True, kw_only=True, gc=False):
-    """Ids; or a query in slices; or both: those of the ids that still match.
+    """Jobs by id, by query, or by both: then those of the ids that match the query.
 
-    A slice is up to `limit` jobs, newest first, and goes on `below` the `seq` the last answer ended at. It
-    looks at no more jobs than the store's bound: it may find few, or none, and still not be the last.
+    A query is processed in slices of up to `limit` jobs, newest first. `below` continues at the `seq` at
+    which the last answer ended. A slice scans a limited number of jobs (`StoreLimits.scan`), so it may
+    contain few jobs or none although more follow.
     """
 
     ids: tuple[str, ...] = ()
@@ -23,13 +24,13 @@ class JobSelection(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """What it does to a job, each from states of its own."""
+        """The moves that the command may make, each from other states."""
         raise NotImplementedError
 
     @property
     def states(self) -> frozenset[State]:
-        """In which it can be done."""
-        return frozenset(state for made in self.moves for state in TABLE[made].sources)
+        """The states from which the command can move a job."""
+        return frozenset(state for move in self.moves for state in TABLE[move].sources)
 
     def __post_init__(self) -> None:
         if not self.ids and self.query is None:
@@ -39,5 +40,5 @@ class JobSelection(Struct, frozen=True, kw_only=True, gc=False):
         check.whole("limit", self.limit, 1, INSERT_MAX)
         if self.below is not None:
             check.whole("below", self.below, 0, check.INT_MAX)
-        for one in self.ids:
-            check.name("id", one)
+        for job_id in self.ids:
+            check.name("id", job_id)

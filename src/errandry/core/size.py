@@ -7,22 +7,22 @@ from errandry.errors import InvalidValue
 
 
 def size(value: str | int, name: str = "size") -> int:
-    """`value` in bytes; `name` is what the error calls it. kB and MB count thousands, KiB and MiB 1,024s."""
+    """`value` in bytes. `name` names the value in an error. 1 kB is 1,000 bytes and 1 KiB 1,024."""
     if isinstance(value, str) and (match := _TEXT.fullmatch(value.strip().lower())):
         number, unit = match.groups()
         value = int(Fraction(number) * _UNITS[unit or "b"])
-    if type(value) is not int or not 0 <= value <= MOST:
+    if type(value) is not int or not 0 <= value <= SIZE_MAX:
         raise InvalidValue(name, value, 'not a size; write bytes (536870912) or a text: "512 MB", "1.5 GiB"')
     return value
 
 
-def short(count: int) -> str:
+def format_size(count: int) -> str:
     """The usual spelling, to three digits: 536870912 is `537 MB`."""
     unit = next((unit for unit in ("TB", "GB", "MB", "kB") if count >= _UNITS[unit.lower()]), "B")
     return f"{count / _UNITS[unit.lower()]:.3g} {unit}"
 
 
-MOST = 2**60
+SIZE_MAX = 2**60
 _UNITS = {
     "b": 1,
     **{f"{letter}b": 1_000**power for power, letter in enumerate("kmgt", 1)},

@@ -1,7 +1,7 @@
-"""States, moves and the one table that says which move leads where.
+"""The states of a job, its moves, and the table of where each move leads.
 
-The table is data: the rules in `move.py` look every move up here, the conformance
-suite generates its cases from it, and the docs print it.
+The table is data: the functions in `move.py` check every move against it, the conformance suite
+generates its cases from it, and the docs print it.
 """
 
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ from msgspec import Struct
 
 
 class State(StrEnum):
-    """Where a job is. The last three are terminal.
+    """The state of a job. The last three are terminal.
 
-    blocked    waits for other jobs
-    scheduled  waits for its time: delayed, snoozed, or backing off before a retry
-    waiting    ready for a worker
-    claimed    a worker holds it under a lease; its handler has not begun
-    running    its handler may have begun; the lease is being renewed
-    completed  done; the result is kept
-    failed     attempts spent, or beyond help; payload and errors are kept
-    canceled   stopped on request
+    blocked    the job waits for other jobs
+    scheduled  the job waits for its time: delayed, snoozed, or backing off before a retry
+    waiting    the job is ready for a worker
+    claimed    a worker holds the job under a lease; its handler has not begun
+    running    the handler may have begun; the worker renews the lease
+    completed  the job is done; its result is kept
+    failed     the job has failed for good; payload and errors are kept
+    canceled   the job was stopped on request
     """
 
     BLOCKED = "blocked"
@@ -37,16 +37,16 @@ class State(StrEnum):
 class Reason(StrEnum):
     """Why a job failed or was canceled; also the kind of each recorded error. People filter by it.
 
-    error            the handler raised
-    unrecoverable    the handler raised Fail, or an exception of fail_on, or returned what cannot be stored
-    timeout          an attempt took longer than the job's timeout
-    worker_lost      its worker died or went away, too often
+    error            the handler raised an exception
+    unrecoverable    the handler raised Fail or an exception of fail_on, or its result cannot be stored
+    timeout          an attempt took longer than the timeout of the job
+    worker_lost      the workers of the job died or stopped too often
     invalid_payload  the handler does not take these arguments
-    no_handler       no worker knew its task
-    child_failed     a job it waited for has failed, or one that its parent waited for
-    deadline         no worker had claimed it by its deadline
-    dropped          its queue was full, and it was the oldest
-    canceled         somebody asked for it
+    no_handler       no worker knew the task
+    child_failed     a job that it waited for has failed, or another job that its parent waited for
+    deadline         no worker had claimed the job by its deadline
+    dropped          the queue was full, and this was its oldest job
+    canceled         a user, an operator or the handler canceled the job
     """
 
     ERROR = "error"
@@ -72,7 +72,6 @@ class Move(StrEnum):
     START = "start"
     RENEW = "renew"
     NOTE = "note"
-    SPAWN = "spawn"
     STEP = "step"
     COMPLETE = "complete"
     RETRY = "retry"
@@ -112,9 +111,9 @@ TERMINAL = frozenset({COMPLETED, FAILED, CANCELED})
 class Transition(Struct, frozen=True):
     """One row of the table.
 
-    `leads` maps each state the move starts from to where it leads in the plain case (None: the
-    job is gone); `otherwise` names the other states it may reach, each with its condition. A fenced
-    move needs the fence of the claim and an unexpired lease.
+    `leads` maps each state from which the move starts to the state it usually leads to (None: the job is
+    gone). `otherwise` has the other states to which it may lead, each with the condition. A fenced move needs
+    the fence of the claim and a lease that has not expired.
     """
 
     leads: Mapping[State | None, State | None]
@@ -148,12 +147,11 @@ TABLE: Mapping[Move, Transition] = {
     Move.LAPSE: Transition(_all(FAILED, BLOCKED, SCHEDULED, WAITING), Actor.ANYONE),
     Move.DROP: Transition(_all(FAILED, WAITING), Actor.STORE),
     Move.CLAIM: Transition(
-        _all(CLAIMED, WAITING), Actor.WORKER, {RUNNING: "claimed for a free slot: starts at once"}
+        _all(CLAIMED, WAITING), Actor.WORKER, {RUNNING: "claimed for a free slot; starts at once"}
     ),
     Move.START: Transition(_all(RUNNING, CLAIMED), Actor.WORKER, fenced=True),
     Move.RENEW: Transition(_same(CLAIMED, RUNNING), Actor.WORKER, fenced=True),
     Move.NOTE: Transition(_same(CLAIMED, RUNNING), Actor.WORKER, fenced=True),
-    Move.SPAWN: Transition(_same(CLAIMED, RUNNING), Actor.WORKER, fenced=True),
     Move.STEP: Transition(_same(CLAIMED, RUNNING), Actor.WORKER, fenced=True),
     Move.COMPLETE: Transition(
         # guard: start_check
@@ -174,7 +172,7 @@ TABLE: Mapping[Move, Transition] = {
         _all(BLOCKED, RUNNING), Actor.WORKER, {WAITING: "no child is open", **_CANCEL_WINS}, fenced=True
     ),
     Move.WAIT: Transition(
-        _all(SCHEDULED, RUNNING), Actor.WORKER, {WAITING: "the signal is there", **_CANCEL_WINS}, fenced=True
+        _all(SCHEDULED, RUNNING), Actor.WORKER, {WAITING: "the signal has come", **_CANCEL_WINS}, fenced=True
     ),
     Move.RELEASE: Transition(
         _all(WAITING, CLAIMED, RUNNING),

@@ -1,7 +1,8 @@
-"""What happened when, in figures: how many jobs ended how, how long they waited and ran.
+"""Statistics: how many jobs were inserted and ended in a time, and how long they waited and ran.
 
-Every pass carries its counts; they are added up by the minute, later by the hour and by the day. Times are
-counted in buckets whose bounds grow by the square root of two, so a quantile is right to a fifth.
+Every pass writes its counts. They are summed by the minute, and old ones by the hour and by the day.
+Durations are counted in histogram buckets whose bounds grow by the square root of two, so the relative error
+of a quantile is at most a fifth.
 """
 
 from bisect import bisect_left
@@ -15,34 +16,35 @@ from msgspec import Struct
 from errandry.errors import InvalidValue
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
-KEPT = {MINUTE: 3 * HOUR, HOUR: 8 * DAY, DAY: 400 * DAY}
-"""How long figures are kept by the minute, by the hour and by the day, in seconds."""
+RETENTION = {MINUTE: 3 * HOUR, HOUR: 8 * DAY, DAY: 400 * DAY}
+"""Seconds for which counters are kept by the minute, by the hour and by the day."""
 
 BOUNDS = tuple(0.001 * 2 ** (number / 2) for number in range(61))
-"""Seconds from a millisecond to twelve days; what took longer is in a bucket of its own."""
-WAIT, RUN = "wait.", "run."
-WAITS = tuple(f"{WAIT}{number}" for number in range(len(BOUNDS) + 1))
-RUNS = tuple(f"{RUN}{number}" for number in range(len(BOUNDS) + 1))
-COUNTED = "total."
-"""Counters with this prefix say what happened, and are figures too."""
+"""Upper bounds of the buckets in seconds, from 1 ms to twelve days. A last bucket has all longer ones."""
+WAIT_PREFIX, RUN_PREFIX = "wait.", "run."
+WAITS = tuple(f"{WAIT_PREFIX}{number}" for number in range(len(BOUNDS) + 1))
+RUNS = tuple(f"{RUN_PREFIX}{number}" for number in range(len(BOUNDS) + 1))
+TOTAL_PREFIX = "total."
+"""Prefix of the counters of events. They are part of the totals and of the statistics by time."""
 
 
 def bucket(names: tuple[str, ...], seconds: float) -> str:
-    """The counter of a time, of `WAITS` or `RUNS`."""
+    """The counter of a duration; `names` is `WAITS` or `RUNS`."""
     return names[bisect_left(BOUNDS, seconds)]
 
 
 def is_time(name: str) -> bool:
-    """Whether a counter is of times only, and no total of a store."""
-    return name.startswith((WAIT, RUN))
+    """Whether a counter is a bucket of durations, which is not part of the totals."""
+    return name.startswith((WAIT_PREFIX, RUN_PREFIX))
 
 
 def is_figure(name: str) -> bool:
-    return name.startswith((COUNTED, WAIT, RUN))
+    """Whether a counter is part of the statistics by time."""
+    return name.startswith((TOTAL_PREFIX, WAIT_PREFIX, RUN_PREFIX))
 
 
 class StatsRow(NamedTuple):
-    """One counter of a queue and task, from `at` on for `span` seconds."""
+    """One counter of a queue and task, for the `span` seconds from `at`."""
 
     span: int
     at: int
@@ -53,7 +55,7 @@ class StatsRow(NamedTuple):
 
 
 class DurationHistogram(Struct, frozen=True):
-    """How long something took, by the number of a bucket of `BOUNDS`: how often."""
+    """The number of durations in each bucket of `BOUNDS`, by the number of the bucket."""
 
     buckets: Mapping[int, int] = {}
 
@@ -62,7 +64,7 @@ class DurationHistogram(Struct, frozen=True):
         return sum(self.buckets.values())
 
     def quantile(self, share: float) -> float | None:
-        """Seconds that this share took at most: 0.99 for the 99th percentile. None if nothing was timed."""
+        """A quantile in seconds: 0.99 for the 99th percentile. None if there are no durations."""
         if not 0 <= share <= 1:
             raise InvalidValue("share", share, "must be from 0 to 1")
         numbers = sorted(self.buckets)
@@ -74,7 +76,7 @@ class DurationHistogram(Struct, frozen=True):
 
 
 class Counts(Struct, frozen=True):
-    """How often a job was inserted, ended, and so on."""
+    """The number of jobs that were inserted, completed, and so on."""
 
     inserted: int = 0
     completed: int = 0
@@ -88,9 +90,10 @@ class Counts(Struct, frozen=True):
 
 
 class TimeSlice(Struct, frozen=True):
-    """What happened from `at` on for `span` seconds: counts by what it was, waiting and running times.
+    """The counts and durations of the `span` seconds from `at`.
 
-    A job waits from when it could have run until its handler begins, and runs until that has ended.
+    The wait of a job is the time from when it could have run until its handler began; its run is the time
+    until the handler ended.
     """
 
     at: float
@@ -101,13 +104,13 @@ class TimeSlice(Struct, frozen=True):
 
     @property
     def rate(self) -> float:
-        """How many jobs ended a second."""
+        """Jobs that ended per second."""
         counts = self.counts
         return (counts.completed + counts.failed + counts.canceled) / self.span if self.span else 0.0
 
 
 class Stats(Struct, frozen=True):
-    """The figures of a time. Its ends are those of the minutes, hours or days that they are kept by."""
+    """The statistics from `since` until `until`, which are ends of the minutes, hours or days of the rows."""
 
     since: float
     until: float
@@ -115,8 +118,8 @@ class Stats(Struct, frozen=True):
 
     @property
     def total(self) -> TimeSlice:
-        """All of it."""
-        return summed(self.figures, self.since, self.until - self.since)
+        """The sums over the whole time."""
+        return time_slice(self.figures, self.since, self.until - self.since)
 
     @property
     def queues(self) -> dict[str, TimeSlice]:
@@ -127,41 +130,42 @@ class Stats(Struct, frozen=True):
         return self._by(lambda figure: figure.task)
 
     def series(self, parts: int) -> list[TimeSlice]:
-        """The time in so many parts of equal length, each with what is kept of it."""
+        """The time in `parts` slices of equal length, each with the sums of its rows."""
         if parts < 1:
             raise InvalidValue("parts", parts, "must be at least 1")
         span = (self.until - self.since) / parts
-        found: list[list[StatsRow]] = [[] for _ in range(parts)]
-        for figure in self.figures:
-            middle = figure.at + figure.span / 2
-            found[min(parts - 1, max(0, int((middle - self.since) / span)))].append(figure)
-        return [summed(own, self.since + number * span, span) for number, own in enumerate(found)]
+        slices: list[list[StatsRow]] = [[] for _ in range(parts)]
+        for row in self.figures:
+            middle = row.at + row.span / 2
+            slices[min(parts - 1, max(0, int((middle - self.since) / span)))].append(row)
+        return [time_slice(rows, self.since + number * span, span) for number, rows in enumerate(slices)]
 
     def _by(self, key: Callable[[StatsRow], str]) -> dict[str, TimeSlice]:
-        found: dict[str, list[StatsRow]] = {}
-        for figure in self.figures:
-            found.setdefault(key(figure), []).append(figure)
+        groups: dict[str, list[StatsRow]] = {}
+        for row in self.figures:
+            groups.setdefault(key(row), []).append(row)
         span = self.until - self.since
-        return {name: summed(found[name], self.since, span) for name in sorted(found)}
+        return {name: time_slice(groups[name], self.since, span) for name in sorted(groups)}
 
 
-def summed(figures: Iterable[StatsRow], at: float, span: float) -> TimeSlice:
+def time_slice(rows: Iterable[StatsRow], at: float, span: float) -> TimeSlice:
+    """The sums of the rows, as the counts and durations of the `span` seconds from `at`."""
     sums: Counter[str] = Counter()
-    for figure in figures:
-        sums[figure.name] += figure.value
-    counts = Counts(**{name: sums[COUNTED + name] for name in Counts.__struct_fields__})
-    return TimeSlice(at, span, counts, _times(sums, WAIT), _times(sums, RUN))
+    for row in rows:
+        sums[row.name] += row.value
+    counts = Counts(**{name: sums[TOTAL_PREFIX + name] for name in Counts.__struct_fields__})
+    return TimeSlice(at, span, counts, _histogram(sums, WAIT_PREFIX), _histogram(sums, RUN_PREFIX))
 
 
-def _times(sums: Mapping[str, int], prefix: str) -> DurationHistogram:
+def _histogram(sums: Mapping[str, int], prefix: str) -> DurationHistogram:
     return DurationHistogram(
         {int(name.removeprefix(prefix)): n for name, n in sums.items() if name.startswith(prefix)}
     )
 
 
-def stats(figures: Iterable[StatsRow], since: float, until: float) -> Stats:
-    """Figures that are of this time, with the ends of what they are kept by."""
-    found = tuple(figures)
-    first = min([since, *(figure.at for figure in found)])
-    last = max([until, *(figure.at + figure.span for figure in found if figure.span > MINUTE)])
-    return Stats(first, last, found)
+def stats(rows: Iterable[StatsRow], since: float, until: float) -> Stats:
+    """The statistics of these rows. Their time is extended to the ends of the first and last hour or day."""
+    figures = tuple(rows)
+    first = min([since, *(row.at for row in figures)])
+    last = max([until, *(row.at + row.span for row in figures if row.span > MINUTE)])
+    return Stats(first, last, figures)

@@ -1,7 +1,7 @@
-"""Durable steps: what a handler has done and need not do again, its sleeps, and the signals sent to its job.
+"""Durable steps: the finished steps of a handler, its sleeps, and the signals sent to its job.
 
-Code is not replayed: a handler that runs again begins at its beginning, and is given the results of the
-steps that were finished.
+Errandry does not replay code. A handler that runs again begins at its beginning and gets the stored results
+of the steps that it has finished.
 """
 
 from enum import StrEnum
@@ -13,11 +13,11 @@ from errandry.core import check
 from errandry.core.state import Move
 
 STEPS_MAX = 1_000
-"""So many steps, sleeps and signals has a job: they are all read whenever it begins."""
+"""Maximum number of steps, sleeps and signals of a job. A worker reads all of them before each run."""
 
 
 class StepKind(StrEnum):
-    """What a step is. Names are unique among those of a kind, so that a signal cannot pose as a step."""
+    """The kind of a step. Names are unique within a kind, so that a signal cannot replace a step."""
 
     STEP = "step"
     SLEEP = "sleep"
@@ -25,10 +25,10 @@ class StepKind(StrEnum):
 
 
 class Step(Struct, frozen=True, gc=False):
-    """One step as it is stored, the `n`th of its job; `result` is JSON text.
+    """A step as stored: number `n` of its job, counted from 0; `result` is JSON text.
 
-    `at` is when it was done, or begun if it is a sleep, or when the signal came: None as long as that is
-    awaited. `until` is when a sleep or a wait ends.
+    `at` is when the step was finished, the sleep began, or the signal came; None while the job waits for the
+    signal. `until` is when a sleep or a wait ends.
     """
 
     job: str
@@ -41,16 +41,16 @@ class Step(Struct, frozen=True, gc=False):
 
 
 class StepState(Struct, frozen=True, omit_defaults=True, gc=False):
-    """What the record of a job says of its steps: how many there are, and which signal it awaited last."""
+    """The steps in the record of a job: their number, and the last signal that the job waited for."""
 
     count: int
     signal: str | None = None
 
 
 class WaitOutcome(Struct, frozen=True, gc=False, tag="wait"):
-    """Run again when the signal is there, or after `timeout`; this attempt does not count.
+    """Run again when the signal comes, or after `timeout` seconds; this attempt does not count.
 
-    The time counts from when the job began to wait for this signal, however often it has been run since.
+    The timeout counts from when the job first waited for this signal, even if it has run again since.
     """
 
     move: ClassVar[Move] = Move.WAIT
@@ -63,8 +63,10 @@ class WaitOutcome(Struct, frozen=True, gc=False, tag="wait"):
 
 
 class SendSignal(Struct, frozen=True, gc=False):
-    """Tell a job that has not finished what it waits for, or will. Answer: WRITTEN, or ALREADY for another
-    of the name: the first one counts."""
+    """Send a signal to a job that has not finished, whether or not it waits for it already.
+
+    Answer: WRITTEN, or ALREADY if the job has a signal of this name; the first one counts.
+    """
 
     job: str
     name: str

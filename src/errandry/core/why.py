@@ -1,7 +1,7 @@
-"""Why a job is not running, or what else it does: facts in, reasons in words out.
+"""Explain the state of a job: why it is not running, or what it is doing. Facts in, reasons for people out.
 
-Each gate is a function that looks at one thing which can keep a job from running. What more can
-(limits, groups, flows) is one more gate in `GATES`, and one more fact.
+Each check is a function that looks at one thing that may keep a job from running. `CHECKS` lists the checks
+for each state.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from msgspec import Struct
 from errandry.core import check
 from errandry.core.batch import call_count
 from errandry.core.command import Beat, WorkerInfo
-from errandry.core.duration import iso, rough
+from errandry.core.duration import format_time, rough_duration
 from errandry.core.gate import GateKind, GateRecord, GateStatus, PauseInfo
 from errandry.core.job import AttemptError, JobRecord
 from errandry.core.state import Move, State
@@ -20,11 +20,11 @@ from errandry.core.tick import origin
 from errandry.core.unique import UniqueScope
 
 SILENT_AFTER = 30.0
-"""Who has not beaten for so long is not counted on."""
+"""Seconds without a beat after which a worker counts as silent."""
 
 
 class WhyCode(StrEnum):
-    """What kind of reason it is, for programs."""
+    """The kind of a reason, for programs."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -55,34 +55,35 @@ class WhyCode(StrEnum):
 
 
 class WhyReason(Struct, frozen=True):
-    """One reason, for programs and in words."""
+    """One reason, with a code for programs and a text for people."""
 
     code: WhyCode
     text: str
 
 
 class Why(Struct, frozen=True):
-    """The answer: at least one reason, the weightiest first."""
+    """The explanation: at least one reason, the most important first."""
 
     job: str
     state: State
     reasons: tuple[WhyReason, ...]
 
 
-NAMES_SHOWN = 5
-"""So many children are named."""
+CHILDREN_SHOWN_MAX = 5
+"""Maximum number of children that a reason names."""
 
 
 class WhyFacts(Struct, frozen=True, kw_only=True):
-    """All that is looked at: the gates the job has to pass, every worker, and the line.
+    """All facts that the checks use: the job, its gates, every worker, and the jobs before it.
 
-    `held` are the jobs workers have. `ahead` is how many jobs of its queue are before it, None where
-    `in_queue` are too many to count. `children` are the ids of those it waits for.
+    `held` are the jobs that workers hold. `ahead` is the number of jobs before it in its queue; None if the
+    jobs of the queue, `in_queue`, are too many to count those. `children` are the ids of the children that
+    the job waits for.
     """
 
     job: JobRecord
     now: float
-    passages: tuple[GateStatus, ...] = ()
+    gates: tuple[GateStatus, ...] = ()
     workers: tuple[WorkerInfo, ...] = ()
     held: tuple[JobRecord, ...] = ()
     ahead: int | None = 0
@@ -94,12 +95,12 @@ Check = Callable[[WhyFacts], Iterator[WhyReason]]
 
 
 def why(facts: WhyFacts) -> Why:
-    """What keeps the job from running; if nothing does, what it is doing."""
+    """Explain what keeps the job from running or, if nothing does, what it is doing."""
     job = facts.job
-    reasons = [because for gate in CHECKS[job.state] for because in gate(facts)]
+    reasons = [reason for explain in CHECKS[job.state] for reason in explain(facts)]
     if not reasons:
         reasons.append(
-            WhyReason(WhyCode.ANY_MOMENT, "Nothing holds it back: a worker should take it any moment.")
+            WhyReason(WhyCode.ANY_MOMENT, "Nothing holds it back: a worker should claim it at any moment.")
         )
     return Why(job.id, job.state, (*reasons, *_unique(facts)))
 
@@ -124,7 +125,11 @@ def _finished(facts: WhyFacts) -> Iterator[WhyReason]:
 def _held(facts: WhyFacts) -> Iterator[WhyReason]:
     job = facts.job
     left = (job.lease_until or 0.0) - facts.now
-    lease = f"its lease lasts {rough(left)} more" if left > 0 else f"its lease ran out {rough(-left)} ago"
+    lease = (
+        f"its lease lasts {rough_duration(left)} more"
+        if left > 0
+        else f"its lease ran out {rough_duration(-left)} ago"
+    )
     if job.state is State.RUNNING:
         since = _ago(job.started_at, facts.now)
         tried = f"attempt {job.attempts} of {job.max_attempts}"
@@ -134,25 +139,25 @@ def _held(facts: WhyFacts) -> Iterator[WhyReason]:
     else:
         since = _ago(job.claimed_at, facts.now)
         yield WhyReason(
-            WhyCode.CLAIMED, f"{job.worker} has claimed it {since} and has no free slot yet; {lease}."
+            WhyCode.CLAIMED, f"{job.worker} claimed it {since} and has no free slot yet; {lease}."
         )
     if job.cancel_requested:
         yield WhyReason(
-            WhyCode.CANCELING, "Its cancel was requested: the worker stops it as soon as the handler lets it."
+            WhyCode.CANCELING, "A cancel was requested: the worker stops it as soon as the handler allows."
         )
     if left <= 0:
-        yield WhyReason(WhyCode.LEASE_EXPIRED, "The next worker that looks gives it to another one.")
-    silent = [facts.now - one.seen_at for one in facts.workers if one.beat.worker == job.worker]
+        yield WhyReason(WhyCode.LEASE_EXPIRED, "The next claim or upkeep takes it from this worker.")
+    silent = [facts.now - worker.seen_at for worker in facts.workers if worker.beat.worker == job.worker]
     if not silent or silent[0] > SILENT_AFTER:
-        heard = f"has been silent for {rough(silent[0])}" if silent else "is not known any more"
-        rescue = "If it is dead, the job goes to another when the lease has run out."
-        yield WhyReason(WhyCode.WORKER_SILENT, f"The worker {heard}. {rescue}")
+        silence = f"has been silent for {rough_duration(silent[0])}" if silent else "is no longer known"
+        rescue = "If it is dead, another worker gets the job when the lease has run out."
+        yield WhyReason(WhyCode.WORKER_SILENT, f"The worker {silence}. {rescue}")
 
 
 def _blocked(facts: WhyFacts) -> Iterator[WhyReason]:
     waits = f"It waits for {_number(facts.job.open_children, 'child', 'children')} to end"
-    named = ", ".join(facts.children[:NAMES_SHOWN])
-    more = ", …" if len(facts.children) > NAMES_SHOWN else ""
+    named = ", ".join(facts.children[:CHILDREN_SHOWN_MAX])
+    more = ", …" if len(facts.children) > CHILDREN_SHOWN_MAX else ""
     yield WhyReason(WhyCode.BLOCKED, f"{waits}: {named}{more}" if named else f"{waits}.")
 
 
@@ -161,11 +166,9 @@ def _lapsed(facts: WhyFacts) -> Iterator[WhyReason]:
     if job.deadline is None:
         return
     if job.deadline <= facts.now:
-        yield WhyReason(
-            WhyCode.LAPSED, f"Its deadline passed {_ago(job.deadline, facts.now)}: it fails instead."
-        )
+        yield WhyReason(WhyCode.LAPSED, f"Its deadline passed {_ago(job.deadline, facts.now)}: it will fail.")
     elif job.run_at is not None and job.deadline <= job.run_at and job.state is State.SCHEDULED:
-        yield WhyReason(WhyCode.LAPSED, "Its deadline is before the time it is scheduled for: it will fail.")
+        yield WhyReason(WhyCode.LAPSED, "Its deadline is before its scheduled time: it will fail.")
 
 
 def _scheduled(facts: WhyFacts) -> Iterator[WhyReason]:
@@ -173,16 +176,17 @@ def _scheduled(facts: WhyFacts) -> Iterator[WhyReason]:
     run_at = job.run_at or 0.0
     if run_at <= facts.now:
         yield WhyReason(
-            WhyCode.DUE, f"It was due {_ago(run_at, facts.now)}: the next worker that looks takes it up."
+            WhyCode.DUE,
+            f"It was due {_ago(run_at, facts.now)}: the next worker that claims makes it waiting.",
         )
         return
-    when = f"in {rough(run_at - facts.now)}, at {iso(int(run_at) * 1_000_000)}"
-    if job.awaits is not None:
+    when = f"in {rough_duration(run_at - facts.now)}, at {format_time(int(run_at) * 1_000_000)}"
+    if job.awaited_signal is not None:
         until = "" if run_at - facts.now > check.SPAN_MAX / 2 else f", or goes on without {when}"
-        yield WhyReason(WhyCode.SIGNAL, f"It waits for the signal {job.awaits!r}{until}.")
+        yield WhyReason(WhyCode.SIGNAL, f"It waits for the signal {job.awaited_signal!r}{until}.")
     elif job.settled is Move.RETRY and job.errors:
         tried = f"attempt {job.attempts} of {job.max_attempts} ended with {_error(job.errors[-1])}"
-        yield WhyReason(WhyCode.RETRY, f"It is tried again {when}: {tried}.")
+        yield WhyReason(WhyCode.RETRY, f"It will be tried again {when}: {tried}.")
     else:
         how = {Move.SNOOZE: "its handler snoozed it", Move.RELEASE: "a worker gave it back"}
         because = f": {how[job.settled]}" if job.settled in how else _tick(job)
@@ -190,36 +194,38 @@ def _scheduled(facts: WhyFacts) -> Iterator[WhyReason]:
 
 
 def _tick(job: JobRecord) -> str:
-    """Whose next tick it is."""
-    found = None if job.fence else origin(job)
-    return "" if found is None else f": it is the next tick of schedule {found.schedule}"
+    """The schedule of which the job is the next tick."""
+    source = None if job.fence else origin(job)
+    return "" if source is None else f": it is the next tick of schedule {source.schedule}"
 
 
 def _due(facts: WhyFacts) -> Iterator[WhyReason]:
-    """Only a worker makes a due job waiting, and paused or without slots it would not run then either."""
+    """What keeps a due job from running. It becomes waiting only when a worker claims."""
     if (facts.job.run_at or 0.0) <= facts.now:
         yield from _gates(facts)
         yield from _workers(facts)
 
 
 def _gates(facts: WhyFacts) -> Iterator[WhyReason]:
-    """What holds all jobs of its queue, its task or its group back."""
+    """The pauses, limits and rates of its queue, its task and its group."""
     now = facts.now
-    for passage in facts.passages:
-        gate, name = passage.gate, f"The {_named(passage.gate)}"
+    for status in facts.gates:
+        gate, name = status.gate, f"The {_gate_name(status.gate)}"
         if gate.paused is not None:
             yield WhyReason(_PAUSED[gate.kind], f"{name} was paused {_since(gate.paused, now)}.")
         if gate.closed_until > now:
-            left = rough(gate.closed_until - now)
-            yield WhyReason(WhyCode.CLOSED, f"{name} rests for {left} more: a handler asked to slow down.")
-        if passage.limit is not None and passage.held >= passage.limit:
+            left = rough_duration(gate.closed_until - now)
             yield WhyReason(
-                WhyCode.LIMIT, f"{name} is at its limit: {passage.held} of {passage.limit} running."
+                WhyCode.CLOSED, f"{name} is closed for {left} more: a handler asked to slow down."
             )
-        if passage.wait:
-            left = rough(passage.wait)
+        if status.limit is not None and status.held >= status.limit:
             yield WhyReason(
-                WhyCode.RATE, f"{name} is at its rate of {passage.rate}: the next may begin in {left}."
+                WhyCode.LIMIT, f"{name} is at its limit: {status.held} of {status.limit} running."
+            )
+        if status.wait:
+            left = rough_duration(status.wait)
+            yield WhyReason(
+                WhyCode.RATE, f"{name} is at its rate of {status.rate}: the next job may begin in {left}."
             )
 
 
@@ -235,22 +241,22 @@ def _workers(facts: WhyFacts) -> Iterator[WhyReason]:
     if not facts.workers:
         yield WhyReason(WhyCode.NO_WORKER, "No worker is running.")
         return
-    misfits = {one.beat.worker: _misfit(job, one, now) for one in facts.workers}
-    fitting = [one for one in facts.workers if misfits[one.beat.worker] is None]
+    misfits = {worker.beat.worker: _misfit(job, worker, now) for worker in facts.workers}
+    fitting = [worker for worker in facts.workers if misfits[worker.beat.worker] is None]
     if not fitting:
         each = "; ".join(f"{worker} {misfit}" for worker, misfit in misfits.items())
-        whom = f"No worker takes jobs of task {job.task} from queue {job.queue}"
-        yield WhyReason(WhyCode.NO_WORKER, f"{whom}: {each}.")
+        text = f"No worker takes jobs of task {job.task} from queue {job.queue}: {each}."
+        yield WhyReason(WhyCode.NO_WORKER, text)
         return
-    slots = [(one.beat.worker, *_slots(facts, one.beat)) for one in fitting]
+    slots = [(worker.beat.worker, *_slots(facts, worker.beat)) for worker in fitting]
     if all(taken >= total > 0 for _, taken, total in slots):
         each = ", ".join(f"{worker} {taken} of {total}" for worker, taken, total in slots)
         yield WhyReason(
-            WhyCode.WORKERS_BUSY, f"All slots of the workers that could take it are taken: {each}."
+            WhyCode.WORKERS_BUSY, f"All slots of the workers that could run it are taken: {each}."
         )
-    suspecting = {held.worker for held in facts.held if held.crashes}
-    if job.crashes and suspecting >= {one.beat.worker for one in fitting}:
-        rule = "such jobs run one at a time on a worker, and each has one already"
+    with_suspect = {held.worker for held in facts.held if held.crashes}
+    if job.crashes and with_suspect >= {worker.beat.worker for worker in fitting}:
+        rule = "a worker runs one such job at a time, and each worker has one already"
         yield WhyReason(
             WhyCode.SUSPECT,
             f"It was running when its worker died, {job.crashes} of {job.max_crashes} times: {rule}.",
@@ -260,7 +266,7 @@ def _workers(facts: WhyFacts) -> Iterator[WhyReason]:
 def _line(facts: WhyFacts) -> Iterator[WhyReason]:
     if facts.ahead is None:
         yield WhyReason(
-            WhyCode.IN_LINE, f"It stands in line: {facts.in_queue:,} jobs wait in queue {facts.job.queue}."
+            WhyCode.IN_LINE, f"It waits in line: {facts.in_queue:,} jobs wait in queue {facts.job.queue}."
         )
     elif facts.ahead:
         before = _number(facts.ahead, "job is", "jobs are")
@@ -280,10 +286,10 @@ CHECKS: Mapping[State, tuple[Check, ...]] = {
 
 
 def _unique(facts: WhyFacts) -> Iterator[WhyReason]:
-    """No reason not to run, but why there is no other job like it."""
+    """The unique key that the job holds: no reason for waiting, but why no other job like it exists."""
     job, unique = facts.job, facts.job.unique
     if unique is not None and not (job.finished and unique.scope is UniqueScope.ALIVE):
-        text = f"Its unique key {unique.key!r} is held {unique.span}: no second job gets it."
+        text = f"Its unique key {unique.key!r} is held {unique.span}: no other job gets it."
         yield WhyReason(WhyCode.UNIQUE, text)
 
 
@@ -291,7 +297,7 @@ def _misfit(job: JobRecord, worker: WorkerInfo, now: float) -> str | None:
     """Why this worker would not take the job; None if it would."""
     beat = worker.beat
     if now - worker.seen_at > SILENT_AFTER:
-        return f"has been silent for {rough(now - worker.seen_at)}"
+        return f"has been silent for {rough_duration(now - worker.seen_at)}"
     if worker.paused is not None:
         return f"was paused {_since(worker.paused, now)}"
     if beat.queues is not None and job.queue not in beat.queues:
@@ -302,23 +308,23 @@ def _misfit(job: JobRecord, worker: WorkerInfo, now: float) -> str | None:
 
 
 def _slots(facts: WhyFacts, beat: Beat) -> tuple[int, int]:
-    """How many of the slots the job could have on this worker are taken, and how many there are."""
-    apart = {task: share for share in beat.shares for task in share.tasks}
-    share = apart.get(facts.job.task)
+    """The number of taken slots and of all slots of the worker that are for the task of the job."""
+    shares = {task: share for share in beat.shares for task in share.tasks}
+    share = shares.get(facts.job.task)
     running = [job for job in facts.held if job.worker == beat.worker and job.state is State.RUNNING]
-    taken = slots_taken(beat, [job for job in running if apart.get(job.task) is share])
+    taken = slots_taken(beat, [job for job in running if shares.get(job.task) is share])
     return taken, beat.concurrency if share is None else share.slots
 
 
 def slots_taken(beat: Beat, jobs: Sequence[JobRecord]) -> int:
-    """How many slots of a worker these jobs have: those of a batch, which started together, share one."""
+    """The number of slots that these jobs take. The jobs of a batch, which started together, share one."""
     starts: dict[float | None, list[JobRecord]] = {}
     for job in jobs:
         starts.setdefault(job.started_at, []).append(job)
     return sum(call_count(together, beat.batches) for together in starts.values())
 
 
-def _named(gate: GateRecord) -> str:
+def _gate_name(gate: GateRecord) -> str:
     return f"group {gate.group} of queue {gate.name}" if gate.group else f"{gate.kind} {gate.name}"
 
 
@@ -327,7 +333,7 @@ def _since(paused: PauseInfo, now: float) -> str:
 
 
 def _ago(at: float | None, now: float) -> str:
-    return "at an unknown time" if at is None else f"{rough(max(0.0, now - at))} ago"
+    return "at an unknown time" if at is None else f"{rough_duration(max(0.0, now - at))} ago"
 
 
 def _error(error: AttemptError) -> str:
@@ -340,5 +346,5 @@ def _names(kind: str, names: tuple[str, ...]) -> str:
     return f"{kind}{'s' if len(names) != 1 else ''} {', '.join(names[:8]) or 'none'}{more}"
 
 
-def _number(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
+def _number(count: int, singular: str, plural: str) -> str:
+    return f"{count:,} {singular if count == 1 else plural}"

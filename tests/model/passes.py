@@ -1,4 +1,4 @@
-"""A pass as it looked from outside: what was sent, what came back, what was there before and after."""
+"""A pass as seen from outside: the commands, the answers, and the jobs before and after."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from errandry.store.contract import EventEntry
 
 Jobs = Mapping[str, JobRecord]
 
-IN_HAND = (State.CLAIMED, State.RUNNING)
-GOING = (State.WAITING, State.SCHEDULED, *IN_HAND)
-"""What has nothing to wait for but its time and a worker."""
+HELD_STATES = (State.CLAIMED, State.RUNNING)
+READY_OR_HELD = (State.WAITING, State.SCHEDULED, *HELD_STATES)
+"""The states of a job that waits for no other job."""
 
 
 @dataclass
 class Pass:
-    """`closed` holds what is paused: queues, tasks, groups and workers.
+    """`closed` are the paused queues, tasks, groups and workers.
 
-    `links` are the edges of each parent after it, `steps` those of each job that has some.
+    `edges` are the edges of each parent after the pass, `steps` the steps of each job that has some.
     """
 
     commands: Sequence[Command]
@@ -37,12 +37,12 @@ class Pass:
     closed: frozenset[tuple[str, ...]]
     rules: Sequence[GateRecord]
     schedules: Sequence[ScheduleRecord]
-    links: Mapping[str, Sequence[EdgeRecord]]
+    edges: Mapping[str, Sequence[EdgeRecord]]
     steps: Mapping[str, Sequence[Step]]
 
     @property
-    def sole(self) -> tuple[Command, Answer] | tuple[None, None]:
-        """The command and its answer, of a pass of one."""
+    def single(self) -> tuple[Command, Answer] | tuple[None, None]:
+        """The command and its answer, if the pass has only one."""
         return (self.commands[0], self.answers[0]) if len(self.commands) == 1 else (None, None)
 
     @property
@@ -53,21 +53,21 @@ class Pass:
         return any(isinstance(command, kinds) for command in self.commands)
 
     def moved(self, kind: type[JobSelection]) -> set[str]:
-        """What operators have moved so."""
-        found = [one for command, one in self.pairs if isinstance(command, kind) and isinstance(one, Moved)]
-        return {job for one in found for job in one.moved}
+        """The ids of the jobs that commands of this kind moved."""
+        answers = [answer for command, answer in self.pairs if isinstance(command, kind)]
+        return {job_id for answer in answers if isinstance(answer, Moved) for job_id in answer.moved}
 
     def earlier(self, job: JobRecord) -> JobRecord | None:
-        """The same job before the pass, and not another one of its id."""
+        """The same job before the pass; None if another job had its id then."""
         before = self.before.get(job.id)
         return before if before is not None and before.seq == job.seq else None
 
     def stands(self, ref: Ref) -> bool:
-        """Whether the claim held when the pass began: held, this fence, not expired."""
+        """Whether the claim was valid when the pass began: job held, same fence, lease not expired."""
         job = self.before.get(ref.job)
         return (
             job is not None
-            and job.state in IN_HAND
+            and job.state in HELD_STATES
             and job.fence == ref.fence
             and job.lease_until is not None
             and job.lease_until > self.now

@@ -1,4 +1,4 @@
-"""Which event loop is used: what the program uses, what is installed, what somebody says."""
+"""The choice of the event loop: by what the program uses, what is installed, and ERRANDRY_LOOP."""
 
 import asyncio
 import gc
@@ -11,7 +11,7 @@ import pytest
 
 from errandry import Errandry, Worker, WorkerOptions, event_loop
 from errandry.errors import InvalidValue
-from errandry.event_loop import ASYNCIO, UVLOOP, VARIABLE
+from errandry.event_loop import ASYNCIO, LOOP_VARIABLE, UVLOOP
 
 SHOP = """
 import asyncio
@@ -31,80 +31,80 @@ KINDS = [ASYNCIO, UVLOOP]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LOOP_VARIABLE, raising=False)
 
 
 def kind(loop: asyncio.AbstractEventLoop) -> str:
     return UVLOOP if type(loop).__module__.startswith(UVLOOP) else ASYNCIO
 
 
-def made() -> str:
+def kind_of_new_loop() -> str:
     loop = event_loop.new_loop()
     loop.close()
     return kind(loop)
 
 
-async def running() -> str:
+async def kind_of_running_loop() -> str:
     return kind(asyncio.get_running_loop())
 
 
 def forget_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a program that has not imported it."""
+    """Simulate a program that has not imported uvloop."""
     monkeypatch.delitem(sys.modules, UVLOOP, raising=False)
 
 
 def remove_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where it is not installed."""
+    """Simulate an installation without uvloop."""
     monkeypatch.setitem(sys.modules, UVLOOP, None)
 
 
-def test_a_program_that_does_not_use_uvloop_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_without_uvloop_gets_an_asyncio_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_uvloop(monkeypatch)
 
-    assert made() == ASYNCIO
+    assert kind_of_new_loop() == ASYNCIO
     assert UVLOOP not in sys.modules
 
 
-def test_a_program_that_uses_uvloop_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_uses_uvloop_gets_a_uvloop_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, UVLOOP, importlib.import_module(UVLOOP))
 
-    assert made() == UVLOOP
+    assert kind_of_new_loop() == UVLOOP
 
 
 @pytest.mark.parametrize("wanted", KINDS)
-def test_who_says_what_he_wants_gets_it(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
-    monkeypatch.setenv(VARIABLE, wanted)
+def test_the_variable_selects_the_loop(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv(LOOP_VARIABLE, wanted)
 
-    assert made() == wanted
-    assert event_loop.run(running()) == wanted
+    assert kind_of_new_loop() == wanted
+    assert event_loop.run(kind_of_running_loop()) == wanted
 
 
-def test_a_worker_uses_it_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_running_program_uses_uvloop_if_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_uvloop(monkeypatch)
-    assert event_loop.run(running()) == UVLOOP
+    assert event_loop.run(kind_of_running_loop()) == UVLOOP
 
     remove_uvloop(monkeypatch)
-    assert event_loop.run(running()) == ASYNCIO
+    assert event_loop.run(kind_of_running_loop()) == ASYNCIO
 
 
-def test_what_is_not_installed_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uvloop_cannot_be_selected_if_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     remove_uvloop(monkeypatch)
-    monkeypatch.setenv(VARIABLE, UVLOOP)
+    monkeypatch.setenv(LOOP_VARIABLE, UVLOOP)
 
     with pytest.raises(InvalidValue, match=r"ERRANDRY_LOOP='uvloop'.*errandry\[fast\]"):
         event_loop.new_loop()
 
 
-def test_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "trio")
+def test_an_unknown_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOOP_VARIABLE, "trio")
 
-    for run in (event_loop.new_loop, lambda: event_loop.run(running())):
+    for run in (event_loop.new_loop, lambda: event_loop.run(kind_of_running_loop())):
         with pytest.raises(InvalidValue, match="ERRANDRY_LOOP='trio': must be asyncio or uvloop"):
             run()
 
 
-def test_what_is_loaded_is_not_searched_for_garbage_while_a_program_of_ours_runs() -> None:
+def test_loaded_objects_are_excluded_from_garbage_collection_while_a_program_runs() -> None:
     async def frozen() -> int:
         return gc.get_freeze_count()
 
@@ -112,18 +112,18 @@ def test_what_is_loaded_is_not_searched_for_garbage_while_a_program_of_ours_runs
     assert gc.get_freeze_count() == 0
 
 
-def test_garbage_is_searched_for_less_often_while_a_program_of_ours_runs() -> None:
+def test_garbage_collection_runs_less_often_while_a_program_runs() -> None:
     async def bounds() -> tuple[int, ...]:
         return gc.get_threshold()
 
     before = gc.get_threshold()
 
-    assert event_loop.run(bounds()) == (event_loop.GARBAGE, *before[1:])
+    assert event_loop.run(bounds()) == (event_loop.GC_THRESHOLD, *before[1:])
     assert gc.get_threshold() == before
 
 
 @pytest.mark.slow("starts a worker")
-def test_the_worker_of_the_command_line_runs_on_what_is_there(tmp_path: Path) -> None:
+def test_the_worker_of_the_command_line_runs_on_uvloop_if_it_is_installed(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     command = [sys.executable, "-m", "errandry", "worker", "shop:jobs", "--burst"]
 
@@ -137,10 +137,10 @@ def test_the_worker_of_the_command_line_runs_on_what_is_there(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("wanted", KINDS)
-def test_an_app_and_its_worker_do_everything_on_either(
+def test_an_app_and_its_worker_run_on_either_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
 ) -> None:
-    monkeypatch.setenv(VARIABLE, wanted)
+    monkeypatch.setenv(LOOP_VARIABLE, wanted)
     jobs = Errandry(f"sqlite:///{tmp_path}/jobs.db")
 
     @jobs.task
@@ -158,7 +158,7 @@ def test_an_app_and_its_worker_do_everything_on_either(
 
     async def main() -> None:
         async with jobs:
-            assert await jobs.engine.call(running) == wanted
+            assert await jobs.engine.call(kind_of_running_loop) == wanted
             worker = Worker(jobs, WorkerOptions(grace=1.0))
             working = asyncio.create_task(worker.run())
             many = await jobs.enqueue_many([add.new(1, n) for n in range(50)])
