@@ -1,11 +1,11 @@
-"""What an old snapshot costs: another connection holds one, so that no row that dies can be cleaned away.
+"""Measures the cost of an old snapshot: another connection holds one, so that vacuum removes no dead rows.
 
-    python -m bench.snapshot               ten minutes of it, after one without
+    python -m bench.snapshot               ten minutes with the snapshot, after one without
     python -m bench.snapshot --minutes 2
 
-One worker process drains what a producer keeps topped up. Each line is a minute: jobs that completed, as a
-share of the minute before the snapshot was taken, and the dead rows of unfinished jobs at its end. What was
-promised is to keep half of the throughput.
+A producer keeps a backlog, which one worker process drains. Each line is a minute: the completed jobs, their
+share of those in the minute before the snapshot, and the dead rows of unfinished jobs at its end. Promised is
+half of the throughput.
 """
 
 import argparse
@@ -18,15 +18,17 @@ from contextlib import contextmanager
 
 import psycopg
 
-from bench.peers.server import SYNCED
+from bench.peers.server import SYNCED_SETTINGS
 from errandry import Errandry, Worker
 from errandry.api.task import Task
 from tests.store.server import Server
 
 BACKLOG = 10_000
-CALL = 1_000
-LEAST = 0.5
-DEAD = "SELECT sum(n_dead_tup)::bigint FROM pg_stat_user_tables WHERE relname IN ('live', 'lanes', 'claims')"
+INSERT_SIZE = 1_000
+PROMISED_SHARE = 0.5
+DEAD_ROWS = (
+    "SELECT sum(n_dead_tup)::bigint FROM pg_stat_user_tables WHERE relname IN ('live', 'lanes', 'claims')"
+)
 
 
 def app_at(url: str) -> tuple[Errandry, Task[[int], int]]:
@@ -44,34 +46,36 @@ def work(url: str) -> None:
 
 
 async def produce(url: str, minutes: int, seconds: float) -> int:
-    """Keep a backlog for so many minutes, and report each; how it went, as an exit code."""
+    """Keep a backlog for `minutes`, report each, and return an exit code."""
     jobs, noop = app_at(url)
     async with jobs:
         await top_up(jobs, noop)
-        with working(url):
-            await minute(jobs, noop, 10.0)  # to warm up
-            base = await minute(jobs, noop, seconds)
-            report("before", base, base, dead(url))
+        with worker_process(url):
+            await measure_minute(jobs, noop, 10.0)  # to warm up
+            base = await measure_minute(jobs, noop, seconds)
+            report("before", base, base, dead_rows(url))
             with psycopg.connect(url) as holder:
                 holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 holder.execute("SELECT pg_current_xact_id()")
                 rates = []
                 for number in range(minutes):
-                    rates.append(await minute(jobs, noop, seconds))
-                    report(f"minute {number + 1}", rates[-1], base, dead(url))
-            report("after", await minute(jobs, noop, seconds), base, dead(url))
+                    rates.append(await measure_minute(jobs, noop, seconds))
+                    report(f"minute {number + 1}", rates[-1], base, dead_rows(url))
+            report("after", await measure_minute(jobs, noop, seconds), base, dead_rows(url))
     share = min(rates) / base
-    is_kept = share >= LEAST
-    print(f"{'kept' if is_kept else 'MISSED'}: {share:.0%} in the worst minute, promised {LEAST:.0%}")
+    is_kept = share >= PROMISED_SHARE
+    print(
+        f"{'kept' if is_kept else 'MISSED'}: {share:.0%} in the worst minute, promised {PROMISED_SHARE:.0%}"
+    )
     return 0 if is_kept else 1
 
 
-def report(when: str, rate: float, base: float, dead_rows: int) -> None:
-    print(f"{when:12} {rate:>9,.0f} jobs/s {rate / base:>6.0%} {dead_rows:>11,} dead rows", flush=True)
+def report(when: str, rate: float, base: float, dead: int) -> None:
+    print(f"{when:12} {rate:>9,.0f} jobs/s {rate / base:>6.0%} {dead:>11,} dead rows", flush=True)
 
 
-async def minute(jobs: Errandry, noop: Task[[int], int], seconds: float) -> float:
-    """Jobs a second that completed in that time."""
+async def measure_minute(jobs: Errandry, noop: Task[[int], int], seconds: float) -> float:
+    """Keep the backlog for `seconds`, and return the completed jobs per second."""
     began, before = time.monotonic(), await completed(jobs)
     while time.monotonic() - began < seconds:
         await top_up(jobs, noop)
@@ -81,8 +85,8 @@ async def minute(jobs: Errandry, noop: Task[[int], int], seconds: float) -> floa
 
 async def top_up(jobs: Errandry, noop: Task[[int], int]) -> None:
     waiting = (await jobs.counts()).get("default", {}).get("waiting", 0)
-    for _ in range(waiting, BACKLOG, CALL):
-        await jobs.enqueue_many([noop.new(i) for i in range(CALL)])
+    for _ in range(waiting, BACKLOG, INSERT_SIZE):
+        await jobs.enqueue_many([noop.new(i) for i in range(INSERT_SIZE)])
 
 
 async def completed(jobs: Errandry) -> int:
@@ -90,7 +94,7 @@ async def completed(jobs: Errandry) -> int:
 
 
 @contextmanager
-def working(url: str) -> Iterator[None]:
+def worker_process(url: str) -> Iterator[None]:
     worker = multiprocessing.get_context("spawn").Process(target=work, args=(url,))
     worker.start()
     try:
@@ -100,10 +104,10 @@ def working(url: str) -> Iterator[None]:
         worker.join()
 
 
-def dead(url: str) -> int:
+def dead_rows(url: str) -> int:
     with psycopg.connect(url) as db:
-        found = db.execute(DEAD).fetchone()
-    return int(found[0] or 0) if found else 0
+        row = db.execute(DEAD_ROWS).fetchone()
+    return int(row[0] or 0) if row else 0
 
 
 def main() -> int:
@@ -111,7 +115,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=int, default=10, help="how long the snapshot is held (10)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long a minute is (60)")
     options = parser.parse_args()
-    server = Server(**SYNCED)
+    server = Server(**SYNCED_SETTINGS)
     try:
         return asyncio.run(produce(server.url(), options.minutes, options.seconds))
     finally:

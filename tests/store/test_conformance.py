@@ -1,4 +1,4 @@
-"""Memory, SQLite and PostgreSQL pass the suite every store passes."""
+"""Run the conformance suite on memory, SQLite and PostgreSQL."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
@@ -12,22 +12,28 @@ from errandry.store.memory.driver import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
 from errandry.testing.conformance import Conformance, MakeStore
-from tests.store.server import kept_sessions, server
+from tests.store.server import reuse_sessions, server
 
 STORES: Mapping[str, Callable[[Path, Clock, StoreLimits, ExitStack], Store]] = {
-    "memory": lambda _, clock, bounds, stack: MemoryStore(clock, bounds),
-    "sqlite": lambda path, clock, bounds, stack: SqliteStore(path, clock, bounds, durability="process"),
-    "postgres": lambda _, clock, bounds, stack: store_at(stack.enter_context(server().lent()), clock, bounds),
+    "memory": lambda _, clock, limits, stack: MemoryStore(clock, limits),
+    "sqlite": lambda path, clock, limits, stack: SqliteStore(path, clock, limits, durability="process"),
+    "postgres": lambda _, clock, limits, stack: store_at(
+        stack.enter_context(server().lend_url()), clock, limits
+    ),
 }
+
+
+def _lend_url(stack: ExitStack) -> str:
+    return stack.enter_context(server().lend_url())
 
 
 @pytest.fixture(params=list(STORES))
 async def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MakeStore]:
     opened: list[Store] = []
-    with kept_sessions(), ExitStack() as stack:
+    with reuse_sessions(), ExitStack() as stack:
 
-        async def make(clock: Clock, bounds: StoreLimits) -> Store:
-            store = STORES[request.param](tmp_path / f"{len(opened)}.db", clock, bounds, stack)
+        async def make(clock: Clock, limits: StoreLimits) -> Store:
+            store = STORES[request.param](tmp_path / f"{len(opened)}.db", clock, limits, stack)
             await store.open()
             opened.append(store)
             return store
@@ -38,10 +44,10 @@ async def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
 
 
 class TestConformance(Conformance):
-    """The whole suite, on each of them."""
+    """The whole suite, on each store."""
 
 
-def test_no_area_of_the_suite_hides_a_test_of_another() -> None:
+def test_no_two_areas_of_the_suite_have_a_test_of_the_same_name() -> None:
     areas = [area for area in Conformance.__mro__ if area.__module__.startswith("errandry.testing")]
     tests = [name for area in areas for name in vars(area) if name.startswith("test")]
 

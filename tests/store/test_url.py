@@ -1,4 +1,4 @@
-"""Stores by address."""
+"""Stores by URL."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from errandry.store.sqlite.file import Durability
 from errandry.store.url import store_at, without_password
 
 
-def test_memory() -> None:
+def test_a_memory_url_gives_a_memory_store() -> None:
     assert isinstance(store_at("memory:"), MemoryStore)
 
 
-def test_three_slashes_are_relative_and_four_absolute(
+def test_a_path_after_three_slashes_is_relative_and_after_four_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -27,7 +27,7 @@ def test_three_slashes_are_relative_and_four_absolute(
     assert (relative.path, absolute.path) == (str(tmp_path / "a b.db"), "/var/lib/jobs.db")
 
 
-def test_writes_survive_a_power_cut_unless_told_otherwise() -> None:
+def test_writes_survive_a_power_cut_by_default() -> None:
     default, weaker = store_at("sqlite:///a.db"), store_at("sqlite:///a.db?durability=process")
 
     assert isinstance(default, SqliteStore)
@@ -44,7 +44,7 @@ def test_writes_survive_a_power_cut_unless_told_otherwise() -> None:
         ("postgresql://:secret@h/db", "postgresql://@h/db"),
     ],
 )
-def test_an_address_is_shown_without_its_password(url: str, shown: str) -> None:
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
     assert without_password(url) == shown
 
 
@@ -62,7 +62,7 @@ def test_an_address_is_shown_without_its_password(url: str, shown: str) -> None:
         ("memory:?durability=process", "there is none"),
     ],
 )
-def test_a_wrong_address_is_refused_with_what_would_be_right(url: str, hint: str) -> None:
+def test_a_wrong_url_is_refused_with_a_hint(url: str, hint: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         store_at(url)
 

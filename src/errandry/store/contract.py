@@ -1,8 +1,8 @@
-"""The store contract: one verb that writes, a few reads, and a wake-up that is only a hint.
+"""The store contract: one method that writes, some that read, and one that waits for changes.
 
-`commit` takes the commands of one pass in the order of `RANK`, at most one of them about
-any one job; the committer sees to both. Each command is atomic and answered by itself; the call
-returns when all of it is durable. After `ReplyLost` the same commands may be sent again.
+`commit` gets the commands of one pass in the order of `RANK`, at most one command about each job; the
+committer takes care of both. Each command is atomic and has its own answer. The call returns when everything
+is durable. After `ReplyLost` the same commands may be sent again.
 """
 
 import builtins
@@ -53,18 +53,19 @@ _ORDER: tuple[type, ...] = (
     Claim,
 )
 RANK: Mapping[type, int] = {kind: rank for rank, kind in enumerate(_ORDER)}
+"""The order of commands in a pass: what workers report comes first, claims come last."""
 
 
 class StoreLimits(Struct, frozen=True, kw_only=True):
-    """How much a store takes and for how long it keeps what nobody asked for.
+    """Maximum sizes of what a store accepts, in bytes, and retention of events and workers, in seconds.
 
-    payload      how large the arguments of one job may be
-    result       how large its result may be
-    step         how large the result of one of its steps may be, or what comes with a signal
-    events       how many events are kept
+    payload      maximum size of the arguments of one job
+    result       maximum size of the result of one job
+    step         maximum size of the result of one step, or of the payload of a signal
+    events       maximum number of events kept
     events_age   how long an event is kept
-    workers_age  how long a worker that no longer beats is listed
-    scan         how many jobs a pass looks at to find those of a query that is carried out in slices
+    workers_age  how long a worker without heartbeats stays listed
+    scan         maximum number of jobs one pass reads for an operator command that selects jobs by query
     """
 
     payload: int = 1_048_576
@@ -77,14 +78,14 @@ class StoreLimits(Struct, frozen=True, kw_only=True):
 
 
 class RecordPage(Struct, frozen=True):
-    """Jobs, newest first; `cursor` continues below them, None at the end."""
+    """Jobs, newest first. `cursor` gets the next page; None on the last page."""
 
     jobs: tuple[JobRecord, ...]
     cursor: str | None
 
 
 class EventEntry(Struct, frozen=True):
-    """An event with its time, and the cursor that continues after it."""
+    """An event, its time, and the cursor that continues after it."""
 
     cursor: str
     at: float
@@ -92,7 +93,7 @@ class EventEntry(Struct, frozen=True):
 
 
 class EventPage(Struct, frozen=True):
-    """Events in commit order. `cursor` continues after them; `missed` says some before them are gone."""
+    """Events in commit order. `cursor` continues after them; `missed`: events before them were deleted."""
 
     entries: tuple[EventEntry, ...]
     cursor: str
@@ -100,9 +101,12 @@ class EventPage(Struct, frozen=True):
 
 
 class GroupInfo(Struct, frozen=True):
-    """A group of a queue as it is now: how many jobs wait (counted up to a bound) and how many workers have.
+    """A group of a queue as it is now.
 
-    `gate` has what is said of it by itself; `limit` and `rate` hold, and may be those of its queue.
+    waiting  number of waiting jobs, counted up to a maximum
+    held     number of claimed and running jobs
+    gate     pause and rule of the group itself
+    limit    the limit in force, which may come from the rule of the queue; so may `rate`
     """
 
     waiting: int
@@ -113,7 +117,7 @@ class GroupInfo(Struct, frozen=True):
 
 
 class QueueInfo(Struct, frozen=True):
-    """A queue as it is now: jobs by state, how long the job next in line has waited, whether it is paused."""
+    """A queue as it is now: jobs by state, seconds that the first waiting job has waited, and the pause."""
 
     name: str
     states: Mapping[str, int]
@@ -122,10 +126,10 @@ class QueueInfo(Struct, frozen=True):
 
 
 class Binding(Protocol):
-    """A way to insert over a connection of the caller's: the jobs come with its commit.
+    """Inserts jobs over a connection of the caller, in the caller's transaction.
 
-    `is_async` says which of the two it has: `insert` is awaited, `insert_sync` blocks. With `is_alone` the
-    store need not be open, and must not be asked anything: its passes may be waiting for the caller's commit.
+    `is_async` says which method works: `insert`, or the blocking `insert_sync`. If `is_alone`, the store need
+    not be open and must not be read: its passes may be waiting for the caller's commit.
     """
 
     is_async: bool
@@ -137,109 +141,109 @@ class Binding(Protocol):
 
 
 class Store(Protocol):
-    """What every driver does, in the same way.
+    """The interface of every driver.
 
-    `tracks` is how many passes it writes beside each other. A command goes on the track `track` says; the
-    last of several is for what may take long.
+    `tracks` is the number of passes it can write concurrently, one per track. If there are several, the last
+    one is for commands that may take long.
     """
 
     tracks: int
 
     def track(self, command: Command) -> int:
-        """The track of a command, from 0. Pure, and from any thread."""
+        """Return the track of a command, from 0. A pure function; called from any thread."""
 
     async def needs_setup(self) -> str | None:
-        """What `open` would have to make, in words; None if it is there. Makes nothing itself."""
+        """Return in words what `open` would have to create or migrate, None if nothing. Changes nothing."""
 
     async def open(self) -> None:
-        """Make it ready, migrating it if need be. A second call changes nothing."""
+        """Open the store; create or migrate it if necessary. A second call changes nothing."""
 
     async def close(self) -> None:
-        """Let go of it. A second call changes nothing."""
+        """Close the store. A second call changes nothing."""
 
     async def commit(self, commands: Sequence[Command]) -> builtins.list[Answer]:
-        """Write a pass. It runs on the engine's own loop and may block it."""
+        """Write a pass and return the answers. Called on the engine's own loop, which it may block."""
 
     def bind(self, connection: object) -> Binding:
-        """Insert over `connection` from now on. InvalidValue says which ones it takes."""
+        """Return a way to insert over this connection. InvalidValue says which connections are possible."""
 
     def version(self) -> int:
-        """A number that changes when something may have changed. Take it, look, then `wake` with it."""
+        """Return a number that changes with the store. Get it, read, then call `wait_for_change` with it."""
 
-    async def wait_for_change(self, pulse: int, timeout: float) -> bool:
-        """True as soon as the pulse is no longer `pulse`, False when the time is up.
+    async def wait_for_change(self, version: int, timeout: float) -> bool:
+        """Wait until the version differs from `version`; return False after `timeout` seconds.
 
-        A hint: losing it costs only time.
+        This is only a hint: callers must poll too, in case a change was not noticed.
         """
 
     async def get(self, ids: Sequence[str]) -> builtins.list[JobRecord | None]:
-        """The jobs with these ids, in this order."""
+        """Return the jobs with these ids, in this order; None for each that does not exist."""
 
     async def ids(self, part: str, limit: int = 10) -> builtins.list[str]:
-        """Ids that begin or end with `part`, in their order: what a person means who gives part of one."""
+        """Return ids that begin or end with `part`, sorted, so that a user can abbreviate an id."""
 
     async def list(self, query: Query = ..., cursor: str | None = None, limit: int = 50) -> RecordPage:
-        """Jobs that match, live and finished, newest first."""
+        """Return the jobs that match, newest first."""
 
     async def children(self, parent: str) -> builtins.list[EdgeRecord]:
-        """The children of a job in their order, and how they ended."""
+        """Return the edges to the children of a job, in their order, with their outcomes."""
 
     async def steps(self, job: str) -> builtins.list[Step]:
-        """The steps of a job in the order they were begun, its sleeps, and the signals sent to it."""
+        """Return the steps, sleeps and signals of a job, in the order in which they began."""
 
     async def counts(self) -> dict[str, dict[str, int]]:
-        """For each queue: how many jobs are in each state."""
+        """Return for each queue the number of jobs in each state."""
 
     async def totals(self) -> dict[str, dict[str, int]]:
-        """For each queue, over its life: inserted, completed, failed, canceled, retried, expired, removed."""
+        """Return each queue's totals: inserted, completed, failed, canceled, retried, expired, removed."""
 
     async def stats(self, since: float, until: float) -> builtins.list[StatsRow]:
-        """What happened then, counted by the minute, the hour or the day: as far back as they are kept."""
+        """Return statistics of this time span: by minute, then by hour, then by day for older times."""
 
     async def queues(self) -> builtins.list[QueueInfo]:
-        """Every queue that has jobs, has had some, or is paused."""
+        """Return every queue that has jobs, has had some, or is paused."""
 
     async def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:
-        """The queues, the tasks and the workers that are paused, by name. Groups are among the `rules`."""
+        """Return the paused queues, tasks and workers, by name. Paused groups are in `rules`."""
 
     async def rules(self) -> builtins.list[GateRecord]:
-        """Every queue, task and group that is paused, has a rule, or is closed for a while."""
+        """Return every queue, task and group that is paused, has a rule, or is closed until a time."""
 
     async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupInfo]:
-        """The groups, of one queue or all, with waiting or held jobs or with rules; by name."""
+        """Return the groups of one queue or all with waiting or held jobs or with rules, by name."""
 
     async def gates(self, queue: str, task: str, group: str = "") -> builtins.list[GateStatus]:
-        """What a job of this queue, task and group has to pass, with or without rules, and how it stands."""
+        """Return the gates that a job of this queue, task and group has to pass, and if they are open."""
 
     async def schedule(self, name: str) -> ScheduleRecord | None:
-        """The schedule of this name."""
+        """Return the schedule with this name, None if there is none."""
 
     async def schedules(self, after: str = "", limit: int = 1_000) -> builtins.list[ScheduleRecord]:
-        """Schedules by name, after one."""
+        """Return the schedules whose names come after `after`, by name."""
 
     async def workers(self) -> builtins.list[WorkerInfo]:
-        """Workers that have beaten lately."""
+        """Return the workers, with their last heartbeats."""
 
     async def held(self, limit: int = 100) -> builtins.list[JobRecord]:
-        """Jobs that workers have, claimed or running; those whose lease ends first come first."""
+        """Return claimed and running jobs; those whose lease ends first come first."""
 
     async def now(self) -> float:
-        """What time it is for the store, whatever the clock of this host shows."""
+        """Return the time of the store's clock, which may differ from this host's."""
 
     async def cancels(self, worker: str) -> tuple[Ref, ...]:
-        """The running jobs of `worker` whose cancel was requested. Cheap."""
+        """Return the running jobs of `worker` with a cancel request. Cheap, because every worker polls it."""
 
     async def events(self, after: str | None = None, limit: int = 1_000) -> EventPage:
-        """What happened after `after`, at most `limit` of it; with None, from the oldest event kept."""
+        """Return events after this cursor; with None, from the oldest event kept."""
 
     async def latest_cursor(self, back: int = 0) -> str:
-        """The cursor of this moment, or of `back` passes ago: only what happens from then on comes after."""
+        """Return the cursor after the newest event, or `back` passes earlier."""
 
     async def diagnose(self) -> builtins.list[Finding]:
-        """How it is: what it survives, what is in its way, and what to do about that."""
+        """Check the store's durability, settings and health. Each finding says what to do about it."""
 
     async def prunable(self, limit: int = 500) -> builtins.list[JobRecord]:
-        """Finished jobs that upkeep would prune now, in that order: outlived, or too many."""
+        """Return the finished jobs that upkeep would delete next."""
 
     async def due_in(self) -> float | None:
-        """Seconds until the next scheduled job is due; None if there is none."""
+        """Return the seconds until the next job or tick is due or a gate opens, None if neither will."""

@@ -1,4 +1,4 @@
-"""Cursors as people and URLs carry them: they name their store, so that no other takes them."""
+"""Cursors of listings and of the event log, as text. They carry the id of their store: others refuse them."""
 
 from hashlib import blake2b
 
@@ -12,7 +12,7 @@ def for_jobs(identity: str, query: Query, below: int) -> str:
 
 
 def below(cursor: str, identity: str, query: Query) -> int:
-    """The `seq` a listing goes on below."""
+    """Return the `seq` below which the listing continues."""
     digest, number = _parts(cursor, "jobs", identity, 2)
     if digest != _digest(query):
         raise InvalidCursor(cursor, "it belongs to another query")
@@ -24,12 +24,12 @@ def for_events(identity: str, row: int, index: int) -> str:
 
 
 def in_row(identity: str, row: int, index: int, count: int) -> str:
-    """The cursor of one event of a row of `count`; that of the last one points to the next row."""
+    """The cursor after one event of a row of `count` events: after the last one, the next row."""
     return for_events(identity, row, index + 1) if index + 1 < count else for_events(identity, row + 1, 0)
 
 
 def after(cursor: str, identity: str) -> tuple[int, int]:
-    """The row of the event log to go on with, and how many of its events have been seen."""
+    """Return the row of the event log to continue with, and how many of its events to skip."""
     row, index = _parts(cursor, "events", identity, 2)
     return _number(cursor, row), _number(cursor, index)
 

@@ -1,4 +1,4 @@
-"""What a store says of itself to whoever looks after it, in plain words."""
+"""The findings of a store's self-check, for `errandry doctor`."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -11,7 +11,7 @@ class Grade(StrEnum):
 
 
 class Finding(NamedTuple):
-    """What was looked at, how it is, and what to do about it."""
+    """What was checked, the result, and what the operator should do about it."""
 
     grade: Grade
     topic: str

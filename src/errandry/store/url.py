@@ -1,7 +1,7 @@
-"""Stores by address: `memory:`, `sqlite:///jobs.db` (relative), `sqlite:////var/lib/jobs.db` (absolute),
+"""Stores by URL: `memory:`, `sqlite:///jobs.db` (relative), `sqlite:////var/lib/jobs.db` (absolute),
 `postgresql://user@host/database`.
 
-Drivers are imported only when they are asked for.
+A driver is imported only when a URL names it.
 """
 
 import re
@@ -13,22 +13,22 @@ from errandry.clock import Clock
 from errandry.errors import InvalidValue
 from errandry.store.contract import Store, StoreLimits
 
-DEFAULT = "sqlite:///errandry.db"
+DEFAULT_URL = "sqlite:///errandry.db"
 
 
-def store_at(url: str, clock: Clock | None = None, bounds: StoreLimits | None = None) -> Store:
-    """The store `url` names, not opened yet."""
+def store_at(url: str, clock: Clock | None = None, limits: StoreLimits | None = None) -> Store:
+    """Return the store with this URL, not opened yet."""
     parts = urlsplit(url)
     make = _DRIVERS.get(parts.scheme)
     if make is None:
         raise InvalidValue(
             "url", without_password(url), f"begins with none of {', '.join(f'{name}:' for name in _DRIVERS)}"
         )
-    return make(parts, clock, bounds)
+    return make(parts, clock, limits)
 
 
 def without_password(url: str) -> str:
-    """`url` as it may be shown and logged."""
+    """Return `url` without its passwords, to be shown and logged."""
     return _PARAMETER.sub(r"\1=…", _PASSWORD.sub(r"\1@", url))
 
 
@@ -36,16 +36,16 @@ _PASSWORD = re.compile(r"(://[^:/?@]*):[^/?@]*@")
 _PARAMETER = re.compile(r"([?&](?:ssl)?password)=[^&]*")
 
 
-def _memory(parts: SplitResult, clock: Clock | None, bounds: StoreLimits | None) -> Store:
+def _memory(parts: SplitResult, clock: Clock | None, limits: StoreLimits | None) -> Store:
     from errandry.store.memory.driver import MemoryStore
 
     _options(parts)
     if parts.netloc or parts.path:
         raise InvalidValue("url", parts.geturl(), "a store in memory has no name: write memory:")
-    return MemoryStore(clock, bounds)
+    return MemoryStore(clock, limits)
 
 
-def _sqlite(parts: SplitResult, clock: Clock | None, bounds: StoreLimits | None) -> Store:
+def _sqlite(parts: SplitResult, clock: Clock | None, limits: StoreLimits | None) -> Store:
     from errandry.store.sqlite.driver import SqliteStore
 
     options = _options(parts, "durability")
@@ -53,10 +53,10 @@ def _sqlite(parts: SplitResult, clock: Clock | None, bounds: StoreLimits | None)
     if parts.netloc or not path:
         right = "write sqlite:///jobs.db, or sqlite:////var/lib/jobs.db for an absolute path"
         raise InvalidValue("url", parts.geturl(), f"names no file: {right}")
-    return SqliteStore(path, clock, bounds, **options)
+    return SqliteStore(path, clock, limits, **options)
 
 
-def _postgres(parts: SplitResult, clock: Clock | None, bounds: StoreLimits | None) -> Store:
+def _postgres(parts: SplitResult, clock: Clock | None, limits: StoreLimits | None) -> Store:
     try:
         from errandry.store.postgres.driver import PostgresStore
     except ModuleNotFoundError as error:
@@ -64,26 +64,27 @@ def _postgres(parts: SplitResult, clock: Clock | None, bounds: StoreLimits | Non
             raise
         right = "install the extra postgres: pip install 'errandry[postgres]'"
         raise InvalidValue("url", f"{parts.scheme}:…", f"needs psycopg, which is not here: {right}") from None
-    given = parse_qsl(parts.query, keep_blank_values=True)
-    options = {name: value for name, value in given if name in _OURS}
-    rest = urlencode([pair for pair in given if pair[0] not in _OURS], quote_via=quote)
-    url = f"postgresql://{parts.netloc}{parts.path}?{rest}"
-    return PostgresStore(url, clock, bounds, **options)
+    parameters = parse_qsl(parts.query, keep_blank_values=True)
+    options = {name: value for name, value in parameters if name in _OWN_OPTIONS}
+    others = urlencode([pair for pair in parameters if pair[0] not in _OWN_OPTIONS], quote_via=quote)
+    libpq_url = f"postgresql://{parts.netloc}{parts.path}?{others}"
+    return PostgresStore(libpq_url, clock, limits, **options)
 
 
-_OURS = ("schema",)
-"""Options of a PostgreSQL address that are not libpq's."""
+_OWN_OPTIONS = ("schema",)
+"""Query parameters of a PostgreSQL URL that are for Errandry. The others are passed to libpq."""
 
 
-def _options(parts: SplitResult, *known: str) -> dict[str, str]:
-    """What follows the question mark; nothing that is not known."""
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    for name in given:
-        if name not in known:
-            close = get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(known) or 'none'}"
+def _options(parts: SplitResult, *known_options: str) -> dict[str, str]:
+    """Return the query parameters of a URL; refuse unknown ones."""
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in options:
+        if name not in known_options:
+            similar = get_close_matches(name, known_options, 1)
+            names = ", ".join(known_options) or "none"
+            hint = f"did you mean {similar[0]}?" if similar else f"there is {names}"
             raise InvalidValue("url", parts.geturl(), f"has an unknown option {name!r}: {hint}")
-    return given
+    return options
 
 
 _DRIVERS: dict[str, Callable[[SplitResult, Clock | None, StoreLimits | None], Store]] = {

@@ -1,4 +1,4 @@
-"""Servers these tests may do anything to, and bad lines to them."""
+"""A server that tests can stop and kill, and a proxy that disturbs connections to it."""
 
 import os
 import signal
@@ -8,22 +8,22 @@ from contextlib import suppress
 
 import pytest
 
-from tests.faults.command import children, is_alive
+from tests.faults.command import descendants, is_alive
 from tests.faults.postgres.proxy import Proxy
 from tests.store.server import Server
 
 
 class Mortal(Server):
-    """A server that dies as a machine does when its power goes, and comes back as it was."""
+    """A server that can be killed like a machine that loses power, and started again."""
 
     def __init__(self) -> None:
-        # What was committed is in the system's hands then, which survives; only a real power cut needs fsync.
+        # A commit then reaches the operating system, which survives; only a real power cut needs fsync.
         super().__init__(synchronous_commit="on")
 
     def kill(self) -> None:
         """`kill -9` of all its processes."""
         assert self._process is not None
-        below = children(self._process.pid)
+        below = descendants(self._process.pid)
         self.stop(signal.SIGKILL)
         for pid in below:
             with suppress(ProcessLookupError):  # it may have seen its parent die
@@ -32,13 +32,13 @@ class Mortal(Server):
             time.sleep(0.001)
 
     def schema(self) -> str:
-        """The name of one nobody has used."""
-        return self.fresh().rpartition("=")[2]
+        """The name of an unused schema."""
+        return self.new_url().rpartition("=")[2]
 
 
 @pytest.fixture(scope="session")
 def mortal() -> Iterator[Mortal]:
-    """One for all tests of a process: to make one takes longer than to restart it."""
+    """One server for all tests of a process: creating one takes longer than restarting it."""
     mortal = Mortal()
     yield mortal
     mortal.remove()
@@ -46,7 +46,7 @@ def mortal() -> Iterator[Mortal]:
 
 @pytest.fixture
 def url(mortal: Mortal) -> str:
-    return mortal.fresh()
+    return mortal.new_url()
 
 
 @pytest.fixture

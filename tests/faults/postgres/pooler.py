@@ -1,7 +1,7 @@
-"""A transaction pooler, as small as can be: clients share a few sessions, each for a transaction at a time.
+"""A minimal transaction pooler: clients share a few sessions, and each gets one for a transaction at a time.
 
-So what a session keeps is lost between transactions: prepared statements, LISTEN, settings. What a
-transaction keeps is not. It understands just enough of the protocol to know when one is over.
+So the state of a session is lost between transactions: prepared statements, LISTEN, settings. The state of
+a transaction is not. The pooler parses only enough of the protocol to see the end of a transaction.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 SOCKET = ".s.PGSQL.5432"
 ENDS_IN_READY = b"QS"
-"""Messages of a client after which the server says when it is ready again."""
+"""Messages of a client that the server answers with `ReadyForQuery`."""
 READY = b"Z\x00\x00\x00\x05I"
-"""What it says then, in no transaction."""
+"""`ReadyForQuery` outside a transaction."""
 
 
 class Pooler:
-    """Clients connect to the socket in `folder`; so many `sessions` with `server` are theirs in turn."""
+    """Clients connect to the socket in `folder` and share `sessions` sessions of `server`."""
 
     def __init__(self, server: Path, folder: Path, sessions: int) -> None:
         self._server, self._folder, self.missing = server, folder, sessions
@@ -34,7 +34,7 @@ class Pooler:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Pooler"]:
-        listening = await asyncio.start_unix_server(self._met, self._folder / SOCKET)
+        listening = await asyncio.start_unix_server(self._accept, self._folder / SOCKET)
         try:
             yield self
         finally:
@@ -45,7 +45,7 @@ class Pooler:
             for _, writer in self.free:
                 writer.close()
 
-    async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
@@ -58,7 +58,7 @@ class Pooler:
             writer.close()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The first client says who all of them are."""
+        """Open the sessions with the startup message of the first client, and replay the greeting to each."""
         [length] = struct.unpack("!i", await reader.readexactly(4))
         startup = struct.pack("!i", length) + await reader.readexactly(length - 4)
         async with self._opening:
@@ -67,9 +67,11 @@ class Pooler:
                 server[1].write(startup)
                 self._greeting = b""
                 while not self._greeting.endswith(READY):
-                    one = await message(server[0])
-                    # A pooler's clients are given keys of its own.
-                    self._greeting += one if one[:1] != b"K" else one[:5] + b"\x00\x00\x00\x07" + one[9:]
+                    reply = await read_message(server[0])
+                    # Clients of a pooler get cancel keys of its own.
+                    self._greeting += (
+                        reply if reply[:1] != b"K" else reply[:5] + b"\x00\x00\x00\x07" + reply[9:]
+                    )
                 async with self.freed:
                     self.free.append(server)
                     self.freed.notify()
@@ -78,44 +80,44 @@ class Pooler:
 
 
 class _Client:
-    """Has a session from its first message until the server is ready, in no transaction, and owes nothing."""
+    """A client. It has a session from its first message until it has all replies and no open transaction."""
 
     def __init__(self, pooler: Pooler, writer: asyncio.StreamWriter) -> None:
         self._pooler, self._writer = pooler, writer
         self._session: Pipe | None = None
-        self._owed, self._is_midway = 0, False
+        self._replies_due, self._is_in_request = 0, False
         self._answering: asyncio.Task[None] | None = None
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         try:
-            while (asked := await message(reader))[:1] != b"X":
+            while (request := await read_message(reader))[:1] != b"X":
                 if self._session is None:
-                    self._session = await self._lent()
+                    self._session = await self._borrow()
                     self._answering = asyncio.create_task(self._answer(self._session))
-                is_end = asked[:1] in ENDS_IN_READY
-                self._owed += is_end
-                self._is_midway = not is_end
-                self._session[1].write(asked)
+                is_end = request[:1] in ENDS_IN_READY
+                self._replies_due += is_end
+                self._is_in_request = not is_end
+                self._session[1].write(request)
         finally:
             if self._answering is not None:
                 self._answering.cancel()
-            if self._session is not None:  # left in the middle: nobody else can have it as it is
+            if self._session is not None:  # left in a transaction, so no other client can use it
                 self._session[1].close()
                 self._pooler.missing += 1
 
-    async def _lent(self) -> Pipe:
+    async def _borrow(self) -> Pipe:
         async with self._pooler.freed:
             await self._pooler.freed.wait_for(lambda: self._pooler.free)
             return self._pooler.free.popleft()
 
     async def _answer(self, session: Pipe) -> None:
         while True:
-            one = await message(session[0])
-            if one[:1] != b"A":  # nobody is there to be notified
-                self._writer.write(one)
-            if one[:1] == b"Z":
-                self._owed -= 1
-                if not self._owed and not self._is_midway and one == READY:
+            reply = await read_message(session[0])
+            if reply[:1] != b"A":  # a pooler does not forward notifications
+                self._writer.write(reply)
+            if reply[:1] == b"Z":
+                self._replies_due -= 1
+                if not self._replies_due and not self._is_in_request and reply == READY:
                     break
         self._session = None
         self._pooler.transactions += 1
@@ -124,6 +126,6 @@ class _Client:
             self._pooler.freed.notify()
 
 
-async def message(reader: asyncio.StreamReader) -> bytes:
+async def read_message(reader: asyncio.StreamReader) -> bytes:
     head = await reader.readexactly(5)
     return head + await reader.readexactly(struct.unpack("!i", head[1:])[0] - 4)

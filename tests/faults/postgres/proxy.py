@@ -1,6 +1,6 @@
-"""A line to a server that can be made bad: a TCP proxy with a thread of its own.
+"""A TCP proxy in front of a server that can cut, delay and silence connections. It runs on its own thread.
 
-It passes on what it is given, byte by byte as it comes, until it is told not to. It counts who connects.
+It forwards all bytes as they come, until a test disturbs it. It counts connections.
 """
 
 import asyncio
@@ -11,28 +11,28 @@ from types import TracebackType
 from typing import Self
 
 COMMITTED = b"C\x00\x00\x00\x0bCOMMIT\x00"
-"""What a server says when a transaction has become durable."""
+"""The message of a server after a commit."""
 
 
 class Proxy:
     """Between a program and the server whose socket is in `folder`.
 
-    delay      every reply comes so many seconds later
-    refuses    who connects is thrown out at once
-    is_silent  who connects is let in, and never gets an answer
-    deaf       the next so many replies to a commit are lost with their line
+    delay            seconds by which every reply is delayed
+    refuses          a new connection is closed at once
+    is_silent        a new connection is accepted, and never gets a reply
+    replies_to_lose  number of replies to a commit that are lost next, with their connection
 
-    `accepted` counts connections that were tried, `lost` replies that were kept back.
+    `accepted` counts attempts to connect, `lost_replies` the replies that were lost.
     """
 
     def __init__(self, folder: Path) -> None:
         self._target = folder / ".s.PGSQL.5432"
         self.delay = 0.0
         self.refuses = self.is_silent = False
-        self.deaf = self.accepted = self.lost = self.port = 0
-        self._lines: set[_Line] = set()
+        self.replies_to_lose = self.accepted = self.lost_replies = self.port = 0
+        self._connections: set[_ProxiedConnection] = set()
         self._loop = asyncio.new_event_loop()
-        self._ready, self._over = threading.Event(), asyncio.Event()
+        self._ready, self._stopped = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
 
     def __enter__(self) -> Self:
@@ -43,7 +43,7 @@ class Proxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
+        self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join()
 
     def url(self, schema: str, **options: str) -> str:
@@ -51,76 +51,79 @@ class Proxy:
         return f"postgresql://errandry@127.0.0.1:{self.port}/postgres?schema={schema}{more}"
 
     def cut(self) -> None:
-        """Every line ends, in the middle of whatever is on it."""
+        """Abort every connection, even in the middle of a message."""
         self._loop.call_soon_threadsafe(self._abort)
 
     def silence(self) -> None:
-        """The server's machine is gone: nobody answers, whatever is sent. The lines of now stay so."""
+        """Stop forwarding, as if the server had lost power. Existing connections stay silent."""
         self.is_silent = True
-        for line in list(self._lines):
-            line.is_dead = True
+        for connection in list(self._connections):
+            connection.is_dead = True
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
-        await self._over.wait()
+        await self._stopped.wait()
         server.close()
         self._abort()
-        while self._lines:  # noqa: ASYNC110 - they end by themselves, now that they are aborted
+        while self._connections:  # noqa: ASYNC110 - they end by themselves, now that they are aborted
             await asyncio.sleep(0.001)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        line = _Line(writer, self.is_silent)
-        self._lines.add(line)
+        connection = _ProxiedConnection(writer, self.is_silent)
+        self._connections.add(connection)
         try:
             if not self.refuses:
-                there, line.back = await asyncio.open_unix_connection(self._target)
+                server_reader, connection.back = await asyncio.open_unix_connection(self._target)
                 await asyncio.gather(
-                    self._asked(reader, line.back, line), self._answered(there, writer, line)
+                    self._forward_requests(reader, connection.back, connection),
+                    self._forward_replies(server_reader, writer, connection),
                 )
         except OSError:
-            pass  # the server is away, or one of the two has left
+            pass  # the server is away, or one of the two has closed the connection
         finally:
-            line.abort()
-            self._lines.discard(line)
+            connection.abort()
+            self._connections.discard(connection)
 
-    async def _asked(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, line: "_Line") -> None:
+    async def _forward_requests(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, connection: "_ProxiedConnection"
+    ) -> None:
         while data := await source.read(65_536):
-            if not line.is_dead:
+            if not connection.is_dead:
                 target.write(data)
                 await target.drain()
-        line.abort()
+        connection.abort()
 
-    async def _answered(
-        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, line: "_Line"
+    async def _forward_replies(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, connection: "_ProxiedConnection"
     ) -> None:
         tail = b""
         while data := await source.read(65_536):
             if self.delay:
                 await asyncio.sleep(self.delay)
-            if self.deaf and COMMITTED in tail + data:
-                self.deaf -= 1
-                self.lost += 1
+            if self.replies_to_lose and COMMITTED in tail + data:
+                self.replies_to_lose -= 1
+                self.lost_replies += 1
                 break
             tail = data[-len(COMMITTED) :]
-            if not line.is_dead:
+            if not connection.is_dead:
                 target.write(data)
                 await target.drain()
-        if not line.is_dead:
-            line.abort()
+        if not connection.is_dead:
+            connection.abort()
 
     def _abort(self) -> None:
-        for line in self._lines:
-            line.abort()
+        for connection in self._connections:
+            connection.abort()
 
 
-class _Line:
+class _ProxiedConnection:
     """Both halves of a connection."""
 
     def __init__(self, front: asyncio.StreamWriter, is_dead: bool) -> None:

@@ -1,4 +1,4 @@
-"""A stranger's transaction stays open and holds a job's row, or its id: nobody else's work waits for it."""
+"""A foreign transaction stays open and locks a job or its id: other commands do not wait for it."""
 
 import asyncio
 import json
@@ -18,15 +18,15 @@ from errandry.store.engine.backlog import WriteLimits
 from errandry.store.engine.engine import Engine
 from errandry.store.url import store_at
 from tests.faults.postgres.conftest import Mortal
-from tests.faults.process import until, until_said
+from tests.faults.process import wait_until, wait_until_async
 from tests.faults.scene import Scene
-from tests.pace import Pace
-from tests.working import working
+from tests.machine_load import MachineLoad
+from tests.run_worker import running_worker
 
-pytestmark = pytest.mark.slow("waits for locks that are not given back")
+pytestmark = pytest.mark.slow("waits for locks that are not released")
 
-LIMIT = 2.0
-"""So long may anything take that is not the stranger's business."""
+UNAFFECTED_MAX = 2.0
+"""Maximum number of seconds for a command that needs no lock of the foreign transaction."""
 
 
 @pytest.fixture
@@ -41,40 +41,40 @@ async def engine(url: str) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture
-def stranger(mortal: Mortal) -> Iterator[psycopg.Connection[Any]]:
-    """A connection whose transaction stays open."""
-    with psycopg.connect(mortal.url()) as stranger:
-        yield stranger
+def foreign(mortal: Mortal) -> Iterator[psycopg.Connection[Any]]:
+    """A connection of another program, whose transaction stays open."""
+    with psycopg.connect(mortal.url()) as foreign:
+        yield foreign
 
 
-async def test_a_locked_row_keeps_no_other_outcome_and_no_other_lease_waiting(
-    engine: Engine, stranger: psycopg.Connection[Any], schema: str
+async def test_a_locked_row_delays_no_other_outcome_and_no_other_renewal(
+    engine: Engine, foreign: psycopg.Connection[Any], schema: str
 ) -> None:
-    locked, *others = await claimed(engine, 20)
-    lock(stranger, schema, locked)
+    locked, *others = await insert_and_claim(engine, 20)
+    lock_row(foreign, schema, locked)
     refused = asyncio.create_task(engine.submit(Settle(locked, CompleteOutcome())))
 
     for ref in others[:10]:
         began = time.monotonic()
-        with Pace() as pace:
+        with MachineLoad() as load:
             assert await engine.submit(Renew((ref,), 60.0)) == Renewed((Ack.HELD,))
             assert await engine.submit(Settle(ref, CompleteOutcome())) is Ack.WRITTEN
-        assert time.monotonic() - began < pace.allowed(LIMIT)
+        assert time.monotonic() - began < load.scaled(UNAFFECTED_MAX)
 
     with pytest.raises(StoreUnavailable, match="lock"):
         await refused
-    stranger.rollback()
+    foreign.rollback()
     assert await engine.submit(Settle(locked, CompleteOutcome())) is Ack.WRITTEN
 
 
-async def test_who_asks_for_a_locked_row_again_and_again_is_in_nobodys_way(
-    engine: Engine, stranger: psycopg.Connection[Any], schema: str
+async def test_repeated_settles_of_a_locked_row_do_not_delay_renewals(
+    engine: Engine, foreign: psycopg.Connection[Any], schema: str
 ) -> None:
-    """As a worker does with an outcome it wants to get rid of."""
-    locked, *others = await claimed(engine, 20)
-    lock(stranger, schema, locked)
+    """A worker repeats an outcome in this way until it is written."""
+    locked, *others = await insert_and_claim(engine, 20)
+    lock_row(foreign, schema, locked)
 
-    async def insist() -> None:
+    async def settle_until_written() -> None:
         while True:
             try:
                 await engine.submit(Settle(locked, CompleteOutcome()))
@@ -82,51 +82,51 @@ async def test_who_asks_for_a_locked_row_again_and_again_is_in_nobodys_way(
             except StoreUnavailable:
                 await asyncio.sleep(0.01)
 
-    insisting = asyncio.create_task(insist())
+    settling = asyncio.create_task(settle_until_written())
     await engine.submit(Settle(others[0], CompleteOutcome()))
     began = time.monotonic()
-    with Pace() as pace:
+    with MachineLoad() as load:
         for ref in others[1:]:
             await engine.submit(Renew((ref,), 60.0))
 
-    assert time.monotonic() - began < pace.allowed(LIMIT)
-    assert not insisting.done()
-    stranger.rollback()
+    assert time.monotonic() - began < load.scaled(UNAFFECTED_MAX)
+    assert not settling.done()
+    foreign.rollback()
     async with asyncio.timeout(30):
-        await insisting
+        await settling
 
 
-async def test_many_locked_rows_in_one_pass_keep_no_other_lease_waiting_for_long(
-    engine: Engine, stranger: psycopg.Connection[Any], schema: str
+async def test_many_locked_rows_in_one_pass_delay_no_other_renewal_for_long(
+    engine: Engine, foreign: psycopg.Connection[Any], schema: str
 ) -> None:
-    """Less than a third of the usual lease, which is how often leases are renewed."""
-    *locked, other = await claimed(engine, 600)
-    stranger.execute(f'SELECT 1 FROM "{schema}".live WHERE id <> %s FOR UPDATE'.encode(), (other.job,))
+    """Less than a third of the default lease, which is the interval of renewals."""
+    *locked, other = await insert_and_claim(engine, 600)
+    foreign.execute(f'SELECT 1 FROM "{schema}".live WHERE id <> %s FOR UPDATE'.encode(), (other.job,))
     settles = engine.submit_all([Settle(ref, CompleteOutcome()) for ref in locked])
     refused = asyncio.create_task(settles)
     await asyncio.sleep(0)
     began = time.monotonic()
-    with Pace() as pace:
+    with MachineLoad() as load:
         assert await engine.submit(Renew((other,), 60.0)) == Renewed((Ack.HELD,))
 
-    assert time.monotonic() - began < pace.allowed(5.0)
+    assert time.monotonic() - began < load.scaled(5.0)
     assert {type(answer) for answer in await refused} == {StoreUnavailable}
 
 
-async def test_a_lock_that_was_met_once_does_not_keep_an_idle_worker_busy(
-    url: str, stranger: psycopg.Connection[Any], schema: str
+async def test_a_released_lock_does_not_keep_an_idle_worker_busy(
+    url: str, foreign: psycopg.Connection[Any], schema: str
 ) -> None:
-    async with Errandry(url, limits=WriteLimits(give_up_after=0.5)) as app:
+    async with Errandry(url, write_limits=WriteLimits(give_up_after=0.5)) as app:
         app.task(name="task")(_nothing)
         await app.engine.submit(Insert((NewJob(id="j", task="elsewhere", queue="other", payload="{}"),)))
-        lock(stranger, schema, Ref("j", 0))
+        lock_row(foreign, schema, Ref("j", 0))
         with pytest.raises(StoreUnavailable, match="lock"):
             await app.engine.submit(CancelJobs(ids=("j",)))
-        stranger.rollback()
-        async with working(app, queues=("default",)):
-            await until(lambda: app.engine.stats().passes > 5)
+        foreign.rollback()
+        async with running_worker(app, queues=("default",)):
+            await wait_until(lambda: app.engine.stats().passes > 5)
             before, began = app.engine.stats().passes, time.monotonic()
-            await until(lambda: time.monotonic() > began + 2.0)
+            await wait_until(lambda: time.monotonic() > began + 2.0)
 
             assert app.engine.stats().passes - before < 30
 
@@ -134,26 +134,26 @@ async def test_a_lock_that_was_met_once_does_not_keep_an_idle_worker_busy(
 async def _nothing() -> None: ...
 
 
-async def test_a_worker_keeps_its_other_leases_and_gives_the_locked_job_up_in_time(
-    scene: Scene, stranger: psycopg.Connection[Any], schema: str, pace: Pace
+async def test_a_worker_renews_its_other_leases_and_cancels_the_handler_of_a_locked_job(
+    scene: Scene, foreign: psycopg.Connection[Any], schema: str, load: MachineLoad
 ) -> None:
     lease = 4.0
     locked, other = [await scene.enqueue("hold", gate=f"{scene.gate}{name}-") for name in "ab"]
     await scene.worker(lease=lease, renew_every=0.5)
     [run], _ = await scene.started(locked), await scene.started(other)
     held = time.time()
-    lock(stranger, schema, Ref(locked, run.fence))
+    lock_row(foreign, schema, Ref(locked, run.fence))
     began = (await scene.app.record(other)).lease_until or 0.0
 
     async def is_kept() -> bool:
         return ((await scene.app.record(other)).lease_until or 0.0) > began + 1.5 * lease
 
-    await until_said(is_kept)
+    await wait_until_async(is_kept)
     [end] = await scene.ended(locked)
-    assert (end.how, scene.journal.ended(other)) == ("canceled", [])
-    assert end.at - held < pace.allowed(1.5 * lease)
+    assert (end.ending, scene.journal.ended(other)) == ("canceled", [])
+    assert end.at - held < load.scaled(1.5 * lease)
 
-    stranger.rollback()
+    foreign.rollback()
     for name in ("a-1", "a-2", "b-1"):
         scene.folder.joinpath(f"gate-{name}").touch()
     assert (await scene.finished(other)).attempts == 1
@@ -161,23 +161,23 @@ async def test_a_worker_keeps_its_other_leases_and_gives_the_locked_job_up_in_ti
     await scene.check()
 
 
-async def test_an_id_that_is_being_inserted_elsewhere_keeps_nothing_else_waiting(
-    engine: Engine, stranger: psycopg.Connection[Any], schema: str
+async def test_an_id_in_an_open_transaction_delays_no_other_command(
+    engine: Engine, foreign: psycopg.Connection[Any], schema: str
 ) -> None:
-    [ref] = await claimed(engine, 1)
+    [ref] = await insert_and_claim(engine, 1)
     job = json.dumps([{"id": "mine", "task": "task", "payload": "{}"}])
-    stranger.execute(f'SELECT "{schema}".insert_jobs(%s)'.encode(), (job,))
+    foreign.execute(f'SELECT "{schema}".insert_jobs(%s)'.encode(), (job,))
     waiting = asyncio.create_task(engine.submit(insert("mine")))
     began = time.monotonic()
 
-    with Pace() as pace:
+    with MachineLoad() as load:
         assert await engine.submit(Renew((ref,), 60.0)) == Renewed((Ack.HELD,))
         assert await engine.submit(Settle(ref, CompleteOutcome())) is Ack.WRITTEN
-    assert time.monotonic() - began < pace.allowed(LIMIT)
+    assert time.monotonic() - began < load.scaled(UNAFFECTED_MAX)
     assert isinstance(await engine.submit(insert("other")), Inserted)
-    assert time.monotonic() - began < pace.allowed(5.0)
+    assert time.monotonic() - began < load.scaled(5.0)
 
-    stranger.commit()
+    foreign.commit()
     try:
         answer = await waiting
     except StoreUnavailable:
@@ -185,16 +185,16 @@ async def test_an_id_that_is_being_inserted_elsewhere_keeps_nothing_else_waiting
     assert answer == Inserted(("mine",), frozenset({"mine"}))
 
 
-async def claimed(engine: Engine, number: int) -> list[Ref]:
-    await engine.submit(insert(*[f"job-{one}" for one in range(number)]))
+async def insert_and_claim(engine: Engine, number: int) -> list[Ref]:
+    await engine.submit(insert(*[f"job-{n}" for n in range(number)]))
     claims = await engine.submit(Claim(worker="worker", nonce="nonce", limit=number, lease=60.0))
     assert isinstance(claims, Claims)
     return [Ref(job.id, job.fence) for job in claims.jobs]
 
 
 def insert(*ids: str) -> Insert:
-    return Insert(tuple(NewJob(id=one, task="task", payload="{}") for one in ids))
+    return Insert(tuple(NewJob(id=job_id, task="task", payload="{}") for job_id in ids))
 
 
-def lock(stranger: psycopg.Connection[Any], schema: str, ref: Ref) -> None:
-    stranger.execute(f'SELECT 1 FROM "{schema}".live WHERE id = %s FOR UPDATE'.encode(), (ref.job,))
+def lock_row(foreign: psycopg.Connection[Any], schema: str, ref: Ref) -> None:
+    foreign.execute(f'SELECT 1 FROM "{schema}".live WHERE id = %s FOR UPDATE'.encode(), (ref.job,))

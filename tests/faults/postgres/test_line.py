@@ -1,4 +1,4 @@
-"""A bad line to a good server: cut, slow, silent, or deaf after a commit. Nothing is lost or done twice."""
+"""Bad connections: cut, slow, silent, or lost before the reply to a commit. Nothing is lost or done twice."""
 
 import random
 import signal
@@ -14,14 +14,14 @@ from errandry.errors import StoreUnavailable
 from errandry.store.engine.backlog import WriteLimits
 from errandry.store.engine.engine import Engine
 from errandry.store.url import store_at
-from tests.faults.history import Acked, violations
+from tests.faults.history import EnqueueAcked, violations
 from tests.faults.postgres.conftest import Mortal
 from tests.faults.postgres.proxy import Proxy
-from tests.faults.process import until
+from tests.faults.process import wait_until
 from tests.faults.scene import Scene
-from tests.pace import Pace
+from tests.machine_load import MachineLoad
 
-pytestmark = pytest.mark.slow("waits for what is lost to be missed")
+pytestmark = pytest.mark.slow("waits for timeouts")
 
 
 @pytest.fixture
@@ -29,24 +29,22 @@ def url(mortal: Mortal, proxy: Proxy) -> str:
     return proxy.url(mortal.schema())
 
 
-async def test_what_was_committed_without_a_reply_is_neither_inserted_nor_claimed_twice(
-    proxy: Proxy, url: str
-) -> None:
+async def test_commands_whose_reply_was_lost_are_not_applied_twice(proxy: Proxy, url: str) -> None:
     async with Engine(store_at(url)) as engine:
         for number in range(3):
-            proxy.deaf = 1
+            proxy.replies_to_lose = 1
             assert isinstance(await engine.submit(insert(f"job-{number}")), Inserted)
         claims: list[JobRecord] = []
         for number in range(2):
-            proxy.deaf = 1
+            proxy.replies_to_lose = 1
             answer = await engine.submit(Claim(worker="w", nonce=str(number), limit=1))
             assert isinstance(answer, Claims)
             claims += answer.jobs
-        proxy.deaf = 1
+        proxy.replies_to_lose = 1
         ref = Ref(claims[0].id, claims[0].fence)
         assert await engine.submit(Settle(ref, CompleteOutcome())) is Ack.ALREADY
 
-        assert proxy.lost == 6
+        assert proxy.lost_replies == 6
         assert [(job.id, job.attempts) for job in claims] == [("job-0", 1), ("job-1", 1)]
         assert await engine.call(engine.store.counts) == {
             "default": {"completed": 1, "running": 1, "waiting": 1}
@@ -54,13 +52,15 @@ async def test_what_was_committed_without_a_reply_is_neither_inserted_nor_claime
         assert (await engine.call(engine.store.totals))["default"] == {"completed": 1, "inserted": 3}
 
 
-async def test_all_claims_of_a_pass_are_repeated_when_its_reply_was_lost(proxy: Proxy, url: str) -> None:
-    """A worker with handlers of two kinds claims for both at once."""
+async def test_all_claims_of_a_pass_are_answered_again_after_its_reply_was_lost(
+    proxy: Proxy, url: str
+) -> None:
+    """A worker with two runners claims for both in one pass."""
     store = store_at(url)
     async with Engine(store) as engine:
         await engine.submit(insert("one", "two", "three"))
         claims = [Claim(worker="w", nonce=nonce, limit=1) for nonce in ("a", "b")]
-        proxy.deaf = 1
+        proxy.replies_to_lose = 1
         with pytest.raises(StoreUnavailable):
             await engine.call(store.commit, claims)
 
@@ -73,34 +73,32 @@ async def test_all_claims_of_a_pass_are_repeated_when_its_reply_was_lost(proxy: 
         assert await engine.call(store.counts) == {"default": {"running": 2, "waiting": 1}}
 
 
-async def test_what_was_written_without_a_reply_is_read_before_it_is_decided_upon(
-    proxy: Proxy, url: str
-) -> None:
-    """The process remembers the job as it was before."""
+async def test_after_a_lost_reply_the_row_is_read_again(proxy: Proxy, url: str) -> None:
+    """The row cache still has the job as it was before."""
     store = store_at(url)
     async with Engine(store) as engine:
         await engine.submit(insert("one"))
         answer = await engine.submit(Claim(worker="w", nonce="n", lease=60.0))
         assert isinstance(answer, Claims)
         [ref] = [Ref(job.id, job.fence) for job in answer.jobs]
-        proxy.deaf = 1
+        proxy.replies_to_lose = 1
         with pytest.raises(StoreUnavailable):
             await engine.call(store.commit, [Note(ref, Progress(0.5), (LogLine(1.0, "lost"),))])
         await engine.call(store.commit, [Note(ref, None, (LogLine(2.0, "not lost"),))])
-        proxy.deaf = 1
+        proxy.replies_to_lose = 1
         assert await engine.submit(Renew((ref,), 60.0)) == Renewed((Ack.HELD,))
-        proxy.deaf = 1
+        proxy.replies_to_lose = 1
         assert await engine.submit(Settle(ref, CompleteOutcome())) is Ack.ALREADY
 
         [job] = await engine.call(store.get, ["one"])
-        assert proxy.lost == 3
+        assert proxy.lost_replies == 3
         assert job is not None
         assert (job.state, job.progress) == (State.COMPLETED, Progress(0.5))
         assert [log.text for log in job.logs] == ["lost", "not lost"]
 
 
 @pytest.mark.timeout(300)
-async def test_under_load_lines_are_cut_and_replies_lost_and_the_history_is_whole(
+async def test_no_job_is_lost_under_load_with_cut_connections_and_lost_replies(
     scene: Scene, proxy: Proxy
 ) -> None:
     dice = random.Random(1)
@@ -108,24 +106,24 @@ async def test_under_load_lines_are_cut_and_replies_lost_and_the_history_is_whol
     producers = [scene.start("produce", {"seed": seed}) for seed in range(2)]
     proxy.delay = 0.001
     for times in range(1, 16):
-        await until(lambda: acked(scene) > 20 * times)  # noqa: B023 - it is called here
+        await wait_until(lambda: acked_count(scene) > 20 * times)  # noqa: B023 - it is called here
         if dice.random() < 0.3:
             proxy.cut()
         else:
-            proxy.deaf += 2
+            proxy.replies_to_lose += 2
     for process in producers:
         process.signal(signal.SIGTERM)
-        assert await process.over() == 0, process.log()
+        assert await process.wait_for_end() == 0, process.log()
 
     found = await scene.all_finished()
 
-    assert proxy.lost > 10
+    assert proxy.lost_replies > 10
     assert violations(scene.journal.read(), found) == []
-    assert not any(process.is_over for process in workers)
+    assert not any(process.has_ended for process in workers)
 
 
-async def test_a_server_gone_without_a_word_is_missed_within_ten_seconds(proxy: Proxy, url: str) -> None:
-    """Its connections are still there and take everything: only that nobody answers can be noticed."""
+async def test_a_silent_server_is_noticed_within_ten_seconds(proxy: Proxy, url: str) -> None:
+    """Its connections stay open and accept data: only the missing replies show that the server is gone."""
     async with Engine(store_at(url)) as engine:
         await engine.submit(insert("one"))
         answer = await engine.submit(Claim(worker="w", nonce="n", lease=60.0))
@@ -133,25 +131,24 @@ async def test_a_server_gone_without_a_word_is_missed_within_ten_seconds(proxy: 
         [ref] = [Ref(job.id, job.fence) for job in answer.jobs]
         await engine.submit(Renew((ref,), 60.0))
         proxy.silence()
-        proxy.is_silent = False  # the server is back, but nobody tells those who were connected
+        proxy.is_silent = False  # the server is back, but existing connections stay silent
         began = time.monotonic()
 
-        with Pace() as pace:
+        with MachineLoad() as load:
             assert await engine.submit(Settle(ref, CompleteOutcome())) is Ack.WRITTEN
 
-        assert 1.0 < time.monotonic() - began < pace.allowed(10.0)
+        assert 1.0 < time.monotonic() - began < load.scaled(10.0)
 
 
-async def test_who_does_not_want_to_wait_is_told_why(proxy: Proxy, url: str) -> None:
+async def test_a_caller_that_gives_up_gets_the_reason(proxy: Proxy, url: str) -> None:
     async with Engine(store_at(url), WriteLimits(give_up_after=0.2)) as engine:
         await engine.submit(insert("one"))
         proxy.refuses = True
         proxy.cut()
 
         began = time.monotonic()
-        why = (
-            "closed the connection|lost during a commit"  # as the cut is noticed before it is sent, or after
-        )
+        # The cut is noticed before the pass is sent, or after.
+        why = "closed the connection|lost during a commit"
         with pytest.raises(StoreUnavailable, match=why):
             await engine.submit(insert("two"))
         assert time.monotonic() - began < 30.0
@@ -161,8 +158,8 @@ async def test_who_does_not_want_to_wait_is_told_why(proxy: Proxy, url: str) -> 
 
 
 def insert(*ids: str) -> Insert:
-    return Insert(tuple(NewJob(id=one, task="task", payload="{}") for one in ids))
+    return Insert(tuple(NewJob(id=job_id, task="task", payload="{}") for job_id in ids))
 
 
-def acked(scene: Scene) -> int:
-    return sum(isinstance(fact, Acked) for fact in scene.journal.read())
+def acked_count(scene: Scene) -> int:
+    return sum(isinstance(fact, EnqueueAcked) for fact in scene.journal.read())

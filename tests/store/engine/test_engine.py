@@ -1,4 +1,4 @@
-"""The engine: real threads and real loops. Events and barriers decide who comes first, never a sleep."""
+"""The engine, with real threads and event loops. Events and barriers decide the order, never a sleep."""
 
 import asyncio
 import copy
@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -28,17 +28,17 @@ from errandry.core.command import (
     Settle,
     Upkeep,
 )
-from errandry.core.job import NewJob
 from errandry.errors import ReplyLost, SchemaTooNew, StoreClosed, UnknownJob
 from errandry.store.contract import RANK
 from errandry.store.engine.engine import Engine
 from errandry.store.memory.driver import MemoryStore
+from tests.store.engine.committer_kit import command_keys, insert, outcomes
 
 T = TypeVar("T")
 
 
-class Threaded(MemoryStore):
-    """A memory store that blocks its thread when held, and notes passes and threads."""
+class BlockingStore(MemoryStore):
+    """A memory store that can block its thread, and records its passes and the threads that call it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,12 +63,12 @@ class Threaded(MemoryStore):
         self.threads.add(threading.get_ident())
         self.passes.append(list(commands))
         self.entered.set()
-        self.gate.wait()  # as a store may
+        self.gate.wait()  # a store may block its thread
         return await super().commit(commands)
 
 
-class Stuck(Threaded):
-    """Its commits never return, but can be canceled."""
+class StuckStore(BlockingStore):
+    """A store whose commits never return, but can be canceled."""
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         self.entered.set()
@@ -76,17 +76,9 @@ class Stuck(Threaded):
         raise AssertionError
 
 
-def insert(*ids: str) -> Insert:
-    return Insert(tuple(NewJob(id=one, task="task", payload="{}") for one in ids))
-
-
-async def outcomes(*submits: Awaitable[Any]) -> list[Any]:
-    return await asyncio.gather(*submits, return_exceptions=True)
-
-
 def in_threads(*targets: Callable[[], T]) -> list[T | BaseException]:
-    """Run each in a thread of its own, all from the same moment, and give what they returned or raised."""
-    results: list[T | BaseException] = [AssertionError("it never ended")] * len(targets)
+    """Run each target in its own thread, all at once; return what they returned or raised."""
+    results: list[T | BaseException] = [AssertionError("the thread did not end")] * len(targets)
     barrier = threading.Barrier(len(targets))
 
     def run(number: int) -> None:
@@ -105,8 +97,8 @@ def in_threads(*targets: Callable[[], T]) -> list[T | BaseException]:
 
 
 @pytest.fixture
-def impatient_threads() -> Iterator[None]:
-    """Threads take turns a thousand times more often, so that races show."""
+def frequent_thread_switches() -> Iterator[None]:
+    """Let threads take turns a thousand times more often, to provoke races."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(5e-6)
     yield
@@ -116,28 +108,28 @@ def impatient_threads() -> Iterator[None]:
 # One thread.
 
 
-async def test_the_store_is_touched_on_one_thread_only_which_ends() -> None:
-    store = Threaded()
+async def test_the_store_is_used_on_one_thread_only_and_that_thread_ends() -> None:
+    store = BlockingStore()
     async with Engine(store) as engine:
         await engine.submit(insert("a"))
         await asyncio.to_thread(engine.submit_sync, insert("b"))
-        where = await engine.call(thread_of_the_caller)
+        engine_thread = await engine.call(thread_of_the_caller)
 
-    assert store.threads == {where}
-    assert where != threading.get_ident()
-    assert where not in {thread.ident for thread in threading.enumerate()}
+    assert store.threads == {engine_thread}
+    assert engine_thread != threading.get_ident()
+    assert engine_thread not in {thread.ident for thread in threading.enumerate()}
 
 
 async def thread_of_the_caller() -> int:
     return threading.get_ident()
 
 
-async def endless() -> None:
+async def wait_forever() -> None:
     await asyncio.Event().wait()
 
 
-async def test_first_use_starts_it() -> None:
-    store = Threaded()
+async def test_the_first_use_starts_the_engine() -> None:
+    store = BlockingStore()
     engine = Engine(store)
 
     assert await engine.submit(insert("a")) == Inserted(("a",))
@@ -146,16 +138,16 @@ async def test_first_use_starts_it() -> None:
     await engine.stop()
 
 
-def test_one_loop_after_another_on_the_same_thread() -> None:
-    engine = Engine(Threaded())
+def test_an_engine_serves_one_loop_after_another_on_the_same_thread() -> None:
+    engine = Engine(BlockingStore())
 
     assert asyncio.run(engine.submit(insert("a"))) == Inserted(("a",))
     assert asyncio.run(engine.submit(insert("b"))) == Inserted(("b",))
     engine.stop_sync()
 
 
-def test_first_use_from_many_threads_starts_it_once() -> None:
-    store = Threaded()
+def test_a_first_use_from_many_threads_starts_the_engine_once() -> None:
+    store = BlockingStore()
     engine = Engine(store)
 
     answers = in_threads(*[lambda n=n: engine.submit_sync(insert(str(n))) for n in range(8)])
@@ -165,8 +157,8 @@ def test_first_use_from_many_threads_starts_it_once() -> None:
     engine.stop_sync()
 
 
-class Slow(Threaded):
-    """Opening takes until `go`, and fails with what is in `errors`."""
+class SlowToOpenStore(BlockingStore):
+    """A store that opens only when released, and then raises the next of `errors`."""
 
     def __init__(self, *errors: Exception) -> None:
         super().__init__()
@@ -186,34 +178,34 @@ class Slow(Threaded):
         assert self.opened
         return await super().commit(commands)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         assert self.loop is not None
         self.loop.call_soon_threadsafe(self.go.set)
 
 
 async def test_nothing_is_written_before_the_store_is_open() -> None:
-    engine = Engine(store := Slow())
-    tasks = [asyncio.create_task(engine.submit(insert(one))) for one in "ab"]
+    engine = Engine(store := SlowToOpenStore())
+    tasks = [asyncio.create_task(engine.submit(insert(job_id))) for job_id in "ab"]
     await asyncio.to_thread(store.opening.wait)
     tasks[0].cancel()
     await outcomes(tasks[0])
 
     assert engine.stats().waiting + engine.stats().pending_rows > 0
-    store.let_go()
+    store.release()
 
     assert await tasks[1] == Inserted(("b",))
     assert store.passes == [[insert("b")]]
     await engine.stop()
 
 
-async def test_a_store_that_does_not_open_is_an_error_for_all_and_tried_again_by_the_next() -> None:
-    engine = Engine(store := Slow(SchemaTooNew("file", "version 9")))
+async def test_if_the_store_does_not_open_every_caller_gets_the_error_and_the_next_use_tries_again() -> None:
+    engine = Engine(store := SlowToOpenStore(SchemaTooNew("file", "version 9")))
     calls = [engine.submit(insert("a")), engine.start(), engine.start(), engine.call(thread_of_the_caller)]
     tasks = [asyncio.create_task(call) for call in calls]
     tasks += [asyncio.create_task(asyncio.to_thread(engine.submit_sync, insert("b")))]
     await asyncio.to_thread(store.opening.wait)
     await handed_in(engine, 2)
-    store.let_go()
+    store.release()
 
     errors = await outcomes(*tasks)
 
@@ -223,24 +215,24 @@ async def test_a_store_that_does_not_open_is_an_error_for_all_and_tried_again_by
     await engine.stop()
 
 
-async def test_one_who_stops_waiting_for_the_start_does_not_stop_the_others() -> None:
-    engine = Engine(store := Slow())
-    impatient, patient = (asyncio.create_task(engine.start()) for _ in range(2))
+async def test_a_caller_canceled_while_the_engine_starts_does_not_affect_others() -> None:
+    engine = Engine(store := SlowToOpenStore())
+    canceled_start, other_start = (asyncio.create_task(engine.start()) for _ in range(2))
     await asyncio.to_thread(store.opening.wait)
 
-    impatient.cancel()
-    await outcomes(impatient)
-    store.let_go()
+    canceled_start.cancel()
+    await outcomes(canceled_start)
+    store.release()
 
-    assert await outcomes(patient) == [None]
+    assert await outcomes(other_start) == [None]
     await engine.stop()
 
 
 # Hand-over.
 
 
-def counted(loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every hop to `loop` from now on."""
+def record_hops(loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record every hop to `loop` from now on."""
     hops: list[str] = []
     hop = loop.call_soon_threadsafe
 
@@ -253,56 +245,56 @@ def counted(loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_pass_of_a_hundred_takes_one_hop_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Threaded()
+    store = BlockingStore()
     async with Engine(store) as engine:
         assert store.loop is not None
-        there = counted(store.loop, monkeypatch)
-        back = counted(asyncio.get_running_loop(), monkeypatch)
+        hops_to_engine = record_hops(store.loop, monkeypatch)
+        hops_back = record_hops(asyncio.get_running_loop(), monkeypatch)
 
         await asyncio.gather(*[engine.submit(insert(str(n))) for n in range(100)])
 
-        assert len(there) <= 1
-        assert len(back) == 1
-        assert [len(one) for one in store.passes] == [100]
+        assert len(hops_to_engine) <= 1
+        assert len(hops_back) == 1
+        assert [len(commands) for commands in store.passes] == [100]
 
 
-async def test_a_busy_engine_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Threaded()
+async def test_a_busy_engine_is_not_woken_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = BlockingStore()
     async with Engine(store) as engine:
         assert store.loop is not None
         store.gate.clear()
         tasks = [asyncio.create_task(engine.submit(insert("first")))]
         await asyncio.to_thread(store.entered.wait)
-        there = counted(store.loop, monkeypatch)
+        hops_to_engine = record_hops(store.loop, monkeypatch)
 
         tasks += [asyncio.create_task(engine.submit(insert(str(n)))) for n in range(10)]
         await handed_in(engine, 10)
         await asyncio.to_thread(store.gate.set)
         await asyncio.gather(*tasks)
 
-        assert there == []
-        assert [len(one) for one in store.passes] == [1, 10]
+        assert hops_to_engine == []
+        assert [len(commands) for commands in store.passes] == [1, 10]
 
 
 async def handed_in(engine: Engine, commands: int) -> None:
-    """Return when so many commands wait for an engine that is held up."""
+    """Wait until this number of commands waits for an engine whose store blocks."""
     while engine.stats().waiting < commands:  # noqa: ASYNC110 - each round hands in what was submitted
         await asyncio.sleep(0)
 
 
-async def test_a_callers_loop_that_was_closed_does_not_hurt_the_others() -> None:
-    store = Threaded()
+async def test_a_closed_loop_of_one_caller_does_not_affect_other_callers() -> None:
+    store = BlockingStore()
     async with Engine(store) as engine:
         store.gate.clear()
         first = asyncio.create_task(engine.submit(insert("first")))
         await asyncio.to_thread(store.entered.wait)
 
-        def come_and_go() -> None:
+        def submit_and_close_loop() -> None:
             loop = asyncio.new_event_loop()
             loop.run_until_complete(submit_and_leave(engine))
             loop.close()
 
-        [gone] = await asyncio.to_thread(in_threads, come_and_go)
+        [gone] = await asyncio.to_thread(in_threads, submit_and_close_loop)
         second = asyncio.create_task(engine.submit(insert("second")))
         await handed_in(engine, 2)
         store.gate.set()
@@ -310,26 +302,26 @@ async def test_a_callers_loop_that_was_closed_does_not_hurt_the_others() -> None
         assert gone is None
         assert await outcomes(first, second) == [Inserted(("first",)), Inserted(("second",))]
         assert store.passes[1] == [insert("gone"), insert("second")]
-    LEFT.pop().close()
+    SUSPENDED.pop().close()
 
 
 async def submit_and_leave(engine: Engine) -> None:
     submit = engine.submit(insert("gone"))
-    submit.send(None)  # as far as waiting for its answer, and never any further
-    LEFT.append(submit)
+    submit.send(None)  # runs until it waits for its answer, and never further
+    SUSPENDED.append(submit)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
 
-LEFT: list[Coroutine[Any, Any, Answer]] = []
-"""Kept from being collected, which would end its wait."""
+SUSPENDED: list[Coroutine[Any, Any, Answer]] = []
+"""Kept from garbage collection, which would end its wait."""
 
 
 # Threads without a loop.
 
 
-def test_a_thread_submits_and_is_raised_errors() -> None:
-    class Refusing(Threaded):
+def test_a_thread_submits_commands_and_gets_their_errors_raised() -> None:
+    class Refusing(BlockingStore):
         async def commit(self, commands: Sequence[Command]) -> list[Answer]:
             return [UnknownJob("x") if isinstance(command, CancelJobs) else WRITTEN for command in commands]
 
@@ -341,15 +333,15 @@ def test_a_thread_submits_and_is_raised_errors() -> None:
     engine.stop_sync()
 
 
-def test_a_thread_that_stops_waiting_leaves_the_command_to_be_written() -> None:
-    store = Threaded()
+def test_a_command_is_written_even_if_its_thread_times_out() -> None:
+    store = BlockingStore()
     engine = Engine(store)
     engine.start_sync()
     store.gate.clear()
 
     with pytest.raises(TimeoutError):
         engine.submit_sync(insert("a"), timeout=0.01)
-    store.entered.wait()  # or both would be written together
+    store.entered.wait()  # otherwise both would share a pass
     store.gate.set()
 
     assert engine.submit_sync(insert("b")) == Inserted(("b",))
@@ -357,8 +349,8 @@ def test_a_thread_that_stops_waiting_leaves_the_command_to_be_written() -> None:
     engine.stop_sync()
 
 
-async def test_waiting_on_the_engines_own_thread_is_refused() -> None:
-    store = Threaded()
+async def test_blocking_calls_on_the_engines_own_thread_are_refused() -> None:
+    store = BlockingStore()
     async with Engine(store) as engine:
 
         async def submit() -> None:
@@ -375,8 +367,8 @@ async def test_waiting_on_the_engines_own_thread_is_refused() -> None:
 # Calls.
 
 
-async def test_calls_run_where_the_store_lives_and_raise_what_it_raises() -> None:
-    store = Threaded()
+async def test_calls_run_on_the_engines_thread_and_raise_the_functions_errors() -> None:
+    store = BlockingStore()
     async with Engine(store) as engine:
 
         async def nested() -> int:
@@ -403,7 +395,7 @@ async def test_a_call_is_canceled_with_its_caller() -> None:
         finally:
             canceled.set()
 
-    async with Engine(Threaded()) as engine:
+    async with Engine(BlockingStore()) as engine:
         task = asyncio.create_task(engine.call(wait))
         await asyncio.to_thread(running.wait)
         task.cancel()
@@ -413,15 +405,15 @@ async def test_a_call_is_canceled_with_its_caller() -> None:
 
         running.clear()
         canceled.clear()
-        while not running.is_set():  # a call given up before it began has nothing to end
+        while not running.is_set():  # a call that times out before it began is not canceled
             with pytest.raises(TimeoutError):
                 await asyncio.to_thread(engine.call_sync, wait, timeout=0.01)
         assert await asyncio.to_thread(canceled.wait, 60)
 
 
-async def test_reads_are_not_kept_waiting_by_an_endless_row_of_passes() -> None:
+async def test_an_endless_sequence_of_passes_does_not_block_reads() -> None:
     class Endless(MemoryStore):
-        """Whenever a pass ends, more is waiting."""
+        """A store whose passes end only when more commands are waiting."""
 
         async def commit(self, commands: Sequence[Command]) -> list[Answer]:
             while not enough.is_set() and engine.stats().waiting + engine.stats().pending_rows < 2:
@@ -445,8 +437,8 @@ async def test_reads_are_not_kept_waiting_by_an_endless_row_of_passes() -> None:
 # Stopping.
 
 
-async def test_stopping_writes_what_loops_and_threads_had_handed_in() -> None:
-    store = Threaded()
+async def test_stopping_writes_all_commands_of_loops_and_threads() -> None:
+    store = BlockingStore()
     engine = Engine(store)
     await engine.start()
     store.gate.clear()
@@ -470,8 +462,8 @@ async def test_stopping_writes_what_loops_and_threads_had_handed_in() -> None:
     await engine.stop()
 
 
-async def test_stopping_what_never_started_is_nothing() -> None:
-    store = Threaded()
+async def test_stopping_an_engine_that_never_started_does_nothing() -> None:
+    store = BlockingStore()
     engine = Engine(store)
 
     await engine.stop()
@@ -482,16 +474,16 @@ async def test_stopping_what_never_started_is_nothing() -> None:
         await engine.submit(insert("a"))
 
 
-async def test_stopping_in_time_refuses_what_was_not_written_and_calls_under_way() -> None:
-    store = Stuck()
+async def test_a_stop_that_times_out_refuses_unwritten_commands_and_running_calls() -> None:
+    store = StuckStore()
     engine = Engine(store)
     await engine.start()
     writing = asyncio.create_task(engine.submit(insert("a")))
     await asyncio.to_thread(store.entered.wait)
     thread = asyncio.create_task(asyncio.to_thread(engine.submit_sync, insert("b")))
     await handed_in(engine, 1)
-    calling = asyncio.create_task(engine.call(endless))
-    called = asyncio.create_task(asyncio.to_thread(engine.call_sync, endless))
+    calling = asyncio.create_task(engine.call(wait_forever))
+    called = asyncio.create_task(asyncio.to_thread(engine.call_sync, wait_forever))
 
     await engine.stop(timeout=0)
 
@@ -499,22 +491,22 @@ async def test_stopping_in_time_refuses_what_was_not_written_and_calls_under_way
     assert [type(answer) for answer in answers] == [ReplyLost, StoreClosed, StoreClosed, StoreClosed]
 
 
-async def test_a_second_stop_may_be_less_patient() -> None:
-    store = Stuck()
+async def test_a_second_stop_may_have_a_shorter_timeout() -> None:
+    store = StuckStore()
     engine = Engine(store)
     writing = asyncio.create_task(engine.submit(insert("a")))
     await asyncio.to_thread(store.entered.wait)
-    patient = asyncio.create_task(engine.stop())
+    first_stop = asyncio.create_task(engine.stop())
     await asyncio.sleep(0)
 
     await asyncio.to_thread(engine.stop_sync, 0)
-    await patient
+    await first_stop
 
     assert [type(answer) for answer in await outcomes(writing)] == [ReplyLost]
 
 
-async def test_an_engine_whose_thread_was_ended_by_the_store_leaves_nobody_waiting() -> None:
-    class Exiting(Threaded):
+async def test_if_the_store_ends_the_engines_thread_every_caller_gets_an_error() -> None:
+    class Exiting(BlockingStore):
         async def commit(self, commands: Sequence[Command]) -> list[Answer]:
             raise SystemExit(3)
 
@@ -530,10 +522,10 @@ async def test_an_engine_whose_thread_was_ended_by_the_store_leaves_nobody_waiti
         await engine.stop()
 
 
-@pytest.mark.usefixtures("impatient_threads")
+@pytest.mark.usefixtures("frequent_thread_switches")
 @pytest.mark.parametrize("seed", range(10))
-def test_whenever_it_is_stopped_nobody_is_left_waiting_and_nothing_acknowledged_is_missing(seed: int) -> None:
-    engine = Engine(store := Threaded())
+def test_a_stop_at_any_moment_answers_every_caller_and_loses_no_acknowledged_command(seed: int) -> None:
+    engine = Engine(store := BlockingStore())
     engine.start_sync()
     delay = random.Random(seed).randrange(400)
 
@@ -563,16 +555,20 @@ def test_whenever_it_is_stopped_nobody_is_left_waiting_and_nothing_acknowledged_
             return answers
 
         async def all_chains() -> list[Answer]:
-            return [one for each in await asyncio.gather(*map(chain, "abcde")) for one in each]
+            chains = await asyncio.gather(*map(chain, "abcde"))
+            return [answer for answers in chains for answer in answers]
 
         return asyncio.run(all_chains())
 
     results = in_threads(stop, lambda: submit_all("x"), lambda: submit_all("y"), loop_submit_all)
 
-    answers = [answer for each in results if isinstance(each, list) for answer in each]
-    assert [each for each in results if isinstance(each, BaseException)] == []
-    written = {command.jobs[0].id for one in store.passes for command in one if isinstance(command, Insert)}
-    assert {one for answer in answers if isinstance(answer, Inserted) for one in answer.ids} <= written
+    answers = [answer for result in results if isinstance(result, list) for answer in result]
+    assert [result for result in results if isinstance(result, BaseException)] == []
+    commands = [command for written in store.passes for command in written]
+    written_ids = {command.jobs[0].id for command in commands if isinstance(command, Insert)}
+    assert {
+        job_id for answer in answers if isinstance(answer, Inserted) for job_id in answer.ids
+    } <= written_ids
 
 
 # Fork.
@@ -593,8 +589,8 @@ class Held(MemoryStore):
             self.gate.wait()
         return await super().commit(commands)
 
-def insert(one):
-    return Insert((NewJob(id=one, task="task", payload="{}"),))
+def insert(job_id):
+    return Insert((NewJob(id=job_id, task="task", payload="{}"),))
 
 PARENT = os.getpid()
 store = Held()
@@ -607,7 +603,7 @@ threads.append(threading.Thread(target=engine.submit_sync, args=(insert("behind"
 threads[1].start()
 while engine.stats().waiting < 1:
     pass
-engine._lock.acquire()  # as if another thread were just starting something
+engine._lock.acquire()  # as if another thread were starting the engine
 child = os.fork()
 if not child:
     store.passes.clear()
@@ -629,8 +625,12 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def test_the_child_of_a_fork_starts_anew_with_nothing_pending() -> None:
-    python = [sys.executable, "-W", "ignore::DeprecationWarning"]  # threads and forks do not mix well: indeed
+def test_the_child_of_a_fork_starts_a_new_engine_with_nothing_pending() -> None:
+    python = [
+        sys.executable,
+        "-W",
+        "ignore::DeprecationWarning",
+    ]  # Python warns about forks in programs with threads
 
     run = subprocess.run([*python, "-c", FORKING], capture_output=True, text=True, timeout=60, check=False)
 
@@ -642,19 +642,19 @@ def test_the_child_of_a_fork_starts_anew_with_nothing_pending() -> None:
 names = st.sampled_from("abc")
 commands = st.one_of(
     st.builds(insert, names),
-    st.builds(lambda one: Settle(Ref(one, 1), CompleteOutcome()), names),
-    st.builds(lambda one: Note(Ref(one, 1)), names),
+    st.builds(lambda job_id: Settle(Ref(job_id, 1), CompleteOutcome()), names),
+    st.builds(lambda job_id: Note(Ref(job_id, 1)), names),
     st.lists(names, min_size=1, max_size=3, unique=True).map(
-        lambda ids: Renew(tuple(Ref(one, 1) for one in ids))
+        lambda ids: Renew(tuple(Ref(job_id, 1) for job_id in ids))
     ),
     st.lists(names, min_size=1, max_size=3, unique=True).map(lambda ids: CancelJobs(ids=tuple(ids))),
-    st.builds(lambda one: Claim(worker=one, nonce="n"), names),
+    st.builds(lambda worker: Claim(worker=worker, nonce="n"), names),
 )
 programs = st.lists(commands, max_size=15)
 
 
-class Noting(MemoryStore):
-    """Answers each command with its identity."""
+class EchoStore(MemoryStore):
+    """A store that answers each command with its object id."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -662,38 +662,21 @@ class Noting(MemoryStore):
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         self.passes.append(list(commands))
-        return [named(command) for command in commands]
+        return [id_answer(command) for command in commands]
 
 
-def named(command: Command) -> Answer:
+def id_answer(command: Command) -> Answer:
     return Inserted((str(id(command)),))
-
-
-def keys(command: Command) -> set[str]:
-    """What a command is about, said once more and differently."""
-    match command:
-        case Insert():
-            return {job.id for job in command.jobs}
-        case Settle() | Note():
-            return {command.ref.job}
-        case Renew():
-            return {ref.job for ref in command.refs}
-        case CancelJobs():
-            return set(command.ids)
-        case Claim():
-            return {f"worker {command.worker}"}
-        case _:
-            raise AssertionError(command)
 
 
 @settings(deadline=None, max_examples=25)
 @given(loops=st.lists(programs, min_size=2, max_size=2), threads=st.lists(programs, min_size=2, max_size=2))
-def test_any_commands_from_loops_and_threads_keep_the_rules(
+def test_random_commands_of_loops_and_threads_are_each_answered_and_written_once_in_order(
     loops: list[list[Command]], threads: list[list[Command]]
 ) -> None:
-    store = Noting()
+    store = EchoStore()
     engine = Engine(store)
-    # Objects of their own, so that equal commands can be told apart.
+    # Copies, so that equal commands are different objects.
     programs = [[copy.copy(command) for command in program] for program in (*loops, *threads)]
 
     def on_a_loop(program: list[Command]) -> list[Answer]:
@@ -711,24 +694,25 @@ def test_any_commands_from_loops_and_threads_keep_the_rules(
     )
     engine.stop_sync()
 
-    assert answers == [[named(command) for command in program] for program in programs]
-    handed = [id(command) for program in programs for command in program]
-    assert Counter(id(command) for each in store.passes for command in each) == Counter(handed)
-    place = {id(command): number for number, each in enumerate(store.passes) for command in each}
-    for each in store.passes:
-        held = [key for command in each for key in keys(command)]
-        assert len(held) == len(set(held))
-        assert [RANK[type(command)] for command in each] == sorted(RANK[type(command)] for command in each)
+    assert answers == [[id_answer(command) for command in program] for program in programs]
+    submitted = [id(command) for program in programs for command in program]
+    assert Counter(id(command) for written in store.passes for command in written) == Counter(submitted)
+    place = {id(command): number for number, written in enumerate(store.passes) for command in written}
+    for written in store.passes:
+        all_keys = [key for command in written for key in command_keys(command)]
+        assert len(all_keys) == len(set(all_keys))
+        ranks = [RANK[type(command)] for command in written]
+        assert ranks == sorted(ranks)
     for program in programs:
-        for key in {key for command in program for key in keys(command)}:
-            places = [place[id(command)] for command in program if key in keys(command)]
+        for key in {key for command in program for key in command_keys(command)}:
+            places = [place[id(command)] for command in program if key in command_keys(command)]
             assert places == sorted(set(places))
 
 
-@pytest.mark.usefixtures("impatient_threads")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_no_wake_up_is_lost() -> None:
-    """Each round lets the engine fall idle just as others hand in; one lost wake-up and this hangs."""
-    engine = Engine(Noting())
+    """In each round the engine becomes idle while threads submit. After a lost wake-up this would hang."""
+    engine = Engine(EchoStore())
 
     def rounds() -> int:
         return sum(engine.submit_sync(Upkeep()) is not None for _ in range(300))
@@ -745,9 +729,9 @@ def test_no_wake_up_is_lost() -> None:
     assert counts == [300] * 4
 
 
-@pytest.mark.parametrize("store", [Noting, MemoryStore])
+@pytest.mark.parametrize("store", [EchoStore, MemoryStore])
 async def test_throughput_of_a_hundred_coroutines(store: type[MemoryStore]) -> None:
-    """Prints a figure (`pytest -s`); asserts only that passes have formed."""
+    """Prints the throughput (`pytest -s`). Asserts only that commands share passes."""
     jobs = iter([insert(f"{n:032}") for n in range(5_000)])
 
     async def insert_some(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""A PostgreSQL store as two processes see it, on a clock of theirs, and what they send."""
+"""A PostgreSQL store opened twice, as by two processes, with a fake clock; and the statements it sends."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -10,12 +10,12 @@ from errandry.store.postgres.driver import PostgresStore
 from errandry.store.postgres.pipeline import PendingResult, Pipeline, StatementParams
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
-from tests.store.server import kept_sessions, server
+from tests.store.server import reuse_sessions, server
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with server().lent() as url, kept_sessions():
+    with server().lend_url() as url, reuse_sessions():
         yield url
 
 
@@ -40,7 +40,7 @@ async def store(url: str, clock: FakeClock) -> AsyncIterator[PostgresStore]:
 
 @pytest.fixture
 async def other(url: str, clock: FakeClock) -> AsyncIterator[PostgresStore]:
-    """The same as another process sees it."""
+    """The same store, opened a second time, as by another process."""
     async for store in opened(url, clock):
         yield store
 
@@ -55,7 +55,7 @@ def db(url: str) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the statements that are sent."""
+    """The names of the statements that stores send, in their order."""
     names: list[str] = []
     send = Pipeline.send
 

@@ -1,4 +1,4 @@
-TABLE bound WITH {toast_tuple_target=8160,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
+TABLE bind_inbox WITH {toast_tuple_target=8160,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     n bigint NOT NULL IDENTITY
     at double precision NOT NULL
     count bigint NOT NULL
@@ -9,7 +9,7 @@ TABLE claims WITH {toast_tuple_target=8160}
     n bigint NOT NULL
     claimed_at double precision NOT NULL
     refs text STORAGE e NOT NULL
-TABLE closing
+TABLE closing_flows
     parent text COLLATE "C" NOT NULL
     cancel text COLLATE "C"
     expires_at double precision NOT NULL
@@ -23,10 +23,6 @@ TABLE edges WITH {fillfactor=80}
     outcome text COLLATE "C"
     result text COLLATE "C"
     feeds text COLLATE "C"
-TABLE ended WITH {autovacuum_vacuum_scale_factor=0.05,autovacuum_vacuum_cost_delay=0}
-    id text COLLATE "C" NOT NULL
-    seq bigint NOT NULL
-    day integer NOT NULL
 TABLE events WITH {toast_tuple_target=8160}
     n bigint NOT NULL
     at double precision NOT NULL
@@ -34,6 +30,10 @@ TABLE events WITH {toast_tuple_target=8160}
     total bigint NOT NULL
     entries text STORAGE e NOT NULL
     deltas text NOT NULL
+TABLE finished_ids WITH {autovacuum_vacuum_scale_factor=0.05,autovacuum_vacuum_cost_delay=0}
+    id text COLLATE "C" NOT NULL
+    seq bigint NOT NULL
+    day integer NOT NULL
 TABLE gates WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     kind text COLLATE "C" NOT NULL
     name text COLLATE "C" NOT NULL
@@ -149,9 +149,6 @@ TABLE lanes WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_v
     turn double precision NOT NULL DEFAULT 0
     open_at double precision NOT NULL DEFAULT 0
     opened bigint NOT NULL DEFAULT 0
-TABLE late
-    parent text COLLATE "C" NOT NULL
-    n bigint NOT NULL
 TABLE live WITH {fillfactor=70,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     seq bigint NOT NULL
     id text COLLATE "C" NOT NULL
@@ -201,6 +198,9 @@ TABLE migrations
     number integer NOT NULL
     name text NOT NULL
     applied_at timestamp with time zone NOT NULL DEFAULT clock_timestamp()
+TABLE pending_edges
+    parent text COLLATE "C" NOT NULL
+    n bigint NOT NULL
 TABLE rounds WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     queue text COLLATE "C" NOT NULL
     turn double precision NOT NULL
@@ -240,21 +240,21 @@ TABLE workers WITH {fillfactor=50}
     worker text COLLATE "C" NOT NULL
     seen_at double precision NOT NULL
     beat text NOT NULL
-CONSTRAINT errandry.bound bound_pkey PRIMARY KEY (n)
+CONSTRAINT errandry.bind_inbox bind_inbox_pkey PRIMARY KEY (n)
 CONSTRAINT errandry.claims claims_pkey PRIMARY KEY (worker, n)
-CONSTRAINT errandry.closing closing_pkey PRIMARY KEY (parent)
+CONSTRAINT errandry.closing_flows closing_flows_pkey PRIMARY KEY (parent)
 CONSTRAINT errandry.edges edges_pkey PRIMARY KEY (parent, n)
-CONSTRAINT errandry.ended ended_pkey PRIMARY KEY (id)
 CONSTRAINT errandry.events events_pkey PRIMARY KEY (n)
+CONSTRAINT errandry.finished_ids finished_ids_pkey PRIMARY KEY (id)
 CONSTRAINT errandry.gates gates_pkey PRIMARY KEY (kind, name, grp)
 CONSTRAINT errandry.history history_pkey PRIMARY KEY (seq, day)
 CONSTRAINT errandry.keys keys_pkey PRIMARY KEY (key)
 CONSTRAINT errandry.lanes lanes_key UNIQUE (queue, grp, task)
 CONSTRAINT errandry.lanes lanes_pkey PRIMARY KEY (lane)
-CONSTRAINT errandry.late late_pkey PRIMARY KEY (parent, n)
 CONSTRAINT errandry.live live_id UNIQUE (id)
 CONSTRAINT errandry.live live_pkey PRIMARY KEY (seq)
 CONSTRAINT errandry.migrations migrations_pkey PRIMARY KEY (number)
+CONSTRAINT errandry.pending_edges pending_edges_pkey PRIMARY KEY (parent, n)
 CONSTRAINT errandry.rounds rounds_pkey PRIMARY KEY (queue)
 CONSTRAINT errandry.schedules schedules_pkey PRIMARY KEY (name)
 CONSTRAINT errandry.stats stats_pkey PRIMARY KEY (span, at, queue, task, name)
@@ -263,20 +263,20 @@ CONSTRAINT errandry.store store_one_check CHECK ((one = 1))
 CONSTRAINT errandry.store store_pkey PRIMARY KEY (one)
 CONSTRAINT errandry.totals totals_pkey PRIMARY KEY (queue, task, name)
 CONSTRAINT errandry.workers workers_pkey PRIMARY KEY (worker)
-CREATE UNIQUE INDEX bound_pkey ON errandry.bound USING btree (n)
+CREATE UNIQUE INDEX bind_inbox_pkey ON errandry.bind_inbox USING btree (n)
 CREATE UNIQUE INDEX claims_pkey ON errandry.claims USING btree (worker, n)
-CREATE INDEX closing_canceling ON errandry.closing USING btree (parent) WHERE (cancel IS NOT NULL)
-CREATE INDEX closing_expiry ON errandry.closing USING btree (expires_at, parent) WHERE (cancel IS NULL)
-CREATE UNIQUE INDEX closing_pkey ON errandry.closing USING btree (parent)
+CREATE INDEX closing_flows_canceling ON errandry.closing_flows USING btree (parent) WHERE (cancel IS NOT NULL)
+CREATE INDEX closing_flows_expiry ON errandry.closing_flows USING btree (expires_at, parent) WHERE (cancel IS NULL)
+CREATE UNIQUE INDEX closing_flows_pkey ON errandry.closing_flows USING btree (parent)
 CREATE INDEX edges_child ON errandry.edges USING btree (seq)
 CREATE UNIQUE INDEX edges_pkey ON errandry.edges USING btree (parent, n)
-CREATE UNIQUE INDEX ended_pkey ON errandry.ended USING btree (id)
 CREATE UNIQUE INDEX events_pkey ON errandry.events USING btree (n)
+CREATE UNIQUE INDEX finished_ids_pkey ON errandry.finished_ids USING btree (id)
 CREATE UNIQUE INDEX gates_pkey ON errandry.gates USING btree (kind, name, grp)
 CREATE INDEX history_expiry ON ONLY errandry.history USING btree (expires_at)
+CREATE INDEX history_kept_by_number ON ONLY errandry.history USING btree (task, state, finished_at, seq) WHERE (strpos(keep, '"last_'::text) > 0)
 CREATE UNIQUE INDEX history_pkey ON ONLY errandry.history USING btree (seq, day)
-CREATE INDEX history_shelves ON ONLY errandry.history USING btree (task, state, finished_at, seq) WHERE (strpos(keep, '"last_'::text) > 0)
-CREATE INDEX history_troubled ON ONLY errandry.history USING btree (seq) WHERE (state <> 'completed'::text)
+CREATE INDEX history_unsuccessful ON ONLY errandry.history USING btree (seq) WHERE (state <> 'completed'::text)
 CREATE INDEX keys_expiry ON errandry.keys USING btree (expires_at) WHERE (expires_at IS NOT NULL)
 CREATE UNIQUE INDEX keys_pkey ON errandry.keys USING btree (key)
 CREATE INDEX lanes_grouped ON errandry.lanes USING btree (lane) WHERE (ready AND (grp <> ''::text))
@@ -284,7 +284,6 @@ CREATE UNIQUE INDEX lanes_key ON errandry.lanes USING btree (queue, grp, task)
 CREATE INDEX lanes_parked ON errandry.lanes USING btree (open_at) WHERE (ready AND (open_at > (0)::double precision))
 CREATE UNIQUE INDEX lanes_pkey ON errandry.lanes USING btree (lane)
 CREATE INDEX lanes_ready ON errandry.lanes USING btree (queue, task, open_at, turn, grp) WHERE ready
-CREATE UNIQUE INDEX late_pkey ON errandry.late USING btree (parent, n)
 CREATE INDEX live_canceling ON errandry.live USING btree (worker) WHERE cancel_requested
 CREATE INDEX live_deadline ON errandry.live USING btree (deadline, seq) WHERE ((deadline IS NOT NULL) AND (state = ANY (ARRAY['blocked'::text, 'scheduled'::text, 'waiting'::text])))
 CREATE INDEX live_due ON errandry.live USING btree (run_at, seq) WHERE (state = 'scheduled'::text)
@@ -292,8 +291,9 @@ CREATE UNIQUE INDEX live_id ON errandry.live USING btree (id)
 CREATE INDEX live_leased ON errandry.live USING btree (lease_until, seq) WHERE (state = ANY (ARRAY['claimed'::text, 'running'::text]))
 CREATE UNIQUE INDEX live_pkey ON errandry.live USING btree (seq)
 CREATE INDEX live_ready ON errandry.live USING btree (lane, priority, place) WHERE (state = 'waiting'::text)
-CREATE INDEX live_unlined ON errandry.live USING btree (seq) WHERE ((state = 'waiting'::text) AND (lane IS NULL))
+CREATE INDEX live_without_lane ON errandry.live USING btree (seq) WHERE ((state = 'waiting'::text) AND (lane IS NULL))
 CREATE UNIQUE INDEX migrations_pkey ON errandry.migrations USING btree (number)
+CREATE UNIQUE INDEX pending_edges_pkey ON errandry.pending_edges USING btree (parent, n)
 CREATE UNIQUE INDEX rounds_pkey ON errandry.rounds USING btree (queue)
 CREATE INDEX schedules_due ON errandry.schedules USING btree (due_at, name) WHERE (due_at IS NOT NULL)
 CREATE UNIQUE INDEX schedules_pkey ON errandry.schedules USING btree (name)
@@ -302,52 +302,114 @@ CREATE UNIQUE INDEX steps_pkey ON errandry.steps USING btree (job, kind, name)
 CREATE UNIQUE INDEX store_pkey ON errandry.store USING btree (one)
 CREATE UNIQUE INDEX totals_pkey ON errandry.totals USING btree (queue, task, name)
 CREATE UNIQUE INDEX workers_pkey ON errandry.workers USING btree (worker)
-SEQUENCE bound_n_seq
+SEQUENCE bind_inbox_n_seq
+SEQUENCE job_numbers
 SEQUENCE lanes_lane_seq
-SEQUENCE number
-FUNCTION append(at double precision, count bigint, entries text, deltas text, channel text, sender text) RETURNS bigint
+FUNCTION append_events(at double precision, count bigint, entries text, deltas text, channel text, sender text) RETURNS bigint
 DECLARE
     last record;
 BEGIN
-    PERFORM set_config('lock_timeout', '10s', true);  -- only who commits just now is waited for
+    PERFORM set_config('lock_timeout', '10s', true);  -- a pass that is committing holds the lock only briefly
     PERFORM pg_advisory_xact_lock(hashtextextended('append', 'errandry.events'::regclass::oid::bigint));
     SELECT e.n, e.at, e.total INTO last FROM errandry.events AS e ORDER BY e.n DESC LIMIT 1;
     IF NOT FOUND THEN
         SELECT s.dropped AS n, s.at, s.total INTO last FROM errandry.store AS s;
     END IF;
-    IF EXISTS (SELECT 1 FROM errandry.bound) THEN
-        WITH moved AS (DELETE FROM errandry.bound RETURNING *)
+    IF EXISTS (SELECT 1 FROM errandry.bind_inbox) THEN
+        WITH moved AS (DELETE FROM errandry.bind_inbox RETURNING *)
         INSERT INTO errandry.events
         SELECT last.n + row_number() OVER so_far, greatest(last.at, max(m.at) OVER so_far), m.count,
                last.total + sum(m.count) OVER so_far, m.entries, m.deltas
           FROM moved AS m WINDOW so_far AS (ORDER BY m.n);
         SELECT e.n, e.at, e.total INTO last FROM errandry.events AS e ORDER BY e.n DESC LIMIT 1;
     END IF;
-    IF append.count > 0 THEN
+    IF append_events.count > 0 THEN
         INSERT INTO errandry.events
-        VALUES (last.n + 1, greatest(append.at, last.at), append.count, last.total + append.count, append.entries,
-                append.deltas);
+        VALUES (last.n + 1, greatest(append_events.at, last.at), append_events.count, last.total + append_events.count, append_events.entries,
+                append_events.deltas);
     END IF;
-    PERFORM pg_notify(append.channel, append.sender);
+    PERFORM pg_notify(append_events.channel, append_events.sender);
     RETURN last.n + 1;
 END
 
-FUNCTION fault_of(jobs jsonb) RETURNS TABLE(id text, why text) IMMUTABLE
+FUNCTION assert_true(condition boolean) RETURNS void
+BEGIN
+    IF condition IS NOT TRUE THEN
+        RAISE assert_failure USING MESSAGE = 'the pass was rolled back: a guess from the cache was wrong';
+    END IF;
+END
+
+FUNCTION contains_all(content text, wanted jsonb) RETURNS boolean IMMUTABLE
+    SELECT content IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM jsonb_array_elements(wanted) AS any_of
+         WHERE NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(any_of) AS needle
+                            WHERE strpos(lower(content COLLATE "C"), needle) > 0))
+
+FUNCTION contains_none(content text, unwanted jsonb) RETURNS boolean IMMUTABLE
+    SELECT content IS NULL OR NOT EXISTS (
+        SELECT 1 FROM jsonb_array_elements_text(unwanted) AS needle
+         WHERE strpos(lower(content COLLATE "C"), needle) > 0)
+
+FUNCTION create_history_partition(day integer) RETURNS void SECURITY DEFINER SET {"search_path=pg_catalog, pg_temp"} NOT FOR ALL
+DECLARE
+    name text := 'history_' || to_char(date '1970-01-01' + create_history_partition.day, 'YYYYMMDD');
+BEGIN
+    LOCK TABLE errandry.history IN SHARE UPDATE EXCLUSIVE MODE;
+    EXECUTE format('CREATE TABLE IF NOT EXISTS errandry.%I (LIKE errandry.history)
+                    WITH (autovacuum_vacuum_scale_factor = 0.5)', name);
+    IF NOT EXISTS (SELECT 1 FROM pg_inherits WHERE inhrelid = to_regclass(format('errandry.%I', name))) THEN
+        EXECUTE format('ALTER TABLE errandry.history ATTACH PARTITION errandry.%I FOR VALUES IN (%s)', name, create_history_partition.day);
+    END IF;
+END
+
+FUNCTION first_invalid_edge(jobs jsonb, edges jsonb) RETURNS TABLE(id text, why text) IMMUTABLE
 #variable_conflict use_column
 DECLARE
-    alone jsonb;
+    places jsonb := (SELECT jsonb_object_agg(job ->> 'id', n)
+                       FROM jsonb_array_elements(first_invalid_edge.jobs) WITH ORDINALITY AS given (job, n));
 BEGIN
-    IF jsonb_typeof(fault_of.jobs) IS DISTINCT FROM 'array'
-       OR jsonb_path_exists(fault_of.jobs, 'strict $[*] ? (@.type() != "object")') THEN
+    IF jsonb_typeof(first_invalid_edge.edges) IS DISTINCT FROM 'array'
+       OR jsonb_path_exists(first_invalid_edge.edges, 'strict $[*] ? (@.type() != "object")') THEN
+        RETURN QUERY SELECT NULL::text, 'edges must be an array of objects, each with parent and child';
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT invalid.id, invalid.why FROM (
+        SELECT edge ->> 'child' AS id, n, CASE
+            WHEN EXISTS (SELECT 1 FROM jsonb_object_keys(edge) AS key WHERE key <> ALL (ARRAY[
+                'parent', 'child', 'policy', 'feeds'])) THEN 'its edge has an unknown field'
+            WHEN NOT coalesce(places ? (edge ->> 'parent') AND places ? (edge ->> 'child'), false)
+                THEN 'the parent and the child of its edge must be among the jobs inserted with it'
+            WHEN (places ->> (edge ->> 'child'))::bigint <= (places ->> (edge ->> 'parent'))::bigint
+                THEN 'must come after its parents in the array; a flow must not have a circle'
+            WHEN edge ->> 'policy' NOT IN ('fail', 'ignore', 'remove', 'after')
+                THEN 'the policy of its edge must be fail, ignore, remove or after'
+            WHEN jsonb_typeof(edge -> 'feeds') <> 'array' OR EXISTS (
+                SELECT 1 FROM jsonb_array_elements(edge -> 'feeds') AS feed
+                 WHERE jsonb_typeof(feed) <> 'string' OR feed #>> '{}' !~ '^[[:alpha:]_][[:alnum:]_]*(\[[0-9]{1,5}\])?$')
+                THEN 'feeds of its edge must name arguments of the parent, such as total or parts[2]'
+            WHEN count(*) OVER (PARTITION BY edge ->> 'parent', edge ->> 'child') > 1 THEN 'occurs twice under its parent'
+            WHEN count(*) OVER (PARTITION BY edge ->> 'parent') > 10000 THEN 'its parent has more than 10,000 children'
+        END AS why
+          FROM jsonb_array_elements(first_invalid_edge.edges) WITH ORDINALITY AS given (edge, n)) AS invalid
+     WHERE invalid.why IS NOT NULL ORDER BY invalid.n LIMIT 1;
+END
+
+FUNCTION first_invalid_job(jobs jsonb) RETURNS TABLE(id text, why text) IMMUTABLE
+#variable_conflict use_column
+DECLARE
+    job jsonb;
+BEGIN
+    IF jsonb_typeof(first_invalid_job.jobs) IS DISTINCT FROM 'array'
+       OR jsonb_path_exists(first_invalid_job.jobs, 'strict $[*] ? (@.type() != "object")') THEN
         RETURN QUERY SELECT NULL::text, 'give an array of objects, each with id, task and payload';
         RETURN;
     END IF;
-    RETURN QUERY SELECT found.id, found.why FROM (
+    RETURN QUERY SELECT invalid.id, invalid.why FROM (
         SELECT job ->> 'id' AS id, n, CASE
             WHEN NOT job ?& ARRAY['id', 'task', 'payload'] THEN 'must have id, task and payload'
-            WHEN field IS NOT NULL THEN format('has a field no job has: %s', field)
-            WHEN NOT coalesce(errandry.is_name(job ->> 'id') AND errandry.is_name(job ->> 'task'), false)
-                OR NOT errandry.is_name(job ->> 'queue') OR NOT errandry.is_name(nullif(job ->> 'group', ''))
+            WHEN field IS NOT NULL THEN format('has an unknown field: %s', field)
+            WHEN NOT coalesce(errandry.is_valid_name(job ->> 'id') AND errandry.is_valid_name(job ->> 'task'), false)
+                OR NOT errandry.is_valid_name(job ->> 'queue') OR NOT errandry.is_valid_name(nullif(job ->> 'group', ''))
                 THEN 'id, task, queue and group must be names of at most 200 visible characters'
             WHEN jsonb_typeof(job -> 'payload') <> 'string' OR (job ->> 'payload')::jsonb IS NULL
                 OR (job ->> 'metadata' IS NOT NULL AND (job ->> 'metadata')::jsonb IS NULL)
@@ -365,7 +427,7 @@ BEGIN
             WHEN job ->> 'on_conflict' NOT IN ('return', 'raise', 'replace')
                 THEN 'on_conflict must be return, raise or replace'
             WHEN jsonb_typeof(job -> 'unique') NOT IN ('object', 'null')
-                OR jsonb_typeof(job -> 'unique') = 'object' AND NOT coalesce(errandry.is_name(job -> 'unique' ->> 'key'), false)
+                OR jsonb_typeof(job -> 'unique') = 'object' AND NOT coalesce(errandry.is_valid_name(job -> 'unique' ->> 'key'), false)
                 OR job -> 'unique' ->> 'scope' NOT IN ('alive', 'window', 'second', 'minute', 'hour', 'day', 'week', 'month',
                                                        'ever')
                 OR jsonb_path_exists(job, '$.unique.keyvalue() ? (
@@ -374,10 +436,10 @@ BEGIN
                      || (@.key == "per_queue" && @.value.type() != "boolean"))')
                 OR (job -> 'unique' ->> 'scope' IS NOT DISTINCT FROM 'window')
                    IS DISTINCT FROM (job -> 'unique' ->> 'window' IS NOT NULL)
-                THEN 'unique must have a key, a name of at most 200 visible characters, a scope, and a window if that is its scope'
+                THEN 'unique must have a key (a name of at most 200 visible characters), a scope, and a window if the scope is window'
             WHEN jsonb_typeof(job -> 'tags') <> 'array' OR jsonb_array_length(job -> 'tags') > 20
                 OR jsonb_path_exists(job, '$.tags[*] ? (@.type() != "string")')
-                THEN 'tags must be an array of at most 20 texts'
+                THEN 'tags must be an array of at most 20 strings'
             WHEN jsonb_typeof(job -> 'keep') NOT IN ('object', 'null')
                 OR jsonb_path_exists(job, '$.keep.keyvalue() ? (@.value.type() != "number" || @.value < 0
                      || (@.key starts with "last_" && (@.value < 1 || @.value > 10000 || @.value != @.value.floor())))')
@@ -388,80 +450,60 @@ BEGIN
                      || ((@.key == "start" || @.key == "cap") && (@.value.type() != "number" || @.value < 0))
                      || (@.key == "jitter" && (@.value.type() != "number" || @.value < 0 || @.value > 1))
                      || (@.key == "function" && @.value != null && @.value.type() != "string"))')
-                THEN 'backoff must have a curve, a start, a cap and a jitter that a retry can use'
+                THEN 'backoff must have a curve (fixed, linear or exponential), start and cap in seconds, and a jitter from 0 to 1'
         END AS why
-          FROM jsonb_array_elements(fault_of.jobs) WITH ORDINALITY AS given (job, n)
+          FROM jsonb_array_elements(first_invalid_job.jobs) WITH ORDINALITY AS given (job, n)
          CROSS JOIN LATERAL (SELECT min(key) AS field FROM jsonb_object_keys(job) AS key WHERE key <> ALL (ARRAY[
                 'id', 'task', 'payload', 'queue', 'group', 'priority', 'order', 'run_at', 'delay', 'max_attempts',
                 'max_crashes', 'timeout', 'deadline', 'backoff', 'keep', 'tags', 'metadata',
-                'unique', 'on_conflict'])) AS strange) AS found
-     WHERE found.why IS NOT NULL ORDER BY found.n LIMIT 1;
-EXCEPTION WHEN data_exception THEN  -- a text that is no JSON, or no number: of which job, shows when each is looked at alone
-    IF jsonb_array_length(fault_of.jobs) = 1 THEN
-        RETURN QUERY SELECT fault_of.jobs -> 0 ->> 'id', 'payload and metadata must be JSON, as text, and numbers must be numbers';
+                'unique', 'on_conflict'])) AS unknown) AS invalid
+     WHERE invalid.why IS NOT NULL ORDER BY invalid.n LIMIT 1;
+EXCEPTION WHEN data_exception THEN  -- a value is not JSON or not a number: check the jobs one by one to find it
+    IF jsonb_array_length(first_invalid_job.jobs) = 1 THEN
+        RETURN QUERY SELECT first_invalid_job.jobs -> 0 ->> 'id', 'payload and metadata must be JSON, as text, and numbers must be numbers';
         RETURN;
     END IF;
-    FOR alone IN SELECT * FROM jsonb_array_elements(fault_of.jobs) LOOP
-        RETURN QUERY SELECT * FROM errandry.fault_of(jsonb_build_array(alone));
+    FOR job IN SELECT * FROM jsonb_array_elements(first_invalid_job.jobs) LOOP
+        RETURN QUERY SELECT * FROM errandry.first_invalid_job(jsonb_build_array(job));
         IF FOUND THEN
             RETURN;
         END IF;
     END LOOP;
 END
 
-FUNCTION fault_of_edges(jobs jsonb, edges jsonb) RETURNS TABLE(id text, why text) IMMUTABLE
+FUNCTION insert_edges(edges jsonb, inserted jsonb) RETURNS void SET {"search_path=pg_catalog, pg_temp"}
 #variable_conflict use_column
 DECLARE
-    places jsonb := (SELECT jsonb_object_agg(job ->> 'id', n)
-                       FROM jsonb_array_elements(fault_of_edges.jobs) WITH ORDINALITY AS given (job, n));
+    new_parents text[] := (SELECT array_agg(DISTINCT edge ->> 'parent') FROM jsonb_array_elements(insert_edges.edges) AS edge
+                            WHERE inserted ? (edge ->> 'parent'));
 BEGIN
-    IF jsonb_typeof(fault_of_edges.edges) IS DISTINCT FROM 'array'
-       OR jsonb_path_exists(fault_of_edges.edges, 'strict $[*] ? (@.type() != "object")') THEN
-        RETURN QUERY SELECT NULL::text, 'edges must be an array of objects, each with parent and child';
-        RETURN;
-    END IF;
-    RETURN QUERY SELECT found.id, found.why FROM (
-        SELECT edge ->> 'child' AS id, n, CASE
-            WHEN EXISTS (SELECT 1 FROM jsonb_object_keys(edge) AS key WHERE key <> ALL (ARRAY[
-                'parent', 'child', 'policy', 'feeds'])) THEN 'its edge has a field no edge has'
-            WHEN NOT coalesce(places ? (edge ->> 'parent') AND places ? (edge ->> 'child'), false)
-                THEN 'its edge leads to or from a job that is not among those handed in with it'
-            WHEN (places ->> (edge ->> 'child'))::bigint <= (places ->> (edge ->> 'parent'))::bigint
-                THEN 'must stand after the jobs that wait for it: jobs of a flow cannot wait for each other'
-            WHEN edge ->> 'policy' NOT IN ('fail', 'ignore', 'remove', 'after')
-                THEN 'the policy of its edge must be fail, ignore, remove or after'
-            WHEN jsonb_typeof(edge -> 'feeds') <> 'array' OR EXISTS (
-                SELECT 1 FROM jsonb_array_elements(edge -> 'feeds') AS feed
-                 WHERE jsonb_typeof(feed) <> 'string' OR feed #>> '{}' !~ '^[[:alpha:]_][[:alnum:]_]*(\[[0-9]{1,5}\])?$')
-                THEN 'its edge feeds no argument of the parent: total, or parts[2]'
-            WHEN count(*) OVER (PARTITION BY edge ->> 'parent', edge ->> 'child') > 1 THEN 'stands twice under its parent'
-            WHEN count(*) OVER (PARTITION BY edge ->> 'parent') > 10000 THEN 'its parent has more than 10,000 children'
-        END AS why
-          FROM jsonb_array_elements(fault_of_edges.edges) WITH ORDINALITY AS given (edge, n)) AS found
-     WHERE found.why IS NOT NULL ORDER BY found.n LIMIT 1;
+    DELETE FROM errandry.edges WHERE parent = ANY (new_parents);
+    DELETE FROM errandry.closing_flows WHERE parent = ANY (new_parents);
+    WITH inserted_edges AS (
+        INSERT INTO errandry.edges (parent, n, child, task, seq, policy, feeds)
+        SELECT edge ->> 'parent', row_number() OVER (PARTITION BY edge ->> 'parent' ORDER BY n) - 1, edge ->> 'child',
+               job.task, job.seq, edge ->> 'policy', nullif(edge -> 'feeds', 'null')::text
+          FROM jsonb_array_elements(insert_edges.edges) WITH ORDINALITY AS given (edge, n)
+         CROSS JOIN LATERAL (
+               SELECT seq, task FROM errandry.live WHERE id = edge ->> 'child'
+               UNION ALL
+               SELECT seq, task FROM errandry.finished_ids JOIN errandry.history USING (seq, day) WHERE finished_ids.id = edge ->> 'child'
+               LIMIT 1) AS job
+         WHERE inserted ? (edge ->> 'parent')
+        RETURNING parent, n, child)
+    INSERT INTO errandry.pending_edges (parent, n) SELECT parent, n FROM inserted_edges WHERE NOT inserted ? child;
 END
-
-FUNCTION has_all(held text, wanted jsonb) RETURNS boolean IMMUTABLE
-    SELECT held IS NOT NULL AND NOT EXISTS (
-        SELECT 1 FROM jsonb_array_elements(wanted) AS any_of
-         WHERE NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(any_of) AS needle
-                            WHERE strpos(lower(held COLLATE "C"), needle) > 0))
-
-FUNCTION has_none(held text, unwanted jsonb) RETURNS boolean IMMUTABLE
-    SELECT held IS NULL OR NOT EXISTS (
-        SELECT 1 FROM jsonb_array_elements_text(unwanted) AS needle
-         WHERE strpos(lower(held COLLATE "C"), needle) > 0)
 
 FUNCTION insert_jobs(jobs jsonb, store text DEFAULT NULL::text, at double precision DEFAULT NULL::double precision, edges jsonb DEFAULT '[]'::jsonb) RETURNS jsonb SECURITY DEFINER SET {"search_path=pg_catalog, pg_temp",plan_cache_mode=force_generic_plan,enable_seqscan=off,enable_hashjoin=off,enable_mergejoin=off,jit=off} NOT FOR ALL
 #variable_conflict use_column
 DECLARE
-    moment double precision;
+    now_at double precision;
     is_strict boolean := current_setting('transaction_isolation') <> 'read committed';
-    made   bigint[];
-    fault  record;
+    inserted_seqs bigint[];
+    invalid record;
     unique_keys jsonb;
-    there  jsonb;
-    ties   jsonb := '[]';
+    existing jsonb;
+    new_edges jsonb := '[]';
     children jsonb := '{}';
     parents jsonb := '{}';
     answer jsonb;
@@ -469,41 +511,44 @@ BEGIN
     IF insert_jobs.store <> (SELECT identity FROM errandry.store) THEN
         RETURN NULL;
     END IF;
-    SELECT * INTO fault FROM errandry.fault_of(insert_jobs.jobs) AS found (id, why);
-    IF fault.why IS NULL AND insert_jobs.edges <> '[]' THEN
-        SELECT * INTO fault FROM errandry.fault_of_edges(insert_jobs.jobs, insert_jobs.edges) AS found (id, why);
+    SELECT * INTO invalid FROM errandry.first_invalid_job(insert_jobs.jobs) AS first (id, why);
+    IF invalid.why IS NULL AND insert_jobs.edges <> '[]' THEN
+        SELECT * INTO invalid FROM errandry.first_invalid_edge(insert_jobs.jobs, insert_jobs.edges) AS first (id, why);
     END IF;
-    IF fault.why IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('insert_jobs: job %L: %s', fault.id, fault.why);
+    IF invalid.why IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('insert_jobs: job %L: %s', invalid.id, invalid.why);
     END IF;
-    moment := greatest(coalesce(insert_jobs.at, extract(epoch FROM clock_timestamp())::float8),
+    now_at := greatest(coalesce(insert_jobs.at, extract(epoch FROM clock_timestamp())::float8),
                        (SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1), (SELECT at FROM errandry.store));
-    unique_keys := errandry.take_keys(insert_jobs.jobs, moment);
+    unique_keys := errandry.take_keys(insert_jobs.jobs, now_at);
     IF unique_keys ? 'duplicate' THEN
         RETURN unique_keys;
     END IF;
-    there := unique_keys -> 'held';
+    existing := unique_keys -> 'held';
     IF insert_jobs.edges <> '[]' THEN
-        ties := errandry.ties_of(insert_jobs.jobs, insert_jobs.edges, there);
-        there := there || (ties -> 'there');
-        ties := ties -> 'ties';
+        new_edges := errandry.resolve_edges(insert_jobs.jobs, insert_jobs.edges, existing);
+        existing := existing || (new_edges -> 'existing');
+        new_edges := new_edges -> 'edges';
         SELECT coalesce(jsonb_object_agg(parent, jobs), '{}') INTO children
-          FROM (SELECT tie ->> 'parent' AS parent, count(*) AS jobs FROM jsonb_array_elements(ties) AS tie GROUP BY 1) AS by;
+          FROM (SELECT edge ->> 'parent' AS parent, count(*) AS jobs
+                  FROM jsonb_array_elements(new_edges) AS edge GROUP BY 1) AS by;
         SELECT coalesce(jsonb_object_agg(child, jobs), '{}') INTO parents
-          FROM (SELECT tie ->> 'child' AS child, count(*) AS jobs FROM jsonb_array_elements(ties) AS tie GROUP BY 1) AS by;
+          FROM (SELECT edge ->> 'child' AS child, count(*) AS jobs
+                  FROM jsonb_array_elements(new_edges) AS edge GROUP BY 1) AS by;
     END IF;
     IF EXISTS (SELECT 1 FROM errandry.gates WHERE kind = 'queue' AND rule LIKE '%max_size%') THEN
         PERFORM errandry.refuse_if_full(
             (SELECT coalesce(jsonb_agg(job), '[]') FROM jsonb_array_elements(insert_jobs.jobs) AS job
-              WHERE NOT there ? (job ->> 'id') AND NOT children ? (job ->> 'id')), moment);
+              WHERE NOT existing ? (job ->> 'id') AND NOT children ? (job ->> 'id')), now_at);
     END IF;
 
-    -- A lane that has its mark is held, so that it keeps it. To make one, or to mark it, would make others wait: the next
-    -- pass that claims does it. So it does for a transaction that must not touch what has changed since it began.
-    WITH asked AS (
+    -- Marked lanes get a key share lock, so that they keep their mark. A new or unmarked lane is left to the next pass that
+    -- claims: inserting or marking it here would make other transactions wait. At stricter isolation levels no lane is
+    -- locked, because a lane that changed since the transaction began would raise a serialization error.
+    WITH given_jobs AS (
         SELECT n, id, task, coalesce(queue, 'default') AS queue, coalesce("group", '') AS grp,
                coalesce("order", 'fifo') AS ordering, payload, coalesce(priority, 0) AS priority,
-               coalesce(moment + delay, run_at) AS run_at, coalesce(max_attempts, 5) AS max_attempts,
+               coalesce(now_at + delay, run_at) AS run_at, coalesce(max_attempts, 5) AS max_attempts,
                coalesce(max_crashes, 3) AS max_crashes,
                timeout, deadline, metadata, backoff::text, keep::text, nullif(tags, '[]')::text AS tags,
                "unique"::text AS uniqueness
@@ -514,18 +559,18 @@ BEGIN
                metadata text, "unique" jsonb)) WITH ORDINALITY
             AS given (id, task, payload, queue, "group", priority, "order", run_at, delay, max_attempts, max_crashes,
                       timeout, deadline, backoff, keep, tags, metadata, "unique", n)
-         WHERE NOT there ? id),
-    held AS (
+         WHERE NOT existing ? id),
+    marked_lanes AS (
         SELECT marked.lane, queue, task, grp
-          FROM (SELECT DISTINCT queue, task, grp FROM asked WHERE NOT is_strict ORDER BY queue, task, grp) AS wanted
+          FROM (SELECT DISTINCT queue, task, grp FROM given_jobs WHERE NOT is_strict ORDER BY queue, task, grp) AS wanted
          CROSS JOIN LATERAL (SELECT lane, ready FROM errandry.lanes
                               WHERE lanes.queue = wanted.queue AND lanes.grp = wanted.grp AND lanes.task = wanted.task
                                 FOR KEY SHARE) AS marked
          WHERE marked.ready),
     numbered AS (
-        SELECT nextval('errandry.number') AS seq, line.*,
-               CASE WHEN children ? id THEN 'blocked' WHEN run_at > moment THEN 'scheduled' ELSE 'waiting' END AS state
-          FROM (SELECT * FROM asked ORDER BY n) AS line),
+        SELECT nextval('errandry.job_numbers') AS seq, ordered.*,
+               CASE WHEN children ? id THEN 'blocked' WHEN run_at > now_at THEN 'scheduled' ELSE 'waiting' END AS state
+          FROM (SELECT * FROM given_jobs ORDER BY n) AS ordered),
     inserted AS (
         INSERT INTO errandry.live (
                seq, id, task, queue, grp, state, ordering, payload, priority, place, run_at, attempts, max_attempts,
@@ -536,54 +581,57 @@ BEGIN
                run_at, 0, max_attempts, 0, 0, max_crashes, coalesce((children ->> id)::bigint, 0),
                coalesce((children ->> id)::bigint, 0), coalesce((parents ->> id)::bigint, 0),
                timeout, deadline, 0, false, metadata,
-               moment, moment, backoff, keep, tags, uniqueness, CASE WHEN state = 'waiting' THEN lane END
-          FROM numbered LEFT JOIN held USING (queue, task, grp)
+               now_at, now_at, backoff, keep, tags, uniqueness, CASE WHEN state = 'waiting' THEN lane END
+          FROM numbered LEFT JOIN marked_lanes USING (queue, task, grp)
          ORDER BY id
             ON CONFLICT (id) DO NOTHING
         RETURNING seq)
-    SELECT array_agg(seq) INTO made FROM inserted;
+    SELECT array_agg(seq) INTO inserted_seqs FROM inserted;
 
-    -- Looked for now that nobody else can insert these ids: a job that finishes meanwhile would be missed before. What such
-    -- a transaction cannot see makes it fail, as it has to, when a row of the same id is tried.
+    -- Delete the new jobs whose ids belong to finished jobs. This check comes after the insert, because from then on no other
+    -- transaction can insert these ids; before it, a job that finishes meanwhile would be missed. A transaction at a stricter
+    -- isolation level cannot see such a job, so it inserts a row of the same id, which raises a serialization error.
     IF is_strict THEN
-        INSERT INTO errandry.ended (id, seq, day)
-        SELECT id, seq, 0 FROM errandry.live WHERE seq = ANY (made) ORDER BY id ON CONFLICT (id) DO NOTHING;
-        DELETE FROM errandry.ended USING errandry.live
-         WHERE live.seq = ANY (made) AND ended.id = live.id AND ended.seq = live.seq;
+        INSERT INTO errandry.finished_ids (id, seq, day)
+        SELECT id, seq, 0 FROM errandry.live WHERE seq = ANY (inserted_seqs) ORDER BY id ON CONFLICT (id) DO NOTHING;
+        DELETE FROM errandry.finished_ids USING errandry.live
+         WHERE live.seq = ANY (inserted_seqs) AND finished_ids.id = live.id AND finished_ids.seq = live.seq;
     END IF;
-    WITH again AS (
+    WITH duplicates AS (
         DELETE FROM errandry.live
-         WHERE seq = ANY (made) AND EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = live.id OFFSET 0)
+         WHERE seq = ANY (inserted_seqs) AND EXISTS (SELECT 1 FROM errandry.finished_ids WHERE finished_ids.id = live.id OFFSET 0)
         RETURNING seq)
-    SELECT array_agg(fresh.seq) INTO made
-      FROM unnest(made) AS fresh (seq) WHERE NOT EXISTS (SELECT 1 FROM again WHERE again.seq = fresh.seq);
+    SELECT array_agg(fresh.seq) INTO inserted_seqs
+      FROM unnest(inserted_seqs) AS fresh (seq)
+     WHERE NOT EXISTS (SELECT 1 FROM duplicates WHERE duplicates.seq = fresh.seq);
 
-    IF made IS NOT NULL THEN
-        WITH fresh AS (SELECT seq, id, queue, task, state FROM errandry.live WHERE seq = ANY (made)),
+    IF inserted_seqs IS NOT NULL THEN
+        WITH fresh AS (SELECT seq, id, queue, task, state FROM errandry.live WHERE seq = ANY (inserted_seqs)),
         states AS (SELECT queue, task, state, count(*) AS jobs FROM fresh GROUP BY queue, task, state),
         deltas AS (SELECT queue, task, jsonb_object_agg(state, jobs) || jsonb_build_object('total.inserted', sum(jobs)) AS by
                      FROM states GROUP BY queue, task)
-        INSERT INTO errandry.bound (at, count, entries, deltas)
-        SELECT moment, count(*), json_agg(json_build_array(ARRAY[state], ARRAY[id], queue, task) ORDER BY seq)::text,
+        INSERT INTO errandry.bind_inbox (at, count, entries, deltas)
+        SELECT now_at, count(*), json_agg(json_build_array(ARRAY[state], ARRAY[id], queue, task) ORDER BY seq)::text,
                (SELECT json_agg(json_build_array(queue, task, by))::text FROM deltas)
           FROM fresh;
     END IF;
-    IF ties <> '[]' THEN
-        PERFORM errandry.tie_jobs(ties, (SELECT jsonb_object_agg(id, seq) FROM errandry.live WHERE seq = ANY (made)));
+    IF new_edges <> '[]' THEN
+        PERFORM errandry.insert_edges(
+            new_edges, (SELECT jsonb_object_agg(id, seq) FROM errandry.live WHERE seq = ANY (inserted_seqs)));
     END IF;
-    -- An id that was there after all has no use for its key.
+    -- Free the unique keys that were taken for jobs whose ids turned out to exist.
     DELETE FROM errandry.keys USING jsonb_each_text(unique_keys -> 'taken') AS taken (slot, id)
      WHERE key = slot AND job = taken.id
-       AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = taken.id AND seq = ANY (made) OFFSET 0);
+       AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = taken.id AND seq = ANY (inserted_seqs) OFFSET 0);
 
     WITH given AS (SELECT n, coalesce(unique_keys -> 'held' ->> (job ->> 'id'), job ->> 'id') AS id
                      FROM jsonb_array_elements(insert_jobs.jobs) WITH ORDINALITY AS job (job, n)),
-    existed AS (SELECT id FROM given EXCEPT SELECT id FROM errandry.live WHERE seq = ANY (made))
+    existed AS (SELECT id FROM given EXCEPT SELECT id FROM errandry.live WHERE seq = ANY (inserted_seqs))
     SELECT jsonb_build_object('ids', (SELECT jsonb_agg(id ORDER BY n) FROM given),
                               'existed', coalesce((SELECT jsonb_agg(id) FROM existed), '[]'),
-                              'replaced', errandry.replace_jobs(insert_jobs.jobs, unique_keys -> 'held', moment))
+                              'replaced', errandry.replace_jobs(insert_jobs.jobs, unique_keys -> 'held', now_at))
       INTO answer;
-    IF made IS NOT NULL OR answer -> 'replaced' <> '[]' THEN
+    IF inserted_seqs IS NOT NULL OR answer -> 'replaced' <> '[]' THEN
         PERFORM pg_notify('errandry_' || nspname, '')
            FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
           WHERE pg_class.oid = 'errandry.live'::regclass;
@@ -591,146 +639,152 @@ BEGIN
     RETURN answer;
 END
 
-FUNCTION insist(is_so boolean) RETURNS void
-BEGIN
-    IF is_so IS NOT TRUE THEN
-        RAISE assert_failure USING MESSAGE = 'something has changed since the last pass';
-    END IF;
-END
-
-FUNCTION is_name(name text) RETURNS boolean IMMUTABLE
+FUNCTION is_valid_name(name text) RETURNS boolean IMMUTABLE
     SELECT length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND btrim(name) <> ''
 
-FUNCTION make_day(day integer) RETURNS void SECURITY DEFINER SET {"search_path=pg_catalog, pg_temp"} NOT FOR ALL
-DECLARE
-    name text := 'history_' || to_char(date '1970-01-01' + make_day.day, 'YYYYMMDD');
-BEGIN
-    LOCK TABLE errandry.history IN SHARE UPDATE EXCLUSIVE MODE;
-    EXECUTE format('CREATE TABLE IF NOT EXISTS errandry.%I (LIKE errandry.history)
-                    WITH (autovacuum_vacuum_scale_factor = 0.5)', name);
-    IF NOT EXISTS (SELECT 1 FROM pg_inherits WHERE inhrelid = to_regclass(format('errandry.%I', name))) THEN
-        EXECUTE format('ALTER TABLE errandry.history ATTACH PARTITION errandry.%I FOR VALUES IN (%s)', name, make_day.day);
-    END IF;
-END
-
-FUNCTION refuse_if_full(jobs jsonb, moment double precision) RETURNS void SET {"search_path=pg_catalog, pg_temp"}
+FUNCTION refuse_if_full(jobs jsonb, now_at double precision) RETURNS void SET {"search_path=pg_catalog, pg_temp"}
 #variable_conflict use_column
 DECLARE
-    place record;
-    size  bigint;
+    bounded record;
+    size    bigint;
 BEGIN
-    FOR place IN
-        WITH coming AS (
+    FOR bounded IN
+        WITH new_jobs AS (
             SELECT coalesce(job ->> 'queue', 'default') AS queue, coalesce(job ->> 'group', '') AS grp
               FROM jsonb_array_elements(refuse_if_full.jobs) AS job
-             WHERE coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8, 0) <= moment
+             WHERE coalesce(now_at + (job ->> 'delay')::float8, (job ->> 'run_at')::float8, 0) <= now_at
                AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = job ->> 'id' OFFSET 0)
-               AND NOT EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = job ->> 'id' OFFSET 0)),
-        bounded AS (
-            SELECT name AS queue, (rule::jsonb ->> 'max_size')::bigint AS most,
-                   (rule::jsonb ->> 'group_max_size')::bigint AS of_group
+               AND NOT EXISTS (SELECT 1 FROM errandry.finished_ids WHERE finished_ids.id = job ->> 'id' OFFSET 0)),
+        limits AS (
+            SELECT name AS queue, (rule::jsonb ->> 'max_size')::bigint AS max_size,
+                   (rule::jsonb ->> 'group_max_size')::bigint AS group_max_size
               FROM errandry.gates
              WHERE kind = 'queue' AND rule LIKE '%max_size%' AND coalesce(rule::jsonb ->> 'overflow', '') <> 'drop_oldest')
-        SELECT queue, NULL AS grp, most, count(*) AS jobs FROM coming JOIN bounded USING (queue)
-         WHERE most IS NOT NULL GROUP BY queue, most
+        SELECT queue, NULL AS grp, max_size, count(*) AS jobs FROM new_jobs JOIN limits USING (queue)
+         WHERE max_size IS NOT NULL GROUP BY queue, max_size
         UNION ALL
-        SELECT queue, grp, of_group, count(*) FROM coming JOIN bounded USING (queue)
-         WHERE of_group IS NOT NULL AND grp <> '' GROUP BY queue, grp, of_group
+        SELECT queue, grp, group_max_size, count(*) FROM new_jobs JOIN limits USING (queue)
+         WHERE group_max_size IS NOT NULL AND grp <> '' GROUP BY queue, grp, group_max_size
          ORDER BY queue, grp
     LOOP
-        PERFORM pg_advisory_xact_lock(hashtextextended(place.queue, 'errandry.live'::regclass::oid::bigint));
-        IF place.grp IS NULL THEN
-            size := coalesce((SELECT sum(value) FROM errandry.totals WHERE queue = place.queue AND name = 'waiting'), 0)
+        PERFORM pg_advisory_xact_lock(hashtextextended(bounded.queue, 'errandry.live'::regclass::oid::bigint));
+        IF bounded.grp IS NULL THEN
+            size := coalesce((SELECT sum(value) FROM errandry.totals WHERE queue = bounded.queue AND name = 'waiting'), 0)
                   + coalesce((SELECT sum((delta -> 2 ->> 'waiting')::bigint)
                                 FROM (SELECT deltas FROM errandry.events WHERE n > (SELECT folded FROM errandry.store)
-                                      UNION ALL SELECT deltas FROM errandry.bound) AS news,
-                                     jsonb_array_elements(news.deltas::jsonb) AS delta
-                               WHERE delta ->> 0 = place.queue), 0);
+                                      UNION ALL SELECT deltas FROM errandry.bind_inbox) AS uncounted,
+                                     jsonb_array_elements(uncounted.deltas::jsonb) AS delta
+                               WHERE delta ->> 0 = bounded.queue), 0);
         ELSE
-            size := (SELECT coalesce(sum(line.jobs), 0) FROM errandry.lanes
+            size := (SELECT coalesce(sum(waiting.jobs), 0) FROM errandry.lanes
                       CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM errandry.live
-                                           WHERE live.lane = lanes.lane AND state = 'waiting') AS line
-                      WHERE lanes.queue = place.queue AND lanes.grp = place.grp)
+                                           WHERE live.lane = lanes.lane AND state = 'waiting') AS waiting
+                      WHERE lanes.queue = bounded.queue AND lanes.grp = bounded.grp)
                   + (SELECT count(*) FROM errandry.live
-                      WHERE state = 'waiting' AND lane IS NULL AND live.queue = place.queue AND live.grp = place.grp);
+                      WHERE state = 'waiting' AND lane IS NULL AND live.queue = bounded.queue AND live.grp = bounded.grp);
         END IF;
-        IF size + place.jobs > place.most THEN
+        IF size + bounded.jobs > bounded.max_size THEN
             RAISE EXCEPTION USING ERRCODE = 'EQ001', MESSAGE = 'queue full: ' || json_build_array(
-                place.queue, size, place.most, coalesce(place.grp, ''))::text;
+                bounded.queue, size, bounded.max_size, coalesce(bounded.grp, ''))::text;
         END IF;
     END LOOP;
 END
 
-FUNCTION replace_jobs(jobs jsonb, held jsonb, moment double precision) RETURNS jsonb
+FUNCTION replace_jobs(jobs jsonb, held jsonb, now_at double precision) RETURNS jsonb
 #variable_conflict use_column
 DECLARE
     changed jsonb;
 BEGIN
-    WITH asked AS (
+    WITH given_jobs AS (
         SELECT DISTINCT ON (holder) holder, job ->> 'payload' AS payload, job ->> 'metadata' AS metadata,
-               coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8) AS run_at
+               coalesce(now_at + (job ->> 'delay')::float8, (job ->> 'run_at')::float8) AS run_at
           FROM jsonb_array_elements(replace_jobs.jobs) WITH ORDINALITY AS given (job, n)
-         CROSS JOIN LATERAL (SELECT held ->> (job ->> 'id') AS holder) AS who
+         CROSS JOIN LATERAL (SELECT held ->> (job ->> 'id') AS holder) AS holders
          WHERE job ->> 'on_conflict' = 'replace' AND holder IS NOT NULL AND holder <> job ->> 'id'
          ORDER BY holder, n DESC),
-    found AS (
-        SELECT seq, state AS was, asked.payload, asked.metadata, asked.run_at,
-               CASE WHEN open_children > 0 THEN 'blocked' WHEN asked.run_at > moment THEN 'scheduled' ELSE 'waiting' END AS will
-          FROM asked JOIN errandry.live ON id = holder
+    target AS (
+        SELECT seq, state AS old_state, given_jobs.payload, given_jobs.metadata, given_jobs.run_at,
+               CASE WHEN open_children > 0 THEN 'blocked' WHEN given_jobs.run_at > now_at THEN 'scheduled' ELSE 'waiting' END AS new_state
+          FROM given_jobs JOIN errandry.live ON id = holder
          WHERE state IN ('blocked', 'scheduled', 'waiting')
          ORDER BY id FOR NO KEY UPDATE OF live),
     moved AS (
         UPDATE errandry.live
-           SET payload = found.payload, metadata = found.metadata, run_at = found.run_at, state = will, updated_at = moment,
-               place = CASE WHEN will <> 'waiting' THEN NULL WHEN was = 'waiting' THEN place
-                            WHEN ordering = 'fifo' THEN nextval('errandry.number')
-                            ELSE -nextval('errandry.number') END,
-               lane = CASE WHEN will = 'waiting' AND was = 'waiting' THEN lane END
-          FROM found WHERE live.seq = found.seq
-        RETURNING live.seq, id, queue, task, attempts, was, will)
+           SET payload = target.payload, metadata = target.metadata, run_at = target.run_at, state = new_state, updated_at = now_at,
+               place = CASE WHEN new_state <> 'waiting' THEN NULL WHEN old_state = 'waiting' THEN place
+                            WHEN ordering = 'fifo' THEN nextval('errandry.job_numbers')
+                            ELSE -nextval('errandry.job_numbers') END,
+               lane = CASE WHEN new_state = 'waiting' AND old_state = 'waiting' THEN lane END
+          FROM target WHERE live.seq = target.seq
+        RETURNING live.seq, id, queue, task, attempts, old_state, new_state)
     SELECT jsonb_agg(to_jsonb(moved) ORDER BY seq) INTO changed FROM moved;
     IF changed IS NULL THEN
         RETURN '[]';
     END IF;
-    INSERT INTO errandry.bound (at, count, entries, deltas)
-    SELECT moment, jsonb_array_length(changed),
+    INSERT INTO errandry.bind_inbox (at, count, entries, deltas)
+    SELECT now_at, jsonb_array_length(changed),
            (SELECT json_agg(json_build_array(ARRAY['edited'], ARRAY[id], queue, task, attempts) ORDER BY seq)::text
               FROM jsonb_to_recordset(changed) AS (seq bigint, id text, queue text, task text, attempts bigint)),
            coalesce((SELECT json_agg(json_build_array(queue, task, by))::text
               FROM (SELECT queue, task, jsonb_object_agg(state, change) AS by
                       FROM (SELECT queue, task, state, sum(change) AS change
-                              FROM jsonb_to_recordset(changed) AS (queue text, task text, was text, will text)
-                             CROSS JOIN LATERAL (VALUES (was, -1), (will, 1)) AS step (state, change)
+                              FROM jsonb_to_recordset(changed) AS (queue text, task text, old_state text, new_state text)
+                             CROSS JOIN LATERAL (VALUES (old_state, -1), (new_state, 1)) AS step (state, change)
                              GROUP BY queue, task, state) AS steps
                      GROUP BY queue, task) AS deltas), '[]');
     RETURN (SELECT jsonb_agg(id) FROM jsonb_to_recordset(changed) AS (id text));
 END
 
-FUNCTION slot_of(uniqueness jsonb, queue text, due double precision, moment double precision, OUT slot text, OUT expires_at double precision) RETURNS record IMMUTABLE
+FUNCTION resolve_edges(jobs jsonb, edges jsonb, held jsonb) RETURNS jsonb SET {"search_path=pg_catalog, pg_temp"}
+#variable_conflict use_column
 DECLARE
-    scope  text := coalesce(uniqueness ->> 'scope', 'alive');
-    begins double precision;
-    length double precision := CASE scope WHEN 'second' THEN 1 WHEN 'minute' THEN 60 WHEN 'hour' THEN 3600
-                                          WHEN 'day' THEN 86400 WHEN 'week' THEN 604800 END;
-    origin double precision := CASE scope WHEN 'week' THEN 345600 ELSE 0 END;
+    places jsonb := (SELECT jsonb_object_agg(job ->> 'id', n)
+                       FROM jsonb_array_elements(resolve_edges.jobs) WITH ORDINALITY AS given (job, n)
+                      WHERE NOT held ? (job ->> 'id'));
+    resolved jsonb;
+    invalid record;
 BEGIN
-    slot := CASE WHEN (uniqueness ->> 'per_queue')::boolean THEN queue || E'\n' ELSE '' END || (uniqueness ->> 'key');
-    IF scope IN ('alive', 'window', 'ever') THEN
-        expires_at := CASE scope WHEN 'window' THEN moment + (uniqueness ->> 'window')::float8
-                                 WHEN 'ever' THEN moment + 31536000 END;
-        RETURN;
+    WITH given AS (
+        SELECT n, edge ->> 'parent' AS given_parent, coalesce(held ->> (edge ->> 'parent'), edge ->> 'parent') AS parent,
+               coalesce(held ->> (edge ->> 'child'), edge ->> 'child') AS child,
+               coalesce(edge ->> 'policy', 'fail') AS policy, feed, place
+          FROM jsonb_array_elements(resolve_edges.edges) WITH ORDINALITY AS edges (edge, n)
+          LEFT JOIN LATERAL jsonb_array_elements(edge -> 'feeds') WITH ORDINALITY AS feeds (feed, place) ON true),
+    pairs AS (
+        SELECT min(n) AS n, parent, child, (array_agg(policy ORDER BY n DESC))[1] AS policy,
+               jsonb_agg(feed ORDER BY n, place) FILTER (WHERE feed IS NOT NULL) AS feeds, bool_or(held ? given_parent) AS is_held
+          FROM given GROUP BY parent, child)
+    SELECT jsonb_agg(jsonb_build_object(
+               'parent', parent, 'child', child, 'policy', policy, 'feeds', feeds,
+               'parent_existed', is_held OR EXISTS (SELECT 1 FROM errandry.live WHERE live.id = parent)
+                                         OR EXISTS (SELECT 1 FROM errandry.finished_ids WHERE finished_ids.id = parent)) ORDER BY n)
+      INTO resolved FROM pairs;
+    SELECT edge ->> 'parent' AS parent, edge ->> 'child' AS child INTO invalid
+      FROM jsonb_array_elements(resolved) AS edge
+     WHERE (edge ->> 'parent_existed')::boolean
+       AND NOT EXISTS (SELECT 1 FROM errandry.edges WHERE edges.parent = edge ->> 'parent' AND edges.child = edge ->> 'child')
+     LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'EQ002', MESSAGE = 'flow: ' || json_build_array('parent', invalid.parent, format(
+            'exists and does not wait for %s: insert a parent together with its children', invalid.child))::text;
     END IF;
-    IF scope = 'month' THEN
-        begins := extract(epoch FROM date_trunc('month', to_timestamp(floor(due)), 'UTC'));
-        expires_at := extract(epoch FROM (to_timestamp(begins) AT TIME ZONE 'UTC' + interval '1 month') AT TIME ZONE 'UTC');
-    ELSE
-        begins := floor((due - origin) / length) * length + origin;
-        expires_at := begins + length;
+    SELECT edge ->> 'child' AS child INTO invalid
+      FROM jsonb_array_elements(resolved) AS edge
+     WHERE (places ->> (edge ->> 'child'))::bigint <= (places ->> (edge ->> 'parent'))::bigint LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'EQ002', MESSAGE = 'flow: ' || json_build_array('child', invalid.child,
+            'is in a circle, because jobs with the same unique key are one job')::text;
     END IF;
-    slot := slot || E'\t' || scope || ' ' || begins::bigint;
+    RETURN (SELECT jsonb_build_object(
+        'existing', coalesce(jsonb_object_agg(edge ->> 'child', edge ->> 'child') FILTER (WHERE (edge ->> 'parent_existed')::boolean), '{}'),
+        'edges', coalesce(jsonb_agg(edge ORDER BY n) FILTER (
+            WHERE NOT (edge ->> 'parent_existed')::boolean
+              AND (places ? (edge ->> 'child') OR EXISTS (SELECT 1 FROM errandry.live WHERE live.id = edge ->> 'child')
+                   OR EXISTS (SELECT 1 FROM errandry.finished_ids WHERE finished_ids.id = edge ->> 'child'))), '[]'))
+        FROM jsonb_array_elements(resolved) WITH ORDINALITY AS given (edge, n));
 END
 
-FUNCTION take_keys(jobs jsonb, moment double precision) RETURNS jsonb
+FUNCTION take_keys(jobs jsonb, now_at double precision) RETURNS jsonb
 #variable_conflict use_column
 DECLARE
     ids    text[];
@@ -742,7 +796,7 @@ DECLARE
     more   jsonb;
     held   jsonb;
     is_free boolean;
-    twin   record;
+    conflict record;
 BEGIN
     SELECT array_agg(id ORDER BY n), array_agg(slot ORDER BY n), array_agg(expires_at ORDER BY n),
            array_agg(on_conflict = 'raise' ORDER BY n), array_agg(key ORDER BY n)
@@ -750,16 +804,16 @@ BEGIN
       FROM (SELECT n, job ->> 'id' AS id, coalesce(job ->> 'on_conflict', 'return') AS on_conflict, slot, expires_at,
                    job -> 'unique' ->> 'key' AS key
               FROM jsonb_array_elements(take_keys.jobs) WITH ORDINALITY AS given (job, n)
-             CROSS JOIN LATERAL errandry.slot_of(
+             CROSS JOIN LATERAL errandry.unique_slot(
                    job -> 'unique', coalesce(job ->> 'queue', 'default'),
-                   greatest(moment, coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8)), moment)
+                   greatest(now_at, coalesce(now_at + (job ->> 'delay')::float8, (job ->> 'run_at')::float8)), now_at)
              WHERE jsonb_typeof(job -> 'unique') = 'object') AS wanted
      WHERE NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = wanted.id OFFSET 0)
-       AND NOT EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = wanted.id OFFSET 0);
+       AND NOT EXISTS (SELECT 1 FROM errandry.finished_ids WHERE finished_ids.id = wanted.id OFFSET 0);
     IF ids IS NULL THEN
         RETURN '{"taken": {}, "held": {}}';
     END IF;
-    DELETE FROM errandry.keys WHERE key = ANY (slots) AND expires_at <= moment;
+    DELETE FROM errandry.keys WHERE key = ANY (slots) AND expires_at <= now_at;
     LOOP
         WITH mine AS (
             INSERT INTO errandry.keys (key, job, expires_at)
@@ -769,92 +823,44 @@ BEGIN
             RETURNING key, job)
         SELECT coalesce(jsonb_object_agg(key, job), '{}') INTO more FROM mine;
         taken := taken || more;
-        -- In one look: a key that was held in one and is free in the next would leave its job without.
+        -- One statement reads both: between two, a key could become free, and its job would get neither the key nor a holder.
         SELECT bool_or(job IS NULL), coalesce(jsonb_object_agg(id, job) FILTER (WHERE taken ->> slot IS DISTINCT FROM id), '{}')
           INTO is_free, held
           FROM unnest(slots, ids) AS wanted (slot, id)
           LEFT JOIN LATERAL (SELECT job FROM errandry.keys WHERE key = slot OFFSET 0) AS holder ON true;
         EXIT WHEN NOT is_free;
     END LOOP;
-    SELECT name, held ->> id AS job INTO twin
+    SELECT name, held ->> id AS job INTO conflict
       FROM unnest(ids, raises, names) WITH ORDINALITY AS wanted (id, raises, name, n)
      WHERE wanted.raises AND held ->> id <> id ORDER BY n LIMIT 1;
     IF FOUND THEN
         DELETE FROM errandry.keys USING jsonb_each_text(taken) AS mine (slot, id) WHERE key = slot AND job = id;
-        RETURN jsonb_build_object('duplicate', jsonb_build_object('key', twin.name, 'job', twin.job));
+        RETURN jsonb_build_object('duplicate', jsonb_build_object('key', conflict.name, 'job', conflict.job));
     END IF;
     RETURN jsonb_build_object('taken', taken, 'held', held);
 END
 
-FUNCTION tie_jobs(ties jsonb, made jsonb) RETURNS void SET {"search_path=pg_catalog, pg_temp"}
-#variable_conflict use_column
+FUNCTION unique_slot(uniqueness jsonb, queue text, due double precision, now_at double precision, OUT slot text, OUT expires_at double precision) RETURNS record IMMUTABLE
 DECLARE
-    names text[] := (SELECT array_agg(DISTINCT tie ->> 'parent') FROM jsonb_array_elements(tie_jobs.ties) AS tie
-                      WHERE made ? (tie ->> 'parent'));
+    scope  text := coalesce(uniqueness ->> 'scope', 'alive');
+    begins double precision;
+    length double precision := CASE scope WHEN 'second' THEN 1 WHEN 'minute' THEN 60 WHEN 'hour' THEN 3600
+                                          WHEN 'day' THEN 86400 WHEN 'week' THEN 604800 END;
+    origin double precision := CASE scope WHEN 'week' THEN 345600 ELSE 0 END;
 BEGIN
-    DELETE FROM errandry.edges WHERE parent = ANY (names);
-    DELETE FROM errandry.closing WHERE parent = ANY (names);
-    WITH tied AS (
-        INSERT INTO errandry.edges (parent, n, child, task, seq, policy, feeds)
-        SELECT tie ->> 'parent', row_number() OVER (PARTITION BY tie ->> 'parent' ORDER BY n) - 1, tie ->> 'child',
-               found.task, found.seq, tie ->> 'policy', nullif(tie -> 'feeds', 'null')::text
-          FROM jsonb_array_elements(tie_jobs.ties) WITH ORDINALITY AS given (tie, n)
-         CROSS JOIN LATERAL (
-               SELECT seq, task FROM errandry.live WHERE id = tie ->> 'child'
-               UNION ALL
-               SELECT seq, task FROM errandry.ended JOIN errandry.history USING (seq, day) WHERE ended.id = tie ->> 'child'
-               LIMIT 1) AS found
-         WHERE made ? (tie ->> 'parent')
-        RETURNING parent, n, child)
-    INSERT INTO errandry.late (parent, n) SELECT parent, n FROM tied WHERE NOT made ? child;
-END
-
-FUNCTION ties_of(jobs jsonb, edges jsonb, held jsonb) RETURNS jsonb SET {"search_path=pg_catalog, pg_temp"}
-#variable_conflict use_column
-DECLARE
-    places jsonb := (SELECT jsonb_object_agg(job ->> 'id', n)
-                       FROM jsonb_array_elements(ties_of.jobs) WITH ORDINALITY AS given (job, n)
-                      WHERE NOT held ? (job ->> 'id'));
-    named  jsonb;
-    wrong  record;
-BEGIN
-    WITH given AS (
-        SELECT n, edge ->> 'parent' AS asked, coalesce(held ->> (edge ->> 'parent'), edge ->> 'parent') AS parent,
-               coalesce(held ->> (edge ->> 'child'), edge ->> 'child') AS child,
-               coalesce(edge ->> 'policy', 'fail') AS policy, feed, place
-          FROM jsonb_array_elements(ties_of.edges) WITH ORDINALITY AS edges (edge, n)
-          LEFT JOIN LATERAL jsonb_array_elements(edge -> 'feeds') WITH ORDINALITY AS feeds (feed, place) ON true),
-    pairs AS (
-        SELECT min(n) AS n, parent, child, (array_agg(policy ORDER BY n DESC))[1] AS policy,
-               jsonb_agg(feed ORDER BY n, place) FILTER (WHERE feed IS NOT NULL) AS feeds, bool_or(held ? asked) AS is_held
-          FROM given GROUP BY parent, child)
-    SELECT jsonb_agg(jsonb_build_object(
-               'parent', parent, 'child', child, 'policy', policy, 'feeds', feeds,
-               'is_old', is_held OR EXISTS (SELECT 1 FROM errandry.live WHERE live.id = parent)
-                                 OR EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = parent)) ORDER BY n)
-      INTO named FROM pairs;
-    SELECT tie ->> 'parent' AS parent, tie ->> 'child' AS child INTO wrong
-      FROM jsonb_array_elements(named) AS tie
-     WHERE (tie ->> 'is_old')::boolean
-       AND NOT EXISTS (SELECT 1 FROM errandry.edges WHERE edges.parent = tie ->> 'parent' AND edges.child = tie ->> 'child')
-     LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = 'EQ002', MESSAGE = 'flow: ' || json_build_array('parent', wrong.parent, format(
-            'was there before, and does not wait for %s: hand in a parent with its children', wrong.child))::text;
+    slot := CASE WHEN (uniqueness ->> 'per_queue')::boolean THEN queue || E'\n' ELSE '' END || (uniqueness ->> 'key');
+    IF scope IN ('alive', 'window', 'ever') THEN
+        expires_at := CASE scope WHEN 'window' THEN now_at + (uniqueness ->> 'window')::float8
+                                 WHEN 'ever' THEN now_at + 31536000 END;
+        RETURN;
     END IF;
-    SELECT tie ->> 'child' AS child INTO wrong
-      FROM jsonb_array_elements(named) AS tie
-     WHERE (places ->> (tie ->> 'child'))::bigint <= (places ->> (tie ->> 'parent'))::bigint LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = 'EQ002', MESSAGE = 'flow: ' || json_build_array('child', wrong.child,
-            'waits for a circle, as jobs with the same unique key are one: jobs of a flow cannot wait for each other')::text;
+    IF scope = 'month' THEN
+        begins := extract(epoch FROM date_trunc('month', to_timestamp(floor(due)), 'UTC'));
+        expires_at := extract(epoch FROM (to_timestamp(begins) AT TIME ZONE 'UTC' + interval '1 month') AT TIME ZONE 'UTC');
+    ELSE
+        begins := floor((due - origin) / length) * length + origin;
+        expires_at := begins + length;
     END IF;
-    RETURN (SELECT jsonb_build_object(
-        'there', coalesce(jsonb_object_agg(tie ->> 'child', tie ->> 'child') FILTER (WHERE (tie ->> 'is_old')::boolean), '{}'),
-        'ties', coalesce(jsonb_agg(tie ORDER BY n) FILTER (
-            WHERE NOT (tie ->> 'is_old')::boolean
-              AND (places ? (tie ->> 'child') OR EXISTS (SELECT 1 FROM errandry.live WHERE live.id = tie ->> 'child')
-                   OR EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = tie ->> 'child'))), '[]'))
-        FROM jsonb_array_elements(named) WITH ORDINALITY AS ties (tie, n));
+    slot := slot || E'\t' || scope || ' ' || begins::bigint;
 END
 

@@ -1,4 +1,4 @@
-"""The PostgreSQL store beyond what every store does: opening, locks, many at once, waking, forks.
+"""The PostgreSQL store beyond the conformance suite: opening, locks, concurrency, notifications, forks.
 
 Run as a program, this file is one of the processes of some tests.
 """
@@ -10,18 +10,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from errandry.clock import Clock
 from errandry.core.answer import Claims, Inserted, Moved
-from errandry.core.command import Beat, CancelJobs, Claim, Insert, Upkeep
-from errandry.core.job import NewJob
+from errandry.core.command import Beat, CancelJobs, Claim, Upkeep
 from errandry.errors import (
     CommandFailed,
     ForeignDatabase,
@@ -34,8 +31,9 @@ from errandry.store.postgres import listener
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
-from tests.pace import PATIENCE
-from tests.store.server import server, wheel
+from tests.machine_load import WAIT_TIMEOUT
+from tests.store.postgres.given import insert, opened, schema_of
+from tests.store.server import server, wheel_programs
 
 ROOT = Path(__file__).parents[3]
 
@@ -44,31 +42,8 @@ others = pytest.mark.slow("starts other programs")
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with server().lent() as url:
+    with server().lend_url() as url:
         yield url
-
-
-@asynccontextmanager
-async def opened(url: str, clock: Clock | None = None) -> AsyncIterator[PostgresStore]:
-    store = store_at(url, clock)
-    assert isinstance(store, PostgresStore)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-def new(name: str, **fields: Any) -> NewJob:
-    return NewJob(**({"id": name, "task": "task", "payload": "{}"} | fields))
-
-
-def insert(*names: str, **fields: Any) -> Insert:
-    return Insert(tuple(new(name, **fields) for name in names))
-
-
-def schema_of(url: str) -> str:
-    return url.rpartition("schema=")[2]
 
 
 @pytest.fixture
@@ -96,7 +71,7 @@ def test_a_wrong_address_is_refused_and_no_password_shown(url: str, hint: str) -
     assert "secret" not in str(caught.value)
 
 
-def test_an_address_may_say_all_that_libpq_understands() -> None:
+def test_an_address_may_have_every_option_of_libpq() -> None:
     store = store_at("postgres://u:secret@a,b:5433/jobs?sslmode=require&schema=mine")
 
     assert isinstance(store, PostgresStore)
@@ -115,9 +90,11 @@ def test_without_psycopg_the_error_names_the_extra() -> None:
         "except ValueError as error: print(error)"
     )
 
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
 
-    assert "pip install 'errandry[postgres]'" in said
+    assert "pip install 'errandry[postgres]'" in output
 
 
 @pytest.mark.parametrize(
@@ -127,17 +104,17 @@ def test_without_psycopg_the_error_names_the_extra() -> None:
         ({"dbname": "nowhere", "user": "errandry"}, "create it first"),
     ],
 )
-async def test_what_cannot_be_opened_says_what_to_do(options: dict[str, str], hint: str) -> None:
+async def test_the_error_of_a_failed_open_says_what_to_do(options: dict[str, str], hint: str) -> None:
     more = "".join(f"&{name}={value}" for name, value in options.items())
     with pytest.raises(StoreRefused, match=hint):
         async with opened(f"postgresql:///postgres?host={server().folder}{more}"):
             pass
 
 
-async def test_the_tables_of_others_are_left_alone(db: psycopg.Connection[Any]) -> None:
-    url = server().fresh()
+async def test_a_schema_of_another_program_is_refused(db: psycopg.Connection[Any]) -> None:
+    url = server().new_url()
     db.execute(f"CREATE SCHEMA {schema_of(url)}")
-    db.execute(f"CREATE TABLE {schema_of(url)}.live (theirs int)")
+    db.execute(f"CREATE TABLE {schema_of(url)}.live (n int)")
 
     with pytest.raises(ForeignDatabase, match="another program's data"):
         async with opened(url):
@@ -145,7 +122,7 @@ async def test_the_tables_of_others_are_left_alone(db: psycopg.Connection[Any]) 
 
 
 async def test_a_newer_schema_is_refused(db: psycopg.Connection[Any]) -> None:
-    url = server().fresh()
+    url = server().new_url()
     async with opened(url):
         pass
     db.execute(f"INSERT INTO {schema_of(url)}.migrations (number, name) VALUES (9999, 'later')")
@@ -155,8 +132,8 @@ async def test_a_newer_schema_is_refused(db: psycopg.Connection[Any]) -> None:
             pass
 
 
-async def test_many_may_open_a_new_store_at_once() -> None:
-    url = server().fresh()
+async def test_many_stores_may_open_a_new_schema_at_once() -> None:
+    url = server().new_url()
     stores = [store_at(url) for _ in range(8)]
 
     await asyncio.gather(*(store.open() for store in stores))
@@ -168,10 +145,10 @@ async def test_many_may_open_a_new_store_at_once() -> None:
         assert await store.counts() == {"default": {"waiting": 8}}
 
 
-async def test_a_schema_made_for_it_may_be_used_without_the_right_to_make_one(
+async def test_a_user_without_the_right_to_create_schemas_can_use_an_existing_one(
     db: psycopg.Connection[Any],
 ) -> None:
-    url = server().fresh()
+    url = server().new_url()
     user = schema_of(url)
     db.execute(f"CREATE ROLE {user} LOGIN")
     db.execute(f"CREATE SCHEMA {user} AUTHORIZATION {user}")
@@ -197,7 +174,7 @@ def test_the_newest_server_passes_the_suite_too() -> None:
             "postgres and not newest and not plans",
         ],
         cwd=ROOT,
-        env={**os.environ, "ERRANDRY_POSTGRES": str(wheel())},
+        env={**os.environ, "ERRANDRY_POSTGRES": str(wheel_programs())},
         capture_output=True,
         text=True,
         check=False,
@@ -209,13 +186,13 @@ def test_the_newest_server_passes_the_suite_too() -> None:
 # Passes.
 
 
-async def test_after_a_step_back_who_opens_it_anew_knows_what_time_it_was(url: str) -> None:
+async def test_the_time_does_not_go_back_when_the_store_is_opened_again(url: str) -> None:
     clock = FakeClock()
     async with opened(url, clock) as store:
         await store.commit([Beat(worker="w")])
         clock.jump(-3_600)
         clock.advance(10)
-        await store.commit([Beat(worker="w")])  # which makes no event
+        await store.commit([Beat(worker="w")])  # a beat makes no event
         [info] = await store.workers()
     async with opened(url, clock) as store:
         await store.commit([insert("a")])
@@ -247,8 +224,8 @@ async def test_one_bad_command_fails_alone(url: str, db: psycopg.Connection[Any]
         assert await store.counts() == {"default": {"waiting": 2}}
 
 
-async def test_who_was_there_before_a_column_was_added_goes_on(url: str, db: psycopg.Connection[Any]) -> None:
-    """As an old worker does while a newer program migrates."""
+async def test_an_open_store_survives_a_new_column(url: str, db: psycopg.Connection[Any]) -> None:
+    """Like an old worker while a newer program migrates."""
     async with opened(url) as store:
         await store.commit([insert("a", "b", "c")])
         await store.commit([Claim(worker="w", nonce="1")])
@@ -264,19 +241,19 @@ async def test_who_was_there_before_a_column_was_added_goes_on(url: str, db: psy
     assert [job.state for job in jobs if job is not None] == ["running", "canceled", "canceled"]
 
 
-async def test_an_upkeep_under_way_is_answered_when_the_store_is_closed(url: str) -> None:
+async def test_a_running_upkeep_is_answered_when_the_store_closes(url: str) -> None:
     async with opened(url) as store:
         upkeep = asyncio.create_task(store.commit([Upkeep()]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         await store.close()
-        done, _ = await asyncio.wait([upkeep], timeout=PATIENCE)
+        done, _ = await asyncio.wait([upkeep], timeout=WAIT_TIMEOUT)
 
     assert done
     assert isinstance(upkeep.exception(), StoreClosed | None)
 
 
-async def test_a_lane_loses_its_mark_only_when_nobody_puts_a_job_there(
+async def test_a_lane_keeps_its_mark_while_a_transaction_holds_it(
     url: str, db: psycopg.Connection[Any]
 ) -> None:
     async with opened(url) as store:
@@ -300,41 +277,41 @@ async def test_a_lane_loses_its_mark_only_when_nobody_puts_a_job_there(
 # Waking.
 
 
-async def test_what_one_store_writes_wakes_another_and_not_itself(url: str) -> None:
+async def test_a_commit_wakes_other_stores_and_not_its_own(url: str) -> None:
     async with opened(url) as writer, opened(url) as waiter:
-        pulse = waiter.version()
-        await waiter.wait_for_change(pulse, 0.0)
+        version = waiter.version()
+        await waiter.wait_for_change(version, 0.0)
         async with asyncio.timeout(30):
-            await waiter.wait_for_change(pulse, 30.0)  # it listens from now on
-            pulse = waiter.version()
+            await waiter.wait_for_change(version, 30.0)  # from now on it listens
+            version = waiter.version()
             await writer.commit([insert("a")])
-            assert await waiter.wait_for_change(pulse, 30.0)
+            assert await waiter.wait_for_change(version, 30.0)
 
-        pulse = waiter.version()
+        version = waiter.version()
         await waiter.commit([insert("b")])
         await asyncio.sleep(0.1)
-        assert waiter.version() == pulse + 1
+        assert waiter.version() == version + 1
 
 
-async def test_where_notifications_do_not_come_through_it_looks_and_says_so_once(
+async def test_without_notifications_the_listener_polls_and_warns_once(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(listener, "LOOK", 0.02)
-    monkeypatch.setattr(listener, "LOOK_DEAF", 0.01)
-    monkeypatch.setattr(listener.Listener, "_heard", nothing)
+    monkeypatch.setattr(listener, "POLL_INTERVAL", 0.02)
+    monkeypatch.setattr(listener, "DEAF_POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(listener.Listener, "_notifications", no_notifications)
     caplog.set_level(logging.WARNING, "errandry.store")
     async with opened(url) as writer, opened(url) as waiter:
         await waiter.wait_for_change(waiter.version(), 1.0)
         for number in range(5):
-            pulse = waiter.version()
+            version = waiter.version()
             await writer.commit([insert(f"job-{number}")])
             async with asyncio.timeout(30):
-                assert await waiter.wait_for_change(pulse, 30.0)
+                assert await waiter.wait_for_change(version, 30.0)
 
     assert [record.message.count("transaction pooler") for record in caplog.records] == [1]
 
 
-def nothing(_: listener.Listener, seconds: float) -> list[psycopg.Notify]:
+def no_notifications(_: listener.Listener, seconds: float) -> list[psycopg.Notify]:
     time.sleep(seconds)
     return []
 
@@ -357,7 +334,7 @@ def test_after_a_fork_parent_and_child_each_have_connections_of_their_own(url: s
     assert json.loads(run.stdout) == {"child": 0, "jobs": ["after", "before", "child", "parent"]}
 
 
-def fork(url: str) -> None:
+def use_store_across_a_fork(url: str) -> None:
     async def use(*names: str) -> None:
         for name in names:
             [answer] = await store.commit([insert(name)])
@@ -377,10 +354,10 @@ def fork(url: str) -> None:
     async def names() -> list[str]:
         return sorted(job.id for job in (await store.list()).jobs)
 
-    found = asyncio.run(names())
+    job_ids = asyncio.run(names())
     asyncio.run(store.close())
-    sys.stdout.write(json.dumps({"child": status, "jobs": found}))
+    sys.stdout.write(json.dumps({"child": status, "jobs": job_ids}))
 
 
 if __name__ == "__main__":
-    fork(sys.argv[1])
+    use_store_across_a_fork(sys.argv[1])

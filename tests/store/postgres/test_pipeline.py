@@ -1,4 +1,4 @@
-"""Statements in line: how many round trips a pass takes, and what becomes of those around one that fails."""
+"""The pipeline: the round trips of a pass, and the statements before and after a failed one."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ from errandry.core.job import Failure, JobRecord, NewJob
 from errandry.core.state import Reason
 from errandry.core.unique import UniqueKey
 from errandry.errors import ReplyLost
-from errandry.store.execute.insert import SENT
+from errandry.store.execute.insert import FLUSH_BATCH
 from errandry.store.postgres.connection import connect
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.postgres.pipeline import PendingResult, Pipeline, StatementParams
@@ -35,117 +35,119 @@ SQL = {
 
 
 @pytest.fixture
-def wire() -> Iterator[Pipeline]:
+def pipeline() -> Iterator[Pipeline]:
     store = store_at(server().url())
     assert isinstance(store, PostgresStore)
     with connect(store.address) as connection:
         yield Pipeline(connection, SQL, prepares=True)
 
 
-def test_answers_come_together_in_any_order_they_are_wanted(wire: Pipeline) -> None:
-    wire.begin("begin")
-    replies = [wire.send("number", (number,)) for number in range(5)]
-    last = wire.send("both", {"b": "ö", "a": None}), wire.send("both", {"b": "ö", "a": "a"})
+def test_results_can_be_fetched_in_any_order(pipeline: Pipeline) -> None:
+    pipeline.begin("begin")
+    replies = [pipeline.send("number", (number,)) for number in range(5)]
+    last = pipeline.send("both", {"b": "ö", "a": None}), pipeline.send("both", {"b": "ö", "a": "a"})
 
-    assert [wire.fetch(reply) for reply in reversed(replies)] == [[(number,)] for number in (4, 3, 2, 1, 0)]
-    assert [wire.fetch(reply) for reply in last] == [[(None,)], [("aöa%",)]]
-    wire.send("commit")
-    wire.end()
+    assert [pipeline.fetch(reply) for reply in reversed(replies)] == [
+        [(number,)] for number in (4, 3, 2, 1, 0)
+    ]
+    assert [pipeline.fetch(reply) for reply in last] == [[(None,)], [("aöa%",)]]
+    pipeline.send("commit")
+    pipeline.end()
 
 
-def test_after_an_error_nothing_is_carried_out_and_all_works_again(wire: Pipeline) -> None:
-    wire.begin("begin")
-    wire.send("wrong", (0,))
-    late = wire.send("number", (1,))  # prepared by nobody: it came after the error
+def test_statements_after_an_error_are_skipped_and_the_pipeline_recovers(pipeline: Pipeline) -> None:
+    pipeline.begin("begin")
+    pipeline.send("wrong", (0,))
+    late = pipeline.send("number", (1,))  # not prepared, because it follows the error
     with pytest.raises(errors.DivisionByZero):
-        wire.fetch(late)
-    wire.roll_back()
+        pipeline.fetch(late)
+    pipeline.roll_back()
 
     for _ in range(2):
-        wire.begin("begin")
-        assert wire.fetch(wire.send("number", (2,))) == [(2,)]
-        assert wire.fetch(wire.send("wrong", (1,))) == [(1,)]
-        wire.send("commit")
-        wire.end()
+        pipeline.begin("begin")
+        assert pipeline.fetch(pipeline.send("number", (2,))) == [(2,)]
+        assert pipeline.fetch(pipeline.send("wrong", (1,))) == [(1,)]
+        pipeline.send("commit")
+        pipeline.end()
 
 
-def test_an_error_of_what_nobody_waited_for_shows_at_the_end(wire: Pipeline) -> None:
-    wire.begin("begin")
-    wire.send("wrong", (0,))
-    wire.send("commit")
+def test_an_error_of_a_statement_that_was_not_fetched_is_raised_at_the_end(pipeline: Pipeline) -> None:
+    pipeline.begin("begin")
+    pipeline.send("wrong", (0,))
+    pipeline.send("commit")
     with pytest.raises(errors.DivisionByZero):
-        wire.end()
-    wire.roll_back()
+        pipeline.end()
+    pipeline.roll_back()
 
-    wire.begin("begin")
-    assert wire.fetch(wire.send("number", (3,))) == [(3,)]
-    wire.roll_back()
+    pipeline.begin("begin")
+    assert pipeline.fetch(pipeline.send("number", (3,))) == [(3,)]
+    pipeline.roll_back()
 
 
-def test_what_was_called_for_comes_whatever_the_server_waits_for_after_it(wire: Pipeline) -> None:
+def test_requested_results_arrive_while_a_later_statement_waits_for_a_lock(pipeline: Pipeline) -> None:
     with psycopg.connect(server().url(), autocommit=True) as other:
         other.execute("SELECT pg_advisory_lock(7)")
-        wire.begin("begin")
-        replies = [wire.send("number", (number,)) for number in range(2)]
-        wire.call()
-        late = wire.send("lock", (7,))
+        pipeline.begin("begin")
+        replies = [pipeline.send("number", (number,)) for number in range(2)]
+        pipeline.request_replies()
+        late = pipeline.send("lock", (7,))
 
-        assert [wire.fetch(reply) for reply in replies] == [[(0,)], [(1,)]]
+        assert [pipeline.fetch(reply) for reply in replies] == [[(0,)], [(1,)]]
         assert late.result is None
         other.execute("SELECT pg_advisory_unlock(7)")
-    assert wire.fetch(late) == [(1,)]
-    wire.roll_back()
+    assert pipeline.fetch(late) == [(1,)]
+    pipeline.roll_back()
 
 
-def test_both_sides_may_have_much_to_say_at_once(wire: Pipeline) -> None:
+def test_large_requests_and_large_results_do_not_deadlock(pipeline: Pipeline) -> None:
     size = 4_000_000
-    wire.begin("begin")
-    replies = [wire.send("text", (size, "y" * size)) for _ in range(4)]
+    pipeline.begin("begin")
+    replies = [pipeline.send("text", (size, "y" * size)) for _ in range(4)]
 
-    assert [[(len(text), length) for text, length in wire.fetch(reply)] for reply in replies] == [
+    assert [[(len(text), length) for text, length in pipeline.fetch(reply)] for reply in replies] == [
         [(size, size)] for _ in replies
     ]
-    wire.roll_back()
+    pipeline.roll_back()
 
 
-def test_a_text_with_a_nul_is_refused_and_not_cut(wire: Pipeline) -> None:
-    wire.begin("begin")
+def test_a_text_with_a_nul_character_is_refused(pipeline: Pipeline) -> None:
+    pipeline.begin("begin")
     with pytest.raises(psycopg.DataError, match=r"U\+0000"):
-        wire.send("both", {"a": "a\0b", "b": ""})
-    wire.roll_back()
+        pipeline.send("both", {"a": "a\0b", "b": ""})
+    pipeline.roll_back()
 
 
-def test_a_connection_that_is_lost_is_told_as_such(wire: Pipeline) -> None:
-    wire.begin("begin")
-    [(pid,)] = wire.fetch(wire.send("number", (wire._pg.backend_pid,)))
+def test_a_lost_connection_raises_an_operational_error(pipeline: Pipeline) -> None:
+    pipeline.begin("begin")
+    [(pid,)] = pipeline.fetch(pipeline.send("number", (pipeline._pg.backend_pid,)))
     with psycopg.connect(server().url(), autocommit=True) as db:
         db.execute("SELECT pg_terminate_backend(%s)", (pid,))
 
     with pytest.raises(psycopg.OperationalError):
-        wire.fetch(wire.send("text", (1, "y" * 1_000_000)))
+        pipeline.fetch(pipeline.send("text", (1, "y" * 1_000_000)))
 
 
-def dies(monkeypatch: pytest.MonkeyPatch, at: str, before: bool) -> None:
-    """Have the server end the connection right before it carries out a statement, or right after."""
+def end_connection_at(monkeypatch: pytest.MonkeyPatch, at: str, before: bool) -> None:
+    """Let the server end the connection right before or right after a statement."""
     send = Pipeline.send
 
-    def end(wire: Pipeline) -> None:
-        wire._pg.send_query_params(b"SELECT pg_terminate_backend(pg_backend_pid())", None)
-        wire._pending.append(PendingResult())
+    def end(pipeline: Pipeline) -> None:
+        pipeline._pg.send_query_params(b"SELECT pg_terminate_backend(pg_backend_pid())", None)
+        pipeline._pending.append(PendingResult())
 
-    def sending(wire: Pipeline, name: str, params: StatementParams = ()) -> PendingResult:
+    def sending(pipeline: Pipeline, name: str, params: StatementParams = ()) -> PendingResult:
         if name == at and before:
-            end(wire)
-        reply = send(wire, name, params)
+            end(pipeline)
+        reply = send(pipeline, name, params)
         if name == at and not before:
-            end(wire)
+            end(pipeline)
         return reply
 
     monkeypatch.setattr(Pipeline, "send", sending)
 
 
-@pytest.mark.parametrize("is_first", [True, False], ids=["seen", "unseen"])
-async def test_a_pass_is_written_though_the_server_goes_right_after_its_commit(
+@pytest.mark.parametrize("is_first", [True, False], ids=["normal", "blind"])
+async def test_a_pass_is_written_if_the_connection_ends_after_its_commit(
     monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
     async with opened() as store:
@@ -153,15 +155,15 @@ async def test_a_pass_is_written_though_the_server_goes_right_after_its_commit(
             await store.commit([insert(1)])
         command = insert(1)
         with monkeypatch.context() as patch:
-            dies(patch, "commit", before=False)
+            end_connection_at(patch, "commit", before=False)
             answers = await store.commit([command])
 
         assert answers == [Inserted((command.jobs[0].id,))]
         assert await store.get([command.jobs[0].id]) != [None]
 
 
-@pytest.mark.parametrize("is_first", [True, False], ids=["seen", "unseen"])
-async def test_of_a_server_that_goes_before_it_answers_a_commit_nobody_knows(
+@pytest.mark.parametrize("is_first", [True, False], ids=["normal", "blind"])
+async def test_a_pass_is_in_doubt_if_the_connection_ends_before_the_reply_to_its_commit(
     monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
     async with opened() as store:
@@ -169,7 +171,7 @@ async def test_of_a_server_that_goes_before_it_answers_a_commit_nobody_knows(
             await store.commit([insert(1)])
         command = insert(1)
         with monkeypatch.context() as patch:
-            dies(patch, "commit", before=True)
+            end_connection_at(patch, "commit", before=True)
             with pytest.raises(ReplyLost):
                 await store.commit([command])
 
@@ -177,36 +179,36 @@ async def test_of_a_server_that_goes_before_it_answers_a_commit_nobody_knows(
         assert await store.commit([command]) == [Inserted((command.jobs[0].id,))]
 
 
-class Trips:
-    """Counts how often anyone waits for a server."""
+class RoundTrips:
+    """Counts the round trips of all pipelines."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made = 0
-        coming: set[PendingResult] = set()
+        self.count = 0
+        requested: set[PendingResult] = set()
         receive = Pipeline._receive
 
-        def counted(wire: Pipeline, last: PendingResult | None = None) -> None:
-            nonlocal coming
-            self.made += last not in coming  # else it comes with what was waited for before
-            coming = {reply for reply in wire._pending if reply.is_wanted}
-            receive(wire, last)
+        def counting_receive(pipeline: Pipeline, last: PendingResult | None = None) -> None:
+            nonlocal requested
+            self.count += last not in requested  # else it arrives with the previous round trip
+            requested = {reply for reply in pipeline._pending if reply.is_requested}
+            receive(pipeline, last)
 
-        monkeypatch.setattr(Pipeline, "_receive", counted)
+        monkeypatch.setattr(Pipeline, "_receive", counting_receive)
 
     async def of(self, store: PostgresStore, *commands: Command) -> tuple[int, Sequence[Answer]]:
-        before = self.made
+        before = self.count
         answers = await store.commit(commands)
-        return self.made - before, answers
+        return self.count - before, answers
 
 
 @pytest.fixture
-def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
-    return Trips(monkeypatch)
+def round_trips(monkeypatch: pytest.MonkeyPatch) -> RoundTrips:
+    return RoundTrips(monkeypatch)
 
 
 @asynccontextmanager
 async def opened() -> AsyncIterator[PostgresStore]:
-    with server().lent() as url:
+    with server().lend_url() as url:
         store = store_at(url)
         assert isinstance(store, PostgresStore)
         await store.open()
@@ -221,70 +223,72 @@ _numbers = count()
 
 def insert(jobs: int, **fields: Any) -> Insert:
     ids = [f"job-{next(_numbers)}" for _ in range(jobs)]
-    return Insert(tuple(NewJob(**({"id": one, "task": "task", "payload": "{}"} | fields)) for one in ids))
+    return Insert(
+        tuple(NewJob(**({"id": job_id, "task": "task", "payload": "{}"} | fields)) for job_id in ids)
+    )
 
 
 def claim(limit: int = 10) -> Claim:
     return Claim(worker="w", nonce=f"n{next(_numbers)}", limit=limit, start=True)
 
 
-def claimed(answer: Answer) -> tuple[JobRecord, ...]:
+def claimed_jobs(answer: Answer) -> tuple[JobRecord, ...]:
     assert isinstance(answer, Claims)
     return answer.jobs
 
 
-async def lived(store: PostgresStore, trips: Trips) -> dict[str, int]:
-    """Round trips of each kind of pass in the lives of some jobs."""
-    made: dict[str, int] = {}
-    made["insert"], _ = await trips.of(store, insert(1))
-    made["inserts"], _ = await trips.of(store, insert(5), insert(2))
-    made["claim"], [claims] = await trips.of(store, claim(4))
-    made["settle and claim"], [*_, claims] = await trips.of(store, *settles(claims), claim(4))
-    made["settle"], _ = await trips.of(store, *settles(claims))
-    made["claim in vain"], _ = await trips.of(store, claim(4))
-    return made
+async def round_trips_of_passes(store: PostgresStore, round_trips: RoundTrips) -> dict[str, int]:
+    """The round trips of each kind of pass, from the insert of some jobs to their end."""
+    counts: dict[str, int] = {}
+    counts["insert"], _ = await round_trips.of(store, insert(1))
+    counts["inserts"], _ = await round_trips.of(store, insert(5), insert(2))
+    counts["claim"], [claims] = await round_trips.of(store, claim(4))
+    counts["settle and claim"], [*_, claims] = await round_trips.of(store, *settles(claims), claim(4))
+    counts["settle"], _ = await round_trips.of(store, *settles(claims))
+    counts["claim in vain"], _ = await round_trips.of(store, claim(4))
+    return counts
 
 
 def settles(claims: Answer) -> list[Settle]:
-    held = claimed(claims)
+    held = claimed_jobs(claims)
     assert len(held) == 4
     return [Settle(Ref(job.id, job.fence), CompleteOutcome("1")) for job in held]
 
 
-async def test_passes_take_few_round_trips(trips: Trips) -> None:
-    """The first ones, which make lanes and partitions and have nothing to guess from, take some more."""
+async def test_passes_take_few_round_trips(round_trips: RoundTrips) -> None:
+    """The first passes take more: they create lanes and partitions, and have nothing to prefetch."""
     async with opened() as store:
-        await lived(store, trips)
-        made = await lived(store, trips)
+        await round_trips_of_passes(store, round_trips)
+        counts = await round_trips_of_passes(store, round_trips)
         await store.commit([Upkeep()])
-        made["upkeep"], _ = await trips.of(store, Upkeep())
+        counts["upkeep"], _ = await round_trips.of(store, Upkeep())
 
-    few = {"insert": 1, "inserts": 1, "claim": 2, "settle and claim": 2, "settle": 2, "claim in vain": 2}
-    assert made == few | {"upkeep": 6}
+    expected = {"insert": 1, "inserts": 1, "claim": 2, "settle and claim": 2, "settle": 2, "claim in vain": 2}
+    assert counts == expected | {"upkeep": 6}
 
 
-async def test_what_was_foreseen_wrongly_changes_nothing() -> None:
-    """A claim that was expected to find what the last one did, and finds the lane empty, others full."""
+async def test_a_wrong_prefetch_changes_nothing() -> None:
+    """A claim prefetches the lanes of the last one, which are empty while others have jobs."""
     async with opened() as store:
         held: list[JobRecord] = []
         for task in ("a", "b", "a", "c"):
             await store.commit([insert(2, task=task)])
             [answer] = await store.commit([claim()])
-            held += claimed(answer)
+            held += claimed_jobs(answer)
         *_, answer = await store.commit(
             [Settle(Ref(held[3].id, held[3].fence), RetryOutcome(Failure(Reason.ERROR), delay=0.0)), claim()]
         )
 
     assert [job.task for job in held] == ["a", "a", "b", "b", "a", "a", "c", "c"]
-    assert [job.id for job in claimed(answer)] == [held[3].id]
+    assert [job.id for job in claimed_jobs(answer)] == [held[3].id]
 
 
-async def test_many_that_end_in_one_pass_have_each_its_own_result() -> None:
-    """In whatever order they end; more than are sent at a time."""
+async def test_jobs_that_finish_in_one_pass_keep_their_own_results() -> None:
+    """In any order of their outcomes, and with more jobs than one statement writes."""
     async with opened() as store:
-        await store.commit([insert(2 * SENT + 10)])
-        [answer] = await store.commit([claim(2 * SENT + 10)])
-        held = claimed(answer)
+        await store.commit([insert(2 * FLUSH_BATCH + 10)])
+        [answer] = await store.commit([claim(2 * FLUSH_BATCH + 10)])
+        held = claimed_jobs(answer)
         ends = [Settle(Ref(job.id, job.fence), CompleteOutcome(str(job.seq))) for job in held]
         await store.commit([*ends[1::2], *ends[::2][::-1]])
         after = await store.get([job.id for job in held])
@@ -294,29 +298,29 @@ async def test_many_that_end_in_one_pass_have_each_its_own_result() -> None:
 
 @pytest.mark.parametrize("end", [False, True], ids=["live", "finished"])
 @pytest.mark.parametrize(
-    ("ids", "there"),
+    ("ids", "existing"),
     [(("a", "c"), ()), (("b", "c", "d"), ("b",)), (("a", "b"), ("b",)), (("é", "Z", "b"), ("b",))],
     ids=["one between", "the first", "the last", "in another order"],
 )
-async def test_new_ids_are_told_from_one_that_is_there(
-    ids: tuple[str, ...], there: tuple[str, ...], end: bool
+async def test_an_existing_id_is_found_among_new_ones(
+    ids: tuple[str, ...], existing: tuple[str, ...], end: bool
 ) -> None:
     async with opened() as store:
         await store.commit([insert(1, id="b")])
         if end:
             [answer] = await store.commit([claim()])
-            [job] = claimed(answer)
+            [job] = claimed_jobs(answer)
             await store.commit([Settle(Ref(job.id, job.fence), CompleteOutcome("1"))])
-        new = Insert(tuple(NewJob(id=one, task="task", payload="{}") for one in ids))
+        new = Insert(tuple(NewJob(id=job_id, task="task", payload="{}") for job_id in ids))
 
-        assert await store.commit([new]) == [Inserted(ids, frozenset(there))]
+        assert await store.commit([new]) == [Inserted(ids, frozenset(existing))]
 
 
-async def test_numbers_are_taken_for_those_alone_that_are_made() -> None:
+async def test_numbers_are_taken_only_for_jobs_that_are_inserted() -> None:
     async with opened() as store:
         first = insert(2)
         await store.commit([first])
-        await store.commit([first])  # again: nothing is new
+        await store.commit([first])  # the same again: no job is new
         await store.commit([insert(1, unique=UniqueKey("key")), insert(1, unique=UniqueKey("key"))])
         last = insert(1)
         await store.commit([last])

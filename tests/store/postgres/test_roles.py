@@ -1,4 +1,4 @@
-"""The roles of the guide: each can do what the page says, and nothing else."""
+"""The roles of the guide: each can do what the guide says, and nothing else."""
 
 import asyncio
 import re
@@ -14,9 +14,9 @@ from errandry.api.task import Task
 from errandry.cli.main import run
 from errandry.core.command import Upkeep
 from errandry.errors import StoreRefused
-from tests.page import blocks
+from tests.docs_page import blocks
+from tests.run_worker import run_burst
 from tests.store.server import server
-from tests.working import burst
 
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "postgres.md"
 GRANTS = [block.text for block in blocks(PAGE.read_text("utf-8")) if block.text.startswith("CREATE ROLE")]
@@ -25,8 +25,8 @@ ROLES = [re.findall(r"CREATE ROLE (\w+)", text)[0] for text in GRANTS]
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """A store with the roles of the page."""
-    url = server().fresh()
+    """A store with the roles of the guide."""
+    url = server().new_url()
     schema = url.rpartition("schema=")[2]
     assert run(["migrate", "--url", url]) == 0
     with psycopg.connect(server().url(), autocommit=True) as db:
@@ -39,22 +39,22 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 async def app_of(url: str) -> AsyncIterator[Callable[[str], Errandry]]:
-    """An app as a role sees it, with one task."""
-    made: list[Errandry] = []
+    """Creates an app with one task that connects as a role."""
+    apps: list[Errandry] = []
 
     def app_of(role: str) -> Errandry:
-        made.append(Errandry(url.replace("user=errandry", f"user={role}")))
+        apps.append(Errandry(url.replace("user=errandry", f"user={role}")))
 
-        @made[-1].task(max_attempts=2, backoff=0)
+        @apps[-1].task(max_attempts=2, backoff=0)
         async def send(to: str) -> str:
             if to == "nobody":
                 raise LookupError(to)
             return f"sent to {to}"
 
-        return made[-1]
+        return apps[-1]
 
     yield app_of
-    for jobs in made:
+    for jobs in apps:
         await jobs.close()
 
 
@@ -62,17 +62,17 @@ def send_of(jobs: Errandry) -> Task[[str], Any]:
     return jobs.tasks["send"]
 
 
-def test_the_page_has_three() -> None:
+def test_the_guide_has_three_roles() -> None:
     assert ROLES == ["enqueuer", "worker", "viewer"]
 
 
-async def test_an_enqueuer_puts_jobs_in_and_sees_none(app_of: Callable[[str], Errandry]) -> None:
+async def test_an_enqueuer_can_insert_jobs_and_read_none(app_of: Callable[[str], Errandry]) -> None:
     owner, jobs = app_of("errandry"), app_of("enqueuer")
     async with await psycopg.AsyncConnection.connect(server().url(), user="enqueuer") as db:
         job = await send_of(jobs).bind(db).enqueue("ada")
         await db.commit()
         assert (await owner.record(job.id)).state is State.WAITING
-        for table in ("live", "history", "events", "bound", "totals"):
+        for table in ("live", "history", "events", "bind_inbox", "totals"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 await db.execute(f'SELECT 1 FROM "{schema_of(owner)}".{table}'.encode())
             await db.rollback()
@@ -83,19 +83,19 @@ async def test_an_enqueuer_puts_jobs_in_and_sees_none(app_of: Callable[[str], Er
     assert await owner.totals() == {"default": {"inserted": 1}}
 
 
-async def test_a_worker_does_everything_but_change_the_tables(app_of: Callable[[str], Errandry]) -> None:
+async def test_a_worker_can_do_everything_except_change_tables(app_of: Callable[[str], Errandry]) -> None:
     owner, jobs = app_of("errandry"), app_of("worker")
     done, failed = await send_of(jobs).enqueue("ada"), await send_of(jobs).enqueue("nobody")
     bound = await send_of(jobs).using(delay=3_600).enqueue("ida")
     async with await psycopg.AsyncConnection.connect(server().url(), user="worker") as db:
         other = await send_of(jobs).bind(db).enqueue("grace")
 
-    await burst(jobs)
+    await run_burst(jobs)
     await jobs.queue("default").pause(by="worker")
     await jobs.cancel(bound.id)
     await jobs.remove(bound.id)
 
-    states = [(await owner.record(one.id)).state for one in (done, other, failed)]
+    states = [(await owner.record(job.id)).state for job in (done, other, failed)]
     assert states == [State.COMPLETED, State.COMPLETED, State.FAILED]
     with psycopg.connect(server().url(), user="worker", autocommit=True) as blocking:
         for statement in (
@@ -109,21 +109,21 @@ async def test_a_worker_does_everything_but_change_the_tables(app_of: Callable[[
                 blocking.execute(statement.replace("errandry.", f'"{schema_of(owner)}".').encode())
 
 
-async def test_a_worker_makes_partitions_and_leaves_their_end_to_the_owner(
+async def test_a_worker_creates_partitions_and_the_owner_drops_them(
     url: str, app_of: Callable[[str], Errandry], capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs, schema = app_of("worker"), url.rpartition("schema=")[2]
-    days = f"SELECT count(*) FROM pg_inherits WHERE inhparent = '{schema}.history'::regclass"
+    partitions = f"SELECT count(*) FROM pg_inherits WHERE inhparent = '{schema}.history'::regclass"
     with psycopg.connect(server().url(), user="worker", autocommit=True) as db:
-        db.execute(f"SELECT {schema}.make_day(20000)".encode())  # long ago
+        db.execute(f"SELECT {schema}.create_history_partition(20000)".encode())  # long ago
         await jobs.engine.submit(Upkeep())
-        assert db.execute(days.encode()).fetchone() == (2,)
+        assert db.execute(partitions.encode()).fetchone() == (2,)
 
         assert await asyncio.to_thread(run, ["migrate", "--url", url]) == 0, capsys.readouterr().err
-        assert db.execute(days.encode()).fetchone() == (1,)
+        assert db.execute(partitions.encode()).fetchone() == (1,)
 
 
-async def test_a_viewer_only_looks(app_of: Callable[[str], Errandry]) -> None:
+async def test_a_viewer_can_only_read(app_of: Callable[[str], Errandry]) -> None:
     owner, jobs = app_of("errandry"), app_of("viewer")
     job = await send_of(owner).enqueue("ada")
 
@@ -144,19 +144,19 @@ async def test_a_viewer_only_looks(app_of: Callable[[str], Errandry]) -> None:
     assert await owner.counts() == {"default": {"waiting": 1}}
 
 
-async def test_a_burst_without_the_rights_ends_and_says_so(app_of: Callable[[str], Errandry]) -> None:
+async def test_a_burst_without_the_rights_fails_with_the_reason(app_of: Callable[[str], Errandry]) -> None:
     await send_of(app_of("errandry")).enqueue("ada")
 
     with pytest.raises(StoreRefused, match=r"permission denied .*: the user lacks a right: grant it"):
-        await asyncio.wait_for(burst(app_of("viewer")), 30)
+        await asyncio.wait_for(run_burst(app_of("viewer")), 30)
 
 
-def test_a_viewer_has_the_command_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    mine = url.replace("user=errandry", "user=viewer")
+def test_a_viewer_can_use_the_reading_commands(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    viewer_url = url.replace("user=errandry", "user=viewer")
     for command in (["jobs", "ls"], ["queues", "ls"], ["workers", "ls"], ["dlq", "ls"]):
-        assert run([*command, "--url", mine]) == 0, capsys.readouterr().err
+        assert run([*command, "--url", viewer_url]) == 0, capsys.readouterr().err
 
-    assert run(["queues", "pause", "default", "--url", mine]) == 1
+    assert run(["queues", "pause", "default", "--url", viewer_url]) == 1
     assert "the user lacks a right: grant it, or use another user" in capsys.readouterr().err
 
 

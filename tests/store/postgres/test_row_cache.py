@@ -1,4 +1,4 @@
-"""What a PostgreSQL store remembers of the jobs its workers hold: only what is still so, and never much."""
+"""The row cache of a PostgreSQL store: it returns no stale job, and its size is bounded."""
 
 import asyncio
 import threading
@@ -17,7 +17,6 @@ from errandry.core.command import (
     Command,
     CompleteOutcome,
     FailOutcome,
-    Insert,
     Note,
     PutStep,
     Ref,
@@ -31,19 +30,20 @@ from errandry.core.command import (
     Upkeep,
     touched_ids,
 )
-from errandry.core.job import AttemptError, JobRecord, LogLine, NewJob, Progress
+from errandry.core.job import AttemptError, JobRecord, LogLine, Progress
 from errandry.core.state import Reason, State
 from errandry.errors import CommandFailed
 from errandry.store.postgres import driver, row_cache
 from errandry.store.postgres.driver import PostgresStore
-from errandry.store.postgres.row_cache import EACH, RowCache, size_of
+from errandry.store.postgres.row_cache import JOB_OVERHEAD_BYTES, RowCache, size_of
 from errandry.store.tables import rows
 from errandry.testing.clock import FakeClock
-from tests.faults.process import until
+from tests.faults.process import wait_until
+from tests.store.postgres.given import insert
 from tests.store.server import server
 
-ROWS = "lock_live"
-"""The statement that reads whole rows of jobs that are not finished."""
+LOCK_STATEMENT = "lock_live"
+"""The statement that reads the whole rows of unfinished jobs."""
 
 _nonces = count()
 
@@ -76,25 +76,21 @@ BLANK = rows.to_job(
 )
 
 
-def insert(*ids: str, **fields: Any) -> Insert:
-    return Insert(tuple(NewJob(**({"id": one, "task": "task", "payload": "{}"} | fields)) for one in ids))
-
-
 def ref(job: JobRecord) -> Ref:
     return Ref(job.id, job.fence)
 
 
-def known(store: PostgresStore) -> RowCache:
+def row_cache_of(store: PostgresStore) -> RowCache:
     assert store._open is not None
-    return store._open.known
+    return store._open.row_cache
 
 
-def remembered(store: PostgresStore, *ids: str) -> list[JobRecord]:
-    entries = known(store)._entries
-    return [entries[one][1] for one in ids if one in entries]
+def cached_jobs(store: PostgresStore, *ids: str) -> list[JobRecord]:
+    entries = row_cache_of(store)._entries
+    return [entries[job_id][1] for job_id in ids if job_id in entries]
 
 
-async def claimed(store: PostgresStore, *ids: str, **fields: Any) -> tuple[JobRecord, ...]:
+async def insert_and_claim(store: PostgresStore, *ids: str, **fields: Any) -> tuple[JobRecord, ...]:
     await store.commit([insert(*ids, **fields)])
     return await claim(store, len(ids))
 
@@ -108,15 +104,15 @@ async def claim(
     return answer.jobs
 
 
-async def one(store: PostgresStore, command: Command) -> Answer:
+async def send(store: PostgresStore, command: Command) -> Answer:
     [answer] = await store.commit([command])
     return answer
 
 
 async def current(store: PostgresStore, job: JobRecord) -> JobRecord:
-    [found] = await store.get([job.id])
-    assert found is not None
-    return found
+    [current] = await store.get([job.id])
+    assert current is not None
+    return current
 
 
 def waits_for_a_lock() -> bool:
@@ -124,17 +120,17 @@ def waits_for_a_lock() -> bool:
         return bool(db.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall())
 
 
-async def test_what_was_claimed_here_is_not_read_again(store: PostgresStore, sent: list[str]) -> None:
-    jobs = await claimed(store, "a", "b", "c")
-    assert remembered(store, "a", "b", "c") == list(jobs)
+async def test_a_claimed_job_is_not_read_again(store: PostgresStore, sent: list[str]) -> None:
+    jobs = await insert_and_claim(store, "a", "b", "c")
+    assert cached_jobs(store, "a", "b", "c") == list(jobs)
     sent.clear()
 
     answers = await store.commit([Settle(ref(job), CompleteOutcome("1")) for job in jobs])
 
     assert answers == [WRITTEN] * 3
-    assert ROWS not in sent
+    assert LOCK_STATEMENT not in sent
     assert [(await current(store, job)).state for job in jobs] == [State.COMPLETED] * 3
-    assert len(known(store)) == known(store).size == 0
+    assert len(row_cache_of(store)) == row_cache_of(store).size == 0
 
 
 @pytest.mark.parametrize(
@@ -152,7 +148,7 @@ async def test_what_was_claimed_here_is_not_read_again(store: PostgresStore, sen
         ],
     ],
 )
-async def test_it_is_remembered_as_it_was_last_written(
+async def test_a_job_is_cached_as_it_was_last_written(
     store: PostgresStore,
     clock: FakeClock,
     sent: list[str],
@@ -166,87 +162,87 @@ async def test_it_is_remembered_as_it_was_last_written(
     for _ in range(2):
         assert not any(isinstance(answer, Lost | Exception) for answer in await store.commit(commands(job)))
 
-        assert remembered(store, "a") == [await current(store, job)]
+        assert cached_jobs(store, "a") == [await current(store, job)]
     sent.clear()
-    assert await one(store, Settle(ref(job), CompleteOutcome())) is WRITTEN
-    assert ROWS not in sent
+    assert await send(store, Settle(ref(job), CompleteOutcome())) is WRITTEN
+    assert LOCK_STATEMENT not in sent
 
 
-async def test_what_is_inserted_and_claimed_in_one_pass_is_remembered_as_claimed(
+async def test_a_job_inserted_and_claimed_in_one_pass_is_cached_as_claimed(
     store: PostgresStore, sent: list[str]
 ) -> None:
     _, claims = await store.commit([insert("a"), Claim(worker="w", nonce="n")])
     assert isinstance(claims, Claims)
     [job] = claims.jobs
 
-    assert remembered(store, "a") == [job] == [await current(store, job)]
+    assert cached_jobs(store, "a") == [job] == [await current(store, job)]
     sent.clear()
-    assert await one(store, Settle(ref(job), CompleteOutcome())) is WRITTEN
-    assert ROWS not in sent
+    assert await send(store, Settle(ref(job), CompleteOutcome())) is WRITTEN
+    assert LOCK_STATEMENT not in sent
 
 
-async def test_only_what_workers_hold_is_remembered(store: PostgresStore) -> None:
-    [job] = await claimed(store, "a")
+async def test_only_held_jobs_are_cached(store: PostgresStore) -> None:
+    [job] = await insert_and_claim(store, "a")
     await store.commit([insert("b", "c")])
-    assert len(known(store)) == 1
+    assert len(row_cache_of(store)) == 1
 
     await store.commit([Settle(ref(job), ReleaseOutcome())])
 
-    assert len(known(store)) == 0
+    assert len(row_cache_of(store)) == 0
 
 
-# What others have done meanwhile.
+# Changes by other processes.
 
 
-async def test_a_cancel_of_another_process_wins(store: PostgresStore, other: PostgresStore) -> None:
-    renewed, settled = await claimed(store, "a", "b")
-    assert isinstance(await one(other, CancelJobs(ids=("a", "b"))), Moved)
+async def test_a_cancel_by_another_process_wins(store: PostgresStore, other: PostgresStore) -> None:
+    renewed, settled = await insert_and_claim(store, "a", "b")
+    assert isinstance(await send(other, CancelJobs(ids=("a", "b"))), Moved)
 
-    assert await one(store, Renew((ref(renewed),), 60.0)) == Renewed((Ack.CANCEL,))
-    assert await one(store, Settle(ref(settled), CompleteOutcome())) is WRITTEN
+    assert await send(store, Renew((ref(renewed),), 60.0)) == Renewed((Ack.CANCEL,))
+    assert await send(store, Settle(ref(settled), CompleteOutcome())) is WRITTEN
     assert (await current(store, settled)).state is State.CANCELED
 
 
-async def test_a_note_of_another_process_stays(store: PostgresStore, other: PostgresStore) -> None:
-    [job] = await claimed(store, "a")
+async def test_a_note_by_another_process_is_kept(store: PostgresStore, other: PostgresStore) -> None:
+    [job] = await insert_and_claim(store, "a")
     await other.commit([Note(ref(job), Progress(0.5), (LogLine(1.0, "theirs"),))])
 
     await store.commit([Note(ref(job), None, (LogLine(2.0, "ours"),))])
 
     noted = await current(store, job)
     assert (noted.progress, [log.text for log in noted.logs]) == (Progress(0.5), ["theirs", "ours"])
-    assert remembered(store, "a") == [noted]
+    assert cached_jobs(store, "a") == [noted]
 
 
-async def test_a_renewal_of_another_process_counts(
+async def test_a_renewal_by_another_process_counts(
     store: PostgresStore, other: PostgresStore, clock: FakeClock
 ) -> None:
-    [job] = await claimed(store, "a")
+    [job] = await insert_and_claim(store, "a")
     await other.commit([Renew((ref(job),), 3_600.0)])
     clock.advance(60.0)
 
-    assert await one(store, Settle(ref(job), CompleteOutcome())) is WRITTEN
+    assert await send(store, Settle(ref(job), CompleteOutcome())) is WRITTEN
 
 
-async def test_a_job_that_another_process_has_now_is_lost(
+async def test_a_job_that_another_process_has_claimed_is_lost(
     store: PostgresStore, other: PostgresStore, clock: FakeClock
 ) -> None:
-    [job] = await claimed(store, "a")
+    [job] = await insert_and_claim(store, "a")
     clock.advance(31.0)
     await other.commit([Upkeep()])
     clock.advance(3_600.0)
     [again] = await claim(other, 1, "another")
     assert again.fence > job.fence
 
-    assert await one(store, Settle(ref(job), CompleteOutcome())) == Lost(LossCause.OTHER_FENCE)
-    assert len(known(store)) == 0
-    assert await one(other, Settle(ref(again), CompleteOutcome())) is WRITTEN
+    assert await send(store, Settle(ref(job), CompleteOutcome())) == Lost(LossCause.OTHER_FENCE)
+    assert len(row_cache_of(store)) == 0
+    assert await send(other, Settle(ref(again), CompleteOutcome())) is WRITTEN
 
 
-async def test_a_job_that_another_process_has_settled_is_found_where_it_is(
+async def test_a_job_that_another_process_has_settled_is_found_in_history(
     store: PostgresStore, other: PostgresStore
 ) -> None:
-    done, removed = await claimed(store, "a", "b")
+    done, removed = await insert_and_claim(store, "a", "b")
     await other.commit([Settle(ref(done), CompleteOutcome()), Settle(ref(removed), CompleteOutcome())])
     await other.commit([RemoveJobs(ids=("b",))])
 
@@ -256,13 +252,11 @@ async def test_a_job_that_another_process_has_settled_is_found_where_it_is(
         Ack.ALREADY,
         Lost(LossCause.NOT_HELD),
     ]
-    assert len(known(store)) == 0
+    assert len(row_cache_of(store)) == 0
 
 
-async def test_an_operators_edit_of_the_row_is_seen(
-    store: PostgresStore, db: psycopg.Connection[Any]
-) -> None:
-    [job] = await claimed(store, "a")
+async def test_a_manual_update_of_the_row_is_seen(store: PostgresStore, db: psycopg.Connection[Any]) -> None:
+    [job] = await insert_and_claim(store, "a")
     db.execute("UPDATE live SET max_attempts = 1")
 
     await store.commit([Settle(ref(job), RetryOutcome())])
@@ -270,51 +264,51 @@ async def test_an_operators_edit_of_the_row_is_seen(
     assert (await current(store, job)).state is State.FAILED
 
 
-async def test_what_changes_while_the_lock_is_waited_for_is_seen(
+async def test_a_change_during_the_wait_for_the_lock_is_seen(
     store: PostgresStore, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "TIMEOUTS", ("30s",) * 3)
-    [job] = await claimed(store, "a")
+    monkeypatch.setattr(driver, "LOCK_TIMEOUTS", ("30s",) * 3)
+    [job] = await insert_and_claim(store, "a")
     with db.transaction():
         db.execute("UPDATE live SET cancel_requested = true")
-        settling = asyncio.create_task(one(store, Settle(ref(job), CompleteOutcome())))
-        await until(waits_for_a_lock)
+        settling = asyncio.create_task(send(store, Settle(ref(job), CompleteOutcome())))
+        await wait_until(waits_for_a_lock)
 
     assert await settling is WRITTEN
     assert (await current(store, job)).state is State.CANCELED
 
 
-async def test_a_lock_changes_nothing(
+async def test_a_lock_does_not_invalidate_the_cached_row(
     store: PostgresStore, db: psycopg.Connection[Any], sent: list[str]
 ) -> None:
-    [job] = await claimed(store, "a")
+    [job] = await insert_and_claim(store, "a")
     with db.transaction():
         db.execute("SELECT 1 FROM live FOR NO KEY UPDATE")
     sent.clear()
 
-    assert await one(store, Settle(ref(job), CompleteOutcome())) is WRITTEN
-    assert ROWS not in sent
+    assert await send(store, Settle(ref(job), CompleteOutcome())) is WRITTEN
+    assert LOCK_STATEMENT not in sent
 
 
-async def test_a_number_that_was_given_away_twice_is_not_enough(
+async def test_a_reused_transaction_id_does_not_validate_a_cached_row(
     store: PostgresStore, db: psycopg.Connection[Any]
 ) -> None:
-    """As after a crash of a server that does not wait for its disk: the row is of another transaction."""
-    [job] = await claimed(store, "a")
+    """After a crash, a server with fsync off assigns transaction ids again."""
+    [job] = await insert_and_claim(store, "a")
     db.execute("UPDATE live SET cancel_requested = true, updated_at = updated_at + 0.001")
     [(number,)] = db.execute("SELECT xmin::text::bigint FROM live").fetchall()
-    known(store).learn(int(number).to_bytes(4), {job.id: job})
+    row_cache_of(store).save(int(number).to_bytes(4), {job.id: job})
 
     await store.commit([Settle(ref(job), CompleteOutcome())])
 
     assert (await current(store, job)).state is State.CANCELED
 
 
-async def test_known_unknown_changed_and_new_jobs_in_one_pass(
+async def test_one_pass_handles_cached_uncached_changed_and_new_jobs(
     store: PostgresStore, other: PostgresStore
 ) -> None:
-    mine, changed = await claimed(store, "d", "c")
-    [theirs] = await claimed(other, "b")
+    mine, changed = await insert_and_claim(store, "d", "c")
+    [theirs] = await insert_and_claim(other, "b")
     await other.commit([CancelJobs(ids=("c",))])
 
     answers = await store.commit(
@@ -327,8 +321,8 @@ async def test_known_unknown_changed_and_new_jobs_in_one_pass(
     )
 
     assert answers[:3] == [WRITTEN] * 3
-    found = {job.id: job.state for job in await store.get(["a", "b", "c", "d"]) if job is not None}
-    assert found == {
+    states = {job.id: job.state for job in await store.get(["a", "b", "c", "d"]) if job is not None}
+    assert states == {
         "a": State.WAITING,
         "b": State.COMPLETED,
         "c": State.CANCELED,
@@ -336,51 +330,51 @@ async def test_known_unknown_changed_and_new_jobs_in_one_pass(
     }
 
 
-# What was not written.
+# Passes that were not written.
 
 
-async def test_a_pass_that_was_rolled_back_leaves_nothing(
+async def test_a_pass_that_was_rolled_back_does_not_change_the_cache(
     store: PostgresStore, db: psycopg.Connection[Any], sent: list[str]
 ) -> None:
-    [job] = await claimed(store, "a")
+    [job] = await insert_and_claim(store, "a")
     db.execute("ALTER TABLE live ADD CONSTRAINT odd CHECK (progress IS NULL)")
     try:
-        assert isinstance(await one(store, Note(ref(job), Progress(0.5), ())), CommandFailed)
+        assert isinstance(await send(store, Note(ref(job), Progress(0.5), ())), CommandFailed)
     finally:
         db.execute("ALTER TABLE live DROP CONSTRAINT odd")
 
-    assert remembered(store, "a") == [job] == [await current(store, job)]
+    assert cached_jobs(store, "a") == [job] == [await current(store, job)]
     sent.clear()
-    assert await one(store, Renew((ref(job),), 60.0)) == Renewed((Ack.HELD,))
-    assert ROWS not in sent
+    assert await send(store, Renew((ref(job),), 60.0)) == Renewed((Ack.HELD,))
+    assert LOCK_STATEMENT not in sent
 
 
-async def test_a_store_that_is_opened_anew_knows_nothing(store: PostgresStore) -> None:
-    [job] = await claimed(store, "a")
+async def test_the_cache_is_empty_after_the_store_is_opened_again(store: PostgresStore) -> None:
+    [job] = await insert_and_claim(store, "a")
     await store.close()
     await store.open()
 
-    assert len(known(store)) == 0
-    assert await one(store, Settle(ref(job), CompleteOutcome())) is WRITTEN
+    assert len(row_cache_of(store)) == 0
+    assert await send(store, Settle(ref(job), CompleteOutcome())) is WRITTEN
 
 
-# Never much.
+# The size.
 
 
-def job_of(number: int, **fields: Any) -> JobRecord:
+def cached_job(number: int, **fields: Any) -> JobRecord:
     return replace(BLANK, id=f"job-{number}", **fields)
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_cache, "BYTES", 100 * EACH)
-    known = RowCache()
+def test_the_row_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_cache, "BYTES_MAX", 100 * JOB_OVERHEAD_BYTES)
+    cache = RowCache()
 
     for number in range(1_000):
-        known.learn(b"n", {f"job-{number}": job_of(number)})
+        cache.save(b"n", {f"job-{number}": cached_job(number)})
 
-    assert 80 <= len(known) < 100
-    assert known.size <= 100 * EACH
-    assert known.unknown(["job-0", "job-999"]) == ["job-0"]
+    assert 80 <= len(cache) < 100
+    assert cache.size <= 100 * JOB_OVERHEAD_BYTES
+    assert cache.missing(["job-0", "job-999"]) == ["job-0"]
 
 
 @pytest.mark.parametrize(
@@ -393,19 +387,19 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_large_jobs_take_the_place_of_many(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_cache, "BYTES", 1_000_000)
-    known = RowCache()
+def test_large_jobs_count_with_their_size(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_cache, "BYTES_MAX", 1_000_000)
+    cache = RowCache()
 
     for number in range(100):
-        known.learn(b"n", {f"job-{number}": job_of(number, **fields)})
+        cache.save(b"n", {f"job-{number}": cached_job(number, **fields)})
 
-    assert 10 < len(known) < 20
-    assert known.size <= 1_000_000
+    assert 10 < len(cache) < 20
+    assert cache.size <= 1_000_000
 
 
 @pytest.mark.parametrize(
-    ("command", "is_alone"),
+    ("command", "is_self_contained"),
     [
         (Settle(Ref("job-1", 1), CompleteOutcome("1")), True),
         (Settle(Ref("job-1", 1), FailOutcome()), True),
@@ -420,42 +414,46 @@ def test_large_jobs_take_the_place_of_many(fields: dict[str, Any], monkeypatch: 
         (Upkeep(), False),
     ],
 )
-def test_who_stands_alone_needs_nothing_but_what_is_known(command: Command, is_alone: bool) -> None:
-    known = RowCache()
-    known.learn(b"n", {"job-1": job_of(1), "child": job_of(2, parents=1), "parent": job_of(3, children=1)})
+def test_commands_on_cached_jobs_without_relatives_are_self_contained(
+    command: Command, is_self_contained: bool
+) -> None:
+    cache = RowCache()
+    cache.save(
+        b"n", {"job-1": cached_job(1), "child": cached_job(2, parents=1), "parent": cached_job(3, children=1)}
+    )
 
     commands = [Settle(Ref("job-1", 1), CompleteOutcome("1")), command]
-    ids = [one for command in commands for one in touched_ids(command)]
+    ids = [job_id for command in commands for job_id in touched_ids(command)]
 
-    assert known.are_alone([], []) is True
-    assert known.are_alone(commands, ids) is is_alone
-
-
-def test_what_is_very_large_takes_no_place_at_all() -> None:
-    known = RowCache()
-    known.learn(b"n", {"job-1": job_of(1)})
-
-    known.learn(b"m", {"job-2": job_of(2, payload="x" * row_cache.HEAVY)})
-    known.learn(b"m", {"job-1": job_of(1, payload="x" * row_cache.HEAVY)})
-
-    assert len(known) == known.size == 0
+    assert cache.are_self_contained([], []) is True
+    assert cache.are_self_contained(commands, ids) is is_self_contained
 
 
-def test_threads_do_not_spoil_the_size() -> None:
-    known = RowCache()
-    jobs = {f"job-{number}": job_of(number) for number in range(200)}
+def test_a_very_large_job_is_not_cached() -> None:
+    cache = RowCache()
+    cache.save(b"n", {"job-1": cached_job(1)})
 
-    def work() -> None:
+    cache.save(b"m", {"job-2": cached_job(2, payload="x" * row_cache.JOB_BYTES_MAX)})
+    cache.save(b"m", {"job-1": cached_job(1, payload="x" * row_cache.JOB_BYTES_MAX)})
+
+    assert len(cache) == cache.size == 0
+
+
+def test_the_size_is_right_after_concurrent_use() -> None:
+    cache = RowCache()
+    jobs = {f"job-{number}": cached_job(number) for number in range(200)}
+
+    def use_cache() -> None:
         for _ in range(20):
-            known.learn(b"n", jobs)
-            known.still([("job-1", b"n", 0.0)])
-            known.forget(list(jobs)[::2])
-            known.learn(b"n", dict.fromkeys(list(jobs)[:50]))
+            cache.save(b"n", jobs)
+            cache.unchanged([("job-1", b"n", 0.0)])
+            cache.discard(list(jobs)[::2])
+            cache.save(b"n", dict.fromkeys(list(jobs)[:50]))
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
+    threads = [threading.Thread(target=use_cache) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
-    assert known.size == sum(size_of(job) for _, job, _ in known._entries.values())
+    assert cache.size == sum(size_of(job) for _, job, _ in cache._entries.values())

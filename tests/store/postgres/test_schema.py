@@ -1,7 +1,7 @@
-"""The schema of the PostgreSQL store: what it is, and how it comes up to date.
+"""The schema of the PostgreSQL store: its content, and its migrations.
 
-Run as a program, this file prints what `postgres.sql` should hold; with an address, it begins to make the
-tables there and stops midway, for a test to kill it.
+Run as a program, this file prints the expected content of `schema.sql`. With an address, it starts to create
+the tables there and stops midway, so that a test can kill it.
 """
 
 import asyncio
@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,47 +18,27 @@ import pytest
 
 from errandry.cli.main import run
 from errandry.core.answer import Inserted
-from errandry.core.job import NewJob
 from errandry.errors import SchemaTooNew
 from errandry.store.postgres import migrate
-from errandry.store.postgres.driver import PostgresStore
 from errandry.store.url import store_at
 from errandry.testing.conformance import requests
+from tests.store.postgres.given import new_job, opened, schema_of
 from tests.store.server import server
 
-ON_RECORD = Path(__file__).with_name("schema.sql")
+EXPECTED = Path(__file__).with_name("schema.sql")
 NUMBER = migrate._MIGRATIONS[-1][0]
 
 
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[PostgresStore]:
-    store = store_at(url)
-    assert isinstance(store, PostgresStore)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-def schema_of(url: str) -> str:
-    return url.rpartition("schema=")[2]
-
-
-def job(name: str) -> NewJob:
-    return NewJob(id=name, task="task", payload="{}")
-
-
-def rows(url: str, query: str) -> list[tuple[Any, ...]]:
+def fetch_all(url: str, query: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(server().url(), autocommit=True) as db:
         return db.execute(query.replace("errandry.", f'"{schema_of(url)}".').encode()).fetchall()
 
 
-def dump(schema: str) -> str:
-    """Everything in a schema as text that is the same on every server."""
+def dump_schema(schema: str) -> str:
+    """Everything in a schema, as text that is the same on every server."""
     with psycopg.connect(server().url(), autocommit=True) as db:
-        found = "".join(f"{line}\n" for query in DUMP for (line,) in db.execute(query, (schema,)))
-    return found.replace(f'"{schema}".', "errandry.").replace(f"{schema}.", "errandry.")
+        text = "".join(f"{line}\n" for query in DUMP for (line,) in db.execute(query, (schema,)))
+    return text.replace(f'"{schema}".', "errandry.").replace(f"{schema}.", "errandry.")
 
 
 DUMP = (
@@ -104,31 +83,31 @@ DUMP = (
 )
 
 
-async def test_the_schema_is_the_one_on_record() -> None:
-    async with opened(server().fresh()) as store:
-        found = dump(store.address.schema)
+async def test_the_schema_matches_the_dump() -> None:
+    async with opened(server().new_url()) as store:
+        schema = dump_schema(store.address.schema)
 
-    assert found == ON_RECORD.read_text("utf-8"), (
-        "the schema has changed. If that is meant: "
-        "python -m tests.store.postgres.test_schema > tests/store/postgres.sql"
+    assert schema == EXPECTED.read_text("utf-8"), (
+        "the schema has changed. If that is intended: "
+        "python -m tests.store.postgres.test_schema > tests/store/postgres/schema.sql"
     )
 
 
 async def test_two_stores_in_one_database_share_nothing() -> None:
-    first, second = server().fresh(), server().fresh()
-    async with opened(first) as one, opened(second) as other:
-        await requests.insert(one, job("a"))
+    first, second = server().new_url(), server().new_url()
+    async with opened(first) as one_store, opened(second) as other_store:
+        await requests.insert(one_store, new_job("a"))
 
-        assert await requests.jobs(other) == []
-        assert one.identity != other.identity
-        assert dump(one.address.schema) == dump(other.address.schema)
+        assert await requests.list_jobs(other_store) == []
+        assert one_store.identity != other_store.identity
+        assert dump_schema(one_store.address.schema) == dump_schema(other_store.address.schema)
 
 
 async def test_each_migration_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    url = server().fresh()
+    url = server().new_url()
     async with opened(url) as store:
-        await requests.insert(store, job("a"))
-        before = await requests.everything(store)
+        await requests.insert(store, new_job("a"))
+        before = await requests.snapshot(store)
     more = [
         (NUMBER + n, name, f"CREATE TABLE errandry.{name} (x text)") for n, name in ((1, "one"), (2, "two"))
     ]
@@ -136,8 +115,8 @@ async def test_each_migration_runs_once(monkeypatch: pytest.MonkeyPatch) -> None
         newer.setattr(migrate, "_MIGRATIONS", migrate._MIGRATIONS + more)
         for _ in range(2):
             async with opened(url) as store:
-                assert await requests.everything(store) == before
-            applied = rows(url, "SELECT number, name FROM errandry.migrations ORDER BY number")
+                assert await requests.snapshot(store) == before
+            applied = fetch_all(url, "SELECT number, name FROM errandry.migrations ORDER BY number")
             assert applied[-2:] == [(NUMBER + 1, "one"), (NUMBER + 2, "two")]
             assert [number for number, _ in applied] == list(range(1, NUMBER + 3))
 
@@ -146,96 +125,98 @@ async def test_each_migration_runs_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_a_migration_that_fails_leaves_the_schema_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    url = server().fresh()
+    url = server().new_url()
     async with opened(url) as store:
-        await requests.insert(store, job("a"))
-    before = dump(schema_of(url))
+        await requests.insert(store, new_job("a"))
+    before = dump_schema(schema_of(url))
     bad = (NUMBER + 1, "bad", "CREATE TABLE errandry.one (x text); INSERT INTO errandry.nowhere VALUES (1)")
     with monkeypatch.context() as newer:
         newer.setattr(migrate, "_MIGRATIONS", [*migrate._MIGRATIONS, bad])
         with pytest.raises(Exception, match="nowhere"):
             await store_at(url).open()
 
-    assert dump(schema_of(url)) == before
+    assert dump_schema(schema_of(url)) == before
     async with opened(url) as store:
-        assert [one.id for one in await requests.jobs(store)] == ["a"]
+        assert [job.id for job in await requests.list_jobs(store)] == ["a"]
 
 
 @pytest.mark.slow(reason="starts another program")
 @pytest.mark.parametrize("is_new", [True, False], ids=["of a new store", "of an old one"])
-async def test_one_killed_midway_leaves_the_schema_as_it_was_and_nobody_waiting(is_new: bool) -> None:
-    url = server().fresh()
+async def test_a_migration_killed_midway_changes_nothing_and_blocks_no_other(is_new: bool) -> None:
+    url = server().new_url()
     if not is_new:
         async with opened(url) as store:
-            await requests.insert(store, job("a"))
-    before = dump(schema_of(url)) if not is_new else ""
+            await requests.insert(store, new_job("a"))
+    before = dump_schema(schema_of(url)) if not is_new else ""
 
     with subprocess.Popen(
         [sys.executable, "-m", "tests.store.postgres.test_schema", url], stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"midway\n"
-        waiting = asyncio.create_task((late := store_at(url)).open())
+        waiting = asyncio.create_task((waiting_store := store_at(url)).open())
         other.send_signal(signal.SIGKILL)
 
     await asyncio.wait_for(waiting, 30)
-    await late.close()
+    await waiting_store.close()
     async with opened(url) as store:
-        assert [one.id for one in await requests.jobs(store)] == ([] if is_new else ["a"])
-        assert await requests.insert(store, job("b")) == Inserted(("b",))
-    assert dump(schema_of(url)) == (before or ON_RECORD.read_text("utf-8"))
+        assert [job.id for job in await requests.list_jobs(store)] == ([] if is_new else ["a"])
+        assert await requests.insert(store, new_job("b")) == Inserted(("b",))
+    assert dump_schema(schema_of(url)) == (before or EXPECTED.read_text("utf-8"))
 
 
 @pytest.mark.slow(reason="starts five programs")
-def test_many_programs_may_make_it_at_once() -> None:
-    url = server().fresh()
+def test_many_programs_may_migrate_at_once() -> None:
+    url = server().new_url()
     command = [sys.executable, "-m", "errandry", "migrate", "--url", url]
     programs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(5)]
 
-    said = [program.communicate()[1] for program in programs]
+    outputs = [program.communicate()[1] for program in programs]
 
-    assert said == ["The store is ready and up to date.\n"] * 5
-    assert rows(url, "SELECT number FROM errandry.migrations ORDER BY number") == [
+    assert outputs == ["The store is ready and up to date.\n"] * 5
+    assert fetch_all(url, "SELECT number FROM errandry.migrations ORDER BY number") == [
         (number,) for number in range(1, NUMBER + 1)
     ]
-    assert rows(url, "SELECT count(*) FROM errandry.store") == [(1,)]
+    assert fetch_all(url, "SELECT count(*) FROM errandry.store") == [(1,)]
 
 
-def test_the_command_line_makes_it_and_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    url = server().fresh()
+def test_the_migrate_command_creates_the_schema_and_reports_a_newer_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = server().new_url()
 
     assert run(["migrate", "--url", url]) == 0
-    assert dump(schema_of(url)) == ON_RECORD.read_text("utf-8")
-    rows(url, "INSERT INTO errandry.migrations (number, name) VALUES (9999, 'later') RETURNING 1")
+    assert dump_schema(schema_of(url)) == EXPECTED.read_text("utf-8")
+    fetch_all(url, "INSERT INTO errandry.migrations (number, name) VALUES (9999, 'later') RETURNING 1")
     assert run(["migrate", "--url", url]) == 1
     assert f"has schema 9999, this Errandry knows {NUMBER}: upgrade Errandry" in capsys.readouterr().err
 
 
-def test_who_only_looks_makes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    url = server().fresh()
+def test_reading_commands_create_no_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    url = server().new_url()
 
     for command in (["jobs", "ls"], ["doctor"], ["queues", "pause", "default"]):
         assert run([*command, "--url", url]) == 1
-        said = capsys.readouterr().err
+        output = capsys.readouterr().err
         assert (
             f"there is no store at postgresql://{server().folder}/postgres, schema {schema_of(url)} yet"
-            in said
+            in output
         )
 
-    assert rows(url, f"SELECT 1 FROM pg_namespace WHERE nspname = '{schema_of(url)}'") == []
+    assert fetch_all(url, f"SELECT 1 FROM pg_namespace WHERE nspname = '{schema_of(url)}'") == []
 
 
-def test_who_looks_at_a_server_that_is_away_is_told_that(capsys: pytest.CaptureFixture[str]) -> None:
-    away = f"postgresql:///postgres?host={server().folder}/nowhere"
+def test_reading_commands_report_that_the_server_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+    away_url = f"postgresql:///postgres?host={server().folder}/nowhere"
 
-    assert run(["jobs", "ls", "--url", away]) == 75
+    assert run(["jobs", "ls", "--url", away_url]) == 75
     assert "No such file or directory" in capsys.readouterr().err
-    assert run(["doctor", "--url", away]) == 1
-    assert "nothing else can be looked at until it opens" in capsys.readouterr().out
+    assert run(["doctor", "--url", away_url]) == 1
+    assert "fix this first: all other checks need the store" in capsys.readouterr().out
 
 
-class Midway(list[tuple[int, str, str]]):
-    """Migrations that never come to an end."""
+class SlowMigrations(list[tuple[int, str, str]]):
+    """Migrations that never end."""
 
     def __iter__(self) -> Iterator[tuple[int, str, str]]:
         yield from super().__iter__()
@@ -246,10 +227,10 @@ class Midway(list[tuple[int, str, str]]):
 
 def main(url: str | None = None) -> None:
     if url is None:
-        asyncio.run(store_at(fresh := server().fresh()).open())
-        sys.stdout.write(dump(schema_of(fresh)))
+        asyncio.run(store_at(fresh := server().new_url()).open())
+        sys.stdout.write(dump_schema(schema_of(fresh)))
     else:
-        migrate._MIGRATIONS = Midway(
+        migrate._MIGRATIONS = SlowMigrations(
             [*migrate._MIGRATIONS, (NUMBER + 1, "x", "CREATE TABLE errandry.x (x text)")]
         )
         asyncio.run(store_at(url).open())

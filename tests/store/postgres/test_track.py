@@ -1,4 +1,4 @@
-"""A store with several tracks: passes beside each other, and still one order for what is about one job."""
+"""A store with several tracks: passes run in parallel, and commands about one job keep their order."""
 
 import asyncio
 from collections import defaultdict
@@ -20,17 +20,17 @@ from errandry.core.command import (
     Settle,
     Upkeep,
 )
-from errandry.core.job import NewJob
 from errandry.core.query import Query
 from errandry.errors import ErrandryError, ReplyLost, StoreClosed
 from errandry.store.engine.committer import Committer
 from errandry.store.memory.driver import MemoryStore
+from tests.store.postgres.given import insert
 
 SETTLES, INSERTS, BULK = range(3)
 
 
-class Tracked(MemoryStore):
-    """Three tracks, each of which can be held up; it keeps the passes it was sent."""
+class TrackedStore(MemoryStore):
+    """A store with three tracks, each of which can be blocked. It records its passes."""
 
     tracks = 3
 
@@ -38,8 +38,8 @@ class Tracked(MemoryStore):
         super().__init__()
         self.passes: dict[int, list[list[Command]]] = defaultdict(list)
         self.doors = [asyncio.Event() for _ in range(3)]
-        for gate in self.doors:
-            gate.set()
+        for door in self.doors:
+            door.set()
         self.error: Exception | None = None
 
     def track(self, command: Command) -> int:
@@ -58,31 +58,27 @@ def is_bulk(command: Command) -> bool:
     return isinstance(command, Upkeep) or (isinstance(command, CancelJobs) and command.query is not None)
 
 
-def insert(*ids: str) -> Insert:
-    return Insert(tuple(NewJob(id=one, task="task", payload="{}") for one in ids))
-
-
 def settle(job: str) -> Settle:
     return Settle(Ref(job, 1), CompleteOutcome())
 
 
 @pytest.fixture
-async def store() -> Tracked:
-    return Tracked()
+async def store() -> TrackedStore:
+    return TrackedStore()
 
 
-async def turns(count: int = 10) -> None:
-    """Let everybody do what they can do without being let through."""
+async def run_loop(count: int = 10) -> None:
+    """Run the event loop until all tasks wait."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-async def test_a_pass_that_takes_long_does_not_hold_up_those_of_other_tracks(store: Tracked) -> None:
+async def test_a_long_pass_does_not_delay_passes_of_other_tracks(store: TrackedStore) -> None:
     committer = Committer(store)
     store.doors[BULK].clear()
     store.doors[INSERTS].clear()
-    slow = [asyncio.create_task(committer.submit(one)) for one in (Upkeep(), insert("a"))]
-    await turns()
+    slow = [asyncio.create_task(committer.submit(command)) for command in (Upkeep(), insert("a"))]
+    await run_loop()
 
     assert await committer.submit(settle("b")) == WRITTEN
     assert await committer.submit(settle("c")) == WRITTEN
@@ -94,34 +90,40 @@ async def test_a_pass_that_takes_long_does_not_hold_up_those_of_other_tracks(sto
     await committer.close()
 
 
-async def test_what_comes_while_all_tracks_are_at_work_is_written_after_them(store: Tracked) -> None:
+async def test_commands_submitted_while_all_tracks_are_busy_are_written_afterwards(
+    store: TrackedStore,
+) -> None:
     committer = Committer(store)
-    for gate in store.doors:
-        gate.clear()
-    first = [asyncio.create_task(committer.submit(one)) for one in (Upkeep(), insert("a"), settle("b"))]
-    await turns()
-    second = [asyncio.create_task(committer.submit(one)) for one in (settle("c"), settle("d"), insert("e"))]
-    await turns()
-    for gate in store.doors:
-        gate.set()
+    for door in store.doors:
+        door.clear()
+    first = [
+        asyncio.create_task(committer.submit(command)) for command in (Upkeep(), insert("a"), settle("b"))
+    ]
+    await run_loop()
+    second = [
+        asyncio.create_task(committer.submit(command)) for command in (settle("c"), settle("d"), insert("e"))
+    ]
+    await run_loop()
+    for door in store.doors:
+        door.set()
 
     assert await asyncio.gather(*first, *second) == [WRITTEN] * 6
     assert store.passes[SETTLES] == [[settle("b")], [settle("c"), settle("d")]]
     await committer.close()
 
 
-async def test_commands_about_one_job_keep_their_order_across_tracks(store: Tracked) -> None:
+async def test_commands_about_one_job_keep_their_order_across_tracks(store: TrackedStore) -> None:
     committer = Committer(store)
     store.doors[SETTLES].clear()
     commands = (settle("a"), CancelJobs(ids=("a",)), settle("a"))
     tasks = [asyncio.create_task(committer.submit(command)) for command in commands]
-    await turns()
+    await run_loop()
 
     assert (len(store.passes[SETTLES]), len(store.passes[INSERTS])) == (1, 0)
 
     store.doors[INSERTS].clear()
     store.doors[SETTLES].set()
-    await turns()
+    await run_loop()
     assert (len(store.passes[SETTLES]), len(store.passes[INSERTS])) == (1, 1)
 
     store.doors[INSERTS].set()
@@ -130,32 +132,35 @@ async def test_commands_about_one_job_keep_their_order_across_tracks(store: Trac
     await committer.close()
 
 
-async def test_claims_go_along_but_not_with_what_may_take_long(store: Tracked) -> None:
+async def test_claims_join_passes_except_on_the_bulk_track(store: TrackedStore) -> None:
     committer = Committer(store)
-    asked: list[int] = []
+    calls: list[int] = []
 
     def companion() -> list[tuple[Claim, asyncio.Future[Answer]]]:
-        asked.append(1)
-        return [(Claim(worker="w", nonce=str(len(asked))), asyncio.get_running_loop().create_future())]
+        calls.append(1)
+        return [(Claim(worker="w", nonce=str(len(calls))), asyncio.get_running_loop().create_future())]
 
-    committer.join(companion)
+    committer.add_piggyback_claims(companion)
     for command in (settle("a"), insert("b"), Upkeep(), CancelJobs(query=Query())):
         await committer.submit(command)
 
     kinds = {
-        track: [[type(one) for one in each] for each in passes] for track, passes in store.passes.items()
+        track: [[type(command) for command in commands] for commands in passes]
+        for track, passes in store.passes.items()
     }
     assert kinds == {SETTLES: [[Settle, Claim]], INSERTS: [[Insert, Claim]], BULK: [[Upkeep], [CancelJobs]]}
     await committer.close()
 
 
-async def test_a_close_waits_for_every_track(store: Tracked) -> None:
+async def test_a_close_waits_for_every_track(store: TrackedStore) -> None:
     committer = Committer(store)
     store.doors[BULK].clear()
-    tasks = [asyncio.create_task(committer.submit(one)) for one in (Upkeep(), insert("a"), settle("b"))]
-    await turns()
+    tasks = [
+        asyncio.create_task(committer.submit(command)) for command in (Upkeep(), insert("a"), settle("b"))
+    ]
+    await run_loop()
     closing = asyncio.create_task(committer.close())
-    await turns()
+    await run_loop()
 
     assert not closing.done()
 
@@ -164,13 +169,13 @@ async def test_a_close_waits_for_every_track(store: Tracked) -> None:
     assert await asyncio.gather(*tasks) == [WRITTEN] * 3
 
 
-async def test_a_close_that_gives_up_tells_everybody_what_is_known(store: Tracked) -> None:
+async def test_a_close_that_gives_up_answers_every_command(store: TrackedStore) -> None:
     committer = Committer(store)
-    for gate in store.doors:
-        gate.clear()
+    for door in store.doors:
+        door.clear()
     commands = (Upkeep(), insert("a"), settle("b"), settle("b"))
-    tasks = [asyncio.create_task(committer.submit(one)) for one in commands]
-    await turns()
+    tasks = [asyncio.create_task(committer.submit(command)) for command in commands]
+    await run_loop()
 
     await committer.close(timeout=0)
 
@@ -178,11 +183,11 @@ async def test_a_close_that_gives_up_tells_everybody_what_is_known(store: Tracke
     assert [type(answer) for answer in answers] == [ReplyLost, ReplyLost, ReplyLost, StoreClosed]
 
 
-async def test_an_error_on_one_track_is_nobody_elses(store: Tracked) -> None:
+async def test_an_error_on_one_track_does_not_affect_others(store: TrackedStore) -> None:
     committer = Committer(store)
     store.doors[BULK].clear()
     slow = asyncio.create_task(committer.submit(Upkeep()))
-    await turns()
+    await run_loop()
     store.error = ValueError("broken")
     with pytest.raises(ErrandryError, match="broken"):
         await committer.submit(Beat(worker="w"))

@@ -4,15 +4,15 @@ CREATE TABLE claims (
     refs       TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE closing (
+CREATE TABLE closing_flows (
     parent     TEXT PRIMARY KEY,
     cancel     TEXT,
     expires_at REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX closing_canceling ON closing (parent) WHERE cancel IS NOT NULL;
+CREATE INDEX closing_flows_canceling ON closing_flows (parent) WHERE cancel IS NOT NULL;
 
-CREATE INDEX closing_expiry ON closing (expires_at) WHERE cancel IS NULL;
+CREATE INDEX closing_flows_expiry ON closing_flows (expires_at) WHERE cancel IS NULL;
 
 CREATE TABLE edges (
     parent  TEXT    NOT NULL,
@@ -99,9 +99,9 @@ CREATE TABLE history (
 
 CREATE INDEX history_expiry ON history (expires_at);
 
-CREATE INDEX history_shelves ON history (task, state, finished_at) WHERE instr(keep, '"last_');
+CREATE INDEX history_kept_by_number ON history (task, state, finished_at) WHERE instr(keep, '"last_');
 
-CREATE INDEX history_troubled ON history (seq) WHERE state <> 'completed';
+CREATE INDEX history_unsuccessful ON history (seq) WHERE state <> 'completed';
 
 CREATE VIEW job AS
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
@@ -119,8 +119,8 @@ UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'troubled' AS part
-  FROM history INDEXED BY history_troubled WHERE state <> 'completed';
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'unsuccessful' AS part
+  FROM history INDEXED BY history_unsuccessful WHERE state <> 'completed';
 
 CREATE TABLE keys (
     key        TEXT PRIMARY KEY,

@@ -1,1 +1,1 @@
-"""The writing machinery in front of every store: engine thread, committer, backlog, replies, change counter."""
+"""What runs in front of every store: engine thread, committer, backlog, replies, change counter."""

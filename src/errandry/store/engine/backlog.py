@@ -1,9 +1,8 @@
-"""What waits to be written, and what of it may go together. Knows nothing of loops and threads.
+"""The backlog: accepted commands, and which of them may be written together. Knows no loops or threads.
 
-Every command has keys: the jobs it names, or the worker, the gate, the upkeep it is about. A command that
-holds all its keys is ready; the others stand in line behind whoever does. So whatever is ready
-may share a pass, or be written beside it on another track, and commands about one key are written in the
-order they came.
+Every command has keys: the jobs it names, or the worker, gate or schedule it is about. A command is ready
+when no earlier command with one of its keys is unanswered. So ready commands never share a key: they can
+share a pass, or be written at the same time on different tracks. Commands about one key are written in order.
 """
 
 import asyncio
@@ -42,11 +41,11 @@ from errandry.core.step import SendSignal
 from errandry.store.contract import RANK
 
 EntryKey = str | tuple[str, ...]
-"""A job's id, or a tuple for all else, so that no id can be mistaken for it."""
+"""The id of a job; or a tuple for other keys, so that these never equal an id."""
 
 
 class Callback(Struct, frozen=True, eq=False):
-    """What waits for an answer, as a future does, where it is to be called with it and nobody awaits."""
+    """Takes the place of a future, to call a function with the answer instead."""
 
     set_result: Callable[[Answer], None]
 
@@ -64,13 +63,13 @@ _FENCED = frozenset((Start, Renew, Note, PutStep, Settle))
 
 
 class WriteLimits(Struct, frozen=True, kw_only=True):
-    """How much is written at a time, how much may be pending, and for how long a command is sent again.
+    """Maximum sizes of a pass and of all pending commands, and the time limit for retries.
 
-    pass_rows      how many jobs one pass is about
-    pass_bytes     how large what it carries may be
-    pending_rows   how many jobs may wait to be written; who brings more waits
-    pending_bytes  how large what they carry may be
-    give_up_after  how long a command waits for a store that is away before it raises `StoreUnavailable`
+    pass_rows      maximum number of jobs in one pass
+    pass_bytes     maximum size of the payloads and results in one pass, in bytes
+    pending_rows   maximum number of jobs that are accepted and not written yet; more commands have to wait
+    pending_bytes  maximum size of their payloads and results, in bytes
+    give_up_after  seconds for which a command is retried while the store is unavailable
     """
 
     pass_rows: int = 1_000
@@ -86,13 +85,20 @@ class WriteLimits(Struct, frozen=True, kw_only=True):
 
 
 class ReplyPort(Protocol):
-    """The way back to whoever submitted."""
+    """The way back to the callers of one loop, or to callers on threads."""
 
     def reply(self, replies: Replies) -> None: ...
 
 
 class PendingCommand(Struct, eq=False):
-    """A command on its way: how much it weighs, what it is about, and who waits for its answer."""
+    """A command between its caller and the store.
+
+    rows      number of jobs it is about, for the limits
+    size      bytes of payloads, results and texts it carries, for the limits
+    fenced    True if a worker sends it about a job it holds
+    blocked   number of its keys that an earlier command still holds
+    accepted  when it was accepted, by the monotonic clock
+    """
 
     command: Command
     future: Future
@@ -106,7 +112,7 @@ class PendingCommand(Struct, eq=False):
     accepted: float = 0.0
 
 
-def entry_of(command: Command, future: Future, port: ReplyPort, track: int = 0) -> PendingCommand:
+def make_entry(command: Command, future: Future, port: ReplyPort, track: int = 0) -> PendingCommand:
     keys, is_fenced = _keys(command), type(command) in _FENCED
     rows = len(keys) or 1
     if not is_fenced and (
@@ -117,96 +123,96 @@ def entry_of(command: Command, future: Future, port: ReplyPort, track: int = 0) 
 
 
 class TrackQueue:
-    """What is ready on one track."""
+    """The ready commands of one track. `owes_others`: the last pass took only workers' commands."""
 
     def __init__(self) -> None:
         self.fenced: deque[PendingCommand] = deque()
         self.others: deque[PendingCommand] = deque()
-        self.owed = False
+        self.owes_others = False
 
 
 class Backlog:
-    """Entries that were accepted and not yet answered.
+    """Commands that were accepted and are not answered yet.
 
-    Workers' commands come before all others, so that no lease runs out behind a heap of inserts; but
-    where that left the others with nothing, the first of them opens the next pass.
+    Workers' commands come first, so that no lease runs out behind many inserts. If a pass had no room for any
+    other command, the first of the others opens the next pass.
     """
 
-    def __init__(self, limits: WriteLimits, tracks: int = 1) -> None:
+    def __init__(self, write_limits: WriteLimits, tracks: int = 1) -> None:
         self.entries: dict[PendingCommand, None] = {}
         self.rows = self.size = 0
-        self._limits = limits
-        self._lines: dict[EntryKey, deque[PendingCommand] | None] = {}
+        self._write_limits = write_limits
+        self._waiting: dict[EntryKey, deque[PendingCommand] | None] = {}
         self._ready = [TrackQueue() for _ in range(tracks)]
 
     @property
     def has_room(self) -> bool:
-        return self.rows < self._limits.pending_rows and self.size < self._limits.pending_bytes
+        return self.rows < self._write_limits.pending_rows and self.size < self._write_limits.pending_bytes
 
     def add(self, entry: PendingCommand, now: float) -> None:
         entry.accepted = now
         self.entries[entry] = None
         self.rows += entry.rows
         self.size += entry.size
-        lines = self._lines
+        waiting = self._waiting
         for key in entry.keys:
-            if key not in lines:
-                lines[key] = None
+            if key not in waiting:
+                waiting[key] = None
                 continue
             entry.blocked += 1
-            if (line := lines[key]) is None:
-                line = lines[key] = deque()
-            line.append(entry)
+            if (queue := waiting[key]) is None:
+                queue = waiting[key] = deque()
+            queue.append(entry)
         if not entry.blocked:
-            self._move_up(entry)
+            self._make_ready(entry)
 
     def has_ready(self, track: int) -> bool:
         ready = self._ready[track]
         return bool(ready.fenced or ready.others)
 
     def take(self, track: int = 0) -> list[PendingCommand]:
-        """The next pass of a track: what is ready, up to the bounds, in the order of `RANK`.
+        """Take the next pass of a track: ready commands within the limits, in the order of `RANK`.
 
-        A single entry that is larger goes alone. Empty only if nothing of the track is ready.
+        A command that is larger than the limits gets a pass of its own.
         """
         taken: list[PendingCommand] = []
-        rows, size = self._limits.pass_rows, self._limits.pass_bytes
+        rows, size = self._write_limits.pass_rows, self._write_limits.pass_bytes
         ready = self._ready[track]
-        lanes = (ready.fenced, ready.others)
-        for lane in (deque([ready.others.popleft()]), *lanes) if ready.owed else lanes:
-            while lane:
-                entry = lane[0]
+        queues = (ready.fenced, ready.others)
+        for queue in (deque([ready.others.popleft()]), *queues) if ready.owes_others else queues:
+            while queue:
+                entry = queue[0]
                 rows_left, size_left = rows - entry.rows, size - entry.size
                 if taken and (rows_left < 0 or size_left < 0):
                     break
-                taken.append(lane.popleft())
+                taken.append(queue.popleft())
                 rows, size = rows_left, size_left
-        ready.owed = bool(ready.others) and all(entry.fenced for entry in taken)
+        ready.owes_others = bool(ready.others) and all(entry.fenced for entry in taken)
         taken.sort(key=_rank)
         return taken
 
     def remove(self, entries: Iterable[PendingCommand]) -> None:
-        """They were answered: whoever stood behind them moves up."""
-        lines = self._lines
+        """Remove answered commands, and unblock the commands that waited for their keys."""
+        waiting = self._waiting
         for entry in entries:
             del self.entries[entry]
             self.rows -= entry.rows
             self.size -= entry.size
             for key in entry.keys:
-                if not (line := lines[key]):
-                    del lines[key]
+                if not (queue := waiting[key]):
+                    del waiting[key]
                     continue
-                following = line.popleft()
+                following = queue.popleft()
                 following.blocked -= 1
                 if not following.blocked:
-                    self._move_up(following)
+                    self._make_ready(following)
 
     def put_back(self, entries: Iterable[PendingCommand]) -> None:
-        """They were taken and not answered: they are ready again, and keep what they hold."""
+        """Make commands ready again that were taken but not answered. They keep their keys."""
         for entry in entries:
-            self._move_up(entry)
+            self._make_ready(entry)
 
-    def _move_up(self, entry: PendingCommand) -> None:
+    def _make_ready(self, entry: PendingCommand) -> None:
         ready = self._ready[entry.track]
         (ready.fenced if entry.fenced else ready.others).append(entry)
 
@@ -232,7 +238,7 @@ def _keys(command: Command) -> Collection[EntryKey]:
 
 
 def _size(command: Command) -> int:
-    """How many bytes of documents and traces it carries, at most."""
+    """Return the bytes of payloads, results and texts that a command carries, or an upper bound."""
     carrier = command.outcome if type(command) is Settle else command
     size = _SIZES.get(type(carrier))
     return 0 if size is None else size(carrier)

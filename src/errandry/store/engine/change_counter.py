@@ -1,34 +1,34 @@
-"""A bell: rung from any thread, heard by everyone who waits on any loop, missed by nobody."""
+"""A version number of a store's data, increased from any thread, on which any event loop can wait."""
 
 import asyncio
 import threading
 
 
 class ChangeCounter:
-    """It counts its rings. Who notes the count, then looks, then waits for another count misses nothing."""
+    """Counts changes. A reader that gets the version, reads, and waits with that version misses no change."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.version = 0
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
         self._lock = threading.Lock()
 
     def increment(self) -> None:
         with self._lock:
-            self.count += 1
+            self.version += 1
             waiting, self._waiting = self._waiting, set()
-        here = asyncio._get_running_loop()
-        for loop, heard in waiting:
-            if loop is here:
-                _hear(heard)
+        running_loop = asyncio._get_running_loop()
+        for loop, future in waiting:
+            if loop is running_loop:
+                _wake(future)
             elif not loop.is_closed():
-                loop.call_soon_threadsafe(_hear, heard)
+                loop.call_soon_threadsafe(_wake, future)
 
-    async def wait(self, rings: int, timeout: float) -> bool:
-        """True as soon as it has rung since the count was `rings`, False when the time is up."""
+    async def wait(self, version: int, timeout: float) -> bool:
+        """Return True as soon as the version differs from `version`, False after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         entry = loop, loop.create_future()
         with self._lock:
-            if self.count != rings:
+            if self.version != version:
                 return True
             self._waiting.add(entry)
         try:
@@ -42,6 +42,6 @@ class ChangeCounter:
         return True
 
 
-def _hear(heard: asyncio.Future[None]) -> None:
-    if not heard.done():
-        heard.set_result(None)
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

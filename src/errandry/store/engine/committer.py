@@ -1,10 +1,23 @@
-"""The committer: the one object in front of every store. It gathers commands and writes them in passes.
+"""The committer gathers commands in front of a store and writes them in passes.
 
-What arrives while a pass is being written goes together into the next one. There is no timer: idle, a
-command goes at once; under load passes grow by themselves. A store with several tracks is sent a pass for
-each of them at a time.
+Commands that arrive while a pass is being written share the next pass. There is no timer: if the store is
+idle, a command is written at once, and under load passes grow. A store with several tracks gets one pass per
+track at a time.
 
-A committer belongs to one loop: the engine's or, inline, the caller's own. Two things cross threads,
+The states of a command (a `PendingCommand`):
+
+    handed in    in `_inbox`: the loop has not looked at it yet
+    unaccepted   in `_unaccepted`: too much is pending, so it waits for room
+    accepted     in the backlog: it waits for its turn
+    writing      in `_writing`: taken from the backlog for a pass
+    in doubt     the reply to its pass was lost, so the same pass is sent again
+    rejected     the store was unavailable for this one command: it is put back after RETRY_REJECTED_AFTER
+    answered     its future has the answer or the error
+
+A piggyback claim skips these states. It is made when a pass is about to be written, shares that one pass, and
+is never retried by itself.
+
+A committer belongs to one event loop: the engine's or, inline, the caller's own. Two things cross threads,
 each once per pass: commands, into `_inbox`, and answers, through the port of their loop.
 """
 
@@ -32,23 +45,29 @@ from errandry.errors import (
     StoreUnavailable,
 )
 from errandry.store.contract import Store
-from errandry.store.engine.backlog import Backlog, Callback, Future, PendingCommand, WriteLimits, entry_of
-from errandry.store.engine.reply import THREADS, LoopPort, reply, returned
+from errandry.store.engine.backlog import Backlog, Callback, Future, PendingCommand, WriteLimits, make_entry
+from errandry.store.engine.reply import THREADS, LoopPort, answer_or_raise, reply
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-PUT_OFF = 0.25
-"""How long one command rests that the store could not take while it took the others."""
-_BARREN = frozenset((Start, Renew, Note, PutStep, Pause, Beat, Claim))
-"""A pass of nothing but these makes no job ready."""
+FIRST_BACKOFF, BACKOFF_MAX = 0.05, 2.0
+"""Seconds between two attempts to write a pass: at first, and at most. Each wait is varied by ±50 %."""
+RETRY_REJECTED_AFTER = 0.25
+"""Seconds before a single rejected command is put back, while the rest of its pass was written."""
+_MAKES_NO_JOB_READY = frozenset((Start, Renew, Note, PutStep, Pause, Beat, Claim))
+"""Commands that never make a job ready to be claimed."""
 
 PiggybackClaims = Callable[[], Iterable[tuple[Claim, Future]]]
-"""Called right before a pass is written: what to claim in it, each with what waits for its answer."""
+"""A function that is called right before a pass is written, and returns claims to add to the pass."""
 
 
 class CommitterStats(Struct, frozen=True):
-    """For health checks. `age`: seconds since the store last answered a pass, None if it never has.
+    """Statistics for health checks.
 
-    `pending_rows` were accepted and are not answered yet; `waiting` commands are not accepted yet.
+    age           seconds since the store last answered a pass, None if it never has
+    passes        number of passes written
+    commands      number of commands written
+    largest       number of commands in the largest pass
+    pending_rows  size of the accepted commands that are not answered yet, in rows
+    waiting       number of commands that are not accepted yet
     """
 
     age: float | None
@@ -60,254 +79,269 @@ class CommitterStats(Struct, frozen=True):
 
 
 class Committer:
-    """Submits from any loop or thread become passes: at most one command per key, in the order of `RANK`.
+    """Turns commands from any loop or thread into passes: one command per key at most, in `RANK` order.
 
-    Commands about the same job, worker or gate are written in the order they were accepted. A pass
-    whose reply was lost, or that the store could not take just then, is sent again until
-    `give_up_after` seconds after the last of it was accepted; then its submitters get the error. The same
-    for a single command, with later passes; only a worker's Start, Renew, Note and Settle get it at once.
+    Commands about the same job, worker or gate are written in the order in which they were accepted.
 
-    Made for the running loop, it is ready at once. Made for another, it gathers until `begin`.
+    A pass whose reply was lost, or that failed because the store was unavailable, is sent again until
+    `give_up_after` seconds after its last command was accepted. Then its callers get the error. A single
+    command that the store rejects as unavailable is retried in later passes, equally long; a worker's
+    Start, Renew, Note, PutStep and Settle are not retried: the worker gets the error at once.
+
+    A committer for the running loop is ready at once. One for another loop only gathers until `begin`.
     """
 
     def __init__(
         self,
         store: Store,
-        limits: WriteLimits | None = None,
+        write_limits: WriteLimits | None = None,
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self._store, self._limits = store, limits or WriteLimits()
+        self._store, self._write_limits = store, write_limits or WriteLimits()
         self._clock, self._sleep = clock or SystemClock(), sleep
         self._loop = loop or asyncio.get_running_loop()
-        self._here = threading.local()
+        self._thread_state = threading.local()
         self._port = LoopPort(self._loop, self._hand_in)
-        self._companions: dict[PiggybackClaims, None] = {}
+        self._piggyback_sources: dict[PiggybackClaims, None] = {}
         self._inbox: deque[PendingCommand] = deque()
-        self._door: OrderedDict[PendingCommand, None] = OrderedDict()
+        self._unaccepted: OrderedDict[PendingCommand, None] = OrderedDict()
         self._tracks = store.tracks
-        self._backlog = Backlog(self._limits, self._tracks)
-        self._work: dict[int, asyncio.Task[None]] = {}
+        self._backlog = Backlog(self._write_limits, self._tracks)
+        self._writers: dict[int, asyncio.Task[None]] = {}
         self._writing: set[PendingCommand] = set()
-        self._resting: set[asyncio.Task[None]] = set()
-        self._idle = loop is None
+        self._retries: set[asyncio.Task[None]] = set()
+        self._has_idle_track = loop is None
         self._closing = self._closed = False
-        self._broken: BaseException | None = None
+        self._fatal_error: BaseException | None = None
         self._passes = self._commands = self._largest = 0
-        self._finished: float | None = None
+        self._last_answer_at: float | None = None
 
     async def submit(self, command: Command) -> Answer:
-        """Have `command` written and return its answer; an answer that is an error is raised.
+        """Write a command and return its answer. If the answer is an error, raise it.
 
-        While too much is pending it waits to be accepted, first come, first served; only a worker's
-        Start, Renew, Note and Settle are accepted always. Canceled while it waits, it leaves nothing
-        behind; canceled later, the command is written all the same, unless the store is away at the end.
+        While too much is pending, the command waits to be accepted, in order of arrival. A worker's Start,
+        Renew, Note, PutStep and Settle are always accepted. If the caller is canceled before the command is
+        accepted, it is not written. If it is canceled later, the command is written all the same, unless the
+        committer closes while the store is unavailable.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
-        entry = self._put(command, future, loop)
+        entry = self._hand_in_from_loop(command, future, loop)
         try:
-            return returned(await future)
+            return answer_or_raise(await future)
         except asyncio.CancelledError:
             self._abandon(entry)
             raise
 
-    def send(self, command: Command, told: Callable[[Answer], None], loop: asyncio.AbstractEventLoop) -> None:
-        """`submit` for who goes on meanwhile: `told` gets the answer, on `loop`, where this is called."""
-        self._put(command, Callback(told), loop)
+    def send(
+        self, command: Command, on_answer: Callable[[Answer], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Like `submit`, but do not wait: call `on_answer` with the answer, on `loop`, the running loop."""
+        self._hand_in_from_loop(command, Callback(on_answer), loop)
 
     async def submit_all(self, commands: Iterable[Command]) -> list[Answer]:
-        """`submit` for several at once: one answer for each, where an error is a value, too."""
+        """Like `submit`, for several commands. Return one answer for each: errors are not raised."""
         loop = asyncio.get_running_loop()
-        put: list[tuple[PendingCommand, asyncio.Future[Answer]]] = []
+        submitted: list[tuple[PendingCommand, asyncio.Future[Answer]]] = []
         for command in commands:
             future: asyncio.Future[Answer] = loop.create_future()
-            put.append((self._put(command, future, loop), future))
+            submitted.append((self._hand_in_from_loop(command, future, loop), future))
         answers: list[Answer] = []
         try:
-            for _, future in put:
+            for _, future in submitted:
                 answers.append(await future)
         except asyncio.CancelledError:
-            for entry, _ in put[len(answers) :]:
+            for entry, _ in submitted[len(answers) :]:
                 self._abandon(entry)
             raise
         return answers
 
-    def _put(self, command: Command, future: Future, loop: asyncio.AbstractEventLoop) -> PendingCommand:
-        """Hand in `command`, on the loop where its answer is awaited."""
+    def _hand_in_from_loop(
+        self, command: Command, future: Future, loop: asyncio.AbstractEventLoop
+    ) -> PendingCommand:
+        """Hand in a command from the loop on which its answer is awaited."""
         self._refuse_if_closing()
-        port: LoopPort | None = getattr(self._here, "port", None)
+        port: LoopPort | None = getattr(self._thread_state, "port", None)
         if port is None or port.loop is not loop:
-            port = self._here.port = LoopPort(loop, self._hand_in)
-        entry = entry_of(command, future, port, self._store.track(command))
+            port = self._thread_state.port = LoopPort(loop, self._hand_in)
+        entry = make_entry(command, future, port, self._store.track(command))
         port.put(entry)
         return entry
 
     def submit_sync(self, command: Command, timeout: float | None = None) -> Answer:
-        """`submit` for a thread without a loop. After a TimeoutError the command may still be written."""
+        """Like `submit`, for a thread without a loop. After a TimeoutError it may still be written."""
         self._refuse_if_closing()
         if asyncio._get_running_loop() is self._loop:
             raise RuntimeError("submit_sync would wait for its own thread: await submit instead")
         future: futures.Future[Answer] = futures.Future()
-        entry = entry_of(command, future, THREADS, self._store.track(command))
+        entry = make_entry(command, future, THREADS, self._store.track(command))
         self._hand_in([entry])
         try:
-            return returned(future.result(timeout))
+            return answer_or_raise(future.result(timeout))
         except BaseException:
             future.cancel()
             self._abandon(entry)
             raise
 
-    def join(self, companion: PiggybackClaims) -> None:
-        """Have `companion` say with every pass that may make a job ready what to claim in it.
+    def add_piggyback_claims(self, source: PiggybackClaims) -> None:
+        """Call `source` before each pass that may make a job ready, and add the claims it returns.
 
-        So a job and its claim share a pass. It makes no pass by itself. Called, like `leave`, on its loop.
+        So a job is inserted and claimed in one pass. Piggyback claims never cause a pass of their own. To be
+        called on the committer's loop, like `remove_piggyback_claims`.
         """
         self._refuse_if_closing()
-        self._companions[companion] = None
+        self._piggyback_sources[source] = None
 
-    def leave(self, companion: PiggybackClaims) -> None:
-        """It goes along no more; what goes along just now will be answered."""
-        self._companions.pop(companion, None)
+    def remove_piggyback_claims(self, source: PiggybackClaims) -> None:
+        """Stop calling `source`. Its claims in a pass that is being written are still answered."""
+        self._piggyback_sources.pop(source, None)
 
     def begin(self) -> None:
-        """Write what has come, and from now on whatever comes. To be called on its loop, like `close`."""
-        resting = (track for track in range(self._tracks) if track not in self._work)
-        if not self._closed and (track := next(resting, None)) is not None:
-            self._set_to_work(track)  # which sees what has come for the others
+        """Start writing, if an idle track has something to write. To be called on the committer's loop."""
+        idle_tracks = (track for track in range(self._tracks) if track not in self._writers)
+        if not self._closed and (track := next(idle_tracks, None)) is not None:
+            self._start_writer(track)  # it starts the writers of other tracks if need be
 
     def fail(self, error: BaseException) -> None:
-        """Write nothing any more: `error` is what everybody is told. To be called on its loop."""
-        self._broken = error
-        self._shut()
-        self._refuse([entry for entry in (*self._backlog.entries, *self._door) if entry not in self._writing])
+        """Stop writing, and answer all commands with `error`. To be called on the committer's loop."""
+        self._fatal_error = error
+        self._close_inbox()
+        self._refuse(
+            [entry for entry in (*self._backlog.entries, *self._unaccepted) if entry not in self._writing]
+        )
 
     async def close(self, timeout: float | None = None) -> None:
-        """Take nothing more; return when everything that was handed in is written or refused.
+        """Accept no more commands; return when all that were handed in are answered.
 
-        After `timeout` seconds the rest is refused: with `ReplyLost` what the store may be writing, with
-        `StoreClosed` what it never got. A store that blocks its thread is waited for.
+        After `timeout` seconds the rest is refused: with `ReplyLost` if the store may be writing it, with
+        `StoreClosed` if the store never got it. While a store blocks the thread, the timeout has to wait.
+        To be called on the committer's loop.
         """
         self._closing = True
         give_up = None if timeout is None else self._loop.time() + timeout
-        self.begin()  # it looks into the inbox only after this iteration, when its submits are handed in
-        while under_way := {*self._work.values(), *self._resting}:
-            left = None if give_up is None else max(0.0, give_up - self._loop.time())
-            _, late = await asyncio.wait(under_way, timeout=left)
-            for work in late:
-                work.cancel()
+        self.begin()  # the writer reads the inbox in a later iteration, when this one's submits are in it
+        while running := {*self._writers.values(), *self._retries}:
+            time_left = None if give_up is None else max(0.0, give_up - self._loop.time())
+            _, unfinished = await asyncio.wait(running, timeout=time_left)
+            for writer in unfinished:
+                writer.cancel()
                 give_up = None
-        self._shut()
+        self._close_inbox()
 
     def stats(self) -> CommitterStats:
-        """How it goes; from any thread."""
-        age = None if self._finished is None else self._clock.monotonic() - self._finished
-        waiting = len(self._door) + len(self._inbox)
+        """Return statistics. May be called from any thread."""
+        age = None if self._last_answer_at is None else self._clock.monotonic() - self._last_answer_at
+        waiting = len(self._unaccepted) + len(self._inbox)
         return CommitterStats(age, self._passes, self._commands, self._largest, self._backlog.rows, waiting)
 
-    # From any thread. A submitter fills the inbox, then looks at `_closed` and `_idle`; the loop
-    # sets these, then looks into the inbox. Whatever the timing, one of them sees the other.
+    # The following methods are called from any thread. A caller puts a command into the inbox, then reads
+    # `_closed` and `_has_idle_track`. The loop sets these, then reads the inbox. So whatever the timing, one
+    # of the two sees what the other did.
 
     def _hand_in(self, entries: Iterable[PendingCommand]) -> None:
         self._inbox.extend(entries)
         if self._closed:
-            self._shut()
-        elif self._idle:
+            self._close_inbox()
+        elif self._has_idle_track:
             is_here = asyncio._get_running_loop() is self._loop
             try:
                 (self._loop.call_soon if is_here else self._loop.call_soon_threadsafe)(self.begin)
-            except RuntimeError:  # its loop was closed, but not the committer
-                self._shut()
+            except RuntimeError:  # the loop was closed before the committer was
+                self._close_inbox()
 
     def _abandon(self, entry: PendingCommand) -> None:
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._drop, entry)
+            self._loop.call_soon_threadsafe(self._remove_unaccepted, entry)
 
     def _refuse_if_closing(self) -> None:
         if self._closing:
-            returned(self._refusal())
+            answer_or_raise(self._refusal())
 
-    def _shut(self) -> None:
-        """From now on nothing is written: refuse what is in the inbox, or ever gets there."""
+    def _close_inbox(self) -> None:
+        """Stop writing: refuse all commands that are in the inbox or that get there later."""
         self._closing = self._closed = True
-        left: list[PendingCommand] = []
-        with suppress(IndexError):  # others may be emptying it too
+        entries: list[PendingCommand] = []
+        with suppress(IndexError):  # another thread may be emptying it too
             while True:
-                left.append(self._inbox.popleft())
-        self._refuse(left)
+                entries.append(self._inbox.popleft())
+        self._refuse(entries)
 
     def _refuse(self, entries: list[PendingCommand]) -> None:
         refusal = self._refusal()
         reply([(entry, refusal) for entry in entries])
 
     def _refusal(self) -> ErrandryError:
-        if isinstance(self._broken, ErrandryError):
-            return self._broken
+        if isinstance(self._fatal_error, ErrandryError):
+            return self._fatal_error
         refusal = StoreClosed("committer", "closed, or closing: this was not written")
-        refusal.__cause__ = self._broken
+        refusal.__cause__ = self._fatal_error
         return refusal
 
-    # On the committer's own loop.
+    # The following methods are called on the committer's own loop.
 
-    def _set_to_work(self, track: int) -> None:
-        if track not in self._work:
-            work = self._work[track] = self._loop.create_task(self._write_passes(track))
-            work.add_done_callback(partial(self._ended, track))
-            self._idle = len(self._work) < self._tracks
+    def _start_writer(self, track: int) -> None:
+        if track not in self._writers:
+            writer = self._writers[track] = self._loop.create_task(self._write_passes(track))
+            writer.add_done_callback(partial(self._writer_ended, track))
+            self._has_idle_track = len(self._writers) < self._tracks
 
-    def _ended(self, track: int, work: asyncio.Task[None]) -> None:
-        """Work ends when nothing is left. Ended in any other way, nobody is left without an answer."""
-        del self._work[track]
-        if work.cancelled():
+    def _writer_ended(self, track: int, writer: asyncio.Task[None]) -> None:
+        """After a writer had nothing left to write. If it failed, answer all commands with its error."""
+        del self._writers[track]
+        if writer.cancelled():
             self.fail(StoreClosed("committer", "stopped before this was written"))
-        elif (error := work.exception()) is not None:
+        elif (error := writer.exception()) is not None:
             self.fail(error)
         else:
-            self._idle = True
+            self._has_idle_track = True
             if self._inbox or self._backlog.has_ready(track):
                 self.begin()
 
     async def _write_passes(self, track: int) -> None:
-        me = asyncio.current_task()
+        this_task = asyncio.current_task()
         while entries := self._next_pass(track):
-            along = self._going_along(track, entries)
-            refused = await self._write(entries, along)
-            self._backlog.remove([entry for entry in entries if entry not in refused] if refused else entries)
+            piggyback = self._piggyback_claims(track, entries)
+            rejected = await self._write_pass(entries, piggyback)
+            self._backlog.remove(
+                [entry for entry in entries if entry not in rejected] if rejected else entries
+            )
             self._writing.difference_update(entries)
-            if refused:
-                rest = self._loop.create_task(self._put_off(refused))
-                self._resting.add(rest)
-                rest.add_done_callback(self._resting.discard)
-            if me is not None and me.cancelling():
+            if rejected:
+                retry = self._loop.create_task(self._retry_later(rejected))
+                self._retries.add(retry)
+                retry.add_done_callback(self._retries.discard)
+            if this_task is not None and this_task.cancelling():
                 raise asyncio.CancelledError
-            await asyncio.sleep(0)  # or a store that blocks would keep reads on this loop waiting
+            await asyncio.sleep(0)  # let reads on this loop run between two passes of a store that blocks
 
     def _next_pass(self, track: int) -> list[PendingCommand]:
-        """What to write next on a track; what has come for others that rest sets them to work."""
-        if self._broken is not None or not self._accept():
+        """Take the next pass of a track from the backlog, and start writers of other tracks that have one."""
+        if self._fatal_error is not None or not self._accept():
             return []
         for other in range(self._tracks):
             if other != track and self._backlog.has_ready(other):
-                self._set_to_work(other)
+                self._start_writer(other)
         entries = self._backlog.take(track)
         self._writing.update(entries)
         return entries
 
-    def _going_along(self, track: int, entries: list[PendingCommand]) -> list[PendingCommand]:
-        """The claims that share a pass of `entries`, if it does not take long."""
-        if not self._companions or self._closing or 0 < track == self._tracks - 1:
+    def _piggyback_claims(self, track: int, entries: list[PendingCommand]) -> list[PendingCommand]:
+        """Return the claims to add to a pass, unless it may take long or makes no job ready."""
+        if not self._piggyback_sources or self._closing or 0 < track == self._tracks - 1:
             return []
-        if all(type(one.command) in _BARREN for one in entries):
+        if all(type(entry.command) in _MAKES_NO_JOB_READY for entry in entries):
             return []
-        claims = [one for companion in list(self._companions) for one in companion()]
-        return [entry_of(claim, future, self._port) for claim, future in claims]
+        pairs = [entry for source in list(self._piggyback_sources) for entry in source()]
+        return [make_entry(claim, future, self._port) for claim, future in pairs]
 
     def _accept(self) -> bool:
-        """Let in what has come: workers' commands always, the others while there is room."""
-        now, backlog, door, inbox = self._clock.monotonic(), self._backlog, self._door, self._inbox
-        while door and backlog.has_room:
-            entry, _ = door.popitem(last=False)
+        """Accept commands from the inbox: always those of workers, others while there is room."""
+        now = self._clock.monotonic()
+        backlog, unaccepted, inbox = self._backlog, self._unaccepted, self._inbox
+        while unaccepted and backlog.has_room:
+            entry, _ = unaccepted.popitem(last=False)
             if not entry.future.cancelled():
                 backlog.add(entry, now)
         while inbox:
@@ -317,78 +351,81 @@ class Committer:
             if entry.fenced or backlog.has_room:
                 backlog.add(entry, now)
             else:
-                door[entry] = None
+                unaccepted[entry] = None
         return bool(backlog.entries)
 
-    def _drop(self, entry: PendingCommand) -> None:
+    def _remove_unaccepted(self, entry: PendingCommand) -> None:
         if not self._closed:
             self._accept()
-            self._door.pop(entry, None)
+            self._unaccepted.pop(entry, None)
 
-    async def _put_off(self, refused: dict[PendingCommand, Answer]) -> None:
-        """Have these written again after a pause in which nobody waits for them."""
+    async def _retry_later(self, rejected: dict[PendingCommand, Answer]) -> None:
+        """Put rejected commands back after a pause. Other passes are written meanwhile."""
         try:
-            await self._sleep(PUT_OFF * random.uniform(0.5, 1.5))
+            await self._sleep(RETRY_REJECTED_AFTER * random.uniform(0.5, 1.5))
         except asyncio.CancelledError:
-            self._backlog.remove(refused)
-            reply(refused.items())
+            self._backlog.remove(rejected)
+            reply(rejected.items())
             raise
-        if self._broken is None:
-            self._backlog.put_back(refused)
+        if self._fatal_error is None:
+            self._backlog.put_back(rejected)
             self.begin()
 
-    async def _write(
-        self, own: list[PendingCommand], along: list[PendingCommand]
+    async def _write_pass(
+        self, own: list[PendingCommand], piggyback: list[PendingCommand]
     ) -> dict[PendingCommand, Answer]:
-        """Write one pass and answer it; returns what of `own` the store refused for now, to be sent again.
+        """Write a pass and answer its commands. Return those of `own` that the store rejected for now.
 
-        If it is refused it goes again without what goes along: whoever gets on a pass must not cost it.
+        If the whole pass fails, it is written again without the piggyback claims, in case they are the cause.
         """
-        entries = own + along
-        refused: dict[PendingCommand, Answer] = {}
+        entries = own + piggyback
+        rejected: dict[PendingCommand, Answer] = {}
         try:
-            answers: Sequence[Answer] = await self._commit(entries)
+            answers: Sequence[Answer] = await self._commit_with_retries(entries)
             if len(answers) != len(entries):
                 raise ValueError(f"the store gave {len(answers)} answers to {len(entries)} commands")
         except ErrandryError as error:
-            if along and not isinstance(error, ReplyLost | StoreClosed):
-                reply([(entry, error) for entry in along])
-                return await self._write(own, [])
+            if piggyback and not isinstance(error, ReplyLost | StoreClosed):
+                reply([(entry, error) for entry in piggyback])
+                return await self._write_pass(own, [])
             answers = [error] * len(entries)
         except Exception as error:
             answers = [_failed(entry.command, error) for entry in entries]
         except BaseException:
-            lost = ReplyLost("committer", "stopped while this was being written")
-            reply([(entry, lost) for entry in entries])
+            stopped = ReplyLost("committer", "stopped while this was being written")
+            reply([(entry, stopped) for entry in entries])
             raise
         else:
             self._passes += 1
             self._commands += len(entries)
             self._largest = max(self._largest, len(entries))
-            self._finished = self._clock.monotonic()
-            refused = {
+            self._last_answer_at = self._clock.monotonic()
+            rejected = {
                 entry: answer
                 for entry, answer in zip(own, answers, strict=False)
                 if type(answer) is StoreUnavailable
                 and not entry.fenced
                 and not self._is_final(answer, [entry])
             }
-        # A handler begins before who enqueued its job goes on.
-        reply(zip(along, answers[len(own) :], strict=True))
+        # The claims are answered first: a handler starts before the caller that enqueued its job goes on.
+        reply(zip(piggyback, answers[len(own) :], strict=True))
         answered = zip(own, answers, strict=False)
-        reply([one for one in answered if one[0] not in refused] if refused else answered)
-        return refused
+        reply([entry for entry in answered if entry[0] not in rejected] if rejected else answered)
+        return rejected
 
-    async def _commit(self, entries: list[PendingCommand]) -> Sequence[Answer]:
-        """The store's answers; sent again while it is away, and once a reply was lost that is the error."""
+    async def _commit_with_retries(self, entries: list[PendingCommand]) -> Sequence[Answer]:
+        """Commit a pass, and retry it while the store is unavailable.
+
+        If a reply was lost, commands whose second answer is not reliable are answered with that ReplyLost.
+        """
         commands = [entry.command for entry in entries]
-        pause, lost = FIRST_PAUSE, None
+        backoff, lost = FIRST_BACKOFF, None
         while True:
             try:
                 answers = await self._store.commit(commands)
                 if lost is None:
                     return answers
-                return [lost if _is_doubtful(answer) else answer for answer in answers]
+                return [lost if _is_in_doubt(answer) else answer for answer in answers]
             except asyncio.CancelledError:
                 raise ReplyLost("committer", "stopped while this was being written") from None
             except Exception as error:
@@ -398,10 +435,10 @@ class Committer:
                         raise
                     raise lost from error
             try:
-                await self._sleep(pause * random.uniform(0.5, 1.5))
+                await self._sleep(backoff * random.uniform(0.5, 1.5))
             except asyncio.CancelledError:
                 raise lost or StoreClosed("committer", "stopped before this was written") from None
-            pause = min(2 * pause, LONGEST_PAUSE)
+            backoff = min(2 * backoff, BACKOFF_MAX)
 
     def _is_final(self, error: Exception, entries: list[PendingCommand]) -> bool:
         if not isinstance(error, StoreUnavailable) or isinstance(error, StoreFull | StoreClosed):
@@ -409,11 +446,11 @@ class Committer:
         if self._closing and all(entry.future.cancelled() for entry in entries):
             return True
         accepted = max(entry.accepted for entry in entries)
-        return self._clock.monotonic() >= accepted + self._limits.give_up_after
+        return self._clock.monotonic() >= accepted + self._write_limits.give_up_after
 
 
-def _is_doubtful(answer: Answer) -> bool:
-    """Whether a command that was sent again may have been done the first time, and be refused for that."""
+def _is_in_doubt(answer: Answer) -> bool:
+    """Return True if a repeated command may have been refused because its first write had succeeded."""
     return type(answer) is StoreUnavailable or (isinstance(answer, Moved) and bool(answer.refused))
 
 

@@ -1,7 +1,7 @@
-"""The engine: a thread with a loop of its own, where a store lives.
+"""The engine: a thread with its own event loop, on which a store is used.
 
-The store may block there; nobody else's loop waits for it, and no busy loop keeps a lease from being
-renewed. Commands reach it through its committer, reads through `call`.
+The store may block this thread without blocking the program's loop, and a busy program cannot keep the
+worker from renewing its leases. Writes go through the committer, reads through `call`.
 """
 
 import asyncio
@@ -30,17 +30,20 @@ EngineCall = Callable[..., Coroutine[Any, Any, T]]
 class Engine:
     """Writes to a store and reads from it, from any loop or thread.
 
-    The first use starts it, which opens the store; if that fails the error is raised and the next use
-    tries again. In the child of a fork, where its thread does not exist, it starts anew with nothing
-    pending: what the parent had handed in is the parent's. Once stopped, it stays stopped. With a `refusal`,
-    no engine of the process starts: a program is being imported that should do nothing yet.
+    The first use starts the thread and opens the store. If that fails, the error is raised and the next use
+    tries again. In the child of a fork, where the thread does not exist, the next use starts a new one; the
+    commands that were pending belong to the parent. A stopped engine cannot be started again.
+
+    While `refusal` is set, no engine of this process starts, because a program is being imported.
     """
 
     refusal: ClassVar[str | None] = None
 
-    def __init__(self, store: Store, limits: WriteLimits | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, store: Store, write_limits: WriteLimits | None = None, clock: Clock | None = None
+    ) -> None:
         self.store = store
-        self._limits, self._clock = limits, clock
+        self._write_limits, self._clock = write_limits, clock
         self._lock = threading.Lock()
         self._session: _Session | None = None
         self._stopped = False
@@ -48,45 +51,47 @@ class Engine:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has been used: its store is open, or being opened."""
+        """True if the engine was used: its store is open, or is being opened."""
         return self._session is not None
 
     async def start(self) -> None:
         """Open the store. A second call changes nothing."""
-        await self._started()
+        await self._start()
 
     def start_sync(self) -> None:
-        """`start` for a thread without a loop."""
-        self._started_sync()
+        """Like `start`, for a thread without a loop."""
+        self._start_sync()
 
     async def submit(self, command: Command) -> Answer:
         """`Committer.submit`. Commands submitted while the store is being opened keep their order."""
-        return await self._current().committer.submit(command)
+        return await self._current_session().committer.submit(command)
 
-    def send(self, command: Command, told: Callable[[Answer], None], loop: asyncio.AbstractEventLoop) -> None:
+    def send(
+        self, command: Command, on_answer: Callable[[Answer], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
         """`Committer.send`."""
-        self._current().committer.send(command, told, loop)
+        self._current_session().committer.send(command, on_answer, loop)
 
     async def submit_all(self, commands: Iterable[Command]) -> list[Answer]:
         """`Committer.submit_all`."""
-        return await self._current().committer.submit_all(commands)
+        return await self._current_session().committer.submit_all(commands)
 
     def submit_sync(self, command: Command, timeout: float | None = None) -> Answer:
         """`Committer.submit_sync`."""
-        return self._current().committer.submit_sync(command, timeout)
+        return self._current_session().committer.submit_sync(command, timeout)
 
-    def join(self, companion: PiggybackClaims) -> None:
+    def add_piggyback_claims(self, source: PiggybackClaims) -> None:
         """`Committer.join`, on the engine's loop."""
-        self._current().committer.join(companion)
+        self._current_session().committer.add_piggyback_claims(source)
 
-    def leave(self, companion: PiggybackClaims) -> None:
+    def remove_piggyback_claims(self, source: PiggybackClaims) -> None:
         """`Committer.leave`, on the engine's loop."""
         if self._session is not None:
-            self._session.committer.leave(companion)
+            self._session.committer.remove_piggyback_claims(source)
 
     async def call(self, function: EngineCall[T], *args: Any) -> T:
-        """Run a coroutine function where the store lives: a read, a wait. Canceled with its caller."""
-        session = await self._started()
+        """Run a coroutine function on the engine's loop, such as a read. Canceled if the caller is."""
+        session = await self._start()
         if asyncio.get_running_loop() is session.loop:
             return await function(*args)
         try:
@@ -95,41 +100,41 @@ class Engine:
             caller = asyncio.current_task()
             if caller is not None and caller.cancelling():
                 raise
-            raise _closed() from None
+            raise _closed_error() from None
 
     def call_sync(self, function: EngineCall[T], *args: Any, timeout: float | None = None) -> T:
-        """`call` for a thread without a loop. After a TimeoutError the call is canceled."""
-        session = self._started_sync()
+        """Like `call`, for a thread without a loop. After a TimeoutError the call is canceled."""
+        session = self._start_sync()
         if asyncio._get_running_loop() is session.loop:
             raise RuntimeError("call_sync would wait for its own thread: await it instead")
         future = session.call(function, args)
         try:
             return future.result(timeout)
         except CancelledError:
-            raise _closed() from None
+            raise _closed_error() from None
         finally:
             future.cancel()
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Close the committer, as `Committer.close` does, then the store, and end the thread.
+        """Close the committer (see `Committer.close`), then the store, and end the thread.
 
-        Calls under way are refused with `StoreClosed`. A second stop may set a shorter timeout.
+        Calls in progress get `StoreClosed`. A second stop may set a shorter timeout.
         """
-        if (session := self._retired()) is not None:
+        if (session := self._retire()) is not None:
             await asyncio.wrap_future(session.opened)
             session.stop(timeout)
             await asyncio.wrap_future(session.ended)
             session.join()
 
     def stop_sync(self, timeout: float | None = None) -> None:
-        """`stop` for a thread without a loop."""
-        if (session := self._retired()) is not None:
+        """Like `stop`, for a thread without a loop."""
+        if (session := self._retire()) is not None:
             session.opened.result()
             session.stop(timeout)
             session.join()
 
     def stats(self) -> CommitterStats:
-        """How its committer does; from any thread."""
+        """Return the committer's statistics. May be called from any thread."""
         session = self._session
         return session.committer.stats() if session is not None else CommitterStats(None, 0, 0, 0, 0, 0)
 
@@ -140,39 +145,39 @@ class Engine:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    async def _started(self) -> "_Session":
-        session = self._current()
+    async def _start(self) -> "_Session":
+        session = self._current_session()
         if not session.opened.done():
             await asyncio.wrap_future(session.opened)
-        _raised(session.opened.result())
+        _raise_error(session.opened.result())
         return session
 
-    def _started_sync(self) -> "_Session":
-        session = self._current()
-        _raised(session.opened.result())
+    def _start_sync(self) -> "_Session":
+        session = self._current_session()
+        _raise_error(session.opened.result())
         return session
 
-    def _current(self) -> "_Session":
+    def _current_session(self) -> "_Session":
         session = self._session
         if session is not None and not session.failed and not self._stopped:
             return session
         with self._lock:
             if self._stopped:
-                raise _closed()
+                raise _closed_error()
             if self.refusal is not None:
                 raise StoreClosed("engine", self.refusal)
             if self._session is None or self._session.failed:
-                self._session = _Session(self.store, self._limits, self._clock)
+                self._session = _Session(self.store, self._write_limits, self._clock)
             return self._session
 
-    def _retired(self) -> "_Session | None":
+    def _retire(self) -> "_Session | None":
         with self._lock:
             self._stopped = True
             return self._session
 
     def _forked(self) -> None:
         if self._session is not None:
-            _LEFT_BEHIND.append(self._session)
+            _PARENT_SESSIONS.append(self._session)
         self._session = None
         self._lock = threading.Lock()
 
@@ -180,16 +185,16 @@ class Engine:
 class _Session:
     """One thread and its loop, from opening the store to closing it."""
 
-    def __init__(self, store: Store, limits: WriteLimits | None, clock: Clock | None) -> None:
+    def __init__(self, store: Store, write_limits: WriteLimits | None, clock: Clock | None) -> None:
         self.loop = new_loop()
-        self.committer = Committer(store, limits, clock, loop=self.loop)
+        self.committer = Committer(store, write_limits, clock, loop=self.loop)
         self.failed = False
         self.opened: Future[BaseException | None] = Future()
         self.ended: Future[BaseException | None] = Future()
         for future in (self.opened, self.ended):
-            future.set_running_or_notify_cancel()  # who stops waiting must not cancel it for the others
+            future.set_running_or_notify_cancel()  # so that one canceled caller does not cancel it for all
         self._lock = threading.Lock()
-        self._over = False
+        self._is_over = False
         self._calls: set[Future[Any]] = set()
         self._closings: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
@@ -197,25 +202,25 @@ class _Session:
         self._thread.start()
 
     def call(self, function: EngineCall[T], args: tuple[Any, ...]) -> Future[T]:
-        with self._lock:  # so that no call gets to a loop that has stopped listening
-            if self._over:
-                raise _closed()
+        with self._lock:  # so that no call is sent to a loop that has ended
+            if self._is_over:
+                raise _closed_error()
             future = asyncio.run_coroutine_threadsafe(function(*args), self.loop)
             self._calls.add(future)
         future.add_done_callback(self._calls.discard)
         return future
 
     def stop(self, timeout: float | None) -> None:
-        with suppress(RuntimeError):  # it has ended already
+        with suppress(RuntimeError):  # the loop has ended already
             self.loop.call_soon_threadsafe(self._close, timeout)
 
     def join(self) -> None:
-        """Return when the thread is gone; raises what ended it, if it was not asked to."""
+        """Wait for the end of the thread; raise the error that ended it, if any."""
         self._thread.join()
-        _raised(self.ended.result())
+        _raise_error(self.ended.result())
 
     def _close(self, timeout: float | None) -> None:
-        if not self._over:
+        if not self._is_over:
             self._closings.append(self.loop.create_task(self.committer.close(timeout)))
             self._stop.set()
 
@@ -248,17 +253,20 @@ class _Session:
 
     async def _refuse_calls(self) -> None:
         with self._lock:
-            self._over = True
+            self._is_over = True
             calls = list(self._calls)
         for call in calls:
             call.cancel()
-        for _ in range(2):  # a call handed in just now becomes a task in one iteration and ends in the next
+        for _ in range(2):  # a call that was just sent becomes a task in one iteration, and ends in the next
             await asyncio.sleep(0)
 
 
 _ENGINES: WeakSet[Engine] = WeakSet()
-_LEFT_BEHIND: list[_Session] = []
-"""In the child of a fork: loops that share descriptors with the parent's, and must not even be collected."""
+_PARENT_SESSIONS: list[_Session] = []
+"""The parent's sessions, in the child of a fork. Their loops share file descriptors with the parent.
+
+Kept so that they are never garbage-collected.
+"""
 
 
 def _forked() -> None:
@@ -269,10 +277,10 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _closed() -> StoreClosed:
+def _closed_error() -> StoreClosed:
     return StoreClosed("engine", "it was stopped")
 
 
-def _raised(error: BaseException | None) -> None:
+def _raise_error(error: BaseException | None) -> None:
     if error is not None:
         raise copy.copy(error) if isinstance(error, ErrandryError) else error

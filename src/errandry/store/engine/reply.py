@@ -1,7 +1,7 @@
-"""Ports: how commands leave a caller's loop or thread, and how their answers come back.
+"""Ports: how commands get from a caller's loop or thread to the committer, and answers back.
 
-A hop between threads costs more than a command. A loop hands in all that was submitted in one of
-its iterations with one hop, and gets all its answers of a pass with another.
+A hop between threads costs more than a command. So a loop hands in all commands that were submitted in one
+of its iterations with one hop, and gets all its answers of a pass with another.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ log = logging.getLogger("errandry.store")
 
 
 class LoopPort:
-    """The port of one loop; `put` is called on it, `reply` from anywhere."""
+    """The port of one loop. `put` is called on this loop, `reply` from any thread."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, hand_in: Callable[[list[PendingCommand]], None]
@@ -35,23 +35,23 @@ class LoopPort:
         self._put.append(entry)
 
     def _flush(self) -> None:
-        put, self._put = self._put, []
-        self._hand_in(put)
+        entries, self._put = self._put, []
+        self._hand_in(entries)
 
     def reply(self, replies: Replies) -> None:
         if asyncio._get_running_loop() is self.loop:
-            _answer(replies)
+            _set_results(replies)
             return
-        with suppress(RuntimeError):  # a loop that was closed has nobody waiting
-            self.loop.call_soon_threadsafe(_answer, replies)
+        with suppress(RuntimeError):  # the loop is closed: no caller waits any more
+            self.loop.call_soon_threadsafe(_set_results, replies)
 
 
 class ThreadPort:
-    """The port of all threads without a loop, each blocked on a future of its own."""
+    """The port of all threads without a loop. Each thread blocks on its own future."""
 
     def reply(self, replies: Replies) -> None:
         for future, answer in replies:
-            with suppress(futures.InvalidStateError):  # whoever waited has left
+            with suppress(futures.InvalidStateError):  # the caller has timed out
                 future.set_result(answer)
 
 
@@ -59,7 +59,7 @@ THREADS = ThreadPort()
 
 
 def reply(answers: Iterable[tuple[PendingCommand, Answer]]) -> None:
-    """Give each its answer. An error goes as a value: one that nobody fetches makes no noise."""
+    """Send the answers to their callers. Errors are sent as values: asyncio would log an unread exception."""
     ports: defaultdict[ReplyPort, Replies] = defaultdict(list)
     for entry, answer in answers:
         ports[entry.port].append((entry.future, answer))
@@ -67,17 +67,17 @@ def reply(answers: Iterable[tuple[PendingCommand, Answer]]) -> None:
         port.reply(replies)
 
 
-def returned(answer: Answer) -> Answer:
-    """The answer; an error is raised, as a copy: one object raised twice would mix up two tracebacks."""
+def answer_or_raise(answer: Answer) -> Answer:
+    """Return an answer; if it is an error, raise a copy, because two raises would mix up tracebacks."""
     if isinstance(answer, ErrandryError):
         raise copy.copy(answer) from answer.__cause__
     return answer
 
 
-def _answer(replies: Replies) -> None:
+def _set_results(replies: Replies) -> None:
     for future, answer in replies:
         if not future.done():
             try:
                 future.set_result(answer)
-            except Exception:  # of one who is told: the others want their answers
+            except Exception:  # a callback failed: go on with the other answers
                 log.exception("an answer could not be taken in")

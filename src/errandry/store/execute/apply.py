@@ -1,8 +1,8 @@
-"""Carry out the commands of a pass on some tables.
+"""Apply the commands of a pass to the tables of a store.
 
-Every decision is a function of `core.move`; here commands are matched with the jobs they name
-and the answers made. A handler checks everything before it changes anything, so a command that is refused
-leaves no trace and its neighbours go on.
+Each handler finds the jobs that a command names, moves them by the functions of `core.move`, and returns the
+answer. It checks everything before it changes anything, so a refused command leaves no trace, and the other
+commands of the pass still run.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,112 +55,112 @@ from errandry.store.execute.unit_of_work import UnitOfWork
 from errandry.store.tables.protocol import Tables
 
 
-def apply(commands: Sequence[Command], tables: Tables, now: float, bounds: StoreLimits) -> list[Answer]:
-    """Carry out a pass in order; one answer, or error as a value, per command."""
-    ledger = UnitOfWork(tables, now, bounds, commands)
-    insert.load(ledger, commands)
+def apply(commands: Sequence[Command], tables: Tables, now: float, limits: StoreLimits) -> list[Answer]:
+    """Apply the commands in order; return for each its answer, or an error as a value."""
+    work = UnitOfWork(tables, now, limits, commands)
+    insert.load(work, commands)
     answers: list[Answer] = []
     for command in commands:
-        if ledger.ended and type(command) not in _FENCED:
-            flow.release(ledger)
+        if work.flow_ends and type(command) not in _FENCED:
+            flow.propagate_ends(work)
         try:
-            answers.append(_HANDLERS[type(command)](ledger, command))
+            answers.append(_HANDLERS[type(command)](work, command))
         except ErrandryError as error:
             answers.append(error)
-    flow.release(ledger)
-    ledger.close()
+    flow.propagate_ends(work)
+    work.close()
     return answers
 
 
-def start(ledger: UnitOfWork, command: Start) -> Ack | Lost:
-    ref, job = command.ref, ledger.get(command.ref.job)
-    held = move.held(job, ref, Move.START, ledger.now)
+def start(work: UnitOfWork, command: Start) -> Ack | Lost:
+    ref, job = command.ref, work.get(command.ref.job)
+    held = move.held_job(job, ref, Move.START, work.now)
     if not isinstance(held, LossCause):
-        ledger.move(Move.START, held, move.started(held, ledger.now))
+        work.move(Move.START, held, move.started(held, work.now))
         return WRITTEN
     if job is not None and job.fence == ref.fence:
         if job.state is State.CANCELED:
             return CANCEL
-        if not isinstance(move.held(job, ref, Move.COMPLETE, ledger.now), LossCause):
+        if not isinstance(move.held_job(job, ref, Move.COMPLETE, work.now), LossCause):
             return ALREADY
     return Lost(held)
 
 
-def renew(ledger: UnitOfWork, command: Renew) -> Renewed:
-    return Renewed(tuple(_renewed(ledger, ref, command.lease) for ref in command.refs))
+def renew(work: UnitOfWork, command: Renew) -> Renewed:
+    return Renewed(tuple(_renew_job(work, ref, command.lease) for ref in command.refs))
 
 
-def note(ledger: UnitOfWork, command: Note) -> Ack | Lost:
-    job = move.held(ledger.get(command.ref.job), command.ref, Move.NOTE, ledger.now)
+def note(work: UnitOfWork, command: Note) -> Ack | Lost:
+    job = move.held_job(work.get(command.ref.job), command.ref, Move.NOTE, work.now)
     if isinstance(job, LossCause):
         return Lost(job)
-    after = move.noted(job, command.progress, command.logs, ledger.now)
-    if _are_noted(job, after.logs[-len(command.logs) :] if command.logs else ()):
+    after = move.noted(job, command.progress, command.logs, work.now)
+    if _are_written(job, after.logs[-len(command.logs) :] if command.logs else ()):
         return WRITTEN
-    ledger.move(Move.NOTE, job, after)
+    work.move(Move.NOTE, job, after)
     if command.progress is not None:
-        ledger.tell(EventKind.PROGRESS, job.queue, job.task, job.id, f"{command.progress.share:g}")
+        work.emit(EventKind.PROGRESS, job.queue, job.task, job.id, f"{command.progress.share:g}")
     for line in command.logs:
-        ledger.tell(EventKind.LOG, job.queue, job.task, job.id, check.capped(line.text, 200))
+        work.emit(EventKind.LOG, job.queue, job.task, job.id, check.storable_text(line.text, 200))
     return WRITTEN
 
 
-def _are_noted(job: JobRecord, lines: Sequence[LogLine]) -> bool:
-    """Whether these are the last lines it has: each has its time, so they were sent again."""
+def _are_written(job: JobRecord, lines: Sequence[LogLine]) -> bool:
+    """Return True if the job's log ends with these lines. Each line has its time, so this is a repeat."""
     return bool(lines) and job.logs[-len(lines) :] == lines and all(line.at for line in lines)
 
 
-def settle(ledger: UnitOfWork, command: Settle) -> Ack | Lost:
+def settle(work: UnitOfWork, command: Settle) -> Ack | Lost:
     ref, outcome = command.ref, command.outcome
-    job = ledger.get(ref.job)
-    held = move.held(job, ref, outcome.move, ledger.now)
+    job = work.get(ref.job)
+    held = move.held_job(job, ref, outcome.move, work.now)
     if not isinstance(held, JobRecord):
         return ALREADY if _is_repeat(job, ref, outcome.move) else Lost(held)  # guard: settle_repeat
     if type(outcome) is CompleteOutcome:
         if outcome.result is not None:
-            check.sized("result", outcome.result, ledger.bounds.result)
+            check.size("result", outcome.result, work.limits.result)
     elif isinstance(outcome, AwaitOutcome | WaitOutcome | SnoozeOutcome) and not held.cancel_requested:
-        held, outcome = _going_on(ledger, held, outcome)
-    ledger.move(outcome.move, held, move.settled(held, outcome, ledger.now))
+        held, outcome = _record_wait(work, held, outcome)
+    work.move(outcome.move, held, move.settled(held, outcome, work.now))
     if type(outcome) is RetryOutcome and outcome.pause_group:  # guard: slow_down
-        gate.close_for(ledger, held, move.backing_off(held, outcome))
+        gate.close_gate_of(work, held, move.retry_delay(held, outcome))
     return WRITTEN
 
 
-def _going_on(
-    ledger: UnitOfWork, job: JobRecord, outcome: AwaitOutcome | WaitOutcome | SnoozeOutcome
+def _record_wait(
+    work: UnitOfWork, job: JobRecord, outcome: AwaitOutcome | WaitOutcome | SnoozeOutcome
 ) -> tuple[JobRecord, Outcome]:
-    """Write down what a job waits for that is to run again, and what is left of the outcome."""
+    """Save what a running job is about to wait for; return the job and the outcome to settle it with."""
     match outcome:
         case AwaitOutcome():
-            return insert.awaited(ledger, job, outcome), outcome
+            return insert.insert_awaited_children(work, job, outcome), outcome
         case WaitOutcome():
-            return step.awaiting(ledger, job, outcome)
+            return step.record_wait(work, job, outcome)
         case _:
-            return step.slept(ledger, job, outcome), outcome
+            return step.record_sleep(work, job, outcome), outcome
 
 
-def beat(ledger: UnitOfWork, command: Beat) -> Ack:
-    ledger.tables.beat(command, ledger.now)
+def beat(work: UnitOfWork, command: Beat) -> Ack:
+    work.tables.save_beat(command, work.now)
     if command.gone:
-        gate.forget_worker(ledger, command.worker)
+        gate.forget_worker(work, command.worker)
     return WRITTEN
 
 
 def _is_repeat(job: JobRecord | None, ref: Ref, outcome: Move) -> bool:
-    """Whether this outcome has been written already; a job canceled before it began has been given up."""
+    """Return True if this outcome is written already. A job canceled before it started counts as given up."""
     if job is None or job.fence != ref.fence or job.state in HELD_STATES:
         return False
     return job.settled is outcome or (outcome is Move.GIVE_UP and job.state is State.CANCELED)
 
 
-def _renewed(ledger: UnitOfWork, ref: Ref, lease: float) -> Ack | Lost:
-    job = ledger.get(ref.job)
-    held = move.held(job, ref, Move.RENEW, ledger.now)
+def _renew_job(work: UnitOfWork, ref: Ref, lease: float) -> Ack | Lost:
+    job = work.get(ref.job)
+    held = move.held_job(job, ref, Move.RENEW, work.now)
     if isinstance(held, LossCause):
         was_canceled = job is not None and job.fence == ref.fence and job.state is State.CANCELED
         return CANCEL if was_canceled else Lost(held)
-    ledger.move(Move.RENEW, held, move.renewed(held, lease, ledger.now))
+    work.move(Move.RENEW, held, move.renewed(held, lease, work.now))
     return CANCEL if held.cancel_requested else HELD
 
 

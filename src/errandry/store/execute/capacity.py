@@ -1,6 +1,6 @@
-"""Queues and groups that take only so many waiting jobs: an insert is refused, or the oldest make room.
+"""Maximum sizes of queues and groups: a full queue refuses an insert, or drops its oldest waiting jobs.
 
-Only inserts are held to it: a job that comes back, or comes due, is never turned away.
+Only inserts are checked. A job that is retried or comes due always gets back into its queue.
 """
 
 from collections import Counter
@@ -14,55 +14,55 @@ from errandry.errors import QueueFull
 from errandry.store.execute.unit_of_work import UnitOfWork
 
 QueueOrGroup = tuple[str, str | None]
-"""A queue, or with a name a group of it."""
+"""A queue (with None), or a group of it."""
 
 
-def make_room(ledger: UnitOfWork, jobs: Sequence[NewJob]) -> None:
-    """See to it that these jobs fit in, all of them; `QueueFull` if they do not."""
-    bounds = _bounds(ledger, jobs)
-    if not bounds:
+def make_room(work: UnitOfWork, jobs: Sequence[NewJob]) -> None:
+    """Make room for all these jobs: drop the oldest jobs if the rule allows it, else raise `QueueFull`."""
+    max_sizes = _max_sizes(work, jobs)
+    if not max_sizes:
         return
-    ledger.lock_sizes()
+    work.lock_queue_sizes()
     coming = Counter[QueueOrGroup]()
     for job in jobs:
-        if move.is_ready(job, ledger.now):
+        if move.is_ready(job, work.now):
             coming[job.queue, None] += 1
             coming[job.queue, job.group] += 1
     excess: dict[QueueOrGroup, int] = {}
-    for place, bound in bounds.items():
-        size = ledger.size(*place)
-        over = size + coming[place] - bound
-        if coming[place] and over > 0:  # guard: full_queue
-            drops = ledger.rule(place[0]).overflow is Overflow.DROP_OLDEST
-            if not drops or coming[place] > bound:  # guard: dropped_unasked
-                raise QueueFull(place[0], size, bound, place[1] or "")
-            excess[place] = over
-    for place in sorted(excess, key=lambda place: place[1] is None):
-        _drop(ledger, place, ledger.size(*place) + coming[place] - bounds[place])
-    for place, number in coming.items():
-        ledger.grow(place, number)
+    for key, max_size in max_sizes.items():
+        size = work.queue_size(*key)
+        over = size + coming[key] - max_size
+        if coming[key] and over > 0:  # guard: full_queue
+            may_drop = work.rule(key[0]).overflow is Overflow.DROP_OLDEST
+            if not may_drop or coming[key] > max_size:  # guard: dropped_unasked
+                raise QueueFull(key[0], size, max_size, key[1] or "")
+            excess[key] = over
+    for key in sorted(excess, key=lambda key: key[1] is None):
+        _drop_oldest(work, key, work.queue_size(*key) + coming[key] - max_sizes[key])
+    for key, number in coming.items():
+        work.add_to_size(key, number)
 
 
-def _bounds(ledger: UnitOfWork, jobs: Sequence[NewJob]) -> dict[QueueOrGroup, int]:
-    found: dict[QueueOrGroup, int] = {}
+def _max_sizes(work: UnitOfWork, jobs: Sequence[NewJob]) -> dict[QueueOrGroup, int]:
+    max_sizes: dict[QueueOrGroup, int] = {}
     for queue, group in {(job.queue, job.group) for job in jobs}:
-        rule = ledger.rule(queue)
+        rule = work.rule(queue)
         if rule.max_size is not None:
-            found[queue, None] = rule.max_size
+            max_sizes[queue, None] = rule.max_size
         if rule.group_max_size is not None and group:
-            found[queue, group] = rule.group_max_size
-    return found
+            max_sizes[queue, group] = rule.group_max_size
+    return max_sizes
 
 
-def _drop(ledger: UnitOfWork, place: QueueOrGroup, number: int) -> None:
-    """The oldest fail: those that came in line first."""
+def _drop_oldest(work: UnitOfWork, key: QueueOrGroup, number: int) -> None:
+    """Fail the jobs that have waited longest."""
     if number <= 0:
         return
-    ledger.flush()
-    tables = ledger.tables
-    elders = tables.oldest_jobs(tables.lanes_of(*place), number, suspects=True)
-    oldest = sorted((elder.spot for elder in elders), key=lambda spot: abs(spot.place))[:number]
-    for job in tables.jobs_by_seq([spot.seq for spot in oldest]):
-        ledger.move(Move.DROP, job, move.dropped(job, ledger.now))
-        for one in ((job.queue, None), (job.queue, job.group)):
-            ledger.grow(one, -1)
+    work.flush()
+    tables = work.tables
+    candidates = tables.oldest_jobs(tables.lanes_of(*key), number, suspects=True)
+    positions = sorted((oldest.position for oldest in candidates), key=lambda position: abs(position.place))
+    for job in tables.jobs_by_seq([position.seq for position in positions[:number]]):
+        work.move(Move.DROP, job, move.dropped(job, work.now))
+        for size_key in ((job.queue, None), (job.queue, job.group)):
+            work.add_to_size(size_key, -1)

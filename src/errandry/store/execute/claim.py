@@ -1,7 +1,7 @@
-"""Claims: which waiting jobs go to a worker, as gates, turns and urgency say.
+"""Claims: choose waiting jobs for a worker, by gates, turns of groups, and urgency.
 
-Tables find lanes and jobs, `core.permit` says how many may pass, `core.pick` which are next. Where no rule
-says anything and no group waits, the most urgent jobs are taken as they stand.
+The tables find lanes and jobs, `core.permit` counts how many may pass per_lane gate, and `core.fair_queueing`
+picks the next jobs. Without gates and groups, a claim simply takes the most urgent jobs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,16 @@ from errandry.core.answer import Claims, LossCause
 from errandry.core.batch import CLAIM_MAX, call_count, free_places
 from errandry.core.command import Claim, Ref
 from errandry.core.event import EventKind
-from errandry.core.fair_queueing import OpenLane, PickRules, aged, by_urgency, in_turn, picked, ranks, served
+from errandry.core.fair_queueing import (
+    OpenLane,
+    PickRules,
+    aged_positions,
+    pick_positions,
+    queue_ranks,
+    queues_with_groups,
+    urgency,
+    virtual_times_after,
+)
 from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord
 from errandry.core.permit import Permits
@@ -25,22 +34,23 @@ from errandry.store.execute import upkeep
 from errandry.store.execute.unit_of_work import UnitOfWork
 from errandry.store.tables.protocol import ClaimedRefs, Tables
 
-FEW = 8
-WIDEST = 1_000
-"""So many lanes of a queue and task are looked at together, at most."""
+FULL_READ_LANES_MAX = 8
+"""Up to this number of lanes, each is read up to the limit of the claim. With more lanes, less of each."""
+LANES_MAX = 1_000
+"""Maximum number of lanes of one queue and task that are read together."""
 
 
-def claim(ledger: UnitOfWork, command: Claim) -> Claims:
-    tables, now = ledger.tables, ledger.now
-    ledger.flush()
-    claims = ledger.claims_of(command.worker)
-    brought = claims.get(command.nonce)
-    if brought is not None:  # guard: nonce_repeat
-        return Claims(tuple(_still_held(ledger, brought)), due_in(tables, ledger.permits(), now))
-    upkeep.before_claim(ledger)
-    taken = _taken(ledger, command)
+def claim(work: UnitOfWork, command: Claim) -> Claims:
+    tables, now = work.tables, work.now
+    work.flush()
+    claims = work.saved_claims(command.worker)
+    refs = claims.get(command.nonce)
+    if refs is not None:  # guard: nonce_repeat
+        return Claims(tuple(_still_held(work, refs)), due_in(tables, work.permits(), now))
+    upkeep.before_claim(work)
+    taken = _take_jobs(work, command)
     if command.batches:
-        _fill(ledger, command, taken)
+        _fill_calls(work, command, taken)
     if taken:
         claims[command.nonce] = [
             (fence, [job.id for job in jobs]) for fence, jobs in groupby(taken, attrgetter("fence"))
@@ -48,191 +58,201 @@ def claim(ledger: UnitOfWork, command: Claim) -> Claims:
         tables.save_claims(command.worker, claims, now)
         for queue in {job.queue: None for job in taken}:
             if tables.is_drained(queue):
-                ledger.tell(EventKind.DRAINED, queue)
-                if queue in ledger.turning:
+                work.emit(EventKind.DRAINED, queue)
+                if queue in work.turned_queues:
                     tables.reset_turns(queue)
-    return Claims(tuple(taken), due_in(tables, ledger.permits(), now))
+    return Claims(tuple(taken), due_in(tables, work.permits(), now))
 
 
 def due_in(tables: Tables, permits: Permits | None, now: float) -> float | None:
-    """Seconds until the next job is due, or until something opens that is closed for a time."""
-    marks = tables.due_times()
-    opens = None if permits is None or not permits.is_timed else permits.due(tables.queue_task_pairs())
-    times = [at for at in (marks.run_at, marks.open_at, marks.tick_at, opens) if at is not None]
-    return max(0.0, min(times) - now) if times else None
+    """Return the seconds until the next job or tick is due or a gate opens, None if neither will."""
+    due_times = tables.due_times()
+    opens_at = None
+    if permits is not None and permits.may_open_by_time:
+        opens_at = permits.next_opening(tables.queue_task_pairs())
+    times = (due_times.run_at, due_times.open_at, due_times.tick_at, opens_at)
+    first = min((at for at in times if at is not None), default=None)
+    return None if first is None else max(0.0, first - now)
 
 
-def _taken(ledger: UnitOfWork, command: Claim) -> list[JobRecord]:
-    """The most urgent jobs, claimed; what has lapsed fails instead, and suspects beyond their number stay."""
-    permits = ledger.permits()
+def _take_jobs(work: UnitOfWork, command: Claim) -> list[JobRecord]:
+    """Claim the most urgent jobs and return them. Lapsed jobs fail, suspects over the limit are skipped."""
+    permits = work.permits()
     if permits is not None and permits.is_paused(GateKind.WORKER, command.worker):  # guard: worker_gate
         return []
-    take = _Take(ledger, command, permits)
-    while take.room and take.look():
-        ledger.flush()
-    ledger.flush()
-    take.close()
-    return take.taken
+    claim_run = _ClaimInProgress(work, command, permits)
+    while claim_run.room and claim_run.claim_next():
+        work.flush()
+    work.flush()
+    claim_run.save_rates()
+    return claim_run.taken
 
 
-def _fill(ledger: UnitOfWork, command: Claim, taken: list[JobRecord]) -> None:
-    """Where jobs share calls there are more to take: for the calls left, and for what room batches have."""
-    asked, brought = command.limit, len(taken)
-    while brought == asked and (left := command.limit - call_count(taken, command.batches)):
-        asked = min(left, CLAIM_MAX - len(taken))
-        if asked <= 0:
+def _fill_calls(work: UnitOfWork, command: Claim, taken: list[JobRecord]) -> None:
+    """Claim more jobs for batch handlers: for the calls that are left, and for free places in batches."""
+    limit, claimed = command.limit, len(taken)
+    while claimed == limit and (left := command.limit - call_count(taken, command.batches)):
+        limit = min(left, CLAIM_MAX - len(taken))
+        if limit <= 0:
             break
         suspects = command.suspects
         if suspects is not None:
             suspects -= sum(job.crashes > 0 for job in taken)
-        more = _taken(ledger, replace(command, limit=asked, suspects=suspects))
-        brought = len(more)
+        more = _take_jobs(work, replace(command, limit=limit, suspects=suspects))
+        claimed = len(more)
         taken += more
     for batch in command.batches:
         if free := free_places(taken, batch):
-            taken += _taken(ledger, replace(command, tasks=(batch.task,), without=(), limit=free, suspects=0))
+            taken += _take_jobs(
+                work, replace(command, tasks=(batch.task,), without=(), limit=free, suspects=0)
+            )
 
 
-class _Take:
-    """One claim under way: looks again until it has enough, or there is nothing more to have."""
+class _ClaimInProgress:
+    """One claim in progress: `claim_next` runs until the claim is full or there are no more jobs."""
 
-    def __init__(self, ledger: UnitOfWork, command: Claim, permits: Permits | None) -> None:
+    def __init__(self, work: UnitOfWork, command: Claim, permits: Permits | None) -> None:
         self.taken: list[JobRecord] = []
-        self._ledger, self._tables, self._command, self._permits = ledger, ledger.tables, command, permits
-        self._ranks = ranks(command)
+        self._work, self._tables, self._command, self._permits = work, work.tables, command, permits
+        self._ranks = queue_ranks(command)
         self._suspects = command.suspects
-        self._later = {batch.task for batch in command.batches if not batch.start}
+        self._unstarted_tasks = {batch.task for batch in command.batches if not batch.start}
         self._width = command.limit + 1
-        self._tried: set[Any] = set()
-        self._passed: set[Any] = set()
+        self._tried_lanes: set[Any] = set()
+        self._skipped_lanes: set[Any] = set()
 
     @property
     def room(self) -> int:
         return self._command.limit - len(self.taken)
 
-    def look(self) -> bool:
-        """Take what is next; False if another look is of no use: nothing has changed, or nothing is left."""
+    def claim_next(self) -> bool:
+        """Claim the next jobs; return False if another call would find nothing more."""
         wanted = self._command
         if self.taken:
             wanted = replace(wanted, limit=self.room, suspects=self._suspects)
-        lines = self._lines(wanted)
-        is_all = False
-        if self._is_plain(lines, wanted.limit):
-            jobs = self._tables.best_jobs(lines, wanted.limit, wanted.suspects != 0)
-            is_all = self._permits is None and max(len(jobs), len(lines)) < wanted.limit
-            self._tried = set() if jobs or not lines else {min(lines, key=by_urgency).lane}
-        elif parked := self._park(lines):
-            self._width = min(WIDEST, 2 * self._width)
+        lanes = self._open_lanes(wanted)
+        is_exhausted = False
+        if self._is_plain(lanes, wanted.limit):
+            jobs = self._tables.best_jobs(lanes, wanted.limit, wanted.suspects != 0)
+            is_exhausted = self._permits is None and max(len(jobs), len(lanes)) < wanted.limit
+            self._tried_lanes = set() if jobs or not lanes else {min(lanes, key=urgency).id}
+        elif parked := self._park_full_lanes(lanes):
+            self._width = min(LANES_MAX, 2 * self._width)
             return parked
         else:
-            jobs = self._picked(lines, wanted)
-        if not jobs and self._tried:  # somebody else has them just now: nobody in other lanes waits for that
-            self._passed |= self._tried
+            jobs = self._pick_jobs(lanes, wanted)
+        if not jobs and self._tried_lanes:  # another pass has locked them: go on with the other lanes
+            self._skipped_lanes |= self._tried_lanes
             return True
         before = len(self.taken)
-        changed = [job for job in jobs if self._have(job)]
-        self._turn(self.taken[before:], lines)
-        return bool(changed) and not is_all
+        changed = [job for job in jobs if self._claim_job(job)]
+        self._advance_turns(self.taken[before:], lanes)
+        return bool(changed) and not is_exhausted
 
-    def close(self) -> None:
-        """Write down where rates are."""
-        if self._permits is not None and (spent := self._permits.newly_spent()):
+    def save_rates(self) -> None:
+        """Save the state of the rates that this claim has used."""
+        if self._permits is not None and (spent := self._permits.changed_tats()):
             self._tables.put_rate_state(spent)
 
-    def _lines(self, wanted: Claim) -> list[OpenLane]:
-        permits, passed = self._permits or _NO_PERMITS, self._passed
-        if passed:
-            wanted = replace(wanted, limit=wanted.limit + len(passed))
-        queues, tasks = permits.closed(GateKind.QUEUE), permits.closed(GateKind.TASK)
-        lines = self._tables.open_lanes(wanted, queues, tasks, self._width + len(passed))
-        return [line for line in lines if line.lane not in passed] if passed else lines
+    def _open_lanes(self, wanted: Claim) -> list[OpenLane]:
+        permits, skipped = self._permits or _NO_PERMITS, self._skipped_lanes
+        if skipped:
+            wanted = replace(wanted, limit=wanted.limit + len(skipped))
+        queues, tasks = permits.closed_names(GateKind.QUEUE), permits.closed_names(GateKind.TASK)
+        lanes = self._tables.open_lanes(wanted, queues, tasks, self._width + len(skipped))
+        return [lane for lane in lanes if lane.id not in skipped] if skipped else lanes
 
-    def _is_plain(self, lines: Sequence[OpenLane], number: int) -> bool:
-        """Whether the most urgent jobs of all lanes are next, and so many of them may go."""
-        if self._ranks or any(line.group for line in lines):
+    def _is_plain(self, lanes: Sequence[OpenLane], number: int) -> bool:
+        """Return True if the next jobs are the most urgent of all lanes, and `number` of them may pass."""
+        if self._ranks or any(lane.group for lane in lanes):
             return False
         permits = self._permits
-        return permits is None or all(permits.is_plain(line, number) for line in lines)
+        return permits is None or all(permits.has_room_for(lane, number) for lane in lanes)
 
-    def _park(self, lines: Sequence[OpenLane]) -> bool:
-        """Lay aside the lanes whose group nothing may be claimed of; whether there were some."""
+    def _park_full_lanes(self, lanes: Sequence[OpenLane]) -> bool:
+        """Park the lanes whose group is closed or full; return True if any was parked."""
         permits = self._permits
-        groups = {(line.queue, line.group) for line in lines if line.group}
+        groups = {(lane.queue, lane.group) for lane in lanes if lane.group}
         if permits is None or not groups:
             return False
-        found, busy = self._tables.group_gates(sorted(groups))
-        permits.update(found)
-        permits.leave(busy)
+        gates, busy = self._tables.group_gates(sorted(groups))
+        permits.update(gates)
+        permits.exclude(busy)
         if any(permits.has_group_limit(*group) for group in groups):
-            permits.hold(self._tables.held_counts())
-        shut = [line for line in lines if line.group and permits.room(line.keys[2]) <= 0]
-        return bool(shut) and self._tables.park_lanes(
-            [(line, permits.opens_at(line.keys[2])) for line in shut if line.keys[2] not in busy],
-            self._ledger.now,
+            permits.set_held(self._tables.held_counts())
+        full = [lane for lane in lanes if lane.group and permits.available(lane.keys[2]) <= 0]
+        return bool(full) and self._tables.park_lanes(
+            [(lane, permits.opens_at(lane.keys[2])) for lane in full if lane.keys[2] not in busy],
+            self._work.now,
         )
 
-    def _picked(self, lines: Sequence[OpenLane], wanted: Claim) -> list[JobRecord]:
+    def _pick_jobs(self, lanes: Sequence[OpenLane], wanted: Claim) -> list[JobRecord]:
         permits = self._permits or _NO_PERMITS
         limit, with_suspects = wanted.limit, wanted.suspects != 0
-        each = limit if len(lines) <= FEW else max(2, 2 * limit // len(lines))
-        spots = self._tables.positions(lines, each, with_suspects)
-        longer = {lane for lane, own in spots.items() if len(own) == each}
-        for queue in {line.queue for line in lines}:
+        per_lane = limit if len(lanes) <= FULL_READ_LANES_MAX else max(2, 2 * limit // len(lanes))
+        positions = self._tables.positions(lanes, per_lane, with_suspects)
+        cut_lanes = {lane for lane, own_positions in positions.items() if len(own_positions) == per_lane}
+        for queue in {lane.queue for lane in lanes}:
             if (ageing := permits.rule(queue).ageing) is not None:
-                lanes = [line.lane for line in lines if line.queue == queue]
-                elders = self._tables.oldest_jobs(lanes, each, with_suspects)
-                for spot in reversed(aged(elders, self._ledger.now - ageing)):
-                    spots[spot.lane] = [spot, *(one for one in spots[spot.lane] if one.seq != spot.seq)]
-                longer.update(elder.spot.lane for elder in elders if len(elders) >= each)
-        rules = PickRules(permits.room, permits.weight)
-        next_ = picked(lines, spots, longer, limit, rules, self._ranks)
-        self._tried = {spot.lane for spot in next_}
-        return self._tables.take(next_, with_suspects)
+                lane_ids = [lane.id for lane in lanes if lane.queue == queue]
+                oldest_jobs = self._tables.oldest_jobs(lane_ids, per_lane, with_suspects)
+                for position in reversed(aged_positions(oldest_jobs, self._work.now - ageing)):
+                    others = [other for other in positions[position.lane_id] if other.seq != position.seq]
+                    positions[position.lane_id] = [position, *others]
+                if len(oldest_jobs) >= per_lane:
+                    cut_lanes.update(oldest.position.lane_id for oldest in oldest_jobs)
+        rules = PickRules(permits.available, permits.weight)
+        picked = pick_positions(lanes, positions, cut_lanes, limit, rules, self._ranks)
+        self._tried_lanes = {position.lane_id for position in picked}
+        return self._tables.jobs_at(picked, with_suspects)
 
-    def _have(self, job: JobRecord) -> bool:
-        """Claim a job, or let it lapse; False if it stays where it is."""
-        now, ledger, command = self._ledger.now, self._ledger, self._command
+    def _claim_job(self, job: JobRecord) -> bool:
+        """Claim a job, or let it lapse; return False if it is skipped."""
+        now, work, command = self._work.now, self._work, self._command
         if job.deadline is not None and job.deadline <= now:  # guard: lapsed_claim
-            ledger.move(Move.LAPSE, job, move.lapsed(job, now))
+            work.move(Move.LAPSE, job, move.lapsed(job, now))
             return True
         if job.crashes and self._suspects is not None:
             if not self._suspects:
                 return False
             self._suspects -= 1
-        start = command.start and job.task not in self._later
+        start = command.start and job.task not in self._unstarted_tasks
         held = move.claimed(job, command.worker, command.lease, start, now)
-        self.taken.append(ledger.move(Move.CLAIM, job, held))
+        self.taken.append(work.move(Move.CLAIM, job, held))
         if self._permits is not None:
             self._permits.take(job)
         return True
 
-    def _turn(self, jobs: Sequence[JobRecord], lines: Sequence[OpenLane]) -> None:
-        """Whose turn it was has it again after the others of its queue."""
-        turning = in_turn(lines)
+    def _advance_turns(self, jobs: Sequence[JobRecord], lanes: Sequence[OpenLane]) -> None:
+        """Move the turn of each served group behind the other groups of its queue."""
+        turning = queues_with_groups(lanes)
         if not turning:
             return
-        turns = {(line.queue, line.group): line.turn for line in sorted(lines, key=lambda line: line.turn)}
-        rounds = {line.queue: line.round for line in lines}
+        by_start = sorted(lanes, key=lambda lane: lane.virtual_start)
+        turns = {(lane.queue, lane.group): lane.virtual_start for lane in by_start}
+        rounds = {lane.queue: lane.virtual_time for lane in lanes}
         weight = (self._permits or _NO_PERMITS).weight
         moved: dict[str, dict[str, float]] = {}
         for job in jobs:
             if job.queue in turning:
                 group = job.queue, job.group
                 # guard: turns
-                turns[group], rounds[job.queue] = served(turns[group], rounds[job.queue], weight(*group))
+                turns[group], rounds[job.queue] = virtual_times_after(
+                    turns[group], rounds[job.queue], weight(*group)
+                )
                 moved.setdefault(job.queue, {})[job.group] = turns[group]
         for queue, groups in moved.items():
             self._tables.put_turns(queue, groups, rounds[queue])
-        self._ledger.turning.update(moved)
+        self._work.turned_queues.update(moved)
 
 
 _NO_PERMITS = Permits((), 0.0)
 
 
-def _still_held(ledger: UnitOfWork, brought: ClaimedRefs) -> Iterator[JobRecord]:
-    refs = [Ref(job, fence) for fence, jobs in brought for job in jobs]
-    ledger.load(ref.job for ref in refs)
+def _still_held(work: UnitOfWork, claimed: ClaimedRefs) -> Iterator[JobRecord]:
+    refs = [Ref(job, fence) for fence, jobs in claimed for job in jobs]
+    work.load(ref.job for ref in refs)
     for ref in refs:
-        job = move.held(ledger.get(ref.job), ref, Move.RENEW, ledger.now)
+        job = move.held_job(work.get(ref.job), ref, Move.RENEW, work.now)
         if not isinstance(job, LossCause):
             yield job

@@ -1,11 +1,11 @@
-"""What an end means to the rest of a flow, decided in the pass that brings it.
+"""Flows inside a pass: insert edges, tell parents how their children ended, cancel and rerun the rest.
 
-A child's end is told to its parents before anything else looks at them, so a parent is released in the same
-step as its last child ends. Work that can be large, canceling children and dropping edges, is bounded: what
-is left over stands in the list of closing flows, and upkeep goes on with it.
+A pass updates the parents of an ended job before it applies another command to them, so a parent is unblocked
+in the pass in which its last child ends. Canceling children and deleting edges can be much work, so each pass
+does a bounded part of it. The rest is listed in the closing flows, and upkeep continues with it.
 
-Parents are locked after their children and in the order of their ids; children of a parent only as far as
-nobody else has them.
+To avoid deadlocks, parents are locked after their children and in the order of their ids. Children that
+another pass has locked are skipped.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from errandry.core import move
-from errandry.core.flow import END_OF_STATE, ChildEnd, Edge, EdgeRecord, Policy, check_circles
+from errandry.core.flow import END_OF_STATE, ChildEnd, Edge, EdgeRecord, Policy, check_cycles
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.state import BLOCKED, CANCELED, CLAIMED, FAILED, RUNNING, SCHEDULED, WAITING, Move, Reason
 from errandry.errors import InvalidValue
@@ -26,313 +26,315 @@ UNFINISHED = (*UNCLAIMED, CLAIMED, RUNNING)
 
 
 class NewEdges(Struct, frozen=True):
-    """The edges of an insert that are new, and how many each job has on either side."""
+    """The new edges of an insert; and for each job the number of its new children, and of its new parents."""
 
     edges: tuple[Edge, ...]
     children: Counter[str]
     parents: Counter[str]
 
 
-def ties(
-    ledger: UnitOfWork, jobs: Sequence[NewJob], edges: Sequence[Edge], there: dict[str, str]
+def new_edges(
+    work: UnitOfWork, jobs: Sequence[NewJob], edges: Sequence[Edge], existing: dict[str, str]
 ) -> NewEdges:
-    """What is to be tied of these edges, if others are `there` already in place of some jobs.
+    """Return the edges to insert. `existing` has for ids of new jobs the existing jobs in their place.
 
-    Such a child is waited for like the others, if there is still something to wait for. A parent that was
-    there waits for what it waits for: its edges are those of a repeat, and their children are there, or have
-    been.
+    A new parent waits for an existing child as for any other, if that still exists. An existing parent gets
+    no new children: its edges must be those of its first insert, whose children are not inserted again.
     """
-    named = _named(edges, there)
-    old = {there[edge.parent] for edge in edges if edge.parent in there}
-    repeated = {
-        (link.parent, link.child) for parent in sorted(old) for link in ledger.tables.child_edges(parent)
+    resolved = _resolve_edges(edges, existing)
+    old_parents = {existing[edge.parent] for edge in edges if edge.parent in existing}
+    known_pairs = {
+        (edge.parent, edge.child)
+        for parent in sorted(old_parents)
+        for edge in work.tables.child_edges(parent)
     }
-    for edge in named:
-        if edge.parent in old and (edge.parent, edge.child) not in repeated:
-            why = f"was there before, and does not wait for {edge.child}: hand in a parent with its children"
+    for edge in resolved:
+        if edge.parent in old_parents and (edge.parent, edge.child) not in known_pairs:
+            why = f"exists and does not wait for {edge.child}: insert a parent together with its children"
             raise InvalidValue("parent", edge.parent, why)
-    there |= {edge.child: edge.child for edge in named if edge.parent in old}
-    made = {new.id for new in jobs if new.id not in there}
-    known = [edge for edge in named if edge.child in made or ledger.get(edge.child) is not None]
-    fresh = [edge for edge in known if edge.parent not in old]
-    return NewEdges(tuple(fresh), Counter(one.parent for one in fresh), Counter(one.child for one in fresh))
+    existing |= {edge.child: edge.child for edge in resolved if edge.parent in old_parents}
+    inserted = {new.id for new in jobs if new.id not in existing}
+    with_child = [edge for edge in resolved if edge.child in inserted or work.get(edge.child) is not None]
+    new = [edge for edge in with_child if edge.parent not in old_parents]
+    return NewEdges(tuple(new), Counter(edge.parent for edge in new), Counter(edge.child for edge in new))
 
 
-def _named(edges: Sequence[Edge], there: dict[str, str]) -> list[Edge]:
-    """The edges between those who are there in place of others: each once, for all that it feeds."""
-    if there.items() <= {(one, one) for one in there}:
+def _resolve_edges(edges: Sequence[Edge], existing: dict[str, str]) -> list[Edge]:
+    """Return the edges with the ids of existing jobs put in; edges that become equal are merged."""
+    if all(job_id == existing_id for job_id, existing_id in existing.items()):
         return list(edges)
-    named: dict[tuple[str, str], Edge] = {}
+    merged: dict[tuple[str, str], Edge] = {}
     for edge in edges:
-        pair = there.get(edge.parent, edge.parent), there.get(edge.child, edge.child)
-        feeds = named[pair].feeds if pair in named else ()
-        named[pair] = Edge(*pair, edge.policy, (*feeds, *edge.feeds))
-    check_circles(list(named.values()))
-    return list(named.values())
+        pair = existing.get(edge.parent, edge.parent), existing.get(edge.child, edge.child)
+        feeds = merged[pair].feeds if pair in merged else ()
+        merged[pair] = Edge(*pair, edge.policy, (*feeds, *edge.feeds))
+    check_cycles(list(merged.values()))
+    return list(merged.values())
 
 
-def tie(ledger: UnitOfWork, ties: NewEdges, made: Collection[str], first: int) -> None:
-    """Write down edges of jobs that are there now; those not `made` just now learn of their new parents.
+def add_edges(work: UnitOfWork, new: NewEdges, inserted: Collection[str], first: int) -> None:
+    """Insert edges. Children that are not `inserted` by this command get the new parents counted.
 
-    The children of a job that awaits are numbered from `first` on.
+    The new children of a parent that existed before are numbered from `first` on.
     """
-    if not ties.edges:
+    if not new.edges:
         return
-    ledger.tables.clear_edges([parent for parent in ties.children if parent in made or not first])
+    work.tables.clear_edges([parent for parent in new.children if parent in inserted or not first])
     numbers: Counter[str] = Counter()
-    links = []
-    children = {child: job for child in ties.parents if (job := ledger.get(child)) is not None}
-    for edge in ties.edges:
-        n = numbers[edge.parent] + (0 if edge.parent in made else first)
+    records = []
+    children = {child: job for child in new.parents if (job := work.get(child)) is not None}
+    for edge in new.edges:
+        n = numbers[edge.parent] + (0 if edge.parent in inserted else first)
         child = children[edge.child]
-        links.append(
+        records.append(
             EdgeRecord(edge.parent, n, child.id, child.task, child.seq, edge.policy, feeds=edge.feeds)
         )
         numbers[edge.parent] += 1
-    ledger.tables.add_edges(links)
-    for one, parents in ties.parents.items():
-        if one not in made:
-            _wait_for(ledger, children[one], parents)
+    work.tables.add_edges(records)
+    for child_id, parents in new.parents.items():
+        if child_id not in inserted:
+            _add_parents(work, children[child_id], parents)
 
 
-def _tie_late(ledger: UnitOfWork, limit: int) -> bool:
-    """Tell children of parents that came in a transaction of somebody else's; whether there may be more.
+def _add_pending_edges(work: UnitOfWork, limit: int) -> bool:
+    """Count the parents that callers' transactions gave to existing children; True if there may be more.
 
-    One that is gone by now has been removed.
+    A child that no longer exists counts as removed.
     """
-    late = ledger.tables.take_pending_edges(limit)
-    ledger.load(sorted({link.child for link in late}))
-    for child, links in _by_child(late).items():
-        job = ledger.get(child)
-        told = [link for link in links if job is not None and link.seq == job.seq]
-        if job is not None and told:
-            _wait_for(ledger, job, len(told))
-        for link in links:
-            if link not in told:
-                ledger.tables.update_edges([gone := replace(link, outcome=ChildEnd.REMOVED)])
-                ledger.load([gone.parent])
-                _count_down(ledger, gone.parent, [gone])
-    return len(late) >= limit
+    pending = work.tables.take_pending_edges(limit)
+    work.load(sorted({edge.child for edge in pending}))
+    for child, edges in _group_by_child(pending).items():
+        job = work.get(child)
+        current = [edge for edge in edges if job is not None and edge.seq == job.seq]
+        if job is not None and current:
+            _add_parents(work, job, len(current))
+        for edge in edges:
+            if edge not in current:
+                work.tables.update_edges([removed := replace(edge, outcome=ChildEnd.REMOVED)])
+                work.load([removed.parent])
+                _count_down(work, removed.parent, [removed])
+    return len(pending) >= limit
 
 
-def _by_child(links: Sequence[EdgeRecord]) -> dict[str, list[EdgeRecord]]:
-    found: dict[str, list[EdgeRecord]] = {}
-    for link in links:
-        found.setdefault(link.child, []).append(link)
-    return found
+def _group_by_child(edges: Sequence[EdgeRecord]) -> dict[str, list[EdgeRecord]]:
+    by_child: dict[str, list[EdgeRecord]] = {}
+    for edge in edges:
+        by_child.setdefault(edge.child, []).append(edge)
+    return by_child
 
 
-def _wait_for(ledger: UnitOfWork, child: JobRecord, parents: int) -> None:
-    """One that was there gets new parents; if it has ended, they are told."""
-    after = ledger.put(child, replace(child, parents=child.parents + parents))
+def _add_parents(work: UnitOfWork, child: JobRecord, parents: int) -> None:
+    """Count new parents of an existing child. If it has ended already, its end is propagated to them."""
+    after = work.update(child, replace(child, parents=child.parents + parents))
     if after.finished:
-        ledger.ended[after.id] = FlowEnd(after, END_OF_STATE[after.state])
+        work.flow_ends[after.id] = FlowEnd(after, END_OF_STATE[after.state])
 
 
-def release(ledger: UnitOfWork) -> None:
-    """Tell the parents of what has ended, and what that leads to, until nothing follows."""
-    while ledger.ended:
-        ended, ledger.ended = ledger.ended, {}
-        _tell(ledger, [end for end in ended.values() if end.job.parents])
-        for end in ended.values():
+def propagate_ends(work: UnitOfWork) -> None:
+    """Update the parents of ends jobs, and close the flows of ends parents, until no further job ends."""
+    while work.flow_ends:
+        ends, work.flow_ends = work.flow_ends, {}
+        _record_child_ends(work, [end for end in ends.values() if end.job.parents])
+        for end in ends.values():
             if end.job.children:
-                _close(ledger, end)
+                _close_flow(work, end)
 
 
-def _tell(ledger: UnitOfWork, ends: Sequence[FlowEnd]) -> None:
-    """Write down how children ended, and move each parent once, whatever number of them it has here."""
+def _record_child_ends(work: UnitOfWork, ends: Sequence[FlowEnd]) -> None:
+    """Save how children ended. Each parent is moved once, even if several of its children have ended."""
     if not ends:
         return
     by_seq = {end.job.seq: end for end in ends}
-    links = ledger.tables.parent_edges(sorted(by_seq))
-    ledger.load_again(sorted({link.parent for link in links}))
-    closed: dict[str, list[EdgeRecord]] = {}
-    marked = []
-    for link in links:
-        end = by_seq[link.seq]
-        after = replace(link, outcome=end.outcome, result=end.job.result)
-        if after == link or ledger.get(link.parent) is None:
+    edges = work.tables.parent_edges(sorted(by_seq))
+    work.reload_missing(sorted({edge.parent for edge in edges}))
+    newly_closed: dict[str, list[EdgeRecord]] = {}
+    changed = []
+    for edge in edges:
+        end = by_seq[edge.seq]
+        after = replace(edge, outcome=end.outcome, result=end.job.result)
+        if after == edge or work.get(edge.parent) is None:
             continue
-        marked.append(after)
-        if link.outcome is None:  # guard: counted_once
-            closed.setdefault(link.parent, []).append(after)
-    if marked:
-        ledger.tables.update_edges(marked)
-    for parent in sorted(closed):
-        _count_down(ledger, parent, closed[parent])
+        changed.append(after)
+        if edge.outcome is None:  # guard: counted_once
+            newly_closed.setdefault(edge.parent, []).append(after)
+    if changed:
+        work.tables.update_edges(changed)
+    for parent in sorted(newly_closed):
+        _count_down(work, parent, newly_closed[parent])
 
 
-def _count_down(ledger: UnitOfWork, parent_id: str, closed: Sequence[EdgeRecord]) -> None:
-    parent = ledger.get(parent_id)
+def _count_down(work: UnitOfWork, parent_id: str, closed: Sequence[EdgeRecord]) -> None:
+    parent = work.get(parent_id)
     if parent is None or parent.state is not BLOCKED:
         return
-    now = ledger.now
-    fatal = next((link for link in closed if link.is_fatal), None)
+    now = work.now
+    fatal = next((edge for edge in closed if edge.is_fatal), None)
     after = replace(parent, open_children=parent.open_children - len(closed), updated_at=now)
     if fatal is None and not after.open_children:
-        fatal = ledger.tables.fatal_edge(parent_id)  # a parent may wait again after a child had failed it
+        fatal = work.tables.fatal_edge(parent_id)  # an earlier failure counts if the parent was rerun since
     if fatal is None:
         if after.open_children:  # guard: open_children
-            ledger.put(parent, after)
+            work.update(parent, after)
         else:
-            ledger.move(Move.UNBLOCK, parent, move.unblocked(after, now))
+            work.move(Move.UNBLOCK, parent, move.unblocked(after, now))
         return
-    parent = ledger.put(parent, after)
+    parent = work.update(parent, after)
     if fatal.policy is Policy.REMOVE:
-        ledger.remove(Move.CHILD_FAILED, parent, cancel=Reason.CHILD_FAILED)
+        work.remove(Move.CHILD_FAILED, parent, cancel=Reason.CHILD_FAILED)
     else:
-        ledger.move(Move.CHILD_FAILED, parent, move.child_failed(parent, fatal.child, now))
+        work.move(Move.CHILD_FAILED, parent, move.child_failed(parent, fatal.child, now))
 
 
-def _close(ledger: UnitOfWork, end: FlowEnd) -> None:
-    """A parent has ended: cancel the children that have not, and note when its edges go."""
+def _close_flow(work: UnitOfWork, end: FlowEnd) -> None:
+    """After the end of a parent: cancel its open children if need be, and save when its edges are deleted."""
     job, cancel = end.job, end.cancel
-    if cancel is not None and not _cancel(ledger, job.id, cancel):
+    if cancel is not None and not _cancel_children(work, job.id, cancel):
         cancel = None
-    expires_at = ledger.now if ledger.get(job.id) is None else job.expires_at
-    ledger.tables.close_flow(job.id, cancel, ledger.now if expires_at is None else expires_at)
+    expires_at = work.now if work.get(job.id) is None else job.expires_at
+    work.tables.close_flow(job.id, cancel, work.now if expires_at is None else expires_at)
 
 
-def _cancel(ledger: UnitOfWork, parent: str, reason: Reason) -> bool:
-    """Cancel open children, as many as the pass may; whether there may be more.
+def _cancel_children(work: UnitOfWork, parent: str, reason: Reason) -> bool:
+    """Cancel open children within the pass's budget; return True if there may be more.
 
-    With a parent that was canceled all go that have not ended; with one that failed, those nobody has
-    claimed.
+    If the parent was canceled, running children are canceled too; if it failed, only unclaimed ones.
     """
-    tables, states = ledger.tables, UNCLAIMED if reason is Reason.CHILD_FAILED else UNFINISHED
-    ledger.flush()
-    while ledger.room > 0 and (jobs := tables.open_children(parent, states, ledger.room)):
-        ledger.room -= len(jobs)
+    tables, states = work.tables, UNCLAIMED if reason is Reason.CHILD_FAILED else UNFINISHED
+    work.flush()
+    while work.cancel_budget > 0 and (jobs := tables.open_children(parent, states, work.cancel_budget)):
+        work.cancel_budget -= len(jobs)
         for job in jobs:
-            ledger.move(Move.CANCEL, job, move.canceled(job, ledger.now, reason=reason))
-        ledger.flush()
-        if not tables.has_open_children(parent, states):  # else another child had waited for it
+            work.move(Move.CANCEL, job, move.canceled(job, work.now, reason=reason))
+        work.flush()
+        if not tables.has_open_children(parent, states):  # a canceled child may have been another's parent
             return False
     return tables.has_open_children(parent, states)
 
 
-def reopen(ledger: UnitOfWork, job: JobRecord) -> set[str]:
-    """`job` runs again: so do parents that failed with a child, and what they wait for. The ids of all."""
-    again, ids = [job], set()
-    while again:
-        job = again.pop()
+def reopen_parents(work: UnitOfWork, job: JobRecord) -> set[str]:
+    """After a rerun of `job`: rerun parents that failed because of a child too. Return the ids of all."""
+    reruns, ids = [job], set()
+    while reruns:
+        job = reruns.pop()
         ids.add(job.id)
         if job.children:
-            ledger.tables.reopen_flow(job.id)
+            work.tables.reopen_flow(job.id)
         if job.parents:
-            links = ledger.tables.parent_edges([job.seq])
-            failed = [link.parent for link in links if _reopened(ledger, link)]
-            for parent in failed:  # one of them may be revived with another, and must find its edge open
-                again += _run_again(ledger, parent)
+            edges = work.tables.parent_edges([job.seq])
+            failed = [edge.parent for edge in edges if _reopen_edge(work, edge)]
+            for parent in failed:  # after all edges are open: a rerun of one parent may rerun another
+                reruns += _rerun_parent(work, parent)
     return ids
 
 
-def _reopened(ledger: UnitOfWork, link: EdgeRecord) -> bool:
-    """The child of this edge is waited for again; whether its parent had failed with a child."""
-    parent = ledger.get(link.parent)
+def _reopen_edge(work: UnitOfWork, edge: EdgeRecord) -> bool:
+    """Let the parent wait for this child again. Return True if the parent has failed because of a child."""
+    parent = work.get(edge.parent)
     # guard: child_of_one_that_goes_on
-    if parent is None or link.outcome is None or not (parent.finished or parent.state is BLOCKED):
+    if parent is None or edge.outcome is None or not (parent.finished or parent.state is BLOCKED):
         return False
-    ledger.tables.update_edges([replace(link, outcome=None, result=None)])  # guard: waited_for_again
+    work.tables.update_edges([replace(edge, outcome=None, result=None)])  # guard: waited_for_again
     if parent.state is BLOCKED:
-        ledger.put(parent, replace(parent, open_children=parent.open_children + 1, updated_at=ledger.now))
+        work.update(parent, replace(parent, open_children=parent.open_children + 1, updated_at=work.now))
     return parent.state is FAILED and parent.reason is Reason.CHILD_FAILED
 
 
-def _run_again(ledger: UnitOfWork, parent_id: str) -> list[JobRecord]:
-    """A parent that failed with a child runs again, with the children that were canceled because of it."""
-    parent = ledger.get(parent_id)
-    if parent is None or parent.state is not FAILED or rival(ledger, parent) is not None:
+def _rerun_parent(work: UnitOfWork, parent_id: str) -> list[JobRecord]:
+    """Rerun a parent that failed because of a child, and the children that were canceled because of that."""
+    parent = work.get(parent_id)
+    if parent is None or parent.state is not FAILED or key_rival(work, parent) is not None:
         return []
-    revived = _revived(ledger, parent)
-    return [*revived, ledger.move(Move.RERUN, parent, rerun(ledger, parent))]
+    reruns = _rerun_canceled_children(work, parent)
+    return [*reruns, work.move(Move.RERUN, parent, rerun(work, parent))]
 
 
-def _revived(ledger: UnitOfWork, parent: JobRecord) -> list[JobRecord]:
-    """Children that were canceled only because another one had failed, and theirs."""
-    links = [link for link in ledger.tables.child_edges(parent.id) if link.outcome is ChildEnd.CANCELED]
-    ledger.load([link.child for link in links])
-    revived: list[JobRecord] = []
-    for link in links:
-        child = ledger.get(link.child)
-        if child is None or child.seq != link.seq or not _is_collateral(ledger, child):
+def _rerun_canceled_children(work: UnitOfWork, parent: JobRecord) -> list[JobRecord]:
+    """Rerun children that were canceled only because another child had failed, and their children."""
+    edges = [edge for edge in work.tables.child_edges(parent.id) if edge.outcome is ChildEnd.CANCELED]
+    work.load([edge.child for edge in edges])
+    reruns: list[JobRecord] = []
+    for edge in edges:
+        child = work.get(edge.child)
+        if child is None or child.seq != edge.seq or not _is_collateral(work, child):
             continue
-        ledger.tables.update_edges([replace(link, outcome=None, result=None)])
-        revived += _revived(ledger, child) if child.children else []
-        revived.append(ledger.move(Move.RERUN, child, rerun(ledger, child)))
-    return revived
+        work.tables.update_edges([replace(edge, outcome=None, result=None)])
+        reruns += _rerun_canceled_children(work, child) if child.children else []
+        reruns.append(work.move(Move.RERUN, child, rerun(work, child)))
+    return reruns
 
 
-def _is_collateral(ledger: UnitOfWork, job: JobRecord) -> bool:
-    """Canceled only because another child of its parent had failed, and free to run again."""
-    is_one = job.state is CANCELED and job.reason is Reason.CHILD_FAILED
-    return is_one and rival(ledger, job) is None
+def _is_collateral(work: UnitOfWork, job: JobRecord) -> bool:
+    """Return True if a job was canceled only because another child failed, and its unique key is free."""
+    is_canceled_with_parent = job.state is CANCELED and job.reason is Reason.CHILD_FAILED
+    return is_canceled_with_parent and key_rival(work, job) is None
 
 
 def rerun(
-    ledger: UnitOfWork, job: JobRecord, run_at: float | None = None, reset_attempts: bool = False
+    work: UnitOfWork, job: JobRecord, run_at: float | None = None, reset_attempts: bool = False
 ) -> JobRecord:
-    """`job` as it runs again, after its open children if it has any."""
-    if job.children and job.finished:  # else it is refused, and keeps what its children have left
-        ledger.tables.reopen_flow(job.id)  # first: upkeep may be about to drop its edges
-        _await_again(ledger, job.id)
-        job = replace(job, open_children=ledger.tables.open_child_count(job.id))
-    return move.rerun(job, run_at, reset_attempts, ledger.now)
+    """Return `job` as it is after a rerun: it waits for its open children, if it has any."""
+    if job.children and job.finished:  # an unfinished job refuses the rerun below, and keeps its edges
+        work.tables.reopen_flow(job.id)  # first: another pass may be about to delete the edges
+        _reopen_living_edges(work, job.id)
+        job = replace(job, open_children=work.tables.open_child_count(job.id))
+    return move.rerun(job, run_at, reset_attempts, work.now)
 
 
-def children_first(ledger: UnitOfWork, ids: Sequence[str]) -> list[str]:
-    """These jobs, each after those of them that it waits for: what runs again with them is waited for."""
-    wanted, seen = set(ids), set[str]()
-    found: dict[str, None] = {}
-    left = [(one, False) for one in reversed(ids)]
-    while left:
-        one, is_done = left.pop()
+def order_children_first(work: UnitOfWork, ids: Sequence[str]) -> list[str]:
+    """Sort these jobs so that children come before their parents: then the parents wait for their rerun."""
+    selected, seen = set(ids), set[str]()
+    ordered: dict[str, None] = {}
+    stack = [(current, False) for current in reversed(ids)]
+    while stack:
+        current, is_done = stack.pop()
         if is_done:
-            found[one] = None
-        elif one not in seen:
-            seen.add(one)
-            job = ledger.get(one)
-            links = [] if job is None or not job.children else ledger.tables.child_edges(one)
-            below = [(link.child, False) for link in reversed(links) if link.child in wanted]
-            left += [(one, True), *below]
-    return list(found)
+            ordered[current] = None
+        elif current not in seen:
+            seen.add(current)
+            job = work.get(current)
+            edges = [] if job is None or not job.children else work.tables.child_edges(current)
+            children = [(edge.child, False) for edge in reversed(edges) if edge.child in selected]
+            stack += [(current, True), *children]
+    return list(ordered)
 
 
-def _await_again(ledger: UnitOfWork, parent: str) -> None:
-    """Children that were rerun while this parent was at work, with what they had left, are open to it now."""
-    ledger.flush()
-    again = ledger.tables.reopened_edges(parent)
-    ledger.load([link.child for link in again])  # and locked: one that just ends has told before
-    living = [link for link in again if (child := ledger.get(link.child)) and not child.finished]
-    if living:
-        ledger.tables.update_edges([replace(link, outcome=None, result=None) for link in living])
+def _reopen_living_edges(work: UnitOfWork, parent: str) -> None:
+    """Reopen the edges to children that were rerun while this parent did not wait for them."""
+    work.flush()
+    edges = work.tables.reopened_edges(parent)
+    work.load(
+        [edge.child for edge in edges]
+    )  # this also locks them, so that none can end in another pass meanwhile
+    open_edges = [edge for edge in edges if (child := work.get(edge.child)) and not child.finished]
+    if open_edges:
+        work.tables.update_edges([replace(edge, outcome=None, result=None) for edge in open_edges])
 
 
-def rival(ledger: UnitOfWork, job: JobRecord) -> str | None:
-    """The job that lives and holds the unique key of this one, which is to live again."""
+def key_rival(work: UnitOfWork, job: JobRecord) -> str | None:
+    """Return the id of an unfinished job that holds the unique key of a job that is to run again."""
     if job.unique is None or job.unique.is_aligned:
         return None
-    holder = ledger.holder(move.slot_of(job, job.unique, ledger.now))
+    holder = work.holder(move.slot_of(job, job.unique, work.now))
     if holder is None or holder == job.id:
         return None
-    other = ledger.get(holder)
+    other = work.get(holder)
     return None if other is None or other.finished else holder
 
 
-def tidy(ledger: UnitOfWork, limit: int) -> tuple[int, bool]:
-    """Go on with closing flows: how many edges went, and whether there may be more to do."""
-    tables = ledger.tables
-    more = _tie_late(ledger, limit)
-    release(ledger)
-    ledger.room = limit
+def continue_closing_flows(work: UnitOfWork, limit: int) -> tuple[int, bool]:
+    """Continue with the closing flows. Return how many edges were deleted, and whether there may be more."""
+    tables = work.tables
+    more = _add_pending_edges(work, limit)
+    propagate_ends(work)
+    work.cancel_budget = limit
     for parent, reason in tables.flows_to_cancel(limit):
-        if not _cancel(ledger, parent, reason):
+        if not _cancel_children(work, parent, reason):
             tables.close_flow(parent, None, None)
-    release(ledger)
-    went = 0
-    for parent in tables.prunable_flows(ledger.now, limit):
-        went += tables.drop_edges(parent, limit - went)
-        if went >= limit:
-            return went, True
+    propagate_ends(work)
+    deleted = 0
+    for parent in tables.prunable_flows(work.now, limit):
+        deleted += tables.drop_edges(parent, limit - deleted)
+        if deleted >= limit:
+            return deleted, True
         tables.reopen_flow(parent)
-    return went, more or ledger.room <= 0
+    return deleted, more or work.cancel_budget <= 0

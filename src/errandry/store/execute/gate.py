@@ -1,4 +1,4 @@
-"""What operators do to gates: pause and resume them, and give them rules."""
+"""Operator commands on gates: pause, resume, and set rules."""
 
 from msgspec.structs import replace
 
@@ -12,68 +12,68 @@ from errandry.store.execute.unit_of_work import UnitOfWork
 GateCommand = Pause | Resume | PutRule
 
 
-def pause(ledger: UnitOfWork, command: Pause) -> Ack:
-    gate = _gate(ledger, command)
+def pause(work: UnitOfWork, command: Pause) -> Ack:
+    gate = _lock_gate(work, command)
     if gate.paused is not None:
         return ALREADY
-    _put(ledger, replace(gate, paused=PauseInfo(ledger.now, command.by)))
-    _tell(ledger, EventKind.PAUSED, command, command.by)
+    _put_gate(work, replace(gate, paused=PauseInfo(work.now, command.by)))
+    _emit(work, EventKind.PAUSED, command, command.by)
     return WRITTEN
 
 
-def resume(ledger: UnitOfWork, command: Resume) -> Ack:
-    gate = _gate(ledger, command, make=False)
+def resume(work: UnitOfWork, command: Resume) -> Ack:
+    gate = _lock_gate(work, command, create=False)
     if gate.paused is None:
         return ALREADY
-    _put(ledger, replace(gate, paused=None))
-    _tell(ledger, EventKind.RESUMED, command)
+    _put_gate(work, replace(gate, paused=None))
+    _emit(work, EventKind.RESUMED, command)
     return WRITTEN
 
 
-def put_rule(ledger: UnitOfWork, command: PutRule) -> Ack:
-    gate = _gate(ledger, command, make=command.rule != NO_RULE)
+def put_rule(work: UnitOfWork, command: PutRule) -> Ack:
+    gate = _lock_gate(work, command, create=command.rule != NO_RULE)
     if gate.rule == command.rule:
         return ALREADY
-    ruling = None if command.rule == NO_RULE else RuleInfo(command.rule, ledger.now, command.by)
-    _put(ledger, replace(gate, ruling=ruling))
-    _tell(ledger, EventKind.RULE_CHANGED, command, command.by)
+    ruling = None if command.rule == NO_RULE else RuleInfo(command.rule, work.now, command.by)
+    _put_gate(work, replace(gate, ruling=ruling))
+    _emit(work, EventKind.RULE_CHANGED, command, command.by)
     return WRITTEN
 
 
-def close_for(ledger: UnitOfWork, job: JobRecord, delay: float) -> None:
-    """Nothing else of the job's group is claimed for so long; without a group, nothing else of its task."""
+def close_gate_of(work: UnitOfWork, job: JobRecord, delay: float) -> None:
+    """Close the job's group for `delay` seconds; without a group, close its task."""
     kind = GateKind.GROUP if job.group else GateKind.TASK
     name = job.queue if job.group else job.task
-    ledger.shut((kind, name, job.group), ledger.now + delay)
+    work.close_gate((kind, name, job.group), work.now + delay)
 
 
-def forget_worker(ledger: UnitOfWork, worker: str) -> None:
-    """A worker that is gone is not paused either: every start has an id of its own."""
-    if any(gate.name == worker for gate in ledger.tables.gates(GateKind.WORKER)):
-        _put(ledger, GateRecord(GateKind.WORKER, worker))
+def forget_worker(work: UnitOfWork, worker: str) -> None:
+    """Drop the pause of a worker that has gone: it never comes back, because every start has a new id."""
+    if any(gate.name == worker for gate in work.tables.gates(GateKind.WORKER)):
+        _put_gate(work, GateRecord(GateKind.WORKER, worker))
 
 
-def _gate(ledger: UnitOfWork, command: GateCommand, make: bool = True) -> GateRecord:
-    return ledger.tables.gate((command.kind, command.name, command.group), make)
+def _lock_gate(work: UnitOfWork, command: GateCommand, create: bool = True) -> GateRecord:
+    return work.tables.gate((command.kind, command.name, command.group), create)
 
 
-def _put(ledger: UnitOfWork, gate: GateRecord) -> None:
-    ledger.tables.put_gates([gate], ledger.now)
-    ledger.forget_gates()
+def _put_gate(work: UnitOfWork, gate: GateRecord) -> None:
+    work.tables.put_gates([gate], work.now)
+    work.invalidate_gates()
     if gate.kind is GateKind.GROUP:
-        ledger.tables.unpark_groups([(gate.name, gate.group)])
+        work.tables.unpark_groups([(gate.name, gate.group)])
     elif gate.kind is GateKind.QUEUE:
-        ledger.tables.unpark_queue(gate.name)
+        work.tables.unpark_queue(gate.name)
 
 
-def _tell(ledger: UnitOfWork, kind: EventKind, command: GateCommand, by: str = "") -> None:
-    """An event has no field for a worker or a group: its name is the text."""
+def _emit(work: UnitOfWork, kind: EventKind, command: GateCommand, by: str = "") -> None:
+    """Emit an event. It has no field for a worker or a group, so the text has their name."""
     match command.kind:
         case GateKind.QUEUE:
-            ledger.tell(kind, queue=command.name, text=by)
+            work.emit(kind, queue=command.name, text=by)
         case GateKind.TASK:
-            ledger.tell(kind, task=command.name, text=by)
+            work.emit(kind, task=command.name, text=by)
         case GateKind.GROUP:
-            ledger.tell(kind, queue=command.name, text=command.group)
+            work.emit(kind, queue=command.name, text=command.group)
         case GateKind.WORKER:
-            ledger.tell(kind, text=command.name)
+            work.emit(kind, text=command.name)

@@ -1,4 +1,4 @@
-"""Inserts: what is new becomes a job; what is there already, or whose unique key is held, does not."""
+"""Insert jobs, except those whose id exists already or whose unique key another job holds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from errandry.core import check, move
 from errandry.core.answer import Inserted
 from errandry.core.command import Command, Insert, inserted_jobs, touched_ids
-from errandry.core.flow import AwaitOutcome, check_children
+from errandry.core.flow import AwaitOutcome, check_child_count
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.state import TABLE, Move
 from errandry.core.unique import Conflict, UniqueKey
@@ -16,127 +16,127 @@ from errandry.store.execute import flow
 from errandry.store.execute.capacity import make_room
 from errandry.store.execute.unit_of_work import UnitOfWork
 
-SENT = 250
-"""So many new jobs are on their way to a store that is far, and written there, while the next are made."""
-FEW = 50
-"""So many go first, and 75 after them: the server has something to do, and takes longer for it than we do."""
-_EARLY = frozenset((FEW, SENT // 2))
+FLUSH_BATCH = 250
+"""Number of new jobs written at a time to a store with latency, so that the server works meanwhile."""
+FIRST_FLUSH = 50
+"""Size of the first batch; 75 jobs follow. Small batches give the server something to do early."""
+_EARLY_FLUSHES = frozenset((FIRST_FLUSH, FLUSH_BATCH // 2))
 
 
-def load(ledger: UnitOfWork, commands: Sequence[Command]) -> None:
-    """Fetch for a pass in one go the jobs it names, and who holds the unique keys it wants."""
+def load(work: UnitOfWork, commands: Sequence[Command]) -> None:
+    """Fetch the jobs that the commands name and the holders of the keys they want, in one query each."""
     unique = [
         (new, new.unique) for command in commands for new in inserted_jobs(command) if new.unique is not None
     ]
-    ledger.slots = {new.id: move.slot_of(new, wanted, ledger.now) for new, wanted in unique}
-    ledger.load_keys(ledger.slots.values())
-    holders = [
-        ledger.holder(ledger.slots[new.id]) for new, _ in unique if new.on_conflict is Conflict.REPLACE
-    ]
-    ledger.load(
-        [one for command in commands for one in touched_ids(command)] + [one for one in holders if one]
+    work.slots = {new.id: move.slot_of(new, wanted, work.now) for new, wanted in unique}
+    work.load_keys(work.slots.values())
+    holders = [work.holder(work.slots[new.id]) for new, _ in unique if new.on_conflict is Conflict.REPLACE]
+    work.load(
+        [job_id for command in commands for job_id in touched_ids(command)]
+        + [holder for holder in holders if holder]
     )
-    tables = ledger.tables
-    if tables.reserves_numbers and not tables.has_gates:  # which may refuse some: their queue is full
-        tables.expect_numbers(sum(_sure(ledger, [one for one in commands if isinstance(one, Insert)])))
+    tables = work.tables
+    if tables.reserves_numbers and not tables.has_gates:  # with gates, a full queue may refuse jobs
+        inserts = [command for command in commands if isinstance(command, Insert)]
+        tables.expect_numbers(sum(_certain_inserts(work, inserts)))
 
 
-def insert(ledger: UnitOfWork, command: Insert) -> Inserted:
-    there = _there(ledger, command.jobs)
-    ties = flow.ties(ledger, command.jobs, command.edges, there) if command.edges else None
-    if ledger.tables.has_gates:
-        fresh = [new for new in command.jobs if new.id not in there]
-        make_room(ledger, [new for new in fresh if ties is None or not ties.children[new.id]])
-    replaced = _made(ledger, command.jobs, there, ties)
+def insert(work: UnitOfWork, command: Insert) -> Inserted:
+    existing = _existing_jobs(work, command.jobs)
+    edges = flow.new_edges(work, command.jobs, command.edges, existing) if command.edges else None
+    if work.tables.has_gates:
+        fresh = [new for new in command.jobs if new.id not in existing]
+        make_room(work, [new for new in fresh if edges is None or not edges.children[new.id]])
+    replaced = _create_jobs(work, command.jobs, existing, edges)
     ids = touched_ids(command)
-    if not there:
+    if not existing:
         return Inserted(ids)
-    existed = frozenset(there.values()) - (set(ids) - there.keys())
-    return Inserted(tuple([there.get(one, one) for one in ids]), existed, frozenset(replaced))
+    existed = frozenset(existing.values()) - (set(ids) - existing.keys())
+    return Inserted(tuple([existing.get(job_id, job_id) for job_id in ids]), existed, frozenset(replaced))
 
 
-def awaited(ledger: UnitOfWork, job: JobRecord, outcome: AwaitOutcome) -> JobRecord:
-    """`job`, which runs, with more children that it is about to wait for."""
-    there = _there(ledger, outcome.jobs)
-    ties = flow.ties(ledger, outcome.jobs, outcome.edges, there)
-    check_children(job.id, job.children + ties.children[job.id])
-    _made(ledger, outcome.jobs, there, ties, job.children)
-    children = ties.children[job.id]
+def insert_awaited_children(work: UnitOfWork, job: JobRecord, outcome: AwaitOutcome) -> JobRecord:
+    """Insert children that a running job is about to wait for; return the job with them counted."""
+    existing = _existing_jobs(work, outcome.jobs)
+    edges = flow.new_edges(work, outcome.jobs, outcome.edges, existing)
+    check_child_count(job.id, job.children + edges.children[job.id])
+    _create_jobs(work, outcome.jobs, existing, edges, job.children)
+    children = edges.children[job.id]
     return replace(job, children=job.children + children, open_children=children)
 
 
-def _made(
-    ledger: UnitOfWork,
+def _create_jobs(
+    work: UnitOfWork,
     jobs: Sequence[NewJob],
-    there: Mapping[str, str],
-    ties: flow.NewEdges | None,
+    existing: Mapping[str, str],
+    edges: flow.NewEdges | None,
     first: int = 0,
 ) -> list[str]:
-    """Make what is not there, and tie it; the jobs that were replaced."""
-    tables, now, made = ledger.tables, ledger.now, Move.INSERT
-    tables.expect_numbers(len(jobs) - len(there))
+    """Insert the jobs that do not exist, and their edges; return the ids of jobs that were replaced."""
+    tables, now, insertion = work.tables, work.now, Move.INSERT
+    tables.expect_numbers(len(jobs) - len(existing))
     replaced = []
     for count, new in enumerate(jobs, 1):
-        if new.id not in there:
-            family = (ties.children[new.id], ties.parents[new.id]) if ties else ()
-            ledger.move(made, None, move.created(new, tables.next_number(), now, *family))
-        elif new.on_conflict is Conflict.REPLACE and _replaced(ledger, there[new.id], new):
-            replaced.append(there[new.id])
-        if tables.has_latency and (count % SENT == 0 or count in _EARLY):
-            ledger.send()
-    if ties is not None:
-        flow.tie(ledger, ties, {new.id for new in jobs if new.id not in there}, first)
+        if new.id not in existing:
+            family = (edges.children[new.id], edges.parents[new.id]) if edges else ()
+            work.move(insertion, None, move.created(new, tables.next_number(), now, *family))
+        elif new.on_conflict is Conflict.REPLACE and _replace_job(work, existing[new.id], new):
+            replaced.append(existing[new.id])
+        if tables.has_latency and (count % FLUSH_BATCH == 0 or count in _EARLY_FLUSHES):
+            work.write_jobs()
+    if edges is not None:
+        flow.add_edges(work, edges, {new.id for new in jobs if new.id not in existing}, first)
     return replaced
 
 
-def _there(ledger: UnitOfWork, jobs: Sequence[NewJob]) -> dict[str, str]:
-    """The jobs that are not to be made, by their ids: for each the id of the one there in its place."""
+def _existing_jobs(work: UnitOfWork, jobs: Sequence[NewJob]) -> dict[str, str]:
+    """Return the new ids that must not be inserted, each with the id of the existing job in its place."""
     for new in jobs:
-        check.sized("payload", new.payload, ledger.bounds.payload)
-    there = {new.id: new.id for new in jobs if ledger.get(new.id) is not None}  # guard: id_idempotence
-    if not ledger.slots:
-        return there
+        check.size("payload", new.payload, work.limits.payload)
+    existing = {new.id: new.id for new in jobs if work.get(new.id) is not None}  # guard: id_idempotence
+    if not work.slots:
+        return existing
     taken: dict[str, str] = {}
-    for new, unique, slot in _slots(ledger, jobs):
-        if new.id in there:
+    for new, unique, slot in _jobs_with_slots(work, jobs):
+        if new.id in existing:
             continue
-        holder = taken.get(slot) or ledger.holder(slot)  # guard: unique_key
+        holder = taken.get(slot) or work.holder(slot)  # guard: unique_key
         if holder is None:
             taken[slot] = new.id
         elif new.on_conflict is Conflict.RAISE and holder != new.id:
             raise DuplicateJob(unique.key, holder)
         else:
-            there[new.id] = holder
-    return there
+            existing[new.id] = holder
+    return existing
 
 
-def _replaced(ledger: UnitOfWork, holder: str, new: NewJob) -> bool:
-    """Have the holder of a unique key do what `new` was to do, unless a worker has it, or has had it."""
-    job = ledger.get(holder)
+def _replace_job(work: UnitOfWork, holder: str, new: NewJob) -> bool:
+    """Give the key's holder the payload and times of `new`; False if a worker has claimed it before."""
+    job = work.get(holder)
     if holder == new.id or job is None or job.state not in TABLE[Move.EDIT].leads:
         return False
-    ledger.move(Move.EDIT, job, move.replaced(job, new, ledger.now))
+    work.move(Move.EDIT, job, move.replaced(job, new, work.now))
     return True
 
 
-def _sure(ledger: UnitOfWork, inserts: Sequence[Insert]) -> Iterator[int]:
-    """How many jobs each of these is going to make, at least."""
+def _certain_inserts(work: UnitOfWork, inserts: Sequence[Insert]) -> Iterator[int]:
+    """Yield for each insert the number of jobs it is certain to insert."""
     wanted: set[str] = set()
     for command in inserts:
-        slots = [slot for *_, slot in _slots(ledger, command.jobs)]
-        is_sure = not slots or (
-            wanted.isdisjoint(slots) and len(set(slots)) == len(slots) and not any(map(ledger.holder, slots))
+        slots = [slot for *_, slot in _jobs_with_slots(work, command.jobs)]
+        is_certain = not slots or (
+            wanted.isdisjoint(slots) and len(set(slots)) == len(slots) and not any(map(work.holder, slots))
         )
         wanted.update(slots)
         if (
-            is_sure
+            is_certain
             and not command.edges
-            and all(check.fits(new.payload, ledger.bounds.payload) for new in command.jobs)
+            and all(check.fits(new.payload, work.limits.payload) for new in command.jobs)
         ):
-            yield sum(ledger.get(new.id) is None for new in command.jobs)
+            yield sum(work.get(new.id) is None for new in command.jobs)
 
 
-def _slots(ledger: UnitOfWork, jobs: Sequence[NewJob]) -> Iterator[tuple[NewJob, UniqueKey, str]]:
+def _jobs_with_slots(work: UnitOfWork, jobs: Sequence[NewJob]) -> Iterator[tuple[NewJob, UniqueKey, str]]:
     for new in jobs:
         if new.unique is not None:
-            yield new, new.unique, ledger.slots[new.id]
+            yield new, new.unique, work.slots[new.id]

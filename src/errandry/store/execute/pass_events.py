@@ -1,16 +1,18 @@
-"""What happened in a pass: the events to tell, and the changes of the counters."""
+"""The events of a pass and its changes of the counters."""
 
 from collections import Counter
 from collections.abc import Iterator
 
-from errandry.core.event import KINDS, EventKind, EventRun
+from errandry.core.event import KINDS_OF_MOVE, EventKind, EventRun
 from errandry.core.job import JobRecord
 from errandry.core.state import RUNNING, TERMINAL, Move, State
-from errandry.core.stats import COUNTED, RUNS, WAITS, bucket
+from errandry.core.stats import RUNS, TOTAL_PREFIX, WAITS, bucket
 
-LIFETIME = COUNTED
-"""Counters with this prefix only ever rise; those of `core.stats` too. The others are how many jobs are in a
-state now."""
+LIFETIME_PREFIX = TOTAL_PREFIX
+"""Prefix of the counters that only ever rise; so do those of `core.stats`.
+
+The other counters say how many jobs are in a state now.
+"""
 
 _LIFETIME = {
     Move.INSERT: "total.inserted",
@@ -19,32 +21,32 @@ _LIFETIME = {
 }
 _REMOVED = (EventKind.REMOVED,)
 
-_About = tuple[Move | None, State | None, State | None, str, str, int]
-"""What jobs that moved alike have in common: the move, the state left and reached, queue, task, attempts."""
+_MoveKind = tuple[Move | None, State | None, State | None, str, str, int]
+"""What the jobs of a run have in common: move, state left, state reached, queue, task, attempts."""
 
 
 class PassEvents:
-    """Jobs mostly move one after the other in the same way: such a run is looked up and written once."""
+    """Collects moves in runs: mostly many jobs in a row make the same move, so its events are stored once."""
 
     def __init__(self, now: float) -> None:
-        self.told: list[EventRun] = []
+        self.event_runs: list[EventRun] = []
         self._now = now
-        self._runs: list[tuple[_About, list[str], list[float]]] = []
-        self._about: _About | None = None
+        self._runs: list[tuple[_MoveKind, list[str], list[float]]] = []
+        self._last_kind: _MoveKind | None = None
         self._jobs: list[str] = []
         self._since: list[float] = []
 
-    def moved(
+    def record_move(
         self, move: Move | None, before: JobRecord | None, after: JobRecord | None, job: JobRecord
     ) -> None:
-        """`job`, as it is or was, has come, changed or gone; without a move nobody is told."""
+        """Record that `job` was inserted, changed or deleted. Without a move there is no event."""
         left = None if before is None else before.state
         reached = None if after is None else after.state
-        about = move, left, reached, job.queue, job.task, job.attempts
-        if about == self._about:
+        kind = move, left, reached, job.queue, job.task, job.attempts
+        if kind == self._last_kind:
             self._jobs.append(job.id)
         else:
-            self._begin(about, job.id)
+            self._start_run(kind, job.id)
         if before is None or after is None or (left is RUNNING) is (reached is RUNNING):
             return
         since = before.started_at
@@ -53,41 +55,43 @@ class PassEvents:
         if since is not None:
             self._since.append(since)
 
-    def left_queue(self, before: JobRecord, after: JobRecord) -> None:
-        """A job is about to be in another queue."""
+    def record_queue_change(self, before: JobRecord, after: JobRecord) -> None:
+        """Record that a job is kind to be in another queue."""
         for queue, left, reached in ((before.queue, before.state, None), (after.queue, None, before.state)):
-            about = Move.EDIT, left, reached, queue, before.task, before.attempts
-            self._runs.append((about, [before.id], []))
+            kind = Move.EDIT, left, reached, queue, before.task, before.attempts
+            self._runs.append((kind, [before.id], []))
 
-    def tell(self, kind: EventKind, queue: str, task: str, job: str, text: str) -> None:
-        self._about = None
-        self.told.append(EventRun((kind,), [job], queue, task, 0, text))
+    def emit(self, kind: EventKind, queue: str, task: str, job: str, text: str) -> None:
+        self._last_kind = None
+        self.event_runs.append(EventRun((kind,), [job], queue, task, 0, text))
 
     def deltas(self) -> dict[tuple[str, str], dict[str, int]]:
-        """By queue and task, how much each counter has changed."""
+        """Return the change of each counter, by queue and task."""
         deltas: dict[tuple[str, str], dict[str, int]] = {}
         for (move, left, reached, queue, task, _), jobs, since in self._runs:
             counters = deltas.setdefault((queue, task), {})
-            for name, sign in _counted(move, left, reached):
+            for name, sign in _counter_changes(move, left, reached):
                 counters[name] = counters.get(name, 0) + sign * len(jobs)
             if move is Move.EXPIRE:
-                continue  # nobody knows how long it ran
+                continue  # the time at which the worker died is not known
             names = WAITS if reached is RUNNING else RUNS
             for at, times in Counter(since).items():
                 name = bucket(names, self._now - at)
                 counters[name] = counters.get(name, 0) + times
         return deltas
 
-    def _begin(self, about: _About, job: str) -> None:
-        self._about, self._jobs, self._since = about, [job], []
-        self._runs.append((about, self._jobs, self._since))
-        move, _, reached, queue, task, attempts = about
-        kinds = _REMOVED if reached is None else () if move is None else KINDS[move, reached]
+    def _start_run(self, kind: _MoveKind, job: str) -> None:
+        self._last_kind, self._jobs, self._since = kind, [job], []
+        self._runs.append((kind, self._jobs, self._since))
+        move, _, reached, queue, task, attempts = kind
+        kinds = _REMOVED if reached is None else () if move is None else KINDS_OF_MOVE[move, reached]
         if kinds:
-            self.told.append(EventRun(kinds, self._jobs, queue, task, attempts))
+            self.event_runs.append(EventRun(kinds, self._jobs, queue, task, attempts))
 
 
-def _counted(move: Move | None, left: State | None, reached: State | None) -> Iterator[tuple[str, int]]:
+def _counter_changes(
+    move: Move | None, left: State | None, reached: State | None
+) -> Iterator[tuple[str, int]]:
     if left is not reached:
         if left is not None:
             yield left, -1
@@ -96,7 +100,7 @@ def _counted(move: Move | None, left: State | None, reached: State | None) -> It
         if reached is not None:
             yield reached, 1
             if reached in TERMINAL:
-                yield LIFETIME + reached, 1  # guard: finished_totals
+                yield LIFETIME_PREFIX + reached, 1  # guard: finished_totals
         else:
             yield "total.moved_out" if move is Move.EDIT else "total.removed", 1  # guard: keep_0_totals
     if move in _LIFETIME and not (move is Move.RETRY and reached in TERMINAL):

@@ -1,7 +1,8 @@
-"""Durable steps: written under the fence of the attempt that made them; signals by anybody.
+"""Durable steps, sleeps and signals of jobs.
 
-What a job waits for and how long stands beside its steps. A signal that comes in time is written and puts
-the job in line in one step; one that comes too late is refused: what a handler was told stays so.
+A step is written under the fence of the attempt that made it. A signal may come from any client. If it comes
+in time, one pass writes it and promotes the job that waits for it. If it comes after the timeout it is
+refused, because the handler was told already that there was none.
 """
 
 from typing import Any
@@ -20,75 +21,75 @@ from errandry.store.execute.unit_of_work import UnitOfWork
 OPEN = tuple(state for state in State if state not in TERMINAL)
 
 
-def put(ledger: UnitOfWork, command: PutStep) -> Ack | Lost:
-    job = move.held(ledger.get(command.ref.job), command.ref, Move.STEP, ledger.now)  # guard: step_fence
+def put(work: UnitOfWork, command: PutStep) -> Ack | Lost:
+    job = move.held_job(work.get(command.ref.job), command.ref, Move.STEP, work.now)  # guard: step_fence
     if isinstance(job, LossCause):
         return Lost(job)
-    check.sized("step", command.result, ledger.bounds.step)  # guard: step_size
-    if _found(ledger, job, StepKind.STEP, command.name) is not None:  # guard: step_once
+    check.size("step", command.result, work.limits.step)  # guard: step_size
+    if _find_step(work, job, StepKind.STEP, command.name) is not None:  # guard: step_once
         return ALREADY
-    steps = _added(ledger, job, StepKind.STEP, command.name, result=command.result, at=ledger.now)
-    ledger.move(Move.STEP, job, move.stepped(job, steps, ledger.now))
+    steps = _add_step(work, job, StepKind.STEP, command.name, result=command.result, at=work.now)
+    work.move(Move.STEP, job, move.stepped(job, steps, work.now))
     return WRITTEN
 
 
-def slept(ledger: UnitOfWork, job: JobRecord, outcome: SnoozeOutcome) -> JobRecord:
-    """`job`, which runs, with the sleep written down that it is about to begin."""
-    if outcome.step is None or _found(ledger, job, StepKind.SLEEP, outcome.step) is not None:
+def record_sleep(work: UnitOfWork, job: JobRecord, outcome: SnoozeOutcome) -> JobRecord:
+    """Save the sleep that a running job is about to begin; return the job."""
+    if outcome.step is None or _find_step(work, job, StepKind.SLEEP, outcome.step) is not None:
         return job
-    now = ledger.now
+    now = work.now
     return replace(
-        job, steps=_added(ledger, job, StepKind.SLEEP, outcome.step, at=now, until=now + outcome.delay)
+        job, steps=_add_step(work, job, StepKind.SLEEP, outcome.step, at=now, until=now + outcome.delay)
     )
 
 
-def awaiting(ledger: UnitOfWork, job: JobRecord, outcome: WaitOutcome) -> tuple[JobRecord, WaitOutcome]:
-    """`job`, which runs, with the signal written down that it is about to wait for; and how long it does."""
-    found, now = _found(ledger, job, StepKind.SIGNAL, outcome.name), ledger.now
-    if found is None:
+def record_wait(work: UnitOfWork, job: JobRecord, outcome: WaitOutcome) -> tuple[JobRecord, WaitOutcome]:
+    """Save the wait for a signal that a running job begins; return job and outcome with the time left."""
+    saved, now = _find_step(work, job, StepKind.SIGNAL, outcome.name), work.now
+    if saved is None:
         until = now + outcome.timeout
-        steps = _added(ledger, job, StepKind.SIGNAL, outcome.name, until=until)
+        steps = _add_step(work, job, StepKind.SIGNAL, outcome.name, until=until)
         return replace(job, steps=replace(steps, signal=outcome.name)), outcome
-    is_there = found.at is not None
-    left = 0.0 if is_there else max(0.0, (found.until or now) - now)
-    return replace(job, steps=StepState(_count(job), outcome.name)), WaitOutcome(outcome.name, left)
+    has_come = saved.at is not None
+    left = 0.0 if has_come else max(0.0, (saved.until or now) - now)
+    return replace(job, steps=StepState(_step_count(job), outcome.name)), WaitOutcome(outcome.name, left)
 
 
-def signal(ledger: UnitOfWork, command: SendSignal) -> Ack:
-    job = ledger.get(command.job)
+def signal(work: UnitOfWork, command: SendSignal) -> Ack:
+    job = work.get(command.job)
     if job is None:
         raise UnknownJob(command.job)
     if job.finished:
         raise InvalidMove(job.id, "signal", job.state, OPEN)
-    check.sized("payload", command.payload, ledger.bounds.step)
-    found, now = _found(ledger, job, StepKind.SIGNAL, command.name), ledger.now
-    if found is None:
-        steps = _added(ledger, job, StepKind.SIGNAL, command.name, result=command.payload, at=now)
-        ledger.put(job, replace(job, steps=steps, updated_at=now))
+    check.size("payload", command.payload, work.limits.step)
+    saved, now = _find_step(work, job, StepKind.SIGNAL, command.name), work.now
+    if saved is None:
+        steps = _add_step(work, job, StepKind.SIGNAL, command.name, result=command.payload, at=now)
+        work.update(job, replace(job, steps=steps, updated_at=now))
         return WRITTEN
-    if found.at is not None:  # guard: signal_once
+    if saved.at is not None:  # guard: signal_once
         return ALREADY
-    if found.until is not None and found.until <= max(now, job.claimed_at or 0.0):  # guard: signal_late
+    if saved.until is not None and saved.until <= max(now, job.claimed_at or 0.0):  # guard: signal_late
         raise InvalidValue("signal", command.name, f"job {job.id} waits for it no longer: it came too late")
-    ledger.tables.put_step(replace(found, result=command.payload, at=now))
-    if job.awaits == command.name:  # guard: signal_wakes
-        ledger.move(Move.PROMOTE, job, move.promoted(job, now))
+    work.tables.put_step(replace(saved, result=command.payload, at=now))
+    if job.awaited_signal == command.name:  # guard: signal_wakes
+        work.move(Move.PROMOTE, job, move.promoted(job, now))
     return WRITTEN
 
 
-def _found(ledger: UnitOfWork, job: JobRecord, kind: StepKind, name: str) -> Step | None:
-    return None if job.steps is None else ledger.tables.step(job.id, kind, name)
+def _find_step(work: UnitOfWork, job: JobRecord, kind: StepKind, name: str) -> Step | None:
+    return None if job.steps is None else work.tables.step(job.id, kind, name)
 
 
-def _added(ledger: UnitOfWork, job: JobRecord, kind: StepKind, name: str, **fields: Any) -> StepState:
-    """Write down a step that was not there; what the record of the job then says."""
-    count = _count(job)
+def _add_step(work: UnitOfWork, job: JobRecord, kind: StepKind, name: str, **fields: Any) -> StepState:
+    """Insert a step; return the job's new step state."""
+    count = _step_count(job)
     if count >= STEPS_MAX:  # guard: steps_max
         why = f"job {job.id} has {count:,} steps, sleeps and signals, and no job has more: spawn others"
         raise InvalidValue(kind, name, why)
-    ledger.tables.put_step(Step(job.id, count, kind, name, **fields))
+    work.tables.put_step(Step(job.id, count, kind, name, **fields))
     return StepState(count + 1, None if job.steps is None else job.steps.signal)
 
 
-def _count(job: JobRecord) -> int:
+def _step_count(job: JobRecord) -> int:
     return 0 if job.steps is None else job.steps.count

@@ -1,4 +1,7 @@
-"""What one pass has touched: jobs as they were and are, the events, and the deltas of the counters."""
+"""The unit of work of one pass: it caches the jobs that were read, and collects what is to be written.
+
+Jobs change only through `move`, `update` and `remove`, which also collect events and counter changes.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -20,11 +23,11 @@ from errandry.store.execute.pass_events import PassEvents
 from errandry.store.tables.protocol import Change, ClaimedRefs, Tables
 
 CANCELED_CHILDREN_MAX = 1_000
-"""So many children does a pass cancel because of their parents."""
+"""Maximum number of children that one pass cancels because of their parents."""
 
 
 class FlowEnd(Struct, frozen=True, gc=False):
-    """A job of a flow that has ended; `cancel` is why its children are to be canceled, if they are."""
+    """The end of a job with parents or children; `cancel` is the reason to cancel its children, if any."""
 
     job: JobRecord
     outcome: ChildEnd
@@ -32,50 +35,59 @@ class FlowEnd(Struct, frozen=True, gc=False):
 
 
 class UnitOfWork:
-    """Reads through to the tables, remembers every move, and writes them together."""
+    """Reads jobs through a cache, and writes all changes together.
+
+    flow_ends       ended jobs whose parents and children are not updated yet, by job id
+    cancel_budget   how many more children this pass may cancel because of their parents
+    turned_queues   queues whose groups were served in turn by this pass
+    slots           for each new job with a unique key: the slot of that key
+    is_upkeep_done  True if nothing is due any more in this pass
+    """
 
     def __init__(
-        self, tables: Tables, now: float, bounds: StoreLimits, commands: Sequence[Command] = ()
+        self, tables: Tables, now: float, limits: StoreLimits, commands: Sequence[Command] = ()
     ) -> None:
-        self.tables, self.now, self.bounds, self._commands = tables, now, bounds, commands
-        self.is_tidy = False
-        self.turning: set[str] = set()
+        self.tables, self.now, self.limits, self._commands = tables, now, limits, commands
+        self.is_upkeep_done = False
+        self.turned_queues: set[str] = set()
         self._permits: Permits | None = None
         self._rules: dict[str, Rule] | None = None
-        self._shut: dict[GateKey, float] = {}
-        self._left: set[tuple[str, str]] = set()
+        self._gate_closings: dict[GateKey, float] = {}
+        self._left_groups: set[tuple[str, str]] = set()
         self._sizes: dict[tuple[str, str | None], int] | None = None
         self._claims: dict[str, dict[str, ClaimedRefs]] = {}
-        self.ended: dict[str, FlowEnd] = {}
-        self.room = CANCELED_CHILDREN_MAX
+        self.flow_ends: dict[str, FlowEnd] = {}
+        self.cancel_budget = CANCELED_CHILDREN_MAX
         self._jobs: dict[str, JobRecord | None] = {}
         self._changes: dict[str, Change] = {}
-        self._tally = PassEvents(now)
+        self._events = PassEvents(now)
         self.slots: dict[str, str] = {}
         self._keys: dict[str, KeyHolder | None] = {}
-        self._freed: dict[str, str] = {}
-        self._taken: dict[str, KeyHolder] = {}
+        self._freed_keys: dict[str, str] = {}
+        self._taken_keys: dict[str, KeyHolder] = {}
         self._rivals: dict[str, str] = {}
 
     def load(self, ids: Iterable[str]) -> None:
-        """Fetch these jobs in one go, so that `get` need not fetch them one by one."""
-        missing = [one for one in ids if one not in self._jobs]
+        """Fetch these jobs in job_id query, so that `get` finds them in the cache."""
+        missing = [job_id for job_id in ids if job_id not in self._jobs]
         if missing:
             self._jobs.update(dict.fromkeys(missing))
-            self._jobs.update(self.tables.find(missing))
+            self._jobs.update(self.tables.find_jobs(missing))
 
-    def load_again(self, ids: Iterable[str]) -> None:
-        """The same; and what was not there when it was looked for may have come since."""
+    def reload_missing(self, ids: Iterable[str]) -> None:
+        """Like `load`, but search again for jobs that did not exist when this pass first looked for them."""
         ids = list(ids)
-        gone = [
-            one for one in ids if one in self._jobs and self._jobs[one] is None and one not in self._changes
+        missing = [
+            job_id
+            for job_id in ids
+            if job_id in self._jobs and self._jobs[job_id] is None and job_id not in self._changes
         ]
-        if gone:
-            self._jobs.update(self.tables.find(gone))
+        if missing:
+            self._jobs.update(self.tables.find_jobs(missing))
         self.load(ids)
 
-    def know(self, jobs: Iterable[JobRecord]) -> None:
-        """These jobs were just read, and nothing of them is left to be written."""
+    def remember(self, jobs: Iterable[JobRecord]) -> None:
+        """Put jobs into the cache that were just read. They must have no unwritten changes."""
         self._jobs.update({job.id: job for job in jobs})
 
     def get(self, job_id: str) -> JobRecord | None:
@@ -84,14 +96,14 @@ class UnitOfWork:
         return self._jobs[job_id]
 
     def load_keys(self, slots: Iterable[str]) -> None:
-        """The same for `holder`."""
-        missing = [one for one in slots if one not in self._keys]
+        """Fetch the holders of these unique keys in slot query, for `holder`."""
+        missing = [slot for slot in slots if slot not in self._keys]
         if missing:
             self._keys.update(dict.fromkeys(missing))
             self._keys.update(self.tables.key_holders(missing))
 
     def holder(self, slot: str) -> str | None:
-        """The id of the job that holds this unique key."""
+        """Return the id of the job that holds this unique key, None if it is free or expired."""
         if slot not in self._keys:
             self.load_keys((slot,))
         key = self._keys[slot]
@@ -99,22 +111,23 @@ class UnitOfWork:
             return None
         job = self._jobs.get(key.job)
         if key.expires_at is None and job is not None and job.finished:
-            return None  # it has ended after the key was read, and before it was locked
+            return None  # the job has ended after the key was read and before the job was locked
         return key.job
 
-    def claims_of(self, worker: str) -> dict[str, ClaimedRefs]:
-        """By nonce, what the claims of a worker in this pass have brought, or had brought when sent before.
+    def saved_claims(self, worker: str) -> dict[str, ClaimedRefs]:
+        """Return the jobs of this worker's claims by nonce: saved by an earlier pass, or claimed in this one.
 
-        They are looked up together: a claim that is new takes the place of those that were remembered.
+        All nonces of the pass are looked up at once, because saving a new claim replaces the saved ones.
         """
         if worker not in self._claims:
-            nonces = [one.nonce for one in self._commands if isinstance(one, Claim) and one.worker == worker]
-            found = {nonce: self.tables.load_claims(worker, nonce) for nonce in nonces}
-            self._claims[worker] = {nonce: brought for nonce, brought in found.items() if brought is not None}
+            claims = [command for command in self._commands if isinstance(command, Claim)]
+            nonces = [claim.nonce for claim in claims if claim.worker == worker]
+            saved = {nonce: self.tables.load_claims(worker, nonce) for nonce in nonces}
+            self._claims[worker] = {nonce: refs for nonce, refs in saved.items() if refs is not None}
         return self._claims[worker]
 
     def move(self, move: Move, before: JobRecord | None, after: JobRecord) -> JobRecord:
-        """`before` has become `after`, which comes back with its place if it is in line again."""
+        """Record a move from `before` to `after`. Return `after`, with its place if it waits again."""
         state = after.state
         if before is not None:
             if state is WAITING and before.state is not state:
@@ -122,46 +135,48 @@ class UnitOfWork:
                 number = after.seq if self._keeps_place(after) else self.tables.next_number()
                 after = replace(after, place=place(after.order, number))
             if after.group and self.tables.has_gates:
-                self._hold_or_let(before, after)
-        self._keep(before, after, after)
-        self._tally.moved(move, before, after, after)
+                self._hold_group(before, after)
+        self._record_change(before, after, after)
+        self._events.record_move(move, before, after, after)
         if state in TERMINAL:
             if after.parents or after.children:
-                self.ended[after.id] = FlowEnd(after, END_OF_STATE[state], _cancels(after))
+                self.flow_ends[after.id] = FlowEnd(after, END_OF_STATE[state], _cancel_reason(after))
             if after.expires_at is not None and after.expires_at <= self.now:  # guard: keep_0
                 self.remove(Move.REMOVE, after)
         return after
 
-    def put(self, before: JobRecord, after: JobRecord) -> JobRecord:
-        """`before` has become `after` without a move: nobody is told."""
-        self._keep(before, after, after)
-        self._tally.moved(None, before, after, after)
+    def update(self, before: JobRecord, after: JobRecord) -> JobRecord:
+        """Record a change of a job that is no move. There is no event for it."""
+        self._record_change(before, after, after)
+        self._events.record_move(None, before, after, after)
         return after
 
     def remove(self, move: Move, job: JobRecord, cancel: Reason | None = None) -> None:
-        """`job` is gone; what it added to the lifetime totals stays."""
+        """Record that a job is deleted. What it added to the lifetime totals stays."""
         if job.group and job.state in HELD_STATES:
-            self._left.add((job.queue, job.group))
-        self._keep(job, None, job)
-        self._tally.moved(move, job, None, job)
+            self._left_groups.add((job.queue, job.group))
+        self._record_change(job, None, job)
+        self._events.record_move(move, job, None, job)
         if job.steps is not None:
             self.tables.drop_steps([job.id])
         if job.children or (job.parents and not job.finished):
-            self.ended.setdefault(job.id, FlowEnd(job, END_OF_STATE.get(job.state, ChildEnd.REMOVED), cancel))
+            self.flow_ends.setdefault(
+                job.id, FlowEnd(job, END_OF_STATE.get(job.state, ChildEnd.REMOVED), cancel)
+            )
 
-    def leave_queue(self, before: JobRecord, after: JobRecord) -> None:
-        """`before` is about to become `after`, in another queue: counted there, with a key of that queue."""
-        self._tally.left_queue(before, after)
+    def change_queue(self, before: JobRecord, after: JobRecord) -> None:
+        """Move a job's counters to another queue before its move, and its unique key if that is per queue."""
+        self._events.record_queue_change(before, after)
         unique = before.unique
-        if unique is not None and unique.is_of_queue:  # guard: key_goes_along
-            self._free(slot_of(before, unique, self.now), before.id)
-            self._take(slot_of(after, unique, self.now), holder_of(after, unique, self.now))
+        if unique is not None and unique.is_bound_to_queue:  # guard: key_goes_along
+            self._free_key(slot_of(before, unique, self.now), before.id)
+            self._take_key(slot_of(after, unique, self.now), holder_of(after, unique, self.now))
 
-    def tell(self, kind: EventKind, queue: str = "", task: str = "", job: str = "", text: str = "") -> None:
-        self._tally.tell(kind, queue, task, job, text)
+    def emit(self, kind: EventKind, queue: str = "", task: str = "", job: str = "", text: str = "") -> None:
+        self._events.emit(kind, queue, task, job, text)
 
     def rule(self, queue: str) -> Rule:
-        """What holds for a queue."""
+        """Return the rule of a queue."""
         if not self.tables.has_gates:
             return NO_RULE
         if self._rules is None:
@@ -169,166 +184,174 @@ class UnitOfWork:
         return self._rules.get(queue, NO_RULE)
 
     def permits(self) -> Permits | None:
-        """What may be claimed in this pass, counted: nobody else claims there before it is over.
+        """Count and return what this pass may claim; None if there are no gates.
 
-        None where no gate says anything.
+        Gates with limits stay locked until the pass ends, so that no other pass claims past them.
         """
-        self._open_what_was_left()
-        if self._permits is None and (self.tables.has_gates or self._shut):
-            self._permits = self._counted()
+        self._unpark_left_groups()
+        if self._permits is None and (self.tables.has_gates or self._gate_closings):
+            self._permits = self._count_permits()
         return self._permits
 
-    def lock_sizes(self) -> None:
-        """Have the queues to this pass that it inserts into and that take only so many. Once is enough."""
+    def lock_queue_sizes(self) -> None:
+        """Lock the queues with a maximum size that this pass inserts into. A second call does nothing."""
         if self._sizes is None:
             self._sizes = {}
-            inserting = {job.queue for one in self._commands if isinstance(one, Insert) for job in one.jobs}
-            rules = {queue: self.rule(queue) for queue in inserting}
+            inserts = [command for command in self._commands if isinstance(command, Insert)]
+            rules = {job.queue: self.rule(job.queue) for insert in inserts for job in insert.jobs}
             self.tables.lock_queue_sizes(
-                [q for q, rule in rules.items() if rule.max_size or rule.group_max_size]
+                [queue for queue, rule in rules.items() if rule.max_size or rule.group_max_size]
             )
 
-    def size(self, queue: str, group: str | None) -> int:
-        """How many jobs wait in a queue, or in one of its groups, with those of this pass."""
+    def queue_size(self, queue: str, group: str | None) -> int:
+        """Return how many jobs wait in a queue, or in one of its groups, including those of this pass."""
         sizes = self._sizes = {} if self._sizes is None else self._sizes
         if (queue, group) not in sizes:
             if group is None:
                 waiting = self.tables.counters().get(queue, {}).get(WAITING, 0)
-                deltas = (d for (of, _), d in self._tally.deltas().items() if of == queue)
+                deltas = (d for (of, _), d in self._events.deltas().items() if of == queue)
                 sizes[queue, None] = waiting + sum(delta.get(WAITING, 0) for delta in deltas)
             else:
                 self.flush()
                 sizes[queue, group] = self.tables.group_size(queue, group)
         return sizes[queue, group]
 
-    def grow(self, place: tuple[str, str | None], number: int) -> None:
-        """So many more wait there."""
+    def add_to_size(self, place: tuple[str, str | None], number: int) -> None:
+        """Correct a size that `queue_size` has cached: `number` more jobs wait."""
         if self._sizes is not None and place in self._sizes:
             self._sizes[place] += number
 
-    def shut(self, key: GateKey, until: float) -> None:
-        """Nothing passes a gate before `until`, or before a later time that was said already; 0 opens it."""
-        self._shut[key] = max(until, self._shut.get(key, 0.0)) if until else 0.0
+    def close_gate(self, key: GateKey, until: float) -> None:
+        """Close a gate until a time, unless this pass closes it for longer; 0 opens it."""
+        self._gate_closings[key] = max(until, self._gate_closings.get(key, 0.0)) if until else 0.0
 
-    def forget_gates(self) -> None:
-        """A gate has changed."""
+    def invalidate_gates(self) -> None:
+        """Drop what is cached of gates: one has changed."""
         self._permits = self._rules = None
 
     def flush(self) -> None:
-        """Write the changes so far, so that searches see them."""
-        self.send()
-        if self._freed or self._taken:
-            self.tables.write_keys(self._freed, self._taken, self._rivals, self.now)
-            self._freed, self._taken, self._rivals = {}, {}, {}
+        """Write the changes so far, so that searches in the tables see them."""
+        self.write_jobs()
+        if self._freed_keys or self._taken_keys:
+            self.tables.write_keys(self._freed_keys, self._taken_keys, self._rivals, self.now)
+            self._freed_keys, self._taken_keys, self._rivals = {}, {}, {}
 
-    def send(self) -> None:
-        """Write the jobs that have changed so far; their unique keys are taken together, in one order."""
+    def write_jobs(self) -> None:
+        """Write changed jobs but not their unique keys: those are written together, in one order."""
         if self._changes:
-            self.tables.write(self._changes.values())
+            self.tables.write_jobs(self._changes.values())
             self._changes = {}
 
     def close(self) -> None:
-        """Write everything that is left; the pass can then be made durable."""
+        """Write all that is left. The pass can then be committed."""
         self.flush()
-        self._open_what_was_left()
-        self._close_what_is_shut()
-        if self._tally.told:
-            self.tables.append_events(self.now, self._tally.told, self._tally.deltas())
+        self._unpark_left_groups()
+        self._write_gate_closings()
+        if self._events.event_runs:
+            self.tables.append_events(self.now, self._events.event_runs, self._events.deltas())
 
     def _keeps_place(self, job: JobRecord) -> bool:
         return bool(job.group) and self.tables.has_gates and self.rule(job.queue).order is not None
 
-    def _hold_or_let(self, before: JobRecord, after: JobRecord) -> None:
-        """A group is held while a job of it that came back waits for its time, if its queue says so."""
+    def _hold_group(self, before: JobRecord, after: JobRecord) -> None:
+        """Close the group of a job that waits for a retry, if the rule of its queue says so.
+
+        Also note groups that a worker's job has left: their parked lanes may have room again.
+        """
         if before.state in HELD_STATES and after.state not in HELD_STATES:
-            self._left.add((after.queue, after.group))
-        is_other = before.state is not after.state or before.queue != after.queue
-        if is_other and self.rule(before.queue).order is Comeback.HOLD:
+            self._left_groups.add((after.queue, after.group))
+        is_moved = before.state is not after.state or before.queue != after.queue
+        if is_moved and self.rule(before.queue).order is Comeback.HOLD:
             group = GateKind.GROUP, before.queue, before.group
             if before.state in HELD_STATES and after.state is SCHEDULED:
-                self.shut(group, after.run_at or 0.0)
+                self.close_gate(group, after.run_at or 0.0)
             elif before.state is SCHEDULED and before.fence and (before.run_at or 0.0) > self.now:
-                self.shut(group, 0.0)
+                self.close_gate(group, 0.0)
 
-    def _open_what_was_left(self) -> None:
-        """Lanes that were laid aside while their group was full."""
-        left, self._left = sorted(self._left), set()
+    def _unpark_left_groups(self) -> None:
+        """Unpark the lanes of limited groups that a held job has left in this pass."""
+        left, self._left_groups = sorted(self._left_groups), set()
         if not left or not self.tables.has_gates:
             return
-        limited = {gate.key[1:] for gate in self.tables.group_gates(left)[0] if gate.rule.limit is not None}
-        groups = [one for one in left if one in limited or self.rule(one[0]).group_limit is not None]
+        gates, _ = self.tables.group_gates(left)
+        limited = {gate.key[1:] for gate in gates if gate.rule.limit is not None}
+        groups = [group for group in left if group in limited or self.rule(group[0]).group_limit is not None]
         if groups:
             self.tables.unpark_groups(groups)  # guard: group_comes_back
 
-    def _counted(self) -> Permits:
+    def _count_permits(self) -> Permits:
         kinds = GateKind.QUEUE, GateKind.TASK, GateKind.WORKER
         permits = Permits(self.tables.gates(*kinds), self.now)
         claims = [command for command in self._commands if isinstance(command, Claim)]
-        counted = [gate.key for gate in permits.limiting if any(_concerns(gate, one) for one in claims)]
-        if counted or self._shut:
-            permits.update(self.tables.lock_gates(sorted({*counted, *self._shut})))
-        if self._shut:
-            self._close_what_is_shut()
+        counted = [
+            gate.key for gate in permits.limiting_gates if any(_may_pass(gate, claim) for claim in claims)
+        ]
+        if counted or self._gate_closings:
+            permits.update(self.tables.lock_gates(sorted({*counted, *self._gate_closings})))
+        if self._gate_closings:
+            self._write_gate_closings()
             permits.update(self.tables.gates(*kinds))
         if permits.has_limits:
-            permits.hold(self.tables.held_counts())
+            permits.set_held(self.tables.held_counts())
         return permits
 
-    def _close_what_is_shut(self) -> None:
-        shut, self._shut = self._shut, {}
-        if shut:
-            self.tables.close_gates(shut)
-            self.tables.unpark_groups([key[1:] for key, until in shut.items() if not until])
-            self.forget_gates()
+    def _write_gate_closings(self) -> None:
+        closings, self._gate_closings = self._gate_closings, {}
+        if closings:
+            self.tables.close_gates(closings)
+            self.tables.unpark_groups([key[1:] for key, until in closings.items() if not until])
+            self.invalidate_gates()
 
-    def _keep(self, before: JobRecord | None, after: JobRecord | None, job: JobRecord) -> None:
+    def _record_change(self, before: JobRecord | None, after: JobRecord | None, job: JobRecord) -> None:
         changes, job_id, stored = self._changes, job.id, before
         if job_id in changes:
             if after is None:
                 stored = changes[job_id][0]
             else:
-                self.flush()  # what is written is one move, or a removal: tables rely on it
+                self.flush()  # `Tables.write_jobs` takes one move per job at a time, or a removal
                 changes = self._changes
         changes[job_id] = (stored, after)
         self._jobs[job_id] = after
         if job.unique is not None:
-            self._hold(job.unique, before, after)
+            self._update_unique_key(job.unique, before, after)
 
-    def _hold(self, unique: UniqueKey, before: JobRecord | None, after: JobRecord | None) -> None:
-        """Give a job that is new, or lives again, its unique key; take it from one that lives no more."""
+    def _update_unique_key(
+        self, unique: UniqueKey, before: JobRecord | None, after: JobRecord | None
+    ) -> None:
+        """Take the unique key for a job that is new or was rerun; free the key of one that has ended."""
         was_alive = before is not None and not before.finished
         if after is not None and not after.finished:
             if before is None or (unique.scope is UniqueScope.ALIVE and not was_alive):
-                known = self.slots.get(after.id) if before is None else None
-                slot = known or slot_of(after, unique, self.now)
-                self._take(slot, holder_of(after, unique, self.now))
+                known_slot = self.slots.get(after.id) if before is None else None
+                slot = known_slot or slot_of(after, unique, self.now)
+                self._take_key(slot, holder_of(after, unique, self.now))
         elif (
             before is not None and was_alive and unique.scope is UniqueScope.ALIVE
         ):  # guard: unique_key_freed
-            self._free(slot_of(before, unique, self.now), before.id)
+            self._free_key(slot_of(before, unique, self.now), before.id)
 
-    def _take(self, slot: str, holder: KeyHolder) -> None:
+    def _take_key(self, slot: str, holder: KeyHolder) -> None:
         if (rival := self._keys.get(slot)) is not None:
             self._rivals[slot] = rival.job
-        self._keys[slot] = self._taken[slot] = holder
+        self._keys[slot] = self._taken_keys[slot] = holder
 
-    def _free(self, slot: str, job_id: str) -> None:
+    def _free_key(self, slot: str, job_id: str) -> None:
         self._keys[slot] = None
-        if self._taken.pop(slot, None) is None:
-            self._freed[slot] = job_id
+        if self._taken_keys.pop(slot, None) is None:
+            self._freed_keys[slot] = job_id
 
 
-def _concerns(gate: GateRecord, claim: Claim) -> bool:
-    """Whether the claim may take jobs that have to pass the gate."""
+def _may_pass(gate: GateRecord, claim: Claim) -> bool:
+    """Return True if the claim may take jobs that have to pass this gate."""
     if gate.kind is GateKind.QUEUE:
         return claim.queues is None or gate.name in claim.queues
-    batched = any(batch.task == gate.name for batch in claim.batches)
-    listed = claim.tasks is None or gate.name in claim.tasks
-    return gate.kind is GateKind.TASK and (batched or (listed and gate.name not in claim.without))
+    is_batched = any(batch.task == gate.name for batch in claim.batches)
+    is_listed = claim.tasks is None or gate.name in claim.tasks
+    return gate.kind is GateKind.TASK and (is_batched or (is_listed and gate.name not in claim.without))
 
 
-def _cancels(job: JobRecord) -> Reason | None:
-    """Why the children of a job that has ended are to be canceled."""
+def _cancel_reason(job: JobRecord) -> Reason | None:
+    """Return why the children of a job that has ended are to be canceled, None if they are not."""
     if job.state is State.CANCELED or job.reason is Reason.CHILD_FAILED:
         return job.reason
     return None

@@ -1,4 +1,7 @@
-"""Upkeep inside a pass: what is due moves on. Bounded and repeatable, so anyone may do it."""
+"""Upkeep inside a pass: expire leases, promote due jobs, decide about ticks, lapse, prune, trim.
+
+Each pass does a bounded part of the work, and repeating it changes nothing, so any worker may do it.
+"""
 
 from collections.abc import Callable, Iterable
 
@@ -12,34 +15,35 @@ from errandry.store.execute import flow, gate, schedule
 from errandry.store.execute.unit_of_work import UnitOfWork
 from errandry.store.tables.protocol import Tables
 
-BEFORE_CLAIM = 500
-PRUNED = 100
-"""So many finished jobs go in a pass: nobody waits for that, but who settles meanwhile waits for the pass."""
+BEFORE_CLAIM_MAX = 500
+PRUNED_MAX = 100
+"""Maximum number of finished jobs that one pass deletes. Settles that arrive meanwhile wait for the pass."""
 
 
-def upkeep(ledger: UnitOfWork, command: Upkeep) -> UpkeepResult:
-    ledger.flush()
-    tables, now, limit = ledger.tables, ledger.now, command.limit
+def upkeep(work: UnitOfWork, command: Upkeep) -> UpkeepResult:
+    work.flush()
+    tables, now, limit = work.tables, work.now, command.limit
     expired = 0
     if command.dead:
-        expired = _each(ledger, Move.EXPIRE, tables.held_by(command.dead, limit), move.expired)
-    expired += _each(ledger, Move.EXPIRE, tables.expired_jobs(now, limit), move.expired)
-    ticked = schedule.turn(ledger, limit)
-    promoted = _promote(ledger, limit)
-    lapsed = _each(ledger, Move.LAPSE, tables.lapsed_jobs(now, limit), move.lapsed)
-    flow.release(ledger)  # who ends with them is one more of its task
-    ledger.flush()
-    pruned = outlived(tables, now, min(limit, PRUNED)) if command.prune else []  # guard: pruned_unasked
+        expired = _move_all(work, Move.EXPIRE, tables.jobs_held_by(command.dead, limit), move.expired)
+    expired += _move_all(work, Move.EXPIRE, tables.expired_jobs(now, limit), move.expired)
+    ticked = schedule.decide_due_ticks(work, limit)
+    promoted = _promote(work, limit)
+    lapsed = _move_all(work, Move.LAPSE, tables.lapsed_jobs(now, limit), move.lapsed)
+    flow.propagate_ends(work)  # may end more jobs, which count when jobs are pruned by number
+    work.flush()
+    prune_limit = min(limit, PRUNED_MAX)
+    pruned = prunable_jobs(tables, now, prune_limit) if command.prune else []  # guard: pruned_unasked
     for job in pruned:
-        ledger.remove(Move.REMOVE, job)
-    flow.release(ledger)
-    untied, more_flows = flow.tidy(ledger, limit)
-    ledger.flush()
+        work.remove(Move.REMOVE, job)
+    flow.propagate_ends(work)
+    edges, more_flows = flow.continue_closing_flows(work, limit)
+    work.flush()
     tables.unpark_due(now)
-    trimmed = untied + tables.trim(now, ledger.bounds, limit)
-    _forget_pauses(ledger)
-    more = more_flows or max(expired, ticked, promoted, lapsed) >= limit or len(pruned) >= min(limit, PRUNED)
-    ledger.is_tidy = not more
+    trimmed = edges + tables.trim(now, work.limits, limit)
+    _drop_pauses_of_dead_workers(work)
+    more = more_flows or max(expired, ticked, promoted, lapsed) >= limit or len(pruned) >= prune_limit
+    work.is_upkeep_done = not more
     return UpkeepResult(
         expired=expired,
         promoted=promoted,
@@ -51,64 +55,67 @@ def upkeep(ledger: UnitOfWork, command: Upkeep) -> UpkeepResult:
     )
 
 
-def outlived(tables: Tables, now: float, limit: int) -> list[JobRecord]:
-    """Finished jobs that are to go: their time is over, or their task has newer ones in their place."""
-    found = {job.seq: job for job in tables.prunable_jobs(now, limit)}
+def prunable_jobs(tables: Tables, now: float, limit: int) -> list[JobRecord]:
+    """Return finished jobs to delete: kept for long enough, or too many of their task."""
+    jobs = {job.seq: job for job in tables.prunable_jobs(now, limit)}
     for task, state, keep in tables.keep_last_tasks():
         last = keep.last(state)
-        if last is not None and len(found) < limit:
-            found |= {job.seq: job for job in tables.excess_jobs(task, state, last, limit)}
-    return list(found.values())[:limit]
+        if last is not None and len(jobs) < limit:
+            jobs |= {job.seq: job for job in tables.excess_jobs(task, state, last, limit)}
+    return list(jobs.values())[:limit]
 
 
-def before_claim(ledger: UnitOfWork) -> None:
-    """Expire, promote and lapse what is due, so that a claim never misses it. Once a pass is enough."""
-    if ledger.is_tidy:
+def before_claim(work: UnitOfWork) -> None:
+    """Expire, promote and lapse what is due, so that a claim never misses it. Once per pass is enough."""
+    if work.is_upkeep_done:
         return
-    tables, now = ledger.tables, ledger.now
-    marks, came = tables.due_times(), 0
-    if marks.lease_until is not None and marks.lease_until <= now:  # guard: claim_tidies
-        came += _each(ledger, Move.EXPIRE, tables.expired_jobs(now, BEFORE_CLAIM), move.expired)
-    if marks.tick_at is not None and marks.tick_at <= now:  # guard: tick_of_others
-        came += schedule.turn(ledger, BEFORE_CLAIM)
-    if marks.run_at is not None and marks.run_at <= now:
-        came += _promote(ledger, BEFORE_CLAIM)
-    # The marks do not know of lanes laid aside that had no jobs: what just came may stand in one.
-    if came or (marks.open_at is not None and marks.open_at <= now):
+    tables, now = work.tables, work.now
+    due_times, moved = tables.due_times(), 0
+    if due_times.lease_until is not None and due_times.lease_until <= now:  # guard: claim_tidies
+        moved += _move_all(work, Move.EXPIRE, tables.expired_jobs(now, BEFORE_CLAIM_MAX), move.expired)
+    if due_times.tick_at is not None and due_times.tick_at <= now:  # guard: tick_of_others
+        moved += schedule.decide_due_ticks(work, BEFORE_CLAIM_MAX)
+    if due_times.run_at is not None and due_times.run_at <= now:
+        moved += _promote(work, BEFORE_CLAIM_MAX)
+    # `open_at` leaves out parked lanes without jobs: a job that was just promoted may be in one.
+    if moved or (due_times.open_at is not None and due_times.open_at <= now):
         tables.unpark_due(now)
-    if marks.deadline is not None and marks.deadline <= now:
-        _each(ledger, Move.LAPSE, tables.lapsed_jobs(now, BEFORE_CLAIM), move.lapsed)
-    if ledger.ended:
-        flow.release(ledger)
-        ledger.flush()
-    ledger.is_tidy = True
+    if due_times.deadline is not None and due_times.deadline <= now:
+        _move_all(work, Move.LAPSE, tables.lapsed_jobs(now, BEFORE_CLAIM_MAX), move.lapsed)
+    if work.flow_ends:
+        flow.propagate_ends(work)
+        work.flush()
+    work.is_upkeep_done = True
 
 
-def _promote(ledger: UnitOfWork, limit: int) -> int:
-    """What is due gets in line, but for ticks that another pass decides about."""
-    due = ledger.tables.due_jobs(ledger.now, limit)
-    if left := schedule.awaited(ledger, due):
-        due = [job for job in due if job.id not in left]
-    return _each(ledger, Move.PROMOTE, due, move.promoted)
+def _promote(work: UnitOfWork, limit: int) -> int:
+    """Promote due jobs, except those of ticks that another pass is deciding about."""
+    due = work.tables.due_jobs(work.now, limit)
+    if undecided := schedule.undecided_ticks(work, due):
+        due = [job for job in due if job.id not in undecided]
+    return _move_all(work, Move.PROMOTE, due, move.promoted)
 
 
-def _forget_pauses(ledger: UnitOfWork) -> None:
-    """A worker that died paused never comes back: every start has an id of its own."""
-    tables = ledger.tables
+def _drop_pauses_of_dead_workers(work: UnitOfWork) -> None:
+    """Drop the pauses of dead workers: a worker never comes back, because every start has a new id."""
+    tables = work.tables
     if paused := tables.gates(GateKind.WORKER):
-        known = {info.beat.worker for info in tables.workers()}
+        known_workers = {info.beat.worker for info in tables.workers()}
         for worker_gate in paused:
             since = worker_gate.paused.at if worker_gate.paused is not None else 0.0
-            if worker_gate.name not in known and since <= ledger.now - ledger.bounds.workers_age:
-                gate.forget_worker(ledger, worker_gate.name)
+            if worker_gate.name not in known_workers and since <= work.now - work.limits.workers_age:
+                gate.forget_worker(work, worker_gate.name)
 
 
-def _each(
-    ledger: UnitOfWork, made: Move, jobs: Iterable[JobRecord], after: Callable[[JobRecord, float], JobRecord]
+def _move_all(
+    work: UnitOfWork,
+    made_move: Move,
+    jobs: Iterable[JobRecord],
+    after: Callable[[JobRecord, float], JobRecord],
 ) -> int:
     count = 0
     for job in jobs:
-        ledger.move(made, job, after(job, ledger.now))
+        work.move(made_move, job, after(job, work.now))
         count += 1
-    ledger.flush()
+    work.flush()
     return count

@@ -1,4 +1,4 @@
-"""The edges of flows in memory, and the list of parents that have ended. No rules."""
+"""Edges of flows in the memory store, and the closing flows."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -9,59 +9,59 @@ from errandry.core.state import Reason, State
 
 
 class MemoryEdges:
-    """A part of the tables: edges by parent and number, and for each child where its edges are."""
+    """The part of the tables with the edges: by parent and number; and for each child, which edges it has."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, JobRecord] = {}
-        self._links: dict[str, dict[int, EdgeRecord]] = {}
+        self._edges: dict[str, dict[int, EdgeRecord]] = {}
         self._parents: dict[int, dict[str, int]] = {}
         self._closing: dict[str, tuple[Reason | None, float]] = {}
 
     def clear_edges(self, parents: Sequence[str]) -> None:
         for parent in parents:
-            self.drop_edges(parent, len(self._links.get(parent, ())))
+            self.drop_edges(parent, len(self._edges.get(parent, ())))
             self.reopen_flow(parent)
 
-    def add_edges(self, links: Sequence[EdgeRecord]) -> None:
-        for link in links:
-            self._links.setdefault(link.parent, {})[link.n] = link
-            self._parents.setdefault(link.seq, {})[link.parent] = link.n
+    def add_edges(self, edges: Sequence[EdgeRecord]) -> None:
+        for edge in edges:
+            self._edges.setdefault(edge.parent, {})[edge.n] = edge
+            self._parents.setdefault(edge.seq, {})[edge.parent] = edge.n
 
-    def update_edges(self, links: Sequence[EdgeRecord]) -> None:
-        self.add_edges(links)
+    def update_edges(self, edges: Sequence[EdgeRecord]) -> None:
+        self.add_edges(edges)
 
     def parent_edges(self, seqs: Sequence[int]) -> list[EdgeRecord]:
-        found = sorted({spot for seq in seqs for spot in self._parents.get(seq, {}).items()})
-        return [self._links[parent][n] for parent, n in found]
+        numbers = sorted({pair for seq in seqs for pair in self._parents.get(seq, {}).items()})
+        return [self._edges[parent][n] for parent, n in numbers]
 
     def child_edges(self, parent: str) -> list[EdgeRecord]:
-        links = self._links.get(parent, {})
-        return [links[n] for n in sorted(links)]
+        edges = self._edges.get(parent, {})
+        return [edges[n] for n in sorted(edges)]
 
     def open_child_count(self, parent: str) -> int:
-        return sum(link.outcome is None for link in self.child_edges(parent))
+        return sum(edge.outcome is None for edge in self.child_edges(parent))
 
     def reopened_edges(self, parent: str) -> list[EdgeRecord]:
-        ended = [link for link in self.child_edges(parent) if link.outcome is not None]
-        return [link for link in ended if self._lives(link)]
+        ended = [edge for edge in self.child_edges(parent) if edge.outcome is not None]
+        return [edge for edge in ended if self._is_unfinished(edge)]
 
-    def _lives(self, link: EdgeRecord) -> bool:
-        job = self._jobs.get(link.child)
-        return job is not None and job.seq == link.seq and not job.finished
+    def _is_unfinished(self, edge: EdgeRecord) -> bool:
+        job = self._jobs.get(edge.child)
+        return job is not None and job.seq == edge.seq and not job.finished
 
     def fatal_edge(self, parent: str) -> EdgeRecord | None:
-        return next((link for link in self.child_edges(parent) if link.is_fatal), None)
+        return next((edge for edge in self.child_edges(parent) if edge.is_fatal), None)
 
     def open_children(self, parent: str, states: Sequence[State], limit: int) -> list[JobRecord]:
         # guard: after_cancels
-        awaited = (link for link in self.child_edges(parent) if link.policy is not Policy.AFTER)
-        seqs = {link.child: link.seq for link in awaited if link.outcome is None}
+        awaited = (edge for edge in self.child_edges(parent) if edge.policy is not Policy.AFTER)
+        seqs = {edge.child: edge.seq for edge in awaited if edge.outcome is None}
         children = (job for child, seq in seqs.items() if (job := self._jobs.get(child)) and job.seq == seq)
-        meant = (job for job in children if job.state in states and not job.cancel_requested)
-        return list(islice((job for job in meant if not self._is_awaited(job, parent)), limit))
+        selected = (job for job in children if job.state in states and not job.cancel_requested)
+        return list(islice((job for job in selected if not self._is_awaited(job, parent)), limit))
 
     def _is_awaited(self, job: JobRecord, parent: str) -> bool:
-        """Whether another parent than this one waits for a job, or may."""
+        """Return True if another parent of this job is unfinished."""
         others = (self._jobs.get(other) for other in self._parents[job.seq] if other != parent)
         return any(other is not None and not other.finished for other in others)
 
@@ -77,22 +77,22 @@ class MemoryEdges:
         self._closing.pop(parent, None)
 
     def flows_to_cancel(self, limit: int) -> list[tuple[str, Reason]]:
-        found = sorted((parent, cancel) for parent, (cancel, _) in self._closing.items() if cancel)
-        return found[:limit]
+        flows = sorted((parent, cancel) for parent, (cancel, _) in self._closing.items() if cancel)
+        return flows[:limit]
 
-    def take_pending_edges(self, limit: int) -> list[EdgeRecord]:  # noqa: ARG002 - what every store is asked
+    def take_pending_edges(self, limit: int) -> list[EdgeRecord]:  # noqa: ARG002 - inserts always run in a pass
         return []
 
     def prunable_flows(self, now: float, limit: int) -> list[str]:
-        past = ((at, parent) for parent, (cancel, at) in self._closing.items() if not cancel and at <= now)
-        return [parent for _, parent in sorted(past)][:limit]
+        due = ((at, parent) for parent, (cancel, at) in self._closing.items() if not cancel and at <= now)
+        return [parent for _, parent in sorted(due)][:limit]
 
     def drop_edges(self, parent: str, limit: int) -> int:
-        gone = self.child_edges(parent)[:limit]
-        for link in gone:
-            del self._links[parent][link.n], self._parents[link.seq][parent]
-            if not self._parents[link.seq]:
-                del self._parents[link.seq]
-        if not self._links.get(parent):
-            self._links.pop(parent, None)
-        return len(gone)
+        dropped = self.child_edges(parent)[:limit]
+        for edge in dropped:
+            del self._edges[parent][edge.n], self._parents[edge.seq][parent]
+            if not self._parents[edge.seq]:
+                del self._parents[edge.seq]
+        if not self._edges.get(parent):
+            self._edges.pop(parent, None)
+        return len(dropped)

@@ -1,4 +1,4 @@
-"""The schedules of a store in memory. No rules."""
+"""Schedules of the memory store."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from errandry.store.memory.steps import MemorySteps
 
 
 class MemorySchedules(MemorySteps):
-    """A part of the tables: schedules by their names."""
+    """The part of the tables with the schedules, by name."""
 
     is_dirty = False
 
@@ -25,11 +25,15 @@ class MemorySchedules(MemorySteps):
         return [self._schedules[name] for name in sorted(self._schedules) if name > after][:limit]
 
     def due_schedules(self, now: float, limit: int) -> list[ScheduleRecord]:
-        due = [(one.due_at, one.name) for one in self._schedules.values() if one.due_at is not None]
+        due = [
+            (schedule.due_at, schedule.name)
+            for schedule in self._schedules.values()
+            if schedule.due_at is not None
+        ]
         return [self._schedules[name] for at, name in sorted(due) if at <= now][:limit]
 
     def put_schedules(self, schedules: Sequence[ScheduleRecord]) -> None:
-        self._schedules |= {one.name: one for one in schedules}
+        self._schedules |= {schedule.name: schedule for schedule in schedules}
         self.is_dirty = True
 
     def drop_schedule(self, name: str) -> None:
@@ -37,4 +41,7 @@ class MemorySchedules(MemorySteps):
         self.is_dirty = True
 
     def _next_tick(self) -> float | None:
-        return min((one.due_at for one in self._schedules.values() if one.due_at is not None), default=None)
+        return min(
+            (schedule.due_at for schedule in self._schedules.values() if schedule.due_at is not None),
+            default=None,
+        )

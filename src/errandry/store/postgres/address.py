@@ -1,4 +1,4 @@
-"""Where a PostgreSQL store is: what libpq connects to, and the schema its tables are in."""
+"""The address of a PostgreSQL store: the connection string for libpq, and the schema of its tables."""
 
 import re
 from typing import Any
@@ -11,11 +11,11 @@ from errandry.errors import InvalidValue
 from errandry.store.tables import sql
 
 SCHEMA = "errandry"
-_MARK = f"{SCHEMA}."
+_PREFIX = f"{SCHEMA}."
 _DEFAULTS = {
     "application_name": "errandry",
     "connect_timeout": "10",
-    # A connection to a server that is gone without a word is found to be dead within ten seconds.
+    # libpq notices within ten seconds that a server has vanished.
     "keepalives_idle": "4",
     "keepalives_interval": "2",
     "keepalives_count": "3",
@@ -24,36 +24,36 @@ _DEFAULTS = {
 
 
 class Address(Struct, frozen=True):
-    """`name` is for messages: it has no password."""
+    """`name` is for messages, so it contains no password."""
 
     conninfo: str
     schema: str
     name: str
 
-    def text(self, text: str) -> str:
-        """A statement, or a whole migration, as it is in this schema."""
-        return text.replace(_MARK, f'"{self.schema}".')
+    def qualified(self, text: str) -> str:
+        """A statement, or a whole migration, with the name of this schema."""
+        return text.replace(_PREFIX, f'"{self.schema}".')
 
     def statements(self) -> dict[str, str]:
-        found = sql.statements("errandry.store.postgres")
-        return {name: self.text(text) for name, text in found.items()}
+        texts = sql.statements("errandry.store.postgres")
+        return {name: self.qualified(text) for name, text in texts.items()}
 
 
 def address_of(url: str, schema: str = SCHEMA) -> Address:
-    """The address `url` means, as libpq reads it: with its environment variables, files and many hosts."""
+    """Parse `url` as libpq does, with its environment variables, service files and multiple hosts."""
     if not re.fullmatch("[a-z_][a-z0-9_]{0,40}", schema):
-        right = "must be small letters, digits and _, at most 41, and begin with no digit"
+        right = "must have at most 41 small letters, digits and _, and must not begin with a digit"
         raise InvalidValue("schema", schema, right)
     try:
         given: dict[str, Any] = conninfo_to_dict(url)
         conninfo = make_conninfo("", **{**_defaults(given), **given})
     except psycopg.ProgrammingError as error:
-        # Not the url: it may hold a password.
+        # Do not show the URL: it may contain a password.
         raise InvalidValue("url", "postgresql:…", f"libpq cannot read it: {str(error).strip()}") from None
     host, name = given.get("host") or given.get("hostaddr") or "", given.get("dbname") or ""
     return Address(conninfo, schema, f"postgresql://{host}/{name}")
 
 
 def _defaults(given: dict[str, Any]) -> dict[str, str]:
-    several = "," in str(given.get("host") or given.get("hostaddr") or "")
-    return {**_DEFAULTS, **({"target_session_attrs": "read-write"} if several else {})}
+    has_many_hosts = "," in str(given.get("host") or given.get("hostaddr") or "")
+    return {**_DEFAULTS, **({"target_session_attrs": "read-write"} if has_many_hosts else {})}

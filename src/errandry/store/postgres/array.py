@@ -1,16 +1,16 @@
-"""Arrays as PostgreSQL reads them: one text per column of a batch, instead of a value per row and column."""
+"""Array literals for PostgreSQL: a batch is sent as one text per column, not one value per row and column."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 
 def columns(rows: Iterable[Sequence[Any]]) -> list[str]:
-    """The columns of some rows, for `unnest`; the first has no None."""
+    """The columns of some rows as array literals, for `unnest`. The first column has no None."""
     return [_column(values) for values in zip(*rows, strict=True)]
 
 
 def _column(values: tuple[Any, ...]) -> str:
-    """Many a column holds one value, or nothing: `unnest` fills up with NULL what is too short."""
+    """Many columns hold one value in all rows, or None. `unnest` pads a short array with NULL."""
     first = values[0]
     if values.count(first) < len(values):
         return array(values)
@@ -21,7 +21,7 @@ def _column(values: tuple[Any, ...]) -> str:
 
 
 def array(values: Iterable[Any]) -> str:
-    """Texts, or numbers and truth values, or None, as one array literal; the statement says of what."""
+    """An array literal of texts, numbers, booleans or None. The statement casts it to its type."""
     values = list(values)
     first = next((value for value in values if value is not None), None)
     if first is None:
@@ -32,10 +32,10 @@ def array(values: Iterable[Any]) -> str:
 
 
 def _texts(values: list[str | None]) -> str:
-    """Escaped all at once: none has U+0000 in it, which no text of PostgreSQL may have."""
-    whole = [value for value in values if value is not None]
-    text = "\0".join(whole)
-    if len(whole) < len(values) or text.count("\0") >= len(whole):
+    """Join the texts with U+0000, which PostgreSQL allows in no text, to escape all of them at once."""
+    texts = [value for value in values if value is not None]
+    text = "\0".join(texts)
+    if len(texts) < len(values) or text.count("\0") >= len(texts):
         return "{" + ",".join(map(_quoted, values)) + "}"
     return '{"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\0", '","') + '"}'
 

@@ -1,7 +1,7 @@
-"""Inserting over a connection of the caller's, in its transaction, whichever library it is of.
+"""Inserts jobs over a connection of the caller's, in its transaction.
 
-The database has a function that inserts; here is how each library calls it. None of them is imported for
-that: a connection says by its class what it is.
+The database has a function that inserts, `insert_jobs`; this module calls it through the library of the
+connection. It recognizes the library by the class of the connection, so it imports none of them.
 """
 
 import re
@@ -15,7 +15,7 @@ from msgspec import Struct
 from errandry.core import check
 from errandry.core.answer import Inserted
 from errandry.core.command import Insert
-from errandry.core.flow import in_order
+from errandry.core.flow import parents_first
 from errandry.errors import DuplicateJob, InvalidValue, QueueFull, StoreRefused
 from errandry.store.postgres.address import Address
 from errandry.store.tables.rows import text
@@ -24,14 +24,14 @@ BindParams = Mapping[str, Any]
 
 
 class HeldKey(Struct, frozen=True):
-    """A unique key that is held, and by whom."""
+    """A unique key and the job that holds it."""
 
     key: str
     job: str
 
 
 class BindAnswer(Struct, frozen=True):
-    """What the function in the database answers."""
+    """What `insert_jobs` returns."""
 
     ids: tuple[str, ...] = ()
     existed: frozenset[str] = frozenset()
@@ -39,11 +39,11 @@ class BindAnswer(Struct, frozen=True):
     duplicate: HeldKey | None = None
 
 
-_told = msgspec.json.Decoder(BindAnswer | None)
+_answer_decoder = msgspec.json.Decoder(BindAnswer | None)
 
 
 class StoreInfo(NamedTuple):
-    """What the store says when something is inserted: who it is, its time (None: the server's), its bound."""
+    """The identity of the store, its time (None: the server's), and its maximum size of a payload."""
 
     identity: str
     now: float | None
@@ -51,9 +51,9 @@ class StoreInfo(NamedTuple):
 
 
 class ConnectionLibrary(Struct, frozen=True):
-    """How connections of these classes run a statement that gives one value.
+    """A library: the classes of its connections, and how they run a statement that returns one value.
 
-    `is_other` tells those that lead to another kind of database.
+    `is_other` says whether a connection leads to another kind of database.
     """
 
     name: str
@@ -64,87 +64,89 @@ class ConnectionLibrary(Struct, frozen=True):
 
 
 class PostgresBinding:
-    """Inserts over `connection`. Who has begun no transaction on it has each insert durable at once."""
+    """Inserts over `connection`. Without an open transaction on it, each insert is durable at once."""
 
     is_alone = False
 
-    def __init__(self, connection: object, address: Address, said: Callable[[], StoreInfo]) -> None:
-        self._connection, self._address, self._said = connection, address, said
+    def __init__(self, connection: object, address: Address, store_info: Callable[[], StoreInfo]) -> None:
+        self._connection, self._address, self._store_info = connection, address, store_info
         self._library = _library_of(connection)
         self._sql = address.statements()["insert_jobs"]
         self.is_async = self._library.is_async
         if self._library.is_other(connection):
-            raise self._misled("leads to a database that is not PostgreSQL")
+            raise self._wrong_connection("leads to a database that is not PostgreSQL")
 
     async def insert(self, command: Insert) -> Inserted:
-        with self._explained():
-            told = await self._library.call(self._connection, self._sql, self._params(command))
-            return self._answer(command, told)
+        with self._translated_errors():
+            answer = await self._library.call(self._connection, self._sql, self._params(command))
+            return self._answer(command, answer)
 
     def insert_sync(self, command: Insert) -> Inserted:
-        with self._explained():
+        with self._translated_errors():
             return self._answer(
                 command, self._library.call(self._connection, self._sql, self._params(command))
             )
 
     def _params(self, command: Insert) -> BindParams:
-        said = self._said()
+        info = self._store_info()
         for job in command.jobs:
-            check.sized("payload", job.payload, said.payload)
-        jobs = in_order(command.jobs, command.edges) if command.edges else command.jobs
-        return {"jobs": text(jobs), "store": said.identity, "at": said.now, "edges": text(command.edges)}
+            check.size("payload", job.payload, info.payload)
+        jobs = parents_first(command.jobs, command.edges) if command.edges else command.jobs
+        return {"jobs": text(jobs), "store": info.identity, "at": info.now, "edges": text(command.edges)}
 
     def _answer(self, command: Insert, answer: str | None) -> Inserted:
-        told = _told.decode(answer or "null")
-        if told is None:
-            raise self._misled("leads to another store")
-        if told.duplicate is not None:
-            raise DuplicateJob(told.duplicate.key, told.duplicate.job)
-        ids = told.ids
-        if command.edges:  # they went in another order
-            known = dict(zip([job.id for job in in_order(command.jobs, command.edges)], ids, strict=True))
-            ids = tuple([known[job.id] for job in command.jobs])
-        return Inserted(ids, told.existed, told.replaced)
+        result = _answer_decoder.decode(answer or "null")
+        if result is None:
+            raise self._wrong_connection("leads to another store")
+        if result.duplicate is not None:
+            raise DuplicateJob(result.duplicate.key, result.duplicate.job)
+        ids = result.ids
+        if command.edges:  # they were sent in another order
+            result_ids = dict(
+                zip([job.id for job in parents_first(command.jobs, command.edges)], ids, strict=True)
+            )
+            ids = tuple([result_ids[job.id] for job in command.jobs])
+        return Inserted(ids, result.existed, result.replaced)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """What the caller can only mend by another connection; all else is between it and its library."""
+    def _translated_errors(self) -> Iterator[None]:
+        """Translate the errors of `insert_jobs` and of a wrong connection. All others pass unchanged."""
         try:
             yield
         except Exception as error:
             state = _sqlstate(error)
-            if state in _MISSING:
-                raise self._misled(
+            if state in _MISSING_STATES:
+                raise self._wrong_connection(
                     f"leads to a database without {self._address.schema}.insert_jobs"
                 ) from error
-            if state == _FULL and (found := _QUEUE_FULL.search(str(error))) is not None:
-                raise QueueFull(*_full.decode(found[1])) from error
-            if state == _TANGLED and (found := _FLOW.search(str(error))) is not None:
-                raise InvalidValue(*_wrong.decode(found[1])) from error
-            if state == _DENIED:
+            if state == _QUEUE_FULL_STATE and (match := _QUEUE_FULL_MESSAGE.search(str(error))) is not None:
+                raise QueueFull(*_queue_full_decoder.decode(match[1])) from error
+            if state == _FLOW_ERROR_STATE and (match := _FLOW_ERROR_MESSAGE.search(str(error))) is not None:
+                raise InvalidValue(*_flow_error_decoder.decode(match[1])) from error
+            if state == _DENIED_STATE:
                 grant = f"GRANT USAGE ON SCHEMA and EXECUTE ON FUNCTION {self._address.schema}.insert_jobs"
                 why = f"the user of the connection must not enqueue: {grant} to it"
                 raise StoreRefused(self._address.name, why) from error
             raise
 
-    def _misled(self, how: str) -> InvalidValue:
+    def _wrong_connection(self, how: str) -> InvalidValue:
         right = f"give one to {self._address.name}, where the jobs are"
         return InvalidValue("connection", self._library.name, f"{how}: {right}")
 
 
-_MISSING = ("3F000", "42883", "42P01")
-_DENIED = "42501"
-_FULL, _TANGLED = "EQ001", "EQ002"
-_QUEUE_FULL = re.compile(r"queue full: (\[.*\])")
-_FLOW = re.compile(r"flow: (\[.*\])")
-_wrong = msgspec.json.Decoder(tuple[str, str, str])
-_full = msgspec.json.Decoder(tuple[str, int, int, str])
+_MISSING_STATES = ("3F000", "42883", "42P01")
+_DENIED_STATE = "42501"
+_QUEUE_FULL_STATE, _FLOW_ERROR_STATE = "EQ001", "EQ002"
+_QUEUE_FULL_MESSAGE = re.compile(r"queue full: (\[.*\])")
+_FLOW_ERROR_MESSAGE = re.compile(r"flow: (\[.*\])")
+_flow_error_decoder = msgspec.json.Decoder(tuple[str, str, str])
+_queue_full_decoder = msgspec.json.Decoder(tuple[str, int, int, str])
 
 
 def _sqlstate(error: BaseException) -> str | None:
-    """The code of an error, which some libraries wrap."""
-    for one in (error, getattr(error, "orig", None), error.__cause__):
-        code = getattr(one, "sqlstate", None) or getattr(one, "pgcode", None)
+    """The SQLSTATE of an error. Some libraries wrap the error of the driver."""
+    for wrapped in (error, getattr(error, "orig", None), error.__cause__):
+        code = getattr(wrapped, "sqlstate", None) or getattr(wrapped, "pgcode", None)
         if code is not None:
             return str(code)
     return None
@@ -170,7 +172,7 @@ def _psycopg(connection: Any, sql: str, params: BindParams) -> Any:
     from psycopg import Cursor
     from psycopg.rows import tuple_row
 
-    with Cursor(connection, row_factory=tuple_row) as cursor:  # whatever the caller's are like
+    with Cursor(connection, row_factory=tuple_row) as cursor:  # not the row factory of the caller
         [value] = cursor.execute(sql, params).fetchone() or (None,)
         return value
 

@@ -1,7 +1,9 @@
-"""New jobs in one round trip: what a pass has to know to make them is mostly what an earlier one has seen.
+"""Blind inserts: plain new jobs in one round trip, with cached lanes.
 
-Their lanes are there, and no gate counts them. So such a pass is sent whole, with its commit; the server
-refuses it if something is not so, and then it begins anew and asks first.
+To insert a job, a pass has to know its lane, and that there are no gates. Mostly an earlier pass has read
+both. So the pass guesses that nothing has changed, and sends all its statements together with the commit.
+The server checks the guess (`assert_guess`) and rolls the pass back if it is wrong. The pass then runs
+again, and reads first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,39 +13,40 @@ from errandry.core.command import Command, Insert
 from errandry.core.gate import LaneKey
 
 LANES_MAX = 1_000
-"""So many lanes are known; then they are learned anew."""
-
-
-"""Queue, task and group."""
+"""Maximum number of cached lanes. At this number, the cache is emptied."""
 
 
 class LaneCache:
-    """Shared by the threads of a store."""
+    """The lanes by queue, task and group. Shared by the threads of a store."""
 
     def __init__(self) -> None:
         self._lanes: dict[LaneKey, int] = {}
 
-    def learn(self, lanes: Mapping[LaneKey, int]) -> None:
-        """These lanes were there, and there was no gate."""
+    def save(self, lanes: Mapping[LaneKey, int]) -> None:
+        """Save lanes that a committed pass has read. There was no gate."""
         if len(self._lanes) + len(lanes) > LANES_MAX:
             self._lanes = {}
         self._lanes.update(lanes)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._lanes = {}
 
-    def lanes(self, commands: Sequence[Command], payload: int) -> dict[LaneKey, int] | None:
-        """The lanes of the jobs these bring, if they bring only such as are made whatever there is."""
-        known, found = self._lanes, dict[LaneKey, int]()
-        if not known:
+    def lanes_for(self, commands: Sequence[Command], payload: int) -> dict[LaneKey, int] | None:
+        """The lanes of the jobs that the commands insert, if these can be inserted blindly, else None.
+
+        They can if all commands are inserts of jobs that are ready to run, with cached lanes, without edges
+        and unique keys, and with payloads of at most `payload` bytes.
+        """
+        cached, lanes = self._lanes, dict[LaneKey, int]()
+        if not cached:
             return None
         for command in commands:
             if type(command) is not Insert or command.edges:
                 return None
             for new in command.jobs:
-                lane = known.get((new.queue, new.task, new.group))
+                lane = cached.get((new.queue, new.task, new.group))
                 is_later = new.delay is not None or new.run_at is not None
                 if lane is None or is_later or new.unique is not None or not check.fits(new.payload, payload):
                     return None
-                found[new.queue, new.task, new.group] = lane
-        return found
+                lanes[new.queue, new.task, new.group] = lane
+        return lanes

@@ -1,7 +1,7 @@
-"""One connection: made when it is first needed, made again after it was lost, used by one thread.
+"""A connection that is opened when first needed, and opened again after it was lost. One thread uses it.
 
-After a fork the child must neither use nor close what it has inherited: closing says goodbye to the server
-in its parent's name. It puts nothing in the place of the sockets: so the server notices when the parent dies.
+After a fork, the child must neither use nor close the inherited connection: closing it would end the parent's
+session. The child replaces the socket by /dev/null, so that the server notices when the parent dies.
 """
 
 import os
@@ -18,139 +18,142 @@ from errandry.store.postgres.tables import PostgresTables
 
 
 class PostgresConnection:
-    """A connection to `address` and the tables seen through it."""
+    """A connection to `address` and its tables. `raw` is the connection of psycopg."""
 
     def __init__(self, address: Address, writes: bool) -> None:
         self._address, self._writes = address, writes
         self._sql = address.statements()
-        self._connection: psycopg.Connection[Any] | None = None
-        self._wire: Pipeline | None = None
+        self._raw: psycopg.Connection[Any] | None = None
+        self._pipeline: Pipeline | None = None
         self._tables: PostgresTables | None = None
         self._prepares = True
         self.is_in_doubt = False
-        """Whether nobody knows what has become of the last commit."""
-        _LINKS.add(self)
+        """Whether it is unknown if the last commit succeeded."""
+        _CONNECTIONS.add(self)
 
     @property
     def is_up(self) -> bool:
-        return self._connection is not None and not self._connection.closed
+        return self._raw is not None and not self._raw.closed
 
     @property
-    def connection(self) -> psycopg.Connection[Any]:
-        """The connection; a new one if there is none, or it was lost."""
-        if self._connection is None or self._connection.closed:
+    def raw(self) -> psycopg.Connection[Any]:
+        """The connection of psycopg. Connects if there is none, or if it was lost."""
+        if self._raw is None or self._raw.closed:
             self.close()
-            self._connection = connect(self._address)
-        return self._connection
+            self._raw = connect(self._address)
+        return self._raw
 
     @property
-    def wire(self) -> Pipeline:
-        connection = self.connection
-        if self._wire is None:
-            self._wire = Pipeline(connection, self._sql, self._prepares)
-        return self._wire
+    def pipeline(self) -> Pipeline:
+        connection = self.raw
+        if self._pipeline is None:
+            self._pipeline = Pipeline(connection, self._sql, self._prepares)
+        return self._pipeline
 
     @property
     def tables(self) -> PostgresTables:
-        wire = self.wire
+        pipeline = self.pipeline
         if self._tables is None:
-            self._tables = PostgresTables(wire, self._writes)
+            self._tables = PostgresTables(pipeline, self._writes)
         return self._tables
 
-    def forget_prepared(self) -> None:
-        """Statements do not stay prepared behind a transaction pooler: prepare none from now on."""
+    def stop_preparing(self) -> None:
+        """Prepare no statements from now on: behind a transaction pooler they do not stay prepared."""
         self._prepares = False
         self.close()
 
     def last_event(self) -> int:
         """The number of the newest row of the event log."""
-        found = self.connection.execute(self._sql["last_event"]).fetchone()
-        return int(found[0]) if found else 0
+        row = self.raw.execute(self._sql["last_event"]).fetchone()
+        return int(row[0]) if row else 0
 
-    def notice(self) -> None:
-        """See whether the server has closed the connection while nobody used it: then it is made anew."""
-        if self._wire is not None and self.is_up:
-            self._wire.notice()
+    def receive_notices(self) -> None:
+        """Read pending messages, to notice that the server has closed an idle connection."""
+        if self._pipeline is not None and self.is_up:
+            self._pipeline.receive_notices()
 
-    def begin(self, how: str = "begin") -> PostgresTables:
-        """Begin a transaction. Until it ends nothing is waited for but answers."""
-        self.is_in_doubt = False  # first: there may be no connection to be had
+    def begin(self, statement: str = "begin") -> PostgresTables:
+        """Begin a transaction. Until it ends, its thread waits for nothing but replies."""
+        self.is_in_doubt = False  # first, because connecting may fail
         tables = self.tables
-        self.wire.begin(how)
+        self.pipeline.begin(statement)
         return tables
 
     def commit(self, name: str | None = None, params: tuple[Any, ...] = ()) -> list[Any]:
-        """Commit, with this last statement: what it gives. Nothing of ours can come between them.
+        """Send a last statement and the commit together; return the rows of that statement.
 
-        Else a process that is stopped there would keep the event log locked for all others. An error that
-        comes after the commit, from a server on its way out, changes nothing.
+        Together, because the last statement locks the event log: a process that is stopped between the two
+        would block all others. An error after the commit, from a server that is shutting down, is ignored.
         """
-        last = None if name is None else self.wire.send(name, params)
-        commit = self.wire.send("commit")
+        last = None if name is None else self.pipeline.send(name, params)
+        commit = self.pipeline.send("commit")
         try:
-            self.wire.end()
+            self.pipeline.end()
         except psycopg.Error as error:
             if not commit.is_done:
-                self.is_in_doubt = commit.result is None or _may_hide_a_commit(error)
+                self.is_in_doubt = commit.result is None or _may_have_committed(error)
                 raise
-        return [] if last is None else self.wire.fetch(last)
+        return [] if last is None else self.pipeline.fetch(last)
 
     def roll_back(self) -> None:
-        """Leave no transaction behind; a connection that cannot do that is given up."""
+        """End the transaction. Close the connection if that fails."""
         try:
-            if self._wire is not None and self.is_up:
-                self._wire.roll_back()
+            if self._pipeline is not None and self.is_up:
+                self._pipeline.roll_back()
         except psycopg.Error:
             self.close()
 
     def close(self) -> None:
-        connection = self._forgotten()
+        connection = self._detach()
         if connection is not None:
             with suppress(psycopg.Error):
                 connection.close()
 
-    def break_off(self) -> None:
-        """From another thread: whoever waits for the server gets an error at once."""
-        connection = self._connection
+    def abort(self) -> None:
+        """Shut the socket down from another thread: the thread of this connection gets an error at once."""
+        connection = self._raw
         if connection is not None and not connection.closed:
-            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
-                line.shutdown(socket.SHUT_RDWR)
+            with (
+                suppress(OSError, psycopg.Error),
+                socket.socket(fileno=os.dup(connection.fileno())) as duplicate,
+            ):
+                duplicate.shutdown(socket.SHUT_RDWR)
 
-    def inherited(self) -> None:
-        """This process is a child: let go of the parent's connection without a word."""
-        connection = self._forgotten()
+    def abandon(self) -> None:
+        """Replace the socket in the child of a fork, without a message to the server."""
+        connection = self._detach()
         if connection is not None and not connection.closed:
-            _LEFT_BEHIND.append(connection)
+            _ABANDONED.append(connection)
             with suppress(OSError, psycopg.Error):
-                nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-                os.dup2(nothing, connection.fileno(), inheritable=False)
-                os.close(nothing)
+                devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+                os.dup2(devnull, connection.fileno(), inheritable=False)
+                os.close(devnull)
 
-    def _forgotten(self) -> psycopg.Connection[Any] | None:
-        """The connection there was."""
-        connection = self._connection
-        self._connection = self._wire = self._tables = None
+    def _detach(self) -> psycopg.Connection[Any] | None:
+        """Forget the connection, and return it."""
+        connection = self._raw
+        self._raw = self._pipeline = self._tables = None
         return connection
 
 
-def _may_hide_a_commit(error: psycopg.Error) -> bool:
-    """Whether it is libpq's word for a connection that is lost, or a server's that is being stopped."""
+def _may_have_committed(error: psycopg.Error) -> bool:
+    """Whether libpq reports a lost connection, or the server that it is shutting down."""
     return error.sqlstate is None or error.sqlstate.startswith("57P")
 
 
 def connect(address: Address) -> psycopg.Connection[Any]:
-    # What stays prepared is known to the wire alone.
+    # The pipeline prepares statements itself and keeps track of them.
     return psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=None)
 
 
-_LINKS: WeakSet[PostgresConnection] = WeakSet()
-_LEFT_BEHIND: list[psycopg.Connection[Any]] = []
-"""In the child of a fork: the parent's connections, which must not even be collected."""
+_CONNECTIONS: WeakSet[PostgresConnection] = WeakSet()
+_ABANDONED: list[psycopg.Connection[Any]] = []
+"""The parent's connections in the child of a fork. Garbage collection would close them."""
 
 
-def _forked() -> None:
-    for link in list(_LINKS):
-        link.inherited()
+def _abandon_all() -> None:
+    for connection in list(_CONNECTIONS):
+        connection.abandon()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_abandon_all)

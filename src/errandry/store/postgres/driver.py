@@ -1,7 +1,7 @@
-"""The PostgreSQL driver: passes as transactions, each on the connection and the thread of its track.
+"""The PostgreSQL driver: each pass is a transaction on the connection and the thread of its track.
 
-What decides is the same as for every store that decides in this process; here is how a pass is made
-atomic, what is tried again, and where reads run.
+The rules are those of `store.execute`, as in every store that runs them in this process. This module makes a
+pass atomic, retries it after conflicts, and runs reads.
 """
 
 import asyncio
@@ -35,46 +35,48 @@ from errandry.store.postgres.error_mapping import (
     SCHEMA_CHANGED,
     SESSION_SWITCHED,
     STALE_GUESS,
-    explained,
+    store_errors,
 )
-from errandry.store.postgres.health import examined
+from errandry.store.postgres.health import findings
 from errandry.store.postgres.listener import Listener
-from errandry.store.postgres.migrate import is_made, migrate
+from errandry.store.postgres.migrate import migrate, schema_exists
 from errandry.store.postgres.partitions import Partitions
 from errandry.store.postgres.row_cache import RowCache
 from errandry.store.postgres.scan_position import ScanPositions
 from errandry.store.postgres.tables import PostgresTables
-from errandry.store.postgres.track import LIMITS, TIMEOUTS, USUAL, Track, track_of
-from errandry.store.table_store import TableStore, failed, reach
+from errandry.store.postgres.track import LOCK_TIMEOUTS, REPLY_TIMEOUTS, USUAL_TRACK, Track, track_of
+from errandry.store.table_store import TableStore, command_failed, reach_failpoints
 from errandry.store.tables.protocol import Tables
 
 T = TypeVar("T")
 PassResult = tuple[list[Answer], bool]
 """The answers of a pass, and whether it changed anything."""
 
-TRIES = 5
-"""So often is a pass tried again when it clashes with another transaction."""
-KNOWN = "20ms"
-"""So long is waited for a lock that has been waited for before."""
-MANY, BRIEF = 25, "1ms"
-"""After so many such locks in a pass, so long: others in that pass, or behind it, have leases to renew."""
-LOCKED_MAX = 1_000
-PATIENCE = 5.0
-"""So long does a close wait for what is under way before it breaks it off."""
+RETRIES_MAX = 5
+"""Maximum number of retries of a pass that conflicts with another transaction."""
+KNOWN_LOCK_TIMEOUT = "20ms"
+"""Lock timeout of a command whose lock another command has already waited for."""
+MANY_LOCKS, MANY_LOCKS_TIMEOUT = 25, "1ms"
+"""After this number of lock timeouts in a pass, the lock timeout of its other commands. It is short because
+commands in the same pass or behind it have leases to renew."""
+LOCKED_NAMES_MAX = 1_000
+"""Maximum number of jobs and unique keys that are remembered as locked."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds that a close waits for running passes and reads before it aborts their connections."""
 
 
 class PostgresStore(TableStore):
-    """A store in `schema` of the database at `url`, which may say all that libpq understands.
+    """A store in `schema` of the database at `url`, which may use every option that libpq knows.
 
-    Its clock is the server's, unless it is given one.
+    Its time is the server's, unless it is given a clock.
     """
 
-    tracks = len(TIMEOUTS)
+    tracks = len(LOCK_TIMEOUTS)
 
     def __init__(
-        self, url: str, clock: Clock | None = None, bounds: StoreLimits | None = None, schema: str = SCHEMA
+        self, url: str, clock: Clock | None = None, limits: StoreLimits | None = None, schema: str = SCHEMA
     ) -> None:
-        super().__init__(clock, bounds)
+        super().__init__(clock, limits)
         self.address = address_of(url, schema)
         self.identity = ""
         self._has_servers_clock = clock is None
@@ -84,373 +86,389 @@ class PostgresStore(TableStore):
         return track_of(command)
 
     def bind(self, connection: object) -> PostgresBinding:
-        return PostgresBinding(connection, self.address, self._said)
+        return PostgresBinding(connection, self.address, self._store_info)
 
     async def needs_setup(self) -> str | None:
-        return await asyncio.to_thread(self._missing)
+        return await asyncio.to_thread(self._missing_schema)
 
     async def open(self) -> None:
         if self._open is not None and self._open.is_forked:
-            self._open, self.bell = None, ChangeCounter()  # who waits on the old one is the parent
+            self._open, self.changes = None, ChangeCounter()  # the parent waits on the old one
         if self._open is None:
-            opened = _OpenDatabase(self.address)
+            database = _OpenDatabase(self.address)
             try:
-                first = opened.tracks[USUAL]  # a program that only enqueues needs no other
-                await first.run(LIMITS[-1], self._migrate, first.link)
+                first = database.tracks[USUAL_TRACK]  # a program that only enqueues uses only this one
+                await first.run(REPLY_TIMEOUTS[-1], self._migrate, first.connection)
             except BaseException:
-                opened.close()
+                database.close()
                 raise
-            self._open = opened
+            self._open = database
 
     async def close(self) -> None:
-        opened, self._open = self._open, None
-        if opened is not None and not opened.is_forked:
-            opened.close()
-            self.bell.increment()
+        database, self._open = self._open, None
+        if database is not None and not database.is_forked:
+            database.close()
+            self.changes.increment()
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
-        opened = await self._opened()
+        database = await self._opened_database()
         number = track_of(commands[0]) if commands else 0
-        track = opened.free_track(number)
+        track = database.free_track(number)
         is_upkeep = Upkeep in {type(command) for command in commands}
-        if is_upkeep and opened.days.are_due:
-            await track.run(LIMITS[number], self._tend, opened, track.link)
-            track = opened.free_track(number)
+        if is_upkeep and database.partitions.are_due:
+            await track.run(REPLY_TIMEOUTS[number], self._maintain_partitions, database, track.connection)
+            track = database.free_track(number)
         answers, is_dirty = await track.run(
-            LIMITS[number], self._write, opened, track.link, TIMEOUTS[number], commands
+            REPLY_TIMEOUTS[number], self._write, database, track.connection, LOCK_TIMEOUTS[number], commands
         )
-        if is_dirty:  # or whoever claims in vain would wake itself by it
-            self.bell.increment()
+        if is_dirty:  # a claim that finds nothing must not wake its own worker
+            self.changes.increment()
         return answers
 
-    async def wait_for_change(self, pulse: int, timeout: float) -> bool:
-        opened = await self._opened()
-        opened.listener.start(self.bell)
-        return await self.bell.wait(pulse, timeout)
+    async def wait_for_change(self, version: int, timeout: float) -> bool:
+        database = await self._opened_database()
+        database.listener.start(self.changes)
+        return await self.changes.wait(version, timeout)
 
     async def read(self, look: Callable[[Tables, float], T]) -> T:
-        opened = await self._opened()
-        return await opened.reader.run(LIMITS[-1], self._read, opened.reader.link, look)
+        database = await self._opened_database()
+        return await database.reader.run(REPLY_TIMEOUTS[-1], self._read, database.reader.connection, look)
 
     async def diagnose(self) -> list[Finding]:
-        opened = await self._opened()
-        return await opened.reader.run(LIMITS[-1], self._examined, opened.reader.link)
+        database = await self._opened_database()
+        return await database.reader.run(REPLY_TIMEOUTS[-1], self._diagnose, database.reader.connection)
 
-    async def _opened(self) -> "_OpenDatabase":
+    async def _opened_database(self) -> "_OpenDatabase":
         if self._open is None:
             raise StoreClosed(self.address.name, "the store is not open")
         if self._open.is_forked:
             await self.open()
         return self._open
 
-    def _said(self) -> StoreInfo:
+    def _store_info(self) -> StoreInfo:
         return StoreInfo(
-            self.identity, None if self._has_servers_clock else self.clock.now(), self.bounds.payload
+            self.identity, None if self._has_servers_clock else self.clock.now(), self.limits.payload
         )
 
-    # On the thread of a track.
+    # The methods below run on the thread of a track.
 
-    def _missing(self) -> str | None:
-        with explained(self.address.name), connect(self.address) as connection:
-            if is_made(connection, self.address):
+    def _missing_schema(self) -> str | None:
+        with store_errors(self.address.name), connect(self.address) as connection:
+            if schema_exists(connection, self.address):
                 return None
         return f"{self.address.name}, schema {self.address.schema}"
 
-    def _migrate(self, link: PostgresConnection) -> None:
-        with explained(self.address.name):
-            self.identity = migrate(link.connection, self.address)
+    def _migrate(self, connection: PostgresConnection) -> None:
+        with store_errors(self.address.name):
+            self.identity = migrate(connection.raw, self.address)
 
-    def _examined(self, link: PostgresConnection) -> list[Finding]:
-        with explained(self.address.name):
-            return list(examined(link.connection, self.address))
+    def _diagnose(self, connection: PostgresConnection) -> list[Finding]:
+        with store_errors(self.address.name):
+            return list(findings(connection.raw, self.address))
 
     def _write(
         self,
-        opened: "_OpenDatabase",
-        link: PostgresConnection,
+        database: "_OpenDatabase",
+        connection: PostgresConnection,
         lock_timeout: str,
         commands: Sequence[Command],
     ) -> PassResult:
-        """A pass. What is known to be locked goes apart, so that nobody waits for it twice."""
-        if not opened.locked:
-            return self._together(opened, link, lock_timeout, commands)
-        apart = [number for number, command in enumerate(commands) if opened.is_locked(command)]
-        if not apart:
-            return self._together(opened, link, lock_timeout, commands)
-        rest = [command for number, command in enumerate(commands) if number not in apart]
-        answers = self._together(opened, link, lock_timeout, rest)[0] if rest else []
-        late = self._one_by_one(opened, link, KNOWN, [commands[number] for number in apart])
-        for number, answer in zip(apart, late, strict=True):
+        """Write a pass. Commands about locked jobs or keys are written one by one after the others.
+
+        The lock timeout of the whole pass is thus not spent again on a lock that is known to be held.
+        """
+        if not database.locked_names:
+            return self._write_together(database, connection, lock_timeout, commands)
+        locked = [number for number, command in enumerate(commands) if database.is_locked(command)]
+        if not locked:
+            return self._write_together(database, connection, lock_timeout, commands)
+        others = [command for number, command in enumerate(commands) if number not in locked]
+        answers = self._write_together(database, connection, lock_timeout, others)[0] if others else []
+        locked_commands = [commands[number] for number in locked]
+        locked_answers = self._write_one_by_one(database, connection, KNOWN_LOCK_TIMEOUT, locked_commands)
+        for number, answer in zip(locked, locked_answers, strict=True):
             answers.insert(number, answer)
         return answers, True
 
-    def _tend(self, opened: "_OpenDatabase", link: PostgresConnection) -> None:
-        """What upkeep cannot do in a transaction."""
+    def _maintain_partitions(self, database: "_OpenDatabase", connection: PostgresConnection) -> None:
+        """Create and drop partitions of `history`, which an upkeep cannot do in its transaction."""
 
-        def tend() -> None:
-            now = self._looked(link, lambda _tables, now: now)
-            opened.days.tend(link.connection, now)
+        def maintain() -> None:
+            now = self._run_read(connection, lambda _tables, now: now)
+            database.partitions.maintain(connection.raw, now)
 
-        with explained(self.address.name):
-            _again(link, tend)
+        with store_errors(self.address.name):
+            _with_reconnect(connection, maintain)
 
-    def _together(
+    def _write_together(
         self,
-        opened: "_OpenDatabase",
-        link: PostgresConnection,
+        database: "_OpenDatabase",
+        connection: PostgresConnection,
         lock_timeout: str,
         commands: Sequence[Command],
     ) -> PassResult:
         try:
-            return self._tried(opened, link, lock_timeout, commands)
+            return self._write_with_retries(database, connection, lock_timeout, commands)
         except StoreError:
             raise
         except Exception as error:
             if len(commands) == 1:
-                return [self._refusal(opened, commands[0], error)], False
-        # One of the commands cannot be written. Which one shows when each goes alone.
-        return self._one_by_one(opened, link, lock_timeout, commands), True
+                return [self._error_answer(database, commands[0], error)], False
+        # One of the commands cannot be written. Write each one alone to find out which.
+        return self._write_one_by_one(database, connection, lock_timeout, commands), True
 
-    def _one_by_one(
+    def _write_one_by_one(
         self,
-        opened: "_OpenDatabase",
-        link: PostgresConnection,
+        database: "_OpenDatabase",
+        connection: PostgresConnection,
         lock_timeout: str,
         commands: Sequence[Command],
     ) -> list[Answer]:
-        """Each in a transaction of its own; of those that want the same unique key, one waits for it."""
+        """Write each command in a transaction of its own.
+
+        Of several commands that need the same locked job or unique key, only the first waits for the lock.
+        """
         answers: list[Answer] = []
-        kept: dict[str, Answer] = {}
+        refusals: dict[str, Answer] = {}
         refused = 0
         for command in commands:
-            names = names_of(command)
-            known = next((kept[name] for name in names if name in kept), None)
-            answers.append(known or self._alone(opened, link, lock_timeout, command))
+            names = lock_names(command)
+            refusal = next((refusals[name] for name in names if name in refusals), None)
+            answers.append(refusal or self._write_alone(database, connection, lock_timeout, command))
             if isinstance(answers[-1], StoreUnavailable):
                 refused += 1
-                lock_timeout = KNOWN if refused < MANY else BRIEF
-                if opened.is_locked(command):
-                    kept |= dict.fromkeys(names, answers[-1])
-                if not link.is_up:
-                    away = StoreUnavailable(self.address.name, "the connection was lost before this was sent")
-                    answers += [away] * (len(commands) - len(answers))
+                lock_timeout = KNOWN_LOCK_TIMEOUT if refused < MANY_LOCKS else MANY_LOCKS_TIMEOUT
+                if database.is_locked(command):
+                    refusals |= dict.fromkeys(names, answers[-1])
+                if not connection.is_up:
+                    lost = StoreUnavailable(self.address.name, "the connection was lost before this was sent")
+                    answers += [lost] * (len(commands) - len(answers))
                     break
         return answers
 
-    def _alone(
-        self, opened: "_OpenDatabase", link: PostgresConnection, lock_timeout: str, command: Command
+    def _write_alone(
+        self, database: "_OpenDatabase", connection: PostgresConnection, lock_timeout: str, command: Command
     ) -> Answer:
         try:
-            answer = self._tried(opened, link, lock_timeout, [command])[0][0]
+            answer = self._write_with_retries(database, connection, lock_timeout, [command])[0][0]
         except Exception as error:
-            return self._refusal(opened, command, error)
-        opened.locked.difference_update(names_of(command))
+            return self._error_answer(database, command, error)
+        database.locked_names.difference_update(lock_names(command))
         return answer
 
-    def _refusal(self, opened: "_OpenDatabase", command: Command, error: Exception) -> Answer:
-        """The answer to a command that could not be written, or that somebody else's lock keeps waiting."""
+    def _error_answer(self, database: "_OpenDatabase", command: Command, error: Exception) -> Answer:
+        """The answer to a command that could not be written, or whose lock another transaction holds."""
         if isinstance(error, LOCKED):
-            opened.found_locked(command)
+            database.mark_locked(command)
         try:
-            with explained(self.address.name):
+            with store_errors(self.address.name):
                 raise error
         except StoreError as refusal:
             return refusal
         except Exception:
-            return failed(command, error)
+            return command_failed(command, error)
 
-    def _tried(
+    def _write_with_retries(
         self,
-        opened: "_OpenDatabase",
-        link: PostgresConnection,
+        database: "_OpenDatabase",
+        connection: PostgresConnection,
         lock_timeout: str,
         commands: Sequence[Command],
     ) -> PassResult:
-        """A pass, again if it and another transaction were in each other's way."""
-        lanes = self._lanes_unseen(opened, commands)
-        for _ in range(TRIES):
+        """Run a pass, and retry it after a conflict with another transaction.
+
+        Also retry after a wrong guess of a blind insert, a switched session, a changed schema, and a missing
+        partition. None of them has written anything.
+        """
+        lanes = self._lanes_for_blind_insert(database, commands)
+        for _ in range(RETRIES_MAX):
             try:
-                return self._pass(opened, link, lock_timeout, commands, lanes)
+                return self._run_pass(database, connection, lock_timeout, commands, lanes)
             except STALE_GUESS:
-                opened.news.forget()
+                database.lane_cache.clear()
             except SESSION_SWITCHED:
-                link.forget_prepared()
+                connection.stop_preparing()
             except SCHEMA_CHANGED:
-                link.close()
+                connection.close()
             except NO_PARTITION as error:
                 if error.diag.constraint_name is not None:
                     raise
-                link.tables.forget_days()
+                connection.tables.forget_partitions()
             except CONFLICT:
                 time.sleep(random.uniform(0.001, 0.01))
             lanes = None
-        return self._pass(opened, link, lock_timeout, commands)
+        return self._run_pass(database, connection, lock_timeout, commands)
 
-    def _lanes_unseen(
-        self, opened: "_OpenDatabase", commands: Sequence[Command]
+    def _lanes_for_blind_insert(
+        self, database: "_OpenDatabase", commands: Sequence[Command]
     ) -> dict[LaneKey, int] | None:
-        """The lanes for a pass that need not look before it writes; None for one that has to."""
-        if self.clock.is_ahead or opened.trail.parts(time.monotonic()):
+        """The cached lanes if this pass can be a blind insert (blind_insert.py), else None."""
+        if self.clock.is_ahead or database.scan_positions.parts(time.monotonic()):
             return None
-        return opened.news.lanes(commands, self.bounds.payload)
+        return database.lane_cache.lanes_for(commands, self.limits.payload)
 
-    def _pass(
+    def _run_pass(
         self,
-        opened: "_OpenDatabase",
-        link: PostgresConnection,
+        database: "_OpenDatabase",
+        connection: PostgresConnection,
         lock_timeout: str,
         commands: Sequence[Command],
         lanes: dict[LaneKey, int] | None = None,
     ) -> PassResult:
-        """One transaction: all of it durable, or nothing written. With `lanes`, it is sent without a look."""
+        """Run a pass as one transaction. With `lanes`, as a blind insert."""
         try:
             if lanes:
-                tables, now = self._begun_unseen(link, lock_timeout, commands, lanes)
+                tables, now = self._begin_blind_pass(connection, lock_timeout, commands, lanes)
             else:
-                tables, now = self._begun(opened, link, lock_timeout, commands)
-            answers = apply(commands, tables, now, self.bounds)
+                tables, now = self._begin_pass(database, connection, lock_timeout, commands)
+            answers = apply(commands, tables, now, self.limits)
             last: tuple[Any, ...] = ()
             if tables.event_row is not None:
-                last = "append", (*tables.event_row, opened.channel, opened.name)
+                last = "append_events", (*tables.event_row, database.channel, database.name)
             elif tables.is_dirty and self.clock.is_ahead:
-                last = "keep_time", (now,)
-            elif tables.held:
-                last = ("number_of_pass",)
-            reach("before", commands, answers)
-            number = link.commit(*last)
-            if tables.held:
-                opened.known.learn(number[0][0], tables.held)
-            tables.committed()
+                last = "save_time", (now,)
+            elif tables.held_jobs:
+                last = ("transaction_id",)
+            reach_failpoints("before", commands, answers)
+            number = connection.commit(*last)
+            if tables.held_jobs:
+                database.row_cache.save(number[0][0], tables.held_jobs)
+            tables.record_commit()
             if not tables.has_gates:
-                opened.news.learn(tables.held_lanes)
-            reach("after", commands, answers)
+                database.lane_cache.save(tables.held_lanes)
+            reach_failpoints("after", commands, answers)
         except BaseException as error:
-            link.roll_back()
-            if link.is_in_doubt and isinstance(error, psycopg.Error):
+            connection.roll_back()
+            if connection.is_in_doubt and isinstance(error, psycopg.Error):
                 raise ReplyLost(self.address.name, "the connection was lost during a commit") from error
             if isinstance(error, psycopg.Error) and not isinstance(
                 error, (*LOCKED, *CONFLICT, *SESSION_SWITCHED, *STALE_GUESS)
             ):
-                with explained(self.address.name):
+                with store_errors(self.address.name):
                     raise
             raise
         return answers, tables.is_dirty
 
-    def _begun(
+    def _begin_pass(
         self,
-        opened: "_OpenDatabase",
-        link: PostgresConnection,
+        database: "_OpenDatabase",
+        connection: PostgresConnection,
         lock_timeout: str,
         commands: Sequence[Command],
     ) -> tuple[PostgresTables, float]:
         def begin() -> tuple[PostgresTables, float]:
-            tables = link.begin()
-            now = self._now(
-                *tables.begin(lock_timeout, commands, self.bounds.payload, opened.known, opened.trail)
+            tables = connection.begin()
+            now = self._store_time(
+                *tables.begin(
+                    lock_timeout, commands, self.limits.payload, database.row_cache, database.scan_positions
+                )
             )
-            tables.foresee_upkeep(commands, now)
+            tables.prefetch_upkeep(commands, now)
             return tables, now
 
-        return _again(link, begin)
+        return _with_reconnect(connection, begin)
 
-    def _begun_unseen(
+    def _begin_blind_pass(
         self,
-        link: PostgresConnection,
+        connection: PostgresConnection,
         lock_timeout: str,
         commands: Sequence[Command],
         lanes: dict[LaneKey, int],
     ) -> tuple[PostgresTables, float]:
-        link.notice()
-        tables = link.begin()
-        now = self.clock.guess() if self._has_servers_clock else self.clock.now()
-        tables.begin_unseen(lock_timeout, commands, lanes, None if self._has_servers_clock else now)
+        connection.receive_notices()
+        tables = connection.begin()
+        now = self.clock.estimate() if self._has_servers_clock else self.clock.now()
+        tables.begin_blind(lock_timeout, commands, lanes, None if self._has_servers_clock else now)
         return tables, now
 
-    def _read(self, link: PostgresConnection, look: Callable[[Tables, float], T]) -> T:
-        with explained(self.address.name):
-            return _again(link, lambda: self._looked(link, look))
+    def _read(self, connection: PostgresConnection, look: Callable[[Tables, float], T]) -> T:
+        with store_errors(self.address.name):
+            return _with_reconnect(connection, lambda: self._run_read(connection, look))
 
-    def _looked(self, link: PostgresConnection, look: Callable[[Tables, float], T]) -> T:
+    def _run_read(self, connection: PostgresConnection, look: Callable[[Tables, float], T]) -> T:
         try:
-            tables = link.begin("begin_read")
-            found = look(tables, self._now(*tables.look()))
-            link.commit()
+            tables = connection.begin("begin_read")
+            result = look(tables, self._store_time(*tables.begin_read()))
+            connection.commit()
         except BaseException:
-            link.roll_back()
+            connection.roll_back()
             raise
-        return found
+        return result
 
-    def _now(self, floor: float, servers: float) -> float:
+    def _store_time(self, floor: float, servers: float) -> float:
         return self.clock.now(floor, servers if self._has_servers_clock else None)
 
 
 class _OpenDatabase:
-    """Everything that is there only while the store is open."""
+    """The connections, threads and caches of an open store."""
 
     def __init__(self, address: Address) -> None:
         self._pid = os.getpid()
         self.name = secrets.token_hex(8)
         self.channel = f"errandry_{address.schema}"
-        self.tracks = [Track(address, f"write-{number}") for number in range(len(TIMEOUTS))]
+        self.tracks = [Track(address, f"write-{number}") for number in range(len(LOCK_TIMEOUTS))]
         self.reader = Track(address, "read", writes=False)
         self.listener = Listener(address, self.channel, self.name)
-        self.days = Partitions(address.statements())
-        self.known, self.trail, self.news = RowCache(), ScanPositions(), LaneCache()
-        self.locked: set[str] = set()
+        self.partitions = Partitions(address.statements())
+        self.row_cache, self.scan_positions, self.lane_cache = RowCache(), ScanPositions(), LaneCache()
+        self.locked_names: set[str] = set()
 
     @property
     def is_forked(self) -> bool:
         return self._pid != os.getpid()
 
     def free_track(self, number: int) -> Track:
-        """Where to write a pass of this number: its own track, or another that rests and has a connection.
+        """The track for a pass: an idle track with a connection, else its own or another idle one.
 
-        There are as many tracks as passes at a time, so nobody waits for it; and a program that does little
-        at a time has few connections.
+        At most one pass runs per track number, so there is always an idle track. The choice keeps the
+        number of connections low in a program that writes one pass at a time.
         """
         own = self.tracks[number]
-        resting = [track for track in (own, *self.tracks) if not track.is_busy]
-        return next((track for track in resting if track.link.is_up), next(iter(resting), own))
+        idle = [track for track in (own, *self.tracks) if not track.is_busy]
+        return next((track for track in idle if track.connection.is_up), next(iter(idle), own))
 
     def is_locked(self, command: Command) -> bool:
-        """Whether a job it is about, or a key it wants, was found locked, by who knows whom."""
-        return not self.locked.isdisjoint(names_of(command))
+        """Whether a pass has found a job or a unique key of the command locked by another transaction."""
+        return not self.locked_names.isdisjoint(lock_names(command))
 
-    def found_locked(self, command: Command) -> None:
-        """Of several jobs nobody knows which one it was."""
+    def mark_locked(self, command: Command) -> None:
+        """Remember that the command waited for a lock in vain, unless it names several jobs.
+
+        With several jobs, the error does not tell which of them is locked.
+        """
         if len(touched_ids(command)) == 1:
-            if len(self.locked) >= LOCKED_MAX:
-                self.locked.clear()  # those that are locked still will be found again
-            self.locked.update(names_of(command))
+            if len(self.locked_names) >= LOCKED_NAMES_MAX:
+                self.locked_names.clear()  # a pass finds those that are still locked again
+            self.locked_names.update(lock_names(command))
 
     def close(self) -> None:
         self.listener.stop()
-        ends = {track.end(): track for track in (*self.tracks, self.reader)}
-        _, late = wait(ends, PATIENCE)
-        for end in late:
-            ends[end].link.break_off()
-        wait(late, PATIENCE)
+        tracks = {track.close(): track for track in (*self.tracks, self.reader)}
+        _, running = wait(tracks, CLOSE_TIMEOUT)
+        for closed in running:
+            tracks[closed].connection.abort()
+        wait(running, CLOSE_TIMEOUT)
 
 
-def names_of(command: Command) -> tuple[str, ...]:
-    """The jobs it is about, and the unique keys it wants: no id has a tab."""
+def lock_names(command: Command) -> tuple[str, ...]:
+    """The ids and the unique keys of a command. Keys get a leading tab, which no id contains."""
     keys = (
         () if type(command) is not Insert else [f"\t{job.unique.key}" for job in command.jobs if job.unique]
     )
     return (*touched_ids(command), *keys)
 
 
-def _again(link: PostgresConnection, work: Callable[[], T]) -> T:
-    """Do what changes nothing; once more if the connection had been lost while nobody used it."""
-    was_up = link.is_up
+def _with_reconnect(connection: PostgresConnection, work: Callable[[], T]) -> T:
+    """Call `work`, which writes nothing. Call it again if the connection was lost while it was idle."""
+    was_up = connection.is_up
     try:
         return work()
     except psycopg.OperationalError:
-        if not was_up or link.is_up:
+        if not was_up or connection.is_up:
             raise
     except SESSION_SWITCHED:
-        link.roll_back()  # who leaves in the middle of a transaction costs a pooler its session
-        link.forget_prepared()
+        connection.roll_back()  # a pooler discards a session that is left in a transaction
+        connection.stop_preparing()
     except SCHEMA_CHANGED:
-        link.close()
+        connection.close()
     return work()

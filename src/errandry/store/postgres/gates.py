@@ -1,4 +1,4 @@
-"""The gates of a PostgreSQL store: kept, locked while they are counted. No rules."""
+"""The gates of a PostgreSQL store. A pass locks those whose permits it counts. No rules."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,51 +9,51 @@ from errandry.store.tables import rows
 
 
 class PostgresGates(PostgresEdges):
-    """Part of what `store.tables.Tables` asks for."""
+    """Part of the `Tables` protocol (store/tables/protocol.py)."""
 
     has_gates = False
     _writes = True
 
-    def gate(self, key: GateKey, make: bool = False) -> GateRecord:
-        if self._writes and not make:
-            found = self.lock_gates([key])
-            return found[0] if found else GateRecord(*key)
-        found_rows = self._all("make_gate" if make else "gate", (key[0].value, *key[1:]))
-        return rows.to_gate(found_rows[0]) if found_rows else GateRecord(*key)
+    def gate(self, key: GateKey, create: bool = False) -> GateRecord:
+        if self._writes and not create:
+            gates = self.lock_gates([key])
+            return gates[0] if gates else GateRecord(*key)
+        gate_rows = self._rows("create_gate" if create else "gate", (key[0].value, *key[1:]))
+        return rows.to_gate(gate_rows[0]) if gate_rows else GateRecord(*key)
 
     def put_gates(self, gates: Sequence[GateRecord], now: float) -> None:
-        self._run("put_gates", columns(map(rows.from_gate, gates)))
-        if idle := [gate.key for gate in gates if gate.says_nothing(now)]:
-            self._run("drop_gate", columns((kind.value, *rest) for kind, *rest in idle))
+        self._send("put_gates", columns(map(rows.from_gate, gates)))
+        if idle := [gate.key for gate in gates if gate.is_default(now)]:
+            self._send("drop_gates", columns((kind.value, *rest) for kind, *rest in idle))
         self.is_dirty = self.has_gates = True
 
     def gates(self, *kinds: GateKind) -> list[GateRecord]:
         if not self.has_gates:
             return []
-        found = [rows.to_gate(row) for row in self._all("gates", (array(kind.value for kind in kinds),))]
-        return sorted(found, key=lambda gate: kinds.index(gate.kind))
+        gates = [rows.to_gate(row) for row in self._rows("gates", (array(kind.value for kind in kinds),))]
+        return sorted(gates, key=lambda gate: kinds.index(gate.kind))
 
     def group_gates(self, groups: Sequence[tuple[str, str]]) -> tuple[list[GateRecord], list[GateKey]]:
         queues, names = columns(groups)
-        found = self._all("lock_groups", {"queues": queues, "groups": names})
-        gates = [rows.to_gate(row[:-1]) for row in found]
-        return gates, [gate.key for gate, row in zip(gates, found, strict=True) if not row[-1]]
+        gate_rows = self._rows("group_gates", {"queues": queues, "groups": names})
+        gates = [rows.to_gate(row[:-1]) for row in gate_rows]
+        return gates, [gate.key for gate, row in zip(gates, gate_rows, strict=True) if not row[-1]]
 
     def lock_gates(self, keys: Sequence[GateKey]) -> list[GateRecord]:
         wanted = columns((kind.value, *rest) for kind, *rest in keys)
-        return [rows.to_gate(row) for row in self._all("lock_gates", wanted)]
+        return [rows.to_gate(row) for row in self._rows("lock_gates", wanted)]
 
     def close_gates(self, until: Mapping[GateKey, float]) -> None:
-        self._run("shut", columns((kind.value, *rest, at) for (kind, *rest), at in until.items()))
+        self._send("close_gates", columns((kind.value, *rest, at) for (kind, *rest), at in until.items()))
         self.is_dirty = self.has_gates = True
 
     def put_rate_state(self, tats: Mapping[GateKey, float]) -> None:
-        self._run("spend", columns((kind.value, *rest, tat) for (kind, *rest), tat in tats.items()))
+        self._send("put_rate_state", columns((kind.value, *rest, tat) for (kind, *rest), tat in tats.items()))
         self.is_dirty = self.has_gates = True
 
-    def group_sizes(self, queue: str | None, limit: int, bound: int) -> list[tuple[str, str, int]]:
-        found = self._all("crowds", {"queue": queue, "limit": limit, "bound": bound})
-        return [(name, group, min(count, bound)) for name, group, count in found]
+    def group_sizes(self, queue: str | None, limit: int, max_count: int) -> list[tuple[str, str, int]]:
+        sizes = self._rows("group_sizes", {"queue": queue, "limit": limit, "bound": max_count})
+        return [(name, group, min(count, max_count)) for name, group, count in sizes]
 
     def held_counts(self) -> dict[tuple[str, str, str], int]:
-        return {(queue, task, group): held for queue, task, group, held in self._all("holding")}
+        return {(queue, task, group): held for queue, task, group, held in self._rows("held_counts")}

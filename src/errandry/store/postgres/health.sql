@@ -1,38 +1,42 @@
 -- name: server
+-- The version of the server, whether it is a standby, its durability settings, and the process id of this session.
 SELECT current_setting('server_version'), current_setting('server_version_num')::bigint, pg_is_in_recovery(),
        current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on', current_setting('synchronous_commit'),
        current_setting('synchronous_standby_names') <> '', current_setting('autovacuum') = 'on', pg_backend_pid();
 
 -- name: time
+-- The time of the server.
 SELECT extract(epoch FROM clock_timestamp())::float8;
 
 -- name: connections
+-- The number of open connections, and how many ordinary users may open.
 SELECT (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
        current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint;
 
 -- name: sees_all
--- Whether what others do is shown to this user.
+-- Whether this user sees the activity of other users.
 SELECT pg_has_role('pg_read_all_stats', 'USAGE');
 
--- name: oldest
--- The transaction, in any database, that has been open for longest: what it may still see is not cleaned away.
+-- name: oldest_transaction
+-- The transaction that has been open for longest, in any database. Vacuum keeps the rows that it may still see.
 SELECT pid, coalesce(nullif(application_name, ''), usename::text, backend_type), coalesce(state, 'active'),
        extract(epoch FROM clock_timestamp() - xact_start)::float8
   FROM pg_stat_activity
  WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
  ORDER BY xact_start LIMIT 1;
 
--- name: prepared
--- The same of those that were prepared, and belong to no connection.
+-- name: oldest_prepared
+-- The oldest prepared transaction. It belongs to no connection.
 SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8 FROM pg_prepared_xacts ORDER BY prepared LIMIT 1;
 
--- name: dead
+-- name: dead_rows
+-- The live and dead rows of unfinished jobs, and the seconds since the last vacuum.
 SELECT n_live_tup, n_dead_tup, extract(epoch FROM clock_timestamp() - greatest(last_vacuum, last_autovacuum))::float8
   FROM pg_stat_all_tables WHERE relid = 'errandry.live'::regclass;
 
 -- name: partitions
--- Of finished jobs: how many; of days that were over two days ago; detached and not dropped; days with jobs whose next day
--- has none yet.
+-- Partitions of finished jobs: all; those of days that ended more than two days ago; detached ones that still exist; days
+-- with jobs for whose next day there is no partition yet.
 WITH days AS (
     SELECT substring(pg_get_expr(relpartbound, pg_class.oid) FROM '\d+')::bigint AS day
       FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
@@ -48,6 +52,7 @@ SELECT (SELECT count(*) FROM days),
            AND EXISTS (SELECT 1 FROM errandry.history WHERE history.day = days.day));
 
 -- name: size
+-- The size in bytes of all tables, of the unfinished jobs, and of the event log.
 SELECT coalesce(sum(pg_total_relation_size(pg_class.oid)), 0)::bigint,
        pg_total_relation_size('errandry.live'::regclass),
        pg_total_relation_size('errandry.events'::regclass)

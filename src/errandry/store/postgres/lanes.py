@@ -1,7 +1,7 @@
-"""Lanes of waiting jobs in PostgreSQL: who stands in line, who is next, and when something is due. No rules.
+"""Lanes of waiting jobs in PostgreSQL: which jobs wait, which are next, and when upkeep has work. No rules.
 
-What a claim is going to ask is foreseen from the one before: mostly the same lanes have jobs. So a worker at
-rest finds out in one round trip, and has, what came in.
+A claim prefetches the jobs of the lanes that had jobs at the previous claim of its kind, as these mostly have
+jobs again. So an idle worker finds and locks new jobs in one round trip.
 """
 
 import time
@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from errandry.core.command import Claim
-from errandry.core.fair_queueing import AGED_PRIORITY, OldestJob, OpenLane, Position, by_urgency
+from errandry.core.fair_queueing import AGED_PRIORITY, OldestJob, OpenLane, Position, urgency
 from errandry.core.job import JobRecord
 from errandry.core.state import SCHEDULED, WAITING
 from errandry.store.postgres.array import array, columns
@@ -21,153 +21,157 @@ from errandry.store.postgres.scan_position import WHOLE, DueFloors, Parts, ScanP
 from errandry.store.tables import rows
 from errandry.store.tables.protocol import Change, DueTimes
 
-UNLINED_MAX = 1_000
-SHAPES = 10
-"""So many kinds of claims are remembered."""
+JOBS_WITHOUT_LANE_MAX = 1_000
+"""Maximum number of jobs to which one pass assigns a lane."""
+CLAIM_SHAPES_MAX = 10
+"""Maximum number of kinds of claims whose last open lanes are remembered."""
 
-PART = ("lanes", "priorities", "places", "below")
-"""How statements call the columns of the parts of lanes."""
+PART_COLUMNS = ("lanes", "priorities", "places", "below")
+"""The parameters of statements for parts of lanes, as columns: the lane, then the fields of `LanePart`."""
 
-Shape = tuple[tuple[str, ...] | None, tuple[str, ...] | None, tuple[str, ...]]
+ClaimShape = tuple[tuple[str, ...] | None, tuple[str, ...] | None, tuple[str, ...]]
 """The queues and tasks of a claim, and those it leaves out."""
 
 
 class PostgresLanes(PostgresGates):
-    """Part of what `store.tables.Tables` asks for."""
+    """Part of the `Tables` protocol (store/tables/protocol.py)."""
 
-    def __init__(self, wire: Pipeline) -> None:
-        super().__init__(wire)
-        self._trail = ScanPositions()
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self._scan_positions = ScanPositions()
         self._parts: Parts = {}
         self._floors: DueFloors | None = None
-        self._came: dict[int, list[tuple[int, int]]] = {}
-        self._emptied: dict[int, list[tuple[int, int]]] = {}
+        self._arrived: dict[int, list[tuple[int, int]]] = {}
+        self._taken: dict[int, list[tuple[int, int]]] = {}
         self._is_counting = False
         self._now = 0.0
-        self._has_groups = self._has_unlined = self._is_foreseen = False
-        self._marks: DueTimes | None = None
+        self._has_groups = self._has_jobs_without_lane = self._has_prefetched_jobs = False
+        self._due_times: DueTimes | None = None
         self._lanes: dict[tuple[str, str, str], int] = {}
-        self._before: dict[Shape, list[OpenLane]] = {}
-        self._counted: dict[str, int] = {}
-        self._left: Counter[str] = Counter()
+        self._last_open_lanes: dict[ClaimShape, list[OpenLane]] = {}
+        self._waiting_bounds: dict[str, int] = {}
+        self._left_waiting: Counter[str] = Counter()
 
-    def _set_out(self, trail: ScanPositions) -> None:
-        """Find out how much of the lanes the claims of a pass have to read."""
-        moment, self._trail = time.monotonic(), trail
-        self._parts, self._floors = trail.parts(moment), trail.floors(moment)
-        self._is_counting = trail.is_counting(moment)
-        self._came, self._emptied = {}, {}
+    def _start_scan(self, scan_positions: ScanPositions) -> None:
+        """Choose the parts of lanes that the claims of a pass have to read."""
+        moment, self._scan_positions = time.monotonic(), scan_positions
+        self._parts, self._floors = scan_positions.parts(moment), scan_positions.floors(moment)
+        self._is_counting = scan_positions.wants_count(moment)
+        self._arrived, self._taken = {}, {}
 
-    def committed(self) -> None:
-        """The pass has become true."""
-        for lane, spots in self._came.items():
-            self._trail.came(lane, spots)
-        for lane, spots in self._emptied.items():
-            self._trail.emptied(lane, spots)
+    def record_commit(self) -> None:
+        """Update the scan positions after the commit of the pass."""
+        for lane, places in self._arrived.items():
+            self._scan_positions.record_arrivals(lane, places)
+        for lane, places in self._taken.items():
+            self._scan_positions.record_taken(lane, places)
 
     @property
     def held_lanes(self) -> dict[tuple[str, str, str], int]:
-        """The lanes that jobs of this pass have come to stand in."""
+        """The lanes into which this pass has put jobs. It holds a lock on each."""
         return self._lanes
 
-    def _ask_lanes(self, keys: Iterable[tuple[str, str, str]]) -> None:
-        """Of jobs that are going to stand in line."""
-        self._ask("share_lanes", columns(keys))
+    def _prefetch_lanes(self, keys: Iterable[tuple[str, str, str]]) -> None:
+        self._prefetch("lock_marked_lanes", columns(keys))
 
-    def _stand_in_line(self, jobs: Sequence[JobRecord]) -> None:
-        """Hold the lanes of these jobs, marked: they may have waiting jobs."""
-        moments = {(job.queue, job.task, job.group): job.updated_at for job in jobs}
-        if any(group for _, _, group in moments):
+    def _lock_lanes(self, jobs: Sequence[JobRecord]) -> None:
+        """Lock the lanes of these waiting jobs, so that they keep their mark. Insert or mark the others."""
+        updated_at = {(job.queue, job.task, job.group): job.updated_at for job in jobs}
+        if any(group for _, _, group in updated_at):
             self._has_groups = True
-            self._forget_marks()  # a lane laid aside counts from now on
-        for name in ("share_lanes", "mark_lanes"):
-            keys = [key for key in moments if key not in self._lanes]
+            self._discard_due_times()  # a parked lane with a waiting job has a due time
+        for name in ("lock_marked_lanes", "insert_lanes"):
+            keys = [key for key in updated_at if key not in self._lanes]
             if not keys:
                 break
-            when = [] if name == "share_lanes" else [max(moments.values())]
-            found = self._all(name, [*when, *columns(keys)])
-            self._lanes |= {(queue, *rest): lane for lane, queue, *rest in found}
+            used_at = [] if name == "lock_marked_lanes" else [max(updated_at.values())]
+            lanes = self._rows(name, [*used_at, *columns(keys)])
+            self._lanes |= {(queue, *rest): lane for lane, queue, *rest in lanes}
         if self._parts:
             for job in jobs:
-                spots = self._came.setdefault(self._lanes[job.queue, job.task, job.group], [])
-                spots.append((job.priority, job.place or 0))
+                places = self._arrived.setdefault(self._lanes[job.queue, job.task, job.group], [])
+                places.append((job.priority, job.place or 0))
 
-    def _line_up(self) -> None:
-        """Give those their lane who were inserted in transactions that could not mark it."""
-        jobs = self._jobs("unlined", (UNLINED_MAX,))
-        self._stand_in_line(jobs)
+    def _assign_lanes(self) -> None:
+        """Set the lanes of jobs that `insert_jobs` inserted without one."""
+        jobs = self._jobs("jobs_without_lane", (JOBS_WITHOUT_LANE_MAX,))
+        self._lock_lanes(jobs)
         lanes = [self._lanes[job.queue, job.task, job.group] for job in jobs]
-        self._run("line_up", (array(job.seq for job in jobs), array(lanes)))
-        self._unask("open_lanes", "line", "lines")
-        self._counted = {}
-        self._has_unlined = len(jobs) == UNLINED_MAX
+        self._send("set_lanes", (array(job.seq for job in jobs), array(lanes)))
+        self._discard("open_lanes", "best_jobs_of_lane", "best_jobs")
+        self._waiting_bounds = {}
+        self._has_jobs_without_lane = len(jobs) == JOBS_WITHOUT_LANE_MAX
 
-    def _foresee_claims(self, claims: Sequence[Claim], is_alone: bool, has_news: bool) -> None:
-        """Ask what these are going to ask, unless the pass has news for them; alone, have the jobs at once.
+    def _prefetch_claims(self, claims: Sequence[Claim], is_alone: bool, has_inserts: bool) -> None:
+        """Send the queries that the claims of a pass will need.
 
-        Else there may be a lock to be waited for later, which must not be done with jobs in hand.
+        With `has_inserts`, the pass inserts jobs, so its open lanes are not known yet. With `is_alone`, no
+        other command of the pass may wait for a lock. Only then are jobs prefetched too, because that locks
+        them.
         """
         if self.has_gates or self._has_groups:
             return
         for claim in claims:
-            self._ask("recall", (claim.worker,))
+            self._prefetch("load_claims", (claim.worker,))
         if self._is_counting:
-            self._ask("entries", (0,))
+            self._prefetch("index_entries_read", (0,))
         if self._parts:
-            self._ask("fronts", self._columns(self._parts))
-        if self._floors is None:  # else the time is needed, which comes with the answer to the first question
-            self._ask("marks", self._since())
+            self._prefetch("lanes_with_lifo_jobs", self._part_columns(self._parts))
+        if self._floors is None:  # else the query needs the time, which comes with the first reply
+            self._prefetch("due_times", self._due_times_params())
         [claim, *more] = claims
-        if not has_news and not more and claim.order is None and not claim.batches:
-            self._ask("open_lanes", self._open(claim, (), (), claim.limit + 1))
+        if not has_inserts and not more and claim.order is None and not claim.batches:
+            self._prefetch("open_lanes", self._open_lanes_params(claim, (), (), claim.limit + 1))
             if is_alone:
-                self._foresee_jobs(claim)
+                self._prefetch_best_jobs(claim)
 
-    def _foresee_jobs(self, claim: Claim) -> None:
-        """Where there were jobs the last time: have those the claim would take, and ask how many wait."""
-        self._is_foreseen = True
-        lines = self._before.get(_shape(claim), [])
-        if lines:
-            self._ask(*self._best(lines, claim.limit, claim.suspects != 0))
-        self._unask("backlog")
-        self._counted = {}
-        for queue in {line.queue for line in lines}:
-            self._counted[queue], self._left[queue] = claim.limit + 1, 0
-            self._ask("backlog", self._backlog(queue, claim.limit + 1))
+    def _prefetch_best_jobs(self, claim: Claim) -> None:
+        """Lock the jobs that the claim would take from its last open lanes, and count the waiting jobs."""
+        self._has_prefetched_jobs = True
+        lanes = self._last_open_lanes.get(_shape_of(claim), [])
+        if lanes:
+            self._prefetch(*self._best_jobs_statement(lanes, claim.limit, claim.suspects != 0))
+        self._discard("count_waiting")
+        self._waiting_bounds = {}
+        for queue in {lane.queue for lane in lanes}:
+            self._waiting_bounds[queue], self._left_waiting[queue] = claim.limit + 1, 0
+            self._prefetch("count_waiting", self._count_waiting_params(queue, claim.limit + 1))
         if self._is_counting:
-            self._ask("entries", (1,))
+            self._prefetch("index_entries_read", (1,))
 
-    def _watch(self, changes: Iterable[Change]) -> list[JobRecord]:
-        """The jobs that come in line; what was foreseen otherwise is forgotten."""
-        coming: list[JobRecord] = []
-        is_other = False
+    def _discard_changed(self, changes: Iterable[Change]) -> list[JobRecord]:
+        """Discard prefetched results that these changes make stale. Return the jobs that now wait."""
+        waiting: list[JobRecord] = []
+        has_departures = False
         for before, after in changes:
             if after is not None and after.state is WAITING:
-                coming.append(after)
+                waiting.append(after)
             elif before is not None and before.state is WAITING:
-                self._left[before.queue] += 1
-                is_other = True
+                self._left_waiting[before.queue] += 1
+                has_departures = True
             if SCHEDULED in (before and before.state, after and after.state) or (
                 after is not None and after.deadline is not None and after.deadline <= after.updated_at
             ):
-                self._forget_marks()
-        if coming or is_other:
-            self._unask("open_lanes", "line", "lines")
-        self._unask("lock_live", "any_ended")
-        if coming:
-            self._counted = {}
-        return coming
+                self._discard_due_times()
+        if waiting or has_departures:
+            self._discard("open_lanes", "best_jobs_of_lane", "best_jobs")
+        self._discard("lock_live", "any_finished")
+        if waiting:
+            self._waiting_bounds = {}
+        return waiting
 
-    def _since(self) -> StatementParams:
-        """Where to look for marks: everywhere, or between the last that were seen and now."""
+    def _due_times_params(self) -> StatementParams:
+        """The times to scan: all of them, or those between the scan floors and now."""
         until = "infinity" if self._floors is None else self._now
         return {**(self._floors or DueFloors())._asdict(), "until": until}
 
-    def _forget_marks(self) -> None:
-        self._marks = None
-        self._unask("marks")
+    def _discard_due_times(self) -> None:
+        self._due_times = None
+        self._discard("due_times")
 
-    def _open(self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int) -> dict[str, Any]:
+    def _open_lanes_params(
+        self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int
+    ) -> dict[str, Any]:
         return {
             "queues": None if claim.queues is None else array(claim.queues),
             "tasks": None if claim.tasks is None else array(claim.tasks),
@@ -176,183 +180,203 @@ class PostgresLanes(PostgresGates):
             "suspects": claim.suspects != 0,
             "limit": None if self.has_gates or claim.order is not None else claim.limit,
             "width": width,
-            **self._parted(),
+            **self._parts_params(),
         }
 
     def open_lanes(
         self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int
     ) -> list[OpenLane]:
-        if self._has_unlined:
-            self._line_up()
+        if self._has_jobs_without_lane:
+            self._assign_lanes()
         if self._parts:
-            self._part()
-        params = self._open(claim, queues, tasks, width)
+            self._exclude_lifo_lanes()
+        params = self._open_lanes_params(claim, queues, tasks, width)
         if not self._has_groups:
-            if not (self._is_foreseen or self.has_gates or claim.order is not None or claim.batches):
-                self._ask("open_lanes", params)
-                self._foresee_jobs(claim)
-            self._is_foreseen = False
-            found = [
-                OpenLane._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in self._all("open_lanes", params)
+            if not (self._has_prefetched_jobs or self.has_gates or claim.order is not None or claim.batches):
+                self._prefetch("open_lanes", params)
+                self._prefetch_best_jobs(claim)
+            self._has_prefetched_jobs = False
+            lanes = [
+                OpenLane._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in self._rows("open_lanes", params)
             ]
-            if not any(line.group for line in found):
-                self._count(found)
-                if found:
-                    self._before = {**dict(islice(self._before.items(), SHAPES - 1)), _shape(claim): found}
-                return found
-            self._has_groups = True  # one came since the pass began
+            if not any(lane.group for lane in lanes):
+                self._record_scan(lanes)
+                if lanes:
+                    self._last_open_lanes = {
+                        **dict(islice(self._last_open_lanes.items(), CLAIM_SHAPES_MAX - 1)),
+                        _shape_of(claim): lanes,
+                    }
+                return lanes
+            self._has_groups = True  # another process has inserted the first job with a group
         while True:
-            found = [OpenLane._make((*row[:7], row[7:])) for row in self._all("turns", params)]
-            behind = [line.lane for line in found if line.turn < line.round]
-            if not behind or not self._all("catch_up", (array({line.queue for line in found}),)):
-                return found
+            lanes = [OpenLane._make((*row[:7], row[7:])) for row in self._rows("open_group_lanes", params)]
+            behind = [lane.id for lane in lanes if lane.virtual_start < lane.virtual_time]
+            if not behind or not self._rows("raise_turns", (array({lane.queue for lane in lanes}),)):
+                return lanes
 
-    def best_jobs(self, lines: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
-        if not lines:
+    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
+        if not lanes:
             return []
-        jobs = self._jobs(*self._best(lines, limit, suspects))
-        if suspects:  # else one that was passed over may stand among these
-            lanes = {(line.queue, line.task, line.group): line.lane for line in lines}
+        jobs = self._jobs(*self._best_jobs_statement(lanes, limit, suspects))
+        if suspects:  # else the scan has skipped suspects, which still wait before these jobs
+            lane_ids = {(lane.queue, lane.task, lane.group): lane.id for lane in lanes}
             for job in takewhile(lambda job: not job.crashes, jobs):
-                spots = self._emptied.setdefault(lanes[job.queue, job.task, job.group], [])
-                spots.append((job.priority, job.place or 0))
+                places = self._taken.setdefault(lane_ids[job.queue, job.task, job.group], [])
+                places.append((job.priority, job.place or 0))
         return jobs
 
-    def _best(self, lines: Sequence[OpenLane], limit: int, suspects: bool) -> tuple[str, StatementParams]:
-        """The statement for the first jobs of these lanes."""
-        lanes = sorted(line.lane for line in sorted(lines, key=by_urgency)[:limit])
-        name = "line" if len(lines) == 1 else "lines"
-        return name, {"suspects": suspects, "limit": limit, **self._columns(lanes)}
+    def _best_jobs_statement(
+        self, lanes: Sequence[OpenLane], limit: int, suspects: bool
+    ) -> tuple[str, StatementParams]:
+        """The statement for the first jobs of these lanes, and its parameters."""
+        lane_ids = sorted(lane.id for lane in sorted(lanes, key=urgency)[:limit])
+        name = "best_jobs_of_lane" if len(lanes) == 1 else "best_jobs"
+        return name, {"suspects": suspects, "limit": limit, **self._part_columns(lane_ids)}
 
-    def _backlog(self, queue: str, bound: int) -> StatementParams:
-        return {"queue": queue, "bound": bound, **self._parted()}
+    def _count_waiting_params(self, queue: str, bound: int) -> StatementParams:
+        return {"queue": queue, "bound": bound, **self._parts_params()}
 
-    def _parted(self) -> dict[str, str]:
-        """The lanes that are not read as a whole, and the parts that are."""
-        return {"parted": array(self._parts), **self._columns(self._parts)}
+    def _parts_params(self) -> dict[str, str]:
+        """The lanes that are not read as a whole, and the parts of them that are."""
+        return {"parted": array(self._parts), **self._part_columns(self._parts)}
 
-    def _part(self) -> None:
-        """Have those lanes read as a whole where somebody stands in front."""
-        whole = {lane for (lane,) in self._all("fronts", self._columns(self._parts))}
+    def _exclude_lifo_lanes(self) -> None:
+        """Read a lane as a whole if lifo jobs wait in it: they stand before the scan position."""
+        whole = {lane for (lane,) in self._rows("lanes_with_lifo_jobs", self._part_columns(self._parts))}
         if whole:
             self._parts = {lane: parts for lane, parts in self._parts.items() if lane not in whole}
-            self._unask("open_lanes", "line", "lines", "backlog")
-            self._counted = {}
-            self._is_foreseen = False
+            self._discard("open_lanes", "best_jobs_of_lane", "best_jobs", "count_waiting")
+            self._waiting_bounds = {}
+            self._has_prefetched_jobs = False
 
-    def _columns(self, lanes: Iterable[int]) -> dict[str, str]:
-        """The parts of these lanes that are to be read."""
+    def _part_columns(self, lanes: Iterable[int]) -> dict[str, str]:
+        """The parts of these lanes to read, as columns."""
         parts = [(lane, *part) for lane in lanes for part in self._parts.get(lane, WHOLE)]
-        values = columns(parts) or ["{}"] * len(PART)
-        return dict(zip(PART, values, strict=True))
+        values = columns(parts) or ["{}"] * len(PART_COLUMNS)
+        return dict(zip(PART_COLUMNS, values, strict=True))
 
-    def _count(self, lines: Iterable[OpenLane]) -> None:
-        """Tell others how many entries were read to find these lanes with their first jobs, if all were."""
+    def _record_scan(self, lanes: Iterable[OpenLane]) -> None:
+        """Record how many index entries a full scan has read to find these lanes, if it counted."""
         self._is_counting = False
-        asked = [("entries", (number,)) for number in (0, 1)]
-        if all(question in self._asked for question in asked):
-            before, after = (self._all(*question)[0][1] for question in asked)
-            firsts = {line.lane: line.first for line in lines if line.first is not None}
+        counts = [("index_entries_read", (number,)) for number in (0, 1)]
+        if all(count in self._prefetched for count in counts):
+            before, after = (self._rows(*count)[0][1] for count in counts)
+            firsts = {lane.id: lane.first for lane in lanes if lane.first is not None}
             floors = DueFloors(
                 *(self._now if at is None else min(at, self._now) for at in self.due_times()[:3])
             )
-            self._trail.has_read(after - before, firsts, floors, time.monotonic())
+            self._scan_positions.record_scan(after - before, firsts, floors, time.monotonic())
 
-    def positions(self, lines: Sequence[OpenLane], each: int, suspects: bool) -> dict[Any, list[Position]]:
-        found: dict[Any, list[Position]] = {line.lane: [] for line in lines}
-        for row in self._all("spots", (array(found), suspects, each)):
-            found[row[3]].append(Position._make(row))
-        return found
+    def positions(
+        self, lanes: Sequence[OpenLane], per_lane: int, suspects: bool
+    ) -> dict[Any, list[Position]]:
+        positions: dict[Any, list[Position]] = {lane.id: [] for lane in lanes}
+        for row in self._rows("positions", (array(positions), suspects, per_lane)):
+            positions[row[3]].append(Position._make(row))
+        return positions
 
-    def take(self, spots: Sequence[Position], suspects: bool) -> list[JobRecord]:
-        """As many of each lane as stand there: what another pass is about to take is left to it."""
-        named = {spot.lane for spot in spots if spot.priority == AGED_PRIORITY}
-        shares = Counter(spot.lane for spot in spots if spot.lane not in named)
-        found: dict[Any, list[JobRecord]] = {lane: [] for lane in shares}
-        if shares:
-            for lane, *row in self._all("shares", (array(shares), array(shares.values()), suspects)):
-                found[lane].append(rows.to_job(row))
-        lines = {lane: iter(jobs) for lane, jobs in found.items()}
-        seqs = [spot.seq for spot in spots if spot.lane in named]
-        own = {job.seq: job for job in self.jobs_by_seq(seqs)}
-        jobs = (own.get(s.seq) if s.lane in named else next(lines[s.lane], None) for s in spots)
+    def jobs_at(self, positions: Sequence[Position], suspects: bool) -> list[JobRecord]:
+        """Lock the first jobs of each lane, as many as it has positions here.
+
+        They need not be the jobs that were at these positions: a pass skips jobs that another pass has
+        locked. Lanes with aged jobs are the exception: their jobs are not the first of the lane, so `seq`
+        names them.
+        """
+        aged_lanes = {position.lane_id for position in positions if position.priority == AGED_PRIORITY}
+        sizes = Counter(position.lane_id for position in positions if position.lane_id not in aged_lanes)
+        jobs_of_lane: dict[Any, list[JobRecord]] = {lane: [] for lane in sizes}
+        if sizes:
+            for lane, *row in self._rows("jobs_at", (array(sizes), array(sizes.values()), suspects)):
+                jobs_of_lane[lane].append(rows.to_job(row))
+        remaining = {lane: iter(jobs) for lane, jobs in jobs_of_lane.items()}
+        seqs = [position.seq for position in positions if position.lane_id in aged_lanes]
+        aged = {job.seq: job for job in self.jobs_by_seq(seqs)}
+        jobs = (
+            aged.get(p.seq) if p.lane_id in aged_lanes else next(remaining[p.lane_id], None)
+            for p in positions
+        )
         return [job for job in jobs if job is not None]
 
     def jobs_by_seq(self, seqs: Sequence[int]) -> list[JobRecord]:
-        found = {job.seq: job for job in self._jobs("numbered", (array(seqs),))} if seqs else {}
-        return [found[seq] for seq in seqs if seq in found]
+        jobs = {job.seq: job for job in self._jobs("jobs_by_seq", (array(seqs),))} if seqs else {}
+        return [jobs[seq] for seq in seqs if seq in jobs]
 
-    def oldest_jobs(self, lanes: Sequence[Any], each: int, suspects: bool) -> list[OldestJob]:
-        params = {"lanes": array(lanes), "each": each, "suspects": suspects}
-        return [OldestJob(Position._make(row), since) for *row, since in self._all("elders", params)]
+    def oldest_jobs(self, lanes: Sequence[Any], per_kind: int, suspects: bool) -> list[OldestJob]:
+        params = {"lanes": array(lanes), "each": per_kind, "suspects": suspects}
+        return [OldestJob(Position._make(row), since) for *row, since in self._rows("oldest_jobs", params)]
 
     def lanes_of(self, queue: str, group: str | None = None) -> list[Any]:
-        if self._has_unlined:
-            self._line_up()
-        return [lane for (lane,) in self._all("lanes_of", {"queue": queue, "group": group})]
+        if self._has_jobs_without_lane:
+            self._assign_lanes()
+        return [lane for (lane,) in self._rows("lanes_of", {"queue": queue, "group": group})]
 
     def lock_queue_sizes(self, queues: Sequence[str]) -> None:
-        self._run("lock_sizes", (array(sorted(queues)),))
+        self._send("lock_queue_sizes", (array(sorted(queues)),))
 
     def group_size(self, queue: str, group: str) -> int:
-        return int(self._all("group_size", {"queue": queue, "group": group})[0][0])
+        return int(self._rows("group_size", {"queue": queue, "group": group})[0][0])
 
     def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
-        self._run("put_turns", (array(turns), array(turns.values()), queue))
-        self._run("put_round", {"queue": queue, "turn": round_, "last": max(turns.values())})
+        self._send("put_turns", (array(turns), array(turns.values()), queue))
+        self._send("put_round", {"queue": queue, "turn": round_, "last": max(turns.values())})
         self.is_dirty = True
 
     def reset_turns(self, queue: str) -> None:
-        self._run("end_round", (queue,))
+        self._send("reset_turns", (queue,))
 
-    def park_lanes(self, lines: Sequence[tuple[OpenLane, float]], now: float) -> bool:
-        if not lines:
+    def park_lanes(self, lanes: Sequence[tuple[OpenLane, float]], now: float) -> bool:
+        if not lanes:
             return False
-        columns = {
-            "lanes": array(line.lane for line, _ in lines),
-            "opened": array(line.opened for line, _ in lines),
-            "until": array(open_at for _, open_at in lines),
+        params = {
+            "lanes": array(lane.id for lane, _ in lanes),
+            "opened": array(lane.open_count for lane, _ in lanes),
+            "until": array(open_at for _, open_at in lanes),
+            "now": now,
         }
-        parked = self._all("park", columns | {"now": now})
-        self._forget_marks()
+        parked = self._rows("park_lanes", params)
+        self._discard_due_times()
         self.is_dirty |= bool(parked)
         return bool(parked)
 
     def unpark_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
         if groups:
-            self._run("open_groups", columns(groups))
-            self._forget_marks()
+            self._send("unpark_groups", columns(groups))
+            self._discard_due_times()
 
     def unpark_queue(self, queue: str) -> None:
-        self._run("open_queue", (queue,))
-        self._forget_marks()
+        self._send("unpark_queue", (queue,))
+        self._discard_due_times()
 
     def unpark_due(self, now: float) -> None:
-        self._run("open_due", (now,))
-        self._forget_marks()
+        self._send("unpark_due", (now,))
+        self._discard_due_times()
 
     def queue_task_pairs(self) -> list[tuple[str, str]]:
-        return self._all("waiting_pairs")
+        return self._rows("queue_task_pairs")
 
     def is_drained(self, queue: str) -> bool:
-        """Whether none waits any more; or no more waited, as far as was counted, than have left since."""
-        if self._has_unlined:
+        """Whether no job of the queue waits any more.
+
+        If the waiting jobs were counted before this pass took some, up to a bound, the queue is drained if
+        the count is at most the number of jobs that have left the waiting state since.
+        """
+        if self._has_jobs_without_lane:
             return False
-        counted, left = self._counted.pop(queue, 0), self._left[queue]
+        counted, left = self._waiting_bounds.pop(queue, 0), self._left_waiting[queue]
         if counted <= left:
             counted, left = 1, 0
-        [(waiting,)] = self._all("backlog", self._backlog(queue, counted))
+        [(waiting,)] = self._rows("count_waiting", self._count_waiting_params(queue, counted))
         return bool(waiting <= left)
 
     def due_times(self) -> DueTimes:
-        """Asked once a pass, and again if it has changed when something is due.
+        """Queried once per pass, and again after a change of a due time.
 
-        Leases that a pass writes are not over yet in that pass.
+        A renewed or new lease does not count as such a change: it cannot expire within the pass.
         """
-        if self._marks is None:
-            self._marks = DueTimes(*self._all("marks", self._since())[0])
-        return self._marks._replace(open_at=0.0) if self._has_unlined else self._marks
+        if self._due_times is None:
+            self._due_times = DueTimes(*self._rows("due_times", self._due_times_params())[0])
+        return self._due_times._replace(open_at=0.0) if self._has_jobs_without_lane else self._due_times
 
 
-def _shape(claim: Claim) -> Shape:
+def _shape_of(claim: Claim) -> ClaimShape:
     return claim.queues, claim.tasks, claim.without

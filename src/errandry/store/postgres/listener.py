@@ -1,8 +1,7 @@
-"""Learning what others have written: LISTEN, on a connection and in a thread of its own, and looking.
+"""Learns of commits of other processes with LISTEN and by polling, on a connection and thread of its own.
 
-A notification is a hint. Now and then the thread looks at the number of the last event row: if that has moved
-and nothing was heard, notifications do not come through (behind a transaction pooler they never do), and it
-looks more often.
+Notifications can be missing: a transaction pooler never delivers them. So the thread also polls the number of
+the last event row. If it has changed twice without a notification, the thread polls more often.
 """
 
 import logging
@@ -19,97 +18,97 @@ from errandry.store.postgres.connection import PostgresConnection
 
 log = logging.getLogger("errandry.store")
 
-LOOK = 2.0
-"""So often it looks while notifications come through, in seconds."""
-LOOK_DEAF = 0.1
-"""And while they do not."""
-DEAF_AFTER = 2
-"""So many looks in a row that found what had not been heard."""
-SILENT = 10.0
-"""So many seconds may a look take."""
-AGAIN = (0.05, 2.0)
-"""Pauses before a lost connection is made again: the first and the longest."""
+POLL_INTERVAL = 2.0
+"""Seconds between two polls while notifications arrive."""
+DEAF_POLL_INTERVAL = 0.1
+"""Seconds between two polls while they do not."""
+DEAF_AFTER_POLLS = 2
+"""Number of consecutive polls that found a change without a notification, before polling more often."""
+POLL_TIMEOUT = 10.0
+"""Seconds after which a poll without a reply is aborted."""
+RECONNECT_DELAYS = (0.05, 2.0)
+"""Seconds before a reconnect: after the first failure, and at most."""
 
 
 class Listener:
-    """Rings a bell when anyone but `name` has written. It starts with the first who waits."""
+    """Increments a change counter when a store other than `name` commits. Starts with the first wait."""
 
     def __init__(self, address: Address, channel: str, name: str) -> None:
         self._address, self._channel, self._name = address, channel, name
-        self._link = PostgresConnection(address, writes=False)
+        self._connection = PostgresConnection(address, writes=False)
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
-        self._last = self._unheard = 0
-        self._has_heard = self._has_said = False
-        self._next_look = time.monotonic()
+        self._last_event = self._unheard_polls = 0
+        self._has_heard = self._has_warned = False
+        self._next_poll = time.monotonic()
 
-    def start(self, bell: ChangeCounter) -> None:
-        """A second call changes nothing, but that a server that has been silent for long is given up."""
+    def start(self, changes: ChangeCounter) -> None:
+        """Start the thread. If it runs already, abort its connection if a poll takes too long."""
         if self._thread is not None:
-            if time.monotonic() > self._next_look + SILENT:
-                self._link.break_off()
+            if time.monotonic() > self._next_poll + POLL_TIMEOUT:
+                self._connection.abort()
         elif not self._stopped.is_set():
             self._thread = threading.Thread(
-                target=self._run, args=(bell,), name="errandry-listen", daemon=True
+                target=self._run, args=(changes,), name="errandry-listen", daemon=True
             )
             self._thread.start()
 
     def stop(self) -> None:
-        """Whoever is just connecting ends by itself a little later."""
+        """Stop the thread. If it is connecting, it ends by itself a little later."""
         self._stopped.set()
-        give_up = time.monotonic() + 1.0
-        while self._thread is not None and self._thread.is_alive() and time.monotonic() < give_up:
-            self._link.break_off()
+        give_up_at = time.monotonic() + 1.0
+        while self._thread is not None and self._thread.is_alive() and time.monotonic() < give_up_at:
+            self._connection.abort()
             self._thread.join(0.02)
 
-    def _run(self, bell: ChangeCounter) -> None:
-        pause, longest = AGAIN
+    def _run(self, changes: ChangeCounter) -> None:
+        pause, longest = RECONNECT_DELAYS
         while not self._stopped.is_set():
             try:
-                self._listen(bell)
-                pause = AGAIN[0]
+                self._listen(changes)
+                pause = RECONNECT_DELAYS[0]
             except psycopg.Error as error:
-                log.debug("%s: nobody can be heard: %s", self._address.name, error)
-                self._link.close()
+                log.debug("%s: cannot listen for notifications: %s", self._address.name, error)
+                self._connection.close()
                 self._stopped.wait(pause * random.uniform(0.5, 1.5))
                 pause = min(2 * pause, longest)
-        self._link.close()
+        self._connection.close()
 
-    def _listen(self, bell: ChangeCounter) -> None:
-        """Wait for a notification or for the time to look."""
-        if not self._link.is_up:
+    def _listen(self, changes: ChangeCounter) -> None:
+        """Wait for a notification, or until the next poll is due."""
+        if not self._connection.is_up:
             channel = sql.Identifier(self._channel)
-            self._link.connection.execute(sql.SQL("LISTEN {}").format(channel))
-            self._last, self._unheard = self._link.last_event(), 0
-            bell.increment()  # what was said before was not heard
-        left = max(0.0, self._next_look - time.monotonic())
-        heard = self._heard(left)
-        self._has_heard |= bool(heard)
-        if any(notification.payload != self._name for notification in heard):
-            bell.increment()
-        if time.monotonic() >= self._next_look:
-            self._look(bell)
+            self._connection.raw.execute(sql.SQL("LISTEN {}").format(channel))
+            self._last_event, self._unheard_polls = self._connection.last_event(), 0
+            changes.increment()  # notifications before the LISTEN were missed
+        left = max(0.0, self._next_poll - time.monotonic())
+        notifications = self._notifications(left)
+        self._has_heard |= bool(notifications)
+        if any(notification.payload != self._name for notification in notifications):
+            changes.increment()
+        if time.monotonic() >= self._next_poll:
+            self._poll(changes)
 
-    def _heard(self, seconds: float) -> list[psycopg.Notify]:
-        """What comes within so many seconds, as soon as something does."""
-        return list(self._link.connection.notifies(timeout=seconds, stop_after=1))
+    def _notifications(self, seconds: float) -> list[psycopg.Notify]:
+        """Wait for a notification for at most `seconds`."""
+        return list(self._connection.raw.notifies(timeout=seconds, stop_after=1))
 
-    def _look(self, bell: ChangeCounter) -> None:
-        """Whether something was written that nobody told of."""
-        last = self._link.last_event()
-        is_unheard, self._last = last != self._last and not self._has_heard, last
+    def _poll(self, changes: ChangeCounter) -> None:
+        """Check whether there was a commit without a notification."""
+        last = self._connection.last_event()
+        is_unheard, self._last_event = last != self._last_event and not self._has_heard, last
         if is_unheard:
-            bell.increment()
-            self._unheard += 1
+            changes.increment()
+            self._unheard_polls += 1
         elif self._has_heard:
-            self._unheard = 0
-        is_deaf, self._has_heard = self._unheard >= DEAF_AFTER, False
-        if is_deaf and not self._has_said:
-            self._has_said = True
+            self._unheard_polls = 0
+        is_deaf, self._has_heard = self._unheard_polls >= DEAF_AFTER_POLLS, False
+        if is_deaf and not self._has_warned:
+            self._has_warned = True
             log.warning(
-                "%s: notifications do not come through, as behind a transaction pooler: what others write is "
-                "found by looking every %g s; connect to the server itself for less delay",
+                "%s: no notifications arrive, probably because of a transaction pooler: polling for changes "
+                "every %g s; connect to the server itself for less delay",
                 self._address.name,
-                LOOK_DEAF,
+                DEAF_POLL_INTERVAL,
             )
-        self._next_look = time.monotonic() + (LOOK_DEAF if is_deaf else LOOK)
+        self._next_poll = time.monotonic() + (DEAF_POLL_INTERVAL if is_deaf else POLL_INTERVAL)

@@ -1,7 +1,8 @@
-"""The partitions of finished jobs, one for each day on which some expire: made ahead, and removed when empty.
+"""Maintains the partitions of finished jobs, one for each day on which jobs expire.
 
-Nobody waits for any of it. A partition is detached while others go on reading and writing; a reader that
-stays in it for long only puts off its end.
+Creates them ahead of time, and drops them when the day is over and they are empty. No pass waits for it: a
+partition is detached while other transactions read and write. A long read of a partition only delays its
+drop.
 """
 
 import time
@@ -15,18 +16,19 @@ from psycopg import errors
 from errandry.core.job import DAY
 from errandry.store.postgres.error_mapping import LOCKED
 
-LATER = 0
-"""The partition of what is kept for so long that a day of it would hold next to nothing."""
-FAR = 60 * DAY
-GRACE = 3_600.0
-"""So long after its day no pass can be under way that still finds it the right one."""
-LOCK = "500ms"
-"""So long is waited for who reads in a partition that is to go."""
-REST = 60.0
-"""Seconds between one look after them and the next; what could not go is tried again then."""
+LONG_TERM = 0
+"""The partition of jobs that are kept for long: a partition per day would hold very few of them."""
+LONG_TERM_AFTER = 60 * DAY
+"""Seconds of retention above which a job goes to that partition."""
+DROP_DELAY = 3_600.0
+"""Seconds after its day before a partition is dropped. No pass that still writes to it can take this long."""
+LOCK_TIMEOUT = "500ms"
+"""Lock timeout for a partition that is to be dropped and that another transaction reads."""
+MAINTENANCE_INTERVAL = 60.0
+"""Seconds between two runs of the maintenance. A run retries what the last one could not drop."""
 
-_BUSY = (*LOCKED, errors.ObjectNotInPrerequisiteState)
-"""Somebody reads there still, or another program is detaching just now."""
+_IN_USE = (*LOCKED, errors.ObjectNotInPrerequisiteState)
+"""Another transaction reads the partition, or another process is detaching one."""
 
 
 class Partition(NamedTuple):
@@ -36,81 +38,85 @@ class Partition(NamedTuple):
 
 
 def day_of(finished_at: float, expires_at: float) -> int:
-    """The partition of a finished job."""
-    return LATER if expires_at - finished_at > FAR else int(expires_at // DAY)
+    """The day that names the partition of a finished job."""
+    return LONG_TERM if expires_at - finished_at > LONG_TERM_AFTER else int(expires_at // DAY)
 
 
 def is_over(day: int, now: float) -> bool:
-    return day != LATER and (day + 1) * DAY + GRACE <= now
+    return day != LONG_TERM and (day + 1) * DAY + DROP_DELAY <= now
 
 
 class Partitions:
-    """Tends them now and then, over a connection that is in no transaction."""
+    """Runs the maintenance from time to time, over a connection that is not in a transaction."""
 
     def __init__(self, sql: Mapping[str, str]) -> None:
         self._sql = sql
-        self._tended: float | None = None
+        self._maintained_at: float | None = None
 
     @property
     def are_due(self) -> bool:
-        return self._tended is None or time.monotonic() >= self._tended + REST
+        return self._maintained_at is None or time.monotonic() >= self._maintained_at + MAINTENANCE_INTERVAL
 
-    def tend(self, connection: psycopg.Connection[Any], now: float) -> None:
-        self._tended = time.monotonic()
-        found = [Partition(*row) for row in self._all(connection, "days")]
-        self._make_ahead(connection, {partition.day for partition in found}, now)
-        over = [one for one in found if one.is_detaching or is_over(one.day, now)]
-        if (over or self._all(connection, "left_days")) and self._may_remove(connection):
-            with suppress(*_BUSY):  # there is time for it
-                self._remove(connection, over)
+    def maintain(self, connection: psycopg.Connection[Any], now: float) -> None:
+        self._maintained_at = time.monotonic()
+        partitions = [Partition(*row) for row in self._rows(connection, "partitions")]
+        self._create_ahead(connection, {partition.day for partition in partitions}, now)
+        over = [
+            partition for partition in partitions if partition.is_detaching or is_over(partition.day, now)
+        ]
+        if (over or self._rows(connection, "detached_partitions")) and self._may_drop(connection):
+            with suppress(*_IN_USE):  # the next run retries
+                self._drop_partitions(connection, over)
 
-    def _make_ahead(self, connection: psycopg.Connection[Any], days: set[int], now: float) -> None:
-        """The day after each that has jobs: if these are kept for as long, tomorrow's go there."""
-        for day in days - {LATER}:
+    def _create_ahead(self, connection: psycopg.Connection[Any], days: set[int], now: float) -> None:
+        """Create the partition after each one with jobs: jobs with the same retention expire there next."""
+        for day in days - {LONG_TERM}:
             if day + 1 not in days and not is_over(day, now) and self._has_jobs(connection, day):
                 try:
                     with connection.transaction():
-                        self._all(connection, "wait_little", (LOCK,))
-                        self._all(connection, "make_day", (day + 1,))
+                        self._rows(connection, "set_lock_timeout", (LOCK_TIMEOUT,))
+                        self._rows(connection, "create_partition", (day + 1,))
                 except LOCKED:
-                    return  # there is a day's time for it
+                    return  # there is a day left to create it
 
     def _has_jobs(self, connection: psycopg.Connection[Any], day: int) -> bool:
-        return bool(self._all(connection, "day_has_jobs", (day,)))
+        return bool(self._rows(connection, "partition_has_jobs", (day,)))
 
-    def _may_remove(self, connection: psycopg.Connection[Any]) -> bool:
-        """Only the owner may; and only over a session of its own can it be told not to wait."""
-        [(is_owner, pid)] = self._all(connection, "may_remove_days")
+    def _may_drop(self, connection: psycopg.Connection[Any]) -> bool:
+        """Whether this user owns the table and the session is not shared: it can then get a lock timeout."""
+        [(is_owner, pid)] = self._rows(connection, "may_drop_partitions")
         return bool(is_owner) and pid == connection.info.backend_pid
 
-    def _remove(self, connection: psycopg.Connection[Any], over: list[Partition]) -> None:
-        if not self._all(connection, "hold_days")[0][0]:
+    def _drop_partitions(self, connection: psycopg.Connection[Any], over: list[Partition]) -> None:
+        if not self._rows(connection, "lock_partitions")[0][0]:
             return
         try:
-            self._all(connection, "wait_little_always", (LOCK,))
+            self._rows(connection, "set_session_lock_timeout", (LOCK_TIMEOUT,))
             for partition in sorted(
-                over, key=lambda one: not one.is_detaching
-            ):  # one at a time may be detaching
+                over, key=lambda partition: not partition.is_detaching
+            ):  # only one at a time can be detached
                 if partition.is_detaching:
-                    self._alter(connection, "finish_detaching", partition.name)
+                    self._alter(connection, "finish_detach", partition.name)
                 elif not self._has_jobs(connection, partition.day):
-                    self._alter(connection, "detach_day", partition.name)
-            for name in self._left(connection):
-                self._alter(connection, "drop_day", name)
+                    self._alter(connection, "detach_partition", partition.name)
+            for name in self._empty_detached(connection):
+                self._alter(connection, "drop_partition", name)
         finally:
             if not connection.closed:
-                self._all(connection, "wait_as_before")
-                self._all(connection, "release_days")
+                self._rows(connection, "reset_session_lock_timeout")
+                self._rows(connection, "unlock_partitions")
 
-    def _left(self, connection: psycopg.Connection[Any]) -> Iterator[str]:
-        """Those detached and empty. One with jobs in it was detached by a person, for a reason."""
-        for (name,) in self._all(connection, "left_days"):
-            if not connection.execute(self._sql["left_day_has_jobs"].replace("history_day", name)).fetchone():
+    def _empty_detached(self, connection: psycopg.Connection[Any]) -> Iterator[str]:
+        """The detached partitions without jobs. One with jobs was detached by an operator, so it stays."""
+        for (name,) in self._rows(connection, "detached_partitions"):
+            if not connection.execute(
+                self._sql["detached_has_jobs"].replace("history_partition", name)
+            ).fetchone():
                 yield name
 
     def _alter(self, connection: psycopg.Connection[Any], statement: str, name: str) -> None:
-        """No parameter can stand for a table; `name` is one that the catalog gave, of letters and digits."""
-        connection.execute(self._sql[statement].replace("history_day", name), prepare=False)
+        """Run a statement on a partition. Its name cannot be a parameter; it comes from the catalog."""
+        connection.execute(self._sql[statement].replace("history_partition", name), prepare=False)
 
-    def _all(self, connection: psycopg.Connection[Any], name: str, params: Any = None) -> list[Any]:
+    def _rows(self, connection: psycopg.Connection[Any], name: str, params: Any = None) -> list[Any]:
         return connection.execute(self._sql[name], params).fetchall()

@@ -1,4 +1,4 @@
-"""How a pass in PostgreSQL starts: what its commands are known to need is asked at once. No rules."""
+"""How a pass in PostgreSQL starts: it sends the queries that its commands are known to need. No rules."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,172 +9,185 @@ from errandry.core import check
 from errandry.core.command import Claim, Command, Insert, Upkeep, touched_ids
 from errandry.core.gate import LaneKey
 from errandry.core.job import JobRecord
-from errandry.store.execute.upkeep import PRUNED
+from errandry.store.execute.upkeep import PRUNED_MAX
 from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.counters import PostgresCounters
 from errandry.store.postgres.pipeline import Pipeline, StatementParams
 from errandry.store.postgres.row_cache import RowCache
-from errandry.store.postgres.scan_position import ALWAYS, DueFloors, ScanPositions
+from errandry.store.postgres.scan_position import NEVER_BEFORE, DueFloors, ScanPositions
 
-DUE = ("expired", "ticking", "due", "lapsed")
-"""What an upkeep asks first, with the times between which something may be due, and its limit."""
+DUE_STATEMENTS = ("expired_jobs", "due_schedules", "due_jobs", "lapsed_jobs")
+"""The statements that an upkeep runs first. See `_due_params` for their parameters."""
 
 
 class PostgresPrefetch(PostgresCounters):
-    """Part of what `store.tables.Tables` asks for."""
+    """Part of the `Tables` protocol (store/tables/protocol.py)."""
 
-    def __init__(self, wire: Pipeline) -> None:
-        super().__init__(wire)
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
         self.identity = ""
         self.event_row: tuple[Any, ...] | None = None
-        self.held: dict[str, JobRecord | None] = {}
-        self._known = RowCache()
-        self._fresh: frozenset[str] = frozenset()
-        self._new: frozenset[str] = frozenset()
-        self._recalled: dict[str, tuple[int, str | None]] = {}
+        self.held_jobs: dict[str, JobRecord | None] = {}
+        self._row_cache = RowCache()
+        self._inserted_ids: frozenset[str] = frozenset()
+        self._new_ids: frozenset[str] = frozenset()
+        self._saved_claims: dict[str, tuple[int, str | None]] = {}
         self._numbers: deque[int] = deque()
-        self._wanted = 0
-        self._is_unseen = False
-        self._at: float | None = None
+        self._numbers_needed = 0
+        self._is_blind = False
+        self._clock_time: float | None = None
 
     def begin(
         self,
         lock_timeout: str,
         commands: Sequence[Command],
         payload: int,
-        known: RowCache,
-        trail: ScanPositions,
+        row_cache: RowCache,
+        scan_positions: ScanPositions,
     ) -> tuple[float, float]:
-        """Read what a pass starts from: the time nobody may go back behind, and the server's.
+        """Start a pass: return the last known time of the store, and the server's time.
 
-        With it goes what the commands are known to need; a job with more than `payload` is refused.
+        The same round trip prefetches what the commands are known to need. `payload` is the maximum size of a
+        payload.
         """
-        self._start(known, trail)
+        self._reset(row_cache, scan_positions)
         claims = [command for command in commands if isinstance(command, Claim)]
-        head = lock_timeout, array(sorted({claim.worker for claim in claims}))
-        self._ask("head", head)
-        ids = [one for command in commands for one in touched_ids(command)]
-        new = self._foresee(commands, ids, payload)
+        start_params = lock_timeout, array(sorted({claim.worker for claim in claims}))
+        self._prefetch("start_pass", start_params)
+        ids = [job_id for command in commands for job_id in touched_ids(command)]
+        new_params = self._prefetch_jobs(commands, ids, payload)
         if claims:
             if ids:
-                self._wire.call()  # it is decided about these while the server looks for others
+                # This process can work on the replies while the server looks for jobs to claim.
+                self._pipeline.request_replies()
             others = [command for command in commands if not isinstance(command, Claim)]
-            self._foresee_claims(claims, known.are_alone(others, ids), has_news=new is not None)
-        self._wire.call()
-        [found] = self._all("head", head)
-        *_, has_bound, self._has_unlined, self.has_gates, self._has_groups, self.identity, _, floor, now = (
-            found
-        )
-        self.is_dirty = has_bound
-        self.event_row = (0.0, 0, "[]", "[]") if has_bound else None  # what others inserted is to be numbered
-        numbers = [] if new is None else self._all("numbers_for_new", new)
-        self._new = self._fresh if numbers else frozenset()
+            is_alone = row_cache.are_self_contained(others, ids)
+            self._prefetch_claims(claims, is_alone, has_inserts=new_params is not None)
+        self._pipeline.request_replies()
+        [start] = self._rows("start_pass", start_params)
+        *_, has_inbox, self._has_jobs_without_lane, self.has_gates, self._has_groups = start[:-4]
+        self.identity, _, floor, now = start[-4:]
+        self.is_dirty = has_inbox
+        self.event_row = (0.0, 0, "[]", "[]") if has_inbox else None  # moves the inbox to the event log
+        numbers = [] if new_params is None else self._rows("numbers_if_new", new_params)
+        self._new_ids = self._inserted_ids if numbers else frozenset()
         self._numbers = deque(*numbers[0]) if numbers else deque()
         return floor, now
 
-    def begin_unseen(
+    def begin_blind(
         self, lock_timeout: str, commands: Sequence[Command], lanes: dict[LaneKey, int], at: float | None
     ) -> None:
-        """Begin a pass that brings new jobs for these lanes and nothing else, without having looked.
+        """Start a blind insert: a pass that only inserts new jobs into these lanes.
 
-        The server refuses it if something is not as was thought. `at` is None where its clock counts.
+        The server rolls it back if a guess is wrong. `at` is None if the server's clock is the store's.
         """
-        self._start(self._known, ScanPositions())
-        ids = [one for command in commands for one in touched_ids(command)]
-        self._fresh = self._new = frozenset(ids)
+        self._reset(self._row_cache, ScanPositions())
+        ids = [job_id for command in commands for job_id in touched_ids(command)]
+        self._inserted_ids = self._new_ids = frozenset(ids)
         self._lanes, self._numbers = lanes, deque(repeat(0, len(ids)))
-        self._is_unseen, self._at, self.has_gates, self.event_row = True, at, False, None
-        queues, tasks, groups, places = columns([(*key, lane) for key, lane in sorted(lanes.items())])
-        self._run("settings", (lock_timeout,))
-        self._run("wake_lanes", {"at": at, "lanes": places})
-        named = {"queues": queues, "tasks": tasks, "groups": groups, "lanes": places}
-        self._run("unseen", {"ids": array(ids), "least": min(ids), "most": max(ids), "at": at, **named})
+        self._is_blind, self._clock_time, self.has_gates, self.event_row = True, at, False, None
+        queues, tasks, groups, lane_ids = columns([(*key, lane) for key, lane in sorted(lanes.items())])
+        self._send("pass_settings", (lock_timeout,))
+        self._send("mark_cached_lanes", {"at": at, "lanes": lane_ids})
+        lane_params = {"queues": queues, "tasks": tasks, "groups": groups, "lanes": lane_ids}
+        self._send(
+            "assert_guess", {"ids": array(ids), "least": min(ids), "most": max(ids), "at": at, **lane_params}
+        )
 
-    def _start(self, known: RowCache, trail: ScanPositions) -> None:
-        """Forget the pass before."""
-        self._asked, self.held, self._known = {}, {}, known
-        self._marks, self._lanes, self._counted, self._is_foreseen = None, {}, {}, False
-        self._recalled, self._wanted, self._is_unseen = {}, 0, False
-        self._left.clear()
-        self._set_out(trail)
+    def _reset(self, row_cache: RowCache, scan_positions: ScanPositions) -> None:
+        """Forget the previous pass."""
+        self._prefetched, self.held_jobs, self._row_cache = {}, {}, row_cache
+        self._due_times, self._lanes, self._waiting_bounds, self._has_prefetched_jobs = None, {}, {}, False
+        self._saved_claims, self._numbers_needed, self._is_blind = {}, 0, False
+        self._left_waiting.clear()
+        self._start_scan(scan_positions)
 
-    def _foresee(
+    def _prefetch_jobs(
         self, commands: Sequence[Command], ids: Sequence[str], payload: int
     ) -> StatementParams | None:
-        """Ask for the jobs the commands name; or, if they only bring new ones, whether these are new indeed.
+        """Lock the jobs that the commands name. If they only insert jobs, check whether these are new
+        instead.
 
-        Then for their lanes, too, and their numbers, where none can be refused: no number must be left over.
+        Then also lock their lanes, and take their numbers if no job can be refused: no number may be left
+        over. Returns the parameters of `numbers_if_new` if it was sent.
         """
         inserts = [command for command in commands if isinstance(command, Insert)]
         fresh = [new for command in inserts for new in command.jobs]
-        self._fresh = frozenset([new.id for new in fresh])
+        self._inserted_ids = frozenset([new.id for new in fresh])
         if len(ids) > len(fresh):
-            unknown = self._known.unknown(ids)
+            unknown = self._row_cache.missing(ids)
             if len(unknown) < len(ids):
-                self._ask("lock_known", (array(ids),))
+                self._prefetch("lock_cached", (array(ids),))
             if unknown:
-                self._ask("lock_live", (array(unknown),))
+                self._prefetch("lock_live", (array(unknown),))
         if not fresh or len(ids) > len(fresh):
             return None
-        is_tied = any(command.edges for command in inserts)
-        is_sure = not is_tied and all(
+        has_edges = any(command.edges for command in inserts)
+        cannot_be_refused = not has_edges and all(
             new.unique is None and check.fits(new.payload, payload) for new in fresh
         )
-        new = {
+        params = {
             "ids": array(ids),
             "least": min(ids),
             "most": max(ids),
-            "count": len(fresh) if is_sure else 0,
+            "count": len(fresh) if cannot_be_refused else 0,
         }
-        self._ask("numbers_for_new", new)
-        if not is_tied:
-            self._ask_lanes(dict.fromkeys((new.queue, new.task, new.group) for new in fresh))
-        return new
+        self._prefetch("numbers_if_new", params)
+        if not has_edges:
+            self._prefetch_lanes(dict.fromkeys((new.queue, new.task, new.group) for new in fresh))
+        return params
 
-    def foresee_upkeep(self, commands: Sequence[Command], now: float) -> None:
-        """Ask at once what an upkeep asks first: mostly nothing is due.
+    def prefetch_upkeep(self, commands: Sequence[Command], now: float) -> None:
+        """Send the first queries of an upkeep: mostly nothing is due.
 
-        Not if there are others: these may have to wait for a lock, which must not be done with jobs in hand.
+        Not if the pass has other commands: these may wait for a lock, and a pass must not do that while it
+        has locked due jobs.
         """
         self._now = now
         match commands:
             case [Upkeep(limit=limit, prune=prune)]:
-                for name in DUE:
-                    self._ask(name, self._span(name, now, limit))
+                for name in DUE_STATEMENTS:
+                    self._prefetch(name, self._due_params(name, now, limit))
                 if prune:
-                    self._ask("outlived", (now, min(limit, PRUNED)))
-                    self._ask("shelves")
-                self._ask("canceling", (limit,))
-                self._ask("outlived_flows", (now, limit))
-                self._ask("may_trim")
+                    self._prefetch("prunable_jobs", (now, min(limit, PRUNED_MAX)))
+                    self._prefetch("keep_last_tasks")
+                self._prefetch("flows_to_cancel", (limit,))
+                self._prefetch("prunable_flows", (now, limit))
+                self._prefetch("lock_trim")
 
-    def look(self) -> tuple[float, float]:
-        """The same for who only reads."""
-        self._marks = None
-        [(*_, self.identity, _, floor, now, self.has_gates)] = self._all("head_read")
+    def begin_read(self) -> tuple[float, float]:
+        """Start a read: return the last known time of the store, and the server's time."""
+        self._due_times = None
+        [(*_, self.identity, _, floor, now, self.has_gates)] = self._rows("start_read")
         return floor, now
 
     def next_number(self) -> int:
-        """From a sequence, as many at once as are known to be wanted: none must be left over.
+        """The next number. The sequence is asked for as many numbers as the pass is known to need.
 
-        A number given to a later pass would put its job before those that came first.
+        None may be left over: a later pass would use it, and its job would come before jobs inserted earlier.
         """
         self.is_dirty = True
         if not self._numbers:
-            self._numbers.extend([one for (one,) in self._all("numbers", (max(1, self._wanted),))])
-            self._wanted = 0
+            self._numbers.extend(
+                [number for (number,) in self._rows("next_numbers", (max(1, self._numbers_needed),))]
+            )
+            self._numbers_needed = 0
         return self._numbers.popleft()
 
     @property
     def reserves_numbers(self) -> bool:
-        """Unless they came with the answers to the first questions."""
+        """False if `numbers_if_new` has already returned the numbers."""
         return not self._numbers
 
-    def expect_numbers(self, numbers: int) -> None:
-        self._wanted = max(self._wanted, numbers - len(self._numbers))
+    def expect_numbers(self, count: int) -> None:
+        self._numbers_needed = max(self._numbers_needed, count - len(self._numbers))
 
-    def _span(self, name: str, now: float, limit: int) -> tuple[float, float, int]:
-        """When what one of `DUE` asks for may be due."""
+    def _due_params(self, name: str, now: float, limit: int) -> tuple[float, float, int]:
+        """The parameters of one of `DUE_STATEMENTS`: the times between which to scan, and the limit."""
         floors = self._floors or DueFloors()
-        since = {"expired": floors.lease_until, "due": floors.run_at, "lapsed": floors.deadline}
-        return since.get(name, ALWAYS), now, limit
+        since = {
+            "expired_jobs": floors.lease_until,
+            "due_jobs": floors.run_at,
+            "lapsed_jobs": floors.deadline,
+        }
+        return since.get(name, NEVER_BEFORE), now, limit

@@ -1,71 +1,84 @@
 -- name: begin
--- Whatever the database has as its default: a pass has to see what others have committed since it began.
+-- Begin a pass. The isolation level is explicit because the default of the database may be stricter: a pass must see
+-- what other transactions commit while it runs.
 BEGIN ISOLATION LEVEL READ COMMITTED;
 
 -- name: begin_read
+-- Begin a read: all its statements see one snapshot.
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 
 -- name: commit
+-- Commit the transaction.
 COMMIT;
 
 -- name: rollback
+-- Roll the transaction back.
 ROLLBACK;
 
--- name: head
--- What every pass starts from. How long it may wait for locks, and the server for it; plans that hold however many
--- rows there are and values it is given, made once; the claims of one worker one after the other, so that a repeated one finds the first; what others have
--- inserted in transactions of their own; the time.
+-- name: start_pass
+-- The first statement of a pass. It bounds the wait for locks and, should this process hang, the time for which the
+-- server keeps the transaction open. It chooses plans that hold for any table size and any parameters, planned once.
+-- It takes an advisory lock per worker that claims, until the commit, so that a repeated claim sees the first one. It
+-- returns what the pass starts from: whether other transactions inserted jobs through `insert_jobs`, whether there
+-- are gates and groups, the last known time of the store, and the time of the server.
 SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', '10s', true),
        set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true),
        set_config('plan_cache_mode', 'force_generic_plan', true),
        (SELECT count(pg_advisory_xact_lock(hashtextextended(worker, 'errandry.claims'::regclass::oid::bigint)))
           FROM unnest(%s::text[]) AS worker),
-       EXISTS (SELECT 1 FROM errandry.bound),
+       EXISTS (SELECT 1 FROM errandry.bind_inbox),
        EXISTS (SELECT 1 FROM errandry.live WHERE state = 'waiting' AND lane IS NULL),
        EXISTS (SELECT 1 FROM errandry.gates), EXISTS (SELECT 1 FROM errandry.lanes WHERE ready AND grp <> ''),
        identity, folded, greatest(at, (SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1)),
        extract(epoch FROM clock_timestamp())::float8
   FROM errandry.store;
 
--- name: plan_mode
+-- name: set_plan_mode
+-- Choose between one plan for all parameters (`force_generic_plan`) and a new plan for these (`force_custom_plan`),
+-- until the end of the transaction.
 SELECT set_config('plan_cache_mode', %s, true);
 
--- name: keep_time
--- Of a pass without events, while the clock goes slowly after it was set back: the next one must not go back behind it.
+-- name: save_time
+-- Save the time of a pass that has no events, while the store's clock is ahead of the server's: the next pass must
+-- not go back behind it. Locks the row of the store.
 UPDATE errandry.store SET at = greatest(at, %s) RETURNING pg_current_xact_id()::xid;
 
--- name: number_of_pass
--- The one that its rows have as their `xmin`.
+-- name: transaction_id
+-- The id of this transaction, which the rows that it writes carry as `xmin`.
 SELECT pg_current_xact_id()::xid;
 
 -- name: last_event
+-- The number of the newest row of the event log.
 SELECT coalesce((SELECT n FROM errandry.events ORDER BY n DESC LIMIT 1), 0);
 
--- name: head_read
+-- name: start_read
+-- What a read starts from: see `start_pass`. Locks nothing.
 SELECT set_config('jit', 'off', true), identity, folded,
        greatest(at, (SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1)),
        extract(epoch FROM clock_timestamp())::float8, EXISTS (SELECT 1 FROM errandry.gates)
   FROM errandry.store;
 
--- name: numbers
-SELECT nextval('errandry.number') FROM generate_series(1, %s::bigint);
+-- name: next_numbers
+-- Take numbers from the sequence.
+SELECT nextval('errandry.job_numbers') FROM generate_series(1, %s::bigint);
 
--- name: numbers_for_new
--- Nothing unless all jobs with these ids are new; then a list of so many numbers, or where there are gates, which may keep
--- some out, an empty one. Mostly no id at all stands between the least and the most of them, as these were made one after the other just now.
-SELECT ARRAY (SELECT nextval('errandry.number') FROM generate_series(1, numbers))
+-- name: numbers_if_new
+-- No row unless all jobs with these ids are new. If they are, a list with that many numbers. The list is empty if
+-- there are gates, as these may refuse some jobs. The first test is a range scan: client-made ids are mostly
+-- consecutive, so usually no id lies between the lowest and the highest.
+SELECT ARRAY (SELECT nextval('errandry.job_numbers') FROM generate_series(1, numbers))
   FROM (SELECT CASE WHEN EXISTS (SELECT 1 FROM errandry.gates) THEN 0 ELSE %(count)s::bigint END AS numbers,
                (NOT EXISTS (SELECT 1 FROM errandry.live WHERE id >= %(least)s::text AND id <= %(most)s::text)
                 OR NOT EXISTS (SELECT 1 FROM errandry.live WHERE id = ANY (%(ids)s::text[])))
-               AND (NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id >= %(least)s::text AND id <= %(most)s::text)
-                    OR NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id = ANY (%(ids)s::text[]))) AS is_new
+               AND (NOT EXISTS (SELECT 1 FROM errandry.finished_ids WHERE id >= %(least)s::text AND id <= %(most)s::text)
+                    OR NOT EXISTS (SELECT 1 FROM errandry.finished_ids WHERE id = ANY (%(ids)s::text[]))) AS is_new
          OFFSET 0) AS about
  WHERE is_new;
 
 -- name: make
--- A job that is new: it has had no attempts, and everything that comes with them is still to come. Taken apart here and not
--- under FROM, where each array would first be put down as a table: that costs a fifth more.
+-- Insert new jobs. A new job has had no attempt, so all columns that an attempt sets are empty. The arrays are
+-- unnested in the target list: under FROM, the server would first materialize each array, which costs a fifth more.
 INSERT INTO errandry.live
 SELECT seq, id, task, queue, grp, state, ordering, NULL, NULL, payload, priority, place, run_at, 0, max_attempts, 0, 0,
        max_crashes, children, children, parents, timeout, deadline, 0, NULL, NULL, false, NULL, metadata, created_at,
@@ -80,66 +93,70 @@ SELECT seq, id, task, queue, grp, state, ordering, NULL, NULL, payload, priority
                unnest(%s::text[]) AS keep, unnest(%s::text[]) AS tags, unnest(%s::text[]) AS uniqueness,
                unnest(%s::bigint[]) AS lane) AS new;
 
--- name: settings
--- Those of `head`, for a pass that is sent whole: before its plans are chosen.
+-- name: pass_settings
+-- The settings of `start_pass`, for a pass that is sent in one piece: they must be in force before its statements are
+-- planned.
 SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', '10s', true),
        set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true),
        set_config('plan_cache_mode', 'force_generic_plan', true);
 
--- name: wake_lanes
--- Lanes that have lost their mark have it again. They are given, and locked, in the order in which all lock them.
+-- name: mark_cached_lanes
+-- Mark lanes of the lane cache that have lost their mark. Locks them in the given order, in which all passes lock
+-- lanes.
 UPDATE errandry.lanes SET ready = true, used_at = coalesce(%(at)s::float8, extract(epoch FROM now())::float8)
-  FROM (SELECT tired.spot FROM unnest(%(lanes)s::bigint[]) AS known (lane)
-         CROSS JOIN LATERAL (SELECT ctid AS spot FROM errandry.lanes WHERE lanes.lane = known.lane AND NOT ready
-                                FOR NO KEY UPDATE) AS tired) AS tired
- WHERE lanes.ctid = tired.spot;
+  FROM (SELECT unmarked.row_address FROM unnest(%(lanes)s::bigint[]) AS cached (lane)
+         CROSS JOIN LATERAL (SELECT ctid AS row_address FROM errandry.lanes WHERE lanes.lane = cached.lane AND NOT ready
+                                FOR NO KEY UPDATE) AS unmarked) AS unmarked
+ WHERE lanes.ctid = unmarked.row_address;
 
--- name: unseen
--- That all is as it was when new jobs are sent whole. No gate counts them, they are new, their lanes are the ones that are
--- known, marked and held, and the clock has not been set back.
-SELECT errandry.insist(
+-- name: assert_guess
+-- Raise an error unless the guesses of a blind insert hold: there are no gates, the ids are new, the lanes are the
+-- cached ones and marked, and the clock has not been set back. Takes a key share lock on each lane, so that it keeps
+-- its mark until the commit.
+SELECT errandry.assert_true(
            NOT EXISTS (SELECT 1 FROM errandry.gates)
            AND (NOT EXISTS (SELECT 1 FROM errandry.live WHERE id >= %(least)s::text AND id <= %(most)s::text)
                 OR NOT EXISTS (SELECT 1 FROM errandry.live WHERE id = ANY (%(ids)s::text[])))
-           AND (NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id >= %(least)s::text AND id <= %(most)s::text)
-                OR NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id = ANY (%(ids)s::text[])))
+           AND (NOT EXISTS (SELECT 1 FROM errandry.finished_ids WHERE id >= %(least)s::text AND id <= %(most)s::text)
+                OR NOT EXISTS (SELECT 1 FROM errandry.finished_ids WHERE id = ANY (%(ids)s::text[])))
            AND (SELECT count(*) = cardinality(%(lanes)s::bigint[])
                   FROM (SELECT * FROM unnest(%(queues)s::text[], %(tasks)s::text[], %(groups)s::text[], %(lanes)s::bigint[])
-                            AS known (queue, task, grp, lane)
-                         ORDER BY queue, task, grp) AS known
+                            AS cached (queue, task, grp, lane)
+                         ORDER BY queue, task, grp) AS cached
                  CROSS JOIN LATERAL (SELECT lane, ready FROM errandry.lanes
-                                      WHERE lanes.queue = known.queue AND lanes.grp = known.grp AND lanes.task = known.task
-                                        FOR KEY SHARE) AS held
-                 WHERE held.ready AND held.lane = known.lane)
+                                      WHERE lanes.queue = cached.queue AND lanes.grp = cached.grp AND lanes.task = cached.task
+                                        FOR KEY SHARE) AS locked
+                 WHERE locked.ready AND locked.lane = cached.lane)
            AND greatest(at, (SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1))
                <= coalesce(%(at)s::float8, extract(epoch FROM now())::float8))
   FROM errandry.store;
 
--- name: make_unseen
--- The same as `make` in such a pass, for jobs that are ready at once: they have their numbers, and the time, from here.
+-- name: insert_blind
+-- Insert new jobs that are ready to run, like `make`, in a blind insert: the server assigns the numbers and the time.
 INSERT INTO errandry.live
 SELECT seq, id, task, queue, grp, 'waiting', ordering, NULL, NULL, payload, priority,
        CASE ordering WHEN 'fifo' THEN seq ELSE -seq END, NULL, 0, max_attempts, 0, 0, max_crashes, 0, 0, 0, timeout, deadline,
-       0, NULL, NULL, false, NULL, metadata, moment, moment, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags, NULL, NULL,
+       0, NULL, NULL, false, NULL, metadata, now_at, now_at, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags, NULL, NULL,
        NULL, NULL, lane
-  FROM (SELECT nextval('errandry.number') AS seq, coalesce(%s::float8, extract(epoch FROM now())::float8) AS moment, new.*
+  FROM (SELECT nextval('errandry.job_numbers') AS seq, coalesce(%s::float8, extract(epoch FROM now())::float8) AS now_at, new.*
           FROM (SELECT unnest(%s::text[]) AS id, unnest(%s::text[]) AS task, unnest(%s::text[]) AS queue,
                        unnest(%s::text[]) AS grp, unnest(%s::text[]) AS ordering, unnest(%s::text[]) AS payload,
                        unnest(%s::bigint[]) AS priority, unnest(%s::bigint[]) AS max_attempts,
                        unnest(%s::bigint[]) AS max_crashes, unnest(%s::float8[]) AS timeout,
                        unnest(%s::float8[]) AS deadline, unnest(%s::text[]) AS metadata, unnest(%s::text[]) AS backoff,
-                       unnest(%s::text[]) AS keep, unnest(%s::text[]) AS tags, unnest(%s::bigint[]) AS lane) AS new) AS made;
+                       unnest(%s::text[]) AS keep, unnest(%s::text[]) AS tags, unnest(%s::bigint[]) AS lane) AS new) AS numbered;
 
--- name: never_ended
--- That none of these, which were just made, was made by somebody else and came to its end since it was looked for: from now
--- on nobody else can make it. As above, mostly no id at all stands between the least and the most of them.
-SELECT errandry.insist(
-           NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id >= %(least)s::text AND id <= %(most)s::text)
-           OR NOT EXISTS (SELECT 1 FROM errandry.ended WHERE id = ANY (%(ids)s::text[])));
+-- name: assert_not_finished
+-- Raise an error if one of the jobs inserted just now had been inserted and finished by another process since this
+-- pass looked. From now on no other transaction can insert their ids. The range scan comes first, as in
+-- `numbers_if_new`.
+SELECT errandry.assert_true(
+           NOT EXISTS (SELECT 1 FROM errandry.finished_ids WHERE id >= %(least)s::text AND id <= %(most)s::text)
+           OR NOT EXISTS (SELECT 1 FROM errandry.finished_ids WHERE id = ANY (%(ids)s::text[])));
 
 -- name: insert
--- One that lives again.
+-- Insert the whole rows of jobs that leave `history`, for example by a rerun.
 INSERT INTO errandry.live
 SELECT * FROM unnest(
     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
@@ -150,13 +167,14 @@ SELECT * FROM unnest(
     %s::text[], %s::bigint[]);
 
 -- name: insert_jobs
--- On a connection of the caller's, whatever its library: as text in and out.
+-- Insert jobs over a connection of the caller's. Parameters and result are text, so that every library can pass them.
 SELECT CAST(errandry.insert_jobs(
     CAST(CAST(%(jobs)s AS text) AS jsonb), CAST(%(store)s AS text), CAST(%(at)s AS float8),
     CAST(CAST(%(edges)s AS text) AS jsonb)) AS text);
 
 -- name: finish
-WITH ended AS (INSERT INTO errandry.history
+-- Insert the whole rows of finished jobs.
+WITH finished AS (INSERT INTO errandry.history
 SELECT * FROM unnest(
     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
@@ -165,15 +183,15 @@ SELECT * FROM unnest(
     %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::integer[])
 RETURNING id, seq, day)
-INSERT INTO errandry.ended SELECT id, seq, day FROM ended;
+INSERT INTO errandry.finished_ids SELECT id, seq, day FROM finished;
 
 -- name: update
--- Everything that can change while a job is not finished; parameters are whole rows.
+-- Write all columns that can change while a job is not finished. The parameters are whole rows.
 --
--- Here and wherever it is written so: each row is looked up by its number or name, whatever the planner knows of the table.
--- Else it would, when the table was last seen empty or with one lane, compare all its rows with all that are given. So it
--- must not choose: OFFSET 0, a limit or a lock keeps what is in brackets apart. And it must not expect many rows to write:
--- the last condition is always true, but nobody told it.
+-- This statement and others like it look each row up by its key, whatever the planner knows of the table. If
+-- statistics say that a table is empty or has one row, the planner would rather join all its rows with all given
+-- ones. Two measures prevent that. OFFSET 0, a LIMIT or a lock keeps the subquery apart. The last condition is always
+-- true, but makes the planner expect few rows.
 UPDATE errandry.live
    SET queue = new.queue, state = new.state, reason = new.reason, settled = new.settled, payload = new.payload, priority =
        new.priority, place = new.place, run_at = new.run_at, attempts = new.attempts, max_attempts =
@@ -182,7 +200,7 @@ UPDATE errandry.live
        cancel_requested = new.cancel_requested, result = new.result, metadata = new.metadata, updated_at = new.updated_at, claimed_at =
        new.claimed_at, started_at = new.started_at, progress = new.progress, tags = new.tags, errors =
        new.errors, logs = new.logs, steps = new.steps, lane = new.lane
-  FROM (SELECT spot.ctid AS spot, given.*
+  FROM (SELECT target.ctid AS row_address, given.*
           FROM unnest(
     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
@@ -195,28 +213,29 @@ UPDATE errandry.live
             deadline, fence, worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at,
             started_at, finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness,
             steps, lane),
-               LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS spot
+               LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS target
          WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
- WHERE live.ctid = new.spot;
+ WHERE live.ctid = new.row_address;
 
 -- name: finish_live
--- The same for jobs that end alike, from the rows they have in `live`: what an end leaves alone is copied, not sent. Their
--- results and errors are found by the place of their number, as the numbers are in order.
-WITH gone AS (
+-- Move jobs that finish with the same outcome from `live` to `history`. The statement copies the columns that do not
+-- change, so that the client need not send them. The numbers are sorted; `width_bucket` gives the index of each one,
+-- under which its result and its errors are found.
+WITH deleted AS (
     DELETE FROM errandry.live WHERE seq = ANY (%(seqs)s::bigint[])
     RETURNING live.*, width_bucket(seq, %(seqs)s::bigint[]) AS n),
-kept AS (
+inserted AS (
     INSERT INTO errandry.history
     SELECT seq, id, task, queue, grp, %(state)s::text, ordering, %(reason)s::text, %(settled)s::text, payload, priority, NULL,
            run_at, attempts, max_attempts, %(releases)s::bigint, %(crashes)s::bigint, max_crashes, open_children, children,
            parents, timeout, deadline, fence, worker, NULL, cancel_requested, (%(results)s::text[])[n], metadata, created_at,
            %(at)s::float8, claimed_at, started_at, %(at)s::float8, %(expires_at)s::float8, backoff, keep, progress, tags,
            (%(errors)s::text[])[n], logs, uniqueness, steps, %(day)s::integer
-      FROM gone)
-INSERT INTO errandry.ended SELECT id, seq, %(day)s::integer FROM gone;
+      FROM deleted)
+INSERT INTO errandry.finished_ids SELECT id, seq, %(day)s::integer FROM deleted;
 
 -- name: claim
--- From waiting to held, those that are claimed alike; what a claim leaves alone is not written.
+-- Claim waiting jobs. Writes only the columns that a claim changes.
 UPDATE errandry.live
    SET state = %(state)s, attempts = %(attempts)s, fence = %(fence)s, worker = %(worker)s, lease_until = %(lease_until)s,
        updated_at = %(at)s, claimed_at = %(at)s, started_at = %(started_at)s, settled = NULL, progress = NULL, place = NULL,
@@ -224,54 +243,65 @@ UPDATE errandry.live
  WHERE seq = ANY (%(seqs)s::bigint[]);
 
 -- name: start
+-- Start claimed jobs.
 UPDATE errandry.live SET state = 'running', updated_at = %(at)s, started_at = %(at)s WHERE seq = ANY (%(seqs)s::bigint[]);
 
 -- name: renew
+-- Renew the leases of jobs.
 UPDATE errandry.live SET lease_until = %(lease_until)s, updated_at = %(at)s WHERE seq = ANY (%(seqs)s::bigint[]);
 
 -- name: delete_live
+-- Delete jobs that are not finished, by `seq`.
 DELETE FROM errandry.live WHERE seq = ANY (%s::bigint[]);
 
 -- name: delete_history
-WITH gone AS (DELETE FROM errandry.ended WHERE id = ANY (%s::text[]) RETURNING seq, day)
-DELETE FROM errandry.history USING gone WHERE history.seq = gone.seq AND history.day = gone.day;
+-- Delete finished jobs, by id.
+WITH deleted AS (DELETE FROM errandry.finished_ids WHERE id = ANY (%s::text[]) RETURNING seq, day)
+DELETE FROM errandry.history USING deleted WHERE history.seq = deleted.seq AND history.day = deleted.day;
 
 -- name: find_live
+-- Jobs that are not finished, by id. Locks nothing.
 SELECT * FROM errandry.live WHERE id = ANY (%s::text[]);
 
 -- name: find_history
-SELECT history.* FROM errandry.ended JOIN errandry.history USING (seq, day) WHERE ended.id = ANY (%s::text[]);
+-- Finished jobs, by id. Locks nothing.
+SELECT history.* FROM errandry.finished_ids JOIN errandry.history USING (seq, day) WHERE finished_ids.id = ANY (%s::text[]);
 
 -- name: lock_live
--- Whoever locks several jobs locks them in the order of their ids.
+-- Jobs that are not finished, by id. Locks them in the order of their ids, in which all passes lock jobs.
 SELECT * FROM errandry.live WHERE id = ANY (%s::text[]) ORDER BY id FOR NO KEY UPDATE;
 
--- name: lock_known
--- The same where they are known, as the transaction `xmin` has written them.
+-- name: lock_cached
+-- Lock jobs like `lock_live`, and return only what the row cache compares: `xmin` is the transaction that wrote the
+-- row.
 SELECT id, xmin, updated_at FROM errandry.live WHERE id = ANY (%s::text[]) ORDER BY id FOR NO KEY UPDATE;
 
--- name: any_ended
--- Asked first: it costs less than to open every partition, and the answer is mostly no.
-SELECT 1 FROM errandry.ended WHERE id = ANY (%s::text[]) LIMIT 1;
+-- name: any_finished
+-- A row if one of these ids belongs to a finished job. Asked before `lock_history`, because it costs less than to
+-- open every partition, and the answer is mostly no.
+SELECT 1 FROM errandry.finished_ids WHERE id = ANY (%s::text[]) LIMIT 1;
 
 -- name: lock_history
-SELECT history.* FROM errandry.ended JOIN errandry.history USING (seq, day)
- WHERE ended.id = ANY (%s::text[]) ORDER BY ended.id FOR NO KEY UPDATE OF history;
+-- Finished jobs, by id. Locks their rows in `history` in the order of their ids.
+SELECT history.* FROM errandry.finished_ids JOIN errandry.history USING (seq, day)
+ WHERE finished_ids.id = ANY (%s::text[]) ORDER BY finished_ids.id FOR NO KEY UPDATE OF history;
 
--- name: ids_live
--- Ids that begin or end with a part of one. Only the index is read, though all of it.
+-- name: ids_matching_live
+-- Ids of unfinished jobs that begin or end with `part`. Scans the whole index on `id`, but no rows.
 SELECT id FROM errandry.live
  WHERE starts_with(id, %(part)s::text) OR right(id, length(%(part)s::text)) = %(part)s::text
  ORDER BY id LIMIT %(limit)s;
 
--- name: ids_history
-SELECT id FROM errandry.ended
+-- name: ids_matching_history
+-- Ids of finished jobs that begin or end with `part`. Scans the whole index on `id`, but no rows.
+SELECT id FROM errandry.finished_ids
  WHERE starts_with(id, %(part)s::text) OR right(id, length(%(part)s::text)) = %(part)s::text
  ORDER BY id LIMIT %(limit)s;
 
--- name: matching
--- One statement for every query: a parameter of NULL says nothing. It is planned anew for its values: `part` is a
--- constant in each part of the view, so a part that is not wanted is never read.
+-- name: matching_jobs
+-- Jobs that match a search query, newest first. One statement serves every query: a parameter that is NULL does not
+-- filter. It is planned for its parameters: `part` is a constant in each part of the view `job`, so the server never
+-- reads a part that is not wanted. Locks nothing.
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
@@ -282,7 +312,7 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
    AND state = ANY (%(states)s::text[])
    AND (%(id_in)s::text[] IS NULL OR seq = ANY (ARRAY (
         SELECT seq FROM errandry.live WHERE id = ANY (%(id_in)s::text[])
-         UNION ALL SELECT seq FROM errandry.ended WHERE id = ANY (%(id_in)s::text[]))))
+         UNION ALL SELECT seq FROM errandry.finished_ids WHERE id = ANY (%(id_in)s::text[]))))
    AND (%(id_not_in)s::text[] IS NULL OR id <> ALL (%(id_not_in)s::text[]))
    AND (%(task_in)s::text[] IS NULL OR task = ANY (%(task_in)s::text[]))
    AND (%(task_not_in)s::text[] IS NULL OR task <> ALL (%(task_not_in)s::text[]))
@@ -322,91 +352,96 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
    AND (%(expires_max)s::float8 IS NULL OR expires_at <= %(expires_max)s::float8)
    AND (%(tags_all)s::jsonb IS NULL OR (tags IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM jsonb_array_elements(%(tags_all)s::jsonb) AS any_of
-         WHERE NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(any_of) AS one WHERE tags::jsonb ? one))))
+         WHERE NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(any_of) AS tag WHERE tags::jsonb ? tag))))
    AND (%(tags_none)s::jsonb IS NULL OR tags IS NULL OR NOT EXISTS (
-        SELECT 1 FROM jsonb_array_elements_text(%(tags_none)s::jsonb) AS one WHERE tags::jsonb ? one))
-   AND (%(id_has)s::jsonb IS NULL OR errandry.has_all(id, %(id_has)s::jsonb))
-   AND (%(id_lacks)s::jsonb IS NULL OR errandry.has_none(id, %(id_lacks)s::jsonb))
-   AND (%(task_has)s::jsonb IS NULL OR errandry.has_all(task, %(task_has)s::jsonb))
-   AND (%(task_lacks)s::jsonb IS NULL OR errandry.has_none(task, %(task_lacks)s::jsonb))
-   AND (%(queue_has)s::jsonb IS NULL OR errandry.has_all(queue, %(queue_has)s::jsonb))
-   AND (%(queue_lacks)s::jsonb IS NULL OR errandry.has_none(queue, %(queue_lacks)s::jsonb))
-   AND (%(group_has)s::jsonb IS NULL OR errandry.has_all(grp, %(group_has)s::jsonb))
-   AND (%(group_lacks)s::jsonb IS NULL OR errandry.has_none(grp, %(group_lacks)s::jsonb))
-   AND (%(worker_has)s::jsonb IS NULL OR errandry.has_all(worker, %(worker_has)s::jsonb))
-   AND (%(worker_lacks)s::jsonb IS NULL OR errandry.has_none(worker, %(worker_lacks)s::jsonb))
-   AND (%(payload_has)s::jsonb IS NULL OR errandry.has_all(payload, %(payload_has)s::jsonb))
-   AND (%(payload_lacks)s::jsonb IS NULL OR errandry.has_none(payload, %(payload_lacks)s::jsonb))
-   AND (%(result_has)s::jsonb IS NULL OR errandry.has_all(result, %(result_has)s::jsonb))
-   AND (%(result_lacks)s::jsonb IS NULL OR errandry.has_none(result, %(result_lacks)s::jsonb))
+        SELECT 1 FROM jsonb_array_elements_text(%(tags_none)s::jsonb) AS tag WHERE tags::jsonb ? tag))
+   AND (%(id_has)s::jsonb IS NULL OR errandry.contains_all(id, %(id_has)s::jsonb))
+   AND (%(id_lacks)s::jsonb IS NULL OR errandry.contains_none(id, %(id_lacks)s::jsonb))
+   AND (%(task_has)s::jsonb IS NULL OR errandry.contains_all(task, %(task_has)s::jsonb))
+   AND (%(task_lacks)s::jsonb IS NULL OR errandry.contains_none(task, %(task_lacks)s::jsonb))
+   AND (%(queue_has)s::jsonb IS NULL OR errandry.contains_all(queue, %(queue_has)s::jsonb))
+   AND (%(queue_lacks)s::jsonb IS NULL OR errandry.contains_none(queue, %(queue_lacks)s::jsonb))
+   AND (%(group_has)s::jsonb IS NULL OR errandry.contains_all(grp, %(group_has)s::jsonb))
+   AND (%(group_lacks)s::jsonb IS NULL OR errandry.contains_none(grp, %(group_lacks)s::jsonb))
+   AND (%(worker_has)s::jsonb IS NULL OR errandry.contains_all(worker, %(worker_has)s::jsonb))
+   AND (%(worker_lacks)s::jsonb IS NULL OR errandry.contains_none(worker, %(worker_lacks)s::jsonb))
+   AND (%(payload_has)s::jsonb IS NULL OR errandry.contains_all(payload, %(payload_has)s::jsonb))
+   AND (%(payload_lacks)s::jsonb IS NULL OR errandry.contains_none(payload, %(payload_lacks)s::jsonb))
+   AND (%(result_has)s::jsonb IS NULL OR errandry.contains_all(result, %(result_has)s::jsonb))
+   AND (%(result_lacks)s::jsonb IS NULL OR errandry.contains_none(result, %(result_lacks)s::jsonb))
    AND (%(error_has)s::jsonb IS NULL OR NOT EXISTS (
         SELECT 1 FROM jsonb_array_elements(%(error_has)s::jsonb) AS any_of
          WHERE NOT EXISTS (SELECT 1 FROM json_array_elements(errors::json) AS error
-                            WHERE errandry.has_all(coalesce(error ->> 'type', '') || ': '
+                            WHERE errandry.contains_all(coalesce(error ->> 'type', '') || ': '
                                                    || coalesce(error ->> 'message', ''), jsonb_build_array(any_of)))))
    AND (%(error_lacks)s::jsonb IS NULL OR NOT EXISTS (
         SELECT 1 FROM json_array_elements(errors::json) AS error
-         WHERE errandry.has_all(coalesce(error ->> 'type', '') || ': ' || coalesce(error ->> 'message', ''),
+         WHERE errandry.contains_all(coalesce(error ->> 'type', '') || ': ' || coalesce(error ->> 'message', ''),
                                 jsonb_build_array(%(error_lacks)s::jsonb))))
  ORDER BY seq DESC
  LIMIT %(limit)s;
 
--- name: floor
--- Where a search ends that is to look at only so many jobs.
+-- name: seq_floor
+-- The `seq` at which a search stops that may examine only `jobs` jobs.
 SELECT seq FROM errandry.job
  WHERE part = ANY (%(parts)s::text[]) AND seq < %(below)s::bigint AND state = ANY (%(states)s::text[])
  ORDER BY seq DESC OFFSET %(jobs)s LIMIT 1;
 
--- name: keys
+-- name: key_holders
+-- The holders of unique keys, live or expired. Locks nothing.
 SELECT key, job, expires_at FROM errandry.keys WHERE key = ANY (%s::text[]);
 
 -- name: free_keys
--- As far as these jobs hold them still, now that they are locked.
+-- Free unique keys that these jobs hold. Locks the keys first, then deletes those that still belong to the given job.
 DELETE FROM errandry.keys
  WHERE key = ANY (ARRAY (
        SELECT freed.key
          FROM (SELECT * FROM unnest(%s::text[], %s::text[]) AS freed (key, job) ORDER BY key) AS freed
-        CROSS JOIN LATERAL (SELECT job FROM errandry.keys WHERE keys.key = freed.key FOR UPDATE) AS held
-        WHERE held.job = freed.job));
+        CROSS JOIN LATERAL (SELECT job FROM errandry.keys WHERE keys.key = freed.key FOR UPDATE) AS locked
+        WHERE locked.job = freed.job));
 
 -- name: take_free_keys
--- Those that nobody was seen to hold. Who has taken one meanwhile is in the way: the pass begins anew.
+-- Take unique keys that no job was seen to hold. If another transaction has taken one since, the insert fails with a
+-- unique violation and the pass is tried again.
 INSERT INTO errandry.keys (key, job, expires_at)
 SELECT key, job, expires_at FROM unnest(%s::text[], %s::text[], %s::float8[]) AS new (key, job, expires_at) ORDER BY key;
 
 -- name: take_keys
--- Those that are free, whose time is over, or that are still held by who was seen to hold them. Of what another
--- transaction is about to take, its end is waited for.
+-- Take unique keys that are free, expired, or still held by the job that was seen to hold them (`rival`). Returns the
+-- number of keys taken. Waits for transactions that are taking one of the keys, and locks the keys it takes.
 WITH new AS MATERIALIZED (
     SELECT * FROM unnest(%s::text[], %s::text[], %s::float8[], %s::text[]) AS new (key, job, expires_at, rival)
-), got AS (
+), taken AS (
     INSERT INTO errandry.keys (key, job, expires_at)
     SELECT key, job, expires_at FROM new ORDER BY key
         ON CONFLICT (key) DO UPDATE SET job = excluded.job, expires_at = excluded.expires_at
          WHERE keys.expires_at <= %s::float8 OR keys.job = (SELECT rival FROM new WHERE new.key = excluded.key)
     RETURNING 1
 )
-SELECT count(*) FROM got;
+SELECT count(*) FROM taken;
 
--- name: drop_keys
--- As an array they are looked for once: what is looked for again for each row has no limit.
+-- name: drop_expired_keys
+-- Delete expired unique keys, and return a row for each. Skips keys that another transaction has locked. The keys are
+-- collected in an array because a subquery that runs again for each row would not keep its limit.
 DELETE FROM errandry.keys
  WHERE key = ANY (ARRAY (SELECT key FROM errandry.keys WHERE expires_at <= %s
                           ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED))
 RETURNING 1;
 
--- name: share_lanes
--- The lanes of these jobs that have their mark, held: nobody takes it from them before this pass is over.
-SELECT held.lane, wanted.queue, wanted.task, wanted.grp
+-- name: lock_marked_lanes
+-- The marked lanes of these jobs. Takes a key share lock on each in the order of queue, task and group: no
+-- transaction can remove the mark until this pass commits.
+SELECT locked.lane, wanted.queue, wanted.task, wanted.grp
   FROM (SELECT * FROM unnest(%s::text[], %s::text[], %s::text[]) AS wanted (queue, task, grp)
          ORDER BY queue, task, grp) AS wanted
  CROSS JOIN LATERAL (SELECT lane, ready FROM errandry.lanes
                       WHERE lanes.queue = wanted.queue AND lanes.grp = wanted.grp AND lanes.task = wanted.task
-                        FOR KEY SHARE) AS held
- WHERE held.ready;
+                        FOR KEY SHARE) AS locked
+ WHERE locked.ready;
 
--- name: mark_lanes
--- The same for those that were without it, or not there.
+-- name: insert_lanes
+-- Insert or mark the lanes that `lock_marked_lanes` did not return. Locks them. A new lane gets the turn of its
+-- group.
 INSERT INTO errandry.lanes (queue, task, grp, ready, used_at, turn)
 SELECT queue, task, grp, true, %s::float8,
        coalesce((SELECT max(turn) FROM errandry.lanes AS own WHERE own.queue = wanted.queue AND own.grp = wanted.grp), 0)
@@ -415,27 +450,30 @@ SELECT queue, task, grp, true, %s::float8,
     ON CONFLICT (queue, grp, task) DO UPDATE SET ready = true, used_at = excluded.used_at
 RETURNING lane, queue, task, grp;
 
--- name: unlined
+-- name: jobs_without_lane
+-- Waiting jobs without a lane. Locks them, and skips those that another transaction has locked.
 SELECT * FROM errandry.live WHERE state = 'waiting' AND lane IS NULL
  ORDER BY seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
--- name: line_up
+-- name: set_lanes
+-- Set the lanes of waiting jobs.
 UPDATE errandry.live SET lane = new.lane
-  FROM (SELECT spot.ctid AS spot, given.*
+  FROM (SELECT target.ctid AS row_address, given.*
           FROM unnest(%s::bigint[], %s::bigint[])
             AS given (seq, lane),
-               LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS spot
+               LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS target
          WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
- WHERE live.ctid = new.spot;
+ WHERE live.ctid = new.row_address;
 
 -- name: open_lanes
--- Lanes with waiting jobs, of these queues and tasks (NULL: all) and not of those, while none has a group. The most
--- urgent first; where these are taken, more lanes than jobs are wanted are of no use. Of those that are parted only the
--- parts are looked at, in their order.
+-- Lanes with waiting jobs, for a store where no lane has a group. `queues` and `tasks` say which to take (NULL: all),
+-- `closed` and `without` which queues and tasks to leave out. Each lane comes with the priority and place of its
+-- first job, the most urgent first. The limit is the limit of the claim: more lanes than jobs are of no use. Of lanes
+-- in `parted`, the statement reads only the given parts, in their order. Locks nothing.
 SELECT lanes.lane, lanes.queue, lanes.task, lanes.grp, first.priority, first.place
   FROM errandry.lanes
  CROSS JOIN LATERAL (
-    SELECT spot.priority, spot.place
+    SELECT job.priority, job.place
       FROM (SELECT * FROM unnest(
                 %(lanes)s::bigint[], %(priorities)s::bigint[], %(places)s::bigint[], %(below)s::bigint[])
                 AS given (lane, priority, place, below)
@@ -446,7 +484,7 @@ SELECT lanes.lane, lanes.queue, lanes.task, lanes.grp, first.priority, first.pla
                           WHERE live.lane = part.lane AND live.state = 'waiting'
                             AND (%(suspects)s::boolean OR live.crashes = 0)
                             AND (live.priority, live.place) > (part.priority, part.place) AND live.priority < part.below
-                          ORDER BY live.priority, live.place LIMIT 1) AS spot
+                          ORDER BY live.priority, live.place LIMIT 1) AS job
      LIMIT 1) AS first
  WHERE lanes.ready
    AND (%(queues)s::text[] IS NULL OR lanes.queue = ANY (%(queues)s::text[]))
@@ -456,17 +494,19 @@ SELECT lanes.lane, lanes.queue, lanes.task, lanes.grp, first.priority, first.pla
  ORDER BY first.priority, first.place
  LIMIT %(limit)s::bigint;
 
--- name: fronts
--- The lanes where somebody stands in front of these parts, in the same priority: who came last and is served first.
+-- name: lanes_with_lifo_jobs
+-- Those of some lanes that have a lifo job waiting in one of these priorities. Lifo jobs have negative places, so
+-- they come before the part of the lane that the scan position covers.
 SELECT DISTINCT part.lane
   FROM unnest(%(lanes)s::bigint[], %(priorities)s::bigint[]) AS part (lane, priority)
  CROSS JOIN LATERAL (SELECT 1 FROM errandry.live
                       WHERE live.lane = part.lane AND state = 'waiting' AND live.priority = part.priority
                         AND live.place < 0 LIMIT 1) AS first;
 
--- name: turns
--- The same where some have groups: of each queue and task the first lanes by their turn, and how far the queue is. From
--- one queue and task to the next in the index: its lanes between them are not read.
+-- name: open_group_lanes
+-- Like `open_lanes`, for a store with groups: of each queue and task the `width` lanes with the smallest turns, and
+-- the round of the queue. The recursion jumps through the index from one queue and task to the next, so it does not
+-- read the lanes between them. Locks nothing.
 WITH RECURSIVE pair AS (
     (SELECT queue, task FROM errandry.lanes WHERE ready ORDER BY queue, task LIMIT 1)
     UNION ALL
@@ -492,107 +532,117 @@ SELECT open.lane, pair.queue, pair.task, open.grp, open.turn,
    AND pair.task <> ALL (%(without)s::text[])
    AND pair.queue <> ALL (%(closed)s::text[]);
 
--- name: catch_up
--- Nobody is before the round: who was idle or laid aside is not owed what others had meanwhile.
+-- name: raise_turns
+-- Raise turns that are below the round. A group that was idle or parked gets no extra service for that time. Locks
+-- the lanes it changes, and skips those that another transaction has locked.
 UPDATE errandry.lanes SET turn = (SELECT turn FROM errandry.rounds WHERE rounds.queue = lanes.queue)
  WHERE lane = ANY (ARRAY (
-       SELECT late.lane
+       SELECT behind.lane
          FROM unnest(%s::text[]) AS served (queue)
         CROSS JOIN LATERAL (SELECT lane FROM errandry.lanes
                              WHERE lanes.queue = served.queue AND ready AND open_at = 0
                                AND turn < (SELECT turn FROM errandry.rounds WHERE rounds.queue = served.queue)
-                               FOR NO KEY UPDATE SKIP LOCKED) AS late))
+                               FOR NO KEY UPDATE SKIP LOCKED) AS behind))
 RETURNING lane;
 
--- name: spots
--- Where the first jobs of these lanes stand.
-SELECT spot.priority, spot.place, spot.seq, open.lane
+-- name: positions
+-- The positions of the first jobs of some lanes. Locks nothing.
+SELECT job.priority, job.place, job.seq, open.lane
   FROM unnest(%s::bigint[]) AS open (lane)
  CROSS JOIN LATERAL (SELECT priority, place, seq FROM errandry.live
                       WHERE live.lane = open.lane AND state = 'waiting' AND (%s::boolean OR crashes = 0)
-                      ORDER BY priority, place LIMIT %s) AS spot
- ORDER BY spot.priority, spot.place;
+                      ORDER BY priority, place LIMIT %s) AS job
+ ORDER BY job.priority, job.place;
 
--- name: elders
--- Of each of these lanes, each priority in it and both orders, who came first in line, and since when it could have run.
--- From one priority to the next in the index.
-WITH RECURSIVE kind AS (
+-- name: oldest_jobs
+-- Of each lane, priority and order, the jobs that were inserted first, and the time since when each could run. The
+-- recursion jumps through the index from one priority to the next. Locks nothing.
+WITH RECURSIVE level AS (
     SELECT lane, (SELECT priority FROM errandry.live WHERE live.lane = wanted.lane AND state = 'waiting'
                    ORDER BY priority LIMIT 1) AS priority
       FROM unnest(%(lanes)s::bigint[]) AS wanted (lane)
     UNION ALL
     SELECT lane, (SELECT live.priority FROM errandry.live
-                   WHERE live.lane = kind.lane AND state = 'waiting' AND live.priority > kind.priority
+                   WHERE live.lane = level.lane AND state = 'waiting' AND live.priority > level.priority
                    ORDER BY live.priority LIMIT 1)
-      FROM kind WHERE priority IS NOT NULL)
-SELECT elder.priority, elder.place, elder.seq, kind.lane, elder.since
-  FROM kind
+      FROM level WHERE priority IS NOT NULL)
+SELECT oldest.priority, oldest.place, oldest.seq, level.lane, oldest.since
+  FROM level
  CROSS JOIN LATERAL (
     (SELECT priority, place, seq, greatest(created_at, coalesce(run_at, 0)) AS since FROM errandry.live
-      WHERE live.lane = kind.lane AND state = 'waiting' AND live.priority = kind.priority AND place > 0
+      WHERE live.lane = level.lane AND state = 'waiting' AND live.priority = level.priority AND place > 0
         AND (%(suspects)s::boolean OR crashes = 0)
       ORDER BY live.priority, place LIMIT %(each)s)
     UNION ALL
     (SELECT priority, place, seq, greatest(created_at, coalesce(run_at, 0)) FROM errandry.live
-      WHERE live.lane = kind.lane AND state = 'waiting' AND live.priority = kind.priority AND place < 0
+      WHERE live.lane = level.lane AND state = 'waiting' AND live.priority = level.priority AND place < 0
         AND (%(suspects)s::boolean OR crashes = 0)
-      ORDER BY live.priority DESC, place DESC LIMIT %(each)s)) AS elder
- WHERE kind.priority IS NOT NULL;
+      ORDER BY live.priority DESC, place DESC LIMIT %(each)s)) AS oldest
+ WHERE level.priority IS NOT NULL;
 
--- name: numbered
--- The state is looked at only in rows that are found by their number, not by an index of all that wait.
+-- name: jobs_by_seq
+-- Waiting jobs by `seq`. Locks them, and skips those that another transaction has locked. `state || ''` keeps the
+-- planner from scanning the index of all waiting jobs: it finds the rows by `seq`, then checks the state.
 SELECT * FROM errandry.live WHERE seq = ANY (%s::bigint[]) AND state || '' = 'waiting' ORDER BY seq
    FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: lanes_of
+-- The lanes of a queue, or of one of its groups, that may have waiting jobs.
 SELECT lane FROM errandry.lanes
  WHERE queue = %(queue)s AND (%(group)s::text IS NULL OR grp = %(group)s::text) AND ready;
 
--- name: lock_sizes
--- Who inserts into a queue that may be full does so after the other; claims do not mind.
+-- name: lock_queue_sizes
+-- Take an advisory lock on queues with a maximum size, until the commit. Passes that insert into such a queue run one
+-- after the other. Claims do not take this lock.
 SELECT count(pg_advisory_xact_lock(hashtextextended(queue, 'errandry.live'::regclass::oid::bigint)))
-  FROM (SELECT queue FROM unnest(%s::text[]) AS queue ORDER BY queue) AS bounded;
+  FROM (SELECT queue FROM unnest(%s::text[]) AS queue ORDER BY queue) AS sorted;
 
 -- name: group_size
-SELECT (SELECT coalesce(sum(line.jobs), 0)::bigint
+-- The number of waiting jobs of a group, with those that have no lane yet.
+SELECT (SELECT coalesce(sum(waiting.jobs), 0)::bigint
           FROM errandry.lanes
          CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM errandry.live
-                              WHERE live.lane = lanes.lane AND state = 'waiting') AS line
+                              WHERE live.lane = lanes.lane AND state = 'waiting') AS waiting
          WHERE lanes.queue = %(queue)s AND lanes.grp = %(group)s)
        + (SELECT count(*) FROM errandry.live
            WHERE state = 'waiting' AND lane IS NULL AND live.queue = %(queue)s AND live.grp = %(group)s);
 
--- name: shares
--- So many jobs of each of these lanes, in order; what another pass is about to move is left to it.
-SELECT share.lane, job.*
-  FROM unnest(%s::bigint[], %s::bigint[]) AS share (lane, jobs)
+-- name: jobs_at
+-- The given number of jobs from each of these lanes, in the order of claims. Locks them, and skips those that another
+-- transaction has locked.
+SELECT wanted.lane, job.*
+  FROM unnest(%s::bigint[], %s::bigint[]) AS wanted (lane, jobs)
  CROSS JOIN LATERAL (SELECT * FROM errandry.live
-                      WHERE live.lane = share.lane AND state = 'waiting' AND (%s::boolean OR crashes = 0)
-                      ORDER BY priority, place LIMIT share.jobs
+                      WHERE live.lane = wanted.lane AND state = 'waiting' AND (%s::boolean OR crashes = 0)
+                      ORDER BY priority, place LIMIT wanted.jobs
                         FOR NO KEY UPDATE SKIP LOCKED) AS job
  ORDER BY job.priority, job.place;
 
 -- name: put_turns
--- Of lanes that nobody else moves: a turn more or less is nothing to wait for.
+-- Set the turn of groups of a queue. Locks their lanes, and skips those that another transaction has locked: a turn
+-- that is missing once is not worth waiting for.
 UPDATE errandry.lanes SET turn = new.turn
-  FROM (SELECT held.ctid AS spot, served.turn
+  FROM (SELECT locked.ctid AS row_address, served.turn
           FROM unnest(%s::text[], %s::float8[]) AS served (grp, turn)
          CROSS JOIN LATERAL (SELECT ctid FROM errandry.lanes WHERE lanes.queue = %s AND lanes.grp = served.grp
-                                FOR NO KEY UPDATE SKIP LOCKED) AS held
+                                FOR NO KEY UPDATE SKIP LOCKED) AS locked
          WHERE length(served.grp) %% 1 = 0 AND -length(served.grp) %% 1 = 0) AS new
- WHERE lanes.ctid = new.spot;
+ WHERE lanes.ctid = new.row_address;
 
 -- name: put_round
+-- Set the round of a queue, and raise its highest turn. Locks the row, or leaves it as it is if another transaction
+-- has locked it.
 WITH moved AS (
     UPDATE errandry.rounds SET turn = %(turn)s, last = greatest(last, %(last)s)
      WHERE queue = ANY (ARRAY (SELECT queue FROM errandry.rounds WHERE queue = %(queue)s FOR NO KEY UPDATE SKIP LOCKED)))
 INSERT INTO errandry.rounds (queue, turn, last) VALUES (%(queue)s, %(turn)s, %(last)s) ON CONFLICT (queue) DO NOTHING;
 
--- name: end_round
+-- name: reset_turns
+-- Raise the round of a queue to its highest turn, so that no group is behind another.
 UPDATE errandry.rounds SET turn = last WHERE queue = %s;
 
--- name: end_rounds
--- Of queues where nothing waits.
+-- name: reset_idle_rounds
+-- Raise the round to the highest turn in all queues that have no waiting jobs.
 UPDATE errandry.rounds SET turn = last
  WHERE turn < last
    AND NOT EXISTS (SELECT 1 FROM errandry.lanes
@@ -600,50 +650,56 @@ UPDATE errandry.rounds SET turn = last
                       AND EXISTS (SELECT 1 FROM errandry.live
                                    WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0) OFFSET 0);
 
--- name: drop_rounds
--- Of queues that no longer have lanes: their groups begin anew.
+-- name: drop_unused_rounds
+-- Delete the rounds of queues without lanes. Their groups start at turn 0 again.
 DELETE FROM errandry.rounds
  WHERE NOT EXISTS (SELECT 1 FROM errandry.lanes WHERE lanes.queue = rounds.queue OFFSET 0);
 
--- name: park
--- Unless somebody has opened it since it was looked at, or is about to.
+-- name: park_lanes
+-- Park lanes until a time. Skips a lane that was unparked since this pass read it (`opened`), and one that another
+-- transaction has locked, as that transaction may be about to unpark it. Locks the others.
 UPDATE errandry.lanes SET open_at = new.open_at, used_at = %(now)s
-  FROM (SELECT held.ctid AS spot, given.open_at
+  FROM (SELECT locked.ctid AS row_address, given.open_at
           FROM unnest(%(lanes)s::bigint[], %(opened)s::bigint[], %(until)s::float8[]) AS given (lane, opened, open_at)
          CROSS JOIN LATERAL (SELECT ctid, opened FROM errandry.lanes WHERE lanes.lane = given.lane
-                                FOR NO KEY UPDATE SKIP LOCKED) AS held
-         WHERE held.opened = given.opened AND given.lane %% 1 = 0 AND -given.lane %% 1 = 0) AS new
- WHERE lanes.ctid = new.spot
+                                FOR NO KEY UPDATE SKIP LOCKED) AS locked
+         WHERE locked.opened = given.opened AND given.lane %% 1 = 0 AND -given.lane %% 1 = 0) AS new
+ WHERE lanes.ctid = new.row_address
 RETURNING lanes.lane;
 
--- name: open_groups
--- Counted, so that who has found the group full before this pass does not lay it aside after it.
+-- name: unpark_groups
+-- Unpark the lanes of groups. Locks them in the order of their numbers. `opened` is counted up so that a pass which
+-- saw the group full before this commit does not park it afterwards.
 UPDATE errandry.lanes SET open_at = 0, opened = opened + 1
  WHERE lane = ANY (ARRAY (
        SELECT lane FROM errandry.lanes
         WHERE lane = ANY (ARRAY (
               SELECT own.lane
-                FROM unnest(%s::text[], %s::text[]) AS left_ (queue, grp)
+                FROM unnest(%s::text[], %s::text[]) AS wanted (queue, grp)
                CROSS JOIN LATERAL (SELECT lane FROM errandry.lanes
-                                    WHERE lanes.queue = left_.queue AND lanes.grp = left_.grp OFFSET 0) AS own))
+                                    WHERE lanes.queue = wanted.queue AND lanes.grp = wanted.grp OFFSET 0) AS own))
         ORDER BY lane FOR NO KEY UPDATE));
 
--- name: open_queue
+-- name: unpark_queue
+-- Unpark the lanes of a queue. Locks them.
 UPDATE errandry.lanes SET open_at = 0, opened = opened + 1 WHERE queue = %s AND open_at > 0;
 
--- name: open_due
+-- name: unpark_due
+-- Unpark the lanes whose time has come. Locks them, and skips those that another transaction has locked.
 UPDATE errandry.lanes SET open_at = 0
  WHERE lane = ANY (ARRAY (SELECT lane FROM errandry.lanes WHERE ready AND open_at > 0 AND open_at <= %s
                              FOR NO KEY UPDATE SKIP LOCKED));
 
--- name: mend_parked
--- What was laid aside long ago is looked at again, whatever should have opened it.
+-- name: unpark_old
+-- Unpark lanes that were parked long ago, in case the event that should have unparked them was missed. Locks them,
+-- and skips those that another transaction has locked.
 UPDATE errandry.lanes SET open_at = 0, used_at = %s
  WHERE lane = ANY (ARRAY (SELECT lane FROM errandry.lanes WHERE ready AND open_at > 0 AND used_at <= %s
                            LIMIT %s FOR NO KEY UPDATE SKIP LOCKED));
 
--- name: waiting_pairs
--- Queues and tasks with waiting jobs in lanes that are not laid aside.
+-- name: queue_task_pairs
+-- The queues and tasks with waiting jobs in lanes that are not parked. Jumps through the index like
+-- `open_group_lanes`.
 WITH RECURSIVE pair AS (
     (SELECT queue, task FROM errandry.lanes WHERE ready ORDER BY queue, task LIMIT 1)
     UNION ALL
@@ -659,9 +715,9 @@ SELECT queue, task
                   AND EXISTS (SELECT 1 FROM errandry.live
                                WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0) OFFSET 0);
 
--- name: line
--- The waiting jobs of a lane in order, as far as they stand in one of these parts of it, with suspects or without; what
--- another pass is about to move is left to it.
+-- name: best_jobs_of_lane
+-- The first waiting jobs of one lane in the order of claims, from the given parts of the lane. Locks them, and skips
+-- those that another transaction has locked.
 SELECT job.*
   FROM unnest(%(lanes)s::bigint[], %(priorities)s::bigint[], %(places)s::bigint[], %(below)s::bigint[])
     AS part (lane, priority, place, below)
@@ -672,9 +728,10 @@ SELECT job.*
                         FOR NO KEY UPDATE SKIP LOCKED) AS job
  LIMIT %(limit)s;
 
--- name: lines
--- The first jobs of several lanes taken together. How many each part of a lane gives is counted first, so that no more
--- are locked than taken.
+-- name: best_jobs
+-- The first waiting jobs of several lanes taken together, from the given parts of each lane. It first counts how many
+-- jobs each part contributes, so that it locks no more jobs than it returns. Skips jobs that another transaction has
+-- locked.
 WITH best AS (
     SELECT part.*
       FROM unnest(%(lanes)s::bigint[], %(priorities)s::bigint[], %(places)s::bigint[], %(below)s::bigint[])
@@ -683,8 +740,8 @@ WITH best AS (
                           WHERE live.lane = part.lane AND state = 'waiting'
                             AND (%(suspects)s::boolean OR crashes = 0)
                             AND (live.priority, live.place) > (part.priority, part.place) AND live.priority < part.below
-                          ORDER BY priority, place LIMIT %(limit)s) AS spot
-     ORDER BY spot.priority, spot.place LIMIT %(limit)s),
+                          ORDER BY priority, place LIMIT %(limit)s) AS job
+     ORDER BY job.priority, job.place LIMIT %(limit)s),
 shares AS (SELECT best.*, count(*) AS jobs FROM best GROUP BY lane, priority, place, below)
 SELECT job.*
   FROM shares
@@ -696,9 +753,9 @@ SELECT job.*
                         FOR NO KEY UPDATE SKIP LOCKED) AS job
  ORDER BY job.priority, job.place;
 
--- name: backlog
--- How many wait in a queue, counted up to a bound and from the end of each line: at its head are those that have just been
--- claimed.
+-- name: count_waiting
+-- The number of waiting jobs of a queue, counted up to `bound`. Each lane is read from its end: at its head are the
+-- dead index entries of the jobs claimed last. Locks nothing.
 SELECT count(*)
   FROM (SELECT 1
           FROM errandry.lanes
@@ -712,20 +769,22 @@ SELECT count(*)
          CROSS JOIN LATERAL (SELECT 1 FROM errandry.live
                               WHERE live.lane = part.lane AND state = 'waiting'
                                 AND (live.priority, live.place) > (part.priority, part.place) AND live.priority < part.below
-                              ORDER BY priority DESC, place DESC LIMIT %(bound)s::bigint) AS one
+                              ORDER BY priority DESC, place DESC LIMIT %(bound)s::bigint) AS job
          WHERE lanes.queue = %(queue)s AND lanes.ready
          LIMIT %(bound)s::bigint) AS counted;
 
--- name: entries
--- How many entries of the indexes that claims read were read so far; more than once in a pass.
+-- name: index_entries_read
+-- The number of entries that this transaction has read from the indexes of claims. The first column tells apart two
+-- calls in one pass.
 SELECT %s::bigint, pg_stat_get_xact_tuples_returned('errandry.live_ready'::regclass)
        + pg_stat_get_xact_tuples_returned('errandry.live_leased'::regclass)
        + pg_stat_get_xact_tuples_returned('errandry.live_due'::regclass)
        + pg_stat_get_xact_tuples_returned('errandry.live_deadline'::regclass);
 
--- name: marks
--- The first of an index, not the least of a column: that might be looked for in all rows. Leases and deadlines matter
--- only when they are over.
+-- name: due_times
+-- The earliest times at which upkeep has work: a due job, an expired lease, a lapsed deadline, a parked lane with
+-- waiting jobs, a tick of a schedule. Each is the first entry of an index; `min` could scan all rows. Leases and
+-- deadlines count only up to `until`. Locks nothing.
 SELECT (SELECT run_at FROM errandry.live WHERE state = 'scheduled' AND run_at >= %(run_at)s::float8 ORDER BY run_at LIMIT 1),
        (SELECT lease_until FROM errandry.live
          WHERE state IN ('claimed', 'running') AND lease_until >= %(lease_until)s::float8 AND lease_until <= %(until)s::float8
@@ -740,182 +799,213 @@ SELECT (SELECT run_at FROM errandry.live WHERE state = 'scheduled' AND run_at >=
          ORDER BY open_at LIMIT 1),
        (SELECT due_at FROM errandry.schedules WHERE due_at IS NOT NULL ORDER BY due_at LIMIT 1);
 
--- name: due
+-- name: due_jobs
+-- Scheduled jobs whose time has come. Locks them, and skips those that another transaction has locked.
 SELECT * FROM errandry.live WHERE state = 'scheduled' AND run_at >= %s::float8 AND run_at <= %s
  ORDER BY run_at, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
--- name: expired
+-- name: expired_jobs
+-- Claimed and running jobs whose lease has expired. Locks them, and skips those that another transaction has locked.
 SELECT * FROM errandry.live
  WHERE state IN ('claimed', 'running') AND lease_until >= %s::float8 AND lease_until <= %s
  ORDER BY lease_until, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
--- name: held
+-- name: read_expired_jobs
+-- The same jobs as `expired_jobs` for a read, without locks.
 SELECT * FROM errandry.live WHERE state IN ('claimed', 'running') AND lease_until <= %s
  ORDER BY lease_until, seq LIMIT %s;
 
--- name: lapsed
+-- name: lapsed_jobs
+-- Jobs whose deadline has passed before a worker claimed them. Locks them, and skips those that another transaction
+-- has locked.
 SELECT * FROM errandry.live
  WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting')
    AND deadline >= %s::float8 AND deadline <= %s
  ORDER BY deadline, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
--- name: outlived
+-- name: prunable_jobs
+-- Finished jobs whose retention is over. Locks them, and skips those that another transaction has locked.
 SELECT * FROM errandry.history WHERE expires_at <= %s ORDER BY expires_at, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
--- name: seen_outlived
--- The same for who only looks.
+-- name: read_prunable_jobs
+-- The same jobs as `prunable_jobs` for a read, without locks.
 SELECT * FROM errandry.history WHERE expires_at <= %s ORDER BY expires_at, seq LIMIT %s;
 
--- name: shelves
--- Tasks and states with finished jobs that are kept by number, from one to the next in the index; what the newest says.
-WITH RECURSIVE shelf AS (
+-- name: keep_last_tasks
+-- Tasks and states with finished jobs that are kept by number (`keep.last`), and the rule of the newest job of each.
+-- Jumps through the index from one task and state to the next. Locks nothing.
+WITH RECURSIVE pair AS (
     (SELECT task, state FROM errandry.history WHERE strpos(keep, '"last_') > 0 ORDER BY task, state LIMIT 1)
     UNION ALL
     SELECT next.task, next.state
-      FROM shelf, LATERAL (SELECT history.task, history.state FROM errandry.history
+      FROM pair, LATERAL (SELECT history.task, history.state FROM errandry.history
                             WHERE strpos(history.keep, '"last_') > 0
-                              AND (history.task, history.state) > (shelf.task, shelf.state)
+                              AND (history.task, history.state) > (pair.task, pair.state)
                             ORDER BY history.task, history.state LIMIT 1) AS next)
-SELECT shelf.task, shelf.state, newest.keep
-  FROM shelf, LATERAL (SELECT history.keep FROM errandry.history
+SELECT pair.task, pair.state, newest.keep
+  FROM pair, LATERAL (SELECT history.keep FROM errandry.history
                         WHERE strpos(history.keep, '"last_') > 0
-                          AND history.task = shelf.task AND history.state = shelf.state
+                          AND history.task = pair.task AND history.state = pair.state
                         ORDER BY history.finished_at DESC, history.seq DESC LIMIT 1) AS newest
- ORDER BY shelf.task, shelf.state;
+ ORDER BY pair.task, pair.state;
 
--- name: surplus
--- What is older than the oldest that stays.
+-- name: excess_jobs
+-- Finished jobs of a task and a state that are older than the oldest one to keep. `last` is the number to keep, less
+-- one. Locks them, and skips those that another transaction has locked.
 SELECT * FROM errandry.history
  WHERE strpos(keep, '"last_') > 0 AND task = %(task)s AND state = %(state)s
-   AND (finished_at, seq) < (SELECT kept.finished_at, kept.seq FROM errandry.history AS kept
-                              WHERE strpos(kept.keep, '"last_') > 0 AND kept.task = %(task)s AND kept.state = %(state)s
-                              ORDER BY kept.finished_at DESC, kept.seq DESC OFFSET %(last)s LIMIT 1)
+   AND (finished_at, seq) < (SELECT oldest_kept.finished_at, oldest_kept.seq FROM errandry.history AS oldest_kept
+                              WHERE strpos(oldest_kept.keep, '"last_') > 0 AND oldest_kept.task = %(task)s AND oldest_kept.state = %(state)s
+                              ORDER BY oldest_kept.finished_at DESC, oldest_kept.seq DESC OFFSET %(last)s LIMIT 1)
  ORDER BY finished_at, seq LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED;
 
--- name: seen_surplus
+-- name: read_excess_jobs
+-- The same jobs as `excess_jobs` for a read, without locks.
 SELECT * FROM errandry.history
  WHERE strpos(keep, '"last_') > 0 AND task = %(task)s AND state = %(state)s
-   AND (finished_at, seq) < (SELECT kept.finished_at, kept.seq FROM errandry.history AS kept
-                              WHERE strpos(kept.keep, '"last_') > 0 AND kept.task = %(task)s AND kept.state = %(state)s
-                              ORDER BY kept.finished_at DESC, kept.seq DESC OFFSET %(last)s LIMIT 1)
+   AND (finished_at, seq) < (SELECT oldest_kept.finished_at, oldest_kept.seq FROM errandry.history AS oldest_kept
+                              WHERE strpos(oldest_kept.keep, '"last_') > 0 AND oldest_kept.task = %(task)s AND oldest_kept.state = %(state)s
+                              ORDER BY oldest_kept.finished_at DESC, oldest_kept.seq DESC OFFSET %(last)s LIMIT 1)
  ORDER BY finished_at, seq LIMIT %(limit)s;
 
--- name: days
--- The days finished jobs have partitions for.
+-- name: partitions
+-- The partitions of `history`, by name, and whether each is being detached.
 SELECT substring(pg_get_expr(relpartbound, pg_class.oid) FROM '\d+')::bigint, relname::text, inhdetachpending
   FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
  WHERE inhparent = 'errandry.history'::regclass
  ORDER BY relname;
 
--- name: make_day
-SELECT errandry.make_day(%s::integer);
+-- name: create_partition
+-- Create the partition of a day, unless it exists.
+SELECT errandry.create_history_partition(%s::integer);
 
--- name: day_has_jobs
+-- name: partition_has_jobs
+-- A row if finished jobs expire on this day.
 SELECT 1 FROM errandry.history WHERE day = %s::integer LIMIT 1;
 
--- name: left_days
--- Partitions no more, but not dropped yet.
+-- name: detached_partitions
+-- Tables that were partitions and have not been dropped yet.
 SELECT relname::text FROM pg_class
  WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'errandry.history'::regclass)
    AND relkind = 'r' AND NOT relispartition AND relname ~ '^history_\d{8}$'
  ORDER BY relname;
 
--- name: may_remove_days
+-- name: may_drop_partitions
+-- Whether this user owns `history`, and the process id of the server's end of the connection.
 SELECT pg_has_role(relowner, 'USAGE'), pg_backend_pid() FROM pg_class WHERE oid = 'errandry.history'::regclass;
 
--- name: hold_days
+-- name: lock_partitions
+-- Try to take the advisory lock of partition maintenance for this session. One process at a time drops partitions.
 SELECT pg_try_advisory_lock(hashtextextended('days', 'errandry.history'::regclass::oid::bigint));
 
--- name: release_days
+-- name: unlock_partitions
+-- Release the advisory lock of partition maintenance.
 SELECT pg_advisory_unlock(hashtextextended('days', 'errandry.history'::regclass::oid::bigint));
 
--- name: wait_little
+-- name: set_lock_timeout
+-- Limit how long this transaction waits for a lock.
 SELECT set_config('lock_timeout', %s, true);
 
--- name: wait_little_always
+-- name: set_session_lock_timeout
+-- Limit how long this session waits for a lock.
 SELECT set_config('lock_timeout', %s, false);
 
--- name: wait_as_before
+-- name: reset_session_lock_timeout
+-- Set the lock timeout of this session back to its default.
 SELECT set_config('lock_timeout', reset_val, false) FROM pg_settings WHERE name = 'lock_timeout';
 
--- name: detach_day
--- It waits until nobody reads there any more, and nobody waits for it.
-ALTER TABLE errandry.history DETACH PARTITION errandry.history_day CONCURRENTLY;
+-- name: detach_partition
+-- Detach a partition. CONCURRENTLY waits until no transaction reads the partition, and blocks none.
+ALTER TABLE errandry.history DETACH PARTITION errandry.history_partition CONCURRENTLY;
 
--- name: finish_detaching
-ALTER TABLE errandry.history DETACH PARTITION errandry.history_day FINALIZE;
+-- name: finish_detach
+-- Finish a detach that was interrupted.
+ALTER TABLE errandry.history DETACH PARTITION errandry.history_partition FINALIZE;
 
--- name: left_day_has_jobs
-SELECT 1 FROM errandry.history_day LIMIT 1;
+-- name: detached_has_jobs
+-- A row if a detached partition has jobs.
+SELECT 1 FROM errandry.history_partition LIMIT 1;
 
--- name: drop_day
-DROP TABLE errandry.history_day;
+-- name: drop_partition
+-- Drop a detached partition.
+DROP TABLE errandry.history_partition;
 
--- name: held_by
+-- name: jobs_held_by
+-- Jobs that some workers hold. Locks them, and skips those that another transaction has locked.
 SELECT * FROM errandry.live
  WHERE state IN ('claimed', 'running') AND worker = ANY (%s::text[])
  ORDER BY lease_until, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
--- name: cancels
+-- name: cancel_requests
+-- Running jobs of a worker whose cancel was requested.
 SELECT id, fence FROM errandry.live
  WHERE cancel_requested AND worker = %s AND state = 'running' ORDER BY seq;
 
 -- name: clear_edges
+-- Delete the edges of earlier jobs with these ids to their children.
 DELETE FROM errandry.edges WHERE parent = ANY (%s::text[]);
 
--- name: clear_closing
-DELETE FROM errandry.closing WHERE parent = ANY (%s::text[]);
+-- name: clear_closing_flows
+-- Forget that earlier jobs with these ids were parents that had ended.
+DELETE FROM errandry.closing_flows WHERE parent = ANY (%s::text[]);
 
--- name: tie
+-- name: add_edges
+-- Add edges from parents to children.
 INSERT INTO errandry.edges (parent, n, child, task, seq, policy, outcome, result, feeds)
 SELECT * FROM unnest(
     %s::text[], %s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[]);
 
--- name: mark
--- Whoever writes how a child ended has its parent locked.
+-- name: update_edges
+-- Write how the children of edges ended (NULL: they live). The pass has locked their parents.
 UPDATE errandry.edges SET outcome = new.outcome, result = new.result
-  FROM (SELECT spot.ctid AS spot, given.*
+  FROM (SELECT target.ctid AS row_address, given.*
           FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::text[]) AS given (parent, n, outcome, result),
                LATERAL (SELECT ctid FROM errandry.edges
-                         WHERE edges.parent = given.parent AND edges.n = given.n OFFSET 0) AS spot
+                         WHERE edges.parent = given.parent AND edges.n = given.n OFFSET 0) AS target
          WHERE given.n %% 1 = 0 AND -given.n %% 1 = 0) AS new
- WHERE edges.ctid = new.spot;
+ WHERE edges.ctid = new.row_address;
 
--- name: over
+-- name: parent_edges
+-- The edges from children to their parents.
 SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry.edges
  WHERE seq = ANY (%s::bigint[]);
 
--- name: under
+-- name: child_edges
+-- The edges from a parent to its children, in their order.
 SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry.edges WHERE parent = %s ORDER BY n;
 
--- name: late
--- Edges whose children are told of them now.
-WITH late AS (
-    DELETE FROM errandry.late
-     WHERE ctid = ANY (ARRAY (SELECT ctid FROM errandry.late ORDER BY parent, n LIMIT %s FOR UPDATE SKIP LOCKED))
+-- name: take_pending_edges
+-- Take edges off the list of edges whose children existed before them, and return them. Locks the list entries, and
+-- skips those that another transaction has locked.
+WITH taken AS (
+    DELETE FROM errandry.pending_edges
+     WHERE ctid = ANY (ARRAY (SELECT ctid FROM errandry.pending_edges ORDER BY parent, n LIMIT %s FOR UPDATE SKIP LOCKED))
     RETURNING parent, n)
 SELECT edge.*
-  FROM late
+  FROM taken
  CROSS JOIN LATERAL (SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry.edges
-                      WHERE edges.parent = late.parent AND edges.n = late.n OFFSET 0) AS edge
+                      WHERE edges.parent = taken.parent AND edges.n = taken.n OFFSET 0) AS edge
  ORDER BY edge.parent, edge.n;
 
--- name: open_links
+-- name: open_child_count
+-- The number of children of a parent that have not ended.
 SELECT count(*) FROM errandry.edges WHERE parent = %s AND outcome IS NULL;
 
--- name: again
+-- name: reopened_edges
+-- The edges from a parent to children that had ended and live again.
 SELECT parent, n, child, task, seq, policy, outcome, result, feeds
-  FROM (SELECT * FROM errandry.edges WHERE parent = %s AND outcome IS NOT NULL ORDER BY n) AS ended
- WHERE EXISTS (SELECT 1 FROM errandry.live WHERE live.seq = ended.seq OFFSET 0)
+  FROM (SELECT * FROM errandry.edges WHERE parent = %s AND outcome IS NOT NULL ORDER BY n) AS closed
+ WHERE EXISTS (SELECT 1 FROM errandry.live WHERE live.seq = closed.seq OFFSET 0)
  ORDER BY n;
 
--- name: fatal
+-- name: fatal_edge
+-- The first child that did not complete although its parent needs it.
 SELECT parent, n, child, task, seq, policy, outcome, result, feeds FROM errandry.edges
  WHERE parent = %s AND outcome <> 'completed' AND policy IN ('fail', 'remove') ORDER BY n LIMIT 1;
 
--- name: unended
--- Children in one of these states that nobody has asked to stop and that no other parent waits for; what another pass has
--- is left to it.
+-- name: open_children
+-- Children in some states that have no cancel request and for which no other live parent waits. Locks them, and skips
+-- those that another transaction has locked.
 SELECT live.* FROM errandry.edges JOIN errandry.live ON live.seq = edges.seq
  WHERE edges.parent = %s AND edges.outcome IS NULL AND edges.policy <> 'after'
    AND live.state = ANY (%s::text[]) AND NOT live.cancel_requested
@@ -926,7 +1016,8 @@ SELECT live.* FROM errandry.edges JOIN errandry.live ON live.seq = edges.seq
  ORDER BY edges.n LIMIT %s
    FOR NO KEY UPDATE OF live SKIP LOCKED;
 
--- name: has_unended
+-- name: has_open_children
+-- A row if `open_children` has a child to return, locked by another transaction or not. Locks nothing.
 SELECT 1
   FROM (SELECT * FROM errandry.edges WHERE parent = %s AND outcome IS NULL AND policy <> 'after' ORDER BY n) AS edges
  CROSS JOIN LATERAL (SELECT state, parents, cancel_requested FROM errandry.live WHERE live.seq = edges.seq OFFSET 0) AS job
@@ -938,73 +1029,87 @@ SELECT 1
  LIMIT 1;
 
 -- name: close_flow
-INSERT INTO errandry.closing (parent, cancel, expires_at) VALUES (%s, %s, %s)
+-- List a parent that has ended: why its children are to be canceled (NULL: they are not), and when its edges expire.
+INSERT INTO errandry.closing_flows (parent, cancel, expires_at) VALUES (%s, %s, %s)
     ON CONFLICT (parent) DO UPDATE SET cancel = excluded.cancel, expires_at = excluded.expires_at;
 
--- name: canceled_flow
-UPDATE errandry.closing SET cancel = NULL WHERE parent = %s;
+-- name: end_flow_cancel
+-- Note that the children of a listed parent are canceled. Its edges expire at the time that was listed.
+UPDATE errandry.closing_flows SET cancel = NULL WHERE parent = %s;
 
--- name: forget_flow
-DELETE FROM errandry.closing WHERE parent = %s;
+-- name: reopen_flow
+-- Take a parent off the list.
+DELETE FROM errandry.closing_flows WHERE parent = %s;
 
--- name: canceling
-SELECT parent, cancel FROM errandry.closing WHERE cancel IS NOT NULL
+-- name: flows_to_cancel
+-- Listed parents whose children are still to be canceled. Locks the list entries, and skips those that another
+-- transaction has locked.
+SELECT parent, cancel FROM errandry.closing_flows WHERE cancel IS NOT NULL
  ORDER BY parent LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
--- name: outlived_flows
-SELECT parent FROM errandry.closing WHERE cancel IS NULL AND expires_at <= %s
+-- name: prunable_flows
+-- Listed parents whose edges have expired. Locks the list entries, and skips those that another transaction has
+-- locked.
+SELECT parent FROM errandry.closing_flows WHERE cancel IS NULL AND expires_at <= %s
  ORDER BY expires_at, parent LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
--- name: untie
+-- name: drop_edges
+-- Delete some edges of a parent, and return them.
 DELETE FROM errandry.edges
  WHERE parent = %(parent)s AND n = ANY (ARRAY (
        SELECT n FROM errandry.edges WHERE parent = %(parent)s ORDER BY n LIMIT %(limit)s))
 RETURNING n;
 
--- name: remember
+-- name: save_claims
+-- Save the claims of a worker's last pass, so that they can be answered again. Replaces those of the pass before.
 WITH before AS (DELETE FROM errandry.claims WHERE worker = %(worker)s AND n = %(last)s)
 INSERT INTO errandry.claims (worker, n, claimed_at, refs) VALUES (%(worker)s, %(last)s + 1, %(now)s, %(refs)s)
     ON CONFLICT (worker, n) DO UPDATE SET claimed_at = excluded.claimed_at, refs = excluded.refs;
 
--- name: recall
+-- name: load_claims
+-- The claims of a worker's last pass, and its number.
 SELECT n, refs FROM errandry.claims WHERE worker = %s ORDER BY n DESC LIMIT 1;
 
--- name: make_gate
--- A gate as it is, or as one that says nothing; nobody else changes it before this pass is over.
+-- name: create_gate
+-- A gate, which is inserted without a rule if it does not exist. Locks it until the commit.
 INSERT INTO errandry.gates (kind, name, grp) VALUES (%s, %s, %s)
     ON CONFLICT (kind, name, grp) DO UPDATE SET tat = gates.tat
 RETURNING *;
 
 -- name: lock_gates
-SELECT held.*
+-- Gates by their keys. Locks them in the order of their keys until the commit.
+SELECT locked.*
   FROM (SELECT * FROM unnest(%s::text[], %s::text[], %s::text[]) AS wanted (kind, name, grp)
          ORDER BY kind, name, grp) AS wanted
  CROSS JOIN LATERAL (SELECT * FROM errandry.gates
                       WHERE gates.kind = wanted.kind AND gates.name = wanted.name AND gates.grp = wanted.grp
-                        FOR NO KEY UPDATE) AS held;
+                        FOR NO KEY UPDATE) AS locked;
 
--- name: lock_groups
--- The last column says whether nobody else counts it just now.
-SELECT (coalesce(mine.gate, seen.gate)).*, mine.gate IS DISTINCT FROM NULL
+-- name: group_gates
+-- The gates of groups. Locks each gate that no other transaction has locked; the last column says whether it did.
+SELECT (coalesce(locked.gate, seen.gate)).*, locked.gate IS DISTINCT FROM NULL
   FROM unnest(%(queues)s::text[], %(groups)s::text[]) AS wanted (name, grp)
  CROSS JOIN LATERAL (SELECT gates AS gate FROM errandry.gates
                       WHERE kind = 'group' AND gates.name = wanted.name AND gates.grp = wanted.grp OFFSET 0) AS seen
   LEFT JOIN LATERAL (SELECT gates AS gate FROM errandry.gates
                       WHERE kind = 'group' AND gates.name = wanted.name AND gates.grp = wanted.grp
-                        FOR NO KEY UPDATE SKIP LOCKED) AS mine ON true;
+                        FOR NO KEY UPDATE SKIP LOCKED) AS locked ON true;
 
--- name: shut
+-- name: close_gates
+-- Close gates until a time, never earlier than they were to open; 0 opens them. Locks them.
 INSERT INTO errandry.gates (kind, name, grp, closed_until)
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[]) AS new (kind, name, grp, at) ORDER BY 1, 2, 3
     ON CONFLICT (kind, name, grp) DO UPDATE
    SET closed_until = CASE excluded.closed_until WHEN 0 THEN 0 ELSE greatest(gates.closed_until, excluded.closed_until) END;
 
--- name: spend
+-- name: put_rate_state
+-- Write the rate state (`tat`) of gates. Locks them.
 INSERT INTO errandry.gates (kind, name, grp, tat)
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[]) AS new (kind, name, grp, tat) ORDER BY 1, 2, 3
     ON CONFLICT (kind, name, grp) DO UPDATE SET tat = excluded.tat;
 
 -- name: put_gates
+-- Write gates. Locks them.
 INSERT INTO errandry.gates
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[], %s::text[], %s::text[], %s::float8[], %s::text[],
                      %s::float8[], %s::float8[])
@@ -1015,86 +1120,102 @@ SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[], %s::text[
        ruled_at = excluded.ruled_at, ruled_by = excluded.ruled_by, tat = excluded.tat,
        closed_until = excluded.closed_until;
 
--- name: drop_gate
+-- name: drop_gates
+-- Delete gates by their keys.
 DELETE FROM errandry.gates
  WHERE ctid = ANY (ARRAY (
-       SELECT spot.ctid
-         FROM unnest(%s::text[], %s::text[], %s::text[]) AS gone (kind, name, grp)
+       SELECT target.ctid
+         FROM unnest(%s::text[], %s::text[], %s::text[]) AS given (kind, name, grp)
         CROSS JOIN LATERAL (SELECT ctid FROM errandry.gates
-                             WHERE gates.kind = gone.kind AND gates.name = gone.name AND gates.grp = gone.grp
-                            OFFSET 0) AS spot));
+                             WHERE gates.kind = given.kind AND gates.name = given.name AND gates.grp = given.grp
+                            OFFSET 0) AS target));
 
 -- name: gate
+-- A gate by its key. Locks nothing.
 SELECT * FROM errandry.gates WHERE kind = %s AND name = %s AND grp = %s;
 
--- name: crowds
--- Groups with waiting jobs, and how many; of each lane no more are counted than the bound.
+-- name: group_sizes
+-- Groups with waiting jobs and their sizes. Counts at most `bound` jobs of each lane. Locks nothing.
 SELECT queue, grp, sum(counted.waiting)::bigint
   FROM errandry.lanes,
        LATERAL (SELECT count(*) AS waiting
                   FROM (SELECT 1 FROM errandry.live
-                         WHERE live.lane = lanes.lane AND state = 'waiting' LIMIT %(bound)s) AS one) AS counted
+                         WHERE live.lane = lanes.lane AND state = 'waiting' LIMIT %(bound)s) AS job) AS counted
  WHERE ready AND grp <> '' AND (%(queue)s::text IS NULL OR queue = %(queue)s) AND counted.waiting > 0
  GROUP BY queue, grp ORDER BY queue, grp LIMIT %(limit)s;
 
--- name: holding
--- Only as many rows are read as workers have jobs.
+-- name: held_counts
+-- The number of jobs that workers hold, by queue, task and group. Reads only rows of held jobs.
 SELECT queue, task, grp, count(*) FROM errandry.live WHERE state IN ('claimed', 'running') GROUP BY queue, task, grp;
 
 -- name: gates
+-- All gates of some kinds. Locks nothing.
 SELECT * FROM errandry.gates WHERE kind = ANY (%s::text[]) ORDER BY name, grp;
 
--- name: drop_gates
--- Those that say nothing any more.
+-- name: drop_empty_gates
+-- Delete gates without a pause, a rule, a used rate and a closing time. Skips gates that another transaction has
+-- locked.
 DELETE FROM errandry.gates
  WHERE ctid = ANY (ARRAY (SELECT ctid FROM errandry.gates
                            WHERE paused_at IS NULL AND rule IS NULL
                              AND tat <= %s AND closed_until <= %s LIMIT %s FOR UPDATE SKIP LOCKED));
 
--- name: beat
+-- name: save_beat
+-- Write a worker's beat.
 INSERT INTO errandry.workers (worker, seen_at, beat) VALUES (%s, %s, %s)
     ON CONFLICT (worker) DO UPDATE SET seen_at = excluded.seen_at, beat = excluded.beat;
 
--- name: forget_worker
+-- name: delete_worker
+-- Delete a worker that has stopped.
 DELETE FROM errandry.workers WHERE worker = %s;
 
 -- name: workers
+-- All workers with their last beats.
 SELECT beat, seen_at FROM errandry.workers ORDER BY worker;
 
--- name: append
+-- name: append_events
+-- Add a row to the event log as the last statement of a pass; see the function `append_events`. Returns the id of
+-- this transaction.
 SELECT pg_current_xact_id()::xid
-  FROM errandry.append(coalesce(%s::float8, extract(epoch FROM now())::float8), %s::bigint, %s::text, %s::text, %s::text, %s::text);
+  FROM errandry.append_events(coalesce(%s::float8, extract(epoch FROM now())::float8), %s::bigint, %s::text, %s::text, %s::text, %s::text);
 
--- name: events
+-- name: read_events
+-- The rows of the event log from a number on.
 SELECT n, at, entries FROM errandry.events WHERE n >= %s ORDER BY n LIMIT %s;
 
--- name: log_span
+-- name: event_log_span
+-- The number of the oldest row in the event log, and of the last row that was ever added.
 SELECT (SELECT n FROM errandry.events ORDER BY n LIMIT 1),
        coalesce((SELECT n FROM errandry.events ORDER BY n DESC LIMIT 1), dropped)
   FROM errandry.store;
 
 -- name: totals
--- With the event rows that are not in them yet, and those without a number, in one look: between two, upkeep might add up.
+-- Counters by queue; then, in other columns, the event rows that are not folded in yet, and those of the inbox, which
+-- have no number. One statement, so that upkeep cannot fold rows in between two reads.
 SELECT queue, name, sum(value)::bigint, NULL::bigint AS n, NULL::float8 AS at, NULL::text AS deltas
   FROM errandry.totals GROUP BY queue, name
  UNION ALL
 SELECT NULL, NULL, NULL, n, at, deltas FROM errandry.events WHERE n > (SELECT folded FROM errandry.store)
  UNION ALL
-SELECT NULL, NULL, NULL, 0, at, deltas FROM errandry.bound;
+SELECT NULL, NULL, NULL, 0, at, deltas FROM errandry.bind_inbox;
 
--- name: unnumbered
-SELECT at, deltas FROM errandry.bound;
+-- name: bind_inbox_deltas
+-- The counter changes of inserts that have no row in the event log yet.
+SELECT at, deltas FROM errandry.bind_inbox;
 
--- name: unfolded
+-- name: unfolded_deltas
+-- The counter changes of event rows that are not folded into `totals` and `stats` yet.
 SELECT n, at, deltas FROM errandry.events WHERE n > (SELECT folded FROM errandry.store) ORDER BY n LIMIT %s;
 
--- name: fold
+-- name: fold_totals
+-- Add changes to counters. Locks the rows in the order of their keys.
 INSERT INTO errandry.totals (queue, task, name, value)
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[]) AS new (queue, task, name, value)
  ORDER BY queue, task, name
     ON CONFLICT (queue, task, name) DO UPDATE SET value = totals.value + excluded.value;
 
 -- name: fold_stats
+-- Add changes to figures. Locks the rows in the order of their keys.
 INSERT INTO errandry.stats (span, at, queue, task, name, value)
 SELECT * FROM unnest(%s::integer[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[])
            AS new (span, at, queue, task, name, value)
@@ -1102,13 +1223,16 @@ SELECT * FROM unnest(%s::integer[], %s::bigint[], %s::text[], %s::text[], %s::te
     ON CONFLICT (span, at, queue, task, name) DO UPDATE SET value = stats.value + excluded.value;
 
 -- name: stats
+-- The figures that overlap a time span.
 SELECT span, at, queue, task, name, value FROM errandry.stats
  WHERE span IN (60, 3600, 86400) AND at > %s::double precision - span AND at < %s::double precision;
 
 -- name: oldest_stats
+-- The time of the oldest figures of a span.
 SELECT (SELECT at FROM errandry.stats WHERE span = %s ORDER BY at LIMIT 1);
 
 -- name: roll_stats
+-- Add figures of one span to those of the next longer one: minutes to hours, hours to days.
 INSERT INTO errandry.stats (span, at, queue, task, name, value)
 SELECT %s::integer, at / %s::bigint * %s::bigint AS hour, queue, task, name, sum(value)::bigint FROM errandry.stats
  WHERE span = %s AND at >= %s AND at < %s GROUP BY hour, queue, task, name
@@ -1116,13 +1240,15 @@ SELECT %s::integer, at / %s::bigint * %s::bigint AS hour, queue, task, name, sum
     ON CONFLICT (span, at, queue, task, name) DO UPDATE SET value = stats.value + excluded.value;
 
 -- name: drop_stats
+-- Delete old figures of a span.
 DELETE FROM errandry.stats WHERE span = %s AND at < %s;
 
--- name: folded
+-- name: save_folded
+-- Note the last event row whose changes are folded in.
 UPDATE errandry.store SET folded = %s;
 
 -- name: ready_since
--- For each queue with waiting jobs: since when the job next in one of its lines could have run.
+-- For each queue with waiting jobs: the earliest time since which the first job of one of its lanes could have run.
 SELECT queue, min(since)
   FROM errandry.lanes
  CROSS JOIN LATERAL (SELECT greatest(created_at, coalesce(run_at, 0)) AS since FROM errandry.live
@@ -1131,34 +1257,40 @@ SELECT queue, min(since)
  WHERE ready
  GROUP BY queue;
 
--- name: may_trim
--- One at a time is enough.
+-- name: lock_trim
+-- Try to take the advisory lock of trimming, until the commit. One pass at a time trims.
 SELECT pg_try_advisory_xact_lock(hashtextextended('trim', 'errandry.store'::regclass::oid::bigint));
 
--- name: held_events
+-- name: event_count
+-- The number of events in the log.
 SELECT coalesce((SELECT total FROM errandry.events ORDER BY n DESC LIMIT 1)
                 - (SELECT total - count FROM errandry.events ORDER BY n LIMIT 1), 0);
 
 -- name: old_events
--- Those whose deltas are in the totals.
+-- The oldest rows of the event log that are folded in.
 SELECT n, count, total, at FROM errandry.events
  WHERE n <= (SELECT folded FROM errandry.store) ORDER BY n LIMIT %s;
 
 -- name: drop_events
+-- Delete the event rows up to a number.
 DELETE FROM errandry.events WHERE n <= %s;
 
--- name: dropped
+-- name: save_dropped
+-- Note the last event row that was deleted, the number of events up to it, and its time.
 UPDATE errandry.store SET dropped = %s, total = %s, at = greatest(at, %s);
 
--- name: drop_workers
+-- name: drop_old_workers
+-- Delete workers that have sent no beat for long, and return them.
 DELETE FROM errandry.workers WHERE seen_at <= %s RETURNING worker;
 
--- name: drop_claims
+-- name: drop_old_claims
+-- Delete saved claims that are too old to be repeated.
 DELETE FROM errandry.claims WHERE claimed_at <= %s;
 
 -- name: idle_lanes
--- Lanes that seem to have no waiting jobs, as far as nobody holds them, and whether they have the mark. Now nobody can put a
--- job there. A waiting one is looked for from the end: at its head are those that have just been claimed.
+-- Lanes that seem to have no waiting jobs, and whether each is marked. Locks them, so that no transaction puts a job
+-- there, and skips those that another transaction has locked. Each lane is read from its end: at its head are the
+-- dead index entries of the jobs claimed last.
 SELECT lane, ready FROM errandry.lanes
  WHERE (ready OR used_at <= %s)
    AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting'
@@ -1166,49 +1298,60 @@ SELECT lane, ready FROM errandry.lanes
  ORDER BY lane LIMIT %s
    FOR UPDATE SKIP LOCKED;
 
--- name: rest_lanes
+-- name: unmark_lanes
+-- Remove the mark of lanes that still have no waiting jobs, now that they are locked.
 UPDATE errandry.lanes SET ready = false
  WHERE lane = ANY (%s::bigint[])
    AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0);
 
 -- name: drop_lanes
--- They come back with the next job.
+-- Delete idle lanes: the next job of the lane inserts it again. A lane whose turn is ahead of the round stays, so
+-- that its group does not get an extra turn.
 DELETE FROM errandry.lanes
  WHERE lane = ANY (%s::bigint[]) AND NOT ready AND used_at <= %s
    AND turn <= coalesce((SELECT rounds.turn FROM errandry.rounds WHERE rounds.queue = lanes.queue), turn)
    AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0);
 
 -- name: steps
+-- The steps of a job in the order they began.
 SELECT job, n, kind, name, result, at, until FROM errandry.steps WHERE job = %s ORDER BY n;
 
 -- name: step
+-- A step by its kind and name.
 SELECT job, n, kind, name, result, at, until FROM errandry.steps WHERE job = %s AND kind = %s AND name = %s;
 
 -- name: put_step
+-- Add a step, or write its result. The pass has locked the job.
 INSERT INTO errandry.steps (job, n, kind, name, result, at, until) VALUES (%s, %s, %s, %s, %s, %s, %s)
     ON CONFLICT (job, kind, name) DO UPDATE SET result = excluded.result, at = excluded.at;
 
 -- name: drop_steps
+-- Delete the steps of jobs.
 DELETE FROM errandry.steps WHERE job = ANY (%s::text[]);
 
 -- name: schedules
+-- Schedules by name. Locks nothing.
 SELECT record FROM errandry.schedules WHERE name = ANY (%s::text[]) ORDER BY name;
 
 -- name: lock_schedule
+-- A schedule by name. Locks it until the commit.
 SELECT record FROM errandry.schedules WHERE name = ANY (%s::text[]) FOR NO KEY UPDATE;
 
--- name: timetable
+-- name: schedules_after
+-- Schedules after a name, by name.
 SELECT record FROM errandry.schedules WHERE name > %s ORDER BY name LIMIT %s;
 
--- name: ticking
--- What another pass decides about just now is left to it.
+-- name: due_schedules
+-- Schedules with a tick that is due. Locks them, and skips those that another transaction has locked.
 SELECT record FROM errandry.schedules WHERE due_at IS NOT NULL AND due_at >= %s::float8 AND due_at <= %s
  ORDER BY due_at, name LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: put_schedules
+-- Write schedules. Locks them.
 INSERT INTO errandry.schedules
 SELECT * FROM unnest(%s::text[], %s::float8[], %s::text[]) AS new (name, due_at, record) ORDER BY name
     ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at, record = excluded.record;
 
 -- name: drop_schedule
+-- Delete a schedule.
 DELETE FROM errandry.schedules WHERE name = %s;

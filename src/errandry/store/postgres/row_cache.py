@@ -1,8 +1,8 @@
-"""What this process has last written of the jobs workers hold, so that it need not be read again.
+"""A cache of the jobs that workers hold, as this process last wrote them: it need not read them again.
 
-A version of a row has the number of the transaction that wrote it (`xmin`); locks do not change that. So a
-row with the number and the time of what was written here is still what was written. The time is for a
-server that has lost its last commits, or went round all numbers: it gives the same ones away again.
+Every row version has the id of the transaction that wrote it (`xmin`), which locks do not change. So an entry
+is valid if the row still has the transaction id and the `updated_at` that this process wrote. `updated_at` is
+compared because a server reuses transaction ids after it lost its last commits, or when they wrap around.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,19 +22,19 @@ from errandry.core.command import (
 from errandry.core.job import JobRecord
 from errandry.store.tables import rows
 
-BYTES = 32 * 1024 * 1024
-"""So much is kept, about; the oldest goes first."""
-HEAVY = BYTES // 16
-"""A job that takes so much is not kept: many others would have to go."""
-EACH = 1_000
-"""What a job takes without its texts, about."""
+BYTES_MAX = 32 * 1024 * 1024
+"""Maximum size of the cache in bytes, approximately. The oldest entries are dropped first."""
+JOB_BYTES_MAX = BYTES_MAX // 16
+"""Maximum size of a cached job in bytes. A larger one would displace many others."""
+JOB_OVERHEAD_BYTES = 1_000
+"""Approximate size of a job in bytes, without its texts."""
 
 Stamp = tuple[str, bytes, float]
-"""The id of a job, the number of the transaction that wrote its row, as it is sent, and `updated_at`."""
+"""The id of a job, the id of the transaction that wrote its row (as bytes), and `updated_at`."""
 
 
 class RowCache:
-    """Shared by the threads of a store. Whoever finds nothing, or what is no longer so, reads the row."""
+    """Shared by the threads of a store. A pass reads the rows that are missing or that have changed."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[Stamp, JobRecord, int]] = {}
@@ -44,19 +44,19 @@ class RowCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def unknown(self, ids: Iterable[str]) -> list[str]:
-        """Those of which nothing is known."""
+    def missing(self, ids: Iterable[str]) -> list[str]:
+        """The ids that are not in the cache."""
         entries = self._entries
-        return [one for one in ids if one not in entries]
+        return [job_id for job_id in ids if job_id not in entries]
 
-    def are_alone(self, commands: Sequence[Command], ids: Iterable[str]) -> bool:
-        """Whether nothing has to be had for these but the jobs they name: no parent, no child, no gate."""
+    def are_self_contained(self, commands: Sequence[Command], ids: Iterable[str]) -> bool:
+        """Whether the commands need no locks beyond the jobs they name: no parent, no child, no gate."""
         return _are_plain(commands) and not any(
             entry is None or entry[1].parents or entry[1].children for entry in map(self._entries.get, ids)
         )
 
-    def still(self, stamps: Iterable[Stamp]) -> dict[str, JobRecord]:
-        """The jobs whose rows have the stamp that is known."""
+    def unchanged(self, stamps: Iterable[Stamp]) -> dict[str, JobRecord]:
+        """The cached jobs whose rows still have the stamp of their entry."""
         get = self._entries.get
         # guard: foreign_versions
         return {
@@ -65,29 +65,29 @@ class RowCache:
             if (entry := get(stamp[0])) is not None and entry[0] == stamp
         }
 
-    def learn(self, number: bytes, written: Mapping[str, JobRecord | None]) -> None:
-        """The transaction `number` has left these jobs so, and is durable; None: no worker holds it now."""
+    def save(self, number: bytes, written: Mapping[str, JobRecord | None]) -> None:
+        """Save jobs as the committed transaction `number` wrote them; None: no worker holds the job now."""
         with self._lock:
-            for one, job in written.items():
-                self._drop(one)
-                if job is not None and (size := size_of(job)) < HEAVY:
-                    self._entries[one] = (one, number, job.updated_at), job, size
+            for job_id, job in written.items():
+                self._discard_one(job_id)
+                if job is not None and (size := size_of(job)) < JOB_BYTES_MAX:
+                    self._entries[job_id] = (job_id, number, job.updated_at), job, size
                     self.size += size
-            while self.size > BYTES:
-                self._drop(next(iter(self._entries)))
+            while self.size > BYTES_MAX:
+                self._discard_one(next(iter(self._entries)))
 
-    def forget(self, ids: Iterable[str]) -> None:
+    def discard(self, ids: Iterable[str]) -> None:
         with self._lock:
-            for one in ids:
-                self._drop(one)
+            for job_id in ids:
+                self._discard_one(job_id)
 
-    def _drop(self, one: str) -> None:
-        if (entry := self._entries.pop(one, None)) is not None:
+    def _discard_one(self, job_id: str) -> None:
+        if (entry := self._entries.pop(job_id, None)) is not None:
             self.size -= entry[2]
 
 
 def _are_plain(commands: Sequence[Command]) -> bool:
-    """Whether they are about jobs that workers hold, and leave them as they are, waiting, or ended."""
+    """Whether the commands start, renew, note or settle held jobs, and touch no gate."""
     outcomes = [command.outcome for command in commands if type(command) is Settle]
     return (
         {type(command) for command in commands} <= {Start, Renew, Note, Settle}
@@ -97,8 +97,8 @@ def _are_plain(commands: Sequence[Command]) -> bool:
 
 
 def size_of(job: JobRecord) -> int:
-    """How many bytes a job takes, about."""
-    size = EACH + getsizeof(job.payload)
+    """Approximate size of a job in bytes."""
+    size = JOB_OVERHEAD_BYTES + getsizeof(job.payload)
     if job.metadata is not None:
         size += getsizeof(job.metadata)
     if job.errors or job.logs:

@@ -1,4 +1,4 @@
-"""The schedules of a PostgreSQL store: held by whoever decides about their ticks. No rules."""
+"""The schedules of a PostgreSQL store. A pass locks those about whose ticks it decides. No rules."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,35 +6,35 @@ from typing import Any
 from errandry.core.schedule import ScheduleRecord
 from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.lanes import PostgresLanes
-from errandry.store.postgres.scan_position import ALWAYS
+from errandry.store.postgres.scan_position import NEVER_BEFORE
 from errandry.store.tables import rows
 
 
 class PostgresSchedules(PostgresLanes):
-    """Part of what `store.tables.Tables` asks for."""
+    """Part of the `Tables` protocol (store/tables/protocol.py)."""
 
     def lock_schedule(self, name: str) -> ScheduleRecord | None:
-        found = self._schedules("lock_schedule" if self._writes else "schedules", (array([name]),))
-        return found[0] if found else None
+        schedules = self._schedule_records("lock_schedule" if self._writes else "schedules", (array([name]),))
+        return schedules[0] if schedules else None
 
     def schedules(self, names: Sequence[str]) -> list[ScheduleRecord]:
-        return self._schedules("schedules", (array(names),))
+        return self._schedule_records("schedules", (array(names),))
 
     def schedules_after(self, after: str, limit: int) -> list[ScheduleRecord]:
-        return self._schedules("timetable", (after, limit))
+        return self._schedule_records("schedules_after", (after, limit))
 
     def due_schedules(self, now: float, limit: int) -> list[ScheduleRecord]:
-        return self._schedules("ticking", (ALWAYS, now, limit))
+        return self._schedule_records("due_schedules", (NEVER_BEFORE, now, limit))
 
     def put_schedules(self, schedules: Sequence[ScheduleRecord]) -> None:
-        self._run("put_schedules", columns(map(rows.from_schedule, schedules)))
-        self._forget_marks()
+        self._send("put_schedules", columns(map(rows.from_schedule, schedules)))
+        self._discard_due_times()
         self.is_dirty = True
 
     def drop_schedule(self, name: str) -> None:
-        self._run("drop_schedule", (name,))
-        self._forget_marks()
+        self._send("drop_schedule", (name,))
+        self._discard_due_times()
         self.is_dirty = True
 
-    def _schedules(self, name: str, bindings: Any) -> list[ScheduleRecord]:
-        return [rows.to_schedule(record) for (record,) in self._all(name, bindings)]
+    def _schedule_records(self, name: str, bindings: Any) -> list[ScheduleRecord]:
+        return [rows.to_schedule(record) for (record,) in self._rows(name, bindings)]

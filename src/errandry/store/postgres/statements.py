@@ -1,6 +1,7 @@
-"""What the tables are made of: statements run by name, and questions asked before their answers are needed.
+"""Runs statements by name, and sends queries ahead of time.
 
-In a pass nothing is waited for but answers. What is known to be asked is asked at once, in one round trip.
+A round trip is the main cost of a pass. So the statements that a pass is known to need are sent together, in
+one round trip, and their results are kept until the executor asks for them.
 """
 
 from collections.abc import Hashable, Mapping
@@ -12,42 +13,42 @@ from errandry.store.tables import rows
 
 
 class StatementRunner:
-    """Runs statements over a wire."""
+    """Runs statements over a pipeline."""
 
-    def __init__(self, wire: Pipeline) -> None:
-        self._wire = wire
-        self._asked: dict[tuple[str, Hashable], PendingResult] = {}
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._prefetched: dict[tuple[str, Hashable], PendingResult] = {}
         self.is_dirty = False
 
-    def _ask(self, name: str, params: StatementParams = ()) -> None:
-        """Put a question that `_all` will put again; if it does not, that has only cost some time."""
+    def _prefetch(self, name: str, params: StatementParams = ()) -> None:
+        """Send a query whose rows `_rows` will ask for. If it does not, only time is lost."""
         key = _key(name, params)
-        if key not in self._asked:
-            self._asked[key] = self._wire.send(name, params)
+        if key not in self._prefetched:
+            self._prefetched[key] = self._pipeline.send(name, params)
 
-    def _is_asked(self, name: str, params: StatementParams = ()) -> bool:
-        return _key(name, params) in self._asked
+    def _was_prefetched(self, name: str, params: StatementParams = ()) -> bool:
+        return _key(name, params) in self._prefetched
 
-    def _unask(self, *names: str) -> None:
-        """The answers to these questions are no longer right."""
-        self._asked = {key: reply for key, reply in self._asked.items() if key[0] not in names}
+    def _discard(self, *names: str) -> None:
+        """Forget the prefetched results of these statements, because a write has made them stale."""
+        self._prefetched = {key: reply for key, reply in self._prefetched.items() if key[0] not in names}
 
-    def _all(self, name: str, params: StatementParams = ()) -> list[Any]:
-        asked = self._asked.pop(_key(name, params), None) if self._asked else None
-        return self._wire.fetch(asked or self._wire.send(name, params))
+    def _rows(self, name: str, params: StatementParams = ()) -> list[Any]:
+        reply = self._prefetched.pop(_key(name, params), None) if self._prefetched else None
+        return self._pipeline.fetch(reply or self._pipeline.send(name, params))
 
-    def _planned_anew(self, name: str, params: StatementParams) -> list[Any]:
-        """The same of a statement whose plan depends on what it is given."""
-        self._run("plan_mode", ("force_custom_plan",))
-        found = self._all(name, params)
-        self._run("plan_mode", ("force_generic_plan",))
-        return found
+    def _rows_with_custom_plan(self, name: str, params: StatementParams) -> list[Any]:
+        """The rows of a statement that is planned for its parameters."""
+        self._send("set_plan_mode", ("force_custom_plan",))
+        rows_ = self._rows(name, params)
+        self._send("set_plan_mode", ("force_generic_plan",))
+        return rows_
 
     def _jobs(self, name: str, params: StatementParams) -> list[JobRecord]:
-        return [rows.to_job(row) for row in self._all(name, params)]
+        return [rows.to_job(row) for row in self._rows(name, params)]
 
-    def _run(self, name: str, params: StatementParams = ()) -> None:
-        self._wire.send(name, params)
+    def _send(self, name: str, params: StatementParams = ()) -> None:
+        self._pipeline.send(name, params)
 
 
 def _key(name: str, params: StatementParams) -> tuple[str, Hashable]:

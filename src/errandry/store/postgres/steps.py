@@ -1,4 +1,4 @@
-"""The steps of jobs in PostgreSQL: whoever writes one has its job locked. No rules."""
+"""The steps of jobs in PostgreSQL: a pass that writes one has locked its job. No rules."""
 
 from collections.abc import Sequence
 
@@ -9,19 +9,19 @@ from errandry.store.tables import rows
 
 
 class PostgresSteps(PostgresSchedules):
-    """Part of what `store.tables.Tables` asks for."""
+    """Part of the `Tables` protocol (store/tables/protocol.py)."""
 
     def steps(self, job: str) -> list[Step]:
-        return [rows.to_step(row) for row in self._all("steps", (job,))]
+        return [rows.to_step(row) for row in self._rows("steps", (job,))]
 
     def step(self, job: str, kind: StepKind, name: str) -> Step | None:
-        found = self._all("step", (job, kind.value, name))
-        return rows.to_step(found[0]) if found else None
+        step_rows = self._rows("step", (job, kind.value, name))
+        return rows.to_step(step_rows[0]) if step_rows else None
 
     def put_step(self, step: Step) -> None:
-        self._run("put_step", rows.from_step(step))
+        self._send("put_step", rows.from_step(step))
         self.is_dirty = True
 
     def drop_steps(self, jobs: Sequence[str]) -> None:
-        self._run("drop_steps", (array(jobs),))
+        self._send("drop_steps", (array(jobs),))
         self.is_dirty = True

@@ -1,7 +1,7 @@
-"""The tracks passes run on beside each other: each a connection and a thread.
+"""Tracks: connections with a thread each, on which passes run in parallel.
 
-What workers write about their claims has a track of its own: no heap of inserts and no lock of a stranger's
-transaction keeps a lease from being renewed or an outcome from being written.
+Commands of workers about the jobs they hold have a track of their own. So a backlog of inserts, or a lock of
+another transaction, delays no renewal of a lease and no outcome.
 """
 
 import asyncio
@@ -35,98 +35,100 @@ P = ParamSpec("P")
 T = TypeVar("T")
 TrackCall = tuple[Callable[[], Any], asyncio.Future[Any]]
 
-HELD, USUAL, BULK = range(3)
-TIMEOUTS = ("300ms", "1s", "1s")
-"""How long a pass of each track waits for a lock; then its commands go one by one, and one is refused."""
-LIMITS = (9.0, 15.0, 120.0)
-"""A server that is silent for so many seconds is no longer there, whatever the connection says."""
-LARGE = 1_000
-"""A command about so many jobs is bulk."""
+WORKER_TRACK, USUAL_TRACK, BULK_TRACK = range(3)
+LOCK_TIMEOUTS = ("300ms", "1s", "1s")
+"""Lock timeout of each track. After it, the commands of a pass are written one by one."""
+REPLY_TIMEOUTS = (9.0, 15.0, 120.0)
+"""Seconds without a reply on each track after which the server is considered lost."""
+BULK_SIZE = 1_000
+"""Number of jobs from which a command goes to the bulk track."""
 
-_HELD = frozenset((Start, Renew, Note, PutStep, Settle, Beat))
+_WORKER_COMMANDS = frozenset((Start, Renew, Note, PutStep, Settle, Beat))
 
 
 def track_of(command: Command) -> int:
     kind = type(command)
     if isinstance(command, Insert):
-        return BULK if len(command.jobs) >= LARGE or wants_key(command) else USUAL
-    if kind in _HELD and len(inserted_jobs(command)) < LARGE:
-        return HELD
+        return BULK_TRACK if len(command.jobs) >= BULK_SIZE or has_unique_key(command) else USUAL_TRACK
+    if kind in _WORKER_COMMANDS and len(inserted_jobs(command)) < BULK_SIZE:
+        return WORKER_TRACK
     if kind is Upkeep or (isinstance(command, JobSelection) and not command.ids):
-        return BULK
+        return BULK_TRACK
     return (
-        BULK if isinstance(command, JobSelection | Settle) and len(touched_ids(command)) >= LARGE else USUAL
+        BULK_TRACK
+        if isinstance(command, JobSelection | Settle) and len(touched_ids(command)) >= BULK_SIZE
+        else USUAL_TRACK
     )
 
 
-def wants_key(command: Insert) -> bool:
-    """Whether it may have to wait for who knows whose decision on a unique key."""
+def has_unique_key(command: Insert) -> bool:
+    """Whether a job has a unique key: the insert may have to wait for another transaction that takes it."""
     return any(job.unique is not None for job in command.jobs)
 
 
 class Track:
-    """A connection that only its own thread uses."""
+    """A connection, and the only thread that uses it."""
 
     def __init__(self, address: Address, name: str, writes: bool = True) -> None:
-        self.link = PostgresConnection(address, writes)
-        self.is_busy = self._is_over = False
+        self.connection = PostgresConnection(address, writes)
+        self.is_busy = self._is_closed = False
         self._name = f"errandry-{name}"
         self._calls: SimpleQueue[TrackCall | None] = SimpleQueue()
         self._thread: Thread | None = None
-        self._ended: Future[None] = Future()
+        self._closed: Future[None] = Future()
 
     async def run(self, limit: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `function` returns, called on the thread. A server silent for `limit` seconds is given up."""
-        if self._is_over:
-            raise StoreClosed(self._name, "the store was closed: this was not sent")
+        """Call `function` on the thread and return its result. Abort the connection after `limit` seconds."""
+        if self._is_closed:
+            raise StoreClosed(self._name, "the store was closed before this was sent")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        alarm: asyncio.TimerHandle
+        timer: asyncio.TimerHandle
 
         def give_up() -> None:
-            nonlocal alarm
-            self.link.break_off()
-            alarm = loop.call_later(limit, give_up)  # the next connection may be no better
+            nonlocal timer
+            self.connection.abort()
+            timer = loop.call_later(limit, give_up)  # the next connection may be lost too
 
-        alarm = loop.call_later(limit, give_up)
+        timer = loop.call_later(limit, give_up)
         self.is_busy = True
-        self._begin()
+        self._start_thread()
         self._calls.put((partial(function, *args, **kwargs), answer))
         try:
             return await answer
         finally:
-            alarm.cancel()
+            timer.cancel()
 
-    def end(self) -> Future[None]:
-        """Close the connection after what is under way; nothing comes after."""
-        self._is_over = True
-        self._begin()
+    def close(self) -> Future[None]:
+        """Close the connection after the queued calls, and accept no more."""
+        self._is_closed = True
+        self._start_thread()
         self._calls.put(None)
-        return self._ended
+        return self._closed
 
-    def _begin(self) -> None:
+    def _start_thread(self) -> None:
         if self._thread is None:
-            self._thread = Thread(target=self._work, name=self._name, daemon=True)
+            self._thread = Thread(target=self._run_calls, name=self._name, daemon=True)
             self._thread.start()
 
-    def _work(self) -> None:
+    def _run_calls(self) -> None:
         while (call := self._calls.get()) is not None:
             function, answer = call
-            tell = partial(_tell, answer)
+            set_answer = partial(_set_answer, answer)
             if not answer.cancelled():
                 try:
-                    tell = partial(_tell, answer, function())
+                    set_answer = partial(_set_answer, answer, function())
                 except BaseException as error:
-                    tell = partial(_tell, answer, error=error)
+                    set_answer = partial(_set_answer, answer, error=error)
             self.is_busy = False
             del call, function
-            with suppress(RuntimeError):  # a loop that was closed has nobody waiting
-                answer.get_loop().call_soon_threadsafe(tell)
-        self.link.close()
-        self._ended.set_result(None)
+            with suppress(RuntimeError):  # on a closed loop, no caller waits
+                answer.get_loop().call_soon_threadsafe(set_answer)
+        self.connection.close()
+        self._closed.set_result(None)
 
 
-def _tell(answer: asyncio.Future[Any], result: Any = None, error: BaseException | None = None) -> None:
+def _set_answer(answer: asyncio.Future[Any], result: Any = None, error: BaseException | None = None) -> None:
     if answer.done():
         return
     if error is None:

@@ -1,4 +1,4 @@
-"""Inserting over a connection of the caller's to the same file, in its transaction."""
+"""Insert jobs over the caller's own connection to the file, in the caller's transaction."""
 
 import os
 from typing import cast
@@ -10,20 +10,20 @@ from errandry.core.answer import Inserted
 from errandry.core.command import Insert
 from errandry.errors import InvalidValue
 from errandry.store.contract import StoreLimits
-from errandry.store.engine.reply import returned
+from errandry.store.engine.reply import answer_or_raise
 from errandry.store.execute.apply import apply
-from errandry.store.sqlite.file import explained, is_up_to_date
+from errandry.store.sqlite.file import explain_errors, is_up_to_date
 from errandry.store.sqlite.fork import FORK_GUARD
 from errandry.store.sqlite.tables import SqliteTables
 
 
 class SqliteBinding:
-    """A pass of its own on `connection`, without a begin and without a commit."""
+    """Runs a pass on `connection` that neither begins nor commits a transaction."""
 
     is_async = False
-    is_alone = True  # while the caller has the write lock, nobody else gets anything written
+    is_alone = True  # while the caller has the write lock, no other process can write
 
-    def __init__(self, connection: object, path: str, clock: StoreClock, bounds: StoreLimits) -> None:
+    def __init__(self, connection: object, path: str, clock: StoreClock, limits: StoreLimits) -> None:
         if not isinstance(connection, apsw.Connection):
             why = (
                 "cannot be joined: an SQLite store takes an apsw.Connection, as two copies of SQLite in one "
@@ -31,18 +31,18 @@ class SqliteBinding:
             )
             kind = type(connection)
             raise InvalidValue("connection", f"{kind.__module__}.{kind.__qualname__}", why)
-        self._db, self._path, self._clock, self._bounds = connection, path, clock, bounds
+        self._db, self._path, self._clock, self._limits = connection, path, clock, limits
 
     async def insert(self, command: Insert) -> Inserted:
         return self.insert_sync(command)
 
     def insert_sync(self, command: Insert) -> Inserted:
         self._check()
-        with explained(self._path, self._db), FORK_GUARD, self._db:
+        with explain_errors(self._path, self._db), FORK_GUARD, self._db:
             tables = SqliteTables(self._db)
             now = self._clock.now(tables.begin())
-            answer = returned(apply([command], tables, now, self._bounds)[0])
-            tables.leave(now)
+            answer = answer_or_raise(apply([command], tables, now, self._limits)[0])
+            tables.save_state(now)
         return cast("Inserted", answer)
 
     def _check(self) -> None:

@@ -1,6 +1,7 @@
-"""The SQLite driver: passes as transactions of one file that several processes may share.
+"""The SQLite driver: each pass is a transaction on a file that several processes may share.
 
-The loop `commit` runs on is the writer; reads have a thread and a connection of their own.
+Passes are written on the thread of the event loop that calls `commit`. Reads have their own thread and
+connection.
 """
 
 import asyncio
@@ -22,24 +23,24 @@ from errandry.store.engine.change_counter import ChangeCounter
 from errandry.store.execute.apply import apply
 from errandry.store.health import Finding
 from errandry.store.sqlite.binding import SqliteBinding
-from errandry.store.sqlite.file import LOG_PAGES, TROUBLE, DatabaseFile, Durability, explained
+from errandry.store.sqlite.file import CHECKPOINT_PAGES, FILE_ERRORS, DatabaseFile, Durability, explain_errors
 from errandry.store.sqlite.fork import FORK_GUARD
 from errandry.store.sqlite.gates import SQL
-from errandry.store.sqlite.health import examined
+from errandry.store.sqlite.health import findings
 from errandry.store.sqlite.tables import SqliteTables
 from errandry.store.sqlite.turnstile import Turnstile
 from errandry.store.sqlite.watch import FileWatch
-from errandry.store.table_store import TableStore, failed, reach
+from errandry.store.table_store import TableStore, command_failed, reach_failpoints
 from errandry.store.tables.protocol import Tables
 
 T = TypeVar("T")
 
-LINGER = 0.1
-"""How long the file is watched for nobody."""
+WATCH_LINGER = 0.1
+"""Seconds for which the file is still watched after the last caller has stopped waiting."""
 
 
 class SqliteStore(TableStore):
-    """A store in the file at `path`, made if it is not there.
+    """A store in the file at `path`, which `open` creates if it is missing.
 
     `durability` is what an acknowledged write survives: `power`, a power cut; `process`, a crash of
     the program, while a power cut may take back the last passes (never part of one).
@@ -49,10 +50,10 @@ class SqliteStore(TableStore):
         self,
         path: str | os.PathLike[str],
         clock: Clock | None = None,
-        bounds: StoreLimits | None = None,
+        limits: StoreLimits | None = None,
         durability: Durability | str = Durability.POWER,
     ) -> None:
-        super().__init__(clock, bounds)
+        super().__init__(clock, limits)
         self.path = os.path.abspath(path)
         if durability not in tuple(Durability):
             raise InvalidValue("durability", durability, f"must be {' or '.join(Durability)}")
@@ -64,7 +65,7 @@ class SqliteStore(TableStore):
 
     async def open(self) -> None:
         if self._open is not None and self._open.file.is_forked:
-            self._open, self.bell = None, ChangeCounter()  # who waits on the old one is the parent
+            self._open, self.changes = None, ChangeCounter()  # only the parent waits for the old one
         if self._open is None:
             with FORK_GUARD:
                 self._open = _OpenFile(self.path, self.durability)
@@ -75,48 +76,48 @@ class SqliteStore(TableStore):
             await opened.stop_watching()
             with FORK_GUARD:
                 opened.close()
-            self.bell.increment()
+            self.changes.increment()
 
     def bind(self, connection: object) -> SqliteBinding:
-        return SqliteBinding(connection, self.path, self.clock, self.bounds)
+        return SqliteBinding(connection, self.path, self.clock, self.limits)
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
-        opened = await self._opened()
-        with explained(self.path, opened.file.db), opened.turnstile, FORK_GUARD:
+        opened = await self._opened_file()
+        with explain_errors(self.path, opened.file.db), opened.turnstile, FORK_GUARD:
             try:
-                answers = self._pass(opened, commands)
-            except (StoreError, *TROUBLE):
+                answers = self._run_pass(opened, commands)
+            except (StoreError, *FILE_ERRORS):
                 raise
             except Exception:
-                # One of the commands cannot be written. Which one shows when each goes alone.
-                answers = [self._alone(opened, command) for command in commands]
+                # One of the commands cannot be written. To find it, write each command on its own.
+                answers = [self._commit_alone(opened, command) for command in commands]
                 opened.tables.is_dirty = True
             if is_dirty := opened.tables.is_dirty:
-                opened.turnstile.tell()
-            has_news = opened.has_looked() or is_dirty
-        if has_news:  # or whoever claims in vain would wake itself by it
-            self.bell.increment()
+                opened.turnstile.signal_commit()
+            has_changed = opened.note_pass() or is_dirty
+        if has_changed:  # a claim that finds nothing must not wake its own worker
+            self.changes.increment()
         return answers
 
-    async def wait_for_change(self, pulse: int, timeout: float) -> bool:
-        opened = await self._opened()
-        with opened.watching(self.bell):
-            return await self.bell.wait(pulse, timeout)
+    async def wait_for_change(self, version: int, timeout: float) -> bool:
+        opened = await self._opened_file()
+        with opened.watching(self.changes):
+            return await self.changes.wait(version, timeout)
 
     async def read(self, look: Callable[[Tables, float], T]) -> T:
-        opened = await self._opened()
+        opened = await self._opened_file()
 
         def snapshot() -> T:
-            with explained(self.path), FORK_GUARD, opened.reading() as tables:
+            with explain_errors(self.path), FORK_GUARD, opened.snapshot() as tables:
                 return look(tables, self.clock.now(tables.begin()))
 
         return await asyncio.get_running_loop().run_in_executor(opened.thread, snapshot)
 
     async def cancels(self, worker: str) -> tuple[Ref, ...]:
         check.name("worker", worker)
-        opened = await self._opened()
-        with explained(self.path), FORK_GUARD:  # too small a read for the way to another thread
-            return opened.tables.cancels(worker)
+        opened = await self._opened_file()
+        with explain_errors(self.path), FORK_GUARD:  # too small a read to send it to the reading thread
+            return opened.tables.cancel_requests(worker)
 
     @property
     def writer(self) -> apsw.Connection:
@@ -126,71 +127,71 @@ class SqliteStore(TableStore):
         return self._open.file.db
 
     async def diagnose(self) -> list[Finding]:
-        opened = await self._opened()
-        with explained(self.path, opened.file.db), FORK_GUARD:
-            return list(examined(opened.file.db, opened.file.real, self.durability))
+        opened = await self._opened_file()
+        with explain_errors(self.path, opened.file.db), FORK_GUARD:
+            return list(findings(opened.file.db, opened.file.real, self.durability))
 
-    async def _opened(self) -> "_OpenFile":
+    async def _opened_file(self) -> "_OpenFile":
         if self._open is None:
             raise StoreClosed(self.path, "the store is not open")
         if self._open.file.is_forked:
             await self.open()
         return self._open
 
-    def _pass(self, opened: "_OpenFile", commands: Sequence[Command]) -> list[Answer]:
-        """One transaction: all of it durable, or nothing written."""
+    def _run_pass(self, opened: "_OpenFile", commands: Sequence[Command]) -> list[Answer]:
+        """Apply the commands in one transaction: all of it becomes durable, or nothing is written."""
         opened.file.check()
         db, tables = opened.file.db, opened.tables
         db.execute(SQL["begin"])
         try:
             now = self.clock.now(tables.begin())
-            answers = apply(commands, tables, now, self.bounds)
-            tables.leave(now)
-            reach("before", commands, answers)
+            answers = apply(commands, tables, now, self.limits)
+            tables.save_state(now)
+            reach_failpoints("before", commands, answers)
             db.execute(SQL["commit"])
-            reach("after", commands, answers)
+            reach_failpoints("after", commands, answers)
         except BaseException:
-            tables.forget()
+            tables.drop_cached_jobs()
             if db.in_transaction:
                 db.execute(SQL["rollback"])
             raise
         return answers
 
-    def _alone(self, opened: "_OpenFile", command: Command) -> Answer:
-        """A command in a transaction of its own, after one of its pass could not be written."""
+    def _commit_alone(self, opened: "_OpenFile", command: Command) -> Answer:
+        """Apply a command in its own transaction, after its pass could not be written."""
         try:
-            with explained(self.path, opened.file.db):
-                return self._pass(opened, [command])[0]
+            with explain_errors(self.path, opened.file.db):
+                return self._run_pass(opened, [command])[0]
         except StoreError as error:
             return error
         except Exception as error:
-            return failed(command, error)
+            return command_failed(command, error)
 
 
 class _OpenFile:
-    """Everything that is there only while the store is open."""
+    """The resources of an open store: file, locks, connections, threads."""
 
     def __init__(self, path: str, durability: Durability) -> None:
         self.file = DatabaseFile(path, durability)
-        with explained(path):
+        with explain_errors(path):
             self.turnstile = Turnstile(self.file.real)
         self.tables = SqliteTables(self.file.db)
-        self.watch = FileWatch(self.file.real, self._look)
+        self.watch = FileWatch(self.file.real, self._has_foreign_commit)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="errandry-read")
         self._reader: SqliteTables | None = None
         self._read_db: apsw.Connection | None = None
-        self._seen = self._version()
-        self._waiting = 0
+        self._seen_version = self._data_version()
+        self._waiters = 0
         self._watcher: asyncio.Task[None] | None = None
-        self._leaving: asyncio.TimerHandle | None = None
-        self._copying: Future[None] | None = None
-        self.file.db.set_wal_hook(self._grown)
+        self._stop_timer: asyncio.TimerHandle | None = None
+        self._checkpoint: Future[None] | None = None
+        self.file.db.set_wal_hook(self._after_log_write)
         FORK_GUARD.register(self)
 
     @contextmanager
-    def reading(self) -> Iterator[SqliteTables]:
-        """The tables at one moment. Only on the reading thread."""
-        db = self._connected()
+    def snapshot(self) -> Iterator[SqliteTables]:
+        """The tables in a read transaction. To be called on the reading thread."""
+        db = self._read_connection()
         self._reader = self._reader or SqliteTables(db)
         db.execute("BEGIN")
         try:
@@ -200,52 +201,55 @@ class _OpenFile:
                 db.execute("ROLLBACK")
 
     @contextmanager
-    def watching(self, bell: ChangeCounter) -> Iterator[None]:
-        """As long as anyone waits, and a little longer, one task watches for the writes of others and rings
-        the bell: who was woken mostly waits again at once."""
+    def watching(self, changes: ChangeCounter) -> Iterator[None]:
+        """Watch for commits of other connections while a caller waits, and `WATCH_LINGER` longer.
+
+        One task watches for all callers. It outlives a wait because a woken caller usually waits again at
+        once.
+        """
         loop = asyncio.get_running_loop()
-        self._waiting += 1
-        if self._leaving is not None:
-            self._leaving.cancel()
+        self._waiters += 1
+        if self._stop_timer is not None:
+            self._stop_timer.cancel()
         if self._watcher is None or self._watcher.done():
-            self._watcher = loop.create_task(self._ring(bell))
+            self._watcher = loop.create_task(self._count_foreign_commits(changes))
         watcher = self._watcher
         try:
             yield
         finally:
-            self._waiting -= 1
-            if not self._waiting and self._watcher is watcher:
-                self._leaving = loop.call_later(LINGER, self._leave)
+            self._waiters -= 1
+            if not self._waiters and self._watcher is watcher:
+                self._stop_timer = loop.call_later(WATCH_LINGER, self._stop_watcher)
 
     async def stop_watching(self) -> None:
-        if (watcher := self._leave()) is not None:
+        if (watcher := self._stop_watcher()) is not None:
             await asyncio.gather(watcher, return_exceptions=True)
 
-    def _leave(self) -> asyncio.Task[None] | None:
-        """Have the watcher stop; the next one to wait has another."""
+    def _stop_watcher(self) -> asyncio.Task[None] | None:
+        """Cancel the watching task; the next caller that waits starts another."""
         watcher, self._watcher = self._watcher, None
-        if self._leaving is not None:
-            self._leaving.cancel()
+        if self._stop_timer is not None:
+            self._stop_timer.cancel()
         if watcher is not None:
             watcher.cancel()
         return watcher
 
-    async def _ring(self, bell: ChangeCounter) -> None:
+    async def _count_foreign_commits(self, changes: ChangeCounter) -> None:
         while True:
             await self.watch.wait()
-            bell.increment()
+            changes.increment()
 
-    def has_looked(self) -> bool:
-        """A pass was made, in whose turn nobody else writes: only what comes after it is news.
+    def note_pass(self) -> bool:
+        """Note a pass of this process, before the turnstile is released. It has seen all earlier commits.
 
-        Whether somebody else had written before it.
+        Returns whether another connection committed between the last look and this pass.
         """
-        self.watch.hush()
-        is_news, self._seen = self._seen != self.tables.version, self.tables.version
-        return is_news
+        self.watch.discard_signals()
+        has_changed, self._seen_version = self._seen_version != self.tables.version, self.tables.version
+        return has_changed
 
     def close(self) -> None:
-        FORK_GUARD.keep(self)
+        FORK_GUARD.unregister(self)
         self.watch.close()
         self.thread.shutdown()
         if self._read_db is not None:
@@ -253,52 +257,55 @@ class _OpenFile:
         self.file.db.close()
         self.turnstile.close()
 
-    def inherited(self) -> None:
+    def release_in_child(self) -> None:
         self.watch.close()
-        self.turnstile.close()  # or the parent's turn would last as long as this process
+        self.turnstile.close()  # else the child would hold the parent's turn until it ends
         for db in (self._read_db, self.file.db):
             if db is not None:
-                FORK_GUARD.drop(db)
+                FORK_GUARD.close_inherited(db)
 
-    def _grown(self, db: apsw.Connection, _name: str, pages: int) -> int:
-        """The write-ahead log has so many pages after a commit: copy a long one back.
+    def _after_log_write(self, db: apsw.Connection, _name: str, pages: int) -> int:
+        """Checkpoint the write-ahead log when it has grown too long. SQLite calls this after each commit.
 
-        Passes go on while the reading thread does it. They cannot begin the log anew before all of it is
-        copied, so what they have added meanwhile, which is little, is copied between two of them.
+        Passes go on while the reading thread copies the log. SQLite restarts the log only when all of it is
+        copied, so the few pages that passes have added meanwhile are then copied on the writing connection.
         """
-        if pages >= LOG_PAGES:
-            if self._copying is None:
-                with suppress(RuntimeError):  # the program ends: who opens the file next will see to it
-                    self._copying = self.thread.submit(self._copy)
-            elif self._copying.done():
-                self._copying = None
-                _copy_log(db)
+        if pages >= CHECKPOINT_PAGES:
+            if self._checkpoint is None:
+                with suppress(RuntimeError):  # the program ends: the next process that opens the file does it
+                    self._checkpoint = self.thread.submit(self._checkpoint_on_read_thread)
+            elif self._checkpoint.done():
+                self._checkpoint = None
+                _checkpoint_log(db)
         return apsw.SQLITE_OK
 
-    def _copy(self) -> None:
+    def _checkpoint_on_read_thread(self) -> None:
         with suppress(StoreError), FORK_GUARD:
-            _copy_log(self._connected())
+            _checkpoint_log(self._read_connection())
 
-    def _connected(self) -> apsw.Connection:
-        """The connection of the reading thread, on which alone this is called."""
+    def _read_connection(self) -> apsw.Connection:
+        """The connection for reads. To be called on the reading thread."""
         self.file.check()
         if self._read_db is None:
             self._read_db = self.file.reader()
         return self._read_db
 
-    def _look(self) -> bool:
+    def _has_foreign_commit(self) -> bool:
         """Whether another connection has committed since the last look."""
         with FORK_GUARD:
-            version = self._version()
-        is_news, self._seen = version != self._seen, version
-        return is_news
+            version = self._data_version()
+        has_changed, self._seen_version = version != self._seen_version, version
+        return has_changed
 
-    def _version(self) -> int:
+    def _data_version(self) -> int:
         return int(self.file.db.pragma("data_version"))
 
 
-def _copy_log(db: apsw.Connection) -> None:
-    """As far as readers let it. What is not copied now, as no disk obeyed or another process does it, stays
-    in the log, where it is as safe, for the next time."""
+def _checkpoint_log(db: apsw.Connection) -> None:
+    """Copy as much of the log as open read transactions allow.
+
+    After an error, or while another process copies, the rest stays in the log, where it is as safe, until
+    next time.
+    """
     with suppress(apsw.Error):
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)

@@ -1,6 +1,6 @@
-"""The database file: opening it safely, bringing it up to date, noticing that it is gone.
+"""The database file: open it safely, migrate its schema, notice that it was deleted or replaced.
 
-Everything SQLite reports becomes an error of ours that says what to do.
+Errors of SQLite and of the system become errors of Errandry that say what to do.
 """
 
 import os
@@ -28,27 +28,36 @@ from errandry.errors import (
 from errandry.store.sqlite.fork import FORK_GUARD
 from errandry.store.tables import sql
 
-APPLICATION = 0x45_52_52_59
-"""`application_id` of our files: "ERRY"."""
+APPLICATION_ID = 0x45_52_52_59
+"""The `application_id` of Errandry's files: "ERRY"."""
 
-BUSY = 30_000
-LOG_PAGES = 4_000
-"""When the write-ahead log (16 MB of it) is copied back: the same pages are written again and again."""
-UNLOCKED = apsw.SQLITE_OPEN_NOMUTEX
-"""Only the thread of the loop that writes uses the connection, and leaves no cursor half read that could be
-closed elsewhere: SQLite need not lock it for each value that goes in or out."""
-STATEMENTS = 512
-"""So many uses after its last one, a compiled statement is dropped, and every row written is a use: with few,
-each pass would compile what the one before it had dropped. With very many, each use looks at as many."""
-_MODES = "check the path, and owner and mode of the file and its folder"
+BUSY_TIMEOUT = 30_000
+"""Milliseconds that SQLite waits for a lock of another program."""
+CHECKPOINT_PAGES = 4_000
+"""Number of pages in the write-ahead log (16 MB) from which on a checkpoint copies it into the database.
+
+A smaller number copies more: passes write the same pages again and again."""
+NO_MUTEX = apsw.SQLITE_OPEN_NOMUTEX
+"""Open flag without a mutex.
+
+Only the thread of the event loop uses the writing connection, and it leaves no cursor half read that another
+thread could close. So SQLite need not lock the connection for each value it reads or binds.
+"""
+STATEMENT_CACHE_SIZE = 512
+"""Number of compiled statements that apsw keeps per connection.
+
+A statement is evicted 512 uses after its last one, and each row that is written is a use. With a smaller
+cache, each pass would compile statements that the pass before it evicted. With a much larger one, each lookup
+is slower."""
+_MODE_ADVICE = "check the path, and owner and mode of the file and its folder"
 _MIGRATIONS = list(sql.migrations("errandry.store.sqlite.schema"))
 
-TROUBLE = (
+FILE_ERRORS = (
     *(apsw.NotADBError, apsw.CorruptError, apsw.FullError, apsw.BusyError, apsw.LockedError),
     *(apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError, apsw.AuthError),
     *(apsw.IOError, apsw.ProtocolError, apsw.InterruptError, OSError),
 )
-"""What is wrong with the file or the disk, not with a command."""
+"""Errors of the file or the disk, which no single command has caused."""
 
 
 class Durability(StrEnum):
@@ -61,27 +70,27 @@ class Durability(StrEnum):
 class DatabaseFile:
     """One open database file with its writing connection.
 
-    `real` is where it is: SQLite puts its own files beside that, not beside a link to it.
+    `real` is its path without symbolic links: SQLite puts its own files beside it, not beside a link.
     """
 
     def __init__(self, path: str, durability: Durability) -> None:
         self.path, self.durability = path, durability
         self._pid = os.getpid()
-        with explained(path):
-            _make(path)
+        with explain_errors(path):
+            _create_file(path)
             self.real = os.path.realpath(path)
-            self.db = _connect(path, durability, UNLOCKED)
+            self.db = _connect(path, durability, NO_MUTEX)
             try:
-                with explained(path, self.db):
+                with explain_errors(path, self.db):
                     migrate(self.db, path)
-                self._identity = self._found()
+                self._identity = self._file_ids()
             except BaseException:
                 self.db.close()
                 raise
 
     def reader(self) -> apsw.Connection:
         """Another connection to the file, which cannot write."""
-        with explained(self.path):
+        with explain_errors(self.path):
             db = _connect(self.path, self.durability)
             db.pragma("query_only", True)
             return db
@@ -91,22 +100,22 @@ class DatabaseFile:
         return self._pid != os.getpid()
 
     def check(self) -> None:
-        """Raise StoreReplaced if the path no longer leads to the file that is open, or not to all of it."""
+        """Raise StoreReplaced if the path no longer leads to the open file, its log and its index."""
         try:
-            same = self._found() == self._identity
+            is_same = self._file_ids() == self._identity
         except FileNotFoundError as error:
-            gone = os.path.basename(error.filename)
-            raise StoreReplaced(self.path, f"the file {gone} was deleted while it was in use") from None
-        if not same:
+            name = os.path.basename(error.filename)
+            raise StoreReplaced(self.path, f"the file {name} was deleted while it was in use") from None
+        if not is_same:
             raise StoreReplaced(self.path, "another file was put in its place while it was in use")
 
-    def _found(self) -> tuple[int, ...]:
+    def _file_ids(self) -> tuple[int, ...]:
         file, log, index = os.stat(self.path), os.stat(f"{self.real}-wal"), os.stat(f"{self.real}-shm")
         return file.st_dev, file.st_ino, log.st_ino, index.st_ino
 
 
-class explained:  # noqa: N801 - used as a function, of every pass
-    """Turns what SQLite and the system report into errors that say what to do."""
+class explain_errors:  # noqa: N801 - used like a function; a class, because every pass enters it
+    """Context manager that turns errors of SQLite and the system into errors that say what to do."""
 
     def __init__(self, path: str, db: apsw.Connection | None = None) -> None:
         self._path, self._db = path, db
@@ -116,8 +125,8 @@ class explained:  # noqa: N801 - used as a function, of every pass
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and (better := self._explanation(error)) is not None:
-            raise better from error
+        if error is not None and (explanation := self._explanation(error)) is not None:
+            raise explanation from error
 
     def _explanation(self, error: BaseException) -> StoreError | None:
         path = self._path
@@ -129,13 +138,15 @@ class explained:  # noqa: N801 - used as a function, of every pass
             case apsw.FullError() | apsw.IOError() if self._is_full(error):
                 return StoreFull(path, "no space left on the disk: nothing of this was written")
             case apsw.IOError() | apsw.ProtocolError() | apsw.InterruptError():
-                return StoreUnavailable(path, f"the disk did not obey ({error})")
+                return StoreUnavailable(path, f"the disk reported an error ({error})")
             case apsw.BusyError() | apsw.LockedError():
-                return StoreUnavailable(path, f"another program has kept the file locked for {BUSY} ms")
+                return StoreUnavailable(
+                    path, f"another program has kept the file locked for {BUSY_TIMEOUT} ms"
+                )
             case apsw.ReadOnlyError() | apsw.CantOpenError() | apsw.PermissionsError() | apsw.AuthError():
-                return StoreRefused(path, f"cannot be opened for writing ({error}): {_MODES}")
+                return StoreRefused(path, f"cannot be opened for writing ({error}): {_MODE_ADVICE}")
             case OSError():
-                return StoreRefused(path, f"cannot be opened for writing ({error.strerror}): {_MODES}")
+                return StoreRefused(path, f"cannot be opened for writing ({error.strerror}): {_MODE_ADVICE}")
             case _:
                 return None
 
@@ -146,26 +157,28 @@ class explained:  # noqa: N801 - used as a function, of every pass
 
 
 def migrate(db: apsw.Connection, path: str) -> None:
-    """Bring the schema up to date; many processes may try at once, one does it."""
+    """Bring the schema up to date. Several processes may call this at once; one of them does it."""
     with _transaction(db, "BEGIN"):
         if is_up_to_date(db, path):
             return
     with _transaction(db, "BEGIN IMMEDIATE"):
-        version = _version(db, path)
+        version = _schema_version(db, path)
         for number, name, text in _MIGRATIONS:
             if number > version:
-                db.execute(text).fetchall()  # a statement that has rows would stop there
+                db.execute(
+                    text
+                ).fetchall()  # without fetchall, a statement that returns rows would stop there
                 db.execute(
                     "INSERT INTO migrations (number, name, applied_at) VALUES (?, ?, unixepoch('subsec'))",
                     (number, name),
                 )
-        db.pragma("application_id", APPLICATION)
+        db.pragma("application_id", APPLICATION_ID)
         db.pragma("user_version", _MIGRATIONS[-1][0])
 
 
 def is_up_to_date(db: apsw.Connection, path: str) -> bool:
-    """Whether its schema is the one this Errandry writes. In a transaction."""
-    return _version(db, path) == _MIGRATIONS[-1][0]
+    """Whether the schema is the one that this version of Errandry uses. To be called in a transaction."""
+    return _schema_version(db, path) == _MIGRATIONS[-1][0]
 
 
 @contextmanager
@@ -179,14 +192,14 @@ def _transaction(db: apsw.Connection, begin: str) -> Iterator[None]:
             db.execute("ROLLBACK")
 
 
-def _version(db: apsw.Connection, path: str) -> int:
-    """The schema's number; 0 for an empty file. Raises for what is not ours, or too new.
+def _schema_version(db: apsw.Connection, path: str) -> int:
+    """The number of the schema; 0 for an empty file. Raises if the file is foreign or its schema too new.
 
-    In a transaction: another process may be migrating the file.
+    To be called in a transaction, because another process may be migrating the file.
     """
     application, version = db.pragma("application_id"), db.pragma("user_version")
     newest = _MIGRATIONS[-1][0]
-    if application != APPLICATION:
+    if application != APPLICATION_ID:
         if application or version or db.execute("SELECT 1 FROM sqlite_schema").fetchone():
             raise ForeignDatabase(path, "holds another program's data: give Errandry a file of its own")
         return 0
@@ -195,10 +208,10 @@ def _version(db: apsw.Connection, path: str) -> int:
     return int(version)
 
 
-def _make(path: str) -> None:
-    """An empty file nobody else may read.
+def _create_file(path: str) -> None:
+    """Create an empty file that only its owner may read.
 
-    One that exists is not touched: closing it would drop the locks this process has on it.
+    An existing file is not opened: closing it would drop the locks that this process has on it.
     """
     try:
         path.encode()
@@ -218,19 +231,20 @@ def _make(path: str) -> None:
 def _connect(path: str, durability: Durability, flags: int = 0) -> apsw.Connection:
     FORK_GUARD.check(path)
     flags |= apsw.SQLITE_OPEN_READWRITE
-    db = apsw.Connection(path, flags=flags, statementcachesize=STATEMENTS)
+    db = apsw.Connection(path, flags=flags, statementcachesize=STATEMENT_CACHE_SIZE)
     try:
-        db.set_busy_timeout(BUSY)
+        db.set_busy_timeout(BUSY_TIMEOUT)
         if db.readonly("main"):
-            raise StoreRefused(path, f"cannot be written by this user: {_MODES}")
-        with explained(path, db):
+            raise StoreRefused(path, f"cannot be written by this user: {_MODE_ADVICE}")
+        with explain_errors(path, db):
             with _transaction(db, "BEGIN"):
-                _version(db, path)  # what is not ours is refused before anything is changed
-            _share(db, path)
+                _schema_version(db, path)  # refuses a foreign file before anything is changed
+            _switch_to_log(db, path)
         db.pragma("synchronous", "full" if durability is Durability.POWER else "normal")
         db.pragma("mmap_size", 0)
-        db.pragma("wal_autocheckpoint", 0)  # see `_Open._grown`
-        # No plan of ours depends on a value; else statements would be compiled anew for each.
+        db.pragma("wal_autocheckpoint", 0)  # the driver checkpoints the log: `_OpenFile._after_log_write`
+        # Plans must not depend on parameter values, else SQLite would compile a statement again for other
+        # values.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     except BaseException:
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, _has_log(path))
@@ -239,16 +253,16 @@ def _connect(path: str, durability: Durability, flags: int = 0) -> apsw.Connecti
     return db
 
 
-def _share(db: apsw.Connection, path: str) -> None:
-    """Switch to the write-ahead log. SQLite does not wait here for others who look at a new file just now."""
-    give_up = time.monotonic() + BUSY / 1_000
+def _switch_to_log(db: apsw.Connection, path: str) -> None:
+    """Switch to the write-ahead log. Retries for `BUSY_TIMEOUT`: here SQLite does not wait for a lock."""
+    deadline = time.monotonic() + BUSY_TIMEOUT / 1_000
     while True:
         try:
             if db.pragma("journal_mode", "wal") != "wal":
                 raise StoreRefused(path, "cannot be shared here: put it on a local disk")
             return
         except apsw.BusyError:
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.002)
 

@@ -1,9 +1,9 @@
-"""Forks. SQLite does not know of them; this keeps them from losing what was written.
+"""Forks. SQLite does not support them; this module keeps a forked child from losing commits.
 
-SQLite notes in memory which locks a process holds on a file. A child inherits the notes but not the locks:
-a connection it opened beside inherited ones would hold none, and others would write over its commits. So
-the child first closes what it has inherited. That does no harm only between two uses, so a fork waits
-until nobody is using SQLite.
+SQLite keeps a list in memory of the locks that a process holds on a file. A child inherits the list but not
+the locks: a connection that it opened beside inherited ones would hold no lock, and other processes would
+overwrite its commits. So the child first closes the inherited connections. That is safe only while no thread
+uses SQLite, so a fork waits until no thread does.
 """
 
 import ctypes
@@ -17,32 +17,36 @@ import apsw
 
 from errandry.errors import StoreUnavailable
 
-PATIENCE = 5.0
-"""So long does a fork wait. Then it goes on, and no store can be used in its child."""
+FORK_TIMEOUT = 5.0
+"""Maximum number of seconds that a fork waits for SQLite. If it waits in vain, its child can use no store."""
 
 
 class ForkAware(Protocol):
-    def inherited(self) -> None:
-        """The process that made it was the parent of this one: let go of it."""
+    def release_in_child(self) -> None:
+        """Release the resources in a forked child: they belong to the parent."""
 
 
 class ForkGuard:
-    """`with USING:` SQLite is in use, and a fork waits. A fork that waits comes before further uses."""
+    """`with FORK_GUARD:` SQLite is in use, and a fork waits. Further uses wait for a fork that is waiting."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._quiet = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)
         self._uses = 0
-        self._forking = False
+        self._is_forking = False
         self._pid = os.getpid()
-        self._spoiled = False
-        self._heirlooms: WeakSet[ForkAware] = WeakSet()
-        os.register_at_fork(before=self._wait, after_in_parent=self._go_on, after_in_child=self._inherit)
+        self._is_unusable = False
+        self._fork_aware: WeakSet[ForkAware] = WeakSet()
+        os.register_at_fork(
+            before=self._before_fork,
+            after_in_parent=self._after_fork_in_parent,
+            after_in_child=self._after_fork_in_child,
+        )
 
     def __enter__(self) -> None:
         with self._lock:
-            while self._forking:
-                self._quiet.wait()
+            while self._is_forking:
+                self._idle.wait()
             self._uses += 1
 
     def __exit__(
@@ -50,49 +54,49 @@ class ForkGuard:
     ) -> None:
         with self._lock:
             self._uses -= 1
-            if self._forking:
-                self._quiet.notify_all()
+            if self._is_forking:
+                self._idle.notify_all()
 
-    def register(self, heirloom: ForkAware) -> None:
-        """Have `heirloom` told when it finds itself in a child. Called while SQLite is in use."""
-        self._heirlooms.add(heirloom)
+    def register(self, resource: ForkAware) -> None:
+        """Call `resource.release_in_child` in each forked child. To be called while SQLite is in use."""
+        self._fork_aware.add(resource)
 
-    def keep(self, heirloom: ForkAware) -> None:
-        """It is closed: the descriptors it had may be others' by now. Called while SQLite is in use."""
-        self._heirlooms.discard(heirloom)
+    def unregister(self, resource: ForkAware) -> None:
+        """Undo `register` for a closed resource, whose descriptors other files may have by now."""
+        self._fork_aware.discard(resource)
 
     def check(self, path: str) -> None:
-        """Raise StoreUnavailable where a new connection could not lock its file."""
-        if self._spoiled or self._pid != os.getpid():
+        """Raise StoreUnavailable if a new connection of this process could not lock its file."""
+        if self._is_unusable or self._pid != os.getpid():
             why = "this process was forked while its parent was writing: fork earlier, or start a new program"
             raise StoreUnavailable(path, why)
 
-    def drop(self, db: apsw.Connection) -> None:
-        """Close an inherited connection without touching the file; never, if it was in use."""
-        if self._spoiled:
+    def close_inherited(self, db: apsw.Connection) -> None:
+        """Close an inherited connection without touching the file. Leak it if the parent was using it."""
+        if self._is_unusable:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
         else:
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             db.close()
 
-    def _wait(self) -> None:
-        self._quiet.acquire()
-        self._forking = True
-        self._quiet.wait_for(lambda: not self._uses, PATIENCE)
+    def _before_fork(self) -> None:
+        self._idle.acquire()
+        self._is_forking = True
+        self._idle.wait_for(lambda: not self._uses, FORK_TIMEOUT)
 
-    def _go_on(self) -> None:
-        self._forking = False
-        self._quiet.notify_all()
-        self._quiet.release()
+    def _after_fork_in_parent(self) -> None:
+        self._is_forking = False
+        self._idle.notify_all()
+        self._idle.release()
 
-    def _inherit(self) -> None:
-        self._spoiled = self._spoiled or self._uses > 0
+    def _after_fork_in_child(self) -> None:
+        self._is_unusable = self._is_unusable or self._uses > 0
         self._lock = threading.RLock()
-        self._quiet, self._uses, self._forking = threading.Condition(self._lock), 0, False
+        self._idle, self._uses, self._is_forking = threading.Condition(self._lock), 0, False
         self._pid = os.getpid()
-        for heirloom in list(self._heirlooms):
-            heirloom.inherited()
-        self._heirlooms.clear()
+        for resource in list(self._fork_aware):
+            resource.release_in_child()
+        self._fork_aware.clear()
 
 
 FORK_GUARD = ForkGuard()

@@ -1,4 +1,4 @@
-"""The schedules of an SQLite store. No rules."""
+"""The schedules of an SQLite store."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from errandry.store.tables import rows
 
 
 class SqliteSchedules(SqliteGates):
-    """A part of the tables."""
+    """The part of `SqliteTables` that reads and writes schedules."""
 
     def lock_schedule(self, name: str) -> ScheduleRecord | None:
         return next(iter(self.schedules([name])), None)
@@ -18,13 +18,13 @@ class SqliteSchedules(SqliteGates):
         return self._schedules("schedules", (rows.text(names),))
 
     def schedules_after(self, after: str, limit: int) -> list[ScheduleRecord]:
-        return self._schedules("timetable", (after, limit))
+        return self._schedules("schedules_after", (after, limit))
 
     def due_schedules(self, now: float, limit: int) -> list[ScheduleRecord]:
-        return self._schedules("ticking", (now, limit))
+        return self._schedules("due_schedules", (now, limit))
 
     def put_schedules(self, schedules: Sequence[ScheduleRecord]) -> None:
-        self._db.executemany(SQL["put_schedule"], [rows.from_schedule(one) for one in schedules])
+        self._db.executemany(SQL["put_schedules"], map(rows.from_schedule, schedules))
         self.is_dirty = True
 
     def drop_schedule(self, name: str) -> None:

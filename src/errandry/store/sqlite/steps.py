@@ -1,4 +1,4 @@
-"""The steps of jobs in an SQLite store. No rules."""
+"""The steps of jobs in an SQLite store."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,14 @@ from errandry.store.tables import rows
 
 
 class SqliteSteps(SqliteSchedules):
-    """A part of the tables."""
+    """The part of `SqliteTables` that reads and writes steps."""
 
     def steps(self, job: str) -> list[Step]:
         return [rows.to_step(row) for row in self._all("steps", (job,))]
 
     def step(self, job: str, kind: StepKind, name: str) -> Step | None:
-        found = self._all("step", (job, kind, name))
-        return rows.to_step(found[0]) if found else None
+        stored = self._all("step", (job, kind, name))
+        return rows.to_step(stored[0]) if stored else None
 
     def put_step(self, step: Step) -> None:
         self._run("put_step", rows.from_step(step))

@@ -1,6 +1,7 @@
 """The tables of a pass in SQLite: statements in, rows out. No rules.
 
-Used on the writing connection between `begin` and `leave`, and on the reading one for reads.
+A pass uses it on the writing connection between `begin` and `save_state`; reads use it on the reading
+connection.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from errandry.core.command import (
     WorkerInfo,
 )
 from errandry.core.event import EventRun
-from errandry.core.fair_queueing import AGED_PRIORITY, OldestJob, OpenLane, Position, by_urgency
+from errandry.core.fair_queueing import AGED_PRIORITY, OldestJob, OpenLane, Position, urgency
 from errandry.core.flow import EdgeRecord
 from errandry.core.job import JobRecord, Keep
 from errandry.core.query import Query, fold
@@ -30,20 +31,27 @@ from errandry.store.sqlite.counters import SqliteCounters
 from errandry.store.sqlite.gates import SQL
 from errandry.store.tables import rows
 from errandry.store.tables.protocol import Change, ClaimedRefs, Deltas, DueTimes
-from errandry.store.tables.writes import by_rest, planned
+from errandry.store.tables.writes import group_by_tail, plan_writes
 
-FOLD_EVERY = 256
-IDLE_LANE = 3_600.0
-HELD_MAX = 10_000
-HELD_PAYLOAD = 4_096
-PAGEFUL = 16
-"""So many rows are about a page: what `live` has no more of, `history` takes in the same pass."""
+FOLD_INTERVAL = 256
+"""Number of event rows after which a pass folds their counter changes into the totals."""
+IDLE_LANE_AGE = 3_600.0
+"""Seconds after its last use until an idle lane is deleted, and until a parked lane is checked again."""
+CACHED_JOBS_MAX = 10_000
+"""Maximum number of held jobs in the cache; with more, the next pass empties it."""
+CACHED_PAYLOAD_MAX = 4_096
+"""Maximum length of the payload of a cached job."""
+FINISH_BATCH = 16
+"""Number of jobs that are moved from `live` to `history` at a time.
+
+About a page of rows: the pages that they leave in `live` can be used again for `history` in the same pass.
+"""
 
 _beat = msgspec.json.Decoder(Beat)
 
 
 class SqliteTables(SqliteCounters):
-    """What `store.tables.Tables` asks for, over one connection."""
+    """`Tables` (store/tables/protocol.py) over one connection."""
 
     has_latency = reserves_numbers = False
 
@@ -53,244 +61,250 @@ class SqliteTables(SqliteCounters):
         for name, function in functions.items():
             self._db.create_scalar_function(name, function, 2, deterministic=True)
         self.identity = ""
-        self._number = self._folded = self._row = self._events = 0
+        self._number = self._folded = self._event_row = self._event_count = 0
         self._has_groups = False
         self._lanes: dict[tuple[str, str, str], int] = {}
-        # Jobs this process holds, as it wrote them: true until another connection commits, which
-        # `data_version` tells. It spares a settle the reading of its row.
-        self._held: dict[str, JobRecord] = {}
+        # A cache of the held jobs that this connection wrote, so that a settle need not read its row. Valid
+        # until another connection commits, which changes `data_version`.
+        self._cached_jobs: dict[str, JobRecord] = {}
         self.version = 0
 
     def begin(self) -> float:
-        """Read what the pass starts from; the time nobody may go back behind."""
-        [head] = self._all("head")
-        self.identity, self._number, floor, self._folded, self._row, self._events, *has = head
-        self.has_gates, self._has_groups = has
+        """Load the state of the store; return the time of the last pass, the floor of the clock."""
+        [state] = self._all("load_state")
+        self.identity, self._number, floor, self._folded, self._event_row, self._event_count, *flags = state
+        self.has_gates, self._has_groups = flags
         self._lanes = {}
         self.is_dirty = False
-        [(version,)] = self._all("version")
-        if version != self.version or len(self._held) > HELD_MAX:  # guard: foreign_commits
-            self._held.clear()
+        [(version,)] = self._all("data_version")
+        if version != self.version or len(self._cached_jobs) > CACHED_JOBS_MAX:  # guard: foreign_commits
+            self._cached_jobs.clear()
         self.version = version
         return float(floor)
 
-    def forget(self) -> None:
-        """The pass was rolled back: nothing it wrote is so."""
-        self._held.clear()
+    def drop_cached_jobs(self) -> None:
+        """Empty the cache: the pass was rolled back, so the cached jobs may differ from the stored ones."""
+        self._cached_jobs.clear()
 
-    def leave(self, now: float) -> None:
-        """Write what the next pass starts from, if this one changed anything."""
+    def save_state(self, now: float) -> None:
+        """Write the state that the next pass starts from, if this pass changed anything."""
         if self.is_dirty:
-            self._run("leave", (self._number, now, self._row, self._events))
+            self._run("save_state", (self._number, now, self._event_row, self._event_count))
 
     def next_number(self) -> int:
         self._number += 1
         self.is_dirty = True
         return self._number
 
-    def expect_numbers(self, numbers: int) -> None: ...
+    def expect_numbers(self, count: int) -> None: ...
 
-    def write(self, changes: Iterable[Change]) -> None:
+    def write_jobs(self, changes: Iterable[Change]) -> None:
         changes = list(changes)
         for before, after in changes:
-            if after is not None and after.state in HELD_STATES and len(after.payload) <= HELD_PAYLOAD:
-                self._held[after.id] = after
+            if after is not None and after.state in HELD_STATES and len(after.payload) <= CACHED_PAYLOAD_MAX:
+                self._cached_jobs[after.id] = after
             elif before is not None:
-                self._held.pop(before.id, None)
-        batches = planned(changes, self._lane)
-        ended, gone = batches.pop("finish_live"), batches.pop("delete_live")
-        for start in range(0, len(gone), PAGEFUL):
-            self._finish(ended[start : start + PAGEFUL])
-            self._alike("delete_live", gone[start : start + PAGEFUL])
+                self._cached_jobs.pop(before.id, None)
+        batches = plan_writes(changes, self._lane)
+        finished, deleted = batches.pop("finish_live"), batches.pop("delete_live")
+        for start in range(0, len(deleted), FINISH_BATCH):
+            self._finish_live(finished[start : start + FINISH_BATCH])
+            self._run_grouped("delete_live", deleted[start : start + FINISH_BATCH])
         for name in ("claim", "start", "renew"):
-            self._alike(name, batches.pop(name))
+            self._run_grouped(name, batches.pop(name))
         for name, batch in batches.items():
-            self._many(name, batch)
+            self._run_many(name, batch)
         self.is_dirty = True
 
-    def _many(self, name: str, batch: Sequence[rows.Row]) -> None:
+    def _run_many(self, name: str, batch: Sequence[rows.Row]) -> None:
         if batch:
             self._db.executemany(SQL[name], batch)
 
-    def _alike(self, name: str, batch: Sequence[rows.Row]) -> None:
-        """Rows that mostly differ only in their first value: one statement for all that do."""
-        for rest, own in by_rest(batch, 1).items():
-            self._run(name, (rows.text([row[0] for row in own]), *rest))
+    def _run_grouped(self, name: str, batch: Sequence[rows.Row]) -> None:
+        """Run one statement for all rows that differ only in their first value; most rows of a batch do."""
+        for tail, group in group_by_tail(batch, 1).items():
+            self._run(name, (rows.text([row[0] for row in group]), *tail))
 
-    def _finish(self, ended: Sequence[rows.Row]) -> None:
-        """The same with rows that mostly differ only in their first two values."""
-        for rest, own in by_rest(ended, 2).items():
-            self._run("finish_live", (rows.text({row[0]: row[1] for row in own}), *rest))
+    def _finish_live(self, batch: Sequence[rows.Row]) -> None:
+        """The same for rows that differ only in their first two values: `seq` and result."""
+        for tail, group in group_by_tail(batch, 2).items():
+            self._run("finish_live", (rows.text({row[0]: row[1] for row in group}), *tail))
 
     def key_holders(self, slots: Sequence[str]) -> dict[str, KeyHolder]:
-        return {slot: KeyHolder(*held) for slot, *held in self._all("keys", (rows.text(slots),))}
+        return {slot: KeyHolder(*holder) for slot, *holder in self._all("key_holders", (rows.text(slots),))}
 
     def write_keys(
         self,
         freed: Mapping[str, str],
         taken: Mapping[str, KeyHolder],
-        rivals: Mapping[str, str],  # noqa: ARG002 - nobody else can have taken one meanwhile
-        now: float,  # noqa: ARG002 - whose time is over was decided in this pass
+        rivals: Mapping[str, str],  # noqa: ARG002 - no other pass can have taken a key meanwhile
+        now: float,  # noqa: ARG002 - this pass has already found the expired keys
     ) -> None:
         self._db.executemany(SQL["free_key"], list(freed.items()))
         self._db.executemany(
-            SQL["take_key"], [(slot, key.job, key.expires_at) for slot, key in taken.items()]
+            SQL["take_key"], [(slot, holder.job, holder.expires_at) for slot, holder in taken.items()]
         )
 
     def _lane(self, job: JobRecord) -> int:
-        """The lane a waiting job stands in, marked: it may have waiting jobs."""
+        """The lane of a waiting job. Inserts it if it is missing, and marks it: it may have waiting jobs."""
         key = (job.queue, job.task, job.group)
         lane = self._lanes.get(key)
         if lane is None:
-            found = self._all("lane", key) or self._all("make_lane", (*key, job.updated_at))
-            lane, ready = found[0]
+            [(lane, ready)] = self._all("find_lane", key) or self._all("insert_lane", (*key, job.updated_at))
             if not ready:  # guard: lane_mark
-                self._run("mark_lane", (lane, job.updated_at))
+                self._run("mark_lane_ready", (lane, job.updated_at))
             self._lanes[key] = lane
             self._has_groups |= bool(job.group)
         return lane
 
-    def append_events(self, now: float, told: Sequence[EventRun], deltas: Deltas) -> None:
-        packed = [(queue, task, changes) for (queue, task), changes in deltas.items()]
-        count, entries = rows.from_told(told)
-        self._row += 1
-        self._events += count
-        self._run("append", (self._row, now, count, entries, rows.text(packed)))
+    def append_events(self, now: float, event_runs: Sequence[EventRun], deltas: Deltas) -> None:
+        changes = [(queue, task, counts) for (queue, task), counts in deltas.items()]
+        count, entries = rows.from_event_runs(event_runs)
+        self._event_row += 1
+        self._event_count += count
+        self._run("append_events", (self._event_row, now, count, entries, rows.text(changes)))
         self.is_dirty = True
-        if self._row - self._folded >= FOLD_EVERY:
+        if self._event_row - self._folded >= FOLD_INTERVAL:
             self._fold()
 
-    def find(self, ids: Sequence[str]) -> dict[str, JobRecord]:
-        found = {one: self._held[one] for one in ids if one in self._held}
+    def find_jobs(self, ids: Sequence[str]) -> dict[str, JobRecord]:
+        jobs = {job_id: self._cached_jobs[job_id] for job_id in ids if job_id in self._cached_jobs}
         for name in ("find_live", "find_history"):  # guard: history_of_ids
-            if len(found) < len(ids):
-                missing = [one for one in ids if one not in found]
-                found |= {job.id: job for job in self._jobs(name, (rows.text(missing),))}
-        return found
+            if len(jobs) < len(ids):
+                missing = [job_id for job_id in ids if job_id not in jobs]
+                jobs |= {job.id: job for job in self._jobs(name, (rows.text(missing),))}
+        return jobs
 
     def ids_matching(self, part: str, limit: int) -> list[str]:
-        found = [one for name in ("ids_live", "ids_history") for (one,) in self._all(name, (part, limit))]
-        return sorted(found)[:limit]
+        names = ("ids_matching_live", "ids_matching_history")
+        ids = [job_id for name in names for (job_id,) in self._all(name, (part, limit))]
+        return sorted(ids)[:limit]
 
-    def matching(
+    def matching_jobs(
         self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int, above: int = 0
     ) -> list[JobRecord]:
         wanted = set(states) & set(dict(query.within).get("state", State))
-        bounds = {"states": rows.text(sorted(wanted)), "limit": limit, "above": above}
-        return self._jobs("matching", query.params(now) | _parts(wanted, below) | bounds)
+        limits = {"states": rows.text(sorted(wanted)), "limit": limit, "above": above}
+        return self._jobs("matching_jobs", query.params(now) | _search_parts(wanted, below) | limits)
 
     def seq_floor(self, states: Iterable[State], below: int | None, jobs: int) -> int:
-        found = self._all("floor", _parts(set(states), below) | {"jobs": jobs})
-        return int(found[0][0]) if found else 0
+        seqs = self._all("seq_floor", _search_parts(set(states), below) | {"jobs": jobs})
+        return int(seqs[0][0]) if seqs else 0
 
     def open_lanes(
         self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int
     ) -> list[OpenLane]:
-        wanted = None if claim.queues is None else rows.text(claim.queues)
-        kinds = None if claim.tasks is None else rows.text(claim.tasks)
-        without = (*claim.without, *tasks)
-        closed = rows.text(without) if without else None, rows.text(queues) if queues else None
+        excluded = (*claim.without, *tasks)
+        filters = (
+            None if claim.queues is None else rows.text(claim.queues),
+            None if claim.tasks is None else rows.text(claim.tasks),
+            rows.text(excluded) if excluded else None,
+            rows.text(queues) if queues else None,
+        )
         suspects = claim.suspects != 0
         if not self._has_groups:
-            found = self._all("open_lanes", (wanted, kinds, *closed, suspects))
+            lanes = self._all("open_lanes", (*filters, suspects))
             if suspects:
-                self._unmark([(row[0],) for row in found if row[-1] is None])
-            return [OpenLane._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in found if row[-1] is not None]
+                self._mark_empty([(row[0],) for row in lanes if row[-1] is None])
+            return [OpenLane._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in lanes if row[-1] is not None]
         return [
-            line
-            for pair in self._all("pairs", (wanted, kinds, *closed))
-            for line in self._in_turn(pair, width, suspects)
+            lane
+            for pair in self._all("queue_task_rounds", filters)
+            for lane in self._open_lanes_by_turn(pair, width, suspects)
         ]
 
-    def _in_turn(self, pair: rows.Row, width: int, suspects: bool) -> list[OpenLane]:
-        """The lanes of a queue and a task by their turn. Who was behind the round is in it from now on."""
+    def _open_lanes_by_turn(self, pair: rows.Row, width: int, suspects: bool) -> list[OpenLane]:
+        """The open lanes of a queue and a task by their turn. Raises turns that are below the round first."""
         queue, task, round_ = pair
         while True:
-            found = self._all("turns", (queue, task, width, suspects))
-            empty = [(lane,) for lane, _, _, priority, _ in found if priority is None]
-            if found and found[0][2] < round_:
-                self._run("catch_up", (queue, task, round_))
+            lanes = self._all("open_lanes_by_turn", (queue, task, width, suspects))
+            empty = [(lane,) for lane, _, _, priority, _ in lanes if priority is None]
+            if lanes and lanes[0][2] < round_:
+                self._run("raise_turns", (queue, task, round_))
             elif empty:
-                self._unmark(empty)
+                self._mark_empty(empty)
             else:
                 break
         return [
             OpenLane(lane, queue, task, group, turn, round_, 0, tuple(first))
-            for lane, group, turn, *first in found
+            for lane, group, turn, *first in lanes
         ]
 
-    def best_jobs(self, lines: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
-        if len(lines) <= 1:
-            return [job for line in lines for job in self._jobs("line", (line.lane, limit, suspects))]
+    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
+        if len(lanes) <= 1:
+            return [job for lane in lanes for job in self._jobs("best_jobs", (lane.id, limit, suspects))]
         best: list[rows.Row] = []
-        for line in sorted(lines, key=by_urgency):
-            if len(best) == limit and line.first is not None and line.first > best[-1][:2]:
+        for lane in sorted(lanes, key=urgency):
+            if len(best) == limit and lane.first is not None and lane.first > best[-1][:2]:
                 break
-            best = sorted(best + self._all("places", (line.lane, limit, suspects)))[:limit]
+            best = sorted(best + self._all("positions", (lane.id, limit, suspects)))[:limit]
         return self.jobs_by_seq([seq for _, _, seq in best])
 
-    def positions(self, lines: Sequence[OpenLane], each: int, suspects: bool) -> dict[Any, list[Position]]:
+    def positions(
+        self, lanes: Sequence[OpenLane], per_lane: int, suspects: bool
+    ) -> dict[Any, list[Position]]:
         return {
-            line.lane: [
-                Position._make((*row, line.lane)) for row in self._all("places", (line.lane, each, suspects))
+            lane.id: [
+                Position._make((*row, lane.id))
+                for row in self._all("positions", (lane.id, per_lane, suspects))
             ]
-            for line in lines
+            for lane in lanes
         }
 
-    def oldest_jobs(self, lanes: Sequence[Any], each: int, suspects: bool) -> list[OldestJob]:
+    def oldest_jobs(self, lanes: Sequence[Any], per_kind: int, suspects: bool) -> list[OldestJob]:
         return [
             OldestJob(Position._make((*row, lane)), since)
-            for lane, priority in self._all("priorities", (rows.text(lanes),))
-            for name in ("eldest_fifo", "eldest_lifo")
-            for *row, since in self._all(name, (lane, priority, each, suspects))
+            for lane, priority in self._all("lane_priorities", (rows.text(lanes),))
+            for name in ("oldest_fifo_jobs", "oldest_lifo_jobs")
+            for *row, since in self._all(name, (lane, priority, per_kind, suspects))
         ]
 
     def lanes_of(self, queue: str, group: str | None = None) -> list[Any]:
         return [lane for (lane,) in self._all("lanes_of", (queue, group))]
 
     def lock_queue_sizes(self, queues: Sequence[str]) -> None:
-        """One pass comes after the other."""
+        """Nothing to lock: only one pass runs at a time."""
 
     def group_size(self, queue: str, group: str) -> int:
         return int(self._all("group_size", (queue, group))[0][0])
 
-    def take(self, spots: Sequence[Position], suspects: bool) -> list[JobRecord]:
-        if len({spot.lane for spot in spots}) == 1 and spots[0].priority != AGED_PRIORITY:
-            return self._jobs("line", (spots[0].lane, len(spots), suspects))
-        return self.jobs_by_seq([spot.seq for spot in spots])
+    def jobs_at(self, positions: Sequence[Position], suspects: bool) -> list[JobRecord]:
+        if len({position.lane_id for position in positions}) == 1 and positions[0].priority != AGED_PRIORITY:
+            return self._jobs("best_jobs", (positions[0].lane_id, len(positions), suspects))
+        return self.jobs_by_seq([position.seq for position in positions])
 
     def jobs_by_seq(self, seqs: Sequence[int]) -> list[JobRecord]:
-        found = {job.seq: job for job in self._jobs("numbered", (rows.text(seqs),))}
-        return [found[seq] for seq in seqs]
+        jobs = {job.seq: job for job in self._jobs("jobs_by_seq", (rows.text(seqs),))}
+        return [jobs[seq] for seq in seqs]
 
     def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
-        self._alike("put_turn", [(group, queue, turn) for group, turn in turns.items()])
+        self._run_grouped("put_turns", [(group, queue, turn) for group, turn in turns.items()])
         self._run("put_round", (queue, round_, max(turns.values())))
         self.is_dirty = True
 
     def reset_turns(self, queue: str) -> None:
-        self._run("end_round", (queue,))
+        self._run("reset_turns", (queue,))
 
-    def park_lanes(self, lines: Sequence[tuple[OpenLane, float]], now: float) -> bool:
-        self._db.executemany(SQL["park"], [(line.lane, open_at, now) for line, open_at in lines])
-        self.is_dirty |= bool(lines)
-        return bool(lines)
+    def park_lanes(self, lanes: Sequence[tuple[OpenLane, float]], now: float) -> bool:
+        self._db.executemany(SQL["park_lane"], [(lane.id, open_at, now) for lane, open_at in lanes])
+        self.is_dirty |= bool(lanes)
+        return bool(lanes)
 
     def unpark_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
-        self._db.executemany(SQL["open_group"], groups)
+        self._db.executemany(SQL["unpark_group"], groups)
 
     def unpark_queue(self, queue: str) -> None:
-        self._run("open_queue", (queue,))
+        self._run("unpark_queue", (queue,))
 
     def unpark_due(self, now: float) -> None:
-        self._run("open_due", (now,))
+        self._run("unpark_due", (now,))
 
     def queue_task_pairs(self) -> list[tuple[str, str]]:
-        return self._all("waiting_pairs")
+        return self._all("queue_task_pairs")
 
-    def _unmark(self, lanes: Sequence[rows.Row]) -> None:
+    def _mark_empty(self, lanes: Sequence[rows.Row]) -> None:
         if lanes:
-            self._db.executemany(SQL["unmark_lane"], lanes)
+            self._db.executemany(SQL["mark_lane_empty"], lanes)
             self._lanes = {}
             self.is_dirty = True
 
@@ -298,104 +312,108 @@ class SqliteTables(SqliteCounters):
         return not self._all("queue_has_waiting", (queue,))
 
     def due_times(self) -> DueTimes:
-        return DueTimes(*self._all("marks")[0])
+        return DueTimes(*self._all("due_times")[0])
 
     def due_jobs(self, now: float, limit: int) -> list[JobRecord]:
-        return self._jobs("due", (now, limit))
+        return self._jobs("due_jobs", (now, limit))
 
     def expired_jobs(self, now: float, limit: int) -> list[JobRecord]:
-        return self._jobs("expired", (now, limit))
+        return self._jobs("expired_jobs", (now, limit))
 
     def lapsed_jobs(self, now: float, limit: int) -> list[JobRecord]:
-        return self._jobs("lapsed", (now, limit))
+        return self._jobs("lapsed_jobs", (now, limit))
 
     def prunable_jobs(self, now: float, limit: int) -> list[JobRecord]:
-        return self._jobs("outlived", (now, limit))
+        return self._jobs("prunable_jobs", (now, limit))
 
     def keep_last_tasks(self) -> list[tuple[str, State, Keep]]:
-        return [(task, State(state), rows.to_keep(keep)) for task, state, keep in self._all("shelves")]
+        return [
+            (task, State(state), rows.to_keep(keep)) for task, state, keep in self._all("keep_last_tasks")
+        ]
 
     def excess_jobs(self, task: str, state: State, last: int, limit: int) -> list[JobRecord]:
-        return self._jobs("surplus", (task, state, last - 1, limit))  # guard: kept_by_number
+        return self._jobs("excess_jobs", (task, state, last - 1, limit))  # guard: kept_by_number
 
-    def held_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]:
-        return self._jobs("held_by", (rows.text(workers), limit))
+    def jobs_held_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]:
+        return self._jobs("jobs_held_by", (rows.text(workers), limit))
 
-    def cancels(self, worker: str) -> tuple[Ref, ...]:
-        return tuple(Ref(*row) for row in self._all("cancels", (worker,)))
+    def cancel_requests(self, worker: str) -> tuple[Ref, ...]:
+        return tuple(Ref(*row) for row in self._all("cancel_requests", (worker,)))
 
     def clear_edges(self, parents: Sequence[str]) -> None:
-        for name in ("clear_edges", "clear_closing"):
+        for name in ("clear_edges", "clear_closing_flows"):
             self._run(name, (rows.text(parents),))
 
-    def add_edges(self, links: Sequence[EdgeRecord]) -> None:
-        self._db.executemany(SQL["tie"], map(rows.from_link, links))
+    def add_edges(self, edges: Sequence[EdgeRecord]) -> None:
+        self._db.executemany(SQL["add_edges"], map(rows.from_edge, edges))
         self.is_dirty = True
 
-    def update_edges(self, links: Sequence[EdgeRecord]) -> None:
-        self._db.executemany(SQL["mark"], [(one.parent, one.n, one.outcome, one.result) for one in links])
+    def update_edges(self, edges: Sequence[EdgeRecord]) -> None:
+        self._db.executemany(
+            SQL["update_edges"], [(edge.parent, edge.n, edge.outcome, edge.result) for edge in edges]
+        )
         self.is_dirty = True
 
     def parent_edges(self, seqs: Sequence[int]) -> list[EdgeRecord]:
-        return sorted(self._links("over", (rows.text(seqs),)), key=lambda link: (link.parent, link.n))
+        return sorted(self._edges("parent_edges", (rows.text(seqs),)), key=lambda edge: (edge.parent, edge.n))
 
     def child_edges(self, parent: str) -> list[EdgeRecord]:
-        return self._links("under", (parent,))
+        return self._edges("child_edges", (parent,))
 
     def open_child_count(self, parent: str) -> int:
-        return int(self._all("open_links", (parent,))[0][0])
+        return int(self._all("open_child_count", (parent,))[0][0])
 
     def reopened_edges(self, parent: str) -> list[EdgeRecord]:
-        return self._links("again", (parent,))
+        return self._edges("reopened_edges", (parent,))
 
     def fatal_edge(self, parent: str) -> EdgeRecord | None:
-        return next(iter(self._links("fatal", (parent,))), None)
+        return next(iter(self._edges("fatal_edge", (parent,))), None)
 
     def open_children(self, parent: str, states: Sequence[State], limit: int) -> list[JobRecord]:
-        return self._jobs("unended", (parent, rows.text(states), limit))
+        return self._jobs("open_children", (parent, rows.text(states), limit))
 
     def has_open_children(self, parent: str, states: Sequence[State]) -> bool:
-        return bool(self._all("unended", (parent, rows.text(states), 1)))
+        return bool(self._all("open_children", (parent, rows.text(states), 1)))
 
     def close_flow(self, parent: str, cancel: Reason | None, expires_at: float | None) -> None:
         if expires_at is None:
-            self._run("canceled_flow", (parent,))
+            self._run("end_flow_cancel", (parent,))
         else:
             self._run("close_flow", (parent, cancel, expires_at))
         self.is_dirty = True
 
     def reopen_flow(self, parent: str) -> None:
-        self._run("forget_flow", (parent,))
+        self._run("reopen_flow", (parent,))
         self.is_dirty = True
 
     def flows_to_cancel(self, limit: int) -> list[tuple[str, Reason]]:
-        return [(parent, Reason(cancel)) for parent, cancel in self._all("canceling", (limit,))]
+        return [(parent, Reason(cancel)) for parent, cancel in self._all("flows_to_cancel", (limit,))]
 
-    def take_pending_edges(self, limit: int) -> list[EdgeRecord]:  # noqa: ARG002 - what every store is asked
+    def take_pending_edges(self, limit: int) -> list[EdgeRecord]:  # noqa: ARG002 - only PostgreSQL has such a list
         return []
 
     def prunable_flows(self, now: float, limit: int) -> list[str]:
-        return [parent for (parent,) in self._all("outlived_flows", (now, limit))]
+        return [parent for (parent,) in self._all("prunable_flows", (now, limit))]
 
     def drop_edges(self, parent: str, limit: int) -> int:
         self.is_dirty = True
-        return len(self._all("untie", (parent, limit)))
+        return len(self._all("drop_edges", (parent, limit)))
 
-    def _links(self, name: str, bindings: Any) -> list[EdgeRecord]:
-        return [rows.to_link(row) for row in self._all(name, bindings)]
+    def _edges(self, name: str, bindings: Any) -> list[EdgeRecord]:
+        return [rows.to_edge(row) for row in self._all(name, bindings)]
 
     def save_claims(self, worker: str, claims: Mapping[str, ClaimedRefs], now: float) -> None:
-        self._run("remember", (worker, now, rows.text(claims)))
+        self._run("save_claims", (worker, now, rows.text(claims)))
 
     def load_claims(self, worker: str, nonce: str) -> ClaimedRefs | None:
-        found = self._all("recall", (worker,))
-        return rows.to_brought(found[0][0], nonce) if found else None
+        saved = self._all("load_claims", (worker,))
+        return rows.to_claimed_refs(saved[0][0], nonce) if saved else None
 
-    def beat(self, beat: Beat, now: float) -> None:
+    def save_beat(self, beat: Beat, now: float) -> None:
         if beat.gone:
-            self._run("forget_worker", (beat.worker,))
+            self._run("delete_worker", (beat.worker,))
         else:
-            self._run("beat", (beat.worker, now, rows.text(beat)))
+            self._run("save_beat", (beat.worker, now, rows.text(beat)))
         self.is_dirty = True
 
     def workers(self) -> list[WorkerInfo]:
@@ -405,49 +423,49 @@ class SqliteTables(SqliteCounters):
         return dict(self._all("ready_since"))
 
     def read_events(self, after: tuple[int, int], limit: int) -> list[EventEntry]:
-        return list(islice(self._happened(*after), limit))
+        return list(islice(self._event_entries(*after), limit))
 
-    def _happened(self, row: int, seen: int) -> Iterator[EventEntry]:
-        for n, at, entries in self._steps("events", (row,)):
+    def _event_entries(self, row: int, seen: int) -> Iterator[EventEntry]:
+        for n, at, entries in self._stream("read_events", (row,)):
             events = rows.to_events(entries)
             for index, event in enumerate(events):
                 if n > row or index >= seen:
                     yield EventEntry(cursors.in_row(self.identity, n, index, len(events)), at, event)
 
     def event_log_span(self) -> tuple[int, int]:
-        [(first, last)] = self._all("log_span")
+        [(first, last)] = self._all("event_log_span")
         return (last + 1 if first is None else first), last
 
-    def trim(self, now: float, bounds: StoreLimits, limit: int) -> int:
+    def trim(self, now: float, limits: StoreLimits, limit: int) -> int:
         self._fold()
         self._roll(now)
-        went = self._trim_events(now, bounds, limit)
-        went += len(self._all("drop_workers", (now - bounds.workers_age,)))
-        went += len(self._all("drop_keys", (now, limit)))
-        self._run("drop_claims", (now - bounds.workers_age,))
-        self._run("drop_gates", (now, limit))
-        self._run("mend_lanes", (now - IDLE_LANE, limit))
-        self._run("drop_lanes", (now - IDLE_LANE, limit))
-        self._run("mend_parked", (now - IDLE_LANE, now, limit))
-        self._run("end_rounds", ())
-        self._run("drop_rounds", ())
-        self.is_dirty |= went > 0
+        dropped = self._trim_events(now, limits, limit)
+        dropped += len(self._all("drop_old_workers", (now - limits.workers_age,)))
+        dropped += len(self._all("drop_expired_keys", (now, limit)))
+        self._run("drop_old_claims", (now - limits.workers_age,))
+        self._run("drop_empty_gates", (now, limit))
+        self._run("repair_lane_marks", (now - IDLE_LANE_AGE, limit))
+        self._run("drop_idle_lanes", (now - IDLE_LANE_AGE, limit))
+        self._run("unpark_old", (now - IDLE_LANE_AGE, now, limit))
+        self._run("reset_idle_rounds", ())
+        self._run("drop_unused_rounds", ())
+        self.is_dirty |= dropped > 0
         self._lanes = {}
-        return went
+        return dropped
 
-    def _trim_events(self, now: float, bounds: StoreLimits, limit: int) -> int:
-        went = dropped = last = 0
+    def _trim_events(self, now: float, limits: StoreLimits, limit: int) -> int:
+        rows_dropped = events_dropped = last = 0
         for n, count, at in self._all("old_events", (limit,)):
-            if self._events - dropped <= bounds.events and at > now - bounds.events_age:
+            if self._event_count - events_dropped <= limits.events and at > now - limits.events_age:
                 break
-            went, dropped, last = went + 1, dropped + count, n
-        if went:
+            rows_dropped, events_dropped, last = rows_dropped + 1, events_dropped + count, n
+        if rows_dropped:
             self._run("drop_events", (last,))
-            self._events -= dropped
-        return went
+            self._event_count -= events_dropped
+        return rows_dropped
 
-    def _steps(self, name: str, bindings: Any) -> Generator[Any, None, None]:
-        """Rows one by one, only as far as they are taken."""
+    def _stream(self, name: str, bindings: Any) -> Generator[Any, None, None]:
+        """Yield rows one by one; rows that the caller does not take are never read."""
         cursor = self._db.cursor()
         try:
             yield from cursor.execute(SQL[name], bindings)
@@ -455,29 +473,31 @@ class SqliteTables(SqliteCounters):
             cursor.close()
 
 
-def _parts(states: set[State], below: int | None) -> dict[str, int]:
-    """Which parts of the view `job` have jobs in these states, and where to begin."""
+def _search_parts(states: set[State], below: int | None) -> dict[str, int]:
+    """The parts of the view `job` that can have jobs in these states, and the `seq` to begin below."""
     return {
         "live": any(state not in TERMINAL for state in states),
         "completed": State.COMPLETED in states,
-        "troubled": State.FAILED in states or State.CANCELED in states,
+        "unsuccessful": State.FAILED in states or State.CANCELED in states,
         "below": 2**63 - 1 if below is None else below,
     }
 
 
 @lru_cache(maxsize=64)
 def _needles(text: str) -> list[list[bytes]]:
-    return [[one.encode() for one in any_of] for any_of in msgspec.json.decode(text, type=list[list[str]])]
+    return [
+        [needle.encode() for needle in any_of] for any_of in msgspec.json.decode(text, type=list[list[str]])
+    ]
 
 
 def _has_all(value: Any, wanted: Any) -> bool:
-    """Whether `value` holds at least one needle of each list."""
+    """Whether `value` contains at least one needle of each list."""
     if value is None:
         return False
     folded = fold(value)
-    return all(any(one in folded for one in any_of) for any_of in _needles(wanted))
+    return all(any(needle in folded for needle in any_of) for any_of in _needles(wanted))
 
 
 def _has_none(value: Any, unwanted: Any) -> bool:
-    """Whether `value` holds no needle of the list."""
+    """Whether `value` contains no needle of the list."""
     return value is None or not _has_all(value, f"[{unwanted}]")

@@ -1,7 +1,7 @@
 """Fair turns between the processes that write one file.
 
-SQLite's own waiting is unfair: beside a busy process, a light one may wait a second for its turn. Two
-`flock`s make a queue of it: whoever holds A is next, whoever holds B writes.
+SQLite's own lock is unfair: beside a busy process, a light one may wait a second for it. Two `flock`s make a
+queue of the processes: the one that holds the lock on `-next` is next, the one that holds `-turn` writes.
 """
 
 import fcntl
@@ -14,14 +14,15 @@ from types import TracebackType
 class Turnstile:
     """`with turnstile:` waits for this process's turn to write.
 
-    Whoever may write the file at `path` may take turns: the locks have its mode and owner.
+    The lock files have the mode and owner of the file at `path`, so each user that may write it may take
+    turns.
     """
 
     def __init__(self, path: str) -> None:
-        found = os.stat(path)
-        self._next = _lock_file(f"{path}-next", found)
+        status = os.stat(path)
+        self._next = _lock_file(f"{path}-next", status)
         try:
-            self._turn = _lock_file(f"{path}-turn", found)
+            self._turn = _lock_file(f"{path}-turn", status)
         except BaseException:
             os.close(self._next)
             raise
@@ -38,10 +39,10 @@ class Turnstile:
     ) -> None:
         fcntl.flock(self._turn, fcntl.LOCK_UN)
 
-    def tell(self) -> None:
-        """Give who watches a sign: what was written in this turn can be seen.
+    def signal_commit(self) -> None:
+        """Wake the processes that watch the file: the commit of this turn is visible.
 
-        Nothing depends on it: who gets none looks again a little later, and what was written stays so.
+        An error is ignored: without the signal, those processes look again a little later.
         """
         with suppress(OSError):
             os.utime(self._turn)
@@ -51,11 +52,11 @@ class Turnstile:
         os.close(self._turn)
 
 
-def _lock_file(path: str, beside: os.stat_result) -> int:
+def _lock_file(path: str, database: os.stat_result) -> int:
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    mine, mode = os.fstat(lock), S_IMODE(beside.st_mode)
-    if S_IMODE(mine.st_mode) != mode and mine.st_uid == os.geteuid():
+    status, mode = os.fstat(lock), S_IMODE(database.st_mode)
+    if S_IMODE(status.st_mode) != mode and status.st_uid == os.geteuid():
         os.fchmod(lock, mode)
-    if os.geteuid() == 0 and mine.st_uid != beside.st_uid:
-        os.fchown(lock, beside.st_uid, beside.st_gid)
+    if os.geteuid() == 0 and status.st_uid != database.st_uid:
+        os.fchown(lock, database.st_uid, database.st_gid)
     return lock

@@ -1,10 +1,10 @@
-"""Learning that another process has written the file: inotify where there is one, else looking often.
+"""Notice that another process has written the file: by inotify on Linux, elsewhere by polling.
 
-Whoever takes turns tells when what it has written can be seen. A program that commits on a connection of
-its own does not; of that, the kernel tells: of writes to the `-wal` file. Those come before the commit can be
-seen, while whoever made them waits for the disk. Who wakes up and works just then may be given the processor
-that the commit needs, and doubles its time. So they are let rest for a while; then one looks, further and
-further apart.
+A process that uses the turnstile touches the `-turn` file when its commit is visible. A foreign program does
+not. Its commits are noticed by the writes to the `-wal` file, but those come before the commit is visible,
+while the program waits for the disk. A process that wakes up and works at that moment can take the processor
+from the commit and double its time. So after a write to the `-wal` file, the watch waits a moment, then looks
+at growing intervals.
 """
 
 import asyncio
@@ -13,116 +13,120 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-POLL = 0.01
-_REST = 0.005
-"""Most commits can be seen by then, and those who take turns have told of it."""
-_PAUSES = tuple(_REST * 2**n for n in range(7))
-"""On a busy disk, it may take half a second."""
-_TOLD, _WRITTEN = ("-turn", 4), ("-wal", 2)
-"""Which files are watched for what: given another time, written to."""
+POLL_INTERVAL = 0.01
+"""Seconds between two looks where there is no inotify."""
+_QUIET_TIME = 0.005
+"""Seconds without a look after a write to the `-wal` file. Most commits are visible by then."""
+_LOOK_INTERVALS = tuple(_QUIET_TIME * 2**n for n in range(7))
+"""Seconds between the looks after that: on a busy disk, a commit may take half a second to become visible."""
+_TURN_FILE, _LOG_FILE = ("-turn", 4), ("-wal", 2)
+"""The suffix of each watched file and its inotify event: IN_ATTRIB (touched), IN_MODIFY (written)."""
 
 
 class FileWatch:
-    """Waits until `look` says that something has changed."""
+    """Waits until `look` returns True: something has changed."""
 
     def __init__(self, path: str, look: Callable[[], bool]) -> None:
         self._look, self._path = look, path
-        self._told: int | None = None
-        self._written: int | None = None
+        self._turn_signals: int | None = None
+        self._log_signals: int | None = None
         self._is_set_up = False
 
     async def wait(self) -> None:
-        """Return when `look()` has said True."""
+        """Return as soon as a call of `look()` returns True."""
         self._set_up()
-        if self._told is None or self._written is None:
-            while not self._look():  # noqa: ASYNC110 - nobody could set an event
-                await asyncio.sleep(POLL)
+        if self._turn_signals is None or self._log_signals is None:
+            while not self._look():  # noqa: ASYNC110 - nothing could set an event
+                await asyncio.sleep(POLL_INTERVAL)
             return
-        hearing = _ChangeSignal(self._told, self._written)
+        signal = _ChangeSignal(self._turn_signals, self._log_signals)
         try:
             while not self._look():
-                await hearing.sign.wait()
-                hearing.sign.clear()
+                await signal.is_due.wait()
+                signal.is_due.clear()
         finally:
-            hearing.end()
+            signal.end()
 
-    def hush(self) -> None:
-        """Forget the signs so far: they tell of this process's own writes, or of what it has seen."""
-        for signs in (self._told, self._written):
-            if signs is not None:
-                _is_read(signs)
+    def discard_signals(self) -> None:
+        """Discard the signals so far, which come from commits that this process made or has seen."""
+        for descriptor in (self._turn_signals, self._log_signals):
+            if descriptor is not None:
+                _drain(descriptor)
 
     def _set_up(self) -> None:
-        """Only for who waits: the kernel takes 10 ms to tear a watch down."""
+        """Set inotify up at the first wait only: the kernel takes 10 ms to tear a watch down."""
         if not self._is_set_up:
-            self._told, self._written = _inotify(self._path, *_TOLD), _inotify(self._path, *_WRITTEN)
+            self._turn_signals, self._log_signals = (
+                _inotify(self._path, *_TURN_FILE),
+                _inotify(self._path, *_LOG_FILE),
+            )
             self._is_set_up = True
 
     def close(self) -> None:
-        for signs in (self._told, self._written):
-            if signs is not None:
-                os.close(signs)
-        self._told = self._written = None
+        for descriptor in (self._turn_signals, self._log_signals):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._turn_signals = self._log_signals = None
 
 
 class _ChangeSignal:
-    """Sets `sign` when it is time to look: at once when told, a little later when something was written."""
+    """Sets `is_due` when it is time to look: at once after a turn, later after a write to the log."""
 
-    def __init__(self, told: int, written: int) -> None:
-        self.sign = asyncio.Event()
-        self._told, self._written = told, written
+    def __init__(self, turn_signals: int, log_signals: int) -> None:
+        self.is_due = asyncio.Event()
+        self._turn_signals, self._log_signals = turn_signals, log_signals
         self._loop = asyncio.get_running_loop()
-        self._resting: asyncio.TimerHandle | None = None
-        self._loop.add_reader(told, self._be_told)
-        self._loop.add_reader(written, self._rest)
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop.add_reader(turn_signals, self._on_turn)
+        self._loop.add_reader(log_signals, self._on_log_write)
 
     def end(self) -> None:
-        self._loop.remove_reader(self._told)
-        self._loop.remove_reader(self._written)
-        self._stop_resting()
+        self._loop.remove_reader(self._turn_signals)
+        self._loop.remove_reader(self._log_signals)
+        self._cancel_timer()
 
-    def _be_told(self) -> None:
-        if _is_read(self._told):
-            self.sign.set()
+    def _on_turn(self) -> None:
+        if _drain(self._turn_signals):
+            self.is_due.set()
 
-    def _rest(self) -> None:
-        """Hear no more of what is being written, for a while."""
-        self._loop.remove_reader(self._written)
-        self._stop_resting()
-        self._resting = self._loop.call_later(_REST, self._listen)
+    def _on_log_write(self) -> None:
+        """Ignore further writes to the log for `_QUIET_TIME`."""
+        self._loop.remove_reader(self._log_signals)
+        self._cancel_timer()
+        self._timer = self._loop.call_later(_QUIET_TIME, self._end_quiet_time)
 
-    def _listen(self) -> None:
-        _is_read(self._written)
-        self._loop.add_reader(self._written, self._rest)
-        self._look_again(iter(_PAUSES))
+    def _end_quiet_time(self) -> None:
+        _drain(self._log_signals)
+        self._loop.add_reader(self._log_signals, self._on_log_write)
+        self._request_look(iter(_LOOK_INTERVALS))
 
-    def _look_again(self, pauses: Iterator[float]) -> None:
-        self.sign.set()
+    def _request_look(self, pauses: Iterator[float]) -> None:
+        self.is_due.set()
         pause = next(pauses, None)
-        self._resting = None if pause is None else self._loop.call_later(pause, self._look_again, pauses)
+        self._timer = None if pause is None else self._loop.call_later(pause, self._request_look, pauses)
 
-    def _stop_resting(self) -> None:
-        if self._resting is not None:
-            self._resting.cancel()
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
-def _is_read(signs: int) -> bool:
-    """Take what is there to be read. False if it was hushed meanwhile."""
+def _drain(descriptor: int) -> bool:
+    """Read all pending signals. False if there were none, because they were discarded."""
     try:
-        return bool(os.read(signs, 65_536))
+        return bool(os.read(descriptor, 65_536))
     except BlockingIOError:
         return False
 
 
-def _inotify(path: str, side: str, what: int) -> int | None:
-    """A descriptor that becomes readable when there is a sign; None where there is no such thing."""
+def _inotify(path: str, suffix: str, event_mask: int) -> int | None:
+    """A descriptor that becomes readable when the event occurs; None where inotify is not available."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
-    signs: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if signs < 0:
+    descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
         return None
-    if libc.inotify_add_watch(signs, os.fsencode(f"{path}{side}"), what) < 0:
-        os.close(signs)
+    if libc.inotify_add_watch(descriptor, os.fsencode(f"{path}{suffix}"), event_mask) < 0:
+        os.close(descriptor)
         return None
-    return signs
+    return descriptor

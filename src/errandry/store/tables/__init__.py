@@ -1,1 +1,1 @@
-"""What a driver that runs the executor provides, and what such drivers share: rows, writes, SQL files, counters."""
+"""The tables of a store: the protocol, and what SQL drivers share: rows, writes, SQL files, counters."""

@@ -1,7 +1,7 @@
-"""What a pass needs of the place where jobs are kept.
+"""The protocol between a pass and a store: read and write jobs, lanes, gates, flows and so on.
 
-The stores that decide in this process (memory, SQLite) differ only in this. A `Tables` keeps
-and finds; it has no rules. `write` is told each job as it was and as it is now.
+Stores whose passes run in this process (memory, SQLite, PostgreSQL) differ only in their `Tables`.
+It stores and finds records. The rules are elsewhere: in `errandry.core` and `errandry.store.execute`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,17 +27,24 @@ from errandry.core.unique import KeyHolder
 from errandry.store.contract import EventEntry, StoreLimits
 
 Deltas = Mapping[tuple[str, str], Mapping[str, int]]
-"""For each (queue, task): by how much each counter changed."""
+"""For each queue and task, the change of each counter."""
 
 ClaimedRefs = Sequence[tuple[int, Sequence[str]]]
-"""What a claim has brought, in its order: fences, which are mostly the same, and the jobs under each."""
+"""The claimed jobs in their order: each fence with the ids of the jobs that were claimed under it."""
 
 Change = tuple[JobRecord | None, JobRecord | None]
-"""A job before (None: it is new) and after one move (None: it is gone)."""
+"""A job before (None: it is new) and after one move (None: it was removed)."""
 
 
 class DueTimes(NamedTuple):
-    """The earliest time of each kind at which upkeep has something to do."""
+    """The earliest time of each kind at which upkeep has something to do; None if there is none.
+
+    run_at       a scheduled job is due
+    lease_until  a lease runs out
+    deadline     the deadline of an unclaimed job passes
+    open_at      a parked lane opens
+    tick_at      a schedule has a tick to decide about
+    """
 
     run_at: float | None
     lease_until: float | None
@@ -47,264 +54,318 @@ class DueTimes(NamedTuple):
 
 
 class Tables(Protocol):
-    """`has_latency` says that every question takes its time, so that it is worth while to ask for much at once.
+    """Where one pass reads and writes. A store author implements this and `TableStore.read` and `commit`.
 
-    `reserves_numbers` says that it helps to know early how many numbers a pass is going to need.
+    Where a store runs several passes at a time, a method that returns jobs to a writing pass locks them, and
+    leaves out jobs that another pass has locked. A search sees what the pass has written so far.
     """
 
     identity: str
+    """Random id of the store. Cursors carry it, so that no other store accepts them."""
     has_latency: bool
+    """True if each statement costs a round trip: callers then send long lists of writes in several parts."""
 
     @property
-    def reserves_numbers(self) -> bool: ...
+    def reserves_numbers(self) -> bool:
+        """True if `next_number` is faster when `expect_numbers` has said how many will follow."""
+
+    # Jobs: numbers and writes.
 
     def next_number(self) -> int:
-        """The next number: for a job's `seq` and for its place in line. Never given twice."""
+        """Return a number that was never returned before, for a job's `seq` or its place in its lane."""
 
-    def expect_numbers(self, numbers: int) -> None:
-        """So many numbers are going to be asked for, at least."""
+    def expect_numbers(self, count: int) -> None:
+        """Announce that the pass will ask for at least `count` numbers. May do nothing."""
 
-    def write(self, changes: Iterable[Change]) -> None: ...
+    def write_jobs(self, changes: Iterable[Change]) -> None:
+        """Insert, update and delete jobs. Each change is one move, or a removal."""
 
-    def key_holders(self, slots: Sequence[str]) -> dict[str, KeyHolder]:
-        """Who holds these unique keys, or held them last."""
+    # Jobs: reads.
 
-    def write_keys(
-        self, freed: Mapping[str, str], taken: Mapping[str, KeyHolder], rivals: Mapping[str, str], now: float
-    ) -> None:
-        """Free what these jobs hold; then give away what is free, over, or was seen with a rival."""
-
-    def append_events(self, now: float, told: Sequence[EventRun], deltas: Deltas) -> None:
-        """Add one row to the event log."""
-
-    def find(self, ids: Sequence[str]) -> dict[str, JobRecord]: ...
+    def find_jobs(self, ids: Sequence[str]) -> dict[str, JobRecord]:
+        """Return the jobs with these ids; ids that do not exist are left out."""
 
     def ids_matching(self, part: str, limit: int) -> list[str]:
-        """Ids that begin or end with `part`, in their order."""
+        """Return ids that begin or end with `part`, sorted."""
 
-    def matching(
+    def matching_jobs(
         self, query: Query, states: Iterable[State], below: int | None, now: float, limit: int, above: int = 0
     ) -> list[JobRecord]:
-        """Jobs in one of `states` that match, newest first, with a `seq` under `below` and over `above`."""
+        """Return jobs in one of `states` that match `query` and have `above < seq < below`, newest first."""
 
     def seq_floor(self, states: Iterable[State], below: int | None, jobs: int) -> int:
-        """The `seq` of the job that, under `below`, comes after so many in these states; 0 if none does."""
+        """Skip `jobs` jobs in these states from `below` downwards; return the next one's `seq`, 0 if none."""
+
+    def jobs_held_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]:
+        """Return the claimed and running jobs of these workers; those whose lease ends first come first."""
+
+    def cancel_requests(self, worker: str) -> tuple[Ref, ...]:
+        """Return the running jobs of a worker that it was asked to cancel."""
+
+    def group_size(self, queue: str, group: str) -> int:
+        """Return how many jobs of a group wait."""
+
+    def group_sizes(self, queue: str | None, limit: int, max_count: int) -> list[tuple[str, str, int]]:
+        """Return queue, group and number of waiting jobs, counted up to `max_count`, for groups by name."""
+
+    def held_counts(self) -> dict[tuple[str, str, str], int]:
+        """Return for each queue, task and group with claimed or running jobs how many there are."""
+
+    def lock_queue_sizes(self, queues: Sequence[str]) -> None:
+        """Lock these queues until the pass ends against other inserts that check a queue's size."""
+
+    # Lanes: the waiting jobs of one queue, task and group, by urgency.
 
     def open_lanes(
         self, claim: Claim, queues: Sequence[str], tasks: Sequence[str], width: int
     ) -> list[OpenLane]:
-        """Lanes with waiting jobs a claim may take, without those of closed `queues` and `tasks`.
+        """Return lanes with waiting jobs that a claim may take, except those of closed `queues` and `tasks`.
 
-        Of each queue and task, the first `width` of those that are not laid aside, by their turn and group.
+        For each queue and task, the first `width` lanes that are not parked, by the turn of their group.
         """
 
-    def best_jobs(self, lines: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
-        """The first `limit` jobs of these lanes taken together, with suspects or without."""
+    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
+        """Return the most urgent jobs of all these lanes together. Without `suspects`, skip suspects."""
 
-    def positions(self, lines: Sequence[OpenLane], each: int, suspects: bool) -> dict[Any, list[Position]]:
-        """For each lane where its first `each` jobs stand."""
+    def positions(
+        self, lanes: Sequence[OpenLane], per_lane: int, suspects: bool
+    ) -> dict[Any, list[Position]]:
+        """Return for each lane, by its id, the positions of its first `per_lane` jobs."""
+
+    def jobs_at(self, positions: Sequence[Position], suspects: bool) -> list[JobRecord]:
+        """Return the jobs at these positions, or as many other jobs of the same lanes."""
 
     def jobs_by_seq(self, seqs: Sequence[int]) -> list[JobRecord]:
-        """The waiting jobs with these numbers, as far as nobody else takes them."""
+        """Return the waiting jobs with these numbers."""
 
-    def oldest_jobs(self, lanes: Sequence[Any], each: int, suspects: bool) -> list[OldestJob]:
-        """Of each lane, priority and order (fifo, lifo) the `each` jobs that came in line first."""
-
-    def take(self, spots: Sequence[Position], suspects: bool) -> list[JobRecord]:
-        """The jobs that stand there, or as many of the same lanes, as far as nobody else takes them."""
-
-    def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
-        """When these groups of a queue have their next turn, and how far the queue is."""
-
-    def reset_turns(self, queue: str) -> None:
-        """Nothing waits: no group is behind another."""
-
-    def park_lanes(self, lines: Sequence[tuple[OpenLane, float]], now: float) -> bool:
-        """Lay lanes aside until a time, or until they are opened; whether that was done to any of them."""
-
-    def unpark_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
-        """Lanes of these queues and groups are laid aside no longer."""
-
-    def unpark_queue(self, queue: str) -> None: ...
-
-    def unpark_due(self, now: float) -> None:
-        """The same for those whose time has come."""
-
-    def queue_task_pairs(self) -> list[tuple[str, str]]:
-        """Queues and tasks with waiting jobs that are not laid aside."""
+    def oldest_jobs(self, lanes: Sequence[Any], per_kind: int, suspects: bool) -> list[OldestJob]:
+        """Return the `per_kind` oldest jobs of each lane, priority and order (fifo, lifo)."""
 
     def lanes_of(self, queue: str, group: str | None = None) -> list[Any]:
-        """The lanes of a queue, or of one of its groups, that may have waiting jobs."""
+        """Return the ids of the lanes of a queue, or of one of its groups, that may have waiting jobs."""
 
-    def lock_queue_sizes(self, queues: Sequence[str]) -> None:
-        """Nobody else inserts into these queues before the pass is over, who asks for the same."""
+    def queue_task_pairs(self) -> list[tuple[str, str]]:
+        """Return the queues and tasks of the lanes that have waiting jobs and are not parked."""
 
-    def group_size(self, queue: str, group: str) -> int:
-        """How many jobs of a group wait."""
+    def is_drained(self, queue: str) -> bool:
+        """Return True if no job of the queue waits."""
 
-    def is_drained(self, queue: str) -> bool: ...
+    def ready_since(self) -> dict[str, float]:
+        """Return for each queue with waiting jobs since when the first job of a lane could have run."""
 
-    def due_times(self) -> DueTimes: ...
+    # Lanes: turns of groups, and lanes parked because nothing may be claimed from them.
+
+    def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
+        """Save the next turn of these groups, and the round of their queue."""
+
+    def reset_turns(self, queue: str) -> None:
+        """Make the groups of a drained queue equal again: none owes the others a turn."""
+
+    def park_lanes(self, lanes: Sequence[tuple[OpenLane, float]], now: float) -> bool:
+        """Hide each lane from `open_lanes` until its time or until it is unparked; True if any was parked."""
+
+    def unpark_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
+        """Unpark the lanes of these queues and groups."""
+
+    def unpark_queue(self, queue: str) -> None:
+        """Unpark the lanes of a queue."""
+
+    def unpark_due(self, now: float) -> None:
+        """Unpark the lanes whose time has come."""
+
+    # Unique keys, by slot: the key with what it is unique in.
+
+    def key_holders(self, slots: Sequence[str]) -> dict[str, KeyHolder]:
+        """Return the jobs that hold these unique keys, or held them last."""
+
+    def write_keys(
+        self, freed: Mapping[str, str], taken: Mapping[str, KeyHolder], rivals: Mapping[str, str], now: float
+    ) -> None:
+        """Free each key in `freed` if that job holds it; then give the keys in `taken` to their new holders.
+
+        A key is given away if it is free, expired, or held by the job that `rivals` names for it.
+        """
+
+    # Claims.
+
+    def save_claims(self, worker: str, claims: Mapping[str, ClaimedRefs], now: float) -> None:
+        """Save the claims of a worker's last pass by their nonces, so that they can be answered again."""
+
+    def load_claims(self, worker: str, nonce: str) -> ClaimedRefs | None:
+        """Return what this claim of the worker's last pass got; None if that pass did not contain it."""
+
+    # Upkeep.
+
+    def due_times(self) -> DueTimes:
+        """Return the earliest time of each kind at which upkeep has something to do."""
 
     def due_jobs(self, now: float, limit: int) -> list[JobRecord]:
-        """Scheduled, and their time has come."""
+        """Return scheduled jobs whose time has come, earliest first."""
 
     def expired_jobs(self, now: float, limit: int) -> list[JobRecord]:
-        """Held, and their lease has run out."""
+        """Return claimed and running jobs whose lease has run out, earliest first."""
 
     def lapsed_jobs(self, now: float, limit: int) -> list[JobRecord]:
-        """Not taken yet, and their deadline has passed."""
+        """Return unclaimed jobs whose deadline has passed, earliest first."""
 
     def prunable_jobs(self, now: float, limit: int) -> list[JobRecord]:
-        """Finished, and kept for long enough."""
+        """Return finished jobs that have been kept for long enough."""
 
     def keep_last_tasks(self) -> list[tuple[str, State, Keep]]:
-        """Tasks and states of finished jobs that are kept by number, and what the newest of each says."""
+        """Return tasks and states whose finished jobs are kept by number, with the newest job's `keep`."""
 
     def excess_jobs(self, task: str, state: State, last: int, limit: int) -> list[JobRecord]:
-        """Of finished jobs kept by number, of a task and state, all but the newest `last`; oldest first."""
+        """Return finished jobs kept by number of a task and state, except the newest `last`; oldest first."""
 
-    def held_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]: ...
+    def trim(self, now: float, limits: StoreLimits, limit: int) -> int:
+        """Delete old event rows, workers, keys, claims and lanes; sum up counters and statistics.
 
-    def cancels(self, worker: str) -> tuple[Ref, ...]: ...
+        Return how many event rows, workers and keys were deleted.
+        """
+
+    # Flows: edges between parents and children, and the closing flows, whose parents have ended.
 
     def clear_edges(self, parents: Sequence[str]) -> None:
-        """Drop what is left of earlier jobs with these ids: their edges, and their place on the list."""
+        """Delete what earlier jobs with these ids have left: edges to children, and closing flows."""
 
-    def add_edges(self, links: Sequence[EdgeRecord]) -> None:
-        """Add edges."""
+    def add_edges(self, edges: Sequence[EdgeRecord]) -> None:
+        """Insert edges."""
 
-    def update_edges(self, links: Sequence[EdgeRecord]) -> None:
-        """Write how children ended, or that they have not (None)."""
+    def update_edges(self, edges: Sequence[EdgeRecord]) -> None:
+        """Write the outcome and the result of these edges; None if the child has not ended."""
 
     def parent_edges(self, seqs: Sequence[int]) -> list[EdgeRecord]:
-        """The edges from the children with these numbers to their parents."""
+        """Return the edges from the children with these numbers to their parents."""
 
     def child_edges(self, parent: str) -> list[EdgeRecord]:
-        """The edges from a parent to its children, in their order."""
+        """Return the edges from a parent to its children, in their order."""
 
     def open_child_count(self, parent: str) -> int:
-        """How many children of a parent have not ended."""
+        """Return how many children of a parent have not ended."""
 
     def reopened_edges(self, parent: str) -> list[EdgeRecord]:
-        """The edges from a parent to children that have ended once, and live again."""
+        """Return the edges to children that have ended once and were rerun since."""
 
     def fatal_edge(self, parent: str) -> EdgeRecord | None:
-        """The first child that has failed and without which its parent cannot do."""
+        """Return the edge to the first child whose failure makes its parent fail."""
 
     def open_children(self, parent: str, states: Sequence[State], limit: int) -> list[JobRecord]:
-        """Children in one of these states, in order, that nobody has asked to stop and nobody else awaits."""
+        """Return children in one of these states, in order, without a cancel request and with no other parent
+        that is unfinished."""
 
-    def has_open_children(self, parent: str, states: Sequence[State]) -> bool: ...
+    def has_open_children(self, parent: str, states: Sequence[State]) -> bool:
+        """Return True if `open_children` would return any, locked by another pass or not."""
 
     def close_flow(self, parent: str, cancel: Reason | None, expires_at: float | None) -> None:
-        """List a parent that has ended: why its children are still to be canceled, and when its edges go.
+        """Add a parent that has ended to the closing flows, or change its entry.
 
-        Without `expires_at` that stays as it was listed.
+        `cancel` is why its children are still to be canceled, `expires_at` when its edges are to be deleted;
+        None leaves the time as it is.
         """
 
     def reopen_flow(self, parent: str) -> None:
-        """Take a parent off the list: it lives again, or nothing is left to do."""
+        """Remove a parent from the closing flows: it runs again, or nothing is left to do."""
 
     def flows_to_cancel(self, limit: int) -> list[tuple[str, Reason]]:
-        """Listed parents whose children are still to be canceled."""
-
-    def take_pending_edges(self, limit: int) -> list[EdgeRecord]:
-        """Take edges off the list of those whose children were there before and do not know of them."""
+        """Return closing flows whose children are still to be canceled."""
 
     def prunable_flows(self, now: float, limit: int) -> list[str]:
-        """The other listed parents, whose edges are to go."""
+        """Return the other closing flows, if their edges are to be deleted by now."""
 
     def drop_edges(self, parent: str, limit: int) -> int:
-        """Drop edges of a parent; how many there were."""
+        """Delete up to `limit` edges of a parent; return how many were deleted."""
 
-    def save_claims(self, worker: str, claims: Mapping[str, ClaimedRefs], now: float) -> None:
-        """Keep the claims of a worker's last pass by their nonces, so that they can be repeated."""
+    def take_pending_edges(self, limit: int) -> list[EdgeRecord]:
+        """Return and unmark edges that a caller's transaction has added to children that existed before.
 
-    def load_claims(self, worker: str, nonce: str) -> ClaimedRefs | None:
-        """What that claim of the worker's last pass has brought; None if it was not in it."""
+        Those children do not count their new parents yet. Empty where inserts never run outside a pass.
+        """
 
-    def gate(self, key: GateKey, make: bool = False) -> GateRecord:
-        """A gate. One that is there, or with `make` any, nobody else changes before the pass is over."""
-
-    def put_gates(self, gates: Sequence[GateRecord], now: float) -> None:
-        """Keep gates as they are now; those that say nothing are forgotten."""
+    # Gates: the pause, the rule and the rate of a queue, task, group or worker.
 
     @property
     def has_gates(self) -> bool:
-        """Whether there are any."""
+        """True if there are any gates."""
+
+    def gate(self, key: GateKey, create: bool = False) -> GateRecord:
+        """Return a gate, locked until the pass ends if it exists; with `create`, also if it does not."""
 
     def gates(self, *kinds: GateKind) -> list[GateRecord]:
-        """All gates of these kinds, by kind, name and group."""
+        """Return all gates of these kinds, by kind, name and group."""
 
     def group_gates(self, groups: Sequence[tuple[str, str]]) -> tuple[list[GateRecord], list[GateKey]]:
-        """The gates of these groups, each with its queue, and which of them another pass counts just now."""
+        """Lock and return the gates of these groups, and the keys of those that another pass has locked."""
 
     def lock_gates(self, keys: Sequence[GateKey]) -> list[GateRecord]:
-        """Gates whose permits are to be counted: nobody else counts them before the pass is over."""
+        """Lock gates whose permits the pass is about to count, until the pass ends, and return them."""
+
+    def put_gates(self, gates: Sequence[GateRecord], now: float) -> None:
+        """Save gates; delete those that have no effect any more."""
 
     def close_gates(self, until: Mapping[GateKey, float]) -> None:
-        """Close gates until some time, never shorter than they are; 0 opens them."""
+        """Close gates until these times, never for shorter than they are closed already; 0 opens a gate."""
 
     def put_rate_state(self, tats: Mapping[GateKey, float]) -> None:
-        """Where the rates of these gates are."""
+        """Save the theoretical arrival time (GCRA) of the rates of these gates."""
 
-    def held_counts(self) -> dict[tuple[str, str, str], int]:
-        """For each queue, task and group: how many jobs workers have, where they have any."""
-
-    def group_sizes(self, queue: str | None, limit: int, bound: int) -> list[tuple[str, str, int]]:
-        """Queue and group of groups with waiting jobs, by name, and how many wait, counted up to `bound`."""
+    # Schedules.
 
     def lock_schedule(self, name: str) -> ScheduleRecord | None:
-        """A schedule. Nobody else decides about its ticks before the pass is over."""
+        """Lock a schedule until the pass ends, and return it."""
 
     def schedules(self, names: Sequence[str]) -> list[ScheduleRecord]:
-        """Those of these that are there, as they are just now."""
+        """Return the schedules with these names, without locking them."""
 
     def schedules_after(self, after: str, limit: int) -> list[ScheduleRecord]:
-        """All schedules by name, after one."""
+        """Return the schedules whose names come after `after`, by name."""
 
     def due_schedules(self, now: float, limit: int) -> list[ScheduleRecord]:
-        """Those with ticks to decide about, as far as nobody else does, who is kept from it now."""
+        """Lock and return schedules with due ticks that no other pass has locked."""
 
-    def put_schedules(self, schedules: Sequence[ScheduleRecord]) -> None: ...
+    def put_schedules(self, schedules: Sequence[ScheduleRecord]) -> None:
+        """Insert or replace schedules."""
 
-    def drop_schedule(self, name: str) -> None: ...
+    def drop_schedule(self, name: str) -> None:
+        """Delete a schedule."""
+
+    # Steps.
 
     def steps(self, job: str) -> list[Step]:
-        """The steps of a job, in their order."""
+        """Return the steps, sleeps and signals of a job, in their order."""
 
-    def step(self, job: str, kind: StepKind, name: str) -> Step | None: ...
+    def step(self, job: str, kind: StepKind, name: str) -> Step | None:
+        """Return one of them."""
 
     def put_step(self, step: Step) -> None:
-        """Add a step, or write it anew."""
+        """Insert or replace a step."""
 
-    def drop_steps(self, jobs: Sequence[str]) -> None: ...
+    def drop_steps(self, jobs: Sequence[str]) -> None:
+        """Delete the steps of these jobs."""
 
-    def beat(self, beat: Beat, now: float) -> None: ...
+    # Workers.
 
-    def workers(self) -> list[WorkerInfo]: ...
+    def save_beat(self, beat: Beat, now: float) -> None:
+        """Save a worker's heartbeat, or delete the worker if it says that it has gone."""
 
-    def counters(self) -> dict[str, dict[str, int]]:
-        """For each queue: every counter, up to the last pass."""
+    def workers(self) -> list[WorkerInfo]:
+        """Return all workers with their last heartbeat."""
 
-    def stats(self, since: float, until: float) -> list[StatsRow]:
-        """Figures of this time, up to the last pass."""
+    # Events and counters.
 
-    def ready_since(self) -> dict[str, float]:
-        """For each queue with waiting jobs: since when the job next in one of its lines could have run."""
+    def append_events(self, now: float, event_runs: Sequence[EventRun], deltas: Deltas) -> None:
+        """Append one row with the events of the pass to the event log, and add up its counter changes."""
 
     def read_events(self, after: tuple[int, int], limit: int) -> list[EventEntry]:
-        """Events from row `after[0]` on, without the first `after[1]` of that row, at most `limit`."""
+        """Return events from row `after[0]` on, without the first `after[1]` events of that row."""
 
     def event_log_span(self) -> tuple[int, int]:
-        """The numbers of the first row the event log still has and of the last it ever had, or (1, 0).
+        """Return the numbers of the oldest row kept and of the newest row ever written, (1, 0) at first.
 
         Rows are numbered without gaps; an empty log begins after its last row.
         """
 
-    def trim(self, now: float, bounds: StoreLimits, limit: int) -> int:
-        """Drop old event rows, workers, keys, claims, lanes; fold counters, roll up figures.
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Return the counters of each queue, including those of the last pass."""
 
-        How many of the first three went.
-        """
+    def stats(self, since: float, until: float) -> list[StatsRow]:
+        """Return the statistics of this time span, including those of the last pass."""

@@ -1,4 +1,7 @@
-"""Records as rows: the fields of a job, gate, edge in their order, parts as JSON, NULL where one is empty."""
+"""Convert records to database rows and back.
+
+Columns have the order of the record's fields. Nested fields are JSON text, or NULL if empty.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -23,9 +26,9 @@ from errandry.store.tables.protocol import ClaimedRefs
 Row = tuple[Any, ...]
 
 FIELDS = JobRecord.__struct_fields__
-PLAIN = 35
-"""So many columns are stored as they are; the rest is JSON."""
-COLUMNS = PLAIN + 8
+PLAIN_COLUMNS = 35
+"""Number of job columns stored as plain values. The columns after them are JSON."""
+COLUMN_COUNT = PLAIN_COLUMNS + 8
 
 _KINDS = {str(kind): kind for kind in GateKind}
 _STATES = {str(state): state for state in State}
@@ -34,13 +37,13 @@ _REASONS = {str(reason): reason for reason in Reason} | {None: None}
 _MOVES = {str(move): move for move in Move} | {None: None}
 _POLICIES = {str(policy): policy for policy in Policy}
 _OUTCOMES = {str(ended): ended for ended in ChildEnd} | {None: None}
-_EMPTY = (None,) * 8
-_NOTHING = (None, None, None, (), (), (), None, None)
-_UNSET = (None, None, (), None)
+_NULL_PARTS = (None,) * 8
+_EMPTY_PARTS = (None, None, None, (), (), (), None, None)
+_EMPTY_OPTIONS = (None, None, (), None)
 _STEPS = {str(kind): kind for kind in StepKind}
 _BOOLS = (False, True)
 
-# The same few options stand in very many rows.
+# Cached: many jobs have the same options.
 _backoff = lru_cache(maxsize=256)(msgspec.json.Decoder(Backoff).decode)
 _keep = lru_cache(maxsize=256)(msgspec.json.Decoder(Keep).decode)
 _progress = msgspec.json.Decoder(Progress)
@@ -51,7 +54,7 @@ _schedule = msgspec.json.Decoder(ScheduleRecord)
 _rule = msgspec.json.Decoder(Rule)
 _unique = msgspec.json.Decoder(UniqueKey)
 _steps = msgspec.json.Decoder(StepState)
-_told = msgspec.json.Decoder(tuple[EventRun, ...])
+_event_runs = msgspec.json.Decoder(tuple[EventRun, ...])
 _claims = msgspec.json.Decoder(dict[str, ClaimedRefs])
 _encode = msgspec.json.Encoder().encode
 
@@ -60,34 +63,38 @@ def _values(*fields: str) -> Callable[[Row], Row]:
     return itemgetter(*map(FIELDS.index, fields))
 
 
-_PLAIN_OF_FRESH = (
+_PLAIN_OF_NEW_JOB = (
     *("seq", "id", "task", "queue", "group", "state", "order", "payload", "priority", "place", "run_at"),
     *("max_attempts", "max_crashes", "children", "parents", "timeout", "deadline", "metadata", "created_at"),
 )
 _OPTIONS = ("backoff", "keep", "tags", "unique")
-FRESH = _PLAIN_OF_FRESH + _OPTIONS
-"""What stands in the row of a job made just now, before its lane."""
+NEW_JOB_FIELDS = _PLAIN_OF_NEW_JOB + _OPTIONS
+"""The columns of `from_new_job`, before the lane."""
 
-_fresh, _options = _values(*_PLAIN_OF_FRESH), _values(*_OPTIONS)
+_plain_of_new_job, _options_of_new_job = _values(*_PLAIN_OF_NEW_JOB), _values(*_OPTIONS)
 
 
 def from_job(job: JobRecord, *more: Any) -> Row:
-    """The row of a job, and what else stands in it."""
+    """The row of a job, followed by the values in `more`."""
     values = astuple(job)
-    parts = values[PLAIN:]
-    if parts == _NOTHING:
-        return values[:PLAIN] + _EMPTY + more
-    if parts[:-2] == _NOTHING[:-2] and parts[-1] is None:
-        return (*values[:PLAIN], *_EMPTY[:-2], text(parts[-2]), None, *more)
-    return values[:PLAIN] + tuple(text(part) if part else None for part in parts) + more
+    parts = values[PLAIN_COLUMNS:]
+    if parts == _EMPTY_PARTS:
+        return values[:PLAIN_COLUMNS] + _NULL_PARTS + more
+    if parts[:-2] == _EMPTY_PARTS[:-2] and parts[-1] is None:
+        return (*values[:PLAIN_COLUMNS], *_NULL_PARTS[:-2], text(parts[-2]), None, *more)
+    return values[:PLAIN_COLUMNS] + tuple(text(part) if part else None for part in parts) + more
 
 
-def from_fresh(job: JobRecord, lane: int | None) -> Row:
-    """The row of a job made just now, without what it cannot have yet; and its lane."""
+def from_new_job(job: JobRecord, lane: int | None) -> Row:
+    """The row of a new job and its lane, without the columns that only later moves fill."""
     values = astuple(job)
-    options = _options(values)
-    texts = _EMPTY[:4] if options == _UNSET else [text(one) if one else None for one in options]
-    return (*_fresh(values), *texts, lane)
+    options = _options_of_new_job(values)
+    texts = (
+        _NULL_PARTS[:4]
+        if options == _EMPTY_OPTIONS
+        else [text(option) if option else None for option in options]
+    )
+    return (*_plain_of_new_job(values), *texts, lane)
 
 
 def to_job(row: Sequence[Any]) -> JobRecord:
@@ -97,8 +104,8 @@ def to_job(row: Sequence[Any]) -> JobRecord:
     values[7] = _REASONS[values[7]]
     values[8] = _MOVES[values[8]]
     values[26] = _BOOLS[values[26]]
-    parts = row[PLAIN:COLUMNS]
-    values[PLAIN:] = _NOTHING if parts == _EMPTY else _parts(parts)
+    parts = row[PLAIN_COLUMNS:COLUMN_COUNT]
+    values[PLAIN_COLUMNS:] = _EMPTY_PARTS if parts == _NULL_PARTS else _parts(parts)
     return JobRecord(*values)
 
 
@@ -107,7 +114,7 @@ def to_keep(keep: str) -> Keep:
 
 
 def from_gate(gate: GateRecord) -> Row:
-    """The row of a gate: its key, its pause, its rule as JSON, where its rate is, until when it is closed."""
+    """The row of a gate: key, pause, rule (JSON), theoretical arrival time of its rate, end of a closing."""
     paused, ruling = gate.paused, gate.ruling
     return (
         *(gate.kind.value, gate.name, gate.group),
@@ -130,18 +137,21 @@ def to_gate(row: Sequence[Any]) -> GateRecord:
     )
 
 
-def to_brought(claims: str, nonce: str) -> ClaimedRefs | None:
-    """What a claim has brought, of the claims of a pass by their nonces; mostly it is none of them."""
+def to_claimed_refs(claims: str, nonce: str) -> ClaimedRefs | None:
+    """Return the jobs of the claim with this nonce from the saved claims of a pass (JSON); None if not there.
+
+    The text is searched before it is decoded: mostly the nonce is new.
+    """
     return _claims.decode(claims).get(nonce) if text(nonce) in claims else None
 
 
-def from_told(told: Sequence[EventRun]) -> tuple[int, str]:
-    """How many events these are, and what is stored of them."""
-    return sum(map(len, told)), text(told)
+def from_event_runs(event_runs: Sequence[EventRun]) -> tuple[int, str]:
+    """The number of events, and their JSON text."""
+    return sum(map(len, event_runs)), text(event_runs)
 
 
-def to_events(told: str) -> tuple[Event, ...]:
-    return expand(_told.decode(told))
+def to_events(event_runs: str) -> tuple[Event, ...]:
+    return expand(_event_runs.decode(event_runs))
 
 
 def from_schedule(schedule: ScheduleRecord) -> Row:
@@ -152,12 +162,12 @@ def to_schedule(record: str) -> ScheduleRecord:
     return _schedule.decode(record)
 
 
-def from_link(link: EdgeRecord) -> Row:
-    *values, feeds = astuple(link)
+def from_edge(edge: EdgeRecord) -> Row:
+    *values, feeds = astuple(edge)
     return (*values, text(feeds) if feeds else None)
 
 
-def to_link(row: Sequence[Any]) -> EdgeRecord:
+def to_edge(row: Sequence[Any]) -> EdgeRecord:
     parent, n, child, task, seq, policy, outcome, result, feeds = row
     fed = _texts.decode(feeds) if feeds else ()
     return EdgeRecord(parent, n, child, task, seq, _POLICIES[policy], _OUTCOMES[outcome], result, fed)
@@ -173,7 +183,7 @@ def to_step(row: Sequence[Any]) -> Step:
 
 
 def text(value: Any) -> str:
-    """JSON text, as it is stored."""
+    """Encode a value as JSON text."""
     return _encode(value).decode()
 
 

@@ -1,4 +1,4 @@
-"""What a pass writes, sorted by the statement that writes it: the same for every SQL store."""
+"""Sort the changes of a pass by the SQL statement that writes them. Used by every SQL store."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,52 +11,58 @@ WRITES = (
     *("finish_live", "delete_live", "delete_history"),
     *("finish", "make", "insert", "update", "claim", "start", "renew"),
 )
-"""Deletions first: a row that moves to the other table, or is written anew, keeps its number and id."""
+"""The statements that write jobs, in the order in which they run.
 
-ENDED = (8, 9)
-FINISHED = (rows.FIELDS.index("finished_at"), rows.FIELDS.index("expires_at"))
-"""Where in a row of `finish_live` and of `finish` the time of the end and that of the expiry stand."""
+Deletions come first: a row that moves to the other table, or is replaced, keeps its number and id.
+"""
+
+FINISH_LIVE_TIMES = (8, 9)
+FINISH_TIMES = (rows.FIELDS.index("finished_at"), rows.FIELDS.index("expires_at"))
+"""Indexes of `finished_at` and `expires_at` in a row of `finish_live`, and in one of `finish`."""
 
 Batches = dict[str, list[rows.Row]]
 
 
-def planned(changes: Iterable[Change], lane: Callable[[JobRecord], int]) -> Batches:
-    """For each statement its rows; `lane` gives the lane a waiting job stands in."""
+def plan_writes(changes: Iterable[Change], lane: Callable[[JobRecord], int]) -> Batches:
+    """Return the rows for each statement. `lane` returns the lane of a waiting job."""
     batches: Batches = {name: [] for name in WRITES}
     for before, after in changes:
-        _plan(before, after, batches, lane)
+        _plan_write(before, after, batches, lane)
     return batches
 
 
-def by_rest(batch: Iterable[rows.Row], own: int) -> dict[rows.Row, list[rows.Row]]:
-    """Rows by what follows on their own first values: mostly the same from one to the next."""
-    found: dict[rows.Row, list[rows.Row]] = {}
-    last, alike = None, list[rows.Row]()
+def group_by_tail(batch: Iterable[rows.Row], own: int) -> dict[rows.Row, list[rows.Row]]:
+    """Group rows that are equal from column `own` on. Most rows of a batch are.
+
+    So a statement takes the common values once, and a list of the first columns.
+    """
+    groups: dict[rows.Row, list[rows.Row]] = {}
+    tail, group = None, list[rows.Row]()
     for row in batch:
-        if row[own:] != last:
-            last = row[own:]
-            alike = found.setdefault(last, [])
-        alike.append(row)
-    return found
+        if row[own:] != tail:
+            tail = row[own:]
+            group = groups.setdefault(tail, [])
+        group.append(row)
+    return groups
 
 
-def _plan(
+def _plan_write(
     before: JobRecord | None, after: JobRecord | None, batches: Batches, lane: Callable[[JobRecord], int]
 ) -> None:
-    """Which statements bring a row from before to after."""
+    """Add the rows that turn `before` into `after` to the batches of their statements."""
     was_live = before is not None and before.state not in TERMINAL
     if after is not None and after.state not in TERMINAL:
-        if before is not None and after.state in HELD_STATES and _take(before, after, batches):
+        if before is not None and after.state in HELD_STATES and _plan_held_job(before, after, batches):
             return
-        spot = lane(after) if after.state is WAITING else None
+        lane_id = lane(after) if after.state is WAITING else None
         if before is None:
-            batches["make"].append(rows.from_fresh(after, spot))
+            batches["make"].append(rows.from_new_job(after, lane_id))
             return
-        batches["update" if was_live else "insert"].append(rows.from_job(after, spot))
+        batches["update" if was_live else "insert"].append(rows.from_job(after, lane_id))
         if was_live:
             return
     elif after is not None and was_live:
-        batches["finish_live"].append(_ended(after))
+        batches["finish_live"].append(_finish_row(after))
     elif after is not None:
         batches["finish"].append(rows.from_job(after))
     if before is not None:
@@ -64,8 +70,8 @@ def _plan(
         batches[name].append((key,))
 
 
-def _ended(job: JobRecord) -> rows.Row:
-    """What an end changes of a row."""
+def _finish_row(job: JobRecord) -> rows.Row:
+    """The columns that change when a job finishes."""
     return (
         job.seq,
         job.result,
@@ -80,8 +86,8 @@ def _ended(job: JobRecord) -> rows.Row:
     )
 
 
-def _take(before: JobRecord, after: JobRecord, batches: Batches) -> bool:
-    """Plan the commonest writes, which change little of a row: claims, starts, renewals; False for others."""
+def _plan_held_job(before: JobRecord, after: JobRecord, batches: Batches) -> bool:
+    """Plan a claim, a start or a renewal, which write only a few columns; return False for other moves."""
     if before.state is WAITING:
         row = (
             after.seq,

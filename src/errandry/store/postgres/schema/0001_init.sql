@@ -1,11 +1,11 @@
--- The columns of `live` and `history` follow the fields of the record, core/job.py, one to one.
--- `errandry.` stands for the schema the store was told to use. Text sorts by its bytes, as it does in every store.
+-- The columns of `live` and `history` are the fields of `JobRecord` (core/job.py) in their order.
+-- The store replaces `errandry.` by its own schema. Text sorts by its bytes, as it does in every store.
 
--- Numbers for a job's `seq` and for its place in line.
-CREATE SEQUENCE errandry.number AS bigint;
+-- Numbers for the `seq` of a job and for its place in its lane.
+CREATE SEQUENCE errandry.job_numbers AS bigint;
 
--- One row, written only by upkeep: who this store is, the last event row whose deltas are in `totals`, and the last one
--- that was dropped with its time (no pass goes back behind it).
+-- One row: the identity of the store, the last event row whose deltas are in `totals`, the last event row that was
+-- deleted, the number of events up to it, and a time: the time of the store never goes back behind it.
 CREATE TABLE errandry.store (
     one      integer PRIMARY KEY CHECK (one = 1),
     identity text             NOT NULL,
@@ -16,8 +16,8 @@ CREATE TABLE errandry.store (
 );
 INSERT INTO errandry.store (one, identity) VALUES (1, substr(replace(gen_random_uuid()::text, '-', ''), 1, 16));
 
--- Jobs that are not finished. `lane` is set while the job waits in line. Rows change often and do not live long: pages
--- keep room for the next version, and are cleaned early.
+-- Jobs that are not finished. `lane` is set while the job is waiting. Rows change often and do not live long, so pages
+-- keep room for the next version of a row, and autovacuum starts early.
 CREATE TABLE errandry.live (
     seq              bigint           NOT NULL,
     id               text COLLATE "C" NOT NULL,
@@ -73,11 +73,13 @@ CREATE INDEX live_leased ON errandry.live (lease_until, seq)
 CREATE INDEX live_deadline ON errandry.live (deadline, seq)
     WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
 CREATE INDEX live_canceling ON errandry.live (worker) WHERE cancel_requested;
--- Inserted by others while their lane had no mark: the next pass that claims gives them their lane.
-CREATE INDEX live_unlined ON errandry.live (seq) WHERE state = 'waiting' AND lane IS NULL;
+-- Waiting jobs without a lane. `insert_jobs` inserts them if their lane is not marked. The next pass that claims sets
+-- their lane.
+CREATE INDEX live_without_lane ON errandry.live (seq) WHERE state = 'waiting' AND lane IS NULL;
 
--- Finished jobs, until `expires_at`. A partition holds those that expire on one day (UTC, counted from 1970), and goes when
--- that day is over and they have all been removed. Partition 0 holds those that are kept for very long. See make_day.
+-- Finished jobs. Upkeep deletes them after `expires_at`. A partition holds the jobs that expire on one day (UTC, days
+-- since 1970). Upkeep drops it when the day is over and the partition is empty. Partition 0 holds jobs that are kept for
+-- more than 60 days. See `create_history_partition`.
 CREATE TABLE errandry.history (
     seq              bigint           NOT NULL,
     id               text COLLATE "C" NOT NULL,
@@ -125,22 +127,23 @@ CREATE TABLE errandry.history (
     day              integer          NOT NULL,
     CONSTRAINT history_pkey PRIMARY KEY (seq, day)
 ) PARTITION BY LIST (day);
-CREATE TABLE errandry.history_later PARTITION OF errandry.history FOR VALUES IN (0);
+CREATE TABLE errandry.history_long_term PARTITION OF errandry.history FOR VALUES IN (0);
 CREATE INDEX history_expiry ON errandry.history (expires_at);
--- Few among many completed ones, and looked for most.
-CREATE INDEX history_troubled ON errandry.history (seq) WHERE state <> 'completed';
--- Only of those kept by number (core/job.py, Keep): the others do not pay for it.
-CREATE INDEX history_shelves ON errandry.history (task, state, finished_at, seq) WHERE strpos(keep, '"last_') > 0;
+-- Failed and canceled jobs: few among many completed ones, and the usual target of a search.
+CREATE INDEX history_unsuccessful ON errandry.history (seq) WHERE state <> 'completed';
+-- Only jobs that are kept by number (`Keep` in core/job.py), so that the index costs the others nothing.
+CREATE INDEX history_kept_by_number ON errandry.history (task, state, finished_at, seq) WHERE strpos(keep, '"last_') > 0;
 
--- Where a finished job is, by its id: to ask every day's partition whether an id was ever used would take too long.
-CREATE TABLE errandry.ended (
+-- The `seq` and the partition of each finished job, by id. Without this table, the check whether an id is in use would
+-- have to search every partition.
+CREATE TABLE errandry.finished_ids (
     id  text COLLATE "C" PRIMARY KEY,
     seq bigint           NOT NULL,
     day integer          NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- All jobs. A search can leave out the part it does not want. No part has a condition of its own: each could no longer be
--- read in the order of its index.
+-- All jobs, in two parts: a search skips the part that it does not want. The parts have no conditions, because the
+-- planner could then not read each part in the order of its index.
 CREATE VIEW errandry.job AS
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
@@ -154,10 +157,11 @@ SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, pri
        finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'history' AS part
   FROM errandry.history;
 
--- One row per (queue, task, group) in use. `ready`: it may have waiting jobs; a lane without the mark has none. Whoever
--- puts a job in line holds its lane by a key share lock; only a lane nobody holds loses its mark, or is dropped. `turn`
--- orders the groups of a queue, see core/pick.py. A lane that nothing may be claimed of is laid aside until `open_at`;
--- `opened` counts how often it was opened.
+-- One row per (queue, task, group) in use. `ready` marks a lane that may have waiting jobs; a lane without the mark has
+-- none. A transaction that inserts a waiting job takes a key share lock on the lane. Upkeep unmarks or deletes only lanes
+-- that no transaction has locked. `turn` orders the groups of a queue (core/fair_queueing.py). A lane from which no job
+-- may be claimed now, for example because its queue is paused, is parked until `open_at`; `opened` counts how often it
+-- was unparked.
 CREATE TABLE errandry.lanes (
     lane    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue   text COLLATE "C" NOT NULL,
@@ -174,15 +178,17 @@ CREATE INDEX lanes_ready ON errandry.lanes (queue, task, open_at, turn, grp) WHE
 CREATE INDEX lanes_grouped ON errandry.lanes (lane) WHERE ready AND grp <> '';
 CREATE INDEX lanes_parked ON errandry.lanes (open_at) WHERE ready AND open_at > 0;
 
--- How far each queue is whose groups are served in turn, and how far it would be if all had had theirs.
+-- Fair queueing (core/fair_queueing.py) of each queue with groups: `turn` is the virtual time of the queue, `last` the
+-- highest turn of its groups.
 CREATE TABLE errandry.rounds (
     queue text COLLATE "C" PRIMARY KEY,
     turn  double precision NOT NULL,
     last  double precision NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
--- Queues, tasks, groups (`name` is their queue) and workers that are paused, by whom and since when; that have a rule;
--- whose rate was used (`tat`: when that will be as if it had not been); that are closed until some time.
+-- Gates of queues, tasks, groups (`name` is the queue of a group) and workers: a pause, a rule, the state of a rate limit,
+-- a time until which the gate is closed. `tat` is the theoretical arrival time of GCRA: from then on the rate limit is
+-- fully replenished.
 CREATE TABLE errandry.gates (
     kind         text COLLATE "C" NOT NULL,
     name         text COLLATE "C" NOT NULL,
@@ -197,7 +203,8 @@ CREATE TABLE errandry.gates (
     PRIMARY KEY (kind, name, grp)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
--- Who holds a unique key, until `expires_at`, whatever becomes of the job; NULL: while the job is alive.
+-- The job that holds a unique key. It holds the key until `expires_at`, even if it ends or is deleted earlier; with NULL,
+-- until it ends.
 CREATE TABLE errandry.keys (
     key        text COLLATE "C" PRIMARY KEY,
     job        text COLLATE "C" NOT NULL,
@@ -205,7 +212,7 @@ CREATE TABLE errandry.keys (
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX keys_expiry ON errandry.keys (expires_at) WHERE expires_at IS NOT NULL;
 
--- Flows: which children a parent waits for, in their order, and how they ended. Kept as long as the parent.
+-- Flows: the children that a parent waits for, in their order, and how each ended. Kept as long as the parent.
 CREATE TABLE errandry.edges (
     parent  text COLLATE "C" NOT NULL,
     n       bigint           NOT NULL,
@@ -220,23 +227,25 @@ CREATE TABLE errandry.edges (
 ) WITH (fillfactor = 80);
 CREATE INDEX edges_child ON errandry.edges (seq);
 
--- Edges that others have inserted in transactions of their own to children that were there before: these are to be told.
-CREATE TABLE errandry.late (
+-- Edges that `insert_jobs` has added to children that existed before. Upkeep adds the parent to each such child:
+-- `insert_jobs` must not lock the child.
+CREATE TABLE errandry.pending_edges (
     parent text COLLATE "C" NOT NULL,
     n      bigint           NOT NULL,
     PRIMARY KEY (parent, n)
 );
 
--- Parents that have ended: why their children are still to be canceled, and when their edges go.
-CREATE TABLE errandry.closing (
+-- Parents that have ended. `cancel`: the reason with which their children are still to be canceled. After `expires_at`,
+-- upkeep deletes their edges.
+CREATE TABLE errandry.closing_flows (
     parent     text COLLATE "C" PRIMARY KEY,
     cancel     text COLLATE "C",
     expires_at double precision NOT NULL
 );
-CREATE INDEX closing_canceling ON errandry.closing (parent) WHERE cancel IS NOT NULL;
-CREATE INDEX closing_expiry ON errandry.closing (expires_at, parent) WHERE cancel IS NULL;
+CREATE INDEX closing_flows_canceling ON errandry.closing_flows (parent) WHERE cancel IS NOT NULL;
+CREATE INDEX closing_flows_expiry ON errandry.closing_flows (expires_at, parent) WHERE cancel IS NULL;
 
--- What jobs have done, slept and been told, in the order it began. Kept as long as the job.
+-- The steps, sleeps and signals of jobs, in the order they began. Kept as long as the job.
 CREATE TABLE errandry.steps (
     job    text COLLATE "C" NOT NULL,
     n      bigint           NOT NULL,
@@ -248,7 +257,7 @@ CREATE TABLE errandry.steps (
     PRIMARY KEY (job, kind, name)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
--- What runs again and again, as JSON; `due_at` is when somebody has to decide about its next tick.
+-- Schedules as JSON. `due_at` is when a pass has to decide about the next tick.
 CREATE TABLE errandry.schedules (
     name   text COLLATE "C" PRIMARY KEY,
     due_at double precision,
@@ -256,8 +265,9 @@ CREATE TABLE errandry.schedules (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX schedules_due ON errandry.schedules (due_at, name) WHERE due_at IS NOT NULL;
 
--- One row per pass: its events, how many there have ever been with them, and by how much the pass changed each counter.
--- Events are ids mostly, here and below: to press them takes longer than to write them, and saves less than half.
+-- The event log. One row per pass: its events, the number of all events so far (`total`), and by how much the pass changed
+-- each counter. Events consist mostly of ids, so they are stored without compression, which would take longer than the
+-- write and save less than half. The same holds for `bind_inbox`.
 CREATE TABLE errandry.events (
     n       bigint           PRIMARY KEY,
     at      double precision NOT NULL,
@@ -268,15 +278,16 @@ CREATE TABLE errandry.events (
 ) WITH (toast_tuple_target = 8160);
 ALTER TABLE errandry.events ALTER entries SET STORAGE EXTERNAL;
 
--- The same of inserts in others' transactions, which must not keep the log locked: the next pass moves it there.
-CREATE TABLE errandry.bound (
+-- Event rows of `insert_jobs`. The caller's transaction may stay open for long and must not lock the event log, so the
+-- next pass moves these rows there.
+CREATE TABLE errandry.bind_inbox (
     n       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at      double precision NOT NULL,
     count   bigint           NOT NULL,
     entries text             NOT NULL,
     deltas  text             NOT NULL
 ) WITH (toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
-ALTER TABLE errandry.bound ALTER entries SET STORAGE EXTERNAL;
+ALTER TABLE errandry.bind_inbox ALTER entries SET STORAGE EXTERNAL;
 
 -- Counters up to event row `store.folded`: jobs by state, and lifetime totals (`total.…`).
 CREATE TABLE errandry.totals (
@@ -287,7 +298,7 @@ CREATE TABLE errandry.totals (
     PRIMARY KEY (queue, task, name)
 );
 
--- What was counted from `at` on for `span` seconds, up to the same row: by the minute, the hour, the day.
+-- Figures of the `span` seconds (a minute, an hour, a day) from `at` on, up to the same event row.
 CREATE TABLE errandry.stats (
     span  integer          NOT NULL,
     at    bigint           NOT NULL,
@@ -298,13 +309,15 @@ CREATE TABLE errandry.stats (
     PRIMARY KEY (span, at, queue, task, name)
 );
 
--- A worker's last sign of life, and its last claim, so that the claim can be repeated.
+-- The last beat of each worker.
 CREATE TABLE errandry.workers (
     worker  text COLLATE "C" PRIMARY KEY,
     seen_at double precision NOT NULL,
     beat    text             NOT NULL
 ) WITH (fillfactor = 50);
--- Numbered anew with every pass: the last is found first, however many dead ones there are.
+
+-- The claims of each worker's last pass, so that a claim whose reply was lost can be answered again. Each pass writes a
+-- new number, so that a scan from the highest number finds the live row without reading dead ones.
 CREATE TABLE errandry.claims (
     worker     text COLLATE "C" NOT NULL,
     n          bigint           NOT NULL,
@@ -320,75 +333,79 @@ CREATE TABLE errandry.migrations (
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- The last statement of a pass: its row in the event log, if it has one, numbered without gaps in the order of commits.
--- So whoever numbers keeps the lock until the commit, which follows at once. What others have inserted in transactions of
--- their own comes first: the pass may have seen it. Others are told; `sender` knows it already.
-CREATE FUNCTION errandry.append(
+-- Adds the row of a pass to the event log, if the pass has events (`count`), and notifies other processes. Rows are numbered
+-- without gaps in the order of commits. So this is the last statement of a pass: it takes an advisory lock that is held
+-- until the commit, which follows at once. It first moves the rows of `bind_inbox` to the log, as the pass may have seen
+-- their jobs. `sender` is the store that sends the notification, which ignores its own.
+CREATE FUNCTION errandry.append_events(
     at double precision, count bigint, entries text, deltas text, channel text, sender text
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     last record;
 BEGIN
-    PERFORM set_config('lock_timeout', '10s', true);  -- only who commits just now is waited for
+    PERFORM set_config('lock_timeout', '10s', true);  -- a pass that is committing holds the lock only briefly
     PERFORM pg_advisory_xact_lock(hashtextextended('append', 'errandry.events'::regclass::oid::bigint));
     SELECT e.n, e.at, e.total INTO last FROM errandry.events AS e ORDER BY e.n DESC LIMIT 1;
     IF NOT FOUND THEN
         SELECT s.dropped AS n, s.at, s.total INTO last FROM errandry.store AS s;
     END IF;
-    IF EXISTS (SELECT 1 FROM errandry.bound) THEN
-        WITH moved AS (DELETE FROM errandry.bound RETURNING *)
+    IF EXISTS (SELECT 1 FROM errandry.bind_inbox) THEN
+        WITH moved AS (DELETE FROM errandry.bind_inbox RETURNING *)
         INSERT INTO errandry.events
         SELECT last.n + row_number() OVER so_far, greatest(last.at, max(m.at) OVER so_far), m.count,
                last.total + sum(m.count) OVER so_far, m.entries, m.deltas
           FROM moved AS m WINDOW so_far AS (ORDER BY m.n);
         SELECT e.n, e.at, e.total INTO last FROM errandry.events AS e ORDER BY e.n DESC LIMIT 1;
     END IF;
-    IF append.count > 0 THEN
+    IF append_events.count > 0 THEN
         INSERT INTO errandry.events
-        VALUES (last.n + 1, greatest(append.at, last.at), append.count, last.total + append.count, append.entries,
-                append.deltas);
+        VALUES (last.n + 1, greatest(append_events.at, last.at), append_events.count, last.total + append_events.count, append_events.entries,
+                append_events.deltas);
     END IF;
-    PERFORM pg_notify(append.channel, append.sender);
+    PERFORM pg_notify(append_events.channel, append_events.sender);
     RETURN last.n + 1;
 END
 $$;
 
--- For a pass that is sent whole, before anybody has looked: it comes to nothing if something is not as was thought.
-CREATE FUNCTION errandry.insist(is_so boolean) RETURNS void LANGUAGE plpgsql AS $$
+-- Raises an error unless the condition is true. A pass that is sent in one piece checks its guesses with it: the error rolls
+-- the pass back.
+CREATE FUNCTION errandry.assert_true(condition boolean) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF is_so IS NOT TRUE THEN
-        RAISE assert_failure USING MESSAGE = 'something has changed since the last pass';
+    IF condition IS NOT TRUE THEN
+        RAISE assert_failure USING MESSAGE = 'the pass was rolled back: a guess from the cache was wrong';
     END IF;
 END
 $$;
 
--- The partition for the jobs that expire on a day, unless it is there. Attached, not made in its place: so others read and
--- write meanwhile. It runs with its owner's rights: who writes jobs need not be able to change tables. Its rows go within
--- that one day, and then it goes itself: to clean it often would be for nothing.
-CREATE FUNCTION errandry.make_day(day integer) RETURNS void
+-- Creates the partition for the jobs that expire on a day, unless it exists. The table is created first and then attached,
+-- so that other transactions can read and write `history` meanwhile. The function runs with its owner's rights, so that the
+-- role of a worker need not be allowed to change tables. Autovacuum runs rarely on a partition: all its rows are deleted
+-- within one day, then the partition is dropped.
+CREATE FUNCTION errandry.create_history_partition(day integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    name text := 'history_' || to_char(date '1970-01-01' + make_day.day, 'YYYYMMDD');
+    name text := 'history_' || to_char(date '1970-01-01' + create_history_partition.day, 'YYYYMMDD');
 BEGIN
     LOCK TABLE errandry.history IN SHARE UPDATE EXCLUSIVE MODE;
     EXECUTE format('CREATE TABLE IF NOT EXISTS errandry.%I (LIKE errandry.history)
                     WITH (autovacuum_vacuum_scale_factor = 0.5)', name);
     IF NOT EXISTS (SELECT 1 FROM pg_inherits WHERE inhrelid = to_regclass(format('errandry.%I', name))) THEN
-        EXECUTE format('ALTER TABLE errandry.history ATTACH PARTITION errandry.%I FOR VALUES IN (%s)', name, make_day.day);
+        EXECUTE format('ALTER TABLE errandry.history ATTACH PARTITION errandry.%I FOR VALUES IN (%s)', name, create_history_partition.day);
     END IF;
 END
 $$;
-REVOKE ALL ON FUNCTION errandry.make_day(integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION errandry.create_history_partition(integer) FROM PUBLIC;
 
--- Whether a text holds at least one needle of each list, or none of one list. Only A-Z are folded.
-CREATE FUNCTION errandry.has_all(held text, wanted jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT held IS NOT NULL AND NOT EXISTS (
+-- `contains_all`: whether a text contains at least one needle of each list. `contains_none`: whether it contains no needle
+-- of one list. Only A-Z are folded to lower case.
+CREATE FUNCTION errandry.contains_all(content text, wanted jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT content IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM jsonb_array_elements(wanted) AS any_of
          WHERE NOT EXISTS (SELECT 1 FROM jsonb_array_elements_text(any_of) AS needle
-                            WHERE strpos(lower(held COLLATE "C"), needle) > 0))
+                            WHERE strpos(lower(content COLLATE "C"), needle) > 0))
 $$;
-CREATE FUNCTION errandry.has_none(held text, unwanted jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT held IS NULL OR NOT EXISTS (
+CREATE FUNCTION errandry.contains_none(content text, unwanted jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT content IS NULL OR NOT EXISTS (
         SELECT 1 FROM jsonb_array_elements_text(unwanted) AS needle
-         WHERE strpos(lower(held COLLATE "C"), needle) > 0)
+         WHERE strpos(lower(content COLLATE "C"), needle) > 0)
 $$;

@@ -1,12 +1,16 @@
--- Jobs inserted by others, in transactions of their own: they come with that transaction's commit, and not at all with its
--- rollback. Such a transaction may stay open for long, so it takes no lock that a pass could have to wait for.
+-- Inserts jobs in a transaction of the caller's: they appear when it commits, and not if it rolls back. The transaction may
+-- stay open for long, so the function takes no lock for which a pass would have to wait.
 --
--- `jobs` is an array of what core/job.py calls NewJob, as JSON; with `edges` (core/flow.py), a flow of them, parents before
--- their children. Returns an object: for each job its id, or of who holds its
--- unique key (`ids`), which of them were there already (`existed`), and which took the arguments of another (`replaced`); or
--- only `duplicate`, the key and its holder, if a job was to have no other beside it: then nothing was inserted. With a `store`,
--- nothing is inserted and NULL returned unless that is the identity of this one. `at` is for tests that move the clock. It runs
--- with its owner's rights, and with plans that hold however many rows there are.
+-- jobs    an array of NewJob (core/job.py) as JSON
+-- store   the identity of the store that the caller expects; if it differs, nothing is inserted and NULL is returned
+-- at      the time of the store, for tests that set the clock
+-- edges   an array of Edge (core/flow.py) that makes the jobs a flow; parents come before their children in `jobs`
+--
+-- Returns an object with `ids`, for each job its id or the id of the job that holds its unique key; `existed`, the ids that were
+-- not inserted; `replaced`, the ids of jobs that took the arguments of a given job. If the unique key of a job with
+-- `on_conflict: raise` is held, it returns only `duplicate`, the key and the job that holds it, and inserts nothing.
+--
+-- The function runs with its owner's rights, and with plans that hold for any table size.
 CREATE FUNCTION errandry.insert_jobs(
     jobs jsonb, store text DEFAULT NULL, at double precision DEFAULT NULL, edges jsonb DEFAULT '[]')
 RETURNS jsonb LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -14,13 +18,13 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_has
 SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    moment double precision;
+    now_at double precision;
     is_strict boolean := current_setting('transaction_isolation') <> 'read committed';
-    made   bigint[];
-    fault  record;
+    inserted_seqs bigint[];
+    invalid record;
     unique_keys jsonb;
-    there  jsonb;
-    ties   jsonb := '[]';
+    existing jsonb;
+    new_edges jsonb := '[]';
     children jsonb := '{}';
     parents jsonb := '{}';
     answer jsonb;
@@ -28,41 +32,44 @@ BEGIN
     IF insert_jobs.store <> (SELECT identity FROM errandry.store) THEN
         RETURN NULL;
     END IF;
-    SELECT * INTO fault FROM errandry.fault_of(insert_jobs.jobs) AS found (id, why);
-    IF fault.why IS NULL AND insert_jobs.edges <> '[]' THEN
-        SELECT * INTO fault FROM errandry.fault_of_edges(insert_jobs.jobs, insert_jobs.edges) AS found (id, why);
+    SELECT * INTO invalid FROM errandry.first_invalid_job(insert_jobs.jobs) AS first (id, why);
+    IF invalid.why IS NULL AND insert_jobs.edges <> '[]' THEN
+        SELECT * INTO invalid FROM errandry.first_invalid_edge(insert_jobs.jobs, insert_jobs.edges) AS first (id, why);
     END IF;
-    IF fault.why IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = format('insert_jobs: job %L: %s', fault.id, fault.why);
+    IF invalid.why IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('insert_jobs: job %L: %s', invalid.id, invalid.why);
     END IF;
-    moment := greatest(coalesce(insert_jobs.at, extract(epoch FROM clock_timestamp())::float8),
+    now_at := greatest(coalesce(insert_jobs.at, extract(epoch FROM clock_timestamp())::float8),
                        (SELECT at FROM errandry.events ORDER BY n DESC LIMIT 1), (SELECT at FROM errandry.store));
-    unique_keys := errandry.take_keys(insert_jobs.jobs, moment);
+    unique_keys := errandry.take_keys(insert_jobs.jobs, now_at);
     IF unique_keys ? 'duplicate' THEN
         RETURN unique_keys;
     END IF;
-    there := unique_keys -> 'held';
+    existing := unique_keys -> 'held';
     IF insert_jobs.edges <> '[]' THEN
-        ties := errandry.ties_of(insert_jobs.jobs, insert_jobs.edges, there);
-        there := there || (ties -> 'there');
-        ties := ties -> 'ties';
+        new_edges := errandry.resolve_edges(insert_jobs.jobs, insert_jobs.edges, existing);
+        existing := existing || (new_edges -> 'existing');
+        new_edges := new_edges -> 'edges';
         SELECT coalesce(jsonb_object_agg(parent, jobs), '{}') INTO children
-          FROM (SELECT tie ->> 'parent' AS parent, count(*) AS jobs FROM jsonb_array_elements(ties) AS tie GROUP BY 1) AS by;
+          FROM (SELECT edge ->> 'parent' AS parent, count(*) AS jobs
+                  FROM jsonb_array_elements(new_edges) AS edge GROUP BY 1) AS by;
         SELECT coalesce(jsonb_object_agg(child, jobs), '{}') INTO parents
-          FROM (SELECT tie ->> 'child' AS child, count(*) AS jobs FROM jsonb_array_elements(ties) AS tie GROUP BY 1) AS by;
+          FROM (SELECT edge ->> 'child' AS child, count(*) AS jobs
+                  FROM jsonb_array_elements(new_edges) AS edge GROUP BY 1) AS by;
     END IF;
     IF EXISTS (SELECT 1 FROM errandry.gates WHERE kind = 'queue' AND rule LIKE '%max_size%') THEN
         PERFORM errandry.refuse_if_full(
             (SELECT coalesce(jsonb_agg(job), '[]') FROM jsonb_array_elements(insert_jobs.jobs) AS job
-              WHERE NOT there ? (job ->> 'id') AND NOT children ? (job ->> 'id')), moment);
+              WHERE NOT existing ? (job ->> 'id') AND NOT children ? (job ->> 'id')), now_at);
     END IF;
 
-    -- A lane that has its mark is held, so that it keeps it. To make one, or to mark it, would make others wait: the next
-    -- pass that claims does it. So it does for a transaction that must not touch what has changed since it began.
-    WITH asked AS (
+    -- Marked lanes get a key share lock, so that they keep their mark. A new or unmarked lane is left to the next pass that
+    -- claims: inserting or marking it here would make other transactions wait. At stricter isolation levels no lane is
+    -- locked, because a lane that changed since the transaction began would raise a serialization error.
+    WITH given_jobs AS (
         SELECT n, id, task, coalesce(queue, 'default') AS queue, coalesce("group", '') AS grp,
                coalesce("order", 'fifo') AS ordering, payload, coalesce(priority, 0) AS priority,
-               coalesce(moment + delay, run_at) AS run_at, coalesce(max_attempts, 5) AS max_attempts,
+               coalesce(now_at + delay, run_at) AS run_at, coalesce(max_attempts, 5) AS max_attempts,
                coalesce(max_crashes, 3) AS max_crashes,
                timeout, deadline, metadata, backoff::text, keep::text, nullif(tags, '[]')::text AS tags,
                "unique"::text AS uniqueness
@@ -73,18 +80,18 @@ BEGIN
                metadata text, "unique" jsonb)) WITH ORDINALITY
             AS given (id, task, payload, queue, "group", priority, "order", run_at, delay, max_attempts, max_crashes,
                       timeout, deadline, backoff, keep, tags, metadata, "unique", n)
-         WHERE NOT there ? id),
-    held AS (
+         WHERE NOT existing ? id),
+    marked_lanes AS (
         SELECT marked.lane, queue, task, grp
-          FROM (SELECT DISTINCT queue, task, grp FROM asked WHERE NOT is_strict ORDER BY queue, task, grp) AS wanted
+          FROM (SELECT DISTINCT queue, task, grp FROM given_jobs WHERE NOT is_strict ORDER BY queue, task, grp) AS wanted
          CROSS JOIN LATERAL (SELECT lane, ready FROM errandry.lanes
                               WHERE lanes.queue = wanted.queue AND lanes.grp = wanted.grp AND lanes.task = wanted.task
                                 FOR KEY SHARE) AS marked
          WHERE marked.ready),
     numbered AS (
-        SELECT nextval('errandry.number') AS seq, line.*,
-               CASE WHEN children ? id THEN 'blocked' WHEN run_at > moment THEN 'scheduled' ELSE 'waiting' END AS state
-          FROM (SELECT * FROM asked ORDER BY n) AS line),
+        SELECT nextval('errandry.job_numbers') AS seq, ordered.*,
+               CASE WHEN children ? id THEN 'blocked' WHEN run_at > now_at THEN 'scheduled' ELSE 'waiting' END AS state
+          FROM (SELECT * FROM given_jobs ORDER BY n) AS ordered),
     inserted AS (
         INSERT INTO errandry.live (
                seq, id, task, queue, grp, state, ordering, payload, priority, place, run_at, attempts, max_attempts,
@@ -95,54 +102,57 @@ BEGIN
                run_at, 0, max_attempts, 0, 0, max_crashes, coalesce((children ->> id)::bigint, 0),
                coalesce((children ->> id)::bigint, 0), coalesce((parents ->> id)::bigint, 0),
                timeout, deadline, 0, false, metadata,
-               moment, moment, backoff, keep, tags, uniqueness, CASE WHEN state = 'waiting' THEN lane END
-          FROM numbered LEFT JOIN held USING (queue, task, grp)
+               now_at, now_at, backoff, keep, tags, uniqueness, CASE WHEN state = 'waiting' THEN lane END
+          FROM numbered LEFT JOIN marked_lanes USING (queue, task, grp)
          ORDER BY id
             ON CONFLICT (id) DO NOTHING
         RETURNING seq)
-    SELECT array_agg(seq) INTO made FROM inserted;
+    SELECT array_agg(seq) INTO inserted_seqs FROM inserted;
 
-    -- Looked for now that nobody else can insert these ids: a job that finishes meanwhile would be missed before. What such
-    -- a transaction cannot see makes it fail, as it has to, when a row of the same id is tried.
+    -- Delete the new jobs whose ids belong to finished jobs. This check comes after the insert, because from then on no other
+    -- transaction can insert these ids; before it, a job that finishes meanwhile would be missed. A transaction at a stricter
+    -- isolation level cannot see such a job, so it inserts a row of the same id, which raises a serialization error.
     IF is_strict THEN
-        INSERT INTO errandry.ended (id, seq, day)
-        SELECT id, seq, 0 FROM errandry.live WHERE seq = ANY (made) ORDER BY id ON CONFLICT (id) DO NOTHING;
-        DELETE FROM errandry.ended USING errandry.live
-         WHERE live.seq = ANY (made) AND ended.id = live.id AND ended.seq = live.seq;
+        INSERT INTO errandry.finished_ids (id, seq, day)
+        SELECT id, seq, 0 FROM errandry.live WHERE seq = ANY (inserted_seqs) ORDER BY id ON CONFLICT (id) DO NOTHING;
+        DELETE FROM errandry.finished_ids USING errandry.live
+         WHERE live.seq = ANY (inserted_seqs) AND finished_ids.id = live.id AND finished_ids.seq = live.seq;
     END IF;
-    WITH again AS (
+    WITH duplicates AS (
         DELETE FROM errandry.live
-         WHERE seq = ANY (made) AND EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = live.id OFFSET 0)
+         WHERE seq = ANY (inserted_seqs) AND EXISTS (SELECT 1 FROM errandry.finished_ids WHERE finished_ids.id = live.id OFFSET 0)
         RETURNING seq)
-    SELECT array_agg(fresh.seq) INTO made
-      FROM unnest(made) AS fresh (seq) WHERE NOT EXISTS (SELECT 1 FROM again WHERE again.seq = fresh.seq);
+    SELECT array_agg(fresh.seq) INTO inserted_seqs
+      FROM unnest(inserted_seqs) AS fresh (seq)
+     WHERE NOT EXISTS (SELECT 1 FROM duplicates WHERE duplicates.seq = fresh.seq);
 
-    IF made IS NOT NULL THEN
-        WITH fresh AS (SELECT seq, id, queue, task, state FROM errandry.live WHERE seq = ANY (made)),
+    IF inserted_seqs IS NOT NULL THEN
+        WITH fresh AS (SELECT seq, id, queue, task, state FROM errandry.live WHERE seq = ANY (inserted_seqs)),
         states AS (SELECT queue, task, state, count(*) AS jobs FROM fresh GROUP BY queue, task, state),
         deltas AS (SELECT queue, task, jsonb_object_agg(state, jobs) || jsonb_build_object('total.inserted', sum(jobs)) AS by
                      FROM states GROUP BY queue, task)
-        INSERT INTO errandry.bound (at, count, entries, deltas)
-        SELECT moment, count(*), json_agg(json_build_array(ARRAY[state], ARRAY[id], queue, task) ORDER BY seq)::text,
+        INSERT INTO errandry.bind_inbox (at, count, entries, deltas)
+        SELECT now_at, count(*), json_agg(json_build_array(ARRAY[state], ARRAY[id], queue, task) ORDER BY seq)::text,
                (SELECT json_agg(json_build_array(queue, task, by))::text FROM deltas)
           FROM fresh;
     END IF;
-    IF ties <> '[]' THEN
-        PERFORM errandry.tie_jobs(ties, (SELECT jsonb_object_agg(id, seq) FROM errandry.live WHERE seq = ANY (made)));
+    IF new_edges <> '[]' THEN
+        PERFORM errandry.insert_edges(
+            new_edges, (SELECT jsonb_object_agg(id, seq) FROM errandry.live WHERE seq = ANY (inserted_seqs)));
     END IF;
-    -- An id that was there after all has no use for its key.
+    -- Free the unique keys that were taken for jobs whose ids turned out to exist.
     DELETE FROM errandry.keys USING jsonb_each_text(unique_keys -> 'taken') AS taken (slot, id)
      WHERE key = slot AND job = taken.id
-       AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = taken.id AND seq = ANY (made) OFFSET 0);
+       AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = taken.id AND seq = ANY (inserted_seqs) OFFSET 0);
 
     WITH given AS (SELECT n, coalesce(unique_keys -> 'held' ->> (job ->> 'id'), job ->> 'id') AS id
                      FROM jsonb_array_elements(insert_jobs.jobs) WITH ORDINALITY AS job (job, n)),
-    existed AS (SELECT id FROM given EXCEPT SELECT id FROM errandry.live WHERE seq = ANY (made))
+    existed AS (SELECT id FROM given EXCEPT SELECT id FROM errandry.live WHERE seq = ANY (inserted_seqs))
     SELECT jsonb_build_object('ids', (SELECT jsonb_agg(id ORDER BY n) FROM given),
                               'existed', coalesce((SELECT jsonb_agg(id) FROM existed), '[]'),
-                              'replaced', errandry.replace_jobs(insert_jobs.jobs, unique_keys -> 'held', moment))
+                              'replaced', errandry.replace_jobs(insert_jobs.jobs, unique_keys -> 'held', now_at))
       INTO answer;
-    IF made IS NOT NULL OR answer -> 'replaced' <> '[]' THEN
+    IF inserted_seqs IS NOT NULL OR answer -> 'replaced' <> '[]' THEN
         PERFORM pg_notify('errandry_' || nspname, '')
            FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
           WHERE pg_class.oid = 'errandry.live'::regclass;
@@ -151,89 +161,90 @@ BEGIN
 END
 $$;
 
--- What is to be tied of the edges of a flow, if others are there in place of some jobs (`held`), as store/flow.py has it: the
--- `ties`, in their order; and the children that are not made anew (`there`) because their parent was there already.
-CREATE FUNCTION errandry.ties_of(jobs jsonb, edges jsonb, held jsonb) RETURNS jsonb LANGUAGE plpgsql
+-- Replaces jobs whose unique keys are held (`held`) by their holders in the edges of a flow, like store/execute/flow.py.
+-- Returns the `edges` to insert in their order, and `existing`, the children that are not inserted because their parent
+-- existed already.
+CREATE FUNCTION errandry.resolve_edges(jobs jsonb, edges jsonb, held jsonb) RETURNS jsonb LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     places jsonb := (SELECT jsonb_object_agg(job ->> 'id', n)
-                       FROM jsonb_array_elements(ties_of.jobs) WITH ORDINALITY AS given (job, n)
+                       FROM jsonb_array_elements(resolve_edges.jobs) WITH ORDINALITY AS given (job, n)
                       WHERE NOT held ? (job ->> 'id'));
-    named  jsonb;
-    wrong  record;
+    resolved jsonb;
+    invalid record;
 BEGIN
     WITH given AS (
-        SELECT n, edge ->> 'parent' AS asked, coalesce(held ->> (edge ->> 'parent'), edge ->> 'parent') AS parent,
+        SELECT n, edge ->> 'parent' AS given_parent, coalesce(held ->> (edge ->> 'parent'), edge ->> 'parent') AS parent,
                coalesce(held ->> (edge ->> 'child'), edge ->> 'child') AS child,
                coalesce(edge ->> 'policy', 'fail') AS policy, feed, place
-          FROM jsonb_array_elements(ties_of.edges) WITH ORDINALITY AS edges (edge, n)
+          FROM jsonb_array_elements(resolve_edges.edges) WITH ORDINALITY AS edges (edge, n)
           LEFT JOIN LATERAL jsonb_array_elements(edge -> 'feeds') WITH ORDINALITY AS feeds (feed, place) ON true),
     pairs AS (
         SELECT min(n) AS n, parent, child, (array_agg(policy ORDER BY n DESC))[1] AS policy,
-               jsonb_agg(feed ORDER BY n, place) FILTER (WHERE feed IS NOT NULL) AS feeds, bool_or(held ? asked) AS is_held
+               jsonb_agg(feed ORDER BY n, place) FILTER (WHERE feed IS NOT NULL) AS feeds, bool_or(held ? given_parent) AS is_held
           FROM given GROUP BY parent, child)
     SELECT jsonb_agg(jsonb_build_object(
                'parent', parent, 'child', child, 'policy', policy, 'feeds', feeds,
-               'is_old', is_held OR EXISTS (SELECT 1 FROM errandry.live WHERE live.id = parent)
-                                 OR EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = parent)) ORDER BY n)
-      INTO named FROM pairs;
-    SELECT tie ->> 'parent' AS parent, tie ->> 'child' AS child INTO wrong
-      FROM jsonb_array_elements(named) AS tie
-     WHERE (tie ->> 'is_old')::boolean
-       AND NOT EXISTS (SELECT 1 FROM errandry.edges WHERE edges.parent = tie ->> 'parent' AND edges.child = tie ->> 'child')
+               'parent_existed', is_held OR EXISTS (SELECT 1 FROM errandry.live WHERE live.id = parent)
+                                         OR EXISTS (SELECT 1 FROM errandry.finished_ids WHERE finished_ids.id = parent)) ORDER BY n)
+      INTO resolved FROM pairs;
+    SELECT edge ->> 'parent' AS parent, edge ->> 'child' AS child INTO invalid
+      FROM jsonb_array_elements(resolved) AS edge
+     WHERE (edge ->> 'parent_existed')::boolean
+       AND NOT EXISTS (SELECT 1 FROM errandry.edges WHERE edges.parent = edge ->> 'parent' AND edges.child = edge ->> 'child')
      LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = 'EQ002', MESSAGE = 'flow: ' || json_build_array('parent', wrong.parent, format(
-            'was there before, and does not wait for %s: hand in a parent with its children', wrong.child))::text;
+        RAISE EXCEPTION USING ERRCODE = 'EQ002', MESSAGE = 'flow: ' || json_build_array('parent', invalid.parent, format(
+            'exists and does not wait for %s: insert a parent together with its children', invalid.child))::text;
     END IF;
-    SELECT tie ->> 'child' AS child INTO wrong
-      FROM jsonb_array_elements(named) AS tie
-     WHERE (places ->> (tie ->> 'child'))::bigint <= (places ->> (tie ->> 'parent'))::bigint LIMIT 1;
+    SELECT edge ->> 'child' AS child INTO invalid
+      FROM jsonb_array_elements(resolved) AS edge
+     WHERE (places ->> (edge ->> 'child'))::bigint <= (places ->> (edge ->> 'parent'))::bigint LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = 'EQ002', MESSAGE = 'flow: ' || json_build_array('child', wrong.child,
-            'waits for a circle, as jobs with the same unique key are one: jobs of a flow cannot wait for each other')::text;
+        RAISE EXCEPTION USING ERRCODE = 'EQ002', MESSAGE = 'flow: ' || json_build_array('child', invalid.child,
+            'is in a circle, because jobs with the same unique key are one job')::text;
     END IF;
     RETURN (SELECT jsonb_build_object(
-        'there', coalesce(jsonb_object_agg(tie ->> 'child', tie ->> 'child') FILTER (WHERE (tie ->> 'is_old')::boolean), '{}'),
-        'ties', coalesce(jsonb_agg(tie ORDER BY n) FILTER (
-            WHERE NOT (tie ->> 'is_old')::boolean
-              AND (places ? (tie ->> 'child') OR EXISTS (SELECT 1 FROM errandry.live WHERE live.id = tie ->> 'child')
-                   OR EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = tie ->> 'child'))), '[]'))
-        FROM jsonb_array_elements(named) WITH ORDINALITY AS ties (tie, n));
+        'existing', coalesce(jsonb_object_agg(edge ->> 'child', edge ->> 'child') FILTER (WHERE (edge ->> 'parent_existed')::boolean), '{}'),
+        'edges', coalesce(jsonb_agg(edge ORDER BY n) FILTER (
+            WHERE NOT (edge ->> 'parent_existed')::boolean
+              AND (places ? (edge ->> 'child') OR EXISTS (SELECT 1 FROM errandry.live WHERE live.id = edge ->> 'child')
+                   OR EXISTS (SELECT 1 FROM errandry.finished_ids WHERE finished_ids.id = edge ->> 'child'))), '[]'))
+        FROM jsonb_array_elements(resolved) WITH ORDINALITY AS given (edge, n));
 END
 $$;
 
--- Ties those of these jobs that were `made`, each id with its number, to their children. Who was there before is not touched,
--- as its end must not wait for ours: upkeep tells it of its parents.
-CREATE FUNCTION errandry.tie_jobs(ties jsonb, made jsonb) RETURNS void LANGUAGE plpgsql
+-- Inserts the edges of the parents that were inserted; `inserted` maps their ids to their `seq`. Children that existed before
+-- are not locked, because their settle must not wait for the caller's transaction: upkeep adds the parents to them.
+CREATE FUNCTION errandry.insert_edges(edges jsonb, inserted jsonb) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    names text[] := (SELECT array_agg(DISTINCT tie ->> 'parent') FROM jsonb_array_elements(tie_jobs.ties) AS tie
-                      WHERE made ? (tie ->> 'parent'));
+    new_parents text[] := (SELECT array_agg(DISTINCT edge ->> 'parent') FROM jsonb_array_elements(insert_edges.edges) AS edge
+                            WHERE inserted ? (edge ->> 'parent'));
 BEGIN
-    DELETE FROM errandry.edges WHERE parent = ANY (names);
-    DELETE FROM errandry.closing WHERE parent = ANY (names);
-    WITH tied AS (
+    DELETE FROM errandry.edges WHERE parent = ANY (new_parents);
+    DELETE FROM errandry.closing_flows WHERE parent = ANY (new_parents);
+    WITH inserted_edges AS (
         INSERT INTO errandry.edges (parent, n, child, task, seq, policy, feeds)
-        SELECT tie ->> 'parent', row_number() OVER (PARTITION BY tie ->> 'parent' ORDER BY n) - 1, tie ->> 'child',
-               found.task, found.seq, tie ->> 'policy', nullif(tie -> 'feeds', 'null')::text
-          FROM jsonb_array_elements(tie_jobs.ties) WITH ORDINALITY AS given (tie, n)
+        SELECT edge ->> 'parent', row_number() OVER (PARTITION BY edge ->> 'parent' ORDER BY n) - 1, edge ->> 'child',
+               job.task, job.seq, edge ->> 'policy', nullif(edge -> 'feeds', 'null')::text
+          FROM jsonb_array_elements(insert_edges.edges) WITH ORDINALITY AS given (edge, n)
          CROSS JOIN LATERAL (
-               SELECT seq, task FROM errandry.live WHERE id = tie ->> 'child'
+               SELECT seq, task FROM errandry.live WHERE id = edge ->> 'child'
                UNION ALL
-               SELECT seq, task FROM errandry.ended JOIN errandry.history USING (seq, day) WHERE ended.id = tie ->> 'child'
-               LIMIT 1) AS found
-         WHERE made ? (tie ->> 'parent')
+               SELECT seq, task FROM errandry.finished_ids JOIN errandry.history USING (seq, day) WHERE finished_ids.id = edge ->> 'child'
+               LIMIT 1) AS job
+         WHERE inserted ? (edge ->> 'parent')
         RETURNING parent, n, child)
-    INSERT INTO errandry.late (parent, n) SELECT parent, n FROM tied WHERE NOT made ? child;
+    INSERT INTO errandry.pending_edges (parent, n) SELECT parent, n FROM inserted_edges WHERE NOT inserted ? child;
 END
 $$;
 
--- Under what the store keeps a unique key, and until when: as core/unique.py has it.
-CREATE FUNCTION errandry.slot_of(
-    uniqueness jsonb, queue text, due double precision, moment double precision,
+-- The slot under which the store keeps a unique key, and when the key expires: see core/unique.py.
+CREATE FUNCTION errandry.unique_slot(
+    uniqueness jsonb, queue text, due double precision, now_at double precision,
     OUT slot text, OUT expires_at double precision
 ) LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -245,8 +256,8 @@ DECLARE
 BEGIN
     slot := CASE WHEN (uniqueness ->> 'per_queue')::boolean THEN queue || E'\n' ELSE '' END || (uniqueness ->> 'key');
     IF scope IN ('alive', 'window', 'ever') THEN
-        expires_at := CASE scope WHEN 'window' THEN moment + (uniqueness ->> 'window')::float8
-                                 WHEN 'ever' THEN moment + 31536000 END;
+        expires_at := CASE scope WHEN 'window' THEN now_at + (uniqueness ->> 'window')::float8
+                                 WHEN 'ever' THEN now_at + 31536000 END;
         RETURN;
     END IF;
     IF scope = 'month' THEN
@@ -260,10 +271,11 @@ BEGIN
 END
 $$;
 
--- Takes the unique keys of these jobs that are free, for those that are not there yet. Returns which it has `taken`, by slot,
--- and by whom others are `held`, by job; or `duplicate`, and takes none. What another transaction is about to take is waited for.
--- Who holds a key is not locked: its end must not wait for ours.
-CREATE FUNCTION errandry.take_keys(jobs jsonb, moment double precision) RETURNS jsonb LANGUAGE plpgsql AS $$
+-- Takes the free unique keys of the jobs that do not exist yet. Returns `taken`, the job of each slot that was taken, and
+-- `held`, for each other job the one that holds its key; or `duplicate` if a job with `on_conflict: raise` is among these: then
+-- it takes no key. Waits for transactions that are taking one of the keys. Does not lock the jobs that hold keys, because their
+-- settle must not wait for the caller's transaction.
+CREATE FUNCTION errandry.take_keys(jobs jsonb, now_at double precision) RETURNS jsonb LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     ids    text[];
@@ -275,7 +287,7 @@ DECLARE
     more   jsonb;
     held   jsonb;
     is_free boolean;
-    twin   record;
+    conflict record;
 BEGIN
     SELECT array_agg(id ORDER BY n), array_agg(slot ORDER BY n), array_agg(expires_at ORDER BY n),
            array_agg(on_conflict = 'raise' ORDER BY n), array_agg(key ORDER BY n)
@@ -283,16 +295,16 @@ BEGIN
       FROM (SELECT n, job ->> 'id' AS id, coalesce(job ->> 'on_conflict', 'return') AS on_conflict, slot, expires_at,
                    job -> 'unique' ->> 'key' AS key
               FROM jsonb_array_elements(take_keys.jobs) WITH ORDINALITY AS given (job, n)
-             CROSS JOIN LATERAL errandry.slot_of(
+             CROSS JOIN LATERAL errandry.unique_slot(
                    job -> 'unique', coalesce(job ->> 'queue', 'default'),
-                   greatest(moment, coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8)), moment)
+                   greatest(now_at, coalesce(now_at + (job ->> 'delay')::float8, (job ->> 'run_at')::float8)), now_at)
              WHERE jsonb_typeof(job -> 'unique') = 'object') AS wanted
      WHERE NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = wanted.id OFFSET 0)
-       AND NOT EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = wanted.id OFFSET 0);
+       AND NOT EXISTS (SELECT 1 FROM errandry.finished_ids WHERE finished_ids.id = wanted.id OFFSET 0);
     IF ids IS NULL THEN
         RETURN '{"taken": {}, "held": {}}';
     END IF;
-    DELETE FROM errandry.keys WHERE key = ANY (slots) AND expires_at <= moment;
+    DELETE FROM errandry.keys WHERE key = ANY (slots) AND expires_at <= now_at;
     LOOP
         WITH mine AS (
             INSERT INTO errandry.keys (key, job, expires_at)
@@ -302,146 +314,146 @@ BEGIN
             RETURNING key, job)
         SELECT coalesce(jsonb_object_agg(key, job), '{}') INTO more FROM mine;
         taken := taken || more;
-        -- In one look: a key that was held in one and is free in the next would leave its job without.
+        -- One statement reads both: between two, a key could become free, and its job would get neither the key nor a holder.
         SELECT bool_or(job IS NULL), coalesce(jsonb_object_agg(id, job) FILTER (WHERE taken ->> slot IS DISTINCT FROM id), '{}')
           INTO is_free, held
           FROM unnest(slots, ids) AS wanted (slot, id)
           LEFT JOIN LATERAL (SELECT job FROM errandry.keys WHERE key = slot OFFSET 0) AS holder ON true;
         EXIT WHEN NOT is_free;
     END LOOP;
-    SELECT name, held ->> id AS job INTO twin
+    SELECT name, held ->> id AS job INTO conflict
       FROM unnest(ids, raises, names) WITH ORDINALITY AS wanted (id, raises, name, n)
      WHERE wanted.raises AND held ->> id <> id ORDER BY n LIMIT 1;
     IF FOUND THEN
         DELETE FROM errandry.keys USING jsonb_each_text(taken) AS mine (slot, id) WHERE key = slot AND job = id;
-        RETURN jsonb_build_object('duplicate', jsonb_build_object('key', twin.name, 'job', twin.job));
+        RETURN jsonb_build_object('duplicate', jsonb_build_object('key', conflict.name, 'job', conflict.job));
     END IF;
     RETURN jsonb_build_object('taken', taken, 'held', held);
 END
 $$;
 
--- Gives those who hold the unique keys of these jobs what they are to do instead, and when, where the jobs say so and no
--- worker has taken them yet. Returns who got something; of several for one the last counts.
-CREATE FUNCTION errandry.replace_jobs(jobs jsonb, held jsonb, moment double precision) RETURNS jsonb LANGUAGE plpgsql AS $$
+-- Gives the jobs that hold the unique keys of jobs with `on_conflict: replace` their payload, metadata and run time, if no worker
+-- has claimed them yet. If several jobs replace the same one, the last counts. Returns the ids of the changed jobs.
+CREATE FUNCTION errandry.replace_jobs(jobs jsonb, held jsonb, now_at double precision) RETURNS jsonb LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     changed jsonb;
 BEGIN
-    WITH asked AS (
+    WITH given_jobs AS (
         SELECT DISTINCT ON (holder) holder, job ->> 'payload' AS payload, job ->> 'metadata' AS metadata,
-               coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8) AS run_at
+               coalesce(now_at + (job ->> 'delay')::float8, (job ->> 'run_at')::float8) AS run_at
           FROM jsonb_array_elements(replace_jobs.jobs) WITH ORDINALITY AS given (job, n)
-         CROSS JOIN LATERAL (SELECT held ->> (job ->> 'id') AS holder) AS who
+         CROSS JOIN LATERAL (SELECT held ->> (job ->> 'id') AS holder) AS holders
          WHERE job ->> 'on_conflict' = 'replace' AND holder IS NOT NULL AND holder <> job ->> 'id'
          ORDER BY holder, n DESC),
-    found AS (
-        SELECT seq, state AS was, asked.payload, asked.metadata, asked.run_at,
-               CASE WHEN open_children > 0 THEN 'blocked' WHEN asked.run_at > moment THEN 'scheduled' ELSE 'waiting' END AS will
-          FROM asked JOIN errandry.live ON id = holder
+    target AS (
+        SELECT seq, state AS old_state, given_jobs.payload, given_jobs.metadata, given_jobs.run_at,
+               CASE WHEN open_children > 0 THEN 'blocked' WHEN given_jobs.run_at > now_at THEN 'scheduled' ELSE 'waiting' END AS new_state
+          FROM given_jobs JOIN errandry.live ON id = holder
          WHERE state IN ('blocked', 'scheduled', 'waiting')
          ORDER BY id FOR NO KEY UPDATE OF live),
     moved AS (
         UPDATE errandry.live
-           SET payload = found.payload, metadata = found.metadata, run_at = found.run_at, state = will, updated_at = moment,
-               place = CASE WHEN will <> 'waiting' THEN NULL WHEN was = 'waiting' THEN place
-                            WHEN ordering = 'fifo' THEN nextval('errandry.number')
-                            ELSE -nextval('errandry.number') END,
-               lane = CASE WHEN will = 'waiting' AND was = 'waiting' THEN lane END
-          FROM found WHERE live.seq = found.seq
-        RETURNING live.seq, id, queue, task, attempts, was, will)
+           SET payload = target.payload, metadata = target.metadata, run_at = target.run_at, state = new_state, updated_at = now_at,
+               place = CASE WHEN new_state <> 'waiting' THEN NULL WHEN old_state = 'waiting' THEN place
+                            WHEN ordering = 'fifo' THEN nextval('errandry.job_numbers')
+                            ELSE -nextval('errandry.job_numbers') END,
+               lane = CASE WHEN new_state = 'waiting' AND old_state = 'waiting' THEN lane END
+          FROM target WHERE live.seq = target.seq
+        RETURNING live.seq, id, queue, task, attempts, old_state, new_state)
     SELECT jsonb_agg(to_jsonb(moved) ORDER BY seq) INTO changed FROM moved;
     IF changed IS NULL THEN
         RETURN '[]';
     END IF;
-    INSERT INTO errandry.bound (at, count, entries, deltas)
-    SELECT moment, jsonb_array_length(changed),
+    INSERT INTO errandry.bind_inbox (at, count, entries, deltas)
+    SELECT now_at, jsonb_array_length(changed),
            (SELECT json_agg(json_build_array(ARRAY['edited'], ARRAY[id], queue, task, attempts) ORDER BY seq)::text
               FROM jsonb_to_recordset(changed) AS (seq bigint, id text, queue text, task text, attempts bigint)),
            coalesce((SELECT json_agg(json_build_array(queue, task, by))::text
               FROM (SELECT queue, task, jsonb_object_agg(state, change) AS by
                       FROM (SELECT queue, task, state, sum(change) AS change
-                              FROM jsonb_to_recordset(changed) AS (queue text, task text, was text, will text)
-                             CROSS JOIN LATERAL (VALUES (was, -1), (will, 1)) AS step (state, change)
+                              FROM jsonb_to_recordset(changed) AS (queue text, task text, old_state text, new_state text)
+                             CROSS JOIN LATERAL (VALUES (old_state, -1), (new_state, 1)) AS step (state, change)
                              GROUP BY queue, task, state) AS steps
                      GROUP BY queue, task) AS deltas), '[]');
     RETURN (SELECT jsonb_agg(id) FROM jsonb_to_recordset(changed) AS (id text));
 END
 $$;
 
--- Raises EQ001 if a queue or a group would have more waiting jobs than it may. Who inserts there comes after the other, until
--- its commit: what a transaction does not see it could not count. Where the oldest make room, the next pass that inserts sees
--- to it.
-CREATE FUNCTION errandry.refuse_if_full(jobs jsonb, moment double precision) RETURNS void LANGUAGE plpgsql
+-- Raises EQ001 if a queue or a group would have more waiting jobs than its maximum. Takes an advisory lock on each such queue
+-- until the commit, because a transaction cannot count the jobs of another open transaction. In queues that drop their oldest
+-- jobs, the next pass that inserts drops them.
+CREATE FUNCTION errandry.refuse_if_full(jobs jsonb, now_at double precision) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    place record;
-    size  bigint;
+    bounded record;
+    size    bigint;
 BEGIN
-    FOR place IN
-        WITH coming AS (
+    FOR bounded IN
+        WITH new_jobs AS (
             SELECT coalesce(job ->> 'queue', 'default') AS queue, coalesce(job ->> 'group', '') AS grp
               FROM jsonb_array_elements(refuse_if_full.jobs) AS job
-             WHERE coalesce(moment + (job ->> 'delay')::float8, (job ->> 'run_at')::float8, 0) <= moment
+             WHERE coalesce(now_at + (job ->> 'delay')::float8, (job ->> 'run_at')::float8, 0) <= now_at
                AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.id = job ->> 'id' OFFSET 0)
-               AND NOT EXISTS (SELECT 1 FROM errandry.ended WHERE ended.id = job ->> 'id' OFFSET 0)),
-        bounded AS (
-            SELECT name AS queue, (rule::jsonb ->> 'max_size')::bigint AS most,
-                   (rule::jsonb ->> 'group_max_size')::bigint AS of_group
+               AND NOT EXISTS (SELECT 1 FROM errandry.finished_ids WHERE finished_ids.id = job ->> 'id' OFFSET 0)),
+        limits AS (
+            SELECT name AS queue, (rule::jsonb ->> 'max_size')::bigint AS max_size,
+                   (rule::jsonb ->> 'group_max_size')::bigint AS group_max_size
               FROM errandry.gates
              WHERE kind = 'queue' AND rule LIKE '%max_size%' AND coalesce(rule::jsonb ->> 'overflow', '') <> 'drop_oldest')
-        SELECT queue, NULL AS grp, most, count(*) AS jobs FROM coming JOIN bounded USING (queue)
-         WHERE most IS NOT NULL GROUP BY queue, most
+        SELECT queue, NULL AS grp, max_size, count(*) AS jobs FROM new_jobs JOIN limits USING (queue)
+         WHERE max_size IS NOT NULL GROUP BY queue, max_size
         UNION ALL
-        SELECT queue, grp, of_group, count(*) FROM coming JOIN bounded USING (queue)
-         WHERE of_group IS NOT NULL AND grp <> '' GROUP BY queue, grp, of_group
+        SELECT queue, grp, group_max_size, count(*) FROM new_jobs JOIN limits USING (queue)
+         WHERE group_max_size IS NOT NULL AND grp <> '' GROUP BY queue, grp, group_max_size
          ORDER BY queue, grp
     LOOP
-        PERFORM pg_advisory_xact_lock(hashtextextended(place.queue, 'errandry.live'::regclass::oid::bigint));
-        IF place.grp IS NULL THEN
-            size := coalesce((SELECT sum(value) FROM errandry.totals WHERE queue = place.queue AND name = 'waiting'), 0)
+        PERFORM pg_advisory_xact_lock(hashtextextended(bounded.queue, 'errandry.live'::regclass::oid::bigint));
+        IF bounded.grp IS NULL THEN
+            size := coalesce((SELECT sum(value) FROM errandry.totals WHERE queue = bounded.queue AND name = 'waiting'), 0)
                   + coalesce((SELECT sum((delta -> 2 ->> 'waiting')::bigint)
                                 FROM (SELECT deltas FROM errandry.events WHERE n > (SELECT folded FROM errandry.store)
-                                      UNION ALL SELECT deltas FROM errandry.bound) AS news,
-                                     jsonb_array_elements(news.deltas::jsonb) AS delta
-                               WHERE delta ->> 0 = place.queue), 0);
+                                      UNION ALL SELECT deltas FROM errandry.bind_inbox) AS uncounted,
+                                     jsonb_array_elements(uncounted.deltas::jsonb) AS delta
+                               WHERE delta ->> 0 = bounded.queue), 0);
         ELSE
-            size := (SELECT coalesce(sum(line.jobs), 0) FROM errandry.lanes
+            size := (SELECT coalesce(sum(waiting.jobs), 0) FROM errandry.lanes
                       CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM errandry.live
-                                           WHERE live.lane = lanes.lane AND state = 'waiting') AS line
-                      WHERE lanes.queue = place.queue AND lanes.grp = place.grp)
+                                           WHERE live.lane = lanes.lane AND state = 'waiting') AS waiting
+                      WHERE lanes.queue = bounded.queue AND lanes.grp = bounded.grp)
                   + (SELECT count(*) FROM errandry.live
-                      WHERE state = 'waiting' AND lane IS NULL AND live.queue = place.queue AND live.grp = place.grp);
+                      WHERE state = 'waiting' AND lane IS NULL AND live.queue = bounded.queue AND live.grp = bounded.grp);
         END IF;
-        IF size + place.jobs > place.most THEN
+        IF size + bounded.jobs > bounded.max_size THEN
             RAISE EXCEPTION USING ERRCODE = 'EQ001', MESSAGE = 'queue full: ' || json_build_array(
-                place.queue, size, place.most, coalesce(place.grp, ''))::text;
+                bounded.queue, size, bounded.max_size, coalesce(bounded.grp, ''))::text;
         END IF;
     END LOOP;
 END
 $$;
 
-CREATE FUNCTION errandry.is_name(name text) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+CREATE FUNCTION errandry.is_valid_name(name text) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND btrim(name) <> ''
 $$;
 
--- What is wrong with the first of these jobs that no program could read, or nothing.
-CREATE FUNCTION errandry.fault_of(jobs jsonb) RETURNS TABLE (id text, why text) LANGUAGE plpgsql IMMUTABLE AS $$
+-- The first of these jobs that is not valid, and why; no row if all are.
+CREATE FUNCTION errandry.first_invalid_job(jobs jsonb) RETURNS TABLE (id text, why text) LANGUAGE plpgsql IMMUTABLE AS $$
 #variable_conflict use_column
 DECLARE
-    alone jsonb;
+    job jsonb;
 BEGIN
-    IF jsonb_typeof(fault_of.jobs) IS DISTINCT FROM 'array'
-       OR jsonb_path_exists(fault_of.jobs, 'strict $[*] ? (@.type() != "object")') THEN
+    IF jsonb_typeof(first_invalid_job.jobs) IS DISTINCT FROM 'array'
+       OR jsonb_path_exists(first_invalid_job.jobs, 'strict $[*] ? (@.type() != "object")') THEN
         RETURN QUERY SELECT NULL::text, 'give an array of objects, each with id, task and payload';
         RETURN;
     END IF;
-    RETURN QUERY SELECT found.id, found.why FROM (
+    RETURN QUERY SELECT invalid.id, invalid.why FROM (
         SELECT job ->> 'id' AS id, n, CASE
             WHEN NOT job ?& ARRAY['id', 'task', 'payload'] THEN 'must have id, task and payload'
-            WHEN field IS NOT NULL THEN format('has a field no job has: %s', field)
-            WHEN NOT coalesce(errandry.is_name(job ->> 'id') AND errandry.is_name(job ->> 'task'), false)
-                OR NOT errandry.is_name(job ->> 'queue') OR NOT errandry.is_name(nullif(job ->> 'group', ''))
+            WHEN field IS NOT NULL THEN format('has an unknown field: %s', field)
+            WHEN NOT coalesce(errandry.is_valid_name(job ->> 'id') AND errandry.is_valid_name(job ->> 'task'), false)
+                OR NOT errandry.is_valid_name(job ->> 'queue') OR NOT errandry.is_valid_name(nullif(job ->> 'group', ''))
                 THEN 'id, task, queue and group must be names of at most 200 visible characters'
             WHEN jsonb_typeof(job -> 'payload') <> 'string' OR (job ->> 'payload')::jsonb IS NULL
                 OR (job ->> 'metadata' IS NOT NULL AND (job ->> 'metadata')::jsonb IS NULL)
@@ -459,7 +471,7 @@ BEGIN
             WHEN job ->> 'on_conflict' NOT IN ('return', 'raise', 'replace')
                 THEN 'on_conflict must be return, raise or replace'
             WHEN jsonb_typeof(job -> 'unique') NOT IN ('object', 'null')
-                OR jsonb_typeof(job -> 'unique') = 'object' AND NOT coalesce(errandry.is_name(job -> 'unique' ->> 'key'), false)
+                OR jsonb_typeof(job -> 'unique') = 'object' AND NOT coalesce(errandry.is_valid_name(job -> 'unique' ->> 'key'), false)
                 OR job -> 'unique' ->> 'scope' NOT IN ('alive', 'window', 'second', 'minute', 'hour', 'day', 'week', 'month',
                                                        'ever')
                 OR jsonb_path_exists(job, '$.unique.keyvalue() ? (
@@ -468,10 +480,10 @@ BEGIN
                      || (@.key == "per_queue" && @.value.type() != "boolean"))')
                 OR (job -> 'unique' ->> 'scope' IS NOT DISTINCT FROM 'window')
                    IS DISTINCT FROM (job -> 'unique' ->> 'window' IS NOT NULL)
-                THEN 'unique must have a key, a name of at most 200 visible characters, a scope, and a window if that is its scope'
+                THEN 'unique must have a key (a name of at most 200 visible characters), a scope, and a window if the scope is window'
             WHEN jsonb_typeof(job -> 'tags') <> 'array' OR jsonb_array_length(job -> 'tags') > 20
                 OR jsonb_path_exists(job, '$.tags[*] ? (@.type() != "string")')
-                THEN 'tags must be an array of at most 20 texts'
+                THEN 'tags must be an array of at most 20 strings'
             WHEN jsonb_typeof(job -> 'keep') NOT IN ('object', 'null')
                 OR jsonb_path_exists(job, '$.keep.keyvalue() ? (@.value.type() != "number" || @.value < 0
                      || (@.key starts with "last_" && (@.value < 1 || @.value > 10000 || @.value != @.value.floor())))')
@@ -482,21 +494,21 @@ BEGIN
                      || ((@.key == "start" || @.key == "cap") && (@.value.type() != "number" || @.value < 0))
                      || (@.key == "jitter" && (@.value.type() != "number" || @.value < 0 || @.value > 1))
                      || (@.key == "function" && @.value != null && @.value.type() != "string"))')
-                THEN 'backoff must have a curve, a start, a cap and a jitter that a retry can use'
+                THEN 'backoff must have a curve (fixed, linear or exponential), start and cap in seconds, and a jitter from 0 to 1'
         END AS why
-          FROM jsonb_array_elements(fault_of.jobs) WITH ORDINALITY AS given (job, n)
+          FROM jsonb_array_elements(first_invalid_job.jobs) WITH ORDINALITY AS given (job, n)
          CROSS JOIN LATERAL (SELECT min(key) AS field FROM jsonb_object_keys(job) AS key WHERE key <> ALL (ARRAY[
                 'id', 'task', 'payload', 'queue', 'group', 'priority', 'order', 'run_at', 'delay', 'max_attempts',
                 'max_crashes', 'timeout', 'deadline', 'backoff', 'keep', 'tags', 'metadata',
-                'unique', 'on_conflict'])) AS strange) AS found
-     WHERE found.why IS NOT NULL ORDER BY found.n LIMIT 1;
-EXCEPTION WHEN data_exception THEN  -- a text that is no JSON, or no number: of which job, shows when each is looked at alone
-    IF jsonb_array_length(fault_of.jobs) = 1 THEN
-        RETURN QUERY SELECT fault_of.jobs -> 0 ->> 'id', 'payload and metadata must be JSON, as text, and numbers must be numbers';
+                'unique', 'on_conflict'])) AS unknown) AS invalid
+     WHERE invalid.why IS NOT NULL ORDER BY invalid.n LIMIT 1;
+EXCEPTION WHEN data_exception THEN  -- a value is not JSON or not a number: check the jobs one by one to find it
+    IF jsonb_array_length(first_invalid_job.jobs) = 1 THEN
+        RETURN QUERY SELECT first_invalid_job.jobs -> 0 ->> 'id', 'payload and metadata must be JSON, as text, and numbers must be numbers';
         RETURN;
     END IF;
-    FOR alone IN SELECT * FROM jsonb_array_elements(fault_of.jobs) LOOP
-        RETURN QUERY SELECT * FROM errandry.fault_of(jsonb_build_array(alone));
+    FOR job IN SELECT * FROM jsonb_array_elements(first_invalid_job.jobs) LOOP
+        RETURN QUERY SELECT * FROM errandry.first_invalid_job(jsonb_build_array(job));
         IF FOUND THEN
             RETURN;
         END IF;
@@ -504,39 +516,39 @@ EXCEPTION WHEN data_exception THEN  -- a text that is no JSON, or no number: of 
 END
 $$;
 
--- What is wrong with the first of these edges that makes no flow of the jobs, or nothing.
-CREATE FUNCTION errandry.fault_of_edges(jobs jsonb, edges jsonb) RETURNS TABLE (id text, why text) LANGUAGE plpgsql IMMUTABLE AS $$
+-- The child of the first of these edges that is not valid, and why; no row if all are.
+CREATE FUNCTION errandry.first_invalid_edge(jobs jsonb, edges jsonb) RETURNS TABLE (id text, why text) LANGUAGE plpgsql IMMUTABLE AS $$
 #variable_conflict use_column
 DECLARE
     places jsonb := (SELECT jsonb_object_agg(job ->> 'id', n)
-                       FROM jsonb_array_elements(fault_of_edges.jobs) WITH ORDINALITY AS given (job, n));
+                       FROM jsonb_array_elements(first_invalid_edge.jobs) WITH ORDINALITY AS given (job, n));
 BEGIN
-    IF jsonb_typeof(fault_of_edges.edges) IS DISTINCT FROM 'array'
-       OR jsonb_path_exists(fault_of_edges.edges, 'strict $[*] ? (@.type() != "object")') THEN
+    IF jsonb_typeof(first_invalid_edge.edges) IS DISTINCT FROM 'array'
+       OR jsonb_path_exists(first_invalid_edge.edges, 'strict $[*] ? (@.type() != "object")') THEN
         RETURN QUERY SELECT NULL::text, 'edges must be an array of objects, each with parent and child';
         RETURN;
     END IF;
-    RETURN QUERY SELECT found.id, found.why FROM (
+    RETURN QUERY SELECT invalid.id, invalid.why FROM (
         SELECT edge ->> 'child' AS id, n, CASE
             WHEN EXISTS (SELECT 1 FROM jsonb_object_keys(edge) AS key WHERE key <> ALL (ARRAY[
-                'parent', 'child', 'policy', 'feeds'])) THEN 'its edge has a field no edge has'
+                'parent', 'child', 'policy', 'feeds'])) THEN 'its edge has an unknown field'
             WHEN NOT coalesce(places ? (edge ->> 'parent') AND places ? (edge ->> 'child'), false)
-                THEN 'its edge leads to or from a job that is not among those handed in with it'
+                THEN 'the parent and the child of its edge must be among the jobs inserted with it'
             WHEN (places ->> (edge ->> 'child'))::bigint <= (places ->> (edge ->> 'parent'))::bigint
-                THEN 'must stand after the jobs that wait for it: jobs of a flow cannot wait for each other'
+                THEN 'must come after its parents in the array; a flow must not have a circle'
             WHEN edge ->> 'policy' NOT IN ('fail', 'ignore', 'remove', 'after')
                 THEN 'the policy of its edge must be fail, ignore, remove or after'
             WHEN jsonb_typeof(edge -> 'feeds') <> 'array' OR EXISTS (
                 SELECT 1 FROM jsonb_array_elements(edge -> 'feeds') AS feed
                  WHERE jsonb_typeof(feed) <> 'string' OR feed #>> '{}' !~ '^[[:alpha:]_][[:alnum:]_]*(\[[0-9]{1,5}\])?$')
-                THEN 'its edge feeds no argument of the parent: total, or parts[2]'
-            WHEN count(*) OVER (PARTITION BY edge ->> 'parent', edge ->> 'child') > 1 THEN 'stands twice under its parent'
+                THEN 'feeds of its edge must name arguments of the parent, such as total or parts[2]'
+            WHEN count(*) OVER (PARTITION BY edge ->> 'parent', edge ->> 'child') > 1 THEN 'occurs twice under its parent'
             WHEN count(*) OVER (PARTITION BY edge ->> 'parent') > 10000 THEN 'its parent has more than 10,000 children'
         END AS why
-          FROM jsonb_array_elements(fault_of_edges.edges) WITH ORDINALITY AS given (edge, n)) AS found
-     WHERE found.why IS NOT NULL ORDER BY found.n LIMIT 1;
+          FROM jsonb_array_elements(first_invalid_edge.edges) WITH ORDINALITY AS given (edge, n)) AS invalid
+     WHERE invalid.why IS NOT NULL ORDER BY invalid.n LIMIT 1;
 END
 $$;
 
--- Rights are given by name: see docs/guide/postgres.md.
+-- Roles get the right to call the function one by one: see docs/guide/postgres.md.
 REVOKE ALL ON FUNCTION errandry.insert_jobs(jsonb, text, double precision, jsonb) FROM PUBLIC;

@@ -1,7 +1,8 @@
--- The columns of `live` and `history` follow the fields of the record, core/job.py, one to one.
+-- The columns of `live` and `history` are the fields of `JobRecord` (core/job.py) in their order.
 
--- One row: who this store is, the last number given, the time of the last pass (no process goes back behind
--- it), the last event row whose deltas are in `totals`, the last event row ever, and how many events the log holds.
+-- One row: the identity of the store, the last number given to a job, the time of the last pass (the time of the store
+-- never goes back), the last event row whose deltas are in `totals`, the last event row ever added, and the number of
+-- events in the log.
 CREATE TABLE store (
     only     INTEGER PRIMARY KEY CHECK (only = 1),
     identity TEXT    NOT NULL,
@@ -13,7 +14,7 @@ CREATE TABLE store (
 ) STRICT;
 INSERT INTO store (only, identity) VALUES (1, lower(hex(randomblob(8))));
 
--- Jobs that are not finished. `lane` is set while the job waits in line.
+-- Jobs that are not finished. `lane` is set while the job is waiting.
 CREATE TABLE live (
     seq              INTEGER PRIMARY KEY,
     id               TEXT    NOT NULL UNIQUE,
@@ -67,7 +68,7 @@ CREATE INDEX live_deadline ON live (deadline)
     WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
 CREATE INDEX live_canceling ON live (worker) WHERE cancel_requested;
 
--- Finished jobs, until `expires_at`.
+-- Finished jobs. Upkeep deletes them after `expires_at`.
 CREATE TABLE history (
     seq              INTEGER PRIMARY KEY,
     id               TEXT    NOT NULL UNIQUE,
@@ -114,12 +115,12 @@ CREATE TABLE history (
     steps            TEXT
 ) STRICT;
 CREATE INDEX history_expiry ON history (expires_at);
--- Few among many completed ones, and looked for most.
-CREATE INDEX history_troubled ON history (seq) WHERE state <> 'completed';
--- Only of those kept by number (core/job.py, Keep): the others do not pay for it.
-CREATE INDEX history_shelves ON history (task, state, finished_at) WHERE instr(keep, '"last_');
+-- Failed and canceled jobs: few among many completed ones, and the usual target of a search.
+CREATE INDEX history_unsuccessful ON history (seq) WHERE state <> 'completed';
+-- Only jobs that are kept by number (`Keep` in core/job.py), so that the index costs the others nothing.
+CREATE INDEX history_kept_by_number ON history (task, state, finished_at) WHERE instr(keep, '"last_');
 
--- All jobs in three parts, so that a search can leave out the parts it does not want.
+-- All jobs, in three parts: a search skips the parts that it does not want.
 CREATE VIEW job AS
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
@@ -136,11 +137,12 @@ UNION ALL
 SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'troubled' AS part
-  FROM history INDEXED BY history_troubled WHERE state <> 'completed';
+       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'unsuccessful' AS part
+  FROM history INDEXED BY history_unsuccessful WHERE state <> 'completed';
 
--- One row per (queue, task, group) in use. `ready`: it may have waiting jobs; a lane without the mark has none. `turn`
--- orders the groups of a queue, see core/pick.py. A lane that nothing may be claimed of is laid aside until `open_at`.
+-- One row per (queue, task, group) in use. `ready` marks a lane that may have waiting jobs; a lane without the mark has
+-- none. `turn` orders the groups of a queue (core/fair_queueing.py). A lane from which no job may be claimed now, for
+-- example because its queue is paused, is parked until `open_at`.
 CREATE TABLE lanes (
     lane    INTEGER PRIMARY KEY,
     queue   TEXT    NOT NULL,
@@ -157,15 +159,17 @@ CREATE INDEX lanes_grouped ON lanes (lane) WHERE ready AND grp <> '';
 CREATE INDEX lanes_parked ON lanes (open_at) WHERE ready AND open_at > 0;
 CREATE INDEX lanes_idle ON lanes (used_at) WHERE NOT ready;
 
--- How far each queue is whose groups are served in turn, and how far it would be if all had had theirs.
+-- Fair queueing (core/fair_queueing.py) of each queue with groups: `turn` is the virtual time of the queue, `last` the
+-- highest turn of its groups.
 CREATE TABLE rounds (
     queue TEXT PRIMARY KEY,
     turn  REAL NOT NULL,
     last  REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Queues, tasks, groups (`name` is their queue) and workers that are paused, by whom and since when; that have a rule;
--- whose rate was used (`tat`: when that will be as if it had not been); that are closed until some time.
+-- Gates of queues, tasks, groups (`name` is the queue of a group) and workers: a pause, a rule, the state of a rate limit,
+-- a time until which the gate is closed. `tat` is the theoretical arrival time of GCRA: from then on the rate limit is
+-- fully replenished.
 CREATE TABLE gates (
     kind         TEXT NOT NULL,
     name         TEXT NOT NULL,
@@ -180,7 +184,8 @@ CREATE TABLE gates (
     PRIMARY KEY (kind, name, grp)
 ) STRICT, WITHOUT ROWID;
 
--- Who holds a unique key, until `expires_at`, whatever becomes of the job; NULL: while the job is alive.
+-- The job that holds a unique key. It holds the key until `expires_at`, even if it ends or is deleted earlier; with NULL,
+-- until it ends.
 CREATE TABLE keys (
     key        TEXT PRIMARY KEY,
     job        TEXT NOT NULL,
@@ -188,7 +193,7 @@ CREATE TABLE keys (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX keys_expiry ON keys (expires_at) WHERE expires_at IS NOT NULL;
 
--- Flows: which children a parent waits for, in their order, and how they ended. Kept as long as the parent.
+-- Flows: the children that a parent waits for, in their order, and how each ended. Kept as long as the parent.
 CREATE TABLE edges (
     parent  TEXT    NOT NULL,
     n       INTEGER NOT NULL,
@@ -203,16 +208,17 @@ CREATE TABLE edges (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX edges_child ON edges (seq);
 
--- Parents that have ended: why their children are still to be canceled, and when their edges go.
-CREATE TABLE closing (
+-- Parents that have ended. `cancel`: the reason with which their children are still to be canceled. After `expires_at`,
+-- upkeep deletes their edges.
+CREATE TABLE closing_flows (
     parent     TEXT PRIMARY KEY,
     cancel     TEXT,
     expires_at REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX closing_canceling ON closing (parent) WHERE cancel IS NOT NULL;
-CREATE INDEX closing_expiry ON closing (expires_at) WHERE cancel IS NULL;
+CREATE INDEX closing_flows_canceling ON closing_flows (parent) WHERE cancel IS NOT NULL;
+CREATE INDEX closing_flows_expiry ON closing_flows (expires_at) WHERE cancel IS NULL;
 
--- What jobs have done, slept and been told, in the order it began. Kept as long as the job.
+-- The steps, sleeps and signals of jobs, in the order they began. Kept as long as the job.
 CREATE TABLE steps (
     job    TEXT    NOT NULL,
     n      INTEGER NOT NULL,
@@ -224,7 +230,7 @@ CREATE TABLE steps (
     PRIMARY KEY (job, kind, name)
 ) STRICT, WITHOUT ROWID;
 
--- What runs again and again, as JSON; `due_at` is when somebody has to decide about its next tick.
+-- Schedules as JSON. `due_at` is when a pass has to decide about the next tick.
 CREATE TABLE schedules (
     name   TEXT PRIMARY KEY,
     due_at REAL,
@@ -232,7 +238,7 @@ CREATE TABLE schedules (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX schedules_due ON schedules (due_at) WHERE due_at IS NOT NULL;
 
--- One row per pass: its events, and by how much it changed each counter.
+-- The event log. One row per pass: its events, and by how much it changed each counter.
 CREATE TABLE events (
     n       INTEGER PRIMARY KEY,
     at      REAL    NOT NULL,
@@ -250,7 +256,7 @@ CREATE TABLE totals (
     PRIMARY KEY (queue, task, name)
 ) STRICT, WITHOUT ROWID;
 
--- What was counted from `at` on for `span` seconds, up to the same row: by the minute, the hour, the day.
+-- Figures of the `span` seconds (a minute, an hour, a day) from `at` on, up to the same event row.
 CREATE TABLE stats (
     span  INTEGER NOT NULL,
     at    INTEGER NOT NULL,
@@ -261,12 +267,14 @@ CREATE TABLE stats (
     PRIMARY KEY (span, at, queue, task, name)
 ) STRICT, WITHOUT ROWID;
 
--- A worker's last sign of life, and its last claim, so that the claim can be repeated.
+-- The last beat of each worker.
 CREATE TABLE workers (
     worker  TEXT PRIMARY KEY,
     seen_at REAL NOT NULL,
     beat    TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+-- The claims of each worker's last pass, so that a claim whose reply was lost can be answered again.
 CREATE TABLE claims (
     worker     TEXT PRIMARY KEY,
     claimed_at REAL NOT NULL,
