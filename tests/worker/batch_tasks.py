@@ -1,4 +1,4 @@
-"""An app whose batch handlers run in processes of their own, which import it from here."""
+"""An app with batch handlers in child processes, which import it from here."""
 
 import asyncio
 import os
@@ -10,11 +10,11 @@ from errandry.errors import ProcessDied
 
 jobs = Errandry("memory:")
 
-Said = int | Exception
+ItemResult = int | Exception
 
 
-def said(n: int) -> Said:
-    """What a handler says of an item: its double, or what a word of it stands for."""
+def item_result(n: int) -> ItemResult:
+    """What a handler returns for an item: its double, or for a negative number an outcome or an error."""
     match n:
         case -1:
             return Retry("not yet", after=60)
@@ -23,24 +23,24 @@ def said(n: int) -> Said:
         case -3:
             return Fail("never")
         case -4:
-            return Cancel("not wanted")
+            return Cancel("not needed")
         case -5:
             return ValueError("no such number")
     return 2 * n
 
 
 @jobs.task(batch=10, run="process")
-def doubled(ctx: JobContext, numbers: list[int]) -> list[Said]:
-    for one, number in zip(ctx.jobs, numbers, strict=True):
-        one.progress(0.5, f"number {number}")
+def doubled(ctx: JobContext, numbers: list[int]) -> list[ItemResult]:
+    for context, number in zip(ctx.jobs, numbers, strict=True):
+        context.progress(0.5, f"number {number}")
     ctx.log(f"{len(numbers)} numbers")
-    return [said(number) for number in numbers]
+    return [item_result(number) for number in numbers]
 
 
 @jobs.task(batch=10, run="process")
-async def doubled_async(numbers: list[int]) -> list[Said]:
+async def doubled_async(numbers: list[int]) -> list[ItemResult]:
     await asyncio.sleep(0)
-    return [said(number) for number in numbers]
+    return [item_result(number) for number in numbers]
 
 
 @jobs.task(batch=10, run="process", max_attempts=1)
@@ -59,12 +59,12 @@ def stuck(numbers: list[int]) -> None:
 
 
 @jobs.task(batch=10, run="process", max_attempts=1)
-def held(ctx: JobContext, places: list[str]) -> list[str]:
-    """Until there is a file `open` or the call should stop; says which of its jobs should."""
-    place = Path(places[0])
-    (place / "pid").write_text(str(os.getpid()))
-    while not ((place / "open").exists() or ctx.canceled):
-        stopped = [str(number) for number, one in enumerate(ctx.jobs) if one.canceled]
-        (place / "stopped").write_text(" ".join(stopped))
+def held(ctx: JobContext, folders: list[str]) -> list[str]:
+    """Run until the file `open` exists or the call should stop; write down which of its jobs should stop."""
+    folder = Path(folders[0])
+    (folder / "pid").write_text(str(os.getpid()))
+    while not ((folder / "open").exists() or ctx.canceled):
+        stopped = [str(number) for number, context in enumerate(ctx.jobs) if context.canceled]
+        (folder / "stopped").write_text(" ".join(stopped))
         time.sleep(0.005)
-    return [f"{number} of {len(places)}" for number in range(len(places))]
+    return [f"{number} of {len(folders)}" for number in range(len(folders))]

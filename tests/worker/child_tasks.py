@@ -1,4 +1,4 @@
-"""An app whose handlers run in processes of their own, which import it from here."""
+"""An app with handlers in child processes, which import it from here."""
 
 import asyncio
 import ctypes
@@ -19,35 +19,35 @@ from errandry.codec.json_codec import DocumentInfo
 from errandry.errors import ProcessDied
 
 
-class Reversed:
-    """A codec that only the worker can be using: what it seals is no document for a handler."""
+class HexCodec:
+    """A codec that only the worker must use: a handler could not read the documents that it seals."""
 
-    def seal(self, text: str, about: DocumentInfo) -> str:
+    def seal(self, text: str, document: DocumentInfo) -> str:
         return f'"{text.encode().hex()}"'
 
-    def unseal(self, text: str, about: DocumentInfo) -> str:
+    def unseal(self, text: str, document: DocumentInfo) -> str:
         return bytes.fromhex(text.strip('"')).decode()
 
 
-jobs = Errandry("memory:", codec=Reversed())
+jobs = Errandry("memory:", codec=HexCodec())
 log = logging.getLogger("apart")
-before: list[str] = []
+called_jobs: list[str] = []
 hoard: list[bytes] = []
 
 
 @jobs.middleware
-async def counted(ctx: JobContext, call_next: CallNext) -> Any:
-    before.append(ctx.id)
+async def count_calls(ctx: JobContext, call_next: CallNext) -> Any:
+    called_jobs.append(ctx.id)
     return await call_next(ctx)
 
 
 @jobs.task(run="process")
-def whereabouts(ctx: JobContext) -> dict[str, Any]:
+def process_info(ctx: JobContext) -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "parent": os.getppid(),
         "is_main": threading.current_thread() is threading.main_thread(),
-        "ran_before": len(before),
+        "ran_before": len(called_jobs),
         "job": [ctx.id, ctx.attempt, ctx.fence],
         "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd")),
         "environment": sorted(name for name in os.environ if name.startswith("ERRANDRY")),
@@ -72,7 +72,7 @@ async def add(one: int, other: int) -> int:
 
 
 @jobs.task(run="process")
-def told(ctx: JobContext, times: int) -> None:
+def writes_notes(ctx: JobContext, times: int) -> None:
     log.warning("at work")
     ctx.progress(0.5, "half \udce4 way")
     for number in range(times):
@@ -81,7 +81,7 @@ def told(ctx: JobContext, times: int) -> None:
 
 @jobs.task(run="process", backoff=0.01)
 def ends(ctx: JobContext, how: str) -> str:
-    """In whatever way is wanted, the first time."""
+    """End in the given way at the first attempt, and complete at the second."""
     if ctx.attempt == 1:
         _end(how)
     return how
@@ -89,29 +89,29 @@ def ends(ctx: JobContext, how: str) -> str:
 
 @jobs.task(run="process", max_attempts=1)
 def ends_for_good(ctx: JobContext, how: str) -> None:
-    ctx.log("the last words")
+    ctx.log("just before the end")
     _end(how)
 
 
 @jobs.task(run="process", fail_on=ProcessDied)
-def must_not_die() -> None:
+def dies() -> None:
     os._exit(1)
 
 
 @jobs.task(run="process", max_attempts=1, memory="300 MB")
-def takes(megabytes: int) -> int:
+def allocates(megabytes: int) -> int:
     return len(b"x" * (megabytes * 1_000_000))
 
 
 @jobs.task(run="process")
-def keeps(megabytes: int) -> int:
+def grows(megabytes: int) -> int:
     hoard.append(b"x" * (megabytes * 1_000_000))
     return os.getpid()
 
 
 @jobs.task(run="process", max_attempts=1)
 def busy(ctx: JobContext, place: str, obeys: str) -> str:
-    """Goes on for ever, unless it obeys what it is told in one way or another."""
+    """Run for ever, unless it obeys: the stop request ("asked"), SIGTERM ("terminated"), or nothing."""
     helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(place, "pids").write_text(f"{os.getpid()} {helper.pid}")
     try:
@@ -141,9 +141,9 @@ async def waits(place: str) -> None:
         raise
 
 
-class _Speechless(Exception):
+class _ErrorWithoutMessage(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("no words")
+        raise RuntimeError("no message")
 
 
 RAISED: dict[str, Callable[[], BaseException]] = {
@@ -151,9 +151,9 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "retry": lambda: Retry("not yet", after=0.01),
     "snooze": lambda: Snooze(0.01),
     "fail": lambda: Fail("never"),
-    "cancel": lambda: Cancel("not wanted"),
+    "cancel": lambda: Cancel("not needed"),
     "leave": lambda: SystemExit(3),
-    "speechless": _Speechless,
+    "no message": _ErrorWithoutMessage,
 }
 
 
@@ -172,11 +172,11 @@ def _end(how: str) -> None:
             if os.fork() == 0:
                 time.sleep(600)
             os._exit(5)
-        case "close":
-            os.closerange(3, 4_096)  # all: numbers are high where many files are open
+        case "close all":
+            os.closerange(3, 4_096)  # all: descriptor numbers are high if many files are open
             time.sleep(600)
-        case "deafen":
-            for one in Path("/proc/self/fd").iterdir():
+        case "close event loop":
+            for link in Path("/proc/self/fd").iterdir():
                 with suppress(OSError):
-                    if "eventpoll" in os.readlink(one):
-                        os.close(int(one.name))
+                    if "eventpoll" in os.readlink(link):
+                        os.close(int(link.name))

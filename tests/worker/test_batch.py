@@ -19,49 +19,49 @@ from errandry.core.job import NewJob
 from errandry.core.state import Reason
 from errandry.errors import InvalidArguments, InvalidValue, JobFailed
 from errandry.testing import FakeClock, drain, in_memory
-from tests.pace import PATIENCE
+from tests.machine_load import WAIT_TIMEOUT
+from tests.run_worker import outlast_lease, run_burst, running_worker, wait_for_job, wait_for_state
 from tests.store.server import server
 from tests.worker import batch_tasks
-from tests.working import burst, outlive, reached, until, working
 
 Calls = list[list[int]]
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def stored(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Errandry]:
-    """On every store."""
+async def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Errandry]:
+    """An app on each store."""
     urls = {"memory": "memory:", "sqlite": f"sqlite:////{tmp_path}/errandry.db"}
     with ExitStack() as stack:
-        url = urls.get(request.param) or stack.enter_context(server().lent())
+        url = urls.get(request.param) or stack.enter_context(server().lend_url())
         async with Errandry(url) as jobs:
             yield jobs
 
 
 @pytest.fixture
-async def apart() -> AsyncIterator[Errandry]:
-    """Handlers in processes."""
+async def process_app() -> AsyncIterator[Errandry]:
+    """An app with handlers in child processes."""
     with in_memory(batch_tasks.jobs):
         yield batch_tasks.jobs
         await batch_tasks.jobs.engine.stop()
 
 
 def numbers(jobs: Errandry, kind: str, calls: Calls, **options: Any) -> Task[[int], int]:
-    """A task that notes its calls and says what `batch_tasks.said` says."""
+    """A task that records its calls and returns what `batch_tasks.item_result` returns."""
 
-    async def later(numbers: list[int]) -> list[batch_tasks.Said]:
+    async def async_handler(numbers: list[int]) -> list[batch_tasks.ItemResult]:
         calls.append(numbers)
-        return [batch_tasks.said(number) for number in numbers]
+        return [batch_tasks.item_result(number) for number in numbers]
 
-    def now(numbers: list[int]) -> list[batch_tasks.Said]:
+    def handler(numbers: list[int]) -> list[batch_tasks.ItemResult]:
         calls.append(numbers)
-        return [batch_tasks.said(number) for number in numbers]
+        return [batch_tasks.item_result(number) for number in numbers]
 
-    given: dict[str, Any] = {"name": "numbers", "batch": 10, **options}
-    task: Task[[int], int] = jobs.task(**given)(later if kind == "async" else now)
+    all_options: dict[str, Any] = {"name": "numbers", "batch": 10, **options}
+    task: Task[[int], int] = jobs.task(**all_options)(async_handler if kind == "async" else handler)
     return task
 
 
-async def enqueued(task: Task[[int], Any], *values: int) -> list[Job[Any]]:
+async def enqueue_all(task: Task[[int], Any], *values: int) -> list[Job[Any]]:
     app = task.app
     assert isinstance(app, Errandry)
     return await app.enqueue_many([task.new(value) for value in values])
@@ -71,31 +71,33 @@ async def results(jobs: list[Job[Any]]) -> list[Any]:
     return [await job.result(30) for job in jobs]
 
 
-# One call.
+# One call for many jobs.
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-async def test_one_call_is_for_as_many_jobs_as_there_are(stored: Errandry, kind: str) -> None:
+async def test_one_call_takes_as_many_jobs_as_are_waiting(any_store: Errandry, kind: str) -> None:
     calls: Calls = []
-    made = await enqueued(numbers(stored, kind, calls), *range(25))
+    jobs = await enqueue_all(numbers(any_store, kind, calls), *range(25))
 
-    await burst(stored)
+    await run_burst(any_store)
 
-    assert await results(made) == [2 * n for n in range(25)]
+    assert await results(jobs) == [2 * n for n in range(25)]
     assert sorted(calls) == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
 
 
 @pytest.mark.parametrize("task", [batch_tasks.doubled, batch_tasks.doubled_async], ids=["plain", "async"])
-async def test_batches_run_in_processes(apart: Errandry, task: Task[[int], int]) -> None:
-    made = await enqueued(task, *range(25))
+async def test_batches_run_in_processes(process_app: Errandry, task: Task[[int], int]) -> None:
+    jobs = await enqueue_all(task, *range(25))
 
-    await burst(apart, children=1)
+    await run_burst(process_app, children=1)
 
-    assert await results(made) == [2 * n for n in range(25)]
+    assert await results(jobs) == [2 * n for n in range(25)]
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 7])
-async def test_a_batch_takes_one_slot_and_is_full_if_it_can_be(live: Errandry, concurrency: int) -> None:
+async def test_a_batch_takes_one_slot_and_is_filled_if_enough_jobs_wait(
+    live: Errandry, concurrency: int
+) -> None:
     running, most, calls, full = 0, 0, list[int](), asyncio.Event()
 
     @live.task(batch=10)
@@ -109,14 +111,14 @@ async def test_a_batch_takes_one_slot_and_is_full_if_it_can_be(live: Errandry, c
         await asyncio.sleep(0.002)
         running -= 1
 
-    await enqueued(work, *range(200))
-    await burst(live, concurrency=concurrency)
+    await enqueue_all(work, *range(200))
+    await run_burst(live, concurrency=concurrency)
 
     assert most == concurrency
     assert calls == [10] * 20
 
 
-async def test_the_most_urgent_job_decides_which_task_is_next(live: Errandry) -> None:
+async def test_the_most_urgent_job_decides_which_task_runs_next(live: Errandry) -> None:
     order: list[str] = []
 
     @live.task(batch=3)
@@ -131,7 +133,7 @@ async def test_the_most_urgent_job_decides_which_task_is_next(live: Errandry) ->
     requests += [many.using(priority=p).new(n) for n, p in (("e", 4), ("a", 0), ("d", 3), ("g", 9))]
     requests += [one.using(priority=5).new("f")]
     await live.enqueue_many(requests)
-    await burst(live, concurrency=1)
+    await run_burst(live, concurrency=1)
 
     assert order == ["abd", "c", "eg", "f"]
 
@@ -142,23 +144,23 @@ async def test_items_are_checked_when_they_are_enqueued_and_read_as_their_type(l
         name: str
 
     @dataclass
-    class Kept:
+    class Stored:
         length: int
 
     @live.task(batch=5)
-    async def store(ctx: JobContext, rows: list[Row]) -> list[Kept | Retry]:
-        return [Kept(len(row.name)) for row in rows]
+    async def store(ctx: JobContext, rows: list[Row]) -> list[Stored | Retry]:
+        return [Stored(len(row.name)) for row in rows]
 
-    made = [await store.enqueue(Row("ada")), await store.enqueue(Row("grace"))]
+    jobs = [await store.enqueue(Row("ada")), await store.enqueue(Row("grace"))]
     with pytest.raises(InvalidArguments, match=r"Expected `str`, got `int` - at `\$.rows.name`"):
         await store.enqueue(Row(5))  # type: ignore[arg-type]
-    await burst(live)
+    await run_burst(live)
 
-    assert await results(made) == [Kept(3), Kept(5)]
-    assert await store(JobContext(made[0].record, lambda *_: None), [Row("a")]) == [Kept(1)]
+    assert await results(jobs) == [Stored(3), Stored(5)]
+    assert await store(JobContext(jobs[0].record, lambda *_: None), [Row("a")]) == [Stored(1)]
 
 
-async def test_a_list_of_anything_takes_anything(live: Errandry) -> None:
+async def test_an_untyped_list_accepts_any_items(live: Errandry) -> None:
     @live.task(batch=5)
     async def untyped(values):  # type: ignore[no-untyped-def]
         return values
@@ -167,26 +169,26 @@ async def test_a_list_of_anything_takes_anything(live: Errandry) -> None:
     async def bare(values: list) -> list:  # type: ignore[type-arg]
         return values
 
-    made = [await task.enqueue(value) for task in (untyped, bare) for value in ([1], {"a": None})]
-    await burst(live)
+    jobs = [await task.enqueue(value) for task in (untyped, bare) for value in ([1], {"a": None})]
+    await run_burst(live)
 
-    assert await results(made) == [[1], {"a": None}] * 2
+    assert await results(jobs) == [[1], {"a": None}] * 2
 
 
 # Outcomes.
 
 
 @pytest.mark.parametrize("kind", ["async", "thread", "process"])
-async def test_each_job_has_the_outcome_that_stands_for_it(
-    live: Errandry, apart: Errandry, kind: str
+async def test_each_job_has_the_outcome_returned_for_it(
+    live: Errandry, process_app: Errandry, kind: str
 ) -> None:
-    app = apart if kind == "process" else live
+    app = process_app if kind == "process" else live
     task = batch_tasks.doubled if kind == "process" else numbers(live, kind, [])
-    made = await enqueued(task, 1, -1, -2, -3, -4, -5, 7)
+    jobs = await enqueue_all(task, 1, -1, -2, -3, -4, -5, 7)
 
-    await burst(app)
+    await run_burst(app)
 
-    records = [(await app.record(job.id)) for job in made]
+    records = [(await app.record(job.id)) for job in jobs]
     assert [(record.state, record.attempts, record.reason) for record in records] == [
         (State.COMPLETED, 1, None),
         (State.SCHEDULED, 1, None),
@@ -197,18 +199,18 @@ async def test_each_job_has_the_outcome_that_stands_for_it(
         (State.COMPLETED, 1, None),
     ]
     assert [[error.message for error in record.errors] for record in records] == [
-        *([], ["not yet"], [], ["never"], ["not wanted"], ["no such number"], []),
+        *([], ["not yet"], [], ["never"], ["not needed"], ["no such number"], []),
     ]
 
 
-async def test_none_completes_all_without_results(live: Errandry) -> None:
+async def test_none_completes_all_jobs_without_results(live: Errandry) -> None:
     @live.task(batch=5)
     async def work(numbers: list[int]) -> None: ...
 
-    made = await enqueued(work, 1, 2, 3)
-    await burst(live)
+    jobs = await enqueue_all(work, 1, 2, 3)
+    await run_burst(live)
 
-    assert await results(made) == [None] * 3
+    assert await results(jobs) == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -223,43 +225,45 @@ async def test_none_completes_all_without_results(live: Errandry) -> None:
         ("abc", "results='str': task work takes batches: return a list with a result for each job, or None"),
     ],
 )
-async def test_what_does_not_fit_the_jobs_fails_them_all(live: Errandry, value: Any, message: str) -> None:
+async def test_a_return_value_that_does_not_match_the_jobs_fails_them_all(
+    live: Errandry, value: Any, message: str
+) -> None:
     @live.task(batch=5)
     async def work(numbers: list[int]) -> Any:
         return value
 
-    made = await enqueued(work, 1, 2, 3)
-    await burst(live)
+    jobs = await enqueue_all(work, 1, 2, 3)
+    await run_burst(live)
 
-    for job in made:
+    for job in jobs:
         record = await live.record(job.id)
         assert (record.state, record.reason) == (State.FAILED, Reason.UNRECOVERABLE)
         assert [error.message for error in record.errors] == [message]
 
 
-async def test_a_list_of_another_length_from_a_process_fails_them_all(apart: Errandry) -> None:
-    made = await enqueued(batch_tasks.short, 1, 2, 3)
-    await burst(apart)
+async def test_a_list_of_another_length_from_a_process_fails_them_all(process_app: Errandry) -> None:
+    jobs = await enqueue_all(batch_tasks.short, 1, 2, 3)
+    await run_burst(process_app)
 
-    for job in made:
+    for job in jobs:
         with pytest.raises(JobFailed, match="results=2: task short was called for 3 jobs"):
             await job.result(30)
 
 
-async def test_a_result_that_cannot_be_kept_fails_only_its_own_job(live: Errandry) -> None:
+async def test_a_result_that_cannot_be_stored_fails_only_its_own_job(live: Errandry) -> None:
     @live.task(batch=5)
     async def work(numbers: list[int]) -> list[Any]:
         return [object() if number == 2 else number for number in numbers]
 
-    made = await enqueued(work, 1, 2, 3)
-    await burst(live)
+    jobs = await enqueue_all(work, 1, 2, 3)
+    await run_burst(live)
 
-    states = [(await job.refresh()).state for job in made]
+    states = [(await job.refresh()).state for job in jobs]
     assert states == [State.COMPLETED, State.FAILED, State.COMPLETED]
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-async def test_an_exception_is_that_of_all_and_logged_once(
+async def test_an_exception_is_recorded_for_all_jobs_and_logged_once(
     live: Errandry, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: Calls = []
@@ -274,25 +278,25 @@ async def test_an_exception_is_that_of_all_and_logged_once(
         return fails(numbers)
 
     work = live.task(name="work", batch=5, backoff=0.01)(fails_async if kind == "async" else fails)
-    made = await enqueued(work, 1, 2, 3)
-    async with working(live):
-        assert await results(made) == [1, 2, 3]
+    jobs = await enqueue_all(work, 1, 2, 3)
+    async with running_worker(live):
+        assert await results(jobs) == [1, 2, 3]
 
     assert [len(call) for call in calls] == [3, 3]
-    for job in made:
+    for job in jobs:
         [error] = job.record.errors
         assert (error.type, error.message) == ("ValueError", "no luck")
         assert "raise ValueError" in error.traceback
-    [logged] = [one for one in caplog.records if "raised ValueError" in one.getMessage()]
-    assert logged.getMessage() == f"job {made[0].id} and 2 more (work), attempt 1 of 5 raised ValueError"
+    [logged] = [record for record in caplog.records if "raised ValueError" in record.getMessage()]
+    assert logged.getMessage() == f"job {jobs[0].id} and 2 more (work), attempt 1 of 5 raised ValueError"
 
 
-async def test_a_process_that_dies_is_an_error_of_all_its_jobs(apart: Errandry) -> None:
-    made = await enqueued(batch_tasks.dies, 1, 2, 3)
-    await burst(apart, children=1)
+async def test_a_process_that_dies_is_an_error_of_all_its_jobs(process_app: Errandry) -> None:
+    jobs = await enqueue_all(batch_tasks.dies, 1, 2, 3)
+    await run_burst(process_app, children=1)
 
-    for job in made:
-        record = await apart.record(job.id)
+    for job in jobs:
+        record = await process_app.record(job.id)
         assert (record.state, record.reason, record.crashes) == (State.FAILED, Reason.UNRECOVERABLE, 0)
         assert [error.message for error in record.errors] == ["the process exited with code 3"]
 
@@ -300,14 +304,14 @@ async def test_a_process_that_dies_is_an_error_of_all_its_jobs(apart: Errandry) 
 async def test_arguments_that_no_longer_fit_fail_their_job_and_the_others_run(live: Errandry) -> None:
     calls: Calls = []
     task = numbers(live, "async", calls)
-    made = await enqueued(task, 1)
+    jobs = await enqueue_all(task, 1)
     await live.insert([NewJob(id="bad", task="numbers", payload='{"numbers":"x"}')])
-    made += await enqueued(task, 2)
+    jobs += await enqueue_all(task, 2)
 
-    await burst(live)
+    await run_burst(live)
 
     assert calls == [[1, 2]]
-    assert await results(made) == [2, 4]
+    assert await results(jobs) == [2, 4]
     record = await live.record("bad")
     assert (record.state, record.reason) == (State.FAILED, Reason.INVALID_PAYLOAD)
 
@@ -315,24 +319,24 @@ async def test_arguments_that_no_longer_fit_fail_their_job_and_the_others_run(li
 # Context and middleware.
 
 
-async def test_every_job_has_a_context_and_what_the_call_says_goes_to_all(live: Errandry) -> None:
+async def test_every_job_has_a_context_and_log_lines_of_the_call_go_to_all(live: Errandry) -> None:
     seen: list[Any] = []
 
     @live.task(batch=5)
     async def work(ctx: JobContext, numbers: list[int]) -> None:
-        seen.append([(one.id, one.attempt, one.fence) for one in ctx.jobs])
+        seen.append([(context.id, context.attempt, context.fence) for context in ctx.jobs])
         seen.append((ctx.id, ctx.attempt, ctx.canceled, current() is ctx))
         with pytest.raises(TypeError, match=r"use|ctx\.jobs\[n\]\.fence"):
             _ = ctx.fence
-        for one, number in zip(ctx.jobs, numbers, strict=True):
-            one.progress(number / 10)
-            one.log(f"number {number}")
+        for context, number in zip(ctx.jobs, numbers, strict=True):
+            context.progress(number / 10)
+            context.log(f"number {number}")
         logging.getLogger("any").warning("for all")
 
-    made = await enqueued(work, 1, 2)
-    await burst(live)
+    jobs = await enqueue_all(work, 1, 2)
+    await run_burst(live)
 
-    records = [await live.record(job.id) for job in made]
+    records = [await live.record(job.id) for job in jobs]
     assert seen == [
         [(record.id, 1, record.fence) for record in records],
         (records[0].id, 1, False, True),
@@ -342,22 +346,22 @@ async def test_every_job_has_a_context_and_what_the_call_says_goes_to_all(live: 
     assert lines == [["number 1", "for all"], ["number 2", "for all"]]
 
 
-async def test_what_is_noted_in_a_process_goes_to_its_job(apart: Errandry) -> None:
-    made = await enqueued(batch_tasks.doubled, 3, 4)
-    await burst(apart)
+async def test_notes_in_a_child_process_go_to_their_job(process_app: Errandry) -> None:
+    jobs = await enqueue_all(batch_tasks.doubled, 3, 4)
+    await run_burst(process_app)
 
-    records = [await apart.record(job.id) for job in made]
+    records = [await process_app.record(job.id) for job in jobs]
     assert [record.progress and record.progress.text for record in records] == ["number 3", "number 4"]
     assert [[line.text for line in record.logs] for record in records] == [["2 numbers"]] * 2
 
 
-async def test_a_job_without_others_has_itself_for_jobs(live: Errandry) -> None:
+async def test_the_context_of_a_single_job_lists_only_itself(live: Errandry) -> None:
     @live.task
     async def work(ctx: JobContext) -> bool:
         return ctx.jobs == (ctx,)
 
     job = await work.enqueue()
-    await burst(live)
+    await run_burst(live)
 
     assert await job.result(30)
 
@@ -370,114 +374,116 @@ async def test_middleware_wraps_the_call(live: Errandry) -> None:
         seen.append(len(ctx.jobs))
         return [value + 1 for value in await call_next(ctx)]
 
-    made = await enqueued(numbers(live, "async", []), 1, 2, 3)
-    await burst(live)
+    jobs = await enqueue_all(numbers(live, "async", []), 1, 2, 3)
+    await run_burst(live)
 
     assert seen == [3]
-    assert await results(made) == [3, 5, 7]
+    assert await results(jobs) == [3, 5, 7]
 
 
 # Stopping.
 
 
 class Held:
-    """A task that goes on until it is let go, and notes what it saw of its jobs."""
+    """A task that runs until `open` is set, and keeps the contexts of its jobs."""
 
     def __init__(self, jobs: Errandry, kind: str, **options: Any) -> None:
-        self.begun, self.open, self.left = threading.Event(), threading.Event(), threading.Event()
+        self.begun, self.open, self.stopped = threading.Event(), threading.Event(), threading.Event()
         self.contexts: tuple[JobContext, ...] = ()
-        handler = self._later if kind == "async" else self._now
-        given: dict[str, Any] = {"name": "held", "batch": 5, **options}
-        self.task: Task[[int], int] = jobs.task(**given)(handler)
+        handler = self._handle_async if kind == "async" else self._handle
+        all_options: dict[str, Any] = {"name": "held", "batch": 5, **options}
+        self.task: Task[[int], int] = jobs.task(**all_options)(handler)
 
-    async def _later(self, ctx: JobContext, numbers: list[int]) -> list[int]:
-        self._begin(ctx)
+    async def _handle_async(self, ctx: JobContext, numbers: list[int]) -> list[int]:
+        self._note_begin(ctx)
         try:
-            while not self.open.is_set():  # noqa: ASYNC110 - a thread may open it
+            while not self.open.is_set():  # noqa: ASYNC110 - a thread may set it
                 await asyncio.sleep(0.002)
         except asyncio.CancelledError:
-            self.left.set()
+            self.stopped.set()
             raise
         return numbers
 
-    def _now(self, ctx: JobContext, numbers: list[int]) -> list[int]:
-        self._begin(ctx)
+    def _handle(self, ctx: JobContext, numbers: list[int]) -> list[int]:
+        self._note_begin(ctx)
         while not self.open.is_set():
             if ctx.wait(0.002):
-                self.left.set()
+                self.stopped.set()
                 break
         return numbers
 
-    def _begin(self, ctx: JobContext) -> None:
+    def _note_begin(self, ctx: JobContext) -> None:
         self.contexts = ctx.jobs
         self.begun.set()
 
-    async def begin(self) -> None:
-        assert await asyncio.to_thread(self.begun.wait, PATIENCE)
+    async def wait_until_begun(self) -> None:
+        assert await asyncio.to_thread(self.begun.wait, WAIT_TIMEOUT)
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-async def test_one_canceled_in_a_running_batch_is_canceled_and_the_others_go_on(
-    stored: Errandry, kind: str
+async def test_a_job_of_a_running_batch_can_be_canceled_and_the_others_go_on(
+    any_store: Errandry, kind: str
 ) -> None:
-    held = Held(stored, kind)
-    made = await enqueued(held.task, 1, 2, 3)
-    async with working(stored):
-        await held.begin()
-        await made[1].cancel()
-        async with asyncio.timeout(PATIENCE):
-            while not held.contexts[1].canceled:  # noqa: ASYNC110 - the worker's other thread tells
+    held = Held(any_store, kind)
+    jobs = await enqueue_all(held.task, 1, 2, 3)
+    async with running_worker(any_store):
+        await held.wait_until_begun()
+        await jobs[1].cancel()
+        async with asyncio.timeout(WAIT_TIMEOUT):
+            while not held.contexts[1].canceled:  # noqa: ASYNC110 - the worker's other thread sets it
                 await asyncio.sleep(0.005)
-        assert [one.canceled for one in held.contexts] == [False, True, False]
+        assert [context.canceled for context in held.contexts] == [False, True, False]
         held.open.set()
-        ends = [(await job.wait(PATIENCE)).state for job in made]
+        ends = [(await job.wait(WAIT_TIMEOUT)).state for job in jobs]
 
     assert ends == [State.COMPLETED, State.CANCELED, State.COMPLETED]
-    assert not held.left.is_set()
+    assert not held.stopped.is_set()
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-async def test_a_call_whose_jobs_are_all_canceled_is_stopped(stored: Errandry, kind: str) -> None:
-    held = Held(stored, kind)
-    made = await enqueued(held.task, 1, 2, 3)
-    async with working(stored):
-        await held.begin()
-        for job in made:
+async def test_a_call_whose_jobs_are_all_canceled_is_stopped(any_store: Errandry, kind: str) -> None:
+    held = Held(any_store, kind)
+    jobs = await enqueue_all(held.task, 1, 2, 3)
+    async with running_worker(any_store):
+        await held.wait_until_begun()
+        for job in jobs:
             await job.cancel()
-        ends = [(await job.wait(PATIENCE)).state for job in made]
+        ends = [(await job.wait(WAIT_TIMEOUT)).state for job in jobs]
 
     assert ends == [State.CANCELED] * 3
-    assert held.left.is_set()
+    assert held.stopped.is_set()
 
 
-async def test_one_canceled_in_a_process_is_told_and_the_others_go_on(
-    apart: Errandry, tmp_path: Path
+async def test_a_job_of_a_batch_in_a_process_can_be_canceled_and_the_others_go_on(
+    process_app: Errandry, tmp_path: Path
 ) -> None:
-    made = [await batch_tasks.held.enqueue(str(tmp_path)) for _ in range(3)]
-    async with working(apart, children=1):
-        await seen(tmp_path / "pid")
-        await made[1].cancel()
-        await seen(tmp_path / "stopped", "1")
+    jobs = [await batch_tasks.held.enqueue(str(tmp_path)) for _ in range(3)]
+    async with running_worker(process_app, children=1):
+        await wait_for_file(tmp_path / "pid")
+        await jobs[1].cancel()
+        await wait_for_file(tmp_path / "stopped", "1")
         (tmp_path / "open").touch()
-        ends = [await job.wait(PATIENCE) for job in made]
+        ends = [await job.wait(WAIT_TIMEOUT) for job in jobs]
 
     assert [job.state for job in ends] == [State.COMPLETED, State.CANCELED, State.COMPLETED]
-    assert await made[2].result(30) == "2 of 3"
+    assert await jobs[2].result(30) == "2 of 3"
 
 
-async def test_all_canceled_in_a_process_stop_it(apart: Errandry, tmp_path: Path) -> None:
-    made = [await batch_tasks.held.enqueue(str(tmp_path)) for _ in range(3)]
-    async with working(apart, children=1):
-        await seen(tmp_path / "pid")
-        await apart.engine.submit(CancelJobs(ids=tuple(job.id for job in made)))
-        ends = [(await job.wait(PATIENCE)).state for job in made]
+async def test_a_batch_in_a_process_stops_when_all_its_jobs_are_canceled(
+    process_app: Errandry, tmp_path: Path
+) -> None:
+    jobs = [await batch_tasks.held.enqueue(str(tmp_path)) for _ in range(3)]
+    async with running_worker(process_app, children=1):
+        await wait_for_file(tmp_path / "pid")
+        await process_app.engine.submit(CancelJobs(ids=tuple(job.id for job in jobs)))
+        ends = [(await job.wait(WAIT_TIMEOUT)).state for job in jobs]
 
     assert ends == [State.CANCELED] * 3
 
 
-async def seen(file: Path, text: str | None = None) -> None:
-    """Return when there is such a file, with this text in it."""
-    async with asyncio.timeout(PATIENCE):
+async def wait_for_file(file: Path, text: str | None = None) -> None:
+    """Return when the file has text; if `text` is given, exactly this."""
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while not file.exists() or not file.read_text() or text not in (None, file.read_text()):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.005)
 
@@ -485,46 +491,46 @@ async def seen(file: Path, text: str | None = None) -> None:
 @pytest.mark.parametrize("kind", ["async", "thread"])
 async def test_the_shortest_timeout_of_its_jobs_stops_the_call(live: Errandry, kind: str) -> None:
     held = Held(live, kind, max_attempts=1, timeout="1 minute")
-    made = await live.enqueue_many([held.task.new(1), held.task.using(timeout=0.05).new(2)])
-    async with working(live, grace=PATIENCE):
-        ends = [await job.wait(PATIENCE) for job in made]
+    jobs = await live.enqueue_many([held.task.new(1), held.task.using(timeout=0.05).new(2)])
+    async with running_worker(live, grace=WAIT_TIMEOUT):
+        ends = [await job.wait(WAIT_TIMEOUT) for job in jobs]
 
     assert [(job.state, job.record.reason) for job in ends] == [(State.FAILED, Reason.TIMEOUT)] * 2
     assert {job.record.errors[-1].message for job in ends} == {"the handler ran longer than 0.05 s"}
-    assert held.left.is_set()
+    assert held.stopped.is_set()
 
 
-async def test_a_timeout_kills_the_process_of_a_batch(apart: Errandry) -> None:
-    made = await enqueued(batch_tasks.stuck, 1, 2)
-    async with working(apart, children=1):
-        ends = [await job.wait(PATIENCE) for job in made]
+async def test_a_timeout_kills_the_process_of_a_batch(process_app: Errandry) -> None:
+    jobs = await enqueue_all(batch_tasks.stuck, 1, 2)
+    async with running_worker(process_app, children=1):
+        ends = [await job.wait(WAIT_TIMEOUT) for job in jobs]
 
     assert [(job.state, job.record.reason) for job in ends] == [(State.FAILED, Reason.TIMEOUT)] * 2
 
 
-async def test_a_lost_lease_drops_one_outcome_and_the_others_are_written(live: Errandry) -> None:
+async def test_a_lost_lease_of_one_job_does_not_affect_the_other_outcomes(live: Errandry) -> None:
     held = Held(live, "async")
-    made = await enqueued(held.task, 1, 2, 3)
-    async with working(live, renew_every=0.1):
-        await held.begin()
-        await live.remove(made[0].id, force=True)
-        async with asyncio.timeout(PATIENCE):
-            while not held.contexts[0].canceled:  # noqa: ASYNC110 - the worker's other thread tells
+    jobs = await enqueue_all(held.task, 1, 2, 3)
+    async with running_worker(live, renew_every=0.1):
+        await held.wait_until_begun()
+        await live.remove(jobs[0].id, force=True)
+        async with asyncio.timeout(WAIT_TIMEOUT):
+            while not held.contexts[0].canceled:  # noqa: ASYNC110 - the worker's other thread sets it
                 await asyncio.sleep(0.005)
         held.open.set()
-        ends = [(await job.wait(PATIENCE)).state for job in made[1:]]
+        ends = [(await job.wait(WAIT_TIMEOUT)).state for job in jobs[1:]]
 
     assert ends == [State.COMPLETED] * 2
-    assert not held.left.is_set()
+    assert not held.stopped.is_set()
 
 
-async def test_a_stop_gives_all_of_a_running_batch_back(live: Errandry) -> None:
+async def test_a_stop_releases_all_jobs_of_a_running_batch(live: Errandry) -> None:
     held = Held(live, "async")
-    made = await enqueued(held.task, 1, 2, 3)
-    async with working(live, grace=0.0):
-        await held.begin()
+    jobs = await enqueue_all(held.task, 1, 2, 3)
+    async with running_worker(live, grace=0.0):
+        await held.wait_until_begun()
 
-    records = [await live.record(job.id) for job in made]
+    records = [await live.record(job.id) for job in jobs]
     assert [(record.state, record.attempts) for record in records] == [(State.WAITING, 0)] * 3
 
 
@@ -532,169 +538,169 @@ async def test_a_stop_gives_all_of_a_running_batch_back(live: Errandry) -> None:
 
 
 class Lingering:
-    """A task whose batches of three wait for a minute for others."""
+    """A task with batches of three jobs that linger for a minute."""
 
     def __init__(self, jobs: Errandry, **options: Any) -> None:
-        self.jobs, self.calls = jobs, list[list[int]]()
-        given: dict[str, Any] = {"name": "lingering", "batch": 3, "linger": "1 minute", **options}
-        self.task: Task[[int], int] = jobs.task(**given)(self._call)
+        self.app, self.calls = jobs, list[list[int]]()
+        all_options: dict[str, Any] = {"name": "lingering", "batch": 3, "linger": "1 minute", **options}
+        self.task: Task[[int], int] = jobs.task(**all_options)(self._call)
 
     async def _call(self, numbers: list[int]) -> list[int]:
         self.calls.append(numbers)
         return numbers
 
-    async def claimed(self, *made: Job[Any]) -> None:
-        for job in made:
-            await reached(self.jobs, job.id, State.CLAIMED)
+    async def wait_until_claimed(self, *jobs: Job[Any]) -> None:
+        for job in jobs:
+            await wait_for_state(self.app, job.id, State.CLAIMED)
 
 
-async def test_a_batch_that_lingers_is_called_when_it_is_full(stored: Errandry) -> None:
-    lingering = Lingering(stored)
-    async with working(stored):
-        first = await enqueued(lingering.task, 1)
-        await lingering.claimed(*first)
-        second = await enqueued(lingering.task, 2)
-        await lingering.claimed(*second)
+async def test_a_batch_that_lingers_is_called_when_it_is_full(any_store: Errandry) -> None:
+    lingering = Lingering(any_store)
+    async with running_worker(any_store):
+        first = await enqueue_all(lingering.task, 1)
+        await lingering.wait_until_claimed(*first)
+        second = await enqueue_all(lingering.task, 2)
+        await lingering.wait_until_claimed(*second)
         assert lingering.calls == []
-        third = await enqueued(lingering.task, 3, 4)
+        third = await enqueue_all(lingering.task, 3, 4)
         assert await results(first + second + third[:1]) == [1, 2, 3]
-        await lingering.claimed(third[1])
+        await lingering.wait_until_claimed(third[1])
 
     assert lingering.calls == [[1, 2, 3]]
-    record = await stored.record(third[1].id)
+    record = await any_store.record(third[1].id)
     assert (record.state, record.attempts) == (State.WAITING, 0)  # a stop does not wait for linger
 
 
-async def test_a_batch_that_lingers_is_called_when_its_time_is_up(live: Errandry) -> None:
+async def test_a_batch_that_lingers_is_called_after_its_linger_time(live: Errandry) -> None:
     lingering = Lingering(live, linger="50ms")
-    async with working(live):
-        made = await enqueued(lingering.task, 1, 2)
-        assert await results(made) == [1, 2]
+    async with running_worker(live):
+        jobs = await enqueue_all(lingering.task, 1, 2)
+        assert await results(jobs) == [1, 2]
 
     assert lingering.calls == [[1, 2]]
-    began = [(await live.record(job.id)) for job in made]
-    assert all((one.started_at or 0.0) - (began[0].claimed_at or 0.0) >= 0.045 for one in began)
+    records = [(await live.record(job.id)) for job in jobs]
+    assert all((record.started_at or 0.0) - (records[0].claimed_at or 0.0) >= 0.045 for record in records)
 
 
 async def test_a_lingering_batch_fills_while_no_other_slot_is_free(live: Errandry) -> None:
     lingering = Lingering(live)
-    async with working(live, concurrency=1):
-        made = await enqueued(lingering.task, 1)
-        await lingering.claimed(*made)
-        made += await enqueued(lingering.task, 2, 3)
-        assert await results(made) == [1, 2, 3]
+    async with running_worker(live, concurrency=1):
+        jobs = await enqueue_all(lingering.task, 1)
+        await lingering.wait_until_claimed(*jobs)
+        jobs += await enqueue_all(lingering.task, 2, 3)
+        assert await results(jobs) == [1, 2, 3]
 
     assert lingering.calls == [[1, 2, 3]]
 
 
-async def test_one_canceled_while_it_lingers_never_begins(live: Errandry) -> None:
+async def test_a_job_canceled_while_its_batch_lingers_never_begins(live: Errandry) -> None:
     lingering = Lingering(live)
-    async with working(live):
-        made = await enqueued(lingering.task, 1)
-        await lingering.claimed(*made)
-        await made[0].cancel()
-        await reached(live, made[0].id, State.CANCELED)
-        made += await enqueued(lingering.task, 2, 3)
-        assert await results(made[1:]) == [2, 3]
+    async with running_worker(live):
+        jobs = await enqueue_all(lingering.task, 1)
+        await lingering.wait_until_claimed(*jobs)
+        await jobs[0].cancel()
+        await wait_for_state(live, jobs[0].id, State.CANCELED)
+        jobs += await enqueue_all(lingering.task, 2, 3)
+        assert await results(jobs[1:]) == [2, 3]
 
     assert lingering.calls == [[2, 3]]
-    assert (await live.record(made[0].id)).state is State.CANCELED
+    assert (await live.record(jobs[0].id)).state is State.CANCELED
 
 
-async def test_leases_are_kept_while_a_batch_lingers(jobs: Errandry, clock: FakeClock) -> None:
+async def test_leases_are_renewed_while_a_batch_lingers(jobs: Errandry, clock: FakeClock) -> None:
     lingering = Lingering(jobs)
-    async with working(jobs, lease=0.3):
-        [made] = await enqueued(lingering.task, 1)
-        await lingering.claimed(made)
-        await outlive(jobs, clock, made.id, lease=0.3)
+    async with running_worker(jobs, lease=0.3):
+        [first] = await enqueue_all(lingering.task, 1)
+        await lingering.wait_until_claimed(first)
+        await outlast_lease(jobs, clock, first.id, lease=0.3)
         assert lingering.calls == []
-        await enqueued(lingering.task, 2, 3)
-        assert await made.result(PATIENCE) == 1
+        await enqueue_all(lingering.task, 2, 3)
+        assert await first.result(WAIT_TIMEOUT) == 1
 
-    assert ((await jobs.record(made.id)).attempts, lingering.calls) == (1, [[1, 2, 3]])
+    assert ((await jobs.record(first.id)).attempts, lingering.calls) == (1, [[1, 2, 3]])
 
 
-async def test_a_burst_lingers_and_ends(live: Errandry) -> None:
+async def test_a_burst_waits_for_lingering_batches(live: Errandry) -> None:
     lingering = Lingering(live, linger="20ms")
-    made = await enqueued(lingering.task, 1, 2, 3, 4)
+    jobs = await enqueue_all(lingering.task, 1, 2, 3, 4)
 
-    await burst(live)
+    await run_burst(live)
 
     assert lingering.calls == [[1, 2, 3], [4]]
-    assert await results(made) == [1, 2, 3, 4]
+    assert await results(jobs) == [1, 2, 3, 4]
 
 
-# Suspects, slots, drains.
+# Suspects, prefetch, heartbeats, drains.
 
 
-async def test_suspects_run_alone(live: Errandry) -> None:
+async def test_suspects_share_no_call(live: Errandry) -> None:
     calls: Calls = []
     task = numbers(live, "async", calls, max_crashes=5)
-    made = await enqueued(task, 1, 2, 3)
+    jobs = await enqueue_all(task, 1, 2, 3)
     claims = await live.engine.submit(Claim(worker="dead", nonce="n", limit=2, lease=0.001))
     assert isinstance(claims, Claims)
     await asyncio.sleep(0.002)
     await live.engine.submit(Upkeep())
-    made += await enqueued(task, 4)
+    jobs += await enqueue_all(task, 4)
 
-    await burst(live)
+    await run_burst(live)
 
-    assert await results(made) == [2, 4, 6, 8]
+    assert await results(jobs) == [2, 4, 6, 8]
     assert sorted(map(tuple, calls)) == [(1,), (2,), (3, 4)]
 
 
-async def test_jobs_claimed_ahead_share_a_call(live: Errandry) -> None:
+async def test_prefetched_jobs_share_a_call(live: Errandry) -> None:
     held = Held(live, "async", batch=2)
-    made = await enqueued(held.task, *range(6))
-    async with working(live, concurrency=1, prefetch=3):
-        await held.begin()
-        await until(live, made[4].id, lambda record: record.state is State.CLAIMED)
+    jobs = await enqueue_all(held.task, *range(6))
+    async with running_worker(live, concurrency=1, prefetch=3):
+        await held.wait_until_begun()
+        await wait_for_job(live, jobs[4].id, lambda record: record.state is State.CLAIMED)
         assert (await live.counts())["default"] == {"running": 2, "claimed": 3, "waiting": 1}
         held.open.set()
-        assert await results(made) == list(range(6))
+        assert await results(jobs) == list(range(6))
 
 
-async def test_a_beat_counts_a_batch_as_one_slot_and_why_knows(live: Errandry) -> None:
+async def test_a_beat_counts_a_batch_as_one_slot_and_why_uses_that(live: Errandry) -> None:
     held = Held(live, "async")
-    await enqueued(held.task, *range(5))
-    async with working(live, concurrency=2, beat_every=0.01):
-        await held.begin()
-        async with asyncio.timeout(PATIENCE):
-            while (await live.workers())[0].beat.running != 1:  # noqa: ASYNC110 - no event tells of a beat
+    await enqueue_all(held.task, *range(5))
+    async with running_worker(live, concurrency=2, beat_every=0.01):
+        await held.wait_until_begun()
+        async with asyncio.timeout(WAIT_TIMEOUT):
+            while (await live.workers())[0].beat.running != 1:  # noqa: ASYNC110 - no event for a beat
                 await asyncio.sleep(0.005)
         [info] = await live.workers()
         await live.queue("other").pause()
-        [other] = await enqueued(held.task.using(queue="other"), 1)
+        [other] = await enqueue_all(held.task.using(queue="other"), 1)
         why = await live.why(other.id)
         held.open.set()
 
     assert [(batch.task, batch.size, batch.start) for batch in info.beat.batches] == [("held", 5, True)]
-    assert [str(one.code) for one in why.reasons] == ["queue_paused"]  # one slot of two is taken, not five
+    assert [str(reason.code) for reason in why.reasons] == ["queue_paused"]  # not the worker's slots
 
 
 async def test_drain_runs_batches_without_lingering(jobs: Errandry, clock: FakeClock) -> None:
     calls: Calls = []
-    made = await enqueued(numbers(jobs, "async", calls, batch=3, linger="1 minute"), 1, 2, -2, 4)
+    batch_jobs = await enqueue_all(numbers(jobs, "async", calls, batch=3, linger="1 minute"), 1, 2, -2, 4)
 
     finished = await drain(jobs, until_idle=False)
 
     assert calls == [[1, 2, -2], [4]]
-    assert [job.id for job in finished] == [made[0].id, made[1].id, made[3].id]
+    assert [job.id for job in finished] == [batch_jobs[0].id, batch_jobs[1].id, batch_jobs[3].id]
 
 
-async def test_drain_runs_process_batches_here(apart: Errandry) -> None:
-    made = await enqueued(batch_tasks.doubled, 1, 2)
+async def test_drain_runs_process_batches_in_this_process(process_app: Errandry) -> None:
+    jobs = await enqueue_all(batch_tasks.doubled, 1, 2)
 
-    await drain(apart)
+    await drain(process_app)
 
-    assert await results(made) == [2, 4]
+    assert await results(jobs) == [2, 4]
 
 
 # What is refused.
 
 
-def refused() -> Iterator[tuple[dict[str, Any], Any, str]]:
-    async def fine(rows: list[int]) -> None: ...
+def invalid_tasks() -> Iterator[tuple[dict[str, Any], Any, str]]:
+    async def valid(rows: list[int]) -> None: ...
 
     async def none() -> None: ...
 
@@ -713,20 +719,20 @@ def refused() -> Iterator[tuple[dict[str, Any], Any, str]]:
         yield 1
 
     for batch in (0, -1, 1_001, 2.5, "50", True, None):
-        yield {"batch": batch}, fine, r"batch=.*: must be a whole number from 1 to 1,000"
-    yield {"linger": "1s"}, fine, r"linger='1s': is for tasks that take batches: say batch= too"
-    yield {"batch": 5, "linger": -1}, fine, "linger=-1"
-    yield {"batch": 5, "linger": "2 minutes"}, fine, r"linger='2 minutes': must be at most 60 s"
+        yield {"batch": batch}, valid, r"batch=.*: must be a whole number from 1 to 1,000"
+    yield {"linger": "1s"}, valid, r"linger='1s': is for tasks that take batches: add batch="
+    yield {"batch": 5, "linger": -1}, valid, "linger=-1"
+    yield {"batch": 5, "linger": "2 minutes"}, valid, r"linger='2 minutes': must be at most 60 s"
     for handler in (none, two, only_context):
-        yield {"batch": 5}, handler, "a batch handler takes a list of what its jobs were enqueued with"
-    yield {"batch": 5}, no_list, "task no_list='row': is no list"
+        yield {"batch": 5}, handler, "a batch handler takes one list, with an item for each job"
+    yield {"batch": 5}, no_list, "task no_list='row': is not a list"
     yield {"batch": 5}, a_default, "task a_default='rows': has a default"
     yield {"batch": 5}, yields, "is a generator"
     yield {}, generates, "is a generator"
 
 
-@pytest.mark.parametrize(("options", "handler", "message"), list(refused()))
-def test_what_makes_no_sense_is_refused_where_it_is_declared(
+@pytest.mark.parametrize(("options", "handler", "message"), list(invalid_tasks()))
+def test_invalid_batch_tasks_are_refused_when_they_are_declared(
     live: Errandry, options: dict[str, Any], handler: Any, message: str
 ) -> None:
     with pytest.raises(InvalidValue, match=message):
@@ -735,14 +741,14 @@ def test_what_makes_no_sense_is_refused_where_it_is_declared(
 
 async def test_a_type_declared_after_the_handler_is_found(live: Errandry) -> None:
     @live.task(batch=5)
-    async def late(rows: "list[Late]") -> None: ...
+    async def work(rows: "list[DeclaredLater]") -> None: ...
 
-    job = await late.enqueue(Late("x"))
-    await burst(live)
+    job = await work.enqueue(DeclaredLater("x"))
+    await run_burst(live)
 
     assert (await job.refresh()).state is State.COMPLETED
 
 
 @dataclass
-class Late:
+class DeclaredLater:
     name: str

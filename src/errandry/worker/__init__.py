@@ -1,4 +1,4 @@
-"""Workers: they claim jobs, run their handlers, keep the leases, and settle what came out."""
+"""Workers claim jobs, run their handlers, renew the leases, and settle the outcomes."""
 
 from errandry.worker.options import WorkerOptions
 from errandry.worker.worker import Worker

@@ -1,32 +1,32 @@
-"""Finished jobs that are to go are archived while a worker works, if its program wants that."""
+"""Archives finished jobs before they are pruned, while a worker runs, if the app has an archiver."""
 
 import asyncio
 import logging
 
 from errandry.api.app import Errandry
-from errandry.api.archive import SLICE, Archive, archived
+from errandry.api.archive import ARCHIVE_SLICE, Archive, archive_and_remove
 
 log = logging.getLogger("errandry.worker")
 
-AGAIN = 30.0
-"""So long an archive rests that has raised."""
+RETRY_AFTER = 30.0
+"""Seconds before an archiver that raised is called again."""
 
 
-async def archive_forever(app: Errandry, archive: Archive, every: float) -> None:
-    """Slice by slice, on the worker's own loop, as handlers are: it keeps no lease waiting."""
+async def archive_forever(app: Errandry, archive: Archive, interval: float) -> None:
+    """Archive in slices, on the worker's main loop, like handlers; leases are renewed on another."""
     while True:
-        rest = every
+        delay = interval
         try:
-            while await _slice(app, archive):
+            while await _archive_slice(app, archive):
                 pass
         except Exception:
-            log.exception("jobs were not archived, and stay; it is tried again in %g s", AGAIN)
-            rest = AGAIN
-        await asyncio.sleep(rest)
+            log.exception("cannot archive jobs, keeping them and retrying in %g s", RETRY_AFTER)
+            delay = RETRY_AFTER
+        await asyncio.sleep(delay)
 
 
-async def _slice(app: Errandry, archive: Archive) -> bool:
-    """Archive a few; whether there may be more."""
-    jobs = await app.engine.call(app.store.prunable, SLICE)
-    moved = await archived(app, archive, jobs)
-    return len(jobs) == SLICE and bool(moved.moved)
+async def _archive_slice(app: Errandry, archive: Archive) -> bool:
+    """Archive one slice; whether there may be more."""
+    jobs = await app.engine.call(app.store.prunable, ARCHIVE_SLICE)
+    moved = await archive_and_remove(app, archive, jobs)
+    return len(jobs) == ARCHIVE_SLICE and bool(moved.moved)

@@ -1,6 +1,6 @@
-"""One call of a handler through the middleware, and an outcome for each of its jobs made of how that ended.
+"""Calls a handler through the middleware and turns how the call ended into an outcome for each job.
 
-The same in a worker and in a child process of it: nothing here reads or writes the store.
+Used by workers and by their child processes, so it never touches the store.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from errandry import failpoint
 from errandry.api.app import CallNext, Errandry
-from errandry.api.context import JobContext, enter
-from errandry.api.flow import spawned
+from errandry.api.context import JobContext, set_current
+from errandry.api.flow import spawned_jobs
 from errandry.api.outcome import (
     Cancel,
     Fail,
@@ -52,136 +52,145 @@ log = logging.getLogger("errandry.worker")
 
 HandlerArguments = dict[str, Any]
 Outcomes = list[Outcome | None]
-"""One for each run of a batch, in their order; None where nothing may be written any more."""
+"""One outcome for each run of a call, in their order; None if nothing may be written for the job."""
 CallPlainHandler = Callable[[Callable[[], Any], HandlerCall], Awaitable[Any]]
-"""How a plain function is called: it may block, so not on a loop that others share."""
+"""Calls a plain function, which may block, away from any event loop that handlers share."""
 
 
 class AttemptRunner:
-    """Calls async handlers on the loop it is used on, plain functions as `call` does it.
+    """Calls async handlers on the running loop, plain functions by `call_plain`. `codec` seals results."""
 
-    Results are sealed by `codec`.
-    """
-
-    def __init__(self, app: Errandry, codec: Codec, call: CallPlainHandler) -> None:
-        self._app, self._codec, self._call = app, codec, call
+    def __init__(self, app: Errandry, codec: Codec, call_plain: CallPlainHandler) -> None:
+        self._app, self._codec, self._call_plain = app, codec, call_plain
 
     async def outcomes(
-        self, batch: HandlerCall, task: Task[..., Any], arguments: list[HandlerArguments]
+        self, call: HandlerCall, task: Task[..., Any], arguments: list[HandlerArguments]
     ) -> Outcomes:
-        """How the call ended for each of its jobs."""
-        if batch.size is not None:
-            batch.share()
-        hiding = Redactor(task.rules.redact, arguments) if task.rules.redact else None
-        if hiding is not None:
-            for ctx in {batch.ctx, *(run.ctx for run in batch.runs)}:
-                ctx.hide(hiding.text)
+        """Call the handler; an outcome for each job of the call."""
+        if call.size is not None:
+            call.share_context()
+        redactor = Redactor(task.rules.redact, arguments) if task.rules.redact else None
+        if redactor is not None:
+            for ctx in {call.ctx, *(run.ctx for run in call.runs)}:
+                ctx.redact_with(redactor.text)
         try:
-            outcomes = self._returned(batch, task, await self._call_of(batch, task, arguments))
+            outcomes = self._return_outcomes(call, task, await self._enter_call(call, task, arguments))
         except asyncio.CancelledError as error:
-            outcomes = self.stopped(batch, error)
+            outcomes = self.stop_outcomes(call, error)
         except BaseException as error:
-            outcomes = self.raised(batch, task, error.with_traceback(_outside(error.__traceback__)))
-        return outcomes if hiding is None else [hiding.outcome(one) for one in outcomes]
+            error = error.with_traceback(_app_traceback(error.__traceback__))
+            outcomes = self.error_outcomes(call, task, error)
+        return outcomes if redactor is None else [redactor.outcome(outcome) for outcome in outcomes]
 
-    def stopped(self, batch: HandlerCall, error: BaseException) -> Outcomes:
-        """What becomes of jobs whose handler was told to stop and did, or had to be left."""
-        return [self.stop(run, error) for run in batch.runs]
+    def stop_outcomes(self, call: HandlerCall, error: BaseException) -> Outcomes:
+        """Outcomes of jobs whose handler was asked to stop, and stopped or was abandoned."""
+        return [self.stop_outcome(run, error) for run in call.runs]
 
-    def raised(self, batch: HandlerCall, task: Task[..., Any], error: BaseException) -> Outcomes:
-        """What becomes of jobs whose handler raised `error`, by the rules of their task."""
-        if not isinstance(error, HandlerOutcome) and not batch.is_stopped:
-            job = batch.runs[0].job
-            where = f"{batch}, attempt {job.attempts} of {job.max_attempts}"
-            info = None if task.rules.redact else error  # whose words may be secret
-            log.warning("%s raised %s", where, failure(error).type, exc_info=info)
-        return [self._ended(run, task, error) for run in batch.runs]
+    def error_outcomes(self, call: HandlerCall, task: Task[..., Any], error: BaseException) -> Outcomes:
+        """Outcomes of jobs whose handler raised `error`, by the rules of their task."""
+        if not isinstance(error, HandlerOutcome) and not call.is_stopped:
+            job = call.runs[0].job
+            attempt = f"{call}, attempt {job.attempts} of {job.max_attempts}"
+            info = None if task.rules.redact else error  # its message may hold what the task redacts
+            log.warning("%s raised %s", attempt, failure(error).type, exc_info=info)
+        return [self._error_outcome(run, task, error) for run in call.runs]
 
-    def stop(self, run: JobRun, error: BaseException) -> Outcome | None:
-        """What becomes of one job that was told to stop, or whose handler ended with `error` by itself."""
-        match run.stopped:
+    def stop_outcome(self, run: JobRun, error: BaseException) -> Outcome | None:
+        """The outcome of a job that was asked to stop, or whose handler was canceled by something else."""
+        match run.stop_reason:
             case StopReason.CANCEL:
                 return GiveUpOutcome()
             case StopReason.TIMEOUT:
-                why = f"the handler ran longer than {run.batch.timeout:g} s"
-                return self.retry(run.job, Failure(Reason.TIMEOUT, "TimeoutError", why))
+                message = f"the handler ran longer than {run.call.timeout:g} s"
+                return self.retry_outcome(run.job, Failure(Reason.TIMEOUT, "TimeoutError", message))
             case StopReason.SHUTDOWN:
                 return ReleaseOutcome()
             case StopReason.LOST:
                 return None
             case None:
-                return self.retry(run.job, failure(error))
+                return self.retry_outcome(run.job, failure(error))
 
-    def retry(self, job: JobRecord, failure: Failure) -> RetryOutcome:
-        """Another try, after what a registered function says if the job names one."""
+    def retry_outcome(self, job: JobRecord, failure: Failure) -> RetryOutcome:
+        """A retry; after the delay of a registered backoff function if the job names one."""
         name = job.backoff.function if job.backoff is not None else None
         if name not in self._app.backoffs:
             return RetryOutcome(failure)
         try:
             return RetryOutcome(failure, self._app.backoffs[name](job.attempts))
         except Exception as error:
-            log.warning("job %s (%s): its backoff %s is of no use: %s", job.id, job.task, name, error)
+            log.warning(
+                "backoff function %s failed for job %s (%s), using the job's stored curve: %s",
+                name,
+                job.id,
+                job.task,
+                error,
+            )
             return RetryOutcome(failure)
 
-    def _call_of(
-        self, batch: HandlerCall, task: Task[..., Any], arguments: list[HandlerArguments]
+    def _enter_call(
+        self, call: HandlerCall, task: Task[..., Any], arguments: list[HandlerArguments]
     ) -> Awaitable[Any]:
-        """The call, to be awaited; its context is entered."""
-        ctx = batch.ctx
-        enter(ctx)
-        given = arguments[0] if batch.size is None else task.signature.gathered(arguments)
+        """Set the current context, and return the handler's call through all middleware, to be awaited."""
+        ctx = call.ctx
+        set_current(ctx)
+        given = arguments[0] if call.size is None else task.signature.batch_arguments(arguments)
         if self._app.middlewares:
-            return self._wrapped(batch, task, given)(ctx)
-        return self.handle(batch, task, given, ctx)
+            return self._wrap_in_middleware(call, task, given)(ctx)
+        return self.call_handler(call, task, given, ctx)
 
-    def _wrapped(self, batch: HandlerCall, task: Task[..., Any], arguments: HandlerArguments) -> CallNext:
-        call: CallNext = partial(self.handle, batch, task, arguments)
+    def _wrap_in_middleware(
+        self, call: HandlerCall, task: Task[..., Any], arguments: HandlerArguments
+    ) -> CallNext:
+        call_next: CallNext = partial(self.call_handler, call, task, arguments)
         for middleware in reversed(self._app.middlewares):
-            call = partial(_through, middleware, call)
-        return call
+            call_next = partial(_call_middleware, middleware, call_next)
+        return call_next
 
-    async def handle(
-        self, batch: HandlerCall, task: Task[..., Any], arguments: HandlerArguments, ctx: JobContext
+    async def call_handler(
+        self, call: HandlerCall, task: Task[..., Any], arguments: HandlerArguments, ctx: JobContext
     ) -> Any:
-        """Call the handler itself. The watchdog finds `batch` in this frame."""
+        """Call the handler itself. The watchdog reads `call` from this frame."""
         failpoint.reach("before_handler")
-        if task.signature.context is not None:
-            arguments = {**arguments, task.signature.context: ctx}
+        if task.signature.context_parameter is not None:
+            arguments = {**arguments, task.signature.context_parameter: ctx}
         if task.is_async:
             return await task.function(**arguments)
-        return await self._call(partial(task.function, **arguments), batch)
+        return await self._call_plain(partial(task.function, **arguments), call)
 
-    def _returned(self, batch: HandlerCall, task: Task[..., Any], value: Any) -> Outcomes:
+    def _return_outcomes(self, call: HandlerCall, task: Task[..., Any], value: Any) -> Outcomes:
         if task.rules.batch is None:
-            return [self._completed(batch.runs[0].job, value)]
+            return [self._complete_outcome(call.runs[0].job, value)]
         try:
-            values = _each(task.name, value, len(batch.runs))
+            values = _results_per_job(task.name, value, len(call.runs))
         except InvalidValue as error:
-            log.warning("%s: %s", str(batch), error)
-            return [_unusable(error)] * len(batch.runs)
-        return [self._said(run, task, one) for run, one in zip(batch.runs, values, strict=True)]
+            log.warning("failing %s, the handler returned invalid results: %s", str(call), error)
+            return [_invalid_value_outcome(error)] * len(call.runs)
+        return [self._item_outcome(run, task, value) for run, value in zip(call.runs, values, strict=True)]
 
-    def _said(self, run: JobRun, task: Task[..., Any], value: Any) -> Outcome | None:
-        """What a batch handler says of one of its jobs: an exception, as if it had raised it, or a result."""
+    def _item_outcome(self, run: JobRun, task: Task[..., Any], value: Any) -> Outcome | None:
+        """The outcome of one job of a batch: by its result, or by an exception returned instead of one."""
         if not isinstance(value, BaseException):
-            return self._completed(run.job, value)
+            return self._complete_outcome(run.job, value)
         if not isinstance(value, HandlerOutcome):
-            log.warning("job %s (%s) ended with %s", run.job.id, run.job.task, failure(value).type)
-        return self._ended(run, task, value)
+            error = failure(value).type
+            log.warning("job %s (%s): the batch handler returned %s for it", run.job.id, run.job.task, error)
+        return self._error_outcome(run, task, value)
 
-    def _ended(self, run: JobRun, task: Task[..., Any], error: BaseException) -> Outcome | None:
-        """What becomes of one job for which `error` was raised."""
-        if run.stopped is not None:
-            return self.stop(run, error)
+    def _error_outcome(self, run: JobRun, task: Task[..., Any], error: BaseException) -> Outcome | None:
+        """The outcome of one job for which `error` was raised."""
+        if run.stop_reason is not None:
+            return self.stop_outcome(run, error)
         match error:
             case Retry(after=after, pause_group=pause_group):
-                why = failure(error)
-                outcome = self.retry(run.job, why) if after is None else RetryOutcome(why, after)
+                failed = failure(error)
+                outcome = (
+                    self.retry_outcome(run.job, failed) if after is None else RetryOutcome(failed, after)
+                )
                 return replace(outcome, pause_group=pause_group)
             case Snooze(after=after):
                 return SnoozeOutcome(after)
             case SuspendForSleep() | SuspendForSignal() | SuspendForChildren():
-                return _going_on(run, error)
+                return _suspend_outcome(run, error)
             case Fail():
                 return FailOutcome(failure(error, Reason.UNRECOVERABLE))
             case Cancel():
@@ -191,18 +200,18 @@ class AttemptRunner:
             isinstance(error, rules.fail_on) or not isinstance(error, rules.retry_on)
         ):
             return FailOutcome(failure(error, Reason.UNRECOVERABLE))
-        return self.retry(run.job, failure(error))
+        return self.retry_outcome(run.job, failure(error))
 
-    def _completed(self, job: JobRecord, value: Any) -> Outcome:
+    def _complete_outcome(self, job: JobRecord, value: Any) -> Outcome:
         try:
             text = to_json("result", value)
         except InvalidValue as error:
-            return _unusable(error)
+            return _invalid_value_outcome(error)
         return CompleteOutcome(self._codec.seal(text, DocumentInfo(job.id, job.task, "result")))
 
 
-def _each(task: str, value: Any, count: int) -> Sequence[Any]:
-    """What a batch handler has returned, for each of its jobs."""
+def _results_per_job(task: str, value: Any, count: int) -> Sequence[Any]:
+    """The results that a batch handler returned, one for each of its jobs."""
     if value is None:
         return [None] * count
     if not isinstance(value, list | tuple):
@@ -215,31 +224,31 @@ def _each(task: str, value: Any, count: int) -> Sequence[Any]:
     return value
 
 
-def _going_on(run: JobRun, word: SuspendForSleep | SuspendForSignal | SuspendForChildren) -> Outcome:
-    """The handler is to be called again, when that is there which it needs."""
-    match word:
+def _suspend_outcome(run: JobRun, error: SuspendForSleep | SuspendForSignal | SuspendForChildren) -> Outcome:
+    """The outcome of a handler that is called again after a time, a signal, or the end of its children."""
+    match error:
         case SuspendForSleep(after=after, name=name):
             return SnoozeOutcome(after, name)
         case SuspendForSignal(name=name, timeout=timeout):
             return WaitOutcome(name, timeout)
         case SuspendForChildren(calls=calls, policy=policy):
-            return _awaiting(run, calls, policy)
+            return _await_outcome(run, calls, policy)
 
 
-def _awaiting(run: JobRun, calls: tuple[Any, ...], policy: str) -> Outcome:
-    """Refused for good what no other try would make right."""
+def _await_outcome(run: JobRun, calls: tuple[Any, ...], policy: str) -> Outcome:
+    """Wait for new children; fail without a retry if they are invalid, because a retry would be the same."""
     try:
         if not calls:
             raise InvalidValue("calls", calls, "give at least one call to wait for")
-        awaited = AwaitOutcome(*spawned(run.job.id, calls, policy))
+        awaited = AwaitOutcome(*spawned_jobs(run.job.id, calls, policy))
         Settle(run.ref, awaited)
     except (InvalidValue, ValueError) as error:
         return FailOutcome(Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error)))
     return awaited
 
 
-def _unusable(error: InvalidValue) -> Outcome:
-    """For good: another try would return the same."""
+def _invalid_value_outcome(error: InvalidValue) -> Outcome:
+    """Fail without a retry: another attempt would return the same."""
     return FailOutcome(Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error)))
 
 
@@ -253,8 +262,8 @@ def failure(error: BaseException, kind: Reason = Reason.ERROR) -> Failure:
     return Failure(kind, type(error).__name__, message, trace)
 
 
-def _outside(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from where it leaves Errandry: people look for their own code in it."""
+def _app_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without Errandry's own frames, so that it begins in the app's code."""
     outer = trace
     while outer is not None and outer.tb_frame.f_code.co_filename.startswith(_HERE):
         outer = outer.tb_next
@@ -264,5 +273,5 @@ def _outside(trace: TracebackType | None) -> TracebackType | None:
 _HERE = os.path.dirname(__file__)
 
 
-async def _through(middleware: Any, call: CallNext, ctx: JobContext) -> Any:
-    return await middleware(ctx, call)
+async def _call_middleware(middleware: Any, call_next: CallNext, ctx: JobContext) -> Any:
+    return await middleware(ctx, call_next)

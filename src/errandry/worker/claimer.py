@@ -1,8 +1,8 @@
-"""Claiming jobs for free slots, resting until there may be one.
+"""Claims jobs for free slots, and waits while there is nothing to claim.
 
-Runs on the engine's loop: from a job that becomes ready to its claim, no thread waits for another. What this
-process makes ready is claimed in the very pass that makes it so. For all else the claimer asks by itself:
-what was there before, what other processes make ready, what becomes due.
+Runs on the engine's loop, so that no thread has to wait for another between the moment a job becomes ready
+and its claim. A piggyback claim goes along with each pass of this process, and claims the jobs that the pass
+makes ready. The claimer's own claims find the rest: older jobs, jobs of other processes, and due jobs.
 """
 
 import asyncio
@@ -23,41 +23,42 @@ from errandry.core.job import JobRecord
 from errandry.errors import ErrandryError, ReplyLost, StoreRefused, StoreUnavailable
 from errandry.store.engine.backlog import Callback
 from errandry.store.engine.change_counter import ChangeCounter
-from errandry.worker.dispatcher import Dispatcher, batches
+from errandry.worker.dispatcher import Dispatcher, batch_specs
 from errandry.worker.options import WorkerOptions
 from errandry.worker.slots import Slots
 from errandry.worker.throttled_log import ThrottledLog
 
 log = logging.getLogger("errandry.worker")
 
-BACKSTOP = 1.0
-"""Wakes may be lost; nothing waits longer than this for a look."""
-STRANGE, STRANGE_MAX = 12, 100
-"""Jobs of a task that is not known here are left to others for so many times the delay with which they are
-given back; those of so many tasks at most."""
+POLL_INTERVAL = 1.0
+"""Maximum seconds between two claims of an idle worker: notifications of changes may be lost."""
+AVOID_DELAYS = 12
+"""Number of release delays for which the worker claims no jobs of an unknown task, after it met one."""
+AVOIDED_TASKS_MAX = 100
+"""Maximum number of unknown tasks to remember."""
 
 TaskNames = tuple[str, ...]
 ClaimKind = tuple[Runner, TaskNames | None, TaskNames]
-"""A kind of handler, its tasks (None: all), and those that are not among them."""
+"""A runner, the tasks to claim for it (None: all), and the tasks to exclude."""
 
 
 class ClaimRequest(NamedTuple):
-    """How many jobs, of which tasks, without which.
+    """How many jobs to claim, the tasks to claim (None: all), and the tasks to exclude.
 
-    `ahead` of a slot they do not start at once; nor do those that join `others` in a batch.
+    Jobs that are prefetched, or join a lingering batch, stay `claimed`; others start at once.
     """
 
     limit: int
     tasks: TaskNames | None
     without: TaskNames = ()
-    ahead: bool = False
-    others: bool = False
+    is_prefetch: bool = False
+    joins_batch: bool = False
 
 
 class Claimer:
-    """Asks for as many jobs as there are free slots; async and thread handlers have slots of their own.
+    """Claims as many jobs as there are free slots of each runner.
 
-    `is_idle` says whether nothing that this worker has claimed is left to be done.
+    `is_idle` returns whether every job that this worker has claimed is settled.
     """
 
     def __init__(
@@ -66,311 +67,343 @@ class Claimer:
         worker: str,
         options: WorkerOptions,
         slots: Slots,
-        gatherer: Dispatcher,
+        dispatcher: Dispatcher,
         is_idle: Callable[[], bool],
     ) -> None:
         self._app, self._worker, self._options, self._slots = app, worker, options, slots
-        self._gatherer, self._is_idle = gatherer, is_idle
-        mark = secrets.token_hex(8)
-        self._nonces = (f"{mark}-{number}" for number in itertools.count())
-        self._stirred = ChangeCounter()
+        self._dispatcher, self._is_idle = dispatcher, is_idle
+        prefix = secrets.token_hex(8)
+        self._nonces = (f"{prefix}-{number}" for number in itertools.count())
+        self._wakeups = ChangeCounter()
         self._paused = self._stopped = False
         self._due_in: float | None = None
-        self._looked: int | None = None  # nothing was left that the free slots could have at this pulse
-        self._is_asking = False
+        # The store's version at which nothing was left to claim for the free slots; None if unknown.
+        self._exhausted_version: int | None = None
+        self._is_claiming = False
         self._tasks: tuple[Task[..., Any], ...] | None = None
-        self._found: list[ClaimKind] = []
-        self._batches: tuple[BatchSpec, ...] = ()
-        self._along: set[asyncio.Future[None] | asyncio.Task[bool]] = set()
-        self._strange: dict[str, float] = {}
-        self._unclaimed = ThrottledLog(app.clock, "no jobs could be claimed", "jobs can be claimed again")
-        self._unwatched = ThrottledLog(app.clock, "the store cannot be watched", "the store is watched again")
+        self._claim_kinds: list[ClaimKind] = []
+        self._batch_specs: tuple[BatchSpec, ...] = ()
+        self._in_flight: set[asyncio.Future[None] | asyncio.Task[bool]] = set()
+        self._avoided_until: dict[str, float] = {}
+        self._claim_log = ThrottledLog(app.clock, "cannot claim jobs, retrying", "jobs can be claimed again")
+        self._watch_log = ThrottledLog(
+            app.clock,
+            f"cannot watch the store for changes, polling every {POLL_INTERVAL:g} s",
+            "the store can be watched for changes again",
+        )
 
     async def run(self) -> None:
         """Claim until stopped; in a burst, until nothing is left to do."""
-        self._app.engine.join(self._companion)
-        watching = asyncio.create_task(self._watch())
+        self._app.engine.add_piggyback_claims(self._piggyback_claims)
+        watching = asyncio.create_task(self._watch_store())
         try:
-            while not self._stopped and not await self._step():
+            while not self._stopped and not await self._claim_or_wait():
                 pass
         finally:
             watching.cancel()
-            self._app.engine.leave(self._companion)
-            while self._along:
-                await asyncio.wait(self._along)  # what they bring is this worker's
-            self._gatherer.close()
+            self._app.engine.remove_piggyback_claims(self._piggyback_claims)
+            while self._in_flight:
+                await asyncio.wait(self._in_flight)  # the jobs they claim belong to this worker
+            self._dispatcher.close()
 
-    def look(self) -> None:
-        """Ask again: a slot has become free that no settle goes with. From any thread."""
-        self._looked = None
-        self._stirred.increment()
+    def wake(self) -> None:
+        """Claim again: a slot became free without a settle, which would carry a claim. From any thread."""
+        self._exhausted_version = None
+        self._wakeups.increment()
 
     def pause(self, paused: bool) -> None:
-        """Claim nothing, or go on. From any thread."""
+        """Stop claiming for a while, or continue. From any thread."""
         self._paused = paused
-        self.look()
+        self.wake()
 
     def stop(self) -> None:
-        """Claim no more; what is being claimed just now is found before `run` returns. From any thread."""
+        """Claim no more. `run` returns after the claims in flight are answered. From any thread."""
         self._stopped = True
-        self._stirred.increment()
+        self._wakeups.increment()
 
-    async def _step(self) -> bool:
-        """Claim, or rest until there may be something to claim. True when a burst is over."""
-        rings, pulse = self._stirred.count, self._app.store.version()
-        was_idle = not self._along and self._is_idle()  # else what ends meanwhile may bring new work
+    async def _claim_or_wait(self) -> bool:
+        """Claim, or wait until there may be something to claim. True when a burst is over."""
+        wakeups, version = self._wakeups.version, self._app.store.version()
+        was_idle = (
+            not self._in_flight and self._is_idle()
+        )  # if not, a job that ends now may make others ready
         is_last = self._options.burst and was_idle and not self._paused
         try:
-            if pulse != self._looked or is_last:
-                claimed = await self._claim(pulse)
-                self._unclaimed.end()
+            if version != self._exhausted_version or is_last:
+                claimed = await self._claim(version)
+                self._claim_log.report_recovery()
                 if claimed or is_last:
                     return not claimed
         except ErrandryError as error:
             if self._options.burst and isinstance(error, StoreRefused):
-                raise  # a right that is lacking is granted to those who wait, not in passing
-            self._unclaimed.make(error)
-        timeout = BACKSTOP if self._due_in is None else min(BACKSTOP, self._due_in)
-        if not await self._stirred.wait(rings, timeout):
-            self._looked = None
+                raise  # a burst does not wait until someone grants a missing permission
+            self._claim_log.report_failure(error)
+        timeout = POLL_INTERVAL if self._due_in is None else min(POLL_INTERVAL, self._due_in)
+        if not await self._wakeups.wait(wakeups, timeout):
+            self._exhausted_version = None
         return False
 
-    async def _claim(self, pulse: int) -> bool:
-        """Whether there was something for the free slots."""
-        while self._along:
-            await asyncio.wait(self._along)  # they may get the slots that seem free
-        claimed, is_short, self._is_asking, self._due_in = False, True, True, None
+    async def _claim(self, version: int) -> bool:
+        """Claim for the free slots; whether that brought any jobs."""
+        while self._in_flight:
+            await asyncio.wait(self._in_flight)  # their jobs may take the slots that are free now
+        claimed, is_exhausted, self._is_claiming, self._due_in = False, True, True, None
         try:
-            for wanted in self._wanted():
+            for request in self._requests():
                 if self._stopped:
                     break
-                sent, command = self._app.clock.monotonic(), self._command(wanted, self._slots.has_suspect)
+                sent_at = self._app.clock.monotonic()
+                command = self._claim_command(request, self._slots.has_suspect)
                 try:
                     answer = await self._app.engine.submit(command)
                 except ReplyLost:
-                    claimed |= await self._recall(command, wanted, sent)
-                    is_short = False
+                    claimed |= await self._recover_claim(command, request, sent_at)
+                    is_exhausted = False
                     continue
                 if isinstance(answer, Claims):
-                    self._meet(answer.jobs)
-                    claimed |= await self._take(wanted, answer.jobs, sent)
-                    is_short &= self._is_short(answer.jobs)
+                    self._avoid_unknown_tasks(answer.jobs)
+                    claimed |= await self._dispatch(request, answer.jobs, sent_at)
+                    is_exhausted &= self._has_exhausted(answer.jobs)
                     self._due_in = answer.due_in
         finally:
-            self._is_asking = False
-        if is_short:
-            self._has_looked(pulse, claimed)
+            self._is_claiming = False
+        if is_exhausted:
+            self._note_exhausted(version, claimed)
         return claimed
 
-    def _companion(self) -> list[tuple[Claim, Callback]]:
-        """What to claim in a pass that is about to be written."""
-        if self._is_asking or self._along or self._stopped:
+    def _piggyback_claims(self) -> list[tuple[Claim, Callback]]:
+        """Claims to add to a pass that is about to be written."""
+        if self._is_claiming or self._in_flight or self._stopped:
             return []
-        sent, pulse = self._app.clock.monotonic(), self._app.store.version()
+        sent_at, version = self._app.clock.monotonic(), self._app.store.version()
         has_suspect, loop, claims = self._slots.has_suspect, asyncio.get_running_loop(), []
-        for wanted in self._wanted():
-            landed: asyncio.Future[None] = loop.create_future()
-            self._along.add(landed)
-            command = self._command(wanted, has_suspect)
-            told = Callback(partial(self._answered, command, wanted, sent, pulse, landed))
-            claims.append((command, told))
-            has_suspect = has_suspect or not wanted.others  # two claims of a pass must not bring two suspects
+        for request in self._requests():
+            answered: asyncio.Future[None] = loop.create_future()
+            self._in_flight.add(answered)
+            command = self._claim_command(request, has_suspect)
+            callback = Callback(partial(self._handle_answer, command, request, sent_at, version, answered))
+            claims.append((command, callback))
+            # Two claims of one pass must not bring two suspects.
+            has_suspect = has_suspect or not request.joins_batch
         return claims
 
-    def _answered(
+    def _handle_answer(
         self,
         command: Claim,
-        wanted: ClaimRequest,
-        sent: float,
-        pulse: int,
-        landed: asyncio.Future[None],
+        request: ClaimRequest,
+        sent_at: float,
+        version: int,
+        answered: asyncio.Future[None],
         answer: Answer,
     ) -> None:
-        self._along.discard(landed)
-        landed.set_result(None)
+        self._in_flight.discard(answered)
+        answered.set_result(None)
         if isinstance(answer, ReplyLost):
-            self._go_on(self._recall(command, wanted, sent))
+            self._follow_up(self._recover_claim(command, request, sent_at))
         if not isinstance(answer, Claims):
             return
         if not answer.jobs:
-            if answer.due_in is None or answer.due_in >= BACKSTOP:  # else the claimer is to know when
-                self._has_looked(pulse, claimed=True)
+            # If a job becomes due sooner, the claimer must ask itself to learn when.
+            if answer.due_in is None or answer.due_in >= POLL_INTERVAL:
+                self._note_exhausted(version, claimed=True)
             return
-        self._meet(answer.jobs)
-        if self._is_late(sent):
-            self._go_on(self._take(wanted, answer.jobs, sent))
+        self._avoid_unknown_tasks(answer.jobs)
+        if self._is_late(sent_at):
+            self._follow_up(self._dispatch(request, answer.jobs, sent_at))
         else:
-            self._gatherer.take(answer.jobs, sent, wanted.ahead)
-        if self._is_short(answer.jobs):
-            self._has_looked(pulse, claimed=True)
+            self._dispatcher.dispatch(answer.jobs, sent_at, request.is_prefetch)
+        if self._has_exhausted(answer.jobs):
+            self._note_exhausted(version, claimed=True)
         else:
-            self.look()
+            self.wake()
 
-    def _go_on(self, taking: Coroutine[Any, Any, bool]) -> None:
-        """Nothing is claimed before this is over."""
-        task = asyncio.create_task(taking)
-        self._along.add(task)
-        task.add_done_callback(self._along.discard)
+    def _follow_up(self, follow_up: Coroutine[Any, Any, bool]) -> None:
+        """Run this in a task; no claims are sent until it ends."""
+        task = asyncio.create_task(follow_up)
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
 
-    async def _recall(self, command: Claim, wanted: ClaimRequest, sent: float) -> bool:
-        """Take what a claim has brought though nobody heard of it: sent again, it brings the same.
+    async def _recover_claim(self, command: Claim, request: ClaimRequest, sent_at: float) -> bool:
+        """Get the jobs of a claim whose reply was lost, by sending it again: the store answers the same jobs.
 
-        Unless another comes before it, or the lease is over by then.
+        It does not if another claim of this worker was written since, or the lease has expired.
         """
         while True:
             try:
                 answer = await self._app.engine.submit(command)
             except ErrandryError as error:
-                log.warning("what was claimed cannot be had yet: %s", error)
-                is_over = self._app.clock.monotonic() >= sent + self._options.lease
-                if self._stopped or is_over or not isinstance(error, StoreUnavailable):
+                is_expired = self._app.clock.monotonic() >= sent_at + self._options.lease
+                if self._stopped or is_expired or not isinstance(error, StoreUnavailable):
+                    log.warning(
+                        "cannot recover a claim after a lost reply, its jobs wait for their lease to end: %s",
+                        error,
+                    )
                     return False
-                await asyncio.sleep(BACKSTOP)
+                log.warning("cannot recover a claim after a lost reply, retrying: %s", error)
+                await asyncio.sleep(POLL_INTERVAL)
                 continue
-            self.look()
-            return isinstance(answer, Claims) and await self._take(wanted, answer.jobs, sent)
+            self.wake()
+            return isinstance(answer, Claims) and await self._dispatch(request, answer.jobs, sent_at)
 
-    def _is_short(self, jobs: tuple[JobRecord, ...]) -> bool:
-        """Whether nothing is left for the slots that were free: a claim of batches may stop before that."""
+    def _has_exhausted(self, jobs: tuple[JobRecord, ...]) -> bool:
+        """Whether a claim with these jobs left nothing for the free slots.
+
+        One that brings jobs of batch tasks stops at `CLAIM_MAX`, although there may be more.
+        """
         return len(jobs) < CLAIM_MAX or not any(map(self._is_batched, {job.task for job in jobs}))
 
     def _is_batched(self, name: str) -> bool:
         task = self._app.tasks.get(name)
         return task is not None and task.rules.batch is not None
 
-    def _has_looked(self, pulse: int, claimed: bool) -> None:
-        """Note that nothing is left since `pulse`, unless others have rung: a pass that writes rings once."""
-        if self._app.store.version() == pulse + claimed:
-            self._looked = pulse + claimed
+    def _note_exhausted(self, version: int, claimed: bool) -> None:
+        """Note that nothing is left to claim since `version`, unless the store has changed since.
 
-    async def _watch(self) -> None:
-        """Wake up for what others do."""
+        A claim that was written has raised the version by one itself.
+        """
+        if self._app.store.version() == version + claimed:
+            self._exhausted_version = version + claimed
+
+    async def _watch_store(self) -> None:
+        """Wake the claimer when other processes change the store."""
         store = self._app.store
-        pulse = store.version()
+        version = store.version()
         while True:
             try:
-                await store.wait_for_change(pulse, BACKSTOP)
-                pulse = store.version()
-                if pulse != self._looked:
-                    self._stirred.increment()
-                self._unwatched.end()
+                await store.wait_for_change(version, POLL_INTERVAL)
+                version = store.version()
+                if version != self._exhausted_version:
+                    self._wakeups.increment()
+                self._watch_log.report_recovery()
             except ErrandryError as error:
-                self._unwatched.make(error)
-                await asyncio.sleep(BACKSTOP)
+                self._watch_log.report_failure(error)
+                await asyncio.sleep(POLL_INTERVAL)
 
-    async def _take(self, wanted: ClaimRequest, jobs: tuple[JobRecord, ...], sent: float) -> bool:
-        """Have claimed jobs run; of a claim long on its way, those that still stand, renewed.
+    async def _dispatch(self, request: ClaimRequest, jobs: tuple[JobRecord, ...], sent_at: float) -> bool:
+        """Run claimed jobs; whether there are any. After a slow claim, renew their leases first.
 
-        Counted from when it was sent, its lease could run out before any handler had begun.
+        The lease counts from the moment the claim was sent, so it could expire before a handler has begun.
         """
-        if jobs and self._is_late(sent):
-            return await self._take_late(wanted, jobs, sent)
+        if jobs and self._is_late(sent_at):
+            return await self._renew_and_dispatch(request, jobs, sent_at)
         if jobs:
-            self._gatherer.take(jobs, sent, wanted.ahead)
+            self._dispatcher.dispatch(jobs, sent_at, request.is_prefetch)
         return bool(jobs)
 
-    async def _take_late(self, wanted: ClaimRequest, jobs: tuple[JobRecord, ...], sent: float) -> bool:
-        """Each is renewed by itself, so that none has to wait for one that cannot be just now."""
+    async def _renew_and_dispatch(
+        self, request: ClaimRequest, jobs: tuple[JobRecord, ...], sent_at: float
+    ) -> bool:
+        """Renew each job with its own command, so that one locked row does not hold up the others."""
         lease, has_some = self._options.lease, False
-        over = sent + lease
+        expires_at = sent_at + lease
         while jobs:
             now = self._app.clock.monotonic()
             renewals = [Renew((Ref(job.id, job.fence),), lease) for job in jobs]
             answers = list(zip(jobs, await self._app.engine.submit_all(renewals), strict=True))
-            kept = tuple(job for job, answer in answers if _is_kept(answer))
-            if kept:
+            renewed = tuple(job for job, answer in answers if _is_renewed(answer))
+            if renewed:
                 has_some = True
-                self._gatherer.take(kept, now, wanted.ahead)
+                self._dispatcher.dispatch(renewed, now, request.is_prefetch)
             jobs = tuple(job for job, answer in answers if isinstance(answer, StoreUnavailable))
             if jobs:
-                log.warning("%d claimed jobs cannot be renewed yet", len(jobs))
-                if self._stopped or self._app.clock.monotonic() >= over:
+                if self._stopped or self._app.clock.monotonic() >= expires_at:
+                    log.warning(
+                        "cannot renew %d jobs of a slow claim, they wait until their leases expire", len(jobs)
+                    )
                     break
-                await asyncio.sleep(min(BACKSTOP, lease / 10))
+                log.warning("cannot renew %d jobs of a slow claim, retrying", len(jobs))
+                await asyncio.sleep(min(POLL_INTERVAL, lease / 10))
         return has_some
 
-    def _is_late(self, sent: float) -> bool:
-        return self._app.clock.monotonic() - sent >= self._options.renewal
+    def _is_late(self, sent_at: float) -> bool:
+        return self._app.clock.monotonic() - sent_at >= self._options.renewal
 
-    def _wanted(self) -> list[ClaimRequest]:
-        """What to claim: for batches that linger, for each kind of handler, and ahead of slots for the first
-        that has none free."""
+    def _requests(self) -> list[ClaimRequest]:
+        """The claims to make: for lingering batches, for each runner with free slots, and prefetched jobs for
+        the first runner without free slots."""
         if self._paused:
             return []
         slots, kinds = self._slots, self._kinds()
-        if self._strange and (others := self._others()):
-            kinds = [(runner, tasks, (*without, *others)) for runner, tasks, without in kinds]
-        found = [ClaimRequest(room, (task,), others=True) for task, room in self._gatherer.room]
-        found += [
+        if self._avoided_until and (avoided := self._avoided_tasks()):
+            kinds = [(runner, tasks, (*without, *avoided)) for runner, tasks, without in kinds]
+        requests = [
+            ClaimRequest(room, (task,), joins_batch=True) for task, room in self._dispatcher.open_batches
+        ]
+        requests += [
             ClaimRequest(free, tasks, without)
             for runner, tasks, without in kinds
-            if (free := slots.free(runner))
+            if (free := slots.free_slots(runner))
         ]
-        if ahead := slots.free_ahead:
-            full = ((tasks, without) for runner, tasks, without in kinds if not slots.free(runner))
-            found += [ClaimRequest(ahead, tasks, without, ahead=True) for tasks, without in islice(full, 1)]
-        return found
+        if limit := slots.free_prefetch:
+            full = ((tasks, without) for runner, tasks, without in kinds if not slots.free_slots(runner))
+            requests += [
+                ClaimRequest(limit, tasks, without, is_prefetch=True) for tasks, without in islice(full, 1)
+            ]
+        return requests
 
-    def _meet(self, jobs: tuple[JobRecord, ...]) -> None:
-        """Leave those tasks to others for a while that are not known here: they will be given back."""
-        strange = {job.task for job in jobs} - self._app.tasks.keys()
-        if not strange or self._options.on_unknown == "fail":
+    def _avoid_unknown_tasks(self, jobs: tuple[JobRecord, ...]) -> None:
+        """Exclude the unknown tasks of these jobs from claims for a while: the worker has to release them."""
+        unknown = {job.task for job in jobs} - self._app.tasks.keys()
+        if not unknown or self._options.on_unknown == "fail":
             return
-        if len(self._strange) + len(strange) > STRANGE_MAX:
-            self._strange = {}
-        rest = STRANGE * self._options.release_delay
-        for task in sorted(strange):
-            text = "no task %s is declared here: its jobs are given back, and left to other workers for %g s"
-            log.warning(text, task, rest)
-            self._strange[task] = self._app.clock.monotonic() + rest
+        if len(self._avoided_until) + len(unknown) > AVOIDED_TASKS_MAX:
+            self._avoided_until = {}
+        delay = AVOID_DELAYS * self._options.release_delay
+        for task in sorted(unknown):
+            text = (
+                "task %s is not declared in this worker: it releases the job and claims none of them for %g s"
+            )
+            log.warning(text, task, delay)
+            self._avoided_until[task] = self._app.clock.monotonic() + delay
 
-    def _others(self) -> TaskNames:
-        """The tasks that are left to others now."""
+    def _avoided_tasks(self) -> TaskNames:
+        """The unknown tasks whose jobs are left to other workers for now."""
         now = self._app.clock.monotonic()
-        self._strange = {
+        self._avoided_until = {
             task: until
-            for task, until in self._strange.items()
+            for task, until in self._avoided_until.items()
             if until > now and task not in self._app.tasks
         }
-        return tuple(self._strange)
+        return tuple(self._avoided_until)
 
     def _kinds(self) -> list[ClaimKind]:
-        """Every kind of handler with its tasks, looked up again when another is declared."""
+        """The claim kinds, computed again when the app has declared another task."""
         tasks = tuple(self._app.tasks.values())
         if tasks != self._tasks:
-            self._tasks, self._found, self._batches = tasks, self._sorted(), batches(self._app)
-        return self._found
+            self._tasks, self._claim_kinds = tasks, self._tasks_by_kind()
+            self._batch_specs = batch_specs(self._app)
+        return self._claim_kinds
 
-    def _sorted(self) -> list[ClaimKind]:
-        """The tasks by kind; what is not known here goes with the async ones."""
-        only, of = self._options.tasks, {runner: list[str]() for runner in Runner}
+    def _tasks_by_kind(self) -> list[ClaimKind]:
+        """The tasks of each runner; jobs of unknown tasks are claimed with the async ones."""
+        only, names = self._options.tasks, {runner: list[str]() for runner in Runner}
         for name, task in sorted(self._app.tasks.items()):
-            of[task.runner].append(name)
-        apart = (*of[Runner.THREAD], *of[Runner.PROCESS])
+            names[task.runner].append(name)
+        not_async = (*names[Runner.THREAD], *names[Runner.PROCESS])
         if only is None:
-            kinds: list[ClaimKind] = [(Runner.ASYNC, None, apart)]
+            kinds: list[ClaimKind] = [(Runner.ASYNC, None, not_async)]
         else:
-            kinds = [(Runner.ASYNC, tuple(name for name in only if name not in apart), ())]
+            kinds = [(Runner.ASYNC, tuple(name for name in only if name not in not_async), ())]
         for runner in (Runner.THREAD, Runner.PROCESS):
-            kinds.append((runner, tuple(name for name in of[runner] if only is None or name in only), ()))
+            kinds.append((runner, tuple(name for name in names[runner] if only is None or name in only), ()))
         return [kind for kind in kinds if kind[1] is None or kind[1]]
 
-    def _command(self, wanted: ClaimRequest, has_suspect: bool) -> Claim:
-        start = not wanted.ahead and not wanted.others
+    def _claim_command(self, request: ClaimRequest, has_suspect: bool) -> Claim:
+        start = not request.is_prefetch and not request.joins_batch
         return Claim(
             worker=self._worker,
             nonce=next(self._nonces),
-            limit=wanted.limit,
+            limit=request.limit,
             queues=self._options.queues,
-            tasks=wanted.tasks,
-            without=wanted.without,
-            suspects=0 if has_suspect or wanted.others else 1,
+            tasks=request.tasks,
+            without=request.without,
+            suspects=0 if has_suspect or request.joins_batch else 1,
             start=start,
-            batches=self._batches if start else (),
+            batches=self._batch_specs if start else (),
             lease=self._options.lease,
             order=self._options.queue_order,
         )
 
 
-def _is_kept(answer: Answer) -> bool:
+def _is_renewed(answer: Answer) -> bool:
     return isinstance(answer, Renewed) and not isinstance(answer.acks[0], Lost)

@@ -1,6 +1,6 @@
-"""Making calls of claimed jobs: of one job each, or of many where their task takes batches.
+"""Makes handler calls of claimed jobs: one call per job, or one for many jobs of a batch task.
 
-On the engine's loop, like the claimer that brings them.
+Runs on the engine's loop, like the claimer.
 """
 
 import asyncio
@@ -17,97 +17,100 @@ from errandry.worker.options import WorkerOptions
 from errandry.worker.slots import Slots
 
 MakeRun = Callable[[JobRecord, float], JobRun]
-"""Makes a run of a job claimed just now, whose lease began then."""
+"""Makes a run of a claimed job; the second argument is the monotonic time at which its lease began."""
 BeginCalls = Callable[[list[HandlerCall], bool], None]
-"""Takes calls to be made, and whether they were claimed ahead of a slot."""
+"""Begins these calls; the second argument says whether they were prefetched."""
 
 
 class Dispatcher:
-    """Gives calls their slots and has them begun. A batch that lingers keeps its slot meanwhile: until it is
-    full, or has waited long enough."""
+    """Gives slots to calls and begins them.
+
+    The call of a batch task with `linger` holds its slot while it waits for more jobs: until it is full or
+    its linger time is over.
+    """
 
     def __init__(
-        self, app: Errandry, options: WorkerOptions, slots: Slots, made: MakeRun, begin: BeginCalls
+        self, app: Errandry, options: WorkerOptions, slots: Slots, make_run: MakeRun, begin_calls: BeginCalls
     ) -> None:
         self._app, self._options, self._slots = app, options, slots
-        self._made, self._begin = made, begin
-        self._open: dict[str, HandlerCall] = {}
+        self._make_run, self._begin_calls = make_run, begin_calls
+        self._lingering: dict[str, HandlerCall] = {}
         self._timers: dict[HandlerCall, asyncio.TimerHandle] = {}
 
     @property
-    def room(self) -> list[tuple[str, int]]:
-        """The tasks whose batches linger, and for how many more jobs."""
-        return [(task, (batch.size or 1) - len(batch.runs)) for task, batch in self._open.items()]
+    def open_batches(self) -> list[tuple[str, int]]:
+        """The tasks with a lingering call, and how many more jobs each call has room for."""
+        return [(task, (call.size or 1) - len(call.runs)) for task, call in self._lingering.items()]
 
-    def take(self, jobs: tuple[JobRecord, ...], sent: float, ahead: bool) -> None:
-        """Have jobs run that were claimed by a claim sent then, for free slots or `ahead` of one."""
-        runs = [self._made(job, sent) for job in jobs]
-        if self._open:
-            runs = [run for run in runs if not self._joins(run)]
-        calls = gathered(self._app, runs)
-        if ahead:
-            self._slots.line_up(calls)
+    def dispatch(self, jobs: tuple[JobRecord, ...], sent_at: float, prefetched: bool) -> None:
+        """Run the jobs of a claim that was sent at this monotonic time, for free slots or prefetched."""
+        runs = [self._make_run(job, sent_at) for job in jobs]
+        if self._lingering:
+            runs = [run for run in runs if not self._join_lingering(run)]
+        calls = group_calls(self._app, runs)
+        if prefetched:
+            self._slots.add_prefetched(calls)
         else:
             self._slots.take(calls)
-            for batch in calls:
-                if batch.runs[0].job.state is State.RUNNING:
-                    batch.begins(sent, self._options.grace)
-            calls = [batch for batch in calls if batch.size is None or not self._lingers(batch)]
+            for call in calls:
+                if call.runs[0].job.state is State.RUNNING:
+                    call.limit_renewals(sent_at, self._options.grace)
+            calls = [call for call in calls if call.size is None or not self._start_lingering(call)]
         if calls:
-            self._begin(calls, ahead)
+            self._begin_calls(calls, prefetched)
 
     def close(self) -> None:
-        """Give back what lingers: the worker stops."""
-        for batch in list(self._open.values()):
-            batch.stop(StopReason.SHUTDOWN)
-            self._close(batch)
+        """Stop lingering calls, which releases their jobs."""
+        for call in list(self._lingering.values()):
+            call.stop(StopReason.SHUTDOWN)
+            self._end_lingering(call)
 
-    def _joins(self, run: JobRun) -> bool:
-        """Whether it goes with those of its task that wait for more."""
-        batch = self._open.get(run.job.task)
-        if batch is None or run.job.crashes:
+    def _join_lingering(self, run: JobRun) -> bool:
+        """Add a run to the lingering call of its task; False if there is none, or the run is a suspect."""
+        call = self._lingering.get(run.job.task)
+        if call is None or run.job.crashes:
             return False
-        batch.add(run)
-        if batch.is_full:
-            self._close(batch)
+        call.add(run)
+        if call.is_full:
+            self._end_lingering(call)
         return True
 
-    def _lingers(self, batch: HandlerCall) -> bool:
-        """Whether it waits for more to come, which it does for as long as its task says."""
-        if batch.is_full or batch.is_suspect:
+    def _start_lingering(self, call: HandlerCall) -> bool:
+        """Let a call wait for more jobs if its task says so; False if it can begin at once."""
+        if call.is_full or call.is_suspect:
             return False
-        span = self._app.tasks[batch.task].rules.linger
-        if not span:
+        linger = self._app.tasks[call.task].rules.linger
+        if not linger:
             return False
-        self._open[batch.task] = batch
-        self._timers[batch] = asyncio.get_running_loop().call_later(span, partial(self._close, batch))
+        self._lingering[call.task] = call
+        self._timers[call] = asyncio.get_running_loop().call_later(linger, partial(self._end_lingering, call))
         return True
 
-    def _close(self, batch: HandlerCall) -> None:
-        self._timers.pop(batch).cancel()
-        del self._open[batch.task]
-        self._begin([batch], False)
+    def _end_lingering(self, call: HandlerCall) -> None:
+        self._timers.pop(call).cancel()
+        del self._lingering[call.task]
+        self._begin_calls([call], False)
 
 
-def gathered(app: Errandry, runs: Iterable[JobRun]) -> list[HandlerCall]:
-    """Calls for these jobs, in their order: those of a batch task together, but suspects alone."""
-    found: list[HandlerCall] = []
+def group_calls(app: Errandry, runs: Iterable[JobRun]) -> list[HandlerCall]:
+    """Calls for these runs, in their order: jobs of a batch task share calls, except suspects."""
+    calls: list[HandlerCall] = []
     last: dict[str, HandlerCall] = {}
     for run in runs:
         job, task = run.job, app.tasks.get(run.job.task)
         size, runner = (None, Runner.ASYNC) if task is None else (task.rules.batch, task.runner)
         if size is None or job.crashes:
-            found.append(HandlerCall(run, size, runner))
+            calls.append(HandlerCall(run, size, runner))
         elif job.task in last and not last[job.task].is_full:
             last[job.task].add(run)
         else:
             last[job.task] = HandlerCall(run, size, runner)
-            found.append(last[job.task])
-    return found
+            calls.append(last[job.task])
+    return calls
 
 
-def batches(app: Errandry) -> tuple[BatchSpec, ...]:
-    """What the store should know of the tasks that take batches."""
+def batch_specs(app: Errandry) -> tuple[BatchSpec, ...]:
+    """The batch tasks of an app as claims describe them."""
     return tuple(
         BatchSpec(name, task.rules.batch, start=not task.rules.linger)
         for name, task in app.tasks.items()

@@ -1,4 +1,4 @@
-"""One call of a handler, end to end: arguments read, an attempt made of each job, their outcomes settled."""
+"""Executes handler calls: reads the arguments, calls the handler, and settles an outcome for each job."""
 
 import asyncio
 import contextvars
@@ -12,7 +12,7 @@ from errandry.api.app import Errandry
 from errandry.api.flow import ChildResults
 from errandry.api.task import Runner, Task
 from errandry.codec.argument_version import version_of
-from errandry.codec.json_codec import DocumentInfo, about
+from errandry.codec.json_codec import DocumentInfo, document_info
 from errandry.core.answer import ALREADY, WRITTEN, Answer
 from errandry.core.command import CompleteOutcome, FailOutcome, Outcome, ReleaseOutcome, Start
 from errandry.core.job import Failure, JobRecord
@@ -35,190 +35,200 @@ log = logging.getLogger("errandry.worker")
 
 
 class Executor:
-    """Runs handlers on the loop it is made on, in threads, and in `children` where there are any.
+    """Runs handlers on the loop of their call, in threads, and in `children` if there are any.
 
-    `returned` is told when a handler is done, so that its slot is free while outcomes are being written, but
-    not that of a suspect; `over` when the outcome of a job is written, or never will be.
+    `on_returned` is called when a handler has ended, so that its slot is free while outcomes are being
+    written; for a suspect only after its outcome is written. `on_settled` is called when the outcome of a job
+    is written, or never will be.
     """
 
     def __init__(
         self,
         app: Errandry,
         options: WorkerOptions,
-        returned: Callable[[HandlerCall], None],
-        over: Callable[[JobRun], None],
+        on_returned: Callable[[HandlerCall], None],
+        on_settled: Callable[[JobRun], None],
         children: ChildPool | None = None,
     ) -> None:
-        self._app, self._options, self._returned, self._over = app, options, returned, over
+        self._app, self._options, self._on_returned, self._on_settled = app, options, on_returned, on_settled
         self._threads, self._children, self._settler = ThreadPool(), children, Settler(app, options)
-        self._attempts = AttemptRunner(app, app.codec, self._in_thread)
-        self.keep = StepWriter(app).keep
-        self._calls: dict[HandlerCall, asyncio.Task[None]] = {}
+        self._attempts = AttemptRunner(app, app.codec, self._call_in_thread)
+        self.save_step = StepWriter(app).save
+        self._tasks: dict[HandlerCall, asyncio.Task[None]] = {}
 
     @property
-    def work(self) -> set[asyncio.Future[None]]:
-        """What is to be waited for until no handler runs and everything is written; empty when that is so."""
-        rest = self._settler.rest
-        return {*self._calls.values()} if rest is None else {*self._calls.values(), rest}
+    def pending(self) -> set[asyncio.Future[None]]:
+        """Futures of running calls and of unwritten outcomes; empty when there are none."""
+        unwritten = self._settler.pending
+        return {*self._tasks.values()} if unwritten is None else {*self._tasks.values(), unwritten}
 
-    def start(self, batch: HandlerCall, turn: Coroutine[Any, Any, None] | None = None) -> None:
-        """Call the handler, in a context of its own; what was claimed ahead, when its `turn` has come."""
-        work, context = self._execute(batch, turn), contextvars.Context()
-        self._calls[batch] = batch.loop.create_task(work, context=context)
+    def start(self, call: HandlerCall, slot_wait: Coroutine[Any, Any, None] | None = None) -> None:
+        """Call the handler in its own context; for prefetched jobs, after `slot_wait` has returned."""
+        execution, context = self._execute(call, slot_wait), contextvars.Context()
+        self._tasks[call] = call.loop.create_task(execution, context=context)
 
     def close(self) -> None:
         self._threads.close()
 
-    async def _execute(self, batch: HandlerCall, turn: Coroutine[Any, Any, None] | None) -> None:
-        batch.handler = self._calls[batch]  # not before: canceled then, it would never get here
+    async def _execute(self, call: HandlerCall, slot_wait: Coroutine[Any, Any, None] | None) -> None:
+        # Not earlier: a task that is canceled before its first step would never settle its jobs.
+        call.handler = self._tasks[call]
         outcomes: Outcomes = []
         try:
-            if turn is not None or batch.runs[0].job.state is State.CLAIMED:
-                await self._begin(batch, turn)
-            outcomes = await self._outcomes(batch)
+            if slot_wait is not None or call.runs[0].job.state is State.CLAIMED:
+                await self._start_jobs(call, slot_wait)
+            outcomes = await self._outcomes(call)
         except asyncio.CancelledError as error:
-            outcomes = self._attempts.stopped(batch, error) if batch.is_stopped else []
-        except Exception as error:  # not the handler's: what it needs could not be read
-            log.warning("%s could not be called: %s", str(batch), error, exc_info=error)
-            outcomes = [self._attempts.retry(run.job, failure(error)) for run in batch.runs]
+            outcomes = self._attempts.stop_outcomes(call, error) if call.is_stopped else []
+        except Exception as error:  # not from the handler: its steps or its children's results cannot be read
+            log.warning(
+                "cannot prepare the handler call of %s, retrying after the backoff: %s",
+                str(call),
+                error,
+                exc_info=error,
+            )
+            outcomes = [self._attempts.retry_outcome(run.job, failure(error)) for run in call.runs]
         finally:
-            batch.handler = None
-            del self._calls[batch]
+            call.handler = None
+            del self._tasks[call]
         failpoint.reach("after_handler")
-        runs, over = batch.runs, self._over
-        if batch.is_suspect and runs:
-            over = partial(self._cleared, batch)
+        runs, on_settled = call.runs, self._on_settled
+        if call.is_suspect and runs:
+            on_settled = partial(self._end_suspect, call)
         else:
-            self._end(batch)
+            self._end_call(call)
         for run, outcome in zip(runs, outcomes or [None] * len(runs), strict=True):
-            self._settler.settle(run, outcome, over)
+            self._settler.settle(run, outcome, on_settled)
 
-    def _end(self, batch: HandlerCall) -> None:
-        self._returned(batch)
-        batch.end()
+    def _end_call(self, call: HandlerCall) -> None:
+        self._on_returned(call)
+        call.end()
 
-    def _cleared(self, batch: HandlerCall, run: JobRun) -> None:
-        """A suspect has its slot until its outcome is written: the next one may end this process."""
-        self._end(batch)
-        self._over(run)
+    def _end_suspect(self, call: HandlerCall, run: JobRun) -> None:
+        """Free the slot of a suspect after its outcome is written: the next one may end this process."""
+        self._end_call(call)
+        self._on_settled(run)
 
-    def _leave(self, run: JobRun, outcome: Outcome | None) -> None:
-        """Settle one job before the call, which goes on without it."""
-        run.batch.leave(run)
-        self._settler.settle(run, outcome, self._over)
+    def _settle_early(self, run: JobRun, outcome: Outcome | None) -> None:
+        """Settle one job before the call begins; the call goes on without it."""
+        run.call.remove(run)
+        self._settler.settle(run, outcome, self._on_settled)
 
-    async def _begin(self, batch: HandlerCall, turn: Coroutine[Any, Any, None] | None) -> None:
-        """Wait for the turn of what was claimed ahead; a handler begins only after each Start is written."""
-        if turn is not None:
-            if batch.is_stopped:  # told so when there was nothing to be stopped yet
-                batch.heed(batch.runs)
-            await turn
-        self._leave_stopped(batch)
-        runs = list(batch.runs)
-        answers = await self._answers([Start(run.ref) for run in runs])
+    async def _start_jobs(self, call: HandlerCall, slot_wait: Coroutine[Any, Any, None] | None) -> None:
+        """Wait for a slot if the jobs are prefetched, then write a Start for each.
+
+        A handler begins only after the Start of its job is written.
+        """
+        if slot_wait is not None:
+            if call.is_stopped:  # before there was a task to cancel: cancel it now
+                call.request_stop(call.runs)
+            await slot_wait
+        self._settle_stopped(call)
+        runs = list(call.runs)
+        answers = await self._submit_starts([Start(run.ref) for run in runs])
         for run, answer in zip(runs, answers, strict=True):
             if answer not in (WRITTEN, ALREADY):
                 log.log(
                     logging.WARNING if isinstance(answer, ErrandryError) else logging.INFO,
-                    "%s does not begin: %s",
+                    "not starting %s, the store did not accept its start: %s",
                     run,
                     answer,
                 )
-                self._leave(run, None)
-        if batch.runs:
-            batch.begins(self._app.clock.monotonic(), self._options.grace)
+                self._settle_early(run, None)
+        if call.runs:
+            call.limit_renewals(self._app.clock.monotonic(), self._options.grace)
 
-    async def _answers(self, commands: list[Start]) -> list[Answer]:
-        """What the store says to each; an error is a value, too."""
+    async def _submit_starts(self, commands: list[Start]) -> list[Answer]:
+        """The store's answer to each command; errors are returned as answers."""
         try:
             return await self._app.engine.submit_all(commands)
         except ErrandryError as error:
             return [error] * len(commands)
 
-    def _leave_stopped(self, batch: HandlerCall) -> None:
-        for run in [run for run in batch.runs if run.stopped is not None]:
-            self._leave(run, self._attempts.stop(run, asyncio.CancelledError()))
+    def _settle_stopped(self, call: HandlerCall) -> None:
+        for run in [run for run in call.runs if run.stop_reason is not None]:
+            self._settle_early(run, self._attempts.stop_outcome(run, asyncio.CancelledError()))
 
-    async def _outcomes(self, batch: HandlerCall) -> Outcomes:
-        """How the call ended for each job that had not left before."""
-        task = self._app.tasks.get(batch.task)
+    async def _outcomes(self, call: HandlerCall) -> Outcomes:
+        """Call the handler; an outcome for each job that was not settled early."""
+        task = self._app.tasks.get(call.task)
         if task is None:
-            return [self._unknown(run.job) for run in batch.runs]
-        families: dict[JobRun, ChildResults] = {}
-        for run in batch.runs:
+            return [self._unknown_task_outcome(run.job) for run in call.runs]
+        child_results: dict[JobRun, ChildResults] = {}
+        for run in call.runs:
             job = run.job
             if job.children:
-                families[run] = await self._app.family(job.id)
-                run.ctx.adopt(families[run].children)
+                child_results[run] = await self._app.child_results(job.id)
+                run.ctx.set_children(child_results[run].children)
             if job.steps is not None:
                 run.ctx.load_steps(await self._app.read_steps(job))
-        payloads, arguments = self._read(batch, task, families)
-        if not batch.runs:
+        payloads, arguments = self._read_arguments(call, task, child_results)
+        if not call.runs:
             return []
         if self._children is not None and task.runner is Runner.PROCESS:
-            return await self._in_child(self._children, batch, task, payloads)
-        if batch.timeout is None:
-            return await self._attempts.outcomes(batch, task, arguments)
-        with batch.timed():
-            return await self._attempts.outcomes(batch, task, arguments)
+            return await self._call_in_child(self._children, call, task, payloads)
+        if call.timeout is None:
+            return await self._attempts.outcomes(call, task, arguments)
+        with call.time_limit():
+            return await self._attempts.outcomes(call, task, arguments)
 
-    def _read(
-        self, batch: HandlerCall, task: Task[..., Any], families: dict[JobRun, ChildResults]
+    def _read_arguments(
+        self, call: HandlerCall, task: Task[..., Any], child_results: dict[JobRun, ChildResults]
     ) -> tuple[list[str], list[HandlerArguments]]:
-        """What the jobs were enqueued with, as it is and as the handler takes it. Others leave."""
+        """The payloads as JSON, and as arguments of the handler. Jobs that cannot run are settled early."""
         payloads, arguments = [], []
-        for run in list(batch.runs):
-            if run.stopped is not None:
-                self._leave(run, self._attempts.stop(run, asyncio.CancelledError()))
+        for run in list(call.runs):
+            if run.stop_reason is not None:
+                self._settle_early(run, self._attempts.stop_outcome(run, asyncio.CancelledError()))
                 continue
             job = run.job
             try:
-                payload = self._app.codec.unseal(job.payload, about(job, "payload"))
-                if run in families:
-                    payload = families[run].filled(payload)
+                payload = self._app.codec.unseal(job.payload, document_info(job, "payload"))
+                if run in child_results:
+                    payload = child_results[run].fill_payload(payload)
                 if (version := version_of(job.metadata)) != task.rules.version:
                     if version > task.rules.version:
-                        self._leave(run, self._newer(job, version))
+                        self._settle_early(run, self._newer_version_outcome(job, version))
                         continue
                     payload = task.upgrades.apply(payload, version)
                 arguments.append(task.signature.read(payload))
                 payloads.append(payload)
             except InvalidArguments as error:
-                self._invalid(run, task, error)
-            except SealBroken as error:  # and never will be better
-                self._leave(run, FailOutcome(failure(error, Reason.INVALID_PAYLOAD)))
-            except Exception as error:  # a codec that cannot read it: another worker may
-                self._leave(run, self._attempts.retry(job, failure(error)))
+                self._settle_invalid(run, task, error)
+            except SealBroken as error:  # for good: a retry would read the same
+                self._settle_early(run, FailOutcome(failure(error, Reason.INVALID_PAYLOAD)))
+            except Exception as error:  # this worker's codec cannot read it; another worker's may
+                self._settle_early(run, self._attempts.retry_outcome(job, failure(error)))
         return payloads, arguments
 
-    async def _in_thread(self, function: Callable[[], Any], batch: HandlerCall) -> Any:
-        """A thread cannot be stopped: it is asked, waited for so long, and then left behind."""
-        call = asyncio.ensure_future(self._threads.call(function))
+    async def _call_in_thread(self, function: Callable[[], Any], call: HandlerCall) -> Any:
+        """Call a plain function in a thread. On a stop, ask it to return; after the grace, abandon it."""
+        future = asyncio.ensure_future(self._threads.call(function))
         try:
-            return await asyncio.shield(call)
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
-            batch.ctx.stop()
-            await asyncio.wait({call}, timeout=self._options.grace)
-            if not call.cancel() and call.exception() is not None:
-                log.debug("%s raised while it was stopped", str(batch), exc_info=call.exception())
+            call.ctx.stop()
+            await asyncio.wait({future}, timeout=self._options.grace)
+            if not future.cancel() and future.exception() is not None:
+                log.debug("%s raised while it was stopped", str(call), exc_info=future.exception())
             raise
 
-    async def _in_child(
-        self, children: ChildPool, batch: HandlerCall, task: Task[..., Any], payloads: list[str]
+    async def _call_in_child(
+        self, children: ChildPool, call: HandlerCall, task: Task[..., Any], payloads: list[str]
     ) -> Outcomes:
-        """The same in another process, whose end is an error of this call like any other."""
+        """Run a call in a child process. The death of the process is an error of the call like any other."""
         try:
-            outcomes = await children.attempt(batch, task, payloads)
-            return [self._sealed(*one) for one in zip(batch.runs, outcomes, strict=True)]
+            outcomes = await children.attempt(call, task, payloads)
+            return [self._seal_result(*pair) for pair in zip(call.runs, outcomes, strict=True)]
         except asyncio.CancelledError as error:
-            return self._attempts.stopped(batch, error)
+            return self._attempts.stop_outcomes(call, error)
         except ProcessDied as error:
-            dead = error.with_traceback(None)  # it would tell of this worker
-            return self._attempts.raised(batch, task, dead)
+            death = error.with_traceback(None)  # its traceback would show this worker's code
+            return self._attempts.error_outcomes(call, task, death)
         except Exception as error:
-            return self._attempts.raised(batch, task, error)
+            return self._attempts.error_outcomes(call, task, error)
 
-    def _sealed(self, run: JobRun, outcome: Outcome | None) -> Outcome | None:
+    def _seal_result(self, run: JobRun, outcome: Outcome | None) -> Outcome | None:
         if isinstance(outcome, CompleteOutcome) and outcome.result is not None:
             return CompleteOutcome(
                 self._app.codec.seal(outcome.result, DocumentInfo(run.job.id, run.job.task, "result"))
@@ -226,29 +236,33 @@ class Executor:
         return outcome
 
     def write_notes(self, run: JobRun) -> None:
-        """Have what a run has noted written."""
-        if run.batch.handler is not None:
+        """Write the notes of a run while its call goes on; the settler writes the last ones."""
+        if run.call.handler is not None:
             self._settler.note(run)
 
-    def _newer(self, job: JobRecord, version: int) -> Outcome:
-        """Its arguments are of a version that only a newer program knows: that may come."""
+    def _newer_version_outcome(self, job: JobRecord, version: int) -> Outcome:
+        """Release a job whose arguments have a newer version than the task: a newer worker may run it."""
         log.info(
-            "job %s (%s) has arguments of version %d: another worker may know it", job.id, job.task, version
+            "job %s (%s) has arguments of version %d, newer than the task's: releasing it for another worker",
+            job.id,
+            job.task,
+            version,
         )
         return ReleaseOutcome(self._options.release_delay, Reason.NO_HANDLER)
 
-    def _unknown(self, job: JobRecord) -> Outcome:
+    def _unknown_task_outcome(self, job: JobRecord) -> Outcome:
         if self._options.on_unknown == "fail":
             return FailOutcome(
                 Failure(Reason.NO_HANDLER, "UnknownTask", f"no task {job.task!r} is declared in this worker")
             )
         return ReleaseOutcome(self._options.release_delay, Reason.NO_HANDLER)
 
-    def _invalid(self, run: JobRun, task: Task[..., Any], error: InvalidArguments) -> None:
-        """Arguments the task does not take: it fails, or goes, by the rules of the task."""
+    def _settle_invalid(self, run: JobRun, task: Task[..., Any], error: InvalidArguments) -> None:
+        """Fail or discard a job whose arguments the task does not accept, as its `on_invalid` says."""
         if task.rules.on_invalid == "fail":
-            self._leave(run, FailOutcome(Failure(Reason.INVALID_PAYLOAD, type(error).__name__, str(error))))
+            failed = Failure(Reason.INVALID_PAYLOAD, type(error).__name__, str(error))
+            self._settle_early(run, FailOutcome(failed))
             return
-        log.warning("job %s (%s) is discarded: %s", run.job.id, run.job.task, error)
-        run.batch.leave(run)
-        self._settler.discard(run, self._over)
+        log.warning("discarding job %s (%s), its arguments are invalid: %s", run.job.id, run.job.task, error)
+        run.call.remove(run)
+        self._settler.discard(run, self._on_settled)

@@ -1,4 +1,4 @@
-"""Running jobs: their claims, why they should stop, what they have noted; and the call they share."""
+"""Jobs that a worker runs, with their leases, stop requests and notes; and the handler call they share."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -16,7 +16,8 @@ from errandry.api.task import Runner
 from errandry.core.command import Note, Ref
 from errandry.core.job import LOGS_MAX, JobRecord, LogLine, Progress
 
-NOTE_EVERY = 0.2
+NOTE_INTERVAL = 0.2
+"""Seconds between the first unwritten note of a run and its write, which collects later notes."""
 
 
 class StopReason(StrEnum):
@@ -29,25 +30,25 @@ class StopReason(StrEnum):
 
 
 class JobRun:
-    """A job between its claim and its outcome. `loop` is the one its handler belongs to.
+    """A job between its claim and its outcome. `loop` is the event loop of its handler.
 
-    `is_lost`: its lease is another's, or nobody's. `is_settling`: its outcome is being written just now.
+    `is_lost`: the worker no longer has its lease. `is_settling`: its outcome is being written.
     """
 
-    batch: "HandlerCall"
+    call: "HandlerCall"
 
     def __init__(
-        self, job: JobRecord, lease_until: float, desk: "RunSink", loop: asyncio.AbstractEventLoop
+        self, job: JobRecord, lease_until: float, sink: "RunSink", loop: asyncio.AbstractEventLoop
     ) -> None:
         self.job = job
         self.ref = Ref(job.id, job.fence)
-        self.ctx = JobContext(job, self.note, self.keep)
+        self.ctx = JobContext(job, self.note, self.save_step)
         self.lease_until = lease_until
         self.renew_until: float | None = None
-        self.stopped: StopReason | None = None
+        self.stop_reason: StopReason | None = None
         self.is_lost = self.is_settling = False
         self.loop = loop
-        self._desk = desk
+        self._sink = sink
         self._lock = Lock()
         self._progress: Progress | None = None
         self._logs: tuple[LogLine, ...] = ()
@@ -55,41 +56,41 @@ class JobRun:
     def __str__(self) -> str:
         return f"job {self.job.id} ({self.job.task})"
 
-    def needs_lease(self, now: float) -> bool:
-        """Whether its lease is to be prolonged: it stands, and nothing has been said that ends it."""
+    def needs_renewal(self, now: float) -> bool:
+        """Whether the worker should renew its lease: it holds one, and nothing is about to end it."""
         if self.is_lost or self.is_settling:
             return False
         return self.renew_until is None or now < self.renew_until
 
-    def stop(self, why: StopReason) -> None:
-        """Its attempt should stop; the first reason counts. From any thread."""
-        if self.mark(why):
-            self.batch.heed([self])
+    def stop(self, reason: StopReason) -> None:
+        """Ask the attempt to stop; the first reason counts. From any thread."""
+        if self.mark_stopped(reason):
+            self.call.request_stop([self])
 
-    def mark(self, why: StopReason) -> bool:
-        """Note and tell its context why it should stop; False if that was known."""
-        if self.stopped is not None:
+    def mark_stopped(self, reason: StopReason) -> bool:
+        """Note the reason and tell the handler's context; False if the run was stopped before."""
+        if self.stop_reason is not None:
             return False
-        self.stopped = why
+        self.stop_reason = reason
         self.ctx.stop()
         return True
 
     def note(self, progress: Progress | None, logs: tuple[LogLine, ...]) -> None:
-        """Keep a note until it is written; the newest lines stay. From any thread."""
-        dated = [replace(line, at=line.at or time()) for line in logs]
+        """Keep progress and log lines until they are written, at most `LOGS_MAX` lines. From any thread."""
+        lines = [replace(line, at=line.at or time()) for line in logs]
         with self._lock:
             is_first = self._progress is None and not self._logs
             self._progress = progress or self._progress
-            self._logs = (*self._logs, *dated)[-LOGS_MAX:]
+            self._logs = (*self._logs, *lines)[-LOGS_MAX:]
         if is_first:
-            self.loop.call_soon_threadsafe(self.loop.call_later, NOTE_EVERY, self._desk.write_notes, self)
+            self.loop.call_soon_threadsafe(self.loop.call_later, NOTE_INTERVAL, self._sink.write_notes, self)
 
-    def keep(self, name: str, text: str) -> "Future[None]":
-        """Have the result of a step written. From any thread."""
-        return self._desk.keep(self, name, text)
+    def save_step(self, name: str, text: str) -> "Future[None]":
+        """Write the result of a step; the future is done when it is durable. From any thread."""
+        return self._sink.save_step(self, name, text)
 
-    def notes(self) -> Note | None:
-        """What was noted since the last time. On its loop."""
+    def take_notes(self) -> Note | None:
+        """Take what was noted since the last call, None if nothing. On its loop."""
         if self._progress is None and not self._logs:
             return None
         with self._lock:
@@ -99,15 +100,15 @@ class JobRun:
 
 
 class HandlerCall:
-    """One call of a handler: for one job or, where `size` is given, for up to so many of its task.
+    """One call of a handler: for one job or, if `size` is given, for up to `size` jobs of a batch task.
 
-    Jobs come before the call begins; some may leave before. Those that should stop later stay: the call goes
-    on as long as there is one that should not. `told` hears of each that should. A suspect, which was running
-    when its worker died, is alone.
+    Jobs are added, and may be removed, before the call begins. A job that is stopped later stays in the call,
+    and the call goes on until all its jobs are stopped; `on_stop` is called with each stopped run. A suspect,
+    a job that was running when its worker died, shares no call.
     """
 
     handler: asyncio.Task[None] | None = None
-    told: Callable[[list[JobRun]], None] | None = None
+    on_stop: Callable[[list[JobRun]], None] | None = None
     _is_canceled = False
 
     def __init__(self, run: JobRun, size: int | None = None, runner: Runner = Runner.ASYNC) -> None:
@@ -115,14 +116,14 @@ class HandlerCall:
         self.runs, self.size, self.runner, self.loop = [run], size, runner, run.loop
         self.task, self.is_suspect = job.task, job.crashes > 0
         self.ctx: JobContext = run.ctx
-        run.batch = self
+        run.call = self
 
     def __str__(self) -> str:
-        return f"{self.said} ({self.task})"
+        return f"{self.label} ({self.task})"
 
     @property
-    def said(self) -> str:
-        """Its jobs in words."""
+    def label(self) -> str:
+        """The jobs of this call, for log lines."""
         more = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
         return f"job {self.runs[0].job.id}{more}" if self.runs else "no job"
 
@@ -132,45 +133,51 @@ class HandlerCall:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether all of it should stop."""
-        return bool(self.runs) and all(run.stopped is not None for run in self.runs)
+        """Whether all its jobs should stop."""
+        return bool(self.runs) and all(run.stop_reason is not None for run in self.runs)
 
     @property
     def timeout(self) -> float | None:
-        """The shortest of its jobs': they share one call."""
+        """The shortest timeout of its jobs."""
         if self.size is None:
             return self.runs[0].job.timeout
         return min((run.job.timeout for run in self.runs if run.job.timeout is not None), default=None)
 
     def add(self, run: JobRun) -> None:
-        run.batch = self
+        run.call = self
         self.runs.append(run)
 
-    def share(self) -> None:
-        """Give all jobs of the call one context: nobody comes or leaves any more."""
+    def share_context(self) -> None:
+        """Give all jobs of the call one context; after this, no job is added or removed."""
         self.ctx = BatchContext(tuple(run.ctx for run in self.runs))
 
-    def leave(self, run: JobRun) -> None:
-        """The call is to begin without this one."""
+    def remove(self, run: JobRun) -> None:
+        """Remove a run before the call begins."""
         self.runs.remove(run)
 
     def end(self) -> None:
-        """The handler has returned. Its jobs point here, and are pointed at no more: what is left in a circle
-        stays until the garbage collector has looked for it. Who logs this later says `str` of it before."""
+        """End the call after its handler has returned.
+
+        It lets go of its runs, which refer to it: a reference cycle would stay until the garbage collector
+        runs. Log `str(call)` instead of the call, because its label needs the runs.
+        """
         for run in self.runs:
-            if run.stopped is None:
-                run.ctx.leave()
+            if run.stop_reason is None:
+                run.ctx.detach()
         self.runs = []
 
-    def begins(self, now: float, grace: float) -> None:
-        """The handler is called now. Leases end after timeout and grace, whether it stops or not."""
+    def limit_renewals(self, now: float, grace: float) -> None:
+        """Stop renewing when timeout and grace are over, counted from `now`, when the handler begins.
+
+        The leases then expire even if the handler does not stop.
+        """
         if (timeout := self.timeout) is not None:
             for run in self.runs:
                 run.renew_until = now + timeout + grace
 
     @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Stopped when its time is up, which begins here. On its loop."""
+    def time_limit(self) -> Iterator[None]:
+        """Stop the call when the block takes longer than its timeout. On its loop."""
         if (timeout := self.timeout) is None:
             yield
             return
@@ -180,28 +187,28 @@ class HandlerCall:
         finally:
             timer.cancel()
 
-    def stop(self, why: StopReason) -> None:
-        """All of it should stop, each for the first reason it was given. From any thread."""
-        if marked := [run for run in self.runs if run.mark(why)]:
-            self.heed(marked)
+    def stop(self, reason: StopReason) -> None:
+        """Ask all its jobs to stop; for each, the first reason counts. From any thread."""
+        if stopped := [run for run in self.runs if run.mark_stopped(reason)]:
+            self.request_stop(stopped)
 
-    def heed(self, runs: list[JobRun]) -> None:
-        """These should stop; when they are all there are, the handler is. From any thread."""
+    def request_stop(self, runs: list[JobRun]) -> None:
+        """Pass on that these runs should stop; if all runs should, cancel the handler. From any thread."""
         if self.size is not None and self.is_stopped:
             self.ctx.stop()
-        self.loop.call_soon_threadsafe(self._heed, runs)
+        self.loop.call_soon_threadsafe(self._deliver_stop, runs)
 
-    def _heed(self, runs: list[JobRun]) -> None:
-        if self.told is not None:
-            self.told(runs)
+    def _deliver_stop(self, runs: list[JobRun]) -> None:
+        if self.on_stop is not None:
+            self.on_stop(runs)
         if self.handler is not None and self.is_stopped and not self._is_canceled:
             self._is_canceled = True
             self.handler.cancel()
 
 
 class RunSink(Protocol):
-    """Where a run has things written."""
+    """Writes the notes and step results of a run."""
 
     def write_notes(self, run: JobRun) -> None: ...
 
-    def keep(self, run: JobRun, name: str, text: str) -> "Future[None]": ...
+    def save_step(self, run: JobRun, name: str, text: str) -> "Future[None]": ...

@@ -1,7 +1,7 @@
-"""Keeping the leases of running jobs, and learning which jobs should stop.
+"""Renews the leases of held jobs, and stops jobs that are canceled.
 
-Runs on the engine's loop: a handler that blocks its own loop keeps its lease all the same. What reads runs
-apart from what renews, so that no slow read costs a lease.
+Runs on the engine's loop, so a handler that blocks the main loop keeps its lease. Cancels are read in a
+separate task, so that a slow read delays no renewal.
 """
 
 import asyncio
@@ -18,97 +18,101 @@ from errandry.worker.throttled_log import ThrottledLog
 
 log = logging.getLogger("errandry.worker")
 
-LOOK_EVERY = 0.03
-TICK = 1.0
+CANCEL_CHECK_INTERVAL = 0.03
+"""Minimum seconds between two reads of cancels while the store keeps changing."""
+POLL_INTERVAL = 1.0
+"""Maximum seconds between two reads of cancels, and between two checks of the leases."""
 
 
 class Leases:
-    """Taken and dropped by the worker's loop, kept by the engine's."""
+    """The leases a worker holds, by job."""
 
     def __init__(self, engine: Engine, clock: Clock, worker: str, options: WorkerOptions) -> None:
         self._engine, self._clock, self._worker, self._options = engine, clock, worker, options
         self._held: dict[str, JobRun] = {}
-        self._unwatched = ThrottledLog(clock, "nobody can see what is canceled", "cancels are seen again")
-        self._unrenewed = ThrottledLog(clock, "leases could not be renewed", "leases are renewed again")
+        self._watch_log = ThrottledLog(
+            clock, "cannot read which running jobs are canceled, retrying", "cancels can be read again"
+        )
+        self._renewal_log = ThrottledLog(clock, "cannot renew leases, retrying", "leases are renewed again")
 
     def take(self, run: JobRun) -> None:
-        """Keep the lease of a job just claimed. If this worker had it before, that claim no longer stands."""
-        if (before := self._held.get(run.job.id)) is not None:
-            self._lose(before, "claimed again")
+        """Hold the lease of a job that was just claimed. An earlier claim of it by this worker is lost."""
+        if (previous := self._held.get(run.job.id)) is not None:
+            self._mark_lost(previous, "claimed again")
         self._held[run.job.id] = run
 
     def drop(self, run: JobRun) -> None:
-        """Nothing more is to be written under its claim."""
+        """Let go of a lease: nothing more is written under it."""
         if self._held.get(run.job.id) is run:
             del self._held[run.job.id]
 
     def is_idle(self) -> bool:
-        """Whether nothing is held, and everything that was has been settled."""
+        """Whether no job is held: all are settled."""
         return not self._held
 
-    async def keep(self) -> None:
-        """Renew all leases in one command every so often; give up those that have run out all the same."""
-        every = self._options.renewal
-        due, renewing = self._clock.monotonic() + every, None
+    async def renew_forever(self) -> None:
+        """Renew all leases regularly, in one command; mark those that have expired as lost."""
+        interval = self._options.renewal
+        due, renewing = self._clock.monotonic() + interval, None
         while True:
             now = self._clock.monotonic()
             if now >= due and (renewing is None or renewing.done()):
-                renewing, due = asyncio.create_task(self._renew()), now + every
+                renewing, due = asyncio.create_task(self._renew_all()), now + interval
             for run in list(self._held.values()):
                 if run.lease_until <= now:
-                    self._lose(run, "it could not be renewed in time")
-            await asyncio.sleep(min(TICK, every / 4))
+                    self._mark_lost(run, "it could not be renewed in time")
+            await asyncio.sleep(min(POLL_INTERVAL, interval / 4))
 
-    async def watch(self) -> None:
-        """Look for cancels whenever something may have changed."""
+    async def watch_cancels(self) -> None:
+        """Read which jobs are canceled whenever the store may have changed, and stop them."""
         store = self._engine.store
         while True:
-            pulse = store.version()
+            version = store.version()
             try:
                 if self._held:
-                    await self._look_for_cancels()
-                if await store.wait_for_change(pulse, TICK):
-                    await asyncio.sleep(LOOK_EVERY)
-                self._unwatched.end()
+                    await self._stop_canceled()
+                if await store.wait_for_change(version, POLL_INTERVAL):
+                    await asyncio.sleep(CANCEL_CHECK_INTERVAL)
+                self._watch_log.report_recovery()
             except ErrandryError as error:
-                self._unwatched.make(error)
-                await asyncio.sleep(TICK)
+                self._watch_log.report_failure(error)
+                await asyncio.sleep(POLL_INTERVAL)
 
-    async def _look_for_cancels(self) -> None:
+    async def _stop_canceled(self) -> None:
         for ref in await self._engine.store.cancels(self._worker):
             run = self._held.get(ref.job)
             if run is not None and run.ref == ref:
                 run.stop(StopReason.CANCEL)
 
-    async def _renew(self) -> None:
+    async def _renew_all(self) -> None:
         now = self._clock.monotonic()
-        runs = [run for run in list(self._held.values()) if run.needs_lease(now)]
-        if not runs or await self._renewed(runs, now):
+        runs = [run for run in list(self._held.values()) if run.needs_renewal(now)]
+        if not runs or await self._renew_together(runs, now):
             return
-        if len(runs) > 1:  # perhaps because of one of them, whose row somebody keeps locked
-            left = [run for run in runs if run.needs_lease(now)]
-            await asyncio.gather(*[self._renewed([run], now) for run in left])
+        if len(runs) > 1:  # one locked row may have blocked them all: renew them one by one
+            remaining = [run for run in runs if run.needs_renewal(now)]
+            await asyncio.gather(*[self._renew_together([run], now) for run in remaining])
 
-    async def _renewed(self, runs: list[JobRun], now: float) -> bool:
-        """Renew these leases together, as of `now`; False if the store cannot at present."""
+    async def _renew_together(self, runs: list[JobRun], now: float) -> bool:
+        """Renew these leases in one command sent at `now`; False if the store could not write it."""
         try:
             answer = await self._engine.submit(Renew(tuple(run.ref for run in runs), self._options.lease))
         except ErrandryError as error:
-            self._unrenewed.make(error)
+            self._renewal_log.report_failure(error)
             return False
-        self._unrenewed.end()
+        self._renewal_log.report_recovery()
         if isinstance(answer, Renewed):
-            for run, mark in zip(runs, answer.acks, strict=True):
-                if isinstance(mark, Lost):
-                    self._lose(run, mark.cause)
+            for run, ack in zip(runs, answer.acks, strict=True):
+                if isinstance(ack, Lost):
+                    self._mark_lost(run, ack.cause)
                     continue
                 run.lease_until = now + self._options.lease
-                if mark is CANCEL:
+                if ack is CANCEL:
                     run.stop(StopReason.CANCEL)
         return True
 
-    def _lose(self, run: JobRun, why: str) -> None:
+    def _mark_lost(self, run: JobRun, reason: str) -> None:
         if self._held.get(run.job.id) is run and not run.is_lost and not run.is_settling:
             run.is_lost = True
-            log.warning("job %s (%s): its lease is lost: %s", run.job.id, run.job.task, why)
+            log.warning("%s: its lease is lost, stopping its handler: %s", run, reason)
             run.stop(StopReason.LOST)

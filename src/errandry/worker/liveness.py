@@ -1,6 +1,7 @@
-"""Who lives on this host: each worker keeps a file of its own locked, and the kernel unlocks it when it dies.
+"""Lock files that prove which workers of this host are alive.
 
-Locked: alive. Obtainable: dead, for sure. Not there, as in another container or on another host: unknown.
+Each worker locks its own file, and the kernel unlocks it when the worker dies. Locked: the worker is alive.
+Unlocked: it is dead. Missing, as in another container or on another host: unknown.
 """
 
 import fcntl
@@ -16,29 +17,32 @@ SUFFIX = ".alive"
 
 
 class Liveness:
-    """This worker's lock, held until `close` or the end of the process and its children.
+    """This worker's lock, held until `close` or until the process and its children have ended.
 
-    Where there can be none, `path` is empty and nobody knows: a crash is noticed when the leases run out.
+    If it cannot be taken, `path` is empty, and other workers notice a crash only when the leases expire.
     """
 
     def __init__(self) -> None:
         self.path, self._lock = "", -1
         try:
-            path = os.path.join(_folder(), f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}")
+            path = os.path.join(_lock_folder(), f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}")
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.path = path
         except OSError as error:
-            log.warning("no lock file can be kept, so others will notice a crash late: %s", error)
+            log.warning(
+                "cannot lock a liveness file, a crash would be noticed only when the leases expire: %s",
+                error,
+            )
 
     @property
     def descriptor(self) -> int | None:
-        """For child processes to keep open: until they are gone too, the worker's jobs may still run."""
+        """The lock's descriptor. Child processes keep it open: the worker's jobs may run until they end."""
         return self._lock if self.path else None
 
     def close(self) -> None:
         if self.path:
-            bury(self.path)
+            remove_lock_file(self.path)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -47,10 +51,10 @@ class Liveness:
 def is_dead(path: str) -> bool:
     """Whether the worker with this lock file is known to be dead.
 
-    Paths come out of the store: one that is not a worker's of this user says nothing, and is not touched.
+    Paths come from the store and are not trusted: a path outside this user's lock folder is not opened.
     """
     try:
-        if os.path.dirname(path) != _folder() or not path.endswith(SUFFIX):
+        if os.path.dirname(path) != _lock_folder() or not path.endswith(SUFFIX):
             return False
         lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -64,16 +68,16 @@ def is_dead(path: str) -> bool:
     return True
 
 
-def bury(path: str) -> None:
+def remove_lock_file(path: str) -> None:
     """Remove the lock file of a dead worker."""
     with suppress(OSError):
         os.unlink(path)
 
 
-def _folder() -> str:
-    """A folder only this user can write to, the same for all its processes."""
+def _lock_folder() -> str:
+    """The folder for lock files: the same for all processes of this user, writable only by them."""
     folder = os.path.join(tempfile.gettempdir(), f"errandry-{os.getuid()}")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     if os.stat(folder).st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
+        raise PermissionError(f"{folder} belongs to another user")
     return folder

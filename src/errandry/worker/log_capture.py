@@ -1,4 +1,4 @@
-"""What handlers write with `logging` also goes to the log of their job."""
+"""Copies what handlers write with `logging` to the log of their job."""
 
 import logging
 
@@ -6,7 +6,7 @@ from errandry.api.context import current
 
 
 class JobLogHandler(logging.Handler):
-    """A handler for the root logger; what is logged outside of jobs, or by the worker, passes it by."""
+    """A handler for the root logger; it ignores lines that are logged outside of jobs or by the worker."""
 
     def emit(self, record: logging.LogRecord) -> None:
         ctx = current()

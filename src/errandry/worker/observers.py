@@ -1,4 +1,4 @@
-"""Functions registered with `@jobs.on` are told of events while a worker works."""
+"""Calls the functions registered with `@jobs.on` for each event while a worker runs."""
 
 import asyncio
 import inspect
@@ -12,16 +12,16 @@ from errandry.worker.threads import ThreadPool
 
 log = logging.getLogger("errandry.worker")
 
-AGAIN = 1.0
-"""How long to wait for a store that cannot be read."""
-LAST_CALL = 2.0
-"""How long observers have at the end for what they have not been told yet."""
+RETRY_AFTER = 1.0
+"""Seconds between tries to read events from a store that cannot be read."""
+CLOSE_TIMEOUT = 2.0
+"""Seconds that observers have for the remaining events when the worker stops."""
 
 
 class Observers:
-    """Each observer follows the event log by itself: one that is slow keeps neither others nor jobs waiting.
+    """Follows the event log once for each observer, so that a slow one delays neither others nor jobs.
 
-    On the worker's own loop, as handlers are.
+    Observers run on the worker's main loop, like handlers.
     """
 
     def __init__(self, app: Errandry) -> None:
@@ -30,42 +30,49 @@ class Observers:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Tell of everything from now on."""
+        """Begin with the next event."""
         if self._app.observers:
             cursor = await self._app.latest_cursor()
-            self._tasks = [asyncio.create_task(self._follow(one, cursor)) for one in self._app.observers]
+            self._tasks = [
+                asyncio.create_task(self._follow(observer, cursor)) for observer in self._app.observers
+            ]
 
     async def close(self) -> None:
-        """Tell what is left to tell, if that does not take long."""
+        """Deliver the remaining events, for at most `CLOSE_TIMEOUT`."""
         self._closing.set()
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=LAST_CALL)
-            for task in late:
+            _, unfinished = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT)
+            for task in unfinished:
                 task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await asyncio.gather(*unfinished, return_exceptions=True)
         self._threads.close()
 
     async def _follow(self, observer: Observer, cursor: str) -> None:
         while True:
             try:
-                async for happened in self._app.events(cursor, until=self._closing):
-                    if observer.wanted.has(happened.event):
-                        await self._tell(observer, happened)
-                    cursor = happened.cursor
+                async for entry in self._app.events(cursor, until=self._closing):
+                    if observer.event_filter.matches(entry.event):
+                        await self._notify(observer, entry)
+                    cursor = entry.cursor
                 return
             except ErrandryError as error:
-                log.warning("observers wait for the store: %s", error)
+                log.warning("cannot read events for observers, retrying: %s", error)
                 if self._closing.is_set():
                     return
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(RETRY_AFTER)
 
-    async def _tell(self, observer: Observer, happened: EventEntry) -> None:
+    async def _notify(self, observer: Observer, entry: EventEntry) -> None:
         function = observer.function
         try:
             if inspect.iscoroutinefunction(function):
-                await function(happened)
+                await function(entry)
             else:
-                await self._threads.call(partial(function, happened))
+                await self._threads.call(partial(function, entry))
         except Exception:
             name = getattr(function, "__qualname__", function)
-            log.exception("observer %s raised at %s of job %s", name, happened.event.kind, happened.event.job)
+            log.exception(
+                "observer %s raised for event %s of job %s, skipping it",
+                name,
+                entry.event.kind,
+                entry.event.job,
+            )

@@ -1,4 +1,4 @@
-"""How a worker works. Options that make no sense are refused when they are given."""
+"""The options of a worker. Invalid values are refused when they are given."""
 
 import os
 from typing import Literal
@@ -6,35 +6,38 @@ from typing import Literal
 from msgspec import Struct
 
 from errandry.core import check
-from errandry.core.command import queue_order
+from errandry.core.command import check_queue_order
 from errandry.errors import InvalidValue
 
 RECYCLE_MIN = 64_000_000
-"""A child that has done nothing yet may have half of this: less would replace it after every job."""
+"""Minimum of `recycle_memory` in bytes.
+
+A new child uses up to half of this, so a smaller limit would replace it after every job.
+"""
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True):
-    """Everything that can be set about a worker; seconds where it is a time.
+    """The options of a worker. Times are in seconds.
 
-    id            what its id begins with; every start adds a mark of its own
-    concurrency   how many async handlers run at once
-    threads       how many sync handlers run at once, each in a thread
-    children      how many handlers run at once in processes of their own; None for one per processor
-    recycle_jobs  after how many jobs such a process is replaced by a new one; None for never
-    recycle_memory above how many bytes of memory it is; None for never
-    queues        only these; None for all
+    id            first part of the worker's id; each start adds a unique suffix
+    concurrency   maximum number of async handlers at once
+    threads       maximum number of sync handlers at once, each in a thread
+    children      maximum number of handlers at once in child processes; None for one per processor
+    recycle_jobs  number of jobs after which a child process is replaced; None for never
+    recycle_memory bytes of memory above which a child process is replaced; None for never
+    queues        claim only from these queues; None for all
     queue_order   strict for the queues as named, or how often each goes first; None for the most urgent job
-    tasks         only these; None for all, known or not
-    prefetch      how many jobs to claim beyond the free slots
-    lease         how long a claim lasts unrenewed
-    renew_every   None for a third of the lease
+    tasks         claim only these tasks; None for all, declared in this worker or not
+    prefetch      number of jobs to claim beyond the free slots
+    lease         how long a claim lasts without renewal
+    renew_every   time between two renewals; None for a third of the lease
     grace         how long a stop, or a timeout of a thread, waits for handlers
-    upkeep        whether this worker expires, promotes and prunes
-    upkeep_every  how often it does
-    beat_every    how often it says that it lives
+    upkeep        whether this worker expires, promotes and prunes jobs
+    upkeep_every  time between two upkeeps
+    beat_every    time between two heartbeats
     stall_after   how long a handler may block the event loop before a warning names it
-    on_unknown    what to do with a job whose task is not declared here: release it, or fail it
-    release_delay how long such a job waits before another worker may claim it
+    on_unknown    what to do with a job whose task is not declared in this worker: release it, or fail it
+    release_delay how long a released job of an unknown task waits before another worker may claim it
     prune_schedules remove schedules that were declared in code and are no longer
     burst         stop when nothing is left to do
     """
@@ -80,15 +83,15 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
             self.renew_every is not None
             and not 0 < check.span("renew_every", self.renew_every) <= self.lease / 2
         ):
-            why = f"must be more than 0 and leave a second try within the lease of {self.lease:g} s"
-            raise InvalidValue("renew_every", self.renew_every, why)
+            rule = f"must be more than 0 and leave a second try within the lease of {self.lease:g} s"
+            raise InvalidValue("renew_every", self.renew_every, rule)
         if self.queue_order is not None:
-            queue_order(self.queues, self.queue_order)
+            check_queue_order(self.queues, self.queue_order)
         if self.on_unknown not in ("release", "fail"):
             raise InvalidValue("on_unknown", self.on_unknown, "must be release or fail")
-        for what, names in (("queue", self.queues), ("task", self.tasks), ("id", self.id and (self.id,))):
-            for one in names or ():
-                check.name(what, one)
+        for option, names in (("queue", self.queues), ("task", self.tasks), ("id", self.id and (self.id,))):
+            for name in names or ():
+                check.name(option, name)
 
     @property
     def renewal(self) -> float:
@@ -97,7 +100,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> int:
-        """How many handlers run at once in processes: as told, or one for each processor there is for us."""
+        """Maximum number of process handlers at once: `children`, or one for each available processor."""
         if self.children is not None:
             return self.children
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

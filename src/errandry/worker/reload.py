@@ -1,45 +1,49 @@
-"""Noticing that the source of a program has changed, for development: a look at its files twice a second."""
+"""Watches the Python files of a program for changes, for development."""
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 
-EVERY = 0.5
+POLL_INTERVAL = 0.5
+"""Seconds between two checks of all files."""
 FILES_MAX = 20_000
-"""More than this would be no program but a disk."""
+"""Maximum number of files to watch: a folder with more is not just a program."""
 
 
-async def changed(folder: str) -> AsyncIterator[str]:
-    """The path of a Python file below `folder` that was changed, made or removed; once for many at a time."""
-    before = _times(folder)
+async def watch_files(folder: str) -> AsyncIterator[str]:
+    """Yield the path of a Python file below `folder` that was changed, created or removed.
+
+    Changes that are found together yield one path.
+    """
+    before = _modification_times(folder)
     while True:
-        await asyncio.sleep(EVERY)
-        now = _times(folder)
-        if different := before.items() ^ now.items():
+        await asyncio.sleep(POLL_INTERVAL)
+        now = _modification_times(folder)
+        if changes := before.items() ^ now.items():
             before = now
-            yield min(different)[0]
+            yield min(changes)[0]
 
 
-def _times(folder: str) -> dict[str, int]:
-    """When each file was last changed."""
-    found: dict[str, int] = {}
-    for path in _sources(folder):
+def _modification_times(folder: str) -> dict[str, int]:
+    """The last modification of each Python file below `folder`."""
+    times: dict[str, int] = {}
+    for path in _python_files(folder):
         try:
-            found[path] = os.stat(path).st_mtime_ns
-        except OSError:  # gone since
+            times[path] = os.stat(path).st_mtime_ns
+        except OSError:  # removed in the meantime
             continue
-        if len(found) >= FILES_MAX:
+        if len(times) >= FILES_MAX:
             break
-    return found
+    return times
 
 
-def _sources(folder: str) -> Iterator[str]:
-    """Python files, but for those of hidden folders and of environments."""
-    for place, folders, files in os.walk(folder):
+def _python_files(folder: str) -> Iterator[str]:
+    """All Python files except those in hidden folders and virtual environments."""
+    for parent, folders, files in os.walk(folder):
         folders[:] = [
             name
             for name in folders
             if not name.startswith((".", "__pycache__", "node_modules"))
-            and not os.path.exists(os.path.join(place, name, "pyvenv.cfg"))
+            and not os.path.exists(os.path.join(parent, name, "pyvenv.cfg"))
         ]
-        yield from (os.path.join(place, name) for name in files if name.endswith(".py"))
+        yield from (os.path.join(parent, name) for name in files if name.endswith(".py"))

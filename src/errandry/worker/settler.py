@@ -1,4 +1,4 @@
-"""Writing down how attempts ended, for as long as their leases stand."""
+"""Writes the outcomes of attempts, and retries while their leases last."""
 
 import asyncio
 import logging
@@ -16,116 +16,127 @@ from errandry.worker.options import WorkerOptions
 
 log = logging.getLogger("errandry.worker")
 
-AGAIN = 1.0
-"""How long an outcome that could not be written waits for another try."""
+RETRY_AFTER = 1.0
+"""Maximum seconds before an outcome that the store did not take is sent again."""
 
 OnSettled = Callable[[JobRun], None]
 
 
 class Settler:
-    """Has outcomes written. A job whose handler is done needs no task to wait for that."""
+    """Writes outcomes by callbacks, so that no task has to wait for the answer."""
 
     def __init__(self, app: Errandry, options: WorkerOptions) -> None:
         self._app, self._options = app, options
-        self._open = 0
-        self._rest: asyncio.Future[None] | None = None
+        self._open_count = 0
+        self._pending: asyncio.Future[None] | None = None
 
     @property
-    def rest(self) -> asyncio.Future[None] | None:
-        """Done when nothing is left to be written; None if nothing is."""
-        if self._open and self._rest is None:
-            self._rest = asyncio.get_running_loop().create_future()
-        return self._rest
+    def pending(self) -> asyncio.Future[None] | None:
+        """A future that is done when all outcomes are written; None if they are."""
+        if self._open_count and self._pending is None:
+            self._pending = asyncio.get_running_loop().create_future()
+        return self._pending
 
-    def settle(self, run: JobRun, outcome: Outcome | None, over: OnSettled) -> None:
-        """Have an outcome written, if there is one. `over` is told when it is, or never will be.
+    def settle(self, run: JobRun, outcome: Outcome | None, on_settled: OnSettled) -> None:
+        """Write an outcome, if there is one; call `on_settled` when it is written, or never will be.
 
-        While the store cannot, its lease is kept.
+        The lease is renewed while the store cannot write the outcome.
         """
-        self._open += 1
+        self._open_count += 1
         if outcome is None:
-            self._over(run, over)
+            self._finish(run, on_settled)
         else:
-            self._send(run, outcome, over)
+            self._send(run, outcome, on_settled)
 
-    def discard(self, run: JobRun, over: OnSettled) -> None:
-        """Have a job removed whose handler cannot be called."""
-        self.settle(run, CompleteOutcome(), partial(self._remove, over))
+    def discard(self, run: JobRun, on_settled: OnSettled) -> None:
+        """Complete and remove a job whose handler cannot be called."""
+        self.settle(run, CompleteOutcome(), partial(self._send_removal, on_settled))
 
-    def _remove(self, over: OnSettled, run: JobRun) -> None:
-        self._open += 1
-        removed = partial(self._removed, run, over)
+    def _send_removal(self, on_settled: OnSettled, run: JobRun) -> None:
+        self._open_count += 1
+        on_answer = partial(self._handle_removal, run, on_settled)
         try:
-            self._app.engine.send(RemoveJobs(ids=(run.job.id,)), removed, run.loop)
+            self._app.engine.send(RemoveJobs(ids=(run.job.id,)), on_answer, run.loop)
         except ErrandryError as error:
-            removed(error)
+            on_answer(error)
 
-    def _removed(self, run: JobRun, over: OnSettled, answer: Answer) -> None:
+    def _handle_removal(self, run: JobRun, on_settled: OnSettled, answer: Answer) -> None:
         if isinstance(answer, ErrandryError):
-            log.warning("%s could not be removed: %s", run, answer)
-        self._over(run, over)
+            log.warning("cannot remove %s, it stays as completed: %s", run, answer)
+        self._finish(run, on_settled)
 
     def note(self, run: JobRun) -> None:
-        """Have what a run has noted written."""
-        if (note := run.notes()) is not None:
+        """Write what a run has noted."""
+        if (note := run.take_notes()) is not None:
             try:
-                self._app.engine.send(note, partial(_noted, run), run.loop)
+                self._app.engine.send(note, partial(_check_note, run), run.loop)
             except ErrandryError as error:
-                _noted(run, error)
+                _check_note(run, error)
 
     def _send(
-        self, run: JobRun, outcome: Outcome, over: OnSettled, is_news: bool = True, in_doubt: bool = False
+        self,
+        run: JobRun,
+        outcome: Outcome,
+        on_settled: OnSettled,
+        is_first: bool = True,
+        in_doubt: bool = False,
     ) -> None:
-        """Send what was noted, and then how it ended. `in_doubt`, it may be written: only the store knows."""
+        """Send the notes of a run, then its outcome. `in_doubt`: a lost reply may have hidden a success."""
         if in_doubt and self._app.clock.monotonic() >= run.lease_until:
-            log.error("%s: nobody could say whether its outcome was written", run)
-            self._over(run, over)
+            log.error(
+                "%s: its outcome may be unwritten, no reply came before its lease expired; giving up", run
+            )
+            self._finish(run, on_settled)
             return
         if run.is_lost and not in_doubt:
-            log.error("%s: its outcome is lost with its lease", run)
-            self._over(run, over)
+            log.error("%s: its outcome is lost with its lease, another worker may run it again", run)
+            self._finish(run, on_settled)
             return
         run.is_settling = True
         self.note(run)
-        answered = partial(self._answered, run, outcome, over, is_news, in_doubt)
+        on_answer = partial(self._handle_answer, run, outcome, on_settled, is_first, in_doubt)
         try:
-            self._app.engine.send(Settle(run.ref, outcome), answered, run.loop)
+            self._app.engine.send(Settle(run.ref, outcome), on_answer, run.loop)
         except ErrandryError as error:
-            answered(error)
+            on_answer(error)
 
-    def _answered(
-        self, run: JobRun, outcome: Outcome, over: OnSettled, is_news: bool, in_doubt: bool, answer: Answer
+    def _handle_answer(
+        self,
+        run: JobRun,
+        outcome: Outcome,
+        on_settled: OnSettled,
+        is_first: bool,
+        in_doubt: bool,
+        answer: Answer,
     ) -> None:
         if answer is not WRITTEN and answer is not ALREADY:
             match answer:
                 case StoreUnavailable() if not isinstance(answer, StoreClosed):
-                    if is_news:
-                        log.warning("%s: its outcome cannot be written yet: %s", run, answer)
+                    if is_first:
+                        log.warning("%s: its outcome cannot be written yet, retrying: %s", run, answer)
                     in_doubt |= isinstance(answer, ReplyLost)
-                    run.is_settling = in_doubt  # what is written has no lease to be kept, or lost
-                    wait = min(AGAIN, self._options.renewal)
-                    run.loop.call_later(wait, self._send, run, outcome, over, False, in_doubt)
+                    run.is_settling = in_doubt  # if it was written, there is no lease to renew or to lose
+                    delay = min(RETRY_AFTER, self._options.renewal)
+                    run.loop.call_later(delay, self._send, run, outcome, on_settled, False, in_doubt)
                     return
-                case InvalidValue() if isinstance(
-                    outcome, CompleteOutcome
-                ):  # a result the store does not take
+                case InvalidValue() if isinstance(outcome, CompleteOutcome):  # the store refuses the result
                     failure = Failure(Reason.UNRECOVERABLE, type(answer).__name__, str(answer))
-                    self._send(run, FailOutcome(failure), over, is_news)
+                    self._send(run, FailOutcome(failure), on_settled, is_first)
                     return
                 case ErrandryError():
-                    log.error("%s: its outcome could not be written: %s", run, answer)
+                    log.error("%s: giving up on its outcome, which could not be written: %s", run, answer)
                 case _:
-                    log.warning("%s: its outcome came too late: %s", run, answer)
-        self._over(run, over)
+                    log.warning("%s: its outcome came too late, discarding it: %s", run, answer)
+        self._finish(run, on_settled)
 
-    def _over(self, run: JobRun, over: OnSettled) -> None:
-        self._open -= 1
-        if self._rest is not None and not self._open:
-            self._rest.set_result(None)
-            self._rest = None
-        over(run)
+    def _finish(self, run: JobRun, on_settled: OnSettled) -> None:
+        self._open_count -= 1
+        if self._pending is not None and not self._open_count:
+            self._pending.set_result(None)
+            self._pending = None
+        on_settled(run)
 
 
-def _noted(run: JobRun, answer: Answer) -> None:
+def _check_note(run: JobRun, answer: Answer) -> None:
     if isinstance(answer, ErrandryError):
-        log.warning("%s: what it noted could not be written: %s", run, answer)
+        log.warning("%s: its progress and log lines could not be written, dropping them: %s", run, answer)

@@ -1,4 +1,4 @@
-"""How many handlers run, of which kind, how many more may, and what was claimed ahead of a slot."""
+"""Slots for handlers: which calls have one, how many are free, and which prefetched calls wait for one."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -11,120 +11,122 @@ from errandry.worker.options import WorkerOptions
 
 
 class Slots:
-    """The calls of handlers, by kind, and those that wait for a slot. A batch of jobs is one call.
+    """The slots of a worker, by runner. Each call takes one slot, also when it has many jobs.
 
-    Claims take slots on the engine's loop, handlers give them back on theirs. `spare` says how many more jobs
-    may be claimed for processes than there are.
+    Claims take slots on the engine's loop; handlers release them on theirs. `extra_process_jobs` returns how
+    many jobs may be claimed for processes beyond their slots.
     """
 
-    def __init__(self, options: WorkerOptions, spare: Callable[[], int]) -> None:
-        self._options, self._spare = options, spare
+    def __init__(self, options: WorkerOptions, extra_process_jobs: Callable[[], int]) -> None:
+        self._options, self._extra_process_jobs = options, extra_process_jobs
         self._lock = Lock()
-        self._taken: dict[HandlerCall, None] = {}
-        self._ahead: dict[Runner, dict[HandlerCall, None]] = {runner: {} for runner in Runner}
-        self._turns: dict[Runner, dict[HandlerCall, asyncio.Future[None]]] = {runner: {} for runner in Runner}
+        self._calls: dict[HandlerCall, None] = {}
+        self._prefetched: dict[Runner, dict[HandlerCall, None]] = {runner: {} for runner in Runner}
+        self._waiters: dict[Runner, dict[HandlerCall, asyncio.Future[None]]] = {
+            runner: {} for runner in Runner
+        }
         self._free = {
             Runner.ASYNC: options.concurrency,
             Runner.THREAD: options.threads,
             Runner.PROCESS: options.processes,
         }
-        self._suspects = 0
+        self._suspect_count = 0
 
     @property
-    def batches(self) -> list[HandlerCall]:
-        """Everything this worker holds: running, or claimed ahead."""
+    def calls(self) -> list[HandlerCall]:
+        """All calls this worker holds: with a slot, or prefetched."""
         with self._lock:
-            return [*self._taken, *self._waiting()]
+            return [*self._calls, *self._prefetched_calls()]
 
     @property
     def runs(self) -> list[JobRun]:
-        """The jobs of all these."""
-        return [run for batch in self.batches for run in list(batch.runs)]
+        """The runs of all calls."""
+        return [run for call in self.calls for run in list(call.runs)]
 
     @property
-    def taken(self) -> int:
-        """How many slots are taken."""
-        return len(self._taken)
+    def taken_count(self) -> int:
+        """Number of slots that are taken."""
+        return len(self._calls)
 
     @property
-    def ahead(self) -> list[HandlerCall]:
+    def prefetched(self) -> list[HandlerCall]:
         with self._lock:
-            return list(self._waiting())
+            return list(self._prefetched_calls())
 
-    def free(self, runner: Runner) -> int:
-        """Slots for handlers of this kind that nobody has or waits for."""
+    def free_slots(self, runner: Runner) -> int:
+        """Slots of this runner that no call has or waits for."""
         with self._lock:
-            spare = self._spare() if runner is Runner.PROCESS else 0
-            return max(0, self._free[runner] + spare - len(self._ahead[runner]))
+            extra = self._extra_process_jobs() if runner is Runner.PROCESS else 0
+            return max(0, self._free[runner] + extra - len(self._prefetched[runner]))
 
     @property
-    def free_ahead(self) -> int:
-        """How many jobs may be claimed ahead of a free slot."""
-        return max(0, self._options.prefetch - sum(len(batch.runs) for batch in self.ahead))
+    def free_prefetch(self) -> int:
+        """How many more jobs may be prefetched."""
+        return max(0, self._options.prefetch - sum(len(call.runs) for call in self.prefetched))
 
     @property
     def has_suspect(self) -> bool:
-        """Whether a job is held that was running when its worker died: such jobs run one at a time."""
-        return self._suspects > 0
+        """Whether a suspect is held, a job that was running when its worker died. They run one at a time."""
+        return self._suspect_count > 0
 
     def take(self, calls: Iterable[HandlerCall]) -> None:
-        """Give slots to jobs that were claimed for one."""
+        """Give slots to calls whose jobs were claimed for free slots."""
         with self._lock:
-            for batch in calls:
-                self._take(batch)
+            for call in calls:
+                self._take(call)
 
-    def line_up(self, calls: Iterable[HandlerCall]) -> None:
-        """Have jobs that were claimed ahead of a slot wait for one."""
+    def add_prefetched(self, calls: Iterable[HandlerCall]) -> None:
+        """Hold prefetched calls; each gets a slot by `wait_for_slot`."""
         with self._lock:
-            for batch in calls:
-                self._ahead[batch.runner][batch] = None
-                self._suspects += batch.is_suspect
+            for call in calls:
+                self._prefetched[call.runner][call] = None
+                self._suspect_count += call.is_suspect
 
-    async def turn(self, batch: HandlerCall) -> None:
-        """Return when what waits for a slot has one, first come, first served."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def wait_for_slot(self, call: HandlerCall) -> None:
+        """Return when a prefetched call has a slot; calls get slots in the order in which they asked."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
-            self._turns[batch.runner][batch] = turn
-            self._call_next(batch.runner)
+            self._waiters[call.runner][call] = waiter
+            self._assign_slots(call.runner)
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
             with self._lock:
-                self._leave_line(batch)
+                self._remove_waiting(call)
             raise
 
-    def give(self, batch: HandlerCall) -> None:
-        """It needs its slot no more. On the loop of those who wait for a turn."""
+    def release(self, call: HandlerCall) -> None:
+        """Free the slot of a call. Called on the loop of the calls that wait for slots."""
         with self._lock:
-            if batch not in self._taken:
+            if call not in self._calls:
                 return
-            del self._taken[batch]
-            self._free[batch.runner] += 1
-            self._suspects -= batch.is_suspect
-            self._call_next(batch.runner)
+            del self._calls[call]
+            self._free[call.runner] += 1
+            self._suspect_count -= call.is_suspect
+            self._assign_slots(call.runner)
 
-    def _waiting(self) -> Iterator[HandlerCall]:
-        return chain.from_iterable(self._ahead.values())
+    def _prefetched_calls(self) -> Iterator[HandlerCall]:
+        return chain.from_iterable(self._prefetched.values())
 
-    def _take(self, batch: HandlerCall) -> None:
-        self._taken[batch] = None
-        self._free[batch.runner] -= 1
-        self._suspects += batch.is_suspect
+    def _take(self, call: HandlerCall) -> None:
+        self._calls[call] = None
+        self._free[call.runner] -= 1
+        self._suspect_count += call.is_suspect
 
-    def _call_next(self, runner: Runner) -> None:
-        """Give free slots to who waits for one of this kind."""
-        while self._free[runner] > 0 and (batch := self._next(runner)) is not None:
-            turn = self._turns[runner][batch]
-            self._leave_line(batch)
-            self._take(batch)
-            turn.set_result(None)
+    def _assign_slots(self, runner: Runner) -> None:
+        """Give free slots of this runner to waiting calls."""
+        while self._free[runner] > 0 and (call := self._first_waiting(runner)) is not None:
+            waiter = self._waiters[runner][call]
+            self._remove_waiting(call)
+            self._take(call)
+            waiter.set_result(None)
 
-    def _next(self, runner: Runner) -> HandlerCall | None:
-        """Who has asked first and still waits."""
-        return next((batch for batch, turn in self._turns[runner].items() if not turn.done()), None)
+    def _first_waiting(self, runner: Runner) -> HandlerCall | None:
+        """The call that asked first and still waits."""
+        return next((call for call, waiter in self._waiters[runner].items() if not waiter.done()), None)
 
-    def _leave_line(self, batch: HandlerCall) -> None:
-        self._turns[batch.runner].pop(batch, None)
-        if batch in self._ahead[batch.runner]:
-            del self._ahead[batch.runner][batch]
-            self._suspects -= batch.is_suspect
+    def _remove_waiting(self, call: HandlerCall) -> None:
+        self._waiters[call.runner].pop(call, None)
+        if call in self._prefetched[call.runner]:
+            del self._prefetched[call.runner][call]
+            self._suspect_count -= call.is_suspect

@@ -1,4 +1,4 @@
-"""Keeping the results of steps while their handlers wait for it."""
+"""Writes the results of steps while their handlers wait."""
 
 import logging
 from concurrent.futures import Future
@@ -14,48 +14,53 @@ from errandry.worker.handler_call import JobRun, StopReason
 
 log = logging.getLogger("errandry.worker")
 
-AGAIN = 0.5
-"""How long a result that could not be written waits for another try."""
+RETRY_AFTER = 0.5
+"""Seconds before a step result that the store did not take is sent again."""
 
 
 class StepWriter:
-    """Has results written under the fence of their run, and stops a handler whose lease is lost.
+    """Writes step results under the fence of their run, and stops a handler whose lease is lost.
 
-    What a step has done cannot be taken back, so its result is sent for as long as the lease stands.
+    The effects of a step cannot be undone, so its result is retried until it is written or the run stops.
     """
 
     def __init__(self, app: Errandry) -> None:
         self._app = app
 
-    def keep(self, run: JobRun, name: str, text: str) -> "Future[None]":
-        """Done when the result is durable; LeaseLost if it never will be. From any thread."""
-        kept: Future[None] = Future()
-        kept.set_running_or_notify_cancel()  # who no longer waits must not take it back
+    def save(self, run: JobRun, name: str, text: str) -> "Future[None]":
+        """A future that is done when the result is durable, or raises LeaseLost. From any thread."""
+        saved: Future[None] = Future()
+        saved.set_running_or_notify_cancel()  # from now on, a caller that stops waiting cannot cancel it
         sealed = self._app.codec.seal(text, DocumentInfo(run.job.id, run.job.task, f"{StepKind.STEP} {name}"))
-        run.loop.call_soon_threadsafe(self._send, run, PutStep(run.ref, name, sealed), kept)
-        return kept
+        run.loop.call_soon_threadsafe(self._send, run, PutStep(run.ref, name, sealed), saved)
+        return saved
 
-    def _send(self, run: JobRun, command: PutStep, kept: "Future[None]") -> None:
-        told = partial(self._answered, run, command, kept)
+    def _send(self, run: JobRun, command: PutStep, saved: "Future[None]") -> None:
+        on_answer = partial(self._handle_answer, run, command, saved)
         try:
-            self._app.engine.send(command, told, run.loop)
+            self._app.engine.send(command, on_answer, run.loop)
         except ErrandryError as error:
-            told(error)
+            on_answer(error)
 
-    def _answered(self, run: JobRun, command: PutStep, kept: "Future[None]", answer: Answer) -> None:
+    def _handle_answer(self, run: JobRun, command: PutStep, saved: "Future[None]", answer: Answer) -> None:
         if answer is WRITTEN or answer is ALREADY:
-            kept.set_result(None)
+            saved.set_result(None)
             return
         match answer:
             case Lost(cause=cause):
-                log.warning("%s: step %s came too late: %s", run, command.name, cause)
+                log.warning(
+                    "%s: step %s came too late, its lease is lost; stopping its handler: %s",
+                    run,
+                    command.name,
+                    cause,
+                )
                 run.is_lost = True
                 run.stop(StopReason.LOST)
-                kept.set_exception(LeaseLost(run.job.id, run.job.fence, cause))
-            case StoreUnavailable() if not isinstance(answer, StoreClosed) and run.stopped is None:
-                log.warning("%s: step %s cannot be written yet: %s", run, command.name, answer)
-                run.loop.call_later(AGAIN, self._send, run, command, kept)
+                saved.set_exception(LeaseLost(run.job.id, run.job.fence, cause))
+            case StoreUnavailable() if not isinstance(answer, StoreClosed) and run.stop_reason is None:
+                log.warning("%s: step %s cannot be written yet, retrying: %s", run, command.name, answer)
+                run.loop.call_later(RETRY_AFTER, self._send, run, command, saved)
             case ErrandryError():
-                kept.set_exception(answer)
+                saved.set_exception(answer)
             case _:
-                kept.set_exception(CommandFailed("PutStep", f"the store answered {answer!r}"))
+                saved.set_exception(CommandFailed("PutStep", f"the store answered {answer!r}"))

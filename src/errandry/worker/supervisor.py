@@ -1,7 +1,7 @@
-"""Several worker processes: started, started again when they end, stopped together.
+"""Runs several worker processes: starts them, restarts those that end, and stops them together.
 
-A worker that dies leaves its lock file unlocked: the others see that within a second and expire its leases.
-A worker whose supervisor dies stops by itself, see `lifeline`.
+A worker that dies leaves its lock file unlocked: the others notice that within a second and expire its
+leases. A worker whose supervisor dies stops by itself, see `supervisor_pipe`.
 """
 
 import asyncio
@@ -14,26 +14,30 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 
-from errandry.worker.children.process import ended
-from errandry.worker.reload import changed
-from errandry.worker.supervisor_pipe import MARGIN, READY, STOP
+from errandry.worker.children.process import describe_exit
+from errandry.worker.reload import watch_files
+from errandry.worker.supervisor_pipe import EXIT_MARGIN, READY, STOP
 
 log = logging.getLogger("errandry.supervisor")
 
-BACKOFF, BACKOFF_MAX, JITTER = 0.5, 30.0, 0.25
-HEALTHY = 60.0
-"""A worker that has lived so long starts again at once when it ends."""
-STARTS = 3
-"""How often in a row workers may end without ever having been ready."""
-LOOK = 0.5
-HURRY = 5.0
-"""How long workers that must not wait for their handlers may take."""
+BACKOFF, BACKOFF_MAX = 0.5, 30.0
+"""Seconds before the first restart, doubled after each failure; maximum seconds."""
+JITTER = 0.25
+"""Maximum share by which the back-off is randomly shortened or lengthened."""
+HEALTHY_AFTER = 60.0
+"""Seconds a worker has to run for its earlier failures not to lengthen the back-off."""
+FAILED_STARTS_MAX = 3
+"""Number of workers in a row that may end before they were ready; then the supervisor gives up."""
+POLL_INTERVAL = 0.5
+"""Seconds between two checks of the time limit of a stopped worker."""
+STOP_TIMEOUT = 5.0
+"""Seconds a worker may take to exit after a second stop, which skips the grace."""
 
 
 class Supervisor:
-    """Keeps `count` workers alive. `command` makes one, given the descriptor of its lifeline.
+    """Keeps `count` workers running. `command` returns a worker's command line for its pipe's descriptor.
 
-    With `reload`, they start again whenever a Python file below this folder changes.
+    With `reload`, they restart whenever a Python file below this folder changes.
     """
 
     def __init__(
@@ -42,34 +46,34 @@ class Supervisor:
         self._command, self._count, self._grace, self._reload = command, count, grace, reload
         self._stops = 0
         self._stopping = asyncio.Event()
-        self._hopeless = False
-        self._unready = 0
+        self._has_given_up = False
+        self._failed_starts = 0
         self._changed = asyncio.Event()
         self._workers: set[_Worker] = set()
 
     async def run(self) -> int:
-        """Until stopped by SIGTERM or SIGINT; a second one does not wait. Returns the exit code."""
+        """Run until SIGTERM or SIGINT; a second signal skips the grace. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        watching = None if self._reload is None else asyncio.create_task(self._watch(self._reload))
+        watcher = None if self._reload is None else asyncio.create_task(self._restart_on_change(self._reload))
         try:
-            await asyncio.gather(*(self._keep(number) for number in range(1, self._count + 1)))
+            await asyncio.gather(*(self._keep_worker_running(number) for number in range(1, self._count + 1)))
         finally:
-            if watching is not None:
-                watching.cancel()
-        return 1 if self._hopeless else 0
+            if watcher is not None:
+                watcher.cancel()
+        return 1 if self._has_given_up else 0
 
     def stop(self) -> None:
         self._stops += 1
-        if self._stops == 1 and not self._hopeless:
+        if self._stops == 1 and not self._has_given_up:
             log.info("workers claim no more; handlers may finish for %g s", self._grace)
         self._stopping.set()
         for worker in self._workers:
             worker.stop()
 
-    async def _keep(self, number: int) -> None:
-        """One worker after the other, until the supervisor stops or it has done what it should."""
+    async def _keep_worker_running(self, number: int) -> None:
+        """Run one worker, and another when it ends, until the supervisor stops or a worker exits with 0."""
         failures = 0
         while not self._stopping.is_set():
             self._changed.clear()
@@ -77,56 +81,62 @@ class Supervisor:
             worker = await _Worker.start(self._command)
             self._workers.add(worker)
             log.info("worker %d is process %d", number, worker.pid)
-            code = await self._ended(worker)
+            code = await self._wait_for_exit(worker)
             self._workers.discard(worker)
             if self._stopping.is_set() or (code == 0 and not worker.is_stopped):
                 return
             if worker.is_stopped:
                 continue  # for a reload
-            failures = 1 if monotonic() - began >= HEALTHY else failures + 1
-            self._unready = 0 if worker.was_ready else self._unready + 1
-            await self._rest(number, ended(code), failures)
+            failures = 1 if monotonic() - began >= HEALTHY_AFTER else failures + 1
+            self._failed_starts = 0 if worker.was_ready else self._failed_starts + 1
+            await self._wait_before_restart(number, describe_exit(code), failures)
 
-    async def _ended(self, worker: "_Worker") -> int:
-        """Its exit code. Once stopped, it has its grace, and then a little; after a second stop only that."""
-        while (code := await worker.over(LOOK)) is None:
-            limit = HURRY if self._stops > 1 else self._grace + MARGIN
+    async def _wait_for_exit(self, worker: "_Worker") -> int:
+        """Return its exit code; kill it if it was stopped and does not exit in time.
+
+        It has its grace and `EXIT_MARGIN`, or after a second stop only `STOP_TIMEOUT`.
+        """
+        while (code := await worker.exit_code(POLL_INTERVAL)) is None:
+            limit = STOP_TIMEOUT if self._stops > 1 else self._grace + EXIT_MARGIN
             if worker.stopped_for > limit:
-                log.warning("process %d does not end: it is killed", worker.pid)
+                log.warning("worker process %d did not exit within %g s, killing it", worker.pid, limit)
                 worker.kill()
         return code
 
-    async def _rest(self, number: int, how: str, failures: int) -> None:
-        """Before a worker starts again: the longer, the more often it has ended."""
-        if self._reload is not None and self._unready:
-            log.error("worker %d %s before it was ready: it starts again when a file changes", number, how)
-            await _first(self._changed, self._stopping)
-        elif self._unready >= STARTS:
+    async def _wait_before_restart(self, number: int, ending: str, failures: int) -> None:
+        """Wait before a worker is restarted, longer after each failure. Give up if none becomes ready."""
+        if self._reload is not None and self._failed_starts:
+            log.error("worker %d %s before it was ready: it starts again when a file changes", number, ending)
+            await _wait_for_any(self._changed, self._stopping)
+        elif self._failed_starts >= FAILED_STARTS_MAX:
             log.error(
-                "worker %d %s, as did %d before it that never were ready: giving up", number, how, STARTS - 1
+                "worker %d %s before it was ready, as did the %d before it: giving up",
+                number,
+                ending,
+                FAILED_STARTS_MAX - 1,
             )
-            self._hopeless = True
+            self._has_given_up = True
             self.stop()
         else:
             jitter = 1 + random.uniform(-JITTER, JITTER)
             delay = min(BACKOFF_MAX, BACKOFF * 2 ** min(failures - 1, 16) * jitter)
-            log.warning("worker %d %s: another one starts in %.1f s", number, how, delay)
-            await _first(self._stopping, timeout=delay)
+            log.warning("worker %d %s: restarting it in %.1f s", number, ending, delay)
+            await _wait_for_any(self._stopping, timeout=delay)
 
-    async def _watch(self, folder: str) -> None:
-        async for path in changed(folder):
-            log.info("%s has changed: workers start again", path.removeprefix(f"{folder}{os.sep}"))
+    async def _restart_on_change(self, folder: str) -> None:
+        async for path in watch_files(folder):
+            log.info("%s has changed: restarting the workers", path.removeprefix(f"{folder}{os.sep}"))
             self._changed.set()
             for worker in self._workers:
                 worker.stop()
 
 
 class _Worker:
-    """A worker process and our end of its lifeline."""
+    """A worker process and the supervisor's end of its pipe."""
 
-    def __init__(self, process: asyncio.subprocess.Process, line: socket.socket) -> None:
-        self._process, self._line = process, line
-        self._over = asyncio.ensure_future(process.wait())
+    def __init__(self, process: asyncio.subprocess.Process, pipe: socket.socket) -> None:
+        self._process, self._pipe = process, pipe
+        self._exit = asyncio.ensure_future(process.wait())
         self._stops = 0
         self._stopped_at: float | None = None
         self._was_ready = False
@@ -140,7 +150,7 @@ class _Worker:
                 *command(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                process_group=0,  # Ctrl-C is for the supervisor, which tells the workers
+                process_group=0,  # Ctrl-C must reach only the supervisor, which stops the workers
             )
         return cls(process, ours)
 
@@ -159,33 +169,33 @@ class _Worker:
     @property
     def was_ready(self) -> bool:
         with suppress(OSError):
-            self._was_ready = self._was_ready or self._line.recv(1) == READY
+            self._was_ready = self._was_ready or self._pipe.recv(1) == READY
         return self._was_ready
 
     def stop(self) -> None:
         self._stops += 1
-        if self._stops <= 2:  # the second gives it a time of its own, which a third does not prolong
+        if self._stops <= 2:  # the second stop starts a new time limit, which a third must not extend
             self._stopped_at = monotonic()
         with suppress(OSError):
-            self._line.send(STOP)
+            self._pipe.send(STOP)
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
             self._process.kill()
 
-    async def over(self, timeout: float) -> int | None:
-        """Its exit code; None if it has not ended yet."""
-        await asyncio.wait({self._over}, timeout=timeout)
-        if not self._over.done():
+    async def exit_code(self, timeout: float) -> int | None:
+        """Wait for its exit code; None if it does not exit within `timeout` seconds."""
+        await asyncio.wait({self._exit}, timeout=timeout)
+        if not self._exit.done():
             return None
-        if self._line.fileno() >= 0:
+        if self._pipe.fileno() >= 0:
             _ = self.was_ready
-            self._line.close()
-        return self._over.result()
+            self._pipe.close()
+        return self._exit.result()
 
 
-async def _first(*events: asyncio.Event, timeout: float | None = None) -> None:
-    """Until one of these is set."""
+async def _wait_for_any(*events: asyncio.Event, timeout: float | None = None) -> None:
+    """Return when one of these is set, or after the timeout."""
     tasks = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

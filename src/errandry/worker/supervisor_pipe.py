@@ -1,7 +1,8 @@
-"""The line between a supervisor and a worker it started: a stop when the supervisor says so, or is gone.
+"""The socket between a supervisor and a worker it started.
 
-Not by signals alone: a service manager signals all processes of a service at once, and the worker would take
-the supervisor's signal for a second one.
+The worker stops when the supervisor sends a stop, or when the socket is closed because the supervisor has
+died. Signals alone would not do: a service manager signals all processes of a service at once, and the worker
+would take the supervisor's signal for a second one.
 """
 
 import asyncio
@@ -15,35 +16,38 @@ from functools import partial
 
 READY = b"r"
 STOP = b"s"
-MARGIN = 10.0
-"""How much longer than its grace a worker may take to end, before it is ended."""
+EXIT_MARGIN = 10.0
+"""Seconds beyond its grace that a worker may take to exit before it is killed."""
 
 
 class SupervisorPipe:
-    """The worker's end. Says that it is ready, and has `stop` called for every stop the supervisor sends."""
+    """The worker's end of the socket."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         self._socket = socket.socket(fileno=descriptor)
         self._is_stopped = False
 
-    def hold(self, stop: Callable[[], None], grace: float) -> None:
-        """From now on, on this loop. A worker whose supervisor has died ends, if need be by force."""
-        loop, drain = asyncio.get_running_loop(), partial(self._drain, stop)
+    def connect(self, stop: Callable[[], None], grace: float) -> None:
+        """Tell the supervisor that the worker is ready, and call `stop` on this loop for each stop it sends.
+
+        If the supervisor dies, the worker stops too; after its grace and `EXIT_MARGIN`, the process exits.
+        """
+        loop, drain = asyncio.get_running_loop(), partial(self._stop_once, stop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, drain)
-        listen = partial(self._listen, loop, drain, stop, grace)
-        threading.Thread(target=listen, name="errandry-lifeline", daemon=True).start()
+        listen = partial(self._read_stops, loop, drain, stop, grace)
+        threading.Thread(target=listen, name="errandry-supervisor", daemon=True).start()
         with suppress(OSError):
             self._socket.send(READY)
 
-    def _drain(self, stop: Callable[[], None]) -> None:
-        """The first stop, whoever it comes from; only the supervisor can say that it must not wait."""
+    def _stop_once(self, stop: Callable[[], None]) -> None:
+        """Stop on the first signal or stop. Only the supervisor can send a second, which skips the grace."""
         if not self._is_stopped:
             self._is_stopped = True
             stop()
 
-    def _listen(
+    def _read_stops(
         self,
         loop: asyncio.AbstractEventLoop,
         drain: Callable[[], None],
@@ -51,17 +55,17 @@ class SupervisorPipe:
         grace: float,
     ) -> None:
         with suppress(RuntimeError):  # the loop was closed: the worker has ended
-            goes_on = self._hears()
+            is_connected = self._receive_stop()
             loop.call_soon_threadsafe(drain)
-            while goes_on:
-                if goes_on := self._hears():
+            while is_connected:
+                if is_connected := self._receive_stop():
                     loop.call_soon_threadsafe(stop)
-            threading.Event().wait(grace + MARGIN)
+            threading.Event().wait(grace + EXIT_MARGIN)
             os._exit(1)
 
-    def _hears(self) -> bool:
-        """Wait for the next word; False if the supervisor is gone."""
+    def _receive_stop(self) -> bool:
+        """Wait for the next stop; False if the supervisor has died."""
         try:
             return bool(self._socket.recv(1))
-        except ConnectionResetError:  # it died with something left to read
+        except ConnectionResetError:  # the supervisor died before it had read everything
             return False

@@ -1,4 +1,4 @@
-"""Threads for sync handlers: used again, and left behind when a handler will not stop."""
+"""Threads for sync handlers: reused, and abandoned if a handler does not stop."""
 
 import asyncio
 import contextvars
@@ -11,16 +11,16 @@ ThreadCall = tuple[Callable[[], Any], contextvars.Context, asyncio.Future[Any], 
 
 
 class ThreadPool:
-    """Calls functions in threads, one each. A thread that is done waits for the next call."""
+    """Calls each function in its own thread. A thread that has finished waits for the next call."""
 
     def __init__(self) -> None:
         self._idle: list[SimpleQueue[ThreadCall | None]] = []
         self._closed = False
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """What `function` returns or raises, in a copy of this context.
+        """Call `function` in a thread with a copy of this context; return or raise what it does.
 
-        Canceled, it waits no longer; the thread goes on until the function returns.
+        If canceled, stop waiting; the thread goes on until the function returns.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
@@ -29,7 +29,7 @@ class ThreadPool:
         return await future
 
     def close(self) -> None:
-        """End the threads that have nothing to do; the others end with their handler."""
+        """End the idle threads; the others end when their handler returns."""
         self._closed = True
         while self._idle:
             self._idle.pop().put(None)
@@ -71,7 +71,7 @@ class ThreadPool:
 
 
 def _raisable(error: BaseException) -> BaseException:
-    """A future cannot hold StopIteration, nor should a thread's exit end the program."""
+    """`error`, wrapped if a future cannot hold it, or if it would end the program like SystemExit."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     wrapped = RuntimeError(f"the handler raised {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Saying once what goes wrong again and again, and that it is over: a store that is away fills no log."""
+"""Logs a repeated failure once, and its end: a store that is away must not flood the log."""
 
 import logging
 
@@ -6,28 +6,28 @@ from errandry.clock import Clock
 
 log = logging.getLogger("errandry.worker")
 
-AGAIN = 30.0
-"""So many seconds pass until the same is said again."""
+REPEAT_AFTER = 30.0
+"""Minimum seconds between two warnings about the same failure."""
 
 
 class ThrottledLog:
-    """What a loop of a worker has to say of its store: `what` while it fails, `over` when it does no more."""
+    """Log lines of a loop: `failure` as a warning while it fails, `recovery` once it succeeds again."""
 
-    def __init__(self, clock: Clock, what: str, over: str) -> None:
-        self._clock, self._what, self._over = clock, what, over
+    def __init__(self, clock: Clock, failure: str, recovery: str) -> None:
+        self._clock, self._failure, self._recovery = clock, failure, recovery
         self._since: float | None = None
-        self._said = 0.0
+        self._last_warning = 0.0
 
-    def make(self, error: BaseException) -> None:
+    def report_failure(self, error: BaseException) -> None:
         now = self._clock.monotonic()
-        is_due = self._since is None or now >= self._said + AGAIN
+        is_due = self._since is None or now >= self._last_warning + REPEAT_AFTER
         if is_due:
-            self._said = now
+            self._last_warning = now
         self._since = now if self._since is None else self._since
-        log.log(logging.WARNING if is_due else logging.DEBUG, "%s: %s", self._what, error)
+        log.log(logging.WARNING if is_due else logging.DEBUG, "%s: %s", self._failure, error)
 
-    def end(self) -> None:
-        """Nothing is wrong now."""
+    def report_recovery(self) -> None:
+        """Log the recovery if there was a failure."""
         if self._since is not None:
-            log.info("%s, after %.0f s", self._over, self._clock.monotonic() - self._since)
+            log.info("%s, after %.0f s", self._recovery, self._clock.monotonic() - self._since)
             self._since = None

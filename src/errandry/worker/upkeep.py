@@ -1,4 +1,4 @@
-"""Upkeep by a worker: what is due moves on, and the leases of workers that have died run out at once."""
+"""The worker's upkeep: promotes, expires and prunes jobs, and expires the leases of dead workers at once."""
 
 import asyncio
 import socket
@@ -7,48 +7,48 @@ from errandry.api.app import Errandry
 from errandry.core.answer import UpkeepResult
 from errandry.core.command import Beat, Upkeep
 from errandry.errors import ErrandryError
-from errandry.worker.liveness import bury, is_dead
+from errandry.worker.liveness import is_dead, remove_lock_file
 from errandry.worker.throttled_log import ThrottledLog
 
 
 class UpkeepLoop:
-    """`last` is the monotonic time of the last upkeep that succeeded."""
+    """Runs upkeep regularly. `last_run` is the monotonic time of the last upkeep that succeeded."""
 
-    def __init__(self, app: Errandry, worker: str, every: float) -> None:
-        self._app, self._worker, self._every = app, worker, every
-        self.last: float | None = None
-        self._complaint = ThrottledLog(app.clock, "upkeep did not succeed", "upkeep succeeds again")
+    def __init__(self, app: Errandry, worker: str, interval: float) -> None:
+        self._app, self._worker, self._interval = app, worker, interval
+        self.last_run: float | None = None
+        self._throttled_log = ThrottledLog(app.clock, "upkeep failed, retrying", "upkeep succeeds again")
 
     async def run(self) -> None:
-        """Upkeep every so often, at once again while there is more; on the engine's loop."""
+        """Run upkeep every `interval` seconds, or at once while there is more to do. On the engine's loop."""
         while True:
             try:
-                while await self.turn():
+                while await self.run_once():
                     pass
-                self._complaint.end()
+                self._throttled_log.report_recovery()
             except ErrandryError as error:
-                self._complaint.make(error)
-            await asyncio.sleep(self._every)
+                self._throttled_log.report_failure(error)
+            await asyncio.sleep(self._interval)
 
-    async def turn(self) -> bool:
-        """Upkeep once; whether there is more to do.
+    async def run_once(self) -> bool:
+        """Run upkeep once; whether there is more to do.
 
-        Where that is only to throw away what is old, half of the time is left to others.
+        If it did nothing but prune, sleep as long as it took: half of the time is left to other commands.
         """
-        dead, began = await self._dead(), self._app.clock.monotonic()
-        prune = self._app.archiver is None  # else what is to go is seen by it first
+        dead, began = await self._dead_workers(), self._app.clock.monotonic()
+        prune = self._app.archiver is None  # an archiver removes the jobs itself, after archiving them
         answer = await self._app.engine.submit(Upkeep(dead=tuple(dead), prune=prune))
-        self.last = self._app.clock.monotonic()
+        self.last_run = self._app.clock.monotonic()
         if isinstance(answer, UpkeepResult) and answer.more:
             if not (answer.expired or answer.promoted or answer.lapsed or answer.ticked):
-                await asyncio.sleep(self.last - began)
+                await asyncio.sleep(self.last_run - began)
             return True
         for worker, path in dead.items():
             await self._app.engine.submit(Beat(worker=worker, gone=True))
-            bury(path)
+            remove_lock_file(path)
         return False
 
-    async def _dead(self) -> dict[str, str]:
+    async def _dead_workers(self) -> dict[str, str]:
         """Workers of this host that are known to be dead, with their lock files."""
         host = socket.gethostname()
         beats = [info.beat for info in await self._app.store.workers() if info.beat.worker != self._worker]

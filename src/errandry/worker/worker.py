@@ -1,4 +1,4 @@
-"""The worker: wiring, start, drain, stop."""
+"""The worker: it connects its parts, starts them, and drains them when it stops."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from errandry.api.app import Errandry
-from errandry.api.completion import first
+from errandry.api.completion import wait_for_first
 from errandry.api.task import Runner
 from errandry.core.answer import Answer
 from errandry.core.command import Beat, ReleaseOutcome, Settle, SlotShare
@@ -25,7 +25,7 @@ from errandry.worker.archiver import archive_forever
 from errandry.worker.children.pool import ChildPool
 from errandry.worker.children.process import refuse_in_child
 from errandry.worker.claimer import Claimer
-from errandry.worker.dispatcher import Dispatcher, batches
+from errandry.worker.dispatcher import Dispatcher, batch_specs
 from errandry.worker.executor import Executor
 from errandry.worker.handler_call import HandlerCall, JobRun, StopReason
 from errandry.worker.leases import Leases
@@ -39,19 +39,22 @@ from errandry.worker.watchdog import Watchdog
 
 log = logging.getLogger("errandry.worker")
 
-SWITCH = 1e-4
-"""A busy main loop starves the engine's thread at Python's default of 5 ms. Much less than this, and the two
-spend an eighth of their time on taking turns."""
-LAST_CALL = 1.0
-"""How long handlers that were told to stop have before their jobs are given back without them."""
-LAST_WORDS = 2.0
-"""How long a worker with nothing left to do waits for a store that does not answer."""
-RECOVERY = 1.0
-"""How long a loop that broke rests."""
+SWITCH_INTERVAL = 1e-4
+"""Seconds between thread switches of the interpreter while a worker runs.
+
+At Python's default of 5 ms, a busy main loop starves the engine's thread. With much less than this value, the
+two threads spend an eighth of their time on switching.
+"""
+STOP_TIMEOUT = 1.0
+"""Seconds that stopped handlers have to end before the worker releases their jobs."""
+CLOSE_TIMEOUT = 2.0
+"""Seconds that a stopping worker waits for a store that does not answer."""
+LOOP_RESTART_DELAY = 1.0
+"""Seconds before a background loop that raised is restarted."""
 
 
 class Health(Struct, frozen=True):
-    """Ages in seconds of what must not stand still; None if it never happened."""
+    """Seconds since the last pass and the last upkeep, None if there was none; number of held jobs."""
 
     last_pass: float | None
     last_upkeep: float | None
@@ -61,57 +64,59 @@ class Health(Struct, frozen=True):
 class Worker:
     """Runs the handlers of an app's tasks until it is stopped.
 
-    `await worker.run()` returns after `stop()`, or SIGTERM or SIGINT where `signals` are handled: no more
-    claims, handlers may finish for `grace`, then they are stopped and their jobs given back. A second signal
-    does not wait.
+    `await worker.run()` returns after `stop()`, or after SIGTERM or SIGINT if it handles `signals`. The
+    worker then claims no more jobs, lets handlers finish for `grace` seconds, stops the others and releases
+    their jobs. A second signal skips the grace.
     """
 
     def __init__(self, app: Errandry, options: WorkerOptions | None = None) -> None:
         self.app, self.options = app, options or WorkerOptions()
-        # A mark of its own for every start: who finds this worker dead expires all leases under its id.
+        # Unique for each start: a worker that finds this one dead expires all leases under its id.
         name = (self.options.id or socket.gethostname())[:100]
         self.id = f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
         self._stopping = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._is_over = False
+        self._skip_grace = asyncio.Event()
+        self._has_abandoned_claim = False
         self._children = ChildPool(app, self.options)
-        self._slots = Slots(self.options, self._children.spare)
+        self._slots = Slots(self.options, self._children.extra_jobs)
         self._leases = Leases(app.engine, app.clock, self.id, self.options)
-        self._gatherer = Dispatcher(app, self.options, self._slots, self._made, self._begin)
-        self._claimer = Claimer(app, self.id, self.options, self._slots, self._gatherer, self._leases.is_idle)
-        self._executor = Executor(app, self.options, self._slots.give, self._over, self._children)
-        self._upkeeper = UpkeepLoop(app, self.id, self.options.upkeep_every)
+        self._dispatcher = Dispatcher(app, self.options, self._slots, self._make_run, self._begin_calls)
+        self._claimer = Claimer(
+            app, self.id, self.options, self._slots, self._dispatcher, self._leases.is_idle
+        )
+        self._executor = Executor(app, self.options, self._slots.release, self._end_run, self._children)
+        self._upkeep_loop = UpkeepLoop(app, self.id, self.options.upkeep_every)
         self._started_at = app.clock.time()
 
     async def run(self, *, signals: bool = False) -> None:
-        """Work until stopped, then drain. Canceled, it gives everything back without waiting for handlers."""
+        """Work until stopped, then drain. If canceled, release all jobs without waiting for handlers."""
         refuse_in_child()
         self._loop = asyncio.get_running_loop()
-        async with self._surroundings(signals):
+        async with self._services(signals):
             claiming = asyncio.create_task(self.app.engine.call(self._claimer.run))
             stopping = asyncio.create_task(self._stopping.wait())
             try:
                 await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
             except BaseException:
-                self._hurry.set()
+                self._skip_grace.set()
                 raise
             finally:
                 stopping.cancel()
                 self._claimer.stop()
                 await self._drain(claiming)
-            if not self._is_over:
+            if not self._has_abandoned_claim:
                 claiming.result()
 
     def stop(self) -> None:
-        """Drain and end; a second call does not wait for handlers."""
+        """Drain and end; a second call skips the grace."""
         if self._stopping.is_set():
-            log.info("worker %s does not wait for its handlers", self.id)
-            self._hurry.set()
-        self._claimer.stop()  # now: a pass on the engine's thread may be about to claim
+            log.info("worker %s was stopped again: it stops its handlers without waiting for them", self.id)
+            self._skip_grace.set()
+        self._claimer.stop()  # at once: a pass on the engine's thread may be about to claim
         self._stopping.set()
 
     def pause(self) -> None:
-        """Claim nothing until resumed; what runs goes on."""
+        """Claim nothing until resumed; running handlers go on."""
         self._claimer.pause(True)
 
     def resume(self) -> None:
@@ -119,166 +124,177 @@ class Worker:
 
     def health(self) -> Health:
         now = self.app.clock.monotonic()
-        upkept = None if self._upkeeper.last is None else now - self._upkeeper.last
-        return Health(self.app.engine.stats().age, upkept, len(self._slots.runs))
+        upkeep_age = None if self._upkeep_loop.last_run is None else now - self._upkeep_loop.last_run
+        return Health(self.app.engine.stats().age, upkeep_age, len(self._slots.runs))
 
-    def _made(self, job: JobRecord, sent: float) -> JobRun:
-        """Hold a job that was claimed just now. On the engine's loop, like `_begin`."""
-        run = JobRun(job, sent + self.options.lease, self._executor, self._loop)
+    def _make_run(self, job: JobRecord, sent_at: float) -> JobRun:
+        """Make a run of a job that was just claimed and hold its lease. Called on the engine's loop."""
+        run = JobRun(job, sent_at + self.options.lease, self._executor, self._loop)
         self._leases.take(run)
         return run
 
-    def _begin(self, batches: list[HandlerCall], ahead: bool) -> None:
-        if not self._is_over:  # else nobody waits for it: it is somebody else's when its lease is over
-            self._loop.call_soon_threadsafe(self._start, batches, ahead)
+    def _begin_calls(self, calls: list[HandlerCall], prefetched: bool) -> None:
+        """Start these calls on the main loop. Called on the engine's loop.
 
-    def _start(self, batches: list[HandlerCall], ahead: bool) -> None:
-        for batch in batches:
-            self._executor.start(batch, self._slots.turn(batch) if ahead else None)
-            if ahead and self._stopping.is_set():  # its claim was on the way: `_drain` has not seen it
-                batch.stop(StopReason.SHUTDOWN)
+        Calls of an abandoned claim are dropped: other workers get their jobs when the leases expire.
+        """
+        if not self._has_abandoned_claim:
+            self._loop.call_soon_threadsafe(self._start_calls, calls, prefetched)
 
-    def _over(self, run: JobRun) -> None:
+    def _start_calls(self, calls: list[HandlerCall], prefetched: bool) -> None:
+        for call in calls:
+            self._executor.start(call, self._slots.wait_for_slot(call) if prefetched else None)
+            if prefetched and self._stopping.is_set():  # claimed after `_drain` has stopped prefetched calls
+                call.stop(StopReason.SHUTDOWN)
+
+    def _end_run(self, run: JobRun) -> None:
         self._leases.drop(run)
-        if not run.is_settling or run.batch.is_suspect or (self.options.burst and self._leases.is_idle()):
-            self._claimer.look()
+        if not run.is_settling or run.call.is_suspect or (self.options.burst and self._leases.is_idle()):
+            self._claimer.wake()
 
     async def _drain(self, claiming: asyncio.Task[None]) -> None:
-        """Let handlers finish for `grace`, then stop them and give back what is left.
+        """Let handlers finish for `grace`, then stop them and release the remaining jobs.
 
-        What was being claimed when the worker stopped is this worker's, too.
+        This includes the jobs of a claim that was in flight when the worker stopped.
         """
-        await asyncio.wait([claiming], timeout=LAST_WORDS)
+        await asyncio.wait([claiming], timeout=CLOSE_TIMEOUT)
         log.info("worker %s claims no more; handlers may finish for %g s", self.id, self.options.grace)
-        for batch in self._slots.ahead:
-            batch.stop(StopReason.SHUTDOWN)
+        for call in self._slots.prefetched:
+            call.stop(StopReason.SHUTDOWN)
         try:
             async with asyncio.timeout(self.options.grace):
-                while (left := self._executor.work) and not self._hurry.is_set():
-                    await first(asyncio.wait(left), self._hurry.wait())
+                while (left := self._executor.pending) and not self._skip_grace.is_set():
+                    await wait_for_first(asyncio.wait(left), self._skip_grace.wait())
         except TimeoutError:
-            late = len(self._slots.batches)
+            count = len(self._slots.calls)
             log.warning(
-                "%d handler%s did not finish within the grace: stopped, and given back",
-                late,
-                "" if late == 1 else "s",
+                "%d handler%s did not finish within the grace: the worker stops them and releases their jobs",
+                count,
+                "" if count == 1 else "s",
             )
-        self._is_over = not claiming.done()
-        if self._is_over:
+        self._has_abandoned_claim = not claiming.done()
+        if self._has_abandoned_claim:
             claiming.cancel()
             log.warning(
-                "the store does not answer: what was just being claimed stays until its lease is over"
+                "the store does not answer: jobs of the last claim stay claimed until their leases expire"
             )
-        for batch in self._slots.batches:
-            batch.stop(StopReason.SHUTDOWN)
-        if left := self._executor.work:
-            await asyncio.wait(left, timeout=LAST_CALL)
-        kept = self._slots.runs
-        for batch in self._slots.batches:
-            self._slots.give(batch)
-        for run in kept:
+        for call in self._slots.calls:
+            call.stop(StopReason.SHUTDOWN)
+        if left := self._executor.pending:
+            await asyncio.wait(left, timeout=STOP_TIMEOUT)
+        remaining = self._slots.runs
+        for call in self._slots.calls:
+            self._slots.release(call)
+        for run in remaining:
             self._leases.drop(run)
-        await self._submit(*(Settle(run.ref, ReleaseOutcome()) for run in kept), limit=LAST_WORDS)
+        await self._submit(*(Settle(run.ref, ReleaseOutcome()) for run in remaining), timeout=CLOSE_TIMEOUT)
 
-    async def _beat(self, alive: str) -> None:
+    async def _send_beats(self, lock_file: str) -> None:
         while True:
             await asyncio.sleep(self.options.beat_every)
-            await self._submit(self._sign(alive))
+            await self._submit(self._make_beat(lock_file))
 
-    def _sign(self, alive: str, gone: bool = False) -> Beat:
+    def _make_beat(self, lock_file: str, gone: bool = False) -> Beat:
         return Beat(
             worker=self.id,
             host=socket.gethostname(),
             pid=os.getpid(),
-            alive=alive,
+            alive=lock_file,
             queues=self.options.queues,
             tasks=self.options.tasks or tuple(sorted(self.app.tasks)),
             concurrency=self.options.concurrency,
-            running=self._slots.taken,
-            shares=self._shares(),
-            batches=batches(self.app),
+            running=self._slots.taken_count,
+            shares=self._slot_shares(),
+            batches=batch_specs(self.app),
             started_at=self._started_at,
             gone=gone,
         )
 
-    def _shares(self) -> tuple[SlotShare, ...]:
-        """Handlers in threads and in processes have slots of their own."""
+    def _slot_shares(self) -> tuple[SlotShare, ...]:
+        """The slots that only thread tasks and only process tasks can use."""
         slots = {Runner.THREAD: self.options.threads, Runner.PROCESS: self.options.processes}
-        apart = {
+        tasks_by_runner = {
             runner: tuple(n for n, t in self.app.tasks.items() if t.runner is runner) for runner in slots
         }
-        return tuple(SlotShare(tasks, slots[runner]) for runner, tasks in apart.items() if tasks)
+        return tuple(SlotShare(tasks, slots[runner]) for runner, tasks in tasks_by_runner.items() if tasks)
 
-    async def _schedule(self) -> None:
-        """Put the schedules that are declared in code. What cannot be one is a mistake there, and raised."""
+    async def _sync_schedules(self) -> None:
+        """Store the schedules declared in code. An invalid one is an error of the program and is raised."""
         try:
             if self.app.schedules.declared or self.options.prune_schedules:
                 await self.app.schedules.sync(prune=self.options.prune_schedules)
         except StoreError as error:
-            log.warning("schedules could not be put: %s", error)
+            log.warning("cannot store the declared schedules, continuing with those in the store: %s", error)
 
-    async def _submit(self, *commands: Beat | Settle, limit: float | None = None) -> None:
-        """Have these written, if the store answers within the limit."""
+    async def _submit(self, *commands: Beat | Settle, timeout: float | None = None) -> None:
+        """Write these commands; log a warning for each that the store did not take within the timeout."""
         answers: list[Answer | TimeoutError]
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(timeout):
                 answers = [*await self.app.engine.submit_all(commands)]
         except (ErrandryError, TimeoutError) as error:
             answers = [error] * len(commands)
         for command, answer in zip(commands, answers, strict=True):
             if isinstance(answer, ErrandryError | TimeoutError):
-                why = "the store did not answer in time" if isinstance(answer, TimeoutError) else answer
-                what = "a sign of life" if isinstance(command, Beat) else "an outcome"
-                log.warning("%s could not be written: %s", what, why)
+                reason = "the store did not answer in time" if isinstance(answer, TimeoutError) else answer
+                if isinstance(command, Beat):
+                    log.warning("cannot write the heartbeat of worker %s: %s", self.id, reason)
+                else:
+                    log.warning(
+                        "cannot release job %s, other workers get it when its lease expires: %s",
+                        command.ref.job,
+                        reason,
+                    )
 
     @asynccontextmanager
-    async def _surroundings(self, signals: bool) -> AsyncIterator[None]:
-        """Everything that is there only while the worker works; leaving goes backwards."""
+    async def _services(self, signals: bool) -> AsyncIterator[None]:
+        """Start everything that runs beside the handlers; stop it when the block ends."""
         await self.app.engine.start()
-        before, capture = sys.getswitchinterval(), JobLogHandler()
-        sys.setswitchinterval(min(before, SWITCH))
+        switch_interval, capture = sys.getswitchinterval(), JobLogHandler()
+        sys.setswitchinterval(min(switch_interval, SWITCH_INTERVAL))
         logging.getLogger().addHandler(capture)
-        liveness, telling, tasks = Liveness(), Observers(self.app), []
-        self._children.lock = liveness.descriptor
+        liveness, observers, tasks = Liveness(), Observers(self.app), []
+        self._children.lock_descriptor = liveness.descriptor
         try:
             with _Signals(self.stop if signals else None):
-                # Before any claim: who claims and dies unannounced is not missed until its leases run out.
-                await self._submit(self._sign(liveness.path))
-                await telling.start()
-                await self._schedule()
+                # Before any claim: without a beat, nothing would notice the worker's death before its leases
+                # expire.
+                await self._submit(self._make_beat(liveness.path))
+                await observers.start()
+                await self._sync_schedules()
                 tasks += [
-                    asyncio.create_task(self.app.engine.call(_forever, loop))
-                    for loop in self._loops(liveness)
+                    asyncio.create_task(self.app.engine.call(_run_forever, loop))
+                    for loop in self._background_loops(liveness)
                 ]
                 if self.options.upkeep and (archive := self.app.archiver) is not None:
-                    every = self.options.upkeep_every
-                    tasks.append(asyncio.create_task(archive_forever(self.app, archive, every)))
+                    interval = self.options.upkeep_every
+                    tasks.append(asyncio.create_task(archive_forever(self.app, archive, interval)))
                 yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await telling.close()
-            if not self._is_over:
-                await self._submit(self._sign(liveness.path, gone=True), limit=LAST_WORDS)
+            await observers.close()
+            if not self._has_abandoned_claim:
+                await self._submit(self._make_beat(liveness.path, gone=True), timeout=CLOSE_TIMEOUT)
             self._executor.close()
             await self._children.close()
             liveness.close()
             logging.getLogger().removeHandler(capture)
-            sys.setswitchinterval(before)
+            sys.setswitchinterval(switch_interval)
 
-    def _loops(self, liveness: Liveness) -> "list[LoopFunction]":
-        """What goes on beside the handlers, on the engine's loop."""
-        dog = Watchdog(self.app.clock, self.options.stall_after)
-        loops: list[LoopFunction] = [self._leases.keep, self._leases.watch, dog.run]
-        loops.append(partial(self._beat, liveness.path))
+    def _background_loops(self, liveness: Liveness) -> "list[LoopFunction]":
+        """The loops that run beside the handlers, on the engine's loop."""
+        watchdog = Watchdog(self.app.clock, self.options.stall_after)
+        loops: list[LoopFunction] = [self._leases.renew_forever, self._leases.watch_cancels, watchdog.run]
+        loops.append(partial(self._send_beats, liveness.path))
         if self.options.upkeep:
-            loops.append(self._upkeeper.run)
+            loops.append(self._upkeep_loop.run)
         return loops
 
 
 class _Signals:
-    """SIGTERM and SIGINT call `stop`, as long as the worker works."""
+    """SIGTERM and SIGINT call `stop` while the block runs."""
 
     def __init__(self, stop: Any) -> None:
         self._stop = stop
@@ -297,11 +313,11 @@ class _Signals:
 LoopFunction = Callable[[], Coroutine[Any, Any, None]]
 
 
-async def _forever(loop: LoopFunction) -> None:
-    """A loop the worker cannot be without: whatever happens in it, it goes on."""
+async def _run_forever(loop: LoopFunction) -> None:
+    """Run a loop and restart it after an unexpected error: the worker cannot do without it."""
     while True:
         try:
             await loop()
         except Exception:
-            log.exception("something unforeseen happened; the worker goes on")
-            await asyncio.sleep(RECOVERY)
+            log.exception("unexpected error in a background loop, restarting it in %g s", LOOP_RESTART_DELAY)
+            await asyncio.sleep(LOOP_RESTART_DELAY)

@@ -1,4 +1,4 @@
-"""The app in a child process: imported as its worker has it, and the task of a job found in it again."""
+"""Imports the worker's app in a child process, and finds the task of a call in it."""
 
 import importlib
 import importlib.util
@@ -19,26 +19,26 @@ from errandry.worker.children.messages import Hello, MainProgram, RunCall
 log = logging.getLogger("errandry.worker")
 
 
-def load(hello: Hello) -> Failure | None:
-    """Import what the worker has; what went wrong, if anything did."""
+def import_app(hello: Hello) -> Failure | None:
+    """Import the modules that the worker names; the failure, if there was one."""
     sys.path[:], sys.argv[:] = hello.path, hello.argv
-    Engine.refusal = process.GUARD
+    Engine.refusal = process.GUARD_MESSAGE
     try:
         for name in hello.modules:
             if name == "__main__" and hello.main is not None:
-                load_main(hello.main)
+                import_main(hello.main)
             else:
                 importlib.import_module(name)
-    except BaseException as error:  # a script may even exit
-        log.exception("a process for handlers could not import what it needs")
+    except BaseException as error:  # even SystemExit, which a script may raise
+        log.exception("a child process could not import the app, failing its first call")
         return failure(error)
     finally:
         Engine.refusal = None
     return None
 
 
-def load_main(main: MainProgram) -> None:
-    """The worker's program under another name, so that what it guards with `__name__` does not run again."""
+def import_main(main: MainProgram) -> None:
+    """Import the worker's program under another `__name__`, so that its `__main__` block does not run."""
     name = f"{main.package}.__errandry_main__" if main.package else "__errandry_main__"
     if main.package:
         importlib.import_module(main.package)
@@ -51,18 +51,18 @@ def load_main(main: MainProgram) -> None:
     loader.exec_module(module)
 
 
-def found(do: RunCall) -> Task[..., Any]:
-    """The task of a call: what stands where its handler was declared, or what an app there knows by name."""
-    module = sys.modules[do.module]
-    thing: Any = module
-    for name in do.name.split("."):
-        thing = getattr(thing, name, None)
-    if isinstance(thing, Task) and thing.name == do.task:
-        return thing
+def find_task(message: RunCall) -> Task[..., Any]:
+    """The task of a call: the object at its handler's place in the module, or a task of an app there."""
+    module = sys.modules[message.module]
+    value: Any = module
+    for name in message.name.split("."):
+        value = getattr(value, name, None)
+    if isinstance(value, Task) and value.name == message.task:
+        return value
     for app in vars(module).values():
-        if isinstance(app, Errandry) and do.task in app.tasks:
-            return app.tasks[do.task]
+        if isinstance(app, Errandry) and message.task in app.tasks:
+            return app.tasks[message.task]
     raise LookupError(
-        f"a process of its own finds no task {do.task} as {do.name} in {do.module}: "
+        f"a child process finds no task {message.task} as {message.name} in {message.module}: "
         "declare it with @jobs.task at the top of that module"
     )

@@ -1,8 +1,8 @@
-"""What a worker and a child process of it say to each other: JSON, each message after its length.
+"""Messages between a worker and its child processes: JSON, each after its length.
 
-The worker: `Hello` once, then `Do` a call, and on a line of its own `Halt` if jobs of it should stop, and
-`Kept` when a step is. The child: `Ready` once, then any number of `Noted`, `Stepped` and `Logged`, and
-`Ended` for every call.
+The worker sends `Hello` once, then a `RunCall` for each call. On a second socket it sends `StopJobs` if jobs
+of the call should stop, and `StepSaved` when a step's result is durable. The child sends `ChildReady` once,
+then any number of `JobNotes`, `StepResult` and `WorkerLogLine`, and `CallEnded` for each call.
 """
 
 import struct
@@ -18,16 +18,16 @@ from errandry.worker.handler_call import StopReason
 
 
 class MainProgram(Struct, frozen=True):
-    """The program the worker was started with: its file, and the package it belongs to if run with `-m`."""
+    """The program that started the worker: its file, and its package if it was run with `-m`."""
 
     file: str
     package: str = ""
 
 
 class Hello(Struct, frozen=True, tag=True):
-    """What a child needs to be ready: who started it, what to import and from where, when to retire.
+    """What a child needs to start: its parent's process id, the modules to import, and when it is replaced.
 
-    `level` is what the worker logs from.
+    `level` is the worker's log level.
     """
 
     parent: int
@@ -41,9 +41,9 @@ class Hello(Struct, frozen=True, tag=True):
 
 
 class RunCall(Struct, frozen=True, tag=True):
-    """The jobs of one call, their payloads unsealed, and where their handler is: `name` in `module`.
+    """The jobs of one call, with unsealed payloads, and their handler: `name` in `module`.
 
-    `steps` are those of each job, or none if no job has any.
+    `steps` has the steps of each job; it is empty if no job has any.
     """
 
     number: int
@@ -60,14 +60,14 @@ class RunCall(Struct, frozen=True, tag=True):
 
 
 class StopJobs(Struct, frozen=True, tag=True):
-    """Jobs of the call with this number should stop: their places in it, and why."""
+    """Stop jobs of the call with this number: their places in it, and the reasons."""
 
     number: int
     stops: tuple[tuple[int, StopReason], ...]
 
 
 class StepSaved(Struct, frozen=True, tag=True):
-    """What a job of the call has done is durable, or why it is not."""
+    """A step of the job at this place is durable, or could not be saved because of `error`."""
 
     place: int
     name: str
@@ -75,7 +75,7 @@ class StepSaved(Struct, frozen=True, tag=True):
 
 
 class ChildReady(Struct, frozen=True, tag=True):
-    """Everything is imported, or could not be: then the first job is told why."""
+    """The imports are done. If they failed, the first call ends with the failure."""
 
 
 class JobNotes(Struct, frozen=True, tag=True):
@@ -87,7 +87,7 @@ class JobNotes(Struct, frozen=True, tag=True):
 
 
 class StepResult(Struct, frozen=True, tag=True):
-    """The job at this place has done a step, with this result."""
+    """The job at this place has completed a step with this result."""
 
     place: int
     name: str
@@ -95,7 +95,7 @@ class StepResult(Struct, frozen=True, tag=True):
 
 
 class WorkerLogLine(Struct, frozen=True, tag=True):
-    """Something for the log of the worker."""
+    """A line for the worker's log."""
 
     logger: str
     level: int
@@ -103,7 +103,7 @@ class WorkerLogLine(Struct, frozen=True, tag=True):
 
 
 class CallEnded(Struct, frozen=True, tag=True):
-    """How the call ended for each job; None if nothing may be written. A child takes none after its last."""
+    """The outcome of each job of the call, None if nothing may be written. If `is_last`, the child ends."""
 
     outcomes: list[Outcome | None]
     is_last: bool = False
@@ -117,13 +117,13 @@ _LENGTH = struct.Struct("!I")
 _encoder = msgspec.json.Encoder()
 
 
-def framed(message: ToChild | ToWorker) -> bytes:
+def encode_frame(message: ToChild | ToWorker) -> bytes:
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class Frames(Generic[M]):
-    """Puts messages together from what arrives, however it was cut on its way."""
+    """Decodes messages from received data, which may end in the middle of a message."""
 
     def __init__(self, decoder: msgspec.json.Decoder[M]) -> None:
         self._decoder, self._rest = decoder, bytearray()
@@ -131,15 +131,15 @@ class Frames(Generic[M]):
     def feed(self, data: bytes) -> list[M]:
         """The messages that are complete now."""
         self._rest += data
-        rest, start, found = self._rest, 0, []
-        while len(rest) >= start + _LENGTH.size:
-            end = start + _LENGTH.size + _LENGTH.unpack_from(rest, start)[0]
-            if len(rest) < end:
+        buffer, start, messages = self._rest, 0, []
+        while len(buffer) >= start + _LENGTH.size:
+            end = start + _LENGTH.size + _LENGTH.unpack_from(buffer, start)[0]
+            if len(buffer) < end:
                 break
-            found.append(self._decoder.decode(rest[start + _LENGTH.size : end]))
+            messages.append(self._decoder.decode(buffer[start + _LENGTH.size : end]))
             start = end
-        del rest[:start]
-        return found
+        del buffer[:start]
+        return messages
 
 
 def frames_to_child() -> "Frames[ToChild]":

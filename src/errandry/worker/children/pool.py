@@ -1,6 +1,6 @@
-"""The child processes of a worker: started when needed, used again, and whose turn it is.
+"""The pool of a worker's child processes: it starts and reuses them, and queues calls when all are busy.
 
-What a child is and how it is spoken to: `process`. Its own program: `child`.
+`process` has a child as the worker sees it; `program` is what runs in the child.
 """
 
 import asyncio
@@ -20,103 +20,112 @@ from errandry.core.command import ReleaseOutcome
 from errandry.errors import ProcessDied
 from errandry.worker.attempt import Outcomes
 from errandry.worker.children.messages import Hello, MainProgram, RunCall
-from errandry.worker.children.process import ChildProcess, start
+from errandry.worker.children.process import ChildProcess, start_child
 from errandry.worker.handler_call import HandlerCall
 from errandry.worker.options import WorkerOptions
 
-START_LIMIT = 120.0
-"""How long a child may take to import the app."""
-MOMENT, AHEAD = 0.01, 16
-"""Where handlers are quicker than this, the next jobs are claimed before a child is free: so many at most."""
-PATIENCE, RELEASES = 0.25, 5
-"""How long such a job waits for its turn before it is given back, and how often that may happen to it."""
+START_TIMEOUT = 120.0
+"""Seconds that a child may take to import the app."""
+QUICK_CALL = 0.01
+"""Maximum average seconds of a call for which jobs are claimed before a child is free."""
+EXTRA_JOBS_MAX = 16
+"""Maximum number of jobs to claim early, for each child."""
+TURN_TIMEOUT = 0.25
+"""Seconds that a job claimed early waits for a child before it is released."""
+RELEASES_MAX = 5
+"""Number of releases of a job after which it waits for a child without a timeout."""
 
 
 class ChildPool:
-    """The child processes of a worker. `lock` is a descriptor they keep open: the worker's sign of life."""
+    """The child processes of a worker. They keep `lock_descriptor` open, the worker's liveness lock."""
 
     def __init__(self, app: Errandry, options: WorkerOptions) -> None:
         self._app, self._options = app, options
         self._free = options.processes
-        self._line: deque[asyncio.Future[bool]] = deque()
-        self._pace = float("inf")
-        self._begun: dict[HandlerCall, float] = {}
+        self._waiting: deque[asyncio.Future[bool]] = deque()
+        self._average_duration = float("inf")
+        self._began: dict[HandlerCall, float] = {}
         self._idle: list[ChildProcess] = []
         self._all: set[ChildProcess] = set()
         self._numbers = count(1)
-        self.lock: int | None = None
+        self.lock_descriptor: int | None = None
 
-    def spare(self) -> int:
-        """How many jobs to claim beyond the children there are: what quick handlers do in a moment.
+    def extra_jobs(self) -> int:
+        """Number of jobs to claim beyond the number of children, if handlers are quick. From any thread.
 
-        Else each child would idle from the end of a job to the pass that claims the next. From any thread.
+        Without them, each child would be idle from the end of one job to the pass that claims the next.
         """
-        late = self._app.clock.monotonic() - MOMENT
-        if any(begun < late for begun in list(self._begun.values())):
+        began_before = self._app.clock.monotonic() - QUICK_CALL
+        if any(began < began_before for began in list(self._began.values())):
             return 0
-        return self._options.processes * min(AHEAD, int(MOMENT / self._pace))
+        return self._options.processes * min(EXTRA_JOBS_MAX, int(QUICK_CALL / self._average_duration))
 
-    async def attempt(self, batch: HandlerCall, task: Task[..., Any], payloads: list[str]) -> Outcomes:
-        """How the call ended there. ProcessDied if its process did; canceled, that is seen to.
+    async def attempt(self, call: HandlerCall, task: Task[..., Any], payloads: list[str]) -> Outcomes:
+        """Run a call in a child and return its outcomes; raise ProcessDied if the process dies.
 
-        A job claimed for a quick turn that does not come is given back, for another worker may be free.
+        If canceled, the call is stopped. A job that was claimed early and gets no child soon is released:
+        another worker may be free.
         """
-        if not await self._turn(batch):
-            return [ReleaseOutcome()] * len(batch.runs)
+        if not await self._wait_for_turn(call):
+            return [ReleaseOutcome()] * len(call.runs)
         try:
-            return await self._attempt(batch, task, payloads)
+            return await self._run_in_child(call, task, payloads)
         finally:
-            self._call_next()
+            self._give_turn()
 
-    async def _turn(self, batch: HandlerCall) -> bool:
-        """Whether it is this call's turn; it returns when it is, or has waited long enough."""
+    async def _wait_for_turn(self, call: HandlerCall) -> bool:
+        """Wait for a free child; False if there was none within `TURN_TIMEOUT`."""
         if self._free:
             self._free -= 1
             return True
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[bool] = loop.create_future()
-        self._line.append(turn)
-        is_patient = any(run.job.releases >= RELEASES for run in batch.runs)
-        timer = None if is_patient else loop.call_later(PATIENCE, _leave, turn)
+        self._waiting.append(turn)
+        has_waited = any(run.job.releases >= RELEASES_MAX for run in call.runs)
+        timer = None if has_waited else loop.call_later(TURN_TIMEOUT, _give_up_turn, turn)
         try:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.result():
-                self._call_next()
+                self._give_turn()
             raise
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _call_next(self) -> None:
-        while self._line:
-            if not (turn := self._line.popleft()).done():
+    def _give_turn(self) -> None:
+        while self._waiting:
+            if not (turn := self._waiting.popleft()).done():
                 turn.set_result(True)
                 return
         self._free += 1
 
-    async def _attempt(self, batch: HandlerCall, task: Task[..., Any], payloads: list[str]) -> Outcomes:
-        child = await self._ready()
-        self._begun[batch] = begun = self._app.clock.monotonic()
-        batch.begins(begun, self._options.grace)
-        pairs, function = zip(batch.runs, payloads, strict=True), task.function
+    async def _run_in_child(self, call: HandlerCall, task: Task[..., Any], payloads: list[str]) -> Outcomes:
+        child = await self._ready_child()
+        self._began[call] = began = self._app.clock.monotonic()
+        call.limit_renewals(began, self._options.grace)
+        pairs, function = zip(call.runs, payloads, strict=True), task.function
         jobs = tuple(replace(run.job, payload=payload) for run, payload in pairs)
-        do = RunCall(
+        message = RunCall(
             next(self._numbers),
             jobs,
             function.__module__,
             function.__qualname__,
             task.rules.batch,
             task.rules.memory,
-            tuple(run.ctx.journal.found for run in batch.runs) if any(job.steps for job in jobs) else (),
+            tuple(run.ctx.steps.loaded for run in call.runs) if any(job.steps for job in jobs) else (),
         )
         try:
-            with batch.timed():
-                answer = await child.work(batch, do)
+            with call.time_limit():
+                answer = await child.run_call(call, message)
         finally:
-            del self._begun[batch]
-            took = self._app.clock.monotonic() - begun + 1e-6
-            self._pace = took if self._pace == float("inf") else 0.7 * self._pace + 0.3 * took
+            del self._began[call]
+            duration = self._app.clock.monotonic() - began + 1e-6
+            self._average_duration = (
+                duration
+                if self._average_duration == float("inf")
+                else 0.7 * self._average_duration + 0.3 * duration
+            )
             if not child.is_alive:
                 self._all.discard(child)
         if answer.is_last:
@@ -127,37 +136,39 @@ class ChildPool:
         return answer.outcomes
 
     async def close(self) -> None:
-        """End them all."""
+        """End all children."""
         children, self._idle = list(self._all), []
         self._all.clear()
         await asyncio.gather(*(child.retire() for child in children))
 
-    async def _ready(self) -> "ChildProcess":
+    async def _ready_child(self) -> "ChildProcess":
         while self._idle:
             child = self._idle.pop()
             if child.is_alive:
                 return child
             self._all.discard(child)
-        child = await start(self._hello(), self.lock)
+        child = await start_child(self._make_hello(), self.lock_descriptor)
         try:
-            async with asyncio.timeout(START_LIMIT):
+            async with asyncio.timeout(START_TIMEOUT):
                 await child.ready
         except BaseException as error:
             await child.kill()
             if isinstance(error, TimeoutError):
-                why = f"its process had not imported {', '.join(self._modules())} after {START_LIMIT:g} s"
-                raise ProcessDied(why) from None
+                modules = ", ".join(self._modules())
+                raise ProcessDied(
+                    f"its process had not imported {modules} after {START_TIMEOUT:g} s"
+                ) from None
             raise
         self._all.add(child)
         return child
 
-    def _hello(self) -> Hello:
+    def _make_hello(self) -> Hello:
         modules = self._modules()
         return Hello(
             parent=os.getpid(),
             path=tuple(map(str, sys.path)),
             argv=tuple(sys.argv),
-            main=_main() if "__main__" in modules else None,
+            main=_main_program() if "__main__" in modules else None,
             modules=modules,
             level=logging.getLogger().getEffectiveLevel(),
             recycle_jobs=self._options.recycle_jobs,
@@ -165,18 +176,18 @@ class ChildPool:
         )
 
     def _modules(self) -> tuple[str, ...]:
-        """Where the tasks for processes are declared, and what they need: middleware, backoffs."""
-        around: Iterable[Any] = (*self._app.middlewares, *self._app.backoffs.values())
-        tasks = [task.function for task in self._app.tasks.values() if task.runner is Runner.PROCESS]
-        return tuple(dict.fromkeys(getattr(one, "__module__", "") or "" for one in (*around, *tasks)))
+        """The modules of the tasks that run in processes, and of middleware and backoff functions."""
+        dependencies: Iterable[Any] = (*self._app.middlewares, *self._app.backoffs.values())
+        handlers = [task.function for task in self._app.tasks.values() if task.runner is Runner.PROCESS]
+        return tuple(dict.fromkeys(getattr(f, "__module__", "") or "" for f in (*dependencies, *handlers)))
 
 
-def _leave(turn: asyncio.Future[bool]) -> None:
+def _give_up_turn(turn: asyncio.Future[bool]) -> None:
     if not turn.done():
         turn.set_result(False)
 
 
-def _main() -> MainProgram:
+def _main_program() -> MainProgram:
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     return MainProgram(os.path.abspath(str(main.__file__)), spec.parent if spec is not None else "")

@@ -1,7 +1,7 @@
 """A child process for handlers that may block, crash or be killed, as its worker sees it.
 
-The child never sees the store: the worker claims, renews and settles, and only the handler runs there. It is
-in a process group of its own, so that what its handler has started is killed with it.
+Only the handler runs in the child. The worker claims, renews and settles; the child has no connection to the
+store. It has its own process group, so that processes which the handler has started are killed with it.
 """
 
 import asyncio
@@ -29,161 +29,175 @@ from errandry.worker.children.messages import (
     StopJobs,
     ToChild,
     WorkerLogLine,
-    framed,
+    encode_frame,
     frames_to_worker,
 )
 from errandry.worker.handler_call import HandlerCall, JobRun, StopReason
 
 log = logging.getLogger("errandry.worker")
 
-ASK, TERMINATE = 0.2, 0.3
-"""How long a handler has to stop: after it was asked, and after SIGTERM. Then comes SIGKILL."""
-EXIT_LIMIT = 1.0
-"""How long a child that is no longer needed may take to end by itself."""
+STOP_TIMEOUT = 0.2
+"""Seconds that a handler has to stop after it was asked to, before SIGTERM."""
+TERMINATE_TIMEOUT = 0.3
+"""Seconds that a handler has to stop after SIGTERM, before SIGKILL."""
+EXIT_TIMEOUT = 1.0
+"""Seconds that a child that is no longer needed may take to exit, before SIGKILL."""
 TRACE_MAX = 8_000
-NOT_FOR_CHILDREN = ("ERRANDRY_FAILPOINT", "ERRANDRY_WORKER_")
-"""What begins so speaks to the worker. The rest of the environment is the app's own, which the child imports:
-`ERRANDRY_URL` too, or what its handlers enqueue would go elsewhere."""
+"""Maximum number of bytes of a crash report that are kept."""
+WORKER_VARIABLES = ("ERRANDRY_FAILPOINT", "ERRANDRY_WORKER_")
+"""Prefixes of environment variables for the worker only.
 
-GUARD = (
+The child gets all others, which the app may need. That includes `ERRANDRY_URL`: without it, handlers would
+enqueue into another store.
+"""
+
+GUARD_MESSAGE = (
     "a child process of a worker imports the program it belongs to: "
     'write `if __name__ == "__main__":` above what only the program itself should do'
 )
 
 is_child = False
-"""Whether this process is a child itself. Set by the program of the child."""
+"""Whether this process is a child. Set by the child's program."""
 
 
 def refuse_in_child() -> None:
-    """A program that starts a worker as soon as it is imported would do so in every child, without end."""
+    """Raise in a child: a program that starts a worker when it is imported would start children endlessly."""
     if is_child:
-        raise RuntimeError(GUARD)
+        raise RuntimeError(GUARD_MESSAGE)
 
 
-async def start(hello: Hello, lock: int | None) -> "ChildProcess":
-    """A new child, on its way to be ready. It has no descriptors but its two lines, `trace` and the lock."""
-    with ExitStack() as ours:
-        line, theirs, interrupts, interrupted = (
-            ours.enter_context(end) for pair in (socket.socketpair(), socket.socketpair()) for end in pair
+async def start_child(hello: Hello, lock_descriptor: int | None) -> "ChildProcess":
+    """Start a child; `ready` is done when it has imported the app.
+
+    Its only descriptors are two sockets, the file for crash reports, and the worker's liveness lock.
+    """
+    with ExitStack() as cleanup:
+        messages, child_messages, interrupts, child_interrupts = (
+            cleanup.enter_context(end) for pair in (socket.socketpair(), socket.socketpair()) for end in pair
         )
-        trace = ours.enter_context(tempfile.TemporaryFile())
-        kept = [theirs.fileno(), interrupted.fileno(), trace.fileno(), *([] if lock is None else [lock])]
+        crash_file = cleanup.enter_context(tempfile.TemporaryFile())
+        descriptors = [
+            child_messages.fileno(),
+            child_interrupts.fileno(),
+            crash_file.fileno(),
+            *([] if lock_descriptor is None else [lock_descriptor]),
+        ]
         process = subprocess.Popen(  # noqa: ASYNC220, S603 - it must be a child of this thread, to die with it
-            [sys.executable, "-P", "-m", "errandry.worker.children.program", *map(str, kept)],
+            [sys.executable, "-P", "-m", "errandry.worker.children.program", *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
-            pass_fds=kept,
+            pass_fds=descriptors,
             process_group=0,
-            env={name: value for name, value in os.environ.items() if not name.startswith(NOT_FOR_CHILDREN)},
+            env={name: value for name, value in os.environ.items() if not name.startswith(WORKER_VARIABLES)},
         )
-        ours.pop_all()  # from here on they are the child's, which closes them when it is over
-    theirs.close()
-    interrupted.close()
-    child = ChildProcess(process, interrupts, trace)
-    await asyncio.get_running_loop().create_unix_connection(lambda: child, sock=line)
+        cleanup.pop_all()  # from here on, ChildProcess closes the worker's ends
+    child_messages.close()
+    child_interrupts.close()
+    child = ChildProcess(process, interrupts, crash_file)
+    await asyncio.get_running_loop().create_unix_connection(lambda: child, sock=messages)
     child.send(hello)
     return child
 
 
 class ChildProcess(asyncio.Protocol):
-    """One child process, as its worker sees it. In `trace` it leaves where it was when it crashed."""
+    """One child process, as its worker sees it. It writes its stack to `crash_file` when it crashes."""
 
     def __init__(
-        self, process: "subprocess.Popen[bytes]", interrupts: socket.socket, trace: IO[bytes]
+        self, process: "subprocess.Popen[bytes]", interrupts: socket.socket, crash_file: IO[bytes]
     ) -> None:
-        self._process, self._interrupts, self._trace = process, interrupts, trace
+        self._process, self._interrupts, self._crash_file = process, interrupts, crash_file
         self._frames = frames_to_worker()
-        self._batch: HandlerCall | None = None
+        self._call: HandlerCall | None = None
         self._answer: asyncio.Future[CallEnded] | None = None
-        self._late: CallEnded | None = None
-        self._number, self._halted = 0, set[JobRun]()
-        self._line: asyncio.Transport | None = None
+        self._late_answer: CallEnded | None = None
+        self._call_number, self._stopped_runs = 0, set[JobRun]()
+        self._transport: asyncio.Transport | None = None
         self._is_leaving = False
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def is_alive(self) -> bool:
-        """Whether it may be given a job."""
-        return self._line is not None and not self._line.is_closing()
+        """Whether it can take a call."""
+        return self._transport is not None and not self._transport.is_closing()
 
     def send(self, message: ToChild) -> None:
-        if self._line is not None:
-            self._line.write(framed(message))
+        if self._transport is not None:
+            self._transport.write(encode_frame(message))
 
-    async def work(self, batch: HandlerCall, do: RunCall) -> CallEnded:
-        """Have it do a call. Canceled, the handler is asked to stop, and in the end its process is killed."""
-        first: asyncio.Future[CallEnded] = asyncio.get_running_loop().create_future()
-        self._batch, self._answer, self._late = batch, first, None
-        self._number, self._halted, batch.told = do.number, set(), self._halt
-        self.send(do)
-        self._halt([run for run in batch.runs if run.stopped is not None])
+    async def run_call(self, call: HandlerCall, message: RunCall) -> CallEnded:
+        """Run a call in the child. If canceled, ask the handler to stop; if it does not, kill the process."""
+        answer: asyncio.Future[CallEnded] = asyncio.get_running_loop().create_future()
+        self._call, self._answer, self._late_answer = call, answer, None
+        self._call_number, self._stopped_runs, call.on_stop = message.number, set(), self._send_stops
+        self.send(message)
+        self._send_stops([run for run in call.runs if run.stop_reason is not None])
         try:
-            return await first
+            return await answer
         except asyncio.CancelledError:
-            answer = self._again()
-            self._halt(batch.runs)
-            await asyncio.wait({answer}, timeout=ASK)
+            answer = self._wait_again()
+            self._send_stops(call.runs)
+            await asyncio.wait({answer}, timeout=STOP_TIMEOUT)
             if not answer.done():
                 self._signal(signal.SIGTERM)
-                await asyncio.wait({answer}, timeout=TERMINATE)
+                await asyncio.wait({answer}, timeout=TERMINATE_TIMEOUT)
             if not answer.done() or answer.exception() is not None:
                 raise
             return answer.result()
         finally:
-            is_over = self._answer.done()
-            batch.told = self._batch = self._answer = None
-            if not is_over:
+            has_ended = self._answer.done()
+            call.on_stop = self._call = self._answer = None
+            if not has_ended:
                 await self.kill()
 
-    def _halt(self, runs: list[JobRun]) -> None:
-        """Have attempts stopped; the others of the call go on."""
-        places = {run: place for place, run in enumerate(self._batch.runs)} if self._batch is not None else {}
-        news = [run for run in runs if run in places and run not in self._halted]
-        self._halted.update(news)
-        if news:
-            stops = tuple((places[run], run.stopped or StopReason.SHUTDOWN) for run in news)
+    def _send_stops(self, runs: list[JobRun]) -> None:
+        """Stop these runs, once each; the others of the call go on."""
+        places = {run: place for place, run in enumerate(self._call.runs)} if self._call is not None else {}
+        new_runs = [run for run in runs if run in places and run not in self._stopped_runs]
+        self._stopped_runs.update(new_runs)
+        if new_runs:
+            stops = tuple((places[run], run.stop_reason or StopReason.SHUTDOWN) for run in new_runs)
             with suppress(OSError):
-                self._interrupts.sendall(framed(StopJobs(self._number, stops)))
+                self._interrupts.sendall(encode_frame(StopJobs(self._call_number, stops)))
 
-    def _again(self) -> "asyncio.Future[CallEnded]":
-        """Another wait for the answer: the first was canceled with whoever waited."""
+    def _wait_again(self) -> "asyncio.Future[CallEnded]":
+        """A new future for the answer: the first was canceled together with the task that awaited it."""
         self._answer = asyncio.get_running_loop().create_future()
-        if self._late is not None:
-            self._answer.set_result(self._late)
+        if self._late_answer is not None:
+            self._answer.set_result(self._late_answer)
         return self._answer
 
     async def retire(self) -> None:
-        """Let it end; it may say goodbye in its own way, but not for long."""
+        """Let it exit by itself, so that its exit handlers run; kill it after `EXIT_TIMEOUT`."""
         self._is_leaving = True
-        if self._line is not None:
-            self._line.close()
-        if await self._code(EXIT_LIMIT) is None:
+        if self._transport is not None:
+            self._transport.close()
+        if await self._wait_for_exit(EXIT_TIMEOUT) is None:
             await self.kill()
-        self._close()
+        self._close_files()
 
     async def kill(self) -> None:
-        """Kill it, with all it has started. Returns when it is dead."""
+        """Kill it and its process group. Returns when it is dead."""
         self._is_leaving = True
-        await self._killed()
-        self._close()
+        await self._kill_group()
+        self._close_files()
 
-    async def _killed(self) -> int:
+    async def _kill_group(self) -> int:
         if self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        if self._line is not None:
-            self._line.close()
-        return await self._code() or 0
+        if self._transport is not None:
+            self._transport.close()
+        return await self._wait_for_exit() or 0
 
-    async def _code(self, limit: float = float("inf")) -> int | None:
-        """Its exit code, once there is one. It is near: nobody needs to tell."""
+    async def _wait_for_exit(self, timeout: float = float("inf")) -> int | None:
+        """Its exit code; None after the timeout. Polled, because it exits within moments."""
         pause, waited = 0.001, 0.0
-        while (code := self._process.poll()) is None and waited < limit:
+        while (code := self._process.poll()) is None and waited < timeout:
             await asyncio.sleep(pause)
             waited, pause = waited + pause, min(0.05, pause * 2)
         return code
 
-    def _close(self) -> None:
-        self._trace.close()
+    def _close_files(self) -> None:
+        self._crash_file.close()
         self._interrupts.close()
 
     def _signal(self, number: signal.Signals) -> None:
@@ -191,47 +205,50 @@ class ChildProcess(asyncio.Protocol):
             self._process.send_signal(number)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._line = cast("asyncio.Transport", transport)  # which uvloop's is in all but name
+        # The transport of uvloop is no subclass of asyncio.Transport, but has its methods.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         for message in self._frames.feed(data):
             match message:
-                case JobNotes(place, progress, logs) if self._batch is not None:
-                    self._batch.runs[place].note(progress, logs)
-                case StepResult(place, name, result) if self._batch is not None:
-                    kept = self._batch.runs[place].keep(name, result)
-                    kept.add_done_callback(partial(self._kept, place, name))
+                case JobNotes(place, progress, logs) if self._call is not None:
+                    self._call.runs[place].note(progress, logs)
+                case StepResult(place, name, result) if self._call is not None:
+                    future = self._call.runs[place].save_step(name, result)
+                    future.add_done_callback(partial(self._send_step_saved, place, name))
                 case WorkerLogLine(logger, level, text):
                     logging.getLogger(logger).log(level, "%s", text)
                 case CallEnded() if self._answer is not None and self._answer.cancelled():
-                    self._late = message
+                    self._late_answer = message
                 case CallEnded() if self._answer is not None:
                     self._answer.set_result(message)
                 case ChildReady() if not self.ready.done():
                     self.ready.set_result(None)
 
-    def _kept(self, place: int, name: str, kept: "Future[None]") -> None:
-        error = kept.exception()
+    def _send_step_saved(self, place: int, name: str, future: "Future[None]") -> None:
+        error = future.exception()
         with suppress(OSError):
-            self._interrupts.sendall(framed(StepSaved(place, name, "" if error is None else str(error))))
+            self._interrupts.sendall(
+                encode_frame(StepSaved(place, name, "" if error is None else str(error)))
+            )
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - as asyncio calls it
         if not self._is_leaving:
-            self._burial = asyncio.ensure_future(self._bury())
+            self._death_report = asyncio.ensure_future(self._report_death())
 
-    async def _bury(self) -> None:
-        """Say how it ended to who waits for it. What its handler had started goes with it."""
-        died = ProcessDied(f"the process {ended(await self._killed())}")
-        self._trace.seek(0)
-        if last_words := self._trace.read(TRACE_MAX).decode(errors="replace"):
-            died.add_note(last_words)
-        self._close()
-        for waiting in (self.ready, self._answer):
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(died)
+    async def _report_death(self) -> None:
+        """Kill the process group, and raise ProcessDied in the tasks that wait for this child."""
+        death = ProcessDied(f"the process {describe_exit(await self._kill_group())}")
+        self._crash_file.seek(0)
+        if crash_report := self._crash_file.read(TRACE_MAX).decode(errors="replace"):
+            death.add_note(crash_report)
+        self._close_files()
+        for future in (self.ready, self._answer):
+            if future is not None and not future.done():
+                future.set_exception(death)
 
 
-def ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """How a process ended, in words, from its exit code."""
     if code >= 0:
         return f"exited with code {code}"

@@ -1,8 +1,8 @@
-"""The program of a child process, `python -m errandry.worker.children.program 7 8 9`: its worker starts it, nobody else.
+"""The program of a child process; its worker starts it by `python -m errandry.worker.children.program 7 8 9`.
 
-The main thread imports the app and calls the handlers: they may do there what only a main thread can. It
-takes its jobs from one line and hands back outcomes. What interrupts comes on a second line, read by a thread
-that no handler keeps from seeing a stop, or the end of the worker.
+The main thread imports the app and calls the handlers, so that they may do what only a main thread can. It
+receives calls on one socket and sends back their outcomes. Stops come on a second socket, read by a thread,
+so that a busy handler cannot delay a stop, or hide the death of the worker.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ from errandry.codec.json_codec import PlainCodec
 from errandry.core import check
 from errandry.core.command import Outcome, RetryOutcome
 from errandry.core.job import Failure, LogLine, Progress
-from errandry.core.size import short
+from errandry.core.size import format_size
 from errandry.errors import CommandFailed
 from errandry.worker.attempt import AttemptRunner, Outcomes, failure
 from errandry.worker.children import process
-from errandry.worker.children.app_import import found, load
+from errandry.worker.children.app_import import find_task, import_app
 from errandry.worker.children.messages import (
     CallEnded,
     ChildReady,
@@ -47,7 +47,7 @@ from errandry.worker.children.messages import (
     ToChild,
     ToWorker,
     WorkerLogLine,
-    framed,
+    encode_frame,
     frames_to_child,
 )
 from errandry.worker.handler_call import HandlerCall, JobRun
@@ -55,12 +55,12 @@ from errandry.worker.log_capture import JobLogHandler
 
 log = logging.getLogger("errandry.worker")
 
-DATA = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
-"""What a limit of memory limits. On Linux what is really the process's own, not what it merely maps."""
+MEMORY_RESOURCE = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
+"""The resource that a memory limit applies to. On Linux, memory that the process only maps does not count."""
 
 
 class WorkerConnection:
-    """A connection to the worker; any thread may send."""
+    """A socket to the worker; any thread may send."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -68,226 +68,235 @@ class WorkerConnection:
         self._frames = frames_to_child()
 
     def send(self, message: ToWorker) -> None:
-        with self._lock, suppress(OSError):  # the worker is gone: who listens will see to that
-            self._socket.sendall(framed(message))
+        with self._lock, suppress(OSError):  # the worker died: `read_interrupts` ends the process
+            self._socket.sendall(encode_frame(message))
 
     def messages(self) -> Iterator[ToChild]:
-        """What the worker says, until it is gone."""
+        """Messages from the worker, until it closes the connection or dies."""
         with suppress(OSError):
             while data := self._socket.recv(65_536):
                 yield from self._frames.feed(data)
 
 
 class ChildProgram:
-    """Does one call after the other."""
+    """Runs calls for the worker, one at a time."""
 
-    def __init__(self, line: WorkerConnection, hello: Hello, broken: Failure | None) -> None:
-        self._line, self._hello, self._broken = line, hello, broken
+    def __init__(self, connection: WorkerConnection, hello: Hello, import_failure: Failure | None) -> None:
+        self._connection, self._hello, self._import_failure = connection, hello, import_failure
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
-        self._batch: HandlerCall | None = None
-        self._number, self._halts = 0, list[StopJobs]()
-        self._kept: dict[tuple[int, str], Future[None]] = {}
-        self._is_plain = False
-        self._jobs = 0
+        self._call: HandlerCall | None = None
+        self._call_number, self._stops = 0, list[StopJobs]()
+        self._unsaved_steps: dict[tuple[int, str], Future[None]] = {}
+        self._is_in_plain_function = False
+        self._job_count = 0
 
-    def live(self, messages: Iterator[ToChild]) -> None:
-        """Until the worker wants no more; on the main thread."""
-        signal.signal(signal.SIGTERM, self._terminated)
-        self._line.send(ChildReady())
+    def run_calls(self, messages: Iterator[ToChild]) -> None:
+        """Run calls until the worker closes the connection. On the main thread."""
+        signal.signal(signal.SIGTERM, self._handle_sigterm)
+        self._connection.send(ChildReady())
         for message in messages:
             if isinstance(message, RunCall):
-                self._do(message)
+                self._run_call(message)
 
-    def listen(self, line: WorkerConnection) -> None:
-        """Obey what interrupts; on a thread of its own."""
-        for message in line.messages():
+    def read_interrupts(self, connection: WorkerConnection) -> None:
+        """Read stops and saved steps. If the worker dies during a call, kill the process group."""
+        for message in connection.messages():
             if isinstance(message, StopJobs):
                 with self._lock:
-                    self._halts.append(message)
-                    self._stop()
+                    self._stops.append(message)
+                    self._apply_stops()
             elif isinstance(message, StepSaved) and (
-                kept := self._kept.pop((message.place, message.name), None)
+                saved := self._unsaved_steps.pop((message.place, message.name), None)
             ):
                 if message.error:
-                    kept.set_exception(CommandFailed("PutStep", message.error))
+                    saved.set_exception(CommandFailed("PutStep", message.error))
                 else:
-                    kept.set_result(None)
-        if self._batch is not None:  # the worker died: its jobs are another's soon
+                    saved.set_result(None)
+        if self._call is not None:  # the worker died: another worker will soon run its jobs
             os.killpg(0, signal.SIGKILL)
 
-    def _stop(self) -> None:
-        """Stop what should and is there: a halt may be here before its call, or after."""
-        for halt in self._halts:
-            if self._batch is not None and halt.number == self._number:
-                for place, why in halt.stops:
-                    self._batch.runs[place].stop(why)
+    def _apply_stops(self) -> None:
+        """Apply the stops of the current call. A stop may arrive before its call, or after it."""
+        for message in self._stops:
+            if self._call is not None and message.number == self._call_number:
+                for place, reason in message.stops:
+                    self._call.runs[place].stop(reason)
 
-    def _do(self, do: RunCall) -> None:
-        batch = self._made(do)
+    def _run_call(self, message: RunCall) -> None:
+        call = self._make_call(message)
         with self._lock:
-            self._batch, self._number = batch, do.number
-            self._stop()
-        is_sound = True
+            self._call, self._call_number = call, message.number
+            self._apply_stops()
+        is_healthy = True
         try:
-            outcomes = self._outcomes(batch, do)
-        except Exception as error:  # not the handler's: what this process needs is broken
-            log.exception("%s could not be run", batch)
-            outcomes, is_sound = [RetryOutcome(failure(error))] * len(do.jobs), False
-        self._jobs += len(do.jobs)
-        is_last = self._is_last() or not is_sound
+            outcomes = self._outcomes(call, message)
+        except Exception as error:  # not from the handler: this process is broken
+            log.exception("cannot run %s in this child process, retrying later in a new one", call)
+            outcomes, is_healthy = [RetryOutcome(failure(error))] * len(message.jobs), False
+        self._job_count += len(message.jobs)
+        is_last = self._should_end() or not is_healthy
         with self._lock:
-            self._batch, self._is_plain = None, False
-            self._halts.clear()
-        self._line.send(CallEnded([_storable(outcome) for outcome in outcomes], is_last))
+            self._call, self._is_in_plain_function = None, False
+            self._stops.clear()
+        self._connection.send(CallEnded([_make_storable(outcome) for outcome in outcomes], is_last))
 
-    def _made(self, do: RunCall) -> HandlerCall:
+    def _make_call(self, message: RunCall) -> HandlerCall:
         runs = []
-        for place, job in enumerate(do.jobs):
+        for place, job in enumerate(message.jobs):
             run = JobRun(job, float("inf"), self, self._loop)
-            run.ctx = JobContext(job, partial(self._note, place), partial(self._step, place))
-            if do.steps:
-                run.ctx.load_steps(do.steps[place])
+            run.ctx = JobContext(job, partial(self._send_notes, place), partial(self._send_step, place))
+            if message.steps:
+                run.ctx.load_steps(message.steps[place])
             runs.append(run)
-        batch = HandlerCall(runs[0], do.size)
+        call = HandlerCall(runs[0], message.size)
         for run in runs[1:]:
-            batch.add(run)
-        return batch
+            call.add(run)
+        return call
 
-    def _outcomes(self, batch: HandlerCall, do: RunCall) -> Outcomes:
-        if self._broken is not None:
-            return [RetryOutcome(self._broken)] * len(do.jobs)
-        task = found(do)
+    def _outcomes(self, call: HandlerCall, message: RunCall) -> Outcomes:
+        if self._import_failure is not None:
+            return [RetryOutcome(self._import_failure)] * len(message.jobs)
+        task = find_task(message)
         if not isinstance(task.app, Errandry):
             raise TypeError(f"task {task.name} belongs to a {type(task.app).__name__}, not to an Errandry")
-        arguments = [task.signature.read(job.payload) for job in do.jobs]
-        attempts = AttemptRunner(task.app, PlainCodec(), self._call)
-        if batch.is_stopped:
-            return attempts.stopped(batch, asyncio.CancelledError())
-        attempt, context = attempts.outcomes(batch, task, arguments), contextvars.Context()
+        arguments = [task.signature.read(job.payload) for job in message.jobs]
+        attempts = AttemptRunner(task.app, PlainCodec(), self._call_plain)
+        if call.is_stopped:
+            return attempts.stop_outcomes(call, asyncio.CancelledError())
+        attempt, context = attempts.outcomes(call, task, arguments), contextvars.Context()
         try:
-            with limited(do.memory):
+            with memory_limit(message.memory):
                 if task.is_async or task.app.middlewares:
-                    outcomes = self._on_loop(batch, attempt, context)
+                    outcomes = self._run_on_loop(call, attempt, context)
                 else:
-                    outcomes = context.run(_driven, attempt)
-        except asyncio.CancelledError as error:  # before the attempt had begun
-            return attempts.stopped(batch, error)
-        return outcomes if do.memory is None else [_explained(outcome, do.memory) for outcome in outcomes]
+                    outcomes = context.run(_run_without_loop, attempt)
+        except asyncio.CancelledError as error:  # canceled before the attempt began
+            return attempts.stop_outcomes(call, error)
+        return (
+            outcomes
+            if message.memory is None
+            else [_explain_memory_error(outcome, message.memory) for outcome in outcomes]
+        )
 
-    def _on_loop(
-        self, batch: HandlerCall, attempt: "AttemptCoroutine", context: contextvars.Context
+    def _run_on_loop(
+        self, call: HandlerCall, attempt: "AttemptCoroutine", context: contextvars.Context
     ) -> Outcomes:
-        """The attempt as a task that a stop cancels."""
+        """Run the attempt as a task, which a stop cancels."""
         task: asyncio.Task[Any] = self._loop.create_task(attempt, context=context)
-        batch.handler = task
+        call.handler = task
         outcomes: Outcomes = self._loop.run_until_complete(task)
         return outcomes
 
-    async def _call(self, function: Callable[[], Any], batch: HandlerCall) -> Any:
-        """Right here. It finds no loop running, as in a thread, and may run one of its own."""
+    async def _call_plain(self, function: Callable[[], Any], call: HandlerCall) -> Any:
+        """Call a plain function on this thread. As in a worker's thread, it may run its own event loop."""
         loop = asyncio._get_running_loop()
         asyncio._set_running_loop(None)
-        self._is_plain = True
+        self._is_in_plain_function = True
         try:
             value = function()
         finally:
-            self._is_plain = False
+            self._is_in_plain_function = False
             asyncio._set_running_loop(loop)
-        if batch.is_stopped:  # it was asked, so its answer is to that
+        if call.is_stopped:  # it returned because it was asked to stop: there is no result
             raise asyncio.CancelledError
         return value
 
-    def _is_last(self) -> bool:
-        """Whether it has done enough, or grown too large; one that could not import may do better anew."""
-        most, memory = self._hello.recycle_jobs, self._hello.recycle_memory
-        if self._broken is not None or (most is not None and self._jobs >= most):
+    def _should_end(self) -> bool:
+        """Whether the process should be replaced: after enough jobs, too much memory, or a failed import."""
+        jobs_max, memory = self._hello.recycle_jobs, self._hello.recycle_memory
+        if self._import_failure is not None or (jobs_max is not None and self._job_count >= jobs_max):
             return True
-        return memory is not None and resident() >= memory
+        return memory is not None and memory_used() >= memory
 
-    def _note(self, place: int, progress: Progress | None, logs: tuple[LogLine, ...]) -> None:
-        """At once: what was said just before a crash is what one wants to read."""
+    def _send_notes(self, place: int, progress: Progress | None, logs: tuple[LogLine, ...]) -> None:
+        """Send notes to the worker at once, so that those before a crash are not lost."""
         if progress is not None:
-            progress = replace(progress, text=check.capped(progress.text))
-        lines = tuple(replace(line, text=check.capped(line.text)) for line in logs)
-        self._line.send(JobNotes(place, progress, lines))
+            progress = replace(progress, text=check.storable_text(progress.text))
+        lines = tuple(replace(line, text=check.storable_text(line.text)) for line in logs)
+        self._connection.send(JobNotes(place, progress, lines))
 
     def write_notes(self, run: JobRun) -> None:
-        """They are not kept here until then."""
+        """Do nothing: `_send_notes` has sent them."""
 
-    def keep(self, run: JobRun, name: str, text: str) -> "Future[None]":
-        return self._step(0 if self._batch is None else self._batch.runs.index(run), name, text)
+    def save_step(self, run: JobRun, name: str, text: str) -> "Future[None]":
+        return self._send_step(0 if self._call is None else self._call.runs.index(run), name, text)
 
-    def _step(self, place: int, name: str, text: str) -> "Future[None]":
-        """The worker has it written, and says when it is."""
-        kept: Future[None] = Future()
-        kept.set_running_or_notify_cancel()
-        self._kept[place, name] = kept
-        self._line.send(StepResult(place, name, text))
-        return kept
+    def _send_step(self, place: int, name: str, text: str) -> "Future[None]":
+        """Send the result to the worker, which writes it; the future is done when it is durable."""
+        saved: Future[None] = Future()
+        saved.set_running_or_notify_cancel()
+        self._unsaved_steps[place, name] = saved
+        self._connection.send(StepResult(place, name, text))
+        return saved
 
-    def _terminated(self, _number: int, _frame: FrameType | None) -> None:
-        """SIGTERM after a stop that was not obeyed: a plain function is left by an exception.
+    def _handle_sigterm(self, _number: int, _frame: FrameType | None) -> None:
+        """On SIGTERM after a stop, leave a plain function by an exception.
 
-        Without one it came to the whole group or service: the worker drains, and so its children go on.
+        Without a stop, the signal came from a service manager to all processes: the worker drains, and this
+        process goes on.
         """
-        if self._batch is not None and self._batch.is_stopped and self._is_plain:
+        if self._call is not None and self._call.is_stopped and self._is_in_plain_function:
             raise SystemExit(128 + signal.SIGTERM)
 
 
 AttemptCoroutine = Coroutine[Any, Any, Outcomes]
 
 
-def _driven(attempt: AttemptCoroutine) -> Outcomes:
-    """An attempt that waits for nothing needs no loop."""
+def _run_without_loop(attempt: AttemptCoroutine) -> Outcomes:
+    """Run an attempt of a plain function without middleware: it never waits, and needs no event loop."""
     try:
         attempt.send(None)
     except StopIteration as done:
         outcomes: Outcomes = done.value
         return outcomes
-    raise RuntimeError("an attempt without middleware waited for something")
+    raise RuntimeError("the attempt of a plain function without middleware must not wait")
 
 
 class LogForwarder(logging.Handler):
-    """Has the worker log what is logged here, where the app sets up no logging of its own."""
+    """Forwards log lines to the worker if the app does not configure logging itself."""
 
-    def __init__(self, line: WorkerConnection) -> None:
+    def __init__(self, connection: WorkerConnection) -> None:
         super().__init__()
-        self._line = line
+        self._connection = connection
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._line.send(WorkerLogLine(record.name, record.levelno, check.capped(self.format(record))))
+            self._connection.send(
+                WorkerLogLine(record.name, record.levelno, check.storable_text(self.format(record)))
+            )
         except Exception:
             self.handleError(record)
 
 
 @contextmanager
-def limited(memory: int | None) -> Iterator[None]:
-    """No more memory than this, while it lasts: what asks for more gets a MemoryError, or crashes."""
+def memory_limit(memory: int | None) -> Iterator[None]:
+    """Limit the memory of this process to `memory` bytes: exceeding it raises MemoryError, or crashes."""
     if memory is None:
         yield
         return
-    soft, hard = resource.getrlimit(DATA)
-    resource.setrlimit(DATA, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard))
+    soft, hard = resource.getrlimit(MEMORY_RESOURCE)
+    resource.setrlimit(
+        MEMORY_RESOURCE, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard)
+    )
     try:
         yield
     finally:
-        resource.setrlimit(DATA, (soft, hard))
+        resource.setrlimit(MEMORY_RESOURCE, (soft, hard))
 
 
-def resident() -> int:
-    """How much memory this process has, in bytes; where that cannot be known, how much it had at most."""
+def memory_used() -> int:
+    """Resident memory of this process in bytes; its peak where the current value is not known."""
     try:
         with open("/proc/self/statm", encoding="ascii") as statm:
             return int(statm.read().split()[1]) * resource.getpagesize()
     except OSError:
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1_024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1_024
 
 
-def die_with(parent: int) -> None:
-    """Be killed by the system when the worker ends, where it can do that: no handler can be in its way."""
+def end_with_parent(parent: int) -> None:
+    """On Linux, have the kernel kill this process when the worker dies: no handler can prevent that."""
     if sys.platform == "linux":
         import ctypes
 
@@ -296,52 +305,59 @@ def die_with(parent: int) -> None:
         sys.exit(0)
 
 
-def _explained(outcome: Outcome | None, memory: int) -> Outcome | None:
-    """An error for want of memory says how much there was: Python's own has no message."""
-    given: Failure | None = getattr(outcome, "failure", None)
-    if outcome is None or given is None or given.type != "MemoryError" or given.message:
+def _explain_memory_error(outcome: Outcome | None, memory: int) -> Outcome | None:
+    """Add the limit to a MemoryError, which has no message of its own."""
+    failed: Failure | None = getattr(outcome, "failure", None)
+    if outcome is None or failed is None or failed.type != "MemoryError" or failed.message:
         return outcome
-    return replace(outcome, failure=replace(given, message=f"the task may have {short(memory)} of memory"))
+    return replace(
+        outcome, failure=replace(failed, message=f"the task may have {format_size(memory)} of memory")
+    )
 
 
-def _storable(outcome: Outcome | None) -> Outcome | None:
-    """`outcome` with texts that can be sent: an error's may hold what is not even UTF-8."""
-    given: Failure | None = getattr(outcome, "failure", None)
-    if outcome is None or given is None:
+def _make_storable(outcome: Outcome | None) -> Outcome | None:
+    """The outcome with error texts that can be sent: they may contain invalid UTF-8."""
+    failed: Failure | None = getattr(outcome, "failure", None)
+    if outcome is None or failed is None:
         return outcome
-    texts = {name: check.capped(getattr(given, name)) for name in ("type", "message", "traceback")}
-    return replace(outcome, failure=replace(given, **texts))
+    texts = {name: check.storable_text(getattr(failed, name)) for name in ("type", "message", "traceback")}
+    return replace(outcome, failure=replace(failed, **texts))
 
 
-def _let_go(descriptor: int) -> None:
-    """In a fork of this process, which must not stand for it when it has died. The number stays taken."""
+def _close_in_fork(descriptor: int) -> None:
+    """Close a descriptor in a fork of this process, which must not keep the worker's lock or sockets open.
+
+    The number is reopened on /dev/null, so that code which still uses it reaches no other file.
+    """
     os.dup2(os.open(os.devnull, os.O_RDWR), descriptor, inheritable=False)
 
 
 def main() -> None:
-    kept = [int(number) for number in sys.argv[1:]]
-    for descriptor in kept:
+    descriptors = [int(number) for number in sys.argv[1:]]
+    for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-        os.register_at_fork(after_in_child=partial(_let_go, descriptor))
+        os.register_at_fork(after_in_child=partial(_close_in_fork, descriptor))
     signal.signal(signal.SIGTERM, lambda *_: None)
-    line, interrupts = WorkerConnection(kept[0]), WorkerConnection(kept[1])
-    faulthandler.enable(kept[2], all_threads=False)
-    messages = line.messages()
+    connection, interrupts = WorkerConnection(descriptors[0]), WorkerConnection(descriptors[1])
+    faulthandler.enable(descriptors[2], all_threads=False)
+    messages = connection.messages()
     hello = next(messages, None)
     if not isinstance(hello, Hello):
         return
-    die_with(hello.parent)
+    end_with_parent(hello.parent)
     process.is_child = True
     root = logging.getLogger()
     before = list(root.handlers)
-    broken = load(hello)
+    import_failure = import_app(hello)
     if root.handlers == before:
-        root.addHandler(LogForwarder(line))
+        root.addHandler(LogForwarder(connection))
         root.setLevel(min(root.level, hello.level))
     root.addHandler(JobLogHandler())
-    child = ChildProgram(line, hello, broken)
-    threading.Thread(target=child.listen, args=(interrupts,), name="errandry-listen", daemon=True).start()
-    child.live(messages)
+    child = ChildProgram(connection, hello, import_failure)
+    threading.Thread(
+        target=child.read_interrupts, args=(interrupts,), name="errandry-listen", daemon=True
+    ).start()
+    child.run_calls(messages)
 
 
 if __name__ == "__main__":

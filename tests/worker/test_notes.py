@@ -1,0 +1,102 @@
+"""Progress and log lines that handlers write to their jobs."""
+
+import logging
+
+import pytest
+
+from errandry import Errandry, JobContext, State
+from errandry.core.event import EventKind
+from errandry.core.job import LOGS_MAX, Progress
+from errandry.errors import JobFailed
+from tests.run_worker import event_kinds, run_burst, running_worker, wait_for_job
+from tests.worker.gate import Gate
+
+
+async def test_notes_after_the_handler_has_returned_are_dropped(live: Errandry) -> None:
+    contexts: list[JobContext] = []
+
+    @live.task
+    async def work(ctx: JobContext) -> None:
+        contexts.append(ctx)
+        ctx.log("in time")
+
+    job = await work.enqueue()
+    await run_burst(live)
+    [ctx] = contexts
+    ctx.log("too late")
+    ctx.progress(0.5)
+
+    with pytest.raises(TypeError, match="can only be stored while a worker, or drain, runs the handler"):
+        await ctx.step("late", str)
+    record = await live.record(job.id)
+    assert ([line.text for line in record.logs], record.progress) == (["in time"], None)
+
+
+async def test_logging_and_progress_go_to_the_record_of_the_job(live: Errandry, gate: Gate) -> None:
+    logger = logging.getLogger("shop")
+
+    @live.task
+    async def work(ctx: JobContext) -> None:
+        logger.warning("weighing %d parcels", 3)
+        ctx.log("weighed", level="debug")
+        ctx.progress(0.5, "half")
+        await gate.pass_through()
+        ctx.progress(1, "done")
+
+    job = await work.enqueue()
+    async with running_worker(live):
+        await gate.begun.wait()
+        logger.warning("not of any job")
+        record = await wait_for_job(live, job.id, lambda record: record.progress is not None)
+        assert (record.state, record.progress) == (State.RUNNING, Progress(0.5, "half"))
+        gate.opened.set()
+        record = (await job.wait(30)).record
+
+    assert [(line.level, line.text) for line in record.logs] == [
+        ("warning", "weighing 3 parcels"),
+        ("debug", "weighed"),
+    ]
+    assert record.progress == Progress(1, "done")
+    assert {EventKind.PROGRESS, EventKind.LOG} <= set(await event_kinds(live, job.id))
+
+
+async def test_logging_in_a_thread_goes_to_its_job(live: Errandry) -> None:
+    @live.task
+    def work(n: int) -> None:
+        logging.getLogger("shop").error("number %d", n)
+
+    jobs = [await work.enqueue(n) for n in range(5)]
+    await run_burst(live)
+
+    for n, job in enumerate(jobs):
+        assert [line.text for line in (await job.refresh()).record.logs] == [f"number {n}"]
+
+
+async def test_log_lines_are_capped(live: Errandry) -> None:
+    @live.task
+    async def chatty(ctx: JobContext) -> None:
+        for number in range(3 * LOGS_MAX):
+            ctx.log(f"line {number}")
+        ctx.log("x" * 10_000)
+        ctx.log("nul \0 and surrogate \ud800")
+
+    job = await chatty.enqueue()
+    await run_burst(live)
+    logs = (await job.refresh()).record.logs
+
+    assert len(logs) == LOGS_MAX
+    assert logs[0].text == f"line {2 * LOGS_MAX + 2}"
+    assert len(logs[-2].text) <= 2_000
+    assert logs[-1].text == "nul \ufffd and surrogate \ufffd"
+
+
+async def test_progress_must_be_a_share(live: Errandry) -> None:
+    @live.task(max_attempts=1)
+    async def work(ctx: JobContext) -> None:
+        ctx.progress(40)
+
+    job = await work.enqueue()
+    await run_burst(live)
+
+    with pytest.raises(JobFailed, match="must be a share from 0 to 1"):
+        await job.result(30)

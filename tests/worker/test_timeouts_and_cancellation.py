@@ -1,0 +1,172 @@
+"""How running handlers are stopped by a timeout or a cancel."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from errandry import Errandry, JobContext, State
+from errandry.core.state import Reason
+from errandry.worker.executor import Executor
+from errandry.worker.handler_call import HandlerCall, StopReason
+from tests.machine_load import WAIT_TIMEOUT, MachineLoad
+from tests.run_worker import run_burst, running_worker, wait_for_state
+from tests.worker.gate import NO_BACKOFF, Gate
+
+
+async def test_an_async_handler_is_stopped_after_its_timeout(live: Errandry) -> None:
+    stopped: list[int] = []
+
+    @live.task(timeout=0.02, max_attempts=2, backoff=NO_BACKOFF)
+    async def work(ctx: JobContext) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(ctx.attempt)
+
+    job = await work.enqueue()
+    await run_burst(live)
+    record = (await job.wait(30)).record
+
+    assert (record.state, record.reason, stopped) == (State.FAILED, Reason.TIMEOUT, [1, 2])
+    assert [error.kind for error in record.errors] == [Reason.TIMEOUT] * 2
+    assert "longer than 0.02 s" in record.errors[0].message
+
+
+async def test_a_handler_in_a_thread_is_asked_to_stop_after_its_timeout(live: Errandry) -> None:
+    seen: list[bool] = []
+
+    @live.task(timeout=0.02, max_attempts=1)
+    def work(ctx: JobContext) -> str:
+        seen.append(ctx.wait(WAIT_TIMEOUT))
+        seen.append(ctx.canceled)
+        return "too late"
+
+    job = await work.enqueue()
+    await run_burst(live)
+    record = (await job.wait(30)).record
+
+    assert seen == [True, True]
+    assert (record.state, record.reason, record.result) == (State.FAILED, Reason.TIMEOUT, None)
+
+
+async def test_a_stuck_thread_loses_its_slot_after_the_grace_and_its_result_is_discarded(
+    live: Errandry,
+) -> None:
+    released, returned = threading.Event(), threading.Event()
+
+    @live.task(timeout=0.02, max_attempts=1)
+    def stuck() -> str:
+        released.wait(WAIT_TIMEOUT)
+        returned.set()
+        return "too late"
+
+    @live.task
+    def quick() -> str:
+        return "in time"
+
+    first, second = await stuck.enqueue(), await quick.enqueue()
+    async with running_worker(live, threads=1, grace=0.02):
+        assert await second.result(30) == "in time"
+        assert (await first.wait(30)).record.reason is Reason.TIMEOUT
+        released.set()
+        assert await asyncio.to_thread(returned.wait, WAIT_TIMEOUT)
+
+    record = await live.record(first.id)
+    assert (record.state, record.result) == (State.FAILED, None)
+
+
+@pytest.mark.parametrize("delay", [0, 60])
+async def test_a_job_canceled_before_it_is_claimed_never_runs(live: Errandry, delay: float) -> None:
+    calls: list[str] = []
+
+    @live.task
+    async def work() -> None:
+        calls.append("ran")
+
+    job = await work.using(delay=delay).enqueue()
+    await live.cancel(job.id)
+    await run_burst(live)
+
+    assert ((await job.refresh()).state, calls) == (State.CANCELED, [])
+
+
+async def test_a_running_async_handler_is_stopped_by_a_cancel_at_once(live: Errandry, gate: Gate) -> None:
+    stopped = asyncio.Event()
+
+    @live.task
+    async def work() -> None:
+        try:
+            await gate.pass_through()
+        finally:
+            stopped.set()
+
+    job = await work.enqueue()
+    async with running_worker(live):
+        await gate.begun.wait()
+        await live.cancel(job.id)
+        began = time.monotonic()
+        with MachineLoad() as load:
+            await asyncio.wait_for(stopped.wait(), 30)
+        took = time.monotonic() - began
+        assert (await job.wait(30)).state is State.CANCELED
+
+    assert took < load.scaled(0.5)
+    assert (job.record.reason, job.record.attempts) == (Reason.CANCELED, 1)
+
+
+async def test_a_cancel_before_the_first_step_of_a_handler_stops_it(
+    live: Errandry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @live.task
+    async def work() -> None:
+        raise AssertionError("it must not run")
+
+    start = Executor.start
+
+    def cancel_and_start(
+        executor: Executor, call: HandlerCall, slot_wait: Coroutine[Any, Any, None] | None = None
+    ) -> None:
+        call.stop(StopReason.CANCEL)
+        start(executor, call, slot_wait)
+
+    monkeypatch.setattr(Executor, "start", cancel_and_start)
+    job = await work.enqueue()
+    async with running_worker(live):
+        assert (await wait_for_state(live, job.id, State.CANCELED)).errors == ()
+
+
+async def test_a_running_thread_is_asked_to_stop_by_a_cancel(live: Errandry) -> None:
+    begun = threading.Event()
+
+    @live.task
+    def work(ctx: JobContext) -> bool:
+        begun.set()
+        return ctx.wait(WAIT_TIMEOUT)
+
+    job = await work.enqueue()
+    async with running_worker(live):
+        assert await asyncio.to_thread(begun.wait, WAIT_TIMEOUT)
+        await live.cancel(job.id)
+        assert (await job.wait(30)).state is State.CANCELED
+
+
+async def test_a_cancel_request_wins_over_what_the_handler_returns(live: Errandry, gate: Gate) -> None:
+    @live.task
+    async def stubborn() -> str:
+        try:
+            await gate.pass_through()
+        except asyncio.CancelledError:
+            return "finished all the same"
+        return "never canceled"
+
+    job = await stubborn.enqueue()
+    async with running_worker(live):
+        await gate.begun.wait()
+        await live.cancel(job.id)
+        assert (await job.wait(30)).state is State.CANCELED
+
+    assert job.record.result == '"finished all the same"'
