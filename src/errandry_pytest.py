@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures for tests of programs that enqueue jobs.
 
-Beside the package and not in it, so that pytest can load it without importing Errandry: a test run that
-uses none of the fixtures pays nothing.
+It is a module outside the package, so that pytest can load it without importing Errandry: a test run that
+uses no fixture of it costs nothing.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def errandry_clock() -> "FakeClock":
 
 @pytest.fixture
 def errandry_app() -> "Errandry":
-    """The app under test: have a fixture of this name in your conftest.py return yours."""
+    """The app under test. Override this fixture in your conftest.py to return your app."""
     from errandry import Errandry
 
     return Errandry("memory:")
@@ -32,7 +32,7 @@ def errandry_app() -> "Errandry":
 
 @pytest.fixture
 def errandry_store(errandry_app: "Errandry", errandry_clock: "FakeClock") -> "Iterator[MemoryStore]":
-    """The empty store in memory that the app works on during the test."""
+    """The empty store in memory that the app uses during the test."""
     from errandry.testing import in_memory
 
     with in_memory(errandry_app, errandry_clock) as store:

@@ -1,6 +1,6 @@
-"""Errandry: background jobs for Python, kept through crashes, from one SQLite file to a database server.
+"""Errandry: background jobs for Python that survive crashes, from one SQLite file to a database server.
 
-What it offers is imported when it is first asked for: a command line that only prints its help needs none.
+The public names are imported on first access, so that `errandry --help` starts without loading them.
 """
 
 from importlib import import_module
@@ -70,15 +70,15 @@ _NAMES = {
     "errors": ("ErrandryError",),
     "worker": ("Worker", "WorkerOptions"),
 }
-_HOMES = {name: f"errandry.{module}" for module, names in _NAMES.items() for name in names}
+_MODULES = {name: f"errandry.{module}" for module, names in _NAMES.items() for name in names}
 
-if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept any name
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise AttributeError(f"module 'errandry' has no attribute {name!r}")
-        globals()[name] = found = getattr(import_module(_HOMES[name]), name)
-        return found
+        globals()[name] = value = getattr(import_module(_MODULES[name]), name)
+        return value
 
     def __dir__() -> list[str]:
         return __all__

@@ -1,10 +1,10 @@
-"""OpenTelemetry: spans and metrics of an app, and the trace that leads from `enqueue` to the handler.
+"""OpenTelemetry: spans and metrics of an app, and traces that continue from `enqueue` to the handler.
 
     from errandry.telemetry import instrument
 
     instrument(jobs)
 
-Names follow the messaging conventions of OpenTelemetry where they have one. Needs the extra `otel`.
+Names follow the messaging conventions of OpenTelemetry where those define one. Needs the extra `otel`.
 """
 
 import asyncio
@@ -51,20 +51,21 @@ def instrument(
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
 ) -> None:
-    """Make spans and metrics of what `jobs` does, with the providers given or the global ones.
+    """Make `jobs` record spans and metrics, with the given providers or the global ones.
 
-    To be called once, before the app is used; its handlers are wrapped as by the first middleware.
+    Call it once, before the app is used. It wraps handlers as the outermost middleware.
     """
     telemetry = _Telemetry(jobs, tracer_provider, meter_provider)
-    jobs.wrap(telemetry.traced)
-    jobs.on_enqueue(telemetry.enqueued)
-    jobs.middlewares.insert(0, telemetry.processed)
+    jobs.wrap(telemetry.trace_store)
+    jobs.on_enqueue(telemetry.trace_enqueue)
+    jobs.middlewares.insert(0, telemetry.trace_attempt)
 
 
 class JobFields(logging.Filter):
-    """Adds what job a record was logged for: `job`, `task`, `queue`, `attempt` and `fence`; empty outside.
+    """Logging filter that adds the current job to a log record: `job`, `task`, `queue`, `attempt`, `fence`.
 
-    For formats such as `%(job)s %(attempt)s %(message)s`, and for handlers that write JSON.
+    For formats such as `%(job)s %(attempt)s %(message)s`, and for handlers that write JSON. Outside of job
+    handlers the fields are empty.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -80,25 +81,27 @@ class _Telemetry:
         self._jobs = jobs
         self._tracer = trace.get_tracer("errandry", __version__, tracers)
         meter = metrics.get_meter("errandry", __version__, meters)
-        self._enqueued = meter.create_counter("errandry.enqueued", "{job}", "Jobs handed in.")
-        self._processed = meter.create_counter("errandry.processed", "{attempt}", "Attempts, by outcome.")
-        self._waited = meter.create_histogram("errandry.wait", "s", "From due to begun.")
-        self._ran = meter.create_histogram("errandry.run", "s", "How long handlers took.")
-        self._pass = meter.create_histogram("errandry.pass", "s", "How long writing passes took.")
+        self._enqueued_counter = meter.create_counter("errandry.enqueued", "{job}", "Jobs handed in.")
+        self._attempt_counter = meter.create_counter(
+            "errandry.processed", "{attempt}", "Attempts, by outcome."
+        )
+        self._wait_histogram = meter.create_histogram("errandry.wait", "s", "From due to begun.")
+        self._run_histogram = meter.create_histogram("errandry.run", "s", "How long handlers took.")
+        self._pass_histogram = meter.create_histogram("errandry.pass", "s", "How long writing passes took.")
         gauges: list[tuple[str, str, str, Callable[[CallbackOptions], Iterable[Observation]]]] = [
-            ("errandry.jobs", "{job}", "Jobs by queue and state.", self._depths),
-            ("errandry.lag", "s", "How long the job next in line has waited.", self._lags),
+            ("errandry.jobs", "{job}", "Jobs by queue and state.", self._observe_jobs),
+            ("errandry.lag", "s", "How long the job next in line has waited.", self._observe_lag),
         ]
-        for name, unit, text, look in gauges:
-            meter.create_observable_gauge(name, [look], unit, text)
+        for name, unit, text, observe in gauges:
+            meter.create_observable_gauge(name, [observe], unit, text)
 
-    def traced(self, store: Store) -> Store:
-        return cast("Store", _Traced(store, self))
+    def trace_store(self, store: Store) -> Store:
+        return cast("Store", _TracedStore(store, self))
 
-    def enqueued(self, job: NewJob) -> NewJob:
-        """The job with the trace in its metadata, from where its handler goes on."""
-        self._enqueued.add(1, {"queue": job.queue, "task": job.task})
-        attributes = _attributes("create", job)
+    def trace_enqueue(self, job: NewJob) -> NewJob:
+        """The job with the trace context in its metadata, so that its handler continues the trace."""
+        self._enqueued_counter.add(1, {"queue": job.queue, "task": job.task})
+        attributes = _span_attributes("create", job)
         carrier: dict[str, str] = {}
         with self._tracer.start_as_current_span(
             f"create {job.queue}", kind=SpanKind.PRODUCER, attributes=attributes
@@ -106,21 +109,22 @@ class _Telemetry:
             propagate.inject(carrier)
         if not carrier:
             return job
-        known = {} if job.metadata is None else msgspec.json.decode(job.metadata)
-        return replace(job, metadata=msgspec.json.encode(known | carrier).decode())
+        fields = {} if job.metadata is None else msgspec.json.decode(job.metadata)
+        return replace(job, metadata=msgspec.json.encode(fields | carrier).decode())
 
-    async def processed(self, ctx: JobContext, call_next: CallNext) -> Any:
+    async def trace_attempt(self, ctx: JobContext, call_next: CallNext) -> Any:
         job = ctx.job
         names = {"queue": job.queue, "task": job.task}
         begun, outcome = time.perf_counter(), "complete"
-        for one in (each.job for each in ctx.jobs):
-            if one.started_at is not None:
-                self._waited.record(max(0.0, one.started_at - max(one.created_at, one.run_at or 0.0)), names)
+        for batch_job in (job_ctx.job for job_ctx in ctx.jobs):
+            if batch_job.started_at is not None:
+                due_at = max(batch_job.created_at, batch_job.run_at or 0.0)
+                self._wait_histogram.record(max(0.0, batch_job.started_at - due_at), names)
         with self._tracer.start_as_current_span(
             f"process {job.queue}",
             context=propagate.extract(_carrier(job)),
             kind=SpanKind.CONSUMER,
-            attributes=_attributes("process", job) | {"errandry.attempt": job.attempts},
+            attributes=_span_attributes("process", job) | {"errandry.attempt": job.attempts},
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
@@ -134,49 +138,49 @@ class _Telemetry:
                 raise
             finally:
                 span.set_attribute("errandry.outcome", outcome)
-                self._ran.record(time.perf_counter() - begun, names)
-                self._processed.add(len(ctx.jobs), names | {"outcome": outcome})
+                self._run_histogram.record(time.perf_counter() - begun, names)
+                self._attempt_counter.add(len(ctx.jobs), names | {"outcome": outcome})
 
-    async def passed(self, store: Store, commands: Sequence[Command]) -> list[Answer]:
+    async def trace_pass(self, store: Store, commands: Sequence[Command]) -> list[Answer]:
         begun = time.perf_counter()
         with self._tracer.start_as_current_span("pass", attributes={"errandry.commands": len(commands)}):
             try:
                 return await store.commit(commands)
             finally:
-                self._pass.record(time.perf_counter() - begun)
+                self._pass_histogram.record(time.perf_counter() - begun)
 
-    def _depths(self, _: CallbackOptions) -> Iterable[Observation]:
-        for info in self._look():
+    def _observe_jobs(self, _: CallbackOptions) -> Iterable[Observation]:
+        for info in self._read_queues():
             for state, count in info.states.items():
                 yield Observation(count, {"queue": info.name, "state": state})
 
-    def _lags(self, _: CallbackOptions) -> Iterable[Observation]:
-        for info in self._look():
+    def _observe_lag(self, _: CallbackOptions) -> Iterable[Observation]:
+        for info in self._read_queues():
             yield Observation(info.waited or 0.0, {"queue": info.name})
 
-    def _look(self) -> list[Any]:
-        """The queues, asked from the thread of whoever exports metrics."""
+    def _read_queues(self) -> list[Any]:
+        """The queues; called on the metric exporter's thread."""
         try:
             return self._jobs.sync.run(self._jobs.queues)
         except ErrandryError as error:
-            log.warning("queues cannot be counted: %s", error)
+            log.warning("cannot read queues for metrics: %s", error)
             return []
 
 
-class _Traced:
-    """A store whose passes are spans; everything else is the store's own."""
+class _TracedStore:
+    """A store that records a span for each pass and delegates everything else."""
 
     def __init__(self, store: Store, telemetry: _Telemetry) -> None:
         self._store, self._telemetry = store, telemetry
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
-        return await self._telemetry.passed(self._store, commands)
+        return await self._telemetry.trace_pass(self._store, commands)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
 
-def _attributes(operation: str, job: NewJob | JobRecord) -> dict[str, str | int]:
+def _span_attributes(operation: str, job: NewJob | JobRecord) -> dict[str, str | int]:
     return {
         "messaging.system": "errandry",
         "messaging.operation.name": operation,
@@ -188,6 +192,6 @@ def _attributes(operation: str, job: NewJob | JobRecord) -> dict[str, str | int]
 
 
 def _carrier(job: JobRecord) -> dict[str, str]:
-    """The trace that `enqueued` left in the metadata."""
-    known = {} if job.metadata is None else msgspec.json.decode(job.metadata)
-    return {name: value for name, value in known.items() if isinstance(value, str)}
+    """The trace context that `trace_enqueue` put into the metadata."""
+    fields = {} if job.metadata is None else msgspec.json.decode(job.metadata)
+    return {name: value for name, value in fields.items() if isinstance(value, str)}

@@ -1,6 +1,6 @@
-"""Callers of `bind`: a connection of each library, with the commit and the rollback it has.
+"""Callers of `bind`: a connection of each library, with its commit and rollback.
 
-Those that block run in a thread of their own, as they would in a program: Django refuses to run on a loop.
+Blocking connections run in their own thread, as in a program: Django refuses to run on a loop.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from errandry import Errandry, Flow, Job
 from errandry.api.task import Call, Task
-from tests.pace import PATIENCE
+from tests.machine_load import WAIT_TIMEOUT
 from tests.store.server import Server, server
 
 if not django.conf.settings.configured:
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 class Caller:
-    """One connection in a transaction of its own; what is called on it is awaited in either case."""
+    """A connection with an open transaction. Its methods are async for blocking libraries too."""
 
     def __init__(self, connection: Any, commit: Callable[[], Any], rollback: Callable[[], Any]) -> None:
         self.connection, self._commit, self._rollback = connection, commit, rollback
@@ -54,8 +54,8 @@ class Caller:
         return await function(*args)
 
 
-class Blocking(Caller):
-    """The same over a connection that blocks."""
+class BlockingCaller(Caller):
+    """A caller with a blocking connection, used in its own thread."""
 
     def __init__(self, thread: ThreadPoolExecutor, *args: Any) -> None:
         super().__init__(*args)
@@ -67,8 +67,8 @@ class Blocking(Caller):
         return jobs[0]
 
     async def flow(self, jobs: Errandry, flow: Flow[R]) -> Job[R]:
-        found: Job[R] = await self.call(jobs.bind(self.connection).enqueue_flow_sync, flow)
-        return found
+        job: Job[R] = await self.call(jobs.bind(self.connection).enqueue_flow_sync, flow)
+        return job
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
@@ -106,14 +106,14 @@ async def psycopg_async(server: Server) -> AsyncIterator[Caller]:
 @asynccontextmanager
 async def psycopg_sync(server: Server) -> AsyncIterator[Caller]:
     with ThreadPoolExecutor(1) as thread, psycopg.connect(server.url()) as connection:
-        yield Blocking(thread, connection, connection.commit, connection.rollback)
+        yield BlockingCaller(thread, connection, connection.commit, connection.rollback)
 
 
 @asynccontextmanager
 async def sqlalchemy_connection(server: Server) -> AsyncIterator[Caller]:
     engine = sqlalchemy.create_engine(alchemy(server, "psycopg"))
     with ThreadPoolExecutor(1) as thread, engine.connect() as connection:
-        yield Blocking(thread, connection, connection.commit, connection.rollback)
+        yield BlockingCaller(thread, connection, connection.commit, connection.rollback)
     engine.dispose()
 
 
@@ -121,7 +121,7 @@ async def sqlalchemy_connection(server: Server) -> AsyncIterator[Caller]:
 async def sqlalchemy_session(server: Server) -> AsyncIterator[Caller]:
     engine = sqlalchemy.create_engine(alchemy(server, "psycopg"))
     with ThreadPoolExecutor(1) as thread, Session(engine) as session:
-        yield Blocking(thread, session, session.commit, session.rollback)
+        yield BlockingCaller(thread, session, session.commit, session.rollback)
     engine.dispose()
 
 
@@ -146,14 +146,14 @@ async def django_connection(server: Server) -> AsyncIterator[Caller]:
     where = {"NAME": "postgres", "USER": "errandry", "HOST": str(server.folder)}
     handler = ConnectionHandler({"default": {"ENGINE": "django.db.backends.postgresql", **where}})
 
-    def opened() -> Any:
+    def open_connection() -> Any:
         connection = handler["default"]
         connection.set_autocommit(False)
         return connection
 
     with ThreadPoolExecutor(1) as thread:
-        connection = await asyncio.get_running_loop().run_in_executor(thread, opened)
-        caller = Blocking(thread, connection, connection.commit, connection.rollback)
+        connection = await asyncio.get_running_loop().run_in_executor(thread, open_connection)
+        caller = BlockingCaller(thread, connection, connection.commit, connection.rollback)
         yield caller
         await caller.rollback()
         await caller.call(connection.close)
@@ -176,10 +176,10 @@ CALLERS: dict[str, Callable[[Server], AbstractAsyncContextManager[Caller]]] = {
 }
 
 
-async def waits_for_a_lock() -> None:
-    """Somebody does, now."""
+async def wait_for_blocked_lock() -> None:
+    """Wait until some transaction waits for a lock."""
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_TIMEOUT),
         await psycopg.AsyncConnection.connect(server().url(), autocommit=True) as db,
     ):
         while True:

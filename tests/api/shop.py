@@ -1,4 +1,4 @@
-"""Types as programs have them, to go into jobs and to come back."""
+"""Types of arguments and results, as programs use them."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -43,7 +43,7 @@ class Order:
 
 
 class Customer(BaseModel):
-    """Strict: a model like this takes a text for a date only from JSON."""
+    """A strict model: it accepts a text as a date only when it reads JSON."""
 
     model_config = ConfigDict(strict=True)
 

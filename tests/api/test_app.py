@@ -14,7 +14,7 @@ from errandry.store.contract import StoreLimits
 from errandry.store.memory.driver import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.testing import FakeClock, drain
-from tests.working import burst
+from tests.run_worker import run_burst
 
 
 @pytest.fixture(autouse=True)
@@ -39,32 +39,32 @@ def test_the_environment_names_the_store(here: Path, monkeypatch: pytest.MonkeyP
     assert path_of(Errandry()) == str(here / "elsewhere.db")
 
 
-def test_an_empty_environment_variable_is_as_none(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_environment_variable_is_ignored(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ERRANDRY_URL", "")
 
     assert path_of(Errandry()) == str(here / "errandry.db")
 
 
-def test_a_url_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_takes_precedence_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ERRANDRY_URL", "sqlite:///elsewhere.db")
 
     assert isinstance(Errandry("memory:").store, MemoryStore)
 
 
 @pytest.mark.parametrize("url", ["", "mysql://localhost", "sqlite:"])
-def test_a_url_nobody_understands_is_refused(url: str) -> None:
+def test_an_unknown_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidValue, match=r"^url="):
         Errandry(url)
 
 
-def test_a_store_and_what_would_make_another_are_refused() -> None:
+def test_a_store_together_with_a_url_or_limits_is_refused() -> None:
     with pytest.raises(InvalidValue, match="would have no effect"):
         Errandry("memory:", store=MemoryStore())
     with pytest.raises(InvalidValue, match="would have no effect"):
-        Errandry(store=MemoryStore(), bounds=StoreLimits(payload=10))
+        Errandry(store=MemoryStore(), store_limits=StoreLimits(payload=10))
 
 
-async def test_declaring_needs_no_connection_and_first_use_makes_it(here: Path) -> None:
+async def test_the_store_is_opened_on_first_use_not_by_declaring_tasks(here: Path) -> None:
     jobs = Errandry()
 
     @jobs.task(queue="mail", timeout="30s")
@@ -87,7 +87,7 @@ def test_declaring_needs_no_reachable_store() -> None:
     assert jobs.tasks == {"send": send}
 
 
-async def test_two_apps_in_one_process_know_nothing_of_each_other() -> None:
+async def test_two_apps_in_one_process_are_independent() -> None:
     async with Errandry("sqlite:///one.db") as one, Errandry("sqlite:///two.db") as two:
 
         @one.task(name="greet")
@@ -105,7 +105,7 @@ async def test_two_apps_in_one_process_know_nothing_of_each_other() -> None:
         assert await one.counts() == await two.counts() == {"default": {"completed": 1}}
 
 
-async def test_a_task_called_is_the_plain_function() -> None:
+async def test_calling_a_task_calls_the_plain_function() -> None:
     jobs = Errandry("memory:")
 
     @jobs.task
@@ -117,7 +117,7 @@ async def test_a_task_called_is_the_plain_function() -> None:
     assert (double.name, double.__doc__, repr(double)) == ("double", "Twice as much.", "<task double>")
 
 
-def test_a_function_declared_again_replaces_itself_as_in_a_notebook() -> None:
+def test_declaring_the_same_function_again_replaces_it() -> None:
     """A cell that is run twice makes a new function with the same module and qualified name."""
     jobs = Errandry("memory:")
     cell = "def send(to: str) -> int:\n    return {}"
@@ -149,14 +149,14 @@ def test_another_function_of_the_same_name_is_refused() -> None:
     assert list(jobs.tasks) == ["send", "send_sms"]
 
 
-def test_what_is_not_a_function_is_refused() -> None:
+def test_a_task_that_is_not_a_function_is_refused() -> None:
     jobs = Errandry("memory:")
 
     with pytest.raises(InvalidValue, match=r"task='send': must be a function; options go by name"):
         jobs.task("send")  # type: ignore[call-overload]
 
 
-def test_parameters_that_have_no_name_of_their_own_are_refused() -> None:
+def test_variadic_and_positional_only_parameters_are_refused() -> None:
     jobs = Errandry("memory:")
 
     def of_any_number(*to: str) -> None: ...
@@ -197,7 +197,7 @@ async def test_options_of_a_task_declared_elsewhere_are_checked(jobs: Errandry) 
         await jobs.enqueue("bill", {"order": 7}, queu="money")
 
 
-async def test_a_closed_app_says_so_and_can_be_opened_again() -> None:
+async def test_a_closed_app_refuses_jobs_and_can_be_opened_again() -> None:
     """An ASGI lifespan starts and stops as often as its tests do; a notebook cell is run twice."""
     jobs = Errandry("sqlite:///jobs.db")
 
@@ -216,7 +216,7 @@ async def test_a_closed_app_says_so_and_can_be_opened_again() -> None:
         assert (await jobs.get(first.id)).state is State.COMPLETED
 
 
-async def test_a_store_that_cannot_be_opened_is_tried_again_at_the_next_use(here: Path) -> None:
+async def test_a_failed_open_is_retried_at_the_next_use(here: Path) -> None:
     jobs = Errandry("sqlite:///missing/jobs.db")
 
     @jobs.task
@@ -231,7 +231,7 @@ async def test_a_store_that_cannot_be_opened_is_tried_again_at_the_next_use(here
 
 
 @pytest.mark.parametrize("hours", [-2, 2], ids=["behind", "ahead"])
-async def test_where_the_store_has_a_clock_of_its_own_that_of_the_host_says_nothing(hours: int) -> None:
+async def test_the_clock_of_the_store_counts_not_that_of_the_host(hours: int) -> None:
     """As on PostgreSQL, where the server's counts."""
     store, host = FakeClock(), FakeClock()
     host.jump(hours * 3_600)
@@ -242,7 +242,7 @@ async def test_where_the_store_has_a_clock_of_its_own_that_of_the_host_says_noth
         async def work() -> None: ...
 
         await work.enqueue()
-        await burst(jobs)
+        await run_burst(jobs)
         later = await work.using(delay=600).enqueue()
 
         assert await jobs.now() == store.time()

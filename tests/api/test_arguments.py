@@ -1,4 +1,4 @@
-"""Arguments and results: which types there are, how they are checked, what is refused."""
+"""Arguments and results: supported types, checks, and refused values."""
 
 import threading
 from decimal import Decimal
@@ -14,14 +14,12 @@ from errandry.testing import drain
 from tests.api.shop import CUSTOMER, NOON, ORDER, VALUES, Address, Colour, Customer, Order, Positive
 
 
-async def nothing_is_enqueued(jobs: Errandry) -> bool:
+async def is_empty(jobs: Errandry) -> bool:
     return await jobs.counts() == {}
 
 
 @pytest.mark.parametrize(("kind", "value"), VALUES, ids=lambda case: str(case)[:30])
-async def test_a_value_reaches_the_handler_and_comes_back_as_what_it_was(
-    jobs: Errandry, kind: Any, value: Any
-) -> None:
+async def test_arguments_and_results_keep_their_types(jobs: Errandry, kind: Any, value: Any) -> None:
     seen: list[Any] = []
 
     async def echo(value: Any) -> Any:
@@ -41,7 +39,7 @@ async def test_a_value_reaches_the_handler_and_comes_back_as_what_it_was(
     assert type(result) is type(value)
 
 
-async def test_arguments_are_given_by_name_or_by_position_and_defaults_stay_the_handlers(
+async def test_arguments_are_given_by_name_or_position_and_defaults_are_not_stored(
     jobs: Errandry,
 ) -> None:
     calls: list[Any] = []
@@ -112,7 +110,7 @@ async def test_types_may_be_declared_after_the_handler(jobs: Errandry) -> None:
     assert await job.result(30) == space["Place"]("here")
 
 
-async def test_annotations_nobody_can_read_are_an_error_that_says_so(jobs: Errandry) -> None:
+async def test_unreadable_annotations_are_refused_at_enqueue(jobs: Errandry) -> None:
     @jobs.task
     async def f(at: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
@@ -123,7 +121,7 @@ async def test_annotations_nobody_can_read_are_an_error_that_says_so(jobs: Erran
         await f.enqueue(1)  # type: ignore[call-arg]
     with pytest.raises(InvalidArguments, match=r"task g .* annotations cannot be checked"):
         await g.enqueue(at=ORDER)
-    assert await nothing_is_enqueued(jobs)
+    assert await is_empty(jobs)
 
 
 @pytest.mark.parametrize(
@@ -139,14 +137,17 @@ async def test_annotations_nobody_can_read_are_an_error_that_says_so(jobs: Erran
         ),
         ({"order": ORDER, "count": 0}, r"Expected `int` >= 1 - at `\$.count`"),
         ({"order": ORDER, "mode": "slow"}, r"Invalid enum value 'slow' - at `\$.mode`"),
-        ({"order": ORDER, "who": {"name": " ", "since": NOON}}, r"(?s)a customer has a name.*at `\$.who`"),
-        ({"order": ORDER, "who": {"name": "Ada"}}, r"(?s)since.*Field required.*at `\$.who`"),
+        (
+            {"order": ORDER, "customer": {"name": " ", "since": NOON}},
+            r"(?s)a customer has a name.*at `\$.customer`",
+        ),
+        ({"order": ORDER, "customer": {"name": "Ada"}}, r"(?s)since.*Field required.*at `\$.customer`"),
         ({"order": object()}, r"cannot be written as JSON: .* - at `\$.order`"),
         ({"order": ORDER, "codes": [threading.Lock()]}, r"cannot be written as JSON: .* - at `\$.codes`"),
     ],
     ids=lambda case: case if isinstance(case, str) else "",
 )
-async def test_a_wrong_argument_is_refused_with_the_path_of_the_fault(
+async def test_a_wrong_argument_is_refused_with_its_path(
     jobs: Errandry, arguments: dict[str, Any], why: str
 ) -> None:
     @jobs.task
@@ -155,7 +156,7 @@ async def test_a_wrong_argument_is_refused_with_the_path_of_the_fault(
         codes: list[int] = [],  # noqa: B006 - people write this
         count: Positive = 1,
         mode: Literal["fast"] = "fast",
-        who: Customer = CUSTOMER,
+        customer: Customer = CUSTOMER,
     ) -> None: ...
 
     with pytest.raises(InvalidArguments, match=why) as refusal:
@@ -163,10 +164,10 @@ async def test_a_wrong_argument_is_refused_with_the_path_of_the_fault(
 
     assert refusal.value.task == "ship"
     assert isinstance(refusal.value, TypeError)
-    assert await nothing_is_enqueued(jobs)
+    assert await is_empty(jobs)
 
 
-async def test_too_many_and_twice_given_arguments_are_refused(jobs: Errandry) -> None:
+async def test_too_many_arguments_and_duplicates_are_refused(jobs: Errandry) -> None:
     @jobs.task
     async def send(ctx: JobContext, to: str, *, copies: int = 1) -> None: ...
 
@@ -174,7 +175,7 @@ async def test_too_many_and_twice_given_arguments_are_refused(jobs: Errandry) ->
         await send.enqueue("ada", 5)  # type: ignore[call-arg]
     with pytest.raises(InvalidArguments, match="to is given twice"):
         await send.enqueue("ada", to="grace")  # type: ignore[misc]
-    assert await nothing_is_enqueued(jobs)
+    assert await is_empty(jobs)
 
 
 def nested(depth: int) -> list[Any]:
@@ -202,7 +203,7 @@ def nested(depth: int) -> list[Any]:
     ],
     ids=lambda case: case if isinstance(case, str) and case.isprintable() else "",
 )
-async def test_what_not_every_store_could_keep_is_refused(jobs: Errandry, value: Any, why: str) -> None:
+async def test_values_that_some_store_cannot_keep_are_refused(jobs: Errandry, value: Any, why: str) -> None:
     @jobs.task
     async def take(first: int, value: Any) -> None: ...
 
@@ -210,11 +211,11 @@ async def test_what_not_every_store_could_keep_is_refused(jobs: Errandry, value:
         await take.enqueue(1, value)
 
     assert "at `$.value`" in str(refusal.value)
-    assert await nothing_is_enqueued(jobs)
+    assert await is_empty(jobs)
 
 
-async def test_a_payload_over_its_bound_is_refused() -> None:
-    async with Errandry("memory:", bounds=StoreLimits(payload=100)) as jobs:
+async def test_a_payload_over_its_limit_is_refused() -> None:
+    async with Errandry("memory:", store_limits=StoreLimits(payload=100)) as jobs:
 
         @jobs.task
         async def take(text: str) -> None: ...
@@ -226,7 +227,7 @@ async def test_a_payload_over_its_bound_is_refused() -> None:
         assert await jobs.counts() == {"default": {"waiting": 1}}
 
 
-async def test_the_default_bound_of_a_payload_is_a_mebibyte(jobs: Errandry) -> None:
+async def test_the_default_payload_limit_is_one_mebibyte(jobs: Errandry) -> None:
     @jobs.task
     async def take(text: str) -> None: ...
 
@@ -234,10 +235,12 @@ async def test_the_default_bound_of_a_payload_is_a_mebibyte(jobs: Errandry) -> N
         await take.enqueue("ä" * 2**19)
 
     assert (refusal.value.size, refusal.value.bound) == (2**20 + 11, 2**20)
-    assert await nothing_is_enqueued(jobs)
+    assert await is_empty(jobs)
 
 
-async def test_a_result_of_another_type_than_declared_comes_back_plain(jobs: Errandry) -> None:
+async def test_a_result_that_does_not_match_its_declared_type_is_returned_as_plain_values(
+    jobs: Errandry,
+) -> None:
     @jobs.task
     async def f() -> Decimal:
         return {"not": "a number"}  # type: ignore[return-value]

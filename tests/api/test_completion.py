@@ -1,4 +1,4 @@
-"""Waiting for a job and for what it returned: woken by events, and however many wait, one read per wake."""
+"""Wait for jobs and their results: waiters are woken by events, with one read for all of them."""
 
 import asyncio
 import threading
@@ -15,14 +15,14 @@ from errandry.errors import JobCanceled, JobFailed, StoreClosed, StoreCorrupt, U
 from errandry.store.contract import EventPage
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing import drain
-from tests.pace import PATIENCE
+from tests.machine_load import WAIT_TIMEOUT
 
 
 @pytest.fixture
 def send(jobs: Errandry) -> Task[[str], str]:
     @jobs.task(max_attempts=1)
     async def send(to: str) -> str:
-        if to == "nobody":
+        if to == "unknown":
             raise LookupError("no such address")
         if to == "eve":
             raise Fail("not for eve")
@@ -31,7 +31,7 @@ def send(jobs: Errandry) -> Task[[str], str]:
     return send
 
 
-async def test_the_result_of_a_completed_job(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_a_completed_job_returns_its_result(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
     waiting = asyncio.create_task(job.result(30))
     await drain(jobs)
@@ -41,7 +41,7 @@ async def test_the_result_of_a_completed_job(jobs: Errandry, send: Task[[str], s
     assert job.state is State.COMPLETED
 
 
-async def test_a_job_that_returns_nothing_has_the_result_none(jobs: Errandry) -> None:
+async def test_a_handler_that_returns_nothing_has_the_result_none(jobs: Errandry) -> None:
     @jobs.task
     async def quiet() -> None: ...
 
@@ -51,10 +51,8 @@ async def test_a_job_that_returns_nothing_has_the_result_none(jobs: Errandry) ->
     assert await (await jobs.get(job.id)).result(30) is None
 
 
-async def test_the_result_of_a_failed_job_is_an_error_that_says_why(
-    jobs: Errandry, send: Task[[str], str]
-) -> None:
-    unlucky, refused = await send.enqueue("nobody"), await send.enqueue("eve")
+async def test_the_result_of_a_failed_job_raises_its_error(jobs: Errandry, send: Task[[str], str]) -> None:
+    unlucky, refused = await send.enqueue("unknown"), await send.enqueue("eve")
     await drain(jobs)
 
     with pytest.raises(JobFailed, match=r"failed \(error\): LookupError: no such address") as error:
@@ -67,7 +65,7 @@ async def test_the_result_of_a_failed_job_is_an_error_that_says_why(
     assert 'raise LookupError("no such address")' in error.value.traceback
 
 
-async def test_the_result_of_a_canceled_job_is_an_error(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_the_result_of_a_canceled_job_raises(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
     waiting = asyncio.create_task(job.result(30))
     await jobs.cancel(job.id)
@@ -76,7 +74,7 @@ async def test_the_result_of_a_canceled_job_is_an_error(jobs: Errandry, send: Ta
         await waiting
 
 
-async def test_who_waits_for_a_removed_job_is_told(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_waiting_for_a_removed_job_raises(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
     waiting = asyncio.create_task(job.wait(30))
     await jobs.remove(job.id)
@@ -87,7 +85,7 @@ async def test_who_waits_for_a_removed_job_is_told(jobs: Errandry, send: Task[[s
         await job.result(30)
 
 
-async def test_a_job_that_is_not_kept_is_gone_when_it_has_finished(
+async def test_waiting_for_a_job_that_is_not_kept_raises_when_it_has_finished(
     jobs: Errandry, send: Task[[str], str]
 ) -> None:
     job = await send.using(keep=0).enqueue("ada")
@@ -98,7 +96,7 @@ async def test_a_job_that_is_not_kept_is_gone_when_it_has_finished(
         await waiting
 
 
-async def test_a_wait_ends_with_a_timeout_that_names_the_job(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_a_timed_out_wait_names_the_job(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
 
     with pytest.raises(TimeoutError, match=rf"job {job.id} has not finished within 0\.01 s"):
@@ -107,7 +105,7 @@ async def test_a_wait_ends_with_a_timeout_that_names_the_job(jobs: Errandry, sen
     assert job.state is State.WAITING
 
 
-async def test_a_timeout_of_zero_looks_once(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_a_timeout_of_zero_reads_the_job_once(jobs: Errandry, send: Task[[str], str]) -> None:
     job, seen = await send.enqueue("ada"), await send.enqueue("ada")
 
     with pytest.raises(TimeoutError, match="it is waiting"):
@@ -118,15 +116,17 @@ async def test_a_timeout_of_zero_looks_once(jobs: Errandry, send: Task[[str], st
     assert (await seen.wait(0)).state is State.COMPLETED
 
 
-async def test_wait_returns_whatever_the_end(jobs: Errandry, send: Task[[str], str]) -> None:
-    made = [await send.enqueue(to) for to in ("ada", "nobody")] + [await send.using(delay=9).enqueue("ada")]
+async def test_wait_returns_for_every_final_state(jobs: Errandry, send: Task[[str], str]) -> None:
+    handles = [await send.enqueue(to) for to in ("ada", "unknown")] + [
+        await send.using(delay=9).enqueue("ada")
+    ]
     await drain(jobs)
-    await made[2].cancel()
+    await handles[2].cancel()
 
-    assert [(await job.wait(30)).state for job in made] == ["completed", "failed", "canceled"]
+    assert [(await job.wait(30)).state for job in handles] == ["completed", "failed", "canceled"]
 
 
-async def test_after_a_rerun_the_result_is_that_of_the_new_run(jobs: Errandry) -> None:
+async def test_after_a_rerun_result_waits_for_the_new_run(jobs: Errandry) -> None:
     runs = iter(range(1, 10))
 
     @jobs.task
@@ -145,13 +145,13 @@ async def test_after_a_rerun_the_result_is_that_of_the_new_run(jobs: Errandry) -
 
 
 class Counting(MemoryStore):
-    """Counts its reads, and how often somebody who has seen everything went to sleep."""
+    """Counts its reads, and how often a reader that has read everything waits for a change."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reads: Counter[str] = Counter()
-        self.rests = 0
-        self.resting = threading.Condition()
+        self.waits = 0
+        self.waiting = threading.Condition()
 
     async def events(self, after: str | None = None, limit: int = 1_000) -> EventPage:
         self.reads["events"] += 1
@@ -161,27 +161,37 @@ class Counting(MemoryStore):
         self.reads["get"] += 1
         return await super().get(ids)
 
-    async def wait_for_change(self, pulse: int, timeout: float) -> bool:
-        if pulse == self.version():
-            with self.resting:
-                self.rests += 1
-                self.resting.notify_all()
-        return await super().wait_for_change(pulse, timeout)
+    async def wait_for_change(self, version: int, timeout: float) -> bool:
+        if version == self.version():
+            with self.waiting:
+                self.waits += 1
+                self.waiting.notify_all()
+        return await super().wait_for_change(version, timeout)
 
-    async def rested(self, rests: int) -> None:
-        """Until they have been to sleep more often than that."""
+    async def wait_idle(self, count: int) -> None:
+        """Wait until the readers have waited more often than that."""
 
         def wait() -> bool:
-            with self.resting:
-                return self.resting.wait_for(lambda: self.rests > rests, PATIENCE)
+            with self.waiting:
+                return self.waiting.wait_for(lambda: self.waits > count, WAIT_TIMEOUT)
 
         assert await asyncio.to_thread(wait)
 
 
-async def test_a_thousand_waiters_cost_one_read_of_the_events_per_wake(
+async def wait_for_waiters(jobs: Errandry, number: int) -> None:
+    def count() -> int:
+        watcher = jobs._completion_watcher
+        return 0 if watcher is None else sum(map(len, watcher._waiters.values()))
+
+    while count() < number:  # noqa: ASYNC110 - no event is set
+        await asyncio.sleep(0)
+
+
+async def test_a_thousand_waiters_cost_one_event_read_per_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("errandry.api.completion.PATIENCE", 60.0)  # only wakes lead to a look
+    # Only change notifications lead to a read.
+    monkeypatch.setattr("errandry.api.completion.RECHECK_INTERVAL", 60.0)
     store = Counting()
     async with Errandry(store=store) as jobs:
 
@@ -189,30 +199,29 @@ async def test_a_thousand_waiters_cost_one_read_of_the_events_per_wake(
         async def count(n: int) -> int:
             return n
 
-        made = await jobs.enqueue_many([count.new(n) for n in range(1_000)])
-        waits = [asyncio.create_task(job.wait(30)) for job in made]
-        while len(jobs._waiting._waiters if jobs._waiting else ()) < 1_000:  # noqa: ASYNC110 - no event tells
-            await asyncio.sleep(0)
-        rests = store.rests
-        store.bell.increment()
-        await store.rested(rests)
+        handles = await jobs.enqueue_many([count.new(n) for n in range(1_000)])
+        waits = [asyncio.create_task(job.wait(30)) for job in handles]
+        await wait_for_waiters(jobs, 1_000)
+        waits_before = store.waits
+        store.changes.increment()
+        await store.wait_idle(waits_before)
 
-        for ended in (made[:1], made[1:500], made[500:999]):
+        for canceled in (handles[:1], handles[1:500], handles[500:999]):
             store.reads.clear()
-            rests = store.rests
-            await jobs.cancel(*[job.id for job in ended])
-            await store.rested(rests)
+            waits_before = store.waits
+            await jobs.cancel(*[job.id for job in canceled])
+            await store.wait_idle(waits_before)
             assert store.reads == {"events": 1, "get": 1}
 
         await asyncio.gather(*waits[:999])
         assert not waits[999].done()
-        await jobs.cancel(made[999].id)
+        await jobs.cancel(handles[999].id)
         await waits[999]
 
-        assert {job.state for job in made} == {State.CANCELED}
+        assert {job.state for job in handles} == {State.CANCELED}
 
 
-async def test_waiters_of_one_job_are_all_woken(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_all_waiters_of_a_job_are_woken(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
     handles = [await jobs.get(job.id) for _ in range(50)]
     waits = [asyncio.create_task(handle.result(30)) for handle in handles]
@@ -221,12 +230,11 @@ async def test_waiters_of_one_job_are_all_woken(jobs: Errandry, send: Task[[str]
     assert set(await asyncio.gather(*waits)) == {"sent to ada"}
 
 
-async def test_who_stops_waiting_leaves_nothing_behind(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_canceled_waiters_are_removed(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
     staying = asyncio.create_task(job.wait(30))
     leaving = [asyncio.create_task(job.wait(30)) for _ in range(10)]
-    while len(jobs._waiting._waiters.get(job.id, ()) if jobs._waiting else ()) < 11:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await wait_for_waiters(jobs, 11)
 
     for wait in leaving:
         wait.cancel()
@@ -234,14 +242,14 @@ async def test_who_stops_waiting_leaves_nothing_behind(jobs: Errandry, send: Tas
     await drain(jobs)
     await staying
 
-    assert jobs._waiting is not None
-    assert jobs._waiting._waiters == {}
+    assert jobs._completion_watcher is not None
+    assert jobs._completion_watcher._waiters == {}
 
 
 async def test_closing_the_app_ends_every_wait(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
     waiting = asyncio.create_task(job.wait())
-    while jobs._waiting is None:  # noqa: ASYNC110 - no event tells
+    while jobs._completion_watcher is None:  # noqa: ASYNC110 - no event is set
         await asyncio.sleep(0)
     await jobs.close()
 
@@ -254,7 +262,7 @@ class Broken(MemoryStore):
         raise StoreCorrupt("memory", "the log is damaged")
 
 
-async def test_an_error_of_the_store_reaches_everybody_who_waits() -> None:
+async def test_a_store_error_reaches_all_waiters() -> None:
     async with Errandry(store=Broken()) as jobs:
 
         @jobs.task

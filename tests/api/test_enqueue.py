@@ -1,4 +1,4 @@
-"""Enqueueing: durable when it returns, once per id, all or none; hooks and codecs on the way."""
+"""Enqueue: durable when it returns, once per id, all or none; hooks and codecs."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def send(jobs: Errandry) -> Task[[str], str]:
     return send
 
 
-async def test_an_enqueued_job_is_there_under_its_id(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_an_enqueued_job_can_be_read_by_its_id(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
 
     record = await jobs.record(job.id)
@@ -47,23 +47,21 @@ async def test_an_enqueued_job_is_there_under_its_id(jobs: Errandry, send: Task[
     ],
     ids=["none", "named", "timed", "unique"],
 )
-def test_a_job_made_of_a_call_is_what_it_would_be_made_and_checked_by_itself(
+def test_jobs_copied_from_the_template_equal_jobs_that_were_checked(
     jobs: Errandry, options: UseOptions
 ) -> None:
     @jobs.task(version=2, redact=["to"])
     async def send(to: str) -> None: ...
 
-    one, other = (send.using(**options).new(to).job for to in ("ada", "grace"))
+    first, second = (send.using(**options).new(to).job for to in ("ada", "grace"))
 
-    assert [NewJob(**asdict(job)) for job in (one, other)] == [one, other]
-    assert (one.payload, other.payload) == ('{"to":"ada"}', '{"to":"grace"}')
-    assert (one.id == other.id) is ("id" in options)
-    assert (one.unique is None, one.unique == other.unique) == ("unique" not in options,) * 2
+    assert [NewJob(**asdict(job)) for job in (first, second)] == [first, second]
+    assert (first.payload, second.payload) == ('{"to":"ada"}', '{"to":"grace"}')
+    assert (first.id == second.id) is ("id" in options)
+    assert (first.unique is None, first.unique == second.unique) == ("unique" not in options,) * 2
 
 
-async def test_ids_sort_by_the_time_they_were_made(
-    jobs: Errandry, send: Task[[str], str], clock: FakeClock
-) -> None:
+async def test_ids_sort_by_time(jobs: Errandry, send: Task[[str], str], clock: FakeClock) -> None:
     ids = []
     for _ in range(5):
         ids.append((await send.enqueue("ada")).id)
@@ -72,7 +70,9 @@ async def test_ids_sort_by_the_time_they_were_made(
     assert ids == sorted(set(ids))
 
 
-async def test_the_same_id_again_returns_the_job_there_is(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_enqueueing_an_id_again_returns_the_existing_job(
+    jobs: Errandry, send: Task[[str], str]
+) -> None:
     first = await send.using(id="mail-1").enqueue("ada")
     await drain(jobs)
 
@@ -84,39 +84,39 @@ async def test_the_same_id_again_returns_the_job_there_is(jobs: Errandry, send: 
     assert await jobs.counts() == {"default": {"completed": 1}}
 
 
-async def test_many_jobs_go_together_in_the_order_given(jobs: Errandry, send: Task[[str], str]) -> None:
-    made = await jobs.enqueue_many([send.new(f"{number}") for number in range(100)])
+async def test_enqueue_many_keeps_the_order(jobs: Errandry, send: Task[[str], str]) -> None:
+    handles = await jobs.enqueue_many([send.new(f"{number}") for number in range(100)])
     await drain(jobs)
 
-    assert [await job.result(30) for job in made] == [f"sent to {number}" for number in range(100)]
+    assert [await job.result(30) for job in handles] == [f"sent to {number}" for number in range(100)]
     totals = await jobs.totals()
     assert totals["default"]["inserted"] == totals["default"]["completed"] == 100
 
 
-async def test_of_many_jobs_some_may_be_there_already(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_enqueue_many_returns_jobs_that_exist_already(jobs: Errandry, send: Task[[str], str]) -> None:
     await send.using(id="b").enqueue("ada")
     await jobs.cancel("b")
 
-    made = await jobs.enqueue_many([send.using(id=one).new("grace") for one in "abc"])
+    handles = await jobs.enqueue_many([send.using(id=job_id).new("grace") for job_id in "abc"])
 
-    assert [(job.id, job.state) for job in made] == [("a", "waiting"), ("b", "canceled"), ("c", "waiting")]
+    assert [(job.id, job.state) for job in handles] == [("a", "waiting"), ("b", "canceled"), ("c", "waiting")]
 
 
 async def test_many_jobs_are_enqueued_all_or_none(jobs: Errandry, send: Task[[str], str]) -> None:
     with pytest.raises(TooLarge):
         await jobs.enqueue_many([send.new("ada"), send.new("x" * 2**20), send.new("grace")])
-    with pytest.raises(InvalidValue, match="stands twice"):
+    with pytest.raises(InvalidValue, match="occurs twice"):
         await jobs.enqueue_many([send.using(id="a").new("ada"), send.using(id="a").new("grace")])
 
     assert await jobs.counts() == {}
 
 
-async def test_no_jobs_at_all_are_fine(jobs: Errandry) -> None:
+async def test_enqueue_many_accepts_an_empty_list(jobs: Errandry) -> None:
     assert await jobs.enqueue_many([]) == []
     assert jobs.enqueue_many_sync([]) == []
 
 
-async def test_jobs_of_several_tasks_go_together(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_enqueue_many_takes_jobs_of_several_tasks(jobs: Errandry, send: Task[[str], str]) -> None:
     @jobs.task(queue="sums")
     def add(a: int, b: int) -> int:
         return a + b
@@ -139,8 +139,8 @@ async def test_a_call_of_another_apps_task_is_refused(jobs: Errandry) -> None:
     assert await jobs.counts() == {}
 
 
-class Away(MemoryStore):
-    """Forgets to answer the first insert, having written it."""
+class ReplyLosingStore(MemoryStore):
+    """Writes the first commit and then loses its reply."""
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
         answers = await super().commit(commands)
@@ -152,8 +152,8 @@ class Away(MemoryStore):
     lost = False
 
 
-async def test_a_lost_reply_makes_no_second_job() -> None:
-    async with Errandry(store=Away()) as jobs:
+async def test_a_lost_reply_does_not_create_a_second_job() -> None:
+    async with Errandry(store=ReplyLosingStore()) as jobs:
 
         @jobs.task
         async def send(to: str) -> None: ...
@@ -164,9 +164,7 @@ async def test_a_lost_reply_makes_no_second_job() -> None:
         assert await jobs.counts() == {"default": {"waiting": 1}}
 
 
-async def test_a_store_that_is_full_says_so_and_nothing_is_enqueued(
-    jobs: Errandry, send: Task[[str], str]
-) -> None:
+async def test_a_full_store_raises_and_nothing_is_enqueued(jobs: Errandry, send: Task[[str], str]) -> None:
     assert isinstance(jobs.store, MemoryStore)
     jobs.store.fail_before.append(StoreFull("memory", "no space left"))
 
@@ -179,7 +177,7 @@ async def test_a_store_that_is_full_says_so_and_nothing_is_enqueued(
 # Hooks.
 
 
-async def test_a_hook_sees_every_job_and_may_change_it(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_a_hook_gets_every_job_and_may_change_it(jobs: Errandry, send: Task[[str], str]) -> None:
     @jobs.on_enqueue
     def stamp(job: NewJob) -> NewJob:
         return replace(job, metadata=json.dumps({"by": "hook"}), queue=f"{job.queue}-eu")
@@ -189,10 +187,10 @@ async def test_a_hook_sees_every_job_and_may_change_it(jobs: Errandry, send: Tas
         return replace(job, tags=(*job.tags, job.queue))
 
     single = await send.enqueue("ada")
-    several = await jobs.enqueue_many([send.new("ada"), send.new("grace")])
+    many = await jobs.enqueue_many([send.new("ada"), send.new("grace")])
     blocking = send.enqueue_sync("joan")
 
-    for job in (single, *several, blocking):
+    for job in (single, *many, blocking):
         record = await jobs.record(job.id)
         assert (record.queue, record.tags, record.metadata) == (
             "default-eu",
@@ -201,7 +199,7 @@ async def test_a_hook_sees_every_job_and_may_change_it(jobs: Errandry, send: Tas
         )
 
 
-async def test_a_hook_may_refuse(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_a_hook_may_refuse_a_job(jobs: Errandry, send: Task[[str], str]) -> None:
     @jobs.on_enqueue
     def refuse(job: NewJob) -> NewJob:
         if "eve" in job.payload:
@@ -214,7 +212,9 @@ async def test_a_hook_may_refuse(jobs: Errandry, send: Task[[str], str]) -> None
     assert await jobs.counts() == {}
 
 
-async def test_a_hook_that_forgets_to_return_the_job_is_named(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_the_error_names_a_hook_that_does_not_return_the_job(
+    jobs: Errandry, send: Task[[str], str]
+) -> None:
     @jobs.on_enqueue
     def forgetful(job: NewJob) -> NewJob:
         return None  # type: ignore[return-value]
@@ -227,16 +227,16 @@ async def test_a_hook_that_forgets_to_return_the_job_is_named(jobs: Errandry, se
 
 
 class Mirror:
-    """A toy: the text backwards, bound to the job, its task and its field."""
+    """A toy codec: it stores the text backwards, with the job, task and field it belongs to."""
 
-    def seal(self, text: str, about: DocumentInfo) -> str:
-        return json.dumps([text[::-1], about.job, about.task, about.field])
+    def seal(self, text: str, document: DocumentInfo) -> str:
+        return json.dumps([text[::-1], document.job, document.task, document.field])
 
-    def unseal(self, text: str, about: DocumentInfo) -> str:
-        turned, *bound = json.loads(text)
-        if bound != [about.job, about.task, about.field]:
-            raise ValueError(f"sealed for {bound}, not for {about}")
-        return str(turned[::-1])
+    def unseal(self, text: str, document: DocumentInfo) -> str:
+        reversed_text, *bound = json.loads(text)
+        if bound != [document.job, document.task, document.field]:
+            raise ValueError(f"sealed for {bound}, not for {document}")
+        return str(reversed_text[::-1])
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def sealed(jobs: Errandry) -> Errandry:
     return jobs
 
 
-async def test_a_codec_seals_what_is_stored_and_the_handler_sees_it_plain(sealed: Errandry) -> None:
+async def test_a_codec_seals_stored_texts_and_the_handler_gets_plain_values(sealed: Errandry) -> None:
     seen: list[str] = []
 
     @sealed.task
@@ -264,11 +264,11 @@ async def test_a_codec_seals_what_is_stored_and_the_handler_sees_it_plain(sealed
     assert await job.result(30) == "sent to ada"
 
 
-async def test_what_a_codec_makes_that_is_no_json_is_refused(
+async def test_a_codec_that_does_not_return_json_is_refused(
     jobs: Errandry, send: Task[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs.codec = Mirror()
-    monkeypatch.setattr(Mirror, "seal", lambda _, text, about: f"{about.job}:{text}")
+    monkeypatch.setattr(Mirror, "seal", lambda _, text, document: f"{document.job}:{text}")
 
     with pytest.raises(InvalidValue, match=r"payload=.*must be JSON"):
         await send.enqueue("ada")
@@ -284,7 +284,7 @@ async def test_arguments_are_checked_before_they_are_sealed(sealed: Errandry) ->
         await send.enqueue(5)  # type: ignore[arg-type]
 
 
-async def test_what_an_operator_writes_is_sealed_too(sealed: Errandry) -> None:
+async def test_edited_arguments_and_resolved_results_are_sealed(sealed: Errandry) -> None:
     @sealed.task
     async def send(to: str) -> str:
         return f"sent to {to}"
@@ -298,7 +298,7 @@ async def test_what_an_operator_writes_is_sealed_too(sealed: Errandry) -> None:
     assert await resolved.result(30) == "by hand"
 
 
-async def test_what_is_enqueued_can_be_asserted_through_a_codec(sealed: Errandry) -> None:
+async def test_assert_enqueued_works_with_a_codec(sealed: Errandry) -> None:
     @sealed.task
     async def send(to: str) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Every error survives pickling, with its attributes and its words."""
+"""Every error survives pickling, with its attributes and message."""
 
 import copy
 import inspect
@@ -43,8 +43,8 @@ SAMPLES = {
 
 def tree(kind: type[ErrandryError] = ErrandryError) -> Iterator[type[ErrandryError]]:
     yield kind
-    for one in kind.__subclasses__():
-        yield from tree(one)
+    for child in kind.__subclasses__():
+        yield from tree(child)
 
 
 def sample(kind: type[ErrandryError]) -> ErrandryError:
@@ -62,7 +62,7 @@ def test_an_error_survives_pickling_and_copying(kind: type[ErrandryError]) -> No
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(tree()), ids=lambda kind: kind.__name__)
-def test_an_error_is_named_in_the_drawing_of_the_tree(kind: type[ErrandryError]) -> None:
+def test_the_drawn_tree_names_every_error(kind: type[ErrandryError]) -> None:
     assert f"{kind.__name__} " in f"{errors.__doc__}".replace("\n", " ")
 
 
@@ -76,12 +76,12 @@ def test_an_outcome_survives_pickling(outcome: HandlerOutcome) -> None:
     assert (str(other), vars(other)) == (str(outcome), vars(outcome))
 
 
-def test_a_message_names_the_thing_its_value_and_what_is_right() -> None:
+def test_a_message_has_the_name_the_value_and_the_rule() -> None:
     error = errors.InvalidValue("priority", "high", "must be a whole number")
 
     assert str(error) == "priority='high': must be a whole number"
     assert (error.name, error.value, error.why) == ("priority", "high", "must be a whole number")
 
 
-def test_a_message_stays_short_however_long_the_value() -> None:
+def test_long_values_are_shortened_in_messages() -> None:
     assert len(str(errors.InvalidValue("payload", "x" * 1_000_000, "is too long"))) < 120

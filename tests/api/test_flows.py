@@ -1,4 +1,4 @@
-"""Flows through the API: enqueued in one write, run in their order, with the results of children."""
+"""Flows through the API: inserted in one write, run in order, with the results of children."""
 
 from datetime import UTC, datetime
 
@@ -9,7 +9,7 @@ from errandry import Child, Errandry, Fail, JobContext, State, chain, chord, flo
 from errandry.core.flow import ChildEnd
 from errandry.core.state import Reason
 from errandry.errors import InvalidArguments, InvalidValue
-from tests.working import burst
+from tests.run_worker import run_burst
 
 
 async def test_a_parent_runs_after_its_children_with_their_results(live: Errandry) -> None:
@@ -28,25 +28,25 @@ async def test_a_parent_runs_after_its_children_with_their_results(live: Errandr
     assert (await live.record(job.id)).state is State.BLOCKED
     [because] = (await live.why(job.id)).reasons
     assert "3 children to end: " in because.text
-    await burst(live)
+    await run_burst(live)
 
     assert await job.result(timeout=30) == [1, 4, 9]
     assert sorted(ran) == [1, 2, 3]
 
 
-async def test_a_chain_hands_each_result_on(live: Errandry) -> None:
+async def test_a_chain_passes_each_result_to_the_next_call(live: Errandry) -> None:
     @live.task
     async def step(ctx: JobContext, add: int) -> int:
         before = [int(child.result) for child in ctx.children()]
         return sum(before) + add
 
     job = await live.enqueue_flow(chain(step.new(1), step.new(2), step.new(3)))
-    await burst(live)
+    await run_burst(live)
 
     assert await job.result(timeout=30) == 6
 
 
-async def test_a_callback_runs_whatever_became_of_the_rest(live: Errandry) -> None:
+async def test_with_policy_ignore_a_callback_runs_after_failures(live: Errandry) -> None:
     seen: list[tuple[Child, ...]] = []
 
     @live.task
@@ -60,7 +60,7 @@ async def test_a_callback_runs_whatever_became_of_the_rest(live: Errandry) -> No
         seen.append(ctx.children())
 
     await live.enqueue_flow(chord([part.new(n) for n in (1, 2)], after.new(), policy="ignore"))
-    await burst(live)
+    await run_burst(live)
 
     [children] = seen
     assert [(child.task, child.outcome, child.result) for child in children] == [
@@ -91,13 +91,13 @@ async def test_a_handler_spawns_children_and_runs_again_with_their_results(
     parent = live.task(name="parent")(later if is_async else handle)
 
     job = await parent.enqueue(4)
-    await burst(live)
+    await run_burst(live)
 
     assert await job.result(timeout=30) == 60
     assert runs == [1, 1]
 
 
-async def test_a_call_in_two_places_is_one_job(live: Errandry) -> None:
+async def test_a_call_used_in_two_places_is_one_job(live: Errandry) -> None:
     ran: list[str] = []
 
     @live.task
@@ -108,50 +108,50 @@ async def test_a_call_in_two_places_is_one_job(live: Errandry) -> None:
     await live.enqueue_flow(
         flow(step.new("end"), flow(step.new("left"), shared), flow(step.new("right"), shared))
     )
-    await burst(live)
+    await run_burst(live)
 
     assert ran.count("shared") == 1
     assert (ran[0], ran[-1]) == ("shared", "end")
 
 
-async def test_a_group_in_a_chain_is_several_calls_at_once(live: Errandry) -> None:
+async def test_parallel_in_a_chain_runs_its_calls_at_the_same_time(live: Errandry) -> None:
     @live.task
     async def step(ctx: JobContext, add: int) -> int:
         return sum(int(child.result) for child in ctx.children()) + add
 
     job = await live.enqueue_flow(chain(step.new(1), parallel(step.new(10), step.new(20)), step.new(100)))
-    await burst(live)
+    await run_burst(live)
 
     assert await job.result(timeout=30) == 100 + 11 + 21
     assert (await live.counts())["default"] == {"completed": 4}
 
 
-async def test_a_group_by_itself_is_enqueued_in_one_write(live: Errandry) -> None:
+async def test_parallel_alone_is_enqueued_in_one_write(live: Errandry) -> None:
     @live.task
     async def part(n: int) -> int:
         return n
 
     jobs = await live.enqueue_flow(parallel(part.new(1), flow(part.new(2), part.new(3))))
-    await burst(live)
+    await run_burst(live)
 
     assert [await job.result(timeout=30) for job in jobs] == [1, 2]
-    with pytest.raises(InvalidValue, match="ends with one, not with a group"):
+    with pytest.raises(InvalidValue, match="a chain cannot end with parallel"):
         chain(part.new(1), parallel(part.new(2)))
 
 
-async def test_a_group_in_a_flow_spreads(jobs: Errandry) -> None:
+async def test_parallel_in_a_flow_becomes_several_children(jobs: Errandry) -> None:
     @jobs.task
     async def part(n: int) -> int:
         return n
 
     parts = parallel(*[part.new(n) for n in range(3)])
 
-    for whole in (flow(part.new(9), parts), chord([parts], part.new(9))):
-        assert len(whole.children) == 3
+    for whole_flow in (flow(part.new(9), parts), chord([parts], part.new(9))):
+        assert len(whole_flow.children) == 3
     assert len(jobs.enqueue_flow_sync(parts)) == 3
 
 
-async def test_a_whole_flow_runs_again_children_first(live: Errandry) -> None:
+async def test_rerun_with_flow_runs_the_children_first(live: Errandry) -> None:
     ran: list[str] = []
 
     @live.task
@@ -162,12 +162,12 @@ async def test_a_whole_flow_runs_again_children_first(live: Errandry) -> None:
     end = await live.enqueue_flow(
         flow(step.new("end"), flow(step.new("left"), shared), flow(step.new("right"), shared))
     )
-    await burst(live)
+    await run_burst(live)
     ran.clear()
 
     assert len((await live.rerun(end.id, flow=True)).moved) == 4
     assert (await live.counts())["default"] == {"blocked": 3, "waiting": 1}
-    await burst(live)
+    await run_burst(live)
 
     assert (ran[0], sorted(ran[1:3]), ran[3]) == ("shared", ["left", "right"], "end")
     ids = await live.subtree(end.id)
@@ -176,7 +176,7 @@ async def test_a_whole_flow_runs_again_children_first(live: Errandry) -> None:
     assert (await live.list()).jobs == ()
 
 
-async def test_a_flow_is_canceled_as_far_as_it_can_be(jobs: Errandry) -> None:
+async def test_cancel_with_flow_leaves_finished_jobs_alone(jobs: Errandry) -> None:
     @jobs.task
     async def part(n: int) -> int:
         return n
@@ -190,7 +190,7 @@ async def test_a_flow_is_canceled_as_far_as_it_can_be(jobs: Errandry) -> None:
     assert (await jobs.counts())["default"] == {"canceled": 2, "completed": 1}
 
 
-async def test_what_is_no_call_is_refused(live: Errandry) -> None:
+async def test_a_flow_of_something_else_than_calls_is_refused(live: Errandry) -> None:
     @live.task
     async def step() -> None: ...
 
@@ -200,7 +200,7 @@ async def test_what_is_no_call_is_refused(live: Errandry) -> None:
         flow(step.new())
 
 
-async def test_results_are_arguments_of_others(live: Errandry) -> None:
+async def test_results_become_arguments_of_other_calls(live: Errandry) -> None:
     @live.task
     async def part(n: int) -> int:
         return n * n
@@ -218,12 +218,12 @@ async def test_results_are_arguments_of_others(live: Errandry) -> None:
     call = total.new(result_of(parts), unit=result_of(unit.new("m")), times=result_of(shared))
     job = await live.enqueue_flow(call)
     assert (await live.record(job.id)).children == 4
-    await burst(live)
+    await run_burst(live)
 
     assert await job.result(timeout=30) == "56 m after 0"
 
 
-async def test_results_go_from_call_to_call(live: Errandry) -> None:
+async def test_results_are_passed_on_through_several_calls(live: Errandry) -> None:
     class Item(Struct):
         name: str
         at: datetime
@@ -231,27 +231,27 @@ async def test_results_go_from_call_to_call(live: Errandry) -> None:
     moment = datetime(2026, 1, 2, tzinfo=UTC)
 
     @live.task
-    async def found(name: str) -> Item:
+    async def find(name: str) -> Item:
         return Item(name, moment)
 
     @live.task
-    async def kept(item: Item | None, more: str) -> Item | None:
+    async def rename(item: Item | None, more: str) -> Item | None:
         assert item is None or item.at == moment
         return None if item is None else Item(item.name + more, item.at)
 
     @live.task(batch=10)
-    async def told(items: list[Item | None]) -> list[str]:
+    async def names(items: list[Item | None]) -> list[str]:
         return ["nothing" if item is None else item.name for item in items]
 
-    one = kept.new(result_of(found.new("a")), "b")
-    two = kept.new(result_of(kept.new(None, "")), "c")
-    ends = await live.enqueue_flow(parallel(told.new(result_of(one)), told.new(result_of(two))))
-    await burst(live)
+    item = rename.new(result_of(find.new("a")), "b")
+    nothing = rename.new(result_of(rename.new(None, "")), "c")
+    ends = await live.enqueue_flow(parallel(names.new(result_of(item)), names.new(result_of(nothing))))
+    await run_burst(live)
 
     assert [await job.result(timeout=30) for job in ends] == ["ab", "nothing"]
 
 
-async def test_a_result_that_does_not_fit_fails_with_its_place(live: Errandry) -> None:
+async def test_a_result_of_the_wrong_type_fails_the_parent_with_its_path(live: Errandry) -> None:
     @live.task
     async def part(n: int) -> int:
         return "two" if n == 2 else n  # type: ignore[return-value]
@@ -261,14 +261,14 @@ async def test_a_result_that_does_not_fit_fails_with_its_place(live: Errandry) -
         raise AssertionError("it must not run")
 
     job = await live.enqueue_flow(total.new(result_of(parallel(*[part.new(n) for n in range(4)]))))
-    await burst(live)
+    await run_burst(live)
 
     record = await live.record(job.id)
     assert (record.state, record.reason) == (State.FAILED, Reason.INVALID_PAYLOAD)
     assert "Expected `int`, got `str` - at `$.parts[2]`" in record.errors[-1].message
 
 
-async def test_what_has_failed_feeds_nothing(live: Errandry) -> None:
+async def test_a_failed_child_leaves_the_argument_at_its_default(live: Errandry) -> None:
     @live.task(max_attempts=1)
     async def part(n: int) -> int:
         if n == 2:
@@ -281,12 +281,12 @@ async def test_what_has_failed_feeds_nothing(live: Errandry) -> None:
 
     parts = parallel(*[part.new(n) for n in range(4)])
     job = await live.enqueue_flow(flow(total.new(result_of(parts), result_of(part.new(2))), policy="ignore"))
-    await burst(live)
+    await run_burst(live)
 
     assert await job.result(timeout=30) == 14
 
 
-async def test_two_calls_of_one_unique_job_are_both_fed(live: Errandry) -> None:
+async def test_one_unique_job_can_fill_two_arguments(live: Errandry) -> None:
     @live.task(unique=True)
     async def part(n: int) -> int:
         return n
@@ -298,41 +298,41 @@ async def test_two_calls_of_one_unique_job_are_both_fed(live: Errandry) -> None:
     parts = parallel(part.new(2), part.new(3), part.new(2))
     job = await live.enqueue_flow(total.new(result_of(parts), result_of(part.new(3))))
     assert (await live.record(job.id)).children == 2
-    await burst(live)
+    await run_burst(live)
 
     assert await job.result(timeout=30) == 21
 
 
-async def test_what_is_spawned_is_fed_too(live: Errandry) -> None:
+async def test_spawned_calls_get_results_as_arguments(live: Errandry) -> None:
     @live.task
     async def part(n: int) -> int:
         return n + 1
 
     @live.task
-    async def whole(ctx: JobContext) -> list[object]:
+    async def parent(ctx: JobContext) -> list[object]:
         if not ctx.children():
             ctx.spawn(part.new(result_of(part.new(result_of(part.new(1))))))
         return [child.result for child in ctx.children()]
 
-    job = await whole.enqueue()
-    await burst(live)
+    job = await parent.enqueue()
+    await run_burst(live)
 
     assert await job.result(timeout=30) == [4]
 
 
-async def test_an_edit_of_a_fed_argument_counts(live: Errandry) -> None:
+async def test_an_edit_overrides_the_result_of_a_child(live: Errandry) -> None:
     @live.task
     async def part(n: int) -> int:
         return n + 1
 
     job = await live.enqueue_flow(part.new(result_of(part.new(1))))
     await live.edit(job.id, arguments={"n": 10})
-    await burst(live)
+    await run_burst(live)
 
     assert await job.result(timeout=30) == 11
 
 
-async def test_results_of_others_are_only_for_flows(live: Errandry) -> None:
+async def test_result_of_is_refused_outside_of_flows(live: Errandry) -> None:
     @live.task
     async def part(n: int) -> int:
         return n

@@ -13,10 +13,10 @@ from errandry.errors import InvalidValue, QueueFull
 from errandry.testing import drain
 from errandry.worker.options import WorkerOptions
 from errandry.worker.worker import Worker
-from tests.pace import PATIENCE
+from tests.machine_load import WAIT_TIMEOUT
 
 
-async def test_what_is_given_changes_and_the_rest_stays(jobs: Errandry) -> None:
+async def test_put_changes_the_given_rules_and_leaves_the_rest(jobs: Errandry) -> None:
     queue = jobs.queue("mail")
     assert await queue.rule() == Rule()
 
@@ -33,10 +33,10 @@ async def test_what_is_given_changes_and_the_rest_stays(jobs: Errandry) -> None:
     await queue.put(limit=None, ageing=None, order=None, overflow=None, max_size=None)
 
     assert await queue.rule() == Rule(rate=Rate(50, 1.0, 7))
-    assert [one.key for one in await jobs.rules()] == [("queue", "mail", "")]
+    assert [gate.key for gate in await jobs.rules()] == [("queue", "mail", "")]
 
 
-async def test_tasks_and_groups_have_rules_of_their_own(jobs: Errandry) -> None:
+async def test_tasks_and_groups_have_their_own_rules(jobs: Errandry) -> None:
     await jobs.task_gate("send").put(limit=3)
     await jobs.queue("mail").group("acme").put(weight=2, rate=Rate(1, 1.0, 1))
     await jobs.queue("mail").put(group_limit=1, group_rate="10/s", group_burst=2)
@@ -52,7 +52,7 @@ async def test_tasks_and_groups_have_rules_of_their_own(jobs: Errandry) -> None:
     [
         ({"limits": 5}, "limits=5: is not an option here: did you mean limit"),
         ({"limit": 0}, "limit=0: must be a whole number from 1"),
-        ({"rate": "fast"}, "rate='fast': not a rate; write how many in which time"),
+        ({"rate": "fast"}, "rate='fast': not a rate; write a count and a time"),
         ({"burst": 5}, "burst=5: says how many of the rate may begin at once: give rate too"),
         ({"overflow": "explode"}, "overflow='explode'"),
         ({"order": "chaos"}, "order='chaos'"),
@@ -60,7 +60,7 @@ async def test_tasks_and_groups_have_rules_of_their_own(jobs: Errandry) -> None:
         ({"weight": 2}, "weight=2: a rule of a queue has limit"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_and_changes_nothing(
+async def test_a_wrong_rule_is_refused_and_changes_nothing(
     jobs: Errandry, changes: dict[str, object], why: str
 ) -> None:
     await jobs.queue("mail").put(limit=2)
@@ -69,7 +69,7 @@ async def test_what_makes_no_sense_is_refused_and_changes_nothing(
     assert await jobs.queue("mail").rule() == Rule(limit=2)
 
 
-async def test_a_paused_group_waits_and_says_so(jobs: Errandry) -> None:
+async def test_a_paused_group_waits_and_why_explains_it(jobs: Errandry) -> None:
     seen: list[str] = []
 
     @jobs.task(queue="mail")
@@ -99,17 +99,17 @@ async def live(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield jobs
 
 
-async def finished(app: Errandry, *jobs: Job[None], concurrency: int = 100) -> None:
-    """Have a worker work until these have ended; a burst would not wait for what may not begin yet."""
+async def run_until_finished(app: Errandry, *jobs: Job[None], concurrency: int = 100) -> None:
+    """Run a worker until these jobs have finished. A burst would not wait for jobs that limits hold back."""
     worker = Worker(app, WorkerOptions(concurrency=concurrency))
-    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(WAIT_TIMEOUT), asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.run())
         for job in jobs:
             await job.wait()
         worker.stop()
 
 
-async def test_no_more_run_at_once_than_the_limit(live: Errandry) -> None:
+async def test_the_limit_bounds_the_jobs_that_run_at_once(live: Errandry) -> None:
     running, most = 0, 0
 
     @live.task(queue="mail")
@@ -121,23 +121,23 @@ async def test_no_more_run_at_once_than_the_limit(live: Errandry) -> None:
         running -= 1
 
     await live.queue("mail").put(limit=3)
-    await finished(live, *await live.enqueue_many([send.new() for _ in range(30)]))
+    await run_until_finished(live, *await live.enqueue_many([send.new() for _ in range(30)]))
     assert most == 3
     assert await live.counts() == {"mail": {"completed": 30}}
 
 
-async def test_no_more_begin_in_a_time_than_the_rate(live: Errandry) -> None:
+async def test_the_rate_bounds_the_jobs_that_start_in_a_span(live: Errandry) -> None:
     @live.task
     async def ask() -> None: ...
 
     await live.task_gate("ask").put(rate="50/second", burst=2)
     jobs = await live.enqueue_many([ask.new() for _ in range(12)])
-    await finished(live, *jobs)
+    await run_until_finished(live, *jobs)
     begun = [job.record.started_at or 0.0 for job in jobs]
     assert max(begun) - min(begun) >= 10 / 50 - 0.02
 
 
-async def test_a_handler_that_was_told_to_slow_down_slows_down_its_group(live: Errandry) -> None:
+async def test_a_retry_with_pause_group_pauses_the_group(live: Errandry) -> None:
     begun: list[str] = []
 
     @live.task(queue="crm")
@@ -149,15 +149,15 @@ async def test_a_handler_that_was_told_to_slow_down_slows_down_its_group(live: E
     await live.queue("crm").put(group_limit=1)
     jobs = [await sync.using(group="acme", priority=-1).enqueue("acme", first=True)]
     jobs += [await sync.using(group=account).enqueue(account) for account in ("acme", "other")]
-    await finished(live, *jobs)
+    await run_until_finished(live, *jobs)
 
     assert begun == ["acme", "other", "acme", "acme"]
-    told = jobs[0].record.errors[0].ended
-    acme, same, other = [(job.record.started_at or 0.0) - told for job in jobs]
+    asked_at = jobs[0].record.errors[0].ended
+    acme, same, other = [(job.record.started_at or 0.0) - asked_at for job in jobs]
     assert other < 0.39 <= min(acme, same)
 
 
-async def test_a_group_that_floods_its_queue_does_not_delay_another(live: Errandry) -> None:
+async def test_a_large_group_does_not_delay_another(live: Errandry) -> None:
     begun: list[str] = []
 
     @live.task(queue="mail")
@@ -166,11 +166,11 @@ async def test_a_group_that_floods_its_queue_does_not_delay_another(live: Errand
 
     await live.enqueue_many([send.using(group="flood").new("flood") for _ in range(100)])
     drops = await live.enqueue_many([send.using(group="drop").new("drop") for _ in range(5)])
-    await finished(live, *drops, concurrency=2)
+    await run_until_finished(live, *drops, concurrency=2)
     assert begun[:12].count("drop") >= 5
 
 
-async def test_a_full_queue_refuses_and_is_as_it_was(live: Errandry) -> None:
+async def test_a_full_queue_refuses_jobs(live: Errandry) -> None:
     await live.queue("thumbs").put(max_size=2)
     for _ in range(2):
         await live.enqueue("shrink", queue="thumbs")
@@ -179,14 +179,14 @@ async def test_a_full_queue_refuses_and_is_as_it_was(live: Errandry) -> None:
     assert await live.counts() == {"thumbs": {"waiting": 2}}
 
 
-async def test_who_may_wait_for_room_gets_in_when_there_is_some(live: Errandry) -> None:
+async def test_with_overflow_wait_an_enqueue_waits_for_space(live: Errandry) -> None:
     @live.task(queue="thumbs")
     async def shrink() -> None:
         await asyncio.sleep(0.001)
 
     await live.queue("thumbs").put(max_size=2, overflow="wait")
     worker = Worker(live, WorkerOptions(concurrency=1))
-    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(WAIT_TIMEOUT), asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.run())
         jobs = await asyncio.gather(*[shrink.enqueue() for _ in range(20)])
         for job in jobs:
@@ -195,7 +195,7 @@ async def test_who_may_wait_for_room_gets_in_when_there_is_some(live: Errandry) 
     assert await live.counts() == {"thumbs": {"completed": 20}}
 
 
-async def test_what_will_never_fit_does_not_wait(live: Errandry) -> None:
+async def test_an_insert_larger_than_the_queue_does_not_wait(live: Errandry) -> None:
     await live.queue("thumbs").put(max_size=2, overflow="wait")
 
     @live.task(queue="thumbs")
@@ -205,7 +205,7 @@ async def test_what_will_never_fit_does_not_wait(live: Errandry) -> None:
         await live.enqueue_many([shrink.new() for _ in range(3)])
 
 
-async def test_the_oldest_make_room(live: Errandry) -> None:
+async def test_with_drop_oldest_the_oldest_job_fails(live: Errandry) -> None:
     await live.queue("thumbs").put(max_size=1, overflow="drop_oldest")
     first, _ = [await live.enqueue("shrink", queue="thumbs") for _ in range(2)]
     record = (await first.refresh()).record

@@ -1,4 +1,4 @@
-"""The testing kit, as a user's tests would use it."""
+"""The test kit, used as in tests of a program."""
 
 import asyncio
 import logging
@@ -16,12 +16,12 @@ from errandry.core.state import Reason
 from errandry.errors import JobFailed, ReplyLost, StoreUnavailable
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.testing import FakeClock, MemoryStore, assert_enqueued, assert_not_enqueued, drain, in_memory
-from tests.pace import PATIENCE
+from tests.machine_load import WAIT_TIMEOUT
 
 
 @pytest.fixture
 def order(jobs: Errandry) -> list[str]:
-    """What ran, in order; with the tasks that write there."""
+    """The runs in their order; the fixture declares the tasks that add to it."""
     ran: list[str] = []
 
     @jobs.task(max_attempts=3, backoff=Backoff(Curve.FIXED, 60.0, jitter=0.0))
@@ -42,7 +42,7 @@ def order(jobs: Errandry) -> list[str]:
 # drain
 
 
-async def test_drain_runs_what_is_ready_in_order_and_returns_what_finished(
+async def test_drain_runs_due_jobs_in_order_and_returns_those_that_finished(
     jobs: Errandry, order: list[str]
 ) -> None:
     await jobs.enqueue("mail", {"to": "ada"})
@@ -62,7 +62,7 @@ async def test_drain_runs_what_is_ready_in_order_and_returns_what_finished(
     assert await drain(jobs) == []
 
 
-async def test_drain_until_idle_lives_through_delays_and_retries_in_no_time(
+async def test_drain_until_idle_skips_delays_and_retries(
     jobs: Errandry, order: list[str], clock: FakeClock
 ) -> None:
     start, real = clock.time(), time.monotonic()
@@ -74,10 +74,10 @@ async def test_drain_until_idle_lives_through_delays_and_retries_in_no_time(
     assert order == ["mail ada 1", "mail ada 2", "mail ada 3", "mail grace 1"]
     assert [job.attempts for job in finished] == [3, 1]
     assert clock.time() - start == pytest.approx(3_600)
-    assert time.monotonic() - real < PATIENCE
+    assert time.monotonic() - real < WAIT_TIMEOUT
 
 
-async def test_drain_without_until_idle_leaves_the_clock_alone(
+async def test_drain_without_until_idle_does_not_move_the_clock(
     jobs: Errandry, order: list[str], clock: FakeClock
 ) -> None:
     start = clock.time()
@@ -90,7 +90,7 @@ async def test_drain_without_until_idle_leaves_the_clock_alone(
     assert clock.time() == start + 60
 
 
-async def test_drain_until_idle_needs_a_clock_it_can_move(live: Errandry) -> None:
+async def test_drain_until_idle_needs_a_fake_clock(live: Errandry) -> None:
     with pytest.raises(TypeError, match="moves a FakeClock on; the app has a SystemClock"):
         await drain(live, until_idle=True)
 
@@ -106,7 +106,7 @@ async def test_a_strict_drain_raises_the_first_error_with_its_traceback(
     assert 'raise ConnectionError("the server is down")' in error.value.__notes__[0]
 
 
-async def test_drain_gives_up_on_jobs_without_end(jobs: Errandry) -> None:
+async def test_drain_raises_after_its_limit_of_attempts(jobs: Errandry) -> None:
     @jobs.task
     async def again() -> None:
         await again.enqueue()
@@ -117,7 +117,7 @@ async def test_drain_gives_up_on_jobs_without_end(jobs: Errandry) -> None:
         await drain(jobs, limit=50)
 
 
-async def test_drain_takes_one_queue_where_that_is_wanted(jobs: Errandry, order: list[str]) -> None:
+async def test_drain_can_run_one_queue_only(jobs: Errandry, order: list[str]) -> None:
     await jobs.enqueue("mail", {"to": "ada"}, queue="mail")
     await jobs.enqueue("mail", {"to": "grace"})
     await jobs.enqueue("mail", {"to": "joan"}, queue="mail", delay=60)
@@ -127,15 +127,15 @@ async def test_drain_takes_one_queue_where_that_is_wanted(jobs: Errandry, order:
     assert order == ["mail ada 1", "mail joan 1"]
 
 
-async def test_drain_fails_jobs_nobody_declared(jobs: Errandry) -> None:
-    await jobs.insert([NewJob(id="lost", task="nobody", payload="{}")])
+async def test_drain_fails_jobs_of_unknown_tasks(jobs: Errandry) -> None:
+    await jobs.insert([NewJob(id="lost", task="unknown", payload="{}")])
 
     [job] = await drain(jobs)
 
     assert (job.state, job.reason) == (State.FAILED, Reason.NO_HANDLER)
 
 
-async def test_drain_keeps_what_handlers_log(jobs: Errandry) -> None:
+async def test_drain_stores_what_handlers_log(jobs: Errandry) -> None:
     @jobs.task
     def work(ctx: JobContext) -> None:
         logging.getLogger("shop").warning("careful")
@@ -165,10 +165,10 @@ async def test_drain_obeys_outcomes_timeouts_and_cancels(jobs: Errandry, clock: 
     async def suicidal(ctx: JobContext) -> None:
         await jobs.cancel(ctx.id)
 
-    made = [await task.enqueue() for task in (sleepy, stuck, suicidal)]
+    handles = [await task.enqueue() for task in (sleepy, stuck, suicidal)]
     ends = {job.id: job.state for job in await drain(jobs, until_idle=True)}
 
-    assert [ends[job.id] for job in made] == [State.COMPLETED, State.FAILED, State.CANCELED]
+    assert [ends[job.id] for job in handles] == [State.COMPLETED, State.FAILED, State.CANCELED]
 
 
 def test_drain_works_in_tests_without_a_loop() -> None:
@@ -188,7 +188,7 @@ def test_drain_works_in_tests_without_a_loop() -> None:
 # in_memory
 
 
-async def test_an_app_works_in_memory_for_a_while_and_its_own_store_never_hears_of_it(tmp_path: Path) -> None:
+async def test_in_memory_does_not_touch_the_store_of_the_app(tmp_path: Path) -> None:
     jobs = Errandry(f"sqlite:///{tmp_path}/jobs.db")
 
     @jobs.task
@@ -207,7 +207,9 @@ async def test_an_app_works_in_memory_for_a_while_and_its_own_store_never_hears_
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_an_app_that_was_open_goes_on_with_its_own_store(jobs: Errandry, order: list[str]) -> None:
+async def test_an_open_app_continues_with_its_own_store_after_in_memory(
+    jobs: Errandry, order: list[str]
+) -> None:
     await jobs.enqueue("mail", {"to": "ada"})
     with in_memory(jobs):
         assert await jobs.counts() == {}
@@ -230,7 +232,7 @@ async def test_assert_enqueued_finds_a_job_by_task_and_some_arguments(
     await assert_enqueued(jobs, "mail", to="ada", fails=0)  # defaults count
 
 
-async def test_assert_enqueued_says_what_there_is_instead(jobs: Errandry, order: list[str]) -> None:
+async def test_a_failed_assert_enqueued_lists_the_jobs_of_the_task(jobs: Errandry, order: list[str]) -> None:
     for to in ("ada", "grace"):
         await jobs.enqueue("mail", {"to": to})
     await drain(jobs)
@@ -247,7 +249,7 @@ async def test_assert_enqueued_says_what_there_is_instead(jobs: Errandry, order:
     ]
 
 
-async def test_assert_enqueued_says_which_tasks_there_are_or_that_there_are_none(
+async def test_a_failed_assert_enqueued_names_the_tasks_that_have_jobs(
     jobs: Errandry, order: list[str]
 ) -> None:
     with pytest.raises(AssertionError, match=r"^no job of task mail is enqueued; there are no jobs at all$"):
@@ -276,17 +278,17 @@ async def test_assert_not_enqueued(jobs: Errandry, order: list[str]) -> None:
     await assert_not_enqueued(jobs)
 
 
-async def test_long_lists_in_messages_are_cut(jobs: Errandry, order: list[str]) -> None:
+async def test_long_lists_in_messages_are_shortened(jobs: Errandry, order: list[str]) -> None:
     await jobs.enqueue_many([jobs.tasks["mail"].new(to=f"{n}") for n in range(30)])
 
     with pytest.raises(AssertionError, match=r"and 10 more$"):
-        await assert_enqueued(jobs, "mail", to="nobody")
+        await assert_enqueued(jobs, "mail", to="unknown")
 
 
 # Faults
 
 
-async def test_a_store_that_is_away_is_asked_again(jobs: Errandry, order: list[str]) -> None:
+async def test_an_unavailable_store_is_retried(jobs: Errandry, order: list[str]) -> None:
     assert isinstance(jobs.store, MemoryStore)
     jobs.store.fail_before.append(StoreUnavailable("memory", "away"))
     jobs.store.fail_after.append(ReplyLost("memory", "the reply was lost"))
@@ -297,7 +299,7 @@ async def test_a_store_that_is_away_is_asked_again(jobs: Errandry, order: list[s
     assert await jobs.counts() == {"default": {"waiting": 1}}
 
 
-async def test_a_slow_store(jobs: Errandry, order: list[str]) -> None:
+async def test_latency_slows_every_commit(jobs: Errandry, order: list[str]) -> None:
     assert isinstance(jobs.store, MemoryStore)
     jobs.store.latency = 0.02
 
@@ -307,7 +309,7 @@ async def test_a_slow_store(jobs: Errandry, order: list[str]) -> None:
     assert time.monotonic() - start >= 0.02
 
 
-async def test_retries_in_a_drain_are_in_the_order_of_their_times(jobs: Errandry, clock: FakeClock) -> None:
+async def test_drain_runs_retries_in_the_order_of_their_times(jobs: Errandry, clock: FakeClock) -> None:
     ran: list[tuple[str, float]] = []
     start = clock.time()
 
@@ -327,7 +329,7 @@ async def test_retries_in_a_drain_are_in_the_order_of_their_times(jobs: Errandry
 # The plugin
 
 
-async def test_the_fixtures_are_there_in_every_project(
+async def test_the_fixtures_work_without_any_import(
     errandry_jobs: Errandry, errandry_clock: FakeClock, errandry_store: MemoryStore
 ) -> None:
     @errandry_jobs.task
@@ -343,7 +345,7 @@ async def test_the_fixtures_are_there_in_every_project(
     assert errandry_jobs.store is errandry_store
 
 
-def test_every_test_begins_with_an_empty_store(errandry_jobs: Errandry) -> None:
+def test_every_test_starts_with_an_empty_store(errandry_jobs: Errandry) -> None:
     assert errandry_jobs.sync.counts() == {}
 
 

@@ -1,4 +1,4 @@
-"""Middleware: one shape around every handler."""
+"""Middleware: functions around every handler."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ def calls() -> list[str]:
     return []
 
 
-async def test_the_first_registered_is_the_outermost(jobs: Errandry, calls: list[str]) -> None:
+async def test_the_first_registered_middleware_is_the_outermost(jobs: Errandry, calls: list[str]) -> None:
     for name in ("outer", "inner"):
 
         @jobs.middleware
@@ -55,7 +55,7 @@ async def test_a_middleware_sees_the_job_and_may_change_the_result(jobs: Errandr
     assert await job.result(30) == ["work", 1, 7]
 
 
-async def test_a_middleware_may_answer_without_the_handler(jobs: Errandry, calls: list[str]) -> None:
+async def test_a_middleware_may_return_without_calling_the_handler(jobs: Errandry, calls: list[str]) -> None:
     @jobs.middleware
     async def cached(ctx: JobContext, call_next: CallNext) -> Any:
         return "from the cache"
@@ -77,7 +77,7 @@ async def test_a_middleware_may_answer_without_the_handler(jobs: Errandry, calls
     assert calls == []
 
 
-async def test_an_error_of_the_handler_passes_through_and_may_be_turned(jobs: Errandry) -> None:
+async def test_a_middleware_may_handle_the_handlers_error(jobs: Errandry) -> None:
     seen: list[BaseException] = []
 
     @jobs.middleware
@@ -99,7 +99,7 @@ async def test_an_error_of_the_handler_passes_through_and_may_be_turned(jobs: Er
     assert len(seen) == 1
 
 
-async def test_an_error_of_a_middleware_is_the_error_of_the_attempt(jobs: Errandry, calls: list[str]) -> None:
+async def test_an_error_of_a_middleware_fails_the_attempt(jobs: Errandry, calls: list[str]) -> None:
     @jobs.middleware
     async def strict(ctx: JobContext, call_next: CallNext) -> Any:
         raise PermissionError("not today")
@@ -136,7 +136,7 @@ async def test_a_middleware_may_raise_an_outcome(jobs: Errandry) -> None:
     assert await job.result(30) == "done"
 
 
-async def test_a_timeout_as_middleware_stops_the_handler(jobs: Errandry, calls: list[str]) -> None:
+async def test_a_middleware_may_stop_the_handler_with_a_timeout(jobs: Errandry, calls: list[str]) -> None:
     @jobs.middleware
     async def patience(ctx: JobContext, call_next: CallNext) -> Any:
         async with asyncio.timeout(0.01):
@@ -156,7 +156,7 @@ async def test_a_timeout_as_middleware_stops_the_handler(jobs: Errandry, calls: 
     assert calls == ["stopped"]
 
 
-async def test_middleware_of_one_app_is_not_that_of_another(jobs: Errandry) -> None:
+async def test_middleware_applies_to_its_own_app_only(jobs: Errandry) -> None:
     @jobs.middleware
     async def shout(ctx: JobContext, call_next: CallNext) -> Any:
         return str(await call_next(ctx)).upper()

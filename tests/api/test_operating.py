@@ -1,4 +1,4 @@
-"""What operators do through the API: by id, where a refusal is raised, or by query, where it is reported."""
+"""Operator commands: by id, where a refusal is raised, or by query, where it is reported."""
 
 from datetime import timedelta
 
@@ -20,12 +20,12 @@ def send(jobs: Errandry) -> Task[[str], str]:
     return send
 
 
-async def test_a_job_can_be_got_by_its_id(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_get_reads_a_job_by_its_id(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
 
     assert (await jobs.get(job.id)).record == await jobs.record(job.id)
-    with pytest.raises(UnknownJob, match="there is no job 'nobody'"):
-        await jobs.get("nobody")
+    with pytest.raises(UnknownJob, match="there is no job 'unknown'"):
+        await jobs.get("unknown")
     with pytest.raises(InvalidValue, match="id=''"):
         await jobs.get("")
 
@@ -33,19 +33,19 @@ async def test_a_job_can_be_got_by_its_id(jobs: Errandry, send: Task[[str], str]
 async def test_jobs_are_listed_by_query_newest_first_page_by_page(
     jobs: Errandry, send: Task[[str], str]
 ) -> None:
-    made = await jobs.enqueue_many([send.using(priority=n % 2).new(f"{n}") for n in range(10)])
+    handles = await jobs.enqueue_many([send.using(priority=n % 2).new(f"{n}") for n in range(10)])
 
     first = await jobs.list("task:send priority:1", limit=3)
     rest = await jobs.list("task:send priority:1", cursor=first.cursor, limit=3)
 
-    odd = [job.id for job in reversed(made[1::2])]
+    odd = [job.id for job in reversed(handles[1::2])]
     assert [record.id for record in first.jobs + rest.jobs] == odd
     assert rest.cursor is None
     with pytest.raises(QueryError, match="stat"):
         await jobs.list("stat:failed")
 
 
-async def test_counts_and_totals_and_queues(jobs: Errandry, send: Task[[str], str], clock: FakeClock) -> None:
+async def test_counts_totals_and_queues(jobs: Errandry, send: Task[[str], str], clock: FakeClock) -> None:
     await send.enqueue("ada")
     await send.using(queue="later", delay=60).enqueue("ada")
     await drain(jobs)
@@ -58,7 +58,7 @@ async def test_counts_and_totals_and_queues(jobs: Errandry, send: Task[[str], st
     assert [(queue.name, queue.waited) for queue in await jobs.queues()] == [("default", 5), ("later", None)]
 
 
-async def test_cancel(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_cancel_by_id_and_by_handle(jobs: Errandry, send: Task[[str], str]) -> None:
     job, other = await send.enqueue("ada"), await send.enqueue("grace")
 
     assert (await jobs.cancel(job.id)).moved == (job.id,)
@@ -79,7 +79,7 @@ async def test_a_finished_job_is_canceled_only_by_force(jobs: Errandry, send: Ta
     assert (await job.refresh()).state is State.CANCELED
 
 
-async def test_rerun_now_or_later(jobs: Errandry, send: Task[[str], str], clock: FakeClock) -> None:
+async def test_a_rerun_runs_now_or_later(jobs: Errandry, send: Task[[str], str], clock: FakeClock) -> None:
     job = await send.using(max_attempts=1).enqueue("ada")
     await drain(jobs)
 
@@ -93,7 +93,9 @@ async def test_rerun_now_or_later(jobs: Errandry, send: Task[[str], str], clock:
     assert (record.attempts, record.max_attempts) == (0, 2)
 
 
-async def test_edit(jobs: Errandry, send: Task[[str], str], clock: FakeClock) -> None:
+async def test_edit_changes_arguments_and_options(
+    jobs: Errandry, send: Task[[str], str], clock: FakeClock
+) -> None:
     job = await send.enqueue("ada")
 
     await jobs.edit(job.id, arguments={"to": "grace"}, priority=5, max_attempts=9, tags=["vip"])
@@ -115,7 +117,7 @@ async def test_edited_arguments_are_checked(jobs: Errandry, send: Task[[str], st
     assert (await job.refresh()).record.payload == '{"to":"ada"}'
 
 
-async def test_documents_are_written_by_id_only(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_arguments_and_results_are_written_by_id_only(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
 
     for refused in (
@@ -125,10 +127,10 @@ async def test_documents_are_written_by_id_only(jobs: Errandry, send: Task[[str]
         with pytest.raises(InvalidValue, match="give their ids"):
             await refused
     with pytest.raises(UnknownJob):
-        await jobs.edit("nobody", arguments={"to": "grace"})
-    moved = await jobs.edit("nobody", job.id, arguments={"to": "grace"})
+        await jobs.edit("unknown", arguments={"to": "grace"})
+    moved = await jobs.edit("unknown", job.id, arguments={"to": "grace"})
 
-    assert (moved.moved, [job_id for job_id, _ in moved.refused]) == ((job.id,), ["nobody"])
+    assert (moved.moved, [job_id for job_id, _ in moved.refused]) == ((job.id,), ["unknown"])
 
 
 async def test_postpone_and_promote(jobs: Errandry, send: Task[[str], str], clock: FakeClock) -> None:
@@ -149,7 +151,7 @@ async def test_postpone_and_promote(jobs: Errandry, send: Task[[str], str], cloc
         await jobs.postpone(job.id, delay=1, run_at="2031-01-01")
 
 
-async def test_resolve_by_hand(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_resolve_settles_jobs_by_hand(jobs: Errandry, send: Task[[str], str]) -> None:
     good, bad, plain = [await send.enqueue("ada") for _ in range(3)]
 
     await jobs.resolve(good.id, result="by hand")
@@ -166,7 +168,7 @@ async def test_resolve_by_hand(jobs: Errandry, send: Task[[str], str]) -> None:
         await jobs.resolve(bad.id, state="canceled")  # type: ignore[arg-type]
 
 
-async def test_remove(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_remove_deletes_the_job(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
 
     await jobs.remove(job.id)
@@ -181,16 +183,16 @@ async def test_several_ids_report_what_was_refused(jobs: Errandry, send: Task[[s
     await drain(jobs)
     await jobs.rerun(job.id)
 
-    moved = await jobs.cancel(job.id, done.id, "nobody")
+    moved = await jobs.cancel(job.id, done.id, "unknown")
 
     assert moved.moved == (job.id,)
     assert [(job_id, type(why)) for job_id, why in moved.refused] == [
         (done.id, InvalidMove),
-        ("nobody", UnknownJob),
+        ("unknown", UnknownJob),
     ]
 
 
-async def test_a_query_acts_on_all_that_match_slice_by_slice(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_a_query_moves_all_jobs_that_match(jobs: Errandry, send: Task[[str], str]) -> None:
     mail = [send.using(tags=["mail"]).new(f"{n}") for n in range(1_200)]
     await jobs.enqueue_many([*mail, send.new("other")])
 
@@ -206,27 +208,27 @@ async def test_a_query_acts_on_all_that_match_slice_by_slice(jobs: Errandry, sen
     assert await jobs.counts() == {"default": {"waiting": 1}}
 
 
-async def test_ids_or_a_query_or_those_of_the_ids_that_match(jobs: Errandry, send: Task[[str], str]) -> None:
-    one, other = await send.using(queue="mail").enqueue("ada"), await send.enqueue("bob")
+async def test_ids_and_a_query_together_narrow_each_other(jobs: Errandry, send: Task[[str], str]) -> None:
+    mail, other = await send.using(queue="mail").enqueue("ada"), await send.enqueue("bob")
 
     with pytest.raises(InvalidValue, match="give job ids, a query, or both"):
         await jobs.cancel()
-    assert (await jobs.cancel(one.id, other.id, query="queue:mail")).moved == (one.id,)
+    assert (await jobs.cancel(mail.id, other.id, query="queue:mail")).moved == (mail.id,)
     assert (await other.refresh()).state is State.WAITING
 
 
-async def test_a_dry_run_tells_what_would_move(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_a_dry_run_lists_the_jobs_that_would_move(jobs: Errandry, send: Task[[str], str]) -> None:
     waiting = [await send.enqueue("ada") for _ in range(3)]
     await jobs.cancel(waiting[0].id)
-    left = [job.id for job in reversed(waiting[1:])]
+    live = [job.id for job in reversed(waiting[1:])]
 
-    assert list((await jobs.cancel(query="", dry_run=True)).moved) == left
-    assert (await jobs.edit(query="", arguments={"to": "x"}, dry_run=True)).moved == tuple(left)
-    assert (await jobs.rerun(*left, waiting[0].id, dry_run=True)).moved == (waiting[0].id,)
+    assert list((await jobs.cancel(query="", dry_run=True)).moved) == live
+    assert (await jobs.edit(query="", arguments={"to": "x"}, dry_run=True)).moved == tuple(live)
+    assert (await jobs.rerun(*live, waiting[0].id, dry_run=True)).moved == (waiting[0].id,)
     assert await jobs.counts() == {"default": {"canceled": 1, "waiting": 2}}
 
 
-async def test_a_paused_queue_gives_no_jobs_until_it_is_resumed(
+async def test_jobs_of_a_paused_queue_wait_until_it_is_resumed(
     jobs: Errandry, send: Task[[str], str]
 ) -> None:
     mail = jobs.queue("mail")
@@ -241,7 +243,7 @@ async def test_a_paused_queue_gives_no_jobs_until_it_is_resumed(
     assert [job.id for job in await drain(jobs)] == [paused.id]
 
 
-async def test_a_paused_task_rests_in_all_queues(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_a_paused_task_waits_in_all_queues(jobs: Errandry, send: Task[[str], str]) -> None:
     @jobs.task
     async def other() -> None: ...
 
@@ -255,7 +257,7 @@ async def test_a_paused_task_rests_in_all_queues(jobs: Errandry, send: Task[[str
     assert len(await drain(jobs)) == 1
 
 
-async def test_why_says_what_keeps_a_job_from_running(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_why_explains_why_a_job_is_not_running(jobs: Errandry, send: Task[[str], str]) -> None:
     await send.using(queue="mail", priority=-1).enqueue("grace")
     job = await send.using(queue="mail").enqueue("ada")
     await jobs.queue("mail").pause(by="ops")
@@ -267,10 +269,10 @@ async def test_why_says_what_keeps_a_job_from_running(jobs: Errandry, send: Task
     assert "by ops" in answer.reasons[0].text
 
 
-async def test_why_says_how_a_job_has_ended(jobs: Errandry, send: Task[[str], str]) -> None:
+async def test_why_explains_how_a_job_has_ended(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
     await drain(jobs)
 
     assert [because.code for because in (await jobs.why(job.id)).reasons] == ["completed"]
     with pytest.raises(UnknownJob):
-        await jobs.why("nobody")
+        await jobs.why("unknown")

@@ -1,4 +1,4 @@
-"""Every option of `@jobs.task` and `using`, as people write it and as it is stored; what makes no sense."""
+"""Every option of `@jobs.task` and `using`: as written, as stored, and the values that are refused."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from types import MappingProxyType
@@ -57,7 +57,7 @@ USE_OPTIONS: list[tuple[str, Any, Any]] = [
     ("metadata", None, None),
 ]
 # fmt: off
-SENSELESS: list[tuple[str, Any, str]] = [
+INVALID: list[tuple[str, Any, str]] = [
     ("queue", "", "must be a name"),
     ("queue", None, "must be a name"),
     ("queue", "a" * 201, "at most 200 characters"),
@@ -70,7 +70,7 @@ SENSELESS: list[tuple[str, Any, str]] = [
     ("order", None, "must be fifo or lifo"),
     ("max_attempts", 0, "from 1 to 10,000"),
     ("max_crashes", 0, "from 1 to 10,000"),
-    ("backoff", "exponentail", "is no curve, and no function declared with @jobs.backoff"),
+    ("backoff", "exponentail", "is neither a curve nor a function declared with @jobs.backoff"),
     ("backoff", "soon enough", "not a duration"),
     ("backoff", -1, "from 0 to a century"),
     ("timeout", 0, "more than 0 seconds, or None"),
@@ -89,7 +89,7 @@ SENSELESS: list[tuple[str, Any, str]] = [
     ("xyzzy", 1, "is not an option here: there are queue, priority"),
 ]
 # fmt: on
-SENSELESS_TO_USE: list[tuple[str, Any, str]] = [
+INVALID_IN_USING: list[tuple[str, Any, str]] = [
     ("id", "", "must be a name"),
     ("id", None, "must be a name"),
     ("id", 7, "must be a name"),
@@ -107,7 +107,7 @@ SENSELESS_TO_USE: list[tuple[str, Any, str]] = [
     ("name", "other", "is not an option here"),
     ("retry_on", ValueError, "is not an option here"),
 ]
-SENSELESS_TO_DECLARE: list[tuple[str, Any, str]] = [
+INVALID_IN_TASK: list[tuple[str, Any, str]] = [
     ("name", "", "must be a name"),
     ("retry_on", "ValueError", "must be exception classes"),
     ("retry_on", (ValueError, 1), "must be exception classes"),
@@ -133,35 +133,35 @@ def squares(jobs: Errandry) -> None:
         return float(attempt**2)
 
 
-def shown(case: object) -> str:
+def case_id(case: object) -> str:
     return repr(case)[:40]
 
 
-async def stored(jobs: Errandry, task: Task[..., Any]) -> Any:
-    """A job of this task, as the store has it."""
+async def enqueue_and_read(jobs: Errandry, task: Task[..., Any]) -> Any:
+    """Enqueue a job of the task and read its stored record."""
     return await jobs.record((await task.enqueue()).id)
 
 
-@pytest.mark.parametrize(("option", "value", "kept"), JOB_OPTIONS, ids=shown)
-async def test_an_option_of_a_task_is_kept_with_its_jobs(
-    jobs: Errandry, option: str, value: Any, kept: Any
+@pytest.mark.parametrize(("option", "value", "stored"), JOB_OPTIONS, ids=case_id)
+async def test_an_option_of_a_task_is_stored_with_its_jobs(
+    jobs: Errandry, option: str, value: Any, stored: Any
 ) -> None:
     async def send() -> None: ...
 
     task: Task[[], None] = jobs.task(**{option: value})(send)
 
-    assert getattr(await stored(jobs, task), option) == kept
+    assert getattr(await enqueue_and_read(jobs, task), option) == stored
 
 
-@pytest.mark.parametrize(("option", "value", "kept"), JOB_OPTIONS + USE_OPTIONS, ids=shown)
-async def test_an_option_of_one_call_is_kept_with_its_job(
-    jobs: Errandry, send: Task[..., Any], option: str, value: Any, kept: Any
+@pytest.mark.parametrize(("option", "value", "stored"), JOB_OPTIONS + USE_OPTIONS, ids=case_id)
+async def test_an_option_of_one_call_is_stored_with_its_job(
+    jobs: Errandry, send: Task[..., Any], option: str, value: Any, stored: Any
 ) -> None:
-    assert getattr(await stored(jobs, send.using(**{option: value})), option) == kept
+    assert getattr(await enqueue_and_read(jobs, send.using(**{option: value})), option) == stored
 
 
-@pytest.mark.parametrize(("option", "value", "why"), SENSELESS + SENSELESS_TO_DECLARE, ids=shown)
-def test_a_senseless_option_of_a_task_is_refused_where_it_is_declared(
+@pytest.mark.parametrize(("option", "value", "why"), INVALID + INVALID_IN_TASK, ids=case_id)
+def test_a_wrong_option_of_a_task_is_refused_where_it_is_declared(
     jobs: Errandry, option: str, value: Any, why: str
 ) -> None:
     with pytest.raises(InvalidValue, match=why) as refusal:
@@ -171,8 +171,8 @@ def test_a_senseless_option_of_a_task_is_refused_where_it_is_declared(
     assert jobs.tasks == {}
 
 
-@pytest.mark.parametrize(("option", "value", "why"), SENSELESS + SENSELESS_TO_USE, ids=shown)
-async def test_a_senseless_option_of_a_call_is_refused_before_the_call(
+@pytest.mark.parametrize(("option", "value", "why"), INVALID + INVALID_IN_USING, ids=case_id)
+async def test_a_wrong_option_of_a_call_is_refused_by_using(
     jobs: Errandry, send: Task[..., Any], option: str, value: Any, why: str
 ) -> None:
     with pytest.raises(InvalidValue, match=why) as refusal:
@@ -181,10 +181,8 @@ async def test_a_senseless_option_of_a_call_is_refused_before_the_call(
     assert option.removesuffix("s") in str(refusal.value)
 
 
-async def test_without_options_the_defaults_are_those_of_the_table(
-    jobs: Errandry, send: Task[..., Any]
-) -> None:
-    job = await stored(jobs, send)
+async def test_without_options_the_documented_defaults_apply(jobs: Errandry, send: Task[..., Any]) -> None:
+    job = await enqueue_and_read(jobs, send)
 
     assert (job.queue, job.priority, job.order) == ("default", 0, JobOrder.FIFO)
     assert (job.max_attempts, job.max_crashes, job.backoff) == (5, 3, None)
@@ -194,12 +192,12 @@ async def test_without_options_the_defaults_are_those_of_the_table(
 @pytest.mark.parametrize(
     "delay",
     [300, 300.0, "300", "5 minutes", "5m", "300s", timedelta(minutes=5)],
-    ids=shown,
+    ids=case_id,
 )
 async def test_a_delay_is_a_number_a_timedelta_or_words(
     jobs: Errandry, send: Task[..., Any], clock: FakeClock, delay: Any
 ) -> None:
-    job = await stored(jobs, send.using(delay=delay))
+    job = await enqueue_and_read(jobs, send.using(delay=delay))
 
     assert (job.state, job.run_at) == (State.SCHEDULED, clock.time() + 300)
 
@@ -214,48 +212,48 @@ async def test_a_delay_is_a_number_a_timedelta_or_words(
         "2026-01-31T13:00+01:00",
         "2026-01-31 12:00",
     ],
-    ids=shown,
+    ids=case_id,
 )
 async def test_a_moment_is_an_aware_datetime_a_number_or_iso_text(
     jobs: Errandry, send: Task[..., Any], run_at: Any
 ) -> None:
-    job = await stored(jobs, send.using(run_at=run_at))
+    job = await enqueue_and_read(jobs, send.using(run_at=run_at))
 
     assert (job.state, job.run_at) == (State.SCHEDULED, NOON_SECONDS)
 
 
-async def test_a_moment_that_has_passed_means_now(jobs: Errandry, send: Task[..., Any]) -> None:
-    assert (await stored(jobs, send.using(run_at="2001-01-01"))).state is State.WAITING
+async def test_a_run_at_in_the_past_means_now(jobs: Errandry, send: Task[..., Any]) -> None:
+    assert (await enqueue_and_read(jobs, send.using(run_at="2001-01-01"))).state is State.WAITING
 
 
 async def test_a_delay_of_none_or_zero_means_now(jobs: Errandry, send: Task[..., Any]) -> None:
-    assert (await stored(jobs, send.using(delay=None, run_at=None))).state is State.WAITING
-    assert (await stored(jobs, send.using(delay=0))).state is State.WAITING
+    assert (await enqueue_and_read(jobs, send.using(delay=None, run_at=None))).state is State.WAITING
+    assert (await enqueue_and_read(jobs, send.using(delay=0))).state is State.WAITING
 
 
-def test_a_delay_and_a_moment_at_once_are_refused(send: Task[..., Any]) -> None:
+def test_delay_together_with_run_at_is_refused(send: Task[..., Any]) -> None:
     with pytest.raises(InvalidValue, match=r"give either run_at or delay \(5\)"):
         send.using(delay=5, run_at=NOON)
 
 
-async def test_of_a_chain_of_options_the_last_counts(jobs: Errandry, send: Task[..., Any]) -> None:
+async def test_in_a_chain_of_using_the_last_option_wins(jobs: Errandry, send: Task[..., Any]) -> None:
     chain = send.using(delay=5, priority=1, queue="mail").using(run_at=NOON, priority=2)
 
-    job = await stored(jobs, chain)
+    job = await enqueue_and_read(jobs, chain)
 
     assert (job.run_at, job.priority, job.queue) == (NOON_SECONDS, 2, "mail")
-    assert (await stored(jobs, chain.using(delay=5))).run_at != NOON_SECONDS
+    assert (await enqueue_and_read(jobs, chain.using(delay=5))).run_at != NOON_SECONDS
 
 
-async def test_options_of_a_call_change_nothing_for_the_next(jobs: Errandry, send: Task[..., Any]) -> None:
+async def test_options_of_one_call_do_not_affect_the_next(jobs: Errandry, send: Task[..., Any]) -> None:
     await send.using(queue="mail", priority=9).enqueue()
 
-    job = await stored(jobs, send)
+    job = await enqueue_and_read(jobs, send)
 
     assert (job.queue, job.priority) == ("default", 0)
 
 
-def test_what_is_refused_for_its_size_says_how_large_it_is(send: Task[..., Any]) -> None:
+def test_too_large_metadata_is_refused_with_its_size(send: Task[..., Any]) -> None:
     with pytest.raises(TooLarge) as refusal:
         send.using(metadata={"text": "x" * 70_000})
 

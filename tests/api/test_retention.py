@@ -1,4 +1,4 @@
-"""What stays of finished jobs, for how long and how many; and who sees them before they go."""
+"""Retention of finished jobs by time and number, and the archive function that gets them first."""
 
 import asyncio
 import logging
@@ -26,22 +26,22 @@ def send(jobs: Errandry) -> Task[[int], int]:
 
 
 @pytest.mark.parametrize(
-    ("said", "keep"),
+    ("option", "keep"),
     [
         ({"last": 5}, Keep(last_completed=5, last_failed=5, last_canceled=5)),
         ({"failed": "1h", "last": {"completed": 5}}, Keep(failed=3_600.0, last_completed=5)),
         (Keep(last_failed=9), Keep(last_failed=9)),
     ],
 )
-async def test_how_many_is_said_beside_how_long(jobs: Errandry, said: Any, keep: Keep) -> None:
-    @jobs.task(keep=said)
+async def test_keep_takes_times_and_numbers(jobs: Errandry, option: Any, keep: Keep) -> None:
+    @jobs.task(keep=option)
     async def task() -> None: ...
 
     assert (await task.enqueue()).record.keep == keep
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("option", "why"),
     [
         ({"last": 0}, "keep.last_completed=0: must be a whole number from 1 to 10,000"),
         ({"last": {"completed": 10_001}}, "keep.last_completed=10001: must be"),
@@ -51,14 +51,14 @@ async def test_how_many_is_said_beside_how_long(jobs: Errandry, said: Any, keep:
         ({"last": True}, "keep.last_completed=True: must be"),
     ],
 )
-def test_what_makes_no_sense_is_refused(jobs: Errandry, said: Any, why: str) -> None:
+def test_a_wrong_keep_is_refused(jobs: Errandry, option: Any, why: str) -> None:
     with pytest.raises(InvalidValue) as caught:
-        jobs.task(keep=said)(lambda: None)
+        jobs.task(keep=option)(lambda: None)
 
     assert why in str(caught.value)
 
 
-async def test_a_task_keeps_its_last_results(jobs: Errandry, send: Task[[int], int]) -> None:
+async def test_upkeep_keeps_the_last_jobs_of_a_task(jobs: Errandry, send: Task[[int], int]) -> None:
     handles = [await send.enqueue(n) for n in range(5)]
     await drain(jobs)
     await jobs.engine.submit(Upkeep())
@@ -66,7 +66,9 @@ async def test_a_task_keeps_its_last_results(jobs: Errandry, send: Task[[int], i
     assert [record.id for record in (await jobs.list()).jobs] == [job.id for job in handles[:1:-1]]
 
 
-async def test_pruning_by_hand(jobs: Errandry, send: Task[[int], int], clock: FakeClock) -> None:
+async def test_prune_deletes_jobs_by_query_or_whose_keep_is_over(
+    jobs: Errandry, send: Task[[int], int], clock: FakeClock
+) -> None:
     done = [await send.enqueue(n) for n in range(2)]
     await drain(jobs)
     waiting = await send.enqueue(9)
@@ -81,7 +83,7 @@ async def test_pruning_by_hand(jobs: Errandry, send: Task[[int], int], clock: Fa
     assert [record.id for record in (await jobs.list()).jobs] == [waiting.id]
 
 
-async def test_an_archive_sees_jobs_before_they_go(jobs: Errandry, send: Task[[int], int]) -> None:
+async def test_the_archive_gets_jobs_before_they_are_deleted(jobs: Errandry, send: Task[[int], int]) -> None:
     seen: list[str] = []
 
     @jobs.archive
@@ -97,10 +99,10 @@ async def test_an_archive_sees_jobs_before_they_go(jobs: Errandry, send: Task[[i
 
 
 @pytest.mark.parametrize("at", [1794825202.8000531, 1794825202.8000891, 1794825202.8629751])
-async def test_what_was_archived_goes_whenever_it_had_ended(
+async def test_archived_jobs_are_deleted_despite_float_rounding(
     jobs: Errandry, send: Task[[int], int], clock: FakeClock, at: float
 ) -> None:
-    """These are less when they were whole microseconds for a while."""
+    """These times become smaller when they are rounded to microseconds and back."""
     jobs.archive(lambda records: None)
     clock.jump(at - clock.time())
     job = await send.enqueue(1)
@@ -109,7 +111,7 @@ async def test_what_was_archived_goes_whenever_it_had_ended(
     assert (await jobs.prune(query="")).moved == (job.id,)
 
 
-async def test_what_an_archive_refuses_stays(jobs: Errandry, send: Task[[int], int]) -> None:
+async def test_jobs_stay_if_the_archive_raises(jobs: Errandry, send: Task[[int], int]) -> None:
     @jobs.archive
     async def archive(records: Sequence[JobRecord]) -> None:
         raise OSError("no room")
@@ -122,7 +124,7 @@ async def test_what_an_archive_refuses_stays(jobs: Errandry, send: Task[[int], i
     assert (await job.refresh()).record.finished_at is not None
 
 
-async def test_a_job_that_runs_again_while_it_is_archived_stays(
+async def test_a_job_that_was_rerun_while_it_was_archived_stays(
     jobs: Errandry, send: Task[[int], int], clock: FakeClock
 ) -> None:
     job = await send.enqueue(1)
@@ -138,7 +140,7 @@ async def test_a_job_that_runs_again_while_it_is_archived_stays(
     assert (await job.refresh()).record.attempts == 2
 
 
-def test_there_is_one_archive(jobs: Errandry) -> None:
+def test_a_second_archive_is_refused(jobs: Errandry) -> None:
     @jobs.archive
     def archive(records: Sequence[JobRecord]) -> None: ...
 
@@ -147,7 +149,7 @@ def test_there_is_one_archive(jobs: Errandry) -> None:
         jobs.archive(lambda records: None)
 
 
-async def test_a_worker_archives_what_has_outlived(live: Errandry) -> None:
+async def test_a_worker_archives_prunable_jobs(live: Errandry) -> None:
     slices: list[list[str]] = []
     archived = asyncio.Event()
 
@@ -172,7 +174,7 @@ async def test_a_worker_archives_what_has_outlived(live: Errandry) -> None:
     assert [payload for part in slices for payload in part] == ['{"n":0}', '{"n":1}', '{"n":2}']
 
 
-async def test_an_archive_that_raises_disturbs_nobody(
+async def test_an_archive_that_raises_does_not_stop_the_worker(
     live: Errandry, caplog: pytest.LogCaptureFixture
 ) -> None:
     raised = asyncio.Event()
@@ -196,4 +198,4 @@ async def test_an_archive_that_raises_disturbs_nobody(
         await working
 
     assert len((await live.list()).jobs) == 3
-    assert "jobs were not archived, and stay" in caplog.text
+    assert "cannot archive jobs, keeping them" in caplog.text

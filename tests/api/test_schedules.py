@@ -1,4 +1,4 @@
-"""Schedules as a program meets them: declared in code, put at run time, and what their handlers see."""
+"""Schedules: declared in code, put at run time, and the context of their handlers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,8 +12,8 @@ from errandry.codec.json_codec import DocumentInfo
 from errandry.core.schedule import CatchUp, Overlap, job_id
 from errandry.errors import InvalidArguments, InvalidValue, UnknownSchedule
 from errandry.testing import FakeClock, drain
-from tests.pace import PATIENCE, Pace
-from tests.working import burst, working
+from tests.machine_load import WAIT_TIMEOUT, MachineLoad
+from tests.run_worker import run_burst, running_worker
 
 WHOLE = ScheduleOptions(
     "30 3 * * 1-5",
@@ -36,12 +36,12 @@ async def sealed(clock: FakeClock) -> AsyncIterator[Errandry]:
 class Bound:
     """A codec that binds what it seals to its job."""
 
-    def seal(self, text: str, about: DocumentInfo) -> str:
-        return f'["{about.job.encode().hex()}", {text}]'
+    def seal(self, text: str, document: DocumentInfo) -> str:
+        return f'["{document.job.encode().hex()}", {text}]'
 
-    def unseal(self, text: str, about: DocumentInfo) -> str:
-        mark = f'["{about.job.encode().hex()}", '
-        assert text.startswith(mark), (text, about)
+    def unseal(self, text: str, document: DocumentInfo) -> str:
+        mark = f'["{document.job.encode().hex()}", '
+        assert text.startswith(mark), (text, document)
         return text.removeprefix(mark).removesuffix("]")
 
 
@@ -65,7 +65,7 @@ class TestPutting:
         assert (job.id, job.queue, job.priority) == (job_id("nightly", first.timestamp()), "reports", 5)
         assert (await jobs.schedules.get("nightly")).runs == 2
 
-    async def test_everything_can_be_said(self, jobs: Errandry) -> None:
+    async def test_all_options_reach_the_plan(self, jobs: Errandry) -> None:
         @jobs.task
         async def report() -> None: ...
 
@@ -85,7 +85,9 @@ class TestPutting:
 
         assert (put.plan.zone, put.plan.overlap, put.plan.jitter) == ("Asia/Tokyo", Overlap.QUEUE, 60.0)
 
-    async def test_changes_hold_at_once_and_leave_the_rest(self, jobs: Errandry, clock: FakeClock) -> None:
+    async def test_an_edit_takes_effect_at_once_and_leaves_the_rest(
+        self, jobs: Errandry, clock: FakeClock
+    ) -> None:
         ran: list[str] = []
 
         @jobs.task
@@ -129,7 +131,9 @@ class TestPutting:
         with pytest.raises(UnknownSchedule):
             await jobs.schedules.run("all")
 
-    async def test_a_range_is_made_up_for(self, jobs: Errandry, clock: FakeClock) -> None:
+    async def test_a_backfill_runs_the_missing_ticks_of_a_span(
+        self, jobs: Errandry, clock: FakeClock
+    ) -> None:
         ticks: list[datetime | None] = []
 
         @jobs.task
@@ -139,15 +143,17 @@ class TestPutting:
         now = datetime.fromtimestamp(clock.time(), UTC)
         await jobs.schedules.put("all", report, "every 1 hour")
 
-        made = await jobs.schedules.backfill("all", now - timedelta(hours=3))
-        assert len(made) == 3
+        job_ids = await jobs.schedules.backfill("all", now - timedelta(hours=3))
+        assert len(job_ids) == 3
         assert await jobs.schedules.backfill("all", now - timedelta(hours=3), now) == []
         await drain(jobs)
 
         hours = [now.replace(minute=0, second=0) - timedelta(hours=n) for n in (2, 1, 0)]
         assert ticks == hours
 
-    async def test_arguments_are_sealed_for_the_schedule(self, sealed: Errandry, clock: FakeClock) -> None:
+    async def test_arguments_are_sealed_once_for_the_schedule(
+        self, sealed: Errandry, clock: FakeClock
+    ) -> None:
         ran: list[str] = []
 
         @sealed.task
@@ -181,7 +187,7 @@ class TestPutting:
             (None, {}, "say when"),
         ],
     )
-    async def test_what_makes_no_sense_is_refused(
+    async def test_wrong_timing_is_refused(
         self, jobs: Errandry, when: Any, timing: dict[str, Any], why: str
     ) -> None:
         @jobs.task
@@ -190,17 +196,17 @@ class TestPutting:
         with pytest.raises(InvalidValue, match=why):
             await jobs.schedules.put("all", report, when, **timing)
 
-    async def test_jobs_of_a_schedule_have_no_time_of_their_own(self, jobs: Errandry) -> None:
+    async def test_the_job_of_a_schedule_cannot_have_a_delay_or_unique_key(self, jobs: Errandry) -> None:
         @jobs.task
         async def report() -> None: ...
 
         for using in (report.using(delay=5), report.using(unique=True)):
-            with pytest.raises(InvalidValue, match="not for the jobs of a schedule"):
+            with pytest.raises(InvalidValue, match="cannot be set for the jobs of a schedule"):
                 await jobs.schedules.put("all", using, "@daily")
 
 
 class TestDeclaring:
-    async def test_a_worker_puts_what_is_declared(self, jobs: Errandry) -> None:
+    async def test_a_worker_puts_the_declared_schedules(self, jobs: Errandry) -> None:
         @jobs.task(schedule="0 3 * * *")
         async def clean() -> None: ...
 
@@ -210,14 +216,14 @@ class TestDeclaring:
         jobs.schedule("acme", report.new("acme"), "@hourly", timezone="Asia/Tokyo")
         assert jobs.schedules.declared == ("clean", "acme")
 
-        await burst(jobs)
+        await run_burst(jobs)
 
-        found = {known.name: known for known in await jobs.schedules.list()}
-        assert (found["clean"].plan.cron, found["clean"].owner) == ("0 3 * * *", "app")
-        assert (found["acme"].plan.zone, found["acme"].plan.job.task) == ("Asia/Tokyo", "report")
+        schedules = {record.name: record for record in await jobs.schedules.list()}
+        assert (schedules["clean"].plan.cron, schedules["clean"].owner) == ("0 3 * * *", "app")
+        assert (schedules["acme"].plan.zone, schedules["acme"].plan.job.task) == ("Asia/Tokyo", "report")
         assert await jobs.schedules.sync() == []
 
-    async def test_what_is_no_longer_declared_goes_if_that_is_wanted(self, jobs: Errandry) -> None:
+    async def test_prune_removes_schedules_that_are_no_longer_declared(self, jobs: Errandry) -> None:
         @jobs.task
         async def report() -> None: ...
 
@@ -232,12 +238,12 @@ class TestDeclaring:
 
         later = Errandry(store=jobs.store, clock=jobs.clock)
         assert await later.schedules.sync() == []
-        await burst(later, prune_schedules=True)
+        await run_burst(later, prune_schedules=True)
 
-        assert [known.name for known in await jobs.schedules.list()] == ["by hand", "others"]
+        assert [record.name for record in await jobs.schedules.list()] == ["by hand", "others"]
         await other.close()
 
-    async def test_a_pause_outlives_a_deployment(self, jobs: Errandry) -> None:
+    async def test_a_paused_schedule_stays_paused_after_a_deployment(self, jobs: Errandry) -> None:
         @jobs.task(schedule="0 3 * * *")
         async def clean() -> None: ...
 
@@ -249,14 +255,16 @@ class TestDeclaring:
 
         assert (await jobs.schedules.get("clean")).paused is not None
 
-    async def test_a_task_that_needs_arguments_is_a_mistake_that_is_raised(self, jobs: Errandry) -> None:
+    async def test_a_scheduled_task_without_default_arguments_is_refused_by_the_worker(
+        self, jobs: Errandry
+    ) -> None:
         @jobs.task(schedule="0 3 * * *")
         async def report(of: str) -> None: ...
 
         with pytest.raises(InvalidArguments, match="of"):
             await Worker(jobs, WorkerOptions(burst=True)).run()
 
-    def test_what_is_no_schedule_is_refused_where_it_is_declared(self) -> None:
+    def test_a_wrong_schedule_is_refused_where_it_is_declared(self) -> None:
         jobs = Errandry("memory:")
         for wrong, why in (("* *", "has 2 fields"), (5, "must be cron")):
             options: dict[str, Any] = {"schedule": wrong}
@@ -274,16 +282,16 @@ async def test_a_worker_sleeps_until_the_tick(live: Errandry) -> None:
         late.append(datetime.now(UTC).timestamp() - ctx.tick.timestamp())
         ran.set()
 
-    async with working(live, upkeep=False):
-        with Pace() as pace:
+    async with running_worker(live, upkeep=False):
+        with MachineLoad() as load:
             await live.schedules.put("all", report, "* * * * * *")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 await ran.wait()
 
-    assert 0 <= late[0] < pace.allowed(0.5)
+    assert 0 <= late[0] < load.scaled(0.5)
 
 
-async def test_a_flow_does_not_see_the_run_before_as_a_child(jobs: Errandry, clock: FakeClock) -> None:
+async def test_a_handler_does_not_see_the_previous_run_as_a_child(jobs: Errandry, clock: FakeClock) -> None:
     children: list[int] = []
 
     @jobs.task
@@ -304,6 +312,6 @@ async def test_why_names_the_schedule(jobs: Errandry) -> None:
 
     put = await jobs.schedules.put("nightly", report, "every 10s")
 
-    found = await jobs.why(str(put.job))
+    answer = await jobs.why(str(put.job))
 
-    assert "it is the next tick of schedule nightly" in str(found)
+    assert "it is the next tick of schedule nightly" in str(answer)

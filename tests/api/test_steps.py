@@ -1,7 +1,7 @@
-"""Durable steps as handlers and programs meet them."""
+"""Durable steps, sleeps and signals, through handlers and the app."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from errandry.core.step import StepKind
 from errandry.errors import InvalidMove, InvalidValue, StoreUnavailable
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock, drain
+from tests.run_worker import running_worker, wait_for_job
 from tests.store.server import server
-from tests.working import until, working
 
 HOUR = 3_600.0
 
@@ -26,18 +26,7 @@ class Receipt:
     total: float
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-async def jobs(clock: FakeClock) -> AsyncIterator[Errandry]:
-    async with Errandry(store=MemoryStore(clock), clock=clock) as app:
-        yield app
-
-
-async def test_a_step_that_is_done_is_not_done_again(jobs: Errandry) -> None:
+async def test_a_finished_step_is_not_run_again(jobs: Errandry) -> None:
     done: list[str] = []
 
     async def reserve(what: str) -> str:
@@ -68,7 +57,7 @@ async def test_a_step_that_is_done_is_not_done_again(jobs: Errandry) -> None:
     ]
 
 
-async def test_a_step_gives_the_same_the_first_time_and_later(jobs: Errandry) -> None:
+async def test_a_step_returns_the_same_value_in_the_first_run_and_later(jobs: Errandry) -> None:
     seen: list[Any] = []
 
     def pair() -> tuple[int, set[int]]:
@@ -87,7 +76,7 @@ async def test_a_step_gives_the_same_the_first_time_and_later(jobs: Errandry) ->
     assert seen == [((1, {2}), [1, 2])] * 2
 
 
-async def test_a_step_that_goes_wrong_is_tried_again(jobs: Errandry) -> None:
+async def test_a_step_that_raised_can_be_run_again(jobs: Errandry) -> None:
     tries: list[int] = []
 
     def flaky() -> str:
@@ -110,7 +99,7 @@ async def test_a_step_that_goes_wrong_is_tried_again(jobs: Errandry) -> None:
     assert (tries, (await job.refresh()).record.attempts) == ([0, 1, 2], 2)
 
 
-async def test_a_name_stands_for_one_step(jobs: Errandry) -> None:
+async def test_a_step_name_can_be_used_once_in_a_run(jobs: Errandry) -> None:
     @jobs.task(max_attempts=1)
     async def work(ctx: JobContext) -> None:
         for _ in range(2):
@@ -119,11 +108,11 @@ async def test_a_name_stands_for_one_step(jobs: Errandry) -> None:
     job = await work.enqueue()
     await drain(jobs)
 
-    assert "stands twice in this run" in (await job.refresh()).record.errors[0].message
+    assert "is used twice in this run" in (await job.refresh()).record.errors[0].message
 
 
 @pytest.mark.parametrize("result", [object(), "x" * 300_000], ids=["no JSON", "too large"])
-async def test_what_cannot_be_kept_fails_the_job_for_good(jobs: Errandry, result: object) -> None:
+async def test_a_result_that_cannot_be_stored_fails_the_job_for_good(jobs: Errandry, result: object) -> None:
     calls: list[int] = []
 
     def bad() -> Any:
@@ -139,7 +128,7 @@ async def test_what_cannot_be_kept_fails_the_job_for_good(jobs: Errandry, result
 
     await job.refresh()
     assert (job.state, calls) == (State.FAILED, [1])
-    assert "the result of step 'bad' cannot be kept" in job.record.errors[0].message
+    assert "the result of step 'bad' cannot be stored" in job.record.errors[0].message
 
 
 async def test_a_sleep_frees_the_slot_and_spends_no_attempt(jobs: Errandry, clock: FakeClock) -> None:
@@ -164,7 +153,7 @@ async def test_a_sleep_frees_the_slot_and_spends_no_attempt(jobs: Errandry, cloc
     assert [step.name for step in await jobs.steps(job.id)] == ["sleep 1", "sleep 2", "last"]
 
 
-async def test_who_is_promoted_has_slept_enough(jobs: Errandry) -> None:
+async def test_a_promote_ends_a_sleep(jobs: Errandry) -> None:
     @jobs.task
     async def work(ctx: JobContext) -> str:
         ctx.sleep("1 week")
@@ -185,7 +174,7 @@ async def test_a_job_waits_for_a_signal(jobs: Errandry) -> None:
 
     job = await work.enqueue()
     await drain(jobs, until_idle=True)
-    assert (await job.refresh()).record.awaits == "approval"
+    assert (await job.refresh()).record.awaited_signal == "approval"
 
     assert await job.signal("approval", {"by": "ann"}) is True
     assert await jobs.signal(job.id, "approval", {"by": "bob"}) is False
@@ -209,15 +198,15 @@ async def test_a_signal_sent_before_the_wait_is_kept(jobs: Errandry) -> None:
         await jobs.signal(job.id, "c")
 
 
-async def test_a_wait_that_times_out_does_so_for_good(jobs: Errandry, clock: FakeClock) -> None:
-    said: list[str] = []
+async def test_a_timed_out_wait_stays_timed_out_in_later_runs(jobs: Errandry, clock: FakeClock) -> None:
+    messages: list[str] = []
 
     @jobs.task(backoff=0)
     async def work(ctx: JobContext) -> str:
         try:
             await ctx.wait_for("approval", timeout="2h")
         except TimeoutError as error:
-            said.append(str(error))
+            messages.append(str(error))
         if ctx.attempt == 1:
             raise ConnectionError
         return "without"
@@ -230,10 +219,10 @@ async def test_a_wait_that_times_out_does_so_for_good(jobs: Errandry, clock: Fak
     await drain(jobs, until_idle=True)
 
     assert await job.result() == "without"
-    assert said == ["no signal 'approval' came within 2h"] * 2
+    assert messages == ["no signal 'approval' came within 2h"] * 2
 
 
-async def test_who_is_run_before_its_signal_waits_on(jobs: Errandry, clock: FakeClock) -> None:
+async def test_a_job_promoted_before_its_signal_keeps_waiting(jobs: Errandry, clock: FakeClock) -> None:
     @jobs.task
     async def work(ctx: JobContext) -> Any:
         return await ctx.wait_for("approval", timeout=HOUR)
@@ -245,10 +234,10 @@ async def test_who_is_run_before_its_signal_waits_on(jobs: Errandry, clock: Fake
     await drain(jobs)
 
     record = (await job.refresh()).record
-    assert (record.state, record.run_at, record.awaits) == (State.SCHEDULED, begun + HOUR, "approval")
+    assert (record.state, record.run_at, record.awaited_signal) == (State.SCHEDULED, begun + HOUR, "approval")
 
 
-async def test_plain_functions_have_steps_too(jobs: Errandry) -> None:
+async def test_plain_functions_use_blocking_steps(jobs: Errandry) -> None:
     done: list[str] = []
 
     def note(text: str) -> str:
@@ -271,7 +260,7 @@ async def test_plain_functions_have_steps_too(jobs: Errandry) -> None:
     assert done == ["1", "2"]
 
 
-async def test_blocking_steps_are_not_for_a_loop(jobs: Errandry) -> None:
+async def test_blocking_steps_are_refused_on_a_loop(jobs: Errandry) -> None:
     @jobs.task(max_attempts=1)
     async def work(ctx: JobContext) -> None:
         ctx.sync.step("one", int)
@@ -297,7 +286,7 @@ async def test_a_handler_whose_lease_is_lost_stops_at_its_next_step() -> None:
             finally:
                 stopped.set()
 
-        async with working(jobs):
+        async with running_worker(jobs):
             await work.enqueue()
             async with asyncio.timeout(30):
                 await stopped.wait()
@@ -305,7 +294,7 @@ async def test_a_handler_whose_lease_is_lost_stops_at_its_next_step() -> None:
     assert reached == ["effect"]
 
 
-async def test_a_result_is_sent_until_the_store_takes_it() -> None:
+async def test_a_step_result_is_retried_until_the_store_accepts_it() -> None:
     store = MemoryStore()
     async with Errandry(store=store) as jobs:
 
@@ -317,7 +306,7 @@ async def test_a_result_is_sent_until_the_store_takes_it() -> None:
             store.fail_before.append(StoreUnavailable("memory", "for a moment"))
             return 1
 
-        async with working(jobs):
+        async with running_worker(jobs):
             job = await work.enqueue()
             assert await job.result(timeout=30) == [1, 2]
 
@@ -328,9 +317,9 @@ async def test_steps_and_signals_are_sealed(clock: FakeClock) -> None:
 
         @jobs.task(backoff=0)
         async def work(ctx: JobContext) -> str:
-            one = await ctx.step("one", lambda: "secret")
-            two: str = await ctx.wait_for("two")
-            return one + two
+            first = await ctx.step("one", lambda: "secret")
+            second: str = await ctx.wait_for("two")
+            return first + second
 
         job = await work.enqueue()
         await drain(jobs)
@@ -343,7 +332,7 @@ async def test_steps_and_signals_are_sealed(clock: FakeClock) -> None:
         assert [step.result for step in await jobs.steps(job.id)] == ['"secret"', '" too"']
 
 
-async def test_a_rerun_goes_on_or_starts_anew(jobs: Errandry) -> None:
+async def test_a_rerun_continues_after_its_steps_unless_from_start(jobs: Errandry) -> None:
     done: list[int] = []
 
     @jobs.task(max_attempts=1)
@@ -362,21 +351,21 @@ async def test_a_rerun_goes_on_or_starts_anew(jobs: Errandry) -> None:
     assert done == [1, 1]
 
 
-async def test_the_jobs_of_a_batch_have_steps_of_their_own(jobs: Errandry) -> None:
+async def test_each_job_of_a_batch_has_its_own_steps(jobs: Errandry) -> None:
     @jobs.task(batch=5)
     async def work(ctx: JobContext, items: list[int]) -> list[int]:
         with pytest.raises(TypeError, match=r"ctx\.jobs\[n\]\.step"):
             await ctx.step("all", int)
         pairs = zip(ctx.jobs, items, strict=True)
-        return [await one.step("one", lambda item: item * 2, item) for one, item in pairs]
+        return [await item_ctx.step("one", lambda item: item * 2, item) for item_ctx, item in pairs]
 
-    made = await jobs.enqueue_many([work.new(1), work.new(2)])
+    handles = await jobs.enqueue_many([work.new(1), work.new(2)])
     await drain(jobs)
 
-    assert [await job.result() for job in made] == [2, 4]
+    assert [await job.result() for job in handles] == [2, 4]
 
 
-def test_signals_without_a_loop() -> None:
+def test_signals_are_sent_without_a_loop() -> None:
     jobs = Errandry(store=MemoryStore())
 
     @jobs.task
@@ -392,42 +381,42 @@ def test_signals_without_a_loop() -> None:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The address of a store for several programs."""
+    """The URL of a store that several programs share."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/jobs.db"
     else:
-        with server().lent() as url:
+        with server().lend_url() as url:
             yield url
 
 
-async def test_programs_that_signal_one_job_at_once_are_all_heard(shared: str) -> None:
+async def test_concurrent_signals_of_several_programs_all_arrive(shared: str) -> None:
     async with Errandry(shared) as here, Errandry(shared) as there, Errandry(shared) as worker:
 
         @worker.task
         async def signed(ctx: JobContext) -> list[str]:
-            *said, _ = [await ctx.wait_for(name) for name in ("mine", "yours", "either", "end")]
-            return said
+            *payloads, _ = [await ctx.wait_for(name) for name in ("mine", "yours", "either", "end")]
+            return payloads
 
-        async with working(worker):
+        async with running_worker(worker):
             ids = [(await here.enqueue("signed")).id for _ in range(10)]
-            for one in ids:
-                await until(worker, one, lambda record: record.steps is not None)
-            heard = await asyncio.gather(
+            for job_id in ids:
+                await wait_for_job(worker, job_id, lambda record: record.steps is not None)
+            accepted = await asyncio.gather(
                 *[
-                    program.signal(one, name, f"{name} {who}")
-                    for one in ids
-                    for who, program, names in (
+                    program.signal(job_id, name, f"{name} {sender}")
+                    for job_id in ids
+                    for sender, program, names in (
                         ("here", here, ("either", "mine")),
                         ("there", there, ("either", "yours")),
                     )
                     for name in names
                 ]
             )
-            for one in ids:  # what has ended hears nobody
-                assert await here.signal(one, "end")
-            results = [await (await worker.get(one)).result(timeout=30) for one in ids]
+            for job_id in ids:  # a finished job would refuse the signal
+                assert await here.signal(job_id, "end")
+            results = [await (await worker.get(job_id)).result(timeout=30) for job_id in ids]
 
     for n, result in enumerate(results):
-        by_here, mine, by_there, yours = heard[4 * n : 4 * n + 4]
+        by_here, mine, by_there, yours = accepted[4 * n : 4 * n + 4]
         assert (mine, yours, by_here) == (True, True, not by_there)
         assert result == ["mine here", "yours there", f"either {'here' if by_here else 'there'}"]

@@ -17,7 +17,7 @@ from errandry import Errandry, State
 from errandry.api.task import Task
 from errandry.errors import InvalidArguments, InvalidMove, JobCanceled, StoreClosed, UnknownJob
 from errandry.testing import drain
-from tests.pace import PATIENCE, Pace
+from tests.machine_load import WAIT_TIMEOUT, MachineLoad
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_everything_works_without_a_loop(app: Errandry, add: Task[[int, int], in
         app.sync.get(third.id)
 
 
-def test_errors_are_those_of_the_other_api(app: Errandry, add: Task[[int, int], int]) -> None:
+def test_errors_are_those_of_the_async_api(app: Errandry, add: Task[[int, int], int]) -> None:
     with pytest.raises(InvalidArguments):
         add.enqueue_sync(1, "2")  # type: ignore[arg-type]
     job = add.enqueue_sync(1, 2)
@@ -67,7 +67,7 @@ def test_errors_are_those_of_the_other_api(app: Errandry, add: Task[[int, int], 
         app.sync.result(job, timeout=0.01)
 
 
-def test_from_many_threads_at_once(app: Errandry, add: Task[[int, int], int]) -> None:
+def test_many_threads_enqueue_at_once(app: Errandry, add: Task[[int, int], int]) -> None:
     start = threading.Barrier(16)
 
     def enqueue(number: int) -> list[str]:
@@ -75,30 +75,32 @@ def test_from_many_threads_at_once(app: Errandry, add: Task[[int, int], int]) ->
         return [add.enqueue_sync(number, other).id for other in range(10)]
 
     with ThreadPoolExecutor(16) as pool:
-        ids = [job_id for several in pool.map(enqueue, range(16)) for job_id in several]
+        ids = [job_id for of_thread in pool.map(enqueue, range(16)) for job_id in of_thread]
 
     assert len(set(ids)) == 160
     assert app.sync.counts() == {"default": {"waiting": 160}}
 
 
-async def test_from_the_thread_pool_of_a_running_loop(app: Errandry, add: Task[[int, int], int]) -> None:
-    made = await asyncio.gather(*[asyncio.to_thread(add.enqueue_sync, n, 1) for n in range(10)])
-    results = asyncio.gather(*[asyncio.to_thread(app.sync.result, job, PATIENCE) for job in made])
+async def test_calls_from_the_thread_pool_of_a_running_loop(
+    app: Errandry, add: Task[[int, int], int]
+) -> None:
+    handles = await asyncio.gather(*[asyncio.to_thread(add.enqueue_sync, n, 1) for n in range(10)])
+    results = asyncio.gather(*[asyncio.to_thread(app.sync.result, job, WAIT_TIMEOUT) for job in handles])
     await drain(app)
 
     assert await results == list(range(1, 11))
 
 
-async def test_inside_a_running_loop_it_blocks_but_works(app: Errandry, add: Task[[int, int], int]) -> None:
-    """A Django view under ASGI, say: not good, yet no deadlock."""
+async def test_calls_inside_a_running_loop_block_but_work(app: Errandry, add: Task[[int, int], int]) -> None:
+    """As in a plain Django view under ASGI: it blocks the loop, but does not deadlock."""
     job = add.enqueue_sync(1, 2)
     await drain(app)
 
-    assert app.sync.result(job, PATIENCE) == 3
+    assert app.sync.result(job, WAIT_TIMEOUT) == 3
 
 
-def test_in_a_view_of_a_wsgi_server(app: Errandry, add: Task[[int, int], int]) -> None:
-    """As Flask and Django do it: each request in a thread of the server, none of them with a loop."""
+def test_calls_in_the_threads_of_a_wsgi_server(app: Errandry, add: Task[[int, int], int]) -> None:
+    """As in Flask and Django: each request runs in a server thread without a loop."""
 
     def view(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
         job = add.enqueue_sync(int(environ["QUERY_STRING"]), 1)
@@ -117,7 +119,7 @@ def test_in_a_view_of_a_wsgi_server(app: Errandry, add: Task[[int, int], int]) -
     assert {record.id for record in app.sync.list().jobs} == {body.decode() for _, body in answers}
 
 
-def test_in_a_sync_handler(app: Errandry, add: Task[[int, int], int]) -> None:
+def test_calls_in_a_plain_handler(app: Errandry, add: Task[[int, int], int]) -> None:
     @app.task
     def outer(n: int) -> str:
         return add.enqueue_sync(n, n).id
@@ -125,12 +127,10 @@ def test_in_a_sync_handler(app: Errandry, add: Task[[int, int], int]) -> None:
     job = outer.enqueue_sync(4)
     asyncio.run(drain(app, strict=True))
 
-    assert app.sync.result(app.sync.get(app.sync.result(job, PATIENCE)), PATIENCE) == 8
+    assert app.sync.result(app.sync.get(app.sync.result(job, WAIT_TIMEOUT)), WAIT_TIMEOUT) == 8
 
 
-async def test_in_an_async_handler_that_should_have_awaited(
-    app: Errandry, add: Task[[int, int], int]
-) -> None:
+async def test_calls_in_an_async_handler(app: Errandry, add: Task[[int, int], int]) -> None:
     @app.task
     async def outer(n: int) -> str:
         return add.enqueue_sync(n, n).id
@@ -141,9 +141,7 @@ async def test_in_an_async_handler_that_should_have_awaited(
     assert (await app.get(await job.result(30))).state is State.COMPLETED
 
 
-async def test_on_the_engines_own_loop_it_is_refused_rather_than_stuck(
-    app: Errandry, add: Task[[int, int], int]
-) -> None:
+async def test_calls_on_the_engines_own_loop_are_refused(app: Errandry, add: Task[[int, int], int]) -> None:
     async def misplaced() -> None:
         add.enqueue_sync(1, 2)
 
@@ -151,7 +149,7 @@ async def test_on_the_engines_own_loop_it_is_refused_rather_than_stuck(
         await app.engine.call(misplaced)
 
 
-def test_after_close_it_says_so(app: Errandry, add: Task[[int, int], int]) -> None:
+def test_calls_after_close_are_refused(app: Errandry, add: Task[[int, int], int]) -> None:
     add.enqueue_sync(1, 2)
     app.sync.close()
 
@@ -159,7 +157,7 @@ def test_after_close_it_says_so(app: Errandry, add: Task[[int, int], int]) -> No
         add.enqueue_sync(1, 2)
 
 
-# Programs of their own.
+# Scripts in their own process.
 
 
 def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -169,13 +167,13 @@ def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProces
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=WAIT_TIMEOUT,
         check=False,
     )
 
 
 @pytest.mark.slow(reason="starts an interpreter")
-def test_a_script_without_a_close_ends_promptly_and_its_job_is_kept(tmp_path: Path) -> None:
+def test_a_script_that_does_not_close_ends_promptly_and_its_job_is_stored(tmp_path: Path) -> None:
     program = """
         import time
         from errandry import Errandry
@@ -187,20 +185,20 @@ def test_a_script_without_a_close_ends_promptly_and_its_job_is_kept(tmp_path: Pa
 
         print(send.enqueue_sync("ada").id, time.time())
         """
-    with Pace() as pace:
+    with MachineLoad() as load:
         done = run(tmp_path, program, "-Werror")
         ended = time.time()
 
     assert (done.returncode, done.stderr) == (0, "")
-    job_id, said = done.stdout.split()
-    assert ended - float(said) < pace.allowed(5.0)
+    job_id, printed_at = done.stdout.split()
+    assert ended - float(printed_at) < load.scaled(5.0)
     jobs = Errandry(f"sqlite:///{tmp_path}/errandry.db")
     assert jobs.sync.get(job_id).state is State.WAITING
     jobs.sync.close()
 
 
 @pytest.mark.slow(reason="starts an interpreter")
-def test_a_script_whose_tasks_are_in_main_enqueues_and_works(tmp_path: Path) -> None:
+def test_a_script_with_its_tasks_in_main_enqueues_and_runs_jobs(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         """
@@ -219,9 +217,9 @@ def test_a_script_whose_tasks_are_in_main_enqueues_and_works(tmp_path: Path) -> 
 
         async def main() -> None:
             async with jobs:
-                made = await greet.enqueue("ada"), await add.enqueue(1, 2)
+                handles = await greet.enqueue("ada"), await add.enqueue(1, 2)
                 await Worker(jobs, WorkerOptions(burst=True)).run()
-                print([await job.result(30) for job in made])
+                print([await job.result(30) for job in handles])
 
         asyncio.run(main())
         asyncio.run(main())
@@ -234,7 +232,7 @@ def test_a_script_whose_tasks_are_in_main_enqueues_and_works(tmp_path: Path) -> 
 
 
 @pytest.mark.slow(reason="starts an interpreter")
-def test_after_a_fork_child_and_parent_both_go_on(tmp_path: Path) -> None:
+def test_child_and_parent_both_work_after_a_fork(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         """
@@ -250,7 +248,7 @@ def test_after_a_fork_child_and_parent_both_go_on(tmp_path: Path) -> None:
 
         first = add.enqueue_sync(1, 1)
         try:
-            jobs.sync.wait(first, 0.01)  # somebody has waited before the fork
+            jobs.sync.wait(first, 0.01)  # a wait before the fork
         except TimeoutError:
             pass
         child = os.fork()
@@ -266,7 +264,7 @@ def test_after_a_fork_child_and_parent_both_go_on(tmp_path: Path) -> None:
         assert jobs.sync.counts() == {"default": {"completed": 3}}, jobs.sync.counts()
         print("both")
         """,
-        "-Wignore::DeprecationWarning",  # a fork of a process with threads; that is what is tried here
+        "-Wignore::DeprecationWarning",  # a fork of a process with threads; that is what this tests
     )
 
     assert (done.stdout.strip(), done.stderr, done.returncode) == ("both", "", 0)

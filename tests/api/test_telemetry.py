@@ -1,4 +1,4 @@
-"""OpenTelemetry: one trace from `enqueue` through the handler to what it enqueues, and figures of it all."""
+"""OpenTelemetry: traces from `enqueue` through the handler to the jobs it enqueues, and metrics."""
 
 import asyncio
 import logging
@@ -74,9 +74,7 @@ async def work(app: Errandry) -> None:
     await Worker(app, WorkerOptions(burst=True)).run()
 
 
-async def test_one_trace_leads_from_enqueue_to_the_handler_and_on_to_its_jobs(
-    app: Errandry, watched: Watched
-) -> None:
+async def test_one_trace_covers_the_enqueue_the_handler_and_its_jobs(app: Errandry, watched: Watched) -> None:
     @app.task(queue="mail")
     async def child() -> None: ...
 
@@ -90,9 +88,11 @@ async def test_one_trace_leads_from_enqueue_to_the_handler_and_on_to_its_jobs(
         await work(app)
 
     [create, grandchild] = watched.spans("create default") + watched.spans("create mail")
-    [process, on] = watched.spans("process default") + watched.spans("process mail")
+    [process, child_process] = watched.spans("process default") + watched.spans("process mail")
     trace = request.get_span_context().trace_id
-    assert {span.context.trace_id for span in (create, process, grandchild, on) if span.context} == {trace}
+    assert {
+        span.context.trace_id for span in (create, process, grandchild, child_process) if span.context
+    } == {trace}
     assert parent_of(create) == request.get_span_context().span_id
     assert parent_of(process) == id_of(create)
     assert parent_of(grandchild) == id_of(process)
@@ -110,7 +110,7 @@ async def test_one_trace_leads_from_enqueue_to_the_handler_and_on_to_its_jobs(
     assert watched.spans("pass")
 
 
-async def test_what_programs_keep_with_a_job_stays_beside_the_trace(app: Errandry, watched: Watched) -> None:
+async def test_metadata_of_programs_is_kept_with_the_trace(app: Errandry, watched: Watched) -> None:
     @app.task
     async def send() -> None: ...
 
@@ -121,7 +121,7 @@ async def test_what_programs_keep_with_a_job_stays_beside_the_trace(app: Errandr
     assert '"traceparent":"00-' in metadata
 
 
-async def test_attempts_are_counted_by_how_they_ended(app: Errandry, watched: Watched) -> None:
+async def test_attempts_are_counted_by_outcome(app: Errandry, watched: Watched) -> None:
     ends: dict[str, BaseException | None] = {
         "complete": None,
         "error": ValueError("no"),
@@ -160,7 +160,7 @@ async def test_attempts_are_counted_by_how_they_ended(app: Errandry, watched: Wa
     assert failed == {"error", "fail"}
 
 
-async def test_a_handler_in_a_thread_is_in_the_trace_too(app: Errandry, watched: Watched) -> None:
+async def test_a_handler_in_a_thread_continues_the_trace(app: Errandry, watched: Watched) -> None:
     @app.task
     def outer() -> None:
         with watched.tracers.get_tracer("test").start_as_current_span("inner"):
@@ -173,19 +173,19 @@ async def test_a_handler_in_a_thread_is_in_the_trace_too(app: Errandry, watched:
     assert parent_of(inner) == id_of(process)
 
 
-async def test_figures_of_a_store_that_is_closed_are_left_out(app: Errandry, watched: Watched) -> None:
+async def test_a_closed_store_exports_no_gauges(app: Errandry, watched: Watched) -> None:
     await app.open()
     await app.close()
     assert await asyncio.to_thread(watched.points, "errandry.jobs") == []
 
 
-async def test_an_app_that_is_in_use_is_not_instrumented_any_more(app: Errandry) -> None:
+async def test_an_open_app_cannot_be_instrumented(app: Errandry) -> None:
     async with app:
         with pytest.raises(InvalidValue, match="wrap it before its first use"):
             instrument(app)
 
 
-async def test_records_of_logging_know_their_job(app: Errandry) -> None:
+async def test_log_records_have_the_fields_of_their_job(app: Errandry) -> None:
     lines: list[str] = []
 
     class Lines(logging.Handler):
@@ -212,7 +212,7 @@ async def test_records_of_logging_know_their_job(app: Errandry) -> None:
     assert lines == ["    outside", f"{job.id} send default 1 inside"]
 
 
-def test_without_the_package_it_is_said_what_to_install() -> None:
+def test_without_the_package_the_error_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "try: import errandry.telemetry\n"

@@ -1,4 +1,4 @@
-"""The page about testing says what is so: its examples are files, and they are run as printed."""
+"""The examples of docs/testing.md run as printed."""
 
 import re
 import subprocess

@@ -1,12 +1,10 @@
-"""Enqueueing over a connection of the caller's: with its commit, or not at all."""
+"""Enqueue over the caller's connection: jobs exist after its commit, never after a rollback."""
 
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import apsw
 import psycopg
 import pytest
 import sqlalchemy
@@ -38,11 +36,11 @@ from tests.api.callers import (
     enqueue,
     psycopg_async,
     psycopg_sync,
-    waits_for_a_lock,
+    wait_for_blocked_lock,
 )
-from tests.pace import PATIENCE
+from tests.machine_load import WAIT_TIMEOUT
+from tests.run_worker import event_kinds, run_burst, running_worker
 from tests.store.server import server
-from tests.working import burst, kinds, working
 
 Send = Task[[str], str]
 
@@ -68,7 +66,7 @@ def schema(jobs: Errandry) -> str:
 
 
 @pytest.mark.parametrize("library", CALLERS)
-async def test_a_full_queue_takes_no_more_from_anybody(shop: Errandry, send: Send, library: str) -> None:
+async def test_a_full_queue_refuses_jobs_of_every_library(shop: Errandry, send: Send, library: str) -> None:
     await shop.engine.submit(PutRule(GateKind.QUEUE, "default", Rule(max_size=2, group_max_size=1)))
     await send.enqueue("bob")
     async with CALLERS[library](server()) as caller:
@@ -82,7 +80,7 @@ async def test_a_full_queue_takes_no_more_from_anybody(shop: Errandry, send: Sen
 
 
 @pytest.mark.parametrize("library", CALLERS)
-async def test_a_job_comes_with_the_commit_and_not_at_all_with_a_rollback(
+async def test_a_job_exists_after_the_commit_and_never_after_a_rollback(
     shop: Errandry, send: Send, library: str
 ) -> None:
     async with CALLERS[library](server()) as caller:
@@ -96,56 +94,56 @@ async def test_a_job_comes_with_the_commit_and_not_at_all_with_a_rollback(
         lost = await enqueue(caller, send, "grace")
         await caller.rollback()
 
-    await burst(shop)
+    await run_burst(shop)
     assert await job.result(timeout=30) == "sent to ada"
     with pytest.raises(UnknownJob):
         await shop.record(lost.id)
     assert await shop.totals() == {"default": {"completed": 1, "inserted": 1}}
-    assert await kinds(shop, job.id) == [
+    assert await event_kinds(shop, job.id) == [
         EventKind.WAITING,
         EventKind.CLAIMED,
         EventKind.STARTED,
         EventKind.COMPLETED,
     ]
-    assert await kinds(shop, lost.id) == []
+    assert await event_kinds(shop, lost.id) == []
 
 
-async def test_by_name_and_many_at_once(shop: Errandry, send: Send, caller: Caller) -> None:
+async def test_enqueueing_by_name_and_in_bulk(shop: Errandry, send: Send, caller: Caller) -> None:
     bound = shop.bind(caller.connection)
 
-    one = await bound.enqueue("send", {"to": "ada"}, priority=3)
+    first = await bound.enqueue("send", {"to": "ada"}, priority=3)
     other = await bound.enqueue("elsewhere", {"x": 1}, delay="1 hour")
     two, three = await bound.enqueue_many(
         [send.new("b"), send.bind(caller.connection).using(id="c").new("c")]
     )
     await caller.commit()
 
-    records = [await shop.record(job.id) for job in (one, other, two, three)]
+    records = [await shop.record(job.id) for job in (first, other, two, three)]
     assert [record.task for record in records] == ["send", "elsewhere", "send", "send"]
     assert [record.state for record in records] == ["waiting", "scheduled", "waiting", "waiting"]
     assert (records[0].priority, records[3].id) == (3, "c")
     assert await bound.enqueue_many([]) == []
 
 
-async def test_blocking_calls(shop: Errandry, send: Send) -> None:
+async def test_enqueueing_over_a_blocking_connection(shop: Errandry, send: Send) -> None:
     async with psycopg_sync(server()) as caller:
         bound = shop.bind(caller.connection)
-        one = await caller.call(lambda: bound.enqueue_sync("send", {"to": "ada"}))
+        first = await caller.call(lambda: bound.enqueue_sync("send", {"to": "ada"}))
         other = await caller.call(lambda: send.bind(caller.connection).enqueue_sync("grace"))
         assert bound.enqueue_many_sync([]) == []
         await caller.commit()
 
     assert await shop.counts() == {"default": {"waiting": 2}}
-    assert {record.id for record in (await shop.list()).jobs} == {one.id, other.id}
+    assert {record.id for record in (await shop.list()).jobs} == {first.id, other.id}
 
 
-async def test_without_a_transaction_the_job_is_there_at_once(shop: Errandry, send: Send) -> None:
+async def test_with_autocommit_the_job_exists_at_once(shop: Errandry, send: Send) -> None:
     async with await psycopg.AsyncConnection.connect(server().url(), autocommit=True) as connection:
         job = await send.bind(connection).enqueue("ada")
         assert (await shop.record(job.id)).state is State.WAITING
 
 
-async def test_however_the_caller_wants_rows_and_cursors(shop: Errandry, send: Send) -> None:
+async def test_row_and_cursor_factories_of_the_caller_do_not_matter(shop: Errandry, send: Send) -> None:
     async with await psycopg.AsyncConnection.connect(
         server().url(), row_factory=dict_row, cursor_factory=psycopg.AsyncRawCursor
     ) as connection:
@@ -156,7 +154,7 @@ async def test_however_the_caller_wants_rows_and_cursors(shop: Errandry, send: S
     assert await shop.counts() == {"default": {"waiting": 2}}
 
 
-async def test_sessions_of_a_scope(shop: Errandry, send: Send) -> None:
+async def test_scoped_sessions(shop: Errandry, send: Send) -> None:
     engine = sqlalchemy.create_engine(alchemy(server(), "psycopg"))
     session = scoped_session(sessionmaker(engine))
     send.bind(session).enqueue_sync("ada")
@@ -173,27 +171,25 @@ async def test_sessions_of_a_scope(shop: Errandry, send: Send) -> None:
     assert await shop.counts() == {"default": {"waiting": 2}}
 
 
-async def test_an_idle_worker_wakes(shop: Errandry, send: Send, caller: Caller) -> None:
+async def test_the_commit_wakes_an_idle_worker(shop: Errandry, send: Send, caller: Caller) -> None:
     async with await psycopg.AsyncConnection.connect(server().url(), autocommit=True) as listener:
         await listener.execute(f"LISTEN errandry_{schema(shop)}".encode())
-        async with working(shop):
+        async with running_worker(shop):
             job = await enqueue(caller, send, "ada")
             await caller.commit()
 
             assert await job.result(timeout=30) == "sent to ada"
-        async for one in listener.notifies(timeout=PATIENCE):
-            if one.payload == "":  # not a pass's, which names its process
+        async for notification in listener.notifies(timeout=WAIT_TIMEOUT):
+            if notification.payload == "":  # that of a pass names its process
                 return
-    pytest.fail("the commit woke nobody")
+    pytest.fail("the commit sent no notification")
 
 
-async def test_no_lock_of_an_open_transaction_is_in_anybodys_way(
-    shop: Errandry, send: Send, caller: Caller
-) -> None:
-    """Its lane is new, or idle, and others enqueue to it, work, and tidy up, while it stays open."""
+async def test_an_open_transaction_blocks_no_other_work(shop: Errandry, send: Send, caller: Caller) -> None:
+    """While it stays open, its lane is new or idle, and others enqueue to it, run jobs and do upkeep."""
     open_job = await enqueue(caller, send, "ada")
 
-    async with asyncio.timeout(30), working(shop):
+    async with asyncio.timeout(30), running_worker(shop):
         assert await (await send.enqueue("grace")).result(timeout=30) == "sent to grace"
         async with psycopg_async(server()) as other:
             job = await enqueue(other, send, "ida")
@@ -201,11 +197,11 @@ async def test_no_lock_of_an_open_transaction_is_in_anybodys_way(
             assert await job.result(timeout=30) == "sent to ida"
 
     await caller.commit()
-    await burst(shop)
+    await run_burst(shop)
     assert await open_job.result(timeout=30) == "sent to ada"
 
 
-async def test_what_has_no_lane_yet_keeps_its_place(shop: Errandry, send: Send, caller: Caller) -> None:
+async def test_bound_jobs_keep_their_place_in_the_queue(shop: Errandry, send: Send, caller: Caller) -> None:
     first = await enqueue(caller, send, "a")
     second = await send.enqueue("b")
     await caller.commit()
@@ -217,7 +213,7 @@ async def test_what_has_no_lane_yet_keeps_its_place(shop: Errandry, send: Send, 
     assert [job.id for job in claims.jobs] == [urgent.id, first.id, second.id]  # type: ignore[union-attr]
 
 
-async def test_events_and_counters_stay_right_before_and_after_the_pass_that_numbers(
+async def test_events_and_counters_are_right_before_and_after_the_pass_that_numbers(
     shop: Errandry, send: Send, caller: Caller
 ) -> None:
     head = await shop.latest_cursor()
@@ -226,18 +222,20 @@ async def test_events_and_counters_stay_right_before_and_after_the_pass_that_num
     counts = {"default": {"scheduled": 1, "waiting": 1}}
     assert (await shop.counts(), await shop.totals()) == (counts, {"default": {"inserted": 2}})
 
-    await shop.engine.submit(Claim(worker="w", nonce="1", queues=("another",)))  # which has no events itself
+    await shop.engine.submit(
+        Claim(worker="w", nonce="1", queues=("another",))
+    )  # a pass without events of its own
 
     page = await shop.engine.call(shop.store.events, head)
-    assert [(one.event.kind, one.event.job) for one in page.entries] == [
+    assert [(entry.event.kind, entry.event.job) for entry in page.entries] == [
         (EventKind.WAITING, bound[0].id),
         (EventKind.SCHEDULED, bound[1].id),
     ]
     assert (await shop.counts(), await shop.totals()) == (counts, {"default": {"inserted": 2}})
 
 
-async def test_a_reader_misses_no_event_of_callers_who_commit_late(shop: Errandry, send: Send) -> None:
-    wanted: set[str] = set()
+async def test_a_reader_gets_all_events_of_late_commits(shop: Errandry, send: Send) -> None:
+    job_ids: set[str] = set()
     seen: list[str] = []
 
     async def call(number: int) -> None:
@@ -246,25 +244,25 @@ async def test_a_reader_misses_no_event_of_callers_who_commit_late(shop: Errandr
                 job = await enqueue(caller, send, f"{number}-{turn}", delay=60)
                 await asyncio.sleep(0.002 * (number % 3))
                 await caller.commit()
-                wanted.add(job.id)
+                job_ids.add(job.id)
 
     async def write() -> None:
         for turn in range(20):
-            wanted.add((await send.using(delay=60).enqueue(str(turn))).id)
+            job_ids.add((await send.using(delay=60).enqueue(str(turn))).id)
 
     async def read() -> None:
-        async for one in shop.events(after=head):
-            seen.append(one.event.job)
+        async for entry in shop.events(after=head):
+            seen.append(entry.event.job)
             if len(seen) == 51:
                 return
 
     head = await shop.latest_cursor()
     reader = asyncio.create_task(read())
     await asyncio.gather(*[call(number) for number in range(6)], write())
-    wanted.add((await send.using(delay=60).enqueue("the last, which numbers all")).id)
+    job_ids.add((await send.using(delay=60).enqueue("last")).id)
 
     await asyncio.wait_for(reader, 30)
-    assert sorted(seen) == sorted(wanted)
+    assert sorted(seen) == sorted(job_ids)
 
 
 NEW = (
@@ -292,22 +290,22 @@ NEW = (
 )
 
 
-async def test_what_is_stored_is_what_an_insert_would_have_stored(clock: FakeClock) -> None:
+async def test_a_bound_insert_stores_the_same_records_as_an_insert(clock: FakeClock) -> None:
     async def stored(bind: bool) -> list[JobRecord]:
-        with server().lent() as url:
+        with server().lend_url() as url:
             async with Errandry(url, clock=clock) as jobs, psycopg_async(server()) as caller:
                 if bind:
                     await jobs.store.bind(caller.connection).insert(Insert(NEW))
                     await caller.commit()
                 else:
                     await jobs.insert(list(NEW))
-                found = await jobs.engine.call(jobs.store.get, [new.id for new in NEW])
-                return [record for record in found if record is not None]
+                records = await jobs.engine.call(jobs.store.get, [new.id for new in NEW])
+                return [record for record in records if record is not None]
 
     assert await stored(bind=True) == await stored(bind=False)
 
 
-class TestTheSameIdAgain:
+class TestRepeatedIds:
     async def test_in_one_transaction(self, shop: Errandry, send: Send, caller: Caller) -> None:
         await enqueue(caller, send, "ada", id="x")
         await enqueue(caller, send, "grace", id="x")
@@ -317,12 +315,10 @@ class TestTheSameIdAgain:
         assert (await shop.record("x")).payload == '{"to":"ada"}'
 
     @pytest.mark.parametrize("state", ["waiting", "completed"])
-    async def test_of_a_job_that_is_there(
-        self, shop: Errandry, send: Send, caller: Caller, state: str
-    ) -> None:
+    async def test_of_an_existing_job(self, shop: Errandry, send: Send, caller: Caller, state: str) -> None:
         await send.using(id="x").enqueue("ada")
         if state == "completed":
-            await burst(shop)
+            await run_burst(shop)
 
         job = await enqueue(caller, send, "grace", id="x", queue="other")
         await caller.commit()
@@ -333,13 +329,13 @@ class TestTheSameIdAgain:
         }
 
     @pytest.mark.parametrize("first_commits", [True, False])
-    async def test_of_a_caller_who_has_not_decided_yet(
+    async def test_of_a_caller_with_an_open_transaction(
         self, shop: Errandry, send: Send, caller: Caller, first_commits: bool
     ) -> None:
         await enqueue(caller, send, "ada", id="x")
         async with psycopg_async(server()) as other:
             second = asyncio.create_task(enqueue(other, send, "grace", id="x"))
-            await waits_for_a_lock()
+            await wait_for_blocked_lock()
             await (caller.commit() if first_commits else caller.rollback())
             await second
             await other.commit()
@@ -349,16 +345,16 @@ class TestTheSameIdAgain:
 
 
 class TestChecks:
-    """The same as of any other job, before anything is written."""
+    """A bound job is checked like any other, before anything is written."""
 
-    async def test_arguments(self, send: Send, caller: Caller) -> None:
+    async def test_arguments_are_checked(self, send: Send, caller: Caller) -> None:
         with pytest.raises(InvalidArguments):
             await send.bind(caller.connection).enqueue(1)  # type: ignore[arg-type]
 
-    async def test_size(self) -> None:
-        with server().lent() as url:
+    async def test_the_payload_size_is_checked(self) -> None:
+        with server().lend_url() as url:
             async with (
-                Errandry(url, bounds=StoreLimits(payload=100)) as jobs,
+                Errandry(url, store_limits=StoreLimits(payload=100)) as jobs,
                 psycopg_async(server()) as caller,
             ):
                 with pytest.raises(TooLarge, match="payload has 1,0"):
@@ -366,7 +362,7 @@ class TestChecks:
                 await caller.commit()
                 assert await jobs.counts() == {}
 
-    async def test_hooks(self, shop: Errandry, send: Send, caller: Caller) -> None:
+    async def test_hooks_are_called(self, shop: Errandry, send: Send, caller: Caller) -> None:
         shop.on_enqueue(lambda job: replace(job, tags=("seen",)))
 
         job = await enqueue(caller, send, "ada")
@@ -374,7 +370,7 @@ class TestChecks:
 
         assert (await shop.record(job.id)).tags == ("seen",)
 
-    async def test_a_task_of_another_app_or_connection(
+    async def test_a_call_bound_to_another_connection_is_refused(
         self, shop: Errandry, send: Send, caller: Caller
     ) -> None:
         async with psycopg_async(server()) as other:
@@ -385,9 +381,9 @@ class TestChecks:
 
 
 class TestConnections:
-    """Which of them cannot be used, said in words."""
+    """Connections that cannot be used are refused with the reason."""
 
-    async def test_of_another_kind(self, shop: Errandry) -> None:
+    async def test_of_an_unknown_library(self, shop: Errandry) -> None:
         right = "takes connections of psycopg 3, asyncpg, SQLAlchemy 2, Django"
         for connection in (None, object(), "postgresql://", sqlite3.connect(":memory:")):
             with pytest.raises(InvalidValue, match=right):
@@ -400,12 +396,12 @@ class TestConnections:
         sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
         handler = ConnectionHandler({"default": sqlite})
         with engine.connect() as connection:
-            for one in (connection, handler["default"], ConnectionProxy(handler, "default")):
+            for foreign in (connection, handler["default"], ConnectionProxy(handler, "default")):
                 with pytest.raises(InvalidValue, match="not PostgreSQL: give one to postgresql:"):
-                    shop.bind(one)
+                    shop.bind(foreign)
         engine.dispose()
 
-    async def test_that_block_where_one_waits_and_the_other_way_round(
+    async def test_blocking_ones_for_async_methods_and_async_ones_for_blocking_methods(
         self, send: Send, caller: Caller
     ) -> None:
         with pytest.raises(InvalidValue, match="is async: await the method without _sync"):
@@ -437,7 +433,7 @@ class TestConnections:
         await caller.commit()
         assert await shop.counts() == {}
 
-    async def test_of_a_user_who_may_not(self, shop: Errandry, send: Send) -> None:
+    async def test_of_a_user_without_the_grants(self, shop: Errandry, send: Send) -> None:
         with psycopg.connect(server().url(), autocommit=True) as db:
             db.execute("CREATE ROLE reader LOGIN")
             try:
@@ -447,7 +443,9 @@ class TestConnections:
             finally:
                 db.execute("DROP ROLE reader")
 
-    async def test_trouble_of_the_caller_s_own_is_the_caller_s(self, send: Send, caller: Caller) -> None:
+    async def test_errors_of_the_caller_s_own_statements_are_not_wrapped(
+        self, send: Send, caller: Caller
+    ) -> None:
         with pytest.raises(psycopg.errors.DivisionByZero):
             await caller.connection.execute("SELECT 1 / 0")
 
@@ -463,7 +461,7 @@ class TestConnections:
         ([{"id": "x", "task": "t"}], "must have id, task and payload"),
         ([{"id": "", "task": "t", "payload": "{}"}], "names of at most 200"),
         ([{"id": "x", "task": "t", "payload": "{}", "queue": "a\nb"}], "names of at most 200"),
-        ([{"id": "x", "task": "t", "payload": "{}", "max_attempt": 1}], "field no job has: max_attempt"),
+        ([{"id": "x", "task": "t", "payload": "{}", "max_attempt": 1}], "has an unknown field: max_attempt"),
         ([{"id": "x", "task": "t", "payload": {}}], "JSON, as text"),
         ([{"id": "x", "task": "t", "payload": "{"}], "job 'x': payload and metadata must be JSON"),
         (
@@ -478,7 +476,7 @@ class TestConnections:
         ([{"id": "x", "task": "t", "payload": "{}", "delay": 1, "run_at": 1}], "either run_at or delay"),
         ([{"id": "x", "task": "t", "payload": "{}", "deadline": "soon"}], "seconds since 1970"),
         ([{"id": "x", "task": "t", "payload": "{}", "timeout": -1}], "seconds since 1970"),
-        ([{"id": "x", "task": "t", "payload": "{}", "tags": [1]}], "at most 20 texts"),
+        ([{"id": "x", "task": "t", "payload": "{}", "tags": [1]}], "at most 20 strings"),
         ([{"id": "x", "task": "t", "payload": "{}", "keep": {"failed": "long"}}], "keep must have seconds"),
         ([{"id": "x", "task": "t", "payload": "{}", "backoff": {"curve": "s"}}], "backoff must have"),
         ([{"id": "x", "task": "t", "payload": "{}", "unique": "k"}], "unique must have a key"),
@@ -494,9 +492,7 @@ class TestConnections:
         ([{"id": "x", "task": "t", "payload": "{}", "on_conflict": "rise"}], "on_conflict must be"),
     ],
 )
-async def test_who_calls_the_function_by_hand_cannot_insert_what_nobody_could_read(
-    shop: Errandry, job: Any, why: str
-) -> None:
+async def test_insert_jobs_called_by_hand_refuses_invalid_jobs(shop: Errandry, job: Any, why: str) -> None:
     statement = f'SELECT "{schema(shop)}".insert_jobs(%s)'
     with (
         psycopg.connect(server().url()) as db,
@@ -505,7 +501,7 @@ async def test_who_calls_the_function_by_hand_cannot_insert_what_nobody_could_re
         db.execute(statement.encode(), (Jsonb(job),))
 
 
-async def test_who_calls_the_function_by_hand_needs_little(shop: Errandry, send: Send) -> None:
+async def test_insert_jobs_called_by_hand_needs_only_id_task_and_payload(shop: Errandry, send: Send) -> None:
     job = '[{"id": "x", "task": "send", "payload": "{\\"to\\":1}"}]'
     statement = f"SELECT \"{schema(shop)}\".insert_jobs('{job}')"
     with psycopg.connect(server().url()) as db:
@@ -514,89 +510,25 @@ async def test_who_calls_the_function_by_hand_needs_little(shop: Errandry, send:
     assert (await shop.record("x")).payload == '{"to":1}'
 
 
-class TestSqlite:
-    @pytest.fixture
-    async def jobs(self, tmp_path: Path) -> AsyncIterator[Errandry]:
-        async with Errandry(f"sqlite:///{tmp_path}/jobs.db") as jobs:
-            yield jobs
-
-    @pytest.fixture
-    def db(self, jobs: Errandry, tmp_path: Path) -> apsw.Connection:
-        return apsw.Connection(str(tmp_path / "jobs.db"))
-
-    async def test_a_job_comes_with_the_commit_and_not_at_all_with_a_rollback(
-        self, jobs: Errandry, db: apsw.Connection
-    ) -> None:
-        @jobs.task
-        async def send(to: str) -> str:
-            return f"sent to {to}"
-
-        async with working(jobs):
-            db.execute("BEGIN IMMEDIATE")
-            lost = send.bind(db).enqueue_sync("grace")
-            db.execute("ROLLBACK")
-            db.execute("BEGIN IMMEDIATE")
-            job = send.bind(db).enqueue_sync("ada")
-            [again] = jobs.bind(db).enqueue_many_sync([send.using(id=job.id).new("ida")])
-            db.execute("COMMIT")
-
-            assert await job.result(timeout=30) == "sent to ada"
-        assert again.id == job.id
-        assert await kinds(jobs, lost.id) == []
-        assert await jobs.totals() == {"default": {"completed": 1, "inserted": 1}}
-
-    async def test_too_much_leaves_the_transaction_as_it_was(self, tmp_path: Path) -> None:
-        async with Errandry(f"sqlite:///{tmp_path}/small.db", bounds=StoreLimits(payload=10)) as jobs:
-            db = apsw.Connection(str(tmp_path / "small.db"))
-            db.execute("BEGIN IMMEDIATE")
-            with pytest.raises(TooLarge):
-                jobs.bind(db).enqueue_sync("send", {"to": "x" * 100})
-            jobs.bind(db).enqueue_sync("send")
-            db.execute("COMMIT")
-            assert await jobs.counts() == {"default": {"waiting": 1}}
-
-    async def test_connections_that_cannot_be_used(
-        self, jobs: Errandry, db: apsw.Connection, tmp_path: Path
-    ) -> None:
-        for connection, why in (
-            (db, "is in no transaction: BEGIN IMMEDIATE one first"),
-            (apsw.Connection(str(tmp_path / "other.db")), "leads to another file: open .*jobs.db"),
-            (apsw.Connection(":memory:"), "leads to another file"),
-        ):
-            with pytest.raises(InvalidValue, match=why):
-                jobs.bind(connection).enqueue_sync("send")
-        with pytest.raises(InvalidValue, match=r"sqlite3\.Connection.*takes an apsw.Connection"):
-            jobs.bind(sqlite3.connect(tmp_path / "third.db"))
-        with pytest.raises(InvalidValue, match="blocks: call the method"):
-            await jobs.bind(db).enqueue("send")
-
-    async def test_a_file_that_was_not_made_yet(self, tmp_path: Path) -> None:
-        jobs, db = Errandry(f"sqlite:///{tmp_path}/new.db"), apsw.Connection(str(tmp_path / "new.db"))
-        db.execute("BEGIN IMMEDIATE")
-
-        with pytest.raises(InvalidValue, match="without jobs: run `errandry migrate` first"):
-            jobs.bind(db).enqueue_sync("send")
-
-
-async def test_a_store_in_memory_has_nothing_to_join(jobs: Errandry) -> None:
+async def test_a_store_in_memory_cannot_be_bound(jobs: Errandry) -> None:
     with pytest.raises(InvalidValue, match="in memory has no transactions"):
         jobs.bind(object())
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-async def test_a_stricter_transaction_enqueues_beside_work_that_goes_on(
+async def test_a_stricter_transaction_enqueues_while_workers_run(
     shop: Errandry, send: Send, level: str
 ) -> None:
     async with await psycopg.AsyncConnection.connect(server().url()) as db:
         for number in range(3):
             await db.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
-            await db.execute("SELECT 1 FROM pg_class")  # from now on it sees nothing new
+            await db.execute("SELECT 1 FROM pg_class")  # takes the snapshot: later commits are invisible
             await send.enqueue("others")
-            await burst(shop)  # which changes every table there is
+            await run_burst(shop)  # changes every table
             await send.bind(db).using(id=f"mine-{number}").enqueue("ada")
             await db.commit()
             assert (await shop.record(f"mine-{number}")).state is State.WAITING
-            await burst(shop)
+            await run_burst(shop)
             assert (await shop.record(f"mine-{number}")).state is State.COMPLETED
 
         await db.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
@@ -608,7 +540,7 @@ async def test_a_stricter_transaction_enqueues_beside_work_that_goes_on(
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("is_done", [False, True], ids=["waiting", "finished"])
-async def test_a_stricter_transaction_that_cannot_see_an_id_is_taken_has_to_be_tried_again(
+async def test_a_stricter_transaction_that_cannot_see_a_taken_id_gets_a_serialization_failure(
     shop: Errandry, send: Send, level: str, is_done: bool
 ) -> None:
     async with await psycopg.AsyncConnection.connect(server().url()) as db:
@@ -616,10 +548,10 @@ async def test_a_stricter_transaction_that_cannot_see_an_id_is_taken_has_to_be_t
         await db.execute("SELECT 1 FROM pg_class")
         await send.using(id="taken").enqueue("grace")
         if is_done:
-            await burst(shop)
+            await run_burst(shop)
 
         with pytest.raises(psycopg.errors.SerializationFailure):
             await send.bind(db).using(id="taken").enqueue("ada")
         await db.rollback()
-    await burst(shop)
+    await run_burst(shop)
     assert await shop.counts() == {"default": {"completed": 1}}

@@ -1,4 +1,4 @@
-"""Flows over a connection of the caller's: all of it with its commit, or nothing."""
+"""Flows over the caller's connection: all jobs exist after its commit, none after a rollback."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,9 +23,9 @@ from errandry.errors import DuplicateJob, InvalidValue, QueueFull, UnknownJob
 from errandry.store.postgres.driver import PostgresStore
 from errandry.testing import FakeClock
 from tests.api.callers import CALLERS, Caller, psycopg_async
-from tests.pace import PATIENCE
+from tests.machine_load import WAIT_TIMEOUT
+from tests.run_worker import event_kinds, run_burst
 from tests.store.server import server
-from tests.working import burst, kinds
 
 Part = Task[[int], int]
 Total = Task[[list[int]], int]
@@ -57,12 +57,12 @@ async def caller(shop: Errandry) -> AsyncIterator[Caller]:
         yield caller
 
 
-async def keep_up(shop: Errandry) -> None:
+async def run_upkeep(shop: Errandry) -> None:
     await shop.engine.submit(Upkeep())
 
 
 @pytest.mark.parametrize("library", CALLERS)
-async def test_a_flow_comes_with_the_commit_and_not_at_all_with_a_rollback(
+async def test_a_flow_exists_after_the_commit_and_never_after_a_rollback(
     shop: Errandry, part: Part, total: Total, library: str
 ) -> None:
     async with CALLERS[library](server()) as caller:
@@ -78,28 +78,28 @@ async def test_a_flow_comes_with_the_commit_and_not_at_all_with_a_rollback(
         lost = await caller.flow(shop, flow(total.new(result_of(parallel(part.new(1))))))
         await caller.rollback()
 
-    await burst(shop)
-    assert await job.result(timeout=PATIENCE) == 3
+    await run_burst(shop)
+    assert await job.result(timeout=WAIT_TIMEOUT) == 3
     with pytest.raises(UnknownJob):
         await shop.record(lost.id)
     assert await shop.children(lost.id) == []
     assert await shop.totals() == {"default": {"completed": 4, "inserted": 4}}
-    assert await kinds(shop, job.id) == [
+    assert await event_kinds(shop, job.id) == [
         *(EventKind.BLOCKED, EventKind.WAITING, EventKind.CLAIMED, EventKind.STARTED, EventKind.COMPLETED)
     ]
 
 
-async def test_a_group_and_tasks_that_are_bound(
+async def test_parallel_calls_of_bound_tasks(
     shop: Errandry, part: Part, total: Total, caller: Caller
 ) -> None:
     bound = total.bind(caller.connection)
-    one, two = await shop.bind(caller.connection).enqueue_flow(
+    first, second = await shop.bind(caller.connection).enqueue_flow(
         parallel(bound.new(result_of(parallel(part.new(1)))), part.new(5))
     )
     await caller.commit()
-    await burst(shop)
+    await run_burst(shop)
 
-    assert (await one.result(timeout=PATIENCE), await two.result(timeout=PATIENCE)) == (1, 5)
+    assert (await first.result(timeout=WAIT_TIMEOUT), await second.result(timeout=WAIT_TIMEOUT)) == (1, 5)
 
 
 def jobs_of(*names: str, **more: Any) -> tuple[NewJob, ...]:
@@ -119,7 +119,7 @@ FLOWS = {
         (Edge("a", "b", feeds=("p[0]",)), Edge("a", "c", Policy.IGNORE, ("p[1]",)), Edge("a", "d")),
     ),
     "held": (jobs_of("a", "b", "c", b=KEY), (Edge("a", "b", feeds=("n",)), Edge("a", "c"))),
-    "there": (jobs_of("a", "before", "c"), (Edge("a", "before"), Edge("a", "c"))),
+    "existing": (jobs_of("a", "before", "c"), (Edge("a", "before"), Edge("a", "c"))),
     "ended": (jobs_of("a", "ended", "c"), (Edge("a", "ended", Policy.IGNORE), Edge("a", "c"))),
     "repeat": (jobs_of("p", "q"), (Edge("p", "q"),)),
     "key of a parent": (
@@ -130,11 +130,11 @@ FLOWS = {
 
 
 @pytest.mark.parametrize("name", FLOWS)
-async def test_what_is_stored_is_what_an_insert_would_have_stored(clock: FakeClock, name: str) -> None:
+async def test_a_bound_insert_stores_the_same_flow_as_an_insert(clock: FakeClock, name: str) -> None:
     new, edges = FLOWS[name]
 
     async def stored(bind: bool) -> tuple[Any, list[JobRecord], list[list[EdgeRecord]], Any]:
-        with server().lent() as url:
+        with server().lend_url() as url:
             async with Errandry(url, clock=clock) as jobs, psycopg_async(server()) as caller:
                 await jobs.insert(list(jobs_of("before", before=KEY)))
                 await jobs.insert(list(jobs_of("ended")))
@@ -146,15 +146,15 @@ async def test_what_is_stored_is_what_an_insert_would_have_stored(clock: FakeClo
                     await caller.commit()
                 else:
                     answer = await jobs.insert(list(new), edges)
-                await keep_up(jobs)
+                await run_upkeep(jobs)
                 names = sorted({job.id for job in new} | {"before", "ended"})
-                found = await jobs.engine.call(jobs.store.get, names)
-                links = [await jobs.children(one) for one in names]
-                known = {record.seq: record.id for record in found if record is not None}
+                records = await jobs.engine.call(jobs.store.get, names)
+                edges_of = [await jobs.children(job_id) for job_id in names]
+                ids_by_seq = {record.seq: record.id for record in records if record is not None}
                 return (
                     answer,
-                    [_unnumbered(record) for record in found if record is not None],
-                    [[_without_number(link, known) for link in several] for several in links],
+                    [_unnumbered(record) for record in records if record is not None],
+                    [[_without_number(edge, ids_by_seq) for edge in edges] for edges in edges_of],
                     (await jobs.counts(), await jobs.totals()),
                 )
 
@@ -162,22 +162,22 @@ async def test_what_is_stored_is_what_an_insert_would_have_stored(clock: FakeClo
 
 
 def _unnumbered(record: JobRecord) -> Any:
-    """Numbers are given in another order."""
+    """The record without its numbers, which the two inserts assign in different order."""
     return {**{name: getattr(record, name) for name in record.__struct_fields__}, "seq": 0, "place": 0}
 
 
-def _without_number(link: EdgeRecord, known: dict[int, str]) -> Any:
-    assert known[link.seq] == link.child
-    return {**{name: getattr(link, name) for name in link.__struct_fields__}, "seq": 0}
+def _without_number(edge: EdgeRecord, ids_by_seq: dict[int, str]) -> Any:
+    assert ids_by_seq[edge.seq] == edge.child
+    return {**{name: getattr(edge, name) for name in edge.__struct_fields__}, "seq": 0}
 
 
 @pytest.mark.parametrize("end", ["before", "between", "after", "gone"])
-async def test_a_child_that_was_there_is_waited_for(
+async def test_a_flow_waits_for_a_child_that_existed_before(
     shop: Errandry, part: Part, total: Total, caller: Caller, end: str
 ) -> None:
     holder = await part.using(unique="k", queue="other").enqueue(4)
     if end == "before":
-        await burst(shop)
+        await run_burst(shop)
     job = await caller.flow(
         shop,
         flow(
@@ -187,39 +187,39 @@ async def test_a_child_that_was_there_is_waited_for(
         ),
     )
     if end == "between":
-        await burst(shop)
+        await run_burst(shop)
     await caller.commit()
     if end == "gone":
         await shop.remove(holder.id)
-    await keep_up(shop)
-    await burst(shop)
-    await keep_up(shop)
-    await burst(shop)
+    await run_upkeep(shop)
+    await run_burst(shop)
+    await run_upkeep(shop)
+    await run_burst(shop)
 
     expected = {"before": 10, "gone": None}.get(end, 5)  # a key held while alive is free after that
     if expected is None:
         assert (await shop.record(job.id)).state is State.FAILED
     else:
-        assert await job.result(timeout=PATIENCE) == expected
+        assert await job.result(timeout=WAIT_TIMEOUT) == expected
 
 
-async def test_who_holds_a_key_can_end_while_the_caller_has_not_decided(
+async def test_the_holder_of_a_key_can_finish_while_the_transaction_is_open(
     shop: Errandry, part: Part, total: Total, caller: Caller
 ) -> None:
     holder = await part.using(unique="k").enqueue(4)
     job = await caller.flow(shop, flow(total.new(result_of(parallel(part.using(unique="k").new(4))))))
 
-    async with asyncio.timeout(PATIENCE):
-        await burst(shop)
-        assert await holder.result(timeout=PATIENCE) == 4
+    async with asyncio.timeout(WAIT_TIMEOUT):
+        await run_burst(shop)
+        assert await holder.result(timeout=WAIT_TIMEOUT) == 4
     await caller.commit()
-    await keep_up(shop)
-    await burst(shop)
+    await run_upkeep(shop)
+    await run_burst(shop)
 
-    assert await job.result(timeout=PATIENCE) == 4
+    assert await job.result(timeout=WAIT_TIMEOUT) == 4
 
 
-async def test_a_key_that_is_held_refuses_the_whole_flow(
+async def test_a_held_key_refuses_the_whole_flow(
     shop: Errandry, part: Part, total: Total, caller: Caller
 ) -> None:
     await part.using(unique="k").enqueue(4)
@@ -232,7 +232,7 @@ async def test_a_key_that_is_held_refuses_the_whole_flow(
     assert await shop.counts() == {"default": {"waiting": 1}}
 
 
-async def test_only_what_would_wait_in_line_needs_room(
+async def test_only_jobs_that_would_wait_count_for_the_queue_size(
     shop: Errandry, part: Part, total: Total, caller: Caller
 ) -> None:
     await shop.engine.submit(PutRule(GateKind.QUEUE, "default", Rule(max_size=2)))
@@ -241,16 +241,16 @@ async def test_only_what_would_wait_in_line_needs_room(
         await caller.flow(shop, flow(total.new([]), part.new(3)))
 
 
-async def test_a_parent_that_was_there_gets_no_more_children(
+async def test_an_existing_parent_gets_no_new_children(
     shop: Errandry, part: Part, total: Total, caller: Caller
 ) -> None:
     await total.using(id="parent").enqueue([])
 
-    with pytest.raises(InvalidValue, match="parent='parent': was there before, and does not wait for child"):
+    with pytest.raises(InvalidValue, match="parent='parent': exists and does not wait for child"):
         await caller.flow(shop, flow(total.using(id="parent").new([]), part.using(id="child").new(1)))
 
 
-async def test_keys_that_make_a_circle_are_refused(
+async def test_unique_keys_that_make_a_cycle_are_refused(
     shop: Errandry, part: Part, total: Total, caller: Caller
 ) -> None:
     inner = flow(part.using(unique="k").new(1), part.using(id="leaf", unique="k").new(2))
@@ -264,20 +264,18 @@ async def test_keys_that_make_a_circle_are_refused(
     [
         ({}, "must be an array of objects"),
         ([1], "must be an array of objects"),
-        ([{"parent": "a", "child": "x"}], "not among those handed in"),
-        ([{"parent": "a"}], "not among those handed in"),
-        ([{"parent": "b", "child": "a"}], "after the jobs that wait for it"),
-        ([{"parent": "a", "child": "a"}], "after the jobs that wait for it"),
+        ([{"parent": "a", "child": "x"}], "must be among the jobs inserted with it"),
+        ([{"parent": "a"}], "must be among the jobs inserted with it"),
+        ([{"parent": "b", "child": "a"}], "must come after its parents"),
+        ([{"parent": "a", "child": "a"}], "must come after its parents"),
         ([{"parent": "a", "child": "b", "policy": "never"}], "must be fail, ignore, remove or after"),
-        ([{"parent": "a", "child": "b", "feeds": "n"}], "feeds no argument"),
-        ([{"parent": "a", "child": "b", "feeds": ["a b"]}], "feeds no argument"),
-        ([{"parent": "a", "child": "b", "more": 1}], "a field no edge has"),
+        ([{"parent": "a", "child": "b", "feeds": "n"}], "must name arguments of the parent"),
+        ([{"parent": "a", "child": "b", "feeds": ["a b"]}], "must name arguments of the parent"),
+        ([{"parent": "a", "child": "b", "more": 1}], "its edge has an unknown field"),
         ([{"parent": "a", "child": "b"}] * 2, "twice"),
     ],
 )
-async def test_who_calls_the_function_by_hand_makes_no_flow_that_cannot_end(
-    shop: Errandry, edges: Any, why: str
-) -> None:
+async def test_insert_jobs_called_by_hand_refuses_invalid_edges(shop: Errandry, edges: Any, why: str) -> None:
     assert isinstance(shop.store, PostgresStore)
     statement = f'SELECT "{shop.store.address.schema}".insert_jobs(%s, edges => %s)'
     given = [{"id": name, "task": "t", "payload": "{}"} for name in "ab"]
@@ -305,8 +303,8 @@ async def test_over_a_connection_to_an_sqlite_file(tmp_path: Path) -> None:
         job = jobs.bind(db).enqueue_flow_sync(total.new(result_of(parallel(part.new(1), part.new(2)))))
         db.execute("COMMIT")
 
-        assert [link.child for link in await jobs.children(job.id)][1] == held.id
-        await burst(jobs)
-        assert await job.result(timeout=PATIENCE) == 3
+        assert [edge.child for edge in await jobs.children(job.id)][1] == held.id
+        await run_burst(jobs)
+        assert await job.result(timeout=WAIT_TIMEOUT) == 3
         with pytest.raises(UnknownJob):
             await jobs.record(lost.id)

@@ -1,4 +1,4 @@
-"""`unique=…`: which key a job gets, what a second one is answered, and what is refused at once."""
+"""`unique=…`: the keys of jobs, the answers for duplicates, and refused options."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,80 +19,80 @@ from errandry.store.engine.backlog import WriteLimits
 from errandry.store.postgres import driver
 from errandry.store.postgres.driver import PostgresStore
 from errandry.testing import FakeClock, assert_enqueued, drain
-from tests.api.callers import CALLERS, enqueue, psycopg_async, waits_for_a_lock
-from tests.pace import PATIENCE
+from tests.api.callers import CALLERS, enqueue, psycopg_async, wait_for_blocked_lock
+from tests.machine_load import WAIT_TIMEOUT
+from tests.run_worker import event_kinds, run_burst
 from tests.store.server import server
-from tests.working import burst, kinds
 
 Send = Task[..., str]
 
 
-def declared(jobs: Errandry, **options: Any) -> Send:
+def declare_send(jobs: Errandry, **options: Any) -> Send:
     async def send(to: str, subject: str = "hi") -> str:
         return f"sent to {to}"
 
     return cast("Send", jobs.task(**options)(send))
 
 
-async def key(task: Send, *args: Any, **kwargs: Any) -> str:
+async def key_of(task: Send, *args: Any, **kwargs: Any) -> str:
     unique = task.new(*args, **kwargs).job.unique
     assert unique is not None
     return unique.key
 
 
 class TestKeys:
-    async def test_made_of_task_and_arguments_in_whatever_order(self, jobs: Errandry) -> None:
-        send = declared(jobs, unique=True)
+    async def test_the_order_of_arguments_does_not_matter(self, jobs: Errandry) -> None:
+        send = declare_send(jobs, unique=True)
 
-        same = {await key(send, "ada", "yo"), await key(send, subject="yo", to="ada")}
-        others = {await key(send, "ada"), await key(send, "ida", "yo")}
+        same = {await key_of(send, "ada", "yo"), await key_of(send, subject="yo", to="ada")}
+        others = {await key_of(send, "ada"), await key_of(send, "ida", "yo")}
 
         assert len(same) == 1
         assert len(same | others) == 3
         assert same.pop().startswith("send:")
 
-    async def test_nested_values_count_whatever_the_order_of_their_names(self, jobs: Errandry) -> None:
+    async def test_the_order_of_names_in_nested_values_does_not_matter(self, jobs: Errandry) -> None:
         @jobs.task(unique=True)
         async def index(doc: dict[str, Any]) -> None: ...
 
-        assert await key(index, {"a": 1, "b": {"c": 2, "d": 3}}) == await key(
+        assert await key_of(index, {"a": 1, "b": {"c": 2, "d": 3}}) == await key_of(
             index, {"b": {"d": 3, "c": 2}, "a": 1}
         )
 
-    async def test_made_of_some_arguments_or_of_none(self, jobs: Errandry) -> None:
-        by_to = declared(jobs).using(unique=UniqueOptions(by=["to"]))
+    async def test_by_selects_the_arguments(self, jobs: Errandry) -> None:
+        by_to = declare_send(jobs).using(unique=UniqueOptions(by=["to"]))
         by_none = by_to.using(unique=UniqueOptions(by=()))
 
-        assert await key(by_to, "ada", "yo") == await key(by_to, "ada", "ho")
-        assert await key(by_to, "ada") != await key(by_to, "ida")
-        assert await key(by_none, "ada") == await key(by_none, "ida") != await key(by_to, "ada")
+        assert await key_of(by_to, "ada", "yo") == await key_of(by_to, "ada", "ho")
+        assert await key_of(by_to, "ada") != await key_of(by_to, "ida")
+        assert await key_of(by_none, "ada") == await key_of(by_none, "ida") != await key_of(by_to, "ada")
 
-    async def test_a_task_of_another_name_makes_another_key(self, jobs: Errandry) -> None:
-        one = await jobs.enqueue("one", {"x": 1}, unique=True)
+    async def test_another_task_makes_another_key(self, jobs: Errandry) -> None:
+        first = await jobs.enqueue("one", {"x": 1}, unique=True)
         other = await jobs.enqueue("other", {"x": 1}, unique=True)
 
-        assert one.id != other.id
+        assert first.id != other.id
 
-    async def test_by_name_or_declared_makes_the_same(self, jobs: Errandry) -> None:
+    async def test_enqueueing_by_name_makes_the_same_key(self, jobs: Errandry) -> None:
         elsewhere = await jobs.enqueue("send", {"to": "ada"}, unique=True)
-        here = await declared(jobs, unique=True).enqueue("ada")
+        here = await declare_send(jobs, unique=True).enqueue("ada")
 
         assert (here.id, here.existed) == (elsewhere.id, True)
 
-    async def test_a_long_name_leaves_room_for_the_rest(self, jobs: Errandry) -> None:
+    async def test_a_long_task_name_is_shortened_in_the_key(self, jobs: Errandry) -> None:
         job = await jobs.enqueue("t" * 200, {}, unique=True)
 
         assert job.record.unique is not None
         assert len(job.record.unique.key) <= 200
 
-    async def test_a_given_key_counts_for_all_tasks(self, jobs: Errandry) -> None:
+    async def test_a_given_key_holds_across_all_tasks(self, jobs: Errandry) -> None:
         first = await jobs.enqueue("charge", {}, unique="order 7")
         second = await jobs.enqueue("refund", {}, unique="order 7")
 
         assert (second.id, second.task, second.existed) == (first.id, "charge", True)
 
-    async def test_using_takes_it_back(self, jobs: Errandry) -> None:
-        send = declared(jobs, unique=True)
+    async def test_using_can_remove_unique(self, jobs: Errandry) -> None:
+        send = declare_send(jobs, unique=True)
 
         for off in (False, None):
             assert send.using(unique=off).new("ada").job.unique is None
@@ -107,16 +107,16 @@ class TestKeys:
             ("ever", (UniqueScope.EVER, None)),
         ],
     )
-    async def test_scopes(self, jobs: Errandry, scope: Any, stored: Any) -> None:
-        unique = declared(jobs).using(unique=UniqueOptions("k", scope=scope)).new("ada").job.unique
+    async def test_scopes_are_read(self, jobs: Errandry, scope: Any, stored: Any) -> None:
+        unique = declare_send(jobs).using(unique=UniqueOptions("k", scope=scope)).new("ada").job.unique
 
         assert unique is not None
         assert (unique.scope, unique.window) == stored
 
 
 class TestAnswers:
-    async def test_the_handle_says_that_the_job_was_there(self, jobs: Errandry) -> None:
-        send = declared(jobs, unique=True)
+    async def test_the_handle_of_a_duplicate_has_existed(self, jobs: Errandry) -> None:
+        send = declare_send(jobs, unique=True)
 
         first, second = await send.enqueue("ada"), await send.enqueue("ada")
 
@@ -127,38 +127,38 @@ class TestAnswers:
         assert await second.result() == "sent to ada"
         assert not (await send.enqueue("ada")).existed
 
-    async def test_the_same_id_again_existed_too(self, jobs: Errandry) -> None:
-        send = declared(jobs).using(id="mine")
+    async def test_the_handle_of_a_repeated_id_has_existed(self, jobs: Errandry) -> None:
+        send = declare_send(jobs).using(id="mine")
 
         assert [(await send.enqueue("ada")).existed for _ in range(2)] == [False, True]
 
     async def test_raise(self, jobs: Errandry) -> None:
-        send = declared(jobs, unique=UniqueOptions("order 7", on_conflict="raise"))
+        send = declare_send(jobs, unique=UniqueOptions("order 7", on_conflict="raise"))
         first = await send.enqueue("ada")
 
         with pytest.raises(DuplicateJob, match=f"the unique key 'order 7' is held by job {first.id}"):
             await send.enqueue("ida")
 
-    async def test_in_bulk_each_gets_a_handle_of_its_own(self, jobs: Errandry) -> None:
-        send = declared(jobs, unique=True)
-        there = await send.enqueue("ada")
+    async def test_in_bulk_each_call_gets_its_own_handle(self, jobs: Errandry) -> None:
+        send = declare_send(jobs, unique=True)
+        holder = await send.enqueue("ada")
 
         handles = await jobs.enqueue_many([send.new(to) for to in ("ida", "ada", "eve", "ida")])
 
         assert [job.existed for job in handles] == [False, True, False, True]
-        assert handles[1].id == there.id
+        assert handles[1].id == holder.id
         assert handles[3].id == handles[0].id
         assert await jobs.counts() == {"default": {"waiting": 3}}
 
-    async def test_in_bulk_raise_refuses_all(self, jobs: Errandry) -> None:
-        send = declared(jobs, unique=UniqueOptions(on_conflict="raise"))
+    async def test_in_bulk_a_raise_refuses_all(self, jobs: Errandry) -> None:
+        send = declare_send(jobs, unique=UniqueOptions(on_conflict="raise"))
 
         with pytest.raises(DuplicateJob):
             await jobs.enqueue_many([send.new("ada"), send.new("ida"), send.new("ada")])
         assert await jobs.counts() == {}
 
-    async def test_debounce(self, jobs: Errandry, clock: FakeClock) -> None:
-        send = declared(jobs, unique=UniqueOptions(by=["to"], on_conflict="replace")).using(delay="10s")
+    async def test_replace_and_delay_debounce(self, jobs: Errandry, clock: FakeClock) -> None:
+        send = declare_send(jobs, unique=UniqueOptions(by=["to"], on_conflict="replace")).using(delay="10s")
         first = await send.enqueue("ada", "one")
         clock.advance(8)
         second = await send.enqueue("ada", "two")
@@ -171,19 +171,19 @@ class TestAnswers:
         [done] = await drain(jobs)
         assert (done.id, done.payload) == (first.id, second.record.payload)
 
-    async def test_throttle(self, jobs: Errandry, clock: FakeClock) -> None:
-        send = declared(jobs, unique=UniqueOptions(by=(), scope="1 minute"))
-        made = []
+    async def test_a_window_throttles(self, jobs: Errandry, clock: FakeClock) -> None:
+        send = declare_send(jobs, unique=UniqueOptions(by=(), scope="1 minute"))
+        inserted = []
         for number in range(10):
             job = await send.enqueue(str(number))
             await drain(jobs)
-            made += [] if job.existed else [number]
+            inserted += [] if job.existed else [number]
             clock.advance(20)
 
-        assert made == [0, 3, 6, 9]
+        assert inserted == [0, 3, 6, 9]
 
-    async def test_a_holder_that_is_gone_is_known_by_its_id(self, jobs: Errandry) -> None:
-        send = declared(jobs, keep=0, unique=UniqueOptions("once", scope="ever"))
+    async def test_the_handle_of_a_removed_holder_has_its_id(self, jobs: Errandry) -> None:
+        send = declare_send(jobs, keep=0, unique=UniqueOptions("once", scope="ever"))
         first = await send.enqueue("ada")
         await drain(jobs)
 
@@ -193,17 +193,17 @@ class TestAnswers:
         with pytest.raises(UnknownJob):
             await second.refresh()
 
-    def test_without_a_loop(self) -> None:
+    def test_enqueue_sync_returns_the_holder(self) -> None:
         jobs = Errandry("memory:")
-        send = declared(jobs, unique=True)
+        send = declare_send(jobs, unique=True)
 
         first, second = send.enqueue_sync("ada"), send.enqueue_sync("ada")
 
         assert (second.id, second.existed) == (first.id, True)
         jobs.sync.close()
 
-    async def test_rerun_beside_a_live_holder(self, jobs: Errandry) -> None:
-        send = declared(jobs, unique=True)
+    async def test_a_rerun_is_refused_while_another_job_holds_the_key(self, jobs: Errandry) -> None:
+        send = declare_send(jobs, unique=True)
         first = await send.enqueue("ada")
         await drain(jobs)
         second = await send.enqueue("ada")
@@ -212,7 +212,7 @@ class TestAnswers:
             await first.rerun()
 
     async def test_why_names_the_key(self, jobs: Errandry) -> None:
-        job = await declared(jobs, unique="order 7").enqueue("ada")
+        job = await declare_send(jobs, unique="order 7").enqueue("ada")
 
         assert "Its unique key 'order 7' is held while the job is alive" in (
             (await jobs.why(job.id)).reasons[-1].text
@@ -241,58 +241,58 @@ class TestRefused:
             ({"by": "to"}, "by='to': must be names of arguments"),
         ],
     )
-    def test_at_once(self, options: dict[str, Any], why: str) -> None:
+    def test_wrong_options(self, options: dict[str, Any], why: str) -> None:
         with pytest.raises(InvalidValue, match=why):
             UniqueOptions(**options)
 
-    async def test_arguments_the_task_does_not_have(self, jobs: Errandry) -> None:
+    async def test_by_names_that_are_no_arguments(self, jobs: Errandry) -> None:
         with pytest.raises(InvalidValue, match=r"by='too': did you mean to\?"):
-            declared(jobs, unique=UniqueOptions(by=["too"]))
+            declare_send(jobs, unique=UniqueOptions(by=["too"]))
         with pytest.raises(InvalidValue, match="by='customer': must be to or subject"):
-            declared(jobs).using(unique=UniqueOptions(by=["customer"]))
+            declare_send(jobs).using(unique=UniqueOptions(by=["customer"]))
 
-    async def test_what_is_no_key(self, jobs: Errandry) -> None:
-        with pytest.raises(InvalidValue, match=r"unique=7: must be True, a key, or Unique\(…\)"):
-            declared(jobs, unique=7)
+    async def test_a_value_of_the_wrong_type(self, jobs: Errandry) -> None:
+        with pytest.raises(InvalidValue, match=r"unique=7: must be True, a key, or UniqueOptions\(…\)"):
+            declare_send(jobs, unique=7)
 
     async def test_replace_with_a_codec_that_seals_for_one_job(self) -> None:
         class Sealed:
-            def seal(self, text: str, about: DocumentInfo) -> str:
-                return f'"{about.job}"'
+            def seal(self, text: str, document: DocumentInfo) -> str:
+                return f'"{document.job}"'
 
-            def unseal(self, text: str, about: DocumentInfo) -> str:
+            def unseal(self, text: str, document: DocumentInfo) -> str:
                 return text
 
         async with Errandry("memory:", codec=Sealed()) as jobs:
             with pytest.raises(InvalidValue, match="on_conflict='replace': would put arguments into another"):
-                await declared(jobs, unique=UniqueOptions(on_conflict="replace")).enqueue("ada")
+                await declare_send(jobs, unique=UniqueOptions(on_conflict="replace")).enqueue("ada")
 
 
 class TestBound:
     @pytest.fixture
     async def shop(self) -> AsyncIterator[Errandry]:
-        with server().lent() as url:
-            async with Errandry(url, limits=WriteLimits(give_up_after=0.5)) as shop:
+        with server().lend_url() as url:
+            async with Errandry(url, write_limits=WriteLimits(give_up_after=0.5)) as shop:
                 yield shop
 
     @pytest.mark.parametrize("library", CALLERS)
-    async def test_every_library_is_answered_with_the_holder(self, shop: Errandry, library: str) -> None:
-        send = declared(shop, unique=True)
-        there = await send.enqueue("ada")
+    async def test_every_library_gets_the_holder(self, shop: Errandry, library: str) -> None:
+        send = declare_send(shop, unique=True)
+        holder = await send.enqueue("ada")
         async with CALLERS[library](server()) as caller:
             same, new = await enqueue(caller, send, "ada"), await enqueue(caller, send, "ida")
             again = await enqueue(caller, send, "ida")
-            with pytest.raises(DuplicateJob, match=there.id):
+            with pytest.raises(DuplicateJob, match=holder.id):
                 await enqueue(caller, send.using(unique=UniqueOptions(on_conflict="raise")), "ada")
             await caller.commit()
 
-        assert (same.id, same.existed, new.existed) == (there.id, True, False)
+        assert (same.id, same.existed, new.existed) == (holder.id, True, False)
         assert (again.id, again.existed) == (new.id, True)
         assert await shop.counts() == {"default": {"waiting": 2}}
         assert (await shop.record(new.id)).unique == new.record.unique
 
-    async def test_a_holder_that_rolls_back_suppresses_nobody(self, shop: Errandry) -> None:
-        send = declared(shop, unique=True)
+    async def test_a_rolled_back_holder_does_not_block_the_key(self, shop: Errandry) -> None:
+        send = declare_send(shop, unique=True)
         async with psycopg_async(server()) as caller:
             lost = await enqueue(caller, send, "ada")
             await caller.rollback()
@@ -300,8 +300,8 @@ class TestBound:
         job = await send.enqueue("ada")
         assert (job.id != lost.id, job.existed) == (True, False)
 
-    async def test_an_open_transaction_keeps_only_its_key_waiting(self, shop: Errandry) -> None:
-        send = declared(shop, unique=True)
+    async def test_an_open_transaction_blocks_only_its_key(self, shop: Errandry) -> None:
+        send = declare_send(shop, unique=True)
         async with psycopg_async(server()) as caller:
             await enqueue(caller, send, "ada")
             for _ in range(2):
@@ -310,38 +310,40 @@ class TestBound:
             async with asyncio.timeout(30):
                 assert not (await send.enqueue("ida")).existed
                 await send.using(unique=False).enqueue("ada")
-                await burst(shop)
+                await run_burst(shop)
             await caller.rollback()
 
         assert not (await send.enqueue("ada")).existed
 
-    async def test_who_waits_gets_the_decision(self, shop: Errandry, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(driver, "TIMEOUTS", ["60s"] * PostgresStore.tracks)
-        monkeypatch.setattr(driver, "LIMITS", [PATIENCE] * PostgresStore.tracks)
-        send = declared(shop, unique=True)
+    async def test_a_waiting_enqueue_follows_the_commit_or_rollback(
+        self, shop: Errandry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(driver, "LOCK_TIMEOUTS", ["60s"] * PostgresStore.tracks)
+        monkeypatch.setattr(driver, "REPLY_TIMEOUTS", [WAIT_TIMEOUT] * PostgresStore.tracks)
+        send = declare_send(shop, unique=True)
         for decide in ("commit", "rollback"):
             async with psycopg_async(server()) as caller:
                 held = await enqueue(caller, send, decide)
                 waiting = asyncio.create_task(send.enqueue(decide))
-                await waits_for_a_lock()
+                await wait_for_blocked_lock()
                 assert not waiting.done()
                 await getattr(caller, decide)()
                 job = await waiting
 
             assert (job.id == held.id, job.existed) == (decide == "commit", decide == "commit")
 
-    async def test_who_was_answered_with_a_holder_is_not_in_its_way(self, shop: Errandry) -> None:
-        send = declared(shop, unique=True)
+    async def test_a_caller_that_got_the_holder_does_not_block_it(self, shop: Errandry) -> None:
+        send = declare_send(shop, unique=True)
         job = await send.enqueue("ada")
         async with psycopg_async(server()) as caller:
             assert (await enqueue(caller, send, "ada")).existed
             async with asyncio.timeout(30):
-                await burst(shop)
+                await run_burst(shop)
                 assert await job.result(timeout=30) == "sent to ada"
                 assert not (await send.enqueue("ada")).existed
 
-    async def test_replace(self, shop: Errandry) -> None:
-        send = declared(shop, unique=UniqueOptions(by=["to"], on_conflict="replace"))
+    async def test_replace_takes_effect_with_the_commit(self, shop: Errandry) -> None:
+        send = declare_send(shop, unique=UniqueOptions(by=["to"], on_conflict="replace"))
         first = await send.using(delay=3_600).enqueue("ada", "one")
         async with psycopg_async(server()) as caller:
             second = await caller.enqueue(send.new("ada", "two"))
@@ -352,9 +354,9 @@ class TestBound:
         record = await shop.record(first.id)
         assert (record.payload, record.state) == ('{"to":"ada","subject":"two"}', State.WAITING)
         assert await shop.counts() == {"default": {"waiting": 1}}
-        await burst(shop)
+        await run_burst(shop)
         assert await first.result(timeout=30) == "sent to ada"
-        assert await kinds(shop, first.id) == [
+        assert await event_kinds(shop, first.id) == [
             *(
                 EventKind.SCHEDULED,
                 EventKind.EDITED,
@@ -366,18 +368,18 @@ class TestBound:
         assert await shop.counts() == {"default": {"completed": 1}}
 
     async def test_replace_leaves_a_running_job_alone(self, shop: Errandry) -> None:
-        send = declared(shop, unique=UniqueOptions("k", scope="1 hour", on_conflict="replace"))
+        send = declare_send(shop, unique=UniqueOptions("k", scope="1 hour", on_conflict="replace"))
         first = await send.enqueue("ada")
-        await burst(shop)
+        await run_burst(shop)
         async with psycopg_async(server()) as caller:
             second = await enqueue(caller, send, "ida")
             await caller.commit()
 
         assert (second.id, second.existed, second.replaced) == (first.id, True, False)
 
-    async def test_in_bulk(self, shop: Errandry) -> None:
-        send = declared(shop, unique=True)
-        there = await send.enqueue("ada")
+    async def test_bulk_inserts_see_keys_of_the_store_and_of_each_other(self, shop: Errandry) -> None:
+        send = declare_send(shop, unique=True)
+        holder = await send.enqueue("ada")
         refusing = send.using(unique=UniqueOptions("other", on_conflict="raise"))
         async with psycopg_async(server()) as caller:
             bound = shop.bind(caller.connection)
@@ -387,13 +389,13 @@ class TestBound:
             await caller.commit()
 
         assert [job.existed for job in handles] == [False, True, True]
-        assert [job.id for job in handles[1:]] == [there.id, handles[0].id]
+        assert [job.id for job in handles[1:]] == [holder.id, handles[0].id]
         assert not (await refusing.enqueue("a")).existed
         assert not (await send.enqueue("eve")).existed
 
     async def test_many_callers_and_passes_at_once(self, shop: Errandry) -> None:
-        """Half of the callers roll back: whoever is told that a job was there can find it."""
-        send = declared(shop, unique=True)
+        """Half of the callers roll back; every caller that got an existing job finds it."""
+        send = declare_send(shop, unique=True)
 
         async def call(number: int) -> list[str]:
             async with psycopg_async(server()) as caller:
@@ -408,16 +410,18 @@ class TestBound:
             except StoreUnavailable:
                 return []
 
-        told = await asyncio.gather(*[call(number) for number in range(12)], *[write() for _ in range(12)])
+        ids_seen = await asyncio.gather(
+            *[call(number) for number in range(12)], *[write() for _ in range(12)]
+        )
 
         [job] = (await shop.list()).jobs
-        assert {one for ids in told for one in ids} == {job.id}
+        assert {job_id for ids in ids_seen for job_id in ids} == {job.id}
 
 
 class TestBoundToSqlite:
-    async def test_with_the_commit_or_not_at_all(self, tmp_path: Path) -> None:
+    async def test_a_key_is_taken_with_the_commit_and_not_after_a_rollback(self, tmp_path: Path) -> None:
         async with Errandry(f"sqlite:///{tmp_path}/jobs.db") as jobs:
-            send = declared(jobs, unique=True)
+            send = declare_send(jobs, unique=True)
             await jobs.open()
             db = apsw.Connection(str(tmp_path / "jobs.db"))
             db.execute("BEGIN IMMEDIATE")
@@ -433,26 +437,26 @@ class TestBoundToSqlite:
             assert (job.existed, again.existed, again.id) == (False, True, job.id)
             assert lost.id != job.id
             assert (await send.enqueue("ada")).id == job.id
-            assert [one.id for one in (await jobs.list()).jobs] == [job.id]
+            assert [job.id for job in (await jobs.list()).jobs] == [job.id]
 
 
-@pytest.mark.parametrize("scope", [one for one in UniqueScope if one is not UniqueScope.WINDOW])
-def test_the_database_keeps_a_key_where_the_core_does(scope: UniqueScope) -> None:
+@pytest.mark.parametrize("scope", [scope for scope in UniqueScope if scope is not UniqueScope.WINDOW])
+def test_the_database_computes_the_slot_and_expiry_that_the_core_computes(scope: UniqueScope) -> None:
     from errandry.core.unique import UniqueKey
 
     unique = UniqueKey("k", scope, per_queue=True)
     moments = [0.0, 345_599.5, 345_600.0, 951_782_399.999, 951_782_400.0, 1_800_000_000.123, 4_102_444_799.5]
-    with server().lent() as url, psycopg.connect(server().url()) as db:
-        asyncio.run(_opened(url))
+    with server().lend_url() as url, psycopg.connect(server().url()) as db:
+        asyncio.run(_open_and_close(url))
         schema = url.rpartition("schema=")[2]
         for due in moments:
             params = (f'{{"key": "k", "scope": "{scope}", "per_queue": true}}', due)
-            statement = f"SELECT slot, expires_at FROM \"{schema}\".slot_of(%s, 'q', %s::float8, 5.5)"
-            found = db.execute(statement.encode(), params).fetchone()
+            statement = f"SELECT slot, expires_at FROM \"{schema}\".unique_slot(%s, 'q', %s::float8, 5.5)"
+            row = db.execute(statement.encode(), params).fetchone()
 
-            assert found == (unique.slot("q", due), unique.until(due, 5.5))
+            assert row == (unique.slot("q", due), unique.until(due, 5.5))
 
 
-async def _opened(url: str) -> None:
+async def _open_and_close(url: str) -> None:
     async with Errandry(url):
         pass

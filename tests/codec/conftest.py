@@ -1,4 +1,4 @@
-"""The apps and the clock that tests of this folder ask for."""
+"""The apps and the clock for tests of this folder."""
 
 from tests.app_fixtures import clock, jobs, live, shop
 

@@ -1,27 +1,27 @@
-"""Arguments of older and newer versions: upgraded step by step, or left to a worker that knows them."""
+"""Arguments of older and newer versions: upgraded step by step, or left to a newer worker."""
 
 from typing import Any
 
 import pytest
 
 from errandry import Errandry, State, UniqueOptions
-from errandry.codec.argument_version import KEY, version_of
+from errandry.codec.argument_version import METADATA_KEY, version_of
 from errandry.core.state import Reason
 from errandry.errors import InvalidValue
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock, drain
-from tests.working import burst
+from tests.run_worker import run_burst
 
 ran: list[tuple[str, str, bool]] = []
 
 
 @pytest.fixture(autouse=True)
-def nothing_ran() -> None:
+def clear_ran() -> None:
     ran.clear()
 
 
-def first(store: MemoryStore, clock: FakeClock) -> Errandry:
-    """The program as it was."""
+def first_version_app(store: MemoryStore, clock: FakeClock) -> Errandry:
+    """The program at version 1 of the arguments."""
     jobs = Errandry(store=store, clock=clock)
 
     @jobs.task
@@ -31,8 +31,8 @@ def first(store: MemoryStore, clock: FakeClock) -> Errandry:
     return jobs
 
 
-def third(store: MemoryStore, clock: FakeClock) -> Errandry:
-    """The same two changes later."""
+def third_version_app(store: MemoryStore, clock: FakeClock) -> Errandry:
+    """The same program at version 3."""
     jobs = Errandry(store=store, clock=clock)
 
     @jobs.task(version=3)
@@ -40,11 +40,11 @@ def third(store: MemoryStore, clock: FakeClock) -> Errandry:
         ran.append((address, subject, html))
 
     @send.upgrade(1)
-    def _named(old: dict[str, Any]) -> dict[str, Any]:
+    def _rename_to(old: dict[str, Any]) -> dict[str, Any]:
         return {"address": old["to"], "text": "hi"}
 
     @send.upgrade(2)
-    def _about(old: dict[str, Any]) -> dict[str, Any]:
+    def _rename_text(old: dict[str, Any]) -> dict[str, Any]:
         return {"address": old["address"], "subject": old["text"].upper()}
 
     return jobs
@@ -56,7 +56,7 @@ def store(clock: FakeClock) -> MemoryStore:
 
 
 async def test_older_arguments_are_upgraded_step_by_step(store: MemoryStore, clock: FakeClock) -> None:
-    old, new = first(store, clock), third(store, clock)
+    old, new = first_version_app(store, clock), third_version_app(store, clock)
     await old.enqueue("send", {"to": "ada"})
     by_name = Errandry(store=store, clock=clock)
     await by_name.enqueue("send", {"address": "bob", "text": "yo"}, version=2)
@@ -67,12 +67,12 @@ async def test_older_arguments_are_upgraded_step_by_step(store: MemoryStore, clo
     assert ran == [("ada", "HI", False), ("bob", "YO", False), ("cy", "news", True)]
 
 
-async def test_a_worker_releases_what_is_newer_than_it_knows(store: MemoryStore, clock: FakeClock) -> None:
-    old, new = first(store, clock), third(store, clock)
+async def test_a_worker_releases_jobs_of_a_newer_version(store: MemoryStore, clock: FakeClock) -> None:
+    old, new = first_version_app(store, clock), third_version_app(store, clock)
     job = await new.enqueue("send", {"address": "ada", "subject": "news"})
     assert version_of(job.record.metadata) == 3
 
-    await burst(old)
+    await run_burst(old)
 
     record = await new.record(job.id)
     assert (record.state, record.attempts, record.releases) == (State.SCHEDULED, 0, 1)
@@ -82,24 +82,24 @@ async def test_a_worker_releases_what_is_newer_than_it_knows(store: MemoryStore,
     assert ran == [("ada", "news", False)]
 
 
-async def test_nobody_who_knows_it_ever_comes(store: MemoryStore, clock: FakeClock) -> None:
-    old, new = first(store, clock), third(store, clock)
+async def test_a_job_fails_if_no_worker_knows_its_version(store: MemoryStore, clock: FakeClock) -> None:
+    old, new = first_version_app(store, clock), third_version_app(store, clock)
     job = await new.enqueue("send", {"address": "ada", "subject": "news"})
     for _ in range(21):
-        await burst(old)
+        await run_burst(old)
         clock.advance(5)
 
     record = await new.record(job.id)
     assert (record.state, record.reason, ran) == (State.FAILED, Reason.NO_HANDLER, [])
 
 
-async def test_the_first_version_is_stored_nowhere(store: MemoryStore, clock: FakeClock) -> None:
-    job = await first(store, clock).enqueue("send", {"to": "ada"})
+async def test_the_first_version_is_not_stored(store: MemoryStore, clock: FakeClock) -> None:
+    job = await first_version_app(store, clock).enqueue("send", {"to": "ada"})
 
     assert job.record.metadata is None
 
 
-async def test_a_step_nobody_has_written_leaves_arguments_as_they_are(jobs: Errandry) -> None:
+async def test_a_version_without_an_upgrade_leaves_the_arguments_unchanged(jobs: Errandry) -> None:
     @jobs.task(version=4)
     async def send(to: str, subject: str = "hi") -> None:
         ran.append((to, subject, False))
@@ -112,17 +112,20 @@ async def test_a_step_nobody_has_written_leaves_arguments_as_they_are(jobs: Erra
 
 
 @pytest.mark.parametrize(
-    ("made", "why"), [(KeyError("to"), "raised KeyError: 'to'"), (["ada"], "returned ['ada'], not arguments")]
+    ("outcome", "why"),
+    [(KeyError("to"), "raised KeyError: 'to'"), (["ada"], "returned ['ada'], not arguments")],
 )
-async def test_an_upgrade_that_goes_wrong_fails_the_job(jobs: Errandry, made: Any, why: str) -> None:
+async def test_an_upgrade_that_raises_or_returns_no_mapping_fails_the_job(
+    jobs: Errandry, outcome: Any, why: str
+) -> None:
     @jobs.task(version=2)
     async def send(to: str) -> None: ...
 
     @send.upgrade(1)
     def _(old: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(made, Exception):
-            raise made
-        return made  # type: ignore[no-any-return]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome  # type: ignore[no-any-return]
 
     other = Errandry(store=jobs.store, clock=jobs.clock)
     job = await other.enqueue("send", {"too": "ada"})
@@ -133,10 +136,8 @@ async def test_an_upgrade_that_goes_wrong_fails_the_job(jobs: Errandry, made: An
     assert f"its upgrade from version 1 {why}" in record.errors[-1].message
 
 
-async def test_arguments_that_are_edited_are_of_the_newest_version(
-    store: MemoryStore, clock: FakeClock
-) -> None:
-    old, new = first(store, clock), third(store, clock)
+async def test_edited_arguments_have_the_newest_version(store: MemoryStore, clock: FakeClock) -> None:
+    old, new = first_version_app(store, clock), third_version_app(store, clock)
     job = await old.enqueue("send", {"to": "ada"}, delay=5, metadata={"tenant": 7})
 
     await new.edit(job.id, arguments={"address": "bob", "subject": "yo"})
@@ -144,13 +145,13 @@ async def test_arguments_that_are_edited_are_of_the_newest_version(
     await drain(new)
 
     assert ran == [("bob", "yo", False)]
-    assert (await new.record(job.id)).metadata == f'{{"tenant":7,"{KEY}":3}}'
+    assert (await new.record(job.id)).metadata == f'{{"tenant":7,"{METADATA_KEY}":3}}'
 
 
 async def test_a_debounced_job_has_the_version_of_its_last_arguments(
     store: MemoryStore, clock: FakeClock
 ) -> None:
-    old, new = first(store, clock), third(store, clock)
+    old, new = first_version_app(store, clock), third_version_app(store, clock)
     debounced: dict[str, Any] = {"unique": UniqueOptions("mail", on_conflict="replace"), "delay": 5}
     await old.enqueue("send", {"to": "ada"}, **debounced)
     await new.enqueue("send", {"address": "bob", "subject": "yo"}, **debounced)
@@ -160,8 +161,8 @@ async def test_a_debounced_job_has_the_version_of_its_last_arguments(
     assert ran == [("bob", "yo", False)]
 
 
-async def test_a_schedule_that_was_put_before_goes_on(store: MemoryStore, clock: FakeClock) -> None:
-    old, new = first(store, clock), third(store, clock)
+async def test_arguments_of_an_older_schedule_are_upgraded(store: MemoryStore, clock: FakeClock) -> None:
+    old, new = first_version_app(store, clock), third_version_app(store, clock)
     await old.schedules.put("all", old.tasks["send"].new(to="ada"), "every 10s")
     clock.advance(10)
     await drain(new)
@@ -172,7 +173,7 @@ async def test_a_schedule_that_was_put_before_goes_on(store: MemoryStore, clock:
     assert ran == [("ada", "HI", False), ("bob", "yo", False)]
 
 
-def test_what_makes_no_sense_is_refused(jobs: Errandry) -> None:
+def test_wrong_versions_are_refused(jobs: Errandry) -> None:
     async def send(to: str) -> None: ...
 
     for wrong in (0, "2", 1.5):

@@ -19,7 +19,7 @@ from errandry.errors import InvalidValue, SealBroken, UnknownKey
 from errandry.testing import drain
 
 OLD, NEW = new_key(), new_key()
-ABOUT = DocumentInfo("job-1", "send", "payload")
+DOCUMENT = DocumentInfo("job-1", "send", "payload")
 CODECS: list[Encrypted | Signed] = [Encrypted({"a": OLD}), Signed({"a": OLD})]
 KINDS = [Encrypted, Signed]
 
@@ -34,85 +34,89 @@ documents = st.recursive(
 
 @each_codec
 @given(text=documents)
-def test_what_was_sealed_comes_back_unchanged(codec: Codec, text: str) -> None:
-    sealed = codec.seal(text, ABOUT)
+def test_unseal_returns_the_sealed_text(codec: Codec, text: str) -> None:
+    sealed = codec.seal(text, DOCUMENT)
     json.loads(sealed)
-    assert codec.unseal(sealed, ABOUT) == text
+    assert codec.unseal(sealed, DOCUMENT) == text
 
 
-def test_what_is_encrypted_tells_nothing_and_never_looks_the_same() -> None:
+def test_encrypted_texts_reveal_nothing_and_differ_each_time() -> None:
     codec = CODECS[0]
-    one, other = codec.seal('{"card":"4000-0002"}', ABOUT), codec.seal('{"card":"4000-0002"}', ABOUT)
-    assert one != other
-    assert "4000" not in one
-    assert b"4000" not in b64decode(one.split("$")[-1][:-1])
+    first, second = codec.seal('{"card":"4000-0002"}', DOCUMENT), codec.seal('{"card":"4000-0002"}', DOCUMENT)
+    assert first != second
+    assert "4000" not in first
+    assert b"4000" not in b64decode(first.split("$")[-1][:-1])
 
 
-def test_what_is_signed_can_still_be_searched() -> None:
-    assert '{"card":"4000-0002"}' in CODECS[1].seal('{"card":"4000-0002"}', ABOUT)
+def test_signed_texts_can_be_searched() -> None:
+    assert '{"card":"4000-0002"}' in CODECS[1].seal('{"card":"4000-0002"}', DOCUMENT)
 
 
 @each_codec
 @pytest.mark.parametrize(
-    "about",
-    [replace(ABOUT, job="job-2"), replace(ABOUT, task="pay"), replace(ABOUT, field="result")],
+    "document",
+    [replace(DOCUMENT, job="job-2"), replace(DOCUMENT, task="pay"), replace(DOCUMENT, field="result")],
     ids=["job", "task", "field"],
 )
-def test_what_was_sealed_for_something_else_is_refused(codec: Codec, about: DocumentInfo) -> None:
-    sealed = codec.seal('{"to":"ada"}', ABOUT)
-    with pytest.raises(SealBroken, match=f"the {about.field} of job {about.job} cannot be trusted"):
-        codec.unseal(sealed, about)
+def test_a_text_sealed_for_another_document_is_refused(codec: Codec, document: DocumentInfo) -> None:
+    sealed = codec.seal('{"to":"ada"}', DOCUMENT)
+    with pytest.raises(SealBroken, match=f"the {document.field} of job {document.job} cannot be trusted"):
+        codec.unseal(sealed, document)
 
 
 @each_codec
 @given(where=st.integers(min_value=0), to=st.characters(codec="ascii"))
-def test_no_character_can_be_changed_unnoticed(codec: Codec, where: int, to: str) -> None:
-    sealed = codec.seal('{"to":"ada","n":12}', ABOUT)
+def test_every_changed_character_is_detected(codec: Codec, where: int, to: str) -> None:
+    sealed = codec.seal('{"to":"ada","n":12}', DOCUMENT)
     where %= len(sealed)
     changed = sealed[:where] + to + sealed[where + 1 :]
     if changed == sealed:
         return
     with pytest.raises((SealBroken, UnknownKey)):
-        codec.unseal(changed, ABOUT)
+        codec.unseal(changed, DOCUMENT)
 
 
-def test_there_is_one_way_to_write_what_is_sealed() -> None:
-    """The last character before the padding of base64 has bits that are not part of what it says."""
+def test_noncanonical_base64_is_refused() -> None:
+    """The last base64 character before the padding has bits that decoders ignore."""
     codec = Encrypted({"a": OLD})
-    sealed = next(one for n in range(3) if "=" in (one := codec.seal(f'"{"x" * n}"', ABOUT)))
+    sealed = next(text for n in range(3) if "=" in (text := codec.seal(f'"{"x" * n}"', DOCUMENT)))
     where = sealed.index("=") - 1
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
     twin = letters[letters.index(sealed[where]) ^ 1]
     with pytest.raises(SealBroken):
-        codec.unseal(sealed[:where] + twin + sealed[where + 1 :], ABOUT)
+        codec.unseal(sealed[:where] + twin + sealed[where + 1 :], DOCUMENT)
 
 
 @each_codec
 @given(text=documents)
-def test_what_was_never_sealed_is_refused_or_taken_if_so_told(codec: Encrypted | Signed, text: str) -> None:
+def test_plain_texts_are_refused_unless_allowed(codec: Encrypted | Signed, text: str) -> None:
     with pytest.raises(SealBroken, match="it is not sealed"):
-        codec.unseal(text, ABOUT)
-    assert type(codec)({"a": OLD}, plain_too=True).unseal(text, ABOUT) == text
+        codec.unseal(text, DOCUMENT)
+    assert type(codec)({"a": OLD}, plain_too=True).unseal(text, DOCUMENT) == text
 
 
 @each_kind
-def test_keys_can_be_changed_while_jobs_are_stored(kind: type[Encrypted] | type[Signed]) -> None:
+def test_keys_can_be_rotated_while_jobs_are_stored(kind: type[Encrypted] | type[Signed]) -> None:
     before = kind({"a": OLD})
     both = kind({"a": OLD, "b": NEW})
     after = kind({"b": NEW})
-    old, new = before.seal("1", ABOUT), both.seal("2", ABOUT)
+    old, new = before.seal("1", DOCUMENT), both.seal("2", DOCUMENT)
 
-    assert (both.unseal(old, ABOUT), both.unseal(new, ABOUT), after.unseal(new, ABOUT)) == ("1", "2", "2")
+    assert (both.unseal(old, DOCUMENT), both.unseal(new, DOCUMENT), after.unseal(new, DOCUMENT)) == (
+        "1",
+        "2",
+        "2",
+    )
     with pytest.raises(UnknownKey, match="sealed under key a: known here are b"):
-        after.unseal(old, ABOUT)
-    assert kind({"a": OLD, "b": NEW}, use="a").seal("1", ABOUT).count("$a$") == 1
+        after.unseal(old, DOCUMENT)
+    assert kind({"a": OLD, "b": NEW}, use="a").seal("1", DOCUMENT).count("$a$") == 1
 
 
 @each_kind
-def test_a_text_cannot_be_moved_to_another_keys_name(kind: type[Encrypted] | type[Signed]) -> None:
+def test_the_key_id_of_a_text_cannot_be_changed(kind: type[Encrypted] | type[Signed]) -> None:
     codec = kind({"a": OLD, "b": OLD})
     with pytest.raises(SealBroken):
-        codec.unseal(codec.seal("1", ABOUT).replace("$b$", "$a$"), ABOUT)
+        codec.unseal(codec.seal("1", DOCUMENT).replace("$b$", "$a$"), DOCUMENT)
 
 
 @each_kind
@@ -120,7 +124,7 @@ def test_a_text_cannot_be_moved_to_another_keys_name(kind: type[Encrypted] | typ
     ("keys", "use", "why"),
     [
         ({}, None, "give at least one"),
-        ({"a": "short"}, None, r"key a='…': as text, a key is base64"),
+        ({"a": "short"}, None, r"key a='…': a key given as text is base64"),
         ({"a": b"short"}, None, r"key a='…': a key has 32 bytes, this has 5"),
         ({"a": b64encode(b"short").decode()}, None, "a key has 32 bytes, this has 5"),
         ({"a": 7}, None, "this is a int"),
@@ -129,7 +133,7 @@ def test_a_text_cannot_be_moved_to_another_keys_name(kind: type[Encrypted] | typ
         ({"a": OLD}, "b", "use='b': there is no such key: there are a"),
     ],
 )
-def test_senseless_keys_are_refused_and_never_shown(
+def test_wrong_keys_are_refused_and_never_shown(
     kind: type[Encrypted] | type[Signed], keys: dict[str, str | bytes], use: str | None, why: str
 ) -> None:
     with pytest.raises(InvalidValue, match=why) as refused:
@@ -140,12 +144,16 @@ def test_senseless_keys_are_refused_and_never_shown(
 def test_bytes_and_both_kinds_of_base64_are_the_same_key() -> None:
     raw = b64decode(OLD)
     url = OLD.replace("+", "-").replace("/", "_")
-    sealed = Encrypted({"a": raw}).seal("1", ABOUT)
-    assert Encrypted({"a": url}).unseal(sealed, ABOUT) == Encrypted({"a": OLD}).unseal(sealed, ABOUT) == "1"
+    sealed = Encrypted({"a": raw}).seal("1", DOCUMENT)
+    assert (
+        Encrypted({"a": url}).unseal(sealed, DOCUMENT)
+        == Encrypted({"a": OLD}).unseal(sealed, DOCUMENT)
+        == "1"
+    )
 
 
 @each_codec
-async def test_jobs_run_and_results_come_back(codec: Codec, jobs: Errandry) -> None:
+async def test_jobs_run_with_sealed_payloads_and_results(codec: Codec, jobs: Errandry) -> None:
     jobs.codec = codec
 
     @jobs.task
@@ -162,7 +170,7 @@ async def test_jobs_run_and_results_come_back(codec: Codec, jobs: Errandry) -> N
 
 
 @each_codec
-async def test_a_job_with_anothers_payload_fails_and_its_handler_is_not_called(
+async def test_a_job_with_the_payload_of_another_fails_before_its_handler(
     codec: Codec, jobs: Errandry
 ) -> None:
     jobs.codec = codec
@@ -172,18 +180,18 @@ async def test_a_job_with_anothers_payload_fails_and_its_handler_is_not_called(
     async def greet(name: str) -> None:
         called.append(name)
 
-    one, other = await greet.enqueue("ada"), await greet.enqueue("grace")
-    stolen = (await jobs.record(one.id)).payload
-    await jobs.engine.submit(EditJobs(ids=(other.id,), payload=stolen))
+    first, second = await greet.enqueue("ada"), await greet.enqueue("grace")
+    stolen = (await jobs.record(first.id)).payload
+    await jobs.engine.submit(EditJobs(ids=(second.id,), payload=stolen))
     await drain(jobs)
-    record = await jobs.record(other.id)
+    record = await jobs.record(second.id)
 
     assert called == ["ada"]
     assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.INVALID_PAYLOAD, 1)
     assert "cannot be trusted" in record.errors[0].message
 
 
-async def test_a_worker_without_the_key_leaves_the_job_to_another_try(jobs: Errandry) -> None:
+async def test_a_worker_without_the_key_retries_the_job(jobs: Errandry) -> None:
     @jobs.task(backoff="1h")
     async def greet(name: str) -> None: ...
 
@@ -196,7 +204,7 @@ async def test_a_worker_without_the_key_leaves_the_job_to_another_try(jobs: Erra
     assert (record.state, record.errors[0].type) == (State.SCHEDULED, "UnknownKey")
 
 
-def test_without_the_package_it_is_said_what_to_install() -> None:
+def test_without_the_package_the_error_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['cryptography'] = None\n"
         "from errandry.codec.encryption import Encrypted, Signed, new_key\n"

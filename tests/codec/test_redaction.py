@@ -1,4 +1,4 @@
-"""Arguments that must not be shown: the handler has them, nobody else sees them."""
+"""Redacted arguments: only the handler gets their values."""
 
 import logging
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from errandry import Errandry, Fail, JobContext
 from errandry.cli.job_view import as_data
-from errandry.codec.redaction import REDACTED, Redactor, shown
+from errandry.codec.redaction import REDACTED, Redactor, redact_arguments
 from errandry.errors import InvalidValue
 from errandry.testing import drain
 from errandry.worker.options import WorkerOptions
@@ -27,7 +27,7 @@ class Login(BaseModel):
     password: str
 
 
-async def test_what_a_handler_logs_and_raises_has_no_secrets(
+async def test_logs_and_errors_of_a_handler_are_redacted(
     jobs: Errandry, caplog: pytest.LogCaptureFixture
 ) -> None:
     logger = logging.getLogger("shop")
@@ -52,11 +52,15 @@ async def test_what_a_handler_logs_and_raises_has_no_secrets(
     assert record.progress.text == f"charging {REDACTED}"
     assert record.errors[0].message == f"{REDACTED} has expired, 995 cents"
     assert "4000" not in record.errors[0].traceback
-    ours = [one.getMessage() + str(one.exc_text) for one in caplog.records if one.name == "errandry.worker"]
+    ours = [
+        record.getMessage() + str(record.exc_text)
+        for record in caplog.records
+        if record.name == "errandry.worker"
+    ]
     assert [("raised ValueError" in line, "4000" in line) for line in ours] == [(True, False)]
 
 
-async def test_outcomes_that_are_raised_are_told_without_secrets(jobs: Errandry) -> None:
+async def test_messages_of_raised_outcomes_are_redacted(jobs: Errandry) -> None:
     @jobs.task(redact=["password"])
     async def login(password: str) -> None:
         raise Fail(f"wrong password {password!r}")
@@ -66,7 +70,7 @@ async def test_outcomes_that_are_raised_are_told_without_secrets(jobs: Errandry)
     assert (await jobs.record(job.id)).errors[0].message == f"wrong password '{REDACTED}'"
 
 
-async def test_the_handler_and_its_result_are_left_alone(jobs: Errandry) -> None:
+async def test_the_handlers_arguments_and_result_are_not_redacted(jobs: Errandry) -> None:
     @jobs.task(redact=("password",))
     async def login(user: str, password: str) -> int:
         return len(password)
@@ -76,7 +80,7 @@ async def test_the_handler_and_its_result_are_left_alone(jobs: Errandry) -> None
     record = await jobs.record(job.id)
 
     assert await job.result(30) == 13
-    assert shown({"user": "ada", "password": "correct horse"}, record.metadata) == {
+    assert redact_arguments({"user": "ada", "password": "correct horse"}, record.metadata) == {
         "user": "ada",
         "password": REDACTED,
     }
@@ -84,7 +88,7 @@ async def test_the_handler_and_its_result_are_left_alone(jobs: Errandry) -> None
     assert as_data(record, jobs.codec)["payload"] == {"user": "ada", "password": REDACTED}
 
 
-async def test_a_batch_hides_the_secrets_of_all_its_jobs(jobs: Errandry) -> None:
+async def test_a_batch_redacts_the_secrets_of_all_its_jobs(jobs: Errandry) -> None:
     @jobs.task(batch=5, redact="logins", max_attempts=1)
     async def check(logins: list[Login]) -> None:
         raise ValueError(" and ".join(login.password for login in logins))
@@ -95,7 +99,7 @@ async def test_a_batch_hides_the_secrets_of_all_its_jobs(jobs: Errandry) -> None
         assert (await jobs.record(job.id)).errors[0].message == f"{REDACTED} and {REDACTED}"
 
 
-def test_what_the_handler_does_not_take_cannot_be_hidden(jobs: Errandry) -> None:
+def test_redacting_an_unknown_argument_is_refused(jobs: Errandry) -> None:
     with pytest.raises(
         InvalidValue, match="redact='pasword': the handler has no such argument: it has password"
     ):
@@ -105,7 +109,7 @@ def test_what_the_handler_does_not_take_cannot_be_hidden(jobs: Errandry) -> None
 
 
 @pytest.mark.parametrize(
-    ("value", "text", "hidden"),
+    ("value", "text", "redacted"),
     [
         ("secret", "a secret here", f"a {REDACTED} here"),
         ("ab", "ab cab ab.", f"{REDACTED} cab {REDACTED}."),
@@ -118,5 +122,5 @@ def test_what_the_handler_does_not_take_cannot_be_hidden(jobs: Errandry) -> None
         (True, "True", "True"),
     ],
 )
-def test_values_of_all_kinds_are_found_in_a_text(value: Any, text: str, hidden: str) -> None:
-    assert Redactor(["it"], [{"it": value, "other": "here"}]).text(text) == hidden
+def test_values_of_all_kinds_are_redacted(value: Any, text: str, redacted: str) -> None:
+    assert Redactor(["it"], [{"it": value, "other": "here"}]).text(text) == redacted

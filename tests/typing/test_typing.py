@@ -1,6 +1,6 @@
-"""What mypy says about programs that use the API: exactly what the snippets expect, and nothing else.
+"""mypy reports exactly the errors that the snippets expect.
 
-In the snippets a comment `# E: …` after a line stands for an error there whose message begins so.
+In a snippet, a comment `# E: …` after a line expects an error there whose message begins with that text.
 """
 
 import re
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 CASES = sorted((ROOT / "tests" / "typing" / "cases").glob("*.py"))
-_SAID = re.compile(r"(?P<file>[^:]+):(?P<line>\d+): error: (?P<message>.*?)  \[[a-z-]+\]$")
+_ERROR_LINE = re.compile(r"(?P<file>[^:]+):(?P<line>\d+): error: (?P<message>.*?)  \[[a-z-]+\]$")
 
 pytestmark = pytest.mark.slow(reason="runs mypy")
 
@@ -23,8 +23,8 @@ def expected(path: Path) -> dict[int, str]:
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, dict[int, str]]:
-    """The errors mypy finds, by file and line."""
+def reported() -> dict[str, dict[int, str]]:
+    """The errors that mypy reports, by file and line."""
     paths = [str(path.relative_to(ROOT)) for path in CASES]
     run = subprocess.run(
         [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", "--no-pretty", *paths],
@@ -34,16 +34,16 @@ def said() -> dict[str, dict[int, str]]:
         check=False,
     )
     assert run.stderr == ""
-    found: dict[str, dict[int, str]] = {}
+    errors: dict[str, dict[int, str]] = {}
     for line in run.stdout.splitlines():
-        if error := _SAID.match(line):
-            found.setdefault(Path(error["file"]).name, {})[int(error["line"])] = error["message"]
-    return found
+        if match := _ERROR_LINE.match(line):
+            errors.setdefault(Path(match["file"]).name, {})[int(match["line"])] = match["message"]
+    return errors
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_mypy_says_what_is_expected(path: Path, said: dict[str, dict[int, str]]) -> None:
-    wanted, errors = expected(path), said.get(path.name, {})
+def test_mypy_says_what_is_expected(path: Path, reported: dict[str, dict[int, str]]) -> None:
+    wanted, errors = expected(path), reported.get(path.name, {})
 
     unexpected = {number: message for number, message in errors.items() if number not in wanted}
     missing = {

@@ -1,1 +1,1 @@
-"""The Python API: the app, its tasks and jobs, flows, schedules, and what a handler sees of its job."""
+"""The Python API: the app, tasks, jobs, flows, schedules, and the context a handler gets."""

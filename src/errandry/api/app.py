@@ -1,4 +1,4 @@
-"""The app: where tasks are declared and from where jobs are enqueued and looked at."""
+"""The app: declare tasks, enqueue jobs, read and operate on them."""
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -8,21 +8,28 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack,
 from msgspec import Struct
 from msgspec.structs import replace
 
-from errandry.api.archive import OVER, SLICE, A, Archive, archived, finished
+from errandry.api.archive import (
+    ARCHIVE_SLICE,
+    PRUNABLE_QUERY,
+    Archive,
+    ArchiveFunction,
+    archive_and_remove,
+    only_finished,
+)
 from errandry.api.client import Client, as_tuple
 from errandry.api.context import Child, JobContext
-from errandry.api.flow import ChildResults, Flow, FlowPart, Parallel, ends, fed_by, flows
+from errandry.api.flow import ChildResults, Flow, FlowPart, Parallel, as_flows, final_jobs, result_arguments
 from errandry.api.gates import GateHandle
 from errandry.api.job import Enqueued, Job
-from errandry.api.operations import joined
+from errandry.api.operations import merge_answers
 from errandry.api.options import BatchOptions, TaskOptions, UseOptions
 from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
 from errandry.api.sync import Sync
-from errandry.api.task import Call, Task, declared, named
+from errandry.api.task import Call, Task, declare_task, new_job_by_name
 from errandry.api.transaction import BoundApp
 from errandry.clock import Clock
-from errandry.codec.argument_version import versioned
-from errandry.codec.json_codec import Codec, DocumentInfo, about, from_json
+from errandry.codec.argument_version import with_version
+from errandry.codec.json_codec import Codec, DocumentInfo, document_info, from_json
 from errandry.core.answer import Inserted, Moved
 from errandry.core.event import EventFilter
 from errandry.core.flow import Edge, EdgeRecord, Policy
@@ -32,33 +39,33 @@ from errandry.core.move import created
 from errandry.errors import InvalidValue
 from errandry.store.contract import EventEntry, Store, StoreLimits
 from errandry.store.engine.backlog import WriteLimits
-from errandry.store.url import DEFAULT, store_at, without_password
+from errandry.store.url import DEFAULT_URL, store_at, without_password
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 BatchResults = Sequence[R | BaseException]
-"""What a handler of batches returns: for each job its result, or what it would have raised."""
+"""What a batch handler returns: for each job its result, or the exception it failed with."""
 CallNext = Callable[[JobContext], Awaitable[Any]]
 Middleware = Callable[[JobContext, CallNext], Awaitable[Any]]
 """Wraps every handler: `async def timed(ctx, call_next): …; return await call_next(ctx)`."""
 EnqueueHook = Callable[[NewJob], NewJob]
-"""Sees every job before it is inserted and returns it, or another in its place. May raise to refuse."""
+"""Gets every job before it is inserted and returns it, or another in its place. Raises to refuse it."""
 ObserverFunction = TypeVar("ObserverFunction", bound=Callable[[EventEntry], object])
 BackoffFunction = Callable[[int], float]
 """Seconds to wait after attempt n."""
 
 
 class Observer(Struct, frozen=True):
-    """A function that is told of events, and of which."""
+    """A function that is called with events, and the filter that selects them."""
 
     function: Callable[[EventEntry], object]
-    wanted: EventFilter
+    event_filter: EventFilter
 
 
 class TaskDecorator(Protocol):
-    """What `@jobs.task(...)` gives: the same decorator for handlers of all four shapes."""
+    """The type of `@jobs.task(…)`: async or plain handlers, with or without a `JobContext`."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[JobContext, P], Awaitable[R]], /) -> Task[P, R]: ...
@@ -71,7 +78,7 @@ class TaskDecorator(Protocol):
 
 
 class BatchTaskDecorator(Protocol):
-    """What `@jobs.task(batch=…)` gives. A job is enqueued with one item of the list the handler takes."""
+    """The type of `@jobs.task(batch=…)`: the handler takes a list, each job is enqueued with one item."""
 
     @overload
     def __call__(self, function: Callable[[list[T]], Awaitable[None] | None], /) -> Task[[T], None]: ...
@@ -100,9 +107,16 @@ class BatchTaskDecorator(Protocol):
 
 
 class Errandry(Client):
-    """Jobs in the store at `url`, `$ERRANDRY_URL`, or a SQLite file `errandry.db` in the current folder.
+    """An app: tasks, and a store for their jobs.
 
-    Declaring tasks needs no connection; the store is opened on first use, or with `async with`.
+    The store is given by `url` or `store`, else by `$ERRANDRY_URL`; the default is a SQLite file
+    `errandry.db` in the current folder. Declaring tasks needs no connection: the store is opened on first
+    use, or with `async with`.
+
+        jobs = Errandry("sqlite:///jobs.db")
+
+        @jobs.task
+        async def send(to: str) -> None: ...
     """
 
     def __init__(
@@ -112,30 +126,30 @@ class Errandry(Client):
         store: Store | None = None,
         clock: Clock | None = None,
         codec: Codec | None = None,
-        bounds: StoreLimits | None = None,
-        limits: WriteLimits | None = None,
+        store_limits: StoreLimits | None = None,
+        write_limits: WriteLimits | None = None,
     ) -> None:
-        if store is not None and (url is not None or bounds is not None):
+        if store is not None and (url is not None or store_limits is not None):
             raise InvalidValue(
-                "store", type(store).__name__, "is given, so a url or bounds would have no effect"
+                "store", type(store).__name__, "is given, so a url or store_limits would have no effect"
             )
         if store is None:
-            url = (os.environ.get("ERRANDRY_URL") or DEFAULT) if url is None else url
-            store = store_at(url, clock, bounds)
+            url = (os.environ.get("ERRANDRY_URL") or DEFAULT_URL) if url is None else url
+            store = store_at(url, clock, store_limits)
         self.url = url
-        super().__init__(store, clock, codec, limits)
+        super().__init__(store, clock, codec, write_limits)
         self.tasks: dict[str, Task[..., Any]] = {}
         self.backoffs: dict[str, BackoffFunction] = {}
         self.middlewares: list[Middleware] = []
         self.observers: list[Observer] = []
         self.archiver: Archive | None = None
-        self._hooks: list[EnqueueHook] = []
+        self._enqueue_hooks: list[EnqueueHook] = []
         self.schedules = Schedules(self)
         self.sync = Sync(self)
 
     @property
     def display_url(self) -> str:
-        """Where its jobs are, to be shown: the address, without a password."""
+        """The address of the store without its password, for output."""
         return type(self.store).__name__ if self.url is None else without_password(self.url)
 
     @overload
@@ -151,14 +165,17 @@ class Errandry(Client):
     @overload
     def task(self, function: None = None, /, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-        """Declare a handler: `@jobs.task` or `@jobs.task(queue="mail", timeout="30s")`."""
+        """Declare a function as a task: `@jobs.task` or `@jobs.task(queue="mail", timeout="30s")`.
+
+        See `TaskOptions` and `BatchOptions` for the options.
+        """
 
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
-            task = declared(self, function, cast("TaskOptions", options))
-            known = self.tasks.get(task.name)
-            if known is not None and not _is_redefinition(known, task):
+            task = declare_task(self, function, cast("TaskOptions", options))
+            existing = self.tasks.get(task.name)
+            if existing is not None and not _is_redefinition(existing, task):
                 raise InvalidValue(
-                    "task", task.name, f"is declared already, by {known.function!r}: pass name="
+                    "task", task.name, f"is declared already, by {existing.function!r}: pass name="
                 )
             self.tasks[task.name] = task
             if task.schedule is not None:
@@ -168,39 +185,49 @@ class Errandry(Client):
         return declare if function is None else declare(function)
 
     def schedule(self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Any) -> None:
-        """Declare that a call runs again and again: `jobs.schedule("nightly", report.new(), "0 3 * * *")`.
+        """Declare a schedule for a call: `jobs.schedule("nightly", report.new(), "0 3 * * *")`.
 
-        Workers put it when they start; `jobs.schedules.put` does at once. See `Schedule` for the timing.
+        Each worker writes the declared schedules to the store when it starts; `jobs.schedules.put` writes one
+        at once. `timing` takes the fields of `ScheduleOptions`.
         """
         self.schedules.declare(name, call, when, **timing)
 
     def middleware(self, function: Middleware) -> Middleware:
-        """Wrap every handler in `function`; the first one registered is the outermost."""
+        """Wrap every handler in `function`; the first one registered is the outermost.
+
+        @jobs.middleware
+        async def timed(ctx, call_next):
+            begun = time.perf_counter()
+            try:
+                return await call_next(ctx)
+            finally:
+                log.info("%s took %.3f s", ctx.job.task, time.perf_counter() - begun)
+        """
         self.middlewares.append(function)
         return function
 
     def on(
         self, *kinds: str, queue: str | Sequence[str] = (), task: str | Sequence[str] = ()
     ) -> Callable[[ObserverFunction], ObserverFunction]:
-        """Have a function told of events while a worker runs: `@jobs.on("failed", task="charge")`.
+        """Call a function for events while a worker runs: `@jobs.on("failed", task="charge")`.
 
-        Every worker process tells its own, of what happens anywhere. Async functions run on the worker's
-        loop, others in a thread. One that raises or hangs disturbs nobody but itself.
+        Every worker process calls its own observers, for events of all jobs in the store. Async functions run
+        on the worker's loop, others in a thread. A function that raises or hangs affects no other.
         """
-        wanted = EventFilter(kinds, as_tuple(queue), as_tuple(task))
+        event_filter = EventFilter(kinds, as_tuple(queue), as_tuple(task))
 
         def register(function: ObserverFunction) -> ObserverFunction:
-            self.observers.append(Observer(function, wanted))
+            self.observers.append(Observer(function, event_filter))
             return function
 
         return register
 
-    def archive(self, function: A) -> A:
-        """Have `function` see finished jobs before they are deleted because their time is over, in slices.
+    def archive(self, function: ArchiveFunction) -> ArchiveFunction:
+        """Hand finished jobs to `function`, in slices, before they are pruned.
 
-        Where it raises they stay, and are handed to it again later. It is for every program that runs workers
-        or prunes: one that does not declare it deletes them unseen. Async functions run on the worker's loop,
-        others in a thread.
+        If it raises, the slice is kept and handed over again later. Declare it in every program that runs
+        workers or prunes: a program without it deletes the jobs unarchived. Async functions run on the
+        worker's loop, others in a thread.
         """
         if self.archiver is not None and self.archiver is not function:
             raise InvalidValue("archive", function, f"there is one already: {self.archiver!r}")
@@ -208,57 +235,76 @@ class Errandry(Client):
         return function
 
     async def prune(self, *ids: str, query: str | None = None, dry_run: bool = False) -> Moved:
-        """Delete finished jobs that match or, without a query, whose time is over. Archived first."""
-        meant = finished(OVER if query is None else query)
+        """Delete finished jobs that match `query`; without one, those whose `keep` time is over.
+
+        The archive function, if one is declared, gets them first.
+        """
+        finished_query = only_finished(PRUNABLE_QUERY if query is None else query)
         if dry_run or self.archiver is None:
-            return await self.remove(*ids, query=meant, dry_run=dry_run)
-        found = (await self.remove(*ids, query=meant, dry_run=True)).moved
+            return await self.remove(*ids, query=finished_query, dry_run=dry_run)
+        prunable = (await self.remove(*ids, query=finished_query, dry_run=True)).moved
         parts = []
-        for start in range(0, len(found), SLICE):
-            records = await self.engine.call(self.store.get, found[start : start + SLICE])
-            parts.append(await archived(self, self.archiver, [one for one in records if one is not None]))
-        return joined(parts)
+        for start in range(0, len(prunable), ARCHIVE_SLICE):
+            records = await self.engine.call(self.store.get, prunable[start : start + ARCHIVE_SLICE])
+            jobs = [record for record in records if record is not None]
+            parts.append(await archive_and_remove(self, self.archiver, jobs))
+        return merge_answers(parts)
 
     def on_enqueue(self, function: EnqueueHook) -> EnqueueHook:
-        """Have `function` see every job before it is inserted."""
-        self._hooks.append(function)
+        """Pass every job through `function` before it is inserted.
+
+        It returns the job, or a changed one, or raises to refuse it.
+        """
+        self._enqueue_hooks.append(function)
         return function
 
     def backoff(self, function: BackoffFunction) -> BackoffFunction:
-        """Register a function of the attempt as a backoff, to be named in `@jobs.task(backoff=…)`."""
+        """Register a function as a backoff, to be named in `@jobs.task(backoff=…)`.
+
+        It takes the number of the failed attempt and returns the seconds to wait. Jobs store its name, so
+        every worker has to register it.
+
+            @jobs.backoff
+            def patient(attempt: int) -> float:
+                return 60.0 * attempt
+        """
         self.backoffs[function.__name__] = function
         return function
 
     async def enqueue(
         self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any
     ) -> Job[Any]:
-        """Enqueue a task by its name.
+        """Enqueue a task by its name: `jobs.enqueue("send", {"to": "ada"}, queue="mail")`.
 
-        One that is not declared here is enqueued all the same, for workers of another program: nobody
-        checks its name and arguments before they do.
+        A task that another program declares can be enqueued too; then the worker is the first to check its
+        name and arguments. See `UseOptions` for the options.
         """
-        [job] = await self._kept(self._hooked([self._named(task, arguments or {}, options)]))
+        [job] = await self._insert_jobs(
+            self._apply_hooks([self._job_by_name(task, arguments or {}, options)])
+        )
         return job
 
     async def enqueue_many(self, requests: list[Call[Any]]) -> list[Job[Any]]:
-        """All of these, or none, in one write: `jobs.enqueue_many([send.new(to=a), send.new(to=b)])`."""
-        return await self._kept(self._hooked(self._asked(requests))) if requests else []
+        """Enqueue all calls or none, in one write: `jobs.enqueue_many([send.new(to=a), send.new(to=b)])`."""
+        jobs = self._apply_hooks(self._single_jobs(requests))
+        return await self._insert_jobs(jobs) if jobs else []
 
     def enqueue_many_sync(self, requests: list[Call[Any]]) -> list[Job[Any]]:
         """`enqueue_many` for code without an event loop."""
-        return self.sync.run(self._kept, self._hooked(self._asked(requests))) if requests else []
+        jobs = self._apply_hooks(self._single_jobs(requests))
+        return self.sync.run(self._insert_jobs, jobs) if jobs else []
 
     @overload
     async def enqueue_flow(self, flow: Call[R] | Flow[R]) -> Job[R]: ...
     @overload
     async def enqueue_flow(self, flow: Parallel[R]) -> list[Job[R]]: ...
     async def enqueue_flow(self, flow: Call[R] | Flow[R] | Parallel[R]) -> Job[R] | list[Job[R]]:
-        """All jobs of a flow, or none, in one write; returns the one that all others lead to.
+        """Enqueue all jobs of a flow or none, in one write.
 
-        Of a group, a list of them.
+        Returns the job that runs last; for `parallel(…)`, the job of each of its calls.
         """
-        kept = await self._flowed(flow)
-        return kept if isinstance(flow, Parallel) else kept[0]
+        jobs = await self._insert_flow(flow)
+        return jobs if isinstance(flow, Parallel) else jobs[0]
 
     @overload
     def enqueue_flow_sync(self, flow: Call[R] | Flow[R]) -> Job[R]: ...
@@ -266,58 +312,58 @@ class Errandry(Client):
     def enqueue_flow_sync(self, flow: Parallel[R]) -> list[Job[R]]: ...
     def enqueue_flow_sync(self, flow: Call[R] | Flow[R] | Parallel[R]) -> Job[R] | list[Job[R]]:
         """`enqueue_flow` for code without an event loop."""
-        kept = self.sync.run(self._flowed, flow)
-        return kept if isinstance(flow, Parallel) else kept[0]
+        jobs = self.sync.run(self._insert_flow, flow)
+        return jobs if isinstance(flow, Parallel) else jobs[0]
 
-    async def _flowed(self, flow: Call[R] | Flow[R] | Parallel[R]) -> list[Job[R]]:
-        """The jobs that all others of it lead to."""
-        return ends(flow, await self._kept(*self._flowing(flow)))
+    async def _insert_flow(self, flow: Call[R] | Flow[R] | Parallel[R]) -> list[Job[R]]:
+        """Insert a flow; returns the jobs that no other job of it waits for."""
+        return final_jobs(flow, await self._insert_jobs(*self._flow_jobs(flow)))
 
-    async def family(self, job_id: str) -> ChildResults:
-        """The children of a job as its handler gets them."""
-        links = [link for link in await self.children(job_id) if link.policy is not Policy.AFTER]
-        texts = [self._result(link) for link in links]
-        both = list(zip(links, texts, strict=True))
-        return ChildResults(tuple([self._child(*one) for one in both]), fed_by(both))
+    async def child_results(self, job_id: str) -> ChildResults:
+        """The children of a job and the arguments that their results fill, for its handler."""
+        edges = [edge for edge in await self.children(job_id) if edge.policy is not Policy.AFTER]
+        results = [(edge, self._result_text(edge)) for edge in edges]
+        children = tuple([self._new_child(edge, text) for edge, text in results])
+        return ChildResults(children, result_arguments(results))
 
-    def _result(self, link: EdgeRecord) -> str:
-        if link.result is None:
+    def _result_text(self, edge: EdgeRecord) -> str:
+        if edge.result is None:
             return "null"
-        return self.codec.unseal(link.result, DocumentInfo(link.child, link.task, "result"))
+        return self.codec.unseal(edge.result, DocumentInfo(edge.child, edge.task, "result"))
 
-    def _child(self, link: EdgeRecord, text: str) -> Child:
-        task = self.tasks.get(link.task)
-        read = task.signature.read_result if task and link.result is not None else from_json
-        return Child(link.child, link.task, link.outcome, read(text))
+    def _new_child(self, edge: EdgeRecord, text: str) -> Child:
+        task = self.tasks.get(edge.task)
+        read = task.signature.read_result if task and edge.result is not None else from_json
+        return Child(edge.child, edge.task, edge.outcome, read(text))
 
-    def _flowing(
+    def _flow_jobs(
         self, flow: FlowPart, bound: BoundApp | None = None
     ) -> tuple[list[NewJob], tuple[Edge, ...]]:
-        """The jobs, those that all others lead to first, and who waits for whom."""
-        calls = flows(flow)
-        last = {call.parent.job.id: call.parent for call in calls}
-        asked = last | {one.job.id: one for call in calls for one in call.requests()}
-        jobs = self._hooked([request.job for request in self._own(list(asked.values()), bound)])
-        ids = {asked_id: job.id for asked_id, job in zip(asked, jobs, strict=True)}
-        edges = {(one.parent, one.child): one for call in calls for one in call.edges()}
+        """The jobs of a flow, final ones first, and its edges. Hooks may have changed the ids of the jobs."""
+        parts = as_flows(flow)
+        final_calls = {part.parent.job.id: part.parent for part in parts}
+        calls = final_calls | {call.job.id: call for part in parts for call in part.calls()}
+        jobs = self._apply_hooks([call.job for call in self._check_own_calls(list(calls.values()), bound)])
+        ids = {call_id: job.id for call_id, job in zip(calls, jobs, strict=True)}
+        edges = {(edge.parent, edge.child): edge for part in parts for edge in part.edges()}
         return jobs, tuple(
-            [replace(one, parent=ids[one.parent], child=ids[one.child]) for one in edges.values()]
+            [replace(edge, parent=ids[edge.parent], child=ids[edge.child]) for edge in edges.values()]
         )
 
     def bind(self, connection: object) -> BoundApp:
-        """Enqueue over a connection of yours, in its transaction: `jobs.bind(connection).enqueue_many(…)`.
+        """Enqueue over your own connection, in its transaction: `jobs.bind(connection).enqueue_many(…)`.
 
-        For PostgreSQL one of psycopg, asyncpg, SQLAlchemy or Django; for SQLite one of apsw.
+        For PostgreSQL a connection of psycopg, asyncpg, SQLAlchemy or Django; for SQLite one of apsw.
         """
         return BoundApp(self, connection)
 
     async def get(self, job_id: str) -> Job[Any]:
-        """The job with this id; UnknownJob if there is none."""
+        """A handle on the job with this id; raises UnknownJob if there is none."""
         record = await self.record(job_id)
-        return self._handle(record, record.task)
+        return self._job_handle(record, record.task)
 
     def task_gate(self, name: str) -> GateHandle:
-        """A task, to pause it in all queues, or to give it a limit or a rate."""
+        """The gate of a task: pause it in all queues, or give it a limit or a rate."""
         return GateHandle(self, GateKind.TASK, name)
 
     async def __aenter__(self) -> Self:
@@ -329,80 +375,82 @@ class Errandry(Client):
     ) -> None:
         await self.close()
 
-    def _named(self, task: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> NewJob:
-        found = self.tasks.get(task)
-        if found is None:
-            return named(self, task, arguments, options)
-        return found.using(**cast("UseOptions", options)).new(**arguments).alone
+    def _job_by_name(self, task: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> NewJob:
+        declared = self.tasks.get(task)
+        if declared is None:
+            return new_job_by_name(self, task, arguments, options)
+        return declared.using(**cast("UseOptions", options)).new(**arguments).single_job
 
-    def _asked(self, requests: list[Call[Any]], bound: BoundApp | None = None) -> list[NewJob]:
-        return [request.alone for request in self._own(requests, bound)]
+    def _single_jobs(self, calls: list[Call[Any]], bound: BoundApp | None = None) -> list[NewJob]:
+        return [call.single_job for call in self._check_own_calls(calls, bound)]
 
-    def _own(self, requests: list[Call[Any]], bound: BoundApp | None = None) -> list[Call[Any]]:
-        """These calls, if they are to be enqueued here."""
-        for request in requests:
-            if request.task.app is not self and request.task.app != bound:
+    def _check_own_calls(self, calls: list[Call[Any]], bound: BoundApp | None = None) -> list[Call[Any]]:
+        """Return the calls if all tasks belong to this app or to `bound`; InvalidValue otherwise."""
+        for call in calls:
+            if call.task.app is not self and call.task.app != bound:
                 why = "is declared by another app, or bound to another connection: enqueue it there"
-                raise InvalidValue("task", request.task.name, why)
-        return requests
+                raise InvalidValue("task", call.task.name, why)
+        return calls
 
-    def _hooked(self, jobs: list[NewJob]) -> list[NewJob]:
-        for hook in self._hooks:
-            jobs = [_returned(hook, hook(job)) for job in jobs]
+    def _apply_hooks(self, jobs: list[NewJob]) -> list[NewJob]:
+        for hook in self._enqueue_hooks:
+            jobs = [_check_hook_result(hook, hook(job)) for job in jobs]
         return jobs
 
-    def _beside(self, record: JobRecord, field: str) -> dict[str, Any]:
+    def _metadata_change(self, record: JobRecord, field: str) -> dict[str, Any]:
         task = self.tasks.get(record.task)
         if task is None or field != "payload":
             return {}
-        metadata = versioned(record.metadata, task.rules.version)
+        metadata = with_version(record.metadata, task.rules.version)
         return {} if metadata == record.metadata else {"metadata": metadata}
 
-    def _document(self, record: JobRecord, field: str, value: Any) -> str:
+    def _seal_value(self, record: JobRecord, field: str, value: Any) -> str:
         task = self.tasks.get(record.task)
         if task is None or field != "payload":
-            return super()._document(record, field, value)
+            return super()._seal_value(record, field, value)
         text = task.signature.write(dict(value))
-        return self.codec.seal(text, about(record, field))
+        return self.codec.seal(text, document_info(record, field))
 
-    async def _kept(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
+    async def _insert_jobs(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
         answer = await self.insert(jobs, edges)
-        there = list(answer.existed | answer.replaced)
-        return self._handles(jobs, answer, await self.engine.call(self.store.get, there) if there else [])
+        existing_ids = list(answer.existed | answer.replaced)
+        existing = await self.engine.call(self.store.get, existing_ids) if existing_ids else []
+        return self._job_handles(jobs, answer, existing)
 
-    def _handles(
+    def _job_handles(
         self, jobs: Sequence[NewJob], answer: Inserted, existing: Iterable[JobRecord | None]
     ) -> list[Job[Any]]:
-        """A handle for each; of one that is there no more nothing but its id is known."""
+        """A handle for each job. If an existing job was removed since, only the id of its handle is right."""
         now = self.clock.time()
         if not answer.existed and [*answer.ids] == [job.id for job in jobs]:
-            return [self._handle(Enqueued(job, now), job.task) for job in jobs]
-        made = {job.id: job for job in jobs}
-        found = {record.id: record for record in existing if record is not None}
+            return [self._job_handle(Enqueued(job, now), job.task) for job in jobs]
+        new_jobs = {job.id: job for job in jobs}
+        records = {record.id: record for record in existing if record is not None}
         handles = []
         for job, job_id in zip(jobs, answer.ids, strict=True):
-            record = found.get(job_id) or created(made.get(job_id, job), 0, now)
+            record = records.get(job_id) or created(new_jobs.get(job_id, job), 0, now)
             if record.id != job_id:
                 record = replace(record, id=job_id)
             existed = job_id != job.id or job_id in answer.existed
             is_replaced = existed and job_id in answer.replaced
-            handles.append(self._handle(record, record.task, existed, is_replaced))
+            handles.append(self._job_handle(record, record.task, existed, is_replaced))
         return handles
 
-    def _handle(
-        self, known: JobRecord | Enqueued, task: str, existed: bool = False, replaced: bool = False
+    def _job_handle(
+        self, source: JobRecord | Enqueued, task: str, existed: bool = False, replaced: bool = False
     ) -> Job[Any]:
-        found = self.tasks.get(task)
-        return Job(self, known, found.signature.read_result if found else from_json, existed, replaced)
+        declared = self.tasks.get(task)
+        read_result = declared.signature.read_result if declared else from_json
+        return Job(self, source, read_result, existed, replaced)
 
 
-def _returned(hook: EnqueueHook, job: NewJob) -> NewJob:
+def _check_hook_result(hook: EnqueueHook, job: NewJob) -> NewJob:
     if not isinstance(job, NewJob):
-        raise InvalidValue("on_enqueue", job, f"{hook!r} must return the job it was given, or another")
+        raise InvalidValue("on_enqueue", job, f"{hook!r} must return the job it got, or another")
     return job
 
 
-def _is_redefinition(known: Task[..., Any], task: Task[..., Any]) -> bool:
-    """The same function declared again: a notebook cell run twice, a module reloaded."""
-    old, new = known.function, task.function
+def _is_redefinition(existing: Task[..., Any], task: Task[..., Any]) -> bool:
+    """True if the same function is declared again: a notebook cell run twice, a module reloaded."""
+    old, new = existing.function, task.function
     return (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)

@@ -1,4 +1,4 @@
-"""Finished jobs that are to go, handed to a function of the program's first."""
+"""Hand finished jobs to the program's archive function before they are deleted."""
 
 import asyncio
 import inspect
@@ -7,30 +7,31 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from errandry.core.answer import Moved
-from errandry.core.duration import iso
+from errandry.core.duration import format_time
 from errandry.core.job import JobRecord
 
 if TYPE_CHECKING:
     from errandry.api.client import Client
 
-SLICE = 500
-OVER = "expires<=0s"
-"""The jobs whose time is over, as a query."""
+ARCHIVE_SLICE = 500
+"""Maximum number of jobs handed to the archive function in one call."""
+PRUNABLE_QUERY = "expires<=0s"
+"""Selects the jobs whose `keep` time is over."""
 Archive = Callable[[Sequence[JobRecord]], Any]
-"""Sees jobs before they go; plain or async."""
-A = TypeVar("A", bound=Archive)
+"""Gets jobs before they are deleted; plain or async."""
+ArchiveFunction = TypeVar("ArchiveFunction", bound=Archive)
 
 
-def finished(query: str) -> str:
-    """Those of a query that have finished."""
+def only_finished(query: str) -> str:
+    """The query, narrowed to finished jobs."""
     return f"state:completed,failed,canceled {query}".rstrip()
 
 
-async def archived(client: "Client", function: Archive, jobs: Sequence[JobRecord]) -> Moved:
-    """Hand these to the archive, then delete those that are still as they were handed over.
+async def archive_and_remove(client: "Client", function: Archive, jobs: Sequence[JobRecord]) -> Moved:
+    """Hand jobs to the archive, then delete those that have not been rerun since.
 
-    Payloads and results are as they are stored: what was sealed stays so. After a crash between the two steps
-    the archive sees them again.
+    Payloads and results are handed over as stored, so sealed ones stay sealed. After a crash between the two
+    steps the archive gets the same jobs again.
     """
     if not jobs:
         return Moved()
@@ -38,5 +39,7 @@ async def archived(client: "Client", function: Archive, jobs: Sequence[JobRecord
         await function(jobs)
     else:
         await asyncio.to_thread(function, jobs)
-    ended = ceil(max(job.finished_at or 0.0 for job in jobs) * 1e6) + 1  # or it could become less on its way
-    return await client.remove(*[job.id for job in jobs], query=finished(f"finished<={iso(ended)}"))
+    # One microsecond more: rounding a float on the way to the store could leave the newest job out.
+    finished_until = ceil(max(job.finished_at or 0.0 for job in jobs) * 1e6) + 1
+    unchanged = only_finished(f"finished<={format_time(finished_until)}")
+    return await client.remove(*[job.id for job in jobs], query=unchanged)

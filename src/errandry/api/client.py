@@ -1,4 +1,4 @@
-"""What can be asked of a store and done to its jobs, from any loop or thread."""
+"""The client: read jobs, queues, statistics and events of a store, from any loop or thread."""
 
 import asyncio
 import builtins
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from errandry.api.completion import PAGE, PATIENCE, CompletionWatcher, first
+from errandry.api.completion import EVENTS_PAGE, RECHECK_INTERVAL, CompletionWatcher, wait_for_first
 from errandry.api.gates import GateHandle
 from errandry.api.operations import Operations
 from errandry.api.options import Duration, Moment
@@ -27,7 +27,7 @@ from errandry.core.event import Event, EventFilter, EventKind
 from errandry.core.flow import Edge
 from errandry.core.gate import GateKind, GateRecord, PauseInfo
 from errandry.core.job import JobRecord, NewJob
-from errandry.core.query import parse, quoted
+from errandry.core.query import parse, quote
 from errandry.core.rule import Overflow
 from errandry.core.state import State
 from errandry.core.stats import Stats, stats
@@ -40,57 +40,57 @@ from errandry.store.engine.engine import Engine
 
 A = TypeVar("A")
 
-CROWD = (0.005, 0.03)
-"""So many seconds, by chance, who waits for room lets others go first: they are woken all together."""
-LINE_MAX = 5_000
-"""So many waiting jobs are counted one by one to tell how many are before one of them."""
+QUEUE_FULL_BACKOFF = (0.005, 0.03)
+"""Random back-off, in seconds, for clients waiting for queue space, so that they do not all retry at once."""
+COUNTED_AHEAD_MAX = 5_000
+"""Maximum number of waiting jobs read to count those that are before a given job."""
 
 
 class JobPage(Struct, frozen=True):
-    """Records of jobs, newest first; `cursor` goes on below them, None at the end."""
+    """Records of jobs, newest first. `cursor` reads the next page; None after the last."""
 
     jobs: tuple[JobRecord, ...]
     cursor: str | None
 
 
 class Client(Operations):
-    """Reads, and what operators do. Opens its store on first use."""
+    """Read a store and operate on its jobs. The store is opened on first use."""
 
     def __init__(
         self,
         store: Store,
         clock: Clock | None = None,
         codec: Codec | None = None,
-        limits: WriteLimits | None = None,
+        write_limits: WriteLimits | None = None,
     ) -> None:
         self.codec = codec or PlainCodec()
         self.clock = clock or SystemClock()
-        self._limits = limits
-        self.engine = Engine(store, limits, self.clock)
+        self._write_limits = write_limits
+        self.engine = Engine(store, write_limits, self.clock)
         self._closed = False
-        self._waiting: CompletionWatcher | None = None
+        self._completion_watcher: CompletionWatcher | None = None
 
     async def open(self) -> None:
-        """Open the store now rather than on first use; also one that was closed."""
+        """Open the store now rather than on first use; reopens it after `close`."""
         if self._closed:
-            self.engine, self._closed = Engine(self.store, self._limits, self.clock), False
+            self.engine, self._closed = Engine(self.store, self._write_limits, self.clock), False
         await self.engine.start()
 
     async def close(self, timeout: float | None = None) -> None:
-        """Write what was accepted and let go of the store. Only `open` opens it again."""
+        """Write what was accepted and close the store. Only `open` reopens it."""
         await self.retire().stop(timeout)
 
     def retire(self) -> Engine:
-        """The engine, to be stopped; `open` makes a new one."""
+        """Mark the client as closed and return its engine, for the caller to stop."""
         self._closed = True
         return self.engine
 
     @contextmanager
     def override_store(self, store: Store, clock: Clock | None = None) -> Iterator[None]:
-        """Work on another store while this lasts, as tests do. It is closed at the end."""
+        """Work on another store inside a `with` block, as tests do. The store is closed at the end."""
         before = self.engine, self.clock, self._closed
         self.clock = clock or SystemClock()
-        self.engine, self._closed = Engine(store, self._limits, self.clock), False
+        self.engine, self._closed = Engine(store, self._write_limits, self.clock), False
         try:
             yield
         finally:
@@ -98,78 +98,86 @@ class Client(Operations):
             self.engine, self.clock, self._closed = before
 
     def wrap(self, around: Callable[[Store], Store]) -> None:
-        """Use what `around` makes of the store instead of it. To be called before the store is opened."""
+        """Replace the store by `around(store)`, which delegates to it. Call it before the store is opened."""
         if self.engine.is_running:
             raise InvalidValue("wrap", around, "the store is open already: wrap it before its first use")
-        self.engine = Engine(around(self.store), self._limits, self.clock)
+        self.engine = Engine(around(self.store), self._write_limits, self.clock)
 
     async def insert(self, jobs: builtins.list[NewJob], edges: tuple[Edge, ...] = ()) -> Inserted:
-        """All of these, or none. Returns when they are durable; waits first if a queue wants that."""
+        """Insert all jobs or none; returns when they are durable.
+
+        Waits for space if a queue is full and its rule is `overflow="wait"`.
+        """
         command = Insert(tuple(jobs), edges)
         while True:
-            pulse = self.store.version()
+            version = self.store.version()
             try:
                 return await self._submit(command, Inserted)
             except QueueFull as full:
-                if not await self._can_wait(full, jobs):
+                if not await self._waits_for_space(full, jobs):
                     raise
-            await self.engine.call(self.store.wait_for_change, pulse, PATIENCE)
-            await asyncio.sleep(random.uniform(*CROWD))
+            await self.engine.call(self.store.wait_for_change, version, RECHECK_INTERVAL)
+            await asyncio.sleep(random.uniform(*QUEUE_FULL_BACKOFF))
 
-    async def _can_wait(self, full: QueueFull, jobs: builtins.list[NewJob]) -> bool:
-        """Whether there will be room one day, and the rule is to wait for it."""
+    async def _waits_for_space(self, full: QueueFull, jobs: builtins.list[NewJob]) -> bool:
+        """True if the queue's rule is to wait, and the jobs fit into the queue once it has space."""
         rule = await self.queue(full.queue).rule()
         if rule.overflow is not Overflow.WAIT:
             return False
-        wanted = [job for job in jobs if job.queue == full.queue and full.group in ("", job.group)]
-        return len(wanted) <= full.bound
+        new_jobs = [job for job in jobs if job.queue == full.queue and full.group in ("", job.group)]
+        return len(new_jobs) <= full.bound
 
     async def record(self, job_id: str) -> JobRecord:
-        """The job as stored; UnknownJob if there is none."""
+        """The job as stored; raises UnknownJob if there is none."""
         [record] = await self.engine.call(self.store.get, [job_id])
         if record is None:
             raise UnknownJob(job_id)
         return record
 
     async def signal(self, job_id: str, name: str, payload: Any = None) -> bool:
-        """Tell a job that has not finished what it waits for, or will: see `JobContext.wait_for`.
+        """Send a signal to a job that waits for it now or later with `ctx.wait_for(name)`.
 
-        False if it has had a signal of this name, which stays; InvalidValue if it waits no longer.
+            await jobs.signal(job_id, "approval", {"by": "ada"})
+
+        Returns False if the job has got a signal of this name already; the first one counts. Raises
+        InvalidValue if the job's wait has timed out, InvalidMove if the job has finished.
         """
         record = await self.record(job_id)
-        text = self.codec.seal(to_json("payload", payload), _about(record, StepKind.SIGNAL, name))
+        text = self.codec.seal(to_json("payload", payload), _step_document(record, StepKind.SIGNAL, name))
         return await self._submit(SendSignal(job_id, name, text), Ack) is WRITTEN
 
     async def steps(self, job_id: str) -> builtins.list[Step]:
-        """The steps of a job in the order they were begun, its sleeps, and the signals sent to it."""
+        """The steps and sleeps of a job and the signals sent to it, in the order they were begun."""
         return await self.read_steps(await self.record(job_id))
 
     async def read_steps(self, record: JobRecord) -> builtins.list[Step]:
-        """The same for who has the job."""
+        """`steps` for callers that have read the record already."""
         if record.steps is None:
             return []
-        return [self._unsealed(record, step) for step in await self.engine.call(self.store.steps, record.id)]
+        return [
+            self._unseal_step(record, step) for step in await self.engine.call(self.store.steps, record.id)
+        ]
 
-    def _unsealed(self, record: JobRecord, step: Step) -> Step:
+    def _unseal_step(self, record: JobRecord, step: Step) -> Step:
         if step.result is None:
             return step
-        about = _about(record, step.kind, step.name)
-        return replace(step, result=self.codec.unseal(step.result, about))
+        document = _step_document(record, step.kind, step.name)
+        return replace(step, result=self.codec.unseal(step.result, document))
 
     async def ids(self, part: str, limit: int = 10) -> builtins.list[str]:
-        """Ids that begin or end with `part`."""
+        """Job ids that begin or end with `part`."""
         return await self.engine.call(self.store.ids, part, limit)
 
     async def finished(self, job_id: str, timeout: float | None = None) -> JobRecord | None:
-        """The job once it has finished; None if it is gone."""
-        return await self.engine.call(self._finished, job_id, timeout)
+        """Wait until a job has finished and return its record; None if the job is gone."""
+        return await self.engine.call(self._wait_finished, job_id, timeout)
 
-    async def _finished(self, job_id: str, timeout: float | None) -> JobRecord | None:
-        if self._waiting is None or self._waiting.loop is not asyncio.get_running_loop():
-            self._waiting = CompletionWatcher(
-                self.store
-            )  # the engine was started anew: reopened, or after a fork
-        return await self._waiting.finished(job_id, timeout)
+    async def _wait_finished(self, job_id: str, timeout: float | None) -> JobRecord | None:
+        watcher = self._completion_watcher
+        # The engine has another loop after a reopen or a fork.
+        if watcher is None or watcher.loop is not asyncio.get_running_loop():
+            watcher = self._completion_watcher = CompletionWatcher(self.store)
+        return await watcher.wait_finished(job_id, timeout)
 
     async def list(self, query: str = "", *, cursor: str | None = None, limit: int = 50) -> JobPage:
         """Jobs that match a query such as `state:failed task:send since:2h`, newest first."""
@@ -177,15 +185,15 @@ class Client(Operations):
         return JobPage(page.jobs, page.cursor)
 
     async def counts(self) -> dict[str, dict[str, int]]:
-        """For each queue: how many jobs are in each state."""
+        """The number of jobs in each state, by queue."""
         return await self.engine.call(self.store.counts)
 
     async def totals(self) -> dict[str, dict[str, int]]:
-        """For each queue: what ever happened in it."""
+        """The lifetime totals of each queue: how many jobs were inserted, completed, failed, …"""
         return await self.engine.call(self.store.totals)
 
     async def now(self) -> float:
-        """The store's time, which delays, leases and deadlines follow: a server's where there is one."""
+        """The store's time, which delays, leases and deadlines follow; on a server, the server's clock."""
         return await self.engine.call(self.store.now)
 
     async def stats(
@@ -196,32 +204,35 @@ class Client(Operations):
         queue: str | None = None,
         task: str | None = None,
     ) -> Stats:
-        """How many jobs ended how, and how long they waited and ran, in the time up to now or to `until`.
+        """How many jobs completed, failed, …, and how long they waited and ran, in the span `last`.
 
-        They are kept by the minute for three hours, by the hour for eight days, by the day for 400 days.
+        The span ends now or at `until`. Figures are kept by the minute for three hours, by the hour for eight
+        days, by the day for 400 days.
         """
         end = await self.now() if until is None else moment("until", until)
         since = max(0.0, end - seconds(last, "last"))
         figures = await self.engine.call(self.store.stats, since, end)
-        wanted = [one for one in figures if queue in (None, one.queue) and task in (None, one.task)]
-        return stats(wanted, since, end)
+        selected = [row for row in figures if queue in (None, row.queue) and task in (None, row.task)]
+        return stats(selected, since, end)
 
     async def queues(self) -> builtins.list[QueueInfo]:
+        """Every queue: its jobs by state, how long its next job has waited, whether it is paused."""
         return await self.engine.call(self.store.queues)
 
     async def workers(self) -> builtins.list[WorkerInfo]:
+        """The workers that have reported recently."""
         return await self.engine.call(self.store.workers)
 
     async def held(self, limit: int = 100) -> builtins.list[JobRecord]:
-        """Jobs that workers have, claimed or running; those whose lease ends first come first."""
+        """Jobs that workers hold, claimed or running, those whose lease ends first at the front."""
         return await self.engine.call(self.store.held, limit)
 
     async def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:
-        """The queues, the tasks and the workers that are paused."""
+        """The queues, tasks and workers that are paused."""
         return await self.engine.call(self.store.paused)
 
     async def why(self, job_id: str) -> Why:
-        """Why the job is not running, in words, or what else it is doing."""
+        """Explain why a job is not running, or what it is doing: `print(await jobs.why(job.id))`."""
         return await self.engine.call(self._why, job_id)
 
     async def _why(self, job_id: str) -> Why:
@@ -230,10 +241,10 @@ class Client(Operations):
         facts = WhyFacts(
             job=job,
             now=await self.store.now(),
-            passages=tuple(await self.store.gates(job.queue, job.task, job.group)),
+            gates=tuple(await self.store.gates(job.queue, job.task, job.group)),
             workers=tuple(await self.store.workers()),
-            held=tuple(await self.store.held(LINE_MAX)),
-            ahead=await self._ahead(job, in_queue),
+            held=tuple(await self.store.held(COUNTED_AHEAD_MAX)),
+            ahead=await self._count_ahead(job, in_queue),
             in_queue=in_queue,
             children=await self._open_children(job),
         )
@@ -242,36 +253,37 @@ class Client(Operations):
     async def _open_children(self, job: JobRecord) -> tuple[str, ...]:
         if job.state is not State.BLOCKED:
             return ()
-        return tuple(link.child for link in await self.store.children(job.id) if link.outcome is None)
+        return tuple(edge.child for edge in await self.store.children(job.id) if edge.outcome is None)
 
-    async def _ahead(self, job: JobRecord, in_queue: int) -> int | None:
-        """How many jobs of its queue are before it; None if they are too many to look at."""
+    async def _count_ahead(self, job: JobRecord, in_queue: int) -> int | None:
+        """How many waiting jobs of its queue come before the job; None if there are too many to count."""
         if job.state is not State.WAITING or in_queue <= 1:
             return 0
-        if in_queue > LINE_MAX:
+        if in_queue > COUNTED_AHEAD_MAX:
             return None
-        line = parse(f"state:waiting queue:{quoted(job.queue)} priority<={job.priority}")
-        found = (await self.store.list(line, None, LINE_MAX)).jobs
-        return sum((one.priority, one.place or 0) < (job.priority, job.place or 0) for one in found)
+        query = parse(f"state:waiting queue:{quote(job.queue)} priority<={job.priority}")
+        rivals = (await self.store.list(query, None, COUNTED_AHEAD_MAX)).jobs
+        place = job.priority, job.place or 0
+        return sum((rival.priority, rival.place or 0) < place for rival in rivals)
 
     async def rules(self) -> builtins.list[GateRecord]:
-        """Every queue, task and group that is paused, has a rule, or is closed for a while."""
+        """Every queue, task and group that is paused, has a rule, or was closed by a `pause_group`."""
         return await self.engine.call(self.store.rules)
 
     async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupInfo]:
-        """The groups of one queue or all: how many jobs wait and run, and what rules hold for them."""
+        """The groups of one queue or of all: how many jobs wait and run, and their rules."""
         return await self.engine.call(self.store.groups, queue, limit)
 
     def queue(self, name: str) -> Queue:
-        """A queue: to pause it, to give it rules, to name a group in it, to do something to all its jobs."""
+        """A queue, to pause it, give it rules, or operate on all its jobs: `jobs.queue("mail").pause()`."""
         return Queue(self, name)
 
     def worker(self, worker_id: str) -> GateHandle:
-        """A worker, to pause and resume it; what it runs goes on."""
+        """A worker, to pause and resume it. A paused worker finishes the jobs it runs."""
         return GateHandle(self, GateKind.WORKER, worker_id)
 
     async def latest_cursor(self, back: int = 0) -> str:
-        """The cursor of this moment, or of `back` passes ago: `events(after=…)` tells what came since."""
+        """The cursor of this moment, or of `back` passes ago, for `events(after=cursor)`."""
         return await self.engine.call(self.store.latest_cursor, back)
 
     async def events(
@@ -284,16 +296,19 @@ class Client(Operations):
         job: str | Sequence[str] = (),
         until: asyncio.Event | None = None,
     ) -> AsyncIterator[EventEntry]:
-        """What happens, as it happens: from the cursor `after`, or from now on; all, or only of these.
+        """Yield events as they happen, from the cursor `after` or from now on, filtered by the other options.
 
-        Ends when `until` is set and everything has been told, else never by itself. Whoever was away for
-        longer than events are kept gets an `error` event first that says so.
+            async for entry in jobs.events(kind=("completed", "failed"), queue="mail"):
+                print(entry.event.kind, entry.event.job)
+
+        Never ends by itself; with `until`, it ends once that is set and all earlier events were yielded. A
+        reader that was away for longer than events are kept gets an `events_missed` event first.
         """
-        wanted = EventFilter(as_tuple(kind), as_tuple(queue), as_tuple(task), as_tuple(job))
+        event_filter = EventFilter(as_tuple(kind), as_tuple(queue), as_tuple(task), as_tuple(job))
         cursor = after or await self.latest_cursor()
         while True:
-            is_last, pulse = until is not None and until.is_set(), self.store.version()
-            page = await self.engine.call(self.store.events, cursor, PAGE)
+            is_last, version = until is not None and until.is_set(), self.store.version()
+            page = await self.engine.call(self.store.events, cursor, EVENTS_PAGE)
             if page.missed:
                 text = "events before these are no longer kept: some were missed"
                 yield EventEntry(
@@ -301,26 +316,26 @@ class Client(Operations):
                     self.clock.time(),
                     Event(EventKind.EVENTS_MISSED, "", "", "", 0, text),
                 )
-            for one in page.entries:
-                if wanted.has(one.event):
-                    yield one
+            for entry in page.entries:
+                if event_filter.matches(entry.event):
+                    yield entry
             cursor = page.cursor
-            if len(page.entries) < PAGE:
+            if len(page.entries) < EVENTS_PAGE:
                 if is_last:
                     return
-                await self._news(pulse, until)
+                await self._wait_for_events(version, until)
 
-    async def _news(self, pulse: int, until: asyncio.Event | None) -> None:
-        """Until something may have happened, or nobody wants to know any more."""
-        wake = self.engine.call(self.store.wait_for_change, pulse, PATIENCE)
-        await (wake if until is None else first(wake, until.wait()))
+    async def _wait_for_events(self, version: int, until: asyncio.Event | None) -> None:
+        """Wait until the store may have changed or `until` is set."""
+        change = self.engine.call(self.store.wait_for_change, version, RECHECK_INTERVAL)
+        await (change if until is None else wait_for_first(change, until.wait()))
 
 
 def as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
-    """One name or several, as several."""
+    """One name or several, as a tuple."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _about(record: JobRecord, kind: StepKind, name: str) -> DocumentInfo:
-    """What the result of a step, or what comes with a signal, is sealed for."""
+def _step_document(record: JobRecord, kind: StepKind, name: str) -> DocumentInfo:
+    """The document that the result of a step, or the payload of a signal, is sealed as."""
     return DocumentInfo(record.id, record.task, f"{kind} {name}")

@@ -1,6 +1,7 @@
-"""Waiting for jobs to finish. However many wait, a change costs one look at the event log.
+"""Wait for jobs to finish: one reader of the event log serves all waiters.
 
-Everything here runs on the engine's loop.
+A change of the store costs one read of the log, however many waiters there are. Everything here runs on the
+engine's loop.
 """
 
 import asyncio
@@ -13,104 +14,109 @@ from errandry.core.job import JobRecord
 from errandry.errors import ErrandryError
 from errandry.store.contract import Store
 
-PAGE = 1_000
-PATIENCE = 1.0
-"""A wake may be lost; nobody waits longer than this for the next look."""
+EVENTS_PAGE = 1_000
+"""Maximum number of events read at a time."""
+RECHECK_INTERVAL = 1.0
+"""Seconds after which a waiter reads the store again, in case a change notification was lost."""
 
 
 class CompletionWatcher:
-    """Who waits for which job. Belongs to the loop it is made on."""
+    """Resolves a future for each waiter when its job has finished. Bound to the loop that creates it."""
 
     def __init__(self, store: Store) -> None:
         self.loop = asyncio.get_running_loop()
         self._store = store
         self._waiters: dict[str, set[asyncio.Future[JobRecord | None]]] = {}
-        self._unseen: set[str] = set()
-        self._pump: asyncio.Task[None] | None = None
-        self._news = asyncio.Event()
+        self._unchecked: set[str] = set()
+        self._watch_task: asyncio.Task[None] | None = None
+        self._waiter_added = asyncio.Event()
 
-    async def finished(self, job_id: str, timeout: float | None) -> JobRecord | None:
-        """The job once it has finished, or None if it is gone; TimeoutError when the time is up."""
+    async def wait_finished(self, job_id: str, timeout: float | None) -> JobRecord | None:
+        """Wait for a job and return its record, or None if the job is gone; TimeoutError after `timeout`."""
         if timeout is not None and timeout <= 0:
-            return await self._as_it_is(job_id)
+            return await self._get_finished(job_id)
         waiter: asyncio.Future[JobRecord | None] = self.loop.create_future()
         self._waiters.setdefault(job_id, set()).add(waiter)
-        self._unseen.add(job_id)
-        self._news.set()
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._watch())
+        self._unchecked.add(job_id)
+        self._waiter_added.set()
+        if self._watch_task is None or self._watch_task.done():
+            self._watch_task = asyncio.create_task(self._watch_events())
         try:
             async with asyncio.timeout(timeout):
                 return await waiter
         except TimeoutError:
             raise TimeoutError(f"job {job_id} has not finished within {timeout:g} s") from None
         finally:
-            self._leave(job_id, waiter)
+            self._remove_waiter(job_id, waiter)
 
-    async def _as_it_is(self, job_id: str) -> JobRecord | None:
+    async def _get_finished(self, job_id: str) -> JobRecord | None:
         [job] = await self._store.get([job_id])
         if job is not None and not job.finished:
             raise TimeoutError(f"job {job_id} has not finished: it is {job.state}")
         return job
 
-    def _leave(self, job_id: str, waiter: asyncio.Future[JobRecord | None]) -> None:
+    def _remove_waiter(self, job_id: str, waiter: asyncio.Future[JobRecord | None]) -> None:
         waiters = self._waiters.get(job_id, set())
         waiters.discard(waiter)
         if not waiters:
             self._waiters.pop(job_id, None)
-            self._unseen.discard(job_id)
+            self._unchecked.discard(job_id)
 
-    async def _watch(self) -> None:
-        """Look, tell, wait for the next change, while anybody waits."""
+    async def _watch_events(self) -> None:
+        """Until no waiter is left: read events, wake the waiters of finished jobs, wait for a change."""
         try:
             cursor = await self._store.latest_cursor()
             while self._waiters:
-                pulse = self._store.version()
-                self._news.clear()
-                unseen, self._unseen = self._unseen, set()
-                cursor, ended = await self._ended(cursor)
-                await self._tell(unseen | ended)
-                if self._waiters and not self._unseen:
-                    await self._rest(pulse)
+                version = self._store.version()
+                self._waiter_added.clear()
+                unchecked, self._unchecked = self._unchecked, set()
+                cursor, ended = await self._read_ended(cursor)
+                await self._wake_waiters(unchecked | ended)
+                if self._waiters and not self._unchecked:
+                    await self._wait_for_change(version)
         except Exception as error:
-            self._fail(error)
+            self._fail_waiters(error)
 
-    async def _ended(self, cursor: str) -> tuple[str, set[str]]:
-        """The jobs somebody waits for that ended since `cursor`; all of them if events were missed."""
+    async def _read_ended(self, cursor: str) -> tuple[str, set[str]]:
+        """The next cursor, and the awaited jobs that ended since `cursor`, or all if events were missed."""
         ended: set[str] = set()
         while True:
-            page = await self._store.events(cursor, PAGE)
+            page = await self._store.events(cursor, EVENTS_PAGE)
             if page.missed:
                 ended |= self._waiters.keys()
-            ended |= {one.event.job for one in page.entries if one.event.kind in FINAL_KINDS}
+            ended |= {entry.event.job for entry in page.entries if entry.event.kind in FINAL_KINDS}
             cursor = page.cursor
-            if len(page.entries) < PAGE:
+            if len(page.entries) < EVENTS_PAGE:
                 return cursor, ended & self._waiters.keys()
 
-    async def _tell(self, ids: set[str]) -> None:
+    async def _wake_waiters(self, ids: set[str]) -> None:
         if not ids:
             return
-        wanted = list(ids)
-        for job_id, job in zip(wanted, await self._store.get(wanted), strict=True):
+        job_ids = list(ids)
+        for job_id, job in zip(job_ids, await self._store.get(job_ids), strict=True):
             if job is None or job.finished:
                 for waiter in self._waiters.pop(job_id, set()):
                     if not waiter.done():
                         waiter.set_result(job)
 
-    async def _rest(self, pulse: int) -> None:
-        """Until the store has changed or somebody new waits."""
-        # A store that cannot be watched is an error, not a reason to look again.
-        await first(self._store.wait_for_change(pulse, PATIENCE), self._news.wait())
+    async def _wait_for_change(self, version: int) -> None:
+        """Wait until the store has changed or a waiter was added.
 
-    def _fail(self, error: Exception) -> None:
+        An error of the store ends all waits: retrying here would hide a store that cannot be watched.
+        """
+        await wait_for_first(
+            self._store.wait_for_change(version, RECHECK_INTERVAL), self._waiter_added.wait()
+        )
+
+    def _fail_waiters(self, error: Exception) -> None:
         waiters, self._waiters = self._waiters, {}
-        for waiter in (one for several in waiters.values() for one in several):
+        for waiter in (waiter for of_job in waiters.values() for waiter in of_job):
             if not waiter.done():
                 waiter.set_exception(copy.copy(error) if isinstance(error, ErrandryError) else error)
 
 
-async def first(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Until one of these is done, or raises; the others are canceled."""
+async def wait_for_first(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one coroutine has returned or raised, then cancel the others."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What a handler sees of its job."""
+"""`JobContext`: what a handler knows about its job and can do for it."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
@@ -22,7 +22,7 @@ _lock = Lock()
 
 
 class Child(Struct, frozen=True):
-    """A job that this one has waited for: how it ended, and its result if it completed."""
+    """A child job: how it ended, and its result if it completed."""
 
     id: str
     task: str
@@ -31,7 +31,7 @@ class Child(Struct, frozen=True):
 
     @property
     def failed(self) -> bool:
-        """Failed, canceled or removed."""
+        """True if the child failed, was canceled, or was removed."""
         return self.outcome is not ChildEnd.COMPLETED
 
 
@@ -39,26 +39,32 @@ _current: ContextVar["JobContext"] = ContextVar("errandry_job")
 
 
 class JobContext:
-    """Handed to a handler that has a parameter of this type; the first one, so that type checkers know too.
+    """A handler's access to its job: progress, log lines, steps, children.
 
-    `fence` only ever rises for a job: write it beside an effect outside and refuse smaller ones, and a
-    handler that lost its lease can no longer do harm.
+    Declare it as the first parameter of the handler, so that type checkers understand `enqueue` too:
+
+        @jobs.task
+        async def resize(ctx: JobContext, image: str) -> None:
+            ctx.progress(0.5, "half done")
+
+    `fence` only ever rises for a job. Store it with each write to an outside system and refuse writes with a
+    smaller one: then a handler that has lost its lease cannot overwrite the work of the next one.
     """
 
-    _hide: Callable[[str], str] = str
+    _redact: Callable[[str], str] = str
     _children: tuple[Child, ...] | None = None
-    _journal: StepJournal | None = None
+    _steps: StepJournal | None = None
     _stopped = False
-    _stop: Event | None = None  # made when a thread waits for it: few do, and it is not cheap
+    _stop: Event | None = None  # created by `wait`: few handlers need it, and creating it is costly
 
     def __init__(
         self,
         job: JobRecord,
         note: Callable[[Progress | None, tuple[LogLine, ...]], None],
-        keep: SaveStep | None = None,
+        save_step: SaveStep | None = None,
     ) -> None:
         self.job = job
-        self._note, self._keep = note, keep
+        self._note, self._save_step = note, save_step
 
     @property
     def id(self) -> str:
@@ -66,40 +72,44 @@ class JobContext:
 
     @property
     def attempt(self) -> int:
-        """1 for the first run."""
+        """The number of this attempt; 1 for the first run."""
         return self.job.attempts
 
     @property
     def fence(self) -> int:
+        """The number of the claim, greater than those of all earlier claims of this job."""
         return self.job.fence
 
     @property
     def schedule(self) -> str | None:
-        """The name of the schedule this job comes from, if it does."""
-        found = origin(self.job)
-        return None if found is None else found.schedule
+        """The name of the schedule that created this job; None for other jobs."""
+        source = origin(self.job)
+        return None if source is None else source.schedule
 
     @property
     def tick(self) -> datetime | None:
-        """The tick it is for, however late it runs; None if it was enqueued, or its schedule run by hand."""
-        found = origin(self.job)
-        return None if found is None or found.tick is None else datetime.fromtimestamp(found.tick, UTC)
+        """The tick of the schedule that this run is for, however late it runs.
+
+        None if the job was enqueued by a program, or the schedule was run by hand.
+        """
+        source = origin(self.job)
+        return None if source is None or source.tick is None else datetime.fromtimestamp(source.tick, UTC)
 
     @property
     def jobs(self) -> "tuple[JobContext, ...]":
-        """The context of each job of this call: in a batch, of each item, in their order."""
+        """The context of each job of this call: in a batch, one for each item, in the order of the items."""
         return (self,)
 
     @property
     def canceled(self) -> bool:
-        """Whether the handler should stop: canceled, out of time, or its lease is lost.
+        """True if the handler should stop: the job was canceled, its timeout is over, or its lease is lost.
 
-        An async handler is cancelled besides; one in a thread has to look here now and then.
+        An async handler is cancelled as well; a handler in a thread has to check this regularly.
         """
         return self._stopped
 
     def wait(self, timeout: float | None = None) -> bool:
-        """For handlers in threads: sleep, but return True at once when the handler should stop."""
+        """Sleep in a thread: True at once when the handler should stop, False after `timeout` seconds."""
         with _lock:
             self._stop = self._stop or Event()
             if self.canceled:
@@ -107,23 +117,29 @@ class JobContext:
         return self._stop.wait(timeout)
 
     def progress(self, share: float, text: str = "") -> None:
-        """How far the handler is, from 0 to 1. Returns at once; written with the next pass."""
-        self._note(Progress(share, self._hide(text)), ())
+        """Report progress, `share` from 0 to 1. Returns at once; it is written with the next pass."""
+        self._note(Progress(share, self._redact(text)), ())
 
     def log(self, text: Any, level: str = "info") -> None:
-        """Add a line to the job's log. Returns at once; written with the next pass."""
-        self._note(None, (LogLine(0.0, self._hide(str(text)), level),))
+        """Add a line to the job's log. Returns at once; it is written with the next pass."""
+        self._note(None, (LogLine(0.0, self._redact(str(text)), level),))
 
     def children(self) -> tuple[Child, ...]:
-        """The jobs that this one has waited for, in their order."""
+        """The child jobs that this job has waited for, in the order they were given."""
         if self._children is None and self.job.children:
             raise TypeError("a handler in a process does not see its children: leave out run='process'")
         return self._children or ()
 
     def spawn(self, *calls: object, policy: Literal["fail", "ignore", "remove"] = "fail") -> NoReturn:
-        """End this run and have these calls, `task.new(…)` or flows, run first.
+        """End this run and enqueue child jobs; when they have ended, the handler is called again.
 
-        When they have ended the handler is called again, from its beginning, and has them in `children()`.
+            if not ctx.children():
+                ctx.spawn(*[resize.new(image) for image in images])
+            return sum(child.result for child in ctx.children())
+
+        `calls` are `task.new(…)` or flows. The handler starts from its beginning and costs no attempt.
+        `policy` decides what a failed child means for this job: it fails too, ignores the failure, or is
+        removed.
         """
         raise SuspendForChildren(calls, policy)
 
@@ -134,55 +150,59 @@ class JobContext:
     @overload
     async def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     async def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call `function` and keep what it returns, as JSON; in a later run of this job, only give that back.
+        """Call `function` once and store its result as JSON; later runs of this job return the stored result.
 
-        When this returns the result is durable. If the process dies before, the function is called again.
+            receipt = await ctx.step("charge", charge_card, order.id, cents=250)
+
+        The result is durable when this returns. If the process dies before that, the next run calls the
+        function again.
         """
-        return await self.journal.step(name, function, *args, **kwargs)
+        return await self.steps.step(name, function, *args, **kwargs)
 
     def sleep(self, after: Span, name: str | None = None) -> None:
-        """End this run, without an attempt spent, and go on after so long: the handler is called again, from
-        its beginning, and then this returns at once.
+        """End this run and call the handler again `after` that time, from its beginning; costs no attempt.
 
-        Sleeps are told apart by their order in the handler, or by a name of theirs.
+        In that later run this call returns at once. A sleep is identified by its position among the handler's
+        sleeps, or by `name`.
         """
-        self.journal.sleep(after, name)
+        self.steps.sleep(after, name)
 
     async def wait_for(self, signal: str, timeout: Span | None = None) -> Any:
-        """What was sent with a signal: `jobs.signal(job_id, "approval", payload)`, before now or in time.
+        """Return the payload of a signal: `jobs.signal(job_id, "approval", payload)`.
 
-        As long as it is not there the job waits without a run, as in a sleep. When the time is up first this
-        raises TimeoutError, in that run and all later ones.
+        If it has not been sent yet, this ends the run without costing an attempt; the handler is called
+        again, from its beginning, when the signal arrives. If `timeout` passes first, this raises
+        TimeoutError in that run and in all later ones.
         """
-        return self.journal.signal(signal, timeout)
+        return self.steps.signal(signal, timeout)
 
     @property
     def sync(self) -> "SyncContext":
-        """`step` and `wait_for` for handlers that are plain functions."""
+        """`step` and `wait_for` as blocking calls, for handlers that are plain functions."""
         return SyncContext(self)
 
     @property
-    def journal(self) -> StepJournal:
-        """The steps of this run."""
-        if self._journal is None:
-            self._journal = StepJournal(self.job, (), self._keep)
-        return self._journal
+    def steps(self) -> StepJournal:
+        """The steps of this job; for the worker."""
+        if self._steps is None:
+            self._steps = StepJournal(self.job, (), self._save_step)
+        return self._steps
 
     def load_steps(self, steps: Sequence[Step]) -> None:
-        """These are its steps; for the worker."""
-        self._journal = StepJournal(self.job, steps, self._keep)
+        """Set the steps that earlier runs stored; for the worker."""
+        self._steps = StepJournal(self.job, steps, self._save_step)
 
-    def adopt(self, children: tuple[Child, ...]) -> None:
-        """These are its children; for the worker."""
+    def set_children(self, children: tuple[Child, ...]) -> None:
+        """Set the children that the handler sees; for the worker."""
         self._children = children
 
-    def hide(self, hide: Callable[[str], str]) -> None:
-        """Have all texts go through `hide` before they are kept; for the worker."""
-        self._hide = hide
+    def redact_with(self, redact: Callable[[str], str]) -> None:
+        """Pass all texts through `redact` before they are stored; for the worker."""
+        self._redact = redact
 
-    def leave(self) -> None:
-        """The handler has returned: nothing is noted or kept any more; for the worker."""
-        self._note, self._keep = _unheard, None
+    def detach(self) -> None:
+        """Stop writing progress, log lines and steps, because the handler has returned; for the worker."""
+        self._note, self._save_step = _ignore_note, None
 
     def stop(self) -> None:
         """Ask the handler to stop; for the worker."""
@@ -193,22 +213,25 @@ class JobContext:
 
 
 class SyncContext:
-    """`ctx.sync`: the same, blocking, for handlers that run in a thread or a process."""
+    """`ctx.sync`: blocking calls for handlers that run in a thread or a process."""
 
     def __init__(self, ctx: JobContext) -> None:
         self._ctx = ctx
 
     def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = self._ctx.journal.step_sync(name, function, *args, **kwargs)
+        result: T = self._ctx.steps.step_sync(name, function, *args, **kwargs)
         return result
 
     def wait_for(self, signal: str, timeout: Span | None = None) -> Any:
-        return self._ctx.journal.signal(signal, timeout)
+        return self._ctx.steps.signal(signal, timeout)
 
 
 class BatchContext(JobContext):
-    """What the handler of a batch sees: its progress and log lines go to all jobs, and it should stop when
-    all of them should. Its `job`, `id` and `attempt` are those of the first."""
+    """The context of a batch handler, for all jobs of its call.
+
+    Progress and log lines go to all jobs; `canceled` is true when all of them should stop. `job`, `id` and
+    `attempt` are those of the first job.
+    """
 
     def __init__(self, jobs: tuple[JobContext, ...]) -> None:
         super().__init__(jobs[0].job, self._note_all)
@@ -223,7 +246,7 @@ class BatchContext(JobContext):
         raise TypeError("a batch has a fence for each of its jobs: ctx.jobs[n].fence")
 
     @property
-    def journal(self) -> StepJournal:
+    def steps(self) -> StepJournal:
         raise TypeError("a batch has steps for each of its jobs: ctx.jobs[n].step")
 
     @property
@@ -235,15 +258,17 @@ class BatchContext(JobContext):
             ctx._note(progress, logs)
 
 
-def _unheard(progress: Progress | None, logs: tuple[LogLine, ...]) -> None: ...
+def _ignore_note(progress: Progress | None, logs: tuple[LogLine, ...]) -> None: ...
 
 
 def current() -> JobContext | None:
-    """The context of the handler this code runs in, if it runs in one."""
+    """The context of the handler that is running this code; None outside of handlers."""
     return _current.get(None)
 
 
-def enter(ctx: JobContext) -> None:
-    """Make `ctx` the current context, and that of whatever is started from here. An attempt has a context of
-    variables to itself, so there is nothing to leave again."""
+def set_current(ctx: JobContext) -> None:
+    """Make `ctx` the result of `current()` for this attempt and the asyncio tasks it starts.
+
+    It needs no reset: every attempt runs in its own copy of the context variables.
+    """
     _current.set(ctx)

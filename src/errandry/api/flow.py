@@ -1,4 +1,4 @@
-"""Flows as a program writes them: calls that wait for the results of other calls."""
+"""Flows: calls that wait for other calls, enqueued together."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,53 +9,57 @@ from msgspec import Raw, Struct
 
 from errandry.api.context import Child
 from errandry.api.job import Job
-from errandry.api.options import one_of
+from errandry.api.options import check_choice
 from errandry.api.task import Call, ResultOf
-from errandry.core.flow import ChildEnd, Edge, EdgeRecord, Policy, fed
+from errandry.core.flow import ChildEnd, Edge, EdgeRecord, Policy, parse_feed
 from errandry.core.job import NewJob
 from errandry.errors import InvalidValue
 
 R_co = TypeVar("R_co", covariant=True)
 ChildPolicy = Literal["fail", "ignore", "remove"]
-_raw = msgspec.json.Decoder(dict[str, Raw])
+_raw_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
 class Flow(Struct, Generic[R_co], frozen=True):
-    """A call that runs when its children have ended. A call that stands in several places is one job."""
+    """A call that runs when its children have ended, made with `flow`, `chain` or `chord`.
+
+    A call object that is used in several places of a flow is one job.
+    """
 
     parent: Call[R_co]
     children: "tuple[Flow[Any], ...]" = ()
     policy: Policy = Policy.FAIL
 
-    def requests(self) -> list[Call[Any]]:
+    def calls(self) -> list[Call[Any]]:
         """Every call once, parents first."""
-        return list({one.parent.job.id: one.parent for one in self._all()}.values())
+        return list({node.parent.job.id: node.parent for node in self._walk()}.values())
 
     def edges(self) -> tuple[Edge, ...]:
-        """Who waits for whom and for what argument, each pair once."""
+        """One edge for each pair of parent and child, with the parent's arguments that the child fills."""
         pairs: dict[tuple[str, str], tuple[Policy, dict[str, None]]] = {}
-        for one in self._all():
-            for child, path in one._awaited():
-                pair = one.parent.job.id, child.parent.job.id
+        for node in self._walk():
+            for child, path in node._inputs():
+                pair = node.parent.job.id, child.parent.job.id
                 feeds = pairs[pair][1] if pair in pairs else {}
-                pairs[pair] = one.policy, feeds | ({path: None} if path else {})
+                pairs[pair] = node.policy, feeds | ({path: None} if path else {})
         return tuple([Edge(*pair, policy, tuple(feeds)) for pair, (policy, feeds) in pairs.items()])
 
-    def _awaited(self) -> "Iterator[tuple[Flow[Any], str | None]]":
-        """The children, and what argument each is for, if for one."""
+    def _inputs(self) -> "Iterator[tuple[Flow[Any], str | None]]":
+        """The children, each with the path of the argument that its result fills, or None."""
         yield from ((child, None) for child in self.children)
-        yield from self.parent.fed
+        yield from self.parent.inputs
 
-    def _all(self) -> "Iterator[Flow[Any]]":
-        left: deque[Flow[Any]] = deque([self])
-        while left:
-            one = left.popleft()
-            yield one
-            left += [child for child, _ in one._awaited()]
+    def _walk(self) -> "Iterator[Flow[Any]]":
+        """This flow and all below it, breadth first; a shared child comes once for each parent."""
+        queue: deque[Flow[Any]] = deque([self])
+        while queue:
+            node = queue.popleft()
+            yield node
+            queue += [child for child, _ in node._inputs()]
 
 
 class Parallel(Struct, Generic[R_co], frozen=True):
-    """Calls that run at the same time. In a chain, the call after them waits for all of them."""
+    """Calls that run at the same time, made with `parallel`."""
 
     calls: tuple[Flow[R_co], ...]
 
@@ -68,30 +72,36 @@ def result_of(calls: Parallel[R_co]) -> list[R_co]: ...
 @overload
 def result_of(calls: Call[R_co] | Flow[R_co]) -> R_co: ...
 def result_of(calls: FlowPart) -> Any:
-    """What a call will return, as an argument of another: `double.new(result_of(part.new(2)))`.
+    """Use the future result of a call as an argument: `double.new(result_of(half.new(2)))`.
 
-    That one waits for it, and a type checker sees whether it fits. Of a group, the list of what its calls
-    return.
+    The job with the argument waits for the call; type checkers check that the result fits. For `parallel(…)`,
+    the argument is the list of the results of its calls.
     """
-    return ResultOf(flows(calls), isinstance(calls, Parallel))
+    return ResultOf(as_flows(calls), isinstance(calls, Parallel))
 
 
 def flow(parent: Call[R_co], *children: FlowPart, policy: ChildPolicy = "fail") -> Flow[R_co]:
-    """`parent` after its children, which may be flows themselves; it sees their results by `ctx.children()`.
+    """Run `parent` when its children have ended; its handler reads their results with `ctx.children()`.
 
-    `policy` is what becomes of it if one of them fails: it fails too, ignores it, or is removed.
+        await jobs.enqueue_flow(flow(pack.new(order), pick.new("tea"), pick.new("cup")))
+
+    Children may be flows themselves. `policy` decides what a failed child means for the parent: it fails too,
+    ignores the failure, or is removed.
     """
-    if not children and not parent.fed:
+    if not children and not parent.inputs:
         raise InvalidValue("children", children, "give at least one call that the parent waits for")
-    chosen = Policy(one_of("policy", policy, tuple(map(str, Policy))))
-    return Flow(parent, tuple([one for child in children for one in flows(child)]), chosen)
+    child_policy = Policy(check_choice("policy", policy, tuple(map(str, Policy))))
+    return Flow(parent, tuple([node for child in children for node in as_flows(child)]), child_policy)
 
 
 def parallel(*calls: Call[R_co] | Flow[R_co]) -> Parallel[R_co]:
-    """Calls that run at the same time: enqueued together, or all of them before the next call of a chain."""
+    """Run calls at the same time. In a chain, the call after `parallel(…)` waits for all of its calls.
+
+    chain(fetch.new(), parallel(parse.new("a"), parse.new("b")), report.new())
+    """
     if not calls:
         raise InvalidValue("calls", calls, "give at least one call")
-    return Parallel(tuple([one for call in calls for one in flows(call)]))
+    return Parallel(tuple([node for call in calls for node in as_flows(call)]))
 
 
 @overload
@@ -105,41 +115,43 @@ def chain(a: FlowPart, b: FlowPart, c: FlowPart, last: Call[R_co] | Flow[R_co], 
 @overload
 def chain(*calls: FlowPart) -> Flow[Any]: ...
 def chain(*calls: FlowPart) -> Flow[Any]:
-    """Each call after the one before; each sees the result of that one by `ctx.children()`.
+    """Run calls one after the other; each handler reads the result of the call before with `ctx.children()`.
 
-    A group in it is several calls at once: each of them after the one before, the next one after all of them.
+    await jobs.enqueue_flow(chain(fetch.new(url), parse.new(), store.new()))
     """
     if not calls or isinstance(calls[-1], Parallel):
-        raise InvalidValue("calls", calls, "give at least one call; a chain ends with one, not with a group")
-    ends: tuple[Flow[Any], ...] = ()
+        raise InvalidValue("calls", calls, "give at least one call; a chain cannot end with parallel(…)")
+    previous: tuple[Flow[Any], ...] = ()
     for call in calls:
-        ends = tuple([Flow(one.parent, (*one.children, *ends), one.policy) for one in flows(call)])
-    return ends[0]
+        previous = tuple(
+            [Flow(node.parent, (*node.children, *previous), node.policy) for node in as_flows(call)]
+        )
+    return previous[0]
 
 
 def chord(children: Iterable[FlowPart], callback: Call[R_co], policy: ChildPolicy = "fail") -> Flow[R_co]:
-    """`callback` after all of these; with `policy="ignore"` it runs whatever became of them."""
+    """Run `callback` when all children have ended; with `policy="ignore"` also if some have failed."""
     return flow(callback, *children, policy=policy)
 
 
-def spawned(
+def spawned_jobs(
     awaiting: str, calls: Iterable[FlowPart], policy: str
 ) -> tuple[tuple[NewJob, ...], tuple[Edge, ...]]:
-    """The jobs that one which runs is about to wait for, and all edges."""
-    parts = [one for call in calls for one in flows(call)]
-    jobs = {request.job.id: request.job for one in parts for request in one.requests()}
-    own = {one.parent.job.id: Edge(awaiting, one.parent.job.id, Policy(policy)) for one in parts}
-    inner = {(edge.parent, edge.child): edge for one in parts for edge in one.edges()}
-    return tuple(jobs.values()), (*own.values(), *inner.values())
+    """The jobs and edges to insert when the running job `awaiting` spawns these calls."""
+    parts = [part for call in calls for part in as_flows(call)]
+    jobs = {call.job.id: call.job for part in parts for call in part.calls()}
+    own_edges = {part.parent.job.id: Edge(awaiting, part.parent.job.id, Policy(policy)) for part in parts}
+    inner_edges = {(edge.parent, edge.child): edge for part in parts for edge in part.edges()}
+    return tuple(jobs.values()), (*own_edges.values(), *inner_edges.values())
 
 
-def ends(flow: FlowPart, jobs: list[Job[Any]]) -> list[Job[Any]]:
-    """Of the jobs of a flow those that all others lead to: they come first."""
-    return jobs[: len({call.parent.job.id for call in flows(flow)})]
+def final_jobs(flow: FlowPart, jobs: list[Job[Any]]) -> list[Job[Any]]:
+    """The jobs of a flow that no other job of it waits for; `jobs` begins with them."""
+    return jobs[: len({call.parent.job.id for call in as_flows(flow)})]
 
 
-def flows(part: FlowPart) -> tuple[Flow[Any], ...]:
-    """A call, or each of a group, as a flow."""
+def as_flows(part: FlowPart) -> tuple[Flow[Any], ...]:
+    """The part as flows: one, or one for each call of `parallel(…)`."""
     if isinstance(part, Parallel):
         return part.calls
     if isinstance(part, Flow):
@@ -150,36 +162,36 @@ def flows(part: FlowPart) -> tuple[Flow[Any], ...]:
 
 
 class ChildResults(Struct, frozen=True):
-    """The children of a job as its handler gets them: as such, and as arguments."""
+    """The children of a job, and the arguments of its handler that their results fill (name to JSON text)."""
 
     children: tuple[Child, ...]
-    feeds: Mapping[str, str]
+    arguments: Mapping[str, str]
 
-    def filled(self, payload: str) -> str:
-        """The arguments a job was enqueued with, or got by an edit, and those that come from its children."""
-        if not self.feeds:
+    def fill_payload(self, payload: str) -> str:
+        """The payload with the children's results added. Arguments it has already, by an edit, stay."""
+        if not self.arguments:
             return payload
-        fed = {name: Raw(text.encode()) for name, text in self.feeds.items()}
-        return msgspec.json.encode({**fed, **_raw.decode(payload)}).decode()
+        results = {name: Raw(text.encode()) for name, text in self.arguments.items()}
+        return msgspec.json.encode({**results, **_raw_decoder.decode(payload)}).decode()
 
 
-def fed_by(results: Iterable[tuple[EdgeRecord, str]]) -> dict[str, str]:
-    """The arguments that children are the results of, as JSON; what has failed is left out.
+def result_arguments(results: Iterable[tuple[EdgeRecord, str]]) -> dict[str, str]:
+    """The arguments that the children's results fill, as JSON text by name.
 
-    So the default of its argument holds, and a list is shorter.
+    Failed children are left out: the argument keeps its default, and a list of results is shorter.
     """
     values: dict[str, str] = {}
     lists: dict[str, dict[int, str]] = {}
-    for link, text in results:
-        for name, place in map(fed, link.feeds):
+    for edge, text in results:
+        for name, place in map(parse_feed, edge.feeds):
             if place is not None:
                 lists.setdefault(name, {})
-            if link.outcome is not ChildEnd.COMPLETED:
+            if edge.outcome is not ChildEnd.COMPLETED:
                 continue
             if place is None:
                 values[name] = text
             else:
                 lists[name][place] = text
     return values | {
-        name: f"[{','.join([line[place] for place in sorted(line)])}]" for name, line in lists.items()
+        name: f"[{','.join([items[place] for place in sorted(items)])}]" for name, items in lists.items()
     }

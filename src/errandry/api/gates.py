@@ -1,10 +1,10 @@
-"""Queues, tasks, groups and workers as a program meets them: to pause them, and to give them rules."""
+"""Pause queues, tasks, groups and workers, and give queues, tasks and groups rules."""
 
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from errandry.api.options import Duration, known, one_of
+from errandry.api.options import Duration, check_choice, check_names
 from errandry.core.answer import WRITTEN
 from errandry.core.duration import seconds
 from errandry.core.gate import GateKind, Pause, PutRule, Resume
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class RuleOptions(TypedDict, total=False):
-    """What can be said with `put`. None takes a rule away; what is left out stays as it was.
+    """Rules for `put`. None removes a rule; a rule that is left out stays unchanged.
 
-    limit           how many may be claimed or running at once, across all workers
-    rate            how many may begin in a time, across all workers: "100/minute"
-    burst           how many of them may begin at once; a tenth of the rate
-    weight          how often a group has its turn, compared with others of its queue
+    limit           maximum number of jobs claimed or running at once, across all workers
+    rate            maximum number of jobs started in a span of time, across all workers: "100/minute"
+    burst           maximum number of those started at once; default: a tenth of the rate
+    weight          share of claims a group gets, relative to the other groups of its queue
     group_limit     the limit of each group of the queue
     group_rate      the rate of each group of the queue
-    group_burst     how many of those may begin at once
-    max_size        how many jobs may wait in the queue
-    group_max_size  how many jobs may wait in each of its groups
-    overflow        what becomes of jobs beyond that: refuse, drop_oldest, or wait
-    ageing          after so long a job goes before all others of its queue
-    order           a job of a group that comes back takes its old place; with hold, the group waits for it
+    group_burst     the burst of each group of the queue
+    max_size        maximum number of jobs waiting in the queue
+    group_max_size  maximum number of jobs waiting in each group of the queue
+    overflow        on inserts into a full queue: refuse them, drop_oldest job, or wait for space
+    ageing          waiting time after which a job goes before all others of its queue
+    order           place: a retried job takes its old place in its group; hold: the group waits for it
     """
 
     limit: int | None
@@ -47,7 +47,11 @@ class RuleOptions(TypedDict, total=False):
 
 
 class GateHandle:
-    """A queue, a task, a group or a worker."""
+    """A queue, a task, a group or a worker, to pause it or set its rules.
+
+    await jobs.queue("mail").put(limit=20, rate="100/minute")
+    await jobs.queue("mail").group("acme").pause(by="ada")
+    """
 
     def __init__(self, client: "Client", kind: GateKind, name: str, group: str = "") -> None:
         self._client, self.kind, self.name, self.group_key = client, kind, name, group
@@ -57,41 +61,42 @@ class GateHandle:
         return f"{self.kind} {self.group_key or self.name}{of}"
 
     async def pause(self, by: str = "") -> bool:
-        """No job is claimed until it is resumed; False if it was paused already."""
+        """Stop claims until it is resumed; running jobs go on. False if it was paused already."""
         command = Pause(self.kind, self.name, by, self.group_key)
         return await self._client.engine.submit(command) == WRITTEN
 
     async def resume(self) -> bool:
-        """False if it was not paused."""
+        """Allow claims again. False if it was not paused."""
         return await self._client.engine.submit(Resume(self.kind, self.name, self.group_key)) == WRITTEN
 
     async def rule(self) -> Rule:
-        """What holds now."""
+        """The rule in force; `NO_RULE` if it has none."""
         key = self.kind, self.name, self.group_key
-        return next((one.rule for one in await self._client.rules() if one.key == key), NO_RULE)
+        return next((gate.rule for gate in await self._client.rules() if gate.key == key), NO_RULE)
 
     async def put(self, *, by: str = "", **changes: Unpack[RuleOptions]) -> Rule:
-        """Change what is given of its rule, for all workers from now on: `put(limit=20, rate="100/minute")`.
+        """Change the given parts of its rule, for all workers at once: `put(limit=20, rate="100/minute")`.
 
-        Returns what holds then.
+        Returns the whole rule that is now in force. `by` names the operator, for the event.
         """
-        known(changes, RuleOptions)
-        rule = replace(await self.rule(), **_fields({**changes}))
+        check_names(changes, RuleOptions)
+        rule = replace(await self.rule(), **_rule_fields({**changes}))
         await self._client.engine.submit(PutRule(self.kind, self.name, rule, self.group_key, by))
         return rule
 
 
-def _fields(changes: dict[str, Any]) -> dict[str, Any]:
-    """Changes as people write them, as fields of a rule."""
-    for name, burst in (("rate", "burst"), ("group_rate", "group_burst")):
-        many = changes.pop(burst, None)
+def _rule_fields(changes: dict[str, Any]) -> dict[str, Any]:
+    """Options of `put` as the fields of a `Rule`."""
+    for name, burst_name in (("rate", "burst"), ("group_rate", "group_burst")):
+        burst = changes.pop(burst_name, None)
         if changes.get(name) is not None:
-            changes[name] = rate(changes[name], many)
-        elif many is not None:
-            raise InvalidValue(burst, many, f"says how many of the {name} may begin at once: give {name} too")
+            changes[name] = rate(changes[name], burst)
+        elif burst is not None:
+            why = f"says how many of the {name} may begin at once: give {name} too"
+            raise InvalidValue(burst_name, burst, why)
     if changes.get("ageing") is not None:
         changes["ageing"] = seconds(changes["ageing"], "ageing")
     for name, kind in (("overflow", Overflow), ("order", Comeback)):
         if changes.get(name) is not None:
-            changes[name] = kind(one_of(name, changes[name], tuple(kind)))
+            changes[name] = kind(check_choice(name, changes[name], tuple(kind)))
     return changes

@@ -1,4 +1,4 @@
-"""A job as a program meets it: what is known of it, and what can be asked and done."""
+"""`Job`: the handle a program has on a job."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
@@ -16,7 +16,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class JobBackend(Protocol):
-    """What a job needs of its app."""
+    """The methods of the app that a job handle calls."""
 
     codec: Codec
 
@@ -36,7 +36,7 @@ class JobBackend(Protocol):
 
 
 class Enqueued(NamedTuple):
-    """What is known of a job that was just enqueued. Few ask for the record that this makes."""
+    """A job that was just inserted. Its record is built only on request: most programs do not read it."""
 
     job: NewJob
     at: float
@@ -50,32 +50,37 @@ class Enqueued(NamedTuple):
 
 
 class Job(Generic[R_co]):
-    """A handle on a job. `record` is the job as it was last read; the methods ask the store.
+    """A handle on a job: read its record, wait for its result, cancel or rerun it.
 
-    From an enqueue, `existed` says that the job had been there, by its id or as the holder of the unique
-    key, and `replaced` that it has got the new arguments and the new time to run.
+        job = await send.enqueue("ada")
+        print(await job.result(timeout=30))
+
+    `record` is the job as it was last read; the methods ask the store. `existed` is true if an enqueue found
+    a job with this id, or one that holds the unique key, and returned that one. `replaced` is true if the
+    enqueue gave the existing job the new arguments and time to run.
     """
 
     def __init__(
         self,
         app: JobBackend,
-        known: JobRecord | Enqueued,
-        read: Callable[[str], Any],
+        source: JobRecord | Enqueued,
+        read_result: Callable[[str], Any],
         existed: bool = False,
         replaced: bool = False,
     ) -> None:
-        self._app, self._known, self._read = app, known, read
+        self._app, self._source, self._read_result = app, source, read_result
         self.existed, self.replaced = existed, replaced
 
     @property
     def id(self) -> str:
-        return self._known.id
+        return self._source.id
 
     @property
     def record(self) -> JobRecord:
-        if isinstance(self._known, Enqueued):
-            self._known = self._known.record()
-        return self._known
+        """The job as it was last read."""
+        if isinstance(self._source, Enqueued):
+            self._source = self._source.record()
+        return self._source
 
     @property
     def task(self) -> str:
@@ -87,32 +92,32 @@ class Job(Generic[R_co]):
 
     @property
     def state(self) -> State:
-        """The state when the record was last read."""
+        """The state as it was last read."""
         return self.record.state
 
     def __repr__(self) -> str:
         return f"<job {self.id} {self.task} {self.state}>"
 
     async def refresh(self) -> Self:
-        """Read the record again; UnknownJob if it was removed."""
-        self._known = await self._app.record(self.id)
+        """Read the record again; raises UnknownJob if the job was removed."""
+        self._source = await self._app.record(self.id)
         return self
 
     async def wait(self, timeout: float | None = None) -> Self:
-        """Return when the job has finished, in whatever way; TimeoutError when the time is up first."""
+        """Wait until the job has completed, failed or been canceled; TimeoutError after `timeout` seconds."""
         if not self.record.finished:
             record = await self._app.finished(self.id, timeout)
             if record is None:
                 raise UnknownJob(self.id)
-            self._known = record
+            self._source = record
         return self
 
     async def result(self, timeout: float | None = None) -> R_co:
-        """What the handler returned; waits for it. JobFailed or JobCanceled if there is no result to come."""
+        """Wait for the job and return its handler's result; raises JobFailed or JobCanceled otherwise."""
         await self.wait(timeout)
         match self.record.state:
             case State.COMPLETED:
-                return cast("R_co", self._value())
+                return cast("R_co", self._decode_result())
             case State.CANCELED:
                 raise JobCanceled(self.id)
             case _:
@@ -121,9 +126,10 @@ class Job(Generic[R_co]):
                 raise JobFailed(self.id, self.record.reason or "", error, last.traceback if last else "")
 
     async def observe(self) -> AsyncIterator[EventEntry]:
-        """What happens to it, until it has ended. Begins with the state it is in, so nobody comes too late.
+        """Yield the events of the job until it has finished.
 
-        What happens at just that moment may be told twice.
+        The first event is its present state, so a job that has finished already yields one event. An event of
+        that very moment may come twice.
         """
         cursor = await self._app.latest_cursor()
         record = (await self.refresh()).record
@@ -131,29 +137,30 @@ class Job(Generic[R_co]):
         yield EventEntry(cursor, record.updated_at, state)
         if record.finished:
             return
-        async for happened in self._app.events(cursor, job=self.id):
-            yield happened
-            if happened.event.kind in FINAL_KINDS:
+        async for entry in self._app.events(cursor, job=self.id):
+            yield entry
+            if entry.event.kind in FINAL_KINDS:
                 return
 
     async def cancel(self) -> None:
-        """Stop it: at once where no handler runs, by request where one does."""
+        """Cancel the job: at once if it is not running, else by asking its handler to stop."""
         await self._app.cancel(self.id)
 
     async def signal(self, name: str, payload: Any = None) -> bool:
-        """Tell it what it waits for, or will; False if that has been done."""
+        """Send it a signal for `ctx.wait_for(name)`; False if it has got a signal of this name already."""
         return await self._app.signal(self.id, name, payload)
 
     async def rerun(self, *, reset_attempts: bool = False, from_start: bool = False) -> None:
-        """Run it again once it has finished; `result` then waits for what comes of that.
+        """Run a finished job again; `result` then waits for the new run.
 
-        It goes on after the steps it has done, unless `from_start` has these forgotten.
+        Its stored steps are kept, so that it continues after them; `from_start` deletes them.
+        `reset_attempts` sets its attempts to 0.
         """
         await self._app.rerun(self.id, reset_attempts=reset_attempts, from_start=from_start)
         await self.refresh()
 
-    def _value(self) -> Any:
+    def _decode_result(self) -> Any:
         if self.record.result is None:
             return None
-        about = DocumentInfo(self.id, self.record.task, "result")
-        return self._read(self._app.codec.unseal(self.record.result, about))
+        document = DocumentInfo(self.id, self.record.task, "result")
+        return self._read_result(self._app.codec.unseal(self.record.result, document))

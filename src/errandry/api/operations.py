@@ -1,4 +1,4 @@
-"""What operators do to jobs, from a program: by ids, or to all that match a query, slice by slice."""
+"""Cancel, rerun, edit, postpone, promote, resolve and remove jobs, by id or by query."""
 
 import asyncio
 import builtins
@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeVar, Unpack
 
 from msgspec.structs import replace
 
-from errandry.api.options import Duration, EditOptions, Moment, job_fields, known, one_of
+from errandry.api.options import Duration, EditOptions, Moment, check_choice, check_names, job_fields
 from errandry.clock import Clock
-from errandry.codec.json_codec import Codec, about, to_json
+from errandry.codec.json_codec import Codec, document_info, to_json
 from errandry.core.answer import Moved
 from errandry.core.command import (
     CancelJobs,
@@ -32,18 +32,20 @@ from errandry.store.engine.engine import Engine
 
 A = TypeVar("A")
 
-LOOK = 5_000
-"""So many jobs are read at a time to tell which an action would move."""
-SLICE = 1_000
-"""So many jobs are named in one command."""
+DRY_RUN_PAGE = 5_000
+"""Maximum number of jobs read at a time for a dry run."""
+COMMAND_JOBS_MAX = 1_000
+"""Maximum number of job ids in one command."""
 
 
 class Operations:
-    """A part of the client.
+    """The operator commands of the client.
 
-    A command takes job ids, or a `query` for all that match, or both: those of the ids that match still. With
-    a single id a refusal is raised, otherwise the answer lists what was refused. With `dry_run` it lists what
-    would move, and nothing does.
+        await jobs.rerun(query="state:failed task:send since:1d")
+
+    A command takes job ids, or a `query` for all jobs that match, or both: then it moves those of the ids
+    that match. A refusal is raised if a single id was given; otherwise the answer lists it. With `dry_run`
+    the answer lists the jobs that would move, and none moves.
     """
 
     engine: Engine
@@ -55,23 +57,23 @@ class Operations:
         return self.engine.store
 
     async def children(self, job_id: str) -> builtins.list[EdgeRecord]:
-        """The jobs that one waits for, or has waited for, in their order, and how they ended."""
+        """The child jobs that a job waits for or has waited for, in their order, and how they ended."""
         return await self.engine.call(self.store.children, job_id)
 
     async def subtree(self, *ids: str) -> tuple[str, ...]:
-        """These jobs and all they wait for, or have waited for; each once, parents before their children."""
-        ended: dict[str, None] = {}  # children first
-        left = [(one, False) for one in reversed(ids)]
+        """The ids of these jobs and of all their descendants; each once, parents before their children."""
+        children_first: dict[str, None] = {}
+        stack = [(job_id, False) for job_id in reversed(ids)]
         seen: set[str] = set()
-        while left:
-            one, is_done = left.pop()
-            if is_done:
-                ended[one] = None
-            elif one not in seen:
-                seen.add(one)
-                links = await self.children(one)
-                left += [(one, True), *[(link.child, False) for link in reversed(links)]]
-        return tuple(reversed(ended))
+        while stack:
+            job_id, is_expanded = stack.pop()
+            if is_expanded:
+                children_first[job_id] = None
+            elif job_id not in seen:
+                seen.add(job_id)
+                edges = await self.children(job_id)
+                stack += [(job_id, True), *[(edge.child, False) for edge in reversed(edges)]]
+        return tuple(reversed(children_first))
 
     async def cancel(
         self,
@@ -81,9 +83,10 @@ class Operations:
         flow: bool = False,
         dry_run: bool = False,
     ) -> Moved:
-        """Stop: at once where no handler runs, by request where one does; with `force`, finished jobs too.
+        """Cancel jobs: at once if they are not running, else by asking their handlers to stop.
 
-        With `flow`, here and below: also all jobs that these wait for, as far as it can be done to them.
+        `force` cancels finished jobs too. `flow` includes all descendants of the jobs; those in a state that
+        cannot be canceled are left alone.
         """
         if flow:
             ids, query = await self.subtree(*ids), query or ""
@@ -100,15 +103,16 @@ class Operations:
         flow: bool = False,
         dry_run: bool = False,
     ) -> Moved:
-        """Run finished jobs again, now or after `delay` or at `run_at`.
+        """Run finished jobs again, now, after `delay` or at `run_at`.
 
-        They go on after the steps they have done, unless `from_start` has these forgotten.
+        Their stored steps are kept, so that they continue after them; `from_start` deletes them.
+        `reset_attempts` sets their attempts to 0. `flow` includes all their descendants.
         """
-        when = _when(delay=delay, run_at=run_at)
+        when = _job_fields(delay=delay, run_at=run_at)
         if flow:
             ids, query = (await self.subtree(*ids))[::-1], query or ""
-        how = {"reset_attempts": reset_attempts, "from_start": from_start, **when}
-        return await self._operate(RerunJobs, ids, query, dry_run, **how)
+        options = {"reset_attempts": reset_attempts, "from_start": from_start, **when}
+        return await self._operate(RerunJobs, ids, query, dry_run, **options)
 
     async def edit(
         self,
@@ -117,14 +121,17 @@ class Operations:
         dry_run: bool = False,
         **changes: Unpack[EditOptions],
     ) -> Moved:
-        """Change what is given, all arguments together, in jobs no worker has taken yet."""
-        known(changes, EditOptions)
+        """Change jobs that no worker has claimed: `jobs.edit(job_id, queue="slow", priority=5)`.
+
+        `arguments` replaces all arguments. See `EditOptions`.
+        """
+        check_names(changes, EditOptions)
         fields: dict[str, Any] = {**changes}
         arguments = fields.pop("arguments", None)
-        fields |= _when(run_at=fields.pop("run_at", None), tags=fields.pop("tags", None))
+        fields |= _job_fields(run_at=fields.pop("run_at", None), tags=fields.pop("tags", None))
         if arguments is None or dry_run:
             return await self._operate(EditJobs, ids, query, dry_run, **fields)
-        return await self._operate_with(EditJobs, "payload", arguments, ids, query, **fields)
+        return await self._operate_with_value(EditJobs, "payload", arguments, ids, query, **fields)
 
     async def postpone(
         self,
@@ -134,8 +141,10 @@ class Operations:
         run_at: Moment | None = None,
         dry_run: bool = False,
     ) -> Moved:
-        """Run jobs later: after `delay` or at `run_at`."""
-        return await self._operate(PostponeJobs, ids, query, dry_run, **_when(delay=delay, run_at=run_at))
+        """Run waiting or scheduled jobs later: after `delay` or at `run_at`."""
+        return await self._operate(
+            PostponeJobs, ids, query, dry_run, **_job_fields(delay=delay, run_at=run_at)
+        )
 
     async def promote(self, *ids: str, query: str | None = None, dry_run: bool = False) -> Moved:
         """Run scheduled jobs now."""
@@ -150,12 +159,12 @@ class Operations:
         message: str = "",
         dry_run: bool = False,
     ) -> Moved:
-        """Settle by hand jobs no worker has taken yet: completed with a result, or failed with a message."""
-        settled: dict[str, Any] = {"state": State(one_of("state", state, ("completed", "failed")))}
+        """Settle jobs that no worker has claimed: completed with a result, or failed with a message."""
+        settled: dict[str, Any] = {"state": State(check_choice("state", state, ("completed", "failed")))}
         settled["message"] = message
         if result is None or dry_run:
             return await self._operate(ResolveJobs, ids, query, dry_run, **settled)
-        return await self._operate_with(ResolveJobs, "result", result, ids, query, **settled)
+        return await self._operate_with_value(ResolveJobs, "result", result, ids, query, **settled)
 
     async def remove(
         self,
@@ -166,7 +175,11 @@ class Operations:
         dry_run: bool = False,
         progress: Callable[[int], object] | None = None,
     ) -> Moved:
-        """Delete the records; with `force`, of running jobs too. `progress` hears how many, by slices."""
+        """Delete jobs; with `force`, also those that workers hold.
+
+        `flow` includes all their descendants. `progress` is called after each slice with the number of jobs
+        it deleted.
+        """
         if flow:
             ids, query = await self.subtree(*ids), query or ""
         return await self._operate(RemoveJobs, ids, query, dry_run, progress, force=force)
@@ -180,38 +193,42 @@ class Operations:
         progress: Callable[[int], object] | None = None,
         **options: Any,
     ) -> Moved:
-        meant = None if query is None else parse(query)
+        parsed = None if query is None else parse(query)
         if dry_run:
-            return Moved(await self._would_move(kind(ids=ids[:SLICE], query=meant, **options), ids))
+            return Moved(
+                await self._would_move(kind(ids=ids[:COMMAND_JOBS_MAX], query=parsed, **options), ids)
+            )
         parts: builtins.list[Moved] = []
-        for start in range(0, len(ids) or 1, SLICE):
-            command: OperatorCommand | None = kind(ids=ids[start : start + SLICE], query=meant, **options)
-            while command is not None:  # by query, slice by slice
+        for start in range(0, len(ids) or 1, COMMAND_JOBS_MAX):
+            command: OperatorCommand | None = kind(
+                ids=ids[start : start + COMMAND_JOBS_MAX], query=parsed, **options
+            )
+            while command is not None:  # the store moves one slice of a query for each command
                 part = await self._submit(command, Moved)
                 parts.append(part)
                 if progress is not None:
                     progress(len(part.moved))
                 command = None if part.below is None else replace(command, below=part.below)
-        return _unless_refused(ids, joined(parts))
+        return _raise_single_refusal(ids, merge_answers(parts))
 
     async def _would_move(self, command: OperatorCommand, given: tuple[str, ...]) -> tuple[str, ...]:
-        """The jobs, of those given or of all, that match and are in a state it can be done in."""
+        """The jobs, of those given or of all, that match the query and are in a state the command moves."""
         query, states = command.query or Query(), command.states
         if given:
-            found = await self.engine.call(self.store.get, given)
+            records = await self.engine.call(self.store.get, given)
             now = await self.engine.call(self.store.now)
-            jobs = (job for job in found if job is not None and query.matches(job, now))
+            jobs = (job for job in records if job is not None and query.matches(job, now))
             return tuple([job.id for job in jobs if job.state in states])
         narrowed, cursor = parse(f"{query} state:{','.join(sorted(states))}"), None
         ids: builtins.list[str] = []
         while True:
-            page = await self.engine.call(self.store.list, narrowed, cursor, LOOK)
+            page = await self.engine.call(self.store.list, narrowed, cursor, DRY_RUN_PAGE)
             ids += [job.id for job in page.jobs]
             cursor = page.cursor
             if cursor is None:
                 return tuple(ids)
 
-    async def _operate_with(
+    async def _operate_with_value(
         self,
         kind: type[EditJobs] | type[ResolveJobs],
         field: str,
@@ -220,26 +237,27 @@ class Operations:
         query: str | None,
         **options: Any,
     ) -> Moved:
-        """The command with a document in it, which a codec seals for one job and no other."""
+        """Submit a command with a value in it, one for each job: the codec seals the value for one job."""
         if not ids:
-            raise InvalidValue("query", query, "what is written into jobs is sealed for each: give their ids")
-        meant = None if query is None else parse(query)
-        found = dict(zip(ids, await self.engine.call(self.store.get, ids), strict=True))
+            raise InvalidValue("query", query, "a value is sealed for each job separately: give their ids")
+        parsed = None if query is None else parse(query)
+        records = dict(zip(ids, await self.engine.call(self.store.get, ids), strict=True))
         commands: list[EditJobs | ResolveJobs] = []
-        for record in filter(None, found.values()):
-            options[field] = self._document(record, field, value)
-            commands.append(kind(ids=(record.id,), query=meant, **options, **self._beside(record, field)))
-        unknown = tuple((job_id, UnknownJob(job_id)) for job_id in found if found[job_id] is None)
+        for record in filter(None, records.values()):
+            options[field] = self._seal_value(record, field, value)
+            metadata = self._metadata_change(record, field)
+            commands.append(kind(ids=(record.id,), query=parsed, **options, **metadata))
+        unknown = tuple((job_id, UnknownJob(job_id)) for job_id in records if records[job_id] is None)
         parts = await asyncio.gather(*[self._submit(command, Moved) for command in commands])
-        return _unless_refused(ids, joined([Moved(refused=unknown), *parts]))
+        return _raise_single_refusal(ids, merge_answers([Moved(refused=unknown), *parts]))
 
-    def _beside(self, record: JobRecord, field: str) -> dict[str, Any]:  # noqa: ARG002 - for who knows tasks
-        """What else changes in a job with that document."""
+    def _metadata_change(self, record: JobRecord, field: str) -> dict[str, Any]:  # noqa: ARG002 - for the app
+        """The change of `metadata` with a new value; an app records the version of new arguments."""
         return {}
 
-    def _document(self, record: JobRecord, field: str, value: Any) -> str:
-        """`value` as it is stored in that field of a job."""
-        return self.codec.seal(to_json(field, value), about(record, field))
+    def _seal_value(self, record: JobRecord, field: str, value: Any) -> str:
+        """The value as stored in that field of the job: JSON, sealed by the codec."""
+        return self.codec.seal(to_json(field, value), document_info(record, field))
 
     async def _submit(self, command: Command, expected: type[A]) -> A:
         answer = await self.engine.submit(command)
@@ -248,21 +266,21 @@ class Operations:
         return answer
 
 
-def _when(**options: Any) -> dict[str, Any]:
-    """`delay`, `run_at` and `tags` as people write them; what is None is left out."""
+def _job_fields(**options: Any) -> dict[str, Any]:
+    """`delay`, `run_at` and `tags` as fields of a job; options that are None are left out."""
     given = {name: value for name, value in options.items() if value is not None}
     return {name: value for name, value in job_fields(given).items() if name in given}
 
 
-def joined(parts: Sequence[Moved]) -> Moved:
+def merge_answers(parts: Sequence[Moved]) -> Moved:
     return Moved(
-        tuple([one for part in parts for one in part.moved]),
-        tuple([one for part in parts for one in part.already]),
-        tuple([one for part in parts for one in part.refused]),
+        tuple([job_id for part in parts for job_id in part.moved]),
+        tuple([job_id for part in parts for job_id in part.already]),
+        tuple([refusal for part in parts for refusal in part.refused]),
     )
 
 
-def _unless_refused(ids: tuple[str, ...], moved: Moved) -> Moved:
+def _raise_single_refusal(ids: tuple[str, ...], moved: Moved) -> Moved:
     if len(ids) == 1 and moved.refused:
         raise moved.refused[0][1]
     return moved

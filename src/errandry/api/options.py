@@ -1,4 +1,4 @@
-"""Options as people write them: durations in words, datetimes, curves by name; and as the fields of a job."""
+"""Options of jobs and tasks, and how they are read into the fields of a job."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -8,42 +8,46 @@ from typing import Any, Literal, Required, TypedDict
 from msgspec.structs import replace
 
 from errandry.api.schedule_options import ScheduleOptions
-from errandry.api.unique_options import UniqueOptions, unique
+from errandry.api.unique_options import UniqueOptions, read_unique
 from errandry.codec import json_codec
 from errandry.core import check
 from errandry.core.duration import moment, seconds
 from errandry.core.job import JobOrder, Keep, check_tags
 from errandry.core.retry import Backoff, Curve
-from errandry.core.size import short, size
+from errandry.core.size import format_size, size
 from errandry.errors import InvalidValue
 
 MEMORY_MIN = 64_000_000
+"""Minimum memory limit of a process, in bytes: the interpreter itself needs that."""
 LINGER_MAX = 60.0
+"""Maximum seconds a partial batch waits for more jobs."""
 
 Duration = float | timedelta | str
 """A length of time: seconds, a timedelta, or words such as "5 minutes"."""
 Moment = float | datetime | str
 """A point in time: seconds since 1970, an aware datetime, or ISO text."""
 BackoffOption = Backoff | Duration | Literal["exponential", "linear", "fixed"]
-"""How long to wait before a retry: a Backoff, a curve or registered function by name, or a fixed time."""
+"""The wait before a retry: a Backoff, the name of a curve or of a registered function, or a fixed time."""
 KeepOption = Keep | Duration | Mapping[str, Duration | int | Mapping[str, int]]
-"""How long a finished job is kept: for all ends alike, or by state; `last`: how many of its task."""
+"""How long a finished job is kept: one time, or one by state; `last` limits the number of jobs of a task."""
 
 
 class JobOptions(TypedDict, total=False):
-    """What can be said of any one job, when its task is declared or with `using`.
+    """Options of a job, for `@jobs.task(…)` and `task.using(…)`.
 
-    queue         where it waits; a worker may serve some queues only
+        await send.using(queue="mail", priority=-1, group="acme").enqueue("ada")
+
+    queue         the queue it waits in; a worker may serve some queues only
     priority      lower goes first
-    order         fifo, or lifo: before the fifo jobs of its priority, the newest first
-    max_attempts  how often its handler may run, the first run included
-    max_crashes   how often it may have been running when its worker died
+    order         fifo, or lifo: before the fifo jobs of its priority, newest first
+    max_attempts  maximum number of runs of its handler, the first included
+    max_crashes   maximum number of worker deaths while it was running; then it fails
     backoff       how long to wait before a retry
     timeout       how long one attempt may take
-    keep          how long its record stays once it has finished; {"last": 100}: and how many of its task
+    keep          how long the finished job is kept; {"last": 100} also limits the number of jobs of its task
     tags          words to find it by
-    group         a name that jobs have in common, to find them by
-    unique        that there is only one such job at a time: True, a key, or Unique(…)
+    group         the fairness, limit and order key of jobs in a queue: a customer, a tenant, an account
+    unique        allow only one such job at a time: True, a key, or UniqueOptions(…)
     """
 
     queue: str
@@ -60,13 +64,13 @@ class JobOptions(TypedDict, total=False):
 
 
 class UseOptions(JobOptions, total=False):
-    """What can be said with `using`, beside the above.
+    """Options of a job for `task.using(…)` only, in addition to `JobOptions`.
 
     id        its id; enqueueing the same id again changes nothing
     delay     how long to wait before it may run
-    run_at    when it may run
-    deadline  when it fails if no worker has claimed it
-    metadata  a mapping kept with the job, for programs around it
+    run_at    the time from which it may run
+    deadline  the time at which it fails if no worker has claimed it
+    metadata  a mapping stored with the job, for hooks and other programs
     """
 
     id: str
@@ -77,17 +81,17 @@ class UseOptions(JobOptions, total=False):
 
 
 class TaskOptions(JobOptions, total=False):
-    """What can be said when a task is declared, beside the above.
+    """Options of a task, for `@jobs.task(…)`, in addition to `JobOptions`.
 
-    name        what the task is called in the store; the function's name
-    retry_on    exceptions to try again after; any other fails the job at once
+    name        the name of the task in the store; default: the name of the function
+    retry_on    exceptions to retry after; any other fails the job at once
     fail_on     exceptions that fail the job at once
-    on_invalid  what becomes of a job whose arguments the handler no longer takes: fail, or discard it
-    run         process: in a process of its own; without it, a plain function runs in a thread of the worker
-    memory      how much memory such a process may have while it runs the handler: "512 MB"
-    version     of its arguments: say the next number when you change them, see `upgrade`
-    schedule    when to run it by itself: cron, "every 5 minutes", or Schedule(…); its arguments need defaults
-    redact      arguments that are shown nowhere: not on the command line, in logs or in errors
+    on_invalid  for a job whose stored arguments the handler does not accept: fail it, or discard it
+    run         process: run in a child process; without it, a plain function runs in a thread of the worker
+    memory      maximum memory of that process while it runs the handler: "512 MB"
+    version     the version of its arguments; increase it when you change them, see `Task.upgrade`
+    schedule    when to run it, with its default arguments: cron, "every 5 minutes", or ScheduleOptions(…)
+    redact      arguments that are never shown: on the command line, in logs, in errors
     """
 
     name: str
@@ -102,10 +106,10 @@ class TaskOptions(JobOptions, total=False):
 
 
 class BatchOptions(TaskOptions, total=False):
-    """What can be said of a task whose handler is called for many jobs at once, beside the above.
+    """Options of a task whose handler is called for many jobs at once, in addition to `TaskOptions`.
 
-    batch   for how many at most: the handler takes a list of what they were enqueued with
-    linger  how long the first of them waits for others before the handler is called with fewer
+    batch   maximum number of jobs for one call; the handler takes a list of their arguments
+    linger  how long the first job waits for others before the handler is called with fewer
     """
 
     batch: Required[int]
@@ -113,14 +117,14 @@ class BatchOptions(TaskOptions, total=False):
 
 
 class EditOptions(TypedDict, total=False):
-    """What can be changed of a job that no worker has taken yet, with `jobs.edit`.
+    """Changes of a job that no worker has claimed, for `jobs.edit`.
 
-    arguments     all of them anew
+    arguments     the new arguments; they replace all old ones
     priority      lower goes first
-    run_at        when it may run
-    max_attempts  how often its handler may run, the first run included
-    tags          all of them anew
-    queue         another one; it keeps its priority and its place in line, by age
+    run_at        the time from which it may run
+    max_attempts  maximum number of runs of its handler, the first included
+    tags          the new tags; they replace all old ones
+    queue         the queue to move it to; it keeps its priority and, by its age, its place
     """
 
     arguments: Mapping[str, Any] | None
@@ -132,13 +136,13 @@ class EditOptions(TypedDict, total=False):
 
 
 def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as people write them, as the fields of a job."""
-    known(options, UseOptions)
+    """Options as the fields of a job; InvalidValue for unknown or wrong ones."""
+    check_names(options, UseOptions)
     if options.get("delay") is not None and options.get("run_at") is not None:
         raise InvalidValue("run_at", options["run_at"], f"give either run_at or delay ({options['delay']})")
     fields: dict[str, Any] = {**options}
-    for name, read in _READ.items():
-        if name in fields and (fields[name] is not None or name not in _NONE):
+    for name, read in _READERS.items():
+        if name in fields and (fields[name] is not None or name not in _NONE_ALLOWED):
             fields[name] = read(name, fields[name])
     if fields.get("delay") is not None:
         fields["run_at"] = None
@@ -147,8 +151,8 @@ def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def known(options: Mapping[str, Any], kind: type) -> None:
-    """Refuse what is not an option of this kind."""
+def check_names(options: Mapping[str, Any], kind: type) -> None:
+    """Raise InvalidValue if a name is not an option of `kind`."""
     names = tuple(kind.__annotations__)
     for name, value in options.items():
         if name not in names:
@@ -157,7 +161,7 @@ def known(options: Mapping[str, Any], kind: type) -> None:
             raise InvalidValue(name, value, f"is not an option here: {hint}")
 
 
-def backoff(name: str, value: BackoffOption) -> Backoff:
+def read_backoff(name: str, value: BackoffOption) -> Backoff:
     if isinstance(value, Backoff):
         return value
     if isinstance(value, str) and value in tuple(Curve):
@@ -167,38 +171,41 @@ def backoff(name: str, value: BackoffOption) -> Backoff:
     return Backoff(Curve.FIXED, seconds(value, name), jitter=0.0)
 
 
-def keep(name: str, value: KeepOption) -> Keep:
+def read_keep(name: str, value: KeepOption) -> Keep:
     if isinstance(value, Keep):
         return value
     if isinstance(value, Mapping):
         fields: dict[str, Any] = {}
-        for key, said in value.items():
-            if one_of(name, key, (*_KEPT, "last")) == "last":
-                numbers = said if isinstance(said, Mapping) else dict.fromkeys(_KEPT, said)
-                fields |= {f"last_{one_of(f'{name}.last', one, _KEPT)}": numbers[one] for one in numbers}
-            elif not isinstance(said, Mapping):
-                fields[key] = seconds(said, f"{name}.{key}")
+        for key, part in value.items():
+            if check_choice(name, key, (*_FINISHED_STATES, "last")) == "last":
+                numbers = part if isinstance(part, Mapping) else dict.fromkeys(_FINISHED_STATES, part)
+                for state, number in numbers.items():
+                    fields[f"last_{check_choice(f'{name}.last', state, _FINISHED_STATES)}"] = number
+            elif not isinstance(part, Mapping):
+                fields[key] = seconds(part, f"{name}.{key}")
             else:
-                raise InvalidValue(f"{name}.{key}", said, 'must be a length of time, such as "7 days"')
+                raise InvalidValue(f"{name}.{key}", part, 'must be a length of time, such as "7 days"')
         return replace(Keep(), **fields)
     span = seconds(value, name)
     return Keep(span, span, span)
 
 
-def delay(name: str, value: Duration) -> float:
+def read_delay(name: str, value: Duration) -> float:
     if isinstance(value, datetime):
         raise InvalidValue(name, value, "is a point in time, not a length: use run_at")
     return seconds(value, name)
 
 
-def memory(name: str, value: int | str) -> int:
+def read_memory(name: str, value: int | str) -> int:
     count = size(value, name)
     if count < MEMORY_MIN:
-        raise InvalidValue(name, value, f"must be at least {short(MEMORY_MIN)}: Python itself needs that")
+        raise InvalidValue(
+            name, value, f"must be at least {format_size(MEMORY_MIN)}: Python itself needs that"
+        )
     return count
 
 
-def linger(name: str, value: Duration) -> float:
+def read_linger(name: str, value: Duration) -> float:
     span = seconds(value, name)
     if span > LINGER_MAX:
         raise InvalidValue(
@@ -207,44 +214,44 @@ def linger(name: str, value: Duration) -> float:
     return span
 
 
-def tags(name: str, value: Any) -> tuple[str, ...]:
+def read_tags(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise InvalidValue(name, value, 'must be a list of names: tags=["nightly"]')
     return check_tags(tuple(value))
 
 
-def metadata(name: str, value: Any) -> str:
+def read_metadata(name: str, value: Any) -> str:
     if not isinstance(value, Mapping):
         raise InvalidValue(name, value, 'must be a mapping: metadata={"tenant": 7}')
     return json_codec.to_json(name, dict(value))
 
 
-_KEPT = ("completed", "failed", "canceled")
-_NONE = ("unique", "delay", "timeout", "run_at", "deadline", "backoff", "keep", "metadata")
-"""Where None means what is so without the option."""
-_READ: dict[str, Callable[[str, Any], Any]] = {
-    "delay": delay,
+_FINISHED_STATES = ("completed", "failed", "canceled")
+_NONE_ALLOWED = ("unique", "delay", "timeout", "run_at", "deadline", "backoff", "keep", "metadata")
+"""Options for which None is the same as leaving them out."""
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "delay": read_delay,
     "timeout": lambda name, value: seconds(value, name),
     "run_at": moment,
     "deadline": moment,
-    "backoff": backoff,
-    "keep": keep,
-    "order": lambda name, value: JobOrder(one_of(name, value, tuple(JobOrder))),
+    "backoff": read_backoff,
+    "keep": read_keep,
+    "order": lambda name, value: JobOrder(check_choice(name, value, tuple(JobOrder))),
     "group": lambda name, value: value if value == "" else check.name(name, value),
-    "tags": tags,
-    "metadata": metadata,
+    "tags": read_tags,
+    "metadata": read_metadata,
     "id": check.name,
-    "unique": unique,
+    "unique": read_unique,
 }
 
 
-def one_of(name: str, value: Any, choice: tuple[str, ...]) -> Any:
+def check_choice(name: str, value: Any, choice: tuple[str, ...]) -> Any:
     if value not in choice:
         raise InvalidValue(name, value, f"must be {' or '.join(choice)}")
     return value
 
 
-def exceptions(name: str, value: Any) -> tuple[type[Exception], ...]:
+def read_exceptions(name: str, value: Any) -> tuple[type[Exception], ...]:
     kinds = value if isinstance(value, tuple) else (value,)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):

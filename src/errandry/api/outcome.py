@@ -1,4 +1,4 @@
-"""How a handler ends its attempt other than by returning: raise one of these."""
+"""Outcomes: exceptions that a handler raises, or returns, to decide what happens to its job."""
 
 from datetime import timedelta
 
@@ -6,14 +6,16 @@ from errandry.core.duration import seconds
 
 
 class HandlerOutcome(Exception):
-    """Not an error: the handler's word on what becomes of its job."""
+    """The handler's decision about its job. An exception, but not an error."""
 
 
 class Retry(HandlerOutcome):
-    """Try again `after` so long, or when that is left out after the task's backoff. Spends the attempt.
+    """Retry the job `after` that time, by default after the task's backoff. Spends the attempt.
 
-    With `pause_group` no worker begins another job of its group before that, or where it has no group, of its
-    task: for an API that says "slow down".
+        raise Retry("rate limited", after=response.headers["Retry-After"], pause_group=True)
+
+    With `pause_group`, no worker starts another job of the same group until then, or of the same task if the
+    job has no group: for an API that says "slow down".
     """
 
     def __init__(
@@ -24,14 +26,14 @@ class Retry(HandlerOutcome):
         self.pause_group = pause_group
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _remake, (Retry, (self.message,), {"after": self.after, "pause_group": self.pause_group})
+        return _rebuild, (Retry, (self.message,), {"after": self.after, "pause_group": self.pause_group})
 
     def __str__(self) -> str:
         return self.message or "the handler asked for another try"
 
 
 class Snooze(HandlerOutcome):
-    """Run again after so long; this attempt does not count."""
+    """Run the job again `after` that time; this attempt does not count."""
 
     def __init__(self, after: float | timedelta | str) -> None:
         super().__init__(after)
@@ -42,7 +44,7 @@ class Snooze(HandlerOutcome):
 
 
 class SuspendForSleep(HandlerOutcome):
-    """Run again when this sleep is over; this attempt does not count. See `JobContext.sleep`."""
+    """Run the job again when its sleep is over; this attempt does not count. See `JobContext.sleep`."""
 
     def __init__(self, after: float, name: str) -> None:
         super().__init__(after, name)
@@ -53,7 +55,7 @@ class SuspendForSleep(HandlerOutcome):
 
 
 class SuspendForSignal(HandlerOutcome):
-    """Run again when this signal is there, or the time is up. See `JobContext.wait_for`."""
+    """Run the job again when the signal has arrived or the timeout is over. See `JobContext.wait_for`."""
 
     def __init__(self, name: str, timeout: float) -> None:
         super().__init__(name, timeout)
@@ -64,7 +66,7 @@ class SuspendForSignal(HandlerOutcome):
 
 
 class SuspendForChildren(HandlerOutcome):
-    """Run again when these calls have ended; this attempt does not count. See `JobContext.spawn`."""
+    """Run the job again when these calls have ended; this attempt does not count. See `JobContext.spawn`."""
 
     def __init__(self, calls: tuple[object, ...], policy: str = "fail") -> None:
         super().__init__(calls, policy)
@@ -75,7 +77,7 @@ class SuspendForChildren(HandlerOutcome):
 
 
 class Fail(HandlerOutcome):
-    """Failed for good: no further try, whatever attempts are left."""
+    """Fail the job for good, even if it has attempts left."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -86,7 +88,7 @@ class Fail(HandlerOutcome):
 
 
 class Cancel(HandlerOutcome):
-    """Canceled by its own handler."""
+    """Cancel the job."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -96,7 +98,7 @@ class Cancel(HandlerOutcome):
         return self.reason or "canceled by its handler"
 
 
-def _remake(
+def _rebuild(
     kind: type[HandlerOutcome], args: tuple[object, ...], options: dict[str, object]
 ) -> HandlerOutcome:
     return kind(*args, **options)

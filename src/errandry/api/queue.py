@@ -1,18 +1,18 @@
-"""A queue as a program meets it: to pause it, to give it rules, and to do something to all of its jobs.
+"""`jobs.queue(name)`: pause a queue, give it rules, operate on all of its jobs.
 
-What is done to all jobs is done by a query, in slices: nobody else waits for it, and after a crash it can be
-begun again and goes on with what is left.
+Operations on all jobs go by query, in slices: other commands do not wait for them, and after a crash they can
+be started again and continue with the jobs that are left.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from errandry.api.gates import GateHandle
-from errandry.api.options import Duration, delay, one_of
+from errandry.api.options import Duration, check_choice, read_delay
 from errandry.core.answer import Moved
-from errandry.core.duration import iso
+from errandry.core.duration import format_time
 from errandry.core.gate import GateKind, PutRule, Resume
-from errandry.core.query import quoted
+from errandry.core.query import quote
 from errandry.core.rule import NO_RULE
 from errandry.core.state import HELD_STATES, TERMINAL, State
 from errandry.errors import QueueInUse
@@ -20,76 +20,78 @@ from errandry.errors import QueueInUse
 if TYPE_CHECKING:
     from errandry.api.client import Client
 
-UNTAKEN = (State.WAITING, State.SCHEDULED, State.BLOCKED)
-FINISHED = (State.COMPLETED, State.FAILED, State.CANCELED)
+UNCLAIMED_STATES = (State.WAITING, State.SCHEDULED, State.BLOCKED)
+FINISHED_STATES = (State.COMPLETED, State.FAILED, State.CANCELED)
 
 
 class Queue(GateHandle):
-    """A queue, its jobs and the groups in it.
+    """A queue, its jobs and its groups.
 
-    Each of the bulk actions takes `dry_run`: its answer then lists the jobs it would move, and none is.
+        await jobs.queue("mail").rerun("error~ConnectionError")
+
+    With `dry_run`, the answer lists the jobs an operation would move, and none moves.
     """
 
     def __init__(self, client: "Client", name: str) -> None:
         super().__init__(client, GateKind.QUEUE, name)
 
     def group(self, key: str) -> GateHandle:
-        """The jobs of this queue with this `group`."""
+        """A group of the queue, the jobs with this `group`: pause it or give it a limit, rate or weight."""
         return GateHandle(self._client, GateKind.GROUP, self.name, key)
 
     def query(self, *states: str, more: str = "") -> str:
-        """Its jobs in these states, or in any, as a query; `more` are further terms of it."""
-        terms = [f"queue:{quoted(self.name)}"]
+        """The query for jobs of this queue in these states, or in any; `more` is added to it."""
+        terms = [f"queue:{quote(self.name)}"]
         if states:
-            known = tuple(map(str, State))
-            terms.append(f"state:{','.join(one_of('state', state, known) for state in states)}")
+            all_states = tuple(map(str, State))
+            terms.append(f"state:{','.join(check_choice('state', state, all_states) for state in states)}")
         return " ".join([*terms, *filter(None, [more])])
 
     async def drain(self, *states: str, dry_run: bool = False) -> Moved:
-        """Delete the jobs that no worker has taken: waiting, scheduled and blocked, or only those named."""
+        """Delete jobs no worker has claimed: waiting, scheduled and blocked, or only the given states."""
         for state in states:
-            one_of("state", state, tuple(map(str, UNTAKEN)))
-        return await self._client.remove(query=self.query(*(states or UNTAKEN)), dry_run=dry_run)
+            check_choice("state", state, tuple(map(str, UNCLAIMED_STATES)))
+        return await self._client.remove(query=self.query(*(states or UNCLAIMED_STATES)), dry_run=dry_run)
 
     async def clean(self, *states: str, older: Duration = 0, dry_run: bool = False) -> Moved:
-        """Delete jobs that finished longer ago than `older`: completed, failed and canceled, or only those.
+        """Delete jobs that finished longer ago than `older`, in all final states or in the given states.
 
-        With states that are not finished: those created longer ago.
+        For states that are not final, the time since the job was created counts.
         """
-        query = await self.old(*(states or FINISHED), older=older)
+        query = await self.old(*(states or FINISHED_STATES), older=older)
         return await self._client.remove(query=query, dry_run=dry_run)
 
     async def old(self, *states: str, older: Duration) -> str:
-        """What `clean` deletes, as a query."""
-        moment = iso(round((await self._client.now() - delay("older", older)) * 1e6))
+        """The query for the jobs that `clean` deletes."""
+        moment = format_time(round((await self._client.now() - read_delay("older", older)) * 1e6))
         field = "finished" if TERMINAL.issuperset(states) else "created"
         return self.query(*states, more=f"{field}<={moment}")
 
     async def rerun(self, query: str = "", *, dry_run: bool = False, **options: Any) -> Moved:
-        """Run all failed jobs again, or those that match; `options` are those of `jobs.rerun`."""
-        meant = self.query(State.FAILED, more=query)
-        return await self._client.rerun(query=meant, dry_run=dry_run, **options)
+        """Run all failed jobs again, or those that match `query`; `options` are those of `jobs.rerun`."""
+        failed = self.query(State.FAILED, more=query)
+        return await self._client.rerun(query=failed, dry_run=dry_run, **options)
 
     async def promote(self, query: str = "", *, dry_run: bool = False) -> Moved:
-        """Run all scheduled jobs now, or those that match."""
+        """Run all scheduled jobs now, or those that match `query`."""
         return await self._client.promote(query=self.query(State.SCHEDULED, more=query), dry_run=dry_run)
 
     async def move(self, to: str, query: str = "", *, dry_run: bool = False) -> Moved:
-        """Put jobs that no worker has taken into another queue, all or those that match.
+        """Move jobs that no worker has claimed to another queue, all or those that match `query`.
 
-        They keep their priority and their place in line, by age.
+        They keep their priority and, by their age, their place.
         """
-        meant = self.query(*UNTAKEN, more=query)
-        return await self._client.edit(query=meant, queue=to, dry_run=dry_run)
+        unclaimed = self.query(*UNCLAIMED_STATES, more=query)
+        return await self._client.edit(query=unclaimed, queue=to, dry_run=dry_run)
 
     async def obliterate(
         self, *, force: bool = False, dry_run: bool = False, progress: Callable[[int], object] | None = None
     ) -> Moved:
-        """Delete all of its jobs, its rules and those of its groups; lifetime totals are kept.
+        """Delete all jobs of the queue, its rules and those of its groups; its lifetime totals are kept.
 
-        Raises `QueueInUse` while workers have jobs of it, unless `force` takes those away from them too. The
-        queue is paused meanwhile: if this is interrupted it stays paused until it is begun again and ends.
-        `progress` is told after each slice how many jobs went.
+        Raises `QueueInUse` while workers hold jobs of it; with `force`, those are deleted too. The queue is
+        paused during this; if it is interrupted, the queue stays paused until it is called again and
+        finishes. `progress` is called after each slice with the number of jobs it deleted.
         """
         if dry_run:
             return await self._client.remove(query=self.query(), force=force, dry_run=True)
@@ -100,15 +102,15 @@ class Queue(GateHandle):
                 await self.resume()
             raise QueueInUse(self.name, held)
         moved = await self._client.remove(query=self.query(), force=force, progress=progress)
-        await self._forget()
+        await self._remove_rules()
         return moved
 
     async def held(self) -> int:
-        """How many jobs of it workers have."""
+        """The number of jobs of the queue that workers hold."""
         states = (await self._client.counts()).get(self.name, {})
         return sum(states.get(state, 0) for state in HELD_STATES)
 
-    async def _forget(self) -> None:
+    async def _remove_rules(self) -> None:
         for gate in await self._client.rules():
             if gate.kind in (GateKind.QUEUE, GateKind.GROUP) and gate.name == self.name:
                 await self._client.engine.submit(PutRule(gate.kind, gate.name, NO_RULE, gate.group))

@@ -1,31 +1,33 @@
-"""`schedule=…` as people write it: when, in which time zone, and what becomes of ticks that clash."""
+"""`ScheduleOptions`: when a schedule ticks, and how overlapping and missed ticks are handled."""
 
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from errandry.api.unique_options import word
+from errandry.api.unique_options import check_word
 from errandry.core.duration import moment, seconds
 from errandry.core.job import NewJob
 from errandry.core.schedule import CatchUp, Overlap, SchedulePlan, check_plan
 from errandry.errors import InvalidValue
 
-EVERY = "every "
-_NOTHING = NewJob(id="-", task="-", payload="{}")
+EVERY_PREFIX = "every "
+_ANY_JOB = NewJob(id="-", task="-", payload="{}")
 
 
 class ScheduleOptions(Struct, frozen=True):
-    """When a task is to run, again and again.
+    """When a schedule runs its task.
+
+        ScheduleOptions("0 3 * * *", timezone="Europe/Vienna", overlap="skip")
 
     when      cron, with 5, 6 or 7 fields or as "@daily"; or "every 5 minutes", or a timedelta
-    timezone  whose clocks cron goes by
-    start     there are no ticks before; those of an interval are counted from here
-    end       there are none after
-    limit     how often it runs, at most
-    jitter    how much later than its tick a run may be: always the same for the same tick
-    overlap   what a tick does while the last run lives: allow it beside, skip it, or queue behind
-    catch_up  what becomes of ticks nobody was there for: skip them, run one (the last), or all
+    timezone  the time zone of a cron expression
+    start     the time before which there are no ticks; the ticks of an interval are counted from it
+    end       the time after which there are no ticks
+    limit     maximum number of runs
+    jitter    maximum delay of a run after its tick; a tick's delay is always the same
+    overlap   on a tick while the last run has not finished: allow a second run, skip the tick, or queue it
+    catch_up  for ticks that were missed because no worker ran: skip them, run one (the last), or all
     """
 
     when: str | timedelta
@@ -38,29 +40,29 @@ class ScheduleOptions(Struct, frozen=True):
     catch_up: Literal["skip", "one", "all"] = "one"
 
     def __post_init__(self) -> None:
-        check_plan("-", self.plan(_NOTHING))
+        check_plan("-", self.plan(_ANY_JOB))
 
     def plan(self, job: NewJob) -> SchedulePlan:
-        """A job like `job` at every tick."""
-        every = _every(self.when)
+        """The plan that enqueues a job like `job` at every tick."""
+        interval = _read_interval(self.when)
         return SchedulePlan(
             job=job,
-            cron=None if every is not None else _text(self.when),
-            every=every,
+            cron=None if interval is not None else _read_cron(self.when),
+            every=interval,
             zone=self.timezone,
             start=None if self.start is None else moment("start", self.start),
             end=None if self.end is None else moment("end", self.end),
             limit=self.limit,
             jitter=seconds(self.jitter, "jitter"),
-            overlap=Overlap(word("overlap", self.overlap, tuple(Overlap))),
-            catch_up=CatchUp(word("catch_up", self.catch_up, tuple(CatchUp))),
+            overlap=Overlap(check_word("overlap", self.overlap, tuple(Overlap))),
+            catch_up=CatchUp(check_word("catch_up", self.catch_up, tuple(CatchUp))),
         )
 
 
-def of_plan(plan: SchedulePlan) -> ScheduleOptions:
-    """A plan as people would write it."""
+def options_of_plan(plan: SchedulePlan) -> ScheduleOptions:
+    """The options that make this plan."""
     return ScheduleOptions(
-        plan.words,
+        plan.timing_text,
         plan.zone,
         plan.start,
         plan.end,
@@ -71,24 +73,24 @@ def of_plan(plan: SchedulePlan) -> ScheduleOptions:
     )
 
 
-def schedule(name: str, value: Any) -> ScheduleOptions | None:
-    """What was given for `schedule`: nothing, when, or all of it."""
+def read_schedule(name: str, value: Any) -> ScheduleOptions | None:
+    """The value of a `schedule` option: None, a time such as cron or an interval, or ScheduleOptions."""
     if value is None or isinstance(value, ScheduleOptions):
         return value
     if isinstance(value, str | timedelta):
         return ScheduleOptions(value)
-    raise InvalidValue(name, value, 'must be cron ("0 3 * * *"), "every 5 minutes", or Schedule(…)')
+    raise InvalidValue(name, value, 'must be cron ("0 3 * * *"), "every 5 minutes", or ScheduleOptions(…)')
 
 
-def _every(when: Any) -> float | None:
+def _read_interval(when: Any) -> float | None:
     if isinstance(when, timedelta):
         return seconds(when, "every")
-    if isinstance(when, str) and when.strip().lower().startswith(EVERY):
-        return seconds(when.strip()[len(EVERY) :], "every")
+    if isinstance(when, str) and when.strip().lower().startswith(EVERY_PREFIX):
+        return seconds(when.strip()[len(EVERY_PREFIX) :], "every")
     return None
 
 
-def _text(when: Any) -> str:
+def _read_cron(when: Any) -> str:
     if not isinstance(when, str):
         raise InvalidValue("when", when, 'must be cron ("0 3 * * *"), "every 5 minutes", or a timedelta')
     return when.strip()

@@ -1,4 +1,4 @@
-"""The arguments of a handler: what it takes, as a type that JSON can be checked against."""
+"""The signature of a handler: check arguments against it, write them as JSON and read them back."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,12 +19,12 @@ _NOT_BY_NAME = {
     inspect.Parameter.VAR_POSITIONAL: "takes any number of arguments",
     inspect.Parameter.VAR_KEYWORD: "takes any keyword",
 }
-_WRAPPED = (Union, UnionType, Annotated)
-_LISTS = (list, Sequence, Collection, Iterable)
+_WRAPPER_TYPES = (Union, UnionType, Annotated)
+_LIST_TYPES = (list, Sequence, Collection, Iterable)
 
 
 class Signature:
-    """Reads a function's parameters once, when they are first needed: types may be declared after it."""
+    """The parameters of a handler. Annotations are read on first use: their types may be declared later."""
 
     def __init__(self, task: str, function: Callable[..., Any], is_batch: bool = False) -> None:
         self.task, self._function, self._is_batch = task, function, is_batch
@@ -34,18 +34,18 @@ class Signature:
                 why = f"{_NOT_BY_NAME[parameter.kind]}; a task's arguments are stored by name"
                 raise InvalidValue(f"task {task}", parameter.name, why)
         if is_batch:
-            with suppress(InvalidArguments):  # what annotations name may only be there later
-                _ = self._batch
+            with suppress(InvalidArguments):  # the types in its annotations may be declared later
+                _ = self._batch_parameter
 
     @property
     def parameters(self) -> tuple[str, ...]:
         return tuple(self._parameters)
 
-    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by their names."""
         if len(args) > len(self._by_position):
-            takes = f"it takes {len(self._by_position)}"
-            raise InvalidArguments(self.task, f"{len(args)} are given by position, {takes}")
+            why = f"{len(args)} are given by position, it takes {len(self._by_position)}"
+            raise InvalidArguments(self.task, why)
         if not args:
             return kwargs
         given = dict(zip(self._by_position, args, strict=False))
@@ -54,44 +54,44 @@ class Signature:
         return given | kwargs
 
     def write(self, given: dict[str, Any], later: frozenset[str] = frozenset()) -> str:
-        """The arguments as JSON text, checked: what is stored can be read again by this task.
+        """The arguments as JSON text, after a check that this task can read it again.
 
-        Those that come `later` are not among them.
+        The names in `later` are arguments that other jobs will fill; they are not in `given`.
         """
         try:
             text = json_codec.to_json("arguments", given)
         except InvalidValue as error:
-            raise InvalidArguments(self.task, f"{error.why}{_place(given)}") from None
-        self._values(self._reader_without(later) if later else self._reader, text)
+            raise InvalidArguments(self.task, f"{error.why}{_invalid_path(given)}") from None
+        self._decode(self._reader_without(later) if later else self._reader, text)
         return text
 
     def read(self, text: str) -> dict[str, Any]:
-        """The arguments to call the handler with; InvalidArguments if it no longer takes them."""
-        return asdict(self._values(self._reader, text))
+        """The arguments to call the handler with; InvalidArguments if it does not accept them any more."""
+        return asdict(self._decode(self._reader, text))
 
-    def _values(self, reader: Callable[[str], Any], text: str) -> Any:
+    def _decode(self, reader: Callable[[str], Any], text: str) -> Any:
         try:
             return reader(text)
         except msgspec.MsgspecError as error:
             raise InvalidArguments(self.task, str(error)) from None
-        except Exception as error:  # from the types' own checks
+        except Exception as error:  # raised by a check of the types themselves, such as a pydantic validator
             raise InvalidArguments(self.task, f"{type(error).__name__}: {error}") from error
 
-    def gathered(self, arguments: list[dict[str, Any]]) -> dict[str, Any]:
-        """The arguments of one call for many jobs: a list of what each has."""
-        name, _ = self._batch
-        return {name: [one[name] for one in arguments]}
+    def batch_arguments(self, arguments: list[dict[str, Any]]) -> dict[str, Any]:
+        """The arguments of one call for many jobs: a list of the item of each."""
+        name, _ = self._batch_parameter
+        return {name: [of_job[name] for of_job in arguments]}
 
     def read_result(self, text: str) -> Any:
-        """A result as the type the handler declares, or plain values where that does not fit."""
+        """The result as the type the handler declares, or as plain values if that does not fit."""
         try:
             return self._result_reader(text)
         except Exception:
             return json_codec.from_json(text)
 
     @cached_property
-    def context(self) -> str | None:
-        """The parameter that wants the job's context."""
+    def context_parameter(self) -> str | None:
+        """The name of the parameter that takes the `JobContext`; None if there is none."""
         return next((name for name in self._parameters if _is_context(self._hints.get(name))), None)
 
     @cached_property
@@ -99,12 +99,12 @@ class Signature:
         try:
             return get_type_hints(self._function, include_extras=True)
         except Exception as error:
-            why = f"its annotations cannot be read: {error}; what they name must be there at run time"
+            why = f"its annotations cannot be read: {error}; the names in them must exist at run time"
             raise InvalidArguments(self.task, why) from error
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        return tuple(name for name in self._parameters if name != self.context)
+        return tuple(name for name in self._parameters if name != self.context_parameter)
 
     @cached_property
     def _by_position(self) -> tuple[str, ...]:
@@ -119,7 +119,9 @@ class Signature:
         if unknown := later.difference(self._names):
             takes = ", ".join(self._names) or "none"
             raise InvalidArguments(self.task, f"there is no argument {min(unknown)}: it takes {takes}")
-        all_fields = [self._batch] if self._is_batch else [self._field(name) for name in self._names]
+        all_fields = (
+            [self._batch_parameter] if self._is_batch else [self._field(name) for name in self._names]
+        )
         fields = [field for field in all_fields if field[0] not in later]
         try:
             return json_codec.reader(
@@ -129,16 +131,16 @@ class Signature:
             raise InvalidArguments(self.task, f"its annotations cannot be checked: {error}") from None
 
     @cached_property
-    def _batch(self) -> tuple[str, Any]:
-        """The parameter that takes the list of a batch, and what it is a list of."""
-        what, names = f"task {self.task}", self._names
-        needs = "a batch handler takes a list of what its jobs were enqueued with, and perhaps a JobContext"
+    def _batch_parameter(self) -> tuple[str, Any]:
+        """The parameter that takes the list of a batch, and the type of its items."""
+        where, names = f"task {self.task}", self._names
+        needs = "a batch handler takes one list, with an item for each job, and optionally a JobContext"
         if len(names) != 1:
-            raise InvalidValue(what, ", ".join(names), needs)
+            raise InvalidValue(where, ", ".join(names), needs)
         if self._parameters[names[0]].default is not inspect.Parameter.empty:
-            raise InvalidValue(what, names[0], "has a default, but there is no batch without jobs")
-        if (item := _item(self._hints.get(names[0], Any))) is None:
-            raise InvalidValue(what, names[0], f"is no list: {needs}")
+            raise InvalidValue(where, names[0], "has a default, but there is no batch without jobs")
+        if (item := _item_type(self._hints.get(names[0], Any))) is None:
+            raise InvalidValue(where, names[0], f"is not a list: {needs}")
         return names[0], item
 
     def _field(self, name: str) -> tuple[str, Any] | tuple[str, Any, Any]:
@@ -150,32 +152,32 @@ class Signature:
     @cached_property
     def _result_reader(self) -> Callable[[str], Any]:
         kind = self._hints.get("return", Any)
-        return json_codec.reader(_result(kind) if self._is_batch else kind)
+        return json_codec.reader(_batch_result_type(kind) if self._is_batch else kind)
 
 
 def _is_context(kind: Any) -> bool:
-    return kind is JobContext or (get_origin(kind) in _WRAPPED and JobContext in get_args(kind))
+    return kind is JobContext or (get_origin(kind) in _WRAPPER_TYPES and JobContext in get_args(kind))
 
 
-def _item(kind: Any) -> Any:
-    """What a list of this kind holds; None if it is no list."""
-    if kind is Any or kind in _LISTS:
+def _item_type(kind: Any) -> Any:
+    """The type of the items of a list type; None if the type is no list."""
+    if kind is Any or kind in _LIST_TYPES:
         return Any
     if get_origin(kind) is Annotated:
-        return _item(get_args(kind)[0])
-    return get_args(kind)[0] if get_origin(kind) in _LISTS else None
+        return _item_type(get_args(kind)[0])
+    return get_args(kind)[0] if get_origin(kind) in _LIST_TYPES else None
 
 
-def _result(kind: Any) -> Any:
-    """What a handler of batches returns for one job: an item of its list, if it is no exception."""
-    lists = [one for one in _choices(kind) if one is not NoneType]
+def _batch_result_type(kind: Any) -> Any:
+    """The type of one job's result, from the list type that a batch handler returns, without exceptions."""
+    lists = [member for member in _union_members(kind) if member is not NoneType]
     if len(lists) != 1:
         return Any
-    left = [one for one in _choices(_item(lists[0])) if not _is_exception(one)]
-    return Union[tuple(left)] if left else Any  # noqa: UP007 - of types known only now
+    results = [member for member in _union_members(_item_type(lists[0])) if not _is_exception(member)]
+    return Union[tuple(results)] if results else Any  # noqa: UP007 - the members are known only at run time
 
 
-def _choices(kind: Any) -> tuple[Any, ...]:
+def _union_members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
@@ -183,8 +185,8 @@ def _is_exception(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
-def _place(given: dict[str, Any]) -> str:
-    """Which of the arguments cannot be written, said as msgspec says it."""
+def _invalid_path(given: dict[str, Any]) -> str:
+    """The path of the first argument that cannot be written as JSON, in the words of msgspec."""
     for name, value in given.items():
         try:
             json_codec.to_json(name, value)

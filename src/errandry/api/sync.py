@@ -1,6 +1,6 @@
-"""The same for code without an event loop: scripts, Flask and Django views, threads.
+"""`jobs.sync`: blocking methods for code without an event loop: scripts, Flask and Django views, threads.
 
-Every call runs the asynchronous one on the engine's thread and waits for it. Thread-safe, and fork-safe.
+Every call runs the async method on the engine's thread and waits for it. Thread-safe and fork-safe.
 """
 
 from collections.abc import Callable, Coroutine
@@ -18,13 +18,16 @@ T = TypeVar("T")
 
 
 class Sync:
-    """`jobs.sync`: what `jobs` does, blocking. What has no method here: `jobs.sync.run(jobs.edit, id, …)`."""
+    """Blocking twins of the app's methods: `jobs.sync.result(job, timeout=30)`.
+
+    For a method without a twin, use `run`: `jobs.sync.run(jobs.edit, job_id, queue="slow")`.
+    """
 
     def __init__(self, app: "Errandry") -> None:
         self._app = app
 
     def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Any coroutine function of the app, a task or a job: `jobs.sync.run(job.refresh)`."""
+        """Run an async method of the app, a task or a job and wait for it: `jobs.sync.run(job.refresh)`."""
 
         async def call() -> T:
             return await function(*args, **kwargs)
@@ -52,8 +55,8 @@ class Sync:
     def rerun(
         self, *ids: str, query: str | None = None, reset_attempts: bool = False, from_start: bool = False
     ) -> Moved:
-        how = {"reset_attempts": reset_attempts, "from_start": from_start}
-        return self.run(self._app.rerun, *ids, query=query, **how)
+        options = {"reset_attempts": reset_attempts, "from_start": from_start}
+        return self.run(self._app.rerun, *ids, query=query, **options)
 
     def signal(self, job_id: str, name: str, payload: Any = None) -> bool:
         return self.run(self._app.signal, job_id, name, payload)
@@ -62,5 +65,5 @@ class Sync:
         return self.run(self._app.remove, *ids, query=query, force=force)
 
     def close(self, timeout: float | None = None) -> None:
-        """Write what was accepted and let go of the store."""
+        """Write what was accepted and close the store."""
         self._app.retire().stop_sync(timeout)

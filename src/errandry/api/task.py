@@ -1,4 +1,4 @@
-"""Tasks: declared work. A task knows its handler, its options, and how to make a job of a call."""
+"""Tasks: a task has a handler and options, and makes jobs from calls."""
 
 import inspect
 import os
@@ -18,23 +18,23 @@ from errandry.api.options import (
     JobOptions,
     TaskOptions,
     UseOptions,
-    exceptions,
+    check_choice,
+    check_names,
     job_fields,
-    known,
-    linger,
-    memory,
-    one_of,
+    read_exceptions,
+    read_linger,
+    read_memory,
 )
-from errandry.api.schedule_options import ScheduleOptions, schedule
+from errandry.api.schedule_options import ScheduleOptions, read_schedule
 from errandry.api.signature import Signature
-from errandry.api.unique_options import UniqueOptions, word
+from errandry.api.unique_options import UniqueOptions, check_word
 from errandry.clock import Clock
-from errandry.codec.argument_version import FIRST, Upgrade, Upgrades, version, versioned
+from errandry.codec.argument_version import FIRST_VERSION, Upgrade, Upgrades, check_version, with_version
 from errandry.codec.json_codec import Codec, DocumentInfo, PlainCodec, to_json
 from errandry.codec.redaction import with_redacted_names
 from errandry.core import check
 from errandry.core.batch import BATCH_MAX
-from errandry.core.job import NewJob, like, uuid7
+from errandry.core.job import NewJob, copy_job, uuid7
 from errandry.core.unique import Conflict
 from errandry.errors import InvalidValue
 
@@ -54,12 +54,9 @@ class Runner(StrEnum):
 
 
 class RunRules(Struct, frozen=True):
-    """What a worker needs to know of a task beside its handler.
+    """The options of a task that its worker applies: see `TaskOptions` and `BatchOptions`.
 
-    With `retry_on`, other exceptions fail the job at once; those of `fail_on` always do. `memory` is what a
-    process may have, in bytes. Arguments in `redact` are shown nowhere. With `batch`, one call is for up to
-    so many jobs, and the first of them waits for `linger` seconds for the others. `version` is that of its
-    arguments.
+    `memory` is in bytes, `linger` in seconds.
     """
 
     retry_on: tuple[type[Exception], ...] = (Exception,)
@@ -70,43 +67,45 @@ class RunRules(Struct, frozen=True):
     redact: tuple[str, ...] = ()
     batch: int | None = None
     linger: float = 0.0
-    version: int = FIRST
+    version: int = FIRST_VERSION
 
 
 class ResultOf:
-    """What stands for an argument until the calls that it is the result of have ended: see `result_of`."""
+    """A placeholder for an argument that other calls will return: see `result_of`."""
 
     def __init__(self, calls: "tuple[Flow[Any], ...]", is_list: bool) -> None:
         self.calls, self.is_list = calls, is_list
 
-    def feeds(self, name: str) -> "list[tuple[Flow[Any], str]]":
-        """The calls, and what each of them is given for in the argument of this name."""
+    def inputs(self, name: str) -> "list[tuple[Flow[Any], str]]":
+        """The calls, each with the path that its result fills: `total`, or `parts[2]` in a list."""
         if not self.is_list:
             return [(self.calls[0], name)]
         return [(call, f"{name}[{place}]") for place, call in enumerate(self.calls)]
 
 
 class Call(Struct, Generic[R_co], frozen=True):
-    """A call of a task, ready to be enqueued with others; its children are those whose results it is given.
+    """A call of a task that is not enqueued yet: `task.new(…)`, for `enqueue_many` and flows.
 
-    Each of these stands there with the argument that it is given for.
+    `inputs` are the flows whose results fill arguments of the call, each with the path of the argument.
     """
 
     job: NewJob
     task: "Task[..., R_co]"
-    fed: "tuple[tuple[Flow[Any], str], ...]" = ()
+    inputs: "tuple[tuple[Flow[Any], str], ...]" = ()
 
     @property
-    def alone(self) -> NewJob:
-        """Its job, if it does not wait for others."""
-        if self.fed:
-            why = f"its argument {self.fed[0][1]} is the result of another job: enqueue it with enqueue_flow"
+    def single_job(self) -> NewJob:
+        """The job of the call; raises InvalidValue if it waits for results of other jobs."""
+        if self.inputs:
+            why = (
+                f"its argument {self.inputs[0][1]} is the result of another job: enqueue it with enqueue_flow"
+            )
             raise InvalidValue("task", self.task.name, why)
         return self.job
 
 
 class TaskBackend(Protocol):
-    """What a task needs of its app."""
+    """The attributes and methods of the app that a task uses."""
 
     @property
     def clock(self) -> Clock: ...
@@ -125,17 +124,28 @@ class TaskBackend(Protocol):
 
 
 class Task(Generic[P, R_co]):
-    """A declared handler. Called, it is the plain function; enqueued, it becomes a job."""
+    """A declared handler: call it as the plain function, or enqueue it as a job.
+
+    await send("ada")                                     # runs the function here
+    await send.enqueue("ada")                             # a worker runs it
+    await send.using(delay="5 minutes").enqueue("ada")    # with other options
+    """
 
     def __init__(
-        self, app: TaskBackend, function: Callable[..., Any], name: str, rules: RunRules, base: dict[str, Any]
+        self,
+        app: TaskBackend,
+        function: Callable[..., Any],
+        name: str,
+        rules: RunRules,
+        fields: dict[str, Any],
     ) -> None:
         self.app, self.function, self.name, self.rules = app, function, check.name("task", name), rules
         self.signature = Signature(name, function, is_batch=rules.batch is not None)
         self.is_async = inspect.iscoroutinefunction(function)
-        here = Runner.ASYNC if self.is_async else Runner.THREAD
-        self.runner = Runner.PROCESS if rules.in_process else here
-        self._base, self._model = _named_right(self.signature, base), _model(app, name, rules, base)
+        in_worker = Runner.ASYNC if self.is_async else Runner.THREAD
+        self.runner = Runner.PROCESS if rules.in_process else in_worker
+        self._job_fields = _check_unique_arguments(self.signature, fields)
+        self._template = _job_template(app, name, rules, fields)
         self.schedule: ScheduleOptions | None = None
         self.upgrades = Upgrades(self.name, rules.version)
         update_wrapper(self, function, updated=())
@@ -147,34 +157,44 @@ class Task(Generic[P, R_co]):
         return f"<task {self.name}>"
 
     def using(self, **options: Unpack[UseOptions]) -> "Task[P, R_co]":
-        """The same task with other options for what is enqueued through it."""
-        other, base = self._copy(), self._base | job_fields(options)
-        other._model = _model(self.app, self.name, self.rules, base)
-        other._base = _named_right(self.signature, base)
+        """The task with other options for its jobs: `send.using(queue="mail").enqueue("ada")`.
+
+        See `UseOptions` for the options.
+        """
+        other, fields = self._copy(), self._job_fields | job_fields(options)
+        other._template = _job_template(self.app, self.name, self.rules, fields)
+        other._job_fields = _check_unique_arguments(self.signature, fields)
         return other
 
     def bind(self, connection: object) -> "Task[P, R_co]":
-        """The same task, enqueued over a connection of yours, in its transaction: see `Errandry.bind`."""
+        """The task, enqueued over your own connection, in its transaction: see `Errandry.bind`."""
         other = self._copy()
         other.app = self.app.bind(connection)
         return other
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
-        """The job a call would make, for `enqueue_many` and for flows."""
-        given = self.signature.named(args, kwargs)
-        fed: tuple[tuple[Flow[Any], str], ...] = ()
+        """A call that is not enqueued yet, for `enqueue_many` and flows; its arguments are checked here."""
+        given = self.signature.bind_arguments(args, kwargs)
+        inputs: tuple[tuple[Flow[Any], str], ...] = ()
         later = [name for name, value in given.items() if isinstance(value, ResultOf)]
         if later:
-            _refuse_unknown_key(self._base.get("unique"), later)
-            fed = tuple([one for name in later for one in given[name].feeds(name)])
+            _refuse_unknown_key(self._job_fields.get("unique"), later)
+            inputs = tuple([pair for name in later for pair in given[name].inputs(name)])
             given = {name: value for name, value in given.items() if name not in later}
         arguments = self.signature.write(given, frozenset(later))
-        return Call(_new_job(self.app, self._model, self._base, arguments), self, fed)
+        return Call(_new_job(self.app, self._template, self._job_fields, arguments), self, inputs)
 
     def upgrade(self, version: int) -> Callable[[Upgrade], Upgrade]:
-        """Say how arguments of an older version become those of the next: `@send.upgrade(1)`.
+        """Register a function that turns arguments of a version into those of the next one.
 
-        The function takes them by name, as plain JSON values, and returns the others.
+            @jobs.task(version=2)
+            async def send(to: str, subject: str) -> None: ...
+
+            @send.upgrade(1)
+            def add_subject(old: dict[str, Any]) -> dict[str, Any]:
+                return {**old, "subject": "(none)"}
+
+        It takes the old arguments by name, as plain JSON values, and returns the new ones.
         """
 
         def add(step: Upgrade) -> Upgrade:
@@ -184,7 +204,7 @@ class Task(Generic[P, R_co]):
         return add
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
-        """Have it run by a worker. Returns when the job is durable."""
+        """Enqueue a call with these arguments, for a worker to run. Returns when the job is durable."""
         [job] = await self.app.enqueue_many([self.new(*args, **kwargs)])
         return job
 
@@ -199,35 +219,37 @@ class Task(Generic[P, R_co]):
         return other
 
 
-def declared(
+def declare_task(
     app: TaskBackend, function: Callable[..., Any], options: TaskOptions | BatchOptions
 ) -> Task[..., Any]:
-    """A task for `function`; options that make no sense are refused here, not when a job runs."""
+    """Make a task of `function`; wrong options raise InvalidValue here, not when a job runs."""
     if not inspect.isroutine(function):
         raise InvalidValue("task", function, "must be a function; options go by name: task(name=…)")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidValue("task", function, "is a generator: a handler returns its result, it cannot yield")
-    known(options, BatchOptions)
+    check_names(options, BatchOptions)
     name = options.get("name", function.__name__)
     rules = RunRules(
-        retry_on=exceptions("retry_on", options.get("retry_on", Exception)),
-        fail_on=exceptions("fail_on", options.get("fail_on", ())),
-        on_invalid=one_of("on_invalid", options.get("on_invalid", "fail"), ("fail", "discard")),
-        in_process=_in_process(function, options),
-        memory=_memory(options),
-        batch=_batch(options),
-        linger=_linger(options),
-        redact=_redact(function, options),
-        version=version("version", options.get("version", FIRST)),
+        retry_on=read_exceptions("retry_on", options.get("retry_on", Exception)),
+        fail_on=read_exceptions("fail_on", options.get("fail_on", ())),
+        on_invalid=check_choice("on_invalid", options.get("on_invalid", "fail"), ("fail", "discard")),
+        in_process=_runs_in_process(function, options),
+        memory=_memory_limit(options),
+        batch=_batch_size(options),
+        linger=_linger_seconds(options),
+        redact=_redacted_arguments(function, options),
+        version=check_version("version", options.get("version", FIRST_VERSION)),
     )
-    base = job_fields({k: v for k, v in options.items() if k in JobOptions.__annotations__})
-    task: Task[..., Any] = Task(app, function, name, rules, base)
-    task.schedule = schedule("schedule", options.get("schedule"))
+    fields = job_fields(
+        {name: value for name, value in options.items() if name in JobOptions.__annotations__}
+    )
+    task: Task[..., Any] = Task(app, function, name, rules, fields)
+    task.schedule = read_schedule("schedule", options.get("schedule"))
     return task
 
 
-def _in_process(function: Callable[..., Any], options: TaskOptions | BatchOptions) -> bool:
-    """Whether it runs in a process, which must be able to find it again: by its module and its name there."""
+def _runs_in_process(function: Callable[..., Any], options: TaskOptions | BatchOptions) -> bool:
+    """True if the handler runs in a process; InvalidValue if a process could not import it."""
     run = options.get("run")
     if run is None:
         return False
@@ -244,7 +266,7 @@ def _in_process(function: Callable[..., Any], options: TaskOptions | BatchOption
     return True
 
 
-def _redact(function: Callable[..., Any], options: TaskOptions | BatchOptions) -> tuple[str, ...]:
+def _redacted_arguments(function: Callable[..., Any], options: TaskOptions | BatchOptions) -> tuple[str, ...]:
     given = options.get("redact", ())
     names = (given,) if isinstance(given, str) else tuple(given)
     parameters = tuple(inspect.signature(function).parameters)
@@ -255,67 +277,71 @@ def _redact(function: Callable[..., Any], options: TaskOptions | BatchOptions) -
     return names
 
 
-def _memory(options: TaskOptions | BatchOptions) -> int | None:
+def _memory_limit(options: TaskOptions | BatchOptions) -> int | None:
     given = options.get("memory")
     if given is None:
         return None
     if options.get("run") != "process":
-        raise InvalidValue("memory", given, 'limits a process: say run="process" too')
-    return memory("memory", given)
+        raise InvalidValue("memory", given, 'limits a process: add run="process"')
+    return read_memory("memory", given)
 
 
-def _batch(options: Mapping[str, Any]) -> int | None:
+def _batch_size(options: Mapping[str, Any]) -> int | None:
     return check.whole("batch", options["batch"], 1, BATCH_MAX) if "batch" in options else None
 
 
-def _linger(options: Mapping[str, Any]) -> float:
+def _linger_seconds(options: Mapping[str, Any]) -> float:
     if "linger" not in options:
         return 0.0
     if "batch" not in options:
-        raise InvalidValue("linger", options["linger"], "is for tasks that take batches: say batch= too")
-    return linger("linger", options["linger"])
+        raise InvalidValue("linger", options["linger"], "is for tasks that take batches: add batch=")
+    return read_linger("linger", options["linger"])
 
 
-def named(app: TaskBackend, task: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> NewJob:
-    """A job of a task that is declared elsewhere: its worker checks the arguments."""
-    given = dict(options)
-    rules = RunRules(version=version("version", given.pop("version", FIRST)))
-    fields = job_fields(given)
-    return _new_job(app, _model(app, task, rules, fields), fields, to_json("arguments", dict(arguments)))
+def new_job_by_name(
+    app: TaskBackend, task: str, arguments: Mapping[str, Any], options: Mapping[str, Any]
+) -> NewJob:
+    """A job of a task that another program declares; only its worker can check the arguments."""
+    job_options = dict(options)
+    rules = RunRules(version=check_version("version", job_options.pop("version", FIRST_VERSION)))
+    fields = job_fields(job_options)
+    template = _job_template(app, task, rules, fields)
+    return _new_job(app, template, fields, to_json("arguments", dict(arguments)))
 
 
-def _new_job(app: TaskBackend, model: NewJob, fields: dict[str, Any], arguments: str) -> NewJob:
-    """A job like `model`, made of these fields, with arguments of its own."""
+def _new_job(app: TaskBackend, template: NewJob, fields: dict[str, Any], arguments: str) -> NewJob:
+    """A copy of `template` with its own id, payload and unique key."""
     job_id = fields["id"] if "id" in fields else uuid7(app.clock.time(), secrets.token_bytes(10))
     payload, is_plain = arguments, type(app.codec) is PlainCodec
     if not is_plain:
-        sealed = app.codec.seal(arguments, DocumentInfo(job_id, model.task, "payload"))
+        sealed = app.codec.seal(arguments, DocumentInfo(job_id, template.task, "payload"))
         payload = check.document("payload", sealed)
     unique: UniqueOptions | None = fields.get("unique")
     if unique is None:
-        return like(model, id=job_id, payload=payload)
-    own = unique.fields(model.task, arguments)
-    if own["on_conflict"] is Conflict.REPLACE and not is_plain:
+        return copy_job(template, id=job_id, payload=payload)
+    unique_fields = unique.fields(template.task, arguments)
+    if unique_fields["on_conflict"] is Conflict.REPLACE and not is_plain:
         why = "would put arguments into another job that the codec has sealed for this one: return or raise"
         raise InvalidValue("on_conflict", "replace", why)
-    return like(model, id=job_id, payload=payload, **own)
+    return copy_job(template, id=job_id, payload=payload, **unique_fields)
 
 
-def _model(app: TaskBackend, task: str, rules: RunRules, fields: dict[str, Any]) -> NewJob:
-    """A job with these fields, checked: those that are enqueued are like it but for what each call gives."""
+def _job_template(app: TaskBackend, task: str, rules: RunRules, fields: dict[str, Any]) -> NewJob:
+    """A checked job with these fields, to be copied for each call: copying is cheaper than checking again."""
     job = NewJob(**({"id": "-"} | fields | {"task": task, "payload": "{}", "unique": None}))
     function = job.backoff.function if job.backoff is not None else None
     if function is not None and function not in app.backoffs:
-        raise InvalidValue("backoff", function, "is no curve, and no function declared with @jobs.backoff")
+        why = "is neither a curve nor a function declared with @jobs.backoff"
+        raise InvalidValue("backoff", function, why)
     if rules.redact:
         job = replace(job, metadata=with_redacted_names(job.metadata, rules.redact))
-    if rules.version != FIRST:
-        job = replace(job, metadata=versioned(job.metadata, rules.version))
+    if rules.version != FIRST_VERSION:
+        job = replace(job, metadata=with_version(job.metadata, rules.version))
     return job
 
 
 def _refuse_unknown_key(unique: UniqueOptions | None, later: Collection[str]) -> None:
-    """A unique key is made of what is known when the job is enqueued."""
+    """Raise InvalidValue if the unique key would be made from arguments that are not known at enqueue."""
     if unique is not None and unique.key is None:
         names = later if unique.by is None else [name for name in unique.by if name in later]
         for name in names:
@@ -323,10 +349,10 @@ def _refuse_unknown_key(unique: UniqueOptions | None, later: Collection[str]) ->
             raise InvalidValue("unique", "key", why)
 
 
-def _named_right(signature: Signature, fields: dict[str, Any]) -> dict[str, Any]:
-    """`fields`, if the arguments that a unique key is made of are arguments of the task."""
+def _check_unique_arguments(signature: Signature, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return `fields`; InvalidValue if the unique key is made from arguments that the task does not have."""
     unique: UniqueOptions | None = fields.get("unique")
     if unique is not None and unique.by is not None:
         for name in unique.by:
-            word("by", name, signature.parameters)
+            check_word("by", name, signature.parameters)
     return fields

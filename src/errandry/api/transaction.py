@@ -1,9 +1,9 @@
-"""Enqueueing over a connection of the caller's: jobs come with its commit, never with its rollback."""
+"""Enqueue over the caller's own connection: the jobs exist once it commits, and never after a rollback."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from errandry.api.flow import Flow, Parallel, ends
+from errandry.api.flow import Flow, Parallel, final_jobs
 from errandry.api.job import Job
 from errandry.api.task import Call
 from errandry.clock import Clock
@@ -21,9 +21,13 @@ R = TypeVar("R")
 
 
 class BoundApp:
-    """`jobs.bind(connection)`: what `jobs` does to enqueue, over that connection.
+    """`jobs.bind(connection)`: enqueue in the transaction of that connection.
 
-    An async connection is for the methods that are awaited, a blocking one for those that end in `_sync`.
+        async with pool.acquire() as connection, connection.transaction():
+            await connection.execute("INSERT INTO orders …")
+            await jobs.bind(connection).enqueue("pack", {"order": 7})
+
+    Await the methods with an async connection; use those that end in `_sync` with a blocking one.
     """
 
     def __init__(self, app: "Errandry", connection: object) -> None:
@@ -31,7 +35,7 @@ class BoundApp:
         self._binding = app.store.bind(connection)
 
     def __eq__(self, other: object) -> bool:
-        """Over the same connection."""
+        """True for the same app and connection."""
         return (
             isinstance(other, BoundApp) and self._app is other._app and self._connection is other._connection
         )
@@ -51,37 +55,41 @@ class BoundApp:
         return self._app.backoffs
 
     def bind(self, connection: object) -> "BoundApp":
-        """Over another connection."""
+        """The app, bound to another connection."""
         return self._app.bind(connection)
 
     async def enqueue(
         self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any
     ) -> Job[Any]:
         """Enqueue a task by its name."""
-        [job] = await self._kept(self._app._hooked([self._app._named(task, arguments or {}, options)]))
+        new_job = self._app._job_by_name(task, arguments or {}, options)
+        [job] = await self._insert_jobs(self._app._apply_hooks([new_job]))
         return job
 
     def enqueue_sync(self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> Job[Any]:
         """`enqueue` over a blocking connection."""
-        [job] = self._kept_sync(self._app._hooked([self._app._named(task, arguments or {}, options)]))
+        new_job = self._app._job_by_name(task, arguments or {}, options)
+        [job] = self._insert_jobs_sync(self._app._apply_hooks([new_job]))
         return job
 
     async def enqueue_many(self, requests: list[Call[Any]]) -> list[Job[Any]]:
-        """All of these, or none: `jobs.bind(connection).enqueue_many([send.new(to=a), send.new(to=b)])`."""
-        return await self._kept(self._app._hooked(self._app._asked(requests, self))) if requests else []
+        """Enqueue all calls or none: `jobs.bind(connection).enqueue_many([send.new("ada"), pack.new(7)])`."""
+        jobs = self._app._apply_hooks(self._app._single_jobs(requests, self))
+        return await self._insert_jobs(jobs) if jobs else []
 
     def enqueue_many_sync(self, requests: list[Call[Any]]) -> list[Job[Any]]:
         """`enqueue_many` over a blocking connection."""
-        return self._kept_sync(self._app._hooked(self._app._asked(requests, self))) if requests else []
+        jobs = self._app._apply_hooks(self._app._single_jobs(requests, self))
+        return self._insert_jobs_sync(jobs) if jobs else []
 
     @overload
     async def enqueue_flow(self, flow: Call[R] | Flow[R]) -> Job[R]: ...
     @overload
     async def enqueue_flow(self, flow: Parallel[R]) -> list[Job[R]]: ...
     async def enqueue_flow(self, flow: Call[R] | Flow[R] | Parallel[R]) -> Job[R] | list[Job[R]]:
-        """All jobs of a flow, or none; returns the one that all others lead to, of a group a list."""
-        kept = ends(flow, await self._kept(*self._app._flowing(flow, self)))
-        return kept if isinstance(flow, Parallel) else kept[0]
+        """Enqueue all jobs of a flow or none; returns the job that runs last, for `parallel(…)` a list."""
+        jobs = final_jobs(flow, await self._insert_jobs(*self._app._flow_jobs(flow, self)))
+        return jobs if isinstance(flow, Parallel) else jobs[0]
 
     @overload
     def enqueue_flow_sync(self, flow: Call[R] | Flow[R]) -> Job[R]: ...
@@ -89,30 +97,30 @@ class BoundApp:
     def enqueue_flow_sync(self, flow: Parallel[R]) -> list[Job[R]]: ...
     def enqueue_flow_sync(self, flow: Call[R] | Flow[R] | Parallel[R]) -> Job[R] | list[Job[R]]:
         """`enqueue_flow` over a blocking connection."""
-        kept = ends(flow, self._kept_sync(*self._app._flowing(flow, self)))
-        return kept if isinstance(flow, Parallel) else kept[0]
+        jobs = final_jobs(flow, self._insert_jobs_sync(*self._app._flow_jobs(flow, self)))
+        return jobs if isinstance(flow, Parallel) else jobs[0]
 
-    async def _kept(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
+    async def _insert_jobs(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
         if not self._binding.is_async:
-            raise self._wrong("blocks: call the method that ends in _sync")
+            raise self._connection_error("blocks: call the method that ends in _sync")
         command, engine = Insert(tuple(jobs), edges), self._app.engine
         await engine.start()
         answer = await self._binding.insert(command)
-        there = list(answer.existed | answer.replaced)
-        records = await engine.call(self._app.store.get, there) if there else []
-        return self._app._handles(command.jobs, answer, records)
+        existing_ids = list(answer.existed | answer.replaced)
+        records = await engine.call(self._app.store.get, existing_ids) if existing_ids else []
+        return self._app._job_handles(command.jobs, answer, records)
 
-    def _kept_sync(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
+    def _insert_jobs_sync(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
         if self._binding.is_async:
-            raise self._wrong("is async: await the method without _sync")
+            raise self._connection_error("is async: await the method without _sync")
         command, engine = Insert(tuple(jobs), edges), self._app.engine
         if self._binding.is_alone:
-            return self._app._handles(command.jobs, self._binding.insert_sync(command), [])
+            return self._app._job_handles(command.jobs, self._binding.insert_sync(command), [])
         engine.start_sync()
         answer = self._binding.insert_sync(command)
-        there = list(answer.existed | answer.replaced)
-        records = engine.call_sync(self._app.store.get, there) if there else []
-        return self._app._handles(command.jobs, answer, records)
+        existing_ids = list(answer.existed | answer.replaced)
+        records = engine.call_sync(self._app.store.get, existing_ids) if existing_ids else []
+        return self._app._job_handles(command.jobs, answer, records)
 
-    def _wrong(self, why: str) -> InvalidValue:
+    def _connection_error(self, why: str) -> InvalidValue:
         return InvalidValue("connection", type(self._connection).__qualname__, why)

@@ -1,4 +1,4 @@
-"""`unique=…` as people write it: a key or of what to make one, how long it holds, what a second job does."""
+"""`UniqueOptions`: the unique key of a job, how long it is held, and what a second job with it does."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,18 +16,24 @@ from errandry.core.duration import seconds
 from errandry.core.unique import Conflict, UniqueKey, UniqueScope
 from errandry.errors import InvalidValue
 
-TASK_SHOWN, HASH = 120, 32
-_WORDS = tuple(scope for scope in UniqueScope if scope is not UniqueScope.WINDOW)
+KEY_TASK_MAX = 120
+"""Maximum number of characters of the task's name in a key."""
+KEY_HASH_LENGTH = 32
+"""Number of hex digits of the arguments' hash in a key."""
+_SCOPE_WORDS = tuple(scope for scope in UniqueScope if scope is not UniqueScope.WINDOW)
 
 
 class UniqueOptions(Struct, frozen=True):
-    """There is only one job at a time with this key, whatever its task.
+    """Allow only one job at a time with a key.
 
-    key          the key; without one it is made of the task and the arguments
-    by           of which arguments it is made, by their names; of all if not given, of none if empty
-    per          queue: every queue has keys of its own
-    scope        for how long: alive, ever, "1 hour" from the insert, or the UTC hour (day, …) it is due in
-    on_conflict  what a second job does: return the first, raise DuplicateJob, or replace its arguments
+        @jobs.task(unique=UniqueOptions(by=["customer"], scope="1 hour"))
+
+    key          the key, across all tasks; without one it is made from the task and its arguments
+    by           the names of the arguments it is made from; default: all; empty: none
+    per          queue: each queue has its own keys
+    scope        how long it is held: alive, ever, "1 hour" from the insert, or the UTC hour, day, week or
+                 month in which the job is due
+    on_conflict  for a second job: return the first, raise DuplicateJob, or replace the first one's arguments
     """
 
     key: str | None = None
@@ -44,22 +50,22 @@ class UniqueOptions(Struct, frozen=True):
         if not isinstance(self.by, list | tuple | NoneType):
             raise InvalidValue("by", self.by, 'must be names of arguments: by=["customer"]')
         if self.per is not None:
-            word("per", self.per, ("queue",))
-        word("on_conflict", self.on_conflict, tuple(Conflict))
-        _scope(self.scope)
+            check_word("per", self.per, ("queue",))
+        check_word("on_conflict", self.on_conflict, tuple(Conflict))
+        _read_scope(self.scope)
 
     def fields(self, task: str, arguments: str) -> dict[str, Any]:
-        """What it makes of a job with these arguments (JSON text)."""
-        scope, window = _scope(self.scope)
-        key = _made(task, arguments, self.by) if self.key is None else self.key
+        """The fields `unique` and `on_conflict` of a job with these arguments (JSON text)."""
+        scope, window = _read_scope(self.scope)
+        key = _hash_arguments(task, arguments, self.by) if self.key is None else self.key
         return {
             "unique": UniqueKey(key, scope, window, self.per is not None),
             "on_conflict": Conflict(self.on_conflict),
         }
 
 
-def unique(name: str, value: Any) -> UniqueOptions | None:
-    """What was given for `unique`: nothing, True, a key, or all of it."""
+def read_unique(name: str, value: Any) -> UniqueOptions | None:
+    """The value of a `unique` option: None, True, a key, or UniqueOptions."""
     if value is None or value is False:
         return None
     if value is True:
@@ -67,22 +73,22 @@ def unique(name: str, value: Any) -> UniqueOptions | None:
     if isinstance(value, str):
         return UniqueOptions(value)
     if not isinstance(value, UniqueOptions):
-        raise InvalidValue(name, value, "must be True, a key, or Unique(…)")
+        raise InvalidValue(name, value, "must be True, a key, or UniqueOptions(…)")
     return value
 
 
-def _scope(value: Any) -> tuple[UniqueScope, float | None]:
-    """A word, or how long the window is."""
+def _read_scope(value: Any) -> tuple[UniqueScope, float | None]:
+    """The scope, and for a rolling window its length in seconds."""
     if isinstance(value, str) and value.isalpha():
-        return UniqueScope(word("scope", value, _WORDS)), None
+        return UniqueScope(check_word("scope", value, _SCOPE_WORDS)), None
     window = seconds(value, "scope")
     if window == 0:
         raise InvalidValue("scope", value, "a window must be longer than 0 seconds")
     return UniqueScope.WINDOW, window
 
 
-def word(name: str, value: Any, choice: Sequence[str]) -> str:
-    """`value`, if it is one of these."""
+def check_word(name: str, value: Any, choice: Sequence[str]) -> str:
+    """Return `value` if it is one of the choices; otherwise raise InvalidValue with the nearest one."""
     if value in choice:
         return str(value)
     close = get_close_matches(str(value), choice, 1)
@@ -91,10 +97,10 @@ def word(name: str, value: Any, choice: Sequence[str]) -> str:
     raise InvalidValue(name, value, hint + also)
 
 
-def _made(task: str, arguments: str, by: Sequence[str] | None) -> str:
-    """A key for these arguments, in whatever order they were given."""
-    given = from_json(arguments)
+def _hash_arguments(task: str, arguments: str, by: Sequence[str] | None) -> str:
+    """The unique key made from these arguments; their order does not matter."""
+    values = from_json(arguments)
     if by is not None:
-        given = {name: given[name] for name in by if name in given}
-    text = msgspec.json.encode([task, given], order="sorted")
-    return f"{task[:TASK_SHOWN]}:{hashlib.sha256(text).hexdigest()[:HASH]}"
+        values = {name: values[name] for name in by if name in values}
+    text = msgspec.json.encode([task, values], order="sorted")
+    return f"{task[:KEY_TASK_MAX]}:{hashlib.sha256(text).hexdigest()[:KEY_HASH_LENGTH]}"

@@ -1,6 +1,7 @@
-"""Values as JSON and back, checked against their types; and the seam where a codec may encrypt or sign.
+"""Write values as JSON and read them back as their types. `Codec` is the interface to encrypt or sign them.
 
-JSON only. What a type does not say is read as plain values; nothing stored can name a class to be made.
+Values without a declared type are read as plain JSON values. A stored text can never name a class to
+instantiate.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,11 @@ from errandry.errors import InvalidValue
 
 
 class DocumentInfo(Struct, frozen=True, gc=False):
-    """What a text belongs to, so that a codec can bind it there: `field` is payload or result."""
+    """The document that a codec seals: its job, its task and its field.
+
+    `field` is `payload`, `result`, `step <name>` or `signal <name>`. A codec that binds its seal to all three
+    detects a text that was copied from another job.
+    """
 
     job: str
     task: str
@@ -24,60 +29,64 @@ class DocumentInfo(Struct, frozen=True, gc=False):
 
 
 class Codec(Protocol):
-    """Turns JSON text into what is stored, which must be JSON text too, and back."""
+    """Transforms JSON text before it is stored and after it is read: `Errandry(codec=…)`."""
 
-    def seal(self, text: str, about: DocumentInfo) -> str: ...
+    def seal(self, text: str, document: DocumentInfo) -> str:
+        """The text to store for this JSON text; it must be JSON too."""
+        ...
 
-    def unseal(self, text: str, about: DocumentInfo) -> str: ...
+    def unseal(self, text: str, document: DocumentInfo) -> str:
+        """The JSON text that `seal` was given."""
+        ...
 
 
 class PlainCodec:
     """Stores JSON as it is."""
 
-    def seal(self, text: str, about: DocumentInfo) -> str:  # noqa: ARG002 - what every codec is told
+    def seal(self, text: str, document: DocumentInfo) -> str:  # noqa: ARG002 - every codec gets it
         return text
 
-    def unseal(self, text: str, about: DocumentInfo) -> str:  # noqa: ARG002 - what every codec is told
+    def unseal(self, text: str, document: DocumentInfo) -> str:  # noqa: ARG002 - every codec gets it
         return text
 
 
-def about(job: JobRecord, field: str) -> DocumentInfo:
-    """What a document of a job is sealed for: the arguments of a schedule once, for all its jobs."""
+def document_info(job: JobRecord, field: str) -> DocumentInfo:
+    """The document of a job's field. The arguments of a schedule are sealed once, for all its jobs."""
     if field == "payload" and job.metadata is not None and (origin := tick.origin(job)) is not None:
-        return DocumentInfo(tick.sealed_for(origin.schedule), job.task, field)
+        return DocumentInfo(tick.seal_context(origin.schedule), job.task, field)
     return DocumentInfo(job.id, job.task, field)
 
 
 def to_json(name: str, value: Any) -> str:
-    """`value` as JSON text that every store keeps unchanged, or InvalidValue saying what cannot be."""
+    """The value as JSON text that every store keeps unchanged; InvalidValue if there is none."""
     try:
         text = _encoder.encode(value).decode()
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise InvalidValue(name, type(value).__name__, f"cannot be written as JSON: {error}") from None
     if "null" in text:
         _refuse_nan(name, value)
-    return check.encoded(name, text)
+    return check.encoded_document(name, text)
 
 
 def from_json(text: str) -> Any:
-    """Plain values."""
+    """JSON text as plain values."""
     return msgspec.json.decode(text)
 
 
 def reader(kind: Any) -> Callable[[str], Any]:
-    """A function that reads JSON text as `kind`; `msgspec.ValidationError` has the path of a fault."""
+    """A function that reads JSON text as `kind`; its `msgspec.ValidationError` has the path of the fault."""
     return msgspec.json.Decoder(kind, dec_hook=_from_plain).decode
 
 
 def _to_plain(value: Any) -> Any:
-    """What msgspec does not know: pydantic models, without importing pydantic."""
+    """Types that msgspec does not support: pydantic models, detected without importing pydantic."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     raise TypeError(f"objects of type {type(value).__name__} are not supported")
 
 
 def _from_plain(kind: Any, value: Any) -> Any:
-    if hasattr(kind, "model_validate_json"):  # as JSON: a strict model would not take a text for a date else
+    if hasattr(kind, "model_validate_json"):  # from JSON: a strict model accepts a date as text only there
         return kind.model_validate_json(msgspec.json.encode(value))
     if isinstance(kind, type) and isinstance(value, kind):
         return value
@@ -88,13 +97,13 @@ _encoder = msgspec.json.Encoder(enc_hook=_to_plain)
 
 
 def _refuse_nan(name: str, value: Any) -> None:
-    """msgspec writes NaN and infinity as null: to store something else than was given would be worse."""
-    left = [msgspec.to_builtins(value, enc_hook=_to_plain)]
-    while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            left += one.values()
-        elif isinstance(one, list | tuple):
-            left += one
-        elif isinstance(one, float) and not isfinite(one):
-            raise InvalidValue(name, one, "is not a number JSON has: use None or a text")
+    """Refuse NaN and infinity: msgspec would write null in their place."""
+    stack = [msgspec.to_builtins(value, enc_hook=_to_plain)]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, dict):
+            stack += part.values()
+        elif isinstance(part, list | tuple):
+            stack += part
+        elif isinstance(part, float) and not isfinite(part):
+            raise InvalidValue(name, part, "is not a number JSON has: use None or a text")

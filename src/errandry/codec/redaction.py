@@ -1,4 +1,4 @@
-"""Arguments that must not be shown: left out of what is displayed, and out of what handlers log and raise."""
+"""Redaction: replace secret arguments in displayed arguments and in what handlers log and raise."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,35 +10,36 @@ from msgspec.structs import replace
 from errandry.core.command import FailOutcome, GiveUpOutcome, Outcome, RetryOutcome
 
 REDACTED = "•••"
-KEY = "errandry.redact"
-"""Under this name a job's metadata has the names of the arguments that are not shown."""
-SHORT = 4
-"""What is shorter is only hidden where it stands as a word: it would be part of too many others."""
+METADATA_KEY = "errandry.redact"
+"""The key in a job's metadata for the names of its redacted arguments."""
+SUBSTRING_LENGTH_MIN = 4
+"""Minimum length of a secret that is replaced within words too; shorter ones occur in too many words."""
 
 
 def with_redacted_names(metadata: str | None, names: Iterable[str]) -> str:
-    """The metadata of a job, with the names of its arguments that are not shown."""
-    known = {} if metadata is None else msgspec.json.decode(metadata)
-    return msgspec.json.encode({**known, KEY: sorted(names)}).decode()
+    """The metadata with the names of the job's redacted arguments in it."""
+    fields = {} if metadata is None else msgspec.json.decode(metadata)
+    return msgspec.json.encode({**fields, METADATA_KEY: sorted(names)}).decode()
 
 
-def shown(arguments: Any, metadata: str | None) -> Any:
-    """Arguments as they may be shown, by the job's metadata."""
-    if metadata is None or KEY not in metadata or not isinstance(arguments, dict):
+def redact_arguments(arguments: Any, metadata: str | None) -> Any:
+    """The arguments with those replaced that the job's metadata names."""
+    if metadata is None or METADATA_KEY not in metadata or not isinstance(arguments, dict):
         return arguments
-    hidden = msgspec.json.decode(metadata).get(KEY, ())
-    return {name: REDACTED if name in hidden else value for name, value in arguments.items()}
+    redacted_names = msgspec.json.decode(metadata).get(METADATA_KEY, ())
+    return {name: REDACTED if name in redacted_names else value for name, value in arguments.items()}
 
 
 class Redactor:
-    """Puts a mark wherever a secret stands in a text."""
+    """Replaces the values of secret arguments in texts."""
 
     def __init__(self, names: Iterable[str], calls: Iterable[Mapping[str, Any]]) -> None:
         names = tuple(names)
-        secrets = {text for call in calls for name in names for text in _texts(call.get(name))}
+        secrets = {text for call in calls for name in names for text in _text_forms(call.get(name))}
         longest_first = sorted(secrets - {""}, key=len, reverse=True)
         patterns = [
-            re.escape(one) if len(one) >= SHORT else rf"\b{re.escape(one)}\b" for one in longest_first
+            re.escape(secret) if len(secret) >= SUBSTRING_LENGTH_MIN else rf"\b{re.escape(secret)}\b"
+            for secret in longest_first
         ]
         self._pattern = re.compile("|".join(patterns)) if patterns else None
 
@@ -58,8 +59,8 @@ class Redactor:
         return replace(outcome, failure=replace(failure, message=message, traceback=trace))
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """A value and its parts as they would stand in a text."""
+def _text_forms(value: Any) -> Iterator[str]:
+    """A value and its parts, in the forms in which they occur in texts."""
     if isinstance(value, str):
         yield value
         yield repr(value)[1:-1]
@@ -68,20 +69,20 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, int | float):
         yield str(value)
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _texts(one)
+        for part in value.values():
+            yield from _text_forms(part)
     elif isinstance(value, list | tuple | set | frozenset):
-        for one in value:
-            yield from _texts(one)
+        for part in value:
+            yield from _text_forms(part)
     else:
         yield str(value)
-        plain = value.model_dump(mode="json") if hasattr(value, "model_dump") else _plain(value)
+        plain = value.model_dump(mode="json") if hasattr(value, "model_dump") else _to_plain(value)
         if type(plain) is not type(value):
-            yield from _texts(plain)
+            yield from _text_forms(plain)
 
 
-def _plain(value: Any) -> Any:
-    """Structs, dataclasses, dates as plain values; nothing where that cannot be."""
+def _to_plain(value: Any) -> Any:
+    """Structs, dataclasses, dates as plain values; None for other types."""
     try:
         return msgspec.to_builtins(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""A handler of batches takes a list, and its jobs are enqueued with one item of it."""
+"""A batch handler takes a list; its jobs are enqueued with one item of it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def threaded(rows: list[Row]) -> list[int]:
 
 @jobs.task(batch=50)
 async def with_context(ctx: JobContext, rows: list[Row]) -> list[str]:
-    return [f"{one.attempt} {row.name}" for one, row in zip(ctx.jobs, rows, strict=True)]
+    return [f"{row_ctx.attempt} {row.name}" for row_ctx, row in zip(ctx.jobs, rows, strict=True)]
 
 
 @jobs.task(batch=50)

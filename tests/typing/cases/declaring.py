@@ -43,7 +43,7 @@ async def without_anything() -> None: ...
 
 @jobs.task
 async def loose(value: Any, rest: dict[str, Any]) -> str:
-    """With Any in it, mypy cannot choose among the shapes: nothing is checked, and nothing refused."""
+    """With Any in the signature, mypy cannot choose an overload: it checks and refuses nothing."""
     return f"{value} {rest}"
 
 

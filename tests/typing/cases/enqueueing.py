@@ -1,4 +1,4 @@
-"""A call of a task is checked as a call of its function would be."""
+"""A call of a task is checked like a call of its function."""
 
 from typing import assert_type
 

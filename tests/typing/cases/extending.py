@@ -1,4 +1,4 @@
-"""Middleware, hooks, backoffs and codecs have a shape."""
+"""The types of middleware, hooks, backoffs and codecs are checked."""
 
 from typing import Any
 
@@ -45,11 +45,11 @@ def in_words(attempt: int) -> str:
 
 
 class Good:
-    def seal(self, text: str, about: DocumentInfo) -> str:
-        return text + about.field
+    def seal(self, text: str, document: DocumentInfo) -> str:
+        return text + document.field
 
-    def unseal(self, text: str, about: DocumentInfo) -> str:
-        return text.removesuffix(about.field)
+    def unseal(self, text: str, document: DocumentInfo) -> str:
+        return text.removesuffix(document.field)
 
 
 class Bad:

@@ -1,4 +1,4 @@
-"""Results of calls as arguments of others are checked as the values would be."""
+"""`result_of` as an argument is checked like a value of its type."""
 
 from typing import assert_type
 

@@ -1,4 +1,4 @@
-"""What comes back has the type the handler declares."""
+"""Results have the type that the handler declares."""
 
 from typing import Any, assert_type
 
@@ -24,8 +24,8 @@ async def results() -> None:
     assert_type(await (await without_anything.enqueue()).result(), None)
     int_(await job.result())  # E: Argument 1 to "int_" has incompatible type "str"; expected "int"
     await job.result("30s")  # E: Argument 1 to "result" of "Job" has incompatible type "str"
-    async for happened in jobs.events(after=None):
-        assert_type(happened, EventEntry)
+    async for entry in jobs.events(after=None):
+        assert_type(entry, EventEntry)
 
 
 def int_(value: int) -> None: ...
