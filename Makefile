@@ -20,7 +20,7 @@ PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(BASE) ## See it all happen (ARGS="--for 10s" for how long)
+demo: $(BASE) ## Run a sample app, its workers and a story of failures (ARGS="--for 10s" for how long)
 	@PYTHONPATH=src $(BIN)/python -m errandry demo $(ARGS)
 
 test: format-check lint types ## Run everything but the proofs (ARGS="-k settle" to pick)
@@ -35,8 +35,9 @@ prove: format-check lint types ## Run everything, with the long proofs
 format-check: $(READY)
 	$(BIN)/ruff format --check $(CODE)
 
-lint: $(READY) ## Lint
+lint: $(READY) ## Lint code and prose
 	$(BIN)/ruff check $(CODE)
+	$(BIN)/python -m tools.words
 
 types: $(READY) ## Check types
 	$(BIN)/mypy $(CODE)

@@ -1,6 +1,6 @@
-"""How much faster jobs are done in batches than one by one: no-ops with results, on SQLite, everything on.
+"""Compare batches with single jobs: the drain rate of no-ops with results, on SQLite.
 
-python -m bench.batches              drains in turns, about half a minute
+python -m bench.batches              about half a minute
 python -m bench.batches --jobs 2000
 """
 
@@ -11,37 +11,42 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.store import say
+from bench.store import report
 from errandry import Errandry, Task, Worker, WorkerOptions
 
-SIZE = 50
+BATCH_SIZE = 50
 ROUNDS = 3
 
 
-def declared(jobs: Errandry) -> dict[str, Task[[int], int]]:
+def declare_tasks(jobs: Errandry) -> dict[str, Task[[int], int]]:
     @jobs.task
-    async def one(number: int) -> int:
+    async def single(number: int) -> int:
         return number
 
-    @jobs.task(batch=SIZE)
-    async def many(numbers: list[int]) -> list[int]:
+    @jobs.task(batch=BATCH_SIZE)
+    async def batch(numbers: list[int]) -> list[int]:
         return numbers
 
     @jobs.task
-    def one_in_thread(number: int) -> int:
+    def single_in_thread(number: int) -> int:
         return number
 
-    @jobs.task(batch=SIZE)
-    def many_in_thread(numbers: list[int]) -> list[int]:
+    @jobs.task(batch=BATCH_SIZE)
+    def batch_in_thread(numbers: list[int]) -> list[int]:
         return numbers
 
-    return {"async": one, "async, batches": many, "thread": one_in_thread, "thread, batches": many_in_thread}
+    return {
+        "async": single,
+        "async, batches": batch,
+        "thread": single_in_thread,
+        "thread, batches": batch_in_thread,
+    }
 
 
 async def drain(folder: Path, kind: str, count: int) -> float:
-    """Jobs a second, preloaded."""
+    """The drain rate of preloaded jobs, per second."""
     async with Errandry(f"sqlite:////{folder}/errandry.db") as jobs:
-        task = declared(jobs)[kind]
+        task = declare_tasks(jobs)[kind]
         for start in range(0, count, 1_000):
             await jobs.enqueue_many([task.new(number) for number in range(start, min(count, start + 1_000))])
         began = time.perf_counter()
@@ -60,15 +65,17 @@ async def main(count: int) -> None:
             with tempfile.TemporaryDirectory(prefix="errandry-bench-", dir=".") as folder:
                 rates[kind].append(await drain(Path(folder).absolute(), kind, count))
     for kind in kinds:
-        say(
-            f"drain, {kind}{f' of {SIZE}' if 'batches' in kind else ''}",
+        report(
+            f"drain, {kind}{f' of {BATCH_SIZE}' if 'batches' in kind else ''}",
             statistics.median(rates[kind]),
             "jobs/s",
         )
     for kind in ("async", "thread"):
         pairs = zip(rates[f"{kind}, batches"], rates[kind], strict=True)
-        say(
-            f"  {kind}: batches to single jobs", statistics.median(many / one for many, one in pairs), "times"
+        report(
+            f"  {kind}: batches to single jobs",
+            statistics.median(batch / single for batch, single in pairs),
+            "times",
         )
 
 

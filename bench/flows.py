@@ -1,6 +1,6 @@
-"""Flows on SQLite: how long an insert of a parent with many children takes, and how fast they are worked off.
+"""Flows on SQLite: the insert time of a parent with many children, and the rate at which they are drained.
 
-`python -m bench.flows` prints both beside the same number of plain jobs, interleaved, each in a new file.
+`python -m bench.flows` compares both with the same number of plain jobs, interleaved, each in a new file.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from errandry.core.job import NewJob
 from errandry.store.sqlite.driver import SqliteStore
 
 JOBS = 10_000
-SLICE = 200
+CLAIM_SIZE = 200
 ROUNDS = 5
 
 
-async def measured(folder: Path, is_flow: bool, jobs: int) -> tuple[float, float]:
-    """Seconds to insert them all, and jobs a second to claim and settle them, `SLICE` a pass."""
+async def measure(folder: Path, is_flow: bool, jobs: int) -> tuple[float, float]:
+    """The seconds to insert the jobs, and the rate of claiming and settling them, `CLAIM_SIZE` per pass."""
     store = SqliteStore(folder / f"{time.monotonic_ns()}.db")
     await store.open()
     try:
@@ -33,16 +33,16 @@ async def measured(folder: Path, is_flow: bool, jobs: int) -> tuple[float, float
         began = time.perf_counter()
         await store.commit([Insert((parent, *children), edges)])
         inserted = time.perf_counter() - began
-        return inserted, await _drained(store, jobs)
+        return inserted, await _drain_rate(store, jobs)
     finally:
         await store.close()
 
 
-async def _drained(store: SqliteStore, jobs: int) -> float:
+async def _drain_rate(store: SqliteStore, jobs: int) -> float:
     settles: list[Settle] = []
     began, ended = time.perf_counter(), 0
     while ended < jobs:
-        claim = Claim(worker="bench", nonce=f"claim-{ended}", limit=SLICE, tasks=("noop",))
+        claim = Claim(worker="bench", nonce=f"claim-{ended}", limit=CLAIM_SIZE, tasks=("noop",))
         *_, claims = await store.commit([*settles, claim])
         if not isinstance(claims, Claims):
             raise TypeError(claims)
@@ -53,16 +53,16 @@ async def _drained(store: SqliteStore, jobs: int) -> float:
 
 def main(arguments: Sequence[str]) -> None:
     jobs = int(arguments[0]) if arguments else JOBS
-    found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    figures: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(ROUNDS):
             for is_flow in (False, True):
-                found[is_flow].append(asyncio.run(measured(Path(folder), is_flow, jobs)))
+                figures[is_flow].append(asyncio.run(measure(Path(folder), is_flow, jobs)))
     for is_flow, name in ((False, "plain"), (True, "flow")):
-        insert = median(one for one, _ in found[is_flow])
-        drain = median(one for _, one in found[is_flow])
+        insert = median(value for value, _ in figures[is_flow])
+        drain = median(value for _, value in figures[is_flow])
         print(f"{name:5}  {jobs:,} jobs inserted in {insert:.3f} s, drained at {drain:,.0f}/s")
-    share = median(one for _, one in found[True]) / median(one for _, one in found[False])
+    share = median(value for _, value in figures[True]) / median(value for _, value in figures[False])
     print(f"children are drained at {share:.0%} of the plain rate")
 
 

@@ -1,8 +1,8 @@
-"""Figures of limits and rates, on SQLite and PostgreSQL.
+"""Measure limits and rates, on SQLite and PostgreSQL.
 
-    python -m bench.lanes            all of it
-    python -m bench.lanes rate       1,000 jobs a second by four workers: the mean, and the fullest window
-    python -m bench.lanes limit      draining with a limit that does not bind, beside draining without
+    python -m bench.lanes            both parts
+    python -m bench.lanes rate       a rate of 1,000/s with four workers: the mean and the busiest second
+    python -m bench.lanes limit      draining with a limit that is never reached, and without
 
 With `sqlite` or `postgres`, on that store only.
 """
@@ -15,7 +15,7 @@ import time
 from bisect import bisect_left
 from multiprocessing.synchronize import Barrier
 
-from bench.stores import STORES, empty
+from bench.stores import STORES, empty_stores
 from errandry import Errandry, Worker
 from errandry.core.answer import Claims
 from errandry.core.command import Claim, CompleteOutcome, Insert, Ref, Settle
@@ -25,7 +25,7 @@ from errandry.core.rule import NO_RULE, Rate, Rule
 from errandry.store.contract import Store
 from errandry.store.url import store_at
 
-BATCH = 100
+PASS_SIZE = 100
 RATE = Rate(1_000, 1.0, 100)
 PROCESSES = 4
 
@@ -37,12 +37,12 @@ async def fill(store: Store, jobs: int, prefix: str) -> None:
 
 
 async def drain(store: Store, jobs: int, prefix: str) -> float:
-    """Seconds to claim and settle so many, in passes that do both."""
+    """Seconds to claim and settle this number of jobs, in passes that do both."""
     settles: list[Settle] = []
     start, done = time.perf_counter(), 0
     while done < jobs:
         nonce = f"{prefix}-{done}"
-        *_, claims = await store.commit([*settles, Claim(worker="w", nonce=nonce, limit=BATCH)])
+        *_, claims = await store.commit([*settles, Claim(worker="w", nonce=nonce, limit=PASS_SIZE)])
         if not isinstance(claims, Claims) or not claims.jobs:
             raise RuntimeError(f"claimed {claims} after {done} jobs")
         settles = [Settle(Ref(job.id, job.fence), CompleteOutcome()) for job in claims.jobs]
@@ -52,26 +52,26 @@ async def drain(store: Store, jobs: int, prefix: str) -> float:
 
 
 async def limit(url: str, rounds: int = 6, jobs: int = 3_000) -> None:
-    """With a global limit that never binds, and without, taking turns."""
+    """Drain with a limit that is never reached and without, taking turns."""
     store = store_at(url)
     await store.open()
-    took: dict[bool, list[float]] = {True: [], False: []}
+    seconds: dict[bool, list[float]] = {True: [], False: []}
     try:
         for number in range(2 * rounds):
-            limited = number % 2 == 0
-            rule = Rule(limit=10 * BATCH) if limited else NO_RULE
+            is_limited = number % 2 == 0
+            rule = Rule(limit=10 * PASS_SIZE) if is_limited else NO_RULE
             await store.commit([PutRule(GateKind.QUEUE, "default", rule)])
             await fill(store, jobs, f"{time.time_ns()}")
-            took[limited].append(await drain(store, jobs, f"{time.time_ns()}"))
+            seconds[is_limited].append(await drain(store, jobs, f"{time.time_ns()}"))
     finally:
         await store.close()
-    free, held = statistics.median(took[False]), statistics.median(took[True])
-    print(f"  unlimited {jobs / free:8,.0f} jobs/s, limit that does not bind {jobs / held:8,.0f} jobs/s")
+    free, held = statistics.median(seconds[False]), statistics.median(seconds[True])
+    print(f"  unlimited {jobs / free:8,.0f} jobs/s, limit never reached {jobs / held:8,.0f} jobs/s")
     print(f"  ratio {free / held:.2f} (at least 0.70)")
 
 
-def work(url: str, seconds: float, together: Barrier) -> None:
-    """A worker whose handlers do nothing, for so long."""
+def work(url: str, seconds: float, barrier: Barrier) -> None:
+    """Run a worker with no-op handlers for this time."""
     jobs = Errandry(url)
 
     @jobs.task
@@ -79,7 +79,7 @@ def work(url: str, seconds: float, together: Barrier) -> None:
 
     async def main() -> None:
         await jobs.open()
-        together.wait()
+        barrier.wait()
         worker = Worker(jobs)
         asyncio.get_running_loop().call_later(seconds, worker.stop)
         await worker.run()
@@ -95,11 +95,11 @@ async def rate(url: str, seconds: float = 10.0) -> None:
     jobs = int(seconds * 1.3 * RATE.count) // 1_000 * 1_000
     await fill(store, jobs, f"{time.time_ns()}")
     context = multiprocessing.get_context("spawn")
-    together = context.Barrier(PROCESSES)
-    crew = [context.Process(target=work, args=(url, seconds + 1, together)) for _ in range(PROCESSES)]
-    for process in crew:
+    barrier = context.Barrier(PROCESSES)
+    processes = [context.Process(target=work, args=(url, seconds + 1, barrier)) for _ in range(PROCESSES)]
+    for process in processes:
         process.start()
-    for process in crew:
+    for process in processes:
         await asyncio.to_thread(process.join)
     times = []
     cursor = None
@@ -111,19 +111,19 @@ async def rate(url: str, seconds: float = 10.0) -> None:
     await store.close()
     times.sort()
     first = times[0]
-    steady = bisect_left(times, first + seconds)
-    fullest = max(bisect_left(times, at + RATE.period) - n for n, at in enumerate(times))
-    mean = steady / seconds
+    count = bisect_left(times, first + seconds)
+    busiest = max(bisect_left(times, at + RATE.period) - n for n, at in enumerate(times))
+    mean = count / seconds
     print(f"  {PROCESSES} processes, {RATE}, burst {RATE.burst}: {mean:,.0f}/s over {seconds:g} s")
     print(f"  {mean / RATE.count:.1%} of the rate (at least 98 %)")
-    print(f"  fullest second: {fullest:,} (at most {RATE.count + RATE.burst:,})")
+    print(f"  busiest second: {busiest:,} (at most {RATE.count + RATE.burst:,})")
 
 
 def main(parts: list[str]) -> None:
     for name, figure in (("rate", rate), ("limit", limit)):
         if set(parts) & {"rate", "limit"} and name not in parts:
             continue
-        with empty([store for store in STORES if store in parts] or STORES) as urls:
+        with empty_stores([store for store in STORES if store in parts] or STORES) as urls:
             for kind, url in urls.items():
                 print(f"{name}, {kind}:")
                 asyncio.run(figure(url))

@@ -1,6 +1,6 @@
-"""docs/benchmarks.md from what the runs have left in build/bench: tables, drawings, and where Errandry loses.
+"""Write docs/benchmarks.md from the results in build/bench: tables, charts, and where Errandry loses.
 
-make bench-all       the runs, and then this
+make bench-all       runs all benchmarks, and then this
 python -m bench.page
 """
 
@@ -13,17 +13,17 @@ from msgspec import json
 
 from bench.peers.table import Results
 from bench.peers.table import page as peers_page
-from bench.target import compared
+from bench.target import target_rows
 from errandry.bench.report import Report, Stress
-from errandry.cli.bench import amount
+from errandry.cli.bench import format_number
 
 ROOT = Path(__file__).parents[1]
-FOUND, DOCS = ROOT / "build" / "bench", ROOT / "docs"
+RESULTS, DOCS = ROOT / "build" / "bench", ROOT / "docs"
 DRAWINGS = ("throughput.svg", "latency.svg", "stress.svg", "peers.svg")
 
 
 def page(report: Report, stress: Stress, peers: Results) -> str:
-    """The whole page."""
+    """The text of the page."""
     return "\n".join([*_head(report), *_figures(report), *_stress(stress), *_peers(peers)]) + "\n"
 
 
@@ -32,9 +32,9 @@ def _head(report: Report) -> Iterator[str]:
     yield "# Benchmarks"
     yield ""
     yield (
-        "Made by `make bench-all`, which measures everything anew and writes this page. A time or a rate "
-        "alone says little on a shared machine: what can be compared is what was measured side by side. "
-        "`errandry bench` measures your own machine: [Measuring](guide/bench.md)."
+        "Written by `make bench-all`, which runs all benchmarks. A single time or rate says little on a "
+        "shared machine: compare only figures that were measured side by side. "
+        "`errandry bench` measures your own machine: [Benchmarking](guide/bench.md)."
     )
     yield ""
     yield f"{machine.system}, {machine.processors} processors, Python {machine.python}, {report.at}."
@@ -45,60 +45,67 @@ def _figures(report: Report) -> Iterator[str]:
     yield "## Errandry on SQLite"
     yield ""
     yield (
-        "`errandry bench`, in the default setting: an acknowledged write survives a power cut. In the same "
-        f"minutes the disk took {report.raw['writes a second']:,.0f} single durable writes a second, written "
-        f"with SQLite and nothing around it; one took {report.raw['p50']:.2f} ms (p50). The last column says "
-        "how many jobs there were in the time of one such write, or how many such writes long a latency is."
+        "`errandry bench` with the default durability: an acknowledged write survives a power cut. In the "
+        "same minutes, raw writes (one row per SQLite transaction) ran at "
+        f"{report.raw['writes a second']:,.0f} per second; one took {report.raw['p50']:.2f} ms (p50). "
+        "The last column is the number of jobs in the time of one raw write or, for a latency, its length in "
+        "raw writes."
     )
     yield ""
-    yield "| part | what | | least – most | raw writes |"
+    yield "| part | what | | min – max | raw writes |"
     yield "| --- | --- | ---: | ---: | ---: |"
     for figure in report.figures:
-        spread = "" if figure.low == figure.high else f"{amount(figure.low)} – {amount(figure.high)}"
+        spread = (
+            "" if figure.low == figure.high else f"{format_number(figure.low)} – {format_number(figure.high)}"
+        )
         raw = "" if figure.of_raw is None else f"{figure.of_raw:,.2f}"
-        value = f"{amount(figure.value)} {figure.unit}"
+        value = f"{format_number(figure.value)} {figure.unit}"
         yield f"| {figure.part} | {figure.name} | {value} | {spread} | {raw} |"
     yield ""
     yield "![Throughput](benchmarks/throughput.svg)"
     yield ""
     yield "![Latency by percentile](benchmarks/latency.svg)"
     yield ""
-    yield "What is aimed at, on two processors:"
+    yield "Targets on two processors:"
     yield ""
-    yield "| what | should be | was | met |"
+    yield "| what | target | measured | met |"
     yield "| --- | --- | ---: | --- |"
-    yield from compared(report)
+    yield from target_rows(report)
 
 
-def _stress(found: Stress) -> Iterator[str]:
+def _stress(stress: Stress) -> Iterator[str]:
     yield ""
     yield "## Stress test"
     yield ""
     yield (
-        f"`errandry bench --stress`: {found.jobs:,} jobs over {found.queues} queues with {found.workers} "
-        f"worker processes in {found.seconds:.0f} s ({found.jobs / found.seconds:,.0f} a second). "
-        f"{found.killed} workers were killed with -9 meanwhile and {found.totals.get('expired', 0):,} jobs "
-        f"taken back from them; {found.totals.get('retried', 0):,} retries. "
-        f"{'Every job is accounted for.' if found.is_sound else '**Not every job is accounted for.**'}"
+        f"`errandry bench --stress`: {stress.jobs:,} jobs in {stress.queues} queues with {stress.workers} "
+        f"worker processes in {stress.seconds:.0f} s ({stress.jobs / stress.seconds:,.0f} per second). "
+        f"{stress.killed} workers were killed with -9; {stress.totals.get('expired', 0):,} leases expired, "
+        f"and {stress.totals.get('retried', 0):,} attempts were retried. "
+        + (
+            "Every job ended as expected."
+            if stress.is_sound
+            else "**Some jobs are missing or ended in a wrong state.**"
+        )
     )
     yield ""
     states = ("completed", "failed", "canceled")
-    yield f"| kind | what it must do | jobs | {' | '.join(states)} | wrong |"
+    yield f"| kind | expected end | jobs | {' | '.join(states)} | wrong |"
     yield f"| --- | --- | {'---: | ' * (len(states) + 2)}".rstrip()
-    for one in found.accounts:
-        ends = " | ".join(f"{one.states.get(state, 0):,}" for state in states)
-        yield f"| {one.kind} | {one.rule} | {one.expected:,} | {ends} | {one.wrong:,} |"
+    for result in stress.accounts:
+        counts = " | ".join(f"{result.states.get(state, 0):,}" for state in states)
+        yield f"| {result.kind} | {result.rule} | {result.expected:,} | {counts} | {result.wrong:,} |"
     yield ""
     yield "![Jobs by state over time](benchmarks/stress.svg)"
 
 
 def _peers(results: Results) -> Iterator[str]:
     yield ""
-    yield "## Beside others"
+    yield "## Other systems"
     yield ""
     yield (
-        "`python -m bench.peers`: the same work on each, in an environment of its own, taking turns. They do "
-        "not promise the same: what each keeps and survives is in the table of the README."
+        "`python -m bench.peers` gives the same work to each system, in separate environments, taking turns. "
+        "Their guarantees differ: the table in the README says what each keeps and survives."
     )
     yield ""
     yield peers_page(results).rstrip()
@@ -108,19 +115,19 @@ def _peers(results: Results) -> Iterator[str]:
 
 def main() -> None:
     try:
-        report = json.decode((FOUND / "report.json").read_bytes(), type=Report)
-        stress = json.decode((FOUND / "stress.json").read_bytes(), type=Report).stress
-        peers = json.decode((FOUND / "peers.json").read_bytes(), type=Results)
+        report = json.decode((RESULTS / "report.json").read_bytes(), type=Report)
+        stress = json.decode((RESULTS / "stress.json").read_bytes(), type=Report).stress
+        peers = json.decode((RESULTS / "peers.json").read_bytes(), type=Results)
     except FileNotFoundError as error:
-        sys.exit(f"{error.filename} is not there yet: run make bench-all")
+        sys.exit(f"{error.filename} does not exist yet: run make bench-all")
     if stress is None:
-        sys.exit(f"{FOUND / 'stress.json'} is no report of a stress test: run make bench-all")
+        sys.exit(f"{RESULTS / 'stress.json'} has no stress test: run make bench-all")
     (DOCS / "benchmarks").mkdir(exist_ok=True)
     for name in DRAWINGS:
-        shutil.copy(FOUND / name, DOCS / "benchmarks" / name)
+        shutil.copy(RESULTS / name, DOCS / "benchmarks" / name)
     (DOCS / "benchmarks.md").write_text(page(report, stress, peers), "utf-8")
-    print("\n".join(compared(report)))
-    print(f"Written: {DOCS / 'benchmarks.md'}")
+    print("\n".join(target_rows(report)))
+    print(f"Wrote {DOCS / 'benchmarks.md'}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Figures of handlers in child processes, on SQLite with everything on (durability: power cut).
+"""Measure handlers in child processes, on SQLite that survives a power cut.
 
-python -m bench.processes            all of it, about half a minute
+python -m bench.processes            all parts, about half a minute
 python -m bench.processes drain      one part: drain, cancel, start
 """
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from bench.store import say
+from bench.store import report
 from errandry import Errandry, Worker, WorkerOptions
 
 jobs = Errandry(os.environ.get("ERRANDRY_URL", "memory:"))
@@ -28,14 +28,14 @@ def noop(i: int) -> int:
 
 @jobs.task(run="process")
 def busy(file: str) -> None:
-    """Does not look whether it should stop."""
+    """Run forever without checking whether to stop."""
     Path(file).write_text(str(os.getpid()))
     while True:
         pass
 
 
 async def drain(count: int = 10_000) -> None:
-    """Preloaded no-op jobs with results, history and events; children are started within."""
+    """Drain preloaded no-op jobs with results, history and events; this includes the start of children."""
     for start in range(0, count, 1_000):
         await jobs.enqueue_many([noop.new(i=i) for i in range(start, start + 1_000)])
     began = time.perf_counter()
@@ -43,11 +43,11 @@ async def drain(count: int = 10_000) -> None:
     took = time.perf_counter() - began
     if (await jobs.counts())["default"] != {"completed": count}:
         raise RuntimeError(f"not all completed: {await jobs.counts()}")
-    say(f"drain, {CHILDREN} children (at least 1,500)", count / took, "jobs/s")
+    report(f"drain, {CHILDREN} children (at least 1,500)", count / took, "jobs/s")
 
 
 async def cancel(times: int = 10) -> None:
-    """From the call of cancel until the process of a busy handler is gone."""
+    """Measure from the cancel call until the process of a busy handler has ended."""
     worker, waits = Worker(jobs, WorkerOptions(children=1)), []
     running = asyncio.create_task(worker.run())
     for number in range(times):
@@ -55,18 +55,18 @@ async def cancel(times: int = 10) -> None:
         job = await busy.enqueue(str(file.absolute()))
         while not file.exists() or not file.read_text():
             await asyncio.sleep(0.005)
-        asked = time.perf_counter()
+        canceled = time.perf_counter()
         await job.cancel()
         await job.wait(timeout=10)
-        waits.append(time.perf_counter() - asked)
+        waits.append(time.perf_counter() - canceled)
     worker.stop()
     await running
-    say("cancel ends a busy handler, p50", statistics.median(waits) * 1e3, "ms")
-    say("  at most (at most 1,000)", max(waits) * 1e3, "ms")
+    report("cancel ends a busy handler, p50", statistics.median(waits) * 1e3, "ms")
+    report("  at most (at most 1,000)", max(waits) * 1e3, "ms")
 
 
 async def start(times: int = 5) -> None:
-    """From enqueueing to the result, with a child that has to be started for it."""
+    """Measure from the enqueue to the result, including the start of the child."""
     waits = []
     for number in range(times):
         job = await noop.enqueue(i=number)
@@ -74,7 +74,7 @@ async def start(times: int = 5) -> None:
         await Worker(jobs, WorkerOptions(burst=True, children=1)).run()
         waits.append(time.perf_counter() - began)
         await job.result(timeout=1)
-    say("the first job of a child", statistics.median(waits) * 1e3, "ms")
+    report("the first job of a child", statistics.median(waits) * 1e3, "ms")
 
 
 PARTS: dict[str, Callable[[], Coroutine[None, None, None]]] = {
@@ -84,24 +84,24 @@ PARTS: dict[str, Callable[[], Coroutine[None, None, None]]] = {
 }
 
 
-async def measured(part: str) -> None:
+async def run_part(part: str) -> None:
     async with jobs:
         await PARTS[part]()
 
 
 def main() -> None:
-    """Each part in a folder and a process of its own: the app is declared at the top, once."""
+    """Run each part in its own folder and process, because the app of this module has one store."""
     if len(sys.argv) == 3 and sys.argv[1] == "--here":
-        asyncio.run(measured(sys.argv[2]))
+        asyncio.run(run_part(sys.argv[2]))
         return
     for name in sys.argv[1:] or PARTS:
         if name not in PARTS:
             sys.exit(f"there is no part {name!r}: choose from {', '.join(PARTS)}")
         with tempfile.TemporaryDirectory(prefix="errandry-bench-", dir=".") as folder:
-            place = Path(folder).absolute()
-            surroundings = {"ERRANDRY_URL": f"sqlite:////{place}/errandry.db", "PYTHONPATH": os.getcwd()}
+            path = Path(folder).absolute()
+            environment = {"ERRANDRY_URL": f"sqlite:////{path}/errandry.db", "PYTHONPATH": os.getcwd()}
             command = [sys.executable, "-m", "bench.processes", "--here", name]
-            subprocess.run(command, cwd=place, env=os.environ | surroundings, check=True)
+            subprocess.run(command, cwd=path, env=os.environ | environment, check=True)
 
 
 if __name__ == "__main__":

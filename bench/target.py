@@ -1,14 +1,14 @@
-"""What the figures should be at least, or at most, on two processors; and whether they were."""
+"""The targets of figures on two processors, and whether a report meets them."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from errandry.bench.report import Measurement, Report
-from errandry.cli.bench import amount
+from errandry.cli.bench import format_number
 
 
 class Target(NamedTuple):
-    """A figure of a report by its part and name, and the bound for it. `of` says which value is meant."""
+    """The bound of a figure, which is named by part and name; `of` returns the value to compare."""
 
     part: str
     name: str
@@ -26,13 +26,13 @@ TARGETS = (
 )
 
 
-def compared(report: Report) -> Iterator[str]:
-    """Rows of a Markdown table: what, the bound, what was found, and whether that is enough."""
+def target_rows(report: Report) -> Iterator[str]:
+    """Rows of a Markdown table: the figure, its target, the measured value, and whether that meets it."""
     figures = {(figure.part, figure.name): figure for figure in report.figures}
     for target in TARGETS:
         if figure := figures.get((target.part, target.name)):
-            found, is_more = target.of(figure), figure.better == "more"
-            is_met = found >= target.bound if is_more else found <= target.bound
+            value, is_more = target.of(figure), figure.better == "more"
+            is_met = value >= target.bound if is_more else value <= target.bound
             bound = f"at {'least' if is_more else 'most'} {target.bound:,g} {figure.unit}"
             met = "yes" if is_met else "**no**"
-            yield f"| {target.part}: {target.name} | {bound} | {amount(found)} | {met} |"
+            yield f"| {target.part}: {target.name} | {bound} | {format_number(value)} | {met} |"

@@ -1,4 +1,4 @@
-"""The page of the command line, from the commands themselves."""
+"""Generate the reference page of the command line from the commands."""
 
 from collections.abc import Iterable, Iterator
 from inspect import cleandoc
@@ -6,52 +6,56 @@ from inspect import cleandoc
 import click
 
 from errandry.cli.command import CliCommand, CliGroup
-from errandry.cli.main import CODES, COMMANDS, INTERRUPTED, errandry
+from errandry.cli.main import COMMANDS, EXIT_CODES, INTERRUPTED, errandry
 
 
 def page() -> str:
-    """Every command with its options; those they all have stand once."""
+    """The text of the page: every command with its options, and the global options once."""
     root = click.Context(errandry, info_name="errandry")
     sections = "\n".join(text for name in COMMANDS for text in _sections(root, name, 2))
-    temporary = max(CODES.values())
+    temporary = max(EXIT_CODES.values())
     return f"""# Command line
 
 Written by `make generate` from `errandry.cli`. [The guide](../guide/cli.md) shows how the commands are used.
 
-Data goes to stdout, talk to stderr. The exit code is 0 if all went well, 1 if something was refused, not
-found or is wrong, 2 if the command line itself is wrong, {temporary} if the store cannot be reached just now,
-and {INTERRUPTED} after Ctrl-C.
+Data goes to stdout, messages to stderr. The exit code is 0 on success, 1 if a job was refused or not found or
+a check failed, 2 if the command line is wrong, {temporary} if the store cannot be reached at the moment, and
+{INTERRUPTED} after Ctrl-C.
 
 Every option can be given as a flag, in the environment (`ERRANDRY_URL`, `ERRANDRY_JOBS_LS_LIMIT`), or in the
-nearest `pyproject.toml` (`url` in `[tool.errandry]`, `limit` in `[tool.errandry.jobs.ls]`); what stands
-first here wins.
+nearest `pyproject.toml` (`url` in `[tool.errandry]`, `limit` in `[tool.errandry.jobs.ls]`), in this order of
+precedence.
 
-## Options of every command
+## Global options
 
 {_options(root, [option for option in errandry.params if option.name != "version"])}
 {sections}"""
 
 
-def _sections(above: click.Context, name: str, level: int) -> Iterator[str]:
-    group = above.command
-    command = group.get_command(above, name) if isinstance(group, click.Group) else None
+def _sections(parent: click.Context, name: str, level: int) -> Iterator[str]:
+    group = parent.command
+    command = group.get_command(parent, name) if isinstance(group, click.Group) else None
     if command is None:
-        raise LookupError(f"{above.command_path} has no command {name}")
-    ctx = click.Context(command, info_name=name, parent=above)
+        raise LookupError(f"{parent.command_path} has no command {name}")
+    ctx = click.Context(command, info_name=name, parent=parent)
     yield f"\n{'#' * level} `{ctx.command_path}`\n\n{_help(command)}\n"
     if isinstance(command, CliGroup):
-        for one in command.list_commands(ctx):
-            yield from _sections(ctx, one, level + 1)
+        for subcommand in command.list_commands(ctx):
+            yield from _sections(ctx, subcommand, level + 1)
         return
     yield f"    {command.get_usage(ctx).removeprefix('Usage: ')}\n"
     common = command.common if isinstance(command, CliCommand) else []
-    own = [one for one in command.params if isinstance(one, click.Option) and one not in common]
+    own = [
+        subcommand
+        for subcommand in command.params
+        if isinstance(subcommand, click.Option) and subcommand not in common
+    ]
     if options := _options(ctx, own):
         yield f"{options}\n"
 
 
 def _help(command: click.Command) -> str:
-    """Its docstring; what is laid out by hand stays so."""
+    """The help text of the command as Markdown; preformatted paragraphs become code blocks."""
     paragraphs = cleandoc(command.help or "").split("\n\n")
     return "\n\n".join(_paragraph(text) for text in paragraphs)
 

@@ -1,4 +1,4 @@
-"""The states as a drawing: where each move leads in the plain case. SVG from the table, without a library."""
+"""Draw the states and their moves as SVG from the table of moves, without a library."""
 
 from collections.abc import Iterator
 from html import escape
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from errandry.core.state import TABLE, TERMINAL, Actor, Move, State
 
 WIDTH, HEIGHT = 960, 460
-BOX = (104, 40)
+BOX_SIZE = (104, 40)
 
 
 class Point(NamedTuple):
@@ -16,7 +16,7 @@ class Point(NamedTuple):
     y: float
 
 
-PLACES = {
+POSITIONS = {
     None: Point(310, 165),
     State.BLOCKED: Point(80, 110),
     State.SCHEDULED: Point(80, 400),
@@ -27,7 +27,7 @@ PLACES = {
     State.FAILED: Point(880, 250),
     State.CANCELED: Point(880, 400),
 }
-BOWS = {  # how far an arrow bends to its left, so that it passes no other state
+CURVATURE = {  # how far an arrow bends to its left, to avoid other states
     (State.CLAIMED, State.WAITING): 60.0,
     (State.RUNNING, State.WAITING): -120.0,
     (State.RUNNING, State.SCHEDULED): 70.0,
@@ -35,14 +35,14 @@ BOWS = {  # how far an arrow bends to its left, so that it passes no other state
     (State.CLAIMED, State.CANCELED): -90.0,
     (State.BLOCKED, State.FAILED): 240.0,
 }
-FROM_MANY = 3
-"""A move from so many states is said in words: its arrows would hide the others."""
+DRAWN_SOURCES_MAX = 3
+"""A move from this number of states or more is a note, not arrows, which would hide the others."""
 
 
 def states() -> str:
-    """The whole drawing."""
+    """The SVG document."""
     arrows = "\n".join(_arrow(source, target, moves) for (source, target), moves in _pairs().items())
-    boxes = "\n".join(_box(state, PLACES[state]) for state in State)
+    boxes = "\n".join(_box(state, POSITIONS[state]) for state in State)
     notes = "\n".join(
         f'<text class="note" x="20" y="{HEIGHT + 20 * number}">{escape(note)}</text>'
         for number, note in enumerate(_notes(), 1)
@@ -70,25 +70,27 @@ svg {{ background: #fff; font: 13px system-ui, sans-serif }}
 
 
 def _pairs() -> dict[tuple[State | None, State], list[Move]]:
-    """The arrows, each with the moves that go that way."""
+    """The arrows from state to state, each with its moves."""
     pairs: dict[tuple[State | None, State], list[Move]] = {}
-    for move in _drawn():
+    for move in _drawn_moves():
         for source, target in TABLE[move].leads.items():
             if target is not None and source is not target:
                 pairs.setdefault((source, target), []).append(move)
     return pairs
 
 
-def _drawn() -> list[Move]:
+def _drawn_moves() -> list[Move]:
     return [
-        move for move, rule in TABLE.items() if rule.by is not Actor.OPERATOR and len(rule.leads) < FROM_MANY
+        move
+        for move, rule in TABLE.items()
+        if rule.by is not Actor.OPERATOR and len(rule.leads) < DRAWN_SOURCES_MAX
     ]
 
 
 def _notes() -> Iterator[str]:
-    """The moves that start from many states, unless an operator makes them."""
+    """Notes for the moves from many states, without those of operators."""
     for move, rule in TABLE.items():
-        if rule.by is Actor.OPERATOR or move in _drawn():
+        if rule.by is Actor.OPERATOR or move in _drawn_moves():
             continue
         for target in dict.fromkeys(rule.leads.values()):
             sources = [source for source, to in rule.leads.items() if to is target and source is not None]
@@ -97,13 +99,16 @@ def _notes() -> Iterator[str]:
 
 
 def _arrow(source: State | None, target: State, moves: list[Move]) -> str:
-    start, end = PLACES[source], PLACES[target]
-    bow, length = BOWS.get((source, target), 0.0) if source else 0.0, hypot(end.x - start.x, end.y - start.y)
+    start, end = POSITIONS[source], POSITIONS[target]
+    bow, length = (
+        CURVATURE.get((source, target), 0.0) if source else 0.0,
+        hypot(end.x - start.x, end.y - start.y),
+    )
     middle = Point(
         (start.x + end.x) / 2 + bow * (end.y - start.y) / length,
         (start.y + end.y) / 2 - bow * (end.x - start.x) / length,
     )
-    first, last = _edge(start, middle) if source else start, _edge(end, middle)
+    first, last = _edge_point(start, middle) if source else start, _edge_point(end, middle)
     label = Point((first.x + 2 * middle.x + last.x) / 4, (first.y + 2 * middle.y + last.y) / 4)
     return (
         f'<path class="way" d="M{first.x:.0f} {first.y:.0f}Q{middle.x:.0f} {middle.y:.0f} '
@@ -112,17 +117,18 @@ def _arrow(source: State | None, target: State, moves: list[Move]) -> str:
     )
 
 
-def _edge(centre: Point, towards: Point) -> Point:
-    """Where the way from the middle of a box leaves it."""
-    across, down = towards.x - centre.x, towards.y - centre.y
+def _edge_point(center: Point, point: Point) -> Point:
+    """The point where the line from the center of a box to a point crosses the edge of the box."""
+    across, down = point.x - center.x, point.y - center.y
     share = min(
-        BOX[0] / 2 / abs(across) if across else float("inf"), BOX[1] / 2 / abs(down) if down else float("inf")
+        BOX_SIZE[0] / 2 / abs(across) if across else float("inf"),
+        BOX_SIZE[1] / 2 / abs(down) if down else float("inf"),
     )
-    return Point(centre.x + across * share, centre.y + down * share)
+    return Point(center.x + across * share, center.y + down * share)
 
 
 def _box(state: State, at: Point) -> str:
-    kind, (width, height) = "end" if state in TERMINAL else "box", BOX
+    kind, (width, height) = "end" if state in TERMINAL else "box", BOX_SIZE
     corner = f'x="{at.x - width / 2:.0f}" y="{at.y - height / 2:.0f}"'
     return (
         f'<rect class="{kind}" {corner} width="{width}" height="{height}" rx="9"/>\n'

@@ -1,4 +1,4 @@
-"""Write the generated pages: `make generate`. A test fails when they no longer say what the code says."""
+"""Write the generated pages, as `make generate` does. A test fails if a page differs from the code."""
 
 import inspect
 import re
@@ -22,7 +22,7 @@ from errandry.api.options import (
     UseOptions,
 )
 from errandry.api.task import RunRules
-from errandry.core.event import KINDS, EventKind
+from errandry.core.event import KINDS_OF_MOVE, EventKind
 from errandry.core.job import Keep, NewJob
 from errandry.core.retry import Backoff
 from errandry.core.state import TABLE, Move, Reason, State, Transition
@@ -36,9 +36,11 @@ EXAMPLES = DOCS.parent / "examples"
 
 
 def states() -> str:
-    """The table of moves, a drawing of them, and who can follow whom."""
+    """The page of states: the table of moves, a drawing, and the moves from each state to each other."""
     reached = list(State)
-    ways = [[source or "–", *(_moves(source, target) for target in reached)] for source in (None, *State)]
+    ways = [
+        [source or "–", *(_moves_between(source, target) for target in reached)] for source in (None, *State)
+    ]
     return f"""# States and moves
 
 Written by `make generate` from `errandry.core.state`. What the moves mean to a program is in
@@ -46,37 +48,37 @@ Written by `make generate` from `errandry.core.state`. What the moves mean to a 
 
 ![The states and the moves between them](states.svg)
 
-Drawn is where each move leads in the plain case; the moves of operators are left out.
+The drawing shows where each move normally leads. It leaves out the moves of operators.
 
 ## States
 
-{_table(("state", "meaning"), ([f"`{state}`", text] for state, text in worded(State, State).items()))}
+{_table(("state", "meaning"), ([f"`{state}`", text] for state, text in descriptions(State, State).items()))}
 
 ## Moves
 
 A fenced move needs the fence of the claim and an unexpired lease; a move from a state that is not listed
 changes nothing.
 
-{_table(("move", "from", "to", "by", "events"), (_row(move, rule) for move, rule in TABLE.items()))}
+{_table(("move", "from", "to", "by", "events"), (_move_row(move, rule) for move, rule in TABLE.items()))}
 
 ## From state to state
 
-Every way a move may go, by the state it starts from and the state it leads to.
+The moves that can lead from each state to each other state.
 
 {_table(("from", *(f"to {state}" for state in reached)), ways)}
 
 ## Reasons
 
-Why a job failed or was canceled: `reason` in its record, and the kind of each of its errors.
+The reason why a job failed or was canceled: `reason` in its record, and `kind` of each of its errors.
 
-{_table(("reason", "meaning"), ([f"`{reason}`", text] for reason, text in worded(Reason, Reason).items()))}
+{_table(("reason", "meaning"), ([f"`{name}`", text] for name, text in descriptions(Reason, Reason).items()))}
 """
 
 
 def options() -> str:
-    """Every option of tasks, jobs, workers and stores, with its default."""
+    """The page of options: every option of tasks, jobs, workers and stores, with its default."""
     rules = {"name": "the function’s name"} | {
-        field.name: f"`{_shown(field.default)}`" for field in msgspec.structs.fields(RunRules)
+        field.name: f"`{_format_default(field.default)}`" for field in msgspec.structs.fields(RunRules)
     }
     return f"""# Options
 
@@ -94,7 +96,7 @@ In `@jobs.task(…)`, for every job of the task, and in `task.using(…)`, for t
 
 {_options(TaskOptions, rules, without=JobOptions)}
 
-{_paragraph(BatchOptions)} See [batches](../guide/batches.md).
+{_first_paragraph(BatchOptions)} See [batches](../guide/batches.md).
 
 {_options(BatchOptions, rules, without=TaskOptions)}
 
@@ -104,16 +106,17 @@ In `@jobs.task(…)`, for every job of the task, and in `task.using(…)`, for t
 
 ## Backoff
 
-{_paragraph(Backoff)}
+{_first_paragraph(Backoff)}
 
 {_fields(Backoff)}
 
-A curve by its name, `backoff="linear"`, is `Backoff` with this curve. A length of time, `backoff="30s"`, is
-always so long, without jitter. Any other name is a function declared with `@jobs.backoff`.
+The name of a curve, as in `backoff="linear"`, means `Backoff` with this curve. A length of time, as in
+`backoff="30s"`, means a fixed delay without jitter. Any other name is a function declared with
+`@jobs.backoff`.
 
 ## Keep
 
-{_paragraph(Keep)}
+{_first_paragraph(Keep)}
 
 {_fields(Keep)}
 
@@ -125,63 +128,66 @@ always so long, without jitter. Any other name is a function declared with `@job
 
 ## Of stores
 
-`Errandry(bounds=StoreLimits(…))`, from `errandry.store.contract`. Sizes are bytes, ages are seconds.
+`Errandry(store_limits=StoreLimits(…))`, from `errandry.store.contract`. Sizes are bytes, ages are seconds.
 
 {_options(StoreLimits, _defaults(StoreLimits))}
 
-`Errandry(limits=WriteLimits(…))`, from `errandry.store.engine.backlog`: what goes on in front of any store.
+`Errandry(write_limits=WriteLimits(…))`, from `errandry.store.engine.backlog`: these apply to every store.
 
 {_options(WriteLimits, _defaults(WriteLimits))}
 """
 
 
 def events() -> str:
-    """Every kind of event, and what makes it."""
+    """The page of events: every kind of event, and the moves that cause it."""
     rows = (
-        [f"`{kind}`", text, _made_by(EventKind(kind))] for kind, text in worded(EventKind, EventKind).items()
+        [f"`{kind}`", text, _moves_of(EventKind(kind))]
+        for kind, text in descriptions(EventKind, EventKind).items()
     )
     return f"""# Events
 
 Written by `make generate` from `errandry.core.event`. How to read them is in [the guide](../guide/events.md).
 
-{_table(("event", "says", "made by"), rows)}
+{_table(("event", "meaning", "moves"), rows)}
 """
 
 
-def tree() -> str:
-    """Every error, in the tree they form."""
+def error_tree() -> str:
+    """The page of errors: the tree of error classes, and a table of them."""
     kinds = [
         kind for kind in vars(errors).values() if inspect.isclass(kind) and kind.__module__ == errors.__name__
     ]
-    rows = ([f"`{kind.__name__}`", _paragraph(kind), _parents(kind), _attributes(kind)] for kind in kinds)
+    rows = (
+        [f"`{kind.__name__}`", _first_paragraph(kind), _parents(kind), _attributes(kind)] for kind in kinds
+    )
     return f"""# Errors
 
-Written by `make generate` from `errandry.errors`, where all of them are. Each keeps its arguments as
+Written by `make generate` from `errandry.errors`, which defines all errors. Each keeps its arguments as
 attributes.
 
 ```text
-{_drawing()}
+{_error_tree_text()}
 ```
 
-{_table(("error", "means", "is a", "attributes"), rows)}
+{_table(("error", "meaning", "base class", "attributes"), rows)}
 """
 
 
 def decisions() -> str:
-    """The decisions someone may question, one line each."""
-    found = sorted((DOCS / "adr").glob("[0-9]*.md"))
-    titles = [(path, path.read_text("utf-8").splitlines()[0].removeprefix("# ")) for path in found]
+    """The page of decisions: one link for each."""
+    paths = sorted((DOCS / "adr").glob("[0-9]*.md"))
+    titles = [(path, path.read_text("utf-8").splitlines()[0].removeprefix("# ")) for path in paths]
     lines = "\n".join(f"- [{title}](adr/{path.name})" for path, title in titles)
     return f"""# Decisions
 
-Written by `make generate`. Each of these pages says what was decided, why, and what it costs.
+Written by `make generate`. Each of these pages gives a decision, its reasons and its costs.
 
 {lines}
 """
 
 
 def examples() -> str:
-    """The examples as they are: what each says of itself, and its app."""
+    """The page of examples: the README and the app of each."""
     parts = []
     for folder in sorted(path.parent for path in EXAMPLES.glob("*/README.md")):
         words = (folder / "README.md").read_text("utf-8").replace("](../../docs/", "](").removeprefix("# ")
@@ -189,13 +195,13 @@ def examples() -> str:
         parts.append(f"## {words}\n`examples/{folder.name}/app.py`:\n\n```python\n{app}```\n")
     return f"""# Examples
 
-Written by `make generate` from the folder `examples` of the repository. Each is a small program that can be
-started as it is. The tests run all of them, with real workers.
+Written by `make generate` from the folder `examples` of the repository. Each is a small program that runs
+without changes. The tests run all of them, with real workers.
 
 {chr(10).join(parts)}"""
 
 
-def _row(move: Move, rule: Transition) -> list[str]:
+def _move_row(move: Move, rule: Transition) -> list[str]:
     sources = ", ".join(rule.sources) or "–"
     plain = [_name(target) for target in dict.fromkeys(rule.leads.values())]
     same = all(source is target for source, target in rule.leads.items())
@@ -203,14 +209,14 @@ def _row(move: Move, rule: Transition) -> list[str]:
     others = [f"{_name(target)} if {why}" for target, why in rule.otherwise.items()]
     by = f"{rule.by}, fenced" if rule.fenced else rule.by
     reached = {*rule.leads.values(), *rule.otherwise} - {None}
-    kinds = dict.fromkeys(kind for state in State if state in reached for kind in KINDS[move, state])
+    kinds = dict.fromkeys(kind for state in State if state in reached for kind in KINDS_OF_MOVE[move, state])
     events = ["removed"] if move.startswith("remove") else list(kinds)
     return [move, sources, "; ".join([*targets, *others]), by, ", ".join(events) or "–"]
 
 
-def _moves(source: State | None, target: State | None) -> str:
-    """The moves that may lead from one state to another; an edited job that is blocked stays so."""
-    found = [
+def _moves_between(source: State | None, target: State | None) -> str:
+    """The moves that may lead from one state to another; an edit does not unblock a blocked job."""
+    moves = [
         move
         for move, rule in TABLE.items()
         if source in rule.leads
@@ -218,20 +224,20 @@ def _moves(source: State | None, target: State | None) -> str:
         and (move, source) != (Move.EDIT, State.BLOCKED)
         and (rule.leads[source] is target or target in rule.otherwise)
     ]
-    return ", ".join(found)
+    return ", ".join(moves)
 
 
 def _name(state: State | None) -> str:
     return "gone" if state is None else state
 
 
-def _made_by(kind: EventKind) -> str:
-    """The moves an event tells of; what no move makes is described by its words."""
+def _moves_of(kind: EventKind) -> str:
+    """The moves that cause an event; a dash if none does."""
     reached = {move: {*rule.leads.values(), *rule.otherwise} for move, rule in TABLE.items()}
     moves = [
         move
         for move, states in reached.items()
-        if any(state is not None and kind in KINDS[move, state] for state in states)
+        if any(state is not None and kind in KINDS_OF_MOVE[move, state] for state in states)
     ]
     if kind is EventKind.REMOVED:
         moves = [Move.REMOVE, Move.REMOVE_FORCED]
@@ -239,12 +245,12 @@ def _made_by(kind: EventKind) -> str:
 
 
 def _options(kind: type, defaults: Mapping[str, str], without: type | None = None) -> str:
-    """A table of the annotated names of a class, each with the words its docstring has for it."""
+    """A table of the annotated names of a class, with the description of each from the docstring."""
     left_out = without.__annotations__ if without else {}
     names = [name for name in kind.__annotations__ if name not in left_out]
-    hints, words = get_type_hints(kind), worded(kind, names)
+    hints, words = get_type_hints(kind), descriptions(kind, names)
     rows = ([f"`{name}`", words[name], _type(hints[name]), defaults.get(name, "–")] for name in names)
-    return _table(("option", "is", "type", "default"), rows)
+    return _table(("option", "meaning", "type", "default"), rows)
 
 
 def _fields(kind: type[msgspec.Struct]) -> str:
@@ -255,12 +261,12 @@ def _fields(kind: type[msgspec.Struct]) -> str:
 
 def _defaults(kind: type[msgspec.Struct]) -> dict[str, str]:
     fields = msgspec.structs.fields(kind)
-    return {field.name: "–" if field.required else f"`{_shown(field.default)}`" for field in fields}
+    return {field.name: "–" if field.required else f"`{_format_default(field.default)}`" for field in fields}
 
 
-def _shown(value: Any) -> str:
+def _format_default(value: Any) -> str:
     if isinstance(value, tuple) and value and isinstance(value[0], type):
-        return ", ".join(one.__name__ for one in value)
+        return ", ".join(kind.__name__ for kind in value)
     return str(value) if value and isinstance(value, str) else repr(value)
 
 
@@ -273,31 +279,33 @@ _TYPES = {
 
 
 def _type(hint: Any) -> str:
-    """A type in words where it has some."""
+    """The name of a type in the documentation."""
     for known, words in _TYPES.items():
         if hint in (known, known | None):
             return words
     if get_origin(hint) is Literal:
         return " or ".join(f"`{value}`" for value in get_args(hint))
     if get_origin(hint) is UnionType:
-        return " or ".join(dict.fromkeys(_type(one) for one in get_args(hint) if one is not type(None)))
-    return f"`{hint.__name__}`" if isinstance(hint, type) and not get_args(hint) else f"`{_plain(hint)}`"
+        return " or ".join(dict.fromkeys(_type(part) for part in get_args(hint) if part is not type(None)))
+    return (
+        f"`{hint.__name__}`" if isinstance(hint, type) and not get_args(hint) else f"`{_strip_modules(hint)}`"
+    )
 
 
-def _plain(hint: Any) -> str:
+def _strip_modules(hint: Any) -> str:
     return re.sub(r"(\w+\.)+", "", str(hint))
 
 
-def worded(kind: type, names: Iterable[str]) -> dict[str, str]:
-    """What the docstring of `kind` says of each name, in lines that begin with it."""
+def descriptions(kind: type, names: Iterable[str]) -> dict[str, str]:
+    """The description of each name: the line of the docstring that begins with the name."""
     lines = inspect.getdoc(kind) or ""
     found = {name: re.search(rf"^{name}\s+(\S.*)$", lines, re.MULTILINE) for name in names}
     if missing := [name for name, words in found.items() if words is None]:
-        raise LookupError(f"the docstring of {kind.__name__} says nothing of {', '.join(missing)}")
+        raise LookupError(f"the docstring of {kind.__name__} does not describe {', '.join(missing)}")
     return {name: words[1] for name, words in found.items() if words is not None}
 
 
-def _paragraph(kind: type) -> str:
+def _first_paragraph(kind: type) -> str:
     """The first paragraph of a docstring as one line."""
     return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
 
@@ -307,14 +315,14 @@ def _parents(kind: type) -> str:
 
 
 def _attributes(kind: type) -> str:
-    """What an error is made of, by its own constructor or that of the nearest error above it."""
-    own = (vars(one) for one in kind.__mro__ if one.__module__ == errors.__name__)
-    makes = next((names["__init__"] for names in own if "__init__" in names), None)
-    parameters = list(inspect.signature(makes).parameters)[1:] if makes else []
+    """The parameters of an error's constructor, its own or the inherited one."""
+    namespaces = (vars(base) for base in kind.__mro__ if base.__module__ == errors.__name__)
+    constructor = next((names["__init__"] for names in namespaces if "__init__" in names), None)
+    parameters = list(inspect.signature(constructor).parameters)[1:] if constructor else []
     return ", ".join(f"`{name}`" for name in parameters) or "–"
 
 
-def _drawing() -> str:
+def _error_tree_text() -> str:
     return inspect.cleandoc((errors.__doc__ or "").split("\n\n")[1])
 
 
@@ -331,7 +339,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "examples.md": examples,
     "reference/options.md": options,
     "reference/events.md": events,
-    "reference/errors.md": tree,
+    "reference/errors.md": error_tree,
     "reference/cli.md": commands.page,
 }
 

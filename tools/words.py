@@ -1,7 +1,7 @@
 """Report prose that a reader has to decode: `python -m tools.words`, part of `make check`.
 
-It looks for the marker patterns of the rules in CONTRIBUTING.md ("Words") in docstrings, comments, strings and
-function names of Python files, in comments of SQL files, and in Markdown pages without their code blocks.
+It looks for the marker patterns of the rules in CONTRIBUTING.md ("Words"): in docstrings, comments, strings
+and function names of Python files, in comments of SQL files, and in Markdown pages outside of code blocks.
 Quoted lines (`> …`) are exempt. It also reports commit subjects that are too long.
 """
 
@@ -34,7 +34,10 @@ SUBJECT_MAX = 60
 FIRST_CHECKED = "1a0c42484254d45a7c01db76edadc0c249fba3b0"
 """Subjects of commits after this one are checked."""
 
-_PEOPLE = "person|people|users?|readers?|engineers?|developers?|operators?|authors?|customers?|programmers?|anyone|everyone"
+_PEOPLE = (
+    "person|people|users?|readers?|engineers?|developers?|operators?|authors?|customers?|programmers?|"
+    "anyone|everyone"
+)
 PATTERNS = {
     'name the worker, caller, pass or server instead of "who"': re.compile(
         rf"(?P<people>\b(?:{_PEOPLE}) who\b)|\b(?:who|whoever|whom|whomever)\b", re.IGNORECASE
@@ -86,7 +89,8 @@ def passages(path: Path) -> Iterator[Passage]:
 def _python(text: str) -> Iterator[Passage]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)):
-            yield Passage(token.start[0], token.string)
+            if " " in token.string:  # a single word is a value, not prose
+                yield Passage(token.start[0], token.string)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield Passage(node.lineno, node.name.replace("_", " "))

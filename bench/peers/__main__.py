@@ -15,14 +15,14 @@ from bench.peers.peer import PEERS, Peer
 from bench.peers.sample import Sample, Turn
 from bench.peers.server import Servers
 from bench.peers.table import OURS, Results, drawing, page
-from errandry.bench.report import machine, now
+from errandry.bench.report import machine, timestamp
 
-LAST_WORDS = 200
+REASON_MAX = 200
 
 
 def main() -> None:
     options = _options()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that everything is ended then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # to end all processes on SIGTERM, too
     try:
         results = _run(options)
     except KeyboardInterrupt:
@@ -37,20 +37,22 @@ def main() -> None:
 
 
 def _run(options: argparse.Namespace) -> Results:
-    at, samples, missing = now(), list[Sample](), dict[str, str]()
+    at, samples, missing = timestamp(), list[Sample](), dict[str, str]()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="errandry-bench-", dir=".")))
         servers = Servers(folder.absolute(), stack)
-        pythons = _installed(options.only, missing)
+        pythons = _install(options.only, missing)
         for number in range(options.rounds):
             for name in random.sample(list(pythons), len(pythons)):
                 if name in missing:
                     continue
                 print(f"round {number + 1} of {options.rounds}: {name}", file=sys.stderr, flush=True)
                 try:
-                    samples.append(_turn(PEERS[name], pythons[name], folder.absolute(), servers, options))
+                    samples.append(
+                        _take_turn(PEERS[name], pythons[name], folder.absolute(), servers, options)
+                    )
                 except (RuntimeError, OSError, NotInstalled) as error:
-                    missing[name] = _reason(error)
+                    missing[name] = _last_line(error)
                     print(f"  {missing[name]}", file=sys.stderr, flush=True)
     return Results(
         at=at,
@@ -63,38 +65,48 @@ def _run(options: argparse.Namespace) -> Results:
     )
 
 
-def _installed(names: list[str], missing: dict[str, str]) -> dict[str, Path]:
-    """The interpreters of those that can be had here; the others are said to be missing."""
-    found = {}
+def _install(names: list[str], missing: dict[str, str]) -> dict[str, Path]:
+    """The interpreters of the peers that can be installed; the others are added to `missing`."""
+    pythons = {}
     for name in names:
         try:
-            found[name] = python_of(PEERS[name])
+            pythons[name] = python_of(PEERS[name])
         except (NotInstalled, OSError) as error:
-            missing[name] = f"it cannot be installed here: {_reason(error)}"
+            missing[name] = f"it cannot be installed: {_last_line(error)}"
             print(f"{name}: {missing[name]}", file=sys.stderr, flush=True)
-    return found
+    return pythons
 
 
-def _turn(peer: Peer, python: Path, folder: Path, servers: Servers, options: argparse.Namespace) -> Sample:
-    own = folder / peer.name
-    own.mkdir(exist_ok=True)
-    turn = Turn(peer, python, own)
+def _take_turn(
+    peer: Peer, python: Path, folder: Path, servers: Servers, options: argparse.Namespace
+) -> Sample:
+    own_folder = folder / peer.name
+    own_folder.mkdir(exist_ok=True)
+    turn = Turn(peer, python, own_folder)
     return turn.take(servers.empty, options.jobs, options.pickups)
 
 
-def _reason(error: Exception) -> str:
-    """The last line of what went wrong, which is where programs say it."""
+def _last_line(error: Exception) -> str:
+    """The last line of an error, which has the message of a traceback."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[-1].replace("|", "/")[:LAST_WORDS]
+    return lines[-1].replace("|", "/")[:REASON_MAX]
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
-    parser.add_argument("--only", type=_names, default=list(PEERS), help="such as huey,rq; Errandry always")
-    parser.add_argument("--jobs", type=int, default=3_000, help="enqueued and drained in each turn (3000)")
-    parser.add_argument("--pickups", type=int, default=30, help="jobs that find the system at rest (30)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns for each (3)")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="a folder (build/bench)")
+    parser.add_argument(
+        "--only", type=_names, default=list(PEERS), help="peers to run, such as huey,rq; Errandry always runs"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=3_000, help="jobs enqueued and drained in each turn; default: 3000"
+    )
+    parser.add_argument(
+        "--pickups", type=int, default=30, help="jobs enqueued at rest in each turn; default: 30"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each peer; default: 3")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build" / "bench", help="output folder; default: build/bench"
+    )
     return parser.parse_args()
 
 

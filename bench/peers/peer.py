@@ -1,10 +1,10 @@
-"""Who takes part: what to install, which server each needs, and how it is set up."""
+"""The peers: what to install, which server each needs, and how it is set up."""
 
 from typing import NamedTuple
 
 
 class Peer(NamedTuple):
-    """A job system. `setup` says how it is used here, `batch` how many jobs it takes at a time."""
+    """A job system. `setup` describes its configuration; `batch` is the number of jobs it takes at a time."""
 
     name: str
     needs: tuple[str, ...]
@@ -14,12 +14,12 @@ class Peer(NamedTuple):
 
     @property
     def program(self) -> str:
-        """Its module in `programs`; one system may take part on several stores."""
+        """Its module in `programs`; one system may run on several stores."""
         return self.name.partition("-")[0]
 
     @property
     def label(self) -> str:
-        """Its name beside that of its store."""
+        """Its name without that of its store."""
         return self.name.replace(f"-{self.server}", "")
 
     @property

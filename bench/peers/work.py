@@ -1,7 +1,8 @@
-"""What every peer's program shares: where its store is, and the mark each handler leaves.
+"""The parts that all peers' programs share: the URL of the store, and the mark that each handler writes.
 
-A handler is the same no-op everywhere: it takes a number and the moment it was enqueued, appends both and the
-moment it began to a file, and returns the number. Only the standard library: this runs in every environment.
+A handler is the same no-op for every peer: it takes a number and the time of its enqueue, appends both and
+the time of its start to a file, and returns the number. This module uses only the standard library, because
+it runs in every environment.
 """
 
 import os
@@ -14,14 +15,14 @@ from typing import Any, NamedTuple, Protocol
 
 URL = os.environ.get("PEER_URL", "")
 BATCH = int(os.environ.get("PEER_BATCH", "100"))
-"""How many jobs a worker takes at a time, where that is to be said."""
+"""Number of jobs that a worker takes at a time, for systems with such an option."""
 RECORD = struct.Struct("<qdd")
 
 _file: int | None = None
 
 
 class Mark(NamedTuple):
-    """Which job a handler had, when it was enqueued, and when the handler began."""
+    """The number of a job, the time of its enqueue, and the time when its handler started."""
 
     number: int
     sent: float
@@ -29,7 +30,7 @@ class Mark(NamedTuple):
 
 
 def mark(number: int, sent: float) -> int:
-    """What the handlers do."""
+    """The body of every handler: append a mark to the file, and return the number."""
     global _file  # noqa: PLW0603 - opened once in each worker process
     began = time.time()
     if _file is None:
@@ -38,15 +39,15 @@ def mark(number: int, sent: float) -> int:
     return number
 
 
-def marks(path: Path) -> Iterator[Mark]:
-    """Those left so far."""
+def read_marks(path: Path) -> Iterator[Mark]:
+    """The marks written so far."""
     if path.exists():
         whole = path.read_bytes()
-        yield from (Mark(*fields) for fields in RECORD.iter_unpack(whole[: marked(path) * RECORD.size]))
+        yield from (Mark(*fields) for fields in RECORD.iter_unpack(whole[: mark_count(path) * RECORD.size]))
 
 
-def marked(path: Path) -> int:
-    """How many there are."""
+def mark_count(path: Path) -> int:
+    """The number of marks written so far."""
     return path.stat().st_size // RECORD.size if path.exists() else 0
 
 
@@ -55,16 +56,16 @@ PutMany = Callable[[list[int], float], Awaitable[Any]]
 
 
 class Program(Protocol):
-    """What each module in `programs` has."""
+    """The functions that each module in `programs` has."""
 
     def producer(self) -> AbstractAsyncContextManager[Put]:
-        """Makes what is needed, and gives the function that enqueues one job."""
+        """Set up the system, and yield the function that enqueues one job."""
 
     def work(self) -> None:
-        """One worker process, until SIGTERM."""
+        """Run one worker process until SIGTERM."""
 
 
 class BulkProgram(Program, Protocol):
-    """One that can also enqueue many jobs in one call."""
+    """A program that can also enqueue many jobs in one call."""
 
     def bulk(self) -> AbstractAsyncContextManager[PutMany]: ...

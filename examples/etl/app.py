@@ -1,4 +1,4 @@
-"""Extract, transform, load: a day at a time, from a service that is often busy, into a table."""
+"""Extract, transform, load: one day per job, from a service that is often busy into a table."""
 
 import json
 import os
@@ -18,7 +18,7 @@ jobs = Errandry("sqlite:///etl.db")
 
 @jobs.task(queue="extract", max_attempts=10, backoff=Backoff(start=0.2), timeout="1 minute")
 def extract(ctx: JobContext, day: str) -> int:
-    """Fetch the sales of a day and hand them on. How many there were."""
+    """Fetch the sales of a day, enqueue a job that loads them, and return their number."""
     try:
         with urllib.request.urlopen(f"{SOURCE}/sales/{day}", timeout=10) as answer:
             sales = json.load(answer)
@@ -29,13 +29,13 @@ def extract(ctx: JobContext, day: str) -> int:
         raise Retry(f"{SOURCE} answered {error.code}", after=wait) from error
     ctx.progress(0.5, f"{len(sales)} sales fetched")
     # With this id, a second run of this job adds no second job.
-    load.using(id=f"load-{ctx.id}").enqueue_sync(day=day, totals=transformed(sales))
+    load.using(id=f"load-{ctx.id}").enqueue_sync(day=day, totals=total_by_item(sales))
     return len(sales)
 
 
 @jobs.task(queue="load", timeout="1 minute")
 def load(ctx: JobContext, day: str, totals: dict[str, int]) -> None:
-    """Put the totals of a day into the table, in place of older ones."""
+    """Write the totals of a day to the table, replacing older ones."""
     with warehouse() as db:
         db.executemany(
             "INSERT INTO sales VALUES (:day, :item, :total, :fence) ON CONFLICT (day, item) DO UPDATE"
@@ -47,7 +47,7 @@ def load(ctx: JobContext, day: str, totals: dict[str, int]) -> None:
         )
 
 
-def transformed(sales: list[dict[str, object]]) -> dict[str, int]:
+def total_by_item(sales: list[dict[str, object]]) -> dict[str, int]:
     """The total of each item."""
     totals: dict[str, int] = {}
     for sale in sales:
@@ -58,7 +58,7 @@ def transformed(sales: list[dict[str, object]]) -> dict[str, int]:
 
 @contextmanager
 def warehouse() -> Iterator[sqlite3.Connection]:
-    """The table, in a transaction."""
+    """Open the database with its table, in a transaction."""
     with closing(sqlite3.connect("warehouse.db", timeout=30)) as db, db:
         db.execute(
             "CREATE TABLE IF NOT EXISTS sales"
@@ -68,8 +68,8 @@ def warehouse() -> Iterator[sqlite3.Connection]:
 
 
 def main(days: list[str]) -> None:
-    made = jobs.enqueue_many_sync([extract.new(day=day) for day in days])
-    for day, job in zip(days, made, strict=True):
+    enqueued = jobs.enqueue_many_sync([extract.new(day=day) for day in days])
+    for day, job in zip(days, enqueued, strict=True):
         jobs.sync.wait(job, timeout=60)
         if job.record.state == "completed":
             jobs.sync.wait(jobs.sync.get(f"load-{job.id}"), timeout=60)

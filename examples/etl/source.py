@@ -1,4 +1,4 @@
-"""A service with sales, for trying things out: of every day it answers the first two requests with 503."""
+"""A test service with sales: it answers the first two requests for every day with 503."""
 
 import json
 import sys
@@ -8,18 +8,18 @@ SALES = {
     "2026-01-01": [{"item": "Apple", "count": 3}, {"item": "pear", "count": 1}],
     "2026-01-02": [{"item": "apple", "count": 2}, {"item": "APPLE", "count": 5}],
 }
-asked: dict[str, int] = {}
+requests: dict[str, int] = {}
 
 
 class Sales(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         day = self.path.rpartition("/")[2]
-        asked[day] = asked.get(day, 0) + 1
+        requests[day] = requests.get(day, 0) + 1
         if day not in SALES:
             self.send_error(404)
-        elif asked[day] <= 2:
+        elif requests[day] <= 2:
             self.send_response(503)
-            self.send_header("Retry-After", "0.1")  # in whole seconds, if it were a real one
+            self.send_header("Retry-After", "0.1")  # a real service would send whole seconds
             self.end_headers()
         else:
             self.send_response(200)

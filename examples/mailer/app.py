@@ -1,4 +1,4 @@
-"""Mail sent in the background: kept until the mail server has taken it."""
+"""Send mail in the background: a mail is kept until the mail server has accepted it."""
 
 import os
 import smtplib
@@ -14,10 +14,10 @@ jobs = Errandry("sqlite:///mailer.db")
 
 @jobs.task(queue="mail", max_attempts=8, backoff=Backoff(start=0.5, cap=600), timeout="30s")
 def send(ctx: JobContext, to: str, subject: str, body: str) -> str:
-    """One mail. Whatever the server has against it for now is tried again; a no is a no."""
+    """Send one mail. A temporary refusal is retried, a permanent one fails the job."""
     mail = EmailMessage()
     mail["From"], mail["To"], mail["Subject"] = "shop@example.com", to, subject
-    mail["Message-ID"] = f"<{ctx.id}@shop.example.com>"  # the same in every attempt: a copy can be told
+    mail["Message-ID"] = f"<{ctx.id}@shop.example.com>"  # the same in every attempt, to detect copies
     mail.set_content(body)
     host, port = SERVER.split(":")
     try:
@@ -27,17 +27,17 @@ def send(ctx: JobContext, to: str, subject: str, body: str) -> str:
         code, answer = error.recipients[to]
         if code >= 500:
             raise Fail(f"{to} is refused: {answer.decode()}") from error
-        raise  # busy, or full for now: another attempt
-    ctx.log(f"taken by {SERVER}")
+        raise  # a temporary refusal: retry
+    ctx.log(f"accepted by {SERVER}")
     return str(mail["Message-ID"])
 
 
 def main(to: list[str]) -> None:
-    made = jobs.enqueue_many_sync(
-        [send.new(to=one, subject="Welcome", body=f"Dear {one}, welcome.") for one in to]
+    enqueued = jobs.enqueue_many_sync(
+        [send.new(to=address, subject="Welcome", body=f"Dear {address}, welcome.") for address in to]
     )
-    print(f"{len(made)} mails are on their way")
-    for job in made:
+    print(f"{len(enqueued)} mails enqueued")
+    for job in enqueued:
         jobs.sync.wait(job, timeout=60)
         errors = job.record.errors
         print(

@@ -1,4 +1,4 @@
-"""Thumbnails made in processes of their own: they use every core, and one that dies takes nothing with it."""
+"""Make thumbnails in child processes: they use all cores, and a crash affects only its own job."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ jobs = Errandry("sqlite:///thumbnailer.db")
 
 @jobs.task(run="process", memory="512 MB", timeout="1 minute", max_attempts=2)
 def thumbnail(ctx: JobContext, picture: str, width: int) -> str:
-    """Make a small copy of a picture, and say where it is."""
+    """Make a small copy of a picture, and return its path."""
     columns, rows, pixels = read(Path(picture).read_bytes())
     step = max(1, columns // width)
     small = bytearray()
@@ -21,34 +21,34 @@ def thumbnail(ctx: JobContext, picture: str, width: int) -> str:
         for column in range(0, columns - step + 1, step):
             small += average(pixels, columns, row, column, step)
     target = Path(picture).with_suffix(f".{width}.ppm")
-    part = target.with_suffix(f".{ctx.fence}")  # nobody ever sees half a picture, nor two runs in one file
+    part = target.with_suffix(f".{ctx.fence}")  # written aside, then renamed: no partial file
     part.write_bytes(b"P6 %d %d 255\n" % (columns // step, rows // step) + small)
     part.replace(target)
     return str(target)
 
 
 def read(data: bytes) -> tuple[int, int, bytes]:
-    """Width, height and pixels of a picture in the PPM format, the simplest there is."""
+    """Width, height and pixels of a picture in the PPM format."""
     head = re.match(rb"P6\s+(\d+)\s+(\d+)\s+255\s", data)
     if head is None:
-        raise ValueError("only PPM pictures with 8 bits for each colour can be read")
+        raise ValueError("only PPM pictures with 8 bits for each color can be read")
     return int(head[1]), int(head[2]), data[head.end() :]
 
 
 def average(pixels: bytes, columns: int, row: int, column: int, step: int) -> bytes:
-    """The mean colour of a square of `step` by `step` pixels."""
+    """The mean color of a square of `step` by `step` pixels."""
     sums = [0, 0, 0]
     for y in range(row, row + step):
         start = 3 * (y * columns + column)
         line = pixels[start : start + 3 * step]
-        for colour in range(3):
-            sums[colour] += sum(line[colour::3])
+        for channel in range(3):
+            sums[channel] += sum(line[channel::3])
     return bytes(total // (step * step) for total in sums)
 
 
 def main(pictures: list[str]) -> None:
-    made = jobs.enqueue_many_sync([thumbnail.new(picture=one, width=32) for one in pictures])
-    for picture, job in zip(pictures, made, strict=True):
+    enqueued = jobs.enqueue_many_sync([thumbnail.new(picture=picture, width=32) for picture in pictures])
+    for picture, job in zip(pictures, enqueued, strict=True):
         try:
             print(picture, "→", jobs.sync.result(job, timeout=60))
         except JobFailed as error:

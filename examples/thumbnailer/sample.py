@@ -1,4 +1,4 @@
-"""Draw pictures to try the thumbnailer on: two with a colour gradient, and one that is broken."""
+"""Draw pictures to try the thumbnailer: two with a color gradient, and one that is broken."""
 
 from pathlib import Path
 

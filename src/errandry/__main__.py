@@ -1,4 +1,4 @@
-"""`python -m errandry`: the command line where its script is not on the path."""
+"""`python -m errandry` runs the command line, also if its script is not on the path."""
 
 from errandry.cli.main import main
 

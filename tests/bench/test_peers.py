@@ -1,4 +1,4 @@
-"""The peers' benchmark: a turn of Errandry itself, what cannot be installed, and the table in the end."""
+"""The peers' benchmark: a turn of Errandry, peers that cannot be installed, and the table of results."""
 
 import os
 import signal
@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from bench.peers.environment import ROOT, NotInstalled, made
+from bench.peers.environment import ROOT, NotInstalled, make_environment
 from bench.peers.peer import PEERS
-from bench.peers.table import Results, drawing, lost, page
-from tests.bench.found import results_of, sample
-from tests.pace import PATIENCE
+from bench.peers.table import Results, drawing, losses, page
+from tests.bench.samples import make_results, make_sample
+from tests.machine_load import WAIT_TIMEOUT
 
 COMMAND = [sys.executable, "-m", "bench.peers", "--only", "errandry", "--rounds", "1", "--pickups", "3"]
 
@@ -24,7 +24,7 @@ def _env(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow(reason="starts workers and producers in processes")
-def test_a_turn_is_measured_and_written_down(tmp_path: Path) -> None:
+def test_a_turn_is_measured_and_its_results_are_written(tmp_path: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "--jobs", "200", "--out", "out"],
         cwd=tmp_path,
@@ -47,7 +47,7 @@ def test_a_turn_is_measured_and_written_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(reason="starts workers and producers in processes")
-def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     run = subprocess.Popen(
         [*COMMAND, "--jobs", "50000"], cwd=tmp_path, env=_env(tmp_path), stderr=subprocess.PIPE
     )
@@ -56,12 +56,12 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
 
     run.send_signal(signal.SIGTERM)
 
-    assert run.wait(PATIENCE) == 130
+    assert run.wait(WAIT_TIMEOUT) == 130
     run.stderr.close()
     assert list(tmp_path.glob("errandry-bench-*")) == []
 
 
-def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_peer_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.peers", "--only", "hewey"]
 
     done = subprocess.run(command, env=_env(tmp_path), capture_output=True, text=True, check=False)
@@ -71,24 +71,26 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(reason="makes an environment and asks pip")
-def test_what_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_installation_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.peers.environment.FOLDER", tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
 
     with pytest.raises(NotInstalled, match="No matching distribution found for no-such-peer==1"):
-        made("no-such-peer", ("no-such-peer==1",))
+        make_environment("no-such-peer", ("no-such-peer==1",))
 
 
-def test_who_did_not_take_part_is_in_the_table_and_the_drawing() -> None:
-    results = results_of(sample("errandry"), missing={"celery": "it cannot be installed here: no such thing"})
+def test_missing_peers_are_in_the_table_and_the_chart() -> None:
+    results = make_results(
+        make_sample("errandry"), missing={"celery": "it cannot be installed: no such package"}
+    )
 
-    assert "| celery 5.7.0 | redis | – | – | – | – | did not take part: it cannot be" in page(results)
-    assert "did not take part" in "".join(ElementTree.fromstring(drawing(results)).itertext())
+    assert "| celery 5.7.0 | redis | – | – | – | – | did not run: it cannot be" in page(results)
+    assert "did not run" in "".join(ElementTree.fromstring(drawing(results)).itertext())
 
 
-def test_everyone_has_a_name_of_its_own_in_the_drawing() -> None:
-    drawn = ElementTree.fromstring(drawing(results_of(*map(sample, PEERS))))
+def test_every_peer_has_its_own_label_in_the_chart() -> None:
+    drawn = ElementTree.fromstring(drawing(make_results(*map(make_sample, PEERS))))
     first = [str(text.text) for text in drawn.findall(".//{*}text[@class]") if "(" in str(text.text)]
     labels = first[: len(PEERS)]
 
@@ -97,24 +99,26 @@ def test_everyone_has_a_name_of_its_own_in_the_drawing() -> None:
 
 
 def test_a_drain_that_was_cut_short_is_marked() -> None:
-    assert "| 50* |" in page(results_of(sample("errandry"), sample("rq", drain=50.0)))
+    assert "| 50* |" in page(make_results(make_sample("errandry"), make_sample("rq", drain=50.0)))
 
 
-def test_where_errandry_loses_is_said() -> None:
-    results = results_of(
-        sample("errandry"), sample("huey", enqueue=250.0, wait=0.08), sample("pgqueuer", drain=30_000)
+def test_the_losses_of_errandry_are_listed() -> None:
+    results = make_results(
+        make_sample("errandry"),
+        make_sample("huey", enqueue=250.0, wait=0.08),
+        make_sample("pgqueuer", drain=30_000),
     )
 
-    assert list(lost(results)) == [
+    assert list(losses(results)) == [
         "enqueued one by one, jobs/s: 100, but huey 250 (×2.5)",
         "drained, jobs/s: 1,000, but pgqueuer 30,000 (×30)",
     ]
     assert "Where Errandry loses:" in page(results)
-    assert "no other system was ahead" in page(results_of(sample("errandry")))
+    assert "no other system was ahead" in page(make_results(make_sample("errandry")))
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_every_peer_has_a_program_and_says_how_it_is_set_up(name: str) -> None:
+def test_every_peer_has_a_program_and_a_description_of_its_setup(name: str) -> None:
     program = ROOT / "bench" / "peers" / "programs" / f"{PEERS[name].program}.py"
 
     text = program.read_text("utf-8")

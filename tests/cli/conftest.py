@@ -1,4 +1,4 @@
-"""An empty folder for each test, with a program in it and the command line to call."""
+"""Fixtures: an empty folder for each test with a program in it, and functions that call the command line."""
 
 import asyncio
 import sys
@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from errandry import Errandry, Job, Worker, WorkerOptions
-from errandry.cli.app_import import app_at
+from errandry.cli.app_import import import_app
 from errandry.cli.main import run
-from tests.cli.shell import Done, Terminal, write_app
+from tests.cli.shell import CliResult, Terminal, write_app
 
-Cli = Callable[..., Done]
+Cli = Callable[..., CliResult]
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where every test of the command line runs."""
+    """The folder that every test of the command line runs in."""
     monkeypatch.chdir(tmp_path)
     for name in ("ERRANDRY_URL", "ERRANDRY_APP", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
@@ -32,20 +32,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Calls `errandry …` in this process, which takes a fraction of the time."""
+    """Calls `errandry …` in this process, which is faster than a new process."""
 
-    def call(*args: str) -> Done:
+    def call(*args: str) -> CliResult:
         capsys.readouterr()
         code = run(args)
         printed = capsys.readouterr()
-        return Done(code, printed.out, printed.err)
+        return CliResult(code, printed.out, printed.err)
 
     return call
 
 
 @pytest.fixture
 def terminal() -> Iterator[Callable[..., Terminal]]:
-    """Starts `errandry …` on a terminal; what is left running is killed."""
+    """Starts `errandry …` on a terminal, and kills at the end what still runs."""
     started: list[Terminal] = []
 
     def start(*args: str, **options: Any) -> Terminal:
@@ -53,12 +53,12 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.close()
+    for process in started:
+        process.close()
 
 
-class Place:
-    """The store of the folder, with a few jobs of known ends, made by a worker in this process."""
+class Shop:
+    """The store of the folder: enqueues jobs, runs them with a worker in this process, calls the API."""
 
     def __init__(self) -> None:
         self.jobs = Errandry("sqlite:///errandry.db")
@@ -68,13 +68,13 @@ class Place:
     ) -> Job[Any]:
         return self.jobs.sync.run(self.jobs.enqueue, task, arguments or {"to": "ada"}, **options)
 
-    def ask(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """What a method of the app answers."""
+    def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Call a method of the app and return its result."""
         return self.jobs.sync.run(function, *args, **options)
 
     def work(self) -> None:
-        """Run everything that is due."""
-        jobs = app_at("shop:jobs")
+        """Run all jobs that are due."""
+        jobs = import_app("shop:jobs")
 
         async def burst() -> None:
             async with jobs:
@@ -84,8 +84,8 @@ class Place:
 
 
 @pytest.fixture
-def place(folder: Path) -> Iterator[Place]:
-    made = Place()
+def shop(folder: Path) -> Iterator[Shop]:
+    opened = Shop()
     sys.path.insert(0, str(folder))
-    yield made
-    made.jobs.sync.close()
+    yield opened
+    opened.jobs.sync.close()

@@ -1,4 +1,4 @@
-"""The command line as tests call it: in this process, in one of its own, or on a terminal."""
+"""Call the command line from tests: as a process with pipes, or on a terminal."""
 
 import fcntl
 import os
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-LIMIT = 120.0
-"""So long, on a machine with other things to do, may a command take that does end."""
+COMMAND_TIMEOUT = 120.0
+"""Maximum seconds for a command to end, on a busy machine."""
 COMMAND = [sys.executable, "-m", "errandry"]
 ON_TERMINAL = """
 import fcntl, termios
@@ -29,8 +29,8 @@ main()
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-class Done(NamedTuple):
-    """How a command has ended, and what it has printed."""
+class CliResult(NamedTuple):
+    """The exit code of a command and its output."""
 
     code: int
     out: str
@@ -38,12 +38,12 @@ class Done(NamedTuple):
 
     @property
     def data(self) -> list[Any]:
-        """What it printed with --json."""
+        """The output of --json, one item for each line."""
         return [msgspec.json.decode(line) for line in self.out.splitlines()]
 
 
-def process(*args: str, env: dict[str, str] | None = None, text: str = "") -> Done:
-    """Run the command as a process of its own, with pipes."""
+def run_process(*args: str, env: dict[str, str] | None = None, text: str = "") -> CliResult:
+    """Run the command in a new process, with pipes."""
     done = subprocess.run(
         [*COMMAND, *args],
         check=False,
@@ -51,13 +51,13 @@ def process(*args: str, env: dict[str, str] | None = None, text: str = "") -> Do
         text=True,
         input=text,
         env=os.environ | (env or {}),
-        timeout=LIMIT,
+        timeout=COMMAND_TIMEOUT,
     )
-    return Done(done.returncode, done.stdout, done.stderr)
+    return CliResult(done.returncode, done.stdout, done.stderr)
 
 
 class Terminal:
-    """A command on a terminal of a given size, in a program that does something else `before`."""
+    """A command on a terminal of a given size; `before` is Python code to run first."""
 
     def __init__(
         self,
@@ -86,26 +86,26 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self.master, keys.encode())
 
-    def until(self, holds: Callable[[str], bool]) -> str:
-        """What the terminal has been sent, without colours, once `holds` is true of it."""
-        give_up = time.monotonic() + LIMIT
+    def wait_until(self, holds: Callable[[str], bool]) -> str:
+        """Wait until `holds` is true of the output without colors, and return it."""
+        give_up = time.monotonic() + COMMAND_TIMEOUT
         while not holds(self.text):
             if not self._read(give_up) or time.monotonic() > give_up:
-                raise AssertionError(f"it never came to that: {self.text}")
+                raise AssertionError(f"the expected output did not come: {self.text}")
         return self.text
 
-    def frame(self, holds: Callable[[str], bool]) -> str:
-        """The last picture of a live view, once `holds` is true of it. The seen ones are forgotten."""
-        picture = self.until(lambda _: holds(self._picture()))
+    def wait_for_frame(self, holds: Callable[[str], bool]) -> str:
+        """Wait until `holds` is true of the last frame of a live view; return it and forget the output."""
+        picture = self.wait_until(lambda _: holds(self._picture()))
         picture, self._seen = self._picture(), b""
         return picture
 
-    def over(self) -> int:
-        """The exit code, once it has ended."""
-        give_up = time.monotonic() + LIMIT
+    def wait(self) -> int:
+        """Wait for the end of the process and return its exit code."""
+        give_up = time.monotonic() + COMMAND_TIMEOUT
         while self._read(give_up):
             pass
-        return self.process.wait(LIMIT)
+        return self.process.wait(COMMAND_TIMEOUT)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -122,11 +122,11 @@ class Terminal:
         return self._seen.decode("utf-8", "replace")
 
     def _picture(self) -> str:
-        """A live view begins each of its pictures at the top left."""
+        """The last frame: each begins at the top left."""
         return _ESCAPES.sub("", self.raw.rpartition("\x1b[H")[2]).replace("\r", "")
 
     def _read(self, give_up: float) -> bool:
-        """False when there is nothing more to come."""
+        """Read some output; False at its end."""
         ready, _, _ = select.select([self.master], [], [], max(0.0, give_up - time.monotonic()))
         try:
             part = os.read(self.master, 65_536) if ready else b""
@@ -146,7 +146,7 @@ jobs = Errandry()
 async def send(ctx: JobContext, to: str, times: int = 1) -> str:
     ctx.log(f"to {to}")
     ctx.progress(0.5, "half way")
-    if to == "nobody":
+    if to == "unknown":
         raise LookupError("no such address")
     return f"sent to {to}"
 
@@ -161,5 +161,5 @@ async def sleep(ctx: JobContext) -> None:
 
 
 def write_app(folder: Path) -> None:
-    """A program with two tasks: `shop:jobs`."""
+    """Write a program with two tasks, `shop:jobs`."""
     (folder / "shop.py").write_text(APP)

@@ -1,4 +1,4 @@
-"""`errandry bench`: what it refuses, what it finds, and that nothing stays behind, whatever happens to it."""
+"""`errandry bench`: what it refuses, what it reports, and that it cleans up after any end."""
 
 import os
 import signal
@@ -17,13 +17,13 @@ from errandry.bench.measure import PARTS
 from errandry.bench.report import Report
 from errandry.bench.sizes import Sizes
 from errandry.core.command import Beat
-from errandry.event_loop import UVLOOP, VARIABLE
-from tests.cli.conftest import Cli, Place
-from tests.cli.shell import COMMAND, LIMIT, Terminal, process
-from tests.pace import Pace
+from errandry.event_loop import LOOP_VARIABLE, UVLOOP
+from tests.cli.conftest import Cli, Shop
+from tests.cli.shell import COMMAND, COMMAND_TIMEOUT, Terminal, run_process
+from tests.machine_load import MachineLoad
 from tests.store.server import server
 
-LITTLE = Sizes(
+SMALL = Sizes(
     rounds=2,
     single=20,
     concurrent=200,
@@ -39,73 +39,72 @@ LITTLE = Sizes(
 
 
 @pytest.fixture(autouse=True)
-def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long a part is measured for changes nothing about how."""
-    monkeypatch.setattr(run, "QUICK", LITTLE)
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure less than a quick run does; the measuring code is the same."""
+    monkeypatch.setattr(run, "QUICK", SMALL)
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--only", "enque"], "there is no part 'enque'. Did you mean enqueue?"),
-        (["--only", "x"], "There are enqueue, drain, latency, cancel, recovery, footprint."),
-        (["--jobs", "500"], "--jobs goes with --stress."),
+        (["--only", "x"], "The parts are enqueue, drain, latency, cancel, recovery, footprint."),
+        (["--jobs", "500"], "--jobs needs --stress."),
         (["--stress", "--quick"], "--jobs makes it shorter."),
         (["--stress", "--jobs", "3"], "3 is not in the range"),
-        (["--app", "shop:jobs"], "brings its own tasks: leave out --app."),
+        (["--app", "shop:jobs"], "has its own tasks: leave out --app."),
     ],
 )
-def test_what_makes_no_sense_is_refused(cli: Cli, args: list[str], said: str) -> None:
+def test_invalid_options_are_refused(cli: Cli, args: list[str], message: str) -> None:
     done = cli("bench", *args)
 
     assert (done.code, done.out) == (2, "")
-    assert said in done.err
+    assert message in done.err
 
 
 @pytest.mark.parametrize("option", ["--json", "--plots"])
-def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_measured(
-    cli: Cli, folder: Path, option: str
-) -> None:
+def test_an_unwritable_folder_is_refused_before_measuring(cli: Cli, folder: Path, option: str) -> None:
     (folder / "file").touch()
 
     done = cli("bench", option, "file/out/x")
 
     assert done.code == 1
-    assert "cannot be made: Not a directory" in done.err
+    assert "cannot create the folder file/out" in done.err
+    assert "Not a directory" in done.err
     assert _left(folder) == []
 
 
-def test_a_store_with_somebody_s_jobs_is_refused_and_left_alone(cli: Cli, place: Place) -> None:
-    job = place.enqueue(queue="mail")
+def test_a_store_with_other_jobs_is_refused_and_not_changed(cli: Cli, shop: Shop) -> None:
+    job = shop.enqueue(queue="mail")
 
     done = cli("bench", "--quick", "--only", "enqueue", "--url", "sqlite:///errandry.db")
 
     assert done.code == 1
-    assert "holds jobs already (1 in mail): name an empty store, or leave --url out" in done.err
-    assert place.ask(place.jobs.counts) == {"mail": {"waiting": 1}}
-    assert place.ask(place.jobs.get, job.id).state == "waiting"
+    assert "already holds jobs (1 in mail): name an empty store, or leave out --url" in done.err
+    assert shop.call(shop.jobs.counts) == {"mail": {"waiting": 1}}
+    assert shop.call(shop.jobs.get, job.id).state == "waiting"
 
 
-def test_a_store_with_a_worker_is_refused(cli: Cli, place: Place) -> None:
-    place.ask(place.jobs.engine.submit, Beat(worker="host-1-aaaa"))
+def test_a_store_with_a_worker_is_refused(cli: Cli, shop: Shop) -> None:
+    shop.call(shop.jobs.engine.submit, Beat(worker="host-1-aaaa"))
 
     done = cli("bench", "--quick", "--only", "enqueue", "--url", "sqlite:///errandry.db")
 
     assert done.code == 1
-    assert "a worker is at work there (host-1-aaaa)" in done.err
+    assert "the worker host-1-aaaa is using it" in done.err
 
 
-def test_what_a_killed_run_left_is_removed_and_nothing_new_stays(cli: Cli, place: Place) -> None:
-    place.enqueue(queue="errandry-bench-old")
+def test_jobs_of_a_killed_run_are_removed_and_none_are_left(cli: Cli, shop: Shop) -> None:
+    shop.enqueue(queue="errandry-bench-old")
 
     done = cli("bench", "--quick", "--only", "enqueue", "--url", "sqlite:///errandry.db")
 
     assert done.code == 0
-    assert not any(place.ask(place.jobs.counts).values())
+    assert not any(shop.call(shop.jobs.counts).values())
     assert _left(Path()) == []
 
 
-def test_what_cannot_be_measured_in_memory_is_said(cli: Cli) -> None:
+def test_parts_that_cannot_be_measured_in_memory_are_listed(cli: Cli) -> None:
     done = cli("bench", "--quick", "--url", "memory:", "--json")
 
     report = msgspec.json.decode(done.out, type=Report)
@@ -116,8 +115,8 @@ def test_what_cannot_be_measured_in_memory_is_said(cli: Cli) -> None:
 
 
 @pytest.mark.slow(reason="starts PostgreSQL")
-def test_a_server_is_measured_beside_its_own_raw_writes(cli: Cli) -> None:
-    url = server().fresh()
+def test_a_server_is_compared_with_its_own_raw_writes(cli: Cli) -> None:
+    url = server().new_url()
 
     done = cli("bench", "--quick", "--only", "enqueue", "--json", "--url", url)
 
@@ -134,8 +133,8 @@ def test_a_server_is_measured_beside_its_own_raw_writes(cli: Cli) -> None:
 def test_a_quick_run_measures_and_draws_everything(
     cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, UVLOOP)
-    with Pace() as pace:
+    monkeypatch.setenv(LOOP_VARIABLE, UVLOOP)
+    with MachineLoad() as load:
         done = cli("bench", "--quick", "--json", "out/report.json", "--plots", "out")
 
     assert done.code == 0, done.err
@@ -148,7 +147,7 @@ def test_a_quick_run_measures_and_draws_everything(
     assert all(figure.of_raw for figure in report.figures if figure.unit == "jobs/s")
     assert all(line == sorted(line) for line in map(list, report.curves.values()))
     assert report.raw["p50"] <= report.raw["p99"]
-    assert [figure.value < pace.allowed(10) for figure in report.figures if figure.part == "recovery"] == [
+    assert [figure.value < load.scaled(10) for figure in report.figures if figure.part == "recovery"] == [
         True
     ]
     for figure in report.figures:
@@ -163,42 +162,42 @@ def test_a_quick_run_measures_and_draws_everything(
 
 @pytest.mark.slow(reason="runs hundreds of jobs while workers are killed")
 def test_a_stress_test_accounts_for_every_job(folder: Path) -> None:
-    done = process("bench", "--stress", "--jobs", "300", "--json", "report.json", "--plots", ".")
+    done = run_process("bench", "--stress", "--jobs", "300", "--json", "report.json", "--plots", ".")
 
     assert done.code == 0, done.out + done.err
-    assert "Every job is accounted for." in done.out
-    found = msgspec.json.decode((folder / "report.json").read_bytes(), type=Report).stress
-    assert found is not None
-    assert (found.jobs, found.queues, found.faults) == (318, 16, [])
-    assert found.killed > 0
-    assert {one.kind: one.expected for one in found.accounts}["flaky"] == 60
-    assert sum(found.totals[state] for state in ("completed", "failed", "canceled")) == 318
-    assert found.totals["inserted"] == 318
+    assert "Every job ended as expected." in done.out
+    stress = msgspec.json.decode((folder / "report.json").read_bytes(), type=Report).stress
+    assert stress is not None
+    assert (stress.jobs, stress.queues, stress.faults) == (318, 16, [])
+    assert stress.killed > 0
+    assert {result.kind: result.expected for result in stress.accounts}["flaky"] == 60
+    assert sum(stress.totals[state] for state in ("completed", "failed", "canceled")) == 318
+    assert stress.totals["inserted"] == 318
     assert "failed" in (folder / "stress.svg").read_text()
     assert _left(folder) == []
 
 
 @pytest.mark.slow(reason="starts workers")
 @pytest.mark.parametrize("how", ["keys", "signal"])
-def test_interrupted_it_ends_its_workers_and_leaves_nothing(
+def test_an_interrupted_run_ends_its_workers_and_leaves_nothing(
     folder: Path, terminal: Callable[..., Terminal], how: str
 ) -> None:
-    seen = terminal("bench", "--stress", "--jobs", "20000")
-    seen.until(lambda text: "workers killed" in text)
+    screen = terminal("bench", "--stress", "--jobs", "20000")
+    screen.wait_until(lambda text: "workers killed" in text)
     assert len(list(_processes(folder))) > 1
 
     if how == "keys":
-        seen.type("\x03")
+        screen.type("\x03")
     else:
-        seen.process.send_signal(signal.SIGTERM)
+        screen.process.send_signal(signal.SIGTERM)
 
-    assert seen.over() == 130
+    assert screen.wait() == 130
     assert list(_processes(folder)) == []
     assert _left(folder) == []
 
 
 @pytest.mark.slow(reason="starts workers")
-def test_killed_its_workers_end_by_themselves(folder: Path) -> None:
+def test_the_workers_of_a_killed_run_end_by_themselves(folder: Path) -> None:
     bench = subprocess.Popen([*COMMAND, "bench", "--stress", "--jobs", "20000"], stderr=subprocess.PIPE)
     assert bench.stderr is not None
     bench.stderr.readline()  # so the workers are there
@@ -208,7 +207,7 @@ def test_killed_its_workers_end_by_themselves(folder: Path) -> None:
     bench.wait()
     bench.stderr.close()
 
-    give_up = time.monotonic() + LIMIT
+    give_up = time.monotonic() + COMMAND_TIMEOUT
     while list(_processes(folder)):
         assert time.monotonic() < give_up, list(_processes(folder))
         time.sleep(0.05)
@@ -219,7 +218,7 @@ def _left(folder: Path) -> list[str]:
 
 
 def _processes(folder: Path) -> Iterator[int]:
-    """Those that work in this folder, this one aside."""
+    """The processes that run in this folder, except this one."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if (entry / "cwd").readlink() == folder and int(entry.name) != os.getpid():

@@ -1,41 +1,41 @@
-"""`errandry enqueue`: with an app, which checks, and without, by name."""
+"""`errandry enqueue`: with an app, which checks the arguments, and without one."""
 
 import pytest
 
-from tests.cli.conftest import Cli, Place
-from tests.cli.shell import process
+from tests.cli.conftest import Cli, Shop
+from tests.cli.shell import run_process
 
 
-def test_without_an_app_a_job_is_enqueued_by_name(cli: Cli, place: Place) -> None:
+def test_without_an_app_a_job_is_enqueued_by_name(cli: Cli, shop: Shop) -> None:
     done = cli("enqueue", "anything", "--json", '{"a": [1, null]}')
 
-    job = place.ask(place.jobs.record, done.out.strip())
+    job = shop.call(shop.jobs.record, done.out.strip())
     assert (job.task, job.queue, job.payload) == ("anything", "default", '{"a":[1,null]}')
 
 
-def test_with_an_app_the_task_says_which_queue(cli: Cli, place: Place) -> None:
+def test_with_an_app_the_task_sets_the_queue(cli: Cli, shop: Shop) -> None:
     done = cli("--app", "shop:jobs", "enqueue", "send", "--json", '{"to": "ada"}')
 
-    job = place.ask(place.jobs.record, done.out.strip())
+    job = shop.call(shop.jobs.record, done.out.strip())
     assert (job.queue, job.max_attempts) == ("mail", 1)
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["sned"], "there is no task 'sned'; declared are send, sleep"),
         (["send", "--json", '{"to": 3}'], "Expected `str`, got `int` - at `$.to`"),
         (["send"], "missing required field `to`"),
     ],
 )
-def test_with_an_app_what_no_handler_takes_is_refused(cli: Cli, args: list[str], said: str) -> None:
+def test_with_an_app_invalid_arguments_are_refused(cli: Cli, args: list[str], message: str) -> None:
     done = cli("enqueue", "--app", "shop", *args)
 
     assert (done.code, done.out) == (1, "")
-    assert said in done.err
+    assert message in done.err
 
 
-def test_every_option_of_a_job_can_be_given(cli: Cli, place: Place) -> None:
+def test_every_option_of_a_job_can_be_given(cli: Cli, shop: Shop) -> None:
     args = [
         *("--queue", "q", "--priority", "-3", "--delay", "5m", "--deadline", "2999-01-31T08:00Z"),
         *("--max-attempts", "7", "--max-crashes", "2", "--backoff", "linear", "--timeout", "30s"),
@@ -45,14 +45,14 @@ def test_every_option_of_a_job_can_be_given(cli: Cli, place: Place) -> None:
 
     assert cli("enqueue", "task", *args).out == "mine\n"
 
-    job = place.ask(place.jobs.record, "mine")
+    job = shop.call(shop.jobs.record, "mine")
     assert (job.queue, job.priority, job.state, job.deadline) == ("q", -3, "scheduled", 32474764800.0)
     assert (job.max_attempts, job.max_crashes, job.timeout, job.order) == (7, 2, 30.0, "lifo")
     assert (job.group, job.tags, job.metadata) == ("g", ("a", "b"), '{"tenant":7}')
     assert (job.backoff.curve, job.keep.failed) == ("linear", 3_600.0)
 
 
-def test_a_unique_key_and_what_a_second_job_does(cli: Cli, place: Place) -> None:
+def test_a_second_job_with_the_same_unique_key(cli: Cli, shop: Shop) -> None:
     unique = ("--unique", "call 7", "--unique-for", "1 hour")
     first = cli("enqueue", "call", *unique)
     second = cli("enqueue", "call", *unique)
@@ -60,9 +60,9 @@ def test_a_unique_key_and_what_a_second_job_does(cli: Cli, place: Place) -> None
     refused = cli("enqueue", "call", *unique, "--on-conflict", "raise")
 
     assert first.out == second.out == replacing.out
-    assert "It was there already.\n" in second.err
-    assert "It was there already, and has got these arguments.\n" in replacing.err
-    assert place.ask(place.jobs.record, first.out.strip()).payload == '{"n":2}'
+    assert "The job existed already.\n" in second.err
+    assert "The job existed already; its arguments were replaced.\n" in replacing.err
+    assert shop.call(shop.jobs.record, first.out.strip()).payload == '{"n":2}'
     assert (refused.code, refused.out) == (1, "")
     assert f"the unique key 'call 7' is held by job {first.out.strip()}" in refused.err
     assert "unique       call 7, for 1h from the insert" in cli("jobs", "show", first.out.strip()).out
@@ -77,23 +77,23 @@ def test_a_unique_key_can_be_made_of_the_arguments(cli: Cli) -> None:
     assert ids[0] == ids[1] != cli("enqueue", "call", "--json", '{"n":2}', "--unique-for", "day").out
 
 
-def test_a_scope_nobody_knows_is_refused(cli: Cli) -> None:
+def test_an_unknown_scope_is_refused(cli: Cli) -> None:
     done = cli("enqueue", "call", "--unique", "k", "--unique-for", "mnth")
 
     assert (done.code, done.out) == (1, "")
     assert "did you mean month?" in done.err
 
 
-def test_the_record_can_be_had_as_json(cli: Cli) -> None:
+def test_the_record_is_printed_as_json(cli: Cli) -> None:
     [job] = cli("--json", "enqueue", "send", "--json", '{"to": "ada"}').data
 
     assert (job["task"], job["state"], job["payload"]) == ("send", "waiting", {"to": "ada"})
 
 
-def test_arguments_can_come_from_stdin(place: Place) -> None:
-    done = process("enqueue", "send", "--json", "-", text='{"to": "ada"}')
+def test_arguments_can_come_from_stdin(shop: Shop) -> None:
+    done = run_process("enqueue", "send", "--json", "-", text='{"to": "ada"}')
 
-    assert place.ask(place.jobs.record, done.out.strip()).payload == '{"to":"ada"}'
+    assert shop.call(shop.jobs.record, done.out.strip()).payload == '{"to":"ada"}'
 
 
 def test_an_option_the_library_refuses_is_an_error(cli: Cli) -> None:

@@ -3,18 +3,18 @@
 from errandry.core.command import Insert
 from errandry.core.flow import Edge
 from errandry.core.job import NewJob
-from tests.cli.conftest import Cli, Place
+from tests.cli.conftest import Cli, Shop
 
 
-def _insert(place: Place, edges: list[tuple[str, str]]) -> None:
+def _insert(shop: Shop, edges: list[tuple[str, str]]) -> None:
     names = dict.fromkeys(name for edge in edges for name in edge)
     jobs = tuple(NewJob(id=name, task="send", payload="{}") for name in names)
-    place.ask(place.jobs.engine.submit, Insert(jobs, tuple(Edge(*edge) for edge in edges)))
+    shop.call(shop.jobs.engine.submit, Insert(jobs, tuple(Edge(*edge) for edge in edges)))
 
 
-def test_a_flow_is_shown_as_a_tree(cli: Cli, place: Place) -> None:
-    _insert(place, [("root", "left"), ("root", "right"), ("left", "leaf")])
-    place.ask(place.jobs.resolve, "leaf")
+def test_a_flow_is_shown_as_a_tree(cli: Cli, shop: Shop) -> None:
+    _insert(shop, [("root", "left"), ("root", "right"), ("left", "leaf")])
+    shop.call(shop.jobs.resolve, "leaf")
 
     assert [line.rstrip() for line in cli("flows", "show", "root").out.splitlines()] == [
         "blocked  send  root  (0 of 2 ended)",
@@ -32,8 +32,8 @@ def test_a_flow_is_shown_as_a_tree(cli: Cli, place: Place) -> None:
     ]
 
 
-def test_of_many_children_some_are_shown(cli: Cli, place: Place) -> None:
-    _insert(place, [("root", f"child-{number}") for number in range(30)])
+def test_the_number_of_children_shown_is_limited(cli: Cli, shop: Shop) -> None:
+    _insert(shop, [("root", f"child-{number}") for number in range(30)])
 
     lines = cli("flows", "show", "root", "--limit", "2").out.splitlines()
 
@@ -41,12 +41,12 @@ def test_of_many_children_some_are_shown(cli: Cli, place: Place) -> None:
     assert lines[-1].strip() == "… 28 more children: --limit"
 
 
-def test_flows_are_listed_by_their_last_job(cli: Cli, place: Place) -> None:
-    place.enqueue()
+def test_flows_are_listed_by_their_last_job(cli: Cli, shop: Shop) -> None:
+    shop.enqueue()
     assert cli("flows", "ls").err == "There are no flows.\n"
-    _insert(place, [("root", "left"), ("root", "right"), ("left", "leaf")])
-    _insert(place, [("other", "child")])
-    place.ask(place.jobs.resolve, "left")
+    _insert(shop, [("root", "left"), ("root", "right"), ("left", "leaf")])
+    _insert(shop, [("other", "child")])
+    shop.call(shop.jobs.resolve, "left")
 
     title, other, root = cli("flows", "ls").out.splitlines()
 
@@ -57,23 +57,23 @@ def test_flows_are_listed_by_their_last_job(cli: Cli, place: Place) -> None:
         ("root", 1)
     ]
     assert cli("flows", "ls", "state:failed").err == "No flow matches.\n"
-    assert "there are more" in cli("flows", "ls", "--limit", "1").err
+    assert "for more, use --limit" in cli("flows", "ls", "--limit", "1").err
 
 
-def test_a_whole_flow_is_canceled_run_again_and_removed(cli: Cli, place: Place) -> None:
-    _insert(place, [("root", "left"), ("root", "right"), ("left", "leaf")])
+def test_a_whole_flow_is_canceled_rerun_and_removed(cli: Cli, shop: Shop) -> None:
+    _insert(shop, [("root", "left"), ("root", "right"), ("left", "leaf")])
 
     assert "4 jobs will be canceled." in cli("jobs", "cancel", "root", "--flow").err
     assert cli("jobs", "cancel", "left", "--flow", "--dry-run").out.split() == ["left", "leaf"]
     assert cli("jobs", "cancel", "root", "--flow", "--yes").code == 0
-    assert place.ask(place.jobs.counts) == {"default": {"canceled": 4}}
+    assert shop.call(shop.jobs.counts) == {"default": {"canceled": 4}}
     assert cli("jobs", "rerun", "root", "--flow", "--yes").out == "4 jobs enqueued again.\n"
-    assert place.ask(place.jobs.counts) == {"default": {"blocked": 2, "waiting": 2}}
+    assert shop.call(shop.jobs.counts) == {"default": {"blocked": 2, "waiting": 2}}
     assert cli("jobs", "rm", "root", "--flow", "--yes").out == "4 jobs removed.\n"
     assert cli("jobs", "rm", "state:failed", "--flow").code == 2
 
 
-def test_why_names_the_children(cli: Cli, place: Place) -> None:
-    _insert(place, [("root", "one"), ("root", "two")])
+def test_why_names_the_children(cli: Cli, shop: Shop) -> None:
+    _insert(shop, [("root", "one"), ("root", "two")])
 
     assert "2 children to end: one, two" in cli("why", "root").out

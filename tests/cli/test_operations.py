@@ -1,4 +1,4 @@
-"""`errandry queues`, `workers`, `events` and `doctor`."""
+"""`errandry queues`, `groups`, `workers`, `events` and `doctor`."""
 
 import os
 import socket
@@ -11,14 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from errandry.core.command import Beat, Claim
 from errandry.worker.liveness import Liveness
-from tests.cli.conftest import Cli, Place
+from tests.cli.conftest import Cli, Shop
 
 
 class TestQueues:
-    def test_queues_are_listed_with_their_jobs(self, cli: Cli, place: Place) -> None:
-        place.enqueue(queue="mail")
-        place.enqueue(queue="mail", delay=60)
-        place.enqueue(queue="bulk")
+    def test_queues_are_listed_with_their_jobs(self, cli: Cli, shop: Shop) -> None:
+        shop.enqueue(queue="mail")
+        shop.enqueue(queue="mail", delay=60)
+        shop.enqueue(queue="bulk")
         assert cli("queues", "pause", "bulk", "--by", "ada").code == 0
 
         title, bulk, mail = cli("queues", "ls").out.splitlines()
@@ -28,10 +28,10 @@ class TestQueues:
         assert bulk.endswith("by ada")
         assert [line["name"] for line in cli("queues", "ls", "--json").data] == ["bulk", "mail"]
 
-    def test_totals_are_what_ever_happened(self, cli: Cli, place: Place) -> None:
-        place.enqueue(id="a")
-        place.ask(place.jobs.cancel, "a")
-        place.ask(place.jobs.remove, "a")
+    def test_stats_are_lifetime_totals(self, cli: Cli, shop: Shop) -> None:
+        shop.enqueue(id="a")
+        shop.call(shop.jobs.cancel, "a")
+        shop.call(shop.jobs.remove, "a")
 
         assert cli("queues", "stats", "--json").data == [
             {"queue": "default", "canceled": 1, "inserted": 1, "removed": 1}
@@ -47,8 +47,8 @@ class TestQueues:
             "1",
         ]
 
-    def test_queues_and_tasks_are_paused_and_resumed(self, cli: Cli, place: Place) -> None:
-        place.enqueue()
+    def test_queues_and_tasks_are_paused_and_resumed(self, cli: Cli, shop: Shop) -> None:
+        shop.enqueue()
 
         assert cli("queues", "pause", "a", "b", "--task", "send").err == (
             "The queue a is paused.\nThe queue b is paused.\nThe task send is paused.\n"
@@ -66,8 +66,8 @@ class TestQueues:
 
 
 class TestRules:
-    def test_rules_are_set_changed_shown_and_taken_away(self, cli: Cli, place: Place) -> None:
-        place.enqueue()
+    def test_rules_are_set_changed_shown_and_removed(self, cli: Cli, shop: Shop) -> None:
+        shop.enqueue()
 
         assert cli("queues", "limit", "mail", "20").err == "The queue mail: limit 20.\n"
         assert cli("queues", "rate", "mail", "100/minute", "--burst", "5").err == (
@@ -96,8 +96,8 @@ class TestRules:
         assert "see errandry queues rules" in cli("queues", "ls").err
         assert cli("queues", "rules", "--json").data[1]["ruling"]["rule"] == {"limit": 5}
 
-    def test_groups_are_paused_and_resumed(self, cli: Cli, place: Place) -> None:
-        place.enqueue(id="a", queue="mail", group="acme")
+    def test_groups_are_paused_and_resumed(self, cli: Cli, shop: Shop) -> None:
+        shop.enqueue(id="a", queue="mail", group="acme")
 
         done = cli("queues", "pause", "mail", "--group", "acme", "--by", "ada")
         assert done.err == "The group acme of queue mail is paused.\n"
@@ -112,22 +112,22 @@ class TestRules:
             (("limit", "mail"), 2, "Give a queue and a value"),
             (("limit", "mail", "many"), 2, "'many' is not a whole number"),
             (("limit", "mail", "0"), 1, "limit=0: must be a whole number from 1"),
-            (("limit", "mail", "5", "--task", "send"), 2, "With --task, give the value only"),
+            (("limit", "mail", "5", "--task", "send"), 2, "With --task, give only the value"),
             (("limit", "5", "--task", "send", "--each-group"), 2, "--each-group is for a queue"),
-            (("rate", "mail", "often"), 1, "rate='often': not a rate; write how many"),
+            (("rate", "mail", "often"), 1, "rate='often': not a rate; write a count"),
             (("rate", "mail", "5/fortnight"), 1, "'fortnight' is not a length of time"),
             (("rate", "mail", "none", "--burst", "3"), 1, "burst=3: says how many of the rate"),
             (("weight", "mail", "acme", "heavy"), 2, "'heavy' is not a number"),
             (("weight", "mail", "acme", "0"), 1, "weight=0.0: must be from 0.001"),
             (("ageing", "mail", "0"), 1, "ageing=0.0: must be more than 0 seconds"),
             (("order", "mail", "odd"), 2, "'odd' is not one of"),
-            (("pause", "--group", "acme"), 2, "--group is a group of one queue"),
+            (("pause", "--group", "acme"), 2, "--group needs exactly one queue"),
         ],
     )
-    def test_what_makes_no_sense_is_refused(
-        self, cli: Cli, place: Place, words: tuple[str, ...], code: int, why: str
+    def test_invalid_rules_are_refused(
+        self, cli: Cli, shop: Shop, words: tuple[str, ...], code: int, why: str
     ) -> None:
-        place.enqueue()
+        shop.enqueue()
 
         done = cli("queues", *words)
 
@@ -136,13 +136,13 @@ class TestRules:
 
 
 class TestGroups:
-    def test_groups_are_listed_with_what_limits_them(self, cli: Cli, place: Place) -> None:
+    def test_groups_are_listed_with_their_limits(self, cli: Cli, shop: Shop) -> None:
         assert cli("groups", "ls").code == 1  # there is no store yet
-        place.enqueue()
-        assert cli("groups", "ls").err == "There are no groups: no job that waits or runs has one.\n"
+        shop.enqueue()
+        assert cli("groups", "ls").err == "There are no groups: no waiting or running job has one.\n"
         for number in range(3):
-            place.enqueue(queue="mail", group=f"g{number}")
-        place.enqueue(queue="mail", group="g0")
+            shop.enqueue(queue="mail", group=f"g{number}")
+        shop.enqueue(queue="mail", group="g0")
         cli("queues", "limit", "mail", "2", "--each-group")
         cli("queues", "rate", "mail", "9/s", "--group", "g1")
         cli("queues", "pause", "mail", "--group", "g2", "--by", "ada")
@@ -157,15 +157,15 @@ class TestGroups:
         assert "9/second" in lines[1]
         assert lines[2].endswith("by ada")
         assert "There are more" in cli("groups", "ls", "--limit", "2").err
-        assert [one["gate"]["group"] for one in cli("groups", "ls", "--json").data] == ["g0", "g1", "g2"]
+        assert [group["gate"]["group"] for group in cli("groups", "ls", "--json").data] == ["g0", "g1", "g2"]
 
 
 class TestWorkers:
     @pytest.fixture
-    def two(self, place: Place) -> None:
+    def two(self, shop: Shop) -> None:
         for worker in ("host-1-aaaa", "host-2-bbbb"):
             beat = Beat(worker=worker, tasks=("send",), concurrency=10, running=3, started_at=1.0)
-            place.ask(place.jobs.engine.submit, beat)
+            shop.call(shop.jobs.engine.submit, beat)
 
     def test_workers_are_listed(self, cli: Cli, two: None) -> None:
         title, first, _ = cli("workers", "ls").out.splitlines()
@@ -174,30 +174,30 @@ class TestWorkers:
         assert first.split()[:5] == ["host-1-aaaa", "working", "3/10", "all", "send"]
         assert len(cli("workers", "ls", "--json").data) == 2
 
-    def test_a_worker_of_this_host_that_died_is_known_to_be_dead(
-        self, cli: Cli, place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    def test_a_dead_worker_of_this_host_is_detected(
+        self, cli: Cli, shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         alive = Liveness()
         host = socket.gethostname()
-        place.ask(place.jobs.engine.submit, Beat(worker="mine", host=host, alive=alive.path, concurrency=1))
-        job = place.enqueue()
-        place.ask(place.jobs.engine.submit, Claim(worker="mine", nonce="n"))
+        shop.call(shop.jobs.engine.submit, Beat(worker="mine", host=host, alive=alive.path, concurrency=1))
+        job = shop.enqueue()
+        shop.call(shop.jobs.engine.submit, Claim(worker="mine", nonce="n"))
         assert "mine    working" in cli("workers", "ls").out
         assert "is dead" not in cli("why", job.id).out
 
         os.close(alive._lock)  # as the kernel does when a process dies
 
         assert "mine    dead" in cli("workers", "ls").out
-        assert "1 worker died or fell silent: mine" in cli("doctor").out
+        assert "1 worker died or sent no heartbeat: mine" in cli("doctor").out
         assert "That worker is dead" in cli("why", job.id).out
 
-    def test_nobody_is_said_so(self, cli: Cli, place: Place) -> None:
-        place.ask(place.jobs.open)
+    def test_an_empty_list_prints_a_message(self, cli: Cli, shop: Shop) -> None:
+        shop.call(shop.jobs.open)
 
         assert cli("workers", "ls").err == "No worker is running.\n"
 
-    def test_a_worker_is_paused_by_a_part_of_its_id(self, cli: Cli, two: None) -> None:
+    def test_a_worker_is_paused_by_part_of_its_id(self, cli: Cli, two: None) -> None:
         assert cli("workers", "pause", "bbbb", "--by", "ada").err == "The worker host-2-bbbb is paused.\n"
         assert "host-2-bbbb  paused" in cli("workers", "ls").out
         assert cli("workers", "pause", "bbbb").err == "The worker host-2-bbbb was paused already.\n"
@@ -206,27 +206,27 @@ class TestWorkers:
         )
 
     @pytest.mark.parametrize(
-        ("args", "code", "said"),
+        ("args", "code", "message"),
         [
-            (["host"], 1, "worker 'host' may be any of host-1-aaaa, host-2-bbbb"),
-            (["cccc"], 1, "worker 'cccc' is none of host-1-aaaa, host-2-bbbb"),
-            ([], 2, "Which? Name workers"),
+            (["host"], 1, "worker 'host' matches several workers: host-1-aaaa, host-2-bbbb"),
+            (["cccc"], 1, "worker 'cccc' does not exist; known workers: host-1-aaaa, host-2-bbbb"),
+            ([], 2, "No workers given"),
         ],
     )
-    def test_it_must_be_clear_who_is_meant(
-        self, cli: Cli, two: None, args: list[str], code: int, said: str
+    def test_an_ambiguous_or_unknown_worker_is_refused(
+        self, cli: Cli, two: None, args: list[str], code: int, message: str
     ) -> None:
         done = cli("workers", "pause", *args)
 
         assert done.code == code
-        assert said in done.err
+        assert message in done.err
 
 
 class TestEvents:
-    def test_the_last_ones_are_printed(self, cli: Cli, place: Place) -> None:
+    def test_the_latest_events_are_printed(self, cli: Cli, shop: Shop) -> None:
         for number in range(30):
-            place.enqueue(id=f"job-{number}", queue="mail")
-        place.ask(place.jobs.cancel, "job-3")
+            shop.enqueue(id=f"job-{number}", queue="mail")
+        shop.call(shop.jobs.cancel, "job-3")
 
         lines = cli("events", "--limit", "2").out.splitlines()
 
@@ -236,10 +236,10 @@ class TestEvents:
         ]
         assert len(cli("events").out.splitlines()) == 31
 
-    def test_they_can_be_chosen(self, cli: Cli, place: Place) -> None:
+    def test_events_can_be_filtered(self, cli: Cli, shop: Shop) -> None:
         for number in range(30):
-            place.enqueue(id=f"job-{number}", queue="mail" if number == 3 else "bulk")
-        place.ask(place.jobs.cancel, "job-3")
+            shop.enqueue(id=f"job-{number}", queue="mail" if number == 3 else "bulk")
+        shop.call(shop.jobs.cancel, "job-3")
 
         assert len(cli("events", "--queue", "mail", "--limit", "3").out.splitlines()) == 2
         assert len(cli("events", "--kind", "canceled").out.splitlines()) == 1
@@ -247,23 +247,23 @@ class TestEvents:
         assert cli("events", "--task", "other").out == ""
         assert cli("events", "--kind", "cancelled").code == 2
 
-    def test_a_cursor_goes_on_where_it_was_given_out(self, cli: Cli, place: Place) -> None:
+    def test_a_cursor_continues_after_its_event(self, cli: Cli, shop: Shop) -> None:
         for number in range(3):
-            place.enqueue(id=f"job-{number}")
+            shop.enqueue(id=f"job-{number}")
         first, *rest = cli("events", "--json").data
 
         assert cli("events", "--json", "--after", first["cursor"]).data == rest
         assert (first["kind"], first["job"]) == ("waiting", "job-0")
 
-    def test_a_wrong_cursor_is_an_error(self, cli: Cli, place: Place) -> None:
-        place.enqueue()
+    def test_a_wrong_cursor_is_an_error(self, cli: Cli, shop: Shop) -> None:
+        shop.enqueue()
 
         assert cli("events", "--after", "nonsense").code == 1
 
 
 class TestDoctor:
-    def test_all_is_well(self, cli: Cli, place: Place) -> None:
-        place.ask(place.jobs.open)
+    def test_a_sound_store_has_no_wrong_finding(self, cli: Cli, shop: Shop) -> None:
+        shop.call(shop.jobs.open)
 
         done = cli("doctor")
 
@@ -280,11 +280,11 @@ class TestDoctor:
             "integrity",
         ):
             assert f"\ngood   {topic}" in f"\n{done.out}" or f"\nnote   {topic}" in f"\n{done.out}", done.out
-        assert "survives a power cut" in done.out
+        assert "survive a power cut" in done.out
 
-    def test_prometheus_can_read_its_figures(self, cli: Cli, place: Place) -> None:
-        place.enqueue()
-        place.ask(place.jobs.queue('a "quoted" queue').pause)
+    def test_prometheus_can_parse_the_metrics(self, cli: Cli, shop: Shop) -> None:
+        shop.enqueue()
+        shop.call(shop.jobs.queue('a "quoted" queue').pause)
 
         done = cli("doctor", "--metrics")
         found = {
@@ -300,33 +300,33 @@ class TestDoctor:
         assert found["errandry_queue_lag_seconds", "default"] >= 0
         assert (found["errandry_workers",], found["errandry_slots",]) == (0, 0)
 
-    def test_what_can_be_lost_is_said(self, cli: Cli, place: Place) -> None:
-        place.ask(place.jobs.open)
+    def test_a_weaker_durability_is_reported(self, cli: Cli, shop: Shop) -> None:
+        shop.call(shop.jobs.open)
 
         done = cli("doctor", "--url", "sqlite:///errandry.db?durability=process")
 
         assert "a power cut may take back the last passes" in done.out
 
-    def test_jobs_that_nobody_will_run_are_wrong(self, cli: Cli, place: Place) -> None:
-        place.enqueue()
+    def test_waiting_jobs_without_a_worker_are_wrong(self, cli: Cli, shop: Shop) -> None:
+        shop.enqueue()
 
         done = cli("doctor")
 
         assert done.code == 1
-        assert "wrong  workers     nobody works, and 1 job waits" in done.out
+        assert "wrong  workers     no worker is running, and 1 job waits" in done.out
         assert "→ start one: errandry worker MODULE:NAME" in done.out
 
-    def test_a_file_others_may_read_is_noted(self, cli: Cli, place: Place, folder: Path) -> None:
-        place.ask(place.jobs.open)
+    def test_a_file_that_other_users_can_read_is_noted(self, cli: Cli, shop: Shop, folder: Path) -> None:
+        shop.call(shop.jobs.open)
         os.chmod(folder / "errandry.db", 0o644)
 
         done = cli("doctor")
 
         assert (done.code, "others may open the file (644)" in done.out) == (0, True)
 
-    def test_a_clock_that_was_set_back_is_wrong(self, cli: Cli, place: Place, folder: Path) -> None:
-        place.ask(place.jobs.open)
-        place.jobs.sync.close()
+    def test_a_clock_that_was_set_back_is_wrong(self, cli: Cli, shop: Shop, folder: Path) -> None:
+        shop.call(shop.jobs.open)
+        shop.jobs.sync.close()
         with sqlite3.connect(folder / "errandry.db") as db:
             db.execute("UPDATE store SET now = now + 4e9")
         db.close()
@@ -336,10 +336,10 @@ class TestDoctor:
         [clock] = [finding for finding in done.data if finding["topic"] == "clock"]
         assert (done.code, clock["grade"]) == (1, "wrong")
 
-    def test_a_damaged_file_is_wrong(self, cli: Cli, place: Place, folder: Path) -> None:
+    def test_a_damaged_file_is_wrong(self, cli: Cli, shop: Shop, folder: Path) -> None:
         for _ in range(20):
-            place.enqueue()
-        place.jobs.sync.close()
+            shop.enqueue()
+        shop.jobs.sync.close()
         with (folder / "errandry.db").open("r+b") as file:
             file.seek(4096 * 2 + 100)
             file.write(b"\xff" * 3_000)
@@ -349,7 +349,7 @@ class TestDoctor:
         assert done.code == 1
         assert "damaged" in done.out or "not a sound database" in done.out
 
-    def test_what_is_no_store_is_wrong(self, cli: Cli, folder: Path) -> None:
+    def test_a_file_that_is_no_store_is_wrong(self, cli: Cli, folder: Path) -> None:
         (folder / "errandry.db").write_text("not a database, by any means" * 100)
 
         done = cli("doctor")

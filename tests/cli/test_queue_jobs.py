@@ -4,61 +4,61 @@ import pytest
 
 from errandry.core.command import Claim
 from errandry.core.gate import GateKind
-from tests.cli.conftest import Cli, Place
+from tests.cli.conftest import Cli, Shop
 
 
 @pytest.fixture
-def shop(place: Place) -> Place:
-    """One job of each kind in the queue mail, one in another."""
-    place.enqueue(queue="mail", id="done")
-    place.enqueue("send", {"to": "nobody"}, queue="mail", id="failed", max_attempts=1)
-    place.work()
-    place.enqueue(queue="mail", id="waits")
-    place.enqueue(queue="mail", id="later", delay=3_600)
-    place.enqueue(queue="other", id="other")
-    return place
+def stocked(shop: Shop) -> Shop:
+    """A completed, a failed, a waiting and a scheduled job in the queue mail, and one in another queue."""
+    shop.enqueue(queue="mail", id="done")
+    shop.enqueue("send", {"to": "unknown"}, queue="mail", id="failed", max_attempts=1)
+    shop.work()
+    shop.enqueue(queue="mail", id="waits")
+    shop.enqueue(queue="mail", id="later", delay=3_600)
+    shop.enqueue(queue="other", id="other")
+    return shop
 
 
-def counts(place: Place) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = place.ask(place.jobs.counts)
-    return {queue: states for queue, states in found.items() if states}
+def counts(shop: Shop) -> dict[str, dict[str, int]]:
+    by_queue: dict[str, dict[str, int]] = shop.call(shop.jobs.counts)
+    return {queue: states for queue, states in by_queue.items() if states}
 
 
-def test_a_queue_is_drained_after_a_question(cli: Cli, shop: Place) -> None:
+def test_a_queue_is_drained_after_confirmation(cli: Cli, stocked: Shop) -> None:
     asked = cli("queues", "drain", "mail")
     assert (asked.code, "2 jobs will be removed." in asked.err) == (2, True), asked.err
-    seen = cli("queues", "drain", "mail", "--dry-run")
-    assert (seen.err, seen.out.split()) == ("2 jobs would be removed.\n", ["later", "waits"])
+    preview = cli("queues", "drain", "mail", "--dry-run")
+    assert (preview.err, preview.out.split()) == ("2 jobs would be removed.\n", ["later", "waits"])
 
     assert cli("queues", "drain", "mail", "--state", "scheduled", "--yes").out == "1 job removed.\n"
     assert cli("queues", "drain", "mail", "--yes").out == "1 job removed.\n"
 
-    assert counts(shop) == {"mail": {"completed": 1, "failed": 1}, "other": {"waiting": 1}}
-    assert cli("queues", "drain", "mail", "--yes").err == "No job that matches can be removed.\n"
+    assert counts(stocked) == {"mail": {"completed": 1, "failed": 1}, "other": {"waiting": 1}}
+    assert cli("queues", "drain", "mail", "--yes").err == "No matching job can be removed.\n"
 
 
-def test_a_queue_is_cleaned(cli: Cli, shop: Place) -> None:
+def test_a_queue_is_cleaned(cli: Cli, stocked: Shop) -> None:
     assert cli("queues", "clean", "mail", "--older", "1h", "--yes").out == ""
     assert cli("queues", "clean", "mail", "--state", "failed", "--yes", "--json").data == [
         {"id": "failed", "answer": "moved"}
     ]
     assert cli("queues", "clean", "mail", "--yes").out == "1 job removed.\n"
-    assert counts(shop)["mail"] == {"scheduled": 1, "waiting": 1}
+    assert counts(stocked)["mail"] == {"scheduled": 1, "waiting": 1}
 
 
-def test_failed_jobs_run_again_and_scheduled_ones_now(cli: Cli, shop: Place) -> None:
+def test_failed_jobs_are_rerun_and_scheduled_ones_promoted(cli: Cli, stocked: Shop) -> None:
     assert cli("queues", "rerun", "mail", "task:nothing", "--yes").code == 0
     assert cli("queues", "rerun", "mail", "--delay", "5m", "--yes").out == "1 job enqueued again.\n"
-    assert cli("queues", "promote", "mail", "id:later", "--yes").out == "1 job put in line.\n"
-    assert cli("queues", "promote", "mail", "--yes").out == "1 job put in line.\n"
-    assert counts(shop)["mail"] == {"completed": 1, "waiting": 3}
+    assert cli("queues", "promote", "mail", "id:later", "--yes").out == "1 job promoted.\n"
+    assert cli("queues", "promote", "mail", "--yes").out == "1 job promoted.\n"
+    assert counts(stocked)["mail"] == {"completed": 1, "waiting": 3}
 
 
-def test_jobs_are_moved_to_another_queue(cli: Cli, shop: Place) -> None:
+def test_jobs_are_moved_to_another_queue(cli: Cli, stocked: Shop) -> None:
     assert cli("queues", "move", "mail", "bulk", "--yes").out == "2 jobs moved to bulk.\n"
     assert cli("jobs", "edit", "waits", "--queue", "other").code == 0
 
-    assert counts(shop) == {
+    assert counts(stocked) == {
         "bulk": {"scheduled": 1},
         "mail": {"completed": 1, "failed": 1},
         "other": {"waiting": 2},
@@ -67,32 +67,32 @@ def test_jobs_are_moved_to_another_queue(cli: Cli, shop: Place) -> None:
     assert (stats["mail"]["moved_out"], stats["bulk"]["moved_in"], stats["bulk"]["moved_out"]) == (2, 2, 1)
 
 
-def test_a_queue_is_obliterated(cli: Cli, shop: Place) -> None:
+def test_a_queue_is_obliterated(cli: Cli, stocked: Shop) -> None:
     cli("queues", "limit", "mail", "3")
     assert "The queue mail and its 4 jobs will be removed." in cli("queues", "obliterate", "mail").err
     assert len(cli("queues", "obliterate", "mail", "--dry-run").out.split()) == 4
 
     assert cli("queues", "obliterate", "mail", "--yes").out == "4 jobs removed.\n"
 
-    assert counts(shop) == {"other": {"waiting": 1}}
-    assert shop.ask(shop.jobs.rules) == []
+    assert counts(stocked) == {"other": {"waiting": 1}}
+    assert stocked.call(stocked.jobs.rules) == []
 
 
-def test_a_queue_in_use_is_obliterated_by_force_only(cli: Cli, shop: Place) -> None:
-    shop.ask(shop.jobs.engine.submit, Claim(worker="w", nonce="n", queues=("mail",)))
+def test_a_queue_in_use_is_obliterated_by_force_only(cli: Cli, stocked: Shop) -> None:
+    stocked.call(stocked.jobs.engine.submit, Claim(worker="w", nonce="n", queues=("mail",)))
 
     refused = cli("queues", "obliterate", "mail", "--yes")
 
     assert (refused.code, "workers have one of its jobs" in refused.err) == (1, True), refused.err
-    assert shop.ask(shop.jobs.paused)[GateKind.QUEUE] == {}
+    assert stocked.call(stocked.jobs.paused)[GateKind.QUEUE] == {}
     assert cli("queues", "obliterate", "mail", "--force", "--yes").out == "4 jobs removed.\n"
 
 
-def test_what_has_moved_on_since_it_was_counted_is_left_alone(
-    cli: Cli, shop: Place, monkeypatch: pytest.MonkeyPatch
+def test_a_job_that_no_longer_matches_after_the_count_is_left_alone(
+    cli: Cli, stocked: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def meanwhile(*_: object) -> None:
-        await shop.jobs.cancel("waits")
+        await stocked.jobs.cancel("waits")
 
     monkeypatch.setattr("errandry.cli.bulk_action.confirm", meanwhile)
 

@@ -6,15 +6,15 @@ import msgspec
 from msgspec.structs import replace
 
 from errandry.core.job import NewJob
-from errandry.core.schedule import BY_ITSELF
+from errandry.core.schedule import SYSTEM_PREFIX
 from errandry.store.sqlite.driver import SqliteStore
-from tests.cli.conftest import Cli, Place
+from tests.cli.conftest import Cli, Shop
 
 MARCH = ("--start", "2030-03-30T12:00Z")
 
 
 class TestAdding:
-    def test_a_schedule_is_added_and_shown(self, cli: Cli, place: Place) -> None:
+    def test_a_schedule_is_added_and_shown(self, cli: Cli, shop: Shop) -> None:
         added = cli("schedules", "add", "nightly", "30 2 * * *", "send", "--json", '{"to": "ada"}', *MARCH)
         assert added.code == 0
         assert "The schedule nightly runs send 30 2 * * *: next in " in added.err
@@ -23,10 +23,10 @@ class TestAdding:
         assert title.split() == ["NAME", "WHEN", "TASK", "NEXT", "LAST", "RUNS", "MISSED"]
         assert line.split()[:7] == ["nightly", "30", "2", "*", "*", "*", "send"]
 
-        [job] = place.ask(place.jobs.list, "state:scheduled").jobs
+        [job] = shop.call(shop.jobs.list, "state:scheduled").jobs
         assert job.id == "nightly@2030-03-31T02:30:00Z"
 
-    def test_ticks_are_shown_by_the_clocks_of_the_zone_and_by_utc(self, cli: Cli) -> None:
+    def test_ticks_are_shown_in_the_time_zone_and_in_utc(self, cli: Cli) -> None:
         cli("schedules", "add", "nightly", "30 2 * * *", "send", "--timezone", "Europe/Vienna", *MARCH)
 
         shown = cli("schedules", "show", "nightly").out
@@ -37,7 +37,7 @@ class TestAdding:
         [data] = cli("schedules", "show", "nightly", "--json").data
         assert (data["job"], len(data["ticks"])) == ("nightly@2030-03-31T01:00:00Z", 5)
 
-    def test_everything_can_be_said(self, cli: Cli) -> None:
+    def test_every_option_is_stored(self, cli: Cli) -> None:
         options = ["--timezone", "Asia/Tokyo", "--end", "2040-01-01", "--limit", "9", "--jitter", "5s"]
         options += ["--overlap", "skip", "--catch-up", "all", "--queue", "slow", "--priority", "7"]
         options += ["--max-attempts", "2", "--timeout", "1m", "--by", "ada"]
@@ -49,7 +49,7 @@ class TestAdding:
         job = plan["job"]
         assert (job["queue"], job["priority"], job["max_attempts"], job["timeout"]) == ("slow", 7, 2, 60.0)
 
-    def test_what_is_changed_holds_at_once_and_the_rest_stays(self, cli: Cli, place: Place) -> None:
+    def test_an_edit_takes_effect_at_once_and_keeps_the_rest(self, cli: Cli, shop: Shop) -> None:
         cli("schedules", "add", "nightly", "30 2 * * *", "send", "--json", '{"to": "ada"}', *MARCH)
 
         [data] = cli("--json", "schedules", "edit", "nightly", "--when", "0 4 * * *").data
@@ -57,11 +57,11 @@ class TestAdding:
         assert (data["plan"]["cron"], data["plan"]["job"]["payload"]) == ("0 4 * * *", {"to": "ada"})
         [data] = cli("--json", "schedules", "edit", "nightly", "--json", '{"to": "bob"}', "--queue", "q").data
         assert (data["plan"]["job"]["payload"], data["plan"]["job"]["queue"]) == ({"to": "bob"}, "q")
-        [job] = place.ask(place.jobs.list, "state:scheduled").jobs
+        [job] = shop.call(shop.jobs.list, "state:scheduled").jobs
         assert (job.id, job.payload) == ("nightly@2030-03-31T04:00:00Z", '{"to":"bob"}')
         assert cli("schedules", "edit", "nightly").code == 2
 
-    def test_what_makes_no_sense_is_refused(self, cli: Cli) -> None:
+    def test_invalid_values_are_refused(self, cli: Cli) -> None:
         assert "has 2 fields" in cli("schedules", "add", "x", "* *", "send").err
         assert "no such time zone" in cli("schedules", "add", "x", "@daily", "send", "--timezone", "Mars").err
         refused = cli("--app", "shop:jobs", "schedules", "add", "x", "@daily", "sent")
@@ -69,7 +69,7 @@ class TestAdding:
 
 
 class TestOperating:
-    def test_pause_resume_rm(self, cli: Cli) -> None:
+    def test_a_schedule_is_paused_resumed_and_removed(self, cli: Cli) -> None:
         cli("schedules", "add", "a", "@daily", "send")
 
         assert cli("schedules", "pause", "a", "--by", "ada").err == "The schedule a is paused.\n"
@@ -83,44 +83,44 @@ class TestOperating:
         assert cli("schedules", "pause", "a").err == "Error: there is no schedule 'a'\n"
         assert "There are no schedules" in cli("schedules", "ls").err
 
-    def test_a_schedule_is_run_now(self, cli: Cli, place: Place) -> None:
+    def test_a_schedule_is_run_now(self, cli: Cli, shop: Shop) -> None:
         cli("schedules", "add", "a", "@daily", "send", "--json", '{"to": "ada"}')
 
         job_id = cli("schedules", "run", "a").out.strip()
-        place.work()
+        shop.work()
 
-        assert place.ask(place.jobs.get, job_id).state == "completed"
+        assert shop.call(shop.jobs.get, job_id).state == "completed"
 
-    def test_a_range_is_made_up_for(self, cli: Cli, place: Place) -> None:
+    def test_past_ticks_are_backfilled(self, cli: Cli, shop: Shop) -> None:
         cli("schedules", "add", "a", "@daily", "send", "--json", '{"to": "ada"}')
         year = datetime.now(UTC).year - 1
 
         done = cli("schedules", "backfill", "a", "--since", f"{year}-01-01", "--until", f"{year}-01-03")
 
         assert done.out.split() == [f"a@{year}-01-0{day}T00:00:00Z" for day in (1, 2, 3)]
-        assert done.err == "3 ticks of a are made up for.\n"
+        assert done.err == "Enqueued 3 jobs for past ticks of a.\n"
         again = cli("schedules", "backfill", "a", "--since", f"{year}-01-02", "--until", f"{year}-01-03")
         assert again.out == ""
-        place.work()
-        assert len(place.ask(place.jobs.list, "state:completed").jobs) == 3
+        shop.work()
+        assert len(shop.call(shop.jobs.list, "state:completed").jobs) == 3
 
 
 class TestDoctor:
-    def test_schedules_that_do_not_tick_are_found(self, cli: Cli, place: Place) -> None:
+    def test_late_and_broken_schedules_are_found(self, cli: Cli, shop: Shop) -> None:
         cli("schedules", "add", "fine", "@daily", "send")
-        assert "1 schedule in time" in cli("doctor").out
+        assert "1 schedule on time" in cli("doctor").out
 
         async def break_it() -> None:
-            schedule = await place.jobs.schedules.get("fine")
+            schedule = await shop.jobs.schedules.get("fine")
             late = replace(schedule, due_at=schedule.created_at - 100)
-            store = place.jobs.store
+            store = shop.jobs.store
             assert isinstance(store, SqliteStore)
             store.writer.execute("UPDATE schedules SET record = ?", (msgspec.json.encode(late).decode(),))
-            await place.jobs.schedules.put("gone", NewJob(id="-", task="t", payload="{}"), "@daily")
-            await place.jobs.schedules.pause("gone", by=f"{BY_ITSELF}timezone='Mars': there is none")
+            await shop.jobs.schedules.put("gone", NewJob(id="-", task="t", payload="{}"), "@daily")
+            await shop.jobs.schedules.pause("gone", by=f"{SYSTEM_PREFIX}timezone='Mars': there is none")
 
-        place.ask(break_it)
+        shop.call(break_it)
         found = cli("doctor")
         assert found.code == 1
         assert "1 schedule over a minute late: fine" in found.out
-        assert "gone was paused: timezone='Mars': there is none" in found.out
+        assert "gone paused itself: timezone='Mars': there is none" in found.out

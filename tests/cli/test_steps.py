@@ -1,17 +1,17 @@
 """`errandry jobs steps` and `jobs signal`."""
 
-from tests.cli.conftest import Cli, Place
+from tests.cli.conftest import Cli, Shop
 
 
-def test_steps_and_signals_of_a_job(cli: Cli, place: Place) -> None:
-    job = place.enqueue(id="order", delay="1 hour")
-    assert cli("jobs", "steps", "order").err == "It has no steps.\n"
+def test_steps_and_signals_of_a_job(cli: Cli, shop: Shop) -> None:
+    job = shop.enqueue(id="order", delay="1 hour")
+    assert cli("jobs", "steps", "order").err == "The job has no steps.\n"
 
-    told = cli("jobs", "signal", "order", "approval", "--json", '{"by": "ann"}')
+    sent = cli("jobs", "signal", "order", "approval", "--json", '{"by": "ann"}')
     again = cli("jobs", "signal", "order", "approval")
 
-    assert (told.code, told.out) == (0, "The job was told.\n")
-    assert (again.code, again.out) == (0, "The job had been told before: that stays.\n")
+    assert (sent.code, sent.out) == (0, "Signal sent.\n")
+    assert (again.code, again.out) == (0, "The job has this signal already; the first one counts.\n")
     title, line = cli("jobs", "steps", job.id).out.splitlines()
     assert title.split() == ["NAME", "KIND", "WHEN", "RESULT"]
     assert line.split(maxsplit=4) == ["approval", "signal", "just", "now", '{"by": "ann"}']
@@ -21,9 +21,9 @@ def test_steps_and_signals_of_a_job(cli: Cli, place: Place) -> None:
     assert answer == {"id": "order", "signal": "approval", "answer": "already"}
 
 
-def test_a_job_that_has_finished_is_told_nothing(cli: Cli, place: Place) -> None:
-    place.enqueue(id="done", arguments={"to": "ada"})
-    place.work()
+def test_a_signal_to_a_finished_job_is_refused(cli: Cli, shop: Shop) -> None:
+    shop.enqueue(id="done", arguments={"to": "ada"})
+    shop.work()
 
     refused = cli("jobs", "signal", "done", "approval")
 
@@ -31,11 +31,11 @@ def test_a_job_that_has_finished_is_told_nothing(cli: Cli, place: Place) -> None
     assert "cannot signal job done: it is completed" in refused.err
 
 
-def test_a_rerun_from_the_start(cli: Cli, place: Place) -> None:
-    place.enqueue(id="order", arguments={"to": "nobody"}, max_attempts=1)
+def test_a_rerun_from_the_start_forgets_the_steps(cli: Cli, shop: Shop) -> None:
+    shop.enqueue(id="order", arguments={"to": "unknown"}, max_attempts=1)
     cli("jobs", "signal", "order", "approval")
-    place.work()
+    shop.work()
 
     cli("jobs", "rerun", "order", "--from-start")
 
-    assert cli("jobs", "steps", "order").err == "It has no steps.\n"
+    assert cli("jobs", "steps", "order").err == "The job has no steps.\n"

@@ -1,4 +1,4 @@
-"""Text and tables: what is stored is only ever shown, and fits."""
+"""Text and tables: control characters are escaped, and tables fit the terminal."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 from errandry.cli.job_arguments import query
 from errandry.cli.session import Session
 from errandry.cli.table import Cell, Column, lines
-from errandry.cli.text import ago, clean, fitted, local, number, one_line, short_id, to_json, width
+from errandry.cli.text import ago, clean, local_time, one_line, pluralize, short_id, to_json, truncate, width
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,13 @@ from errandry.cli.text import ago, clean, fitted, local, number, one_line, short
         ("\ud800", "\\ud800"),
     ],
 )
-def test_what_is_not_seen_is_escaped(stored: str, shown: str) -> None:
+def test_invisible_characters_are_escaped(stored: str, shown: str) -> None:
     assert clean(stored) == shown
     assert one_line(stored) == shown.replace("\n", "\\n").replace("\t", "\\t")
 
 
 @pytest.mark.parametrize("value", ["\x1b\x9b\x7f\u202e", {"a\x1b": ["ä", None, 1.5]}, "\n\t"])
-def test_json_is_harmless_and_means_the_same(value: Any) -> None:
+def test_json_is_printable_and_decodes_to_the_same_value(value: Any) -> None:
     text = to_json(value)
 
     assert text.isprintable()
@@ -47,32 +47,32 @@ def test_json_is_harmless_and_means_the_same(value: Any) -> None:
         ("01A1DF0A-A706-7828-99B3-BB7FB9B39AD2", "01A1DF0A-A706-7828-99B3-BB7FB9B39AD2"),
     ],
 )
-def test_ids_of_ours_are_shown_by_their_end(job_id: str, shown: str) -> None:
+def test_generated_ids_are_shortened_to_their_end(job_id: str, shown: str) -> None:
     assert short_id(job_id) == shown
 
 
 @pytest.mark.parametrize(
-    ("at", "said"),
+    ("at", "text"),
     [(None, ""), (100.0, "just now"), (99.5, "just now"), (90.0, "10 s ago"), (400.0, "in 5 min")],
 )
-def test_times_are_said_as_people_do(at: float | None, said: str) -> None:
-    assert ago(at, 100.0) == said
+def test_times_are_shown_relative_to_now(at: float | None, text: str) -> None:
+    assert ago(at, 100.0) == text
 
 
-def test_moments_are_by_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_shown_in_the_local_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.environ.get("TZ")
     try:
         monkeypatch.setenv("TZ", "Asia/Tokyo")
         time.tzset()
-        assert local(0.0) == "1970-01-01 09:00:00"
+        assert local_time(0.0) == "1970-01-01 09:00:00"
     finally:
         monkeypatch.undo()
         time.tzset()
     assert os.environ.get("TZ") == before
 
 
-def test_numbers_go_with_their_words() -> None:
-    assert (number(1, "job"), number(2_000, "job"), number(2, "child", "children")) == (
+def test_nouns_agree_with_their_number() -> None:
+    assert (pluralize(1, "job"), pluralize(2_000, "job"), pluralize(2, "child", "children")) == (
         *("1 job", "2,000 jobs"),
         "2 children",
     )
@@ -88,16 +88,21 @@ def test_numbers_go_with_their_words() -> None:
         ("abc", 0, ""),
     ],
 )
-def test_a_text_is_cut_to_the_room_there_is(text: str, room: int, shown: str) -> None:
-    assert fitted(text, room) == shown
+def test_a_text_is_cut_to_the_available_columns(text: str, room: int, shown: str) -> None:
+    assert truncate(text, room) == shown
     assert width(shown) <= room
 
 
-COLUMNS = [Column("ID"), Column("TASK", gives=True), Column("N", right=True), Column("NOTE", gives=True)]
+COLUMNS = [
+    Column("ID"),
+    Column("TASK", can_shrink=True),
+    Column("N", is_right=True),
+    Column("NOTE", can_shrink=True),
+]
 ROWS = [("a", "resize_picture", "7", "something went very wrong here"), ("b", "send", "1,000", "")]
 
 
-def test_a_table_is_aligned_and_whole_without_a_terminal() -> None:
+def test_a_table_is_aligned_and_not_cut_without_a_terminal() -> None:
     assert list(lines(Session(), COLUMNS, ROWS)) == [
         "ID  TASK                N  NOTE",
         "a   resize_picture      7  something went very wrong here",
@@ -106,14 +111,14 @@ def test_a_table_is_aligned_and_whole_without_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("room", range(12, 70))
-def test_a_table_fits_into_any_room(room: int) -> None:
+def test_a_table_fits_any_width(room: int) -> None:
     table = list(lines(Session(), COLUMNS, ROWS, room))
 
     assert max(map(len, table)) <= room
     assert [line.split()[0] for line in table] == ["ID", "a", "b"]
 
 
-def test_the_last_column_goes_first_where_there_is_little_room() -> None:
+def test_the_last_column_is_left_out_first_on_a_narrow_terminal() -> None:
     assert list(lines(Session(), COLUMNS, ROWS, 22)) == [
         "ID  TASK             N",
         "a   resize_pic…      7",
@@ -121,7 +126,7 @@ def test_the_last_column_goes_first_where_there_is_little_room() -> None:
     ]
 
 
-def test_what_is_in_a_cell_stays_on_its_line() -> None:
+def test_a_line_break_in_a_cell_is_escaped() -> None:
     [_, line] = lines(Session(), [Column("A"), Column("B")], [("x\ny", Cell("\x1b[1m", "red"))])
 
     assert line == "x\\ny  \\x1b[1m"
@@ -139,5 +144,5 @@ def test_what_is_in_a_cell_stays_on_its_line() -> None:
         ([], ""),
     ],
 )
-def test_a_value_gets_back_the_quotes_the_shell_took(words: list[str], text: str) -> None:
+def test_a_value_with_spaces_gets_its_quotes_back(words: list[str], text: str) -> None:
     assert query(words) == text

@@ -1,4 +1,4 @@
-"""`errandry worker`: what it takes, what it says, and how it ends. Its faults: tests/faults."""
+"""`errandry worker`: its options, its messages and its end. For faults, see tests/faults."""
 
 import os
 import shlex
@@ -9,64 +9,64 @@ from pathlib import Path
 import pytest
 
 from errandry.core.job import NewJob
-from tests.cli.conftest import Cli, Place
-from tests.cli.shell import COMMAND, Terminal, process
+from tests.cli.conftest import Cli, Shop
+from tests.cli.shell import COMMAND, Terminal, run_process
 
 SLOW = pytest.mark.slow(reason="starts a worker in a process of its own")
 
 
 @SLOW
-def test_a_burst_does_what_there_is_to_do_and_says_how_it_is_set_up(place: Place) -> None:
-    job = place.enqueue()
+def test_a_burst_runs_all_jobs_and_logs_its_options(shop: Shop) -> None:
+    job = shop.enqueue()
 
-    done = process("worker", "shop:jobs", "--burst", "--queues", "mail,default", "--concurrency", "5")
+    done = run_process("worker", "shop:jobs", "--burst", "--queues", "mail,default", "--concurrency", "5")
 
     assert (done.code, done.out) == (0, "")
     assert "sqlite:///errandry.db; tasks " in done.err
     assert "queues mail, default; at once 5 async, 8 in threads" in done.err
-    assert place.ask(job.refresh).state == "completed"
+    assert shop.call(job.refresh).state == "completed"
 
 
 @SLOW
-def test_options_come_from_the_environment_too(place: Place) -> None:
-    job = place.enqueue()
+def test_options_come_from_the_environment_too(shop: Shop) -> None:
+    job = shop.enqueue()
     settings = {"ERRANDRY_APP": "shop:jobs", "ERRANDRY_WORKER_BURST": "1", "ERRANDRY_WORKER_QUEUES": "other"}
 
-    done = process("worker", "--log-level", "warning", env=settings)
+    done = run_process("worker", "--log-level", "warning", env=settings)
 
     assert (done.code, done.err) == (0, "")
-    assert place.ask(job.refresh).state == "waiting"
+    assert shop.call(job.refresh).state == "waiting"
 
 
 @SLOW
-def test_a_store_named_by_a_flag_goes_to_apps_that_name_none(folder: Path) -> None:
-    assert process("worker", "shop:jobs", "--burst", "--url", "sqlite:///elsewhere.db").code == 0
+def test_a_store_given_by_a_flag_is_used_by_apps_that_name_none(folder: Path) -> None:
+    assert run_process("worker", "shop:jobs", "--burst", "--url", "sqlite:///elsewhere.db").code == 0
 
     assert (folder / "elsewhere.db").exists()
     assert not (folder / "errandry.db").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        ([], "Which app? Write errandry worker shop:jobs"),
+        ([], "No app given: write errandry worker shop:jobs"),
         (["nowhere:jobs"], "there is no module nowhere"),
-        (["shop:job"], "there is no job in it; write shop:jobs"),
-        (["shop:send"], "send is no Errandry app but a Task"),
+        (["shop:job"], "it has no job; write shop:jobs"),
+        (["shop:send"], "send is not an Errandry app but a Task"),
         (["shop:jobs", "--lease", "0"], "--lease 0.0: must be more than 0 seconds."),
         (["shop:jobs", "--lease", "soon"], "not a duration"),
         (["shop:jobs", "--concurrency", "0"], "--concurrency 0: must be a whole number from 1"),
         (["shop:jobs", "--recycle-memory", "a lot"], "not a size"),
-        (["shop:jobs", "--queues", "mail,,x"], "write names with commas between them"),
+        (["shop:jobs", "--queues", "mail,,x"], "write comma-separated names"),
         (["shop:jobs", "--processes", "0"], "0 is not in the range"),
         (["shop:jobs", "--proceses", "2"], "Did you mean"),
     ],
 )
-def test_what_makes_no_sense_is_a_usage_error(cli: Cli, arguments: list[str], said: str) -> None:
+def test_an_invalid_option_is_a_usage_error(cli: Cli, arguments: list[str], message: str) -> None:
     done = cli("worker", *arguments)
 
     assert done.code == 2
-    assert said in done.err
+    assert message in done.err
 
 
 def test_a_task_that_is_not_declared_is_a_usage_error(cli: Cli) -> None:
@@ -77,18 +77,20 @@ def test_a_task_that_is_not_declared_is_a_usage_error(cli: Cli) -> None:
 
 
 @SLOW
-def test_a_store_in_the_environment_that_the_app_does_not_take_is_named(folder: Path) -> None:
+def test_a_store_in_the_environment_that_the_app_ignores_is_logged(folder: Path) -> None:
     (folder / "own.py").write_text("from errandry import Errandry\njobs = Errandry('sqlite:///own.db')\n")
 
-    done = process("worker", "own:jobs", "--burst", env={"ERRANDRY_URL": "postgresql://me:secret@here/jobs"})
+    done = run_process(
+        "worker", "own:jobs", "--burst", env={"ERRANDRY_URL": "postgresql://me:secret@here/jobs"}
+    )
 
     assert done.code == 0
     assert "$ERRANDRY_URL is postgresql://" in done.err
-    assert "but the app names a store of its own" in done.err
+    assert "but the app has its own store" in done.err
     assert "secret" not in done.err
 
 
-def test_a_flag_does_not_overrule_the_store_an_app_names(cli: Cli, folder: Path) -> None:
+def test_a_flag_does_not_replace_the_store_that_an_app_names(cli: Cli, folder: Path) -> None:
     (folder / "broken.py").write_text("from errandry import Errandry\njobs = Errandry('memory:')\n")
     before = os.environ.get("ERRANDRY_URL")
     try:
@@ -98,10 +100,10 @@ def test_a_flag_does_not_overrule_the_store_an_app_names(cli: Cli, folder: Path)
         assert before is None
 
     assert done.code == 2
-    assert "broken:jobs names its own store, memory:" in done.err
+    assert "broken:jobs has its own store, memory:" in done.err
 
 
-def test_an_app_that_cannot_be_imported_says_where(cli: Cli, folder: Path) -> None:
+def test_a_failed_import_names_the_file_and_line(cli: Cli, folder: Path) -> None:
     (folder / "broken.py").write_text("import os\n\n1 / 0\n")
 
     done = cli("worker", "broken:jobs")
@@ -112,26 +114,24 @@ def test_an_app_that_cannot_be_imported_says_where(cli: Cli, folder: Path) -> No
 
 
 @SLOW
-def test_a_terminal_has_a_line_that_says_how_things_stand(
-    place: Place, terminal: Callable[..., Terminal], folder: Path
-) -> None:
+def test_a_terminal_gets_a_status_line(shop: Shop, terminal: Callable[..., Terminal], folder: Path) -> None:
     hold = "\n\n@jobs.task\nasync def hold() -> None:\n    import asyncio\n    await asyncio.sleep(600)\n"
     (folder / "shop.py").write_text((folder / "shop.py").read_text() + hold)
-    place.ask(place.jobs.insert, [NewJob(id="held", task="hold", payload="{}")])
+    shop.call(shop.jobs.insert, [NewJob(id="held", task="hold", payload="{}")])
     screen = terminal("worker", "shop:jobs", columns=100)
 
-    text = screen.until(lambda text: "1 running here · 0 jobs waiting · 0 finished/s" in text)
+    text = screen.wait_until(lambda text: "1 running here · 0 jobs waiting · 0 finished/s" in text)
     assert "lease 30 s" in text
     screen.type("\x03")
-    screen.until(lambda text: "handlers may finish for 25 s" in text)
+    screen.wait_until(lambda text: "handlers may finish for 25 s" in text)
     screen.type("\x03")
 
-    assert screen.over() == 0
+    assert screen.wait() == 0
 
 
 @SLOW
-def test_a_pipe_that_nobody_reads_stops_no_worker(place: Place) -> None:
-    job = place.enqueue()
+def test_a_closed_output_pipe_does_not_stop_a_worker(shop: Shop) -> None:
+    job = shop.enqueue()
     done = subprocess.run(
         f"{shlex.join(COMMAND)} worker shop:jobs --burst 2>&1 | head -c 1",
         shell=True,
@@ -140,4 +140,4 @@ def test_a_pipe_that_nobody_reads_stops_no_worker(place: Place) -> None:
     )
 
     assert done.returncode == 0
-    assert place.ask(job.refresh).state == "completed"
+    assert shop.call(job.refresh).state == "completed"

@@ -1,4 +1,4 @@
-"""The examples do what their README says, with real workers; and what they promise beyond that."""
+"""Run the examples with real workers, and check their output against their READMEs."""
 
 import shutil
 import socket
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.page import blocks, differences, faults
+from tests.docs_page import blocks, output_differences, problems
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SERVERS = {
     "mailer": ("sink.py", "SMTP", "127.0.0.1:{}"),
     "etl": ("source.py", "SOURCE", "http://127.0.0.1:{}"),
 }
-"""The program of an example that listens, and how the others are told where."""
+"""The server program of an example, and the environment variable with its address for the other programs."""
 
 
 @pytest.fixture
@@ -24,21 +24,21 @@ def port() -> int:
         return number
 
 
-def played(name: str, folder: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Do what the README of an example says, in a copy of its folder."""
+def run_readme(name: str, folder: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run the commands of an example's README in a copy of its folder."""
     shutil.copytree(EXAMPLES / name, folder / name)
     readme = (EXAMPLES / name / "README.md").read_text("utf-8")
     if name in SERVERS:
         program, variable, address = SERVERS[name]
         readme = readme.replace(f"python {program}", f"python {program} {port}")
         monkeypatch.setenv(variable, address.format(port))
-    assert (faults(blocks(readme)), differences(blocks(readme), folder / name)) == ([], [])
+    assert (problems(blocks(readme)), output_differences(blocks(readme), folder / name)) == ([], [])
     return folder / name
 
 
 @pytest.mark.slow(reason="starts a worker, a mail server and a program")
 def test_the_mailer_sends_each_mail_once(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = played("mailer", tmp_path, port, monkeypatch)
+    folder = run_readme("mailer", tmp_path, port, monkeypatch)
 
     inbox = (folder / "inbox.txt").read_text("utf-8")
     assert inbox.count("Message-ID: <") == 2
@@ -46,8 +46,10 @@ def test_the_mailer_sends_each_mail_once(tmp_path: Path, port: int, monkeypatch:
 
 
 @pytest.mark.slow(reason="starts a worker, a service and a program")
-def test_the_etl_loads_what_it_can_get(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = played("etl", tmp_path, port, monkeypatch)
+def test_the_etl_loads_the_days_that_exist(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_readme("etl", tmp_path, port, monkeypatch)
 
     assert (folder / "warehouse.db").exists()
 
@@ -56,7 +58,7 @@ def test_the_etl_loads_what_it_can_get(tmp_path: Path, port: int, monkeypatch: p
 def test_the_thumbnailer_makes_small_pictures(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = played("thumbnailer", tmp_path, port, monkeypatch)
+    folder = run_readme("thumbnailer", tmp_path, port, monkeypatch)
 
     head, _, pixels = (folder / "wide.32.ppm").read_bytes().partition(b"\n")
     assert head == b"P6 32 16 255"
@@ -68,6 +70,6 @@ def test_the_thumbnailer_makes_small_pictures(
 
 
 def test_no_example_is_left_out() -> None:
-    played_here = Path(__file__).read_text("utf-8")
+    this_file = Path(__file__).read_text("utf-8")
 
-    assert [path.name for path in EXAMPLES.iterdir() if f'played("{path.name}"' not in played_here] == []
+    assert [path.name for path in EXAMPLES.iterdir() if f'run_readme("{path.name}"' not in this_file] == []

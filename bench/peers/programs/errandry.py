@@ -1,4 +1,4 @@
-"""Errandry on SQLite or PostgreSQL, as it is but for its slots: writes synced, results and history kept."""
+"""Errandry on SQLite or PostgreSQL with default options except the slots: writes synced, results kept."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -31,5 +31,5 @@ async def bulk() -> AsyncIterator[PutMany]:
 
 
 def work() -> None:
-    """As `errandry worker` does."""
+    """Run a worker as `errandry worker` does."""
     event_loop.run(Worker(jobs, WorkerOptions(concurrency=BATCH)).run(signals=True))

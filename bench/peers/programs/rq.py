@@ -1,4 +1,4 @@
-"""RQ on Redis with its worker that does not fork for every job, which is its quicker one; results kept."""
+"""RQ on Redis with its faster worker, which does not fork for every job; results kept."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,1 +1,1 @@
-"""What `errandry bench` measures: a store as programs and workers meet it, beside its own single writes."""
+"""The measurements of `errandry bench`: throughput, latency and recovery, compared with raw writes."""

@@ -1,4 +1,4 @@
-"""Where a run takes place: a store of its own, or one that is named and holds nobody else's jobs."""
+"""The store of a benchmark run: a new SQLite file, or a given store that holds no other jobs."""
 
 import re
 import tempfile
@@ -9,25 +9,25 @@ from pathlib import Path
 from msgspec import Struct
 
 from errandry.api.app import Errandry
-from errandry.bench.raw_writes import RawWrites, raw_at
-from errandry.bench.tasks import declared
-from errandry.core.query import quoted
+from errandry.bench.raw_writes import RawWrites, raw_writes_for
+from errandry.bench.tasks import declare_app
+from errandry.core.query import quote
 from errandry.core.why import SILENT_AFTER
 from errandry.errors import InvalidValue, StoreRefused
 
 PREFIX = "errandry-bench-"
-"""What the names of a run's queues begin with, and those of its folders."""
-SHOWN = 5
-RIGHT = "name an empty store, or leave --url out for one that is made for this"
+"""Prefix of the names of a run's queues and folders."""
+QUEUES_SHOWN = 5
+ADVICE = "name an empty store, or leave out --url for a new one"
 _PASSWORD = re.compile(r":[^:@/]*@")
 
 
 class BenchFailed(Exception):
-    """The run cannot go on; the text says why."""
+    """The run cannot continue; the text says why."""
 
 
 class BenchStore(Struct, frozen=True):
-    """An open app, a folder for logs, and the raw writes of the store if there are any."""
+    """An open app, a folder for logs, and raw writes to the store if it supports them."""
 
     url: str
     app: Errandry
@@ -44,50 +44,50 @@ class BenchStore(Struct, frozen=True):
 
 
 @asynccontextmanager
-async def place(url: str | None = None) -> AsyncIterator[BenchStore]:
-    """A new SQLite file in the current folder, or the store at `url`. Of the run nothing stays behind."""
-    here = Path(getattr(declared(url).store, "path", "./")).parent if url else Path.cwd()
-    with _folder(here) as name:
+async def open_store(url: str | None = None) -> AsyncIterator[BenchStore]:
+    """Open a new SQLite file in the current folder, or the store at `url`; remove everything at the end."""
+    parent = Path(getattr(declare_app(url).store, "path", "./")).parent if url else Path.cwd()
+    with _temporary_folder(parent) as name:
         folder = Path(name)
         address = url or f"sqlite:///{folder / 'store.db'}"
-        async with declared(address) as app:
-            await _must_be_free(app, _PASSWORD.sub(":…@", address))
-            await clear(app)
-            raw = raw_at(address, app.store, folder)
+        async with declare_app(address) as app:
+            await _require_unused(app, _PASSWORD.sub(":…@", address))
+            await remove_jobs(app)
+            raw = raw_writes_for(address, app.store, folder)
             try:
                 yield BenchStore(address, app, folder, raw)
             finally:
                 if raw is not None:
                     raw.close()
                 if url is not None:
-                    await clear(app)
+                    await remove_jobs(app)
 
 
-def _folder(here: Path) -> "tempfile.TemporaryDirectory[str]":
-    """Beside the store, so that raw writes go to the same disk."""
+def _temporary_folder(parent: Path) -> "tempfile.TemporaryDirectory[str]":
+    """Create a folder beside the store, so that raw writes go to the same disk."""
     try:
-        return tempfile.TemporaryDirectory(prefix=PREFIX, dir=here)
+        return tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent)
     except OSError as error:
-        raise StoreRefused(str(here), f"no folder can be made in it for the run: {error.strerror}") from None
+        raise StoreRefused(str(parent), f"cannot create a folder for the run: {error.strerror}") from None
 
 
-async def clear(app: Errandry) -> None:
-    """Remove what runs have left in the store, this one or one that was killed."""
+async def remove_jobs(app: Errandry) -> None:
+    """Remove the jobs of this run, and of killed runs, from the store."""
     for queue in await app.counts():
         if queue.startswith(PREFIX):
-            await app.remove(query=f"queue:{quoted(queue)}", force=True)
+            await app.remove(query=f"queue:{quote(queue)}", force=True)
 
 
-async def _must_be_free(app: Errandry, url: str) -> None:
-    """A run beside somebody's jobs would measure them too, and somebody's workers would take its own."""
+async def _require_unused(app: Errandry, url: str) -> None:
+    """Refuse a store with other jobs, which would be measured too, or with workers, which would claim."""
     counts = {queue: sum(states.values()) for queue, states in (await app.counts()).items()}
     others = {queue: count for queue, count in counts.items() if count and not queue.startswith(PREFIX)}
     if others:
-        some = ", ".join(list(others)[:SHOWN]) + ("…" if len(others) > SHOWN else "")
-        why = f"holds jobs already ({sum(others.values()):,} in {some}): {RIGHT}"
+        names = ", ".join(list(others)[:QUEUES_SHOWN]) + ("…" if len(others) > QUEUES_SHOWN else "")
+        why = f"already holds jobs ({sum(others.values()):,} in {names}): {ADVICE}"
         raise InvalidValue("url", url, why)
     now = app.clock.time()
     alive = [info.beat.worker for info in await app.workers() if now - info.seen_at <= SILENT_AFTER]
     if alive:
-        why = f"a worker is at work there ({alive[0]}): stop it; or {RIGHT}"
+        why = f"the worker {alive[0]} is using it: stop it; or {ADVICE}"
         raise InvalidValue("url", url, why)

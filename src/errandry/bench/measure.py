@@ -1,4 +1,4 @@
-"""The parts of a run. Each measures one thing in a few rounds, with raw writes before and after each."""
+"""The parts of a benchmark run. Each measures one thing in a few rounds, with raw writes between them."""
 
 import asyncio
 import os
@@ -14,68 +14,72 @@ from statistics import median
 from typing import Any, Self
 
 from errandry.bench.bench_store import BenchFailed, BenchStore
-from errandry.bench.report import Measurement, curve, latencies, rates
+from errandry.bench.report import Measurement, latency_measurements, percentiles, rate_measurement
 from errandry.bench.sizes import Sizes
 from errandry.bench.worker_processes import WorkerProcess, WorkerProcesses
 from errandry.core.job import JobRecord
 from errandry.core.state import State
 from errandry.worker import Worker, WorkerOptions
 
-CHUNK = 1_000
+CALL_SIZE = 1_000
+"""Number of jobs in one call of `enqueue_many`."""
 CALLERS = 100
-PACE = 200.0
-"""Jobs a second where latency is measured at a fixed rate."""
-PAUSE = 0.02
-"""Between jobs that are to find the system at rest."""
-PATIENCE = 60.0
-LOOK = 0.005
-IMPORT = "from errandry import Errandry"
+"""Number of concurrent callers."""
+JOBS_PER_SECOND = 200.0
+"""Jobs per second when latency is measured at a fixed rate."""
+REST_INTERVAL = 0.02
+"""Mean seconds between jobs when latency is measured at rest."""
+JOB_TIMEOUT = 60.0
+POLL_INTERVAL = 0.005
+IMPORT_STATEMENT = "from errandry import Errandry"
 HAS_PROC = os.path.exists("/proc/self/statm")
-"""Whether the system tells of processes there."""
+"""Whether this system reports CPU time and memory of processes in /proc."""
 
 
 class BenchRun:
-    """A run under way: where, how much, and what has been found so far."""
+    """A benchmark run: its store, its sizes, and the measurements so far."""
 
-    def __init__(self, place: BenchStore, sizes: Sizes) -> None:
-        self.place, self.sizes = place, sizes
+    def __init__(self, store: BenchStore, sizes: Sizes) -> None:
+        self.store, self.sizes = store, sizes
         self.figures: list[Measurement] = []
         self.curves: dict[str, list[float]] = {}
         self._numbers = count()
 
-    def raw(self) -> float | None:
-        """What a raw write takes just now."""
-        return None if self.place.raw is None else self.place.raw.measure(self.sizes.raw)
+    def measure_raw(self) -> float | None:
+        """The median seconds of a raw write now; None if the store has no raw writes."""
+        return None if self.store.raw is None else self.store.raw.measure(self.sizes.raw)
 
-    async def rounds(self, part: str, name: str, once: Callable[[str], Awaitable[float]]) -> None:
-        """A rate, measured in a few rounds, each with a queue of its own."""
-        found, raws = [], [self.raw()]
+    async def add_rate(self, part: str, name: str, run_round: Callable[[str], Awaitable[float]]) -> None:
+        """Measure a rate in a few rounds, each in its own queue."""
+        values, raws = [], [self.measure_raw()]
         for _ in range(self.sizes.rounds):
-            found.append(await once(self.place.queue(f"{part}-{next(self._numbers)}")))
-            raws.append(self.raw())
-        self.figures.append(rates(part, name, found, _middle(raws)))
+            values.append(await run_round(self.store.queue(f"{part}-{next(self._numbers)}")))
+            raws.append(self.measure_raw())
+        self.figures.append(rate_measurement(part, name, values, _median_known(raws)))
 
-    async def latency(self, part: str, name: str, waits: Awaitable[list[float]]) -> None:
-        """How long each took. Raw writes are measured at rest, too."""
-        before = self._raw_at_rest()
-        found = await waits
-        self.figures += latencies(part, name, found, _middle([before, self._raw_at_rest()]))
-        self.curves[name] = curve(found)
+    async def add_latencies(self, part: str, name: str, waits: Awaitable[list[float]]) -> None:
+        """Add the percentiles of latencies, with raw writes that are measured at rest, too."""
+        before = self._measure_raw_at_rest()
+        latencies = await waits
+        self.figures += latency_measurements(
+            part, name, latencies, _median_known([before, self._measure_raw_at_rest()])
+        )
+        self.curves[name] = percentiles(latencies)
 
-    def _raw_at_rest(self) -> float | None:
-        raw = self.place.raw
-        return None if raw is None else raw.measure_at_rest(self.sizes.raw // 5, PAUSE)
+    def _measure_raw_at_rest(self) -> float | None:
+        raw = self.store.raw
+        return None if raw is None else raw.measure_at_rest(self.sizes.raw // 5, REST_INTERVAL)
 
-    def figure(self, part: str, name: str, unit: str, values: list[float]) -> None:
+    def add_figure(self, part: str, name: str, unit: str, values: list[float]) -> None:
         low, high = min(values), max(values)
-        found = Measurement(
+        measurement = Measurement(
             part=part, name=name, value=median(values), unit=unit, low=low, high=high, better="less"
         )
-        self.figures.append(found)
+        self.figures.append(measurement)
 
 
 async def enqueue(run: BenchRun) -> None:
-    app, sizes = run.place.app, run.sizes
+    app, sizes = run.store.app, run.sizes
 
     async def one_by_one(queue: str) -> float:
         noop = app.tasks["noop"].using(queue=queue)
@@ -97,90 +101,98 @@ async def enqueue(run: BenchRun) -> None:
 
     async def bulk(queue: str) -> float:
         with _Stopwatch() as watch:
-            await _preload(run.place, queue, sizes.bulk)
+            await _preload(run.store, queue, sizes.bulk)
         return sizes.bulk / watch.seconds
 
-    await run.rounds("enqueue", "one by one", one_by_one)
-    await run.rounds("enqueue", f"{CALLERS} at once", concurrent)
-    await run.rounds("enqueue", f"in bulk, {CHUNK:,} a call", bulk)
+    await run.add_rate("enqueue", "one by one", one_by_one)
+    await run.add_rate("enqueue", f"{CALLERS} at once", concurrent)
+    await run.add_rate("enqueue", f"in bulk, {CALL_SIZE:,} a call", bulk)
 
 
 async def drain(run: BenchRun) -> None:
-    for workers in (1, 2):
+    for number in (1, 2):
 
-        async def once(queue: str, workers: int = workers) -> float:
-            await _preload(run.place, queue, run.sizes.drain)
-            async with WorkerProcesses(run.place) as crew:
-                hands = await crew.hire(workers, _options(queue, burst=True))
-                for hand in hands:
-                    hand.go()
-                shifts = await asyncio.gather(*(hand.shift() for hand in hands))
-            left = (await run.place.app.counts()).get(queue, {})
-            if left != {State.COMPLETED: run.sizes.drain}:
-                raise BenchFailed(f"{run.sizes.drain} jobs should have been completed, but they are {left}")
-            return run.sizes.drain / (max(s.ended for s in shifts) - min(s.began for s in shifts))
+        async def run_round(queue: str, worker_count: int = number) -> float:
+            await _preload(run.store, queue, run.sizes.drain)
+            async with WorkerProcesses(run.store) as workers:
+                processes = await workers.start(worker_count, _options(queue, burst=True))
+                for process in processes:
+                    process.go()
+                usages = await asyncio.gather(*(process.usage() for process in processes))
+            states = (await run.store.app.counts()).get(queue, {})
+            if states != {State.COMPLETED: run.sizes.drain}:
+                raise BenchFailed(
+                    f"all {run.sizes.drain} jobs should be completed, but the states are {states}"
+                )
+            return run.sizes.drain / (
+                max(usage.ended for usage in usages) - min(usage.began for usage in usages)
+            )
 
-        await run.rounds("drain", f"{workers} worker{'s' if workers > 1 else ''}, preloaded", once)
+        await run.add_rate("drain", f"{number} worker{'s' if number > 1 else ''}, preloaded", run_round)
 
 
 async def latency(run: BenchRun) -> None:
-    """From the call of enqueue to the handler's first line."""
-    queue = run.place.queue("latency-own")
-    async with _working_here(run.place, queue):
-        await run.latency("latency", "at rest, in one process", _pickups(run, queue))
-    queue = run.place.queue("latency")
-    async with WorkerProcesses(run.place) as crew:
-        await crew.at_work(1, _options(queue))
-        await run.latency("latency", "at rest, in another process", _pickups(run, queue))
-        await run.latency("latency", f"at {PACE:,.0f} jobs/s", _paced(run, queue))
+    """Measure from the enqueue call to the handler's first line."""
+    queue = run.store.queue("latency-own")
+    async with _worker_here(run.store, queue):
+        await run.add_latencies("latency", "at rest, in one process", _latencies_at_rest(run, queue))
+    queue = run.store.queue("latency")
+    async with WorkerProcesses(run.store) as workers:
+        await workers.start_working(1, _options(queue))
+        await run.add_latencies("latency", "at rest, in another process", _latencies_at_rest(run, queue))
+        await run.add_latencies(
+            "latency", f"at {JOBS_PER_SECOND:,.0f} jobs/s", _latencies_at_rate(run, queue)
+        )
 
 
 async def cancel(run: BenchRun) -> None:
-    """From the call of cancel to the handler's CancelledError, in another process."""
-    queue, waits = run.place.queue("cancel"), []
-    idle = run.place.app.tasks["idle"].using(queue=queue)
-    async with WorkerProcesses(run.place) as crew:
-        await crew.at_work(1, _options(queue))
+    """Measure from the cancel call to the handler's CancelledError, in another process."""
+    queue, waits = run.store.queue("cancel"), []
+    task = run.store.app.tasks["wait_for_cancel"].using(queue=queue)
+    async with WorkerProcesses(run.store) as workers:
+        await workers.start_working(1, _options(queue))
         for number in range(run.sizes.pickups // 8):
-            file = run.place.folder / f"canceled-{number}"
-            job = await idle.enqueue(canceled_at=str(file))
-            await _running(run.place, job.id)
-            asked = time.time()
+            file = run.store.folder / f"canceled-{number}"
+            job = await task.enqueue(canceled_at=str(file))
+            await _wait_until_running(run.store, job.id)
+            canceled = time.time()
             await job.cancel()
-            await job.wait(timeout=PATIENCE)
-            waits.append(float(file.read_text("ascii")) - asked)
-    run.figure("cancel", "reaches a running handler", "ms", [1e3 * wait for wait in waits])
+            await job.wait(timeout=JOB_TIMEOUT)
+            waits.append(float(file.read_text("ascii")) - canceled)
+    run.add_figure("cancel", "reaches a running handler", "ms", [1e3 * wait for wait in waits])
 
 
 async def recovery(run: BenchRun) -> None:
-    """From the kill -9 of a worker to the first line of the handler it had been running, elsewhere."""
-    queue, waits = run.place.queue("recovery"), []
+    """Measure from the kill -9 of a worker to the start of its job's next attempt on another worker."""
+    queue, waits = run.store.queue("recovery"), []
     options = _options(queue)
-    linger = run.place.app.tasks["linger"].using(queue=queue)
-    async with WorkerProcesses(run.place) as crew:
-        await crew.at_work(2, options)
+    task = run.store.app.tasks["wait_for_kill"].using(queue=queue)
+    async with WorkerProcesses(run.store) as workers:
+        await workers.start_working(2, options)
         for _ in range(run.sizes.kills):
-            job = await linger.enqueue()
-            record = await _running(run.place, job.id)
+            job = await task.enqueue()
+            record = await _wait_until_running(run.store, job.id)
             killed = time.time()
-            await crew.kill(await _holder(run.place, crew, record))
-            waits.append(await job.result(timeout=PATIENCE) - killed)
-            await crew.at_work(1, options)
-    run.figure("recovery", "from kill -9 to the next attempt", "s", waits)
+            await workers.kill(await _process_running(run.store, workers, record))
+            waits.append(await job.result(timeout=JOB_TIMEOUT) - killed)
+            await workers.start_working(1, options)
+    run.add_figure("recovery", "from kill -9 to the next attempt", "s", waits)
 
 
 async def footprint(run: BenchRun) -> None:
-    """What it costs to have it: importing it, and a worker with nothing to do."""
-    run.figure("footprint", IMPORT, "ms", [1e3 * took for took in await _imports(run.sizes.starts)])
+    """Measure the import time, and the memory and CPU time of an idle worker."""
+    run.add_figure(
+        "footprint", IMPORT_STATEMENT, "ms", [1e3 * took for took in await _import_times(run.sizes.starts)]
+    )
     if not HAS_PROC:
         return
-    async with WorkerProcesses(run.place) as crew:
-        [hand] = await crew.at_work(1, _options(run.place.queue("idle")))
-        before = _cpu(hand.pid)
+    async with WorkerProcesses(run.store) as workers:
+        [process] = await workers.start_working(1, _options(run.store.queue("idle")))
+        before = _cpu_seconds(process.pid)
         await asyncio.sleep(run.sizes.idle)
-        used = (_cpu(hand.pid) - before) / run.sizes.idle
-        run.figure("footprint", "idle worker, memory", "MB", [_memory(hand.pid) / 1e6])
-        run.figure("footprint", "idle worker, processor", "% of one", [100 * used])
+        used = (_cpu_seconds(process.pid) - before) / run.sizes.idle
+        run.add_figure("footprint", "idle worker, memory", "MB", [_resident_bytes(process.pid) / 1e6])
+        run.add_figure("footprint", "idle worker, processor", "% of one", [100 * used])
 
 
 Benchmark = Callable[[BenchRun], Awaitable[None]]
@@ -192,47 +204,47 @@ PARTS: dict[str, Benchmark] = {
     "recovery": recovery,
     "footprint": footprint,
 }
-ALONE = ("enqueue",)
-"""Parts that need no other process."""
+SINGLE_PROCESS_PARTS = ("enqueue",)
+"""Parts that need no worker process."""
 
 
 def _options(queue: str, **more: Any) -> WorkerOptions:
     return WorkerOptions(id="bench", queues=(queue,), grace=1.0, **more)
 
 
-async def _preload(place: BenchStore, queue: str, jobs: int) -> None:
-    noop = place.app.tasks["noop"].using(queue=queue)
-    for start in range(0, jobs, CHUNK):
-        await place.app.enqueue_many([noop.new(i=i) for i in range(start, min(jobs, start + CHUNK))])
+async def _preload(store: BenchStore, queue: str, jobs: int) -> None:
+    noop = store.app.tasks["noop"].using(queue=queue)
+    for start in range(0, jobs, CALL_SIZE):
+        await store.app.enqueue_many([noop.new(i=i) for i in range(start, min(jobs, start + CALL_SIZE))])
 
 
-async def _pickups(run: BenchRun, queue: str) -> list[float]:
-    """One job after the other, each when the one before is long over.
+async def _latencies_at_rest(run: BenchRun, queue: str) -> list[float]:
+    """Enqueue one job after the other, each after the one before has finished.
 
-    How it went is asked for later: who waits for a result needs the processors that its job needs.
+    The results are read after a pause: polling for them would take CPU time from the job.
     """
-    seen, waits = run.place.app.tasks["seen"].using(queue=queue), []
+    task, waits = run.store.app.tasks["report_delay"].using(queue=queue), []
     for _ in range(run.sizes.pickups):
-        job = await seen.enqueue(sent=time.time())
-        await asyncio.sleep(PAUSE * random.uniform(0.5, 1.5))
-        waits.append(float(await job.result(timeout=PATIENCE)))
+        job = await task.enqueue(sent=time.time())
+        await asyncio.sleep(REST_INTERVAL * random.uniform(0.5, 1.5))
+        waits.append(float(await job.result(timeout=JOB_TIMEOUT)))
     return waits
 
 
-async def _paced(run: BenchRun, queue: str) -> list[float]:
-    """So many a second, whether or not those before have been enqueued yet."""
-    seen, began = run.place.app.tasks["seen"].using(queue=queue), time.perf_counter()
+async def _latencies_at_rate(run: BenchRun, queue: str) -> list[float]:
+    """Enqueue `JOBS_PER_SECOND` jobs per second, even while earlier calls have not returned."""
+    task, began = run.store.app.tasks["report_delay"].using(queue=queue), time.perf_counter()
     calls = []
-    for number in range(int(PACE * run.sizes.paced)):
-        await asyncio.sleep(began + number / PACE - time.perf_counter())
-        calls.append(asyncio.create_task(seen.enqueue(sent=time.time())))
+    for number in range(int(JOBS_PER_SECOND * run.sizes.paced)):
+        await asyncio.sleep(began + number / JOBS_PER_SECOND - time.perf_counter())
+        calls.append(asyncio.create_task(task.enqueue(sent=time.time())))
     jobs = await asyncio.gather(*calls)
-    return [float(await job.result(timeout=PATIENCE)) for job in jobs]
+    return [float(await job.result(timeout=JOB_TIMEOUT)) for job in jobs]
 
 
 @asynccontextmanager
-async def _working_here(place: BenchStore, queue: str) -> AsyncIterator[None]:
-    worker = Worker(place.app, _options(queue))
+async def _worker_here(store: BenchStore, queue: str) -> AsyncIterator[None]:
+    worker = Worker(store.app, _options(queue))
     working = asyncio.create_task(worker.run())
     try:
         yield
@@ -241,51 +253,53 @@ async def _working_here(place: BenchStore, queue: str) -> AsyncIterator[None]:
         await working
 
 
-async def _running(place: BenchStore, job_id: str) -> JobRecord:
-    async with asyncio.timeout(PATIENCE):
+async def _wait_until_running(store: BenchStore, job_id: str) -> JobRecord:
+    async with asyncio.timeout(JOB_TIMEOUT):
         while True:
-            record = await place.app.record(job_id)
+            record = await store.app.record(job_id)
             if record.state is State.RUNNING:
                 return record
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
 
-async def _holder(place: BenchStore, crew: WorkerProcesses, record: JobRecord) -> WorkerProcess:
-    pids = {info.beat.worker: info.beat.pid for info in await place.app.workers()}
-    return next(hand for hand in crew.hands if hand.pid == pids[record.worker or ""])
+async def _process_running(store: BenchStore, workers: WorkerProcesses, record: JobRecord) -> WorkerProcess:
+    pids = {info.beat.worker: info.beat.pid for info in await store.app.workers()}
+    return next(process for process in workers.processes if process.pid == pids[record.worker or ""])
 
 
-async def _imports(times: int) -> list[float]:
-    """Seconds for the import alone: a whole interpreter with it, less one without.
+async def _import_times(times: int) -> list[float]:
+    """Seconds for the import alone: a new interpreter with it, minus one without it.
 
-    Of what is installed, which is compiled: the first one makes up for a checkout that is not yet.
+    A first run, which is not measured, compiles the modules of a checkout.
     """
-    await _python(IMPORT)
-    return [await _python(IMPORT) - await _python("pass") for _ in range(times)]
+    await _run_python(IMPORT_STATEMENT)
+    return [await _run_python(IMPORT_STATEMENT) - await _run_python("pass") for _ in range(times)]
 
 
-async def _python(code: str) -> float:
+async def _run_python(code: str) -> float:
     with _Stopwatch() as watch:
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, env=_compiling())
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, env=_bytecode_environment()
+        )
         await process.wait()
     return watch.seconds
 
 
-def _compiling() -> dict[str, str]:
-    """This environment, for an interpreter that keeps what it compiles."""
+def _bytecode_environment() -> dict[str, str]:
+    """The environment for an interpreter that caches compiled modules."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def _cpu(pid: int) -> float:
+def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _memory(pid: int) -> int:
+def _resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) * resource.getpagesize()
 
 
-def _middle(raws: list[float | None]) -> float | None:
+def _median_known(raws: list[float | None]) -> float | None:
     known = [raw for raw in raws if raw is not None]
     return median(known) if known else None
 
@@ -301,13 +315,13 @@ class _Stopwatch:
         self.seconds = time.perf_counter() - self._began
 
 
-def chosen(place: BenchStore, names: Sequence[str]) -> tuple[dict[str, Benchmark], dict[str, str]]:
-    """The parts of these names that can be measured there, and why the others cannot."""
-    wanted = {name: PARTS[name] for name in names}
-    if place.is_shared:
-        return wanted, {}
-    why = "a store in memory cannot be shared with other processes"
+def select_parts(store: BenchStore, names: Sequence[str]) -> tuple[dict[str, Benchmark], dict[str, str]]:
+    """The parts with these names that the store supports, and for the others why not."""
+    parts = {name: PARTS[name] for name in names}
+    if store.is_shared:
+        return parts, {}
+    reason = "a store in memory cannot be shared with other processes"
     return (
-        {name: part for name, part in wanted.items() if name in ALONE},
-        {name: why for name in wanted if name not in ALONE},
+        {name: part for name, part in parts.items() if name in SINGLE_PROCESS_PARTS},
+        {name: reason for name in parts if name not in SINGLE_PROCESS_PARTS},
     )

@@ -1,6 +1,6 @@
-"""What the store's own disk or server can do at best: one row in one durable write, with nothing around it.
+"""Raw writes: single durable writes of one row to the store's disk or server, the upper bound for a store.
 
-It is measured again and again between the parts of a run, so that a noisy machine disturbs both alike.
+They are measured between the parts of a run, so that a noisy machine affects both equally.
 """
 
 import time
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 class RawWrites:
-    """Single durable writes, timed. `seconds` has those of all rounds so far."""
+    """Timed single durable writes. `seconds` has those of all rounds so far."""
 
     def __init__(self, write: Callable[[str], object], close: Callable[[], object]) -> None:
         self.seconds: list[float] = []
         self._insert, self.close = write, close
 
     def measure(self, count: int) -> float:
-        """So many more of them, one right after the other; how long one takes in the middle case."""
-        found = [self._write(number) for number in range(count)]
-        self.seconds += found
-        return median(found)
+        """Make `count` writes one right after the other; return the median seconds."""
+        times = [self._write(number) for number in range(count)]
+        self.seconds += times
+        return median(times)
 
     def measure_at_rest(self, count: int, pause: float) -> float:
-        """The same with pauses: what has slept takes longer to write. These are not added to `seconds`."""
-        found = []
+        """The same with pauses, after which a write takes longer. These are not added to `seconds`."""
+        times = []
         for number in range(count):
             time.sleep(pause)
-            found.append(self._write(number))
-        return median(found)
+            times.append(self._write(number))
+        return median(times)
 
     def _write(self, number: int) -> float:
         began = time.perf_counter()
@@ -44,9 +44,9 @@ class RawWrites:
         return time.perf_counter() - began
 
 
-def raw_at(url: str, store: Store, folder: Path) -> RawWrites | None:
-    """Raw writes as durable as the store's and to the same place; None if nobody has said how."""
-    make = _KINDS.get(urlsplit(url).scheme)
+def raw_writes_for(url: str, store: Store, folder: Path) -> RawWrites | None:
+    """Raw writes as durable as the store's and to the same disk or server; None for other kinds of store."""
+    make = _FACTORIES.get(urlsplit(url).scheme)
     return None if make is None else make(store, folder)
 
 
@@ -78,7 +78,7 @@ def _postgres(store: Store, _folder: Path) -> RawWrites:
     return RawWrites(lambda text: db.execute(insert, (text,)), close)
 
 
-_KINDS: dict[str, Callable[[Store, Path], RawWrites]] = {
+_FACTORIES: dict[str, Callable[[Store, Path], RawWrites]] = {
     "sqlite": _sqlite,
     "postgres": _postgres,
     "postgresql": _postgres,

@@ -1,4 +1,4 @@
-"""What came of a run, as it is written down: figures, each beside the raw writes of the same minutes."""
+"""The report of a run: figures, each with the raw writes of the same minutes."""
 
 import os
 import platform
@@ -14,20 +14,20 @@ from msgspec import Struct
 from errandry import __version__
 from errandry.event_loop import UVLOOP
 
-FORMAT = 1
+FORMAT_VERSION = 1
 
 
 class Measurement(Struct, frozen=True, kw_only=True):
     """One thing measured.
 
-    part    what it belongs to: enqueue, drain, …
-    name    what it is, in words
-    value   the middle of its rounds
+    part    part of the run: enqueue, drain, …
+    name    what was measured, in words
+    value   median of the rounds
     unit    jobs/s, ms, s, MB, %
-    low     the least of its rounds
-    high    the most of its rounds
-    of_raw  a rate: jobs for each raw write there was time for; a time: how many raw writes long it is
-    better  whether more of it is better, or less
+    low     minimum of the rounds
+    high    maximum of the rounds
+    of_raw  for a rate, jobs in the time of one raw write; for a time, its length in raw writes
+    better  whether more or less is better
     """
 
     part: str
@@ -41,7 +41,7 @@ class Measurement(Struct, frozen=True, kw_only=True):
 
 
 class KindResult(Struct, frozen=True, kw_only=True):
-    """One kind of job in a stress test: how many there should be, and how they ended."""
+    """One kind of job in a stress test: the expected number, and how they ended."""
 
     kind: str
     rule: str
@@ -51,7 +51,7 @@ class KindResult(Struct, frozen=True, kw_only=True):
 
 
 class Stress(Struct, frozen=True, kw_only=True):
-    """A stress test: every job accounted for, or not. `faults` has the first that are not as they must be."""
+    """A stress test. `faults` describes the first jobs that are missing or ended in a wrong state."""
 
     jobs: int
     queues: int
@@ -69,7 +69,7 @@ class Stress(Struct, frozen=True, kw_only=True):
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """Where it was measured."""
+    """The machine of a run."""
 
     system: str
     processors: int
@@ -78,23 +78,23 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """All of a run.
+    """The report of a run.
 
-    format    of this document; it changes when a reader would have to
-    at        when it began, UTC
-    store     its address, without a password
-    durable   what an acknowledged write survives, where the store says so
-    quick     whether it was the short run
-    seconds   how long it took
-    machine   where it was measured
-    raw       raw writes: how many a second, and milliseconds for one by percentile
-    figures   what was measured
+    format    version of this format; it changes if readers have to change
+    at        start of the run, UTC
+    store     URL of the store, without a password
+    durable   what an acknowledged write survives, if the store reports it
+    quick     whether it was a quick run
+    seconds   duration of the run
+    machine   the machine of the run
+    raw       raw writes per second, and milliseconds of a raw write by percentile
+    figures   the measurements
     curves    for each latency, milliseconds by percentile from 0 to 100
     left_out  parts that were not measured, and why
-    stress    the stress test, if that is what was run
+    stress    the stress test, if there was one
     """
 
-    format: int = FORMAT
+    format: int = FORMAT_VERSION
     at: str
     store: str
     durable: str
@@ -117,20 +117,20 @@ def machine() -> Machine:
     )
 
 
-def now() -> str:
+def timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def address(url: str) -> str:
-    """The store's address as others may see it."""
+def public_address(url: str) -> str:
+    """The store's URL without path, user and password."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         return f"sqlite{f'?{parts.query}' if parts.query else ''}"
     return f"{parts.scheme}://{parts.hostname or ''}"
 
 
-def rates(part: str, name: str, rounds: Sequence[float], raw: float | None) -> Measurement:
-    """Jobs a second over some rounds; `raw` is what one raw write took meanwhile."""
+def rate_measurement(part: str, name: str, rounds: Sequence[float], raw: float | None) -> Measurement:
+    """Jobs per second over some rounds; `raw` is the seconds of a raw write in the same time."""
     value = median(rounds)
     of_raw = None if raw is None else value * raw
     return Measurement(
@@ -138,15 +138,17 @@ def rates(part: str, name: str, rounds: Sequence[float], raw: float | None) -> M
     )
 
 
-def curve(seconds: Sequence[float]) -> list[float]:
+def percentiles(seconds: Sequence[float]) -> list[float]:
     """Milliseconds by percentile, from 0 to 100."""
     ordered = sorted(seconds)
     return [1e3 * ordered[round(share / 100 * (len(ordered) - 1))] for share in range(101)]
 
 
-def latencies(part: str, name: str, seconds: Sequence[float], raw: float | None) -> list[Measurement]:
-    """p50, p95 and p99 of these."""
-    marks = curve(seconds)
+def latency_measurements(
+    part: str, name: str, seconds: Sequence[float], raw: float | None
+) -> list[Measurement]:
+    """The p50, p95 and p99 of these latencies."""
+    marks = percentiles(seconds)
     return [
         Measurement(
             part=part,

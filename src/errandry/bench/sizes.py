@@ -1,21 +1,21 @@
-"""How long a run takes: so much of each thing, in a whole run and in a quick one."""
+"""The sizes of the parts in a full run and in a quick one."""
 
 from msgspec import Struct
 
 
 class Sizes(Struct, frozen=True, kw_only=True):
-    """How much of each there is.
+    """The sizes of the parts.
 
-    rounds      of every rate
-    single      jobs enqueued one by one, in a round
-    concurrent  jobs enqueued by many at once
-    bulk        jobs enqueued in bulk
-    drain       jobs there are for workers to run
-    pickups     jobs that find the system at rest
+    rounds      rounds for each rate
+    single      jobs enqueued one by one in a round
+    concurrent  jobs enqueued by concurrent callers in a round
+    bulk        jobs enqueued in bulk in a round
+    drain       jobs preloaded for workers
+    pickups     jobs enqueued at rest
     paced       seconds of jobs at a fixed rate
     kills       workers killed with -9
-    starts      interpreters started for the import
-    idle        seconds a worker is watched doing nothing
+    starts      interpreters started for the import time
+    idle        seconds that an idle worker is measured
     raw         raw writes before and after each round
     """
 

@@ -1,4 +1,4 @@
-"""The tasks of a run: quick ones to count, ones that say when they began, and those of the stress test."""
+"""The tasks of a run: no-ops, tasks that report when they started, and the tasks of the stress test."""
 
 import asyncio
 import time
@@ -11,30 +11,30 @@ from errandry.api.outcome import Fail
 from errandry.core.retry import Backoff, Curve
 from errandry.core.state import Reason
 
-SOON = Backoff(Curve.FIXED, 0.05)
-SPAWNED = 2
-"""How many jobs each spawning one makes."""
+RETRY_DELAY = Backoff(Curve.FIXED, 0.05)
+SPAWNED_JOBS = 2
+"""Number of jobs that each spawning job enqueues."""
 
 
 async def noop(i: int) -> int:
     return i
 
 
-async def seen(sent: float) -> float:
-    """How long ago that was, on the handler's first line."""
+async def report_delay(sent: float) -> float:
+    """Return the seconds from `sent` to the handler's first line."""
     return time.time() - sent
 
 
-async def linger(ctx: JobContext) -> float:
-    """There to be killed with its worker; the next time, the moment it began."""
+async def wait_for_kill(ctx: JobContext) -> float:
+    """Wait until the worker is killed; the next attempt returns the time when it started."""
     began = time.time()
     if not ctx.job.crashes:
         await asyncio.sleep(3_600)
     return began
 
 
-async def idle(canceled_at: str) -> None:
-    """There to be canceled; writes down when that reached it."""
+async def wait_for_cancel(canceled_at: str) -> None:
+    """Wait until canceled, and write the time of the CancelledError to a file."""
     try:
         await asyncio.sleep(3_600)
     except asyncio.CancelledError:
@@ -48,10 +48,10 @@ async def work(i: int, seconds: float) -> int:
     return i
 
 
-async def stumble(ctx: JobContext, i: int, times: int) -> int:
-    """Fails so many times, crashes of workers not counted."""
+async def fail_first(ctx: JobContext, i: int, times: int) -> int:
+    """Fail this number of times, crashes of workers not counted."""
     if sum(error.kind is Reason.ERROR for error in ctx.job.errors) < times:
-        raise ConnectionError(f"stumbled over {i}")
+        raise ConnectionError(f"failed with {i}")
     return i
 
 
@@ -59,20 +59,28 @@ async def give_up(i: int) -> int:
     raise Fail(f"{i} cannot be done")
 
 
-HANDLERS: tuple[Callable[..., Any], ...] = (noop, seen, linger, idle, work, stumble, give_up)
+HANDLERS: tuple[Callable[..., Any], ...] = (
+    noop,
+    report_delay,
+    wait_for_kill,
+    wait_for_cancel,
+    work,
+    fail_first,
+    give_up,
+)
 
 
-def declared(url: str | None = None) -> Errandry:
-    """The app of a run, in whichever of its processes. In a worker, the environment says where."""
+def declare_app(url: str | None = None) -> Errandry:
+    """The app of a run, in the main process and in workers. Workers take the store from the environment."""
     app = Errandry(url)
 
     async def spawn(ctx: JobContext, i: int) -> int:
-        """Enqueues others. Their ids come from its own: run again after a crash, it makes no more of them."""
-        for number in range(SPAWNED):
+        """Enqueue other jobs. Their ids derive from this job's, so that a retry after a crash adds none."""
+        for number in range(SPAWNED_JOBS):
             child = app.tasks["noop"].using(id=f"{ctx.id}-{number}", queue=ctx.job.queue)
             await child.enqueue(i=i)
         return i
 
     for handler in (*HANDLERS, spawn):
-        app.task(backoff=SOON)(handler)
+        app.task(backoff=RETRY_DELAY)(handler)
     return app

@@ -1,6 +1,6 @@
-"""The worker processes of a run: started, let go together, killed, and all gone at the end.
+"""The worker processes of a run: start them, let them work, kill them, and end them with the run.
 
-None of them outlives the run, even one killed with -9: each stops by itself when its lifeline breaks.
+No worker outlives the run, even if the run is killed with -9: each stops when its pipe to the run closes.
 """
 
 import asyncio
@@ -20,26 +20,26 @@ from errandry.bench.bench_store import BenchFailed, BenchStore
 from errandry.worker import WorkerOptions
 from errandry.worker.supervisor_pipe import STOP
 
-PATIENCE = 30.0
-"""How long a worker may take to be ready."""
-GRACE = 5.0
-LOOK = 0.02
-LAST_WORDS = 500
+START_TIMEOUT = 30.0
+"""Maximum seconds for a worker to start."""
+STOP_TIMEOUT = 5.0
+POLL_INTERVAL = 0.02
+MESSAGE_MAX = 500
 
 
 class WorkerEnded(BenchFailed):
-    """A worker of the run ended though nobody told it to."""
+    """A worker process of the run ended unexpectedly."""
 
-    def __init__(self, code: int, said: str) -> None:
-        super().__init__(code, said)
-        self.code, self.said = code, said
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(code, message)
+        self.code, self.message = code, message
 
     def __str__(self) -> str:
-        return f"a worker process of the run ended with {self.code}: {self.said or 'it said nothing'}"
+        return f"a worker process of the run ended with exit code {self.code}: {self.message or 'no output'}"
 
 
 class WorkerUsage(Struct, frozen=True):
-    """When a worker worked, and how much processor time its process had in all."""
+    """When a worker started and ended, and the CPU seconds of its process."""
 
     began: float
     ended: float
@@ -49,58 +49,58 @@ class WorkerUsage(Struct, frozen=True):
 class WorkerProcess:
     """A worker process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, line: socket.socket, log: Path) -> None:
-        self._process, self._line, self._log = process, line, log
+    def __init__(self, process: asyncio.subprocess.Process, pipe: socket.socket, log: Path) -> None:
+        self._process, self._pipe, self._log = process, pipe, log
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    async def ready(self) -> None:
-        """Return when it waits for `go`."""
-        async with asyncio.timeout(PATIENCE):
-            if not await asyncio.get_running_loop().sock_recv(self._line, 1):
-                raise WorkerEnded(await self._process.wait(), self._said())
+    async def wait_until_ready(self) -> None:
+        """Return when the worker waits for `go`."""
+        async with asyncio.timeout(START_TIMEOUT):
+            if not await asyncio.get_running_loop().sock_recv(self._pipe, 1):
+                raise WorkerEnded(await self._process.wait(), self._last_log_line())
 
     def go(self) -> None:
         assert self._process.stdin is not None  # noqa: S101 - for mypy
         self._process.stdin.write(b"go\n")
 
-    async def shift(self) -> WorkerUsage:
-        """What it says when it has ended by itself."""
-        said, _ = await self._process.communicate()
+    async def usage(self) -> WorkerUsage:
+        """Wait until the worker has ended by itself, and return its usage."""
+        output, _ = await self._process.communicate()
         if self._process.returncode:
-            raise WorkerEnded(self._process.returncode, self._said())
-        return json.decode(said, type=WorkerUsage)
+            raise WorkerEnded(self._process.returncode, self._last_log_line())
+        return json.decode(output, type=WorkerUsage)
 
     async def kill(self) -> None:
-        """As `kill -9` does. Returns when it is dead."""
+        """Kill the worker as `kill -9` does, and wait until it is dead."""
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
-        self._line.close()
+        self._pipe.close()
 
-    async def end(self) -> None:
-        """Have it stop at once, give back what it has, and be gone."""
+    async def stop(self) -> None:
+        """Stop the worker: it releases its jobs at once and ends; kill it if it takes too long."""
         with suppress(OSError):
-            self._line.send(STOP * 2)
+            self._pipe.send(STOP * 2)
         with suppress(TimeoutError):
-            async with asyncio.timeout(GRACE):
+            async with asyncio.timeout(STOP_TIMEOUT):
                 await self._process.communicate()
         await self.kill()
 
-    def _said(self) -> str:
-        """Its last words: the last line of a traceback is the one that counts."""
+    def _last_log_line(self) -> str:
+        """The last line of its log, which has the error of a traceback."""
         lines = self._log.read_text("utf-8", "replace").strip().splitlines()
-        return lines[-1][-LAST_WORDS:] if lines else ""
+        return lines[-1][-MESSAGE_MAX:] if lines else ""
 
 
 class WorkerProcesses:
-    """Workers at one place. What each of them logs goes into a file there."""
+    """The worker processes on one store; each logs to a file in the run's folder."""
 
-    def __init__(self, place: BenchStore) -> None:
-        self._place, self._numbers = place, count()
-        self.hands: list[WorkerProcess] = []
+    def __init__(self, store: BenchStore) -> None:
+        self._store, self._numbers = store, count()
+        self.processes: list[WorkerProcess] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,49 +109,49 @@ class WorkerProcesses:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            await asyncio.gather(*(hand.kill() for hand in self.hands))
+            await asyncio.gather(*(process.kill() for process in self.processes))
         else:
-            await asyncio.gather(*(hand.end() for hand in self.hands))
+            await asyncio.gather(*(process.stop() for process in self.processes))
 
-    async def hire(self, number: int, options: WorkerOptions) -> Sequence[WorkerProcess]:
-        """So many more, all ready; none does anything before its `go`."""
-        hired = [await self._start(options) for _ in range(number)]
-        await asyncio.gather(*(hand.ready() for hand in hired))
-        return hired
+    async def start(self, number: int, options: WorkerOptions) -> Sequence[WorkerProcess]:
+        """Start more workers and wait until they are ready; each begins to work at its `go`."""
+        processes = [await self._start_process(options) for _ in range(number)]
+        await asyncio.gather(*(process.wait_until_ready() for process in processes))
+        return processes
 
-    async def at_work(self, number: int, options: WorkerOptions) -> Sequence[WorkerProcess]:
-        """So many more, let go; all of them have said to the store that they are there."""
-        hired = await self.hire(number, options)
-        for hand in hired:
-            hand.go()
-        async with asyncio.timeout(PATIENCE):
-            while not {hand.pid for hand in hired} <= await self._beating():  # noqa: ASYNC110 - others decide
-                await asyncio.sleep(LOOK)
-        return hired
+    async def start_working(self, number: int, options: WorkerOptions) -> Sequence[WorkerProcess]:
+        """Start more workers, let them work, and wait until the store has a heartbeat of each."""
+        processes = await self.start(number, options)
+        for process in processes:
+            process.go()
+        async with asyncio.timeout(START_TIMEOUT):
+            while not {process.pid for process in processes} <= await self._beating_pids():  # noqa: ASYNC110 - others decide
+                await asyncio.sleep(POLL_INTERVAL)
+        return processes
 
-    async def _beating(self) -> set[int]:
-        return {info.beat.pid for info in await self._place.app.workers()}
+    async def _beating_pids(self) -> set[int]:
+        return {info.beat.pid for info in await self._store.app.workers()}
 
-    async def kill(self, hand: WorkerProcess) -> None:
-        self.hands.remove(hand)
-        await hand.kill()
+    async def kill(self, process: WorkerProcess) -> None:
+        self.processes.remove(process)
+        await process.kill()
 
-    async def _start(self, options: WorkerOptions) -> WorkerProcess:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        words = (json.encode(options).decode(), str(theirs.fileno()))
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("ERRANDRY_")}
-        path = self._place.folder / f"worker-{next(self._numbers)}.log"
-        with theirs, path.open("wb") as log:
+    async def _start_process(self, options: WorkerOptions) -> WorkerProcess:
+        own_end, worker_end = socket.socketpair()
+        own_end.setblocking(False)
+        arguments = (json.encode(options).decode(), str(worker_end.fileno()))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ERRANDRY_")}
+        path = self._store.folder / f"worker-{next(self._numbers)}.log"
+        with worker_end, path.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "errandry.bench.worker_program", *words),
+                *(sys.executable, "-P", "-m", "errandry.bench.worker_program", *arguments),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(worker_end.fileno(),),
                 start_new_session=True,  # Ctrl-C is for the run, which ends its workers
-                env=clean | {"ERRANDRY_URL": self._place.url},
+                env=environment | {"ERRANDRY_URL": self._store.url},
             )
-        hand = WorkerProcess(process, ours, path)
-        self.hands.append(hand)
-        return hand
+        worker = WorkerProcess(process, own_end, path)
+        self.processes.append(worker)
+        return worker

@@ -1,9 +1,9 @@
-"""A worker of a run, in a process of its own.
+"""The program of a worker process in a benchmark run.
 
-    python -m errandry.bench.worker_program OPTIONS LIFELINE
+    python -m errandry.bench.worker_program OPTIONS PIPE
 
-The store is the one of `$ERRANDRY_URL`. It says on its lifeline that it is ready, begins at a
-line on stdin, and prints when it worked.
+The store is `$ERRANDRY_URL`. The worker reports on the pipe that it is ready, starts after a line on stdin,
+and prints its usage at the end.
 """
 
 import logging
@@ -13,25 +13,25 @@ import time
 from msgspec import json
 
 from errandry import event_loop
-from errandry.bench.tasks import declared
+from errandry.bench.tasks import declare_app
 from errandry.bench.worker_processes import WorkerUsage
 from errandry.worker import Worker, WorkerOptions
 from errandry.worker.supervisor_pipe import SupervisorPipe
 
 
-async def main(options: WorkerOptions, line: SupervisorPipe) -> None:
-    async with declared() as app:
+async def main(options: WorkerOptions, pipe: SupervisorPipe) -> None:
+    async with declare_app() as app:
         worker = Worker(app, options)
-        line.hold(worker.stop, options.grace)
-        if not sys.stdin.readline():  # it blocks, and nothing else is going on yet
+        pipe.connect(worker.stop, options.grace)
+        if not sys.stdin.readline():  # this may block the event loop: the worker does not run yet
             return
         began = time.time()
         await worker.run()
-        shift = WorkerUsage(began, time.time(), time.process_time())
-    print(json.encode(shift).decode(), flush=True)  # noqa: T201 - for the process that started it
+        usage = WorkerUsage(began, time.time(), time.process_time())
+    print(json.encode(usage).decode(), flush=True)  # noqa: T201 - for the process that started it
 
 
 if __name__ == "__main__":
-    # Not the failures of jobs that are there to fail.
+    # Do not log the failures of jobs that are meant to fail.
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     event_loop.run(main(json.decode(sys.argv[1], type=WorkerOptions), SupervisorPipe(int(sys.argv[2]))))

@@ -1,1 +1,1 @@
-"""The command line: `errandry …`. One module for each command or group of commands."""
+"""The command line, `errandry …`: one module for each command or group of commands."""

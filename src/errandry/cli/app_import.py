@@ -1,4 +1,4 @@
-"""The app a name such as `shop:jobs` stands for, imported from the current folder or the path."""
+"""Import an app by a name such as `shop:jobs`, from the current folder or `sys.path`."""
 
 import importlib
 import os
@@ -12,10 +12,10 @@ import click
 from errandry.api.app import Errandry
 
 
-def app_at(name: str) -> Errandry:
-    """The app called so; a usage error says what is wrong with the name, or where its module broke."""
+def import_app(name: str) -> Errandry:
+    """Return the app; a usage error says what is wrong with the name, or where the import failed."""
     module_name, _, attribute = name.partition(":")
-    module = _imported(name, module_name)
+    module = _import_module(name, module_name)
     apps = {key: value for key, value in vars(module).items() if isinstance(value, Errandry)}
     if not attribute and len(apps) == 1:
         return next(iter(apps.values()))
@@ -24,13 +24,14 @@ def app_at(name: str) -> Errandry:
     close = get_close_matches(attribute, apps, 1) or sorted(apps)
     hint = f"write {module_name}:{close[0]}" if close else f"{module_name} has no Errandry app"
     if not attribute:
-        raise click.UsageError(f"app {name}: which of its apps is meant? {', '.join(apps) or hint}")
+        choice = f"it has several apps: {', '.join(apps)}" if apps else hint
+        raise click.UsageError(f"app {name}: {choice}")
     kind = type(getattr(module, attribute)).__name__ if hasattr(module, attribute) else None
-    found = f"{attribute} is no Errandry app but a {kind}" if kind else f"there is no {attribute} in it"
-    raise click.UsageError(f"app {name}: {found}; {hint}")
+    problem = f"{attribute} is not an Errandry app but a {kind}" if kind else f"it has no {attribute}"
+    raise click.UsageError(f"app {name}: {problem}; {hint}")
 
 
-def _imported(name: str, module: str) -> ModuleType:
+def _import_module(name: str, module: str) -> ModuleType:
     if not module or module.startswith("."):
         raise click.UsageError(f"app {name}: write MODULE:NAME, such as shop:jobs")
     folder = os.getcwd()
@@ -41,18 +42,18 @@ def _imported(name: str, module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
             raise click.UsageError(
-                f"app {name}: there is no module {error.name} in {folder} or on the path of Python"
+                f"app {name}: there is no module {error.name} in {folder} or on Python's path"
             ) from None
-        raise click.UsageError(_broken(name, error)) from error
+        raise click.UsageError(_import_error(name, error)) from error
     except (Exception, SystemExit) as error:
-        raise click.UsageError(_broken(name, error)) from error
+        raise click.UsageError(_import_error(name, error)) from error
 
 
-def _broken(name: str, error: BaseException) -> str:
-    """Where the module broke, in the user's own code if any of that is in the traceback."""
+def _import_error(name: str, error: BaseException) -> str:
+    """The error and its place: the last line of the user's own code in the traceback, if there is one."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     if isinstance(error, SyntaxError):
         place = f" ({error.filename}, line {error.lineno})"
-    return f"app {name}: it cannot be imported: {type(error).__name__}: {error}{place}"
+    return f"app {name}: the import failed: {type(error).__name__}: {error}{place}"

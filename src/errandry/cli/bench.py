@@ -1,4 +1,4 @@
-"""`errandry bench`: measure this machine and its store; figures beside what the store could do at best."""
+"""`errandry bench`: measure this machine and its store, and compare with raw writes to the same store."""
 
 import asyncio
 import os
@@ -24,16 +24,21 @@ if TYPE_CHECKING:
     from errandry.bench.report import Report, Stress
 
 STDOUT = "-"
-FAULTS_SHOWN = 10
-EVERY = 10.0
-"""How often numbers that rise are said where they cannot be written over each other."""
+FAULTS_SHOWN_MAX = 10
+PROGRESS_INTERVAL = 10.0
+"""Seconds between progress lines if stderr is not a terminal."""
 
 
 @click.command(cls=CliCommand)
-@click.option("--quick", is_flag=True, help="Less of everything: about half a minute, not two.")
-@click.option("--only", type=NAMES, metavar="PART,…", help="Only these parts, such as enqueue,drain.")
-@click.option("--stress", is_flag=True, help="Instead: 120,000 jobs of all kinds, workers killed meanwhile.")
-@click.option("--jobs", type=click.IntRange(100, 10_000_000), metavar="N", help="How many, with --stress.")
+@click.option("--quick", is_flag=True, help="Measure less: about half a minute instead of two")
+@click.option("--only", type=NAMES, metavar="PART,…", help="Measure only these parts, such as enqueue,drain")
+@click.option("--stress", is_flag=True, help="Run the stress test instead: 120,000 jobs, workers are killed")
+@click.option(
+    "--jobs",
+    type=click.IntRange(100, 10_000_000),
+    metavar="N",
+    help="Number of jobs in the stress test; default: 120,000",
+)
 @click.option(
     "--json",
     "document",
@@ -41,13 +46,13 @@ EVERY = 10.0
     is_flag=False,
     flag_value=STDOUT,
     allow_from_autoenv=False,
-    help="Write everything as JSON to a file; without one, to stdout instead of the table.",
+    help="Write the report as JSON to FILE, or to stdout instead of the table",
 )
 @click.option(
     "--plots",
     metavar="FOLDER",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Draw it: SVG files in this folder.",
+    help="Write charts as SVG files to this folder",
 )
 def bench(
     quick: bool,
@@ -57,66 +62,64 @@ def bench(
     document: str | None,
     plots: Path | None,
 ) -> int:
-    """Measure: how fast jobs are enqueued and run, how soon they begin, how soon a crash is made good.
+    """Measure throughput, latency, cancel time and crash recovery on this machine.
 
-    In a new SQLite file in this folder, removed at the end, or with --url in a store that holds no jobs.
-    Beside each figure: how many of the store's own single writes that is. With --stress, the exit code is 1
-    if one job is not accounted for.
+    Uses a new SQLite file in the current folder, which is removed at the end; with --url, a store that holds
+    no jobs. Each figure is compared with single raw writes to the same store. With --stress, the exit code
+    is 1 if a job is missing or ended in a wrong state.
     """
     session = click.get_current_context().ensure_object(Session)
-    _check(session, quick, only, stress, jobs)
+    _check_options(session, quick, only, stress, jobs)
     document = STDOUT if session.json and document is None else document
     if document is not None and document != STDOUT:
-        _must_be_writable(Path(document).parent)
+        _require_writable(Path(document).parent)
     if plots is not None:
-        _must_be_writable(plots)
+        _require_writable(plots)
     from errandry.bench.bench_store import BenchFailed
-    from errandry.bench.run import measured, stressed
+    from errandry.bench.run import run_benchmark, run_stress_test
     from errandry.bench.stress import JOBS
 
-    with _told(session) as tell:
+    with _progress(session) as show_progress:
         run = (
-            stressed(session.url, jobs or JOBS, tell)
+            run_stress_test(session.url, jobs or JOBS, show_progress)
             if stress
-            else measured(session.url, quick, only or (), tell)
+            else run_benchmark(session.url, quick, only or (), show_progress)
         )
         try:
-            report = event_loop.run(_stoppable(run))
+            report = event_loop.run(_cancel_on_sigterm(run))
         except BenchFailed as error:
             raise click.ClickException(str(error)) from None
         except TimeoutError:
-            why = (
-                "a worker did not do in a minute what should take it milliseconds: is the machine overloaded?"
-            )
+            why = "a worker did not respond within a minute: is the machine overloaded?"
             raise click.ClickException(why) from None
-    _written(session, report, document)
+    _write_report(session, report, document)
     if document != STDOUT:
-        _shown(session, report)
+        _print_report(session, report)
     if plots is not None:
-        _drawn(session, report, plots)
+        _write_plots(session, report, plots)
     return 0 if report.stress is None or report.stress.is_sound else 1
 
 
-def _check(
+def _check_options(
     session: Session, quick: bool, only: tuple[str, ...] | None, stress: bool, jobs: int | None
 ) -> None:
     from errandry.bench.measure import PARTS
 
     if session.app is not None:
-        raise click.UsageError("The benchmark brings its own tasks: leave out --app.")
+        raise click.UsageError("The benchmark has its own tasks: leave out --app.")
     if stress and (quick or only):
-        raise click.UsageError("--stress is one test of its own: --jobs makes it shorter.")
+        raise click.UsageError("--stress takes neither --quick nor --only; --jobs makes it shorter.")
     if jobs is not None and not stress:
-        raise click.UsageError("--jobs goes with --stress.")
+        raise click.UsageError("--jobs needs --stress.")
     for name in only or ():
         if name not in PARTS:
             close = get_close_matches(name, PARTS, 1)
-            hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(PARTS)}."
+            hint = f"Did you mean {close[0]}?" if close else f"The parts are {', '.join(PARTS)}."
             raise click.UsageError(f"--only: there is no part {name!r}. {hint}")
 
 
-async def _stoppable(run: "Coroutine[Any, Any, Report]") -> "Report":
-    """SIGTERM is as good as Ctrl-C: workers are ended, and what is only for the run is removed."""
+async def _cancel_on_sigterm(run: "Coroutine[Any, Any, Report]") -> "Report":
+    """Cancel the run on SIGTERM as on Ctrl-C, so that it ends its workers and removes its files."""
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(run)
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
@@ -128,8 +131,8 @@ async def _stoppable(run: "Coroutine[Any, Any, Report]") -> "Report":
 
 
 @contextmanager
-def _told(session: Session) -> Iterator[Callable[[str], None]]:
-    """What is going on, on stderr: a line that changes on a terminal, elsewhere a line now and then."""
+def _progress(session: Session) -> Iterator[Callable[[str], None]]:
+    """Show progress on stderr: a status line on a terminal, otherwise a line now and then."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.status import Status
@@ -139,16 +142,16 @@ def _told(session: Session) -> Iterator[Callable[[str], None]]:
         return
     last = 0.0
 
-    def tell(text: str) -> None:
+    def show(text: str) -> None:
         nonlocal last
-        if not text[0].isdigit() or time.monotonic() - last > EVERY:
+        if not text[0].isdigit() or time.monotonic() - last > PROGRESS_INTERVAL:
             last = time.monotonic()
-            session.talk(text)
+            session.print_message(text)
 
-    yield tell
+    yield show
 
 
-def _written(session: Session, report: "Report", document: str | None) -> None:
+def _write_report(session: Session, report: "Report", document: str | None) -> None:
     from msgspec import json
 
     if document is None:
@@ -157,92 +160,95 @@ def _written(session: Session, report: "Report", document: str | None) -> None:
     if document == STDOUT:
         session.print(text)
     else:
-        _write(Path(document), f"{text}\n")
-        session.talk(f"Written: {document}")
+        _write_file(Path(document), f"{text}\n")
+        session.print_message(f"Wrote {document}")
 
 
-def _must_be_writable(folder: Path) -> None:
-    """Now, not when everything has been measured."""
+def _require_writable(folder: Path) -> None:
+    """Create the folder and fail now if it is not writable, not after everything was measured."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise click.ClickException(f"{folder} cannot be made: {error.strerror}") from None
+        raise click.ClickException(f"cannot create the folder {folder}: {error.strerror}") from None
     if not os.access(folder, os.W_OK):
-        raise click.ClickException(f"{folder} cannot be written to")
+        raise click.ClickException(f"the folder {folder} is not writable")
 
 
-def _write(path: Path, text: str) -> None:
+def _write_file(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise click.ClickException(f"{path} cannot be written: {error.strerror}") from None
+        raise click.ClickException(f"cannot write {path}: {error.strerror}") from None
 
 
-def _shown(session: Session, report: "Report") -> None:
+def _print_report(session: Session, report: "Report") -> None:
     machine = report.machine
     durable = f" (survives: {report.durable})" if report.durable else ""
     session.print(f"{report.store}{durable} · Errandry {machine.errandry} · Python {machine.python}")
-    session.print(f"{machine.system} · {machine.processors} processors · {report.seconds:.0f} s in all")
+    session.print(f"{machine.system} · {machine.processors} processors · {report.seconds:.0f} s in total")
     if report.raw:
         rate, p50 = report.raw["writes a second"], report.raw["p50"]
-        session.print(f"raw: {rate:,.0f} single durable writes a second, one takes {p50:.2f} ms")
+        session.print(f"raw: {rate:,.0f} single durable writes per second, {p50:.2f} ms each (p50)")
     session.print()
     if report.stress is None:
-        _figures(session, report)
+        _print_figures(session, report)
     else:
-        _accounts(session, report.stress)
+        _print_stress(session, report.stress)
 
 
-def _figures(session: Session, report: "Report") -> None:
-    heads = [Column("PART"), Column("WHAT", gives=True), Column("VALUE", right=True), Column("UNIT")]
-    heads += [Column("LEAST – MOST", right=True), Column("RAW WRITES", right=True)]
+def _print_figures(session: Session, report: "Report") -> None:
+    heads = [Column("PART"), Column("WHAT", can_shrink=True), Column("VALUE", is_right=True), Column("UNIT")]
+    heads += [Column("MIN – MAX", is_right=True), Column("RAW WRITES", is_right=True)]
     rows, before = [], ""
     for figure in report.figures:
         part, before = ("" if figure.part == before else figure.part), figure.part
-        spread = "" if figure.low == figure.high else f"{amount(figure.low)} – {amount(figure.high)}"
+        spread = (
+            "" if figure.low == figure.high else f"{format_number(figure.low)} – {format_number(figure.high)}"
+        )
         raw = "" if figure.of_raw is None else f"{figure.of_raw:,.2f}"
-        rows.append((part, figure.name, Cell(amount(figure.value), "cyan"), figure.unit, spread, raw))
-    table.show(session, heads, rows)
+        rows.append((part, figure.name, Cell(format_number(figure.value), "cyan"), figure.unit, spread, raw))
+    table.print_table(session, heads, rows)
     for name, why in report.left_out.items():
-        session.talk(f"{name} was left out: {why}.")
+        session.print_message(f"Skipped {name}: {why}.")
     if report.raw:
         session.print(
-            "\nRAW WRITES: jobs in the time of one single durable write, or a latency as so many of them."
+            "\nRAW WRITES: jobs in the time of one raw write; for a latency, its length in raw writes."
         )
 
 
-def _accounts(session: Session, found: "Stress") -> None:
-    heads = [Column("KIND"), Column("RULE", gives=True), Column("JOBS", right=True)]
+def _print_stress(session: Session, stress: "Stress") -> None:
+    heads = [Column("KIND"), Column("RULE", can_shrink=True), Column("JOBS", is_right=True)]
     states = ("completed", "failed", "canceled")
-    heads += [Column(state.upper(), right=True) for state in (*states, "wrong")]
+    heads += [Column(state.upper(), is_right=True) for state in (*states, "wrong")]
     rows: list[table.TableRow] = []
-    for one in found.accounts:
-        ends = [f"{one.states[state]:,}" if state in one.states else "" for state in states]
-        wrong = Cell(f"{one.wrong:,}", "red" if one.wrong else "green")
-        rows.append((one.kind, one.rule, f"{one.expected:,}", *ends, wrong))
-    table.show(session, heads, rows)
-    totals = found.totals
+    for result in stress.accounts:
+        counts = [f"{result.states[state]:,}" if state in result.states else "" for state in states]
+        wrong = Cell(f"{result.wrong:,}", "red" if result.wrong else "green")
+        rows.append((result.kind, result.rule, f"{result.expected:,}", *counts, wrong))
+    table.print_table(session, heads, rows)
+    totals = stress.totals
     session.print(
-        f"\n{found.jobs:,} jobs over {found.queues} queues in {found.seconds:.1f} s "
-        f"({found.jobs / found.seconds:,.0f} a second) with {found.workers} workers; {found.killed} killed, "
-        f"{totals.get('expired', 0):,} jobs taken back from them, {totals.get('retried', 0):,} retries."
+        f"\n{stress.jobs:,} jobs in {stress.queues} queues in {stress.seconds:.1f} s "
+        f"({stress.jobs / stress.seconds:,.0f} per second), {stress.workers} workers, "
+        f"{stress.killed} killed, {totals.get('expired', 0):,} expired leases, "
+        f"{totals.get('retried', 0):,} retries."
     )
-    if found.is_sound:
-        session.print(session.style("Every job is accounted for.", "green"))
+    if stress.is_sound:
+        session.print(session.style("Every job ended as expected.", "green"))
         return
-    session.talk("Not every job is accounted for:")
-    for fault in found.faults[:FAULTS_SHOWN]:
-        session.talk(f"  {fault}")
+    session.print_message("Some jobs are missing or ended in a wrong state:")
+    for fault in stress.faults[:FAULTS_SHOWN_MAX]:
+        session.print_message(f"  {fault}")
 
 
-def amount(value: float) -> str:
-    """With as many digits as mean anything."""
+def format_number(value: float) -> str:
+    """The number with two decimals below 10, one below 100, and none above."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}"
 
 
-def _drawn(session: Session, report: "Report", folder: Path) -> None:
+def _write_plots(session: Session, report: "Report", folder: Path) -> None:
     from errandry.bench.charts import drawings
 
     for name, text in drawings(report).items():
-        _write(folder / name, text)
-        session.talk(f"Drawn: {folder / name}")
+        _write_file(folder / name, text)
+        session.print_message(f"Wrote {folder / name}")

@@ -1,4 +1,4 @@
-"""`errandry completion`: the lines that teach a shell to complete commands and options."""
+"""`errandry completion`: print a script that makes a shell complete commands and options."""
 
 import click
 
@@ -9,7 +9,7 @@ from errandry.cli.command import CliCommand
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print what makes SHELL complete commands and options.
+    """Print a script that makes SHELL complete commands and options.
 
     \b
     bash   eval "$(errandry completion bash)"       in ~/.bashrc
@@ -18,6 +18,6 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    kind = get_completion_class(shell)
-    if kind is not None:
-        click.echo(kind(ctx.find_root().command, {}, "errandry", "_ERRANDRY_COMPLETE").source())
+    completion_class = get_completion_class(shell)
+    if completion_class is not None:
+        click.echo(completion_class(ctx.find_root().command, {}, "errandry", "_ERRANDRY_COMPLETE").source())

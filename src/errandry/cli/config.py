@@ -1,4 +1,4 @@
-"""`[tool.errandry]` of the nearest pyproject.toml: what an option is when nobody says."""
+"""Defaults of options from `[tool.errandry]` in the nearest pyproject.toml."""
 
 import os
 import tomllib
@@ -7,34 +7,34 @@ from typing import Any
 import click
 
 
-def configured(folder: str) -> dict[str, Any]:
-    """The table as click's defaults, with a table inside for each command; empty if there is none."""
-    path = _nearest(folder)
+def load_defaults(folder: str) -> dict[str, Any]:
+    """Read the table as click's `default_map`, with a nested table for each command."""
+    path = _nearest_pyproject(folder)
     if path is None:
         return {}
     try:
         with open(path, "rb") as file:
             table = tomllib.load(file).get("tool", {}).get("errandry", {})
     except (OSError, ValueError) as error:
-        raise click.UsageError(f"{path} cannot be read: {error}") from None
+        raise click.UsageError(f"cannot read {path}: {error}") from None
     if not isinstance(table, dict):
         raise click.UsageError(f"{path}: tool.errandry must be a table, not {table!r}")
     return _with_underscores(table)
 
 
-def _nearest(folder: str) -> str | None:
+def _nearest_pyproject(folder: str) -> str | None:
     while True:
         path = os.path.join(folder, "pyproject.toml")
         if os.path.isfile(path):
             return path
-        above = os.path.dirname(folder)
-        if above == folder:
+        parent = os.path.dirname(folder)
+        if parent == folder:
             return None
-        folder = above
+        folder = parent
 
 
 def _with_underscores(table: dict[str, Any]) -> dict[str, Any]:
-    """Keys as click has them: `max-attempts` and `max_attempts` are the same."""
+    """Convert keys to click's parameter names: `max-attempts` and `max_attempts` are the same."""
     return {
         key.replace("-", "_"): _with_underscores(value) if isinstance(value, dict) else value
         for key, value in table.items()

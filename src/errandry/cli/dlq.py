@@ -1,4 +1,4 @@
-"""`errandry dlq`: the jobs that failed for good, which wait for somebody to look at them."""
+"""`errandry dlq`: the failed jobs (dead letters), which wait for an operator to rerun or delete them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -6,34 +6,34 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from errandry.cli.bulk_action import Action, asking, operate, rerunning
+from errandry.cli.bulk_action import Action, apply_action, confirm_options, rerun_options
 from errandry.cli.command import CliGroup
-from errandry.cli.job_arguments import JobTarget, ids_of, query, target
-from errandry.cli.jobs import limited, print_jobs, unlimited
-from errandry.cli.session import Session, client
+from errandry.cli.job_arguments import JobTarget, parse_target, query, resolve_ids
+from errandry.cli.jobs import all_option, limit_option, print_jobs
+from errandry.cli.session import Session, app_command
 from errandry.core.state import State
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
 
-some = click.argument("jobs_or_query", nargs=-1, metavar="[ID... | QUERY...]")
-whole = click.option("--query", "text", metavar="QUERY", help="The query in one piece.")
+jobs_argument = click.argument("jobs_or_query", nargs=-1, metavar="[ID... | QUERY...]")
+query_option = click.option("--query", "text", metavar="QUERY", help="The query as one argument")
 
 
 @click.group(cls=CliGroup)
 def dlq() -> None:
-    """See to the jobs that failed for good, the dead letters.
+    """List, rerun and delete failed jobs, the dead letters.
 
-    Without ids or a query, all of them are meant.
+    Without ids or a query, the commands apply to all failed jobs.
     """
 
 
 @dlq.command("ls")
 @click.argument("terms", nargs=-1, metavar="[QUERY]...")
-@whole
-@limited
-@unlimited
-@client
+@query_option
+@limit_option
+@all_option
+@app_command
 async def ls(
     session: Session,
     app: "Errandry",
@@ -42,16 +42,18 @@ async def ls(
     limit: int,
     everything: bool,
 ) -> None:
-    """List jobs that failed, newest first."""
-    await print_jobs(session, app, _failed([*terms, *filter(None, [text])]), None if everything else limit)
+    """List failed jobs, newest first."""
+    await print_jobs(
+        session, app, _failed_query([*terms, *filter(None, [text])]), None if everything else limit
+    )
 
 
 @dlq.command("rerun")
-@some
-@whole
-@rerunning
-@asking
-@client
+@jobs_argument
+@query_option
+@rerun_options
+@confirm_options
+@app_command
 async def rerun(
     session: Session,
     app: "Errandry",
@@ -61,36 +63,36 @@ async def rerun(
     dry_run: bool,
     **options: Any,
 ) -> int:
-    """Run failed jobs again."""
-    meant = await _meant(app, jobs_or_query, text)
+    """Rerun failed jobs."""
+    target = await _failed_target(app, jobs_or_query, text)
     action = Action(partial(app.rerun, **options), "enqueued again")
-    return await operate(session, app, meant, action, yes=yes, dry_run=dry_run)
+    return await apply_action(session, app, target, action, yes=yes, dry_run=dry_run)
 
 
 @dlq.command("purge")
-@some
-@whole
-@asking
-@client
+@jobs_argument
+@query_option
+@confirm_options
+@app_command
 async def purge(
-    session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], text: str | None, **asked: bool
+    session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], text: str | None, **confirmation: bool
 ) -> int:
-    """Delete the records of failed jobs."""
-    meant = await _meant(app, jobs_or_query, text)
-    return await operate(session, app, meant, Action(app.remove, "removed"), **asked)
+    """Delete failed jobs."""
+    target = await _failed_target(app, jobs_or_query, text)
+    return await apply_action(session, app, target, Action(app.remove, "removed"), **confirmation)
 
 
-async def _meant(app: "Errandry", words: Sequence[str], text: str | None) -> JobTarget:
-    """Failed jobs only, whatever else is said of them."""
-    meant = target([*words, *filter(None, [text])]) if words or text else JobTarget(query="")
-    if meant.query is not None:
-        return JobTarget(query=_failed([meant.query] if meant.query else []))
-    ids = await ids_of(app, meant.ids)
+async def _failed_target(app: "Errandry", words: Sequence[str], text: str | None) -> JobTarget:
+    """The target, restricted to failed jobs; an error if an id names a job that has not failed."""
+    target = parse_target([*words, *filter(None, [text])]) if words or text else JobTarget(query="")
+    if target.query is not None:
+        return JobTarget(query=_failed_query([target.query] if target.query else []))
+    ids = await resolve_ids(app, target.ids)
     for job in await app.engine.call(app.store.get, list(ids)):
         if job is not None and job.state is not State.FAILED:
-            raise click.ClickException(f"job {job.id} is {job.state}, not failed: see errandry jobs")
+            raise click.ClickException(f"job {job.id} is {job.state}, not failed: use errandry jobs")
     return JobTarget(ids=ids)
 
 
-def _failed(terms: Sequence[str]) -> str:
+def _failed_query(terms: Sequence[str]) -> str:
     return f"state:failed {query(terms)}".rstrip()

@@ -1,4 +1,4 @@
-"""`errandry flows`: which jobs wait for which, and how far they are."""
+"""`errandry flows`: list flows, and show the jobs of a flow as a tree."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ import click
 
 from errandry.cli import table
 from errandry.cli.command import CliGroup
-from errandry.cli.job_arguments import id_of, query
+from errandry.cli.job_arguments import query, resolve_id
 from errandry.cli.job_view import COLORS
-from errandry.cli.jobs import limited, print_pages, unlimited
-from errandry.cli.session import Session, client
+from errandry.cli.jobs import all_option, limit_option, print_pages
+from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
-from errandry.cli.text import ago, clean, number
+from errandry.cli.text import ago, clean, pluralize
 from errandry.core.flow import EdgeRecord
 from errandry.core.job import JobRecord
 from errandry.core.state import State
@@ -22,50 +22,60 @@ if TYPE_CHECKING:
     from errandry.api.app import Errandry
 
 
-FIELDS = ("id", "task", "queue", "state", "children", "created_at")
+JSON_FIELDS = ("id", "task", "queue", "state", "children", "created_at")
 
 
 @click.group(cls=CliGroup)
 def flows() -> None:
-    """See which jobs wait for which, and how far they are."""
+    """List flows and show their jobs."""
 
 
 @flows.command("ls")
 @click.argument("terms", nargs=-1, metavar="[QUERY]...")
-@limited
-@unlimited
-@client
+@limit_option
+@all_option
+@app_command
 async def ls(
     session: Session, jobs: "Errandry", terms: tuple[str, ...], limit: int, everything: bool
 ) -> None:
-    """List flows by the job that all others of each lead to, newest first, and how far they are."""
+    """List flows, newest first.
+
+    A flow is listed by its last job, which waits for all others.
+    """
     now = await jobs.now()
 
-    def show(found: Sequence[JobRecord], titles: bool) -> None:
+    def show(page: Sequence[JobRecord], titles: bool) -> None:
         if session.json:
-            for job in found:
-                session.data({**{name: getattr(job, name) for name in FIELDS}, "ended": _ended(job)})
+            for job in page:
+                session.print_json(
+                    {**{name: getattr(job, name) for name in JSON_FIELDS}, "ended": _ended_children(job)}
+                )
             return
         rows = [
             (
                 job.id,
                 Cell(job.state, COLORS[job.state]),
                 job.task,
-                f"{_ended(job):,} of {job.children:,}",
+                f"{_ended_children(job):,} of {job.children:,}",
                 ago(job.created_at, now),
             )
-            for job in found
+            for job in page
         ]
-        heads = [Column("FLOW"), Column("STATE"), Column("TASK", gives=True), Column("ENDED", right=True)]
-        table.show(session, [*heads, Column("CREATED")], rows, titles)
+        columns = [
+            Column("FLOW"),
+            Column("STATE"),
+            Column("TASK", can_shrink=True),
+            Column("ENDED", is_right=True),
+        ]
+        table.print_table(session, [*columns, Column("CREATED")], rows, titles)
 
     text = f"children>0 parents:0 {query(terms)}".rstrip()
     if not await print_pages(session, jobs, text, None if everything else limit, show, "flow"):
-        session.talk("No flow matches." if terms else "There are no flows.")
+        session.print_message("No flow matches." if terms else "There are no flows.")
 
 
-def _ended(job: JobRecord) -> int:
-    """How many of its children have: all, unless it waits for some."""
+def _ended_children(job: JobRecord) -> int:
+    """The number of children that have ended."""
     return job.children - (job.open_children if job.state is State.BLOCKED else 0)
 
 
@@ -76,50 +86,50 @@ def _ended(job: JobRecord) -> int:
     type=click.IntRange(1),
     default=20,
     show_default=True,
-    help="At most so many children each.",
+    help="Maximum number of children shown per job",
 )
-@client
+@app_command
 async def show(session: Session, jobs: "Errandry", job_id: str, limit: int) -> None:
-    """Print a job and all it waits for, or has waited for, as a tree.
+    """Print a job and all its descendants as a tree.
 
-    With --json a line for each job, with its parent.
+    With --json, prints one line for each job, with its parent.
     """
-    root = await jobs.record(await id_of(jobs, job_id))
-    left: list[tuple[int, str | None, str, str, str]] = [(0, None, root.id, root.task, root.state)]
-    while left:
-        depth, parent, one, task, state = left.pop()
-        if not one:
+    root = await jobs.record(await resolve_id(jobs, job_id))
+    stack: list[tuple[int, str | None, str, str, str]] = [(0, None, root.id, root.task, root.state)]
+    while stack:
+        depth, parent, node, task, state = stack.pop()
+        if not node:
             session.print(f"{'  ' * depth}{task}")
             continue
-        links = await jobs.children(one)
-        counts = Counter(link.outcome or "open" for link in links)
+        edges = await jobs.children(node)
+        counts = Counter(edge.outcome or "open" for edge in edges)
         if session.json:
-            session.data(_data(one, parent, task, state, counts))
+            session.print_json(_data(node, parent, task, state, counts))
         else:
-            session.print(f"{'  ' * depth}{_line(session, one, task, state, links)}")
-        shown = links if session.json else links[:limit]
-        if len(shown) < len(links):
-            rest = number(len(links) - len(shown), "more child", "more children")
-            left.append((depth + 1, one, "", f"… {rest}: --limit", ""))
-        states = await _states(jobs, shown)
-        left += [(depth + 1, one, link.child, link.task, states[link.child]) for link in reversed(shown)]
+            session.print(f"{'  ' * depth}{_line(session, node, task, state, edges)}")
+        shown = edges if session.json else edges[:limit]
+        if len(shown) < len(edges):
+            rest = pluralize(len(edges) - len(shown), "more child", "more children")
+            stack.append((depth + 1, node, "", f"… {rest}: --limit", ""))
+        states = await _child_states(jobs, shown)
+        stack += [(depth + 1, node, edge.child, edge.task, states[edge.child]) for edge in reversed(shown)]
 
 
-async def _states(jobs: "Errandry", links: list[EdgeRecord]) -> dict[str, str]:
-    """How each child is, or was when its record was last there."""
-    found = await jobs.engine.call(jobs.store.get, [link.child for link in links]) if links else []
+async def _child_states(jobs: "Errandry", edges: list[EdgeRecord]) -> dict[str, str]:
+    """The state of each child, or its outcome if its record is deleted."""
+    records = await jobs.engine.call(jobs.store.get, [edge.child for edge in edges]) if edges else []
     return {
-        link.child: str(link.outcome) if job is None else str(job.state)
-        for link, job in zip(links, found, strict=True)
+        edge.child: str(edge.outcome) if job is None else str(job.state)
+        for edge, job in zip(edges, records, strict=True)
     }
 
 
-def _line(session: Session, job_id: str, task: str, state: str, links: list[EdgeRecord]) -> str:
+def _line(session: Session, job_id: str, task: str, state: str, edges: list[EdgeRecord]) -> str:
     color = COLORS[State(state)] if state in tuple(State) else None
-    words = [session.style(state, color), clean(task), clean(job_id)]
-    if links:
-        words.append(f"({sum(link.outcome is not None for link in links):,} of {len(links):,} ended)")
-    return "  ".join(words)
+    parts = [session.style(state, color), clean(task), clean(job_id)]
+    if edges:
+        parts.append(f"({sum(edge.outcome is not None for edge in edges):,} of {len(edges):,} ended)")
+    return "  ".join(parts)
 
 
 def _data(job_id: str, parent: str | None, task: str, state: str, counts: Counter[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`errandry groups`: whose jobs wait and run in a queue that is shared."""
+"""`errandry groups`: list the groups of queues, with their jobs and limits."""
 
 from typing import TYPE_CHECKING
 
@@ -7,11 +7,11 @@ from msgspec import to_builtins
 
 from errandry.cli import pausing, table
 from errandry.cli.command import CliGroup
-from errandry.cli.session import Session, client
+from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
-from errandry.core.duration import rough
+from errandry.core.duration import rough_duration
 from errandry.store.contract import GroupInfo
-from errandry.store.table_store import COUNTED
+from errandry.store.table_store import GROUP_COUNT_MAX
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
@@ -19,43 +19,47 @@ if TYPE_CHECKING:
 
 @click.group(cls=CliGroup)
 def groups() -> None:
-    """See the groups of queues, how many of their jobs wait and run, and what limits them."""
+    """List the groups of queues, with the number of waiting and running jobs and their limits."""
 
 
 @groups.command("ls")
-@click.option("--queue", help="Only of this queue.")
+@click.option("--queue", help="Only groups of this queue")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="So many of them."
+    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Maximum number of groups"
 )
-@client
+@app_command
 async def ls(session: Session, jobs: "Errandry", queue: str | None, limit: int) -> None:
     """List groups that have jobs or rules, by name."""
-    found, now = await jobs.groups(queue, limit + 1), await jobs.now()
+    infos, now = await jobs.groups(queue, limit + 1), await jobs.now()
     if session.json:
-        for info in found[:limit]:
-            session.data(to_builtins(info))
+        for info in infos[:limit]:
+            session.print_json(to_builtins(info))
         return
-    if not found:
-        session.talk("There are no groups: no job that waits or runs has one.")
+    if not infos:
+        session.print_message("There are no groups: no waiting or running job has one.")
         return
-    heads = [Column("QUEUE", gives=True), Column("GROUP", gives=True), Column("WAITING", right=True)]
-    heads += [Column("RUNNING", right=True), Column("RATE"), Column("WEIGHT", right=True)]
-    heads += [Column("PAUSED", gives=True)]
-    table.show(session, heads, [_row(info, now) for info in found[:limit]])
-    if len(found) > limit:
-        session.talk(f"There are more: --limit {limit * 10}, or --queue.")
+    columns = [
+        Column("QUEUE", can_shrink=True),
+        Column("GROUP", can_shrink=True),
+        Column("WAITING", is_right=True),
+    ]
+    columns += [Column("RUNNING", is_right=True), Column("RATE"), Column("WEIGHT", is_right=True)]
+    columns += [Column("PAUSED", can_shrink=True)]
+    table.print_table(session, columns, [_row(info, now) for info in infos[:limit]])
+    if len(infos) > limit:
+        session.print_message(f"There are more: --limit {limit * 10}, or --queue.")
 
 
 def _row(info: GroupInfo, now: float) -> tuple[str | Cell, ...]:
-    one = info.gate
-    weight = one.rule.weight
-    rests = f"rests {rough(one.closed_until - now)}" if one.closed_until > now else ""
+    gate = info.gate
+    weight = gate.rule.weight
+    closed = f"closed for {rough_duration(gate.closed_until - now)}" if gate.closed_until > now else ""
     return (
-        one.name,
-        one.group,
-        f"{info.waiting:,}{'+' if info.waiting >= COUNTED else ''}",
+        gate.name,
+        gate.group,
+        f"{info.waiting:,}{'+' if info.waiting >= GROUP_COUNT_MAX else ''}",
         f"{info.held:,}" if info.limit is None else f"{info.held:,} of {info.limit:,}",
         "" if info.rate is None else str(info.rate),
         "" if weight is None else f"{weight:g}",
-        Cell(pausing.said(one.paused, now) or rests, "yellow"),
+        Cell(pausing.since_text(gate.paused, now) or closed, "yellow"),
     )

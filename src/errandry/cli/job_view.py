@@ -1,4 +1,4 @@
-"""A job as it is shown: as data, as a row of a list, and in full."""
+"""Print jobs: as data for JSON, as rows of a table, and in full."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,11 +8,11 @@ import msgspec
 from errandry.cli import table
 from errandry.cli.session import Session
 from errandry.cli.table import Cell, Column
-from errandry.cli.text import ago, clean, local, number, one_line, short_id, to_json
-from errandry.codec.json_codec import Codec, about
-from errandry.codec.redaction import shown
+from errandry.cli.text import ago, clean, local_time, one_line, pluralize, short_id, to_json
+from errandry.codec.json_codec import Codec, document_info
+from errandry.codec.redaction import redact_arguments
 from errandry.core import check
-from errandry.core.duration import rough, short
+from errandry.core.duration import format_duration, rough_duration
 from errandry.core.job import AttemptError, JobRecord
 from errandry.core.state import State
 from errandry.core.step import Step
@@ -28,43 +28,43 @@ COLORS = {
     State.CANCELED: "bright_black",
 }
 LOG_COLORS = {"warning": "yellow", "error": "red", "critical": "red", "debug": "bright_black"}
-NEVER = check.SPAN_MAX / 2
-"""What ends only then has no end."""
-WIDE = 120
-"""From this width on, ids are shown whole on a terminal too."""
+ENDLESS_AFTER = check.SPAN_MAX / 2
+"""A time this many seconds ahead counts as no end."""
+WIDE_TERMINAL = 120
+"""Minimum number of columns of a terminal to show whole ids."""
 
 
 def as_data(job: JobRecord, codec: Codec) -> dict[str, Any]:
-    """Everything that is stored, with the documents in it read."""
+    """The stored record as plain values, with its JSON fields decoded."""
     data: dict[str, Any] = msgspec.to_builtins(job)
     for field in ("payload", "result"):
-        data[field] = document(job, field, codec)
+        data[field] = read_field(job, field, codec)
     if job.metadata is not None:
         data["metadata"] = msgspec.json.decode(job.metadata)
     return data
 
 
-def document(job: JobRecord, field: str, codec: Codec) -> Any:
-    """The payload or the result as plain values; as it is stored where the codec cannot read it.
+def read_field(job: JobRecord, field: str, codec: Codec) -> Any:
+    """The payload or the result as plain values; the stored form if the codec cannot decode it.
 
-    Arguments that are not to be shown are left out.
+    Redacted arguments are left out.
     """
     text: str | None = getattr(job, field)
     if text is None:
         return None
     try:
-        text = codec.unseal(text, about(job, field))
+        text = codec.unseal(text, document_info(job, field))
     except Exception:
         return msgspec.json.decode(text)
     value = msgspec.json.decode(text)
-    return shown(value, job.metadata) if field == "payload" else value
+    return redact_arguments(value, job.metadata) if field == "payload" else value
 
 
-def listed(
+def print_jobs(
     session: Session, jobs: Sequence[JobRecord], now: float, columns: int, titles: bool = True
 ) -> None:
-    """A table of jobs, or more of one; on a terminal with short ids."""
-    is_short = session.is_terminal and columns < WIDE
+    """Print a table of jobs, or more rows of one; a narrow terminal gets short ids."""
+    is_short = session.is_terminal and columns < WIDE_TERMINAL
     rows = [
         (
             short_id(job.id) if is_short else job.id,
@@ -72,18 +72,18 @@ def listed(
             job.task,
             job.queue,
             f"{job.attempts}/{job.max_attempts}",
-            when(job, now),
-            note(job),
+            state_time(job, now),
+            short_note(job),
         )
         for job in jobs
     ]
-    heads = [Column("ID"), Column("STATE"), Column("TASK", gives=True), Column("QUEUE", gives=True)]
-    heads += [Column("TRY", right=True), Column("WHEN"), Column("NOTE", gives=True)]
-    table.show(session, heads, rows, titles)
+    heads = [Column("ID"), Column("STATE"), Column("TASK", can_shrink=True), Column("QUEUE", can_shrink=True)]
+    heads += [Column("TRY", is_right=True), Column("WHEN"), Column("NOTE", can_shrink=True)]
+    table.print_table(session, heads, rows, titles)
 
 
-def when(job: JobRecord, now: float) -> str:
-    """The time that tells most in its state."""
+def state_time(job: JobRecord, now: float) -> str:
+    """The time that matters most in the job's state: due, claimed, started, finished or created."""
     at = {
         State.SCHEDULED: job.run_at,
         State.CLAIMED: job.claimed_at,
@@ -92,14 +92,14 @@ def when(job: JobRecord, now: float) -> str:
     return ago(at, now)
 
 
-def note(job: JobRecord) -> str:
-    """What is worth knowing of it in a few words."""
+def short_note(job: JobRecord) -> str:
+    """The most important fact about the job in a few words: progress, signal, error or reason."""
     if job.cancel_requested and not job.finished:
         return "cancel requested"
     if job.state is State.RUNNING and job.progress is not None:
         return f"{job.progress.share:.0%} {job.progress.text}".strip()
-    if job.awaits is not None:
-        return f"waits for the signal {job.awaits}"
+    if job.awaited_signal is not None:
+        return f"waits for signal {job.awaited_signal}"
     if job.errors and job.state in (State.FAILED, State.SCHEDULED, State.WAITING):
         return error_line(job.errors[-1])
     return "" if job.reason is None or job.state is State.COMPLETED else str(job.reason)
@@ -110,35 +110,42 @@ def error_line(error: AttemptError) -> str:
     return f"{error.type}: {error.message}".strip(": ") if error.type or error.message else kind
 
 
-def in_full(session: Session, job: JobRecord, codec: Codec, now: float) -> None:
-    """Everything that is known of a job."""
+def print_job(session: Session, job: JobRecord, codec: Codec, now: float) -> None:
+    """Print everything known about a job."""
     session.print(f"{session.style('job', bold=True)} {clean(job.id)}")
     for name, value in _facts(session, job, now):
         session.print(f"  {name:<13}{value}")
     for field, title in (("payload", "Arguments"), ("result", "Result")):
         if getattr(job, field) is not None:
-            _section(session, title, to_json(document(job, field, codec), indent=2))
+            _print_section(session, title, to_json(read_field(job, field, codec), indent=2))
     if job.metadata is not None:
-        _section(session, "Metadata", to_json(msgspec.json.decode(job.metadata), indent=2))
+        _print_section(session, "Metadata", to_json(msgspec.json.decode(job.metadata), indent=2))
     for error in job.errors:
-        _section(session, _attempt(error, now), clean(error.traceback or error_line(error)))
+        _print_section(session, _attempt_title(error, now), clean(error.traceback or error_line(error)))
     if job.logs:
-        _section(session, f"Log ({number(len(job.logs), 'line')})", "\n".join(log_lines(session, job)))
+        _print_section(
+            session, f"Log ({pluralize(len(job.logs), 'line')})", "\n".join(log_lines(session, job))
+        )
 
 
 def print_steps(session: Session, steps: Sequence[Step], now: float) -> None:
-    """A table of steps in their order."""
+    """Print a table of steps in their order."""
     rows = [
         (
             step.name,
             step.kind,
-            ago(step.at, now) if step.at is not None else "awaited",
+            ago(step.at, now) if step.at is not None else "waiting",
             _step_note(step, now),
         )
         for step in steps
     ]
-    heads = [Column("NAME", gives=True), Column("KIND"), Column("WHEN"), Column("RESULT", gives=True)]
-    table.show(session, heads, rows)
+    heads = [
+        Column("NAME", can_shrink=True),
+        Column("KIND"),
+        Column("WHEN"),
+        Column("RESULT", can_shrink=True),
+    ]
+    table.print_table(session, heads, rows)
 
 
 def read_result(step: Step) -> Any:
@@ -148,13 +155,13 @@ def read_result(step: Step) -> Any:
 def _step_note(step: Step, now: float) -> str:
     if step.result is not None:
         return to_json(read_result(step))
-    return "" if step.until is None or step.until > now + NEVER else f"until {local(step.until)}"
+    return "" if step.until is None or step.until > now + ENDLESS_AFTER else f"until {local_time(step.until)}"
 
 
 def log_lines(session: Session, job: JobRecord, after: int = 0) -> Iterator[str]:
     for line in job.logs[after:]:
         level = session.style(f"{one_line(line.level):<8}", LOG_COLORS.get(line.level))
-        yield f"{local(line.at)}  {level} {clean(line.text)}"
+        yield f"{local_time(line.at)}  {level} {clean(line.text)}"
 
 
 def _facts(session: Session, job: JobRecord, now: float) -> Iterator[tuple[str, str]]:
@@ -163,12 +170,12 @@ def _facts(session: Session, job: JobRecord, now: float) -> Iterator[tuple[str, 
     yield "task", clean(job.task)
     yield "queue", clean(job.queue) + (f", group {clean(job.group)}" if job.group else "")
     yield "priority", f"{job.priority}, {job.order}"
-    yield "attempts", _attempts(job)
+    yield "attempts", _attempts_text(job)
     if job.unique is not None:
         per_queue = " in its queue" if job.unique.per_queue else ""
         yield "unique", f"{clean(job.unique.key)}{per_queue}, {job.unique.span}"
     if job.steps is not None:
-        awaits = "" if job.awaits is None else f", waits for the signal {clean(job.awaits)}"
+        awaits = "" if job.awaited_signal is None else f", waits for signal {clean(job.awaited_signal)}"
         yield "steps", f"{job.steps.count:,}{awaits}"
     if job.tags:
         yield "tags", clean(", ".join(job.tags))
@@ -182,14 +189,16 @@ def _facts(session: Session, job: JobRecord, now: float) -> Iterator[tuple[str, 
         ("kept until", job.expires_at),
     ):
         if at is not None:
-            yield name, f"{local(at)} ({ago(at, now)})"
+            yield name, f"{local_time(at)} ({ago(at, now)})"
     if job.finished_at is not None and job.started_at is not None:
-        yield "took", short(round(max(0.0, job.finished_at - job.started_at), 3))
+        yield "took", format_duration(round(max(0.0, job.finished_at - job.started_at), 3))
     if job.timeout is not None:
-        yield "timeout", short(job.timeout)
+        yield "timeout", format_duration(job.timeout)
     if job.worker is not None:
         left = (
-            f", lease until {local(job.lease_until)} ({ago(job.lease_until, now)})" if job.lease_until else ""
+            f", lease until {local_time(job.lease_until)} ({ago(job.lease_until, now)})"
+            if job.lease_until
+            else ""
         )
         yield "worker", clean(job.worker) + left
     if job.progress is not None:
@@ -200,23 +209,23 @@ def _facts(session: Session, job: JobRecord, now: float) -> Iterator[tuple[str, 
         yield "backoff", clean(to_json(msgspec.to_builtins(job.backoff)))
 
 
-def _attempts(job: JobRecord) -> str:
+def _attempts_text(job: JobRecord) -> str:
     parts = [f"{job.attempts} of {job.max_attempts}"]
     if job.releases:
-        parts.append(f"given back {number(job.releases, 'time')}")
+        parts.append(f"released {pluralize(job.releases, 'time')}")
     if job.crashes:
-        parts.append(f"its worker died {number(job.crashes, 'time')} (at most {job.max_crashes})")
+        parts.append(f"its worker crashed {pluralize(job.crashes, 'time')} (maximum {job.max_crashes})")
     return ", ".join(parts)
 
 
-def _attempt(error: AttemptError, now: float) -> str:
-    took = f" after {rough(error.ended - error.started)}" if error.started is not None else ""
+def _attempt_title(error: AttemptError, now: float) -> str:
+    took = f" after {rough_duration(error.ended - error.started)}" if error.started is not None else ""
     by = f" on {one_line(error.worker)}" if error.worker else ""
     kind = str(error.kind).replace("_", " ")
     return f"Attempt {error.attempt}: {kind}{took}{by}, {ago(error.ended, now)}"
 
 
-def _section(session: Session, title: str, text: str) -> None:
+def _print_section(session: Session, title: str, text: str) -> None:
     session.print()
     session.print(session.style(title, bold=True))
     for line in text.splitlines():

@@ -1,9 +1,9 @@
-"""The entry point: finds the command, and turns whatever goes wrong into one line and an exit code.
+"""The entry point: it finds the command and turns errors into one line on stderr and an exit code.
 
-0    done
-1    refused, not found, or something is wrong: the line says what
-2    the command line itself is wrong, or a query in it
-75   the store cannot be reached just now: try again
+0    success
+1    a job was refused or not found, or a check failed
+2    the command line or a query in it is wrong
+75   the store cannot be reached at the moment: try again
 130  interrupted
 """
 
@@ -18,33 +18,33 @@ import click
 
 from errandry import __version__
 from errandry.cli.command import CliGroup
-from errandry.cli.config import configured
+from errandry.cli.config import load_defaults
 from errandry.cli.text import clean
 from errandry.errors import ErrandryError, QueryError, StoreUnavailable
 
 COMMANDS: Mapping[str, str] = {
-    "demo": "See it all happen, with nothing to configure.",
-    "worker": "Run the handlers of an app.",
-    "enqueue": "Enqueue a job.",
-    "jobs": "Look at jobs, and do something to them.",
-    "flows": "See which jobs wait for which, and how far they are.",
-    "why": "Say why a job is not running.",
-    "schedules": "See what runs again and again; add, change, pause and run it.",
-    "queues": "See how full queues are; pause and limit them.",
-    "groups": "See the groups of queues, and what limits them.",
-    "workers": "See who works; pause and resume workers.",
-    "dlq": "See to the jobs that failed for good.",
-    "prune": "Delete finished jobs whose time is over.",
-    "events": "Print what happened, and what happens.",
-    "top": "Watch queues, workers and jobs, live.",
-    "doctor": "Look whether everything is all right.",
-    "bench": "Measure this machine: enqueueing, running, latency, crashes.",
-    "migrate": "Make the store, or bring it up to date.",
-    "completion": "Make a shell complete commands and options.",
+    "demo": "Run a demo: jobs, workers, failures and a crash",
+    "worker": "Run a worker for an app",
+    "enqueue": "Enqueue a job",
+    "jobs": "List, inspect and change jobs",
+    "flows": "List flows and show their jobs",
+    "why": "Explain why a job is not running",
+    "schedules": "List, add, change, pause and run schedules",
+    "queues": "List, pause, limit and clear queues",
+    "groups": "List the groups of queues and their limits",
+    "workers": "List, pause and resume workers",
+    "dlq": "List, rerun and delete failed jobs (the dead-letter queue)",
+    "prune": "Delete finished jobs whose retention has expired",
+    "events": "Print events, and follow new ones",
+    "top": "Show queues, workers and jobs, live",
+    "doctor": "Check the store, the clock, workers and schedules",
+    "bench": "Measure throughput, latency and recovery on this machine",
+    "migrate": "Create the store or upgrade its schema",
+    "completion": "Print a shell completion script",
 }
-"""Every command with what it does; `errandry.cli.<name>` has it, and is imported only when it is called."""
+"""Every command with its summary. `errandry.cli.<name>` defines it and is imported only if it is called."""
 
-CODES: Mapping[type[ErrandryError], int] = {QueryError: 2, StoreUnavailable: 75}
+EXIT_CODES: Mapping[type[ErrandryError], int] = {QueryError: 2, StoreUnavailable: 75}
 INTERRUPTED = 130
 
 
@@ -57,8 +57,8 @@ class Root(CliGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(import_module(f"errandry.cli.{cmd_name}"), cmd_name)
-        return found
+        command: click.Command = getattr(import_module(f"errandry.cli.{cmd_name}"), cmd_name)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
@@ -71,14 +71,14 @@ class Root(CliGroup):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        extra.setdefault("default_map", configured(os.getcwd()))
+        extra.setdefault("default_map", load_defaults(os.getcwd()))
         return super().make_context(info_name, args, parent, **extra)
 
 
 @click.group(cls=Root, context_settings={"auto_envvar_prefix": "ERRANDRY"})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def errandry() -> None:
-    """Background jobs: enqueue them, run workers, see what happens and why.
+    """Enqueue background jobs, run workers, and inspect jobs, queues and workers.
 
     Every option can also be set in the environment (ERRANDRY_URL, ERRANDRY_WORKER_CONCURRENCY, …) or in
     pyproject.toml under [tool.errandry], with a table for each command.
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def run(args: Sequence[str]) -> int:
-    """The exit code; what went wrong is on stderr, in one line where it is no mistake of ours."""
+    """Run a command and return its exit code. An expected error is printed on stderr as one line."""
     try:
         code = errandry.main(args, prog_name="errandry", standalone_mode=False)
         sys.stdout.flush()
@@ -101,8 +101,8 @@ def run(args: Sequence[str]) -> int:
         return INTERRUPTED
     except ErrandryError as error:
         click.echo(f"Error: {clean(str(error))}", err=True)
-        return next((code for kind, code in CODES.items() if isinstance(error, kind)), 1)
-    except BrokenPipeError:  # whoever read has had enough
+        return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
+    except BrokenPipeError:  # the reader of the pipe has closed it, as `head` does
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -1,4 +1,4 @@
-"""`errandry doctor --metrics`: the figures of a store as Prometheus reads them."""
+"""`errandry doctor --metrics`: the metrics of a store in the Prometheus text format."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from errandry.api.app import Errandry
 
 
-async def exposed(jobs: "Errandry") -> str:
-    """Everything in the text format of Prometheus."""
+async def metrics_text(jobs: "Errandry") -> str:
+    """All metrics in the Prometheus text format."""
     try:
         from prometheus_client.exposition import generate_latest
         from prometheus_client.registry import Collector
@@ -22,21 +22,23 @@ async def exposed(jobs: "Errandry") -> str:
         why = "--metrics needs the package prometheus-client: pip install 'errandry[metrics]'"
         raise click.ClickException(why) from None
 
-    families = [*await _of_queues(jobs), *await _of_workers(jobs)]
+    families = [*await _queue_metrics(jobs), *await _worker_metrics(jobs)]
 
-    class Found(Collector):
+    class StoreCollector(Collector):
         def collect(self) -> Iterator["Metric"]:
             return iter(families)
 
-    return generate_latest(Found()).decode()
+    return generate_latest(StoreCollector()).decode()
 
 
-async def _of_queues(jobs: "Errandry") -> list["Metric"]:
+async def _queue_metrics(jobs: "Errandry") -> list["Metric"]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    states = GaugeMetricFamily("errandry_jobs", "Jobs by queue and state.", labels=["queue", "state"])
+    states = GaugeMetricFamily(
+        "errandry_jobs", "Number of jobs by queue and state.", labels=["queue", "state"]
+    )
     lag = GaugeMetricFamily(
-        "errandry_queue_lag_seconds", "How long the job next in line has waited.", labels=["queue"]
+        "errandry_queue_lag_seconds", "Seconds that the next job of the queue has waited.", labels=["queue"]
     )
     paused = GaugeMetricFamily("errandry_queue_paused", "1 while the queue is paused.", labels=["queue"])
     for info in await jobs.queues():
@@ -44,25 +46,27 @@ async def _of_queues(jobs: "Errandry") -> list["Metric"]:
             states.add_metric([info.name, state], count)
         lag.add_metric([info.name], info.waited or 0.0)
         paused.add_metric([info.name], info.paused is not None)
-    ever = CounterMetricFamily(
-        "errandry_jobs_ever", "What ever happened to jobs, by queue.", labels=["queue", "what"]
+    totals_metric = CounterMetricFamily(
+        "errandry_jobs_ever", "Lifetime totals of what happened to jobs, by queue.", labels=["queue", "what"]
     )
     for queue, totals in (await jobs.totals()).items():
-        for what, count in totals.items():
-            ever.add_metric([queue, what], count)
-    return [states, lag, paused, ever]
+        for event, count in totals.items():
+            totals_metric.add_metric([queue, event], count)
+    return [states, lag, paused, totals_metric]
 
 
-async def _of_workers(jobs: "Errandry") -> list["Metric"]:
+async def _worker_metrics(jobs: "Errandry") -> list["Metric"]:
     from prometheus_client.core import GaugeMetricFamily
 
     now = await jobs.now()
     alive = [info.beat for info in await jobs.workers() if now - info.seen_at <= SILENT_AFTER]
     slots = sum(beat.concurrency + sum(share.slots for share in beat.shares) for beat in alive)
     return [
-        GaugeMetricFamily("errandry_workers", "Workers that beat lately.", len(alive)),
-        GaugeMetricFamily("errandry_slots", "Handlers that they can run at once.", slots),
+        GaugeMetricFamily("errandry_workers", "Number of live workers.", len(alive)),
+        GaugeMetricFamily("errandry_slots", "Number of handlers that live workers can run at once.", slots),
         GaugeMetricFamily(
-            "errandry_slots_taken", "Handlers that they run.", sum(beat.running for beat in alive)
+            "errandry_slots_taken",
+            "Number of handlers that live workers run now.",
+            sum(beat.running for beat in alive),
         ),
     ]

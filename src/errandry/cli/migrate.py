@@ -1,11 +1,11 @@
-"""`errandry migrate`: make the store, or bring it up to date."""
+"""`errandry migrate`: create the store or upgrade its schema."""
 
 from typing import TYPE_CHECKING
 
 import click
 
 from errandry.cli.command import CliCommand
-from errandry.cli.session import Session, maker
+from errandry.cli.session import Session, app_command_making_store
 from errandry.core.command import Upkeep
 
 if TYPE_CHECKING:
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=CliCommand)
-@maker
+@app_command_making_store
 async def migrate(session: Session, jobs: "Errandry") -> None:
-    """Make the store, or bring its schema up to date. Opening a store does the same, but for tidying up."""
+    """Create the store or upgrade its schema.
+
+    Opening a store does the same; this command also runs upkeep once.
+    """
     await jobs.open()
-    await jobs.engine.submit(Upkeep(limit=1))  # the owner of the tables may remove what no worker may
+    await jobs.engine.submit(Upkeep(limit=1))  # only the owner of the tables may drop old partitions
     if session.json:
-        session.data({"store": jobs.display_url, "ready": True})
+        session.print_json({"store": jobs.display_url, "ready": True})
     else:
-        session.talk("The store is ready and up to date.")
+        session.print_message("The store is ready and up to date.")

@@ -1,4 +1,4 @@
-"""Values as they are given on the command line: JSON, times, lengths of time."""
+"""Types of command-line values: times, durations, sizes, lists and JSON."""
 
 import json
 import sys
@@ -12,8 +12,8 @@ from errandry.core.size import size
 from errandry.errors import InvalidValue
 
 
-class _At(click.ParamType[str]):
-    """A moment, as the library reads it."""
+class _Time(click.ParamType[str]):
+    """A time in the format of the library."""
 
     name = "TIME"
 
@@ -25,8 +25,8 @@ class _At(click.ParamType[str]):
         return str(value)
 
 
-class _Length(click.ParamType[str]):
-    """A length of time, as the library reads it."""
+class _Duration(click.ParamType[str]):
+    """A duration in the format of the library."""
 
     name = "DURATION"
 
@@ -39,7 +39,7 @@ class _Length(click.ParamType[str]):
 
 
 class _Size(click.ParamType[int]):
-    """An amount of memory, in bytes."""
+    """An amount of memory, converted to bytes."""
 
     name = "SIZE"
 
@@ -51,7 +51,7 @@ class _Size(click.ParamType[int]):
 
 
 class _Names(click.ParamType[tuple[str, ...]]):
-    """Names with commas between them."""
+    """Comma-separated names."""
 
     name = "NAME,…"
 
@@ -61,14 +61,14 @@ class _Names(click.ParamType[tuple[str, ...]]):
         if isinstance(value, tuple):
             return value
         names = value if isinstance(value, list) else str(value).split(",")
-        found = tuple(str(name).strip() for name in names)
-        if not all(found):
-            self.fail("write names with commas between them: mail,reports", param, ctx)
-        return found
+        stripped = tuple(str(name).strip() for name in names)
+        if not all(stripped):
+            self.fail("write comma-separated names: mail,reports", param, ctx)
+        return stripped
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):
-    """Numbers with commas between them."""
+    """Comma-separated numbers."""
 
     name = "N,…"
 
@@ -76,30 +76,30 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float, ...]:
         try:
-            return tuple(float(one) for one in (str(value).split(",") if isinstance(value, str) else value))
+            return tuple(float(part) for part in (str(value).split(",") if isinstance(value, str) else value))
         except (TypeError, ValueError):
-            self.fail("write numbers with commas between them: 3,1", param, ctx)
+            self.fail("write comma-separated numbers: 3,1", param, ctx)
 
 
-AT, LENGTH, NAMES, NUMBERS, SIZE = _At(), _Length(), _Names(), _Numbers(), _Size()
+TIME, DURATION, NAMES, NUMBERS, SIZE = _Time(), _Duration(), _Names(), _Numbers(), _Size()
 
 
-def arguments(text: str) -> dict[str, Any]:
-    """The arguments of a task: a JSON object."""
-    value = read_document("--json", text)
+def parse_arguments(text: str) -> dict[str, Any]:
+    """Parse the arguments of a task, a JSON object."""
+    value = parse_json("--json", text)
     if not isinstance(value, dict):
         raise click.UsageError(
-            f'--json takes an object with the arguments by name, such as {{"to": "ada"}}, not {text}'
+            f'--json needs a JSON object with the arguments by name, such as {{"to": "ada"}}, not {text}'
         )
     return value
 
 
-def read_document(option: str, text: str) -> Any:
-    """JSON from the command line; `-` stands for stdin."""
+def parse_json(option: str, text: str) -> Any:
+    """Parse JSON from the command line, or from stdin if the text is `-`."""
     if text == "-":
         with interruptible():
             text = sys.stdin.read()
     try:
         return json.loads(text)
     except ValueError as error:
-        raise click.UsageError(f"{option} takes JSON: {error}. It is {text!r}.") from None
+        raise click.UsageError(f"{option} needs valid JSON, not {text!r}: {error}.") from None

@@ -1,4 +1,4 @@
-"""Pausing and resuming, whatever it is: a queue, a task, a group or a worker."""
+"""Pause and resume queues, tasks, groups and workers."""
 
 import getpass
 from typing import TYPE_CHECKING
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 async def pause(session: Session, gate: "GateHandle", by: str | None) -> None:
-    """Pause it, in the name of `by` or of whoever sits here, and say so."""
-    changed = await gate.pause(by=whoever() if by is None else by)
+    """Pause the gate and print that; `by` is recorded as the operator, by default the user name."""
+    changed = await gate.pause(by=user_name() if by is None else by)
     _report(session, gate, changed, "is paused" if changed else "was paused already")
 
 
@@ -22,11 +22,11 @@ async def resume(session: Session, gate: "GateHandle") -> None:
     _report(session, gate, changed, "is resumed" if changed else "was not paused")
 
 
-def said(what: PauseInfo | RuleInfo | None, now: float) -> str:
-    """Since when something is paused, or has its rule, and by whom."""
-    if what is None:
+def since_text(info: PauseInfo | RuleInfo | None, now: float) -> str:
+    """When it was paused or the rule was set, and the operator: "2 h ago by ada"."""
+    if info is None:
         return ""
-    return f"{ago(what.at, now)}{f' by {what.by}' if what.by else ''}"
+    return f"{ago(info.at, now)}{f' by {info.by}' if info.by else ''}"
 
 
 def as_data(gate: "GateHandle") -> dict[str, str]:
@@ -36,12 +36,13 @@ def as_data(gate: "GateHandle") -> dict[str, str]:
 
 def _report(session: Session, gate: "GateHandle", changed: bool, became: str) -> None:
     if session.json:
-        session.data({**as_data(gate), "became": became.split()[1], "changed": changed})
+        session.print_json({**as_data(gate), "became": became.split()[1], "changed": changed})
     else:
-        session.talk(f"The {gate} {became}.")
+        session.print_message(f"The {gate} {became}.")
 
 
-def whoever() -> str:
+def user_name() -> str:
+    """The user name of this process; empty if it has none."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

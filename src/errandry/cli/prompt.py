@@ -1,4 +1,4 @@
-"""Reading what is typed, or piped in, in the middle of a command."""
+"""Read from stdin in the middle of a command."""
 
 import asyncio
 import signal
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import click
 
 
-async def agrees(question: str) -> bool:
-    """Ask whoever sits there; only y and yes mean yes.
+async def ask_yes_no(question: str) -> bool:
+    """Ask the user; only y and yes mean yes.
 
-    The loop waits for the answer, not a blocking read: that would miss a Ctrl-C that comes just before it.
+    The event loop waits for the answer: a blocking read would miss a Ctrl-C that comes just before it.
     """
     click.echo(f"{question} [y/N]: ", nl=False, err=True)
     loop, typed = asyncio.get_running_loop(), asyncio.Event()
@@ -26,7 +26,7 @@ async def agrees(question: str) -> bool:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Have Ctrl-C end a blocking read: asyncio would only cancel its task, which cannot go on until then."""
+    """Let Ctrl-C interrupt a blocking read; asyncio would only cancel the task, which the read blocks."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -1,14 +1,14 @@
-"""`errandry prune`: finished jobs go now, not at the next upkeep."""
+"""`errandry prune`: delete finished jobs now, not at the next upkeep."""
 
 from typing import TYPE_CHECKING
 
 import click
 
-from errandry.api.archive import OVER
-from errandry.cli.bulk_action import Action, asking, operate
+from errandry.api.archive import PRUNABLE_QUERY
+from errandry.cli.bulk_action import Action, apply_action, confirm_options
 from errandry.cli.command import CliCommand
 from errandry.cli.job_arguments import JobTarget, query
-from errandry.cli.session import Session, client
+from errandry.cli.session import Session, app_command
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 @click.command(cls=CliCommand)
 @click.argument("terms", nargs=-1, metavar="[QUERY]...")
-@asking
-@client
-async def prune(session: Session, jobs: "Errandry", terms: tuple[str, ...], **asked: bool) -> int:
-    """Delete finished jobs that match or, without a query, whose time is over.
+@confirm_options
+@app_command
+async def prune(session: Session, jobs: "Errandry", terms: tuple[str, ...], **confirmation: bool) -> int:
+    """Delete finished jobs that match a query or, without one, whose retention has expired.
 
-    Workers do the latter by themselves. With --app, what the app archives is archived first.
+    Workers delete expired jobs by themselves. With --app, the app's archive function gets the jobs first.
 
     \b
       errandry prune --dry-run
       errandry prune state:completed finished<1d
       errandry prune expires<+1w
     """
-    meant = JobTarget(query=query(terms) if terms else OVER)
-    return await operate(session, jobs, meant, Action(jobs.prune, "removed"), **asked)
+    target = JobTarget(query=query(terms) if terms else PRUNABLE_QUERY)
+    return await apply_action(session, jobs, target, Action(jobs.prune, "removed"), **confirmation)

@@ -1,6 +1,6 @@
-"""`errandry queues drain`, `clean`, `rerun`, `promote`, `move` and `obliterate`: all jobs of a queue at once.
+"""`errandry queues drain`, `clean`, `rerun`, `promote`, `move` and `obliterate`: change all jobs of a queue.
 
-Each goes slice by slice. One that was interrupted is begun again, and goes on with what is left.
+Each works slice by slice. An interrupted command can be run again; it continues with the remaining jobs.
 """
 
 from collections.abc import Callable
@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from errandry.api.queue import FINISHED, UNTAKEN
-from errandry.cli.bulk_action import Action, asking, bar, confirm, operate, report, rerunning
+from errandry.api.queue import FINISHED_STATES, UNCLAIMED_STATES
+from errandry.cli.bulk_action import (
+    Action,
+    apply_action,
+    confirm,
+    confirm_options,
+    progress_bar,
+    report,
+    rerun_options,
+)
 from errandry.cli.command import CliCommand
 from errandry.cli.job_arguments import JobTarget, query
-from errandry.cli.param_types import LENGTH
-from errandry.cli.session import Session, client
-from errandry.cli.text import number
+from errandry.cli.param_types import DURATION
+from errandry.cli.session import Session, app_command
+from errandry.cli.text import pluralize
 from errandry.core.state import State
 from errandry.errors import QueueInUse
 
@@ -23,52 +31,58 @@ if TYPE_CHECKING:
     from errandry.api.app import Errandry
 
 F = TypeVar("F", bound=Callable[..., Any])
-queue = click.argument("name", metavar="QUEUE")
-terms = click.argument("terms", nargs=-1, metavar="[QUERY]...")
+queue_argument = click.argument("name", metavar="QUEUE")
+query_argument = click.argument("terms", nargs=-1, metavar="[QUERY]...")
 
 
-def in_states(choice: tuple[State, ...]) -> Callable[[F], F]:
+def state_option(choice: tuple[State, ...]) -> Callable[[F], F]:
     names = click.Choice([str(state) for state in choice])
-    return click.option("--state", "states", multiple=True, type=names, help="Only these; may be repeated.")
+    return click.option(
+        "--state", "states", multiple=True, type=names, help="Only jobs in this state; may be repeated"
+    )
 
 
 @click.command("drain", cls=CliCommand)
-@queue
-@in_states(UNTAKEN)
-@asking
-@client
-async def drain(session: Session, jobs: "Errandry", name: str, states: tuple[str, ...], **asked: bool) -> int:
-    """Delete the jobs of a queue that no worker has taken.
+@queue_argument
+@state_option(UNCLAIMED_STATES)
+@confirm_options
+@app_command
+async def drain(
+    session: Session, jobs: "Errandry", name: str, states: tuple[str, ...], **confirmation: bool
+) -> int:
+    """Delete the jobs of a queue that no worker has claimed.
 
-    Those that wait, are scheduled or are blocked. What runs goes on.
+    These are waiting, scheduled and blocked jobs. Running jobs continue.
     """
-    meant = JobTarget(query=jobs.queue(name).query(*(states or UNTAKEN)))
-    return await operate(session, jobs, meant, Action(jobs.remove, "removed"), **asked)
+    target = JobTarget(query=jobs.queue(name).query(*(states or UNCLAIMED_STATES)))
+    return await apply_action(session, jobs, target, Action(jobs.remove, "removed"), **confirmation)
 
 
 @click.command("clean", cls=CliCommand)
-@queue
-@in_states((*FINISHED, *UNTAKEN))
-@click.option("--older", type=LENGTH, default="0", help="Only what finished so long ago, such as 7d.")
-@asking
-@client
+@queue_argument
+@state_option((*FINISHED_STATES, *UNCLAIMED_STATES))
+@click.option(
+    "--older", type=DURATION, default="0", help="Only jobs that finished before this age, such as 7d"
+)
+@confirm_options
+@app_command
 async def clean(
-    session: Session, jobs: "Errandry", name: str, states: tuple[str, ...], older: str, **asked: bool
+    session: Session, jobs: "Errandry", name: str, states: tuple[str, ...], older: str, **confirmation: bool
 ) -> int:
     """Delete the finished jobs of a queue.
 
-    With states that are not finished, jobs that were created so long ago.
+    --state can also name waiting, scheduled and blocked jobs; for these, --older counts from their creation.
     """
-    meant = JobTarget(query=await jobs.queue(name).old(*(states or FINISHED), older=older))
-    return await operate(session, jobs, meant, Action(jobs.remove, "removed"), **asked)
+    target = JobTarget(query=await jobs.queue(name).old(*(states or FINISHED_STATES), older=older))
+    return await apply_action(session, jobs, target, Action(jobs.remove, "removed"), **confirmation)
 
 
 @click.command("rerun", cls=CliCommand)
-@queue
-@terms
-@rerunning
-@asking
-@client
+@queue_argument
+@query_argument
+@rerun_options
+@confirm_options
+@app_command
 async def rerun(
     session: Session,
     jobs: "Errandry",
@@ -78,67 +92,78 @@ async def rerun(
     dry_run: bool,
     **options: Any,
 ) -> int:
-    """Run the failed jobs of a queue again, all or those that match."""
-    meant = JobTarget(query=jobs.queue(name).query(State.FAILED, more=query(terms)))
+    """Rerun the failed jobs of a queue.
+
+    With a query, only the matching ones.
+    """
+    target = JobTarget(query=jobs.queue(name).query(State.FAILED, more=query(terms)))
     action = Action(partial(jobs.rerun, **options), "enqueued again")
-    return await operate(session, jobs, meant, action, yes=yes, dry_run=dry_run)
+    return await apply_action(session, jobs, target, action, yes=yes, dry_run=dry_run)
 
 
 @click.command("promote", cls=CliCommand)
-@queue
-@terms
-@asking
-@client
+@queue_argument
+@query_argument
+@confirm_options
+@app_command
 async def promote(
-    session: Session, jobs: "Errandry", name: str, terms: tuple[str, ...], **asked: bool
+    session: Session, jobs: "Errandry", name: str, terms: tuple[str, ...], **confirmation: bool
 ) -> int:
-    """Run the scheduled jobs of a queue now, all or those that match."""
-    meant = JobTarget(query=jobs.queue(name).query(State.SCHEDULED, more=query(terms)))
-    return await operate(session, jobs, meant, Action(jobs.promote, "put in line"), **asked)
+    """Run the scheduled jobs of a queue now.
+
+    With a query, only the matching ones.
+    """
+    target = JobTarget(query=jobs.queue(name).query(State.SCHEDULED, more=query(terms)))
+    return await apply_action(session, jobs, target, Action(jobs.promote, "promoted"), **confirmation)
 
 
 @click.command("move", cls=CliCommand)
 @click.argument("name", metavar="FROM")
 @click.argument("to", metavar="TO")
-@terms
-@asking
-@client
+@query_argument
+@confirm_options
+@app_command
 async def move(
-    session: Session, jobs: "Errandry", name: str, to: str, terms: tuple[str, ...], **asked: bool
+    session: Session, jobs: "Errandry", name: str, to: str, terms: tuple[str, ...], **confirmation: bool
 ) -> int:
-    """Put jobs that no worker has taken into another queue, all or those that match.
+    """Move jobs from one queue to another.
 
-    They keep their priority and their place in line, by age.
+    Moves all jobs that no worker has claimed or, with a query, the matching ones. They keep their priority
+    and, by age, their place in the queue.
     """
-    meant = JobTarget(query=jobs.queue(name).query(*UNTAKEN, more=query(terms)))
+    target = JobTarget(query=jobs.queue(name).query(*UNCLAIMED_STATES, more=query(terms)))
     action = Action(partial(jobs.edit, queue=to), f"moved to {to}")
-    return await operate(session, jobs, meant, action, **asked)
+    return await apply_action(session, jobs, target, action, **confirmation)
 
 
 @click.command("obliterate", cls=CliCommand)
-@queue
-@click.option("--force", is_flag=True, help="Though workers have jobs of it: their claims are void.")
-@asking
-@client
+@queue_argument
+@click.option(
+    "--force", is_flag=True, help="Delete claimed and running jobs too; their workers lose the claim"
+)
+@confirm_options
+@app_command
 async def obliterate(
     session: Session, jobs: "Errandry", name: str, force: bool, yes: bool, dry_run: bool
 ) -> int:
     """Delete a queue with all its jobs and rules.
 
-    Refused while workers have jobs of it. It is paused meanwhile; if this is interrupted it stays paused, and
-    the same command goes on.
+    Refused while workers hold jobs of the queue. The queue is paused during the command. If the command is
+    interrupted, the queue stays paused; run the command again to continue.
     """
-    one = jobs.queue(name)
-    held, total = await one.held(), sum((await jobs.counts()).get(name, {}).values())
+    queue = jobs.queue(name)
+    held, total = await queue.held(), sum((await jobs.counts()).get(name, {}).values())
     if held and not force:
         raise QueueInUse(name, held)
     if dry_run:
         action = Action(partial(jobs.remove, force=force), "removed")
-        return await operate(session, jobs, JobTarget(query=one.query()), action, yes=yes, dry_run=True)
-    await confirm(session, f"The queue {name} and its {number(total, 'job')} will be removed.", yes)
-    with bar(session, total) as advance:
-        moved = await one.obliterate(force=force, progress=advance)
+        return await apply_action(
+            session, jobs, JobTarget(query=queue.query()), action, yes=yes, dry_run=True
+        )
+    await confirm(session, f"The queue {name} and its {pluralize(total, 'job')} will be removed.", yes)
+    with progress_bar(session, total) as advance:
+        moved = await queue.obliterate(force=force, progress=advance)
     return report(session, moved, "removed", len(moved.moved))
 
 
-BULK = (drain, clean, rerun, promote, move, obliterate)
+BULK_COMMANDS = (drain, clean, rerun, promote, move, obliterate)

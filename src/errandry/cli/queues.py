@@ -1,4 +1,4 @@
-"""`errandry queues`: how full they are, a halt for one of them, or for a task in all of them, and rules."""
+"""`errandry queues`: list queues; pause queues, groups and tasks; set limits and other rules."""
 
 from typing import TYPE_CHECKING
 
@@ -8,12 +8,12 @@ from msgspec import to_builtins
 from errandry.cli import pausing, table
 from errandry.cli.command import CliGroup
 from errandry.cli.job_view import COLORS
-from errandry.cli.queue_jobs import BULK
+from errandry.cli.queue_jobs import BULK_COMMANDS
 from errandry.cli.rules import RULE_COMMANDS
-from errandry.cli.session import Session, client
+from errandry.cli.session import Session, app_command
 from errandry.cli.stats import stats
 from errandry.cli.table import Cell, Column
-from errandry.core.duration import rough
+from errandry.core.duration import rough_duration
 from errandry.core.gate import GateKind
 from errandry.core.state import State
 
@@ -24,78 +24,81 @@ if TYPE_CHECKING:
 
 @click.group(cls=CliGroup)
 def queues() -> None:
-    """See how full queues are; pause, limit, empty and move them."""
+    """List, pause, limit, clear and move queues."""
 
 
 @queues.command("ls")
-@client
+@app_command
 async def ls(session: Session, jobs: "Errandry") -> None:
-    """List queues with their jobs by state, and what is paused."""
-    found, paused, now = await jobs.queues(), await jobs.paused(), await jobs.now()
+    """List queues with their jobs by state and their pauses."""
+    infos, paused, now = await jobs.queues(), await jobs.paused(), await jobs.now()
     if session.json:
-        for info in found:
-            session.data(to_builtins(info))
+        for info in infos:
+            session.print_json(to_builtins(info))
         return
-    if not found:
-        session.talk("There are no queues: nothing was ever enqueued.")
+    if not infos:
+        session.print_message("There are no queues: no job was ever enqueued.")
         return
-    states = [state for state in State if any(info.states.get(state) for info in found)]
-    heads = [Column("QUEUE", gives=True), *(Column(state.upper(), right=True) for state in states)]
-    heads += [Column("OLDEST"), Column("PAUSED", gives=True)]
+    states = [state for state in State if any(info.states.get(state) for info in infos)]
+    columns = [Column("QUEUE", can_shrink=True), *(Column(state.upper(), is_right=True) for state in states)]
+    columns += [Column("OLDEST"), Column("PAUSED", can_shrink=True)]
     rows = [
         (
             info.name,
-            *(Cell(f"{count:,}", COLORS[s]) if (count := info.states.get(s, 0)) else "" for s in states),
-            "" if info.waited is None else rough(info.waited),
-            Cell(pausing.said(info.paused, now), "yellow"),
+            *(
+                Cell(f"{count:,}", COLORS[state]) if (count := info.states.get(state, 0)) else ""
+                for state in states
+            ),
+            "" if info.waited is None else rough_duration(info.waited),
+            Cell(pausing.since_text(info.paused, now), "yellow"),
         )
-        for info in found
+        for info in infos
     ]
-    table.show(session, heads, rows)
+    table.print_table(session, columns, rows)
     for name, pause_info in paused[GateKind.TASK].items():
-        session.talk(f"The task {name} was paused {pausing.said(pause_info, now)}.")
-    if any(one.ruling is not None or one.group for one in await jobs.rules()):
-        session.talk("Some have rules: see errandry queues rules.")
+        session.print_message(f"The task {name} was paused {pausing.since_text(pause_info, now)}.")
+    if any(rule_info.ruling is not None or rule_info.group for rule_info in await jobs.rules()):
+        session.print_message("Some queues, tasks or groups have rules: see errandry queues rules.")
 
 
 @queues.command("pause")
 @click.argument("names", nargs=-1, metavar="[QUEUE]...")
-@click.option("--group", "groups", multiple=True, help="Only this group of the queue; may be repeated.")
-@click.option("--task", "tasks", multiple=True, help="A task, in all queues; may be repeated.")
-@click.option("--by", help="Who wants it; you, without it.")
-@client
+@click.option("--group", "groups", multiple=True, help="Pause only this group of the queue; may be repeated")
+@click.option("--task", "tasks", multiple=True, help="Pause a task in all queues; may be repeated")
+@click.option("--by", help="Name recorded as the operator; default: your user name")
+@app_command
 async def pause(session: Session, jobs: "Errandry", by: str | None, **chosen: tuple[str, ...]) -> None:
-    """Have no more jobs claimed from queues.
+    """Pause queues, groups of a queue, or tasks.
 
-    Until they are resumed. What runs goes on.
+    Workers claim no more jobs from them until they are resumed. Running jobs continue.
     """
-    for one in _gates(jobs, **chosen):
-        await pausing.pause(session, one, by)
+    for gate in _gates(jobs, **chosen):
+        await pausing.pause(session, gate, by)
 
 
 @queues.command("resume")
 @click.argument("names", nargs=-1, metavar="[QUEUE]...")
-@click.option("--group", "groups", multiple=True, help="Only this group of the queue; may be repeated.")
-@click.option("--task", "tasks", multiple=True, help="A task; may be repeated.")
-@client
+@click.option("--group", "groups", multiple=True, help="Resume only this group of the queue; may be repeated")
+@click.option("--task", "tasks", multiple=True, help="Resume a task; may be repeated")
+@app_command
 async def resume(session: Session, jobs: "Errandry", **chosen: tuple[str, ...]) -> None:
-    """Undo a pause."""
-    for one in _gates(jobs, **chosen):
-        await pausing.resume(session, one)
+    """Resume paused queues, groups or tasks."""
+    for gate in _gates(jobs, **chosen):
+        await pausing.resume(session, gate)
 
 
 def _gates(
     jobs: "Errandry", names: tuple[str, ...], groups: tuple[str, ...], tasks: tuple[str, ...]
 ) -> "list[GateHandle]":
     if groups and len(names) != 1:
-        raise click.UsageError("--group is a group of one queue: name that queue.")
+        raise click.UsageError("--group needs exactly one queue.")
     gates: list[GateHandle] = [jobs.queue(name).group(group) for name in names for group in groups]
     gates += [jobs.queue(name) for name in names if not groups]
     gates += [jobs.task_gate(name) for name in tasks]
     if not gates:
-        raise click.UsageError("Which? Name queues, or tasks with --task.")
+        raise click.UsageError("No queues given: name queues, or tasks with --task.")
     return gates
 
 
-for command in (stats, *BULK, *RULE_COMMANDS):
+for command in (stats, *BULK_COMMANDS, *RULE_COMMANDS):
     queues.add_command(command)

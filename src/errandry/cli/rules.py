@@ -1,4 +1,4 @@
-"""`errandry queues limit`, `rate`, `weight`, `max-size`, `ageing`, `order` and `rules`."""
+"""Set and list rules: `errandry queues limit`, `rate`, `weight`, `max-size`, `ageing`, `order`, `rules`."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -8,10 +8,10 @@ from msgspec import to_builtins
 
 from errandry.cli import table
 from errandry.cli.command import CliCommand
-from errandry.cli.pausing import as_data, said, whoever
-from errandry.cli.session import Session, client
+from errandry.cli.pausing import as_data, since_text, user_name
+from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
-from errandry.core.duration import rough, short
+from errandry.core.duration import format_duration, rough_duration
 from errandry.core.gate import GateKind
 from errandry.core.rule import Comeback, Overflow, Rate, Rule
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from errandry.api.gates import GateHandle
 
 Decorated = Callable[[Any], Any]
-by = click.option("--by", help="Who wants it; you, without it.")
+by_option = click.option("--by", help="Name recorded as the operator; default: your user name")
 
 
-def of(value: str) -> Decorated:
-    """The arguments of a rule that queues, tasks and groups can have."""
+def rule_options(value: str) -> Decorated:
+    """Add the arguments of a rule that queues, tasks and groups can have."""
 
     def add(function: Any) -> Any:
         for option in (
             click.argument("words", nargs=-1, metavar=f"[QUEUE] {value}"),
-            click.option("--task", help="Of a task, in all queues, instead of a queue."),
-            click.option("--group", help="Of one group of the queue."),
-            click.option("--each-group", is_flag=True, help="Of each group of the queue by itself."),
-            by,
+            click.option("--task", help="Apply to this task in all queues, instead of a queue"),
+            click.option("--group", help="Apply to this group of the queue"),
+            click.option("--each-group", is_flag=True, help="Apply to each group of the queue separately"),
+            by_option,
         ):
             function = option(function)
         return function
@@ -41,10 +41,12 @@ def of(value: str) -> Decorated:
 
 
 @click.command("limit", cls=CliCommand)
-@of("N")
-@client
+@rule_options("N")
+@app_command
 async def limit(session: Session, jobs: "Errandry", each_group: bool, by: str | None, **where: Any) -> None:
-    """Say how many jobs may run at once, across all workers; none for any number.
+    """Limit how many jobs may run at once.
+
+    The limit holds across all workers. none removes it.
 
     \b
     errandry queues limit mail 20
@@ -52,51 +54,61 @@ async def limit(session: Session, jobs: "Errandry", each_group: bool, by: str | 
     errandry queues limit mail 1 --each-group
     errandry queues limit 5 --task send
     """
-    gate, word = _meant(jobs, **where)
-    name = _each(gate, "limit", each_group)
-    await _put(session, gate, by, **{name: None if word == "none" else _whole(word)})
+    gate, word = _gate_and_value(jobs, **where)
+    name = _rule_name(gate, "limit", each_group)
+    await _put_rule(session, gate, by, **{name: None if word == "none" else _parse_int(word)})
 
 
 @click.command("rate", cls=CliCommand)
-@of("RATE")
-@click.option("--burst", type=click.IntRange(1), help="How many may begin at once; a tenth of the rate.")
-@client
+@rule_options("RATE")
+@click.option(
+    "--burst",
+    type=click.IntRange(1),
+    help="Number of jobs that may start at once; default: a tenth of the rate",
+)
+@app_command
 async def rate(
     session: Session, jobs: "Errandry", burst: int | None, each_group: bool, by: str | None, **where: Any
 ) -> None:
-    """Say how many jobs may begin in a time, across all workers: 100/minute; none for any number."""
-    gate, word = _meant(jobs, **where)
-    name = _each(gate, "rate", each_group)
+    """Limit how many jobs may start per time.
+
+    The rate, such as 100/minute, holds across all workers. none removes it.
+    """
+    gate, word = _gate_and_value(jobs, **where)
+    name = _rule_name(gate, "rate", each_group)
     bursts = {} if burst is None else {name.replace("rate", "burst"): burst}
-    await _put(session, gate, by, **{name: None if word == "none" else word}, **bursts)
+    await _put_rule(session, gate, by, **{name: None if word == "none" else word}, **bursts)
 
 
 @click.command("weight", cls=CliCommand)
 @click.argument("queue")
 @click.argument("group")
 @click.argument("weight", metavar="W")
-@by
-@client
+@by_option
+@app_command
 async def weight(
     session: Session, jobs: "Errandry", queue: str, group: str, weight: str, by: str | None
 ) -> None:
-    """Say how often a group has its turn, compared with others of its queue; none for as often as they."""
-    await _put(
-        session, jobs.queue(queue).group(group), by, weight=None if weight == "none" else _number(weight)
+    """Set the share of a group in its queue.
+
+    The weight is relative to the other groups of the queue. none restores the default.
+    """
+    await _put_rule(
+        session, jobs.queue(queue).group(group), by, weight=None if weight == "none" else _parse_float(weight)
     )
 
 
 @click.command("max-size", cls=CliCommand)
 @click.argument("queue")
 @click.argument("size", metavar="N")
-@click.option("--each-group", is_flag=True, help="Of each group of the queue by itself.")
+@click.option("--each-group", is_flag=True, help="Apply to each group of the queue separately")
 @click.option(
     "--overflow",
-    type=click.Choice([str(one).replace("_", "-") for one in Overflow]),
-    help="What becomes of jobs beyond that.",
+    type=click.Choice([str(overflow).replace("_", "-") for overflow in Overflow]),
+    help="What to do with new jobs if the queue is full",
 )
-@by
-@client
+@by_option
+@app_command
 async def max_size(
     session: Session,
     jobs: "Errandry",
@@ -106,99 +118,112 @@ async def max_size(
     overflow: str | None,
     by: str | None,
 ) -> None:
-    """Say how many jobs may wait in a queue; none for any number."""
+    """Limit how many jobs may wait in a queue.
+
+    none removes the limit.
+    """
     changes: dict[str, Any] = {} if overflow is None else {"overflow": overflow.replace("-", "_")}
     gate = jobs.queue(queue)
-    changes[_each(gate, "max_size", each_group)] = None if size == "none" else _whole(size)
-    await _put(session, gate, by, **changes)
+    changes[_rule_name(gate, "max_size", each_group)] = None if size == "none" else _parse_int(size)
+    await _put_rule(session, gate, by, **changes)
 
 
 @click.command("ageing", cls=CliCommand)
 @click.argument("queue")
 @click.argument("span", metavar="TIME")
-@by
-@client
+@by_option
+@app_command
 async def ageing(session: Session, jobs: "Errandry", queue: str, span: str, by: str | None) -> None:
-    """Let jobs that have waited for so long go before all others of the queue; none for no such thing."""
-    await _put(session, jobs.queue(queue), by, ageing=None if span == "none" else span)
+    """Run long-waiting jobs first.
+
+    Jobs that have waited for this time run before all others of the queue. none turns this off.
+    """
+    await _put_rule(session, jobs.queue(queue), by, ageing=None if span == "none" else span)
 
 
 @click.command("order", cls=CliCommand)
 @click.argument("queue")
 @click.argument("order", type=click.Choice([*map(str, Comeback), "none"]))
-@by
-@client
+@by_option
+@app_command
 async def order(session: Session, jobs: "Errandry", queue: str, order: str, by: str | None) -> None:
-    """Let a job of a group that comes back, as by a retry, take its old place.
+    """Set the place of jobs that return to the queue.
 
-    With hold, its group waits for it besides; with none, it goes to the end of its line.
+    This is about jobs of groups that return, for example for a retry. With place, a job takes its old place;
+    with hold, its group also waits for it; with none, it goes to the end.
     """
-    await _put(session, jobs.queue(queue), by, order=None if order == "none" else order)
+    await _put_rule(session, jobs.queue(queue), by, order=None if order == "none" else order)
 
 
 @click.command("rules", cls=CliCommand)
-@client
+@app_command
 async def rules(session: Session, jobs: "Errandry") -> None:
     """List the rules and pauses of queues, tasks and groups."""
-    found, now = await jobs.rules(), await jobs.now()
+    infos, now = await jobs.rules(), await jobs.now()
     if session.json:
-        for one in found:
-            session.data(to_builtins(one))
+        for info in infos:
+            session.print_json(to_builtins(info))
         return
-    if not found:
-        session.talk("There are no rules, and nothing is paused.")
+    if not infos:
+        session.print_message("There are no rules, and nothing is paused.")
         return
-    heads = [Column("KIND"), Column("NAME", gives=True), Column("GROUP", gives=True)]
-    heads += [Column("RULE", gives=True), Column("SET", gives=True), Column("PAUSED", gives=True)]
+    columns = [Column("KIND"), Column("NAME", can_shrink=True), Column("GROUP", can_shrink=True)]
+    columns += [
+        Column("RULE", can_shrink=True),
+        Column("SET", can_shrink=True),
+        Column("PAUSED", can_shrink=True),
+    ]
     rows = [
         (
-            one.kind,
-            one.name,
-            one.group,
-            in_words(one.rule)
-            + (f" rests {rough(one.closed_until - now)}" if one.closed_until > now else ""),
-            said(one.ruling, now),
-            Cell(said(one.paused, now), "yellow"),
+            info.kind,
+            info.name,
+            info.group,
+            describe_rule(info.rule)
+            + (f" closed for {rough_duration(info.closed_until - now)}" if info.closed_until > now else ""),
+            since_text(info.ruling, now),
+            Cell(since_text(info.paused, now), "yellow"),
         )
-        for one in found
-        if one.kind is not GateKind.WORKER
+        for info in infos
+        if info.kind is not GateKind.WORKER
     ]
-    table.show(session, heads, rows)
+    table.print_table(session, columns, rows)
 
 
 RULE_COMMANDS = (limit, rate, weight, max_size, ageing, order, rules)
 
 
-def in_words(rule: Rule) -> str:
-    """All that it says, in short."""
-    return ", ".join(f"{name.replace('_', ' ')} {_shown(name, getattr(rule, name))}" for name in rule.given)
+def describe_rule(rule: Rule) -> str:
+    """The rule in words: "limit 20, rate 100/minute (burst 5)"."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {_format_value(name, getattr(rule, name))}" for name in rule.given_fields
+    )
 
 
-def _shown(name: str, value: Any) -> str:
+def _format_value(name: str, value: Any) -> str:
     if isinstance(value, Rate):
         return f"{value} (burst {value.burst:,})"
     if name == "ageing":
-        return short(value)
+        return format_duration(value)
     return (
         f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
     )
 
 
-async def _put(session: Session, gate: "GateHandle", by: str | None, **changes: Any) -> None:
-    rule = await gate.put(by=whoever() if by is None else by, **changes)
+async def _put_rule(session: Session, gate: "GateHandle", by: str | None, **changes: Any) -> None:
+    rule = await gate.put(by=user_name() if by is None else by, **changes)
     if session.json:
-        session.data({**as_data(gate), "rule": to_builtins(rule)})
+        session.print_json({**as_data(gate), "rule": to_builtins(rule)})
     else:
-        session.talk(f"The {gate}: {in_words(rule) or 'no rules'}.")
+        session.print_message(f"The {gate}: {describe_rule(rule) or 'no rules'}.")
 
 
-def _meant(
+def _gate_and_value(
     jobs: "Errandry", words: tuple[str, ...], task: str | None, group: str | None
 ) -> "tuple[GateHandle, str]":
-    """Whose rule it is, and the word that says what it is."""
+    """The gate that the rule applies to, and the value of the rule."""
     if task is not None:
         if len(words) != 1 or group is not None:
-            raise click.UsageError("With --task, give the value only: a task has no queue and no group here.")
+            raise click.UsageError("With --task, give only the value: neither a queue nor --group.")
         return jobs.task_gate(task), words[0]
     if len(words) != 2:
         raise click.UsageError("Give a queue and a value, or a value and --task.")
@@ -206,21 +231,21 @@ def _meant(
     return (queue if group is None else queue.group(group)), words[1]
 
 
-def _each(gate: "GateHandle", name: str, each_group: bool) -> str:
-    """The name of the rule: of the gate itself, or of each group of it."""
+def _rule_name(gate: "GateHandle", name: str, each_group: bool) -> str:
+    """The name of the rule: of the gate itself, or with `each_group` of each of its groups."""
     if each_group and gate.kind is not GateKind.QUEUE:
         raise click.UsageError("--each-group is for a queue: leave out --task and --group.")
     return f"group_{name}" if each_group else name
 
 
-def _whole(word: str) -> int:
+def _parse_int(word: str) -> int:
     if not word.replace("_", "").replace(",", "").isdigit():
-        raise click.UsageError(f"{word!r} is not a whole number; none takes the rule away.")
+        raise click.UsageError(f"{word!r} is not a whole number; none removes the rule.")
     return int(word.replace("_", "").replace(",", ""))
 
 
-def _number(word: str) -> float:
+def _parse_float(word: str) -> float:
     try:
         return float(word)
     except ValueError:
-        raise click.UsageError(f"{word!r} is not a number; none takes the rule away.") from None
+        raise click.UsageError(f"{word!r} is not a number; none removes the rule.") from None

@@ -1,4 +1,4 @@
-"""`errandry schedules`: what runs again and again, and when next."""
+"""`errandry schedules`: list, add, change, pause and run schedules."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,13 @@ from msgspec import to_builtins
 
 from errandry.cli import table
 from errandry.cli.command import CliGroup
-from errandry.cli.param_types import AT, LENGTH, arguments
-from errandry.cli.pausing import said, whoever
-from errandry.cli.session import Session, client, maker
+from errandry.cli.param_types import DURATION, TIME, parse_arguments
+from errandry.cli.pausing import since_text, user_name
+from errandry.cli.session import Session, app_command, app_command_making_store
 from errandry.cli.table import Cell, Column
-from errandry.cli.text import ago, clean, local, number, to_json
-from errandry.codec.redaction import shown
-from errandry.core.duration import short
+from errandry.cli.text import ago, clean, local_time, pluralize, to_json
+from errandry.codec.redaction import redact_arguments
+from errandry.core.duration import format_duration
 from errandry.core.schedule import CatchUp, Overlap, ScheduleRecord
 from errandry.core.tick import ticks_between
 from errandry.errors import InvalidValue, UnknownTask
@@ -24,104 +24,122 @@ from errandry.errors import InvalidValue, UnknownTask
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
 
-SHOWN = 5
-AHEAD = 100 * 365 * 86_400.0
-TIMING = ("timezone", "start", "end", "limit", "jitter", "overlap", "catch_up")
+TICKS_SHOWN = 5
+PREVIEW_SECONDS = 100 * 365 * 86_400.0
+TIMING_OPTIONS = ("timezone", "start", "end", "limit", "jitter", "overlap", "catch_up")
 
 
 @click.group(cls=CliGroup)
 def schedules() -> None:
-    """See what runs again and again; add, change, pause and run it."""
+    """List, add, change, pause and run schedules."""
 
 
-def timing(function: Any) -> Any:
-    """The options that say when, and with what."""
+def schedule_options(function: Any) -> Any:
+    """Add the options of a schedule: its timing, and the job that it enqueues."""
     for option in (
-        click.option("--timezone", help="Whose clocks cron goes by, such as Europe/Vienna; UTC."),
-        click.option("--start", type=AT, help="No ticks before this."),
-        click.option("--end", type=AT, help="No ticks after this."),
-        click.option("--limit", type=click.IntRange(1), help="How often it runs, at most."),
-        click.option("--jitter", type=LENGTH, help="How much later than its tick a run may be."),
+        click.option(
+            "--timezone", help="Time zone of the cron expression, such as Europe/Vienna; default: UTC"
+        ),
+        click.option("--start", type=TIME, help="First possible time of a tick"),
+        click.option("--end", type=TIME, help="Last possible time of a tick"),
+        click.option("--limit", type=click.IntRange(1), help="Maximum number of runs"),
+        click.option("--jitter", type=DURATION, help="Maximum random delay of a run after its tick"),
         click.option(
             "--overlap",
-            type=click.Choice([one.value for one in Overlap]),
-            help="What a tick does while the last run lives.",
+            type=click.Choice([overlap.value for overlap in Overlap]),
+            help="What to do with a tick while the previous run is not finished",
         ),
         click.option(
             "--catch-up",
-            type=click.Choice([one.value for one in CatchUp]),
-            help="Which ticks run that nobody was there for.",
+            type=click.Choice([catch_up.value for catch_up in CatchUp]),
+            help="Which ticks to run that were missed while no worker was running",
         ),
         click.option(
-            "--json", "given", metavar="OBJECT", help='The arguments: {"of": "all"}; - reads stdin.'
+            "--json",
+            "given",
+            metavar="OBJECT",
+            help='Arguments as JSON, such as {"of": "all"}; - reads stdin',
         ),
-        click.option("--queue", help="The queue of its jobs."),
-        click.option("--priority", type=int, help="Lower is sooner."),
-        click.option("--max-attempts", type=int, help="How often a run is tried."),
-        click.option("--timeout", type=LENGTH, help="How long an attempt may take."),
-        click.option("--by", help="Who wants it; you, without it."),
+        click.option("--queue", help="Queue of the jobs"),
+        click.option("--priority", type=int, help="Priority of the jobs; lower runs first"),
+        click.option("--max-attempts", type=int, help="Maximum number of attempts, including the first"),
+        click.option("--timeout", type=DURATION, help="Maximum duration of an attempt"),
+        click.option("--by", help="Name recorded as the operator; default: your user name"),
     ):
         function = option(function)
     return function
 
 
 @schedules.command("ls")
-@client
+@app_command
 async def ls(session: Session, jobs: "Errandry") -> None:
     """List schedules with their next tick."""
-    found, now = await jobs.schedules.list(), await jobs.now()
+    schedules_, now = await jobs.schedules.list(), await jobs.now()
     if session.json:
-        for one in found:
-            session.data(as_data(jobs, one))
+        for schedule in schedules_:
+            session.print_json(as_data(jobs, schedule))
         return
-    if not found:
-        session.talk("There are no schedules: declare one with a task, or see errandry schedules add.")
+    if not schedules_:
+        session.print_message(
+            "There are no schedules: declare one with a task, or use errandry schedules add."
+        )
         return
-    heads = [Column("NAME", gives=True), Column("WHEN", gives=True), Column("TASK", gives=True)]
-    heads += [Column("NEXT"), Column("LAST"), Column("RUNS", right=True), Column("MISSED", right=True)]
+    columns = [
+        Column("NAME", can_shrink=True),
+        Column("WHEN", can_shrink=True),
+        Column("TASK", can_shrink=True),
+    ]
+    columns += [
+        Column("NEXT"),
+        Column("LAST"),
+        Column("RUNS", is_right=True),
+        Column("MISSED", is_right=True),
+    ]
     rows = [
         (
-            one.name,
-            in_words(one),
-            one.plan.job.task,
-            _next(one, now),
-            ago(one.last, now),
-            f"{one.runs:,}",
-            Cell(f"{one.missed:,}", "red") if one.missed else "",
+            schedule.name,
+            describe_timing(schedule),
+            schedule.plan.job.task,
+            _next_text(schedule, now),
+            ago(schedule.last, now),
+            f"{schedule.runs:,}",
+            Cell(f"{schedule.missed:,}", "red") if schedule.missed else "",
         )
-        for one in found
+        for schedule in schedules_
     ]
-    table.show(session, heads, rows)
+    table.print_table(session, columns, rows)
 
 
 @schedules.command("show")
 @click.argument("name")
-@client
+@app_command
 async def show(session: Session, jobs: "Errandry", name: str) -> None:
-    """Show a schedule in full, with its next ticks."""
-    one, now = await jobs.schedules.get(name), await jobs.now()
+    """Print everything known about a schedule, with its next ticks."""
+    schedule, now = await jobs.schedules.get(name), await jobs.now()
     if session.json:
-        session.data(as_data(jobs, one) | {"ticks": _ahead(one, now)})
+        session.print_json(as_data(jobs, schedule) | {"ticks": _next_ticks(schedule, now)})
         return
-    session.print(f"{session.style('schedule', bold=True)} {clean(one.name)}")
-    for field, value in _facts(jobs, one, now):
+    session.print(f"{session.style('schedule', bold=True)} {clean(schedule.name)}")
+    for field, value in _facts(jobs, schedule, now):
         session.print(f"  {field:<10}{value}")
-    if ticks := _ahead(one, now):
+    if ticks := _next_ticks(schedule, now):
         session.print(session.style("Next ticks", bold=True))
         for tick in ticks:
-            session.print(f"  {_moment(tick, one.plan.zone)}  {ago(tick, now)}")
+            session.print(f"  {_format_tick(tick, schedule.plan.zone)}  {ago(tick, now)}")
 
 
 @schedules.command("add")
 @click.argument("name")
 @click.argument("when")
 @click.argument("task")
-@timing
-@maker
+@schedule_options
+@app_command_making_store
 async def add(
     session: Session, jobs: "Errandry", name: str, when: str, task: str, by: str | None, **options: Any
 ) -> None:
-    """Have TASK run again and again; a schedule of this name is replaced.
+    """Add or replace a schedule.
+
+    The schedule NAME runs TASK; WHEN is a cron expression or an interval.
 
     \b
     errandry schedules add nightly "0 3 * * *" report --timezone Europe/Vienna
@@ -129,187 +147,219 @@ async def add(
     """
     if session.app is not None and task not in jobs.tasks:
         raise UnknownTask(task, tuple(sorted(jobs.tasks)))
-    times, chosen, given = _chosen(options)
-    call = jobs._named(task, given or {}, chosen)
-    put = await jobs.schedules.put(name, call, when, by=_by(by), **times)
-    await _report(session, jobs, put)
+    timing, chosen, given = _split_options(options)
+    call = jobs._job_by_name(task, given or {}, chosen)
+    schedule = await jobs.schedules.put(name, call, when, by=_operator(by), **timing)
+    await _report(session, jobs, schedule)
 
 
 @schedules.command("edit")
 @click.argument("name")
-@click.option("--when", help="Cron, or every 5 minutes.")
-@timing
-@client
+@click.option("--when", help="Cron expression, or an interval such as every 5 minutes")
+@schedule_options
+@app_command
 async def edit(
     session: Session, jobs: "Errandry", name: str, when: str | None, by: str | None, **options: Any
 ) -> None:
-    """Change what is given of a schedule, at once."""
-    times, chosen, given = _chosen(options)
+    """Change a schedule.
+
+    Only the given options are changed. The change takes effect at once.
+    """
+    timing, chosen, given = _split_options(options)
     if when is not None:
-        times["when"] = when
-    if not times and not chosen and given is None:
-        raise click.UsageError("Say what to change: --when, --timezone, --json, --queue, …")
-    put = await jobs.schedules.edit(name, arguments=given, options=chosen, by=_by(by), **times)
-    await _report(session, jobs, put)
+        timing["when"] = when
+    if not timing and not chosen and given is None:
+        raise click.UsageError("Nothing to change: give --when, --timezone, --json, --queue, …")
+    schedule = await jobs.schedules.edit(name, arguments=given, options=chosen, by=_operator(by), **timing)
+    await _report(session, jobs, schedule)
 
 
 @schedules.command("pause")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--by", help="Who wants it; you, without it.")
-@client
+@click.option("--by", help="Name recorded as the operator; default: your user name")
+@app_command
 async def pause(session: Session, jobs: "Errandry", names: tuple[str, ...], by: str | None) -> None:
-    """Have schedules tick no more until they are resumed. What runs goes on."""
+    """Pause schedules.
+
+    They have no ticks until they are resumed. Running jobs continue.
+    """
     for name in names:
-        changed = await jobs.schedules.pause(name, by=_by(by))
-        _became(session, name, changed, "is paused" if changed else "was paused already")
+        changed = await jobs.schedules.pause(name, by=_operator(by))
+        _report_change(session, name, changed, "is paused" if changed else "was paused already")
 
 
 @schedules.command("resume")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@client
+@app_command
 async def resume(session: Session, jobs: "Errandry", names: tuple[str, ...]) -> None:
-    """Undo a pause; ticks meanwhile are not made up for."""
+    """Resume paused schedules.
+
+    Ticks during the pause are not made up for.
+    """
     for name in names:
         changed = await jobs.schedules.resume(name)
-        _became(session, name, changed, "is resumed" if changed else "was not paused")
+        _report_change(session, name, changed, "is resumed" if changed else "was not paused")
 
 
 @schedules.command("run")
 @click.argument("name")
-@client
+@app_command
 async def run(session: Session, jobs: "Errandry", name: str) -> None:
-    """Run a schedule now, beside its ticks, and print the id of the job."""
+    """Run a schedule now and print the job's id.
+
+    The run is in addition to the ticks of the schedule.
+    """
     job = await jobs.schedules.run(name)
     if session.json:
-        session.data({"schedule": name, "job": job.id})
+        session.print_json({"schedule": name, "job": job.id})
     else:
         session.print(job.id)
 
 
 @schedules.command("backfill")
 @click.argument("name")
-@click.option("--since", type=AT, required=True, help="The first tick, such as 2026-01-31.")
-@click.option("--until", type=AT, help="The last tick; now, without it.")
-@client
+@click.option("--since", type=TIME, required=True, help="Time of the first tick, such as 2026-01-31")
+@click.option("--until", type=TIME, help="Time of the last tick; default: now")
+@app_command
 async def backfill(session: Session, jobs: "Errandry", name: str, since: str, until: str | None) -> None:
-    """Run the ticks of a time that has passed, as far as they have no jobs; print the ids."""
-    made = await jobs.schedules.backfill(name, since, until)
-    for one in made:
+    """Enqueue jobs for past ticks and print their ids.
+
+    Ticks that have a job are left out.
+    """
+    job_ids = await jobs.schedules.backfill(name, since, until)
+    for job_id in job_ids:
         if session.json:
-            session.data({"schedule": name, "job": one})
+            session.print_json({"schedule": name, "job": job_id})
         else:
-            session.print(one)
-    session.talk(f"{number(len(made), 'tick')} of {name} {'is' if len(made) == 1 else 'are'} made up for.")
+            session.print(job_id)
+    session.print_message(f"Enqueued {pluralize(len(job_ids), 'job')} for past ticks of {name}.")
 
 
 @schedules.command("rm")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@client
+@app_command
 async def rm(session: Session, jobs: "Errandry", names: tuple[str, ...]) -> int:
-    """Remove schedules; what runs goes on."""
-    there = [await jobs.schedules.remove(name) for name in names]
-    for name, changed in zip(names, there, strict=True):
-        _became(session, name, changed, "is removed" if changed else "was not there")
-    return 0 if all(there) else 1
+    """Remove schedules. Running jobs continue."""
+    removed = [await jobs.schedules.remove(name) for name in names]
+    for name, changed in zip(names, removed, strict=True):
+        _report_change(session, name, changed, "is removed" if changed else "does not exist")
+    return 0 if all(removed) else 1
 
 
 def as_data(jobs: "Errandry", schedule: ScheduleRecord) -> dict[str, Any]:
-    """Everything that is stored, with the arguments read."""
+    """The stored record as plain values, with its arguments decoded."""
     data: dict[str, Any] = to_builtins(schedule)
-    data["plan"]["job"]["payload"] = _given(jobs, schedule)
+    data["plan"]["job"]["payload"] = _read_arguments(jobs, schedule)
     return data | {"job": schedule.job}
 
 
-def in_words(schedule: ScheduleRecord) -> str:
-    """When it ticks, and where that is."""
+def describe_timing(schedule: ScheduleRecord) -> str:
+    """When it ticks: the cron expression with its time zone, or the interval."""
     plan = schedule.plan
-    return plan.words if plan.every is not None or plan.zone == "UTC" else f"{plan.words} ({plan.zone})"
+    return (
+        plan.timing_text
+        if plan.every is not None or plan.zone == "UTC"
+        else f"{plan.timing_text} ({plan.zone})"
+    )
 
 
-def _facts(jobs: "Errandry", one: ScheduleRecord, now: float) -> "list[tuple[str, str]]":
-    plan, job = one.plan, one.plan.job
+def _facts(jobs: "Errandry", schedule: ScheduleRecord, now: float) -> "list[tuple[str, str]]":
+    plan, job = schedule.plan, schedule.plan.job
     facts = [
-        ("when", clean(in_words(one))),
+        ("when", clean(describe_timing(schedule))),
         ("task", f"{clean(job.task)} in queue {clean(job.queue)}, priority {job.priority}"),
-        ("arguments", clean(to_json(_given(jobs, one)))),
+        ("arguments", clean(to_json(_read_arguments(jobs, schedule)))),
         ("overlap", f"{plan.overlap}, catch-up {plan.catch_up}"),
-        ("jitter", short(plan.jitter) if plan.jitter else ""),
-        ("start", "" if plan.start is None else _moment(plan.start, plan.zone)),
-        ("end", "" if plan.end is None else _moment(plan.end, plan.zone)),
-        ("limit", "" if plan.limit is None else number(plan.limit, "run")),
-        ("next", _next(one, now) + (f", as job {clean(one.job)}" if one.job is not None else "")),
-        ("last", "" if one.last is None else f"{_moment(one.last, plan.zone)}  {ago(one.last, now)}"),
-        ("runs", f"{one.runs:,}, and {one.missed:,} missed"),
-        ("put", f"{local(one.updated_at)}{f' by {clean(one.by)}' if one.by else ''}"),
-        ("owner", clean(one.owner)),
+        ("jitter", format_duration(plan.jitter) if plan.jitter else ""),
+        ("start", "" if plan.start is None else _format_tick(plan.start, plan.zone)),
+        ("end", "" if plan.end is None else _format_tick(plan.end, plan.zone)),
+        ("limit", "" if plan.limit is None else pluralize(plan.limit, "run")),
+        (
+            "next",
+            _next_text(schedule, now)
+            + (f", as job {clean(schedule.job)}" if schedule.job is not None else ""),
+        ),
+        (
+            "last",
+            ""
+            if schedule.last is None
+            else f"{_format_tick(schedule.last, plan.zone)}  {ago(schedule.last, now)}",
+        ),
+        ("runs", f"{schedule.runs:,}, and {schedule.missed:,} missed"),
+        ("updated", f"{local_time(schedule.updated_at)}{f' by {clean(schedule.by)}' if schedule.by else ''}"),
+        ("owner", clean(schedule.owner)),
     ]
     return [(name, value) for name, value in facts if value]
 
 
-def _next(one: ScheduleRecord, now: float) -> str:
-    if one.paused is not None:
-        return f"paused {said(one.paused, now)}"
-    return "over" if one.due_at is None else ago(one.due_at, now)
+def _next_text(schedule: ScheduleRecord, now: float) -> str:
+    if schedule.paused is not None:
+        return f"paused {since_text(schedule.paused, now)}"
+    return "over" if schedule.due_at is None else ago(schedule.due_at, now)
 
 
-def _ahead(one: ScheduleRecord, now: float) -> list[float]:
-    """The ticks that come next, as far as they can be known."""
-    found: list[float] = []
-    if one.tick is None:
-        return found
+def _next_ticks(schedule: ScheduleRecord, now: float) -> list[float]:
+    """The next `TICKS_SHOWN` ticks; only the first if this host does not know the time zone."""
+    ticks: list[float] = []
+    if schedule.tick is None:
+        return ticks
     try:
-        for tick in ticks_between(one, one.tick, now + AHEAD):
-            found.append(tick)
-            if len(found) == SHOWN:
+        for tick in ticks_between(schedule, schedule.tick, now + PREVIEW_SECONDS):
+            ticks.append(tick)
+            if len(ticks) == TICKS_SHOWN:
                 break
-    except InvalidValue:  # a zone that is not known here: workers elsewhere may know it
-        return [one.tick]
-    return found
+    except InvalidValue:  # this host does not know the time zone; workers elsewhere may
+        return [schedule.tick]
+    return ticks
 
 
-def _moment(tick: float, zone: str) -> str:
-    """By the clocks of its zone, and by UTC."""
+def _format_tick(tick: float, zone: str) -> str:
+    """The time of a tick in the schedule's time zone and in UTC."""
     utc = datetime.fromtimestamp(tick, UTC)
     text = utc.strftime("%a %Y-%m-%d %H:%M:%S")
     try:
-        there = utc.astimezone(ZoneInfo(zone)).strftime("%a %Y-%m-%d %H:%M:%S %Z")
+        local = utc.astimezone(ZoneInfo(zone)).strftime("%a %Y-%m-%d %H:%M:%S %Z")
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        there = clean(f"({zone} is not known here)")
-    return f"{text} UTC" if zone == "UTC" else f"{there}  {text} UTC"
+        local = clean(f"({zone} is unknown on this host)")
+    return f"{text} UTC" if zone == "UTC" else f"{local}  {text} UTC"
 
 
-def _given(jobs: "Errandry", schedule: ScheduleRecord) -> Any:
-    """Its arguments; as they are stored where the codec cannot read them, without those not to be shown."""
+def _read_arguments(jobs: "Errandry", schedule: ScheduleRecord) -> Any:
+    """The arguments without redacted ones; the stored form if the codec cannot decode them."""
     job = schedule.plan.job
     try:
         text = jobs.schedules.arguments(schedule)
     except Exception:
         return msgspec.json.decode(job.payload)
-    return shown(msgspec.json.decode(text), job.metadata)
+    return redact_arguments(msgspec.json.decode(text), job.metadata)
 
 
-def _chosen(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
-    """What was given: of the timing, of its jobs, and their arguments."""
+def _split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
+    """Split the given options into timing options, job options and the job's arguments."""
     given = options.pop("given")
     chosen = {name: value for name, value in options.items() if value is not None}
-    times = {name: chosen.pop(name) for name in TIMING if name in chosen}
-    return times, chosen, None if given is None else arguments(given)
+    timing = {name: chosen.pop(name) for name in TIMING_OPTIONS if name in chosen}
+    return timing, chosen, None if given is None else parse_arguments(given)
 
 
-def _by(by: str | None) -> str:
-    return whoever() if by is None else by
+def _operator(by: str | None) -> str:
+    return user_name() if by is None else by
 
 
-async def _report(session: Session, jobs: "Errandry", put: ScheduleRecord) -> None:
+async def _report(session: Session, jobs: "Errandry", schedule: ScheduleRecord) -> None:
     if session.json:
-        session.data(as_data(jobs, put))
+        session.print_json(as_data(jobs, schedule))
     else:
-        next_ = _next(put, await jobs.now())
-        session.talk(f"The schedule {put.name} runs {put.plan.job.task} {in_words(put)}: next {next_}.")
+        next_ = _next_text(schedule, await jobs.now())
+        session.print_message(
+            f"The schedule {schedule.name} runs {schedule.plan.job.task} {describe_timing(schedule)}: "
+            f"next {next_}."
+        )
 
 
-def _became(session: Session, name: str, changed: bool, became: str) -> None:
+def _report_change(session: Session, name: str, changed: bool, became: str) -> None:
+    """Print what became of the schedule; the second word of `became` is the value for JSON."""
     if session.json:
-        session.data({"schedule": name, "became": became.split()[1], "changed": changed})
+        session.print_json({"schedule": name, "became": became.split()[1], "changed": changed})
     else:
-        session.talk(f"The schedule {name} {became}.")
+        session.print_message(f"The schedule {name} {became}.")

@@ -1,4 +1,4 @@
-"""What the common options say, and the app they lead to."""
+"""The common options of a command, its output, and the app that it works on."""
 
 import os
 import sys
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """One call of the program.
+    """One run of the program.
 
-    `url` is what a flag says and goes before what the app says; `configured_url` comes from the
-    environment or pyproject.toml and is for apps that name no store.
+    `url` comes from the command line and takes precedence over the app's own store. `configured_url` comes
+    from the environment or pyproject.toml and is used for apps that name no store.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Session:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether somebody sees what is printed, not a file or another program."""
+        """Whether stdout is a terminal, not a file or another program."""
         return sys.stdout.isatty()
 
     @property
@@ -45,41 +45,41 @@ class Session:
         return click.style(text, fg=color, bold=bold or None) if self.has_color and text else text
 
     def print(self, text: str = "") -> None:
-        """Data, on stdout."""
+        """Print a line of data on stdout."""
         click.echo(text, color=self.has_color)
 
-    def data(self, value: Any) -> None:
-        """One thing, as a line of JSON."""
+    def print_json(self, value: Any) -> None:
+        """Print one item as a line of JSON on stdout."""
         click.echo(to_json(value), color=False)
 
-    def talk(self, text: str) -> None:
-        """Say something to whoever sits there, beside the data."""
+    def print_message(self, text: str) -> None:
+        """Print a message for the user on stderr, apart from the data."""
         click.echo(clean(text), err=True)
 
-    def jobs(self) -> "Errandry":
-        """The app named; without one, an app without tasks. Nothing is opened yet."""
+    def load_app(self) -> "Errandry":
+        """Import the named app; without a name, return an app without tasks. The store is not opened yet."""
         from errandry.api.app import Errandry
-        from errandry.cli.app_import import app_at
+        from errandry.cli.app_import import import_app
 
         if self.app is None:
             return Errandry(self.url or self.configured_url)
         if self.configured_url:
             os.environ["ERRANDRY_URL"] = self.configured_url
-        return app_at(self.app)
+        return import_app(self.app)
 
     def run(
         self, function: "Callable[[Errandry], Coroutine[Any, Any, int | None]]", makes_store: bool = False
     ) -> int | None:
-        """Call `function` with the app, opened, and close it at the end."""
+        """Call `function` with the app, and close the app at the end."""
         import asyncio
 
         from errandry.store.url import store_at
 
-        jobs = self.jobs()
+        jobs = self.load_app()
 
-        async def opened() -> int | None:
+        async def call() -> int | None:
             if not makes_store:
-                await _must_exist(jobs)
+                await _require_store(jobs)
             try:
                 return await function(jobs)
             finally:
@@ -88,27 +88,27 @@ class Session:
         with ExitStack() as stack:
             if self.app is not None and self.url is not None:
                 stack.enter_context(jobs.override_store(store_at(self.url)))
-            return asyncio.run(opened())
+            return asyncio.run(call())
 
 
-async def _must_exist(jobs: "Errandry") -> None:
-    """Whoever only looks would be misled by a new, empty store where a name is mistyped."""
-    with suppress(StoreError):  # a store that cannot be looked at cannot be opened either
+async def _require_store(jobs: "Errandry") -> None:
+    """Fail if the store does not exist: reading a new, empty store would hide a mistyped name."""
+    with suppress(StoreError):  # opening the store reports this error
         if (missing := await jobs.store.needs_setup()) is not None:
-            todo = "enqueue a job or run a worker, or name another with --url"
+            todo = "enqueue a job or run a worker to create it, or name another store with --url"
             raise click.ClickException(f"there is no store at {missing} yet: {todo}")
 
 
 CommandBody = Callable[..., Coroutine[Any, Any, int | None]]
 
 
-def client(function: CommandBody) -> Callable[..., int | None]:
-    """An async function as a command: called with the session and its app, which is open meanwhile."""
+def app_command(function: CommandBody) -> Callable[..., int | None]:
+    """Turn an async function into the body of a click command; it gets the session and the app."""
     return _command(function, makes_store=False)
 
 
-def maker(function: CommandBody) -> Callable[..., int | None]:
-    """`client` for commands that make the store if there is none."""
+def app_command_making_store(function: CommandBody) -> Callable[..., int | None]:
+    """Like `app_command`, for commands that create the store if it does not exist."""
     return _command(function, makes_store=True)
 
 

@@ -1,4 +1,4 @@
-"""`errandry queues stats`: what ever happened in each queue, or what happened lately and how long it took."""
+"""`errandry queues stats`: lifetime totals of each queue, or recent counts, rates, waits and run times."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,94 +8,103 @@ from msgspec import to_builtins
 
 from errandry.cli import table
 from errandry.cli.command import CliCommand
-from errandry.cli.param_types import LENGTH
-from errandry.cli.session import Session, client
+from errandry.cli.param_types import DURATION
+from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
-from errandry.cli.text import curve
+from errandry.cli.text import sparkline
 from errandry.core.stats import MINUTE, Counts, DurationHistogram, Stats, TimeSlice
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
 
-TOTALS = Counts.__struct_fields__[:7]
-PARTS = 30
-"""So many parts has the curve of a time, but none is shorter than a minute."""
-SHARES = (0.5, 0.99)
+TOTAL_COUNTERS = Counts.__struct_fields__[:7]
+CURVE_POINTS_MAX = 30
+"""Maximum number of points of a rate curve; each covers at least a minute."""
+QUANTILES = (0.5, 0.99)
 
 
 @click.command("stats", cls=CliCommand)
-@click.option("--last", type=LENGTH, help='Only what happened in this time, with how long it took: "1h".')
-@click.option("--queue", help="Only of this queue; with --last.")
-@click.option("--task", help="Only of this task; with --last.")
+@click.option("--last", type=DURATION, help="Only this recent time, such as 1h, with wait and run times")
+@click.option("--queue", help="Only this queue; needs --last")
+@click.option("--task", help="Only this task; needs --last")
 @click.option(
-    "--by", type=click.Choice(["queue", "task"]), default="queue", help="A row for each; with --last."
+    "--by", type=click.Choice(["queue", "task"]), default="queue", help="One row for each; with --last"
 )
-@client
+@app_command
 async def stats(
     session: Session, jobs: "Errandry", last: str | None, queue: str | None, task: str | None, by: str
 ) -> None:
-    """Count what happened in each queue, ever or lately.
+    """Print the lifetime totals or recent figures of queues.
 
-    Lately, it also tells how long jobs waited and ran: half of them at most p50, all but one of a hundred
-    at most p99. The curve is of jobs that ended.
+    With --last, prints recent counts, the rate of finished jobs, and the p50 and p99 of wait and run times.
     """
     if last is not None:
-        _show_lately(session, await jobs.stats(last, queue=queue, task=task), by)
+        _print_recent(session, await jobs.stats(last, queue=queue, task=task), by)
         return
     if queue or task:
-        raise click.UsageError("--queue and --task go with --last: without it, all of each queue is counted.")
+        raise click.UsageError("--queue and --task need --last.")
     totals = await jobs.totals()
     if session.json:
         for name, counters in totals.items():
-            session.data({"queue": name, **counters})
+            session.print_json({"queue": name, **counters})
         return
     if not totals:
-        session.talk("There are no queues: nothing was ever enqueued.")
+        session.print_message("There are no queues: no job was ever enqueued.")
         return
-    heads = [Column("QUEUE", gives=True), *(Column(name.upper(), right=True) for name in TOTALS)]
-    rows = [(name, *(f"{counters.get(one, 0):,}" for one in TOTALS)) for name, counters in totals.items()]
-    table.show(session, heads, rows)
+    columns = [
+        Column("QUEUE", can_shrink=True),
+        *(Column(name.upper(), is_right=True) for name in TOTAL_COUNTERS),
+    ]
+    rows = [
+        (name, *(f"{counters.get(counter, 0):,}" for counter in TOTAL_COUNTERS))
+        for name, counters in totals.items()
+    ]
+    table.print_table(session, columns, rows)
 
 
-def _show_lately(session: Session, found: Stats, by: str) -> None:
-    slices = found.tasks if by == "task" else found.queues
+def _print_recent(session: Session, stats: Stats, by: str) -> None:
+    slices = stats.tasks if by == "task" else stats.queues
     if session.json:
-        for name, one in slices.items():
-            session.data({by: name, **_plain(one)})
+        for name, slice_ in slices.items():
+            session.print_json({by: name, **_as_data(slice_)})
         return
     if not slices:
-        session.talk("Nothing happened in this time.")
+        session.print_message("Nothing happened in this time.")
         return
-    heads = [Column(by.upper(), gives=True)]
-    heads += [Column(one, right=True) for one in ("COMPLETED", "FAILED", "RETRIED", "PER SECOND")]
-    heads += [Column(f"{what} {share}", right=True) for what in ("WAIT", "RUN") for share in ("P50", "P99")]
-    curves = {name: _curve(found, name, by) for name in slices}
+    columns = [Column(by.upper(), can_shrink=True)]
+    columns += [Column(slice_, is_right=True) for slice_ in ("COMPLETED", "FAILED", "RETRIED", "PER SECOND")]
+    columns += [
+        Column(f"{what} {share}", is_right=True) for what in ("WAIT", "RUN") for share in ("P50", "P99")
+    ]
+    curves = {name: _rate_curve(stats, name, by) for name in slices}
     if session.is_terminal:
-        heads.append(Column("ENDED"))
+        columns.append(Column("ENDED"))
     rows = [
         (
             name,
-            f"{one.counts.completed:,}",
-            Cell(f"{one.counts.failed:,}", "red" if one.counts.failed else None),
-            f"{one.counts.retried:,}",
-            f"{one.rate:,.3g}",
-            *(took(times, share) for times in (one.wait, one.run) for share in SHARES),
+            f"{slice_.counts.completed:,}",
+            Cell(f"{slice_.counts.failed:,}", "red" if slice_.counts.failed else None),
+            f"{slice_.counts.retried:,}",
+            f"{slice_.rate:,.3g}",
+            *(format_quantile(times, share) for times in (slice_.wait, slice_.run) for share in QUANTILES),
             *([curves[name]] if session.is_terminal else ()),
         )
-        for name, one in slices.items()
+        for name, slice_ in slices.items()
     ]
-    table.show(session, heads, rows)
+    table.print_table(session, columns, rows)
 
 
-def _curve(found: Stats, name: str, by: str) -> str:
-    own = Stats(found.since, found.until, tuple(one for one in found.figures if getattr(one, by) == name))
-    parts = max(1, min(PARTS, int((found.until - found.since) / MINUTE)))
-    return curve([one.rate for one in own.series(parts)])
+def _rate_curve(stats: Stats, name: str, by: str) -> str:
+    own = Stats(
+        stats.since, stats.until, tuple(slice_ for slice_ in stats.figures if getattr(slice_, by) == name)
+    )
+    parts = max(1, min(CURVE_POINTS_MAX, int((stats.until - stats.since) / MINUTE)))
+    return sparkline([slice_.rate for slice_ in own.series(parts)])
 
 
-def took(times: DurationHistogram, share: float = 0.99) -> str:
-    """How long this share took at most."""
-    seconds = times.quantile(share)
+def format_quantile(histogram: DurationHistogram, share: float = 0.99) -> str:
+    """The quantile in milliseconds, seconds or hours; empty if there is none."""
+    seconds = histogram.quantile(share)
     if seconds is None:
         return ""
     if seconds < 1:
@@ -103,11 +112,14 @@ def took(times: DurationHistogram, share: float = 0.99) -> str:
     return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 3_600:.2g} h"
 
 
-def _plain(one: TimeSlice) -> dict[str, object]:
-    times: Sequence[tuple[str, DurationHistogram]] = (("wait", one.wait), ("run", one.run))
+def _as_data(slice_: TimeSlice) -> dict[str, object]:
+    times: Sequence[tuple[str, DurationHistogram]] = (("wait", slice_.wait), ("run", slice_.run))
     return {
-        "since": one.at,
-        "seconds": one.span,
-        **to_builtins(one.counts),
-        **{what: {f"p{100 * share:g}": own.quantile(share) for share in SHARES} for what, own in times},
+        "since": slice_.at,
+        "seconds": slice_.span,
+        **to_builtins(slice_.counts),
+        **{
+            name: {f"p{100 * share:g}": histogram.quantile(share) for share in QUANTILES}
+            for name, histogram in times
+        },
     }

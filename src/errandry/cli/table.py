@@ -1,4 +1,4 @@
-"""Tables: fitted to a terminal, plain and whole where something else reads them."""
+"""Tables: fitted to the width of a terminal, and not cut if the output goes to a file or a pipe."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -6,23 +6,23 @@ from itertools import islice
 from typing import NamedTuple
 
 from errandry.cli.session import Session
-from errandry.cli.text import fitted, one_line, width
+from errandry.cli.text import one_line, truncate, width
 
 GAP = 2
-LEAST = 6
-"""A column that gives way keeps at least this much."""
+WIDTH_MIN = 6
+"""Minimum width of a column that was shrunk."""
 
 
 class Column(NamedTuple):
-    """`gives` says that it may be cut to fit; the last such column gives way first."""
+    """A column. One with `can_shrink` may be cut to fit the terminal, or left out, the last such first."""
 
     title: str
-    right: bool = False
-    gives: bool = False
+    is_right: bool = False
+    can_shrink: bool = False
 
 
 class Cell(NamedTuple):
-    """A text with the colour it has on a terminal."""
+    """A text with its color on a terminal."""
 
     text: str
     color: str | None = None
@@ -31,8 +31,10 @@ class Cell(NamedTuple):
 TableRow = Sequence[str | Cell]
 
 
-def show(session: Session, columns: Sequence[Column], rows: Sequence[TableRow], titles: bool = True) -> None:
-    """Print a table on stdout, or more of one that has its titles already."""
+def print_table(
+    session: Session, columns: Sequence[Column], rows: Sequence[TableRow], titles: bool = True
+) -> None:
+    """Print a table on stdout; without `titles`, only its rows."""
     room = shutil.get_terminal_size().columns if session.is_terminal else None
     session.print("\n".join(islice(lines(session, columns, rows, room), 0 if titles else 1, None)))
 
@@ -40,7 +42,7 @@ def show(session: Session, columns: Sequence[Column], rows: Sequence[TableRow], 
 def lines(
     session: Session, columns: Sequence[Column], rows: Sequence[TableRow], room: int | None = None
 ) -> Iterator[str]:
-    """The lines of a table, its titles first, fitted into `room` columns if that is given."""
+    """The lines of a table, its titles first, at most `room` characters wide if that is given."""
     titles = [Cell(column.title) for column in columns]
     cells = [titles, *([cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows)]
     texts = [[one_line(cell.text) for cell in row] for row in cells]
@@ -63,33 +65,33 @@ def _line(
     for column, room, cell, text in zip(columns, widths, cells, texts, strict=True):
         if not room:
             continue
-        cut = fitted(text, room)
+        cut = truncate(text, room)
         blank = " " * (room - width(cut))
         styled = session.style(cut, cell.color, bold=bold)
-        parts.append(blank + styled if column.right else styled + blank)
+        parts.append(blank + styled if column.is_right else styled + blank)
     return (" " * GAP).join(parts).rstrip()
 
 
 def _fit(columns: Sequence[Column], natural: Sequence[int], room: int) -> list[int]:
-    """Widths that fit: columns that give way do so, down to their least; if need be, the last one goes."""
-    widths, giving = list(natural), [index for index, column in enumerate(columns) if column.gives]
-    while _total(shrunk := _shrunk(widths, giving, room)) > room and giving:
-        widths[giving.pop()] = 0
+    """Shrink columns to fit into `room`, down to `WIDTH_MIN`; if that is not enough, leave out the last."""
+    widths, shrinkable = list(natural), [index for index, column in enumerate(columns) if column.can_shrink]
+    while _total_width(shrunk := _shrunk(widths, shrinkable, room)) > room and shrinkable:
+        widths[shrinkable.pop()] = 0
     return shrunk
 
 
-def _shrunk(natural: Sequence[int], giving: Sequence[int], room: int) -> list[int]:
-    """The widest of those that give way is cut first."""
+def _shrunk(natural: Sequence[int], shrinkable: Sequence[int], room: int) -> list[int]:
+    """Cut the widest of the columns that may shrink, again and again, until the table fits."""
     widths = list(natural)
-    while (over := _total(widths) - room) > 0:
-        widest = max(giving, key=lambda index: (widths[index], index), default=None)
-        if widest is None or widths[widest] <= LEAST:
+    while (excess := _total_width(widths) - room) > 0:
+        widest = max(shrinkable, key=lambda index: (widths[index], index), default=None)
+        if widest is None or widths[widest] <= WIDTH_MIN:
             break
-        others = [widths[index] for index in giving if index != widest]
-        widths[widest] -= min(over, max(1, widths[widest] - max([LEAST, *others])))
+        others = [widths[index] for index in shrinkable if index != widest]
+        widths[widest] -= min(excess, max(1, widths[widest] - max([WIDTH_MIN, *others])))
     return widths
 
 
-def _total(widths: Sequence[int]) -> int:
+def _total_width(widths: Sequence[int]) -> int:
     shown = [width for width in widths if width]
     return sum(shown) + GAP * (len(shown) - 1)

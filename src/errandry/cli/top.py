@@ -1,4 +1,4 @@
-"""`errandry top`: queues, workers, what runs and what failed, live."""
+"""`errandry top`: a live view of queues, workers, running and failed jobs."""
 
 import asyncio
 import os
@@ -18,15 +18,15 @@ from msgspec.structs import replace
 
 from errandry.cli import table
 from errandry.cli.command import CliCommand
-from errandry.cli.job_view import COLORS, error_line, note
-from errandry.cli.pausing import said
-from errandry.cli.session import Session, client
-from errandry.cli.stats import took
+from errandry.cli.job_view import COLORS, error_line, short_note
+from errandry.cli.pausing import since_text
+from errandry.cli.session import Session, app_command
+from errandry.cli.stats import format_quantile
 from errandry.cli.table import Cell, Column, TableRow
-from errandry.cli.text import ago, curve, fitted, local, number, short_id
-from errandry.cli.workers import busy, status
+from errandry.cli.text import ago, local_time, pluralize, short_id, sparkline, truncate
+from errandry.cli.workers import busy_text, status
 from errandry.core.command import Beat, WorkerInfo
-from errandry.core.duration import rough
+from errandry.core.duration import rough_duration
 from errandry.core.job import JobRecord
 from errandry.core.state import State
 from errandry.core.stats import DurationHistogram
@@ -37,15 +37,17 @@ from errandry.store.contract import QueueInfo
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
 
-RATES = ("inserted", "completed", "failed", "retried")
-HISTORY = 60
-LATELY = "5 minutes"
+RATE_COUNTERS = ("inserted", "completed", "failed", "retried")
+SNAPSHOTS_MAX = 60
+"""Maximum number of snapshots kept, for rates and their curve."""
+STATS_SPAN = "5 minutes"
 HELD_MAX = 500
+"""Maximum number of claimed and running jobs read for a snapshot."""
 FAILED_MAX = 50
 
 
 class StoreSnapshot(Struct, frozen=True):
-    """The store at one moment."""
+    """The state of the store at one time."""
 
     at: float
     monotonic: float
@@ -65,15 +67,13 @@ class Section(Struct, frozen=True):
 
 @click.command(cls=CliCommand)
 @click.option(
-    "--every", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between looks."
+    "--every", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between updates"
 )
-@client
+@app_command
 async def top(session: Session, jobs: "Errandry", every: float) -> None:
-    """Watch queues, workers, what runs and what failed. q quits, p holds the picture."""
+    """Show queues, workers, running and failed jobs, live. q quits, p pauses the view."""
     if not (session.is_terminal and sys.stdin.isatty()):
-        raise click.UsageError(
-            "top needs a terminal; for programs there are queues ls, workers ls and events."
-        )
+        raise click.UsageError("top needs a terminal; in scripts, use queues ls, workers ls and events.")
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -84,24 +84,24 @@ async def top(session: Session, jobs: "Errandry", every: float) -> None:
         keys.read(),
         Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
     ):
-        while not keys.quit:
-            if not keys.held:
-                await view.look(jobs)
-            lines = view.lines(*console.size, keys.held)
+        while not keys.is_quit:
+            if not keys.is_paused:
+                await view.refresh(jobs)
+            lines = view.lines(*console.size, keys.is_paused)
             live.update(Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
-            await keys.pressed(every)
+            await keys.wait_for_key(every)
 
 
 class Keys:
-    """What was pressed: `quit` and `held` say what is wanted."""
+    """The keys pressed so far: q sets `is_quit`, p toggles `is_paused`."""
 
     def __init__(self) -> None:
-        self.quit = self.held = False
+        self.is_quit = self.is_paused = False
         self._changed = asyncio.Event()
 
     @contextmanager
     def read(self) -> Iterator[None]:
-        """Have keys come one by one, unseen; a resize counts as one."""
+        """Read keys one by one, without echo; a resize of the terminal wakes `wait_for_key` too."""
         loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
         before = termios.tcgetattr(stdin)
         try:
@@ -114,8 +114,8 @@ class Keys:
             loop.remove_reader(stdin)
             termios.tcsetattr(stdin, termios.TCSADRAIN, before)
 
-    async def pressed(self, timeout: float) -> None:
-        """Return when something was pressed, or the time is up."""
+    async def wait_for_key(self, timeout: float) -> None:
+        """Return when a key was pressed or the time is up."""
         try:
             await asyncio.wait_for(self._changed.wait(), timeout)
         except TimeoutError:
@@ -124,69 +124,77 @@ class Keys:
 
     def _read(self, stdin: int) -> None:
         typed = os.read(stdin, 100)
-        self.quit |= not typed or b"q" in typed
-        self.held ^= typed.count(b"p") % 2 == 1
+        self.is_quit |= not typed or b"q" in typed
+        self.is_paused ^= typed.count(b"p") % 2 == 1
         self._changed.set()
 
 
 class TopView:
-    """What is shown: the last look, and how fast things went since the ones before."""
+    """The view: the last snapshot, and rates computed from the ones before."""
 
     def __init__(self, session: Session, url: str) -> None:
         self._session, self._url = session, url
-        self._looks: deque[StoreSnapshot] = deque(maxlen=HISTORY)
-        self._trouble = ""
+        self._snapshots: deque[StoreSnapshot] = deque(maxlen=SNAPSHOTS_MAX)
+        self._error = ""
 
-    async def look(self, jobs: "Errandry") -> None:
+    async def refresh(self, jobs: "Errandry") -> None:
         try:
-            self._looks.append(await _look(jobs))
-            self._trouble = ""
+            self._snapshots.append(await _take_snapshot(jobs))
+            self._error = ""
         except ErrandryError as error:
-            self._trouble = str(error)
+            self._error = str(error)
 
-    def lines(self, width: int, height: int, held: bool) -> list[str]:
-        """The picture, as it fits."""
+    def lines(self, width: int, height: int, is_paused: bool) -> list[str]:
+        """The lines of the view, fitted to this size."""
         style = self._session.style
-        if not self._looks:
-            return [style(fitted(self._trouble or "…", width), "red")]
-        look = self._looks[-1]
-        lines = [*self._head(look, width, held), *(self._body(look, width, height - 4))]
-        if self._trouble:
-            lines[2:3] = [style(fitted(self._trouble, width), "red")]
-        keys = "q quit   p go on" if held else "q quit   p hold"
+        if not self._snapshots:
+            return [style(truncate(self._error or "…", width), "red")]
+        snapshot = self._snapshots[-1]
+        lines = [*self._head(snapshot, width, is_paused), *(self._body(snapshot, width, height - 4))]
+        if self._error:
+            lines[2:3] = [style(truncate(self._error, width), "red")]
+        keys = "q quit   p resume" if is_paused else "q quit   p pause"
         return [*lines[: height - 1], *[""] * (height - 1 - len(lines)), style(keys, "bright_black")]
 
-    def _head(self, look: StoreSnapshot, width: int, held: bool) -> Iterator[str]:
+    def _head(self, snapshot: StoreSnapshot, width: int, is_paused: bool) -> Iterator[str]:
         style = self._session.style
-        mark = "  HELD" if held else ""
-        running = sum(job.state is State.RUNNING for job in look.held)
-        more = "+" if len(look.held) == HELD_MAX else ""
-        counts = f"{number(len(look.workers), 'worker')}, {running:,}{more} running{mark}"
-        yield style(fitted(f"errandry  {local(look.at)}  {counts}  {self._url}", width), bold=True)
-        rates = [f"{name} {_rate(self._looks, name):,.0f}/s" for name in RATES]
-        rates += [f"{what} p99 {took(own)}" for what, own in look.times.items() if own.count]
-        bars = curve([_step(a, b, "completed") for a, b in pairwise(self._looks)])
-        yield fitted(f"{'  '.join(rates)}  {bars}", width)
+        mark = "  VIEW PAUSED" if is_paused else ""
+        running = sum(job.state is State.RUNNING for job in snapshot.held)
+        more = "+" if len(snapshot.held) == HELD_MAX else ""
+        counts = f"{pluralize(len(snapshot.workers), 'worker')}, {running:,}{more} running{mark}"
+        yield style(truncate(f"errandry  {local_time(snapshot.at)}  {counts}  {self._url}", width), bold=True)
+        rates = [f"{name} {_rate(self._snapshots, name):,.0f}/s" for name in RATE_COUNTERS]
+        rates += [
+            f"{name} p99 {format_quantile(histogram)}"
+            for name, histogram in snapshot.times.items()
+            if histogram.count
+        ]
+        bars = sparkline(
+            [_rate_between(before, after, "completed") for before, after in pairwise(self._snapshots)]
+        )
+        yield truncate(f"{'  '.join(rates)}  {bars}", width)
         yield ""
 
-    def _body(self, look: StoreSnapshot, width: int, height: int) -> Iterator[str]:
-        sections = [_queues(look), _workers(look), _running(look), _failed(look)]
-        for section, rows in zip(sections, _shares([len(s.rows) for s in sections], height), strict=True):
+    def _body(self, snapshot: StoreSnapshot, width: int, height: int) -> Iterator[str]:
+        sections = [_queues(snapshot), _workers(snapshot), _running(snapshot), _failed(snapshot)]
+        for section, rows in zip(
+            sections, _share_rows([len(section.rows) for section in sections], height), strict=True
+        ):
             if not section.rows or not rows:
                 continue
             hidden = len(section.rows) - rows
             title = f"{section.title}{f' ({hidden:,} more)' if hidden > 0 else ''}"
-            yield self._session.style(fitted(title, width), "cyan", bold=True)
+            yield self._session.style(truncate(title, width), "cyan", bold=True)
             yield from table.lines(self._session, section.columns, section.rows[:rows], width)
             yield ""
 
 
-async def _look(jobs: "Errandry") -> StoreSnapshot:
+async def _take_snapshot(jobs: "Errandry") -> StoreSnapshot:
     totals: dict[str, int] = {}
     for counters in (await jobs.totals()).values():
         for name, count in counters.items():
             totals[name] = totals.get(name, 0) + count
-    lately = (await jobs.stats(LATELY)).total
+    recent = (await jobs.stats(STATS_SPAN)).total
     return StoreSnapshot(
         await jobs.now(),
         jobs.clock.monotonic(),
@@ -195,100 +203,121 @@ async def _look(jobs: "Errandry") -> StoreSnapshot:
         await jobs.held(HELD_MAX),
         (await jobs.list("state:failed", limit=FAILED_MAX)).jobs,
         totals,
-        {"wait": lately.wait, "run": lately.run},
+        {"wait": recent.wait, "run": recent.run},
     )
 
 
-def _queues(look: StoreSnapshot) -> Section:
-    states = [state for state in State if any(info.states.get(state) for info in look.queues)]
-    heads = [Column("QUEUE", gives=True), *(Column(state.upper(), right=True) for state in states)]
-    heads += [Column("OLDEST"), Column("PAUSED", gives=True)]
+def _queues(snapshot: StoreSnapshot) -> Section:
+    states = [state for state in State if any(info.states.get(state) for info in snapshot.queues)]
+    columns = [Column("QUEUE", can_shrink=True), *(Column(state.upper(), is_right=True) for state in states)]
+    columns += [Column("OLDEST"), Column("PAUSED", can_shrink=True)]
     rows: list[TableRow] = [
         (
             info.name,
             *[Cell(f"{info.states.get(state, 0):,}", COLORS[state]) for state in states],
-            "" if info.waited is None else rough(info.waited),
-            Cell(said(info.paused, look.at), "yellow"),
+            "" if info.waited is None else rough_duration(info.waited),
+            Cell(since_text(info.paused, snapshot.at), "yellow"),
         )
-        for info in sorted(look.queues, key=lambda info: -(info.waited or 0.0))
+        for info in sorted(snapshot.queues, key=lambda info: -(info.waited or 0.0))
     ]
-    return Section("Queues", heads, rows)
+    return Section("Queues", columns, rows)
 
 
-def _workers(look: StoreSnapshot) -> Section:
-    heads = [Column("WORKER", gives=True), Column("STATUS"), Column("BUSY", right=True), Column("SEEN")]
+def _workers(snapshot: StoreSnapshot) -> Section:
+    columns = [
+        Column("WORKER", can_shrink=True),
+        Column("STATUS"),
+        Column("BUSY", is_right=True),
+        Column("SEEN"),
+    ]
     rows = [
-        (info.beat.worker, status(info, look.at), busy(_now(look, info)), ago(info.seen_at, look.at))
-        for info in look.workers
+        (
+            info.beat.worker,
+            status(info, snapshot.at),
+            busy_text(_current_beat(snapshot, info)),
+            ago(info.seen_at, snapshot.at),
+        )
+        for info in snapshot.workers
     ]
-    return Section("Workers", heads, rows)
+    return Section("Workers", columns, rows)
 
 
-def _now(look: StoreSnapshot, info: WorkerInfo) -> Beat:
-    """Its last beat, with what it runs now if that was seen."""
-    if len(look.held) == HELD_MAX:
+def _current_beat(snapshot: StoreSnapshot, info: WorkerInfo) -> Beat:
+    """The last beat of the worker, with the number of jobs that it runs in this snapshot."""
+    if len(snapshot.held) == HELD_MAX:
         return info.beat
-    held = [job for job in look.held if job.worker == info.beat.worker]
+    held = [job for job in snapshot.held if job.worker == info.beat.worker]
     return replace(info.beat, running=slots_taken(info.beat, held))
 
 
-def _running(look: StoreSnapshot) -> Section:
-    heads = [
+def _running(snapshot: StoreSnapshot) -> Section:
+    columns = [
         Column("JOB"),
-        Column("TASK", gives=True),
-        Column("QUEUE", gives=True),
-        Column("TRY", right=True),
+        Column("TASK", can_shrink=True),
+        Column("QUEUE", can_shrink=True),
+        Column("TRY", is_right=True),
     ]
-    heads += [Column("FOR"), Column("NOTE", gives=True)]
+    columns += [Column("FOR"), Column("NOTE", can_shrink=True)]
     rows = [
         (
             short_id(job.id),
             job.task,
             job.queue,
             f"{job.attempts}/{job.max_attempts}",
-            "claimed" if job.started_at is None else rough(max(0.0, look.at - job.started_at)),
-            note(job),
+            "claimed" if job.started_at is None else rough_duration(max(0.0, snapshot.at - job.started_at)),
+            short_note(job),
         )
-        for job in sorted(look.held, key=lambda job: job.started_at or look.at)
+        for job in sorted(snapshot.held, key=lambda job: job.started_at or snapshot.at)
     ]
-    return Section("Running, the longest first", heads, rows)
+    return Section("Running, longest first", columns, rows)
 
 
-def _failed(look: StoreSnapshot) -> Section:
-    heads = [Column("JOB"), Column("TASK", gives=True), Column("WHEN"), Column("ERROR", gives=True)]
-    newest = sorted(look.failed, key=lambda job: -(job.finished_at or 0.0))
+def _failed(snapshot: StoreSnapshot) -> Section:
+    columns = [
+        Column("JOB"),
+        Column("TASK", can_shrink=True),
+        Column("WHEN"),
+        Column("ERROR", can_shrink=True),
+    ]
+    newest = sorted(snapshot.failed, key=lambda job: -(job.finished_at or 0.0))
     rows = [
         (
             short_id(job.id),
             job.task,
-            ago(job.finished_at, look.at),
+            ago(job.finished_at, snapshot.at),
             Cell(error_line(job.errors[-1]) if job.errors else str(job.reason or ""), "red"),
         )
         for job in newest
     ]
-    return Section("Failed lately", heads, rows)
+    return Section("Recently failed", columns, rows)
 
 
-def _shares(wanted: Sequence[int], height: int) -> list[int]:
-    """How many rows each section gets: first one each, with its title, heads and a line below, while there is
-    room; then what it wants, as far as it goes."""
-    given, room = [0] * len(wanted), height
-    for index, want in enumerate(wanted):
-        if want and room >= 4:
-            given[index], room = 1, room - 4
-    while room > 0 and any(0 < got < want for got, want in zip(given, wanted, strict=True)):
-        for index, want in enumerate(wanted):
-            if 0 < given[index] < want and room > 0:
-                given[index] += 1
+def _share_rows(wanted: Sequence[int], height: int) -> list[int]:
+    """The number of rows for each section.
+
+    Each section first gets one row, with its title, column titles and a line below, while there is room; then
+    the remaining lines are shared out one by one to the sections that have more rows.
+    """
+    shares, room = [0] * len(wanted), height
+    for index, count in enumerate(wanted):
+        if count and room >= 4:
+            shares[index], room = 1, room - 4
+    while room > 0 and any(0 < share < count for share, count in zip(shares, wanted, strict=True)):
+        for index, count in enumerate(wanted):
+            if 0 < shares[index] < count and room > 0:
+                shares[index] += 1
                 room -= 1
-    return given
+    return shares
 
 
-def _step(before: StoreSnapshot, after: StoreSnapshot, name: str) -> float:
-    gone = after.totals.get(name, 0) - before.totals.get(name, 0)
-    return max(0.0, gone / max(0.001, after.monotonic - before.monotonic))
+def _rate_between(before: StoreSnapshot, after: StoreSnapshot, name: str) -> float:
+    """The rate per second of a counter between two snapshots."""
+    difference = after.totals.get(name, 0) - before.totals.get(name, 0)
+    return max(0.0, difference / max(0.001, after.monotonic - before.monotonic))
 
 
-def _rate(looks: Sequence[StoreSnapshot], name: str) -> float:
-    """How many a second, over the last few looks."""
-    return _step(looks[-min(len(looks), 4)], looks[-1], name) if len(looks) > 1 else 0.0
+def _rate(snapshots: Sequence[StoreSnapshot], name: str) -> float:
+    """The rate per second over the last four snapshots."""
+    return (
+        _rate_between(snapshots[-min(len(snapshots), 4)], snapshots[-1], name) if len(snapshots) > 1 else 0.0
+    )

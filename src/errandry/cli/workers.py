@@ -1,4 +1,4 @@
-"""`errandry workers`: who works, and a halt for one of them."""
+"""`errandry workers`: list, pause and resume workers."""
 
 import socket
 from collections.abc import Sequence
@@ -9,114 +9,124 @@ from msgspec import to_builtins
 
 from errandry.cli import pausing, table
 from errandry.cli.command import CliGroup
-from errandry.cli.session import Session, client
+from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago
 from errandry.core.command import Beat, WorkerInfo
 from errandry.core.why import SILENT_AFTER
-from errandry.errors import shown
+from errandry.errors import short_repr
 from errandry.worker.liveness import is_dead
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
 
-several = click.argument("parts", nargs=-1, metavar="[WORKER]...")
-every = click.option("--all", "everyone", is_flag=True, help="All of them.")
+workers_argument = click.argument("parts", nargs=-1, metavar="[WORKER]...")
+all_option = click.option("--all", "everyone", is_flag=True, help="All workers")
 
 
 @click.group(cls=CliGroup)
 def workers() -> None:
-    """See who works; pause and resume workers."""
+    """List, pause and resume workers."""
 
 
 @workers.command("ls")
-@client
+@app_command
 async def ls(session: Session, jobs: "Errandry") -> None:
-    """List the workers that have been heard of lately."""
-    found, now = await jobs.workers(), await jobs.now()
+    """List workers with a recent heartbeat."""
+    infos, now = await jobs.workers(), await jobs.now()
     if session.json:
-        for info in found:
-            session.data(to_builtins(info))
+        for info in infos:
+            session.print_json(to_builtins(info))
         return
-    if not found:
-        session.talk("No worker is running.")
+    if not infos:
+        session.print_message("No worker is running.")
         return
-    heads = [Column("WORKER"), Column("STATUS"), Column("BUSY", right=True), Column("QUEUES", gives=True)]
-    heads += [Column("TASKS", gives=True), Column("STARTED"), Column("SEEN")]
+    columns = [
+        Column("WORKER"),
+        Column("STATUS"),
+        Column("BUSY", is_right=True),
+        Column("QUEUES", can_shrink=True),
+    ]
+    columns += [Column("TASKS", can_shrink=True), Column("STARTED"), Column("SEEN")]
     rows = [
         (
             info.beat.worker,
             status(info, now),
-            busy(info.beat),
+            busy_text(info.beat),
             "all" if info.beat.queues is None else ", ".join(info.beat.queues),
             "all" if info.beat.tasks is None else ", ".join(info.beat.tasks),
             ago(info.beat.started_at, now),
             ago(info.seen_at, now),
         )
-        for info in found
+        for info in infos
     ]
-    table.show(session, heads, rows)
-    for info in found:
+    table.print_table(session, columns, rows)
+    for info in infos:
         if info.paused is not None:
-            session.talk(f"{info.beat.worker} was paused {pausing.said(info.paused, now)}.")
+            session.print_message(f"{info.beat.worker} was paused {pausing.since_text(info.paused, now)}.")
 
 
 def status(info: WorkerInfo, now: float) -> Cell:
-    if is_gone(info):
+    """The status of a worker in one word: dead, silent, working or paused."""
+    if has_died(info):
         return Cell("dead", "red")
     if now - info.seen_at > SILENT_AFTER:
         return Cell("silent", "red")
     return Cell("working", "green") if info.paused is None else Cell("paused", "yellow")
 
 
-def is_gone(info: WorkerInfo) -> bool:
-    """Whether it is known to be dead: only of workers on this host, whose lock files can be tried."""
+def has_died(info: WorkerInfo) -> bool:
+    """Whether the worker is known to be dead, which only the lock file of a worker on this host can tell."""
     return info.beat.host == socket.gethostname() and is_dead(info.beat.alive)
 
 
-def busy(beat: Beat) -> str:
+def busy_text(beat: Beat) -> str:
+    """Busy slots and all slots of a worker: "3/10"."""
     slots = beat.concurrency + sum(share.slots for share in beat.shares)
     return f"{beat.running}/{slots}"
 
 
 @workers.command("pause")
-@several
-@every
-@click.option("--by", help="Who wants it; you, without it.")
-@client
+@workers_argument
+@all_option
+@click.option("--by", help="Name recorded as the operator; default: your user name")
+@app_command
 async def pause(
     session: Session, jobs: "Errandry", parts: tuple[str, ...], everyone: bool, by: str | None
 ) -> None:
-    """Have workers claim no more jobs.
+    """Pause workers.
 
-    Until they are resumed. What they run goes on.
+    They claim no more jobs until they are resumed. Running jobs continue.
     """
-    for worker in await _meant(jobs, parts, everyone):
+    for worker in await _matching_workers(jobs, parts, everyone):
         await pausing.pause(session, jobs.worker(worker), by)
 
 
 @workers.command("resume")
-@several
-@every
-@client
+@workers_argument
+@all_option
+@app_command
 async def resume(session: Session, jobs: "Errandry", parts: tuple[str, ...], everyone: bool) -> None:
-    """Undo a pause."""
-    for worker in await _meant(jobs, parts, everyone):
+    """Resume paused workers."""
+    for worker in await _matching_workers(jobs, parts, everyone):
         await pausing.resume(session, jobs.worker(worker))
 
 
-async def _meant(jobs: "Errandry", parts: Sequence[str], everyone: bool) -> list[str]:
-    """The workers with these in their names, one for each."""
+async def _matching_workers(jobs: "Errandry", parts: Sequence[str], everyone: bool) -> list[str]:
+    """The ids of the workers that these parts name; an error if a part names none, or several."""
     known = [info.beat.worker for info in await jobs.workers()]
     if everyone:
         return known
     if not parts:
-        raise click.UsageError("Which? Name workers, by a part of their id, or write --all.")
-    found = []
+        raise click.UsageError("No workers given: name them by a part of their id, or add --all.")
+    worker_ids = []
     for part in parts:
-        fits = [worker for worker in known if part in worker] if part not in known else [part]
-        if len(fits) != 1:
-            which = f"may be any of {', '.join(fits)}" if fits else f"is none of {', '.join(known) or 'none'}"
-            raise click.ClickException(f"worker {shown(part)} {which}")
-        found += fits
-    return found
+        matches = [worker for worker in known if part in worker] if part not in known else [part]
+        if len(matches) != 1:
+            if matches:
+                problem = f"matches several workers: {', '.join(matches)}"
+            else:
+                problem = f"does not exist; known workers: {', '.join(known) or 'none'}"
+            raise click.ClickException(f"worker {short_repr(part)} {problem}")
+        worker_ids += matches
+    return worker_ids

@@ -1,1 +1,1 @@
-"""The demo: a small shop, its workers, and a story in which things go wrong and nothing is lost."""
+"""The demo: a small shop, its workers, and a story with failures and a crash that loses no job."""

@@ -1,4 +1,4 @@
-"""Drawings that say what was measured."""
+"""The SVG charts."""
 
 from xml.etree import ElementTree
 
@@ -30,14 +30,14 @@ def test_on_a_logarithmic_scale_a_bar_grows_by_the_same_for_every_factor() -> No
     assert third - second == pytest.approx(second - first, abs=2)
 
 
-def test_what_has_no_value_is_said_in_words() -> None:
+def test_a_bar_without_a_value_shows_its_text() -> None:
     drawing = bars("t", [Panel("p", [Bar("a", 1.0, text="1"), Bar("b", None, text="not installed")])])
 
     assert "not installed" in _texts(drawing)
     assert len(_widths(drawing)) == 1
 
 
-def test_names_cannot_break_a_drawing() -> None:
+def test_labels_are_escaped() -> None:
     odd = '<script>"&'
 
     drawing = bars(odd, [Panel(odd, [Bar(odd, 1.0, text=odd)], line=(odd, 1.0))])
@@ -46,7 +46,7 @@ def test_names_cannot_break_a_drawing() -> None:
     assert "<script>" not in drawing
 
 
-def test_curves_rise_with_what_takes_longer() -> None:
+def test_longer_times_are_drawn_higher() -> None:
     drawing = ElementTree.fromstring(curves("t", {"quick": [1.0] * 101, "slow": [10.0] * 101}, raw=0.5))
 
     heights = [
@@ -55,7 +55,7 @@ def test_curves_rise_with_what_takes_longer() -> None:
     assert heights[1] < heights[0]  # y counts downwards
 
 
-def test_layers_stand_on_each_other() -> None:
+def test_layers_are_stacked() -> None:
     drawing = layers("t", [0.0, 1.0], {("a", "#111"): [2.0, 2.0], ("b", "#222"): [1.0, 3.0]})
 
     first, second = (

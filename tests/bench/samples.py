@@ -1,11 +1,11 @@
-"""Results of the peers' benchmark as a run would have found them."""
+"""Results of the peers' benchmark for tests."""
 
 from bench.peers.sample import Sample
 from bench.peers.table import Results
 from errandry.bench.report import machine
 
 
-def sample(peer: str, enqueue: float = 100.0, drain: float = 1_000.0, wait: float = 0.005) -> Sample:
+def make_sample(peer: str, enqueue: float = 100.0, drain: float = 1_000.0, wait: float = 0.005) -> Sample:
     return Sample(
         peer=peer,
         enqueue=enqueue,
@@ -17,7 +17,7 @@ def sample(peer: str, enqueue: float = 100.0, drain: float = 1_000.0, wait: floa
     )
 
 
-def results_of(*samples: Sample, missing: dict[str, str] | None = None) -> Results:
+def make_results(*samples: Sample, missing: dict[str, str] | None = None) -> Results:
     return Results(
         at="2026-01-01T00:00:00+00:00",
         machine=machine(),
