@@ -1,4 +1,4 @@
-"""The stores the seeds' pages are replayed on, and the clock that moves them. A store joins with one line."""
+"""The stores on which the pages of the seeds are replayed, and their clock."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
@@ -12,12 +12,12 @@ from errandry.store.memory.driver import MemoryStore
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
-from tests.store.server import kept_sessions, server
+from tests.store.server import reuse_sessions, server
 
 STORES: dict[str, Callable[[Path, Clock, ExitStack], Store]] = {
     "memory": lambda folder, clock, stack: MemoryStore(clock),
     "sqlite": lambda folder, clock, stack: SqliteStore(folder / "jobs.db", clock, durability="process"),
-    "postgres": lambda folder, clock, stack: store_at(stack.enter_context(server().lent()), clock),
+    "postgres": lambda folder, clock, stack: store_at(stack.enter_context(server().lend_url()), clock),
 }
 
 
@@ -28,7 +28,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture(params=STORES)
 async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Store]:
-    with kept_sessions(), ExitStack() as stack:
+    with reuse_sessions(), ExitStack() as stack:
         store = STORES[request.param](tmp_path, clock, stack)
         await store.open()
         yield store

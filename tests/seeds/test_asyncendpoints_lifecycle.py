@@ -1,8 +1,8 @@
-"""AsyncEndpoints' page of the life of a job: allowed transitions, the retry process, recovery, timestamps.
+"""AsyncEndpoints' page about the life of a job: allowed transitions, the retry process, recovery, timestamps.
 
-The page's words in ours: Queued is waiting, InProgress is running, RetryCount is `attempts` less one,
-MaxRetries is `max_attempts` less one, RetryDelayUntil is `run_at`, a claim's timeout is its lease,
-CompletedAt is `finished_at`. Lines after > are the page's.
+Its terms: Queued is waiting, InProgress is running, RetryCount is `attempts` - 1, MaxRetries is
+`max_attempts` - 1, RetryDelayUntil is `run_at`, a claim's timeout is its lease, CompletedAt is `finished_at`.
+Lines that begin with > are quoted from the page.
 """
 
 import pytest
@@ -30,7 +30,7 @@ from errandry.testing.given import Given
 
 QUEUED, SCHEDULED, RUNNING = State.WAITING, State.SCHEDULED, State.RUNNING
 COMPLETED, FAILED, CANCELED = State.COMPLETED, State.FAILED, State.CANCELED
-Way = (
+Trigger = (
     Outcome
     | type[CancelJobs]
     | type[PromoteJobs]
@@ -40,7 +40,7 @@ Way = (
     | None
 )
 
-WAYS: dict[tuple[State, State], tuple[Way, dict[str, object]]] = {
+TRIGGERS: dict[tuple[State, State], tuple[Trigger, dict[str, object]]] = {
     (QUEUED, COMPLETED): (ResolveJobs, {"state": COMPLETED, "result": "1"}),
     (QUEUED, FAILED): (ResolveJobs, {"state": FAILED}),
     (QUEUED, CANCELED): (CancelJobs, {}),
@@ -60,23 +60,25 @@ WAYS: dict[tuple[State, State], tuple[Way, dict[str, object]]] = {
 """> private static bool IsValidStateTransition(JobStatus from, JobStatus to)"""
 
 
-@pytest.mark.parametrize(("start", "end"), WAYS, ids=str)
-async def test_every_transition_the_page_allows_can_be_made(store: Store, start: State, end: State) -> None:
+@pytest.mark.parametrize(("start", "end"), TRIGGERS, ids=str)
+async def test_every_transition_that_the_page_allows_is_possible(
+    store: Store, start: State, end: State
+) -> None:
     given = Given(store)
-    job = await given.brought(start)
-    way, options = WAYS[start, end]
-    if way is None:
-        await given.taken(job)
-    elif isinstance(way, type):
-        moved = await requests.operate(store, way(ids=(job.id,), **options))  # type: ignore[arg-type]
-        assert moved.moved == (job.id,), moved
+    job = await given.in_state(start)
+    trigger, options = TRIGGERS[start, end]
+    if trigger is None:
+        await given.claim(job)
+    elif isinstance(trigger, type):
+        answer = await requests.operate(store, trigger(ids=(job.id,), **options))  # type: ignore[arg-type]
+        assert answer.moved == (job.id,), answer
     else:
-        await requests.settle(store, job, way)
+        await requests.settle(store, job, trigger)
 
-    assert (await given.current(job.id)).state is end
+    assert (await given.current_job(job.id)).state is end
 
 
-async def test_the_retry_process(store: Store, clock: FakeClock) -> None:
+async def test_retries_back_off_exponentially_and_the_last_one_fails(store: Store, clock: FakeClock) -> None:
     """> Retry 0: 2 seconds (2^0 * 2) · Retry 1: 4 · Retry 2: 8 · Retry 3: 16
     > Increment retryCount · Set RetryDelayUntil · Update status to Scheduled · Release worker assignment
     > If no retries available: Set error details · Update status to Failed"""
@@ -84,19 +86,19 @@ async def test_the_retry_process(store: Store, clock: FakeClock) -> None:
     backoff = Backoff(Curve.EXPONENTIAL, 2.0, jitter=0.0)
     job = await given.waiting(max_attempts=5, backoff=backoff)
     for retry, wait in enumerate((2.0, 4.0, 8.0, 16.0)):
-        job = await given.taken(job)
+        job = await given.claim(job)
         assert job.attempts == retry + 1
         await requests.settle(store, job, RetryOutcome(Failure(Reason.ERROR, "OSError", "no")))
-        job = await given.current(job.id)
+        job = await given.current_job(job.id)
         assert (job.state, job.worker, job.run_at) == (SCHEDULED, None, clock.time() + wait)
         clock.advance(wait)
-    await requests.settle(store, await given.taken(job), RetryOutcome(Failure(Reason.ERROR, "OSError", "no")))
+    await requests.settle(store, await given.claim(job), RetryOutcome(Failure(Reason.ERROR, "OSError", "no")))
 
-    job = await given.current(job.id)
+    job = await given.current_job(job.id)
     assert (job.state, len(job.errors), job.errors[-1].message) == (FAILED, 5, "no")
 
 
-async def test_a_timeout_is_recorded(store: Store) -> None:
+async def test_a_timeout_fails_the_job_and_is_recorded(store: Store) -> None:
     """> The job transitions to Failed status · An appropriate timeout error is recorded"""
     given = Given(store)
     job = await given.running(max_attempts=1, timeout=1_800.0)
@@ -104,40 +106,40 @@ async def test_a_timeout_is_recorded(store: Store) -> None:
         store, job, RetryOutcome(Failure(Reason.TIMEOUT, "TimeoutError", "longer than 1800 s"))
     )
 
-    job = await given.current(job.id)
+    job = await given.current_job(job.id)
     assert (job.state, job.reason, job.errors[0].type) == (FAILED, Reason.TIMEOUT, "TimeoutError")
 
 
-async def test_recovery(store: Store, clock: FakeClock) -> None:
+async def test_a_job_of_a_failed_worker_can_be_claimed_by_another(store: Store, clock: FakeClock) -> None:
     """> Workers can claim jobs that were being processed by failed instances"""
     given = Given(store)
     job = await given.running(worker="failed instance", lease=300.0)
     clock.advance(300.0)
 
-    again = await given.taken(job, worker="another")
-    assert (again.worker, again.attempts, again.crashes) == ("another", 2, 1)
+    reclaimed = await given.claim(job, worker="another")
+    assert (reclaimed.worker, reclaimed.attempts, reclaimed.crashes) == ("another", 2, 1)
 
 
 @pytest.mark.parametrize("outcome", [CompleteOutcome(), FailOutcome(), GiveUpOutcome()])
-async def test_timestamps(store: Store, clock: FakeClock, outcome: Outcome) -> None:
+async def test_each_move_sets_its_timestamp(store: Store, clock: FakeClock, outcome: Outcome) -> None:
     """> CreatedAt · StartedAt: set when status becomes InProgress
     > CompletedAt: set when status becomes Completed/Failed/Canceled
     > LastUpdatedAt: When the job record was last modified"""
     given = Given(store)
     times = [clock.time()]
     job = await given.waiting()
-    assert _stamps(job) == (times[0], None, None, times[0])
+    assert _timestamps(job) == (times[0], None, None, times[0])
 
     clock.advance(10.0)
     times.append(clock.time())
-    job = await given.taken(job)
-    assert _stamps(job) == (times[0], times[1], None, times[1])
+    job = await given.claim(job)
+    assert _timestamps(job) == (times[0], times[1], None, times[1])
 
     clock.advance(10.0)
     times.append(clock.time())
     await requests.settle(store, job, outcome)
-    assert _stamps(await given.current(job.id)) == (*times, times[2])
+    assert _timestamps(await given.current_job(job.id)) == (*times, times[2])
 
 
-def _stamps(job: JobRecord) -> tuple[float | None, ...]:
+def _timestamps(job: JobRecord) -> tuple[float | None, ...]:
     return job.created_at, job.started_at, job.finished_at, job.updated_at

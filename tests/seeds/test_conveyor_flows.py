@@ -1,8 +1,8 @@
 """Conveyor's flows and its removeOnComplete and removeOnFail, replayed on every store.
 
-Lines after > are its page's, or its options' documentation. Its `waiting-children` is `blocked` here,
-`pendingChildrenCount` is `open_children`, and `failParentOnChildFailure` is the policy. Where ours differ it
-is said.
+Its terms: `waiting-children` is `blocked`, `pendingChildrenCount` is `open_children`,
+`failParentOnChildFailure` is the policy of an edge. Lines that begin with > are quoted from its page or
+from the documentation of its options. Docstrings name the differences.
 """
 
 from collections.abc import AsyncIterator
@@ -58,11 +58,11 @@ async def add(
     """> const result = await flow.add({ name: 'send-report', …, children: [{ name: 'fetch-data', … }] })"""
     calls = [fetch.new(source) for source in sources]
     parent = await jobs.enqueue_flow(flow(report.new(42), *calls, policy=policy))
-    return parent, [link.child for link in await jobs.children(parent.id)]
+    return parent, [edge.child for edge in await jobs.children(parent.id)]
 
 
-async def one_more(jobs: Errandry) -> list[JobRecord]:
-    """Run the next child."""
+async def run_next_child(jobs: Errandry) -> list[JobRecord]:
+    """Run one child and return the children that have ended."""
     with pytest.raises(AssertionError):
         await drain(jobs, queue="etl", limit=1)
     return list((await jobs.list("queue:etl state:completed,failed")).jobs)
@@ -81,10 +81,10 @@ class TestFlowStateTransitions:
         record = await jobs.record(parent.id)
         assert (record.state, record.open_children, record.queue) == (State.BLOCKED, 2, "reports")
         for child in children:
-            found = await jobs.record(child)
-            assert (found.state, found.queue) == (State.WAITING, "etl")
+            child_record = await jobs.record(child)
+            assert (child_record.state, child_record.queue) == (State.WAITING, "etl")
 
-    async def test_the_count_is_of_direct_children(
+    async def test_the_parent_counts_its_direct_children_only(
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
     ) -> None:
         nested = flow(fetch_data.new("all"), fetch_data.new("db"), fetch_data.new("api"))
@@ -93,7 +93,7 @@ class TestFlowStateTransitions:
         assert (await jobs.record(parent.id)).open_children == 2
         assert (await jobs.counts())["etl"] == {"blocked": 1, "waiting": 3}
 
-    async def test_each_completion_decrements_the_counter_and_the_last_releases_the_parent(
+    async def test_each_completion_decrements_the_counter_and_the_last_unblocks_the_parent(
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
     ) -> None:
         """> As each child completes, notifyChildCompleted() decrements the counter
@@ -102,17 +102,17 @@ class TestFlowStateTransitions:
         """
         parent, _ = await add(jobs, send_report, fetch_data, "db", "api", "log")
 
-        seen = []
+        progress = []
         for _ in range(2):
-            await one_more(jobs)
+            await run_next_child(jobs)
             record = await jobs.record(parent.id)
-            seen.append((record.state, record.open_children))
+            progress.append((record.state, record.open_children))
         await drain(jobs, queue="etl")
 
-        assert seen == [(State.BLOCKED, 2), (State.BLOCKED, 1)]
+        assert progress == [(State.BLOCKED, 2), (State.BLOCKED, 1)]
         assert (await jobs.record(parent.id)).state is State.WAITING
 
-    async def test_the_parent_is_then_processed_like_any_normal_job(
+    async def test_an_unblocked_parent_is_processed_like_any_normal_job(
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
     ) -> None:
         """> The parent is then processed like any normal job"""
@@ -127,67 +127,67 @@ class TestFlowStateTransitions:
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
     ) -> None:
         """> The FlowProducer saves the entire tree atomically."""
-        great = fetch_data.using(unique="held", metadata={"text": "x" * 60_000})
-        bad = fetch_data.new("x" * 1_100_000)
+        large = fetch_data.using(unique="held", metadata={"text": "x" * 60_000})
+        too_large = fetch_data.new("x" * 1_100_000)
 
         with pytest.raises(ErrandryError):
-            await jobs.enqueue_flow(flow(send_report.new(42), great.new("db"), bad))
+            await jobs.enqueue_flow(flow(send_report.new(42), large.new("db"), too_large))
         loop = fetch_data.new("loop")
         with pytest.raises(InvalidValue, match="circle"):
             await jobs.enqueue_flow(flow(loop, flow(fetch_data.new("middle"), loop)))
 
         assert (await jobs.list()).jobs == ()
-        assert not (await great.enqueue("db")).existed  # nor is its key taken
+        assert not (await large.enqueue("db")).existed  # its key is not taken either
 
-    async def test_the_event_of_a_parent_that_waits(
+    async def test_a_new_parent_is_reported_as_blocked(
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
     ) -> None:
         """> waiting-children | Parent job created in a flow"""
-        head = await jobs.latest_cursor()
+        cursor = await jobs.latest_cursor()
         parent, children = await add(jobs, send_report, fetch_data, "db")
 
-        page = await jobs.engine.call(jobs.store.events, head, 100)
+        page = await jobs.engine.call(jobs.store.events, cursor, 100)
 
-        told = {one.event.job: one.event.kind for one in page.entries}
-        assert told == {parent.id: EventKind.BLOCKED, children[0]: EventKind.WAITING}
+        kinds = {entry.event.job: entry.event.kind for entry in page.entries}
+        assert kinds == {parent.id: EventKind.BLOCKED, children[0]: EventKind.WAITING}
 
 
 class TestChildFailurePolicies:
-    async def test_fail(
+    async def test_policy_fail_fails_the_parent_at_once(
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
     ) -> None:
         """> 'fail' | Parent immediately transitions to failed (default)
 
-        Ours also cancels the children that nobody has claimed yet: their results are for nobody.
+        Here the children that no worker has claimed are canceled as well: no parent needs their results.
         """
         parent, children = await add(jobs, send_report, fetch_data, "broken", "api")
 
-        await one_more(jobs)
+        await run_next_child(jobs)
 
         record = await jobs.record(parent.id)
         assert (record.state, record.reason) == (State.FAILED, Reason.CHILD_FAILED)
         assert (await jobs.record(children[1])).state is State.CANCELED
 
-    async def test_ignore(
+    async def test_policy_ignore_lets_the_parent_run_without_the_failed_child(
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
     ) -> None:
         """> 'ignore' | Parent proceeds when remaining children finish"""
         parent, _ = await add(jobs, send_report, fetch_data, "broken", "api", policy="ignore")
 
-        await one_more(jobs)
+        await run_next_child(jobs)
         waiting = await jobs.record(parent.id)
         await drain(jobs)
 
         assert (waiting.state, waiting.open_children) == (State.BLOCKED, 1)
         assert await parent.result(timeout=30) == [42, None, "rows of api"]
 
-    async def test_remove(
+    async def test_policy_remove_removes_the_parent(
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
     ) -> None:
         """> 'remove' | Parent is removed if any child fails"""
         parent, children = await add(jobs, send_report, fetch_data, "broken", "api", policy="remove")
 
-        await one_more(jobs)
+        await run_next_child(jobs)
 
         assert [record.id for record in (await jobs.list()).jobs] == [children[1], children[0]]
         assert (await jobs.totals())["reports"] == {"inserted": 1, "removed": 1}
@@ -217,7 +217,9 @@ class TestRemoval:
     """> If removeOnComplete is set, the job is removed (or scheduled for removal after a grace period)"""
 
     @pytest.mark.parametrize("source", ["db", "broken"])
-    async def test_true(self, jobs: Errandry, fetch_data: Task[[str], str], source: str) -> None:
+    async def test_keep_0_removes_the_job_when_it_ends(
+        self, jobs: Errandry, fetch_data: Task[[str], str], source: str
+    ) -> None:
         """> removeOnComplete: true, removeOnFail: true: the job is removed as soon as it has ended"""
         await fetch_data.using(keep={"completed": 0, "failed": 0}).enqueue(source)
         await drain(jobs)
@@ -225,18 +227,23 @@ class TestRemoval:
         assert (await jobs.list()).jobs == ()
         assert (await jobs.totals())["etl"]["removed"] == 1
 
-    async def test_on_complete_only(self, jobs: Errandry, fetch_data: Task[[str], str]) -> None:
-        kept = fetch_data.using(keep={"completed": 0})
-        await kept.enqueue("db")
-        failed = await kept.enqueue("broken")
+    async def test_keep_0_for_completed_jobs_keeps_failed_jobs(
+        self, jobs: Errandry, fetch_data: Task[[str], str]
+    ) -> None:
+        task = fetch_data.using(keep={"completed": 0})
+        await task.enqueue("db")
+        failed = await task.enqueue("broken")
         await drain(jobs)
 
         assert [record.id for record in (await jobs.list()).jobs] == [failed.id]
 
-    async def test_a_grace_period(
+    async def test_a_finished_job_is_removed_after_its_keep_time(
         self, jobs: Errandry, fetch_data: Task[[str], str], clock: FakeClock
     ) -> None:
-        """> { age: 60 }: removed so many seconds after it has ended"""
+        """> { age: 60 }
+
+        The job is removed 60 seconds after it has ended.
+        """
         await fetch_data.using(keep={"completed": 60}).enqueue("db")
         await drain(jobs)
         clock.advance(59)
@@ -248,20 +255,22 @@ class TestRemoval:
 
         assert (await jobs.list()).jobs == ()
 
-    async def test_a_count(self, jobs: Errandry, fetch_data: Task[[str], str]) -> None:
-        """> { count: 2 }: the newest so many are kept
+    async def test_the_newest_finished_jobs_are_kept_by_count(
+        self, jobs: Errandry, fetch_data: Task[[str], str]
+    ) -> None:
+        """> { count: 2 }
 
-        Counted by task and state; theirs counts by queue and state.
+        The newest two jobs are kept. Here jobs are counted by task and state, there by queue and state.
         """
-        kept = fetch_data.using(keep={"last": 2})
-        ids = [(await kept.enqueue(source)).id for source in ("db", "api", "log", "broken")]
+        task = fetch_data.using(keep={"last": 2})
+        ids = [(await task.enqueue(source)).id for source in ("db", "api", "log", "broken")]
         await drain(jobs)
 
         await jobs.engine.submit(Upkeep())
 
         assert [record.id for record in (await jobs.list()).jobs] == ids[:0:-1]
 
-    async def test_a_child_that_goes_at_once_has_its_result_in_the_parent(
+    async def test_the_parent_gets_the_result_of_a_child_that_was_removed(
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
     ) -> None:
         child = fetch_data.using(keep=0).new("db")

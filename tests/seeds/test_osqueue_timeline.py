@@ -1,8 +1,8 @@
 """osqueue's page "Job Lifecycle", replayed as written.
 
-The page's words in ours: unclaimed is `waiting`, in_progress is `running`, a heartbeat renews a lease of 30
-seconds. osqueue keeps no finished jobs, so here they are kept for no time. There, a lost worker costs an
-attempt and nothing else, so `max_crashes` is as high as `max_attempts`. Lines after > are the page's.
+Its terms: unclaimed is `waiting`, in_progress is `running`, a heartbeat renews a lease of 30 seconds. osqueue
+keeps no finished jobs, so these jobs have keep 0. There a lost worker costs an attempt and nothing else, so
+`max_crashes` equals `max_attempts`. Lines that begin with > are quoted from the page.
 """
 
 from uuid import UUID
@@ -21,7 +21,7 @@ MAX_ATTEMPTS = 3
 
 
 class Broker:
-    """The four calls of osqueue's client, as commands."""
+    """The calls of osqueue's client, as commands."""
 
     def __init__(self, store: Store, clock: FakeClock) -> None:
         self.store, self.clock = store, clock
@@ -61,7 +61,7 @@ class Broker:
         [answer] = await self.store.commit([Settle(Ref(job.id, job.fence), CompleteOutcome())])
         return answer
 
-    async def write_pass(self) -> UpkeepResult:
+    async def run_upkeep(self) -> UpkeepResult:
         [answer] = await self.store.commit([Upkeep()])
         assert isinstance(answer, UpkeepResult)
         return answer
@@ -71,8 +71,8 @@ class Broker:
         assert job is not None
         return job
 
-    async def total(self, what: str) -> int:
-        return (await self.store.totals())["default"].get(what, 0)
+    async def total(self, name: str) -> int:
+        return (await self.store.totals())["default"].get(name, 0)
 
     async def jobs(self) -> list[str]:
         """osqueue's `jobs` array: in the order of submission."""
@@ -85,7 +85,7 @@ def broker(store: Store, clock: FakeClock) -> Broker:
 
 
 class Timeline:
-    """`at(5)` is five seconds after the beginning."""
+    """`at(5)` sets the clock to five seconds after the start of the test."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -180,7 +180,7 @@ async def test_a_claim_returns_null_if_no_matching_unclaimed_job_exists(broker: 
 # Heartbeat
 
 
-async def test_heartbeats_tell_the_broker_the_worker_is_still_alive(broker: Broker, at: Timeline) -> None:
+async def test_heartbeats_keep_the_job_of_a_live_worker(broker: Broker, at: Timeline) -> None:
     """> This updates the job's `heartbeat` timestamp, telling the broker the worker is still alive."""
     await broker.submit_job("email:send")
     job = await broker.claimed("worker-1")
@@ -190,7 +190,7 @@ async def test_heartbeats_tell_the_broker_the_worker_is_still_alive(broker: Brok
         assert await broker.heartbeat(job) is HELD
         assert await broker.claim_job("worker-2") is None
 
-    assert await broker.write_pass() == UpkeepResult()
+    assert await broker.run_upkeep() == UpkeepResult()
     assert (await broker.job(job.id)).lease_until == START + 120 + HEARTBEAT_TIMEOUT
 
 
@@ -199,13 +199,13 @@ async def test_heartbeats_tell_the_broker_the_worker_is_still_alive(broker: Brok
 
 async def test_a_completed_job_is_removed_and_counted(broker: Broker) -> None:
     """> The job is removed from the `jobs` array and `completedTotal` is incremented."""
-    stays = await broker.submit_job("email:send")
+    other = await broker.submit_job("email:send")
     await broker.submit_job("image:resize")
     job = await broker.claimed("worker-1", "image:resize")
 
     assert await broker.complete_job(job) is WRITTEN
 
-    assert await broker.jobs() == [stays]
+    assert await broker.jobs() == [other]
     assert await broker.total("completed") == 1
 
 
@@ -218,15 +218,15 @@ async def test_a_job_whose_heartbeat_is_stale_is_reset_to_unclaimed(broker: Brok
     await broker.claimed("worker-1")
 
     at(29.9)
-    assert await broker.write_pass() == UpkeepResult()
+    assert await broker.run_upkeep() == UpkeepResult()
     at(30.1)
-    assert await broker.write_pass() == UpkeepResult(expired=1)
+    assert await broker.run_upkeep() == UpkeepResult(expired=1)
 
     job = await broker.job(job_id)
     assert (job.state, job.worker, job.attempts) == (State.WAITING, None, 1)
 
 
-async def test_expiry_runs_on_every_write_pass_that_claims(broker: Broker, at: Timeline) -> None:
+async def test_every_claim_expires_stale_heartbeats_first(broker: Broker, at: Timeline) -> None:
     """> On every write pass, the broker runs heartbeat expiry."""
     await broker.submit_job("email:send")
     await broker.claimed("worker-1")
@@ -248,7 +248,7 @@ async def test_an_exhausted_job_is_removed_and_counted(broker: Broker, at: Timel
     assert await broker.claim_job("worker-4") is None
 
     assert await broker.jobs() == []
-    assert [await broker.total(what) for what in ("failed", "removed", "expired")] == [1, 1, 3]
+    assert [await broker.total(name) for name in ("failed", "removed", "expired")] == [1, 1, 3]
 
 
 async def test_a_job_is_retried_up_to_max_attempts_times(broker: Broker, at: Timeline) -> None:
@@ -262,32 +262,34 @@ async def test_a_job_is_retried_up_to_max_attempts_times(broker: Broker, at: Tim
     assert attempts == 7
 
 
-async def test_a_job_whose_handler_throws_comes_back_after_the_timeout(broker: Broker, at: Timeline) -> None:
+async def test_a_job_whose_handler_throws_is_retried_after_the_timeout(broker: Broker, at: Timeline) -> None:
     """> When a handler throws, the worker simply stops sending heartbeats for that job. The broker's expiry
     > logic eventually detects the stale heartbeat and resets the job to "unclaimed" for retry.
     """
     await broker.submit_job("email:send")
-    thrown = await broker.claimed("worker-1")
+    first = await broker.claimed("worker-1")
 
     at(31)
-    again = await broker.claimed("worker-1")
+    second = await broker.claimed("worker-1")
 
-    assert (again.id, again.attempts) == (thrown.id, 2)
-    assert again.fence > thrown.fence
+    assert (second.id, second.attempts) == (first.id, 2)
+    assert second.fence > first.fence
 
 
-@pytest.mark.parametrize("who", ["nobody", "the same worker", "another worker"])
-async def test_a_stale_worker_changes_nothing(broker: Broker, store: Store, at: Timeline, who: str) -> None:
-    """The reset job is no longer the first worker's: neither its heartbeat nor its completion counts, even
-    where only the worker's name would let it pass.
+@pytest.mark.parametrize("claimed_by", ["no worker", "the same worker", "another worker"])
+async def test_a_stale_worker_changes_nothing(
+    broker: Broker, store: Store, at: Timeline, claimed_by: str
+) -> None:
+    """The first worker no longer holds the reset job: its heartbeat and its completion are refused, even if a
+    worker of the same name has claimed the job again.
     """
     await broker.submit_job("email:send")
     stale = await broker.claimed("worker-1")
     at(31)
-    await broker.write_pass()
-    if who != "nobody":
-        await broker.claimed("worker-1" if who == "the same worker" else "worker-2")
-    cause = LossCause.NOT_HELD if who == "nobody" else LossCause.OTHER_FENCE
+    await broker.run_upkeep()
+    if claimed_by != "no worker":
+        await broker.claimed("worker-1" if claimed_by == "the same worker" else "worker-2")
+    cause = LossCause.NOT_HELD if claimed_by == "no worker" else LossCause.OTHER_FENCE
     before = (
         await broker.job(stale.id),
         await store.counts(),
@@ -315,7 +317,7 @@ async def test_a_job_with_an_invalid_payload_is_completed_rather_than_retried(
     """> If validation fails, the job is **completed (removed)** rather than retried — this prevents invalid
     > payloads from being retried indefinitely.
     """
-    await broker.submit_job("email:send", '{"subject":"to nobody"}')
+    await broker.submit_job("email:send", '{"subject":"no recipient"}')
     job = await broker.claimed("worker-1")
     is_valid = '"to":' in job.payload
     assert not is_valid
@@ -325,7 +327,7 @@ async def test_a_job_with_an_invalid_payload_is_completed_rather_than_retried(
     at(3_600)
     assert await broker.claim_job("worker-1") is None
     assert await broker.jobs() == []
-    assert [await broker.total(what) for what in ("completed", "removed", "failed")] == [1, 1, 0]
+    assert [await broker.total(name) for name in ("completed", "removed", "failed")] == [1, 1, 0]
 
 
 # Example timeline
@@ -384,10 +386,10 @@ async def test_the_example_timeline_if_the_worker_crashes(broker: Broker, at: Ti
     assert await broker.claim_job("worker-2") is None
 
     at(34)  # the last heartbeat is less than 30 seconds old
-    assert await broker.write_pass() == UpkeepResult()
+    assert await broker.run_upkeep() == UpkeepResult()
 
     at(38)
-    assert await broker.write_pass() == UpkeepResult(expired=1)
+    assert await broker.run_upkeep() == UpkeepResult(expired=1)
     assert (await broker.job(job_id)).state is State.WAITING
 
     at(39)
@@ -398,4 +400,4 @@ async def test_the_example_timeline_if_the_worker_crashes(broker: Broker, at: Ti
     assert await broker.complete_job(crashed) == Lost(LossCause.OTHER_FENCE)
     assert await broker.complete_job(job) is WRITTEN
     assert await broker.jobs() == []
-    assert [await broker.total(what) for what in ("completed", "removed", "expired")] == [1, 1, 1]
+    assert [await broker.total(name) for name in ("completed", "removed", "expired")] == [1, 1, 1]

@@ -1,8 +1,9 @@
-"""TaskHarbor's page of data flows from the side of its user: client, codec, worker, middleware, dead letters.
+"""TaskHarbor's page about data flows, as its user sees it: client, codec, worker, middleware, dead letters.
 
-The page's words in ours: its client and worker are an app and a `Worker`, a job type is a task's name,
-NewClient(driver, options) is `Errandry(url)`, worker.Register is `@jobs.task`, its DLQ the failed jobs.
-What its driver must do is replayed in `test_taskharbor_dataflow.py`. Lines after > are the page's.
+Its terms: its client and worker are an app and a `Worker`, a job type is a task's name, NewClient(driver,
+options) is `Errandry(url)`, worker.Register is `@jobs.task`, its DLQ is the failed jobs.
+`test_taskharbor_dataflow.py` replays the duties of its driver. Lines that begin with > are quoted from the
+page.
 """
 
 import asyncio
@@ -25,9 +26,9 @@ from errandry.core.job import NewJob
 from errandry.core.retry import Curve
 from errandry.core.state import Reason
 from errandry.errors import InvalidArguments, InvalidValue
-from tests.working import burst, kinds, reached, until, working
+from tests.run_worker import event_kinds, run_burst, running_worker, wait_for_job, wait_for_state
 
-NOW = Backoff(Curve.FIXED, 0.0)
+NO_DELAY = Backoff(Curve.FIXED, 0.0)
 URLS = {"memory": "memory:", "sqlite": "sqlite:///{}/jobs.db"}
 
 
@@ -45,7 +46,7 @@ async def jobs(url: str) -> AsyncIterator[Errandry]:
 # Enqueue flow: JobRequest -> JobRecord -> Driver storage
 
 
-async def test_user_chooses_a_driver_makes_client_and_worker_registers_and_enqueues(url: str) -> None:
+async def test_a_user_opens_a_store_registers_a_task_and_enqueues_a_job(url: str) -> None:
     """> 1) choose a Driver implementation … 5) client.Enqueue(ctx, JobRequest)"""
     async with Errandry(url) as jobs:
 
@@ -54,11 +55,11 @@ async def test_user_chooses_a_driver_makes_client_and_worker_registers_and_enque
             return f"sent to {to}"
 
         job = await jobs.enqueue("email.send", {"to": "ada@example.com"})
-        async with working(jobs):
+        async with running_worker(jobs):
             assert await job.result(30) == "sent to ada@example.com"
 
 
-async def test_job_request_is_user_facing(jobs: Errandry) -> None:
+async def test_a_job_is_stored_with_the_options_of_its_call(jobs: Errandry) -> None:
     """> JobRequest (user-facing) Type Payload(any) Queue RunAt Timeout MaxAttempts"""
 
     @dataclass
@@ -78,7 +79,7 @@ async def test_job_request_is_user_facing(jobs: Errandry) -> None:
     assert json.loads(record.payload) == {"mail": {"to": "ada", "copies": 1}}
 
 
-async def test_client_validates_the_request(jobs: Errandry) -> None:
+async def test_invalid_arguments_and_options_are_refused(jobs: Errandry) -> None:
     """> - validate request"""
 
     @jobs.task
@@ -92,16 +93,16 @@ async def test_client_validates_the_request(jobs: Errandry) -> None:
     assert await jobs.counts() == {}
 
 
-async def test_client_normalizes_defaults_generates_an_id_and_starts_with_no_attempts(jobs: Errandry) -> None:
+async def test_a_new_job_has_defaults_a_new_id_and_no_attempts(jobs: Errandry) -> None:
     """> - normalize defaults (queue, etc.) … - generate ID - set CreatedAt - set Attempts=0"""
 
     @jobs.task
     async def send() -> None: ...
 
-    one, other = await send.enqueue(), await send.enqueue()
-    record = await jobs.record(one.id)
+    first, second = await send.enqueue(), await send.enqueue()
+    record = await jobs.record(first.id)
 
-    assert one.id != other.id
+    assert first.id != second.id
     assert (record.queue, record.attempts, record.max_attempts, record.timeout) == ("default", 0, 5, None)
     assert abs(record.created_at - datetime.now(UTC).timestamp()) < 60
 
@@ -118,7 +119,7 @@ async def test_an_idempotency_key_makes_a_repeat_the_same_job(jobs: Errandry) ->
     assert [record.payload for record in (await jobs.list()).jobs] == ['{"to":"ada"}']
 
 
-async def test_payload_is_encoded_by_the_codec_json_by_default(jobs: Errandry) -> None:
+async def test_a_payload_is_json_by_default(jobs: Errandry) -> None:
     """> Payload bytes ([]byte) (encoded by codec, JSON by default)"""
 
     @jobs.task
@@ -130,22 +131,22 @@ async def test_payload_is_encoded_by_the_codec_json_by_default(jobs: Errandry) -
 
 
 class Rot13:
-    """A codec of one's own."""
+    """A codec of the application."""
 
-    def seal(self, text: str, about: DocumentInfo) -> str:
-        return json.dumps({"by": "rot13", "text": _turned(text)})
+    def seal(self, text: str, document: DocumentInfo) -> str:
+        return json.dumps({"by": "rot13", "text": _rot13(text)})
 
-    def unseal(self, text: str, about: DocumentInfo) -> str:
-        return _turned(json.loads(text)["text"])
+    def unseal(self, text: str, document: DocumentInfo) -> str:
+        return _rot13(json.loads(text)["text"])
 
 
-def _turned(text: str) -> str:
+def _rot13(text: str) -> str:
     import codecs
 
     return codecs.encode(text, "rot13")
 
 
-async def test_encode_payload_via_codec(url: str) -> None:
+async def test_a_codec_encodes_payloads_and_results(url: str) -> None:
     """> encode payload via codec"""
     async with Errandry(url, codec=Rot13()) as jobs:
 
@@ -154,7 +155,7 @@ async def test_encode_payload_via_codec(url: str) -> None:
             return f"sent to {to}"
 
         job = await send.enqueue("ada")
-        async with working(jobs):
+        async with running_worker(jobs):
             assert await job.result(30) == "sent to ada"
 
         record = await jobs.record(job.id)
@@ -162,7 +163,7 @@ async def test_encode_payload_via_codec(url: str) -> None:
         assert json.loads(record.result or "") == {"by": "rot13", "text": '"frag gb nqn"'}
 
 
-async def test_if_run_at_is_in_the_future_it_is_scheduled_and_else_runnable(jobs: Errandry) -> None:
+async def test_a_job_with_run_at_in_the_future_is_scheduled_and_otherwise_runs(jobs: Errandry) -> None:
     """> if RunAt is zero (or <= now at reserve time) store in runnable FIFO · if RunAt is in the future …"""
     order: list[int] = []
 
@@ -174,7 +175,7 @@ async def test_if_run_at_is_in_the_future_it_is_scheduled_and_else_runnable(jobs
     await work.using(run_at=now + timedelta(hours=1)).enqueue(0)
     await work.enqueue(1)
     await work.using(run_at=now - timedelta(hours=1)).enqueue(2)
-    await burst(jobs, concurrency=1)
+    await run_burst(jobs, concurrency=1)
 
     assert order == [1, 2]
     assert await jobs.counts() == {"default": {"completed": 2, "scheduled": 1}}
@@ -183,57 +184,57 @@ async def test_if_run_at_is_in_the_future_it_is_scheduled_and_else_runnable(jobs
 # Worker run loop: poll -> reserve -> execute
 
 
-async def test_worker_run_is_concurrency_limited(jobs: Errandry) -> None:
+async def test_a_worker_runs_at_most_its_concurrency(jobs: Errandry) -> None:
     """> - concurrency-limited with sem + waitgroup"""
-    running = most = 0
+    running = most_running = 0
 
     @jobs.task
     async def work() -> None:
-        nonlocal running, most
+        nonlocal running, most_running
         running += 1
-        most = max(most, running)
+        most_running = max(most_running, running)
         await asyncio.sleep(0.002)
         running -= 1
 
     await jobs.enqueue_many([work.new() for _ in range(12)])
-    await burst(jobs, concurrency=4)
+    await run_burst(jobs, concurrency=4)
 
-    assert most == 4
+    assert most_running == 4
     assert await jobs.counts() == {"default": {"completed": 12}}
 
 
-async def test_worker_run_obeys_cancellation_and_waits_for_what_runs(jobs: Errandry) -> None:
+async def test_a_stopped_worker_waits_for_its_running_jobs(jobs: Errandry) -> None:
     """> Worker.Run(ctx) loop - obeys ctx cancellation"""
-    begun, finish = asyncio.Event(), asyncio.Event()
+    started, finish = asyncio.Event(), asyncio.Event()
 
     @jobs.task
     async def work() -> str:
-        begun.set()
+        started.set()
         await finish.wait()
         return "finished"
 
     job = await work.enqueue()
-    async with working(jobs) as worker:
-        await begun.wait()
+    async with running_worker(jobs) as worker:
+        await started.wait()
         worker.stop()
         finish.set()
         assert await job.result(30) == "finished"
 
 
-async def test_promote_due_scheduled_jobs(jobs: Errandry) -> None:
+async def test_a_worker_runs_scheduled_jobs_when_they_are_due(jobs: Errandry) -> None:
     """> promote due scheduled jobs (RunAt <= now)"""
 
     @jobs.task
     async def work() -> None: ...
 
-    async with working(jobs):
+    async with running_worker(jobs):
         job = await work.using(delay=0.03).enqueue()
         assert (await job.wait(30)).state is State.COMPLETED
 
     assert (job.record.started_at or 0) >= (job.record.run_at or 0)
 
 
-async def test_reclaim_expired_inflight_leases(jobs: Errandry) -> None:
+async def test_a_worker_runs_jobs_whose_lease_expired(jobs: Errandry) -> None:
     """> reclaim expired inflight leases (crash recovery) … job becomes runnable immediately"""
 
     @jobs.task
@@ -241,19 +242,19 @@ async def test_reclaim_expired_inflight_leases(jobs: Errandry) -> None:
         return ctx.attempt
 
     job = await work.enqueue()
-    claims = await jobs.engine.submit(Claim(worker="crashed", nonce="1", lease=0.02))
-    assert isinstance(claims, Claims)
-    async with working(jobs, upkeep_every=0.01):
+    answer = await jobs.engine.submit(Claim(worker="crashed", nonce="1", lease=0.02))
+    assert isinstance(answer, Claims)
+    async with running_worker(jobs, upkeep_every=0.01):
         assert await job.result(30) == 2
 
     assert [error.kind for error in job.record.errors] == [Reason.WORKER_LOST]
-    assert "stalled" in await kinds(jobs, job.id)
+    assert "stalled" in await event_kinds(jobs, job.id)
 
 
 # Execution flow: handler + heartbeat + completion
 
 
-async def test_handler_is_wrapped_with_middleware(jobs: Errandry) -> None:
+async def test_middleware_wraps_the_handler_in_the_order_of_registration(jobs: Errandry) -> None:
     """> Handler is wrapped with middleware: - Recover … - Timeout … - user middleware chain"""
     calls: list[str] = []
 
@@ -284,80 +285,80 @@ async def test_handler_is_wrapped_with_middleware(jobs: Errandry) -> None:
         return "done"
 
     good, bad = await work.enqueue(False), await work.enqueue(True)
-    await burst(jobs, concurrency=1)
+    await run_burst(jobs, concurrency=1)
 
     assert calls == ["recover", "timeout", "user", "handler"] * 2
     assert await good.result(30) == "done"
     assert (await bad.wait(30)).record.errors[0].message == "the handler panicked: boom"
 
 
-async def test_recover_turns_a_panic_into_an_error_without_any_middleware(jobs: Errandry) -> None:
+async def test_system_exit_in_a_handler_fails_the_job_without_middleware(jobs: Errandry) -> None:
     """> - Recover (panic -> error)"""
 
     @jobs.task(max_attempts=1)
-    async def here() -> None:
+    async def async_handler() -> None:
         raise SystemExit("boom")
 
     @jobs.task(max_attempts=1)
-    def there() -> None:
+    def thread_handler() -> None:
         raise SystemExit("boom")
 
-    made = await here.enqueue(), await there.enqueue()
-    async with working(jobs):
-        for job in made:
+    enqueued = await async_handler.enqueue(), await thread_handler.enqueue()
+    async with running_worker(jobs):
+        for job in enqueued:
             assert (await job.wait(30)).state is State.FAILED
             assert "SystemExit" in job.record.errors[0].type + job.record.errors[0].message
 
 
-async def test_timeout_cancels_the_jobs_context(jobs: Errandry) -> None:
+async def test_a_timeout_cancels_the_handler(jobs: Errandry) -> None:
     """> - Timeout (ctx cancel on job.Timeout)"""
     stopped: list[str] = []
 
     @jobs.task(timeout=0.02, max_attempts=1)
-    async def here() -> None:
+    async def async_handler() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            stopped.append("here")
+            stopped.append("async")
 
     @jobs.task(timeout=0.02, max_attempts=1)
-    def there(ctx: JobContext) -> None:
+    def thread_handler(ctx: JobContext) -> None:
         if ctx.wait(60):
-            stopped.append("there")
+            stopped.append("thread")
 
-    made = await here.enqueue(), await there.enqueue()
-    async with working(jobs):
-        ends = [(await job.wait(30)).record.reason for job in made]
+    enqueued = await async_handler.enqueue(), await thread_handler.enqueue()
+    async with running_worker(jobs):
+        ends = [(await job.wait(30)).record.reason for job in enqueued]
 
     assert ends == [Reason.TIMEOUT] * 2
-    assert sorted(stopped) == ["here", "there"]
+    assert sorted(stopped) == ["async", "thread"]
 
 
-async def test_if_the_handler_is_missing_the_job_fails(jobs: Errandry) -> None:
+async def test_with_on_unknown_fail_a_job_without_a_handler_fails(jobs: Errandry) -> None:
     """> Fail path: no handler registered · driver.Fail(id, token, now, reason)"""
-    await jobs.insert([NewJob(id="orphan", task="nobody.knows", payload="{}")])
-    await burst(jobs, on_unknown="fail")
+    await jobs.insert([NewJob(id="orphan", task="unknown.task", payload="{}")])
+    await run_burst(jobs, on_unknown="fail")
     record = await jobs.record("orphan")
 
     assert (record.state, record.reason) == (State.FAILED, Reason.NO_HANDLER)
-    assert [one.id for one in (await jobs.list("state:failed reason:no_handler")).jobs] == ["orphan"]
+    assert [record.id for record in (await jobs.list("state:failed reason:no_handler")).jobs] == ["orphan"]
 
 
-async def test_a_missing_handler_may_be_on_another_worker(url: str) -> None:
-    """Not the page's way, but the default: while a deploy rolls, another worker may know the task."""
+async def test_a_job_of_an_unknown_task_is_released_for_another_worker(url: str) -> None:
+    """Not on the page, but the default here: during a rolling deploy another worker may know the task."""
     async with Errandry(url) as old:
         await old.insert([NewJob(id="early", task="new.task", payload="{}")])
-        await burst(old, release_delay=60.0)
+        await run_burst(old, release_delay=60.0)
         given_back = await old.record("early")
         await old.promote("early")
 
         @old.task(name="new.task")
         async def new() -> str:
-            return "known by now"
+            return "known now"
 
-        async with working(old):
+        async with running_worker(old):
             job = await old.get("early")
-            assert await job.result(30) == "known by now"
+            assert await job.result(30) == "known now"
 
     assert (given_back.state, given_back.attempts, given_back.releases) == (State.SCHEDULED, 0, 1)
 
@@ -374,44 +375,44 @@ async def test_heartbeat_keeps_the_lease_alive_for_long_jobs(jobs: Errandry) -> 
         return "once"
 
     job = await long.enqueue()
-    async with working(jobs, lease=lease, renew_every=0.1, upkeep_every=0.02):
+    async with running_worker(jobs, lease=lease, renew_every=0.1, upkeep_every=0.02):
         assert await job.result(30) == "once"
 
     assert (job.record.attempts, job.record.crashes) == (1, 0)
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-async def test_if_extend_lease_fails_the_jobs_context_is_canceled(jobs: Errandry, kind: str) -> None:
+async def test_a_handler_is_canceled_when_its_lease_is_lost(jobs: Errandry, kind: str) -> None:
     """> - if ExtendLease fails -> cancel jobCtx"""
-    begun, stopped = threading.Event(), threading.Event()
+    started, stopped = threading.Event(), threading.Event()
 
-    async def here(ctx: JobContext) -> str:
-        begun.set()
+    async def async_handler(ctx: JobContext) -> str:
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
             stopped.set()
         return "never"
 
-    def there(ctx: JobContext) -> str:
-        begun.set()
+    def thread_handler(ctx: JobContext) -> str:
+        started.set()
         ctx.wait(60)
         stopped.set()
         return "discarded"
 
-    task = jobs.task(name="work")(here if kind == "async" else there)
+    task = jobs.task(name="work")(async_handler if kind == "async" else thread_handler)
     job = await task.enqueue()
-    async with working(jobs, renew_every=0.02) as worker:
-        assert await asyncio.to_thread(begun.wait, 30)
+    async with running_worker(jobs, renew_every=0.02) as worker:
+        assert await asyncio.to_thread(started.wait, 30)
         await jobs.queue("default").pause()
-        await jobs.engine.submit(Upkeep(dead=(worker.id,)))  # another takes this worker for dead
+        await jobs.engine.submit(Upkeep(dead=(worker.id,)))  # another worker reports this one as dead
         assert await asyncio.to_thread(stopped.wait, 30)
 
     record = await jobs.record(job.id)
     assert (record.state, record.result, record.crashes) == (State.WAITING, None, 1)
 
 
-async def test_success_is_acked_with_the_token_of_the_claim(jobs: Errandry) -> None:
+async def test_a_job_completes_under_the_fence_of_its_claim(jobs: Errandry) -> None:
     """> Ack(id, token, now) · VALIDATE token + expiry then remove inflight (terminal success)"""
     fences: list[int] = []
 
@@ -420,31 +421,31 @@ async def test_success_is_acked_with_the_token_of_the_claim(jobs: Errandry) -> N
         fences.append(ctx.fence)
 
     job = await work.enqueue()
-    async with working(jobs):
+    async with running_worker(jobs):
         await job.wait(30)
 
     assert (job.state, job.record.fence, job.record.lease_until) == (State.COMPLETED, fences[0], None)
 
 
 @pytest.mark.parametrize(("error", "attempts"), [(Fail("unrecoverable"), 1), (RuntimeError("boom"), 3)])
-async def test_unrecoverable_or_attempts_exhausted_goes_to_the_dead_letters(
+async def test_a_job_fails_if_it_is_unrecoverable_or_its_attempts_are_spent(
     jobs: Errandry, error: Exception, attempts: int
 ) -> None:
     """> decide: unrecoverable/maxAttempts -> Fail · remove inflight + store DLQ entry"""
 
-    @jobs.task(max_attempts=3, backoff=NOW)
+    @jobs.task(max_attempts=3, backoff=NO_DELAY)
     async def work(to: str) -> None:
         raise error
 
     job = await work.enqueue("ada")
-    await burst(jobs)
+    await run_burst(jobs)
     [letter] = (await jobs.list("state:failed")).jobs
 
     assert (letter.id, letter.attempts, letter.payload) == (job.id, attempts, '{"to":"ada"}')
     assert letter.errors[-1].message == str(error)
 
 
-async def test_else_retry_schedules_the_next_run(jobs: Errandry) -> None:
+async def test_a_retry_is_scheduled_by_the_backoff_function(jobs: Errandry) -> None:
     """> delay = retryPolicy.NextDelay(nextAttempts) · nextRunAt = now + delay"""
 
     @jobs.backoff
@@ -456,10 +457,10 @@ async def test_else_retry_schedules_the_next_run(jobs: Errandry) -> None:
         raise RuntimeError("boom")
 
     job = await work.enqueue()
-    await burst(jobs)
+    await run_burst(jobs)
     first = await jobs.record(job.id)
     await jobs.promote(job.id)
-    await burst(jobs)
+    await run_burst(jobs)
     second = await jobs.record(job.id)
 
     delays = [(record.run_at or 0) - record.updated_at for record in (first, second)]
@@ -470,7 +471,7 @@ async def test_else_retry_schedules_the_next_run(jobs: Errandry) -> None:
 async def test_dead_letters_can_be_requeued(jobs: Errandry) -> None:
     """> DLQ storage
 
-    And back: a dead letter is a job like any other, rerun with its payload and its past.
+    A dead letter is a job like any other: it can be rerun and keeps its payload and its errors.
     """
     broken = True
 
@@ -486,11 +487,11 @@ async def test_dead_letters_can_be_requeued(jobs: Errandry) -> None:
 
     letters = [await work.enqueue(to) for to in ("ada", "grace")]
     bug = await other.enqueue()
-    await burst(jobs)
+    await run_burst(jobs)
     broken = False
 
     moved = await jobs.rerun(query="state:failed error~ConnectionError", reset_attempts=True)
-    await burst(jobs)
+    await run_burst(jobs)
 
     assert set(moved.moved) == {job.id for job in letters}
     assert [await job.result(30) for job in letters] == ["sent to ada", "sent to grace"]
@@ -511,12 +512,16 @@ async def test_no_double_processing_during_a_valid_lease(url: str) -> None:
             runs.append(ctx.id)
             await asyncio.sleep(0.001)
 
-        made = await jobs.enqueue_many([work.new(n) for n in range(40)])
-        async with working(jobs, concurrency=5), working(jobs, concurrency=5), working(jobs, concurrency=5):
-            for job in made:
+        enqueued = await jobs.enqueue_many([work.new(n) for n in range(40)])
+        async with (
+            running_worker(jobs, concurrency=5),
+            running_worker(jobs, concurrency=5),
+            running_worker(jobs, concurrency=5),
+        ):
+            for job in enqueued:
                 await job.wait(30)
 
-    assert sorted(runs) == sorted(job.id for job in made)
+    assert sorted(runs) == sorted(job.id for job in enqueued)
 
 
 async def test_crash_recovery_and_stale_worker_protection(jobs: Errandry) -> None:
@@ -527,39 +532,39 @@ async def test_crash_recovery_and_stale_worker_protection(jobs: Errandry) -> Non
 
     @jobs.task
     async def work(ctx: JobContext) -> str:
-        return "by the living"
+        return "by the live worker"
 
     job = await work.enqueue()
-    claims = await jobs.engine.submit(Claim(worker="zombie", nonce="1", lease=0.02))
-    assert isinstance(claims, Claims)
-    [stale] = claims.jobs
-    async with working(jobs, upkeep_every=0.01):
-        await until(jobs, job.id, lambda record: record.fence > stale.fence)
+    answer = await jobs.engine.submit(Claim(worker="zombie", nonce="1", lease=0.02))
+    assert isinstance(answer, Claims)
+    [stale] = answer.jobs
+    async with running_worker(jobs, upkeep_every=0.01):
+        await wait_for_job(jobs, job.id, lambda record: record.fence > stale.fence)
         answer = await jobs.engine.submit(
-            Settle(Ref(stale.id, stale.fence), CompleteOutcome('"by the dead"'))
+            Settle(Ref(stale.id, stale.fence), CompleteOutcome('"by the stale worker"'))
         )
         assert isinstance(answer, Lost)
-        assert await job.result(30) == "by the living"
+        assert await job.result(30) == "by the live worker"
 
 
-async def test_a_fence_lets_an_effect_outside_refuse_a_stale_worker(jobs: Errandry) -> None:
+async def test_an_external_system_can_refuse_a_stale_worker_by_its_fence(jobs: Errandry) -> None:
     """> Stale worker protection: old worker cannot Ack/Retry/Fail/ExtendLease without correct token"""
     account = {"fence": 0, "balance": 0}
 
     def pay(fence: int, amount: int) -> None:
-        """As a database would: an update that carries a smaller number than the last does nothing."""
+        """Like a conditional update in a database: a fence not above the last changes nothing."""
         if fence > account["fence"]:
             account.update(fence=fence, balance=account["balance"] + amount)
 
-    @jobs.task(max_attempts=2, backoff=NOW)
+    @jobs.task(max_attempts=2, backoff=NO_DELAY)
     async def work(ctx: JobContext) -> None:
         if ctx.attempt == 1:
             raise RuntimeError("before it paid")
         pay(ctx.fence, 10)
-        pay(ctx.job.fence - 1, 10)  # what a worker that lost its lease would send
+        pay(ctx.job.fence - 1, 10)  # a worker that lost its lease would send this
 
     job = await work.enqueue()
-    async with working(jobs):
-        await reached(jobs, job.id, State.COMPLETED)
+    async with running_worker(jobs):
+        await wait_for_state(jobs, job.id, State.COMPLETED)
 
     assert account["balance"] == 10

@@ -1,9 +1,9 @@
-"""TaskHarbor's page of data flows, replayed arrow by arrow.
+"""TaskHarbor's page about data flows, replayed step by step.
 
-The page's words in ours: runnable is `waiting`, inflight is `running`, Reserve is a claim of one job, a
-lease's token is its fence, ExtendLease renews, Ack completes, the DLQ is the `failed` jobs. Its errors
-ErrJobNotInflight, ErrLeaseMismatch and ErrLeaseExpired are the causes `not_held`, `other_fence`, `expired`.
-Lines after > are the page's.
+Its terms: runnable is `waiting`, inflight is `running`, Reserve is a claim of one job, a lease's token is its
+fence, ExtendLease renews, Ack completes, the DLQ is the `failed` jobs. Its errors ErrJobNotInflight,
+ErrLeaseMismatch and ErrLeaseExpired are the causes `not_held`, `other_fence`, `expired`.
+Lines that begin with > are quoted from the page.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from errandry.core.answer import (
-    ALREADY,
     HELD,
     WRITTEN,
     Claims,
@@ -30,7 +29,6 @@ from errandry.core.command import (
     FailOutcome,
     Insert,
     Outcome,
-    Ref,
     ReleaseOutcome,
     RemoveJobs,
     Renew,
@@ -45,6 +43,7 @@ from errandry.core.state import Reason, State
 from errandry.errors import InvalidMove, InvalidValue
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
+from errandry.testing.given import ref
 
 LEASE = 30.0
 BOOM = Failure(Reason.ERROR, "RuntimeError", "boom")
@@ -99,8 +98,8 @@ class Driver:
         assert job is not None
         return job
 
-    async def everything(self) -> tuple[object, ...]:
-        """All that a call could have changed."""
+    async def snapshot(self) -> tuple[object, ...]:
+        """Everything that a call could have changed."""
         store = self.store
         jobs = (await store.list()).jobs
         return (
@@ -110,10 +109,6 @@ class Driver:
             await store.latest_cursor(),
             await store.due_in(),
         )
-
-
-def ref(job: JobRecord) -> Ref:
-    return Ref(job.id, job.fence)
 
 
 @pytest.fixture
@@ -145,7 +140,7 @@ async def test_enqueue_validates_the_request(driver: Driver) -> None:
         await driver.enqueue(max_attempts=-1)
 
 
-async def test_a_job_without_a_future_run_at_is_stored_runnable_in_fifo_order(
+async def test_jobs_without_a_future_run_at_are_reserved_in_fifo_order(
     driver: Driver, clock: FakeClock
 ) -> None:
     """> if RunAt is zero (or <= now at reserve time) store in runnable FIFO"""
@@ -162,16 +157,6 @@ async def test_a_job_with_a_future_run_at_is_stored_scheduled(driver: Driver, cl
 
     assert (await driver.inspect()).state is State.SCHEDULED
     assert await driver.reserve() is None
-
-
-async def test_enqueuing_an_id_again_answers_existed_and_changes_nothing(driver: Driver) -> None:
-    await driver.enqueue(payload="[1]")
-    before = await driver.everything()
-
-    answer = await driver.enqueue(payload="[2]")
-
-    assert answer == Inserted(("job-1",), frozenset({"job-1"}))
-    assert await driver.everything() == before
 
 
 # Worker run loop: poll -> reserve -> execute
@@ -192,16 +177,18 @@ async def test_reserve_promotes_due_scheduled_jobs(driver: Driver, clock: FakeCl
     assert (await driver.reserved()).id == "later"
 
 
-async def test_reserve_takes_what_was_ready_before_what_became_due(driver: Driver, clock: FakeClock) -> None:
+async def test_reserve_takes_ready_jobs_before_reclaimed_and_due_ones(
+    driver: Driver, clock: FakeClock
+) -> None:
     """TaskHarbor's order: ready now, then reclaimed, then due."""
     await driver.enqueue("due", delay=30)
-    await driver.enqueue("reclaimed")
+    await driver.enqueue("let_lease_expire")
     await driver.reserved()
     await driver.enqueue("ready")
 
     clock.advance(30)
 
-    assert [(await driver.reserved()).id for _ in range(3)] == ["ready", "reclaimed", "due"]
+    assert [(await driver.reserved()).id for _ in range(3)] == ["ready", "let_lease_expire", "due"]
 
 
 async def test_reserve_reclaims_expired_inflight_leases(driver: Driver, clock: FakeClock) -> None:
@@ -219,7 +206,7 @@ async def test_reserve_reclaims_expired_inflight_leases(driver: Driver, clock: F
     assert (second.id, second.attempts) == (first.id, 2)
 
 
-async def test_reserve_pops_one_runnable_job_of_its_queue_if_any(driver: Driver) -> None:
+async def test_reserve_takes_one_runnable_job_of_its_queue_if_any(driver: Driver) -> None:
     """> pop 1 runnable job (if any)"""
     await driver.enqueue("job-1", queue="bulk")
     await driver.enqueue("job-2")
@@ -244,7 +231,7 @@ async def test_reserve_creates_a_lease_with_a_token_and_an_expiry(driver: Driver
 # Execution flow: handler + heartbeat + completion
 
 
-async def test_extend_lease_moves_the_expiry_from_now(driver: Driver, clock: FakeClock) -> None:
+async def test_an_extended_lease_counts_from_now(driver: Driver, clock: FakeClock) -> None:
     """> If valid: update stored ExpiresAt = now + leaseDuration, return updated Lease"""
     await driver.enqueue()
     job = await driver.reserved()
@@ -255,19 +242,19 @@ async def test_extend_lease_moves_the_expiry_from_now(driver: Driver, clock: Fak
     assert (await driver.inspect()).lease_until == clock.time() + 60
 
 
-async def test_ack_is_terminal_success(driver: Driver) -> None:
+async def test_ack_completes_the_job(driver: Driver) -> None:
     """> VALIDATE token + expiry then remove inflight (terminal success)"""
     await driver.enqueue()
     job = await driver.reserved()
 
     assert await driver.ack(job) is WRITTEN
 
-    done = await driver.inspect()
-    assert (done.state, done.lease_until) == (State.COMPLETED, None)
+    completed = await driver.inspect()
+    assert (completed.state, completed.lease_until) == (State.COMPLETED, None)
     assert await driver.reserve() is None
 
 
-async def test_retry_without_run_at_requeues_as_runnable(driver: Driver, clock: FakeClock) -> None:
+async def test_a_retry_without_a_delay_makes_the_job_runnable(driver: Driver, clock: FakeClock) -> None:
     """> remove inflight + update record, requeue by RunAt · RunAt==0 -> runnable"""
     await driver.enqueue()
     job = await driver.reserved()
@@ -282,7 +269,7 @@ async def test_retry_without_run_at_requeues_as_runnable(driver: Driver, clock: 
     assert (await driver.reserved()).attempts == 2
 
 
-async def test_retry_with_a_future_run_at_requeues_as_scheduled(driver: Driver, clock: FakeClock) -> None:
+async def test_a_retry_with_a_delay_schedules_the_job(driver: Driver, clock: FakeClock) -> None:
     """> RunAt future -> scheduled"""
     await driver.enqueue()
     job = await driver.reserved()
@@ -296,7 +283,7 @@ async def test_retry_with_a_future_run_at_requeues_as_scheduled(driver: Driver, 
     assert (await driver.reserved()).id == job.id
 
 
-async def test_the_next_run_is_computed_by_the_retry_policy(driver: Driver, clock: FakeClock) -> None:
+async def test_the_backoff_of_the_job_computes_the_next_run(driver: Driver, clock: FakeClock) -> None:
     """> delay = retryPolicy.NextDelay(nextAttempts) · nextRunAt = now + delay"""
     await driver.enqueue(backoff=Backoff(start=0.25, cap=1.0, jitter=0))
     delays = []
@@ -308,7 +295,7 @@ async def test_the_next_run_is_computed_by_the_retry_policy(driver: Driver, cloc
     assert delays == [0.25, 0.5, 1.0, 1.0]
 
 
-async def test_retry_goes_to_the_dlq_when_attempts_are_exhausted(driver: Driver) -> None:
+async def test_a_retry_fails_the_job_when_its_attempts_are_spent(driver: Driver) -> None:
     """> decide: unrecoverable/maxAttempts -> Fail else -> Retry (schedule next run)"""
     await driver.enqueue(max_attempts=2)
     await driver.retry(await driver.reserved())
@@ -321,15 +308,17 @@ async def test_retry_goes_to_the_dlq_when_attempts_are_exhausted(driver: Driver)
     assert [error.attempt for error in dead.errors] == [1, 2]
 
 
-async def test_fail_stores_a_dlq_entry(driver: Driver, store: Store, clock: FakeClock) -> None:
+async def test_a_failed_job_keeps_its_payload_and_its_error(
+    driver: Driver, store: Store, clock: FakeClock
+) -> None:
     """> VALIDATE token + expiry, remove inflight + store DLQ entry"""
-    await driver.enqueue(payload='{"to":"nobody"}')
+    await driver.enqueue(payload='{"to":"unknown"}')
     job = await driver.reserved()
 
     assert await driver.fail(job) is WRITTEN
 
     [dead] = (await store.list(parse("state:failed"))).jobs
-    assert (dead.id, dead.payload, dead.reason) == ("job-1", '{"to":"nobody"}', Reason.UNRECOVERABLE)
+    assert (dead.id, dead.payload, dead.reason) == ("job-1", '{"to":"unknown"}', Reason.UNRECOVERABLE)
     assert (dead.errors[0].message, dead.finished_at) == ("no such address", clock.time())
     assert await driver.reserve() is None
 
@@ -344,7 +333,7 @@ async def test_a_job_without_a_handler_fails(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize(("delay", "state"), [(None, State.WAITING), (60.0, State.SCHEDULED)])
-async def test_requeue_brings_a_job_back_from_the_dlq(
+async def test_a_requeued_job_is_waiting_or_scheduled_with_new_attempts(
     driver: Driver, delay: float | None, state: State
 ) -> None:
     """TaskHarbor's RequeueDLQ with RunAt and ResetAttempts."""
@@ -374,7 +363,7 @@ async def test_a_requeued_job_runs_under_a_new_token(driver: Driver) -> None:
 async def test_only_a_finished_job_can_be_requeued(driver: Driver) -> None:
     """TaskHarbor's ErrJobNotDLQ."""
     await driver.enqueue()
-    before = await driver.everything()
+    before = await driver.snapshot()
 
     answer = await driver.send(RerunJobs(ids=("job-1",)))
 
@@ -382,7 +371,7 @@ async def test_only_a_finished_job_can_be_requeued(driver: Driver) -> None:
     [(job_id, error)] = answer.refused
     assert job_id == "job-1"
     assert isinstance(error, InvalidMove)
-    assert await driver.everything() == before
+    assert await driver.snapshot() == before
 
 
 # All state-mutating calls MUST validate
@@ -396,30 +385,30 @@ CALLS: dict[str, Call] = {
 }
 
 
-async def never_reserved(driver: Driver, clock: FakeClock) -> JobRecord:
+async def insert_job(driver: Driver, clock: FakeClock) -> JobRecord:
     await driver.enqueue()
     return await driver.inspect()
 
 
-async def scheduled(driver: Driver, clock: FakeClock) -> JobRecord:
+async def insert_scheduled_job(driver: Driver, clock: FakeClock) -> JobRecord:
     await driver.enqueue(delay=60)
     return await driver.inspect()
 
 
-async def given_back(driver: Driver, clock: FakeClock) -> JobRecord:
+async def release_job(driver: Driver, clock: FakeClock) -> JobRecord:
     await driver.enqueue()
     job = await driver.reserved()
     await driver.settle(job, ReleaseOutcome())
     return job
 
 
-async def edited_since(driver: Driver, clock: FakeClock) -> JobRecord:
-    job = await given_back(driver, clock)
+async def release_and_edit_job(driver: Driver, clock: FakeClock) -> JobRecord:
+    job = await release_job(driver, clock)
     await driver.send(EditJobs(ids=(job.id,), payload="[2]", priority=-1))
     return job
 
 
-async def reclaimed(driver: Driver, clock: FakeClock) -> JobRecord:
+async def let_lease_expire(driver: Driver, clock: FakeClock) -> JobRecord:
     await driver.enqueue()
     await driver.enqueue("other")
     job = await driver.reserved()
@@ -428,33 +417,40 @@ async def reclaimed(driver: Driver, clock: FakeClock) -> JobRecord:
     return job
 
 
-async def removed(driver: Driver, clock: FakeClock) -> JobRecord:
+async def remove_job(driver: Driver, clock: FakeClock) -> JobRecord:
     await driver.enqueue()
     job = await driver.reserved()
     await driver.send(RemoveJobs(ids=(job.id,), force=True))
     return job
 
 
-NOT_INFLIGHT = [never_reserved, scheduled, given_back, edited_since, reclaimed, removed]
+NOT_INFLIGHT = [
+    insert_job,
+    insert_scheduled_job,
+    release_job,
+    release_and_edit_job,
+    let_lease_expire,
+    remove_job,
+]
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("bring", NOT_INFLIGHT, ids=lambda bring: bring.__name__)
-async def test_a_job_that_is_not_inflight_is_refused_and_nothing_changes(
-    driver: Driver, clock: FakeClock, bring: Callable[[Driver, FakeClock], Any], call: str
+@pytest.mark.parametrize("prepare", NOT_INFLIGHT, ids=lambda prepare: prepare.__name__)
+async def test_a_call_for_a_job_that_is_not_inflight_is_refused_and_nothing_changes(
+    driver: Driver, clock: FakeClock, prepare: Callable[[Driver, FakeClock], Any], call: str
 ) -> None:
     """> job is inflight · If validation fails: ErrJobNotInflight, driver MUST NOT mutate state"""
-    job = await bring(driver, clock)
-    before = await driver.everything()
+    job = await prepare(driver, clock)
+    before = await driver.snapshot()
 
     assert await CALLS[call](driver, job) == Lost(LossCause.NOT_HELD)
 
-    assert await driver.everything() == before
+    assert await driver.snapshot() == before
 
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("lost_by", ["expiry", "retry", "requeue"])
-async def test_a_token_that_is_not_the_current_one_is_refused_and_nothing_changes(
+async def test_a_call_with_a_stale_token_is_refused_and_nothing_changes(
     driver: Driver, clock: FakeClock, lost_by: str, call: str
 ) -> None:
     """> lease token matches current token · If validation fails: ErrLeaseMismatch, driver MUST NOT mutate
@@ -471,50 +467,37 @@ async def test_a_token_that_is_not_the_current_one_is_refused_and_nothing_change
         await driver.send(RerunJobs(ids=(stale.id,)))
     current = await driver.reserved()
     assert current.id == stale.id
-    before = await driver.everything()
+    before = await driver.snapshot()
 
     assert await CALLS[call](driver, stale) == Lost(LossCause.OTHER_FENCE)
 
-    assert await driver.everything() == before
+    assert await driver.snapshot() == before
     assert await driver.ack(current) is WRITTEN
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("late", [0.0, 0.5, 3_600.0])
-async def test_an_expired_lease_is_refused_and_nothing_changes(
-    driver: Driver, clock: FakeClock, late: float, call: str
+@pytest.mark.parametrize("delay", [0.0, 0.5, 3_600.0])
+async def test_a_call_after_the_lease_expired_is_refused_and_nothing_changes(
+    driver: Driver, clock: FakeClock, delay: float, call: str
 ) -> None:
     """> lease is not expired at 'now' · If validation fails: ErrLeaseExpired, driver MUST NOT mutate state"""
     await driver.enqueue()
     job = await driver.reserved()
-    clock.advance(LEASE + late)
-    before = await driver.everything()
+    clock.advance(LEASE + delay)
+    before = await driver.snapshot()
 
     assert await CALLS[call](driver, job) == Lost(LossCause.EXPIRED)
 
-    assert await driver.everything() == before
+    assert await driver.snapshot() == before
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_lease_is_good_up_to_its_last_moment(driver: Driver, clock: FakeClock, call: str) -> None:
+async def test_a_lease_is_valid_until_its_last_moment(driver: Driver, clock: FakeClock, call: str) -> None:
     await driver.enqueue()
     job = await driver.reserved()
     clock.advance(LEASE - 0.001)
 
     assert await CALLS[call](driver, job) in (WRITTEN, HELD)
-
-
-@pytest.mark.parametrize("call", ["ack", "retry", "fail"])
-async def test_the_same_call_again_answers_already_and_nothing_changes(driver: Driver, call: str) -> None:
-    """TaskHarbor's terminal idempotency, for every outcome: the reply may have been lost."""
-    await driver.enqueue()
-    job = await driver.reserved()
-    assert await CALLS[call](driver, job) is WRITTEN
-    before = await driver.everything()
-
-    assert await CALLS[call](driver, job) is ALREADY
-
-    assert await driver.everything() == before
 
 
 # Guarantees delivered by leases + heartbeat
@@ -538,10 +521,10 @@ async def test_crash_recovery_makes_the_job_reservable_again(driver: Driver, clo
     await driver.extend_lease(job)
     clock.advance(LEASE)
 
-    again = await driver.reserved()
+    reclaimed_job = await driver.reserved()
 
-    assert again.id == job.id
-    assert await driver.ack(again) is WRITTEN
+    assert reclaimed_job.id == job.id
+    assert await driver.ack(reclaimed_job) is WRITTEN
 
 
 async def test_heartbeats_keep_a_long_job_from_running_twice(driver: Driver, clock: FakeClock) -> None:

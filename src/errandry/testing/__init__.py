@@ -1,6 +1,6 @@
-"""For tests: a store in memory, a clock that moves when told, `drain`, assertions; and the suite for stores.
+"""Tools for tests: a store in memory, a clock that tests move, `drain`, assertions, the conformance suite.
 
-`errandry.testing.conformance` needs pytest and pytest-asyncio; the rest needs nothing.
+`errandry.testing.conformance`, the suite for stores, needs pytest and pytest-asyncio; the rest needs nothing.
 """
 
 from errandry.store.memory.driver import MemoryStore

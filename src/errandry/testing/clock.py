@@ -4,7 +4,7 @@ START = 1_750_000_000.0
 
 
 class FakeClock:
-    """`advance` lets time pass; `jump` sets the wall clock as an administrator or NTP would."""
+    """A clock that tests move: `advance` lets time pass, `jump` sets the wall clock, as NTP may do."""
 
     def __init__(self, start: float = START) -> None:
         self._wall = start
@@ -17,12 +17,12 @@ class FakeClock:
         return self._monotonic
 
     def advance(self, seconds: float) -> None:
-        """Time passes, on the wall and on the stop-watch."""
+        """Let time pass on both the wall clock and the monotonic clock."""
         if seconds < 0:
             raise ValueError(f"time does not pass backwards ({seconds} s): use jump")
         self._wall += seconds
         self._monotonic += seconds
 
     def jump(self, seconds: float) -> None:
-        """The wall clock is set forward or, with a negative number, back; no time passes."""
+        """Set the wall clock forward or, with a negative number, back; the monotonic clock stays."""
         self._wall += seconds

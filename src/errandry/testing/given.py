@@ -1,4 +1,4 @@
-"""Jobs in any state, brought there as a program would: by commands only."""
+"""Jobs in any state for tests. They reach it by commands, as in a real program."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
@@ -26,55 +26,56 @@ _nonces = count(1)
 
 
 def ref(job: JobRecord) -> Ref:
-    """The identity of the claim `job` came from."""
+    """The id and the fence of the claim that returned `job`."""
     return Ref(job.id, job.fence)
 
 
 class Given:
-    """Each method inserts a new job and answers with it as it is stored then.
+    """Each method inserts a job, brings it into a state, and returns it as it is stored then.
 
-    Keyword arguments are fields of `NewJob`. Unless told otherwise every job has an id and a task
-    of its own, so that claims for one never take another.
+    Keyword arguments are fields of `NewJob`. By default every job has an id and a task of its own,
+    so that a claim for one job never takes another.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._numbers = count(1)
 
-    def job(self, **fields: Any) -> NewJob:
+    def new_job(self, **fields: Any) -> NewJob:
         """A job to insert."""
         number = next(self._numbers)
         return NewJob(**({"id": f"job-{number}", "task": f"task-{number}", "payload": "{}"} | fields))
 
     async def inserted(self, *jobs: NewJob) -> tuple[JobRecord, ...]:
+        """Insert the jobs in one command and return them in the order given."""
         await self.store.commit([Insert(jobs)])
-        return tuple([await self.current(job.id) for job in jobs])
+        return tuple([await self.current_job(job.id) for job in jobs])
 
     async def waiting(self, **fields: Any) -> JobRecord:
-        [job] = await self.inserted(self.job(**fields))
+        [job] = await self.inserted(self.new_job(**fields))
         return job
 
     async def scheduled(self, delay: float = 3_600.0, **fields: Any) -> JobRecord:
         return await self.waiting(delay=delay, **fields)
 
     async def blocked(self, **fields: Any) -> JobRecord:
-        """It waits for a child that runs somewhere else, and for long."""
-        parent = self.job(**fields)
-        child = self.job(id=f"child of {parent.id}", task=f"child of {parent.id}", queue="children")
+        """A job that waits for a child, which runs under a long lease in the queue `children`."""
+        parent = self.new_job(**fields)
+        child = self.new_job(id=f"child of {parent.id}", task=f"child of {parent.id}", queue="children")
         await self.flow((parent, child), (Edge(parent.id, child.id),))
-        await self.taken(await self.current(child.id), "elsewhere", lease=1e9)
-        return await self.current(parent.id)
+        await self.claim(await self.current_job(child.id), "elsewhere", lease=1e9)
+        return await self.current_job(parent.id)
 
     async def flow(self, jobs: Sequence[NewJob], edges: Sequence[Edge]) -> tuple[JobRecord, ...]:
-        """Jobs that wait for each other."""
+        """Insert the jobs of a flow and return them in the order given."""
         [answer] = await self.store.commit([Insert(tuple(jobs), tuple(edges))])
         assert isinstance(answer, Inserted), answer
-        return tuple([await self.current(job.id) for job in jobs])
+        return tuple([await self.current_job(job.id) for job in jobs])
 
     async def claimed(
         self, worker: str = "worker", lease: float = DEFAULT_LEASE, start: bool = False, **fields: Any
     ) -> JobRecord:
-        return await self.taken(await self.waiting(**fields), worker, lease, start)
+        return await self.claim(await self.waiting(**fields), worker, lease, start)
 
     async def running(self, worker: str = "worker", lease: float = DEFAULT_LEASE, **fields: Any) -> JobRecord:
         return await self.claimed(worker, lease, start=True, **fields)
@@ -86,22 +87,22 @@ class Given:
         return await self.settled(FailOutcome(), **fields)
 
     async def canceled(self, **fields: Any) -> JobRecord:
-        """Canceled while it was claimed, so that there is a claim to be told about it."""
+        """A job that was canceled while a worker held its claim."""
         job = await self.claimed(**fields)
         [answer] = await self.store.commit([CancelJobs(ids=(job.id,))])
         assert answer == Moved((job.id,))
-        return await self.current(job.id)
+        return await self.current_job(job.id)
 
-    async def gone(self, **fields: Any) -> JobRecord:
-        """Removed by force while it was claimed; the record as it was last."""
+    async def removed(self, **fields: Any) -> JobRecord:
+        """The last record of a job that was removed by force while it was claimed."""
         job = await self.claimed(**fields)
         [answer] = await self.store.commit([RemoveJobs(ids=(job.id,), force=True)])
         assert answer == Moved((job.id,))
         return job
 
-    async def brought(self, state: State | None, **fields: Any) -> JobRecord:
-        """A job in `state`; with None, one that is gone."""
-        ways: Mapping[State | None, Callable[..., Awaitable[JobRecord]]] = {
+    async def in_state(self, state: State | None, **fields: Any) -> JobRecord:
+        """A job in `state`, or with None the last record of a removed job."""
+        methods: Mapping[State | None, Callable[..., Awaitable[JobRecord]]] = {
             State.BLOCKED: self.blocked,
             State.SCHEDULED: self.scheduled,
             State.WAITING: self.waiting,
@@ -110,17 +111,17 @@ class Given:
             State.COMPLETED: self.completed,
             State.FAILED: self.failed,
             State.CANCELED: self.canceled,
-            None: self.gone,
+            None: self.removed,
         }
-        job = await ways[state](**fields)
-        assert state is None or job.state is state, f"asked for a {state} job, got {job}"
+        job = await methods[state](**fields)
+        assert state is None or job.state is state, f"expected a {state} job, got {job}"
         return job
 
-    async def taken(
+    async def claim(
         self, job: JobRecord, worker: str = "worker", lease: float = DEFAULT_LEASE, start: bool = True
     ) -> JobRecord:
-        """`job`, which is waiting or due, claimed."""
-        wanted = Claim(
+        """Claim `job`, which must be waiting or due and first in its queue and task."""
+        claim = Claim(
             worker=worker,
             nonce=f"given-{next(_nonces)}",
             queues=(job.queue,),
@@ -128,9 +129,11 @@ class Given:
             start=start,
             lease=lease,
         )
-        [answer] = await self.store.commit([wanted])
+        [answer] = await self.store.commit([claim])
         assert isinstance(answer, Claims), answer
-        assert [one.id for one in answer.jobs] == [job.id], f"{job.id} was not the first in line: {answer}"
+        assert [claimed.id for claimed in answer.jobs] == [job.id], (
+            f"the claim did not take {job.id}: {answer}"
+        )
         return answer.jobs[0]
 
     async def settled(self, outcome: Outcome, **fields: Any) -> JobRecord:
@@ -138,9 +141,9 @@ class Given:
         job = await self.running(**fields)
         [answer] = await self.store.commit([Settle(ref(job), outcome)])
         assert answer is WRITTEN, answer
-        return await self.current(job.id)
+        return await self.current_job(job.id)
 
-    async def current(self, job_id: str) -> JobRecord:
+    async def current_job(self, job_id: str) -> JobRecord:
         """The job as it is stored now."""
         [job] = await self.store.get([job_id])
         assert job is not None, f"there is no job {job_id}"

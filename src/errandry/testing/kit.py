@@ -1,4 +1,4 @@
-"""For tests of programs that enqueue jobs: a store in memory, `drain`, assertions about what is enqueued."""
+"""Test kit for programs that enqueue jobs: a store in memory, `drain`, assertions about enqueued jobs."""
 
 import asyncio
 import itertools
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from errandry.api.app import Errandry
 from errandry.api.task import Task
 from errandry.clock import Clock
-from errandry.codec.json_codec import about, from_json
+from errandry.codec.json_codec import document_info, from_json
 from errandry.core import check
 from errandry.core.answer import Claims
 from errandry.core.command import Claim
@@ -21,22 +21,29 @@ from errandry.core.query import Query
 from errandry.errors import InvalidArguments, JobFailed
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing.clock import FakeClock
-from errandry.worker.dispatcher import batches, gathered
+from errandry.worker.dispatcher import batch_specs, group_calls
 from errandry.worker.executor import Executor
 from errandry.worker.handler_call import JobRun
 from errandry.worker.log_capture import JobLogHandler
 from errandry.worker.options import WorkerOptions
 
-LEASE = 86_400.0
-NEVER = check.SPAN_MAX / 2
-"""What is due only then waits for a signal, and for as long as it takes."""
-SHOWN = 20
+LEASE_TIME = 86_400.0
+"""Seconds a claim of `drain` lasts; nothing renews it."""
+SIGNAL_WAIT_MIN = check.SPAN_MAX / 2
+"""Minimum seconds until a job is due that waits for a signal without a timeout."""
+LISTED_JOBS_MAX = 20
+"""Maximum number of jobs listed in a failed assertion."""
 _numbers = itertools.count(1)
 
 
 @contextmanager
 def in_memory(jobs: Errandry, clock: Clock | None = None) -> Iterator[MemoryStore]:
-    """`jobs` with an empty store in memory while this lasts; nothing reaches the store it is made for."""
+    """Give `jobs` an empty store in memory inside a `with` block; its own store is not touched.
+
+    with in_memory(jobs, FakeClock()):
+        await send.enqueue("ada")
+        await drain(jobs)
+    """
     store = MemoryStore(clock)
     with jobs.override_store(store, clock):
         yield store
@@ -50,28 +57,28 @@ async def drain(
     strict: bool = False,
     limit: int = 1_000,
 ) -> list[JobRecord]:
-    """Run what is ready, in the order a worker would, one job after the other, on this loop; those of a task
-    that takes batches together, without lingering.
+    """Run all due jobs on this loop, one after the other, in the order a worker would take them.
 
-    What the handlers enqueue is run too. With `until_idle`, the app's FakeClock goes on to whatever is due
-    next, until nothing is: delays, retries and snoozes take no time. With `strict`, the first attempt that
-    goes wrong is raised as JobFailed. After `limit` attempts it gives up with an AssertionError.
+    Returns the records of the jobs that finished, in that order. Jobs that handlers enqueue run too; jobs of
+    a batch task run together, without lingering.
 
-    Returns the jobs that finished, as stored, in that order.
+    `until_idle` moves the app's FakeClock to the next due job until none is left, so that delays, retries and
+    snoozes take no time. `queue` runs one queue only. `strict` raises the first attempt that fails as
+    JobFailed. After `limit` attempts an AssertionError is raised.
     """
-    hand = _TestWorker(jobs, queue)
+    worker = _TestWorker(jobs, queue)
     finished: list[JobRecord] = []
     attempts = 0
-    with _captured(), closing(hand):
+    with _capture_logs(), closing(worker):
         while attempts < limit:
-            claimed = await hand.claim()
+            claimed = await worker.claim()
             if not claimed and until_idle:
-                claimed = await hand.claim_next()
+                claimed = await worker.claim_next()
             if not claimed:
                 return finished
-            for job, after in zip(claimed, await hand.run(claimed), strict=True):
+            for job, after in zip(claimed, await worker.run(claimed), strict=True):
                 if strict and after is not None and len(after.errors) > len(job.errors):
-                    raise _raised(after)
+                    raise _attempt_error(after)
                 if after is not None and after.finished:
                     finished.append(after)
             attempts += len(claimed)
@@ -79,29 +86,35 @@ async def drain(
 
 
 async def assert_enqueued(jobs: Errandry, task: Task[..., Any] | str, /, **arguments: Any) -> JobRecord:
-    """A job of this task with at least these arguments is there and has not finished. Returns the newest."""
-    known = await _known(jobs, task)
-    for job, given in known:
-        if not job.finished and _fits(given, arguments):
+    """Assert that an unfinished job of this task has at least these arguments; returns the newest one.
+
+    await assert_enqueued(jobs, send, to="ada")
+    """
+    existing = await _jobs_of_task(jobs, task)
+    for job, given in existing:
+        if not job.finished and _has_arguments(given, arguments):
             return job
-    raise AssertionError(f"no job of {_said(task, arguments)} is enqueued; {await _instead(jobs, known)}")
+    raise AssertionError(
+        f"no job of {_description(task, arguments)} is enqueued; {await _existing_jobs(jobs, existing)}"
+    )
 
 
 async def assert_not_enqueued(
     jobs: Errandry, task: Task[..., Any] | str | None = None, /, **arguments: Any
 ) -> None:
-    """No such job is there that has not finished; without a task, none at all."""
-    found = [
+    """Assert that no unfinished job of this task, or of any, has these arguments."""
+    unexpected = [
         (job, given)
-        for job, given in await _known(jobs, task)
-        if not job.finished and _fits(given, arguments)
+        for job, given in await _jobs_of_task(jobs, task)
+        if not job.finished and _has_arguments(given, arguments)
     ]
-    if found:
-        raise AssertionError(f"{_said(task, arguments)} should not be enqueued, but is:{_lines(found)}")
+    if unexpected:
+        lines = _job_lines(unexpected)
+        raise AssertionError(f"{_description(task, arguments)} should not be enqueued, but is:{lines}")
 
 
 class _TestWorker:
-    """A worker in miniature: no slots, no leases to keep, nothing in the background."""
+    """A minimal worker for `drain`: no slots, no renewal of leases, no background tasks."""
 
     def __init__(self, jobs: Errandry, queue: str | None) -> None:
         self._jobs, self._queues = jobs, None if queue is None else (queue,)
@@ -110,37 +123,37 @@ class _TestWorker:
         )
 
     async def claim(self) -> tuple[JobRecord, ...]:
-        """The job a worker would take next, and those that would share its call."""
-        wanted = Claim(
+        """Claim the next due job, and those that run in the same batch call."""
+        command = Claim(
             worker="drain",
             nonce=f"drain-{next(_numbers)}",
             queues=self._queues,
-            batches=tuple(replace(batch, start=True) for batch in batches(self._jobs)),
-            lease=LEASE,
+            batches=tuple(replace(batch, start=True) for batch in batch_specs(self._jobs)),
+            lease=LEASE_TIME,
         )
-        claims = await self._jobs.engine.submit(wanted)
+        claims = await self._jobs.engine.submit(command)
         return claims.jobs if isinstance(claims, Claims) else ()
 
     async def claim_next(self) -> tuple[JobRecord, ...]:
-        """What is due next, at its time; the clock is moved there."""
+        """Move the clock to the time the next job is due, and claim it."""
         clock = self._jobs.clock
         if not isinstance(clock, FakeClock):
             raise TypeError(f"until_idle moves a FakeClock on; the app has a {type(clock).__name__}")
         while (due_in := await self._jobs.engine.call(self._jobs.store.due_in)) is not None:
-            if due_in > NEVER:
+            if due_in > SIGNAL_WAIT_MIN:
                 return ()
-            clock.advance(max(due_in, 1e-6))  # less would be lost in the rounding of a float
+            clock.advance(max(due_in, 1e-6))  # a smaller step would vanish in float rounding
             if claimed := await self.claim():
                 return claimed
         return ()
 
     async def run(self, jobs: tuple[JobRecord, ...]) -> list[JobRecord | None]:
-        """The jobs after an attempt; None for one that is gone."""
+        """Run one attempt of the jobs; returns their records after it, None for a job that is gone."""
         loop = asyncio.get_running_loop()
         runs = [JobRun(job, float("inf"), self._executor, loop) for job in jobs]
-        for batch in gathered(self._jobs, runs):
+        for batch in group_calls(self._jobs, runs):
             self._executor.start(batch)
-        while left := self._executor.work:
+        while left := self._executor.pending:
             await asyncio.wait(left)
         return await self._jobs.engine.call(self._jobs.store.get, [job.id for job in jobs])
 
@@ -149,8 +162,8 @@ class _TestWorker:
 
 
 @contextmanager
-def _captured() -> Iterator[None]:
-    """What handlers log goes to their jobs, as in a worker."""
+def _capture_logs() -> Iterator[None]:
+    """Write handlers' log records to their jobs, as a worker does."""
     capture = JobLogHandler()
     logging.getLogger().addHandler(capture)
     try:
@@ -159,22 +172,24 @@ def _captured() -> Iterator[None]:
         logging.getLogger().removeHandler(capture)
 
 
-def _raised(job: JobRecord) -> JobFailed:
+def _attempt_error(job: JobRecord) -> JobFailed:
     last = job.errors[-1]
     error = JobFailed(job.id, last.kind, f"{last.type}: {last.message}", last.traceback)
     error.add_note(last.traceback)
     return error
 
 
-async def _known(jobs: Errandry, task: Task[..., Any] | str | None) -> list[tuple[JobRecord, dict[str, Any]]]:
+async def _jobs_of_task(
+    jobs: Errandry, task: Task[..., Any] | str | None
+) -> list[tuple[JobRecord, dict[str, Any]]]:
     """The jobs of a task with their arguments, newest first."""
-    query = Query() if task is None else Query(within=(("task", (_name(task),)),))
+    query = Query() if task is None else Query(within=(("task", (_task_name(task),)),))
     page = await jobs.engine.call(jobs.store.list, query, None, 10_000)
     return [(job, _arguments(jobs, job)) for job in page.jobs]
 
 
 def _arguments(jobs: Errandry, job: JobRecord) -> dict[str, Any]:
-    text = jobs.codec.unseal(job.payload, about(job, "payload"))
+    text = jobs.codec.unseal(job.payload, document_info(job, "payload"))
     task = jobs.tasks.get(job.task)
     try:
         arguments: dict[str, Any] = from_json(text) if task is None else task.signature.read(text)
@@ -183,31 +198,34 @@ def _arguments(jobs: Errandry, job: JobRecord) -> dict[str, Any]:
     return arguments
 
 
-def _fits(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def _has_arguments(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return all(name in given and given[name] == value for name, value in wanted.items())
 
 
-def _name(task: Task[..., Any] | str) -> str:
+def _task_name(task: Task[..., Any] | str) -> str:
     return task if isinstance(task, str) else task.name
 
 
-def _said(task: Task[..., Any] | str | None, arguments: Mapping[str, Any]) -> str:
-    what = "any task" if task is None else f"task {_name(task)}"
-    return f"{what} with {_shown(arguments)}" if arguments else what
+def _description(task: Task[..., Any] | str | None, arguments: Mapping[str, Any]) -> str:
+    tasks = "any task" if task is None else f"task {_task_name(task)}"
+    return f"{tasks} with {_format_arguments(arguments)}" if arguments else tasks
 
 
-async def _instead(jobs: Errandry, known: list[tuple[JobRecord, dict[str, Any]]]) -> str:
-    """What there is where something else was expected."""
-    if known:
-        return f"of this task there are:{_lines(known)}"
-    others = sorted({job.task for job, _ in await _known(jobs, None)})
+async def _existing_jobs(jobs: Errandry, of_task: list[tuple[JobRecord, dict[str, Any]]]) -> str:
+    """The jobs of the task, or else the tasks that have jobs, for a failed assertion."""
+    if of_task:
+        return f"of this task there are:{_job_lines(of_task)}"
+    others = sorted({job.task for job, _ in await _jobs_of_task(jobs, None)})
     return f"there are only jobs of {', '.join(others)}" if others else "there are no jobs at all"
 
 
-def _lines(known: list[tuple[JobRecord, dict[str, Any]]]) -> str:
-    lines = [f"\n  {job.state:<9} {job.task}({_shown(given)})" for job, given in known[:SHOWN]]
-    return "".join(lines) + (f"\n  and {len(known) - SHOWN:,} more" if len(known) > SHOWN else "")
+def _job_lines(jobs: list[tuple[JobRecord, dict[str, Any]]]) -> str:
+    lines = [
+        f"\n  {job.state:<9} {job.task}({_format_arguments(given)})" for job, given in jobs[:LISTED_JOBS_MAX]
+    ]
+    more = f"\n  and {len(jobs) - LISTED_JOBS_MAX:,} more" if len(jobs) > LISTED_JOBS_MAX else ""
+    return "".join(lines) + more
 
 
-def _shown(arguments: Mapping[str, Any]) -> str:
+def _format_arguments(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())

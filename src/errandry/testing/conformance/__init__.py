@@ -1,4 +1,4 @@
-"""The suite every store passes, whole: nothing is overridden and nothing is skipped.
+"""The conformance suite: every store passes all of it, with no test overridden or skipped.
 
 A store joins with one fixture, `make_store`, which opens empty stores of its kind and closes
 them at the end, and one line:

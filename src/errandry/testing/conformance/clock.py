@@ -1,4 +1,4 @@
-"""The store's clock: it never goes back, and what waits for it still comes."""
+"""The store's clock never goes back, and leases and due times still work when the host's clock jumps."""
 
 import pytest
 
@@ -14,8 +14,8 @@ from errandry.testing.given import Given
 HOUR = 3_600.0
 
 
-class ClockMoving:
-    async def test_times_never_go_back(self, store: Store, clock: FakeClock, given: Given) -> None:
+class ClockJumps:
+    async def test_recorded_times_never_go_back(self, store: Store, clock: FakeClock, given: Given) -> None:
         jobs = []
         for step in (0.0, -HOUR, 1.0, -HOUR, -0.25, 60.0):
             clock.jump(step)
@@ -27,18 +27,18 @@ class ClockMoving:
         assert times == sorted(times)
         assert [entry.at for entry in (await store.events()).entries] == times
 
-    async def test_a_lease_still_runs_out_after_a_step_back(
+    async def test_a_lease_still_expires_after_the_clock_stepped_back(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.running(lease=30.0)
         clock.jump(-HOUR)
-        assert await requests.order(store) == []
+        assert await requests.claim_ids(store) == []
         clock.advance(60)
 
         assert await requests.settle(store, job, CompleteOutcome()) == Lost(LossCause.EXPIRED)
-        assert await requests.order(store) == [job.id]
+        assert await requests.claim_ids(store) == [job.id]
 
-    async def test_a_lease_given_after_a_step_back_is_not_shorter(
+    async def test_a_lease_given_after_the_clock_stepped_back_is_not_shorter(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await given.waiting()
@@ -48,29 +48,29 @@ class ClockMoving:
 
         assert await requests.settle(store, job, CompleteOutcome()) == "written"
 
-    async def test_a_scheduled_job_still_comes_due_after_a_step_back(
+    async def test_a_scheduled_job_still_comes_due_after_the_clock_stepped_back(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.scheduled(delay=30.0)
         clock.jump(-HOUR)
         clock.advance(60)
 
-        assert job.id in await requests.order(store)
+        assert job.id in await requests.claim_ids(store)
 
-    async def test_a_jump_ahead_makes_everything_due(
+    async def test_everything_comes_due_when_the_clock_jumps_ahead(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await given.running(lease=30.0)
         await given.scheduled(delay=60.0)
         gone = await given.completed(keep=Keep(completed=60.0))
         clock.jump(HOUR)
-        await requests.upkeep(store)
+        await requests.run_upkeep(store)
 
-        assert [job.state for job in await requests.jobs(store)] == [State.WAITING] * 2
+        assert [job.state for job in await requests.list_jobs(store)] == [State.WAITING] * 2
         assert await requests.is_gone(store, gone)
 
     @pytest.mark.parametrize("ahead", [HOUR, 365 * 24 * HOUR])
-    async def test_a_clock_that_was_ahead_for_a_while_does_not_freeze_the_store(
+    async def test_leases_still_expire_after_the_clock_was_ahead_for_a_while(
         self, store: Store, clock: FakeClock, given: Given, ahead: float
     ) -> None:
         clock.jump(ahead)
@@ -79,7 +79,7 @@ class ClockMoving:
         [job] = await requests.claim(store, lease=30.0)
         clock.advance(60)
 
-        [again] = await requests.claim(store, lease=30.0)
+        [reclaimed] = await requests.claim(store, lease=30.0)
 
-        assert (job.id, again.id) == ("early", "early")
-        assert again.fence > job.fence
+        assert (job.id, reclaimed.id) == ("early", "early")
+        assert reclaimed.fence > job.fence

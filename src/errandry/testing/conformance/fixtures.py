@@ -1,4 +1,4 @@
-"""What every test of the suite may ask for."""
+"""Fixtures for the tests of the suite."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -12,11 +12,11 @@ from errandry.testing.conformance import requests
 from errandry.testing.given import Given
 
 MakeStore = Callable[[Clock, StoreLimits], Awaitable[Store]]
-"""Opens a new, empty store; the fixture that gives it closes them all."""
+"""Opens a new, empty store. The fixture that provides this function closes the stores it opened."""
 
 
 class Fixtures:
-    """A store, its clock, and jobs for it. Whatever a test did, the counters must add up after it."""
+    """A store, its clock, and jobs for it. After each test the counters of the store must equal a recount."""
 
     @pytest.fixture
     def clock(self) -> FakeClock:
@@ -26,15 +26,15 @@ class Fixtures:
     async def open_store(self, make_store: MakeStore) -> AsyncIterator[MakeStore]:
         opened: list[Store] = []
 
-        async def make(clock: Clock, bounds: StoreLimits) -> Store:
-            opened.append(await make_store(clock, bounds))
+        async def make(clock: Clock, limits: StoreLimits) -> Store:
+            opened.append(await make_store(clock, limits))
             return opened[-1]
 
         yield make
         for store in opened:
-            await requests.conserved(store)
-            await requests.upkeep(store)
-            await requests.conserved(store)
+            await requests.check_counters(store)
+            await requests.run_upkeep(store)
+            await requests.check_counters(store)
 
     @pytest_asyncio.fixture
     async def store(self, open_store: MakeStore, clock: FakeClock) -> Store:

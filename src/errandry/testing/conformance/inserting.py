@@ -1,4 +1,4 @@
-"""Insert: what is kept of a new job, where it starts, and what a repeat answers."""
+"""Inserts: what is stored of a new job, its first state, and what a repeated insert answers."""
 
 import pytest
 
@@ -38,18 +38,20 @@ SAME = (
 )
 
 
-class Inserting:
-    async def test_a_job_is_kept_as_it_was_given(self, store: Store, clock: FakeClock) -> None:
+class Inserts:
+    async def test_a_job_is_stored_as_it_was_given(self, store: Store, clock: FakeClock) -> None:
         await requests.insert(store, FULL)
 
-        [job] = await requests.jobs(store)
+        [job] = await requests.list_jobs(store)
 
         assert {name: getattr(job, name) for name in SAME} == {name: getattr(FULL, name) for name in SAME}
         assert job.run_at == clock.time() + 90.5
 
-    async def test_a_new_job_has_a_clean_record(self, store: Store, clock: FakeClock, given: Given) -> None:
+    async def test_a_new_job_has_only_default_values_in_its_record(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
         now = clock.time()
-        await requests.insert(store, given.job(id="new", task="t", payload="[1]"))
+        await requests.insert(store, given.new_job(id="new", task="t", payload="[1]"))
 
         [job] = await store.get(["new"])
 
@@ -102,7 +104,7 @@ class Inserting:
     @pytest.mark.parametrize(
         ("ahead", "state"), [(-1.0, State.WAITING), (0.0, State.WAITING), (0.25, State.SCHEDULED)]
     )
-    async def test_a_job_whose_run_at_has_come_is_waiting(
+    async def test_a_job_is_scheduled_if_its_run_at_is_ahead_and_otherwise_waiting(
         self, clock: FakeClock, given: Given, ahead: float, state: State
     ) -> None:
         job = await given.waiting(run_at=clock.time() + ahead)
@@ -110,20 +112,20 @@ class Inserting:
         assert job.state is state
 
     @pytest.mark.parametrize(("delay", "state"), [(0.0, State.WAITING), (0.25, State.SCHEDULED)])
-    async def test_a_delay_counts_from_the_stores_now(
+    async def test_a_delay_counts_from_the_store_clock(
         self, clock: FakeClock, given: Given, delay: float, state: State
     ) -> None:
         job = await given.waiting(delay=delay)
 
         assert (job.state, job.run_at) == (state, clock.time() + delay)
 
-    async def test_the_answer_names_the_ids_in_the_order_given(self, store: Store, given: Given) -> None:
-        answer = await requests.insert(store, *(given.job(id=name) for name in ("c", "a", "b")))
+    async def test_an_insert_answers_the_ids_in_the_order_given(self, store: Store, given: Given) -> None:
+        answer = await requests.insert(store, *(given.new_job(id=name) for name in ("c", "a", "b")))
 
         assert answer == Inserted(("c", "a", "b"))
 
     async def test_jobs_are_numbered_in_the_order_given(self, given: Given) -> None:
-        jobs = await given.inserted(*(given.job(id=name) for name in ("c", "a", "b")))
+        jobs = await given.inserted(*(given.new_job(id=name) for name in ("c", "a", "b")))
         last = await given.waiting()
 
         numbers = [job.seq for job in (*jobs, last)]
@@ -134,57 +136,60 @@ class Inserting:
     async def test_a_repeated_insert_answers_existed_and_changes_nothing(
         self, store: Store, given: Given, state: State
     ) -> None:
-        job = await given.brought(state, queue="first")
-        before = await requests.everything(store)
+        job = await given.in_state(state, queue="first")
+        before = await requests.snapshot(store)
 
-        answer = await requests.insert(store, given.job(id=job.id, queue="second", payload="[2]"))
+        answer = await requests.insert(store, given.new_job(id=job.id, queue="second", payload="[2]"))
 
         assert answer == Inserted((job.id,), frozenset({job.id}))
-        assert await requests.everything(store) == before
+        assert await requests.snapshot(store) == before
 
-    async def test_a_bulk_insert_tells_which_jobs_existed_and_adds_the_rest(
+    async def test_a_bulk_insert_answers_which_jobs_existed_and_adds_the_rest(
         self, store: Store, given: Given
     ) -> None:
-        live, ended = await given.waiting(), await given.completed()
+        live, completed = await given.waiting(), await given.completed()
 
-        answer = await requests.insert(store, *(given.job(id=name) for name in ("x", live.id, "y", ended.id)))
+        answer = await requests.insert(
+            store, *(given.new_job(id=name) for name in ("x", live.id, "y", completed.id))
+        )
 
-        assert answer == Inserted(("x", live.id, "y", ended.id), frozenset({live.id, ended.id}))
-        assert {job.id for job in await requests.jobs(store)} == {"x", "y", live.id, ended.id}
+        assert answer == Inserted(("x", live.id, "y", completed.id), frozenset({live.id, completed.id}))
+        assert {job.id for job in await requests.list_jobs(store)} == {"x", "y", live.id, completed.id}
 
-    async def test_the_id_of_a_removed_job_is_free_again(self, store: Store, given: Given) -> None:
+    async def test_the_id_of_a_removed_job_can_be_used_again(self, store: Store, given: Given) -> None:
         job = await given.completed()
         await requests.operate(store, RemoveJobs(ids=(job.id,)))
 
-        answer = await requests.insert(store, given.job(id=job.id))
+        answer = await requests.insert(store, given.new_job(id=job.id))
 
         assert answer == Inserted((job.id,))
 
     async def test_an_insert_is_all_or_nothing(self, open_store: MakeStore, clock: FakeClock) -> None:
         store = await open_store(clock, StoreLimits(payload=10))
         given = Given(store)
-        before = await requests.everything(store)
+        before = await requests.snapshot(store)
 
-        answer = await requests.one(
-            store, Insert((given.job(), given.job(), given.job(payload='"123456789"'), given.job()))
+        answer = await requests.send(
+            store,
+            Insert((given.new_job(), given.new_job(), given.new_job(payload='"123456789"'), given.new_job())),
         )
 
         assert isinstance(answer, TooLarge)
-        assert await requests.everything(store) == before
+        assert await requests.snapshot(store) == before
 
-    async def test_thousands_of_jobs_go_in_at_once_and_come_out_in_order(
+    async def test_thousands_of_jobs_of_one_insert_are_claimed_in_order(
         self, store: Store, given: Given
     ) -> None:
-        jobs = [given.job(task=f"task-{number % 3}") for number in range(5_000)]
+        jobs = [given.new_job(task=f"task-{number % 3}") for number in range(5_000)]
 
         answer = await requests.insert(store, *jobs)
 
         assert answer.ids == tuple(job.id for job in jobs)
         assert await store.counts() == {"default": {"waiting": 5_000}}
-        assert await requests.order(store, limit=5_000) == list(answer.ids)
+        assert await requests.claim_ids(store, limit=5_000) == list(answer.ids)
 
     async def test_a_job_can_be_claimed_in_the_pass_that_inserts_it(self, store: Store, given: Given) -> None:
-        new = given.job()
+        new = given.new_job()
 
         _, answer = await store.commit([Insert((new,)), Claim(worker="w", nonce="n")])
 

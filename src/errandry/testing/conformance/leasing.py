@@ -1,4 +1,4 @@
-"""Leases and fences: who holds a job, for how long, and what a worker that lost it can still do."""
+"""Leases and fences: how long a worker holds a job, and that a worker whose claim ended cannot change it."""
 
 import pytest
 from msgspec.structs import replace
@@ -41,29 +41,29 @@ OUTCOMES: dict[str, Outcome] = {
     "release": ReleaseOutcome(),
     "give_up": GiveUpOutcome(),
 }
-FENCED = ("start", "renew", "note", "step", *OUTCOMES)
+FENCED_KINDS = ("start", "renew", "note", "step", *OUTCOMES)
 
 
-def fenced(kind: str, held: Ref) -> Command:
-    """A fenced command of each kind."""
+def fenced_command(kind: str, claim_ref: Ref) -> Command:
+    """A command of this kind that carries `claim_ref`."""
     match kind:
         case "start":
-            return Start(held)
+            return Start(claim_ref)
         case "renew":
-            return Renew((held,))
+            return Renew((claim_ref,))
         case "note":
-            return Note(held, Progress(0.5), (LogLine(1.0, "line"),))
+            return Note(claim_ref, Progress(0.5), (LogLine(1.0, "line"),))
         case "step":
-            return PutStep(held, "charge")
+            return PutStep(claim_ref, "charge")
         case _:
-            return Settle(held, OUTCOMES[kind])
+            return Settle(claim_ref, OUTCOMES[kind])
 
 
-def lost(kind: str, cause: LossCause) -> Answer:
+def lost_answer(kind: str, cause: LossCause) -> Answer:
     return Renewed((Lost(cause),)) if kind == "renew" else Lost(cause)
 
 
-class Leasing:
+class LeaseRenewal:
     async def test_a_renewed_lease_counts_from_the_renewal(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
@@ -72,7 +72,7 @@ class Leasing:
 
         assert await requests.renew(store, ref(job), lease=40.0) == (HELD,)
 
-        assert await requests.current(store, job) == replace(
+        assert await requests.current_job(store, job) == replace(
             job, lease_until=clock.time() + 40, updated_at=clock.time()
         )
 
@@ -84,21 +84,21 @@ class Leasing:
             clock.advance(20)
             assert await requests.renew(store, ref(job), lease=30.0) == (HELD,)
 
-        assert await requests.order(store) == []
+        assert await requests.claim_ids(store) == []
         assert await requests.settle(store, job, CompleteOutcome()) is WRITTEN
 
-    async def test_leases_are_renewed_together_and_answered_one_by_one(
+    async def test_a_renewal_of_several_leases_answers_each_of_them(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         short, long = await given.claimed(lease=10.0), await given.running(lease=60.0)
-        asked = await given.running(lease=60.0)
-        await requests.operate(store, CancelJobs(ids=(asked.id,)))
+        to_cancel = await given.running(lease=60.0)
+        await requests.operate(store, CancelJobs(ids=(to_cancel.id,)))
         stale = Ref(long.id, long.fence - 1)
         clock.advance(10)
 
-        marks = await requests.renew(store, ref(long), ref(short), ref(asked), stale, Ref("nobody", 1))
+        acks = await requests.renew(store, ref(long), ref(short), ref(to_cancel), stale, Ref("unknown", 1))
 
-        assert marks == (
+        assert acks == (
             HELD,
             Lost(LossCause.EXPIRED),
             CANCEL,
@@ -110,7 +110,7 @@ class Leasing:
         assert await requests.renew(store) == ()
 
     @pytest.mark.parametrize(("after", "answer"), [(29.75, WRITTEN), (30.0, Lost(LossCause.EXPIRED))])
-    async def test_a_lease_has_run_out_at_the_moment_it_ends(
+    async def test_a_lease_is_expired_at_the_exact_moment_it_ends(
         self, store: Store, clock: FakeClock, given: Given, after: float, answer: Answer
     ) -> None:
         job = await given.running(lease=30.0)
@@ -118,117 +118,131 @@ class Leasing:
 
         assert await requests.settle(store, job, CompleteOutcome()) == answer
 
-    @pytest.mark.parametrize("kind", FENCED)
-    async def test_an_expired_claim_changes_nothing(
+    @pytest.mark.parametrize("kind", FENCED_KINDS)
+    async def test_a_command_under_an_expired_lease_changes_nothing(
         self, store: Store, clock: FakeClock, given: Given, kind: str
     ) -> None:
-        job = await given.brought(State.CLAIMED if kind == "start" else State.RUNNING, lease=30.0)
+        job = await given.in_state(State.CLAIMED if kind == "start" else State.RUNNING, lease=30.0)
         clock.advance(30)
-        before = await requests.everything(store)
+        before = await requests.snapshot(store)
 
-        assert await requests.one(store, fenced(kind, ref(job))) == lost(kind, LossCause.EXPIRED)
-        assert await requests.everything(store) == before
+        assert await requests.send(store, fenced_command(kind, ref(job))) == lost_answer(
+            kind, LossCause.EXPIRED
+        )
+        assert await requests.snapshot(store) == before
 
-    @pytest.mark.parametrize("kind", FENCED)
-    async def test_a_claim_that_was_expired_changes_nothing(
+    @pytest.mark.parametrize("kind", FENCED_KINDS)
+    async def test_a_command_changes_nothing_after_upkeep_expired_its_claim(
         self, store: Store, clock: FakeClock, given: Given, kind: str
     ) -> None:
         job = await given.running(lease=30.0)
         clock.advance(30)
-        await requests.upkeep(store)
-        before = await requests.everything(store)
+        await requests.run_upkeep(store)
+        before = await requests.snapshot(store)
 
-        assert await requests.one(store, fenced(kind, ref(job))) == lost(kind, LossCause.NOT_HELD)
-        assert await requests.everything(store) == before
+        assert await requests.send(store, fenced_command(kind, ref(job))) == lost_answer(
+            kind, LossCause.NOT_HELD
+        )
+        assert await requests.snapshot(store) == before
 
     @pytest.mark.parametrize("start", [False, True], ids=["claimed", "running"])
-    @pytest.mark.parametrize("kind", FENCED)
-    async def test_a_claim_that_passed_to_another_changes_nothing(
+    @pytest.mark.parametrize("kind", FENCED_KINDS)
+    async def test_a_command_changes_nothing_after_another_worker_claimed_the_job(
         self, store: Store, clock: FakeClock, given: Given, kind: str, start: bool
     ) -> None:
         stale = await given.running(lease=30.0, worker="old")
         clock.advance(30)
-        await given.taken(stale, worker="new", start=start)
-        before = await requests.everything(store)
+        await given.claim(stale, worker="new", start=start)
+        before = await requests.snapshot(store)
 
-        assert await requests.one(store, fenced(kind, ref(stale))) == lost(kind, LossCause.OTHER_FENCE)
-        assert await requests.everything(store) == before
+        assert await requests.send(store, fenced_command(kind, ref(stale))) == lost_answer(
+            kind, LossCause.OTHER_FENCE
+        )
+        assert await requests.snapshot(store) == before
 
-    @pytest.mark.parametrize("kind", FENCED)
-    async def test_a_fence_nobody_was_given_changes_nothing(
+    @pytest.mark.parametrize("kind", FENCED_KINDS)
+    async def test_a_command_with_an_unknown_fence_changes_nothing(
         self, store: Store, given: Given, kind: str
     ) -> None:
         job = await given.running()
-        before = await requests.everything(store)
+        before = await requests.snapshot(store)
 
         for fence in (0, job.fence - 1, job.fence + 1, 2**63 - 1):
-            answer = await requests.one(store, fenced(kind, Ref(job.id, fence)))
-            assert answer == lost(kind, LossCause.OTHER_FENCE)
-        assert await requests.everything(store) == before
+            answer = await requests.send(store, fenced_command(kind, Ref(job.id, fence)))
+            assert answer == lost_answer(kind, LossCause.OTHER_FENCE)
+        assert await requests.snapshot(store) == before
 
-    @pytest.mark.parametrize("kind", FENCED)
-    async def test_a_forced_removal_makes_the_fence_void(self, store: Store, given: Given, kind: str) -> None:
+    @pytest.mark.parametrize("kind", FENCED_KINDS)
+    async def test_a_forced_removal_invalidates_the_fence(
+        self, store: Store, given: Given, kind: str
+    ) -> None:
         job = await given.running()
         await requests.operate(store, RemoveJobs(ids=(job.id,), force=True))
-        before = await requests.everything(store)
+        before = await requests.snapshot(store)
 
-        assert await requests.one(store, fenced(kind, ref(job))) == lost(kind, LossCause.NOT_HELD)
-        assert await requests.everything(store) == before
+        assert await requests.send(store, fenced_command(kind, ref(job))) == lost_answer(
+            kind, LossCause.NOT_HELD
+        )
+        assert await requests.snapshot(store) == before
 
     @pytest.mark.parametrize("kind", ["complete", "retry", "fail", "snooze"])
-    async def test_a_job_that_has_not_started_cannot_end(self, store: Store, given: Given, kind: str) -> None:
+    async def test_a_job_that_has_not_started_cannot_complete_retry_fail_or_snooze(
+        self, store: Store, given: Given, kind: str
+    ) -> None:
         job = await given.claimed()
-        before = await requests.everything(store)
+        before = await requests.snapshot(store)
 
-        assert await requests.one(store, fenced(kind, ref(job))) == Lost(LossCause.NOT_HELD)
-        assert await requests.everything(store) == before
+        assert await requests.send(store, fenced_command(kind, ref(job))) == Lost(LossCause.NOT_HELD)
+        assert await requests.snapshot(store) == before
 
-    async def test_a_settle_that_came_too_late_loses_to_the_claim_of_its_own_pass(
+    async def test_a_settle_after_the_lease_expired_loses_to_a_claim_of_the_same_pass(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.running(lease=30.0)
         clock.advance(30)
 
-        answer, taken = await store.commit(
+        answer, claims = await store.commit(
             [Settle(ref(job), CompleteOutcome()), Claim(worker="new", nonce="nonce")]
         )
 
         assert answer == Lost(LossCause.EXPIRED)
-        assert isinstance(taken, Claims)
-        assert [(one.id, one.worker) for one in taken.jobs] == [(job.id, "new")]
+        assert isinstance(claims, Claims)
+        assert [(one.id, one.worker) for one in claims.jobs] == [(job.id, "new")]
 
 
-class Starting:
-    async def test_a_claimed_job_starts(self, store: Store, clock: FakeClock, given: Given) -> None:
+class StartAndCancel:
+    async def test_starting_a_claimed_job_makes_it_running(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
         job = await given.claimed(lease=30.0)
         clock.advance(5)
 
-        assert await requests.one(store, Start(ref(job))) is WRITTEN
+        assert await requests.send(store, Start(ref(job))) is WRITTEN
 
         now = clock.time()
         after = replace(job, state=State.RUNNING, started_at=now, updated_at=now)
-        assert await requests.current(store, job) == after
+        assert await requests.current_job(store, job) == after
 
     async def test_a_second_start_answers_already_and_changes_nothing(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.claimed()
-        await requests.one(store, Start(ref(job)))
+        await requests.send(store, Start(ref(job)))
         clock.advance(5)
-        before = await requests.everything(store)
+        before = await requests.snapshot(store)
 
-        assert await requests.one(store, Start(ref(job))) is ALREADY
-        assert await requests.everything(store) == before
+        assert await requests.send(store, Start(ref(job))) is ALREADY
+        assert await requests.snapshot(store) == before
 
     async def test_a_job_canceled_while_claimed_never_starts(self, store: Store, given: Given) -> None:
         job = await given.canceled()
-        before = await requests.everything(store)
+        before = await requests.snapshot(store)
 
-        assert await requests.one(store, Start(ref(job))) is CANCEL
+        assert await requests.send(store, Start(ref(job))) is CANCEL
         assert await requests.renew(store, ref(job)) == (CANCEL,)
-        assert await requests.everything(store) == before
+        assert await requests.snapshot(store) == before
 
-    async def test_the_worker_of_a_running_job_learns_of_a_cancel_and_keeps_its_lease(
+    async def test_renewing_a_job_with_a_cancel_request_answers_cancel_and_keeps_the_lease(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.running(lease=30.0)
@@ -237,21 +251,21 @@ class Starting:
 
         assert await requests.renew(store, ref(job), lease=30.0) == (CANCEL,)
 
-        after = await requests.current(store, job)
+        after = await requests.current_job(store, job)
         assert (after.state, after.lease_until) == (State.RUNNING, clock.time() + 30)
 
-    async def test_cancels_lists_the_running_jobs_of_that_worker_only(
+    async def test_cancels_lists_the_running_jobs_of_the_given_worker_only(
         self, store: Store, given: Given
     ) -> None:
         first, second = await given.running("me"), await given.running("me")
-        others = [await given.running("you"), await given.claimed("me"), await given.waiting()]
+        not_listed = [await given.running("you"), await given.claimed("me"), await given.waiting()]
         await given.running("me")
-        await requests.operate(store, CancelJobs(ids=tuple(job.id for job in (second, first, *others))))
+        await requests.operate(store, CancelJobs(ids=tuple(job.id for job in (second, first, *not_listed))))
 
         assert await store.cancels("me") == (ref(first), ref(second))
-        assert await store.cancels("nobody") == ()
+        assert await store.cancels("unknown") == ()
 
-    async def test_cancels_forgets_a_job_that_has_stopped(self, store: Store, given: Given) -> None:
+    async def test_cancels_no_longer_lists_a_job_that_has_stopped(self, store: Store, given: Given) -> None:
         job = await given.running("me")
         await requests.operate(store, CancelJobs(ids=(job.id,)))
         await requests.settle(store, job, GiveUpOutcome())
@@ -259,29 +273,29 @@ class Starting:
         assert await store.cancels("me") == ()
 
 
-class Expiring:
+class LeaseExpiry:
     async def test_a_claim_that_expires_before_its_start_gives_the_attempt_back(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.claimed(lease=30.0)
         clock.advance(30)
-        await requests.upkeep(store)
+        await requests.run_upkeep(store)
 
-        after = await requests.current(store, job)
+        after = await requests.current_job(store, job)
         assert after.state is State.WAITING
         assert (after.attempts, after.releases, after.crashes, after.errors) == (0, 1, 0, ())
         assert (after.worker, after.lease_until, after.fence) == (None, None, job.fence)
 
-    async def test_a_running_job_that_expires_keeps_its_attempt_and_is_a_suspect(
+    async def test_a_running_job_that_expires_spends_its_attempt_and_becomes_a_suspect(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.running("lost", lease=30.0)
         clock.advance(31)
 
-        [again] = await requests.claim(store)
+        [reclaimed] = await requests.claim(store)
 
-        assert (again.attempts, again.releases, again.crashes) == (2, 0, 1)
-        [error] = again.errors
+        assert (reclaimed.attempts, reclaimed.releases, reclaimed.crashes) == (2, 0, 1)
+        [error] = reclaimed.errors
         assert (error.attempt, error.worker, error.kind) == (1, "lost", Reason.WORKER_LOST)
         assert (error.started, error.ended) == (job.started_at, clock.time())
 
@@ -289,48 +303,48 @@ class Expiring:
         ("limits", "runs"),
         [({"max_attempts": 2}, 2), ({"max_crashes": 2}, 2), ({}, 3), ({"max_crashes": 1}, 1)],
     )
-    async def test_a_job_that_kills_its_workers_runs_so_many_times_and_then_fails(
+    async def test_a_job_that_kills_its_workers_fails_at_max_attempts_or_max_crashes(
         self, store: Store, clock: FakeClock, given: Given, limits: dict[str, int], runs: int
     ) -> None:
         job = await given.waiting(**limits)
         beside = await given.waiting(delay=3_600.0)
         for _ in range(runs):
-            assert await requests.order(store, lease=30.0) == [job.id]
+            assert await requests.claim_ids(store, lease=30.0) == [job.id]
             clock.advance(30)
 
-        assert await requests.order(store) == []
-        after = await requests.current(store, job)
+        assert await requests.claim_ids(store) == []
+        after = await requests.current_job(store, job)
         assert (after.state, after.reason) == (State.FAILED, Reason.WORKER_LOST)
         assert (after.attempts, after.crashes, len(after.errors)) == (runs, runs, runs)
-        assert await requests.current(store, beside) == beside
+        assert await requests.current_job(store, beside) == beside
 
-    async def test_a_job_whose_cancel_was_asked_ends_canceled_when_it_expires(
+    async def test_a_job_with_a_cancel_request_is_canceled_when_it_expires(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.running(lease=30.0, max_attempts=1)
         await requests.operate(store, CancelJobs(ids=(job.id,)))
         clock.advance(30)
-        await requests.upkeep(store)
+        await requests.run_upkeep(store)
 
-        after = await requests.current(store, job)
+        after = await requests.current_job(store, job)
         assert (after.state, after.reason, after.crashes) == (State.CANCELED, Reason.CANCELED, 1)
         assert [error.kind for error in after.errors] == [Reason.WORKER_LOST]
 
-    async def test_claims_that_expire_unstarted_more_than_twenty_times_fail_the_job(
+    async def test_a_job_fails_when_more_than_20_claims_expire_before_it_starts(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.waiting()
         for _ in range(21):
-            assert await requests.order(store, start=False, lease=1.0) == [job.id]
+            assert await requests.claim_ids(store, start=False, lease=1.0) == [job.id]
             clock.advance(1)
 
-        assert await requests.order(store) == []
-        after = await requests.current(store, job)
+        assert await requests.claim_ids(store) == []
+        after = await requests.current_job(store, job)
         assert (after.state, after.reason, after.releases) == (State.FAILED, Reason.WORKER_LOST, 21)
 
 
-class Fencing:
-    async def test_a_fence_is_at_least_the_stores_clock_in_microseconds(
+class Fences:
+    async def test_a_fence_is_at_least_the_store_clock_in_microseconds(
         self, clock: FakeClock, given: Given
     ) -> None:
         job = await given.running()
@@ -339,88 +353,92 @@ class Fencing:
 
     @pytest.mark.parametrize("step", [0.0, -3_600.0, 3_600.0], ids=["still", "back", "forward"])
     @pytest.mark.parametrize("way", ["retry", "snooze", "release", "rerun", "expire", "expire_unstarted"])
-    async def test_the_fences_of_a_job_only_ever_rise(
+    async def test_every_claim_of_a_job_gets_a_higher_fence(
         self, store: Store, clock: FakeClock, given: Given, way: str, step: float
     ) -> None:
         job = await given.waiting(max_attempts=10, max_crashes=10)
         fences = [0]
         for _ in range(3):
-            [held] = await requests.claim(store, start=way != "expire_unstarted")
-            fences.append(held.fence)
-            await _let_go(store, clock, held, way)
+            [claimed] = await requests.claim(store, start=way != "expire_unstarted")
+            fences.append(claimed.fence)
+            await _make_claimable(store, clock, claimed, way)
             clock.jump(step)
 
         assert fences == sorted(set(fences))
-        assert await requests.order(store) == [job.id]
+        assert await requests.claim_ids(store) == [job.id]
 
 
-class Noting:
-    async def test_progress_is_replaced_and_log_lines_are_added(self, store: Store, given: Given) -> None:
+class ProgressAndLogs:
+    async def test_a_note_replaces_the_progress_and_appends_its_log_lines(
+        self, store: Store, given: Given
+    ) -> None:
         job = await given.running()
-        await requests.one(store, Note(ref(job), Progress(0.25, "a quarter"), (LogLine(1.0, "one"),)))
+        await requests.send(store, Note(ref(job), Progress(0.25, "a quarter"), (LogLine(1.0, "one"),)))
 
-        answer = await requests.one(
+        answer = await requests.send(
             store, Note(ref(job), Progress(0.5), (LogLine(2.0, "two", "warning"), LogLine(3.0, "three")))
         )
 
         assert answer is WRITTEN
-        after = await requests.current(store, job)
+        after = await requests.current_job(store, job)
         assert after.progress == Progress(0.5)
         assert after.logs == (LogLine(1.0, "one"), LogLine(2.0, "two", "warning"), LogLine(3.0, "three"))
 
-    async def test_a_note_sent_again_is_kept_once(self, store: Store, given: Given) -> None:
+    async def test_a_repeated_note_is_stored_once(self, store: Store, given: Given) -> None:
         job = await given.running()
         note = Note(ref(job), Progress(0.5), (LogLine(1.0, "one"), LogLine(2.0, "two")))
-        await requests.one(store, note)
-        after = await requests.current(store, job)
+        await requests.send(store, note)
+        after = await requests.current_job(store, job)
 
-        assert await requests.one(store, note) is WRITTEN
-        assert await requests.current(store, job) == after
+        assert await requests.send(store, note) is WRITTEN
+        assert await requests.current_job(store, job) == after
 
-    async def test_progress_alone_is_kept(self, store: Store, given: Given) -> None:
+    async def test_a_note_with_progress_alone_stores_it(self, store: Store, given: Given) -> None:
         job = await given.running()
-        await requests.one(store, Note(ref(job), Progress(0.25)))
+        await requests.send(store, Note(ref(job), Progress(0.25)))
 
-        assert (await requests.current(store, job)).progress == Progress(0.25)
+        assert (await requests.current_job(store, job)).progress == Progress(0.25)
 
-    async def test_a_note_without_progress_leaves_the_progress(self, store: Store, given: Given) -> None:
+    async def test_a_note_without_progress_keeps_the_earlier_progress(
+        self, store: Store, given: Given
+    ) -> None:
         job = await given.claimed()
-        await requests.one(store, Note(ref(job), Progress(0.25)))
-        await requests.one(store, Note(ref(job), logs=(LogLine(1.0, "line"),)))
+        await requests.send(store, Note(ref(job), Progress(0.25)))
+        await requests.send(store, Note(ref(job), logs=(LogLine(1.0, "line"),)))
 
-        assert (await requests.current(store, job)).progress == Progress(0.25)
+        assert (await requests.current_job(store, job)).progress == Progress(0.25)
 
     async def test_progress_and_logs_stay_when_the_job_has_ended(self, store: Store, given: Given) -> None:
         job = await given.running()
-        await requests.one(store, Note(ref(job), Progress(0.25), (LogLine(1.0, "line"),)))
+        await requests.send(store, Note(ref(job), Progress(0.25), (LogLine(1.0, "line"),)))
         await requests.settle(store, job, CompleteOutcome())
 
-        after = await requests.current(store, job)
+        after = await requests.current_job(store, job)
         assert (after.progress, after.logs) == (Progress(0.25), (LogLine(1.0, "line"),))
 
     async def test_the_newest_200_log_lines_are_kept(self, store: Store, given: Given) -> None:
         job = await given.running()
         for start in (0, 150):
             lines = tuple(LogLine(float(number), f"line {number}") for number in range(start, start + 150))
-            await requests.one(store, Note(ref(job), logs=lines))
+            await requests.send(store, Note(ref(job), logs=lines))
 
-        logs = (await requests.current(store, job)).logs
+        logs = (await requests.current_job(store, job)).logs
         assert [line.text for line in logs] == [f"line {number}" for number in range(100, 300)]
 
-    async def test_long_notes_are_cut(self, store: Store, given: Given) -> None:
+    async def test_long_progress_and_log_texts_are_truncated(self, store: Store, given: Given) -> None:
         job = await given.running()
         long = "x" * 100_000
-        await requests.one(store, Note(ref(job), Progress(0.5, long), (LogLine(1.0, long, long),)))
+        await requests.send(store, Note(ref(job), Progress(0.5, long), (LogLine(1.0, long, long),)))
 
-        after = await requests.current(store, job)
+        after = await requests.current_job(store, job)
         assert after.progress is not None
         assert len(after.progress.text) <= 2_000
         assert len(after.logs[0].text) <= 2_000
         assert len(after.logs[0].level) <= 200
 
 
-async def _let_go(store: Store, clock: FakeClock, job: JobRecord, way: str) -> None:
-    """Make `job` ready to be claimed again."""
+async def _make_claimable(store: Store, clock: FakeClock, job: JobRecord, way: str) -> None:
+    """End the claim in this way, so that the job can be claimed again."""
     match way:
         case "retry":
             await requests.settle(store, job, RetryOutcome(delay=0.0))

@@ -1,4 +1,4 @@
-"""Opening, closing and waking."""
+"""Opening and closing a store, and waiting for a change."""
 
 import asyncio
 
@@ -14,10 +14,10 @@ from errandry.testing.conformance.fixtures import MakeStore
 from errandry.testing.given import Given
 
 
-class Opening:
+class OpeningAndClosing:
     async def test_a_new_store_is_empty(self, store: Store) -> None:
-        assert await requests.jobs(store) == []
-        assert await requests.events(store) == []
+        assert await requests.list_jobs(store) == []
+        assert await requests.read_events(store) == []
         assert (await store.counts(), await store.totals()) == ({}, {})
         assert (await store.queues(), await store.workers()) == ([], [])
 
@@ -26,25 +26,25 @@ class Opening:
 
         await store.open()
 
-        assert await requests.current(store, job) == job
+        assert await requests.current_job(store, job) == job
 
     async def test_a_pass_without_commands_changes_nothing(self, store: Store) -> None:
-        before = await requests.everything(store)
+        before = await requests.snapshot(store)
 
         assert await store.commit([]) == []
-        assert await requests.everything(store) == before
+        assert await requests.snapshot(store) == before
 
-    async def test_nothing_is_missing_once_it_is_open(self, store: Store) -> None:
+    async def test_an_open_store_needs_no_setup(self, store: Store) -> None:
         assert await store.needs_setup() is None
 
-    async def test_it_says_what_a_write_survives(self, store: Store) -> None:
+    async def test_the_diagnosis_covers_durability(self, store: Store) -> None:
         findings = await store.diagnose()
 
         assert "durability" in {finding.topic for finding in findings}
         assert all(finding.text for finding in findings)
         assert all(finding.todo for finding in findings if finding.grade is Grade.WRONG)
 
-    async def test_what_is_no_connection_cannot_be_bound(self, store: Store) -> None:
+    async def test_an_object_that_is_no_connection_cannot_be_bound(self, store: Store) -> None:
         with pytest.raises(InvalidValue, match="connection="):
             store.bind(object())
 
@@ -52,7 +52,7 @@ class Opening:
         self, make_store: MakeStore, clock: FakeClock
     ) -> None:
         store = await make_store(clock, StoreLimits())
-        job = Given(store).job()
+        job = Given(store).new_job()
         await store.close()
         await store.close()
 
@@ -62,8 +62,8 @@ class Opening:
             await store.get([job.id])
 
 
-class Waking:
-    async def test_nobody_misses_what_was_committed_after_the_pulse_was_taken(
+class ChangeNotification:
+    async def test_a_commit_after_the_version_was_read_ends_the_wait_at_once(
         self, store: Store, given: Given
     ) -> None:
         pulse = store.version()
@@ -72,7 +72,7 @@ class Waking:
         async with asyncio.timeout(30):
             assert await store.wait_for_change(pulse, 60.0)
 
-    async def test_a_commit_wakes_who_waits(self, store: Store, given: Given) -> None:
+    async def test_a_commit_wakes_a_waiting_reader(self, store: Store, given: Given) -> None:
         waiting = asyncio.create_task(store.wait_for_change(store.version(), 60.0))
         await asyncio.sleep(0)
         await given.waiting()
@@ -80,6 +80,6 @@ class Waking:
         async with asyncio.timeout(30):
             assert await waiting
 
-    async def test_waiting_ends_with_its_time(self, store: Store) -> None:
+    async def test_waiting_for_a_change_ends_at_its_timeout(self, store: Store) -> None:
         async with asyncio.timeout(30):
             assert isinstance(await store.wait_for_change(store.version(), 0.01), bool)

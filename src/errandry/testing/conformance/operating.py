@@ -1,4 +1,4 @@
-"""What operators do: to jobs by id, one effect at a time, and to many by a query in slices."""
+"""Operator commands: their effect on jobs named by id, and on many jobs selected by a query, in slices."""
 
 from typing import Any
 
@@ -29,72 +29,74 @@ from errandry.testing.conformance import requests
 from errandry.testing.given import Given
 
 
-class Operating:
-    async def test_each_job_is_answered_by_itself(self, store: Store, given: Given) -> None:
-        first, ended = await given.waiting(), await given.completed()
+class OperatorCommands:
+    async def test_each_job_gets_its_own_answer(self, store: Store, given: Given) -> None:
+        first, completed = await given.waiting(), await given.completed()
         canceled, last = await given.canceled(), await given.waiting()
 
         answer = await requests.operate(
-            store, CancelJobs(ids=(first.id, ended.id, "nobody", canceled.id, last.id, first.id))
+            store, CancelJobs(ids=(first.id, completed.id, "unknown", canceled.id, last.id, first.id))
         )
 
         refused = dict(answer.refused)
         assert (answer.moved, answer.already) == ((first.id, last.id), (canceled.id,))
         assert {name: type(error) for name, error in refused.items()} == {
-            ended.id: InvalidMove,
-            "nobody": UnknownJob,
+            completed.id: InvalidMove,
+            "unknown": UnknownJob,
         }
-        assert (await requests.current(store, ended)) == ended
+        assert (await requests.current_job(store, completed)) == completed
 
-    async def test_a_job_is_canceled_at_once_where_no_handler_runs(
+    async def test_a_claimed_job_is_canceled_at_once(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.claimed()
         clock.advance(5)
         await requests.operate(store, CancelJobs(ids=(job.id,)))
 
-        after, now = await requests.current(store, job), clock.time()
+        after, now = await requests.current_job(store, job), clock.time()
         assert (after.state, after.reason, after.finished_at) == (State.CANCELED, Reason.CANCELED, now)
         assert after.lease_until is None
 
-    async def test_a_running_job_is_asked_to_stop(self, store: Store, clock: FakeClock, given: Given) -> None:
+    async def test_canceling_a_running_job_records_a_cancel_request(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
         job = await given.running()
         clock.advance(5)
 
         assert await requests.operate(store, CancelJobs(ids=(job.id,))) == Moved((job.id,))
 
-        asked = replace(job, cancel_requested=True, updated_at=clock.time())
-        assert await requests.current(store, job) == asked
+        expected = replace(job, cancel_requested=True, updated_at=clock.time())
+        assert await requests.current_job(store, job) == expected
 
     @pytest.mark.parametrize("state", [State.WAITING, State.RUNNING])
     @pytest.mark.parametrize("force", [False, True])
     async def test_a_second_cancel_answers_already_and_changes_nothing(
         self, store: Store, clock: FakeClock, given: Given, state: State, force: bool
     ) -> None:
-        job = await given.brought(state)
+        job = await given.in_state(state)
         await requests.operate(store, CancelJobs(ids=(job.id,)))
         clock.advance(5)
-        before = await requests.everything(store)
+        before = await requests.snapshot(store)
 
         assert await requests.operate(store, CancelJobs(ids=(job.id,), force=force)) == Moved(
             already=(job.id,)
         )
-        assert await requests.everything(store) == before
+        assert await requests.snapshot(store) == before
 
     async def test_a_forced_cancel_keeps_result_and_errors(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
-        done, failed = await given.completed("[1]"), await given.failed()
+        completed, failed = await given.completed("[1]"), await given.failed()
         clock.advance(5)
-        await requests.operate(store, CancelJobs(ids=(done.id, failed.id), force=True))
+        await requests.operate(store, CancelJobs(ids=(completed.id, failed.id), force=True))
 
-        for before in (done, failed):
-            after = await requests.current(store, before)
+        for before in (completed, failed):
+            after = await requests.current_job(store, before)
             assert (after.state, after.reason) == (State.CANCELED, Reason.CANCELED)
             assert (after.result, after.errors) == (before.result, before.errors)
             assert after.finished_at == clock.time()
 
-    async def test_a_rerun_job_starts_afresh_and_keeps_its_errors(
+    async def test_a_rerun_resets_the_job_and_keeps_its_errors(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         failed = await given.failed(max_attempts=3)
@@ -102,53 +104,53 @@ class Operating:
 
         assert await requests.operate(store, RerunJobs(ids=(failed.id,))) == Moved((failed.id,))
 
-        after = await requests.current(store, failed)
+        after = await requests.current_job(store, failed)
         assert (after.state, after.reason, after.result, after.progress) == (State.WAITING, None, None, None)
         assert (after.finished_at, after.expires_at, after.worker) == (None, None, None)
         assert (after.attempts, after.max_attempts) == (1, 3)
         assert after.errors == failed.errors
         assert (after.created_at, after.seq, after.payload) == (failed.created_at, failed.seq, failed.payload)
 
-    async def test_a_rerun_forgets_a_cancel_request(self, store: Store, given: Given) -> None:
+    async def test_a_rerun_clears_the_cancel_request(self, store: Store, given: Given) -> None:
         job = await given.running()
         await requests.operate(store, CancelJobs(ids=(job.id,)))
         await requests.settle(store, job, CompleteOutcome())
         await requests.operate(store, RerunJobs(ids=(job.id,)))
 
-        again = await given.taken(job)
+        reclaimed = await given.claim(job)
 
-        assert not again.cancel_requested
-        assert await requests.settle(store, again, CompleteOutcome()) == "written"
-        assert (await requests.current(store, job)).state is State.COMPLETED
+        assert not reclaimed.cancel_requested
+        assert await requests.settle(store, reclaimed, CompleteOutcome()) == "written"
+        assert (await requests.current_job(store, job)).state is State.COMPLETED
 
-    async def test_a_rerun_grants_one_attempt_where_all_are_spent(self, store: Store, given: Given) -> None:
+    async def test_a_rerun_grants_one_attempt_if_all_are_spent(self, store: Store, given: Given) -> None:
         job = await given.settled(RetryOutcome(), max_attempts=1)
         await requests.operate(store, RerunJobs(ids=(job.id,)))
 
-        after = await requests.current(store, job)
+        after = await requests.current_job(store, job)
         assert (after.attempts, after.max_attempts) == (1, 2)
 
-    async def test_a_rerun_can_give_all_attempts_back(self, store: Store, given: Given) -> None:
+    async def test_a_rerun_can_reset_the_attempts(self, store: Store, given: Given) -> None:
         job = await given.settled(RetryOutcome(), max_attempts=1)
         await requests.operate(store, RerunJobs(ids=(job.id,), reset_attempts=True))
 
-        after = await requests.current(store, job)
+        after = await requests.current_job(store, job)
         assert (after.attempts, after.max_attempts, after.crashes, after.releases) == (0, 1, 0, 0)
 
-    async def test_a_rerun_can_wait(self, store: Store, clock: FakeClock, given: Given) -> None:
+    async def test_a_rerun_can_be_delayed(self, store: Store, clock: FakeClock, given: Given) -> None:
         job = await given.completed()
         await requests.operate(store, RerunJobs(ids=(job.id,), delay=60.0))
 
-        after = await requests.current(store, job)
+        after = await requests.current_job(store, job)
         assert (after.state, after.run_at) == (State.SCHEDULED, clock.time() + 60)
 
-    async def test_a_job_that_lapsed_can_be_rerun(self, store: Store, clock: FakeClock, given: Given) -> None:
+    async def test_a_lapsed_job_can_be_rerun(self, store: Store, clock: FakeClock, given: Given) -> None:
         job = await given.waiting(deadline=clock.time() + 10)
         clock.advance(10)
-        await requests.upkeep(store)
+        await requests.run_upkeep(store)
         await requests.operate(store, RerunJobs(ids=(job.id,)))
 
-        assert await requests.order(store) == [job.id]
+        assert await requests.claim_ids(store) == [job.id]
 
     async def test_a_rerun_job_is_no_longer_pruned(
         self, store: Store, clock: FakeClock, given: Given
@@ -157,9 +159,9 @@ class Operating:
         clock.advance(10)
         await requests.operate(store, RerunJobs(ids=(job.id,)))
 
-        assert (await requests.upkeep(store)).pruned == 0
+        assert (await requests.run_upkeep(store)).pruned == 0
 
-    async def test_an_edit_changes_what_is_given_and_leaves_the_rest(
+    async def test_an_edit_changes_the_given_fields_only(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.waiting(tags=("old",), priority=3)
@@ -170,13 +172,13 @@ class Operating:
 
         edited = replace(job, payload="[1]", metadata="{}", max_attempts=9, updated_at=clock.time())
         edited = replace(edited, tags=("new", "er"))
-        assert await requests.current(store, job) == edited
+        assert await requests.current_job(store, job) == edited
 
-    async def test_an_edit_can_take_all_tags_away(self, store: Store, given: Given) -> None:
+    async def test_an_edit_can_remove_all_tags(self, store: Store, given: Given) -> None:
         job = await given.waiting(tags=("old",))
         await requests.operate(store, EditJobs(ids=(job.id,), tags=()))
 
-        assert (await requests.current(store, job)).tags == ()
+        assert (await requests.current_job(store, job)).tags == ()
 
     async def test_an_edit_leaves_a_blocked_job_blocked(
         self, store: Store, clock: FakeClock, given: Given
@@ -184,7 +186,7 @@ class Operating:
         job = await given.blocked()
         await requests.operate(store, EditJobs(ids=(job.id,), run_at=clock.time() + 60))
 
-        after = await requests.current(store, job)
+        after = await requests.current_job(store, job)
         assert (after.state, after.run_at) == (State.BLOCKED, clock.time() + 60)
 
     @pytest.mark.parametrize("state", [State.WAITING, State.SCHEDULED])
@@ -192,15 +194,15 @@ class Operating:
     async def test_a_postponed_job_runs_at_its_new_time(
         self, store: Store, clock: FakeClock, given: Given, state: State, way: str
     ) -> None:
-        job = await given.brought(state)
+        job = await given.in_state(state)
         when: dict[str, Any] = {"delay": 60.0} if way == "delay" else {"run_at": clock.time() + 60}
         await requests.operate(store, PostponeJobs(ids=(job.id,), **when))
-        assert (await requests.current(store, job)).state is State.SCHEDULED
+        assert (await requests.current_job(store, job)).state is State.SCHEDULED
         clock.advance(59.75)
-        assert await requests.order(store) == []
+        assert await requests.claim_ids(store) == []
         clock.advance(0.25)
 
-        assert await requests.order(store) == [job.id]
+        assert await requests.claim_ids(store) == [job.id]
 
     async def test_a_promoted_job_runs_now_and_an_edit_does_not_undo_it(
         self, store: Store, clock: FakeClock, given: Given
@@ -209,7 +211,7 @@ class Operating:
         await requests.operate(store, PromoteJobs(ids=(job.id,)))
         await requests.operate(store, EditJobs(ids=(job.id,), payload="[1]"))
 
-        after = await requests.current(store, job)
+        after = await requests.current_job(store, job)
         assert (after.state, after.run_at) == (State.WAITING, clock.time())
 
     async def test_a_job_resolved_as_completed_has_the_result_given(
@@ -218,7 +220,7 @@ class Operating:
         job = await given.waiting()
         await requests.operate(store, ResolveJobs(ids=(job.id,), result="[1]"))
 
-        after = await requests.current(store, job)
+        after = await requests.current_job(store, job)
         assert (after.state, after.result, after.reason) == (State.COMPLETED, "[1]", None)
         assert (after.finished_at, after.attempts) == (clock.time(), 0)
 
@@ -226,7 +228,7 @@ class Operating:
         job = await given.waiting()
         await requests.operate(store, ResolveJobs(ids=(job.id,), state=State.FAILED, message="not needed"))
 
-        after = await requests.current(store, job)
+        after = await requests.current_job(store, job)
         assert (after.state, after.reason) == (State.FAILED, Reason.UNRECOVERABLE)
         assert [error.message for error in after.errors] == ["not needed"]
 
@@ -234,11 +236,11 @@ class Operating:
     async def test_a_removed_job_is_gone_and_still_counted(
         self, store: Store, given: Given, state: State
     ) -> None:
-        job = await given.brought(state)
+        job = await given.in_state(state)
         await requests.operate(store, RemoveJobs(ids=(job.id,)))
 
         assert await requests.is_gone(store, job)
-        assert await requests.order(store) == []
+        assert await requests.claim_ids(store) == []
         totals = (await store.totals())["default"]
         assert (totals["inserted"], totals["removed"]) == (1, 1)
 
@@ -246,15 +248,17 @@ class Operating:
 ALL = parse("queue:many")
 
 
-class Slicing:
-    async def test_a_query_moves_what_matches_and_may_move(self, store: Store, given: Given) -> None:
-        wanted = [await given.waiting(queue="many"), await given.scheduled(queue="many")]
-        left = [await given.waiting(), await given.completed(queue="many")]
+class BulkCommands:
+    async def test_a_command_by_query_moves_the_matching_jobs_that_may_move(
+        self, store: Store, given: Given
+    ) -> None:
+        matching = [await given.waiting(queue="many"), await given.scheduled(queue="many")]
+        not_matching = [await given.waiting(), await given.completed(queue="many")]
 
         answer = await requests.operate(store, CancelJobs(query=ALL))
 
-        assert answer == Moved(tuple(job.id for job in reversed(wanted)))
-        assert [await requests.current(store, job) for job in left] == left
+        assert answer == Moved(tuple(job.id for job in reversed(matching)))
+        assert [await requests.current_job(store, job) for job in not_matching] == not_matching
 
     @pytest.mark.parametrize(
         "command",
@@ -267,7 +271,7 @@ class Slicing:
         ],
         ids=lambda command: type(command).__name__,
     )
-    async def test_a_query_goes_through_all_jobs_in_slices_and_ends(
+    async def test_a_command_by_query_works_through_all_jobs_in_slices(
         self, store: Store, given: Given, command: OperatorCommand
     ) -> None:
         jobs = [await given.waiting(queue="many") for _ in range(5)]
@@ -275,26 +279,24 @@ class Slicing:
         slices = await _slices(store, command)
 
         newest = [job.id for job in reversed(jobs)]
-        assert [list(part.moved) for part in slices] == [newest[:2], newest[2:4], newest[4:]]
+        assert [list(answer.moved) for answer in slices] == [newest[:2], newest[2:4], newest[4:]]
 
-    async def test_reruns_and_promotions_by_query(self, store: Store, given: Given) -> None:
-        ended = [await given.completed(queue="many"), await given.failed(queue="many")]
-        planned = [await given.scheduled(queue="many") for _ in range(3)]
+    async def test_jobs_can_be_rerun_and_promoted_by_query(self, store: Store, given: Given) -> None:
+        finished = [await given.completed(queue="many"), await given.failed(queue="many")]
+        scheduled = [await given.scheduled(queue="many") for _ in range(3)]
 
         reruns = await _slices(store, RerunJobs(query=ALL, limit=1, delay=60.0))
         promotions = await _slices(store, PromoteJobs(query=ALL, limit=2))
 
-        assert _moved(reruns) == _ids(ended)
-        assert _moved(promotions) == _ids(ended + planned)
+        assert _moved(reruns) == _ids(finished)
+        assert _moved(promotions) == _ids(finished + scheduled)
 
-    async def test_a_slice_of_just_the_limit_is_the_last(self, store: Store, given: Given) -> None:
-        await given.inserted(*(given.job(queue="many") for _ in range(4)))
+    async def test_a_slice_of_exactly_the_limit_is_the_last(self, store: Store, given: Given) -> None:
+        await given.inserted(*(given.new_job(queue="many") for _ in range(4)))
 
         assert (await requests.operate(store, CancelJobs(query=ALL, limit=4))).below is None
 
-    async def test_jobs_inserted_meanwhile_do_not_prolong_the_slices(
-        self, store: Store, given: Given
-    ) -> None:
+    async def test_jobs_inserted_between_slices_are_left_out(self, store: Store, given: Given) -> None:
         old = [await given.waiting(queue="many") for _ in range(3)]
         first = await requests.operate(store, EditJobs(query=ALL, limit=2, payload="[1]"))
         new = await given.waiting(queue="many")
@@ -302,31 +304,31 @@ class Slicing:
 
         assert set(first.moved + second.moved) == _ids(old)
         assert second.below is None
-        assert await requests.current(store, new) == new
+        assert await requests.current_job(store, new) == new
 
     async def test_a_forced_cancel_by_query_also_takes_finished_jobs(
         self, store: Store, given: Given
     ) -> None:
         for state in State:
-            await given.brought(state, queue="many")
+            await given.in_state(state, queue="many")
 
         answer = await requests.operate(store, CancelJobs(query=ALL, force=True))
 
-        states = {job.state for job in await requests.jobs(store)}
+        states = {job.state for job in await requests.list_jobs(store)}
         assert states == {State.CANCELED, State.RUNNING}
         assert (len(answer.moved), len(answer.refused)) == (7, 0)
 
     @pytest.mark.parametrize("force", [False, True])
-    async def test_a_removal_by_query_takes_held_jobs_only_by_force(
+    async def test_a_removal_by_query_takes_claimed_and_running_jobs_only_by_force(
         self, store: Store, given: Given, force: bool
     ) -> None:
         for state in State:
-            await given.brought(state, queue="many")
+            await given.in_state(state, queue="many")
 
         await requests.operate(store, RemoveJobs(query=ALL, force=force))
 
-        left = {job.state for job in await requests.jobs(store, ALL)}
-        assert left == (set() if force else {State.CLAIMED, State.RUNNING})
+        remaining_states = {job.state for job in await requests.list_jobs(store, ALL)}
+        assert remaining_states == (set() if force else {State.CLAIMED, State.RUNNING})
 
     async def test_a_query_that_matches_nothing_moves_nothing(self, store: Store, given: Given) -> None:
         await given.waiting()
@@ -334,7 +336,7 @@ class Slicing:
         assert await requests.operate(store, RemoveJobs(query=ALL)) == Moved()
 
     async def test_thousands_of_ids_move_at_once(self, store: Store, given: Given) -> None:
-        jobs = [given.job() for _ in range(3_000)]
+        jobs = [given.new_job() for _ in range(3_000)]
         await requests.insert(store, *jobs)
         ids = tuple(job.id for job in jobs)
 
@@ -343,7 +345,7 @@ class Slicing:
         assert answer == Moved(ids)
         assert await store.counts() == {"default": {"canceled": 3_000}}
 
-    async def test_a_query_looks_into_errors_and_payloads(self, store: Store, given: Given) -> None:
+    async def test_a_query_can_match_errors_and_payloads(self, store: Store, given: Given) -> None:
         boom = FailOutcome(Failure(Reason.ERROR, "OSError", "disk full"))
         job = await given.settled(boom, payload='{"to": "bob"}')
         await given.settled(boom, payload='{"to": "eve"}')
@@ -355,7 +357,7 @@ class Slicing:
 
 
 async def _slices(store: Store, command: OperatorCommand) -> list[Moved]:
-    """The answers until nothing is left, a bounded number of them."""
+    """Send the command until no slice is left, and return the answers."""
     answers = [await requests.operate(store, command)]
     while answers[-1].below is not None:
         assert len(answers) < 20, "the slices do not end"

@@ -1,4 +1,4 @@
-"""Pause and resume, by queue, by task, by group and by worker."""
+"""Pausing and resuming queues, tasks, groups and workers."""
 
 import pytest
 
@@ -14,95 +14,103 @@ from errandry.testing.conformance.fixtures import MakeStore
 from errandry.testing.given import Given, ref
 
 KINDS = pytest.mark.parametrize("kind", list(GateKind))
-OF_JOBS = pytest.mark.parametrize("kind", [GateKind.QUEUE, GateKind.TASK, GateKind.GROUP])
+JOB_KINDS = pytest.mark.parametrize("kind", [GateKind.QUEUE, GateKind.TASK, GateKind.GROUP])
 
 
-def paused(kind: GateKind, by: str = "") -> Pause:
+def pause_command(kind: GateKind, by: str = "") -> Pause:
     return Pause(kind, "name", by, "name" if kind is GateKind.GROUP else "")
 
 
-def resumed(kind: GateKind) -> Resume:
+def resume_command(kind: GateKind) -> Resume:
     return Resume(kind, "name", "name" if kind is GateKind.GROUP else "")
 
 
-class PausingRules:
-    @OF_JOBS
-    async def test_a_paused_queue_or_task_gives_nothing_until_it_is_resumed(
+class Pauses:
+    @JOB_KINDS
+    async def test_jobs_of_a_paused_queue_task_or_group_are_not_claimed_until_it_is_resumed(
         self, store: Store, given: Given, kind: GateKind
     ) -> None:
         job = await given.waiting(queue="name", task="name", group="name")
-        assert await requests.one(store, paused(kind)) is WRITTEN
-        assert await requests.order(store) == []
-        assert await requests.order(store, queues=("name",), tasks=("name",)) == []
-        assert await requests.one(store, resumed(kind)) is WRITTEN
+        assert await requests.send(store, pause_command(kind)) is WRITTEN
+        assert await requests.claim_ids(store) == []
+        assert await requests.claim_ids(store, queues=("name",), tasks=("name",)) == []
+        assert await requests.send(store, resume_command(kind)) is WRITTEN
 
-        assert await requests.order(store) == [job.id]
+        assert await requests.claim_ids(store) == [job.id]
 
-    @OF_JOBS
-    async def test_a_pause_holds_for_claims_of_its_own_pass(
+    @JOB_KINDS
+    async def test_a_pause_holds_for_claims_of_the_same_pass(
         self, store: Store, given: Given, kind: GateKind
     ) -> None:
-        job = given.job(queue="name", task="name", group="name")
+        job = given.new_job(queue="name", task="name", group="name")
 
-        answers = await store.commit([Insert((job,)), paused(kind), Claim(worker="worker", nonce="nonce")])
+        answers = await store.commit(
+            [Insert((job,)), pause_command(kind), Claim(worker="worker", nonce="nonce")]
+        )
 
         assert answers == [Inserted((job.id,)), WRITTEN, Claims(())]
 
-    @OF_JOBS
-    async def test_a_pause_holds_for_jobs_to_come(self, store: Store, given: Given, kind: GateKind) -> None:
-        await requests.one(store, paused(kind))
+    @JOB_KINDS
+    async def test_a_pause_holds_for_jobs_inserted_later(
+        self, store: Store, given: Given, kind: GateKind
+    ) -> None:
+        await requests.send(store, pause_command(kind))
         await given.waiting(queue="name", task="name", group="name")
 
-        assert await requests.order(store) == []
+        assert await requests.claim_ids(store) == []
 
-    async def test_paused_jobs_never_block_others(self, store: Store, given: Given) -> None:
+    async def test_paused_jobs_do_not_block_other_jobs(self, store: Store, given: Given) -> None:
         for _ in range(3):
             await given.waiting(queue="paused", priority=-1)
             await given.waiting(task="paused", priority=-1)
-        await requests.one(store, Pause(GateKind.QUEUE, "paused"))
-        await requests.one(store, Pause(GateKind.TASK, "paused"))
+        await requests.send(store, Pause(GateKind.QUEUE, "paused"))
+        await requests.send(store, Pause(GateKind.TASK, "paused"))
         job = await given.waiting()
 
-        assert await requests.order(store, limit=1) == [job.id]
+        assert await requests.claim_ids(store, limit=1) == [job.id]
 
-    async def test_a_queue_and_a_task_of_one_name_are_paused_apart(self, store: Store, given: Given) -> None:
+    async def test_a_queue_and_a_task_of_the_same_name_are_paused_separately(
+        self, store: Store, given: Given
+    ) -> None:
         in_queue = await given.waiting(queue="name", task="other")
         of_task = await given.waiting(queue="other", task="name")
-        await requests.one(store, Pause(GateKind.QUEUE, "name"))
+        await requests.send(store, Pause(GateKind.QUEUE, "name"))
 
-        assert await requests.order(store) == [of_task.id]
-        await requests.one(store, Resume(GateKind.TASK, "name"))
-        assert await requests.order(store) == []
-        await requests.one(store, Resume(GateKind.QUEUE, "name"))
-        assert await requests.order(store) == [in_queue.id]
+        assert await requests.claim_ids(store) == [of_task.id]
+        await requests.send(store, Resume(GateKind.TASK, "name"))
+        assert await requests.claim_ids(store) == []
+        await requests.send(store, Resume(GateKind.QUEUE, "name"))
+        assert await requests.claim_ids(store) == [in_queue.id]
 
-    async def test_a_job_paused_by_queue_and_task_waits_for_both(self, store: Store, given: Given) -> None:
+    async def test_a_job_paused_by_queue_and_task_waits_until_both_are_resumed(
+        self, store: Store, given: Given
+    ) -> None:
         job = await given.waiting(queue="q", task="t")
-        await requests.one(store, Pause(GateKind.QUEUE, "q"))
-        await requests.one(store, Pause(GateKind.TASK, "t"))
-        await requests.one(store, Resume(GateKind.QUEUE, "q"))
-        assert await requests.order(store) == []
+        await requests.send(store, Pause(GateKind.QUEUE, "q"))
+        await requests.send(store, Pause(GateKind.TASK, "t"))
+        await requests.send(store, Resume(GateKind.QUEUE, "q"))
+        assert await requests.claim_ids(store) == []
 
-        await requests.one(store, Resume(GateKind.TASK, "t"))
+        await requests.send(store, Resume(GateKind.TASK, "t"))
 
-        assert await requests.order(store) == [job.id]
+        assert await requests.claim_ids(store) == [job.id]
 
     async def test_a_group_is_paused_in_its_queue_only(self, store: Store, given: Given) -> None:
         await given.waiting(queue="mail", group="acme", priority=-1)
         other = await given.waiting(queue="bulk", group="acme")
         ungrouped = await given.waiting(queue="mail", priority=1)
-        await requests.one(store, Pause(GateKind.GROUP, "mail", group="acme"))
+        await requests.send(store, Pause(GateKind.GROUP, "mail", group="acme"))
 
-        assert await requests.order(store) == [other.id, ungrouped.id]
+        assert await requests.claim_ids(store) == [other.id, ungrouped.id]
 
-    async def test_it_is_known_who_paused_what_and_when(
+    async def test_a_pause_records_its_author_and_its_time(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await given.waiting(queue="busy")
         at = clock.time()
-        await requests.one(store, Pause(GateKind.QUEUE, "busy", "ada"))
-        await requests.one(store, Pause(GateKind.QUEUE, "empty", "bob"))
-        await requests.one(store, Pause(GateKind.TASK, "send", "eve"))
+        await requests.send(store, Pause(GateKind.QUEUE, "busy", "ada"))
+        await requests.send(store, Pause(GateKind.QUEUE, "empty", "bob"))
+        await requests.send(store, Pause(GateKind.TASK, "send", "eve"))
         clock.advance(10)
 
         queues = {info.name: info.paused for info in await store.queues()}
@@ -111,26 +119,28 @@ class PausingRules:
         assert (await store.paused())[GateKind.TASK] == {"send": PauseInfo(at, "eve")}
 
     @KINDS
-    async def test_the_first_pause_stands_and_the_second_answers_already(
+    async def test_a_second_pause_answers_already_and_keeps_the_first(
         self, store: Store, clock: FakeClock, kind: GateKind
     ) -> None:
-        await requests.one(store, paused(kind, "ada"))
+        await requests.send(store, pause_command(kind, "ada"))
         clock.advance(10)
-        before = await requests.everything(store)
+        before = await requests.snapshot(store)
 
-        assert await requests.one(store, paused(kind, "bob")) is ALREADY
-        assert await requests.everything(store) == before
+        assert await requests.send(store, pause_command(kind, "bob")) is ALREADY
+        assert await requests.snapshot(store) == before
 
     @KINDS
-    async def test_what_is_not_paused_answers_already_to_resume(self, store: Store, kind: GateKind) -> None:
-        before = await requests.everything(store)
+    async def test_resuming_answers_already_if_nothing_is_paused(self, store: Store, kind: GateKind) -> None:
+        before = await requests.snapshot(store)
 
-        assert await requests.one(store, resumed(kind)) is ALREADY
-        assert await requests.everything(store) == before
+        assert await requests.send(store, resume_command(kind)) is ALREADY
+        assert await requests.snapshot(store) == before
 
-    async def test_a_running_job_of_a_paused_queue_goes_on(self, store: Store, given: Given) -> None:
+    async def test_a_running_job_of_a_paused_queue_can_renew_and_complete(
+        self, store: Store, given: Given
+    ) -> None:
         job = await given.running(queue="q")
-        await requests.one(store, Pause(GateKind.QUEUE, "q"))
+        await requests.send(store, Pause(GateKind.QUEUE, "q"))
 
         assert await requests.renew(store, ref(job)) == ("held",)
         assert await requests.settle(store, job, CompleteOutcome()) is WRITTEN
@@ -140,22 +150,22 @@ class PausingRules:
     ) -> None:
         due = await given.scheduled(delay=10.0, queue="q")
         lapsing = await given.waiting(deadline=clock.time() + 10, queue="q")
-        await requests.one(store, Pause(GateKind.QUEUE, "q"))
+        await requests.send(store, Pause(GateKind.QUEUE, "q"))
         clock.advance(10)
-        await requests.upkeep(store)
+        await requests.run_upkeep(store)
 
-        assert (await requests.current(store, due)).state is State.WAITING
-        assert (await requests.current(store, lapsing)).state is State.FAILED
+        assert (await requests.current_job(store, due)).state is State.WAITING
+        assert (await requests.current_job(store, lapsing)).state is State.FAILED
 
     async def test_pausing_and_resuming_are_reported(self, store: Store) -> None:
-        head = await store.latest_cursor()
-        await requests.one(store, Pause(GateKind.QUEUE, "q", "ada"))
-        await requests.one(store, Pause(GateKind.TASK, "t"))
-        await requests.one(store, Resume(GateKind.TASK, "t"))
-        await requests.one(store, Pause(GateKind.WORKER, "w", "ada"))
-        await requests.one(store, Resume(GateKind.WORKER, "w"))
+        cursor = await store.latest_cursor()
+        await requests.send(store, Pause(GateKind.QUEUE, "q", "ada"))
+        await requests.send(store, Pause(GateKind.TASK, "t"))
+        await requests.send(store, Resume(GateKind.TASK, "t"))
+        await requests.send(store, Pause(GateKind.WORKER, "w", "ada"))
+        await requests.send(store, Resume(GateKind.WORKER, "w"))
 
-        assert await requests.events(store, head) == [
+        assert await requests.read_events(store, cursor) == [
             Event(EventKind.PAUSED, "", "q", "", 0, "ada"),
             Event(EventKind.PAUSED, "", "", "t"),
             Event(EventKind.RESUMED, "", "", "t"),
@@ -163,22 +173,22 @@ class PausingRules:
             Event(EventKind.RESUMED, "", "", "", 0, "w"),
         ]
 
-    async def test_a_paused_worker_gets_nothing_until_it_is_resumed(self, store: Store, given: Given) -> None:
+    async def test_a_paused_worker_gets_no_jobs_until_it_is_resumed(self, store: Store, given: Given) -> None:
         job = await given.waiting()
-        assert await requests.one(store, Pause(GateKind.WORKER, "ann")) is WRITTEN
-        assert await requests.order(store, worker="ann") == []
-        assert await requests.one(store, Resume(GateKind.WORKER, "ann")) is WRITTEN
+        assert await requests.send(store, Pause(GateKind.WORKER, "ann")) is WRITTEN
+        assert await requests.claim_ids(store, worker="ann") == []
+        assert await requests.send(store, Resume(GateKind.WORKER, "ann")) is WRITTEN
 
-        assert await requests.order(store, worker="ann") == [job.id]
+        assert await requests.claim_ids(store, worker="ann") == [job.id]
 
-    async def test_a_paused_worker_is_in_nobodys_way(self, store: Store, given: Given) -> None:
+    async def test_a_paused_worker_does_not_block_other_workers(self, store: Store, given: Given) -> None:
         job = await given.waiting()
-        await requests.one(store, Pause(GateKind.WORKER, "ann"))
+        await requests.send(store, Pause(GateKind.WORKER, "ann"))
 
-        assert await requests.order(store, worker="ann") == []
-        assert await requests.order(store, worker="bob") == [job.id]
+        assert await requests.claim_ids(store, worker="ann") == []
+        assert await requests.claim_ids(store, worker="bob") == [job.id]
 
-    async def test_a_pause_holds_for_a_workers_claim_in_its_own_pass(
+    async def test_a_pause_of_a_worker_holds_for_its_claims_of_the_same_pass(
         self, store: Store, given: Given
     ) -> None:
         await given.waiting()
@@ -187,14 +197,14 @@ class PausingRules:
 
         assert answer == Claims(())
 
-    async def test_a_paused_worker_keeps_what_it_has(self, store: Store, given: Given) -> None:
+    async def test_a_paused_worker_can_renew_and_complete_its_jobs(self, store: Store, given: Given) -> None:
         job = await given.running(worker="ann")
-        await requests.one(store, Pause(GateKind.WORKER, "ann"))
+        await requests.send(store, Pause(GateKind.WORKER, "ann"))
 
         assert await requests.renew(store, ref(job)) == ("held",)
         assert await requests.settle(store, job, CompleteOutcome()) is WRITTEN
 
-    async def test_workers_are_shown_with_their_pause(self, store: Store, clock: FakeClock) -> None:
+    async def test_workers_are_listed_with_their_pause(self, store: Store, clock: FakeClock) -> None:
         at = clock.time()
         await store.commit([Pause(GateKind.WORKER, "ann", "ada"), Beat(worker="ann"), Beat(worker="bob")])
 
@@ -203,23 +213,23 @@ class PausingRules:
             ("bob", None),
         ]
 
-    async def test_the_pause_of_a_worker_goes_with_it(self, store: Store) -> None:
+    async def test_the_pause_of_a_worker_is_removed_when_it_says_goodbye(self, store: Store) -> None:
         await store.commit([Pause(GateKind.WORKER, "ann"), Beat(worker="ann")])
 
-        await requests.one(store, Beat(worker="ann", gone=True))
+        await requests.send(store, Beat(worker="ann", gone=True))
 
         assert (await store.paused())[GateKind.WORKER] == {}
 
-    async def test_the_pause_of_a_worker_that_died_is_forgotten_in_time(
+    async def test_upkeep_removes_the_pause_of_a_dead_worker(
         self, clock: FakeClock, open_store: MakeStore
     ) -> None:
         store = await open_store(clock, StoreLimits(workers_age=60.0))
         await store.commit([Pause(GateKind.WORKER, "ann"), Beat(worker="ann")])
         clock.advance(59)
-        await requests.upkeep(store)
+        await requests.run_upkeep(store)
         assert list((await store.paused())[GateKind.WORKER]) == ["ann"]
 
         clock.advance(1)
-        await requests.upkeep(store)
+        await requests.run_upkeep(store)
 
         assert (await store.paused())[GateKind.WORKER] == {}

@@ -16,15 +16,20 @@ from errandry.testing.conformance.fixtures import MakeStore
 from errandry.testing.given import Given
 
 
-class Getting:
-    async def test_jobs_come_in_the_order_asked_and_none_for_the_unknown(
+class JobsById:
+    async def test_jobs_are_read_in_the_order_asked_with_none_for_unknown_ids(
         self, store: Store, given: Given
     ) -> None:
-        live, ended = await given.waiting(), await given.completed()
+        live, completed = await given.waiting(), await given.completed()
 
-        assert await store.get([ended.id, "nobody", live.id, ended.id]) == [ended, None, live, ended]
+        assert await store.get([completed.id, "unknown", live.id, completed.id]) == [
+            completed,
+            None,
+            live,
+            completed,
+        ]
 
-    async def test_ids_are_found_by_their_beginning_and_their_end(self, store: Store, given: Given) -> None:
+    async def test_ids_are_found_by_prefix_or_suffix(self, store: Store, given: Given) -> None:
         for name in ("größe-1", "a-größe", "x-größe-x", "a%_-1"):
             await given.waiting(id=name)
         await given.completed(id="b-größe")
@@ -36,7 +41,7 @@ class Getting:
         with pytest.raises(InvalidValue, match="part="):
             await store.ids("")
 
-    async def test_asking_for_nothing_gives_nothing(self, store: Store) -> None:
+    async def test_reading_no_ids_gives_no_jobs(self, store: Store) -> None:
         assert await store.get([]) == []
 
     async def test_ids_are_compared_exactly(self, store: Store, given: Given) -> None:
@@ -44,27 +49,27 @@ class Getting:
 
         assert await store.get(["Ab é", "ab é", "Ab e\u0301", "Ab é "]) == [job, None, None, None]
 
-    async def test_a_name_nobody_can_have_is_refused(self, store: Store) -> None:
+    async def test_an_impossible_id_or_worker_name_is_refused(self, store: Store) -> None:
         for name in ("", " ", "\0", "a\0b", "\ud800", "x" * 10_000):
             with pytest.raises(InvalidValue, match=r"^id="):
                 await store.get(["fine", name])
             with pytest.raises(InvalidValue, match=r"^worker="):
                 await store.cancels(name)
 
-    async def test_thousands_can_be_asked_for(self, store: Store, given: Given) -> None:
-        jobs = [given.job() for _ in range(3_000)]
+    async def test_thousands_of_jobs_can_be_read_at_once(self, store: Store, given: Given) -> None:
+        jobs = [given.new_job() for _ in range(3_000)]
         await requests.insert(store, *jobs)
 
-        found = await store.get([job.id for job in jobs])
+        stored = await store.get([job.id for job in jobs])
 
-        assert [job.id for job in found if job] == [job.id for job in jobs]
+        assert [job.id for job in stored if job] == [job.id for job in jobs]
 
 
-class Listing:
+class JobPages:
     async def test_live_and_finished_jobs_are_listed_together_newest_first(
         self, store: Store, given: Given
     ) -> None:
-        jobs = [await given.brought(state) for state in State]
+        jobs = [await given.in_state(state) for state in State]
 
         page = await store.list(parse("-queue:children"))
 
@@ -73,12 +78,12 @@ class Listing:
 
     @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
     async def test_pages_join_without_gap_or_repeat(self, store: Store, given: Given, limit: int) -> None:
-        jobs = [await given.brought(state) for state in (State.WAITING, State.FAILED) * 2]
+        jobs = [await given.in_state(state) for state in (State.WAITING, State.FAILED) * 2]
 
-        assert await requests.jobs(store, page=limit) == jobs[::-1]
+        assert await requests.list_jobs(store, page_size=limit) == jobs[::-1]
 
-    async def test_a_page_of_just_the_limit_is_the_last(self, store: Store, given: Given) -> None:
-        await given.inserted(*(given.job() for _ in range(4)))
+    async def test_a_page_of_exactly_the_limit_is_the_last(self, store: Store, given: Given) -> None:
+        await given.inserted(*(given.new_job() for _ in range(4)))
 
         assert (await store.list(limit=4)).cursor is None
 
@@ -95,21 +100,21 @@ class Listing:
 
         assert [job.id for job in (*page.jobs, *rest.jobs)] == [fourth.id, third.id, second.id, first.id]
 
-    async def test_a_cursor_goes_on_with_its_own_query(self, store: Store, given: Given) -> None:
-        wanted = [await given.waiting(queue="q"), await given.completed(queue="q")]
+    async def test_a_cursor_continues_its_own_query(self, store: Store, given: Given) -> None:
+        matching = [await given.waiting(queue="q"), await given.completed(queue="q")]
         await given.waiting()
-        wanted.append(await given.waiting(queue="q"))
+        matching.append(await given.waiting(queue="q"))
 
-        assert await requests.jobs(store, parse("queue:q"), page=1) == wanted[::-1]
+        assert await requests.list_jobs(store, parse("queue:q"), page_size=1) == matching[::-1]
 
-    async def test_a_cursor_serves_any_page_size(self, store: Store, given: Given) -> None:
+    async def test_a_cursor_works_with_any_page_size(self, store: Store, given: Given) -> None:
         jobs = [await given.waiting() for _ in range(5)]
         page = await store.list(limit=2)
 
         assert [job.id for job in (await store.list(cursor=page.cursor, limit=1)).jobs] == [jobs[2].id]
 
     async def test_a_cursor_of_another_query_is_refused(self, store: Store, given: Given) -> None:
-        await given.inserted(*(given.job() for _ in range(3)))
+        await given.inserted(*(given.new_job() for _ in range(3)))
         page = await store.list(parse("state:waiting"), limit=1)
 
         with pytest.raises(InvalidCursor, match="another query"):
@@ -119,7 +124,7 @@ class Listing:
         self, store: Store, open_store: MakeStore, clock: FakeClock
     ) -> None:
         other = await open_store(clock, StoreLimits())
-        await requests.insert(other, *(Given(other).job(id=name) for name in ("a", "b")))
+        await requests.insert(other, *(Given(other).new_job(id=name) for name in ("a", "b")))
         page = await other.list(limit=1)
 
         with pytest.raises(InvalidCursor, match="another store"):
@@ -127,9 +132,9 @@ class Listing:
         with pytest.raises(InvalidCursor, match="another store"):
             await store.events(await other.latest_cursor())
 
-    async def test_a_wrong_limit_is_refused(self, store: Store) -> None:
-        wrong: list[Any] = [0, -1, 10_001, 2**70, True, 1.0, None]
-        for limit in wrong:
+    async def test_an_invalid_limit_is_refused(self, store: Store) -> None:
+        invalid: list[Any] = [0, -1, 10_001, 2**70, True, 1.0, None]
+        for limit in invalid:
             with pytest.raises(InvalidValue, match="limit"):
                 await store.list(limit=limit)
             with pytest.raises(InvalidValue, match="limit"):
@@ -234,23 +239,23 @@ QUERIES: dict[str, dict[str, str]] = {
         "state:failed task~end error~took priority<=0 attempts>=2": "",
     },
 }
-"""For each kind of term: queries, and the jobs of `_population` they find."""
+"""For each kind of term: queries, and the ids of the jobs of `_insert_sample_jobs` that they find."""
 
 
-class Querying:
+class JobQueries:
     @pytest.mark.parametrize("kind", list(QUERIES))
-    async def test_a_query_finds_what_it_says(
+    async def test_a_query_finds_the_matching_jobs(
         self, store: Store, clock: FakeClock, given: Given, kind: str
     ) -> None:
-        await _population(clock, given)
-        found = {}
+        await _insert_sample_jobs(clock, given)
+        ids_by_query = {}
         for text in QUERIES[kind]:
-            jobs = await requests.jobs(store, parse(text), page=3)
-            found[text] = "".join(sorted(job.id for job in jobs if job.queue != "children"))
+            jobs = await requests.list_jobs(store, parse(text), page_size=3)
+            ids_by_query[text] = "".join(sorted(job.id for job in jobs if job.queue != "children"))
 
-        assert found == QUERIES[kind]
+        assert ids_by_query == QUERIES[kind]
 
-    async def test_every_part_of_the_language_is_tried(self) -> None:
+    async def test_every_term_of_the_query_language_has_a_case(self) -> None:
         tried = [parse(text).params(0.0) for queries in QUERIES.values() for text in queries]
 
         assert {name for params in tried for name, value in params.items() if value is not None} == set(
@@ -258,7 +263,7 @@ class Querying:
         )
 
 
-async def _population(clock: FakeClock, given: Given) -> None:
+async def _insert_sample_jobs(clock: FakeClock, given: Given) -> None:
     await given.blocked(id="a", task="send", tags=("red",), payload='{"to": "bob"}')
     await given.scheduled(
         id="b", task="plan", delay=7_200.0, queue="bulk", tags=("red", "blue"), payload='["Bob", "é"]'
@@ -275,10 +280,10 @@ async def _population(clock: FakeClock, given: Given) -> None:
     clock.advance(25)
 
 
-class Counting:
+class JobCounts:
     async def test_jobs_are_counted_by_queue_and_state(self, store: Store, given: Given) -> None:
         for state in State:
-            await given.brought(state, queue="one")
+            await given.in_state(state, queue="one")
         await given.waiting(queue="two")
 
         assert await store.counts() == {
@@ -287,23 +292,23 @@ class Counting:
             "children": {"running": 1},
         }
 
-    async def test_totals_count_all_that_ever_happened(
+    async def test_totals_count_every_insert_outcome_removal_and_expiry(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         for outcome in (CompleteOutcome(), CompleteOutcome(), FailOutcome()):
             await given.settled(outcome)
         await given.canceled()
-        await given.gone()
+        await given.removed()
         job = await given.running(lease=30.0)
         clock.advance(30)
-        await requests.upkeep(store)
-        await given.taken(job)
+        await requests.run_upkeep(store)
+        await given.claim(job)
 
         assert await store.totals() == {
             "default": {"inserted": 6, "completed": 2, "failed": 1, "canceled": 1, "removed": 1, "expired": 1}
         }
 
-    async def test_a_retry_counts_as_retried_only_if_the_job_is_tried_again(
+    async def test_a_retry_counts_as_retried_only_if_the_job_runs_again(
         self, store: Store, given: Given
     ) -> None:
         await given.settled(RetryOutcome())
@@ -311,13 +316,13 @@ class Counting:
 
         assert await store.totals() == {"default": {"inserted": 2, "retried": 1, "failed": 1}}
 
-    async def test_queues_show_their_jobs_and_how_long_the_next_in_line_has_waited(
+    async def test_queues_report_their_states_and_the_waiting_time_of_the_next_job(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await given.scheduled(queue="a", task="t1", delay=10.0)
         await given.running(queue="b")
         clock.advance(10)
-        await requests.upkeep(store)
+        await requests.run_upkeep(store)
         clock.advance(10)
         await given.waiting(queue="a", task="t2")
         clock.advance(5)
@@ -329,7 +334,7 @@ class Counting:
             ("b", {"running": 1}, None, None),
         ]
 
-    async def test_jobs_that_workers_have_come_by_the_end_of_their_leases(
+    async def test_held_lists_claimed_and_running_jobs_by_the_end_of_their_leases(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await given.waiting()
@@ -341,8 +346,8 @@ class Counting:
         assert await store.held() == [sooner, later]
         assert await store.held(limit=1) == [sooner]
 
-    async def test_a_queue_that_had_jobs_is_still_listed(self, store: Store, given: Given) -> None:
-        await given.gone(queue="q")
+    async def test_an_emptied_queue_is_still_listed(self, store: Store, given: Given) -> None:
+        await given.removed(queue="q")
 
         assert [(info.name, dict(info.states)) for info in await store.queues()] == [("q", {})]
 
@@ -358,14 +363,14 @@ class Counting:
         assert await store.due_in() == 40.0
         clock.advance(50)
         assert await store.due_in() == 0.0
-        await requests.upkeep(store)
+        await requests.run_upkeep(store)
 
         assert await store.due_in() == 20.0
 
 
-class Beating:
-    async def test_a_worker_is_known_by_its_last_beat(self, store: Store, clock: FakeClock) -> None:
-        await requests.one(store, Beat(worker="b", started_at=1.5))
+class WorkerBeats:
+    async def test_a_worker_is_listed_with_its_last_beat(self, store: Store, clock: FakeClock) -> None:
+        await requests.send(store, Beat(worker="b", started_at=1.5))
         clock.advance(10)
         beat = Beat(
             worker="b",
@@ -378,19 +383,19 @@ class Beating:
             running=3,
             started_at=1.5,
         )
-        await requests.one(store, beat)
-        await requests.one(store, Beat(worker="a"))
+        await requests.send(store, beat)
+        await requests.send(store, Beat(worker="a"))
 
         workers = await store.workers()
 
         assert [info.beat for info in workers] == [Beat(worker="a"), beat]
         assert [info.seen_at for info in workers] == [clock.time()] * 2
 
-    async def test_a_worker_that_says_goodbye_is_gone(self, store: Store) -> None:
-        await requests.one(store, Beat(worker="a"))
-        await requests.one(store, Beat(worker="b"))
-        await requests.one(store, Beat(worker="a", gone=True))
-        await requests.one(store, Beat(worker="never seen", gone=True))
+    async def test_a_worker_that_says_goodbye_is_no_longer_listed(self, store: Store) -> None:
+        await requests.send(store, Beat(worker="a"))
+        await requests.send(store, Beat(worker="b"))
+        await requests.send(store, Beat(worker="a", gone=True))
+        await requests.send(store, Beat(worker="never seen", gone=True))
 
         assert [info.beat.worker for info in await store.workers()] == ["b"]
 
@@ -398,6 +403,6 @@ class Beating:
         self, store: Store, given: Given
     ) -> None:
         job = await given.running("a")
-        await requests.one(store, Beat(worker="a", gone=True))
+        await requests.send(store, Beat(worker="a", gone=True))
 
-        assert await requests.current(store, job) == job
+        assert await requests.current_job(store, job) == job

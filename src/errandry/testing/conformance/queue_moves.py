@@ -1,4 +1,4 @@
-"""Jobs that are put into another queue, and bulk commands that name jobs, look at few at a time, or both."""
+"""Moving jobs to another queue; bulk commands with ids and a query; the scan limit of one slice."""
 
 from msgspec.structs import replace
 
@@ -19,27 +19,29 @@ from errandry.testing.conformance.fixtures import MakeStore
 from errandry.testing.given import Given
 
 
-class Relocating:
-    async def test_a_job_is_put_into_another_queue_as_it_is(
+class QueueChanges:
+    async def test_moving_a_job_to_another_queue_changes_nothing_else(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
-        jobs = [await given.brought(state) for state in (State.WAITING, State.SCHEDULED, State.BLOCKED)]
+        jobs = [await given.in_state(state) for state in (State.WAITING, State.SCHEDULED, State.BLOCKED)]
         clock.advance(5)
 
         answer = await requests.operate(store, EditJobs(ids=tuple(job.id for job in jobs), queue="other"))
 
         assert set(answer.moved) == {job.id for job in jobs}
         for job in jobs:
-            assert await requests.current(store, job) == replace(job, queue="other", updated_at=clock.time())
+            assert await requests.current_job(store, job) == replace(
+                job, queue="other", updated_at=clock.time()
+            )
 
-    async def test_it_is_claimed_there_and_no_longer_here(self, store: Store, given: Given) -> None:
+    async def test_a_moved_job_is_claimed_from_its_new_queue_only(self, store: Store, given: Given) -> None:
         job = await given.waiting(queue="here")
         await requests.operate(store, EditJobs(ids=(job.id,), queue="there"))
 
-        assert await requests.order(store, queues=("here",)) == []
-        assert await requests.order(store, queues=("there",)) == [job.id]
+        assert await requests.claim_ids(store, queues=("here",)) == []
+        assert await requests.claim_ids(store, queues=("there",)) == [job.id]
 
-    async def test_it_keeps_its_place_by_age(self, store: Store, given: Given) -> None:
+    async def test_a_moved_job_keeps_its_place_by_age(self, store: Store, given: Given) -> None:
         first = await given.waiting(queue="a")
         second = await given.waiting(queue="b")
         third = await given.waiting(queue="a")
@@ -47,123 +49,133 @@ class Relocating:
 
         await requests.operate(store, EditJobs(query=parse("queue:a"), queue="b"))
 
-        assert await requests.order(store) == [newest.id, first.id, second.id, third.id]
+        assert await requests.claim_ids(store) == [newest.id, first.id, second.id, third.id]
 
-    async def test_it_is_counted_where_it_is_and_nobody_is_told_that_it_was_removed(
+    async def test_a_moved_job_is_counted_in_its_new_queue_and_reported_as_edited(
         self, store: Store, given: Given
     ) -> None:
         job = await given.waiting(queue="a")
-        head = await store.latest_cursor()
+        cursor = await store.latest_cursor()
         await requests.operate(store, EditJobs(ids=(job.id,), queue="b"))
 
         assert await store.counts() == {"a": {}, "b": {"waiting": 1}}
         assert await store.totals() == {"a": {"inserted": 1, "moved_out": 1}, "b": {"moved_in": 1}}
-        [event] = await requests.events(store, head)
+        [event] = await requests.read_events(store, cursor)
         assert (event.kind, event.queue, event.job) == (EventKind.EDITED, "b", job.id)
 
-    async def test_another_time_and_another_queue_at_once(
+    async def test_one_edit_can_change_the_queue_and_run_at(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         job = await given.scheduled(queue="a")
         await requests.operate(store, EditJobs(ids=(job.id,), queue="b", run_at=clock.time()))
 
         assert await store.counts() == {"a": {}, "b": {"waiting": 1}}
-        assert await requests.order(store, queues=("b",)) == [job.id]
+        assert await requests.claim_ids(store, queues=("b",)) == [job.id]
 
-    async def test_a_job_a_worker_has_stays(self, store: Store, given: Given) -> None:
+    async def test_a_running_job_is_not_moved(self, store: Store, given: Given) -> None:
         job = await given.running(queue="a")
 
         answer = await requests.operate(store, EditJobs(query=parse("queue:a"), queue="b"))
 
         assert answer == Moved()
-        assert (await requests.current(store, job)).queue == "a"
+        assert (await requests.current_job(store, job)).queue == "a"
 
-    async def test_a_key_of_its_queue_goes_along(self, store: Store, given: Given) -> None:
+    async def test_a_unique_key_per_queue_moves_with_its_job(self, store: Store, given: Given) -> None:
         key = UniqueKey("k", per_queue=True)
         job = await given.waiting(queue="a", unique=key)
         await requests.operate(store, EditJobs(ids=(job.id,), queue="b"))
 
-        in_a, in_b = given.job(queue="a", unique=key), given.job(queue="b", unique=key)
+        in_a, in_b = given.new_job(queue="a", unique=key), given.new_job(queue="b", unique=key)
 
-        assert await requests.one(store, Insert((in_a,))) == Inserted((in_a.id,))
-        assert await requests.one(store, Insert((in_b,))) == Inserted((job.id,), frozenset({job.id}))
+        assert await requests.send(store, Insert((in_a,))) == Inserted((in_a.id,))
+        assert await requests.send(store, Insert((in_b,))) == Inserted((job.id,), frozenset({job.id}))
         await requests.operate(store, CancelJobs(ids=(job.id,)))
-        assert await requests.one(store, Insert((in_b,))) == Inserted((in_b.id,))
+        assert await requests.send(store, Insert((in_b,))) == Inserted((in_b.id,))
 
-    async def test_it_stays_if_another_holds_its_key_there(self, store: Store, given: Given) -> None:
+    async def test_a_job_is_not_moved_to_a_queue_where_its_key_is_held(
+        self, store: Store, given: Given
+    ) -> None:
         key = UniqueKey("k", per_queue=True)
         job, holder = await given.waiting(queue="a", unique=key), await given.waiting(queue="b", unique=key)
 
-        [(refused, error)] = (
+        [(job_id, error)] = (
             await requests.operate(store, EditJobs(query=parse("queue:a"), queue="b"))
         ).refused
 
-        assert (refused, isinstance(error, DuplicateJob)) == (job.id, True)
-        assert await requests.current(store, job) == job
-        assert await requests.current(store, holder) == holder
+        assert (job_id, isinstance(error, DuplicateJob)) == (job.id, True)
+        assert await requests.current_job(store, job) == job
+        assert await requests.current_job(store, holder) == holder
 
-    async def test_a_key_of_a_window_stays_where_it_was_taken(self, store: Store, given: Given) -> None:
+    async def test_a_unique_key_with_a_window_stays_in_its_first_queue(
+        self, store: Store, given: Given
+    ) -> None:
         key = UniqueKey("k", UniqueScope.WINDOW, 60.0, per_queue=True)
         job = await given.waiting(queue="a", unique=key)
         await requests.operate(store, EditJobs(ids=(job.id,), queue="b"))
 
-        answer = await requests.one(store, Insert((given.job(queue="a", unique=key),)))
+        answer = await requests.send(store, Insert((given.new_job(queue="a", unique=key),)))
 
         assert answer == Inserted((job.id,), frozenset({job.id}))
 
-    async def test_a_group_is_held_no_longer_by_a_job_that_left(self, store: Store, given: Given) -> None:
-        await requests.one(store, PutRule(GateKind.QUEUE, "a", Rule(order=Comeback.HOLD)))
+    async def test_moving_a_job_frees_the_group_it_held(self, store: Store, given: Given) -> None:
+        await requests.send(store, PutRule(GateKind.QUEUE, "a", Rule(order=Comeback.HOLD)))
         job = await given.settled(RetryOutcome(Failure(), 60.0), queue="a", group="g")
-        behind = await given.waiting(queue="a", group="g")
-        assert await requests.order(store, queues=("a",)) == []
+        next_job = await given.waiting(queue="a", group="g")
+        assert await requests.claim_ids(store, queues=("a",)) == []
 
         await requests.operate(store, EditJobs(ids=(job.id,), queue="b"))
 
-        assert await requests.order(store, queues=("a",)) == [behind.id]
+        assert await requests.claim_ids(store, queues=("a",)) == [next_job.id]
 
 
 ALL = parse("queue:many")
 
 
-class Rechecking:
-    """Commands that name jobs and say what must still be true of them."""
+class RecheckedCommands:
+    """Commands with ids and a query: a named job is moved only if it still matches the query."""
 
-    async def test_only_those_that_match_still_are_moved(self, store: Store, given: Given) -> None:
+    async def test_only_named_jobs_that_still_match_the_query_are_moved(
+        self, store: Store, given: Given
+    ) -> None:
         failed = await given.failed(queue="many")
-        gone_on = await given.completed(queue="many")
+        completed = await given.completed(queue="many")
         other = await given.failed()
-        ids = failed.id, gone_on.id, other.id, "nobody"
+        ids = failed.id, completed.id, other.id, "unknown"
 
         answer = await requests.operate(store, RerunJobs(ids=ids, query=parse("queue:many state:failed")))
 
         assert answer == Moved((failed.id,))
-        assert await requests.current(store, gone_on) == gone_on
+        assert await requests.current_job(store, completed) == completed
 
-    async def test_a_state_it_cannot_be_done_in_does_not_match(self, store: Store, given: Given) -> None:
-        job, held = await given.waiting(queue="many"), await given.running(queue="many")
+    async def test_named_jobs_in_a_state_that_forbids_the_move_are_skipped(
+        self, store: Store, given: Given
+    ) -> None:
+        job, running = await given.waiting(queue="many"), await given.running(queue="many")
 
-        assert await requests.operate(store, RemoveJobs(ids=(job.id, held.id), query=ALL)) == Moved((job.id,))
+        assert await requests.operate(store, RemoveJobs(ids=(job.id, running.id), query=ALL)) == Moved(
+            (job.id,)
+        )
 
 
-class Looking:
-    """A slice looks at few jobs, whatever there are."""
+class BulkScanLimit:
+    """A slice scans at most `StoreLimits.scan` jobs, however many jobs the store has."""
 
-    async def test_a_slice_ends_where_it_has_looked_at_enough(
+    async def test_a_slice_ends_when_it_has_scanned_its_maximum(
         self, open_store: MakeStore, clock: FakeClock
     ) -> None:
         store = await open_store(clock, StoreLimits(scan=3))
         given = Given(store)
-        wanted = await given.waiting(queue="many")
+        matching = await given.waiting(queue="many")
         others = [await given.waiting() for _ in range(7)]
 
         answers = [await requests.operate(store, CancelJobs(query=ALL))]
         while (below := answers[-1].below) is not None:
             answers.append(await requests.operate(store, CancelJobs(query=ALL, below=below)))
 
-        assert [answer.moved for answer in answers] == [(), (), (wanted.id,)]
+        assert [answer.moved for answer in answers] == [(), (), (matching.id,)]
         assert [answer.below for answer in answers] == [others[-3].seq, others[-6].seq, None]
 
-    async def test_jobs_that_stand_elsewhere_are_not_looked_at(
+    async def test_jobs_in_other_states_are_not_scanned(
         self, open_store: MakeStore, clock: FakeClock
     ) -> None:
         store = await open_store(clock, StoreLimits(scan=3))
@@ -177,7 +189,9 @@ class Looking:
 
         assert answer == Moved((failed.id,))
 
-    async def test_jobs_with_ids_are_found_at_once(self, open_store: MakeStore, clock: FakeClock) -> None:
+    async def test_a_query_by_ids_finds_its_jobs_in_one_slice(
+        self, open_store: MakeStore, clock: FakeClock
+    ) -> None:
         store = await open_store(clock, StoreLimits(scan=2))
         given = Given(store)
         jobs = [await given.waiting() for _ in range(9)]

@@ -1,4 +1,4 @@
-"""Rules of queues, tasks and groups: kept, replaced, reported, shown."""
+"""Rules of queues, tasks and groups: storing, replacing, reporting and listing them."""
 
 import pytest
 
@@ -27,12 +27,12 @@ GATES = pytest.mark.parametrize(
 )
 
 
-class RulePutting:
-    async def test_a_rule_is_kept_with_who_put_it_and_when(self, store: Store, clock: FakeClock) -> None:
+class QueueRules:
+    async def test_a_rule_records_its_author_and_its_time(self, store: Store, clock: FakeClock) -> None:
         at = clock.time()
-        await requests.one(store, PutRule(GateKind.GROUP, "mail", Rule(weight=2.5), "acme", "bob"))
-        await requests.one(store, PutRule(GateKind.TASK, "send", Rule(limit=3), by="eve"))
-        await requests.one(store, PutRule(GateKind.QUEUE, "mail", WHOLE, by="ada"))
+        await requests.send(store, PutRule(GateKind.GROUP, "mail", Rule(weight=2.5), "acme", "bob"))
+        await requests.send(store, PutRule(GateKind.TASK, "send", Rule(limit=3), by="eve"))
+        await requests.send(store, PutRule(GateKind.QUEUE, "mail", WHOLE, by="ada"))
         clock.advance(10)
 
         assert await store.rules() == [
@@ -42,53 +42,53 @@ class RulePutting:
         ]
 
     @GATES
-    async def test_a_rule_replaces_the_former_and_an_empty_one_removes_it(
+    async def test_a_rule_replaces_the_previous_one_and_an_empty_rule_removes_it(
         self, store: Store, clock: FakeClock, kind: GateKind, group: str
     ) -> None:
-        await requests.one(store, PutRule(kind, "name", Rule(limit=3, rate=Rate(1, 1.0, 1)), group))
+        await requests.send(store, PutRule(kind, "name", Rule(limit=3, rate=Rate(1, 1.0, 1)), group))
         clock.advance(5)
-        assert await requests.one(store, PutRule(kind, "name", Rule(limit=4), group, "ada")) is WRITTEN
+        assert await requests.send(store, PutRule(kind, "name", Rule(limit=4), group, "ada")) is WRITTEN
         ruling = RuleInfo(Rule(limit=4), clock.time(), "ada")
         assert await store.rules() == [GateRecord(kind, "name", group, ruling=ruling)]
 
-        assert await requests.one(store, PutRule(kind, "name", NO_RULE, group)) is WRITTEN
+        assert await requests.send(store, PutRule(kind, "name", NO_RULE, group)) is WRITTEN
 
         assert await store.rules() == []
 
     @GATES
-    async def test_the_same_rule_again_answers_already(
+    async def test_putting_the_same_rule_again_answers_already(
         self, store: Store, clock: FakeClock, kind: GateKind, group: str
     ) -> None:
-        await requests.one(store, PutRule(kind, "name", Rule(limit=3), group, "ada"))
+        await requests.send(store, PutRule(kind, "name", Rule(limit=3), group, "ada"))
         clock.advance(5)
-        before = await requests.everything(store)
+        before = await requests.snapshot(store)
 
-        assert await requests.one(store, PutRule(kind, "name", Rule(limit=3), group, "bob")) is ALREADY
-        assert await requests.one(store, PutRule(kind, "other", NO_RULE, group)) is ALREADY
-        assert await requests.everything(store) == before
+        assert await requests.send(store, PutRule(kind, "name", Rule(limit=3), group, "bob")) is ALREADY
+        assert await requests.send(store, PutRule(kind, "other", NO_RULE, group)) is ALREADY
+        assert await requests.snapshot(store) == before
 
-    async def test_a_pause_and_a_rule_stand_side_by_side(self, store: Store, clock: FakeClock) -> None:
+    async def test_a_pause_and_a_rule_are_independent(self, store: Store, clock: FakeClock) -> None:
         at = clock.time()
-        await requests.one(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3)))
-        await requests.one(store, Pause(GateKind.QUEUE, "q", "ada"))
+        await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3)))
+        await requests.send(store, Pause(GateKind.QUEUE, "q", "ada"))
         ruling, pausing = RuleInfo(Rule(limit=3), at, ""), PauseInfo(at, "ada")
         assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", paused=pausing, ruling=ruling)]
 
-        await requests.one(store, PutRule(GateKind.QUEUE, "q", NO_RULE))
+        await requests.send(store, PutRule(GateKind.QUEUE, "q", NO_RULE))
         assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", paused=pausing)]
-        await requests.one(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3)))
-        await requests.one(store, Resume(GateKind.QUEUE, "q"))
+        await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3)))
+        await requests.send(store, Resume(GateKind.QUEUE, "q"))
 
         assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", ruling=ruling)]
 
-    async def test_a_rule_is_reported(self, store: Store) -> None:
-        head = await store.latest_cursor()
-        await requests.one(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3), by="ada"))
-        await requests.one(store, PutRule(GateKind.TASK, "t", Rule(limit=3)))
-        await requests.one(store, PutRule(GateKind.GROUP, "q", Rule(limit=3), "acme", "ada"))
-        await requests.one(store, Pause(GateKind.GROUP, "q", "ada", "acme"))
+    async def test_a_changed_rule_is_reported_as_an_event(self, store: Store) -> None:
+        cursor = await store.latest_cursor()
+        await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3), by="ada"))
+        await requests.send(store, PutRule(GateKind.TASK, "t", Rule(limit=3)))
+        await requests.send(store, PutRule(GateKind.GROUP, "q", Rule(limit=3), "acme", "ada"))
+        await requests.send(store, Pause(GateKind.GROUP, "q", "ada", "acme"))
 
-        assert await requests.events(store, head) == [
+        assert await requests.read_events(store, cursor) == [
             Event(EventKind.RULE_CHANGED, "", "q", "", 0, "ada"),
             Event(EventKind.RULE_CHANGED, "", "", "t"),
             Event(EventKind.RULE_CHANGED, "", "q", "", 0, "acme"),
@@ -96,43 +96,47 @@ class RulePutting:
         ]
 
     async def test_upkeep_leaves_rules_and_pauses_alone(self, store: Store, clock: FakeClock) -> None:
-        await requests.one(store, PutRule(GateKind.GROUP, "q", Rule(limit=3), "acme"))
-        await requests.one(store, Pause(GateKind.GROUP, "q", group="other"))
+        await requests.send(store, PutRule(GateKind.GROUP, "q", Rule(limit=3), "acme"))
+        await requests.send(store, Pause(GateKind.GROUP, "q", group="other"))
         before = await store.rules()
         clock.advance(100_000)
-        await requests.upkeep(store)
+        await requests.run_upkeep(store)
 
         assert await store.rules() == before
 
-    async def test_groups_are_listed_with_their_jobs_and_the_rules_that_hold(
+    async def test_groups_are_listed_with_their_job_counts_and_effective_rules(
         self, store: Store, given: Given
     ) -> None:
         rate = Rate(60, 60.0, 2)
-        await requests.one(store, PutRule(GateKind.QUEUE, "q", Rule(group_limit=2, group_rate=rate)))
-        await requests.one(store, PutRule(GateKind.GROUP, "q", Rule(limit=5), "b"))
-        await requests.one(store, Pause(GateKind.GROUP, "q", "ada", "quiet"))
+        await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(group_limit=2, group_rate=rate)))
+        await requests.send(store, PutRule(GateKind.GROUP, "q", Rule(limit=5), "b"))
+        await requests.send(store, Pause(GateKind.GROUP, "q", "ada", "quiet"))
         await given.running(queue="q", group="b")
         for task in ("t", "u"):
             await given.waiting(queue="q", task=task, group="a")
         await given.waiting(queue="q", group="")
         await given.waiting(queue="other", group="a")
 
-        found = await store.groups("q")
-        assert [(one.gate.group, one.waiting, one.held, one.limit, one.rate) for one in found] == [
+        groups = await store.groups("q")
+        assert [(info.gate.group, info.waiting, info.held, info.limit, info.rate) for info in groups] == [
             ("a", 2, 0, 2, rate),
             ("b", 0, 1, 5, rate),
             ("quiet", 0, 0, 2, rate),
         ]
-        assert [one.gate.paused is None for one in found] == [True, True, False]
-        assert [(one.gate.name, one.gate.group) for one in await store.groups(limit=2)] == [
+        assert [info.gate.paused is None for info in groups] == [True, True, False]
+        assert [(info.gate.name, info.gate.group) for info in await store.groups(limit=2)] == [
             *(("other", "a"), ("q", "a"))
         ]
         assert await store.groups("none") == []
 
-    async def test_the_gates_of_a_job_are_shown_with_their_numbers(self, store: Store, given: Given) -> None:
+    async def test_gates_reports_the_limits_rates_and_held_jobs_of_each_gate(
+        self, store: Store, given: Given
+    ) -> None:
         rate = Rate(60, 60.0, 2)
-        await requests.one(store, PutRule(GateKind.QUEUE, "q", Rule(limit=9, group_limit=2, group_rate=rate)))
-        await requests.one(store, PutRule(GateKind.GROUP, "q", Rule(limit=5), "acme"))
+        await requests.send(
+            store, PutRule(GateKind.QUEUE, "q", Rule(limit=9, group_limit=2, group_rate=rate))
+        )
+        await requests.send(store, PutRule(GateKind.GROUP, "q", Rule(limit=5), "acme"))
         await given.running(queue="q", task="t", group="acme")
         await given.running(queue="q", task="u", group="other")
 
@@ -140,4 +144,4 @@ class RulePutting:
         assert (of_queue.limit, of_queue.rate, of_queue.held, of_queue.wait) == (9, None, 2, 0.0)
         assert (of_task.limit, of_task.rate, of_task.held, of_task.wait) == (None, None, 1, 0.0)
         assert (of_group.limit, of_group.rate, of_group.held) == (5, rate, 1)
-        assert [passage.gate.name for passage in await store.gates("none", "such")] == ["none", "such"]
+        assert [info.gate.name for info in await store.gates("none", "such")] == ["none", "such"]

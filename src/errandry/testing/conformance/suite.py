@@ -1,34 +1,51 @@
-"""All areas of the suite as one class."""
+"""All topics of the suite as one class."""
 
 import pytest
 
 from errandry.testing.conformance.bad_input import BadInput
-from errandry.testing.conformance.capacity import Ageing, Bounding, KeepingOrder
-from errandry.testing.conformance.claiming import Batching, Claiming, Draining, Ordering, Suspecting
-from errandry.testing.conformance.clock import ClockMoving
-from errandry.testing.conformance.events import Reporting, Resuming
+from errandry.testing.conformance.capacity import GroupOrder, PriorityAgeing, QueueSizeLimits
+from errandry.testing.conformance.claiming import (
+    BatchClaims,
+    ClaimableJobs,
+    ClaimOrder,
+    DrainedQueues,
+    SuspectClaims,
+)
+from errandry.testing.conformance.clock import ClockJumps
+from errandry.testing.conformance.events import EventCursors, ReportedEvents
 from errandry.testing.conformance.fixtures import Fixtures, MakeStore
-from errandry.testing.conformance.flow_reruns import Awaiting, Canceling, Forgetting, Rerunning
-from errandry.testing.conformance.flows import Flowing, Tying
-from errandry.testing.conformance.inserting import Inserting
-from errandry.testing.conformance.leasing import Expiring, Fencing, Leasing, Noting, Starting
-from errandry.testing.conformance.limiting import Limiting, Rating, TakingTurns
-from errandry.testing.conformance.opening_and_waking import Opening, Waking
-from errandry.testing.conformance.operating import Operating, Slicing
-from errandry.testing.conformance.pausing import PausingRules
-from errandry.testing.conformance.querying import Beating, Counting, Getting, Listing, Querying
-from errandry.testing.conformance.queue_moves import Looking, Rechecking, Relocating
-from errandry.testing.conformance.retention import Outliving, Retaining
-from errandry.testing.conformance.rules import RulePutting
-from errandry.testing.conformance.schedule_changes import Meddling, Replanning, RunningNow
-from errandry.testing.conformance.scheduling import CatchingUp, Ending, Overlapping, Scheduling
-from errandry.testing.conformance.settling import Keeping, Repeating, Settling
+from errandry.testing.conformance.flow_reruns import AwaitedChildren, FlowCancels, FlowEdgeCleanup, FlowReruns
+from errandry.testing.conformance.flows import FlowEdges, Flows
+from errandry.testing.conformance.inserting import Inserts
+from errandry.testing.conformance.leasing import (
+    Fences,
+    LeaseExpiry,
+    LeaseRenewal,
+    ProgressAndLogs,
+    StartAndCancel,
+)
+from errandry.testing.conformance.limiting import ConcurrencyLimits, Fairness, RateLimits
+from errandry.testing.conformance.opening_and_waking import ChangeNotification, OpeningAndClosing
+from errandry.testing.conformance.operating import BulkCommands, OperatorCommands
+from errandry.testing.conformance.pausing import Pauses
+from errandry.testing.conformance.querying import JobCounts, JobPages, JobQueries, JobsById, WorkerBeats
+from errandry.testing.conformance.queue_moves import BulkScanLimit, QueueChanges, RecheckedCommands
+from errandry.testing.conformance.retention import KeepByCount, PrunableJobs
+from errandry.testing.conformance.rules import QueueRules
+from errandry.testing.conformance.schedule_changes import ManualRuns, NextTickChanges, ScheduleChanges
+from errandry.testing.conformance.scheduling import (
+    ScheduleBounds,
+    ScheduleCatchUp,
+    ScheduleOverlap,
+    ScheduleTicks,
+)
+from errandry.testing.conformance.settling import KeepTimes, RepeatedCommands, SettledOutcomes
 from errandry.testing.conformance.statistics import Statistics
-from errandry.testing.conformance.stepping import Signaling, Sleeping, Stepping
-from errandry.testing.conformance.transitions import Moving, MovingOtherwise
-from errandry.testing.conformance.unique_windows import NeverTwo, RerunningUnique, Windows
-from errandry.testing.conformance.uniqueness import Holding, HoldingInBulk, Replacing
-from errandry.testing.conformance.upkeep import Upkeeping
+from errandry.testing.conformance.stepping import DurableSleeps, Signals, Steps
+from errandry.testing.conformance.transitions import ConditionalTransitions, TransitionTable
+from errandry.testing.conformance.unique_windows import SingleKeyHolder, UniqueKeysOfReruns, UniqueWindows
+from errandry.testing.conformance.uniqueness import ReplaceOnConflict, UniqueKeys, UniqueKeysInBulk
+from errandry.testing.conformance.upkeep import UpkeepSteps
 
 __all__ = ["Conformance", "MakeStore"]
 
@@ -36,74 +53,74 @@ __all__ = ["Conformance", "MakeStore"]
 @pytest.mark.asyncio
 class Conformance(
     Fixtures,
-    Opening,
-    Waking,
-    Inserting,
-    Holding,
-    HoldingInBulk,
-    Replacing,
-    Windows,
-    RerunningUnique,
-    NeverTwo,
-    Claiming,
-    Ordering,
-    Suspecting,
-    Batching,
-    Draining,
-    PausingRules,
-    RulePutting,
-    Limiting,
-    Rating,
-    TakingTurns,
-    Bounding,
-    Ageing,
-    KeepingOrder,
-    Leasing,
-    Starting,
-    Expiring,
-    Fencing,
-    Noting,
-    Settling,
-    Repeating,
-    Keeping,
-    Retaining,
-    Outliving,
-    Moving,
-    MovingOtherwise,
-    Flowing,
-    Tying,
-    Canceling,
-    Rerunning,
-    Awaiting,
-    Forgetting,
-    Stepping,
-    Sleeping,
-    Signaling,
-    Operating,
-    Slicing,
-    Relocating,
-    Rechecking,
-    Looking,
-    Upkeeping,
-    Scheduling,
-    Ending,
-    Overlapping,
-    CatchingUp,
-    Replanning,
-    Meddling,
-    RunningNow,
-    Getting,
-    Listing,
-    Querying,
-    Counting,
+    OpeningAndClosing,
+    ChangeNotification,
+    Inserts,
+    UniqueKeys,
+    UniqueKeysInBulk,
+    ReplaceOnConflict,
+    UniqueWindows,
+    UniqueKeysOfReruns,
+    SingleKeyHolder,
+    ClaimableJobs,
+    ClaimOrder,
+    SuspectClaims,
+    BatchClaims,
+    DrainedQueues,
+    Pauses,
+    QueueRules,
+    ConcurrencyLimits,
+    RateLimits,
+    Fairness,
+    QueueSizeLimits,
+    PriorityAgeing,
+    GroupOrder,
+    LeaseRenewal,
+    StartAndCancel,
+    LeaseExpiry,
+    Fences,
+    ProgressAndLogs,
+    SettledOutcomes,
+    RepeatedCommands,
+    KeepTimes,
+    KeepByCount,
+    PrunableJobs,
+    TransitionTable,
+    ConditionalTransitions,
+    Flows,
+    FlowEdges,
+    FlowCancels,
+    FlowReruns,
+    AwaitedChildren,
+    FlowEdgeCleanup,
+    Steps,
+    DurableSleeps,
+    Signals,
+    OperatorCommands,
+    BulkCommands,
+    QueueChanges,
+    RecheckedCommands,
+    BulkScanLimit,
+    UpkeepSteps,
+    ScheduleTicks,
+    ScheduleBounds,
+    ScheduleOverlap,
+    ScheduleCatchUp,
+    ScheduleChanges,
+    NextTickChanges,
+    ManualRuns,
+    JobsById,
+    JobPages,
+    JobQueries,
+    JobCounts,
     Statistics,
-    Beating,
-    Reporting,
-    Resuming,
+    WorkerBeats,
+    ReportedEvents,
+    EventCursors,
     BadInput,
-    ClockMoving,
+    ClockJumps,
 ):
-    """What every store does, in the same way. Inherit it once; there is nothing to fill in."""
+    """The rules that every store follows. Inherit from this class once; there is nothing to override."""
 
     def __init_subclass__(cls) -> None:
         changed = [name for name in vars(cls) if not name.startswith("__")]

@@ -1,4 +1,4 @@
-"""Every move from every state, generated from the transition table; memory says what a record is then."""
+"""Every move from every state, generated from the transition table and compared with the memory store."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import product
@@ -59,8 +59,8 @@ from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import requests
 from errandry.testing.given import Given, ref
 
-WITHOUT_A_COMMAND = frozenset({Move.UNBLOCK, Move.CHILD_FAILED, Move.SPAWN, Move.DROP})
-"""Two that follow from a child's end, see `flows.py`, one from an insert; one is to come."""
+MOVES_WITHOUT_A_COMMAND = frozenset({Move.UNBLOCK, Move.CHILD_FAILED, Move.DROP})
+"""Two follow from the end of a child (see `flows.py`), the third from an insert."""
 
 STATES: tuple[State | None, ...] = (None, *State)
 
@@ -69,7 +69,7 @@ def _settle(outcome: Outcome) -> Callable[[JobRecord], Command]:
     return lambda job: Settle(ref(job), outcome)
 
 
-def _settle_waiting(job: JobRecord) -> Command:
+def _settle_with_child(job: JobRecord) -> Command:
     child = NewJob(id=f"child of {job.id}", task="child", payload="{}", delay=60.0)
     return Settle(ref(job), AwaitOutcome((child,), (Edge(job.id, child.id),)))
 
@@ -87,7 +87,7 @@ COMMANDS: Mapping[Move, Callable[[JobRecord], Command]] = {
     Move.RETRY: _settle(RetryOutcome(delay=60.0)),
     Move.FAIL: _settle(FailOutcome()),
     Move.SNOOZE: _settle(SnoozeOutcome(60.0)),
-    Move.AWAIT: _settle_waiting,
+    Move.AWAIT: _settle_with_child,
     Move.WAIT: _settle(WaitOutcome("go", 60.0)),
     Move.RELEASE: _settle(ReleaseOutcome()),
     Move.GIVE_UP: _settle(GiveUpOutcome()),
@@ -102,7 +102,7 @@ COMMANDS: Mapping[Move, Callable[[JobRecord], Command]] = {
     Move.REMOVE_FORCED: lambda job: RemoveJobs(ids=(job.id,), force=True),
 }
 
-REPEATS: Mapping[tuple[Move, State | None], Answer] = {
+REPEAT_ANSWERS: Mapping[tuple[Move, State | None], Answer] = {
     (Move.START, State.RUNNING): ALREADY,
     (Move.START, State.CANCELED): CANCEL,
     (Move.RENEW, State.CANCELED): Renewed((CANCEL,)),
@@ -110,9 +110,9 @@ REPEATS: Mapping[tuple[Move, State | None], Answer] = {
     (Move.FAIL, State.FAILED): ALREADY,
     (Move.GIVE_UP, State.CANCELED): ALREADY,
 }
-"""Not moves, but not refused: the worker's move has been made already, or a cancel came before it."""
+"""Answers that are neither a move nor a refusal: the same move was made before, or a cancel came first."""
 
-REPORTS: Mapping[Move, tuple[EventKind, ...]] = {
+EVENTS_OF_MOVES: Mapping[Move, tuple[EventKind, ...]] = {
     Move.INSERT: (EventKind.WAITING,),
     Move.PROMOTE: (EventKind.WAITING,),
     Move.LAPSE: (EventKind.FAILED,),
@@ -139,87 +139,91 @@ REPORTS: Mapping[Move, tuple[EventKind, ...]] = {
     Move.REMOVE: (EventKind.REMOVED,),
     Move.REMOVE_FORCED: (EventKind.REMOVED,),
 }
-"""What each move is reported as when it leads where `TABLE` says it plainly leads."""
+"""The events of each move that reaches its usual state in `TABLE`."""
 
 
-def leads(move: Move) -> Mapping[State | None, State | None]:
-    """Where a move's command leads; a forced cancel is also a plain one."""
+def targets_of(move: Move) -> Mapping[State | None, State | None]:
+    """The state that the command of a move reaches from each state; a forced cancel includes a plain one."""
     plain = TABLE[Move.CANCEL].leads if move is Move.CANCEL_FORCED else {}
     return {**TABLE[move].leads, **plain}
 
 
-ALLOWED = [pair for pair in product(COMMANDS, STATES) if pair[1] in leads(pair[0])]
-REFUSED = [pair for pair in product(COMMANDS, STATES) if pair[1] not in leads(pair[0])]
+ALLOWED_MOVES = [pair for pair in product(COMMANDS, STATES) if pair[1] in targets_of(pair[0])]
+REFUSED_MOVES = [pair for pair in product(COMMANDS, STATES) if pair[1] not in targets_of(pair[0])]
 
 
-def _named(pairs: list[tuple[Move, State | None]]) -> list[str]:
+def _case_ids(pairs: list[tuple[Move, State | None]]) -> list[str]:
     return [f"{move}-{state or 'absent'}" for move, state in pairs]
 
 
-class Moving:
-    async def test_every_move_is_made_or_listed_as_having_no_command(self) -> None:
-        assert set(COMMANDS) | WITHOUT_A_COMMAND == set(Move)
-        assert set(COMMANDS) & WITHOUT_A_COMMAND == set()
-        assert len(ALLOWED) + len(REFUSED) == 25 * 9
+class TransitionTable:
+    async def test_every_move_has_a_command_or_is_listed_as_having_none(self) -> None:
+        assert set(COMMANDS) | MOVES_WITHOUT_A_COMMAND == set(Move)
+        assert set(COMMANDS) & MOVES_WITHOUT_A_COMMAND == set()
+        assert len(ALLOWED_MOVES) + len(REFUSED_MOVES) == 25 * 9
 
-    @pytest.mark.parametrize(("move", "state"), ALLOWED, ids=_named(ALLOWED))
-    async def test_a_move_leads_where_the_table_says(
+    @pytest.mark.parametrize(("move", "state"), ALLOWED_MOVES, ids=_case_ids(ALLOWED_MOVES))
+    async def test_an_allowed_move_reaches_the_state_in_the_table(
         self, store: Store, clock: FakeClock, given: Given, move: Move, state: State | None
     ) -> None:
-        job = await _brought(given, clock, move, state)
-        head = await store.latest_cursor()
+        job = await _prepared_job(given, clock, move, state)
+        cursor = await store.latest_cursor()
 
-        answer = await requests.one(store, COMMANDS[move](job))
+        answer = await requests.send(store, COMMANDS[move](job))
 
         [after] = await store.get([job.id])
-        assert (after.state if after else None) is leads(move)[state]
-        assert answer == _granted(move, job, after)
+        assert (after.state if after else None) is targets_of(move)[state]
+        assert answer == _expected_answer(move, job, after)
         asked_to_stop = after is not None and after.cancel_requested
-        assert await requests.kinds(store, head) == ([] if asked_to_stop else list(REPORTS[move]))
-        assert await _records(store) == await _expected(move, state)
+        assert await requests.event_kinds(store, cursor) == (
+            [] if asked_to_stop else list(EVENTS_OF_MOVES[move])
+        )
+        assert await _records(store) == await _expected_records(move, state)
 
-    @pytest.mark.parametrize(("move", "state"), REFUSED, ids=_named(REFUSED))
+    @pytest.mark.parametrize(("move", "state"), REFUSED_MOVES, ids=_case_ids(REFUSED_MOVES))
     async def test_a_move_the_table_does_not_allow_changes_nothing(
         self, store: Store, clock: FakeClock, given: Given, move: Move, state: State | None
     ) -> None:
-        job = await _brought(given, clock, move, state)
-        before = await requests.everything(store)
+        job = await _prepared_job(given, clock, move, state)
+        before = await requests.snapshot(store)
 
-        answer = await requests.one(store, COMMANDS[move](job))
+        answer = await requests.send(store, COMMANDS[move](job))
 
         _check_refusal(answer, move, state, job)
-        assert await requests.everything(store) == before
+        assert await requests.snapshot(store) == before
 
 
-async def _expected(move: Move, state: State | None) -> list[JobRecord]:
-    """What the memory store has after the same."""
-    reference, clock = _reference()
-    job = await _brought(Given(reference), clock, move, state)
-    await requests.one(reference, COMMANDS[move](job))
+async def _expected_records(move: Move, state: State | None) -> list[JobRecord]:
+    """The records in the memory store after the same move."""
+    reference, clock = _memory_store()
+    job = await _prepared_job(Given(reference), clock, move, state)
+    await requests.send(reference, COMMANDS[move](job))
     return await _records(reference)
 
 
-def _reference() -> tuple[Store, FakeClock]:
+def _memory_store() -> tuple[Store, FakeClock]:
     clock = FakeClock()
     return MemoryStore(clock), clock
 
 
 async def _records(store: Store) -> list[JobRecord]:
-    """All jobs, but for their numbers: those of a store may have gaps."""
-    return [replace(job, seq=0, place=None if job.place is None else 0) for job in await requests.jobs(store)]
+    """All jobs, without their numbers: the numbers of a store may have gaps."""
+    return [
+        replace(job, seq=0, place=None if job.place is None else 0) for job in await requests.list_jobs(store)
+    ]
 
 
-async def _brought(given: Given, clock: FakeClock, move: Move, state: State | None) -> JobRecord:
-    """A job in `state`, at a moment when `move` would be due."""
+async def _prepared_job(given: Given, clock: FakeClock, move: Move, state: State | None) -> JobRecord:
+    """A job in `state`; for `expire` and `lapse`, at the moment when the move is due."""
     match move:
         case Move.EXPIRE:
-            job = await given.brought(state, **_lease(state, 30.0))
+            job = await given.in_state(state, **_lease(state, 30.0))
             clock.advance(30)
         case Move.LAPSE:
-            job = await given.brought(state, deadline=clock.time() + 60, **_lease(state, 120.0))
+            job = await given.in_state(state, deadline=clock.time() + 60, **_lease(state, 120.0))
             clock.advance(60)
         case _:
-            job = await given.brought(state)
+            job = await given.in_state(state)
     return job
 
 
@@ -227,7 +231,7 @@ def _lease(state: State | None, lease: float) -> dict[str, float]:
     return {"lease": lease} if state in (State.CLAIMED, State.RUNNING) else {}
 
 
-def _granted(move: Move, job: JobRecord, after: JobRecord | None) -> Answer:
+def _expected_answer(move: Move, job: JobRecord, after: JobRecord | None) -> Answer:
     match move:
         case Move.INSERT:
             return Inserted((job.id,))
@@ -244,8 +248,8 @@ def _granted(move: Move, job: JobRecord, after: JobRecord | None) -> Answer:
 
 
 def _check_refusal(answer: Answer, move: Move, state: State | None, job: JobRecord) -> None:
-    if (move, state) in REPEATS:
-        assert answer == REPEATS[move, state]
+    if (move, state) in REPEAT_ANSWERS:
+        assert answer == REPEAT_ANSWERS[move, state]
     elif move in (Move.CANCEL, Move.CANCEL_FORCED) and state is State.CANCELED:
         assert answer == Moved(already=(job.id,))
     elif TABLE[move].fenced:
@@ -276,123 +280,130 @@ def _check_operators_refusal(answer: Answer, move: Move, state: State | None, jo
         assert (error.state, error.allowed) == (state, TABLE[move].sources)
 
 
-# Where a move may lead otherwise, and on which condition.
+# Moves that reach another state under a condition.
 
-Way = Callable[[Store, FakeClock, Given], Awaitable[JobRecord]]
+Scenario = Callable[[Store, FakeClock, Given], Awaitable[JobRecord]]
 
 
-def _outcome(outcome: Outcome, **fields: Any) -> Way:
-    async def way(_store: Store, _clock: FakeClock, given: Given) -> JobRecord:
+def _settle_with(outcome: Outcome, **fields: Any) -> Scenario:
+    async def scenario(_store: Store, _clock: FakeClock, given: Given) -> JobRecord:
         return await given.settled(outcome, **fields)
 
-    return way
+    return scenario
 
 
-def _overruled(outcome: Outcome) -> Way:
-    async def way(store: Store, _clock: FakeClock, given: Given) -> JobRecord:
+def _settle_after_cancel_request(outcome: Outcome) -> Scenario:
+    async def scenario(store: Store, _clock: FakeClock, given: Given) -> JobRecord:
         job = await given.running()
         await requests.operate(store, CancelJobs(ids=(job.id,)))
         await requests.settle(store, job, outcome)
         return job
 
-    return way
+    return scenario
 
 
-def _inserted(**fields: Any) -> Way:
-    async def way(_store: Store, _clock: FakeClock, given: Given) -> JobRecord:
+def _insert_with(**fields: Any) -> Scenario:
+    async def scenario(_store: Store, _clock: FakeClock, given: Given) -> JobRecord:
         return await given.waiting(**fields)
 
-    return way
+    return scenario
 
 
-def _operated(state: State, command: Callable[[JobRecord, float], JobSelection], **fields: Any) -> Way:
-    async def way(store: Store, clock: FakeClock, given: Given) -> JobRecord:
-        job = await given.brought(state, **fields)
-        await store.commit([command(job, clock.time())])  # type: ignore[list-item]  # one of its kinds
+def _send_operator_command(
+    state: State, command: Callable[[JobRecord, float], JobSelection], **fields: Any
+) -> Scenario:
+    async def scenario(store: Store, clock: FakeClock, given: Given) -> JobRecord:
+        job = await given.in_state(state, **fields)
+        await store.commit([command(job, clock.time())])  # type: ignore[list-item]  # an operator command
         return job
 
-    return way
+    return scenario
 
 
-def _expired(cancel: bool = False, **fields: Any) -> Way:
-    async def way(store: Store, clock: FakeClock, given: Given) -> JobRecord:
+def _expire(cancel: bool = False, **fields: Any) -> Scenario:
+    async def scenario(store: Store, clock: FakeClock, given: Given) -> JobRecord:
         job = await given.running(**fields)
         if cancel:
             await requests.operate(store, CancelJobs(ids=(job.id,)))
         clock.advance(30)
-        await requests.upkeep(store)
+        await requests.run_upkeep(store)
         return job
 
-    return way
+    return scenario
 
 
-async def _released_too_often(store: Store, _clock: FakeClock, given: Given) -> JobRecord:
+async def _release_too_often(store: Store, _clock: FakeClock, given: Given) -> JobRecord:
     job = await given.claimed()
     for _ in range(20):
         await requests.settle(store, job, ReleaseOutcome())
-        job = await given.taken(job, start=False)
+        job = await given.claim(job, start=False)
     await requests.settle(store, job, ReleaseOutcome())
     return job
 
 
-async def _expired_unstarted_too_often(store: Store, clock: FakeClock, given: Given) -> JobRecord:
+async def _expire_unstarted_too_often(store: Store, clock: FakeClock, given: Given) -> JobRecord:
     job = await given.claimed(lease=1.0)
     for _ in range(20):
         clock.advance(1)
-        job = await given.taken(job, lease=1.0, start=False)
+        job = await given.claim(job, lease=1.0, start=False)
     clock.advance(1)
-    await requests.upkeep(store)
+    await requests.run_upkeep(store)
     return job
 
 
-async def _claimed_and_started(_store: Store, _clock: FakeClock, given: Given) -> JobRecord:
+async def _claim_and_start(_store: Store, _clock: FakeClock, given: Given) -> JobRecord:
     return await given.running()
 
 
-OTHERWISE: list[tuple[Move, State, str, Way]] = [
-    (Move.INSERT, State.SCHEDULED, "delay", _inserted(delay=1.0)),
+CONDITIONAL_MOVES: list[tuple[Move, State, str, Scenario]] = [
+    (Move.INSERT, State.SCHEDULED, "delay", _insert_with(delay=1.0)),
     (Move.INSERT, State.BLOCKED, "open children", lambda _store, _clock, given: given.blocked()),
-    (Move.CLAIM, State.RUNNING, "start", _claimed_and_started),
-    (Move.COMPLETE, State.CANCELED, "cancel asked", _overruled(CompleteOutcome())),
-    (Move.RETRY, State.WAITING, "no delay", _outcome(RetryOutcome(delay=0.0))),
-    (Move.RETRY, State.FAILED, "attempts spent", _outcome(RetryOutcome(delay=0.0), max_attempts=1)),
-    (Move.RETRY, State.CANCELED, "cancel asked", _overruled(RetryOutcome())),
-    (Move.FAIL, State.CANCELED, "cancel asked", _overruled(FailOutcome())),
-    (Move.SNOOZE, State.CANCELED, "cancel asked", _overruled(SnoozeOutcome(1.0))),
-    (Move.AWAIT, State.WAITING, "no child", _outcome(AwaitOutcome())),
-    (Move.AWAIT, State.CANCELED, "cancel asked", _overruled(AwaitOutcome())),
-    (Move.WAIT, State.WAITING, "signal there", lambda store, _clock, given: _signaled_early(store, given)),
-    (Move.WAIT, State.CANCELED, "cancel asked", _overruled(WaitOutcome("go"))),
-    (Move.RELEASE, State.SCHEDULED, "delay", _outcome(ReleaseOutcome(1.0))),
-    (Move.RELEASE, State.FAILED, "over 20 releases", _released_too_often),
-    (Move.RELEASE, State.CANCELED, "cancel asked", _overruled(ReleaseOutcome())),
-    (Move.EXPIRE, State.FAILED, "attempts spent", _expired(max_attempts=1)),
-    (Move.EXPIRE, State.FAILED, "crashes at their cap", _expired(max_crashes=1)),
-    (Move.EXPIRE, State.FAILED, "over 20 releases", _expired_unstarted_too_often),
-    (Move.EXPIRE, State.CANCELED, "cancel asked", _expired(cancel=True)),
+    (Move.CLAIM, State.RUNNING, "start", _claim_and_start),
+    (Move.COMPLETE, State.CANCELED, "cancel asked", _settle_after_cancel_request(CompleteOutcome())),
+    (Move.RETRY, State.WAITING, "no delay", _settle_with(RetryOutcome(delay=0.0))),
+    (Move.RETRY, State.FAILED, "attempts spent", _settle_with(RetryOutcome(delay=0.0), max_attempts=1)),
+    (Move.RETRY, State.CANCELED, "cancel asked", _settle_after_cancel_request(RetryOutcome())),
+    (Move.FAIL, State.CANCELED, "cancel asked", _settle_after_cancel_request(FailOutcome())),
+    (Move.SNOOZE, State.CANCELED, "cancel asked", _settle_after_cancel_request(SnoozeOutcome(1.0))),
+    (Move.AWAIT, State.WAITING, "no child", _settle_with(AwaitOutcome())),
+    (Move.AWAIT, State.CANCELED, "cancel asked", _settle_after_cancel_request(AwaitOutcome())),
+    (
+        Move.WAIT,
+        State.WAITING,
+        "signal there",
+        lambda store, _clock, given: _wait_for_an_early_signal(store, given),
+    ),
+    (Move.WAIT, State.CANCELED, "cancel asked", _settle_after_cancel_request(WaitOutcome("go"))),
+    (Move.RELEASE, State.SCHEDULED, "delay", _settle_with(ReleaseOutcome(1.0))),
+    (Move.RELEASE, State.FAILED, "over 20 releases", _release_too_often),
+    (Move.RELEASE, State.CANCELED, "cancel asked", _settle_after_cancel_request(ReleaseOutcome())),
+    (Move.EXPIRE, State.FAILED, "attempts spent", _expire(max_attempts=1)),
+    (Move.EXPIRE, State.FAILED, "crashes at their cap", _expire(max_crashes=1)),
+    (Move.EXPIRE, State.FAILED, "over 20 releases", _expire_unstarted_too_often),
+    (Move.EXPIRE, State.CANCELED, "cancel asked", _expire(cancel=True)),
     (
         Move.RESOLVE,
         State.FAILED,
         "as failed",
-        _operated(State.WAITING, lambda job, _: ResolveJobs(ids=(job.id,), state=State.FAILED)),
+        _send_operator_command(State.WAITING, lambda job, _: ResolveJobs(ids=(job.id,), state=State.FAILED)),
     ),
     (
         Move.EDIT,
         State.SCHEDULED,
         "run_at ahead",
-        _operated(State.WAITING, lambda job, now: EditJobs(ids=(job.id,), run_at=now + 1)),
+        _send_operator_command(State.WAITING, lambda job, now: EditJobs(ids=(job.id,), run_at=now + 1)),
     ),
     (
         Move.EDIT,
         State.WAITING,
         "run_at has come",
-        _operated(State.SCHEDULED, lambda job, now: EditJobs(ids=(job.id,), run_at=now)),
+        _send_operator_command(State.SCHEDULED, lambda job, now: EditJobs(ids=(job.id,), run_at=now)),
     ),
     (
         Move.RERUN,
         State.SCHEDULED,
         "run_at ahead",
-        _operated(State.FAILED, lambda job, now: RerunJobs(ids=(job.id,), run_at=now + 1)),
+        _send_operator_command(State.FAILED, lambda job, now: RerunJobs(ids=(job.id,), run_at=now + 1)),
     ),
     (
         Move.RERUN,
@@ -410,30 +421,30 @@ async def _rerun_with_open_children(store: Store, given: Given) -> JobRecord:
     return job
 
 
-async def _signaled_early(store: Store, given: Given) -> JobRecord:
+async def _wait_for_an_early_signal(store: Store, given: Given) -> JobRecord:
     job = await given.running()
-    await requests.one(store, SendSignal(job.id, "go"))
+    await requests.send(store, SendSignal(job.id, "go"))
     await requests.settle(store, job, WaitOutcome("go"))
     return job
 
 
-class MovingOtherwise:
-    async def test_every_other_target_of_the_table_has_its_case(self) -> None:
+class ConditionalTransitions:
+    async def test_every_conditional_target_of_the_table_has_a_case(self) -> None:
         named = {(move, state) for move in COMMANDS for state in TABLE[move].otherwise}
 
-        assert {(move, state) for move, state, _, _ in OTHERWISE} == named
+        assert {(move, state) for move, state, _, _ in CONDITIONAL_MOVES} == named
 
     @pytest.mark.parametrize(
-        ("state", "way"),
-        [(state, way) for _, state, _, way in OTHERWISE],
-        ids=[f"{move}-{state}-{why}" for move, state, why, _ in OTHERWISE],
+        ("state", "scenario"),
+        [(state, scenario) for _, state, _, scenario in CONDITIONAL_MOVES],
+        ids=[f"{move}-{state}-{why}" for move, state, why, _ in CONDITIONAL_MOVES],
     )
-    async def test_a_move_leads_elsewhere_on_its_condition(
-        self, store: Store, clock: FakeClock, given: Given, state: State, way: Way
+    async def test_a_move_reaches_another_state_under_its_condition(
+        self, store: Store, clock: FakeClock, given: Given, state: State, scenario: Scenario
     ) -> None:
-        job = await way(store, clock, given)
+        job = await scenario(store, clock, given)
 
-        assert (await requests.current(store, job)).state is state
-        reference, its_clock = _reference()
-        await way(reference, its_clock, Given(reference))
+        assert (await requests.current_job(store, job)).state is state
+        reference, its_clock = _memory_store()
+        await scenario(reference, its_clock, Given(reference))
         assert await _records(store) == await _records(reference)

@@ -1,4 +1,4 @@
-"""Unique keys that outlive their jobs, and jobs that live again and want theirs back."""
+"""Unique keys that outlive their jobs, and reruns of jobs with a unique key."""
 
 from datetime import UTC, datetime
 
@@ -23,38 +23,47 @@ from errandry.errors import DuplicateJob
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import requests
-from errandry.testing.conformance.uniqueness import ENDED, EVER, HOUR, KEY, LIVE, RAISE, REPLACE, is_free
+from errandry.testing.conformance.uniqueness import (
+    FINISHED,
+    FOREVER_KEY,
+    HOUR_KEY,
+    KEY,
+    LIVE,
+    RAISE,
+    REPLACE,
+    is_free,
+)
 from errandry.testing.given import Given
 
 YEAR = 365 * 86_400.0
 
 
-class Windows:
-    """Keys that outlive their jobs."""
+class UniqueWindows:
+    """Keys with a window, or kept for ever, which outlive their jobs."""
 
-    @pytest.mark.parametrize("state", [*LIVE, *ENDED, None])
-    async def test_a_window_lasts_whatever_becomes_of_the_job(
+    @pytest.mark.parametrize("state", [*LIVE, *FINISHED, None])
+    async def test_a_window_key_is_held_for_its_time_whatever_happens_to_the_job(
         self, store: Store, clock: FakeClock, given: Given, state: State | None
     ) -> None:
-        began = clock.time()
-        holder = await given.brought(state, unique=HOUR)
-        clock.advance(began + 3_599 - clock.time())
+        start = clock.time()
+        holder = await given.in_state(state, unique=HOUR_KEY)
+        clock.advance(start + 3_599 - clock.time())
 
-        assert (await requests.insert(store, given.job(unique=HOUR))).ids == (holder.id,)
+        assert (await requests.insert(store, given.new_job(unique=HOUR_KEY))).ids == (holder.id,)
         clock.advance(1)
-        new = given.job(unique=HOUR)
+        new = given.new_job(unique=HOUR_KEY)
         assert await requests.insert(store, new) == Inserted((new.id,))
-        assert (await requests.insert(store, given.job(unique=HOUR))).ids == (new.id,)
+        assert (await requests.insert(store, given.new_job(unique=HOUR_KEY))).ids == (new.id,)
 
-    async def test_a_window_counts_from_the_insert_that_got_the_key(
+    async def test_a_window_counts_from_the_insert_that_took_the_key(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
-        await given.waiting(unique=HOUR)
+        await given.waiting(unique=HOUR_KEY)
         clock.advance(1_800)
-        assert not await is_free(store, given, HOUR)
+        assert not await is_free(store, given, HOUR_KEY)
         clock.advance(1_800)
 
-        assert await is_free(store, given, HOUR)
+        assert await is_free(store, given, HOUR_KEY)
 
     @pytest.mark.parametrize(
         ("scope", "now", "last", "following"),
@@ -82,12 +91,12 @@ class Windows:
         clock.advance(_at(now) - clock.time())
         holder = await given.completed(unique=unique)
         clock.advance(_at(last) - clock.time())
-        assert (await requests.insert(store, given.job(unique=unique))).ids == (holder.id,)
+        assert (await requests.insert(store, given.new_job(unique=unique))).ids == (holder.id,)
         clock.advance(_at(following) - clock.time())
 
         assert await is_free(store, given, unique)
 
-    async def test_an_aligned_window_is_the_one_that_the_job_is_due_in(
+    async def test_the_due_time_of_a_job_chooses_its_aligned_window(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         unique = UniqueKey("report", UniqueScope.DAY)
@@ -100,75 +109,84 @@ class Windows:
             ({"delay": 3_600.0}, today),
             ({"run_at": _at("2026-02-26T23:00:00")}, today),
         ):
-            assert (await requests.insert(store, given.job(unique=unique, **when))).ids == (holder.id,)
+            assert (await requests.insert(store, given.new_job(unique=unique, **when))).ids == (holder.id,)
 
-    async def test_for_ever_is_a_year(self, store: Store, clock: FakeClock, given: Given) -> None:
-        holder = await given.completed(unique=EVER, keep=Keep(1.0, 1.0, 1.0))
+    async def test_a_key_kept_for_ever_is_held_for_one_year(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        holder = await given.completed(unique=FOREVER_KEY, keep=Keep(1.0, 1.0, 1.0))
         clock.advance(YEAR - 100)
-        await requests.upkeep(store)
+        await requests.run_upkeep(store)
 
         assert await requests.is_gone(store, holder)
-        assert (await requests.insert(store, given.job(unique=EVER))).ids == (holder.id,)
+        assert (await requests.insert(store, given.new_job(unique=FOREVER_KEY))).ids == (holder.id,)
         clock.advance(100)
-        assert await is_free(store, given, EVER)
+        assert await is_free(store, given, FOREVER_KEY)
 
-    async def test_a_repeat_of_a_job_that_has_come_and_gone_is_known_by_its_key(
+    async def test_a_repeated_insert_of_a_removed_job_is_recognized_by_its_key(
         self, store: Store, given: Given
     ) -> None:
-        new = given.job(unique=EVER, on_conflict=RAISE, keep=Keep(0, 0, 0))
+        new = given.new_job(unique=FOREVER_KEY, on_conflict=RAISE, keep=Keep(0, 0, 0))
         await requests.insert(store, new)
         [job] = await requests.claim(store)
         await requests.settle(store, job, CompleteOutcome())
 
         assert await requests.insert(store, new) == Inserted((new.id,), frozenset({new.id}))
-        assert await requests.jobs(store) == []
+        assert await requests.list_jobs(store) == []
 
-    async def test_a_key_counts_for_all_scopes(self, store: Store, given: Given) -> None:
-        await given.completed(unique=HOUR)
+    async def test_a_key_is_shared_by_all_scopes(self, store: Store, given: Given) -> None:
+        await given.completed(unique=HOUR_KEY)
 
         assert not await is_free(store, given, KEY)
-        assert not await is_free(store, given, EVER)
+        assert not await is_free(store, given, FOREVER_KEY)
 
-    async def test_upkeep_trims_keys_whose_time_is_over_in_bounded_steps(
+    async def test_upkeep_deletes_expired_keys_in_bounded_steps(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await given.inserted(
-            *(given.job(unique=UniqueKey(f"key {number}", UniqueScope.WINDOW, 10.0)) for number in range(5))
+            *(
+                given.new_job(unique=UniqueKey(f"key {number}", UniqueScope.WINDOW, 10.0))
+                for number in range(5)
+            )
         )
-        await given.waiting(unique=EVER)
+        await given.waiting(unique=FOREVER_KEY)
         await given.waiting(unique=UniqueKey("alive"))
-        assert (await requests.upkeep(store)).trimmed == 0
+        assert (await requests.run_upkeep(store)).trimmed == 0
         clock.advance(10)
 
-        assert [(await requests.upkeep(store, limit=3)).trimmed for _ in range(3)] == [3, 2, 0]
-        assert not await is_free(store, given, EVER)
+        assert [(await requests.run_upkeep(store, limit=3)).trimmed for _ in range(3)] == [3, 2, 0]
+        assert not await is_free(store, given, FOREVER_KEY)
         assert not await is_free(store, given, UniqueKey("alive"))
 
 
-class RerunningUnique:
-    @pytest.mark.parametrize("state", ENDED)
-    async def test_beside_a_live_holder_it_is_refused(self, store: Store, given: Given, state: State) -> None:
-        job = await given.brought(state, unique=KEY)
+class UniqueKeysOfReruns:
+    @pytest.mark.parametrize("state", FINISHED)
+    async def test_a_rerun_is_refused_while_another_live_job_holds_its_key(
+        self, store: Store, given: Given, state: State
+    ) -> None:
+        job = await given.in_state(state, unique=KEY)
         holder = await given.waiting(unique=KEY)
-        before = await requests.everything(store)
+        before = await requests.snapshot(store)
 
         answer = await requests.operate(store, RerunJobs(ids=(job.id,)))
 
-        [(refused, error)] = answer.refused
+        [(job_id, error)] = answer.refused
         assert isinstance(error, DuplicateJob)
-        assert (refused, error.key, error.job_id) == (job.id, "invoice 7", holder.id)
-        assert await requests.everything(store) == before
+        assert (job_id, error.key, error.job_id) == (job.id, "invoice 7", holder.id)
+        assert await requests.snapshot(store) == before
 
-    @pytest.mark.parametrize("state", ENDED)
-    async def test_it_takes_a_free_key_again(self, store: Store, given: Given, state: State) -> None:
-        job = await given.brought(state, unique=KEY)
+    @pytest.mark.parametrize("state", FINISHED)
+    async def test_a_rerun_takes_its_free_key_again(self, store: Store, given: Given, state: State) -> None:
+        job = await given.in_state(state, unique=KEY)
 
         assert await requests.operate(store, RerunJobs(ids=(job.id,))) == Moved((job.id,))
-        assert (await requests.insert(store, given.job(unique=KEY))).ids == (job.id,)
+        assert (await requests.insert(store, given.new_job(unique=KEY))).ids == (job.id,)
         await requests.operate(store, CancelJobs(ids=(job.id,)))
         assert await is_free(store, given)
 
-    async def test_of_several_with_one_key_one_lives_again(self, store: Store, given: Given) -> None:
+    async def test_of_several_jobs_with_one_key_only_the_first_is_rerun(
+        self, store: Store, given: Given
+    ) -> None:
         jobs = [await given.failed(unique=KEY) for _ in range(3)]
 
         answer = await requests.operate(store, RerunJobs(ids=tuple(job.id for job in jobs)))
@@ -176,25 +194,27 @@ class RerunningUnique:
         assert answer.moved == (jobs[0].id,)
         assert [type(error) for _, error in answer.refused] == [DuplicateJob, DuplicateJob]
 
-    async def test_within_its_own_window_it_may(self, store: Store, given: Given) -> None:
-        job = await given.failed(unique=HOUR)
+    async def test_a_rerun_within_its_own_window_is_allowed(self, store: Store, given: Given) -> None:
+        job = await given.failed(unique=HOUR_KEY)
 
         assert await requests.operate(store, RerunJobs(ids=(job.id,))) == Moved((job.id,))
 
-    async def test_a_holder_that_has_ended_is_in_nobodys_way(
+    async def test_a_finished_holder_does_not_block_a_rerun(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
-        old = await given.failed(unique=HOUR)
+        old = await given.failed(unique=HOUR_KEY)
         clock.advance(3_600)
-        live = await given.running(unique=HOUR)
+        live = await given.running(unique=HOUR_KEY)
         [(_, error)] = (await requests.operate(store, RerunJobs(ids=(old.id,)))).refused
         assert isinstance(error, DuplicateJob)
         await requests.settle(store, live, CompleteOutcome())
 
         assert await requests.operate(store, RerunJobs(ids=(old.id,))) == Moved((old.id,))
-        assert (await requests.insert(store, given.job(unique=HOUR))).ids == (live.id,)
+        assert (await requests.insert(store, given.new_job(unique=HOUR_KEY))).ids == (live.id,)
 
-    async def test_another_day_is_another_key(self, store: Store, clock: FakeClock, given: Given) -> None:
+    async def test_a_rerun_is_not_blocked_by_the_key_of_another_day(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
         unique = UniqueKey("report", UniqueScope.DAY)
         yesterday = await given.failed(unique=unique)
         clock.advance(86_400)
@@ -203,31 +223,31 @@ class RerunningUnique:
         assert await requests.operate(store, RerunJobs(ids=(yesterday.id,))) == Moved((yesterday.id,))
 
 
-class NeverTwo:
-    async def test_never_two_live_holders_whatever_happens(
+class SingleKeyHolder:
+    async def test_a_key_never_has_two_live_holders(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
-        """A long story of one key."""
+        """Sixty rounds of inserts, claims, outcomes, reruns and expiries with one key."""
         outcomes: list[Outcome] = [CompleteOutcome(), RetryOutcome(delay=0), FailOutcome(), GiveUpOutcome()]
         for number in range(60):
             new: list[NewJob] = [
-                given.job(task="t", unique=KEY, on_conflict=[Conflict.RETURN, RAISE, REPLACE][number % 3])
+                given.new_job(task="t", unique=KEY, on_conflict=[Conflict.RETURN, RAISE, REPLACE][number % 3])
             ]
             await store.commit([Insert(tuple(new))])
             for job in await requests.claim(store, lease=10.0):
                 if number % 5:
                     await requests.settle(store, job, outcomes[number % len(outcomes)])
-            ended = [job.id for job in await requests.jobs(store) if job.finished]
-            if ended and number % 4 == 0:
-                await requests.operate(store, RerunJobs(ids=tuple(ended)))
+            finished_ids = [job.id for job in await requests.list_jobs(store) if job.finished]
+            if finished_ids and number % 4 == 0:
+                await requests.operate(store, RerunJobs(ids=tuple(finished_ids)))
             clock.advance(7)
-            await requests.one(store, Upkeep())
+            await requests.send(store, Upkeep())
 
-            alive = [job for job in await requests.jobs(store) if not job.finished]
-            assert len(alive) <= 1, [_told(job) for job in alive]
+            alive = [job for job in await requests.list_jobs(store) if not job.finished]
+            assert len(alive) <= 1, [_id_and_state(job) for job in alive]
 
 
-def _told(job: JobRecord) -> tuple[str, State]:
+def _id_and_state(job: JobRecord) -> tuple[str, State]:
     return job.id, job.state
 
 

@@ -1,4 +1,4 @@
-"""Upkeep: what is due moves on, in bounded steps that anyone may repeat."""
+"""Upkeep: it moves on what is due, in bounded steps, and can be repeated at any time."""
 
 import pytest
 
@@ -13,36 +13,38 @@ from errandry.testing.conformance.fixtures import MakeStore
 from errandry.testing.given import Given
 
 
-class Upkeeping:
-    async def test_everything_that_is_due_moves_on(
+class UpkeepSteps:
+    async def test_upkeep_expires_promotes_lapses_and_prunes_what_is_due(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         claimed, running = await given.claimed(lease=10.0), await given.running(lease=10.0)
         due, lapsing = await given.scheduled(delay=10.0), await given.waiting(deadline=clock.time() + 10)
-        ended = await given.completed(keep=Keep(completed=10.0))
+        completed = await given.completed(keep=Keep(completed=10.0))
         untouched = [await given.scheduled(delay=10.25), await given.blocked(), await given.failed()]
         clock.advance(10)
 
-        kept = await requests.upkeep(store)
+        result = await requests.run_upkeep(store)
 
-        assert kept == UpkeepResult(expired=2, promoted=1, lapsed=1, pruned=1)
+        assert result == UpkeepResult(expired=2, promoted=1, lapsed=1, pruned=1)
         for job in (claimed, running, due):
-            assert (await requests.current(store, job)).state is State.WAITING
-        assert (await requests.current(store, lapsing)).reason is Reason.DEADLINE
-        assert await requests.is_gone(store, ended)
-        assert [await requests.current(store, job) for job in untouched] == untouched
+            assert (await requests.current_job(store, job)).state is State.WAITING
+        assert (await requests.current_job(store, lapsing)).reason is Reason.DEADLINE
+        assert await requests.is_gone(store, completed)
+        assert [await requests.current_job(store, job) for job in untouched] == untouched
 
-    async def test_nothing_is_due_a_moment_early(self, store: Store, clock: FakeClock, given: Given) -> None:
+    async def test_upkeep_changes_nothing_a_moment_early(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
         await given.claimed(lease=10.0)
         await given.running(lease=10.0)
         await given.scheduled(delay=10.0)
         await given.waiting(deadline=clock.time() + 10)
         await given.completed(keep=Keep(completed=10.0))
         clock.advance(9.75)
-        before = await requests.everything(store)
+        before = await requests.snapshot(store)
 
-        assert await requests.upkeep(store) == UpkeepResult()
-        assert await requests.everything(store) == before
+        assert await requests.run_upkeep(store) == UpkeepResult()
+        assert await requests.snapshot(store) == before
 
     async def test_a_second_upkeep_has_nothing_to_do(
         self, store: Store, clock: FakeClock, given: Given
@@ -51,20 +53,20 @@ class Upkeeping:
         await given.scheduled(delay=10.0)
         await given.completed(keep=Keep(completed=10.0))
         clock.advance(10)
-        await requests.upkeep(store)
-        before = await requests.everything(store)
+        await requests.run_upkeep(store)
+        before = await requests.snapshot(store)
 
-        assert await requests.upkeep(store) == UpkeepResult()
-        assert await requests.everything(store) == before
+        assert await requests.run_upkeep(store) == UpkeepResult()
+        assert await requests.snapshot(store) == before
 
-    async def test_an_idle_store_is_left_alone(self, store: Store) -> None:
-        before = await requests.everything(store)
+    async def test_upkeep_of_an_idle_store_changes_nothing(self, store: Store) -> None:
+        before = await requests.snapshot(store)
 
-        assert await requests.upkeep(store) == UpkeepResult()
-        assert await requests.everything(store) == before
+        assert await requests.run_upkeep(store) == UpkeepResult()
+        assert await requests.snapshot(store) == before
 
     @pytest.mark.parametrize("field", ["expired", "promoted", "lapsed", "pruned"])
-    async def test_each_kind_of_work_is_bounded(
+    async def test_each_kind_of_upkeep_runs_in_bounded_steps(
         self, store: Store, clock: FakeClock, given: Given, field: str
     ) -> None:
         for _ in range(5):
@@ -79,48 +81,53 @@ class Upkeeping:
                     await given.completed(keep=Keep(completed=10.0))
         clock.advance(10)
 
-        done = [await requests.upkeep(store, limit=2)]
-        while done[-1].more:
-            assert len(done) < 10, "upkeep does not end"
-            done.append(await requests.upkeep(store, limit=2))
+        results = [await requests.run_upkeep(store, limit=2)]
+        while results[-1].more:
+            assert len(results) < 10, "upkeep does not end"
+            results.append(await requests.run_upkeep(store, limit=2))
 
-        assert [getattr(kept, field) for kept in done] == [2, 2, 1]
-        assert await requests.upkeep(store) == UpkeepResult()
+        assert [getattr(result, field) for result in results] == [2, 2, 1]
+        assert await requests.run_upkeep(store) == UpkeepResult()
 
-    async def test_the_earliest_go_first(self, store: Store, clock: FakeClock, given: Given) -> None:
+    async def test_upkeep_promotes_the_earliest_jobs_first(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
         late, early = await given.scheduled(delay=20.0), await given.scheduled(delay=10.0)
         clock.advance(30)
-        await requests.upkeep(store, limit=1)
+        await requests.run_upkeep(store, limit=1)
 
-        assert (await requests.current(store, early)).state is State.WAITING
-        assert (await requests.current(store, late)).state is State.SCHEDULED
+        assert (await requests.current_job(store, early)).state is State.WAITING
+        assert (await requests.current_job(store, late)).state is State.SCHEDULED
 
     async def test_a_claim_after_a_bounded_upkeep_misses_no_due_job(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
-        await given.inserted(*(given.job(delay=10.0) for _ in range(5)))
+        await given.inserted(*(given.new_job(delay=10.0) for _ in range(5)))
         clock.advance(10)
 
-        kept, taken = await store.commit([Upkeep(limit=2), Claim(worker="w", nonce="n", limit=10)])
+        result, claims = await store.commit([Upkeep(limit=2), Claim(worker="w", nonce="n", limit=10)])
 
-        assert isinstance(kept, UpkeepResult)
-        assert (kept.promoted, kept.more) == (2, True)
-        assert isinstance(taken, Claims)
-        assert len(taken.jobs) == 5
+        assert isinstance(result, UpkeepResult)
+        assert (result.promoted, result.more) == (2, True)
+        assert isinstance(claims, Claims)
+        assert len(claims.jobs) == 5
 
     async def test_the_leases_of_dead_workers_expire_at_once(self, store: Store, given: Given) -> None:
         started, unstarted = await given.running("dead"), await given.claimed("dead too")
         alive = await given.running("alive")
 
-        kept = await requests.upkeep(store, dead=("dead", "dead too", "never seen"))
+        result = await requests.run_upkeep(store, dead=("dead", "dead too", "never seen"))
 
-        assert kept == UpkeepResult(expired=2)
-        one, other = await requests.current(store, started), await requests.current(store, unstarted)
-        assert (one.state, one.attempts, one.crashes) == (State.WAITING, 1, 1)
+        assert result == UpkeepResult(expired=2)
+        running, other = (
+            await requests.current_job(store, started),
+            await requests.current_job(store, unstarted),
+        )
+        assert (running.state, running.attempts, running.crashes) == (State.WAITING, 1, 1)
         assert (other.state, other.attempts, other.releases) == (State.WAITING, 0, 1)
-        assert await requests.current(store, alive) == alive
+        assert await requests.current_job(store, alive) == alive
 
-    async def test_there_is_more_where_the_leases_of_the_dead_alone_reach_the_bound(
+    async def test_upkeep_answers_more_when_the_leases_of_dead_workers_reach_its_limit(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await given.running("slow", lease=10.0)
@@ -128,10 +135,10 @@ class Upkeeping:
             await given.running("dead", lease=60.0)
         clock.advance(10)
 
-        kept = await requests.upkeep(store, limit=2, dead=("dead",))
+        result = await requests.run_upkeep(store, limit=2, dead=("dead",))
 
-        assert kept.more
-        assert (await requests.upkeep(store, dead=("dead",))).expired == 4 - kept.expired
+        assert result.more
+        assert (await requests.run_upkeep(store, dead=("dead",))).expired == 4 - result.expired
 
     async def test_old_events_are_trimmed(self, open_store: MakeStore, clock: FakeClock) -> None:
         store = await open_store(clock, StoreLimits(events_age=60.0))
@@ -140,11 +147,11 @@ class Upkeeping:
         await Given(store).waiting(id="new")
         clock.advance(30)
 
-        kept = await requests.upkeep(store)
+        result = await requests.run_upkeep(store)
 
-        assert kept.trimmed > 0
-        assert [event.job for event in await requests.events(store)] == ["new"]
-        assert await requests.upkeep(store) == UpkeepResult()
+        assert result.trimmed > 0
+        assert [event.job for event in await requests.read_events(store)] == ["new"]
+        assert await requests.run_upkeep(store) == UpkeepResult()
 
     async def test_too_many_events_are_trimmed_oldest_first(
         self, open_store: MakeStore, clock: FakeClock
@@ -153,56 +160,56 @@ class Upkeeping:
         given = Given(store)
         jobs = [await given.waiting() for _ in range(12)]
 
-        await _trimmed(store)
+        await _trim_until_done(store)
 
-        assert [event.job for event in await requests.events(store)] == [job.id for job in jobs[-5:]]
+        assert [event.job for event in await requests.read_events(store)] == [job.id for job in jobs[-5:]]
 
     async def test_the_counters_outlive_the_events(self, open_store: MakeStore, clock: FakeClock) -> None:
         store = await open_store(clock, StoreLimits(events_age=60.0))
         await Given(store).completed()
-        await Given(store).gone(id="gone")
+        await Given(store).removed(id="gone")
         counts, totals = await store.counts(), await store.totals()
         clock.advance(60)
 
-        await _trimmed(store)
+        await _trim_until_done(store)
 
-        assert await requests.events(store) == []
+        assert await requests.read_events(store) == []
         assert (await store.counts(), await store.totals()) == (counts, totals)
 
-    async def test_workers_that_no_longer_beat_are_forgotten(
+    async def test_workers_that_no_longer_beat_are_removed(
         self, open_store: MakeStore, clock: FakeClock
     ) -> None:
         store = await open_store(clock, StoreLimits(workers_age=60.0))
-        await requests.one(store, Beat(worker="old"))
+        await requests.send(store, Beat(worker="old"))
         clock.advance(30)
-        await requests.one(store, Beat(worker="new"))
+        await requests.send(store, Beat(worker="new"))
         clock.advance(30)
 
-        await requests.upkeep(store)
+        await requests.run_upkeep(store)
 
         assert [info.beat.worker for info in await store.workers()] == ["new"]
 
-    async def test_a_claim_that_is_forgotten_is_a_new_one_at_once(
+    async def test_a_repeated_claim_claims_again_in_the_pass_that_deletes_its_record(
         self, open_store: MakeStore, clock: FakeClock
     ) -> None:
-        """In the very pass that forgets what it had brought, and gives that back."""
+        """Upkeep deletes the record of the claim and expires its job; the repeated claim takes it again."""
         store = await open_store(clock, StoreLimits(workers_age=60.0))
         await requests.insert(store, NewJob(id="job", task="task", payload="{}"))
         claim = Claim(worker="worker", nonce="once", lease=10.0)
-        await requests.one(store, claim)
+        await requests.send(store, claim)
         clock.advance(60)
 
-        kept, claims = await store.commit([Upkeep(), claim])
+        result, claims = await store.commit([Upkeep(), claim])
 
-        assert isinstance(kept, UpkeepResult)
-        assert kept.expired == 1
+        assert isinstance(result, UpkeepResult)
+        assert result.expired == 1
         assert isinstance(claims, Claims)
         assert [(one.id, one.attempts) for one in claims.jobs] == [("job", 2)]
 
 
-async def _trimmed(store: Store) -> None:
-    """Upkeep until it has nothing left to trim."""
+async def _trim_until_done(store: Store) -> None:
+    """Run upkeep until it has nothing left to trim."""
     for _ in range(20):
-        if not (await requests.upkeep(store)).trimmed:
+        if not (await requests.run_upkeep(store)).trimmed:
             return
     raise AssertionError("trimming does not end")
