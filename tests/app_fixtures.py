@@ -1,4 +1,4 @@
-"""An app for every test: in memory, on a clock that stands still, or with a worker beside it."""
+"""Apps as fixtures: in memory on a fake clock, in memory on the real clock, on PostgreSQL."""
 
 from collections.abc import AsyncIterator
 
@@ -16,21 +16,21 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 async def jobs(clock: FakeClock) -> AsyncIterator[Errandry]:
-    """Nothing happens here unless the test drains it or moves the clock."""
+    """In memory, on a fake clock. No worker runs: a test drains the app or moves the clock."""
     async with Errandry("memory:", clock=clock) as jobs:
         yield jobs
 
 
 @pytest.fixture
 async def live() -> AsyncIterator[Errandry]:
-    """On this host's clock, for tests with a worker."""
+    """In memory, on this host's clock, for tests with a worker."""
     async with Errandry("memory:") as jobs:
         yield jobs
 
 
 @pytest.fixture
 async def shop() -> AsyncIterator[Errandry]:
-    """On PostgreSQL, for callers who bring a connection."""
-    with server().lent() as url:
+    """On PostgreSQL, for tests with a connection of the caller."""
+    with server().lend_url() as url:
         async with Errandry(url) as shop:
             yield shop

@@ -1,4 +1,4 @@
-"""Shared by all tests: no test is skipped in silence, and nothing is compiled twice.
+"""For all tests: report skipped tests, and let the programs that tests start use compiled modules.
 
 Skipped tests are listed with their reasons at the end. In CI (`CI=true`, or `ERRANDRY_NO_SKIP=1`)
 each of them also fails the run.
@@ -10,15 +10,17 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-# What is slow may be the machine.
+# A slow example is no failure: the machine may be busy.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# Hundreds of programs that tests start import the same modules: compiling them is half of such a start.
+# Tests start hundreds of programs that import the same modules. Without bytecode, compiling takes half of the
+# start.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A test that imports uvloop must not give another loop to those after it. What is about uvloop says so.
+# An import of uvloop in one test must not change the event loop of later tests. Tests of uvloop set this
+# themselves.
 os.environ["ERRANDRY_LOOP"] = "asyncio"
 
 

@@ -1,4 +1,4 @@
-"""What a checkout must hold: a lock anyone can install from, a complete wheel, and no silent skips."""
+"""Checks of the checkout: installable locks, a complete wheel, and no silent skips."""
 
 import os
 import re
@@ -61,12 +61,12 @@ def test_the_public_names_are_sorted_and_exist() -> None:
     assert not hasattr(errandry, "Typo")
 
 
-def test_help_is_printed_without_what_runs_jobs() -> None:
-    """Whoever types a command waits for what it imports."""
-    said = (
+def test_help_is_printed_without_importing_what_runs_jobs() -> None:
+    """A user who types a command waits for its imports."""
+    script = (
         "import sys, errandry.cli.main; print(*sorted({'asyncio', 'errandry.api.app'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
 
@@ -88,7 +88,7 @@ def test_a_skip_is_printed_and_fails_in_ci(tmp_path: Path, environment: dict[str
 
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)],
-        env=plain | environment | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # to start faster
+        env=plain | environment | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # for a faster start
         cwd=tmp_path,
         capture_output=True,
         text=True,

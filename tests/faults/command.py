@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from errandry import Errandry
-from tests.faults.process import ROOT, Process, until
+from tests.faults.process import ROOT, Process, wait_until
 
 
 class Command(Process):
-    """`errandry …`; what it prints goes into a file."""
+    """A running `errandry …` command. Its output goes to a file."""
 
     def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
         self._log = folder / f"command-{len(list(folder.glob('command-*.log')))}.log"
@@ -27,8 +27,8 @@ class Command(Process):
             )
 
 
-class Stage:
-    """A store, an app that looks at it, and commands that are gone when the test is over."""
+class CommandScene:
+    """A store, an app on it, and commands that end with the test."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
@@ -36,40 +36,40 @@ class Stage:
         self._commands: list[Command] = []
 
     def worker(
-        self, *options: str, app: str = "tests.faults.apart:jobs", cwd: Path = ROOT, **environment: str
+        self, *options: str, app: str = "tests.faults.cli_app:jobs", cwd: Path = ROOT, **environment: str
     ) -> Command:
-        surroundings = {
+        variables = {
             "ERRANDRY_URL": self.url,
-            "TMPDIR": str(self.folder),  # where lock files are; those of the killed would stay
+            "TMPDIR": str(self.folder),  # for lock files, which killed processes leave behind
             "PWD": str(cwd),
             **environment,
         }
-        command = Command(["worker", app, *options], self.folder, surroundings)
+        command = Command(["worker", app, *options], self.folder, variables)
         self._commands.append(command)
         return command
 
     async def enqueue(self, task: str, **options: object) -> str:
-        """The id of a new job of a task that holds until it is let through."""
+        """The id of a new job of a task that runs until `release_handlers`."""
         job = await self.app.enqueue(
             task, {"folder": str(self.folder)}, max_attempts=9, max_crashes=9, **options
         )
         return job.id
 
-    async def running(self, job: str, attempt: int = 1) -> tuple[int, int]:
-        """The process of an attempt's handler and the parent of that, once it runs."""
+    async def wait_for_handler(self, job: str, attempt: int = 1) -> tuple[int, int]:
+        """The process ids of the handler of an attempt and of its parent, as soon as the handler runs."""
         file = self.folder / f"{job}-{attempt}"
-        pid, parent = (await until(lambda: file.read_text() if file.exists() else None)).split()
+        pid, parent = (await wait_until(lambda: file.read_text() if file.exists() else None)).split()
         return int(pid), int(parent)
 
-    def open(self) -> None:
-        """Let all handlers through."""
+    def release_handlers(self) -> None:
+        """Let all handlers finish."""
         (self.folder / "open").touch()
 
     def close(self) -> None:
         for command in self._commands:
-            below = children(command.pid)
+            pids = descendants(command.pid)
             command.kill()
-            for pid in below:
+            for pid in pids:
                 if is_alive(pid):
                     os.kill(pid, 9)
 
@@ -78,8 +78,8 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(url: str, folder: Path) -> AsyncIterator[Stage]:
-    stage = Stage(url, folder)
+async def open_command_scene(url: str, folder: Path) -> AsyncIterator[CommandScene]:
+    stage = CommandScene(url, folder)
     async with stage.app:
         try:
             yield stage
@@ -90,17 +90,17 @@ async def staged(url: str, folder: Path) -> AsyncIterator[Stage]:
             stage.close()
 
 
-def children(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """The processes below a process, at any depth."""
     try:
-        direct = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
-    except (FileNotFoundError, ProcessLookupError):  # it has ended, or does while it is looked at
+        direct = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
+    except (FileNotFoundError, ProcessLookupError):  # it has ended, or ends meanwhile
         return []
-    return [*direct, *(below for one in direct for below in children(one))]
+    return [*direct, *(descendant for child in direct for descendant in descendants(child))]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process that has not ended."""
+    """Whether the process exists and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

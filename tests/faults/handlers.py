@@ -1,4 +1,4 @@
-"""The handlers of the fault tests. Each writes into the journal that it starts and how it ends."""
+"""The handlers of the fault tests. Each writes its start and its end to the journal."""
 
 import asyncio
 import fcntl
@@ -13,8 +13,8 @@ from typing import IO, Any
 from errandry import Fail, JobContext
 from tests.faults.history import Ended, Journal, Started
 
-BEAT = 0.01
-"""How often a handler that waits for a file looks."""
+POLL_INTERVAL = 0.01
+"""Seconds between two looks of a handler that waits for a file."""
 
 Result = dict[str, Any]
 
@@ -25,41 +25,41 @@ def journal() -> Journal:
 
 
 @contextmanager
-def told(ctx: JobContext) -> Iterator[Result]:
-    """Write that a handler starts and how it ends; what is yielded makes a fine result."""
+def journaled(ctx: JobContext) -> Iterator[Result]:
+    """Write to the journal that a handler starts and how it ends. Yields a result for it."""
     pid = os.getpid()
     journal().write(Started(ctx.id, ctx.fence, ctx.attempt, pid, time.time()))
-    how = "raised"
+    ending = "raised"
     try:
         yield {"fence": ctx.fence, "pid": pid}
-        how = "returned"
+        ending = "returned"
     except asyncio.CancelledError:
-        how = "canceled"
+        ending = "canceled"
         raise
     finally:
-        journal().write(Ended(ctx.id, ctx.fence, pid, how, time.time()))
+        journal().write(Ended(ctx.id, ctx.fence, pid, ending, time.time()))
 
 
 async def quick(ctx: JobContext) -> Result:
-    with told(ctx) as result:
+    with journaled(ctx) as result:
         return result
 
 
 async def rest(ctx: JobContext, seconds: float) -> Result:
-    with told(ctx) as result:
+    with journaled(ctx) as result:
         await asyncio.sleep(seconds)
         return result
 
 
 def rest_in_thread(ctx: JobContext, seconds: float) -> Result:
-    with told(ctx) as result:
+    with journaled(ctx) as result:
         ctx.wait(seconds)
         return result
 
 
 async def stumble(ctx: JobContext) -> Result:
-    """Does not succeed at once, and has something to say about it."""
-    with told(ctx) as result:
+    """Fails the first time, and reports progress."""
+    with journaled(ctx) as result:
         ctx.progress(0.5, f"attempt {ctx.attempt}")
         if ctx.attempt == 1:
             raise RuntimeError("not yet")
@@ -67,25 +67,25 @@ async def stumble(ctx: JobContext) -> Result:
 
 
 async def hold(ctx: JobContext, gate: str, size: int = 0) -> Result:
-    """Goes on until there is a file `gate` with the number of the attempt behind it."""
-    with told(ctx) as result:
-        await _opened(ctx, gate)
+    """Run until a file exists whose name is `gate` and the number of the attempt."""
+    with journaled(ctx) as result:
+        await _wait_for_gate(ctx, gate)
         return {**result, "ballast": "x" * size}
 
 
 def hold_in_thread(ctx: JobContext, gate: str) -> Result:
-    """Like `hold`; does not even look whether it should stop."""
-    with told(ctx) as result:
+    """Like `hold`, but ignores requests to stop."""
+    with journaled(ctx) as result:
         while not _is_open(ctx, gate):
-            time.sleep(BEAT)
+            time.sleep(POLL_INTERVAL)
         return result
 
 
 async def insist(ctx: JobContext, gate: str) -> Result:
-    """Like `hold`, but told to stop it reports, and returns a result all the same."""
-    with told(ctx) as result:
+    """Like `hold`, but when it is canceled, it reports progress and returns a result."""
+    with journaled(ctx) as result:
         try:
-            await _opened(ctx, gate)
+            await _wait_for_gate(ctx, gate)
         except asyncio.CancelledError:
             ctx.progress(0.9, "from a zombie")
             ctx.log("from a zombie")
@@ -93,14 +93,14 @@ async def insist(ctx: JobContext, gate: str) -> Result:
 
 
 async def block(ctx: JobContext, seconds: float) -> Result:
-    with told(ctx) as result:
+    with journaled(ctx) as result:
         time.sleep(seconds)
         return result
 
 
 async def burn(ctx: JobContext, seconds: float) -> Result:
-    """Lets others run, but never rests."""
-    with told(ctx) as result:
+    """Use the processor without a pause, but yield to the event loop."""
+    with journaled(ctx) as result:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             pause = time.perf_counter() + 0.001
@@ -111,46 +111,46 @@ async def burn(ctx: JobContext, seconds: float) -> Result:
 
 
 async def kill(ctx: JobContext) -> Result:
-    """Kills its process the first time."""
-    with told(ctx) as result:
+    """Kill the process in the first attempt."""
+    with journaled(ctx) as result:
         return _killed_once(ctx, result)
 
 
 def kill_in_thread(ctx: JobContext) -> Result:
-    with told(ctx) as result:
+    with journaled(ctx) as result:
         return _killed_once(ctx, result)
 
 
 async def poison(ctx: JobContext) -> Result:
-    """Ends its process whenever it runs."""
-    with told(ctx):
+    """End the process in every attempt."""
+    with journaled(ctx):
         os._exit(1)
 
 
 async def hold_many(ctx: JobContext, gates: list[str]) -> list[Result]:
-    """A batch that goes on until there is the file for its attempt."""
+    """A batch that runs until the file for its attempt exists."""
     with ExitStack() as stack:
-        results = [stack.enter_context(told(one)) for one in ctx.jobs]
-        await _opened(ctx, gates[0])
+        results = [stack.enter_context(journaled(job)) for job in ctx.jobs]
+        await _wait_for_gate(ctx, gates[0])
         return results
 
 
 async def poison_many(ctx: JobContext, poisoned: list[bool]) -> list[Result]:
-    """A batch that ends its process whenever one of its jobs is poisoned."""
+    """A batch that ends the process if one of its jobs is poisoned."""
     with ExitStack() as stack:
-        results = [stack.enter_context(told(one)) for one in ctx.jobs]
+        results = [stack.enter_context(journaled(job)) for job in ctx.jobs]
         if any(poisoned):
             os._exit(1)
         return results
 
 
 BATCHED: tuple[Callable[..., Any], ...] = (hold_many, poison_many)
-"""Called for up to ten jobs."""
+"""Batch handlers, called for up to ten jobs."""
 
 
 async def permitted(ctx: JobContext, permits: int, seconds: float) -> Result:
-    """Takes one of so many locks, which the system drops when the process dies; fails if there is none."""
-    with told(ctx) as result, ExitStack() as stack:
+    """Take one of `permits` file locks, which the system releases at death; fail if none is free."""
+    with journaled(ctx) as result, ExitStack() as stack:
         folder = os.environ["TMPDIR"]
         files = [stack.enter_context(open(f"{folder}/permit-{n}", "a")) for n in range(permits)]
         if not any(map(_is_locked, files)):
@@ -173,9 +173,9 @@ HANDLERS: tuple[Callable[..., Any], ...] = (
 )
 
 
-async def _opened(ctx: JobContext, gate: str) -> None:
+async def _wait_for_gate(ctx: JobContext, gate: str) -> None:
     while not _is_open(ctx, gate):  # noqa: ASYNC110 - another process makes the file
-        await asyncio.sleep(BEAT)
+        await asyncio.sleep(POLL_INTERVAL)
 
 
 def _is_open(ctx: JobContext, gate: str) -> bool:

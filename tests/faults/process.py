@@ -1,4 +1,4 @@
-"""Processes of the fault tests, and waiting for what they do: never for a time to pass."""
+"""Processes of the fault tests. A test waits for what they do, never for a fixed time."""
 
 import asyncio
 import json
@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 45.0
-"""So long, on a busy machine, may anything take that does happen; less than a lease that must not run out."""
-LOOK = 0.01
+WAIT_TIMEOUT = 45.0
+"""Seconds after which a test gives up waiting. Less than the leases that must not expire in a test."""
+POLL_INTERVAL = 0.01
+"""Seconds between two checks of a condition."""
 
 
 class Process:
-    """A worker or a producer; what it logs goes into a file."""
+    """A running worker or producer. Its log goes to a file."""
 
     def __init__(self, role: str, options: dict[str, Any], folder: Path, environment: dict[str, str]) -> None:
         self._log = folder / f"{role}-{len(list(folder.glob(f'{role}-*.log')))}.log"
@@ -38,7 +39,7 @@ class Process:
         return self._process.pid
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         return self._process.poll() is not None
 
     def log(self) -> str:
@@ -48,45 +49,45 @@ class Process:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """As `kill -9` does. Returns when it is dead."""
+        """Kill the process like `kill -9`, and return when it is dead."""
         self._process.kill()
         self._process.wait()
 
-    def stop(self) -> None:
-        """Returns when it is stopped in its tracks, as after Ctrl-Z."""
+    def suspend(self) -> None:
+        """Suspend the process like Ctrl-Z, and return when it is suspended."""
         self.signal(signal.SIGSTOP)
         os.waitpid(self.pid, os.WUNTRACED)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.signal(signal.SIGCONT)
 
-    async def over(self, limit: float = LIMIT) -> int:
-        """Its exit code, once it has ended by itself."""
-        await until(lambda: self.is_over, limit)
+    async def wait_for_end(self, limit: float = WAIT_TIMEOUT) -> int:
+        """The exit code, as soon as the process has ended by itself."""
+        await wait_until(lambda: self.has_ended, limit)
         return self._process.wait()
 
-    async def logged(self, text: str) -> str:
-        """What it has logged, once `text` is in it."""
-        return await until(lambda: self.log() if text in self.log() else None)
+    async def wait_for_log(self, text: str) -> str:
+        """The log, as soon as it contains `text`."""
+        return await wait_until(lambda: self.log() if text in self.log() else None)
 
-    def used(self) -> float:
-        """Seconds of processor time so far."""
+    def processor_time(self) -> float:
+        """Seconds of processor time that the process has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text("ascii").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def until(condition: Callable[[], T | None], limit: float = LIMIT) -> T:
-    """What `condition` says, once that is something; TimeoutError if it never is."""
+async def wait_until(condition: Callable[[], T | None], limit: float = WAIT_TIMEOUT) -> T:
+    """The result of `condition` as soon as it is true; raises TimeoutError if it never is."""
 
-    async def ask() -> T | None:
+    async def evaluate() -> T | None:
         return condition()
 
-    return await until_said(ask, limit)
+    return await wait_until_async(evaluate, limit)
 
 
-async def until_said(condition: Callable[[], Awaitable[T | None]], limit: float = LIMIT) -> T:
-    """`until` for what must be awaited."""
+async def wait_until_async(condition: Callable[[], Awaitable[T | None]], limit: float = WAIT_TIMEOUT) -> T:
+    """`wait_until` for an async condition."""
     async with asyncio.timeout(limit):
-        while not (said := await condition()):  # noqa: ASYNC110 - other processes decide
-            await asyncio.sleep(LOOK)
-        return said
+        while not (result := await condition()):  # noqa: ASYNC110 - other processes set no event
+            await asyncio.sleep(POLL_INTERVAL)
+        return result

@@ -3,8 +3,8 @@
     python -m tests.faults.program work '{"lease": 1.5}'
     python -m tests.faults.program produce '{"seed": 1}'
 
-`ERRANDRY_URL` says where the store is and `JOURNAL` where the journal is. `CLOCK_STEP`, if set, names a file
-with the seconds by which the wall clock is wrong; it may change at any time.
+`ERRANDRY_URL` is the address of the store, `JOURNAL` the path of the journal. `CLOCK_STEP`, if set, is a file
+with the number of seconds by which the wall clock is wrong; the file may change at any time.
 """
 
 import asyncio
@@ -29,19 +29,19 @@ from errandry.store.contract import Store
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
 from tests.faults.handlers import BATCHED, HANDLERS, journal
-from tests.faults.history import Acked, Asked, Claimed, Fact, Journal, LeaseRenewed, Settled
+from tests.faults.history import Claimed, EnqueueAcked, EnqueueSent, Fact, Journal, LeaseRenewed, Settled
 
 log = logging.getLogger("program")
 
-MIX: Sequence[tuple[str, float]] = (
+PRODUCED_TASKS: Sequence[tuple[str, float]] = (
     *(("quick", 0.0), ("quick", 0.0), ("stumble", 0.0)),
     *(("rest", 0.3), ("rest_in_thread", 0.1)),
 )
-"""What producers enqueue: tasks, and how long they may take at most."""
+"""What producers enqueue: tasks, and the maximum number of seconds each may take."""
 
 
 class StepClock(SystemClock):
-    """This host's clock, wrong by what the file says."""
+    """This host's clock, wrong by the number of seconds in a file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -51,12 +51,12 @@ class StepClock(SystemClock):
             return super().time() + float(step.read() or 0)
 
 
-class Recorded:
-    """A store that writes into the journal what it answered to workers."""
+class JournaledStore:
+    """A store that writes its answers to workers to the journal."""
 
     def __init__(self, store: Store, journal: Journal) -> None:
         self.store, self._journal = store, journal
-        self._asked: dict[str, float] = {}
+        self._first_sent: dict[str, float] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
@@ -65,20 +65,22 @@ class Recorded:
         sent = time.time()
         for command in commands:
             if isinstance(command, Claim):
-                self._asked.setdefault(command.nonce, sent)
+                self._first_sent.setdefault(command.nonce, sent)
         try:
             answers = await self.store.commit(commands)
         except ReplyLost:
-            self._journal.write(*_unknown(commands, sent))
+            self._journal.write(*_unknown_settles(commands, sent))
             raise
         for command, answer in zip(commands, answers, strict=True):
-            self._journal.write(*_facts(command, answer, self._first(command, answer, sent), time.time()))
+            self._journal.write(
+                *_facts(command, answer, self._sent_first(command, answer, sent), time.time())
+            )
         return answers
 
-    def _first(self, command: Command, answer: Answer, sent: float) -> float:
-        """When it was sent for the first time: leases of a claim whose reply was lost began then."""
+    def _sent_first(self, command: Command, answer: Answer, sent: float) -> float:
+        """When a command was first sent. The leases of a claim whose reply was lost began then."""
         if isinstance(command, Claim) and isinstance(answer, Claims):
-            return self._asked.pop(command.nonce)
+            return self._first_sent.pop(command.nonce)
         return sent
 
 
@@ -88,28 +90,28 @@ def _facts(command: Command, answer: Answer, sent: float, at: float) -> Iterator
         case Claim(lease=lease), Claims(jobs=jobs):
             for job in jobs:
                 yield Claimed(job.id, job.fence, pid, lease, sent, at)
-        case Renew(refs=refs, lease=lease), Renewed(acks=marks):
-            for ref, mark in zip(refs, marks, strict=True):
-                yield LeaseRenewed(ref.job, ref.fence, pid, _said(mark), lease, sent, at)
+        case Renew(refs=refs, lease=lease), Renewed(acks=acks):
+            for ref, ack in zip(refs, acks, strict=True):
+                yield LeaseRenewed(ref.job, ref.fence, pid, _answer_name(ack), lease, sent, at)
         case Settle(ref=ref, outcome=outcome), Ack() | Lost():
-            yield Settled(ref.job, ref.fence, pid, outcome.move, _said(answer), sent, at)
+            yield Settled(ref.job, ref.fence, pid, outcome.move, _answer_name(answer), sent, at)
         case Settle(), ReplyLost():
-            yield from _unknown([command], sent)
+            yield from _unknown_settles([command], sent)
 
 
-def _unknown(commands: Sequence[Command], sent: float) -> Iterator[Fact]:
-    """Outcomes that may have been written: whoever sent them can have lost its claim by that."""
+def _unknown_settles(commands: Sequence[Command], sent: float) -> Iterator[Fact]:
+    """Settles whose reply was lost. They may be written, and so may have ended the claim of their worker."""
     for command in commands:
         if isinstance(command, Settle):
             ref, move = command.ref, command.outcome.move
             yield Settled(ref.job, ref.fence, os.getpid(), move, "unknown", sent, time.time())
 
 
-def _said(answer: Ack | Lost) -> str:
+def _answer_name(answer: Ack | Lost) -> str:
     return str(answer) if isinstance(answer, Ack) else "lost"
 
 
-def declared(app: Errandry) -> Errandry:
+def with_tasks(app: Errandry) -> Errandry:
     """`app` with the tasks of the fault tests."""
     for handler in HANDLERS:
         app.task(backoff=0.05)(handler)
@@ -118,40 +120,40 @@ def declared(app: Errandry) -> Errandry:
     return app
 
 
-def recorded() -> Errandry:
-    """The app of a worker or a producer."""
+def journaled_app() -> Errandry:
+    """The app of a worker or a producer, on a store that keeps a journal."""
     clock = StepClock(path) if (path := os.environ.get("CLOCK_STEP")) else None
-    store = Recorded(store_at(os.environ["ERRANDRY_URL"], clock), journal())
-    return declared(Errandry(store=cast("Store", store), clock=clock))
+    store = JournaledStore(store_at(os.environ["ERRANDRY_URL"], clock), journal())
+    return with_tasks(Errandry(store=cast("Store", store), clock=clock))
 
 
 async def work(options: dict[str, Any]) -> None:
-    """A worker, until SIGTERM. SIGUSR1 makes its disk full, SIGUSR2 gives it room again."""
-    async with recorded() as app:
+    """Run a worker until SIGTERM. SIGUSR1 makes its disk full, SIGUSR2 frees space again."""
+    async with journaled_app() as app:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGUSR1, lambda: app.engine.call_sync(_limit, app.store, 1))
-        loop.add_signal_handler(signal.SIGUSR2, lambda: app.engine.call_sync(_limit, app.store, 2**30))
+        loop.add_signal_handler(signal.SIGUSR1, lambda: app.engine.call_sync(_limit_pages, app.store, 1))
+        loop.add_signal_handler(signal.SIGUSR2, lambda: app.engine.call_sync(_limit_pages, app.store, 2**30))
         await Worker(app, WorkerOptions(**options)).run(signals=True)
 
 
-async def _limit(store: Recorded, pages: int) -> None:
-    """Let the file grow to so many pages; never to less than it has. Only SQLite can."""
+async def _limit_pages(store: JournaledStore, pages: int) -> None:
+    """Limit the file to a number of pages, at least those it has. Only for SQLite."""
     if isinstance(store.store, SqliteStore):
         log.info("the store may have %s pages", store.store.writer.pragma("max_page_count", pages))
 
 
 async def produce(options: dict[str, Any]) -> None:
-    """Enqueue one job after the other, until SIGTERM."""
+    """Enqueue jobs until SIGTERM."""
     dice, stop, pid = random.Random(options["seed"]), asyncio.Event(), os.getpid()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with recorded() as app:
+    async with journaled_app() as app:
         while not stop.is_set():
-            task, most = dice.choice(MIX)
+            task, longest = dice.choice(PRODUCED_TASKS)
             job_id = uuid7(time.time(), secrets.token_bytes(10))
-            arguments = {"seconds": dice.uniform(0, most)} if most else {}
-            journal().write(Asked(job_id, pid, time.time()))
+            arguments = {"seconds": dice.uniform(0, longest)} if longest else {}
+            journal().write(EnqueueSent(job_id, pid, time.time()))
             await app.enqueue(task, arguments, id=job_id, queue=dice.choice(("default", "other")))
-            journal().write(Acked(job_id, pid, time.time()))
+            journal().write(EnqueueAcked(job_id, pid, time.time()))
             await asyncio.sleep(dice.uniform(0, 0.015))
 
 

@@ -1,6 +1,6 @@
-"""One of several that want the same few unique keys: enqueues, works, reruns, and takes back what it began.
+"""A racer: it enqueues, works, reruns and rolls back jobs with a few unique keys beside other racers.
 
-Run as a program: `python -m tests.faults.racer URL SEED ROUNDS`. Prints, as JSON, what it was told.
+Run as a program: `python -m tests.faults.racer URL SEED ROUNDS`. Prints its results as JSON.
 """
 
 import asyncio
@@ -27,25 +27,25 @@ CONFLICTS: tuple[Literal["return", "raise", "replace"], ...] = ("return", "raise
 
 
 class Racer:
-    """What it does is drawn from `seed`. A job's queue is its key, so that events tell the key."""
+    """`seed` determines its acts. The queue of a job is its key, so that events show the key."""
 
     def __init__(self, jobs: Errandry, seed: int) -> None:
         self.jobs, self.dice = jobs, Random(seed)
         self.name = f"racer-{seed}"
-        self.made: list[str] = []
-        self.met: list[str] = []
-        self.lost: list[str] = []
+        self.inserted: list[str] = []
+        self.existing: list[str] = []
+        self.rolled_back: list[str] = []
 
     async def run(self, rounds: int) -> dict[str, list[str]]:
-        acts = [self.enqueue, self.enqueue, self.work, self.work, self.rerun, self.in_a_transaction]
+        acts = [self.enqueue, self.enqueue, self.work, self.work, self.rerun, self.enqueue_in_transaction]
         for _ in range(rounds):
             act = self.dice.choice(acts)
-            while not await self.is_done(act):
+            while not await self.could_run(act):
                 pass
-        return {"made": self.made, "met": self.met, "lost": self.lost}
+        return {"inserted": self.inserted, "existing": self.existing, "rolled_back": self.rolled_back}
 
-    async def is_done(self, act: Callable[[], Awaitable[None]]) -> bool:
-        """False if a slow machine made it wait too long for another: nothing was written then."""
+    async def could_run(self, act: Callable[[], Awaitable[None]]) -> bool:
+        """Run an act. False if it waited too long for a lock of another racer, and has written nothing."""
         try:
             await act()
         except StoreUnavailable as error:
@@ -63,9 +63,9 @@ class Racer:
         try:
             job = await self.task().enqueue(1)
         except DuplicateJob as error:
-            self.met.append(error.job_id)
+            self.existing.append(error.job_id)
         else:
-            (self.met if job.existed else self.made).append(job.id)
+            (self.existing if job.existed else self.inserted).append(job.id)
 
     async def work(self) -> None:
         nonce = f"{self.name}-{self.dice.random()}"
@@ -74,7 +74,7 @@ class Racer:
         for job in claims.jobs:
             outcomes: tuple[Outcome, ...] = (CompleteOutcome(), FailOutcome(), RetryOutcome(delay=0))
             settle = Settle(Ref(job.id, job.fence), self.dice.choice(outcomes))
-            while not await self.is_done(partial(self.settle, settle)):
+            while not await self.could_run(partial(self.settle, settle)):
                 pass
 
     async def settle(self, settle: Settle) -> None:
@@ -87,10 +87,10 @@ class Racer:
                 await self.jobs.rerun(self.dice.choice(ended).id)
             except ErrandryError as error:
                 if isinstance(error, DuplicateJob):
-                    self.met.append(error.job_id)
+                    self.existing.append(error.job_id)
 
-    async def in_a_transaction(self) -> None:
-        """Held open for a moment; every other one is taken back."""
+    async def enqueue_in_transaction(self) -> None:
+        """Enqueue in a transaction that stays open for a moment; every second one is rolled back."""
         is_kept = self.dice.random() < 0.5
         try:
             async with transaction(self.jobs, is_kept) as connection:
@@ -99,14 +99,14 @@ class Racer:
                 job = await bound.enqueue(2) if is_async else bound.enqueue_sync(2)
                 await asyncio.sleep(self.dice.random() / 100)
         except DuplicateJob as error:
-            self.met.append(error.job_id)
+            self.existing.append(error.job_id)
             return
-        (self.met if job.existed else self.made if is_kept else self.lost).append(job.id)
+        (self.existing if job.existed else self.inserted if is_kept else self.rolled_back).append(job.id)
 
 
 @asynccontextmanager
 async def transaction(jobs: Errandry, is_kept: bool) -> AsyncIterator[Any]:
-    """A connection of the caller's in a transaction that is committed, or rolled back."""
+    """A connection in a transaction that is committed or rolled back at the end."""
     url = jobs.url or ""
     if url.startswith("sqlite:"):
         db = apsw.Connection(url.removeprefix("sqlite:///"))
@@ -141,12 +141,12 @@ def app(url: str) -> Errandry:
 
 async def main(url: str, seed: int, rounds: int) -> None:
     async with app(url) as jobs:
-        say("ready")
+        report("ready")
         await asyncio.to_thread(sys.stdin.readline)
-        say(json.dumps(await Racer(jobs, seed).run(rounds)))
+        report(json.dumps(await Racer(jobs, seed).run(rounds)))
 
 
-def say(line: str) -> None:
+def report(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of a batch: all its jobs come back, run alone, and end once."""
+"""kill -9 in the middle of a batch: all its jobs run again, alone, and end once."""
 
 import asyncio
 from itertools import pairwise
@@ -28,33 +28,33 @@ async def test_the_jobs_of_a_killed_batch_run_alone_and_end_once(scene: Scene) -
         record = await scene.finished(job)
         assert (record.state, record.attempts, record.crashes) == (State.COMPLETED, 2, 1)
         assert [error.kind for error in record.errors] == [Reason.WORKER_LOST]
-        [_, again] = scene.journal.started(job)
+        [_, second] = scene.journal.started(job)
         [end] = scene.journal.ended(job)
-        runs.append((again.at, end.at))
+        runs.append((second.at, end.at))
     runs.sort()
     assert all(end <= begin for (_, end), (begin, _) in pairwise(runs)), runs
     await scene.check()
 
 
-async def test_a_poison_job_takes_the_others_of_its_batch_down_once(scene: Scene) -> None:
-    innocent = [await scene.enqueue("poison_many", poisoned=False) for _ in range(4)]
+async def test_a_poison_job_kills_the_others_of_its_batch_once(scene: Scene) -> None:
+    harmless = [await scene.enqueue("poison_many", poisoned=False) for _ in range(4)]
     poison = await scene.enqueue("poison_many", {"max_crashes": 3}, poisoned=True)
-    innocent += [await scene.enqueue("poison_many", poisoned=False) for _ in range(4)]
+    harmless += [await scene.enqueue("poison_many", poisoned=False) for _ in range(4)]
 
     supervisor = asyncio.create_task(supervise(scene))
-    found = await scene.all_finished(limit=90)
+    contents = await scene.all_finished(limit=90)
     supervisor.cancel()
 
-    jobs = {job.id: job for job in found.jobs}
+    jobs = {job.id: job for job in contents.jobs}
     assert (jobs[poison].state, jobs[poison].reason) == (State.FAILED, Reason.WORKER_LOST)
     assert jobs[poison].crashes == 3
-    assert {jobs[job].state for job in innocent} == {State.COMPLETED}
-    assert max(jobs[job].crashes for job in innocent) == 1
+    assert {jobs[job].state for job in harmless} == {State.COMPLETED}
+    assert max(jobs[job].crashes for job in harmless) == 1
     await scene.check()
 
 
 async def supervise(scene: Scene) -> None:
-    """Start the worker whenever it has ended."""
+    """Start the worker again each time it ends."""
     while True:
         process: Process = scene.start("work", {"lease": 60.0, "concurrency": 1})
-        await process.over(limit=90)
+        await process.wait_for_end(limit=90)

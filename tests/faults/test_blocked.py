@@ -1,4 +1,4 @@
-"""Handlers that leave their loop no time keep their leases all the same, and the worker says who it is."""
+"""A handler that blocks the event loop keeps its lease, and the worker logs which handler it is."""
 
 import pytest
 
@@ -6,14 +6,14 @@ from errandry.core.state import State
 from tests.faults.handlers import block
 from tests.faults.scene import Scene
 
-pytestmark = pytest.mark.slow("outlasts two leases")
+pytestmark = pytest.mark.slow("takes two leases")
 
-LEASE, RENEWAL = 4.0, 0.5
+LEASE, RENEW_EVERY = 4.0, 0.5
 
 
 @pytest.mark.parametrize("task", ["block", "burn"])
 async def test_a_handler_that_hogs_the_loop_for_two_leases_keeps_its_lease(scene: Scene, task: str) -> None:
-    hog = await scene.worker(lease=LEASE, renew_every=RENEWAL, stall_after=0.5)
+    hog = await scene.worker(lease=LEASE, renew_every=RENEW_EVERY, stall_after=0.5)
     job = await scene.enqueue(task, seconds=2.1 * LEASE)
     await scene.started(job)
     await scene.worker(lease=LEASE)

@@ -1,6 +1,6 @@
-"""Two workers and three producers on one store, killed again and again: P1 to P8 hold for all they did.
+"""Two workers and three producers on one store are killed again and again: P1 to P8 hold.
 
-The seed decides who is hit, when and how; what the processes make of it is theirs.
+The seed determines which process is killed, when and how, but not what the processes do then.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.history import Acked, Asked, Ended, Started, violations
-from tests.faults.process import Process, until
+from tests.faults.history import Ended, EnqueueAcked, EnqueueSent, Started, violations
+from tests.faults.process import Process, wait_until
 from tests.faults.scene import Scene
 
 LEASE = 1.5
@@ -22,44 +22,46 @@ LEASE = 1.5
 
 @pytest.mark.slow("ten seconds of chaos, and the time to recover")
 @pytest.mark.timeout(300)
-async def test_killed_at_random_nobody_loses_anything(scene: Scene) -> None:
+async def test_random_kills_lose_nothing(scene: Scene) -> None:
     await survive(scene, seed=1, seconds=10)
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2, 8))
-async def test_killed_at_random_for_longer_nobody_loses_anything(scene: Scene, seed: int) -> None:
+async def test_random_kills_for_longer_lose_nothing(scene: Scene, seed: int) -> None:
     await survive(scene, seed, seconds=20)
 
 
 async def survive(scene: Scene, seed: int, seconds: float) -> None:
     chaos = Chaos(scene, seed)
-    await chaos.reign(seconds)
+    await chaos.run(seconds)
     for process in chaos.running["produce"]:
         process.signal(signal.SIGTERM)
-        assert await process.over() in (0, -signal.SIGTERM), process.log()  # the latter: it had just started
+        assert await process.wait_for_end() in (0, -signal.SIGTERM), (
+            process.log()
+        )  # -SIGTERM: it had no signal handler yet
 
-    found = await scene.all_finished(limit=90)
+    contents = await scene.all_finished(limit=90)
 
     facts = scene.journal.read()
-    assert violations(facts, found) == []
-    acked = sum(isinstance(fact, Acked) for fact in facts)
+    assert violations(facts, contents) == []
+    acked = sum(isinstance(fact, EnqueueAcked) for fact in facts)
     runs = sum(isinstance(fact, Started) for fact in facts)
-    crashes = sum(job.crashes for job in found.jobs)
-    print(f"seed {seed}: {dict(chaos.hits)}, {acked} acked, {runs} runs, {crashes} crashes")  # noqa: T201
+    crashes = sum(job.crashes for job in contents.jobs)
+    print(f"seed {seed}: {dict(chaos.actions)}, {acked} acked, {runs} runs, {crashes} crashes")  # noqa: T201
     assert crashes > 0
 
 
 class Chaos:
-    """Hits processes and starts others in their place.
+    """Kills and stops processes, and starts others in their place.
 
-    Mostly when they are in the middle of something; now and then as it comes, even while they start.
+    Mostly while a process has open work; sometimes at any time, even while it starts.
     """
 
     def __init__(self, scene: Scene, seed: int) -> None:
         self._scene, self._dice = scene, random.Random(seed)
-        self.hits: Counter[str] = Counter()
+        self.actions: Counter[str] = Counter()
         self._acked = 0
         self._busy: dict[int, set[str]] = defaultdict(set)
         self.running = {
@@ -73,45 +75,47 @@ class Chaos:
             options = {"lease": LEASE, "grace": 0.1, "concurrency": 20, "prefetch": self._dice.choice((0, 5))}
         return self._scene.start(role, options)
 
-    async def reign(self, seconds: float) -> None:
-        """For so long, and until there was enough to lose: on a slow machine that takes longer."""
+    async def run(self, seconds: float) -> None:
+        """Run until the time is over and enough was enqueued and killed: a slow machine needs longer."""
         end = time.monotonic() + seconds
         while time.monotonic() < end or self._acked < 10 * seconds or self._kills() < 3:
             await asyncio.sleep(self._dice.uniform(0.2, 1.0))
             role = self._dice.choice(("work", "work", "produce"))
             way = self._dice.choice(("kill", "kill", "kill unseen", "stop"))
-            await self._hit(role, way)
+            await self._disturb(role, way)
             self._read()
 
     def _kills(self) -> int:
-        return self.hits["kill"] + self.hits["kill unseen"]
+        return self.actions["kill"] + self.actions["kill unseen"]
 
-    async def _hit(self, role: str, way: str) -> None:
-        self.hits[way] += 1
+    async def _disturb(self, role: str, way: str) -> None:
+        self.actions[way] += 1
         process = self.running[role].pop(0)
         if self._dice.random() < 0.8:
-            await until(lambda: self._is_busy(process.pid))
-        if way == "kill unseen":  # nobody can tell that it is dead: its leases have to run out
+            await wait_until(lambda: self._is_busy(process.pid))
+        if (
+            way == "kill unseen"
+        ):  # without its lock file, no worker knows that it is dead: its leases must expire
             for info in await self._scene.app.workers():
                 if info.beat.pid == process.pid:
                     Path(info.beat.alive).unlink(missing_ok=True)
         if way == "stop":
             process.signal(signal.SIGTERM)
-            await process.over()
+            await process.wait_for_end()
         else:
             process.kill()
         self.running[role].append(self._start(role))
 
     def _is_busy(self, pid: int) -> bool:
-        """Whether a process has begun something and not ended it, by the journal."""
+        """Whether a process has begun an enqueue or a run and not ended it, according to the journal."""
         self._read()
         return bool(self._busy[pid])
 
     def _read(self) -> None:
-        for fact in self._scene.journal.news():
-            self._acked += isinstance(fact, Acked)
+        for fact in self._scene.journal.read_new():
+            self._acked += isinstance(fact, EnqueueAcked)
             match fact:
-                case Asked(job=job, pid=where) | Started(job=job, pid=where):
-                    self._busy[where].add(job)
-                case Acked(job=job, pid=where) | Ended(job=job, pid=where):
-                    self._busy[where].discard(job)
+                case EnqueueSent(job=job, pid=pid) | Started(job=job, pid=pid):
+                    self._busy[pid].add(job)
+                case EnqueueAcked(job=job, pid=pid) | Ended(job=job, pid=pid):
+                    self._busy[pid].discard(job)

@@ -1,4 +1,4 @@
-"""A disk without room, and a store that is gone: the worker says so, waits, and goes on when it can."""
+"""A full disk and a deleted store: the worker logs the error, waits, and goes on when it can."""
 
 import json
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from errandry.core.state import State
-from tests.faults.process import until_said
+from tests.faults.process import wait_until_async
 from tests.faults.scene import Scene
 
 pytestmark = pytest.mark.slow("starts workers")
@@ -16,19 +16,19 @@ pytestmark = pytest.mark.slow("starts workers")
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Only SQLite: the disk of a server is the server's."""
+    """Only SQLite: a server has its own disk."""
     return f"sqlite:///{tmp_path}/jobs.db"
 
 
-async def test_an_outcome_is_written_when_there_is_room_again(scene: Scene) -> None:
+async def test_an_outcome_is_written_when_the_disk_has_space_again(scene: Scene) -> None:
     big = await scene.enqueue("hold", gate=scene.gate, size=500_000)
     worker = await scene.worker(lease=60.0, renew_every=0.5)
     await scene.started(big)
     worker.signal(signal.SIGUSR1)
-    await worker.logged("the store may have")
+    await worker.wait_for_log("the store may have")
     scene.open_gate(attempt=1)
 
-    log = await worker.logged("its outcome cannot be written yet")
+    log = await worker.wait_for_log("its outcome cannot be written yet")
     assert "no space left" in log
     assert (await scene.app.record(big)).state is State.RUNNING
     small = await scene.finished(await scene.enqueue("quick"))
@@ -39,7 +39,7 @@ async def test_an_outcome_is_written_when_there_is_room_again(scene: Scene) -> N
         record = await scene.app.record(big)
         return (record.lease_until or 0.0) > (before.lease_until or 0.0)
 
-    await until_said(is_renewed)  # it goes on holding the job
+    await wait_until_async(is_renewed)  # it still holds the job
     worker.signal(signal.SIGUSR2)
 
     record = await scene.finished(big)
@@ -50,20 +50,20 @@ async def test_an_outcome_is_written_when_there_is_room_again(scene: Scene) -> N
     await scene.check()
 
 
-async def test_a_worker_whose_store_was_deleted_says_so_and_does_not_spin(scene: Scene) -> None:
+async def test_a_worker_logs_that_its_store_was_deleted_and_does_not_spin(scene: Scene) -> None:
     job = await scene.enqueue("hold", gate=scene.gate)
     worker = await scene.worker(lease=4.0, renew_every=0.5)
     await scene.started(job)
     Path(scene.folder / "jobs.db").unlink()
-    began, used = time.monotonic(), worker.used()
+    began, used = time.monotonic(), worker.processor_time()
 
-    log = await worker.logged("could not be renewed in time")
+    log = await worker.wait_for_log("could not be renewed in time")
     [ended] = await scene.ended(job)
 
-    assert ended.how == "canceled"
+    assert ended.ending == "canceled"
     assert f"{scene.folder}/jobs.db: the file jobs.db was deleted while it was in use" in log
     assert log.count("\n") < 20 * (time.monotonic() - began + 1)
-    assert worker.used() - used < 0.3 * (time.monotonic() - began)
-    assert not worker.is_over
+    assert worker.processor_time() - used < 0.3 * (time.monotonic() - began)
+    assert not worker.has_ended
     worker.signal(signal.SIGTERM)
-    assert await worker.over() == 0
+    assert await worker.wait_for_end() == 0

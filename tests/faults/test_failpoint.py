@@ -1,4 +1,4 @@
-"""Failpoints kill the process they are reached in, when they were told to and not before."""
+"""A failpoint kills the process that reaches it, the given number of times later."""
 
 import subprocess
 import sys
@@ -17,12 +17,12 @@ for time in range(4):
 
 
 @pytest.mark.parametrize(
-    ("told", "code", "times"), [("here", -9, 1), ("here:3", -9, 3), ("elsewhere", 0, 4), ("", 0, 4)]
+    ("failpoint", "code", "times"), [("here", -9, 1), ("here:3", -9, 3), ("elsewhere", 0, 4), ("", 0, 4)]
 )
-def test_a_process_dies_at_the_point_and_the_time_it_was_told(told: str, code: int, times: int) -> None:
+def test_a_process_dies_at_the_given_point_and_time(failpoint: str, code: int, times: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        env={"ERRANDRY_FAILPOINT": told},
+        env={"ERRANDRY_FAILPOINT": failpoint},
         capture_output=True,
         text=True,
         check=False,
@@ -31,6 +31,6 @@ def test_a_process_dies_at_the_point_and_the_time_it_was_told(told: str, code: i
     assert (done.returncode, done.stdout.split()) == (code, [str(time) for time in range(times)])
 
 
-def test_nothing_happens_where_nothing_was_said() -> None:
+def test_an_unset_failpoint_does_nothing() -> None:
     assert not IS_ARMED
     reach("before_claim_commit")

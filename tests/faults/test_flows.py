@@ -1,4 +1,4 @@
-"""A flow survives whatever kills its workers: its parent runs once, with all results."""
+"""A flow survives kills of its workers: its parent runs once, with all results."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from errandry.core.command import Claim, CompleteOutcome, Insert, Ref, Settle
 from errandry.core.flow import Edge
 from errandry.core.job import NewJob
 from errandry.store.url import store_at
-from tests.faults.process import LIMIT
+from tests.faults.process import WAIT_TIMEOUT
 from tests.store.server import server
 
 APP = """
@@ -41,21 +41,21 @@ CHILDREN, WORKERS, KILLS = 2_000, 4, 12
 
 
 def start(folder: Path, url: str, **environment: str) -> subprocess.Popen[bytes]:
-    given = {**os.environ, "STORE": url, "RAN": str(folder / "ran"), "TMPDIR": str(folder), **environment}
+    variables = {**os.environ, "STORE": url, "RAN": str(folder / "ran"), "TMPDIR": str(folder), **environment}
     command = [sys.executable, "-m", "errandry", "worker", "app:jobs", "--concurrency", "4"]
     return subprocess.Popen(
-        command, cwd=folder, env=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command, cwd=folder, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
 
 
 def url_of(kind: str, folder: Path) -> str:
-    return f"sqlite:///{folder}/jobs.db" if kind == "sqlite" else server().fresh()
+    return f"sqlite:///{folder}/jobs.db" if kind == "sqlite" else server().new_url()
 
 
 @pytest.mark.slow("four workers, killed again and again")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_a_flow_of_two_thousand_over_workers_that_are_killed(tmp_path: Path, kind: str) -> None:
+async def test_a_flow_of_two_thousand_jobs_survives_kills_of_workers(tmp_path: Path, kind: str) -> None:
     (tmp_path / "app.py").write_text(APP)
     url = url_of(kind, tmp_path)
     app = Errandry(url)
@@ -68,16 +68,16 @@ async def test_a_flow_of_two_thousand_over_workers_that_are_killed(tmp_path: Pat
     async def total() -> int:
         return 0
 
-    chance = random.Random(7)
+    dice = random.Random(7)
     async with app:
         job = await app.enqueue_flow(flow(total.new(), *[part.new(n) for n in range(CHILDREN)]))
         workers = [start(tmp_path, url) for _ in range(WORKERS)]
         try:
             for _ in range(KILLS):
-                await asyncio.sleep(chance.uniform(0.2, 0.8))
+                await asyncio.sleep(dice.uniform(0.2, 0.8))
                 if (await app.record(job.id)).state is not State.BLOCKED:
                     break
-                victim = chance.randrange(WORKERS)
+                victim = dice.randrange(WORKERS)
                 workers[victim].send_signal(signal.SIGKILL)
                 workers[victim].wait()
                 workers[victim] = start(tmp_path, url)
@@ -94,7 +94,7 @@ async def test_a_flow_of_two_thousand_over_workers_that_are_killed(tmp_path: Pat
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 @pytest.mark.parametrize("point", ["before_settle_commit", "after_settle_commit"])
-async def test_a_crash_around_the_settle_that_releases_the_parent(
+async def test_the_parent_runs_once_after_a_crash_around_the_last_settle(
     tmp_path: Path, point: str, kind: str
 ) -> None:
     (tmp_path / "app.py").write_text(APP)
@@ -113,14 +113,14 @@ async def test_a_crash_around_the_settle_that_releases_the_parent(
         job = await app.enqueue_flow(flow(total.new(), part.using(max_attempts=9).new(5)))
         crashing = start(tmp_path, url, ERRANDRY_FAILPOINT=point)
         try:
-            await asyncio.to_thread(crashing.wait, LIMIT)
+            await asyncio.to_thread(crashing.wait, WAIT_TIMEOUT)
         finally:
             crashing.kill()
         is_blocked = (await app.record(job.id)).state is State.BLOCKED
         assert is_blocked == point.startswith("before")
         worker = start(tmp_path, url)
         try:
-            assert await job.result(timeout=LIMIT) == 5
+            assert await job.result(timeout=WAIT_TIMEOUT) == 5
         finally:
             worker.kill()
             worker.wait()
@@ -129,25 +129,25 @@ async def test_a_crash_around_the_settle_that_releases_the_parent(
 
 
 @pytest.mark.timeout(180)
-async def test_two_passes_that_settle_the_last_two_children_at_once() -> None:
-    url = server().fresh()
-    one, two = store_at(url), store_at(url)
-    await one.open()
-    await two.open()
+async def test_two_passes_that_settle_the_last_two_children_unblock_the_parent() -> None:
+    url = server().new_url()
+    first, second = store_at(url), store_at(url)
+    await first.open()
+    await second.open()
     try:
         for number in range(20):
             names = [f"{number}-parent", f"{number}-a", f"{number}-b"]
             jobs = tuple(NewJob(id=name, task=name[-1], payload="{}") for name in names)
-            await one.commit([Insert(jobs, tuple(Edge(names[0], child) for child in names[1:]))])
+            await first.commit([Insert(jobs, tuple(Edge(names[0], child) for child in names[1:]))])
             claim = Claim(worker="w", nonce=f"n{number}", limit=2, tasks=("a", "b"))
-            [claims] = await one.commit([claim])
+            [claims] = await first.commit([claim])
             assert isinstance(claims, Claims)
             settles = [Settle(Ref(job.id, job.fence), CompleteOutcome("1")) for job in claims.jobs]
-            answers = await asyncio.gather(one.commit([settles[0]]), two.commit([settles[1]]))
+            answers = await asyncio.gather(first.commit([settles[0]]), second.commit([settles[1]]))
             assert list(answers) == [[WRITTEN], [WRITTEN]]
-            [parent] = await one.get([names[0]])
+            [parent] = await first.get([names[0]])
             assert parent is not None
             assert (parent.state, parent.open_children) == (State.WAITING, 0)
     finally:
-        await one.close()
-        await two.close()
+        await first.close()
+        await second.close()

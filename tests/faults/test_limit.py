@@ -1,4 +1,4 @@
-"""Four workers and a limit of three, killed again and again: never a fourth at once, no permit lost."""
+"""Four workers under a limit of three are killed again and again: never four at once, no lost permit."""
 
 import asyncio
 import random
@@ -13,9 +13,9 @@ from tests.faults.scene import Scene
 
 LIMIT = 3
 LEASE = 20.0
-"""Who is killed is missed at once; a lease that a slow machine lets run out gives its permit to another."""
-KILLS = 5
-"""So many at least, however slow this machine is."""
+"""Seconds. No lease may expire on a slow machine, because that would give its permit away."""
+KILLS_MIN = 5
+"""Minimum number of kills, also on a slow machine."""
 
 
 @pytest.mark.slow("six seconds of kills, and the time to recover")
@@ -37,21 +37,23 @@ async def test_a_limit_holds_while_workers_are_killed_for_longer(scene: Scene, s
 async def survive(scene: Scene, rule: Rule, seed: int, seconds: float) -> None:
     dice = random.Random(seed)
     await scene.app.engine.submit(PutRule(GateKind.QUEUE, "default", rule))
-    send = scene.app.tasks["permitted"].using(group="g", max_attempts=1_000)
-    wanted = [send.new(permits=LIMIT, seconds=0.03) for _ in range(60 * int(seconds))]
-    await scene.app.enqueue_many(wanted)
+    task = scene.app.tasks["permitted"].using(group="g", max_attempts=1_000)
+    calls = [task.new(permits=LIMIT, seconds=0.03) for _ in range(60 * int(seconds))]
+    await scene.app.enqueue_many(calls)
     crew = [await scene.worker(concurrency=4, lease=LEASE) for _ in range(4)]
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     kills = 0
-    while time.monotonic() < until or kills < KILLS:
+    while time.monotonic() < deadline or kills < KILLS_MIN:
         await asyncio.sleep(dice.uniform(0.2, 0.8))
         victim = dice.randrange(len(crew))
         crew[victim].kill()
         kills += 1
         crew[victim] = scene.start("work", {"concurrency": 4, "lease": LEASE})
 
-    found = await scene.all_finished(limit=120)
+    contents = await scene.all_finished(limit=120)
 
-    failed = [job for job in found.jobs if job.state is not State.COMPLETED and job.reason != "worker_lost"]
+    failed = [
+        job for job in contents.jobs if job.state is not State.COMPLETED and job.reason != "worker_lost"
+    ]
     assert failed == [], failed[0].errors
-    assert len(found.jobs) == len(wanted)
+    assert len(contents.jobs) == len(calls)

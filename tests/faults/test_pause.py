@@ -1,4 +1,4 @@
-"""A worker that stands still, as under SIGSTOP or on a machine that sleeps: only its leases tell."""
+"""Suspended workers, by SIGSTOP or on a sleeping machine: only their leases show it to the others."""
 
 import asyncio
 import json
@@ -11,35 +11,35 @@ import pytest
 
 from errandry.core.state import Reason, State
 from tests.faults.history import LeaseRenewed, Settled
-from tests.faults.process import Process, until
+from tests.faults.process import Process, wait_until
 from tests.faults.scene import BOTH_LOOPS, Scene
 
-pytestmark = pytest.mark.slow("starts workers and outlasts a lease")
+pytestmark = pytest.mark.slow("starts workers and waits for a lease to expire")
 
-LEASE, RENEWAL, LONG = 4.0, 0.5, 60.0
-"""Who is to stand still has a lease it can keep until then; the others have one that never runs out."""
-OPEN = """
+LEASE, RENEW_EVERY, LONG_LEASE = 4.0, 0.5, 60.0
+"""Seconds: lease and renewal interval of a suspended worker; a lease that does not expire in a test."""
+OPEN_TRANSACTIONS = """
     SELECT 1 FROM pg_stat_activity
     WHERE application_name = 'errandry' AND xact_start IS NOT NULL AND pid <> pg_backend_pid()
 """
 
 
 @BOTH_LOOPS
-async def test_after_its_lease_a_worker_that_stood_still_stops_its_handler(scene: Scene) -> None:
+async def test_a_worker_suspended_past_its_lease_stops_its_handler(scene: Scene) -> None:
     job = await scene.enqueue("hold", gate=scene.gate)
-    zombie = await scene.worker(lease=LEASE, renew_every=RENEWAL)
+    zombie = await scene.worker(lease=LEASE, renew_every=RENEW_EVERY)
     await scene.started(job)
-    other = await scene.worker(lease=LONG)
-    await stop(scene, zombie)
+    other = await scene.worker(lease=LONG_LEASE)
+    await suspend_between_passes(scene, zombie)
     first, second = await scene.started(job, 2)
     assert (first.pid, second.pid) == (zombie.pid, other.pid)
 
-    zombie.go_on()
+    zombie.resume()
 
-    log = await zombie.logged("its lease is lost")
+    log = await zombie.wait_for_log("its lease is lost")
     assert f"job {job} (hold)" in log
     [ended] = await scene.ended(job)
-    assert (ended.pid, ended.fence, ended.how) == (zombie.pid, first.fence, "canceled")
+    assert (ended.pid, ended.fence, ended.ending) == (zombie.pid, first.fence, "canceled")
     scene.open_gate(attempt=2)
     record = await scene.finished(job)
     assert (record.state, record.fence) == (State.COMPLETED, second.fence)
@@ -49,17 +49,17 @@ async def test_after_its_lease_a_worker_that_stood_still_stops_its_handler(scene
     await scene.check()
 
 
-async def test_a_worker_that_stood_still_changes_nothing_whatever_its_handler_does(scene: Scene) -> None:
+async def test_a_worker_suspended_past_its_lease_changes_nothing(scene: Scene) -> None:
     job = await scene.enqueue("insist", gate=scene.gate)
-    zombie = await scene.worker(lease=LEASE, renew_every=RENEWAL)
+    zombie = await scene.worker(lease=LEASE, renew_every=RENEW_EVERY)
     await scene.started(job)
-    other = await scene.worker(lease=LONG)
-    await stop(scene, zombie)
+    other = await scene.worker(lease=LONG_LEASE)
+    await suspend_between_passes(scene, zombie)
     first, second = await scene.started(job, 2)
 
-    zombie.go_on()
+    zombie.resume()
 
-    await zombie.logged("its outcome is lost with its lease")
+    await zombie.wait_for_log("its outcome is lost with its lease")
     record = await scene.app.record(job)
     assert (record.state, record.fence, record.worker is None) == (State.RUNNING, second.fence, False)
     scene.open_gate(attempt=2)
@@ -67,28 +67,28 @@ async def test_a_worker_that_stood_still_changes_nothing_whatever_its_handler_do
     assert (record.progress, record.logs) == (None, ())
     assert record.result is not None
     assert json.loads(record.result)["pid"] == other.pid
-    await until(lambda: len(scene.journal.ended(job)) == 2)
+    await wait_until(lambda: len(scene.journal.ended(job)) == 2)
     facts = [fact for fact in scene.journal.read() if isinstance(fact, LeaseRenewed | Settled)]
-    late = [fact for fact in facts if fact.fence == first.fence and fact.sent > second.at]
-    assert {fact.mark for fact in late} <= {"lost"}
+    late_facts = [fact for fact in facts if fact.fence == first.fence and fact.sent > second.at]
+    assert {fact.answer for fact in late_facts} <= {"lost"}
     await scene.check()
 
 
-async def test_a_result_that_comes_after_the_lease_is_not_taken(scene: Scene) -> None:
-    """The handler returns the moment its process goes on, before anybody can tell it to stop."""
+async def test_a_result_after_the_lease_is_not_written(scene: Scene) -> None:
+    """The handler returns as soon as its process goes on, before it can be stopped."""
     job = await scene.enqueue("hold", gate=scene.gate)
-    zombie = await scene.worker(lease=LEASE, renew_every=RENEWAL)
+    zombie = await scene.worker(lease=LEASE, renew_every=RENEW_EVERY)
     await scene.started(job)
-    other = await scene.worker(lease=LONG)
-    await stop(scene, zombie)
+    other = await scene.worker(lease=LONG_LEASE)
+    await suspend_between_passes(scene, zombie)
     _, second = await scene.started(job, 2)
     scene.open_gate(attempt=1)
 
-    zombie.go_on()
+    zombie.resume()
 
     await scene.ended(job)
     zombie.signal(signal.SIGTERM)
-    assert await zombie.over() == 0
+    assert await zombie.wait_for_end() == 0
     assert (await scene.app.record(job)).fence == second.fence
     scene.open_gate(attempt=2)
     record = await scene.finished(job)
@@ -97,36 +97,36 @@ async def test_a_result_that_comes_after_the_lease_is_not_taken(scene: Scene) ->
     await scene.check()
 
 
-async def test_a_worker_that_gets_its_own_job_back_stops_the_handler_it_had_lost(scene: Scene) -> None:
+async def test_a_worker_that_claims_its_lost_job_again_stops_the_first_handler(scene: Scene) -> None:
     job = await scene.enqueue("hold", gate=scene.gate)
-    zombie = await scene.worker(lease=LEASE, renew_every=RENEWAL)
+    zombie = await scene.worker(lease=LEASE, renew_every=RENEW_EVERY)
     await scene.started(job)
-    await stop(scene, zombie)
+    await suspend_between_passes(scene, zombie)
     lease_until = (await scene.app.record(job)).lease_until
     assert lease_until is not None
-    await until(lambda: time.time() > lease_until)
+    await wait_until(lambda: time.time() > lease_until)
 
-    zombie.go_on()
+    zombie.resume()
 
     first, second = await scene.started(job, 2)
     assert (first.pid, second.pid) == (zombie.pid, zombie.pid)
     [ended] = await scene.ended(job)
-    assert (ended.fence, ended.how) == (first.fence, "canceled")
+    assert (ended.fence, ended.ending) == (first.fence, "canceled")
     scene.open_gate(attempt=2)
     assert (await scene.finished(job)).fence == second.fence
     await scene.check()
 
 
-async def test_a_worker_that_stands_still_for_less_than_its_lease_keeps_its_jobs(scene: Scene) -> None:
+async def test_a_worker_suspended_for_less_than_its_lease_keeps_its_jobs(scene: Scene) -> None:
     job = await scene.enqueue("hold", gate=scene.gate)
-    sleeper = await scene.worker(lease=LONG)
+    sleeper = await scene.worker(lease=LONG_LEASE)
     await scene.started(job)
-    await scene.worker(lease=LONG)
-    await stop(scene, sleeper)
-    for _ in range(10):  # each claim of the other would find an expired lease, and each upkeep a dead worker
+    await scene.worker(lease=LONG_LEASE)
+    await suspend_between_passes(scene, sleeper)
+    for _ in range(10):  # claims of the other worker would find an expired lease, its upkeep a dead worker
         await scene.finished(await scene.enqueue("rest", seconds=0.15))
 
-    sleeper.go_on()
+    sleeper.resume()
     scene.open_gate(attempt=1)
     record = await scene.finished(job)
 
@@ -135,23 +135,23 @@ async def test_a_worker_that_stands_still_for_less_than_its_lease_keeps_its_jobs
     await scene.check()
 
 
-async def stop(scene: Scene, process: Process) -> None:
-    """Stop it between two passes: inside one it would have the store, or a job, locked for all others."""
+async def suspend_between_passes(scene: Scene, process: Process) -> None:
+    """Suspend a process between two passes: inside one, it would keep the store or a job locked."""
     while True:
-        process.stop()
-        write = asyncio.ensure_future(written(scene))
-        done, _ = await asyncio.wait({write}, timeout=0.5)
+        process.suspend()
+        passes = asyncio.ensure_future(finish_open_passes(scene))
+        done, _ = await asyncio.wait({passes}, timeout=0.5)
         if done:
             return
         process.signal(signal.SIGCONT)
-        await write
+        await passes
 
 
-async def written(scene: Scene) -> None:
-    """Return when all passes that were on their way are over."""
-    await scene.app.queue("nobody").pause()
+async def finish_open_passes(scene: Scene) -> None:
+    """Return when all open passes have ended."""
+    await scene.app.queue("unused").pause()
     if scene.url.startswith("postgresql:"):
         server = re.sub(r"&schema=\w+", "", scene.url)
         async with await psycopg.AsyncConnection.connect(server, autocommit=True) as db:
-            while await (await db.execute(OPEN)).fetchone():
+            while await (await db.execute(OPEN_TRANSACTIONS)).fetchone():
                 pass

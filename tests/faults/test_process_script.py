@@ -1,4 +1,4 @@
-"""Process handlers declared in a script: a child imports it, and what it guards happens once."""
+"""Process handlers declared in a script: a child imports the script, and its guarded code runs once."""
 
 import subprocess
 import sys
@@ -28,38 +28,38 @@ async def main() -> None:
 GUARDED = f'{SCRIPT}\nif __name__ == "__main__":\n    asyncio.run(main())\n'
 
 
-def ran(folder: Path, *arguments: str) -> str:
-    """What a Python program prints."""
+def run_python(folder: Path, *arguments: str) -> str:
+    """The output of a Python program."""
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_script_may_declare_them(tmp_path: Path) -> None:
+def test_a_script_may_declare_process_handlers(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(GUARDED)
 
-    assert ran(tmp_path, "script.py") == "{'default': {'completed': 1}} 49 []\n"
+    assert run_python(tmp_path, "script.py") == "{'default': {'completed': 1}} 49 []\n"
 
 
-def test_a_module_run_as_a_program_may_import_its_neighbours(tmp_path: Path) -> None:
+def test_a_module_run_as_a_program_may_import_its_package(tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "__init__.py").touch()
     (tmp_path / "shop" / "settings.py").write_text("FACTOR = 2\n")
     text = GUARDED.replace("import asyncio", "import asyncio\nfrom .settings import FACTOR", 1)
     (tmp_path / "shop" / "program.py").write_text(text.replace("number * number", "number * FACTOR"))
 
-    assert ran(tmp_path, "-m", "shop.program") == "{'default': {'completed': 1}} 14 []\n"
+    assert run_python(tmp_path, "-m", "shop.program") == "{'default': {'completed': 1}} 14 []\n"
 
 
-def test_without_a_guard_nothing_happens_twice_and_the_error_says_what_to_write(tmp_path: Path) -> None:
+def test_without_a_guard_the_job_fails_with_an_error_that_names_the_guard(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"{SCRIPT}\nasyncio.run(main())\n")
 
-    printed = ran(tmp_path, "script.py")
+    printed = run_python(tmp_path, "script.py")
 
     assert printed.startswith("{'default': {'failed': 1}} None")
     assert 'write `if __name__ == "__main__":`' in printed
 
 
-def test_what_is_typed_at_a_prompt_is_refused(tmp_path: Path) -> None:
+def test_a_process_handler_typed_at_a_prompt_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""What deletes many jobs is killed half way: it is begun again, and nothing is lost or counted twice."""
+"""A bulk deletion is killed halfway and repeated: no job is lost or counted twice."""
 
 import asyncio
 import os
@@ -36,11 +36,11 @@ def archive(records):
 
 
 def url_of(kind: str, folder: Path) -> str:
-    return f"sqlite:///{folder}/jobs.db" if kind == "sqlite" else server().fresh()
+    return f"sqlite:///{folder}/jobs.db" if kind == "sqlite" else server().new_url()
 
 
 def start(folder: Path, url: str, *words: str, **environment: str) -> "subprocess.Popen[bytes]":
-    given = {
+    variables = {
         **os.environ,
         "STORE": url,
         "ERRANDRY_URL": url,
@@ -50,8 +50,8 @@ def start(folder: Path, url: str, *words: str, **environment: str) -> "subproces
         **environment,
     }
     command = [sys.executable, "-m", "errandry", *words]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command, cwd=folder, env=given, **quiet)  # type: ignore[call-overload,no-any-return]
+    output = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(command, cwd=folder, env=variables, **output)  # type: ignore[call-overload,no-any-return]
 
 
 async def fill(app: Errandry, count: int, **fields: object) -> None:
@@ -61,7 +61,7 @@ async def fill(app: Errandry, count: int, **fields: object) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 @pytest.mark.parametrize("action", ["drain", "obliterate", "move"])
-async def test_a_bulk_action_that_is_killed_is_called_again(tmp_path: Path, kind: str, action: str) -> None:
+async def test_a_bulk_action_that_is_killed_can_be_repeated(tmp_path: Path, kind: str, action: str) -> None:
     url = url_of(kind, tmp_path)
     words = ["queues", action, "mail", *(["slow"] if action == "move" else []), "--yes"]
     async with Errandry(url) as app:
@@ -71,9 +71,9 @@ async def test_a_bulk_action_that_is_killed_is_called_again(tmp_path: Path, kind
         left = (await app.counts())["mail"]["waiting"]
         assert 0 < left < JOBS
 
-        again = start(tmp_path, url, *words)
+        repeated = start(tmp_path, url, *words)
 
-        assert await asyncio.to_thread(again.wait) == 0
+        assert await asyncio.to_thread(repeated.wait) == 0
         counts, totals = await app.counts(), (await app.totals())["mail"]
         assert counts["mail"] == {}
         assert totals.get("removed", 0) + totals.get("moved_out", 0) == JOBS
@@ -82,7 +82,7 @@ async def test_a_bulk_action_that_is_killed_is_called_again(tmp_path: Path, kind
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_what_goes_was_archived_whoever_dies_meanwhile(tmp_path: Path, kind: str) -> None:
+async def test_jobs_are_archived_before_deletion_even_if_a_worker_dies(tmp_path: Path, kind: str) -> None:
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "bomb").touch()
     url = url_of(kind, tmp_path)
@@ -96,16 +96,16 @@ async def test_what_goes_was_archived_whoever_dies_meanwhile(tmp_path: Path, kin
         assert len((await app.list(limit=5_000)).jobs) == 1_200
         second = start(tmp_path, url, "worker", "app:jobs")
         try:
-            gone: set[str] = set()
-            async for happened in app.events(after=head, kind="removed"):
-                gone.add(happened.event.job)
-                if len(gone) == 1_200:
+            removed: set[str] = set()
+            async for entry in app.events(after=head, kind="removed"):
+                removed.add(entry.event.job)
+                if len(removed) == 1_200:
                     break
         finally:
             second.kill()
             second.wait()
 
         archived = (tmp_path / "archive").read_text().split()
-        assert set(archived) == gone
-        assert len(archived) == 1_200 + 500  # the first slice twice
+        assert set(archived) == removed
+        assert len(archived) == 1_200 + 500  # the first batch twice
         assert (await app.totals())["mail"]["removed"] == 1_200

@@ -1,4 +1,4 @@
-"""Steps that are done are done once, whatever kills the worker between them."""
+"""A finished step does not run again, even if the worker is killed after it."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from errandry import Errandry
-from tests.faults.process import LIMIT
+from tests.faults.process import WAIT_TIMEOUT
 from tests.store.server import server
 
 APP = """
@@ -74,9 +74,11 @@ def five_in_process(ctx: JobContext) -> list[int]:
         ("postgres", "five"),
     ],
 )
-async def test_a_worker_killed_after_each_step(tmp_path: Path, kind: str, task: str) -> None:
+async def test_steps_run_once_although_the_worker_is_killed_after_each(
+    tmp_path: Path, kind: str, task: str
+) -> None:
     (tmp_path / "app.py").write_text(APP)
-    url = f"sqlite:///{tmp_path}/jobs.db" if kind == "sqlite" else server().fresh()
+    url = f"sqlite:///{tmp_path}/jobs.db" if kind == "sqlite" else server().new_url()
     environment = {**os.environ, "STORE": url, "TMPDIR": str(tmp_path)}
     if task == "five_in_process":
         environment["IN_CHILD"] = "1"
@@ -96,7 +98,7 @@ async def test_a_worker_killed_after_each_step(tmp_path: Path, kind: str, task: 
             ended = asyncio.ensure_future(worker.wait())
             done = asyncio.ensure_future(app.finished(job.id))
             try:
-                await asyncio.wait({ended, done}, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({ended, done}, timeout=WAIT_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
                 deaths += ended.done()
             finally:
                 done.cancel()

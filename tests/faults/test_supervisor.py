@@ -1,4 +1,4 @@
-"""A supervisor and its workers: whatever is killed, jobs go on and nothing is left behind."""
+"""A supervisor and its workers: after any kill, jobs go on and no process is left."""
 
 import os
 import re
@@ -10,50 +10,50 @@ from pathlib import Path
 import pytest
 
 from errandry.core.state import Reason, State
-from errandry.worker.supervisor import HURRY
-from tests.faults.command import Command, Stage, children, is_alive, staged
-from tests.faults.process import LIMIT, until, until_said
+from errandry.worker.supervisor import STOP_TIMEOUT
+from tests.faults.command import Command, CommandScene, descendants, is_alive, open_command_scene
+from tests.faults.process import WAIT_TIMEOUT, wait_until, wait_until_async
 
 pytestmark = pytest.mark.slow(reason="starts supervisors with workers and kills them")
 
 
 @pytest.fixture
-async def stage(url: str, tmp_path: Path) -> AsyncIterator[Stage]:
-    async with staged(url, tmp_path) as stage:
-        yield stage
+async def scene(url: str, tmp_path: Path) -> AsyncIterator[CommandScene]:
+    async with open_command_scene(url, tmp_path) as scene:
+        yield scene
 
 
-async def at_work(stage: Stage, count: int) -> list[int]:
-    """The workers the store knows, once there are so many that live."""
+async def wait_for_workers(scene: CommandScene, count: int) -> list[int]:
+    """The process ids of the listed live workers, as soon as there are `count`."""
 
     async def living() -> list[int] | None:
-        pids = sorted(info.beat.pid for info in await stage.app.workers() if is_alive(info.beat.pid))
+        pids = sorted(info.beat.pid for info in await scene.app.workers() if is_alive(info.beat.pid))
         return pids if len(pids) == count else None
 
-    return await until_said(living)
+    return await wait_until_async(living)
 
 
-def started(command: Command) -> list[int]:
+def started_processes(command: Command) -> list[int]:
     return [int(pid) for pid in re.findall(r"worker \d+ is process (\d+)", command.log())]
 
 
 @pytest.mark.parametrize("task", ["hold", "hold_here"])
-async def test_a_killed_worker_is_replaced_and_its_job_runs_again(stage: Stage, task: str) -> None:
-    job = await stage.enqueue(task)
-    supervisor = stage.worker("--processes", "2", "--lease", "60s")
-    await at_work(stage, 2)
-    pid, parent = await stage.running(job)
+async def test_a_killed_worker_is_replaced_and_its_job_runs_again(scene: CommandScene, task: str) -> None:
+    job = await scene.enqueue(task)
+    supervisor = scene.worker("--processes", "2", "--lease", "60s")
+    await wait_for_workers(scene, 2)
+    pid, parent = await scene.wait_for_handler(job)
     victim = parent if task == "hold" else pid
 
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    await stage.running(job, attempt=2)
-    assert time.monotonic() - began < 40  # not when its lease runs out
-    assert victim not in await at_work(stage, 2)
-    assert len(started(supervisor)) == 3
+    await scene.wait_for_handler(job, attempt=2)
+    assert time.monotonic() - began < 40  # before its lease expires
+    assert victim not in await wait_for_workers(scene, 2)
+    assert len(started_processes(supervisor)) == 3
 
-    stage.open()
-    record = await stage.app.finished(job, 60)
+    scene.release_handlers()
+    record = await scene.app.finished(job, 60)
     assert record is not None
     assert (record.state, record.attempts) == (State.COMPLETED, 2)
     assert [error.kind for error in record.errors] == [Reason.WORKER_LOST]
@@ -61,95 +61,95 @@ async def test_a_killed_worker_is_replaced_and_its_job_runs_again(stage: Stage, 
 
 
 @pytest.mark.parametrize("task", ["hold", "hold_here"])
-async def test_nothing_is_left_of_a_killed_supervisor(stage: Stage, task: str) -> None:
-    job = await stage.enqueue(task)
-    supervisor = stage.worker("--processes", "2", "--grace", "1s")
-    await at_work(stage, 2)
-    await stage.running(job)
-    below = children(supervisor.pid)
+async def test_no_process_of_a_killed_supervisor_survives(scene: CommandScene, task: str) -> None:
+    job = await scene.enqueue(task)
+    supervisor = scene.worker("--processes", "2", "--grace", "1s")
+    await wait_for_workers(scene, 2)
+    await scene.wait_for_handler(job)
+    processes = descendants(supervisor.pid)
 
     supervisor.kill()
 
-    await until(lambda: not [pid for pid in below if is_alive(pid)])
-    record = await stage.app.record(job)
+    await wait_until(lambda: not [pid for pid in processes if is_alive(pid)])
+    record = await scene.app.record(job)
     assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_one_signal_drains_all(stage: Stage, number: signal.Signals) -> None:
-    supervisor = stage.worker("--processes", "2", "--concurrency", "1", "--grace", "60s")
-    jobs = [await stage.enqueue("hold_here") for _ in range(2)]
-    pids = {(await stage.running(job))[0] for job in jobs}
-    assert pids == set(await at_work(stage, 2))
+async def test_one_signal_drains_all_workers(scene: CommandScene, number: signal.Signals) -> None:
+    supervisor = scene.worker("--processes", "2", "--concurrency", "1", "--grace", "60s")
+    jobs = [await scene.enqueue("hold_here") for _ in range(2)]
+    pids = {(await scene.wait_for_handler(job))[0] for job in jobs}
+    assert pids == set(await wait_for_workers(scene, 2))
 
-    for pid in (supervisor.pid, *pids):  # as a service manager does it
+    for pid in (supervisor.pid, *pids):  # as service managers do
         os.kill(pid, number)
-    await until(lambda: supervisor.log().count("claims no more") >= 2)
-    late = await stage.enqueue("hold_here")
-    stage.open()
+    await wait_until(lambda: supervisor.log().count("claims no more") >= 2)
+    late = await scene.enqueue("hold_here")
+    scene.release_handlers()
 
-    assert await supervisor.over() == 0
-    records = [await stage.app.record(job) for job in jobs]
+    assert await supervisor.wait_for_end() == 0
+    records = [await scene.app.record(job) for job in jobs]
     assert {(record.state, record.releases) for record in records} == {(State.COMPLETED, 0)}
-    assert (await stage.app.record(late)).state is State.WAITING
-    assert await stage.app.workers() == []
+    assert (await scene.app.record(late)).state is State.WAITING
+    assert await scene.app.workers() == []
 
 
-async def test_a_second_signal_does_not_wait_however_late_it_comes(stage: Stage) -> None:
-    """Workers have as long to give their jobs back as if it had come at once."""
-    supervisor = stage.worker("--processes", "2", "--grace", "3600s")
-    job = await stage.enqueue("hold")
-    await stage.running(job)
-    await at_work(stage, 2)
-    below = children(supervisor.pid)
+async def test_a_late_second_signal_stops_at_once(scene: CommandScene) -> None:
+    """Workers have the same time to release their jobs as after an early second signal."""
+    supervisor = scene.worker("--processes", "2", "--grace", "3600s")
+    job = await scene.enqueue("hold")
+    await scene.wait_for_handler(job)
+    await wait_for_workers(scene, 2)
+    processes = descendants(supervisor.pid)
     supervisor.signal(signal.SIGTERM)
-    await until(lambda: supervisor.log().count("handlers may finish") >= 3)
-    late = time.monotonic() + HURRY
-    await until(lambda: time.monotonic() > late)
+    await wait_until(lambda: supervisor.log().count("handlers may finish") >= 3)
+    late = time.monotonic() + STOP_TIMEOUT
+    await wait_until(lambda: time.monotonic() > late)
 
     supervisor.signal(signal.SIGTERM)
 
-    assert await supervisor.over() == 0
-    assert not [pid for pid in below if is_alive(pid)]
-    record = await stage.app.record(job)
+    assert await supervisor.wait_for_end() == 0
+    assert not [pid for pid in processes if is_alive(pid)]
+    record = await scene.app.record(job)
     assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)
 
 
-async def test_a_burst_of_several_ends_when_all_is_done(stage: Stage) -> None:
-    jobs = [await stage.app.enqueue("version", {}) for _ in range(10)]
+async def test_a_burst_of_several_workers_ends_when_no_job_is_ready(scene: CommandScene) -> None:
+    jobs = [await scene.app.enqueue("version", {}) for _ in range(10)]
 
-    assert await stage.worker("--processes", "2", "--burst").over() == 0
+    assert await scene.worker("--processes", "2", "--burst").wait_for_end() == 0
 
-    assert {(await stage.app.record(job.id)).state for job in jobs} == {State.COMPLETED}
+    assert {(await scene.app.record(job.id)).state for job in jobs} == {State.COMPLETED}
 
 
-async def test_workers_that_never_start_end_the_supervisor(stage: Stage) -> None:
-    supervisor = stage.worker("--processes", "2", APART_BROKEN="1")
+async def test_workers_that_never_start_end_the_supervisor(scene: CommandScene) -> None:
+    supervisor = scene.worker("--processes", "2", APP_BROKEN="1")
 
-    assert await supervisor.over() == 1
+    assert await supervisor.wait_for_end() == 1
     assert "RuntimeError: this app is broken" in supervisor.log()
     assert "giving up" in supervisor.log()
-    assert len(started(supervisor)) <= 5
+    assert len(started_processes(supervisor)) <= 5
 
 
-async def test_a_change_of_a_file_starts_workers_again(stage: Stage, tmp_path: Path) -> None:
-    place = tmp_path / "program"
-    place.mkdir()
-    source = place / "shop.py"
+async def test_a_changed_file_restarts_the_workers(scene: CommandScene, tmp_path: Path) -> None:
+    folder = tmp_path / "program"
+    folder.mkdir()
+    source = folder / "shop.py"
 
     def write(version: str) -> None:
         text = "import os\nfrom errandry import Errandry\njobs = Errandry(os.environ['ERRANDRY_URL'])\n"
         source.write_text(f"{text}@jobs.task\nasync def version() -> str:\n    return {version}\n")
 
     write("'one'")
-    supervisor = stage.worker("--reload", app="shop:jobs", cwd=place)
-    assert await (await stage.app.enqueue("version", {})).result(LIMIT) == "one"
+    supervisor = scene.worker("--reload", app="shop:jobs", cwd=folder)
+    assert await (await scene.app.enqueue("version", {})).result(WAIT_TIMEOUT) == "one"
 
-    write("'two' + ")  # not a program
-    await supervisor.logged("it starts again when a file changes")
+    write("'two' + ")  # invalid Python
+    await supervisor.wait_for_log("it starts again when a file changes")
     write("'three'")
-    assert await (await stage.app.enqueue("version", {})).result(LIMIT) == "three"
+    assert await (await scene.app.enqueue("version", {})).result(WAIT_TIMEOUT) == "three"
 
     supervisor.signal(signal.SIGINT)
-    assert await supervisor.over() == 0
-    assert await stage.app.workers() == []
+    assert await supervisor.wait_for_end() == 0
+    assert await scene.app.workers() == []

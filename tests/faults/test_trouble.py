@@ -1,4 +1,4 @@
-"""A store in trouble under a worker in this process: what it holds it keeps or gives up, never forgets."""
+"""A worker in this process on a failing store: it keeps each job or gives it up, and forgets none."""
 
 import asyncio
 import logging
@@ -21,62 +21,62 @@ from errandry.errors import StoreFull, StoreRefused, StoreUnavailable
 from errandry.store.contract import Store
 from errandry.store.memory.driver import MemoryStore
 from errandry.worker import leases, liveness, worker
-from tests.faults.process import LIMIT, until, until_said
+from tests.faults.process import WAIT_TIMEOUT, wait_until, wait_until_async
 
 FULL = StoreFull("memory", "no space left")
 LEASE = 60.0
 
 
-class Troubled:
-    """A store that refuses what `refuses` says, and whose reads do what `reads` says first."""
+class FailingStore:
+    """A store that raises `error_for(command)`, and awaits `before_read[name]()` before a read."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
-        self.seen: list[Command] = []
-        self.refuses: Callable[[Command], Exception | None] = lambda _: None
-        self.reads: dict[str, Callable[[], Awaitable[Any]]] = {}
+        self.received: list[Command] = []
+        self.error_for: Callable[[Command], Exception | None] = lambda _: None
+        self.before_read: dict[str, Callable[[], Awaitable[Any]]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.store, name)
-        if name not in self.reads:
-            return found
+        method = getattr(self.store, name)
+        if name not in self.before_read:
+            return method
 
         async def read(*args: Any) -> Any:
-            await self.reads[name]()
-            return await found(*args)
+            await self.before_read[name]()
+            return await method(*args)
 
         return read
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
-        self.seen += commands
+        self.received += commands
         for command in commands:
-            if (error := self.refuses(command)) is not None:
+            if (error := self.error_for(command)) is not None:
                 raise error
         return await self.store.commit(commands)
 
-    def sent(self, kind: type[Command]) -> int:
-        return sum(isinstance(command, kind) for command in self.seen)
+    def count(self, kind: type[Command]) -> int:
+        return sum(isinstance(command, kind) for command in self.received)
 
 
-class Ahead(SystemClock):
-    """The clock of a machine that has slept for so many seconds, which its store has not."""
+class SkewedClock(SystemClock):
+    """The clock of a machine that has slept for `skew` seconds, while its store has not."""
 
-    slept = 0.0
+    skew = 0.0
 
     def monotonic(self) -> float:
-        return super().monotonic() + self.slept
+        return super().monotonic() + self.skew
 
 
-class Place:
-    """An app on a troubled store, with an async task and a thread task that wait to be let go.
+class TroubledApp:
+    """An app on a failing store, with an async task that waits for `may_finish` and a thread task.
 
-    Leases are so long that a busy machine keeps them; where one must run out, the clock is set ahead.
+    Leases are long enough for a busy machine. Where one must expire, the test sets the clock ahead.
     """
 
     def __init__(self) -> None:
-        self.store, self.clock = Troubled(), Ahead()
+        self.store, self.clock = FailingStore(), SkewedClock()
         self.app = Errandry(store=cast("Store", self.store), clock=self.clock)
-        self.go, self.hold = asyncio.Event(), threading.Event()
+        self.may_finish, self.may_commit = asyncio.Event(), threading.Event()
         self.began: list[str] = []
         self.ended: list[str] = []
 
@@ -84,7 +84,7 @@ class Place:
         async def wait(ctx: JobContext) -> str:
             self.began.append(ctx.id)
             try:
-                await self.go.wait()
+                await self.may_finish.wait()
             except asyncio.CancelledError:
                 self.ended.append("canceled")
                 raise
@@ -98,9 +98,9 @@ class Place:
         self.wait, self.answer = wait, answer
 
     @asynccontextmanager
-    async def working(self, **options: Any) -> AsyncIterator[Worker]:
-        given = {"lease": LEASE, "renew_every": 0.05, "grace": 0.1, "upkeep_every": 0.02} | options
-        worker = Worker(self.app, WorkerOptions(**given))
+    async def running_worker(self, **options: Any) -> AsyncIterator[Worker]:
+        defaults = {"lease": LEASE, "renew_every": 0.05, "grace": 0.1, "upkeep_every": 0.02}
+        worker = Worker(self.app, WorkerOptions(**defaults | options))
         work = asyncio.create_task(worker.run())
         try:
             yield worker
@@ -113,339 +113,351 @@ class Place:
 
 
 @pytest.fixture
-async def place() -> AsyncIterator[Place]:
-    place = Place()
-    async with place.app:
-        yield place
+async def troubled() -> AsyncIterator[TroubledApp]:
+    troubled = TroubledApp()
+    async with troubled.app:
+        yield troubled
 
 
-async def test_what_was_claimed_runs_though_the_next_claim_was_refused(place: Place) -> None:
-    """One claim for async handlers, one for threads: the trouble of the second is not the first one's."""
-    job = await place.wait.enqueue()
-    place.store.refuses = lambda one: FULL if isinstance(one, Claim) and one.tasks == ("answer",) else None
-    place.go.set()
+async def test_claimed_jobs_run_although_the_next_claim_fails(troubled: TroubledApp) -> None:
+    """The worker claims for async handlers and for threads; an error of one claim does not stop the other."""
+    job = await troubled.wait.enqueue()
+    troubled.store.error_for = lambda command: (
+        FULL if isinstance(command, Claim) and command.tasks == ("answer",) else None
+    )
+    troubled.may_finish.set()
 
-    async with place.working():
+    async with troubled.running_worker():
         assert await job.result(timeout=30) == "done"
 
-    assert place.began == [job.id]
+    assert troubled.began == [job.id]
 
 
-async def test_a_claim_that_took_longer_than_its_lease_is_renewed_before_its_job_runs(place: Place) -> None:
-    """As on a machine that slept with the claim on its way: the store gave the lease only afterwards."""
-    job = await place.wait.enqueue()
+async def test_a_claim_that_took_longer_than_its_lease_is_renewed_before_its_job_runs(
+    troubled: TroubledApp,
+) -> None:
+    """As on a machine that slept while the claim was in flight: its answer may come after the lease."""
+    job = await troubled.wait.enqueue()
 
-    def slow(command: Command) -> None:
-        if isinstance(command, Claim) and not place.store.sent(Renew):
-            place.clock.slept += 1.5 * LEASE
+    def sleep_before_answer(command: Command) -> None:
+        if isinstance(command, Claim) and not troubled.store.count(Renew):
+            troubled.clock.skew += 1.5 * LEASE
 
-    place.store.refuses = slow
-    async with place.working(upkeep=False):
-        await until(lambda: place.began)
-        renewals = place.store.sent(Renew)
-        await until(lambda: place.store.sent(Renew) > renewals + 3)
-        place.go.set()
+    troubled.store.error_for = sleep_before_answer
+    async with troubled.running_worker(upkeep=False):
+        await wait_until(lambda: troubled.began)
+        renewals = troubled.store.count(Renew)
+        await wait_until(lambda: troubled.store.count(Renew) > renewals + 3)
+        troubled.may_finish.set()
         assert await job.result(timeout=30) == "done"
 
-    assert place.ended == []
-    assert (await place.app.record(job.id)).attempts == 1
+    assert troubled.ended == []
+    assert (await troubled.app.record(job.id)).attempts == 1
 
 
-async def test_leases_are_renewed_while_reads_hang(place: Place) -> None:
-    job = await place.wait.enqueue()
-    async with place.working() as worker:
-        await until(lambda: place.began)
-        place.store.reads["cancels"] = asyncio.Event().wait
-        place.store.reads["workers"] = asyncio.Event().wait
-        renewals = place.store.sent(Renew)
-        await until(lambda: place.store.sent(Renew) > renewals + 6)
-        place.go.set()
-        await until(lambda: worker.health().running == 0)
+async def test_leases_are_renewed_while_reads_hang(troubled: TroubledApp) -> None:
+    job = await troubled.wait.enqueue()
+    async with troubled.running_worker() as worker:
+        await wait_until(lambda: troubled.began)
+        troubled.store.before_read["cancels"] = asyncio.Event().wait
+        troubled.store.before_read["workers"] = asyncio.Event().wait
+        renewals = troubled.store.count(Renew)
+        await wait_until(lambda: troubled.store.count(Renew) > renewals + 6)
+        troubled.may_finish.set()
+        await wait_until(lambda: worker.health().running == 0)
 
-    assert (place.ended, place.began) == ([], [job.id])
-    assert await place.state(job.id) is State.COMPLETED
+    assert (troubled.ended, troubled.began) == ([], [job.id])
+    assert await troubled.state(job.id) is State.COMPLETED
 
 
 async def test_a_handler_whose_lease_cannot_be_renewed_is_stopped(
-    place: Place, caplog: pytest.LogCaptureFixture
+    troubled: TroubledApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await place.wait.enqueue()
-    async with place.working():
-        await until(lambda: place.began)
-        place.store.refuses = lambda one: FULL if isinstance(one, Renew | Upkeep | Claim) else None
-        place.clock.slept = 1.5 * LEASE
+    await troubled.wait.enqueue()
+    async with troubled.running_worker():
+        await wait_until(lambda: troubled.began)
+        troubled.store.error_for = lambda command: (
+            FULL if isinstance(command, Renew | Upkeep | Claim) else None
+        )
+        troubled.clock.skew = 1.5 * LEASE
 
-        await until(lambda: place.ended)
+        await wait_until(lambda: troubled.ended)
 
-    assert place.ended == ["canceled"]
+    assert troubled.ended == ["canceled"]
     assert caplog.text.count("its lease is lost") == 1
 
 
-async def test_a_worker_that_gets_its_own_job_back_stops_the_handler_it_had_lost(place: Place) -> None:
-    """Both have the same id: the older claim must not be forgotten for the newer one."""
-    job = await place.wait.enqueue()
-    async with place.working() as worker:
-        await until(lambda: place.began)
-        await place.app.engine.submit(Upkeep(dead=(worker.id,)))
+async def test_a_worker_that_claims_its_lost_job_again_stops_the_first_handler(troubled: TroubledApp) -> None:
+    """Both claims have the same job id: the newer run must not replace the older one in the worker."""
+    job = await troubled.wait.enqueue()
+    async with troubled.running_worker() as worker:
+        await wait_until(lambda: troubled.began)
+        await troubled.app.engine.submit(Upkeep(dead=(worker.id,)))
 
-        await until(lambda: len(place.began) == 2)
-        await until(lambda: place.ended)
-        place.go.set()
+        await wait_until(lambda: len(troubled.began) == 2)
+        await wait_until(lambda: troubled.ended)
+        troubled.may_finish.set()
         assert await job.result(timeout=30) == "done"
 
-    assert place.ended == ["canceled"]
-    assert (await place.app.record(job.id)).attempts == 2
+    assert troubled.ended == ["canceled"]
+    assert (await troubled.app.record(job.id)).attempts == 2
 
 
-async def test_a_loop_that_breaks_goes_on(
-    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_a_background_loop_goes_on_after_an_unexpected_error(
+    troubled: TroubledApp, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error nobody thought of costs a pause, never the renewals for good."""
-    monkeypatch.setattr(worker, "RECOVERY", 0.01)
+    """An unexpected error pauses a loop; it must not end the renewals."""
+    monkeypatch.setattr(worker, "LOOP_RESTART_DELAY", 0.01)
     errors = [ValueError("a bug"), ValueError("another")]
 
-    async def broken() -> None:
+    async def fail() -> None:
         if errors:
             raise errors.pop()
 
-    async with place.working():
-        place.store.reads["cancels"] = place.store.reads["workers"] = broken
-        job = await place.wait.enqueue()
-        await until(lambda: place.began and not errors)
-        await place.app.cancel(job.id)
-        await until(lambda: place.ended)
+    async with troubled.running_worker():
+        troubled.store.before_read["cancels"] = troubled.store.before_read["workers"] = fail
+        job = await troubled.wait.enqueue()
+        await wait_until(lambda: troubled.began and not errors)
+        await troubled.app.cancel(job.id)
+        await wait_until(lambda: troubled.ended)
 
-    assert await place.state(job.id) is State.CANCELED
-    assert caplog.text.count("something unforeseen happened") == 2
+    assert await troubled.state(job.id) is State.CANCELED
+    assert caplog.text.count("unexpected error in a background loop") == 2
 
 
 async def test_a_renewal_that_hangs_does_not_make_the_worker_spin(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    troubled: TroubledApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = 0
-    clock = place.app.clock
+    clock_reads = 0
+    clock = troubled.app.clock
 
-    class Counting:
+    class CountingClock:
         time = staticmethod(clock.time)
 
         @staticmethod
         def monotonic() -> float:
-            nonlocal looks
-            looks += 1
+            nonlocal clock_reads
+            clock_reads += 1
             return clock.monotonic()
 
-    kept = leases.Leases(place.app.engine, Counting(), "worker", WorkerOptions(lease=0.3))
-    away = StoreUnavailable("memory", "away")
-    place.store.refuses = lambda one: away if isinstance(one, Renew) else None
-    await place.wait.enqueue()
-    async with place.working() as working:
-        await until(lambda: place.began)
-        [run] = working._slots.runs
-        kept.take(run)
+    second_leases = leases.Leases(troubled.app.engine, CountingClock(), "worker", WorkerOptions(lease=0.3))
+    error = StoreUnavailable("memory", "not reachable")
+    troubled.store.error_for = lambda command: error if isinstance(command, Renew) else None
+    await troubled.wait.enqueue()
+    async with troubled.running_worker() as worker:
+        await wait_until(lambda: troubled.began)
+        [run] = worker._slots.runs
+        second_leases.take(run)
 
-        async def keep() -> None:
+        async def renew() -> None:
             async with asyncio.timeout(0.5):
-                await kept.keep()
+                await second_leases.renew_forever()
 
         with pytest.raises(TimeoutError):
-            await place.app.engine.call(keep)
-        place.store.refuses = lambda _: None
+            await troubled.app.engine.call(renew)
+        troubled.store.error_for = lambda _: None
 
-    assert looks < 60
+    assert clock_reads < 60
 
 
-async def test_an_outcome_the_store_has_no_room_for_is_sent_again(
-    place: Place, caplog: pytest.LogCaptureFixture
+async def test_an_outcome_is_sent_again_when_the_disk_is_full(
+    troubled: TroubledApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = await place.wait.enqueue()
-    refusals = [FULL, FULL]
-    place.store.refuses = lambda one: refusals.pop() if isinstance(one, Settle) and refusals else None
-    place.go.set()
+    job = await troubled.wait.enqueue()
+    errors = [FULL, FULL]
+    troubled.store.error_for = lambda command: (
+        errors.pop() if isinstance(command, Settle) and errors else None
+    )
+    troubled.may_finish.set()
 
-    async with place.working():
+    async with troubled.running_worker():
         assert await job.result(timeout=30) == "done"
 
-    assert (await place.app.record(job.id)).attempts == 1
+    assert (await troubled.app.record(job.id)).attempts == 1
     assert caplog.text.count("its outcome cannot be written yet") == 1
 
 
-async def test_an_outcome_the_store_will_never_take_is_reported(
-    place: Place, caplog: pytest.LogCaptureFixture
+async def test_an_outcome_that_the_store_refuses_is_reported(
+    troubled: TroubledApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await place.wait.enqueue()
-    refusal = StoreRefused("memory", "damaged")
-    place.store.refuses = lambda one: refusal if isinstance(one, Settle) else None
-    place.go.set()
+    await troubled.wait.enqueue()
+    error = StoreRefused("memory", "damaged")
+    troubled.store.error_for = lambda command: error if isinstance(command, Settle) else None
+    troubled.may_finish.set()
 
-    async with place.working() as worker:
-        await until(lambda: "its outcome could not be written: memory: damaged" in caplog.text)
+    async with troubled.running_worker() as worker:
+        await wait_until(lambda: "could not be written: memory: damaged" in caplog.text)
 
     assert worker.health().running == 0
 
 
 async def test_a_stop_waits_for_outcomes_that_are_still_being_written(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    troubled: TroubledApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "LAST_CALL", 0.0)
-    job = await place.wait.enqueue()
-    refusals = [FULL]
-    place.store.refuses = lambda one: refusals.pop() if isinstance(one, Settle) and refusals else None
-    async with place.working(grace=30.0):
-        await until(lambda: place.began)
-        place.go.set()
-        await until(lambda: not refusals)
+    monkeypatch.setattr(worker, "STOP_TIMEOUT", 0.0)
+    job = await troubled.wait.enqueue()
+    errors = [FULL]
+    troubled.store.error_for = lambda command: (
+        errors.pop() if isinstance(command, Settle) and errors else None
+    )
+    async with troubled.running_worker(grace=30.0):
+        await wait_until(lambda: troubled.began)
+        troubled.may_finish.set()
+        await wait_until(lambda: not errors)
 
-    assert await place.state(job.id) is State.COMPLETED
+    assert await troubled.state(job.id) is State.COMPLETED
 
 
-async def test_a_worker_that_is_canceled_gives_its_jobs_back(place: Place) -> None:
-    """Its loop ends with it, as in a program that runs it beside other things."""
-    jobs = [await place.wait.enqueue() for _ in range(3)]
-    work = asyncio.create_task(Worker(place.app, WorkerOptions(grace=60.0)).run())
-    await until(lambda: len(place.began) == 3)
+async def test_a_canceled_worker_releases_its_jobs(troubled: TroubledApp) -> None:
+    """As in a program that runs a worker as one of its tasks."""
+    jobs = [await troubled.wait.enqueue() for _ in range(3)]
+    work = asyncio.create_task(Worker(troubled.app, WorkerOptions(grace=60.0)).run())
+    await wait_until(lambda: len(troubled.began) == 3)
 
     work.cancel()
-    await asyncio.wait({work}, timeout=LIMIT)
+    await asyncio.wait({work}, timeout=WAIT_TIMEOUT)
 
     assert work.cancelled()
     for job in jobs:
-        record = await place.app.record(job.id)
+        record = await troubled.app.record(job.id)
         assert (record.state, record.attempts, record.errors) == (State.WAITING, 0, ())
 
 
-async def test_a_claim_on_its_way_when_the_worker_is_canceled_is_given_back(place: Place) -> None:
-    job = await place.wait.enqueue()
+async def test_a_claim_in_flight_when_the_worker_is_canceled_is_released(troubled: TroubledApp) -> None:
+    job = await troubled.wait.enqueue()
     claiming = threading.Event()
 
-    def refuse(command: Command) -> None:
+    def block(command: Command) -> None:
         if isinstance(command, Claim):
             claiming.set()
-            place.hold.wait(LIMIT)
+            troubled.may_commit.wait(WAIT_TIMEOUT)
 
-    place.store.refuses = refuse
-    work = asyncio.create_task(Worker(place.app, WorkerOptions(grace=60.0)).run())
-    await until(claiming.is_set)
+    troubled.store.error_for = block
+    work = asyncio.create_task(Worker(troubled.app, WorkerOptions(grace=60.0)).run())
+    await wait_until(claiming.is_set)
 
     work.cancel()
-    place.hold.set()
-    await asyncio.wait({work}, timeout=LIMIT)
+    troubled.may_commit.set()
+    await asyncio.wait({work}, timeout=WAIT_TIMEOUT)
 
-    record = await place.app.record(job.id)
+    record = await troubled.app.record(job.id)
     assert (record.state, record.attempts, record.crashes) == (State.WAITING, 0, 0)
 
 
-async def test_a_start_on_its_way_when_the_worker_stops_is_given_back(
-    place: Place, caplog: pytest.LogCaptureFixture
+async def test_a_start_in_flight_when_the_worker_stops_is_released(
+    troubled: TroubledApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its handler has not begun and will not: the attempt is unspent, be the Start written or not."""
+    """Its handler does not begin, so the attempt is given back, even if the start was written."""
     caplog.set_level(logging.INFO, "errandry.worker")
-    first, ahead = [await place.wait.enqueue() for _ in range(2)]
+    first, prefetched = [await troubled.wait.enqueue() for _ in range(2)]
     starting = threading.Event()
 
-    def refuse(command: Command) -> None:
+    def block(command: Command) -> None:
         if isinstance(command, Start):
             starting.set()
-            place.hold.wait(LIMIT)
+            troubled.may_commit.wait(WAIT_TIMEOUT)
 
-    place.store.refuses = refuse
-    async with place.working(concurrency=1, prefetch=1, grace=0.0) as worker:
-        await until(lambda: place.began)
-        await until_said(lambda: is_in(place, ahead.id, State.CLAIMED))
-        worker.pause()  # or its stop would wait for a claim
-        place.go.set()
-        await until(starting.is_set)
+    troubled.store.error_for = block
+    async with troubled.running_worker(concurrency=1, prefetch=1, grace=0.0) as worker:
+        await wait_until(lambda: troubled.began)
+        await wait_until_async(lambda: is_in(troubled, prefetched.id, State.CLAIMED))
+        worker.pause()  # else its stop would wait for a claim
+        troubled.may_finish.set()
+        await wait_until(starting.is_set)
         worker.stop()
-        await until(lambda: "did not finish within the grace" in caplog.text)  # before that it may begin
-        place.hold.set()
+        await wait_until(
+            lambda: "did not finish within the grace" in caplog.text
+        )  # before that, it may still begin
+        troubled.may_commit.set()
 
-    assert await place.state(first.id) is State.COMPLETED
-    record = await place.app.record(ahead.id)
+    assert await troubled.state(first.id) is State.COMPLETED
+    record = await troubled.app.record(prefetched.id)
     assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)
 
 
-async def is_in(place: Place, job_id: str, state: State) -> bool:
-    return await place.state(job_id) is state
+async def is_in(troubled: TroubledApp, job_id: str, state: State) -> bool:
+    return await troubled.state(job_id) is state
 
 
-async def test_all_jobs_of_a_dead_worker_are_taken_from_it_however_many(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+async def test_all_jobs_of_a_dead_worker_expire_even_in_several_passes(
+    troubled: TroubledApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock file is the proof: it goes only when there is nothing more to prove."""
-    told = liveness.Liveness()
-    file = Path(told.path)
-    beat = Beat(worker="dead", host=os.uname().nodename, alive=told.path)
-    await place.app.engine.submit(beat)
-    os.close(told._lock)
+    """The lock file proves the death. It is deleted only after the last pass that needs the proof."""
+    dead = liveness.Liveness()
+    file = Path(dead.path)
+    beat = Beat(worker="dead", host=os.uname().nodename, alive=dead.path)
+    await troubled.app.engine.submit(beat)
+    os.close(dead._lock)
     passes = [UpkeepResult(more=True), UpkeepResult(more=True), UpkeepResult()]
-    proofs: list[bool] = []
+    file_existed: list[bool] = []
 
     async def commit(commands: Sequence[Command]) -> list[Answer]:
-        answers = await place.store.store.commit(commands)
+        answers = await troubled.store.store.commit(commands)
         for index, command in enumerate(commands):
             if isinstance(command, Upkeep) and command.dead and passes:
-                proofs.append(file.exists())
+                file_existed.append(file.exists())
                 answers[index] = passes.pop(0)
         return answers
 
-    monkeypatch.setattr(place.store, "commit", commit)
-    async with place.working():
-        await until(lambda: not file.exists())
+    monkeypatch.setattr(troubled.store, "commit", commit)
+    async with troubled.running_worker():
+        await wait_until(lambda: not file.exists())
 
-    assert proofs == [True, True, True]
+    assert file_existed == [True, True, True]
 
 
-async def test_a_file_that_is_not_a_workers_is_neither_believed_nor_touched(
-    place: Place, tmp_path: Path
+async def test_a_file_that_no_worker_made_proves_nothing_and_is_not_deleted(
+    troubled: TroubledApp, tmp_path: Path
 ) -> None:
-    """Beats come out of the store, and whoever can write there must not be able to delete files here."""
-    precious = tmp_path / "precious.alive"
-    precious.touch()
-    link = Path(liveness._folder()) / f"{tmp_path.name}-{os.getpid()}.alive"
-    link.symlink_to(precious)
+    """Beats come from the store, and a program that writes there must not be able to delete files here."""
+    other_file = tmp_path / "other_file.alive"
+    other_file.touch()
+    link = Path(liveness._lock_folder()) / f"{tmp_path.name}-{os.getpid()}.alive"
+    link.symlink_to(other_file)
     try:
-        for path in (str(precious), str(link), "", "/", str(link.parent / ".." / "x.alive")):
+        for path in (str(other_file), str(link), "", "/", str(link.parent / ".." / "x.alive")):
             assert not liveness.is_dead(path), path
     finally:
         link.unlink()
-    assert precious.exists()
+    assert other_file.exists()
 
 
-async def test_a_worker_without_a_place_for_its_lock_works_all_the_same(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_worker_that_cannot_create_a_lock_file_works(
+    troubled: TroubledApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
-    place.go.set()
-    job = await place.wait.enqueue()
+    troubled.may_finish.set()
+    job = await troubled.wait.enqueue()
 
-    async with place.working():
+    async with troubled.running_worker():
         assert await job.result(timeout=30) == "done"
-        infos: list[WorkerInfo] = await place.app.workers()
+        infos: list[WorkerInfo] = await troubled.app.workers()
 
     assert [info.beat.alive for info in infos] == [""]
-    assert "no lock file can be kept" in caplog.text
+    assert "cannot lock a liveness file" in caplog.text
 
 
-async def test_no_two_workers_have_the_same_id(place: Place) -> None:
-    """Whoever finds one of them dead expires all leases under its id."""
-    first, second = (Worker(place.app, WorkerOptions(id="mail")) for _ in range(2))
+async def test_no_two_workers_have_the_same_id(troubled: TroubledApp) -> None:
+    """A worker that finds another one dead expires all leases under its id."""
+    first, second = (Worker(troubled.app, WorkerOptions(id="mail")) for _ in range(2))
 
     assert first.id != second.id
     assert first.id.startswith("mail-")
 
 
-async def test_of_the_jobs_that_lost_a_worker_one_runs_at_a_time(place: Place) -> None:
-    """Whether it runs on the loop or in a thread."""
-    for task in (place.wait, place.answer):
+async def test_suspects_run_one_at_a_time(troubled: TroubledApp) -> None:
+    """On the event loop and in threads."""
+    for task in (troubled.wait, troubled.answer):
         job = await task.enqueue()
         command = Claim(worker="dead", nonce=job.id)
-        await place.app.engine.submit(command)
-    await place.app.engine.submit(Upkeep(dead=("dead",)))
+        await troubled.app.engine.submit(command)
+    await troubled.app.engine.submit(Upkeep(dead=("dead",)))
 
-    async with place.working() as worker:
-        await until(lambda: place.began)
-        claims = place.store.sent(Claim)
-        await until(lambda: place.store.sent(Claim) > claims)
-        assert len(place.began) == 1
-        place.go.set()
-        await until(lambda: len(place.began) == 2)
-        await until(lambda: worker.health().running == 0)
+    async with troubled.running_worker() as worker:
+        await wait_until(lambda: troubled.began)
+        claims = troubled.store.count(Claim)
+        await wait_until(lambda: troubled.store.count(Claim) > claims)
+        assert len(troubled.began) == 1
+        troubled.may_finish.set()
+        await wait_until(lambda: len(troubled.began) == 2)
+        await wait_until(lambda: worker.health().running == 0)

@@ -1,4 +1,4 @@
-"""Eight processes want the same few keys, and take back half of what they begin: never two live holders."""
+"""Eight processes compete for a few unique keys, with rollbacks: a key has one live holder at a time."""
 
 import asyncio
 import json
@@ -20,27 +20,27 @@ from tests.store.server import server
 pytestmark = pytest.mark.slow("starts eight programs")
 
 RACERS, ROUNDS = 8, 40
-BORN = (EventKind.WAITING, EventKind.SCHEDULED)
-ENDED = (EventKind.COMPLETED, EventKind.FAILED, EventKind.CANCELED, EventKind.REMOVED)
+STARTING = (EventKind.WAITING, EventKind.SCHEDULED)
+ENDING = (EventKind.COMPLETED, EventKind.FAILED, EventKind.CANCELED, EventKind.REMOVED)
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_race_of_processes(kind: str, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/jobs.db" if kind == "sqlite" else server().fresh()
+    url = f"sqlite:///{tmp_path}/jobs.db" if kind == "sqlite" else server().new_url()
     async with app(url) as jobs:
-        told = await asyncio.to_thread(raced, url)
-        await check(jobs, told)
+        results = await asyncio.to_thread(run_racers, url)
+        await check(jobs, results)
 
 
 async def test_a_race_of_threads_in_memory() -> None:
-    """Nothing in memory can be taken back; all else is the same."""
-    told: list[dict[str, list[str]]] = []
+    """The same without transactions, which the memory store does not have."""
+    results: list[dict[str, list[str]]] = []
 
     async def run(seed: int) -> None:
         racer = Racer(jobs, seed)
-        racer.in_a_transaction = racer.enqueue  # type: ignore[method-assign]
-        told.append(await racer.run(ROUNDS))
+        racer.enqueue_in_transaction = racer.enqueue  # type: ignore[method-assign]
+        results.append(await racer.run(ROUNDS))
 
     async with app("memory:") as jobs:
         threads = [threading.Thread(target=asyncio.run, args=(run(seed),)) for seed in range(RACERS)]
@@ -48,12 +48,12 @@ async def test_a_race_of_threads_in_memory() -> None:
             thread.start()
         for thread in threads:
             await asyncio.to_thread(thread.join)
-        assert len(told) == RACERS
-        await check(jobs, told)
+        assert len(results) == RACERS
+        await check(jobs, results)
 
 
-def raced(url: str) -> list[dict[str, list[str]]]:
-    """What each racer was told, all started at once."""
+def run_racers(url: str) -> list[dict[str, list[str]]]:
+    """The results of the racers, which all start at once."""
     command = [sys.executable, "-m", "tests.faults.racer", url]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     racers = [subprocess.Popen([*command, str(seed), str(ROUNDS)], **pipes) for seed in range(RACERS)]
@@ -64,42 +64,45 @@ def raced(url: str) -> list[dict[str, list[str]]]:
         assert racer.stdin is not None
         racer.stdin.write("\n")
         racer.stdin.flush()
-    told = [json.loads(racer.communicate(timeout=120)[0]) for racer in racers]
+    results = [json.loads(racer.communicate(timeout=120)[0]) for racer in racers]
     assert [racer.returncode for racer in racers] == [0] * RACERS
-    return told
+    return results
 
 
-async def check(jobs: Errandry, told: Sequence[dict[str, list[str]]]) -> None:
-    made, met, lost = ([one for each in told for one in each[name]] for name in ("made", "met", "lost"))
-    await jobs.queue("nowhere").pause()  # a pass, which numbers what was bound
-    events = await happened(jobs)
-    known = {one.event.job for one in events}
+async def check(jobs: Errandry, results: Sequence[dict[str, list[str]]]) -> None:
+    inserted, existing, rolled_back = (
+        [job_id for result in results for job_id in result[name]]
+        for name in ("inserted", "existing", "rolled_back")
+    )
+    await jobs.queue("nowhere").pause()  # a pass, which numbers the jobs of callers' transactions
+    events = await read_all_events(jobs)
+    known = {entry.event.job for entry in events}
 
-    assert len(set(made)) == len(made) > RACERS
-    assert len(met) > RACERS
-    assert set(made) <= known
-    assert set(met) <= known, "somebody was sent away for a job that never was"
-    assert not known.intersection(lost), "what was rolled back is there"
+    assert len(set(inserted)) == len(inserted) > RACERS
+    assert len(existing) > RACERS
+    assert set(inserted) <= known
+    assert set(existing) <= known, "a racer was refused because of a job that does not exist"
+    assert not known.intersection(rolled_back), "a job that was rolled back exists"
     alive: dict[str, set[str]] = {key: set() for key in KEYS}
-    for one in events:
-        if one.event.kind in BORN:
-            alive[one.event.queue].add(one.event.job)
-        elif one.event.kind in ENDED:
-            alive[one.event.queue].discard(one.event.job)
-        assert not one.event.job or len(alive[one.event.queue]) <= 1, (one, alive)
+    for entry in events:
+        if entry.event.kind in STARTING:
+            alive[entry.event.queue].add(entry.event.job)
+        elif entry.event.kind in ENDING:
+            alive[entry.event.queue].discard(entry.event.job)
+        assert not entry.event.job or len(alive[entry.event.queue]) <= 1, (entry, alive)
     task = jobs.tasks["touch"]
     for key in KEYS:
-        held = await task.using(queue=key, unique=key).enqueue(3)
-        assert held.existed == bool(alive[key]), (key, alive)
-        assert {held.id} >= alive[key]
+        holder = await task.using(queue=key, unique=key).enqueue(3)
+        assert holder.existed == bool(alive[key]), (key, alive)
+        assert {holder.id} >= alive[key]
 
 
-async def happened(jobs: Errandry) -> list[EventEntry]:
-    found: list[EventEntry] = []
+async def read_all_events(jobs: Errandry) -> list[EventEntry]:
+    entries: list[EventEntry] = []
     cursor: str | None = None
     while True:
         page = await jobs.engine.call(jobs.store.events, cursor, 10_000)
-        found += page.entries
+        entries += page.entries
         if not page.entries:
-            return found
+            return entries
         cursor = page.cursor
