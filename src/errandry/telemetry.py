@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from errandry import __version__
 from errandry.api.app import CallNext, Errandry
 from errandry.api.context import JobContext, current
-from errandry.api.outcome import Cancel, Fail, Retry, Snooze
+from errandry.api.outcome import Cancel, Fail, Retry, Snooze, Suspension, returned_outcome, unwrap_group
 from errandry.core.answer import Answer
 from errandry.core.command import Command
 from errandry.core.job import JobRecord, NewJob
@@ -29,7 +29,7 @@ from errandry.store.contract import Store
 try:
     from opentelemetry import metrics, propagate, trace
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
-    from opentelemetry.trace import SpanKind, StatusCode, TracerProvider
+    from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider
 except ImportError as missing:
     why = "needs the package opentelemetry-api: pip install 'errandry[otel]'"
     raise InvalidValue("telemetry", "errandry.telemetry", why) from missing
@@ -41,6 +41,7 @@ _OUTCOMES: Mapping[type[BaseException], str] = {
     Snooze: "snooze",
     Fail: "fail",
     Cancel: "cancel",
+    Suspension: "suspend",
     asyncio.CancelledError: "stop",
 }
 
@@ -129,12 +130,12 @@ class _Telemetry:
             set_status_on_exception=False,
         ) as span:
             try:
-                return await call_next(ctx)
+                result = await call_next(ctx)
+                if (returned := returned_outcome(result)) is not None:
+                    outcome = _record_error(span, returned)
+                return result
             except BaseException as error:
-                outcome = next((word for kind, word in _OUTCOMES.items() if isinstance(error, kind)), "error")
-                if outcome in ("error", "fail"):
-                    span.record_exception(error)
-                    span.set_status(StatusCode.ERROR, f"{type(error).__name__}: {error}")
+                outcome = _record_error(span, unwrap_group(error))
                 raise
             finally:
                 span.set_attribute("errandry.outcome", outcome)
@@ -178,6 +179,15 @@ class _TracedStore:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+
+def _record_error(span: Span, error: BaseException) -> str:
+    """The word for how an attempt ended with `error`; errors and failures are recorded in the span."""
+    outcome = next((word for kind, word in _OUTCOMES.items() if isinstance(error, kind)), "error")
+    if outcome in ("error", "fail"):
+        span.record_exception(error)
+        span.set_status(StatusCode.ERROR, f"{type(error).__name__}: {error}")
+    return outcome
 
 
 def _span_attributes(operation: str, job: NewJob | JobRecord) -> dict[str, str | int]:

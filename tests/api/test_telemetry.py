@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from errandry import Errandry, Fail, Retry, Snooze
+from errandry import Cancel, Errandry, Fail, JobContext, Retry, Snooze
 from errandry.errors import InvalidValue
 from errandry.telemetry import JobFields, instrument
 from errandry.worker.options import WorkerOptions
@@ -122,19 +122,24 @@ async def test_metadata_of_programs_is_kept_with_the_trace(app: Errandry, watche
 
 
 async def test_attempts_are_counted_by_outcome(app: Errandry, watched: Watched) -> None:
-    ends: dict[str, BaseException | None] = {
+    ends: dict[str, BaseException | type[Cancel] | None] = {
         "complete": None,
         "error": ValueError("no"),
         "retry": Retry(after="1h"),
         "snooze": Snooze("1h"),
         "fail": Fail("hopeless"),
+        "cancel": Cancel,
+        "suspend": None,
     }
 
     @app.task(backoff="1h")
-    async def end(how: str) -> None:
-        error = ends[how]
-        if error is not None:
-            raise error
+    async def end(ctx: JobContext, how: str) -> object:
+        outcome = ends[how]
+        if how == "suspend":
+            ctx.sleep("1h")
+        if isinstance(outcome, ValueError | Retry):
+            raise outcome
+        return outcome
 
     async with app:
         for how in ends:
@@ -147,10 +152,10 @@ async def test_attempts_are_counted_by_outcome(app: Errandry, watched: Watched) 
         }
 
     assert watched.values("errandry.processed") == {("default", "end", how): 1 for how in ends}
-    assert watched.values("errandry.enqueued") == {("default", "end"): 5}
-    assert jobs == {"completed": 1, "failed": 1, "scheduled": 3}
+    assert watched.values("errandry.enqueued") == {("default", "end"): 7}
+    assert jobs == {"completed": 1, "failed": 1, "canceled": 1, "scheduled": 4}
     for name in ("errandry.wait", "errandry.run"):
-        assert [point.count for _, point in watched.points(name)] == [5]
+        assert [point.count for _, point in watched.points(name)] == [7]
     assert watched.points("errandry.pass")[0][1].count > 0
     failed = {
         (span.attributes or {})["errandry.outcome"]

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from errandry import Errandry, Fail, JobContext
 from errandry.cli.job_view import as_data
 from errandry.codec.redaction import REDACTED, Redactor, redact_arguments
+from errandry.core.event import EventKind
 from errandry.errors import InvalidValue
 from errandry.testing import drain
 from errandry.worker.options import WorkerOptions
@@ -43,7 +44,11 @@ async def test_logs_and_errors_of_a_handler_are_redacted(
         job = await charge.enqueue(Card("4000-0002", 123), cents=995)
         await Worker(jobs, WorkerOptions(burst=True)).run()
     record = await jobs.record(job.id)
+    events = (await jobs.engine.call(jobs.store.events, None, 100)).entries
 
+    assert [entry.event.text for entry in events if entry.event.kind is EventKind.FAILED] == [
+        f"ValueError: {REDACTED} has expired, 995 cents"
+    ]
     assert [line.text for line in record.logs] == [
         f"card {REDACTED}, cvv {REDACTED}, 1230 cents",
         f"still at {REDACTED}",

@@ -7,7 +7,6 @@ import pytest
 from errandry import Errandry, JobContext, State
 from errandry.core.event import EventKind
 from errandry.core.job import LOGS_MAX, Progress
-from errandry.errors import JobFailed
 from tests.run_worker import event_kinds, run_burst, running_worker, wait_for_job
 from tests.worker.gate import Gate
 
@@ -88,15 +87,3 @@ async def test_log_lines_are_capped(live: Errandry) -> None:
     assert logs[0].text == f"line {2 * LOGS_MAX + 2}"
     assert len(logs[-2].text) <= 2_000
     assert logs[-1].text == "nul \ufffd and surrogate \ufffd"
-
-
-async def test_progress_must_be_a_share(live: Errandry) -> None:
-    @live.task(max_attempts=1)
-    async def work(ctx: JobContext) -> None:
-        ctx.progress(40)
-
-    job = await work.enqueue()
-    await run_burst(live)
-
-    with pytest.raises(JobFailed, match="must be a share from 0 to 1"):
-        await job.result(30)

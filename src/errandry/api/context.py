@@ -1,5 +1,6 @@
 """`JobContext`: what a handler knows about its job and can do for it."""
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -14,10 +15,12 @@ from errandry.core.flow import ChildEnd
 from errandry.core.job import JobRecord, LogLine, Progress
 from errandry.core.step import Step
 from errandry.core.tick import origin
+from errandry.errors import InvalidValue
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+log = logging.getLogger("errandry.context")
 _lock = Lock()
 
 
@@ -101,24 +104,35 @@ class JobContext:
         return (self,)
 
     @property
-    def canceled(self) -> bool:
+    def should_stop(self) -> bool:
         """True if the handler should stop: the job was canceled, its timeout is over, or its lease is lost.
 
         An async handler is cancelled as well; a handler in a thread has to check this regularly.
         """
         return self._stopped
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def sleep_or_stop(self, timeout: float | None = None) -> bool:
         """Sleep in a thread: True at once when the handler should stop, False after `timeout` seconds."""
         with _lock:
             self._stop = self._stop or Event()
-            if self.canceled:
+            if self.should_stop:
                 self._stop.set()
         return self._stop.wait(timeout)
 
-    def progress(self, share: float, text: str = "") -> None:
-        """Report progress, `share` from 0 to 1. Returns at once; it is written with the next pass."""
-        self._note(Progress(share, self._redact(text)), ())
+    def progress(self, done: float, text: str = "", *, total: float | None = None) -> None:
+        """Report progress: a share from 0 to 1, `progress(0.5)`, or a count, `progress(50, total=100)`.
+
+        Returns at once; the progress is written with the next pass. A value that is no progress is not
+        written: a warning in the job's log says what is right, and the attempt goes on.
+        """
+        try:
+            progress = Progress(done if total is None else done / total, self._redact(str(text)))
+        except (InvalidValue, TypeError, ZeroDivisionError, OverflowError):
+            call = f"progress({done!r})" if total is None else f"progress({done!r}, total={total!r})"
+            hint = "give a share from 0 to 1, or a count with its total: progress(50, total=100)"
+            log.warning("%s is not written: %s", self._redact(call), hint)
+            return
+        self._note(progress, ())
 
     def log(self, text: Any, level: str = "info") -> None:
         """Add a line to the job's log. Returns at once; it is written with the next pass."""
@@ -127,7 +141,7 @@ class JobContext:
     def children(self) -> tuple[Child, ...]:
         """The child jobs that this job has waited for, in the order they were given."""
         if self._children is None and self.job.children:
-            raise TypeError("a handler in a process does not see its children: leave out run='process'")
+            raise TypeError("a handler in a process does not see its children: leave out runner='process'")
         return self._children or ()
 
     def spawn(self, *calls: object, policy: Literal["fail", "ignore", "remove"] = "fail") -> NoReturn:
@@ -188,23 +202,23 @@ class JobContext:
             self._steps = StepJournal(self.job, (), self._save_step)
         return self._steps
 
-    def load_steps(self, steps: Sequence[Step]) -> None:
+    def _load_steps(self, steps: Sequence[Step]) -> None:
         """Set the steps that earlier runs stored; for the worker."""
         self._steps = StepJournal(self.job, steps, self._save_step)
 
-    def set_children(self, children: tuple[Child, ...]) -> None:
+    def _set_children(self, children: tuple[Child, ...]) -> None:
         """Set the children that the handler sees; for the worker."""
         self._children = children
 
-    def redact_with(self, redact: Callable[[str], str]) -> None:
+    def _redact_with(self, redact: Callable[[str], str]) -> None:
         """Pass all texts through `redact` before they are stored; for the worker."""
         self._redact = redact
 
-    def detach(self) -> None:
+    def _detach(self) -> None:
         """Stop writing progress, log lines and steps, because the handler has returned; for the worker."""
         self._note, self._save_step = _ignore_note, None
 
-    def stop(self) -> None:
+    def _request_stop(self) -> None:
         """Ask the handler to stop; for the worker."""
         with _lock:
             self._stopped = True
@@ -250,8 +264,8 @@ class BatchContext(JobContext):
         raise TypeError("a batch has steps for each of its jobs: ctx.jobs[n].step")
 
     @property
-    def canceled(self) -> bool:
-        return self._stopped or all(ctx.canceled for ctx in self._jobs)
+    def should_stop(self) -> bool:
+        return self._stopped or all(ctx.should_stop for ctx in self._jobs)
 
     def _note_all(self, progress: Progress | None, logs: tuple[LogLine, ...]) -> None:
         for ctx in self._jobs:

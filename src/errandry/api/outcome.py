@@ -1,5 +1,12 @@
-"""Outcomes: exceptions that a handler raises, or returns, to decide what happens to its job."""
+"""Outcomes that a handler raises or returns, and the suspensions that end a run on its behalf.
 
+A handler may raise or return an outcome, as an instance or a class: `raise Retry(after="10s")`,
+`return Cancel`. Outcomes are ordinary exceptions, because the handler asks for them by name. `ctx.sleep`,
+`ctx.wait_for` and `ctx.spawn` raise a suspension. It is a `BaseException`, as `CancelledError` is, so that an
+`except Exception` in the handler does not swallow it.
+"""
+
+from collections.abc import Iterator
 from datetime import timedelta
 
 from errandry.core.duration import seconds
@@ -43,7 +50,11 @@ class Snooze(HandlerOutcome):
         return f"snoozed for {self.after:g} s"
 
 
-class SuspendForSleep(HandlerOutcome):
+class Suspension(BaseException):
+    """Ends this run; the handler is called again later. Let it pass, as you let CancelledError pass."""
+
+
+class SuspendForSleep(Suspension):
     """Run the job again when its sleep is over; this attempt does not count. See `JobContext.sleep`."""
 
     def __init__(self, after: float, name: str) -> None:
@@ -54,7 +65,7 @@ class SuspendForSleep(HandlerOutcome):
         return f"it sleeps for {self.after:g} s"
 
 
-class SuspendForSignal(HandlerOutcome):
+class SuspendForSignal(Suspension):
     """Run the job again when the signal has arrived or the timeout is over. See `JobContext.wait_for`."""
 
     def __init__(self, name: str, timeout: float) -> None:
@@ -65,7 +76,7 @@ class SuspendForSignal(HandlerOutcome):
         return f"it waits for the signal {self.name!r}"
 
 
-class SuspendForChildren(HandlerOutcome):
+class SuspendForChildren(Suspension):
     """Run the job again when these calls have ended; this attempt does not count. See `JobContext.spawn`."""
 
     def __init__(self, calls: tuple[object, ...], policy: str = "fail") -> None:
@@ -96,6 +107,42 @@ class Cancel(HandlerOutcome):
 
     def __str__(self) -> str:
         return self.reason or "canceled by its handler"
+
+
+def returned_outcome(value: object) -> BaseException | None:
+    """The outcome that a handler returned, as an instance or a class; None if it returned a result.
+
+    A class that needs arguments, such as Snooze, gives the TypeError that raising it would have given.
+    """
+    if isinstance(value, HandlerOutcome):
+        return value
+    if not (isinstance(value, type) and issubclass(value, HandlerOutcome)):
+        return None
+    try:
+        return value()
+    except TypeError as error:
+        return error
+
+
+def unwrap_group(error: BaseException) -> BaseException:
+    """The first outcome or suspension in an exception group that has nothing else; any other error as it is.
+
+    A TaskGroup wraps what its tasks raise. An error beside a suspension wins: the attempt has failed.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    members = list(_members(error))
+    if all(isinstance(member, HandlerOutcome | Suspension) for member in members):
+        return members[0]
+    return error
+
+
+def _members(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for member in group.exceptions:
+        if isinstance(member, BaseExceptionGroup):
+            yield from _members(member)
+        else:
+            yield member
 
 
 def _rebuild(

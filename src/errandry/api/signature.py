@@ -152,7 +152,7 @@ class Signature:
     @cached_property
     def _result_reader(self) -> Callable[[str], Any]:
         kind = self._hints.get("return", Any)
-        return json_codec.reader(_batch_result_type(kind) if self._is_batch else kind)
+        return json_codec.reader(_batch_result_type(kind) if self._is_batch else _result_type(kind))
 
 
 def _is_context(kind: Any) -> bool:
@@ -169,11 +169,14 @@ def _item_type(kind: Any) -> Any:
 
 
 def _batch_result_type(kind: Any) -> Any:
-    """The type of one job's result, from the list type that a batch handler returns, without exceptions."""
-    lists = [member for member in _union_members(kind) if member is not NoneType]
-    if len(lists) != 1:
-        return Any
-    results = [member for member in _union_members(_item_type(lists[0])) if not _is_exception(member)]
+    """The type of one job's result, from the list type that a batch handler returns."""
+    lists = [member for member in _union_members(_result_type(kind)) if member is not NoneType]
+    return _result_type(_item_type(lists[0])) if len(lists) == 1 else Any
+
+
+def _result_type(kind: Any) -> Any:
+    """A return type without the outcomes and exceptions in it: `str` of `str | Snooze | type[Cancel]`."""
+    results = [member for member in _union_members(kind) if not _is_exception(member)]
     return Union[tuple(results)] if results else Any  # noqa: UP007 - the members are known only at run time
 
 
@@ -182,6 +185,8 @@ def _union_members(kind: Any) -> tuple[Any, ...]:
 
 
 def _is_exception(kind: Any) -> bool:
+    """Whether this is an exception class, or the type of such a class."""
+    kind = get_args(kind)[0] if get_origin(kind) is type else kind
     return isinstance(kind, type) and issubclass(kind, BaseException)
 
 

@@ -21,9 +21,9 @@ class EventKind(StrEnum):
     progress          the handler reported progress; text is the share
     log               the handler logged a line; text is its first 200 characters
     completed         the job is done
-    failed            the job failed for good
+    failed            the job failed for good; text has the type and message of its error, or the reason
     canceled          the job was canceled
-    retrying          an attempt failed and the job will be tried again
+    retrying          an attempt failed and another one follows; text has the type and message of its error
     stalled           the lease ran out, or the worker died; the next event has the new state of the job
     edited            an operator changed the job
     removed           the record of the job was deleted

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from errandry.api.outcome import Suspension
+
 ThreadCall = tuple[Callable[[], Any], contextvars.Context, asyncio.Future[Any], asyncio.AbstractEventLoop]
 
 
@@ -72,7 +74,9 @@ class ThreadPool:
 
 def _raisable(error: BaseException) -> BaseException:
     """`error`, wrapped if a future cannot hold it, or if it would end the program like SystemExit."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+    if isinstance(error, Exception | Suspension | BaseExceptionGroup) and not isinstance(
+        error, StopIteration
+    ):
         return error
     wrapped = RuntimeError(f"the handler raised {type(error).__name__}: {error}")
     wrapped.__cause__ = error

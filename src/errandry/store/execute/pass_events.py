@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from errandry.core.event import KINDS_OF_MOVE, EventKind, EventRun
 from errandry.core.job import JobRecord
-from errandry.core.state import RUNNING, TERMINAL, Move, State
+from errandry.core.state import FAILED, RUNNING, TERMINAL, Move, State
 from errandry.core.stats import RUNS, TOTAL_PREFIX, WAITS, bucket
 
 LIFETIME_PREFIX = TOTAL_PREFIX
@@ -21,8 +21,11 @@ _LIFETIME = {
 }
 _REMOVED = (EventKind.REMOVED,)
 
-_MoveKind = tuple[Move | None, State | None, State | None, str, str, int]
-"""What the jobs of a run have in common: move, state left, state reached, queue, task, attempts."""
+ERROR_TEXT_MAX = 200
+"""Maximum number of characters of an error in the text of an event."""
+
+_MoveKind = tuple[Move | None, State | None, State | None, str, str, int, str]
+"""What the jobs of a run have in common: move, state left and reached, queue, task, attempts, error text."""
 
 
 class PassEvents:
@@ -42,7 +45,8 @@ class PassEvents:
         """Record that `job` was inserted, changed or deleted. Without a move there is no event."""
         left = None if before is None else before.state
         reached = None if after is None else after.state
-        kind = move, left, reached, job.queue, job.task, job.attempts
+        error = _error_text(before, after) if reached is FAILED or move is Move.RETRY else ""
+        kind = move, left, reached, job.queue, job.task, job.attempts, error
         if kind == self._last_kind:
             self._jobs.append(job.id)
         else:
@@ -56,9 +60,9 @@ class PassEvents:
             self._since.append(since)
 
     def record_queue_change(self, before: JobRecord, after: JobRecord) -> None:
-        """Record that a job is kind to be in another queue."""
+        """Record that a job moves to another queue."""
         for queue, left, reached in ((before.queue, before.state, None), (after.queue, None, before.state)):
-            kind = Move.EDIT, left, reached, queue, before.task, before.attempts
+            kind = Move.EDIT, left, reached, queue, before.task, before.attempts, ""
             self._runs.append((kind, [before.id], []))
 
     def emit(self, kind: EventKind, queue: str, task: str, job: str, text: str) -> None:
@@ -68,7 +72,7 @@ class PassEvents:
     def deltas(self) -> dict[tuple[str, str], dict[str, int]]:
         """Return the change of each counter, by queue and task."""
         deltas: dict[tuple[str, str], dict[str, int]] = {}
-        for (move, left, reached, queue, task, _), jobs, since in self._runs:
+        for (move, left, reached, queue, task, _, _), jobs, since in self._runs:
             counters = deltas.setdefault((queue, task), {})
             for name, sign in _counter_changes(move, left, reached):
                 counters[name] = counters.get(name, 0) + sign * len(jobs)
@@ -83,10 +87,20 @@ class PassEvents:
     def _start_run(self, kind: _MoveKind, job: str) -> None:
         self._last_kind, self._jobs, self._since = kind, [job], []
         self._runs.append((kind, self._jobs, self._since))
-        move, _, reached, queue, task, attempts = kind
+        move, _, reached, queue, task, attempts, error = kind
         kinds = _REMOVED if reached is None else () if move is None else KINDS_OF_MOVE[move, reached]
         if kinds:
-            self.event_runs.append(EventRun(kinds, self._jobs, queue, task, attempts))
+            self.event_runs.append(EventRun(kinds, self._jobs, queue, task, attempts, error))
+
+
+def _error_text(before: JobRecord | None, after: JobRecord | None) -> str:
+    """The type and message of the error that this move recorded; the reason if it recorded none."""
+    if after is None:
+        return ""
+    if not after.errors or (before is not None and after.errors == before.errors):
+        return str(after.reason or "")
+    error = after.errors[-1]
+    return f"{error.type}: {error.message}"[:ERROR_TEXT_MAX]
 
 
 def _counter_changes(

@@ -14,7 +14,8 @@ from errandry.core.command import (
     Settle,
 )
 from errandry.core.event import Event, EventKind
-from errandry.core.job import LogLine, Progress
+from errandry.core.job import Failure, Keep, LogLine, Progress
+from errandry.core.state import Reason
 from errandry.errors import InvalidCursor
 from errandry.store.contract import Store, StoreLimits
 from errandry.testing.clock import FakeClock
@@ -95,6 +96,45 @@ class ReportedEvents:
 
         stalled = [EventKind.STALLED, EventKind.FAILED, EventKind.STALLED, EventKind.WAITING]
         assert await requests.event_kinds(store, cursor) == stalled
+
+    async def test_failed_and_retrying_events_carry_the_error(self, store: Store, given: Given) -> None:
+        boom = Failure(Reason.ERROR, "ValueError", "no such customer")
+        long = Failure(Reason.TIMEOUT, "TimeoutError", "x" * 500)
+        failed, other = await given.running(keep=Keep(failed=0.0)), await given.running()
+        retried, long_failed = await given.running(), await given.running()
+        cursor = await store.latest_cursor()
+
+        await store.commit(
+            [
+                Settle(ref(failed), FailOutcome(boom)),
+                Settle(ref(other), FailOutcome(Failure(Reason.ERROR, "KeyError", "'name'"))),
+                Settle(ref(retried), RetryOutcome(boom, 60.0)),
+                Settle(ref(long_failed), FailOutcome(long)),
+            ]
+        )
+
+        texts = {(event.job, event.kind): event.text for event in await requests.read_events(store, cursor)}
+        assert texts == {
+            (failed.id, EventKind.FAILED): "ValueError: no such customer",
+            (failed.id, EventKind.REMOVED): "",
+            (other.id, EventKind.FAILED): "KeyError: 'name'",
+            (retried.id, EventKind.RETRYING): "ValueError: no such customer",
+            (long_failed.id, EventKind.FAILED): f"TimeoutError: {'x' * 500}"[:200],
+        }
+
+    async def test_a_failure_without_an_error_carries_its_reason(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.waiting(deadline=clock.time() + 10)
+        cursor = await store.latest_cursor()
+        clock.advance(10)
+        await requests.run_upkeep(store)
+
+        [failed] = [
+            event for event in await requests.read_events(store, cursor) if event.kind is EventKind.FAILED
+        ]
+
+        assert (failed.job, failed.text) == (job.id, "deadline")
 
     async def test_progress_and_log_lines_are_reported(self, store: Store, given: Given) -> None:
         job = await given.running(queue="q", task="t")
