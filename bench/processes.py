@@ -21,12 +21,12 @@ jobs = Errandry(os.environ.get("ERRANDRY_URL", "memory:"))
 CHILDREN = 2
 
 
-@jobs.task(run="process")
+@jobs.task(runner="process")
 def noop(i: int) -> int:
     return i
 
 
-@jobs.task(run="process")
+@jobs.task(runner="process")
 def busy(file: str) -> None:
     """Run forever without checking whether to stop."""
     Path(file).write_text(str(os.getpid()))
@@ -39,7 +39,7 @@ async def drain(count: int = 10_000) -> None:
     for start in range(0, count, 1_000):
         await jobs.enqueue_many([noop.new(i=i) for i in range(start, start + 1_000)])
     began = time.perf_counter()
-    await Worker(jobs, WorkerOptions(burst=True, children=CHILDREN)).run()
+    await Worker(jobs, WorkerOptions(burst=True, process_slots=CHILDREN)).run()
     took = time.perf_counter() - began
     if (await jobs.counts())["default"] != {"completed": count}:
         raise RuntimeError(f"not all completed: {await jobs.counts()}")
@@ -48,7 +48,7 @@ async def drain(count: int = 10_000) -> None:
 
 async def cancel(times: int = 10) -> None:
     """Measure from the cancel call until the process of a busy handler has ended."""
-    worker, waits = Worker(jobs, WorkerOptions(children=1)), []
+    worker, waits = Worker(jobs, WorkerOptions(process_slots=1)), []
     running = asyncio.create_task(worker.run())
     for number in range(times):
         file = Path(f"busy-{number}")
@@ -71,7 +71,7 @@ async def start(times: int = 5) -> None:
     for number in range(times):
         job = await noop.enqueue(i=number)
         began = time.perf_counter()
-        await Worker(jobs, WorkerOptions(burst=True, children=1)).run()
+        await Worker(jobs, WorkerOptions(burst=True, process_slots=1)).run()
         waits.append(time.perf_counter() - began)
         await job.result(timeout=1)
     report("the first job of a child", statistics.median(waits) * 1e3, "ms")

@@ -77,7 +77,7 @@ The reason why a job failed or was canceled: `reason` in its record, and `kind` 
 
 def options() -> str:
     """The page of options: every option of tasks, jobs, workers and stores, with its default."""
-    rules = {"name": "the function’s name"} | {
+    rules = {"name": "the function’s name", "runner": "`async` or `thread`"} | {
         field.name: f"`{_format_default(field.default)}`" for field in msgspec.structs.fields(RunRules)
     }
     return f"""# Options
@@ -122,9 +122,9 @@ The name of a curve, as in `backoff="linear"`, means `Backoff` with this curve. 
 
 ## Of workers
 
-`Worker(jobs, WorkerOptions(…))`. Times are seconds.
+`jobs.run_worker(…)` or `Worker(jobs, WorkerOptions(…))`. Times are seconds.
 
-{_options(WorkerOptions, _defaults(WorkerOptions))}
+{_options(WorkerOptions, _defaults(WorkerOptions) | {"process_slots": "one for each core"})}
 
 ## Of stores
 

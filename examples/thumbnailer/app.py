@@ -10,7 +10,7 @@ from errandry.errors import JobFailed
 jobs = Errandry("sqlite:///thumbnailer.db")
 
 
-@jobs.task(run="process", memory="512 MB", timeout="1 minute", max_attempts=2)
+@jobs.task(runner="process", memory="512 MB", timeout="1 minute", max_attempts=2)
 def thumbnail(ctx: JobContext, picture: str, width: int) -> str:
     """Make a small copy of a picture, and return its path."""
     columns, rows, pixels = read(Path(picture).read_bytes())

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Literal
 
+import apsw
 import pytest
 
 from errandry import Errandry, Job, Retry
-from errandry.core.rule import Comeback, Overflow, Rate, Rule
+from errandry.core.rule import OnReturn, Overflow, Rate, Rule
 from errandry.errors import InvalidValue, QueueFull
 from errandry.testing import drain
 from errandry.worker.options import WorkerOptions
@@ -16,35 +17,61 @@ from errandry.worker.worker import Worker
 from tests.machine_load import WAIT_TIMEOUT
 
 
-async def test_put_changes_the_given_rules_and_leaves_the_rest(jobs: Errandry) -> None:
+async def test_set_rules_changes_the_given_rules_and_leaves_the_rest(jobs: Errandry) -> None:
     queue = jobs.queue("mail")
-    assert await queue.rule() == Rule()
+    assert await queue.rules() == Rule()
 
-    await queue.put(limit=20, rate="100/minute", by="ada")
-    await queue.put(ageing="10 minutes", order="hold", overflow="drop_oldest", max_size=5)
-    assert await queue.put(rate="50/s", burst=7) == Rule(
+    await queue.set_rules(limit=20, rate="100/minute", by="ada")
+    await queue.set_rules(ageing="10 minutes", on_return="hold_group", overflow="drop_oldest", max_size=5)
+    assert await queue.set_rules(rate="50/s", burst=7) == Rule(
         limit=20,
         rate=Rate(50, 1.0, 7),
         ageing=600.0,
-        order=Comeback.HOLD,
+        on_return=OnReturn.HOLD_GROUP,
         overflow=Overflow.DROP_OLDEST,
         max_size=5,
     )
-    await queue.put(limit=None, ageing=None, order=None, overflow=None, max_size=None)
+    await queue.set_rules(limit=None, ageing=None, on_return=None, overflow=None, max_size=None)
 
-    assert await queue.rule() == Rule(rate=Rate(50, 1.0, 7))
+    assert await queue.rules() == Rule(rate=Rate(50, 1.0, 7))
     assert [gate.key for gate in await jobs.rules()] == [("queue", "mail", "")]
 
 
 async def test_tasks_and_groups_have_their_own_rules(jobs: Errandry) -> None:
-    await jobs.task_gate("send").put(limit=3)
-    await jobs.queue("mail").group("acme").put(weight=2, rate=Rate(1, 1.0, 1))
-    await jobs.queue("mail").put(group_limit=1, group_rate="10/s", group_burst=2)
+    await jobs.remote_task("send").set_rules(limit=3)
+    await jobs.queue("mail").group("acme").set_rules(weight=2, rate=Rate(1, 1.0, 1))
+    await jobs.queue("mail").set_rules(group_limit=1, group_rate="10/s", group_burst=2)
 
-    assert await jobs.task_gate("send").rule() == Rule(limit=3)
-    assert await jobs.queue("mail").group("acme").rule() == Rule(weight=2, rate=Rate(1, 1.0, 1))
-    assert await jobs.queue("mail").rule() == Rule(group_limit=1, group_rate=Rate(10, 1.0, 2))
-    assert await jobs.queue("mail").group("other").rule() == Rule()
+    assert await jobs.remote_task("send").rules() == Rule(limit=3)
+    assert await jobs.queue("mail").group("acme").rules() == Rule(weight=2, rate=Rate(1, 1.0, 1))
+    assert await jobs.queue("mail").rules() == Rule(group_limit=1, group_rate=Rate(10, 1.0, 2))
+    assert await jobs.queue("mail").group("other").rules() == Rule()
+
+
+async def test_a_task_has_the_same_rules_as_its_remote_task(jobs: Errandry) -> None:
+    @jobs.task
+    async def send() -> None: ...
+
+    assert await send.set_rules(limit=5, rate="10/s", by="ada") == Rule(limit=5, rate=Rate(10, 1.0, 1))
+    assert await send.using(queue="mail").set_rules(rate=None) == Rule(limit=5)
+
+    assert await send.rules() == await jobs.remote_task("send").rules() == Rule(limit=5)
+    [gate] = await jobs.rules()
+    assert gate.key == ("task", "send", "")
+
+
+async def test_a_bound_task_can_neither_be_paused_nor_get_rules(tmp_path: Path) -> None:
+    async with Errandry(f"sqlite:///{tmp_path}/jobs.db") as jobs:
+
+        @jobs.task
+        async def send() -> None: ...
+
+        bound = send.bind(apsw.Connection(str(tmp_path / "jobs.db")))
+        for refused in (bound.pause, bound.resume, bound.rules, bound.set_rules):
+            with pytest.raises(InvalidValue, match="task='send': is bound to a connection"):
+                await refused()
+
+        assert await jobs.rules() == []
 
 
 @pytest.mark.parametrize(
@@ -55,7 +82,7 @@ async def test_tasks_and_groups_have_their_own_rules(jobs: Errandry) -> None:
         ({"rate": "fast"}, "rate='fast': not a rate; write a count and a time"),
         ({"burst": 5}, "burst=5: says how many of the rate may begin at once: give rate too"),
         ({"overflow": "explode"}, "overflow='explode'"),
-        ({"order": "chaos"}, "order='chaos'"),
+        ({"on_return": "chaos"}, "on_return='chaos'"),
         ({"ageing": "soon"}, "ageing='soon'"),
         ({"weight": 2}, "weight=2: a rule of a queue has limit"),
     ],
@@ -63,10 +90,10 @@ async def test_tasks_and_groups_have_their_own_rules(jobs: Errandry) -> None:
 async def test_a_wrong_rule_is_refused_and_changes_nothing(
     jobs: Errandry, changes: dict[str, object], why: str
 ) -> None:
-    await jobs.queue("mail").put(limit=2)
+    await jobs.queue("mail").set_rules(limit=2)
     with pytest.raises(InvalidValue, match=why):
-        await jobs.queue("mail").put(**changes)  # type: ignore[arg-type]
-    assert await jobs.queue("mail").rule() == Rule(limit=2)
+        await jobs.queue("mail").set_rules(**changes)  # type: ignore[arg-type]
+    assert await jobs.queue("mail").rules() == Rule(limit=2)
 
 
 async def test_a_paused_group_waits_and_why_explains_it(jobs: Errandry) -> None:
@@ -120,7 +147,7 @@ async def test_the_limit_bounds_the_jobs_that_run_at_once(live: Errandry) -> Non
         await asyncio.sleep(0.01)
         running -= 1
 
-    await live.queue("mail").put(limit=3)
+    await live.queue("mail").set_rules(limit=3)
     await run_until_finished(live, *await live.enqueue_many([send.new() for _ in range(30)]))
     assert most == 3
     assert await live.counts() == {"mail": {"completed": 30}}
@@ -130,7 +157,7 @@ async def test_the_rate_bounds_the_jobs_that_start_in_a_span(live: Errandry) -> 
     @live.task
     async def ask() -> None: ...
 
-    await live.task_gate("ask").put(rate="50/second", burst=2)
+    await ask.set_rules(rate="50/second", burst=2)
     jobs = await live.enqueue_many([ask.new() for _ in range(12)])
     await run_until_finished(live, *jobs)
     begun = [job.record.started_at or 0.0 for job in jobs]
@@ -146,7 +173,7 @@ async def test_a_retry_with_pause_group_pauses_the_group(live: Errandry) -> None
         if first and len(begun) == 1:
             raise Retry("slow down", after=0.4, pause_group=True)
 
-    await live.queue("crm").put(group_limit=1)
+    await live.queue("crm").set_rules(group_limit=1)
     jobs = [await sync.using(group="acme", priority=-1).enqueue("acme", first=True)]
     jobs += [await sync.using(group=account).enqueue(account) for account in ("acme", "other")]
     await run_until_finished(live, *jobs)
@@ -171,7 +198,7 @@ async def test_a_large_group_does_not_delay_another(live: Errandry) -> None:
 
 
 async def test_a_full_queue_refuses_jobs(live: Errandry) -> None:
-    await live.queue("thumbs").put(max_size=2)
+    await live.queue("thumbs").set_rules(max_size=2)
     for _ in range(2):
         await live.enqueue("shrink", queue="thumbs")
     with pytest.raises(QueueFull, match="the queue 'thumbs' is full: 2 jobs wait, and at most 2 may"):
@@ -184,7 +211,7 @@ async def test_with_overflow_wait_an_enqueue_waits_for_space(live: Errandry) -> 
     async def shrink() -> None:
         await asyncio.sleep(0.001)
 
-    await live.queue("thumbs").put(max_size=2, overflow="wait")
+    await live.queue("thumbs").set_rules(max_size=2, overflow="wait")
     worker = Worker(live, WorkerOptions(concurrency=1))
     async with asyncio.timeout(WAIT_TIMEOUT), asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.run())
@@ -196,7 +223,7 @@ async def test_with_overflow_wait_an_enqueue_waits_for_space(live: Errandry) -> 
 
 
 async def test_an_insert_larger_than_the_queue_does_not_wait(live: Errandry) -> None:
-    await live.queue("thumbs").put(max_size=2, overflow="wait")
+    await live.queue("thumbs").set_rules(max_size=2, overflow="wait")
 
     @live.task(queue="thumbs")
     async def shrink() -> None: ...
@@ -206,7 +233,7 @@ async def test_an_insert_larger_than_the_queue_does_not_wait(live: Errandry) -> 
 
 
 async def test_with_drop_oldest_the_oldest_job_fails(live: Errandry) -> None:
-    await live.queue("thumbs").put(max_size=1, overflow="drop_oldest")
+    await live.queue("thumbs").set_rules(max_size=1, overflow="drop_oldest")
     first, _ = [await live.enqueue("shrink", queue="thumbs") for _ in range(2)]
     record = (await first.refresh()).record
     assert (record.state, record.reason) == ("failed", "dropped")

@@ -247,13 +247,12 @@ async def test_a_paused_task_waits_in_all_queues(jobs: Errandry, send: Task[[str
     @jobs.task
     async def other() -> None: ...
 
-    gate = jobs.task_gate("send")
-    await gate.pause()
+    assert (await send.pause(by="ops"), await jobs.remote_task("send").pause()) == (True, False)
     await send.using(queue="mail").enqueue("ada")
     free = await other.enqueue()
 
     assert [job.id for job in await drain(jobs)] == [free.id]
-    await gate.resume()
+    assert (await send.resume(), await send.resume()) == (True, False)
     assert len(await drain(jobs)) == 1
 
 

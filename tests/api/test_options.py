@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from errandry import Backoff, Errandry, Keep
-from errandry.api.task import Task
+from errandry.api.task import Runner, Task
 from errandry.core.job import JobOrder
 from errandry.core.retry import Curve
 from errandry.core.state import State
@@ -113,6 +113,9 @@ INVALID_IN_TASK: list[tuple[str, Any, str]] = [
     ("retry_on", (ValueError, 1), "must be exception classes"),
     ("fail_on", BaseException, "must be exception classes"),
     ("on_invalid", "ignore", "must be fail or discard"),
+    ("runner", "fork", "must be async or thread or process"),
+    ("runner", None, "must be async or thread or process"),
+    ("run", "process", "is not an option here"),
     ("delay", 5, "is not an option here"),
     ("id", "x", "is not an option here"),
 ]
@@ -258,3 +261,70 @@ def test_too_large_metadata_is_refused_with_its_size(send: Task[..., Any]) -> No
         send.using(metadata={"text": "x" * 70_000})
 
     assert (refusal.value.size, refusal.value.bound) == (70_011, 65_536)
+
+
+# Where a handler runs.
+
+
+async def async_handler() -> None: ...
+
+
+def plain_handler() -> None: ...
+
+
+async def async_batch_handler(numbers: list[int]) -> list[int]:
+    return numbers
+
+
+def plain_batch_handler(numbers: list[int]) -> list[int]:
+    return numbers
+
+
+IS_BATCH = pytest.mark.parametrize("is_batch", [False, True], ids=["one job", "batch"])
+
+
+def declare(jobs: Errandry, *, is_async: bool, is_batch: bool, **options: Any) -> Task[..., Any]:
+    """A task of this kind with these options."""
+    if is_batch:
+        handler: Any = async_batch_handler if is_async else plain_batch_handler
+        options["batch"] = 10
+    else:
+        handler = async_handler if is_async else plain_handler
+    task: Task[..., Any] = jobs.task(**options)(handler)
+    return task
+
+
+@IS_BATCH
+@pytest.mark.parametrize(
+    ("is_async", "options", "runner"),
+    [
+        (True, {}, Runner.ASYNC),
+        (True, {"runner": "async"}, Runner.ASYNC),
+        (True, {"runner": "process"}, Runner.PROCESS),
+        (False, {}, Runner.THREAD),
+        (False, {"runner": "thread"}, Runner.THREAD),
+        (False, {"runner": "process"}, Runner.PROCESS),
+    ],
+)
+def test_the_runner_is_the_given_one_or_that_of_the_kind_of_function(
+    jobs: Errandry, is_batch: bool, is_async: bool, options: dict[str, Any], runner: Runner
+) -> None:
+    assert declare(jobs, is_async=is_async, is_batch=is_batch, **options).runner is runner
+
+
+@IS_BATCH
+def test_a_plain_function_is_refused_on_the_event_loop(jobs: Errandry, is_batch: bool) -> None:
+    why = r'runner=.async.: plain_.*handler is a plain function and would block .* event loop: give "thread"'
+    with pytest.raises(InvalidValue, match=why):
+        declare(jobs, is_async=False, is_batch=is_batch, runner="async")
+
+    assert jobs.tasks == {}
+
+
+@IS_BATCH
+def test_a_coroutine_function_is_refused_in_a_thread(jobs: Errandry, is_batch: bool) -> None:
+    why = r'runner=.thread.: async_.*handler is a coroutine function, .*: leave runner out, or give "process"'
+    with pytest.raises(InvalidValue, match=why):
+        declare(jobs, is_async=True, is_batch=is_batch, runner="thread")
+
+    assert jobs.tasks == {}

@@ -1,4 +1,4 @@
-"""Operations on whole queues: drain, clean, rerun, promote, move, obliterate; and dry runs."""
+"""Operations on whole queues: purge, clean, rerun, promote, move, obliterate; and dry runs."""
 
 from collections.abc import AsyncIterator
 
@@ -47,21 +47,21 @@ def without(*states: str) -> dict[str, int]:
     return {state: 2 for state in sorted(ALL) if state not in states}
 
 
-async def test_drain_leaves_held_and_finished_jobs(jobs: Errandry, mail: Queue) -> None:
-    moved = await mail.drain()
+async def test_purge_leaves_held_and_finished_jobs(jobs: Errandry, mail: Queue) -> None:
+    moved = await mail.purge()
 
     assert len(moved.moved) == 6
     assert await mail_counts(jobs) == without("waiting", "scheduled", "blocked")
     assert (await jobs.counts())["other"] == {"waiting": 1}
-    assert (await mail.drain()).moved == ()
+    assert (await mail.purge()).moved == ()
 
 
-async def test_drain_can_delete_jobs_of_some_states_only(jobs: Errandry, mail: Queue) -> None:
-    assert len((await mail.drain("scheduled")).moved) == 2
+async def test_purge_can_delete_jobs_of_some_states_only(jobs: Errandry, mail: Queue) -> None:
+    assert len((await mail.purge("scheduled")).moved) == 2
 
     assert await mail_counts(jobs) == without("scheduled")
     with pytest.raises(InvalidValue, match="state='running': must be waiting or scheduled or blocked"):
-        await mail.drain("running")
+        await mail.purge("running")
 
 
 async def test_clean_deletes_jobs_by_state_and_age(jobs: Errandry, mail: Queue, clock: FakeClock) -> None:
@@ -79,7 +79,7 @@ async def test_clean_deletes_jobs_by_state_and_age(jobs: Errandry, mail: Queue, 
 
 async def test_a_dry_run_changes_nothing(jobs: Errandry, mail: Queue) -> None:
     answers = [
-        await mail.drain(dry_run=True),
+        await mail.purge(dry_run=True),
         await mail.clean("failed", dry_run=True),
         await mail.rerun(dry_run=True),
         await mail.promote(dry_run=True),
@@ -122,8 +122,8 @@ async def test_a_queue_in_use_is_not_obliterated(jobs: Errandry, mail: Queue) ->
 
 
 async def test_an_obliterated_queue_has_no_jobs_and_no_rules(jobs: Errandry, mail: Queue) -> None:
-    await mail.put(limit=3)
-    await mail.group("acme").put(weight=2.0)
+    await mail.set_rules(limit=3)
+    await mail.group("acme").set_rules(weight=2.0)
     counts: list[int] = []
 
     moved = await mail.obliterate(force=True, progress=counts.append)
@@ -153,4 +153,4 @@ async def test_an_interrupted_obliterate_can_be_continued(jobs: Errandry, send: 
 async def test_queue_methods_work_without_a_loop(jobs: Errandry, send: Task[[str], str]) -> None:
     await send.enqueue("ada")
 
-    assert len(jobs.sync.run(jobs.queue("mail").drain).moved) == 1
+    assert len(jobs.sync.run(jobs.queue("mail").purge).moved) == 1

@@ -365,9 +365,9 @@ class TestDeadLetters:
         job = shop.call(shop.jobs.record, failed.id)
         assert (job.state, job.attempts) == ("scheduled", 0)
 
-    def test_failed_jobs_are_purged(self, cli: Cli, shop: Shop, failed: Job[Any]) -> None:
-        assert cli("dlq", "purge", "--query", "queue:none", "--yes").err.startswith("No matching job")
-        assert cli("dlq", "purge", "--yes").out == "1 job removed.\n"
+    def test_failed_jobs_are_removed(self, cli: Cli, shop: Shop, failed: Job[Any]) -> None:
+        assert cli("dlq", "rm", "--query", "queue:none", "--yes").err.startswith("No matching job")
+        assert cli("dlq", "rm", "--yes").out == "1 job removed.\n"
         assert sorted(states(shop)) == ["good", "sleeps", "waits"]
 
     def test_a_job_that_has_not_failed_is_refused(self, cli: Cli, failed: Job[Any]) -> None:

@@ -61,7 +61,16 @@ class TestQueues:
         assert cli("queues", "resume", "a").err == "The queue a was not paused.\n"
         assert cli("queues", "pause").code == 2
         assert cli("queues", "pause", "c", "--json").data == [
-            {"kind": "queue", "name": "c", "became": "paused", "changed": True}
+            {"kind": "queue", "name": "c", "changed": True, "paused": True}
+        ]
+        assert cli("queues", "pause", "c", "--json").data == [
+            {"kind": "queue", "name": "c", "changed": False, "paused": True}
+        ]
+        assert cli("queues", "resume", "c", "--group", "g", "--json").data == [
+            {"kind": "group", "name": "c", "group": "g", "changed": False, "paused": False}
+        ]
+        assert cli("queues", "resume", "c", "--json").data == [
+            {"kind": "queue", "name": "c", "changed": True, "paused": False}
         ]
 
 
@@ -76,9 +85,9 @@ class TestRules:
         assert cli("queues", "max-size", "mail", "1_000", "--overflow", "drop-oldest").code == 0
         assert cli("queues", "ageing", "mail", "10m").code == 0
         assert cli("queues", "limit", "mail", "1", "--each-group").code == 0
-        assert cli("queues", "order", "mail", "hold", "--by", "ada").err == (
+        assert cli("queues", "on-return", "mail", "hold-group", "--by", "ada").err == (
             "The queue mail: limit 20, rate 100/minute (burst 5), group limit 1, max size 1,000, "
-            "overflow drop_oldest, ageing 10m, order hold.\n"
+            "overflow drop_oldest, ageing 10m, on return hold_group.\n"
         )
         assert cli("queues", "limit", "mail", "none", "--by", "ada").err.startswith(
             "The queue mail: rate 100/minute"
@@ -120,7 +129,7 @@ class TestRules:
             (("weight", "mail", "acme", "heavy"), 2, "'heavy' is not a number"),
             (("weight", "mail", "acme", "0"), 1, "weight=0.0: must be from 0.001"),
             (("ageing", "mail", "0"), 1, "ageing=0.0: must be more than 0 seconds"),
-            (("order", "mail", "odd"), 2, "'odd' is not one of"),
+            (("on-return", "mail", "odd"), 2, "'odd' is not one of"),
             (("pause", "--group", "acme"), 2, "--group needs exactly one queue"),
         ],
     )
@@ -201,6 +210,9 @@ class TestWorkers:
         assert cli("workers", "pause", "bbbb", "--by", "ada").err == "The worker host-2-bbbb is paused.\n"
         assert "host-2-bbbb  paused" in cli("workers", "ls").out
         assert cli("workers", "pause", "bbbb").err == "The worker host-2-bbbb was paused already.\n"
+        assert cli("workers", "pause", "bbbb", "--json").data == [
+            {"kind": "worker", "name": "host-2-bbbb", "changed": False, "paused": True}
+        ]
         assert cli("workers", "resume", "--all").err == (
             "The worker host-1-aaaa was not paused.\nThe worker host-2-bbbb is resumed.\n"
         )

@@ -1,4 +1,4 @@
-"""`errandry queues drain`, `clean`, `rerun`, `promote`, `move` and `obliterate`."""
+"""`errandry queues purge`, `clean`, `rerun`, `promote`, `move` and `obliterate`."""
 
 import pytest
 
@@ -24,17 +24,17 @@ def counts(shop: Shop) -> dict[str, dict[str, int]]:
     return {queue: states for queue, states in by_queue.items() if states}
 
 
-def test_a_queue_is_drained_after_confirmation(cli: Cli, stocked: Shop) -> None:
-    asked = cli("queues", "drain", "mail")
+def test_a_queue_is_purged_after_confirmation(cli: Cli, stocked: Shop) -> None:
+    asked = cli("queues", "purge", "mail")
     assert (asked.code, "2 jobs will be removed." in asked.err) == (2, True), asked.err
-    preview = cli("queues", "drain", "mail", "--dry-run")
+    preview = cli("queues", "purge", "mail", "--dry-run")
     assert (preview.err, preview.out.split()) == ("2 jobs would be removed.\n", ["later", "waits"])
 
-    assert cli("queues", "drain", "mail", "--state", "scheduled", "--yes").out == "1 job removed.\n"
-    assert cli("queues", "drain", "mail", "--yes").out == "1 job removed.\n"
+    assert cli("queues", "purge", "mail", "--state", "scheduled", "--yes").out == "1 job removed.\n"
+    assert cli("queues", "purge", "mail", "--yes").out == "1 job removed.\n"
 
     assert counts(stocked) == {"mail": {"completed": 1, "failed": 1}, "other": {"waiting": 1}}
-    assert cli("queues", "drain", "mail", "--yes").err == "No matching job can be removed.\n"
+    assert cli("queues", "purge", "mail", "--yes").err == "No matching job can be removed.\n"
 
 
 def test_a_queue_is_cleaned(cli: Cli, stocked: Shop) -> None:
@@ -96,4 +96,4 @@ def test_a_job_that_no_longer_matches_after_the_count_is_left_alone(
 
     monkeypatch.setattr("errandry.cli.bulk_action.confirm", meanwhile)
 
-    assert cli("queues", "drain", "mail").out == "1 job removed, 1 no longer matched.\n"
+    assert cli("queues", "purge", "mail").out == "1 job removed, 1 no longer matched.\n"

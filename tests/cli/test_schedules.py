@@ -76,8 +76,17 @@ class TestOperating:
         assert cli("schedules", "pause", "a").err == "The schedule a was paused already.\n"
         assert "by ada" in cli("schedules", "ls").out
         assert cli("schedules", "resume", "a").err == "The schedule a is resumed.\n"
+        assert cli("schedules", "resume", "a", "--json").data == [
+            {"schedule": "a", "changed": False, "paused": False}
+        ]
+        assert cli("schedules", "pause", "a", "--json").data == [
+            {"schedule": "a", "changed": True, "paused": True}
+        ]
         assert cli("schedules", "rm", "a", "--json").data == [
-            {"schedule": "a", "became": "removed", "changed": True}
+            {"schedule": "a", "changed": True, "removed": True}
+        ]
+        assert cli("schedules", "rm", "a", "--json").data == [
+            {"schedule": "a", "changed": False, "removed": False}
         ]
         assert cli("schedules", "rm", "a").code == 1
         assert cli("schedules", "pause", "a").err == "Error: there is no schedule 'a'\n"

@@ -23,7 +23,7 @@ def test_a_burst_runs_all_jobs_and_logs_its_options(shop: Shop) -> None:
 
     assert (done.code, done.out) == (0, "")
     assert "sqlite:///errandry.db; tasks " in done.err
-    assert "queues mail, default; at once 5 async, 8 in threads" in done.err
+    assert "queues mail, default; slots: 5 async, 8 thread" in done.err
     assert shop.call(job.refresh).state == "completed"
 
 
@@ -59,6 +59,8 @@ def test_a_store_given_by_a_flag_is_used_by_apps_that_name_none(folder: Path) ->
         (["shop:jobs", "--recycle-memory", "a lot"], "not a size"),
         (["shop:jobs", "--queues", "mail,,x"], "write comma-separated names"),
         (["shop:jobs", "--processes", "0"], "0 is not in the range"),
+        (["shop:jobs", "--thread-slots", "0"], "--thread-slots 0: must be a whole number from 1"),
+        (["shop:jobs", "--process-slots", "0"], "--process-slots 0: must be a whole number from 1"),
         (["shop:jobs", "--proceses", "2"], "Did you mean"),
     ],
 )

@@ -51,7 +51,7 @@ def test_an_invalid_rate_is_refused_with_an_example(text: object) -> None:
         {"ageing": 0},
         {"rate": "100/minute"},
         {"overflow": "refuse"},
-        {"order": "place"},
+        {"on_return": "keep_place"},
     ],
 )
 def test_an_invalid_rule_is_refused(fields: dict[str, object]) -> None:

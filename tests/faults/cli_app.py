@@ -16,7 +16,7 @@ if os.environ.get("APP_BROKEN"):
 jobs = Errandry(os.environ.get("ERRANDRY_URL", "memory:"))
 
 
-@jobs.task(run="process", max_crashes=9, max_attempts=9)
+@jobs.task(runner="process", max_crashes=9, max_attempts=9)
 def hold(ctx: JobContext, folder: str) -> int:
     """Run in a child process until the file `open` exists. Ignores requests to stop."""
     path = _write_pids(ctx, folder)

@@ -53,7 +53,7 @@ async def rest(ctx: JobContext, seconds: float) -> Result:
 
 def rest_in_thread(ctx: JobContext, seconds: float) -> Result:
     with journaled(ctx) as result:
-        ctx.wait(seconds)
+        ctx.sleep_or_stop(seconds)
         return result
 
 

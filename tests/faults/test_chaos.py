@@ -96,7 +96,7 @@ class Chaos:
         if (
             way == "kill unseen"
         ):  # without its lock file, no worker knows that it is dead: its leases must expire
-            for info in await self._scene.app.workers():
+            for info in await self._scene.app.workers.list():
                 if info.beat.pid == process.pid:
                     Path(info.beat.alive).unlink(missing_ok=True)
         if way == "stop":

@@ -56,7 +56,7 @@ async def test_a_worker_counts_as_alive_while_a_child_holds_its_lock(scene: Comm
     child, _ = await scene.wait_for_handler(job)
 
     open_files = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{child}/fd")]
-    [info] = await scene.app.workers()
+    [info] = await scene.app.workers.list()
 
     assert info.beat.alive in open_files
 

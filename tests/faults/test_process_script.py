@@ -14,7 +14,7 @@ from errandry import Errandry, Worker, WorkerOptions
 
 jobs = Errandry("sqlite:///jobs.db")
 
-@jobs.task(run="process", max_attempts=2, backoff=0)
+@jobs.task(runner="process", max_attempts=2, backoff=0)
 def square(number: int) -> int:
     return number * number
 

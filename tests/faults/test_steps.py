@@ -53,7 +53,7 @@ def five_in_thread(ctx: JobContext) -> list[int]:
     return done
 
 
-@jobs.task(run="process")
+@jobs.task(runner="process")
 def five_in_process(ctx: JobContext) -> list[int]:
     done = []
     for n in range(5):

@@ -29,7 +29,7 @@ async def test_handlers_may_finish_and_no_more_jobs_are_claimed(scene: Scene, nu
         assert (record.state, record.attempts, record.releases) == (State.COMPLETED, 1, 0)
     record = await scene.app.record(late)
     assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 0)
-    assert await scene.app.workers() == []
+    assert await scene.app.workers.list() == []
     await scene.worker()
     await scene.check()
 
@@ -102,4 +102,4 @@ async def test_a_worker_with_nothing_to_do_stops_at_once(scene: Scene) -> None:
     worker.signal(signal.SIGTERM)
 
     assert await worker.wait_for_end() == 0
-    assert await scene.app.workers() == []
+    assert await scene.app.workers.list() == []

@@ -27,7 +27,7 @@ async def wait_for_workers(scene: CommandScene, count: int) -> list[int]:
     """The process ids of the listed live workers, as soon as there are `count`."""
 
     async def living() -> list[int] | None:
-        pids = sorted(info.beat.pid for info in await scene.app.workers() if is_alive(info.beat.pid))
+        pids = sorted(info.beat.pid for info in await scene.app.workers.list() if is_alive(info.beat.pid))
         return pids if len(pids) == count else None
 
     return await wait_until_async(living)
@@ -92,7 +92,7 @@ async def test_one_signal_drains_all_workers(scene: CommandScene, number: signal
     records = [await scene.app.record(job) for job in jobs]
     assert {(record.state, record.releases) for record in records} == {(State.COMPLETED, 0)}
     assert (await scene.app.record(late)).state is State.WAITING
-    assert await scene.app.workers() == []
+    assert await scene.app.workers.list() == []
 
 
 async def test_a_late_second_signal_stops_at_once(scene: CommandScene) -> None:
@@ -152,4 +152,4 @@ async def test_a_changed_file_restarts_the_workers(scene: CommandScene, tmp_path
 
     supervisor.signal(signal.SIGINT)
     assert await supervisor.wait_for_end() == 0
-    assert await scene.app.workers() == []
+    assert await scene.app.workers.list() == []

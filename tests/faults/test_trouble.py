@@ -431,7 +431,7 @@ async def test_a_worker_that_cannot_create_a_lock_file_works(
 
     async with troubled.running_worker():
         assert await job.result(timeout=30) == "done"
-        infos: list[WorkerInfo] = await troubled.app.workers()
+        infos: list[WorkerInfo] = await troubled.app.workers.list()
 
     assert [info.beat.alive for info in infos] == [""]
     assert "cannot lock a liveness file" in caplog.text

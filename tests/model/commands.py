@@ -45,7 +45,7 @@ from errandry.core.gate import GateKind, Pause, PutRule, Resume
 from errandry.core.job import Failure, JobOrder, Keep, LogLine, NewJob, Progress
 from errandry.core.query import Query, parse
 from errandry.core.retry import Backoff, Curve
-from errandry.core.rule import NO_RULE, Comeback, Overflow, Rate, Rule
+from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule
 from errandry.core.schedule import (
     Backfill,
     CatchUp,
@@ -367,8 +367,8 @@ class Chance:
                 Rule(group_max_size=2, overflow=self.of(None, Overflow.DROP_OLDEST, Overflow.WAIT)),
                 Rule(ageing=self.of(5.0, 60.0)),
                 Rule(ageing=30.0, limit=few, max_size=8),
-                Rule(order=Comeback.PLACE),
-                Rule(order=Comeback.HOLD, group_limit=1),
+                Rule(on_return=OnReturn.KEEP_PLACE),
+                Rule(on_return=OnReturn.HOLD_GROUP, group_limit=1),
                 Rule(group_limit=few),
                 Rule(group_rate=rate),
                 Rule(limit=4, group_limit=1, group_rate=rate),

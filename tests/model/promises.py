@@ -145,7 +145,7 @@ class Promises:
 
         In a queue with the rule `order`, a job of a group that returns gets the place of its `seq` instead.
         """
-        now = {gate.name for gate in pass_.rules if gate.rule.order is not None}
+        now = {gate.name for gate in pass_.rules if gate.rule.on_return is not None}
         ordered, self.ordered = now | self.ordered, now  # a rule may have been set in this pass
         places = [job.place for job in pass_.after.values() if job.place is not None]
         assert len({abs(place) for place in places}) == len(places), places

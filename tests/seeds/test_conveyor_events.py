@@ -103,8 +103,8 @@ async def test_pauses_and_resumes_are_reported(jobs: Errandry) -> None:
     cursor = await jobs.latest_cursor()
     await jobs.queue("mail").pause(by="ada")
     await jobs.queue("mail").resume()
-    await jobs.task_gate("send").pause(by="ada")
-    await jobs.task_gate("send").resume()
+    await jobs.remote_task("send").pause(by="ada")
+    await jobs.remote_task("send").resume()
 
     events = []
     async for entry in jobs.events(after=cursor):

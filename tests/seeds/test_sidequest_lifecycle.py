@@ -350,7 +350,7 @@ async def test_running_jobs_in_threads_receive_the_signal_too(jobs: Errandry) ->
     @jobs.task
     def work(ctx: JobContext) -> bool:
         started.set()
-        return ctx.wait(60)
+        return ctx.sleep_or_stop(60)
 
     job = await work.enqueue()
     async with running_worker(jobs):
@@ -407,7 +407,7 @@ async def test_timeouts_prevent_indefinite_hanging(jobs: Errandry, kind: str) ->
         await asyncio.Event().wait()
 
     def hang_in_thread(ctx: JobContext) -> None:
-        ctx.wait()
+        ctx.sleep_or_stop()
 
     task = jobs.task(name="hang", timeout=0.02, max_attempts=2, backoff=SHORT_BACKOFF)(
         hang if kind == "async" else hang_in_thread

@@ -323,7 +323,7 @@ async def test_a_timeout_cancels_the_handler(jobs: Errandry) -> None:
 
     @jobs.task(timeout=0.02, max_attempts=1)
     def thread_handler(ctx: JobContext) -> None:
-        if ctx.wait(60):
+        if ctx.sleep_or_stop(60):
             stopped.append("thread")
 
     enqueued = await async_handler.enqueue(), await thread_handler.enqueue()
@@ -396,7 +396,7 @@ async def test_a_handler_is_canceled_when_its_lease_is_lost(jobs: Errandry, kind
 
     def thread_handler(ctx: JobContext) -> str:
         started.set()
-        ctx.wait(60)
+        ctx.sleep_or_stop(60)
         stopped.set()
         return "discarded"
 

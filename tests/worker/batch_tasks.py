@@ -29,7 +29,7 @@ def item_result(n: int) -> ItemResult:
     return 2 * n
 
 
-@jobs.task(batch=10, run="process")
+@jobs.task(batch=10, runner="process")
 def doubled(ctx: JobContext, numbers: list[int]) -> list[ItemResult]:
     for context, number in zip(ctx.jobs, numbers, strict=True):
         context.progress(0.5, f"number {number}")
@@ -37,34 +37,34 @@ def doubled(ctx: JobContext, numbers: list[int]) -> list[ItemResult]:
     return [item_result(number) for number in numbers]
 
 
-@jobs.task(batch=10, run="process")
+@jobs.task(batch=10, runner="process")
 async def doubled_async(numbers: list[int]) -> list[ItemResult]:
     await asyncio.sleep(0)
     return [item_result(number) for number in numbers]
 
 
-@jobs.task(batch=10, run="process", max_attempts=1)
+@jobs.task(batch=10, runner="process", max_attempts=1)
 def short(numbers: list[int]) -> list[int]:
     return numbers[1:]
 
 
-@jobs.task(batch=10, run="process", max_attempts=2, backoff=0.01, fail_on=ProcessDied)
+@jobs.task(batch=10, runner="process", max_attempts=2, backoff=0.01, fail_on=ProcessDied)
 def dies(numbers: list[int]) -> None:
     os._exit(3)
 
 
-@jobs.task(batch=10, run="process", max_attempts=1, timeout=0.3)
+@jobs.task(batch=10, runner="process", max_attempts=1, timeout=0.3)
 def stuck(numbers: list[int]) -> None:
     time.sleep(600)
 
 
-@jobs.task(batch=10, run="process", max_attempts=1)
+@jobs.task(batch=10, runner="process", max_attempts=1)
 def held(ctx: JobContext, folders: list[str]) -> list[str]:
     """Run until the file `open` exists or the call should stop; write down which of its jobs should stop."""
     folder = Path(folders[0])
     (folder / "pid").write_text(str(os.getpid()))
-    while not ((folder / "open").exists() or ctx.canceled):
-        stopped = [str(number) for number, context in enumerate(ctx.jobs) if context.canceled]
+    while not ((folder / "open").exists() or ctx.should_stop):
+        stopped = [str(number) for number, context in enumerate(ctx.jobs) if context.should_stop]
         (folder / "stopped").write_text(" ".join(stopped))
         time.sleep(0.005)
     return [f"{number} of {len(folders)}" for number in range(len(folders))]

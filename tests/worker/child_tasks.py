@@ -41,7 +41,7 @@ async def count_calls(ctx: JobContext, call_next: CallNext) -> Any:
     return await call_next(ctx)
 
 
-@jobs.task(run="process")
+@jobs.task(runner="process")
 def process_info(ctx: JobContext) -> dict[str, Any]:
     return {
         "pid": os.getpid(),
@@ -55,7 +55,7 @@ def process_info(ctx: JobContext) -> dict[str, Any]:
     }
 
 
-@jobs.task(run="process")
+@jobs.task(runner="process")
 def runs_a_loop() -> int:
     return asyncio.run(_seven())
 
@@ -65,13 +65,24 @@ async def _seven() -> int:
     return 7
 
 
-@jobs.task(run="process")
+@jobs.task(runner="process")
+def suspends_or_returns(ctx: JobContext, way: str) -> str | type[Cancel]:
+    try:
+        if way == "sleep":
+            ctx.sleep(0.01)
+            return "slept"
+    except Exception:
+        return "swallowed"
+    return Cancel
+
+
+@jobs.task(runner="process")
 async def add(one: int, other: int) -> int:
     await asyncio.sleep(0)
     return one + other
 
 
-@jobs.task(run="process")
+@jobs.task(runner="process")
 def writes_notes(ctx: JobContext, times: int) -> None:
     log.warning("at work")
     ctx.progress(0.5, "half \udce4 way")
@@ -79,7 +90,7 @@ def writes_notes(ctx: JobContext, times: int) -> None:
         ctx.log(f"line {number}")
 
 
-@jobs.task(run="process", backoff=0.01)
+@jobs.task(runner="process", backoff=0.01)
 def ends(ctx: JobContext, how: str) -> str:
     """End in the given way at the first attempt, and complete at the second."""
     if ctx.attempt == 1:
@@ -87,35 +98,35 @@ def ends(ctx: JobContext, how: str) -> str:
     return how
 
 
-@jobs.task(run="process", max_attempts=1)
+@jobs.task(runner="process", max_attempts=1)
 def ends_for_good(ctx: JobContext, how: str) -> None:
     ctx.log("just before the end")
     _end(how)
 
 
-@jobs.task(run="process", fail_on=ProcessDied)
+@jobs.task(runner="process", fail_on=ProcessDied)
 def dies() -> None:
     os._exit(1)
 
 
-@jobs.task(run="process", max_attempts=1, memory="300 MB")
+@jobs.task(runner="process", max_attempts=1, memory="300 MB")
 def allocates(megabytes: int) -> int:
     return len(b"x" * (megabytes * 1_000_000))
 
 
-@jobs.task(run="process")
+@jobs.task(runner="process")
 def grows(megabytes: int) -> int:
     hoard.append(b"x" * (megabytes * 1_000_000))
     return os.getpid()
 
 
-@jobs.task(run="process", max_attempts=1)
+@jobs.task(runner="process", max_attempts=1)
 def busy(ctx: JobContext, place: str, obeys: str) -> str:
     """Run for ever, unless it obeys: the stop request ("asked"), SIGTERM ("terminated"), or nothing."""
     helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(place, "pids").write_text(f"{os.getpid()} {helper.pid}")
     try:
-        while not (obeys == "asked" and ctx.canceled):
+        while not (obeys == "asked" and ctx.should_stop):
             if obeys == "nothing":
                 ctypes.CDLL(None).usleep(50_000)
         helper.kill()
@@ -131,7 +142,7 @@ def busy(ctx: JobContext, place: str, obeys: str) -> str:
             time.sleep(1)
 
 
-@jobs.task(run="process", max_attempts=1)
+@jobs.task(runner="process", max_attempts=1)
 async def waits(place: str) -> None:
     Path(place, "pids").write_text(f"{os.getpid()}")
     try:

@@ -89,7 +89,7 @@ async def test_one_call_takes_as_many_jobs_as_are_waiting(any_store: Errandry, k
 async def test_batches_run_in_processes(process_app: Errandry, task: Task[[int], int]) -> None:
     jobs = await enqueue_all(task, *range(25))
 
-    await run_burst(process_app, children=1)
+    await run_burst(process_app, process_slots=1)
 
     assert await results(jobs) == [2 * n for n in range(25)]
 
@@ -293,7 +293,7 @@ async def test_an_exception_is_recorded_for_all_jobs_and_logged_once(
 
 async def test_a_process_that_dies_is_an_error_of_all_its_jobs(process_app: Errandry) -> None:
     jobs = await enqueue_all(batch_tasks.dies, 1, 2, 3)
-    await run_burst(process_app, children=1)
+    await run_burst(process_app, process_slots=1)
 
     for job in jobs:
         record = await process_app.record(job.id)
@@ -325,7 +325,7 @@ async def test_every_job_has_a_context_and_log_lines_of_the_call_go_to_all(live:
     @live.task(batch=5)
     async def work(ctx: JobContext, numbers: list[int]) -> None:
         seen.append([(context.id, context.attempt, context.fence) for context in ctx.jobs])
-        seen.append((ctx.id, ctx.attempt, ctx.canceled, current() is ctx))
+        seen.append((ctx.id, ctx.attempt, ctx.should_stop, current() is ctx))
         with pytest.raises(TypeError, match=r"use|ctx\.jobs\[n\]\.fence"):
             _ = ctx.fence
         for context, number in zip(ctx.jobs, numbers, strict=True):
@@ -407,7 +407,7 @@ class Held:
     def _handle(self, ctx: JobContext, numbers: list[int]) -> list[int]:
         self._note_begin(ctx)
         while not self.open.is_set():
-            if ctx.wait(0.002):
+            if ctx.sleep_or_stop(0.002):
                 self.stopped.set()
                 break
         return numbers
@@ -430,9 +430,9 @@ async def test_a_job_of_a_running_batch_can_be_canceled_and_the_others_go_on(
         await held.wait_until_begun()
         await jobs[1].cancel()
         async with asyncio.timeout(WAIT_TIMEOUT):
-            while not held.contexts[1].canceled:  # noqa: ASYNC110 - the worker's other thread sets it
+            while not held.contexts[1].should_stop:  # noqa: ASYNC110 - the worker's other thread sets it
                 await asyncio.sleep(0.005)
-        assert [context.canceled for context in held.contexts] == [False, True, False]
+        assert [context.should_stop for context in held.contexts] == [False, True, False]
         held.open.set()
         ends = [(await job.wait(WAIT_TIMEOUT)).state for job in jobs]
 
@@ -458,7 +458,7 @@ async def test_a_job_of_a_batch_in_a_process_can_be_canceled_and_the_others_go_o
     process_app: Errandry, tmp_path: Path
 ) -> None:
     jobs = [await batch_tasks.held.enqueue(str(tmp_path)) for _ in range(3)]
-    async with running_worker(process_app, children=1):
+    async with running_worker(process_app, process_slots=1):
         await wait_for_file(tmp_path / "pid")
         await jobs[1].cancel()
         await wait_for_file(tmp_path / "stopped", "1")
@@ -473,7 +473,7 @@ async def test_a_batch_in_a_process_stops_when_all_its_jobs_are_canceled(
     process_app: Errandry, tmp_path: Path
 ) -> None:
     jobs = [await batch_tasks.held.enqueue(str(tmp_path)) for _ in range(3)]
-    async with running_worker(process_app, children=1):
+    async with running_worker(process_app, process_slots=1):
         await wait_for_file(tmp_path / "pid")
         await process_app.engine.submit(CancelJobs(ids=tuple(job.id for job in jobs)))
         ends = [(await job.wait(WAIT_TIMEOUT)).state for job in jobs]
@@ -502,7 +502,7 @@ async def test_the_shortest_timeout_of_its_jobs_stops_the_call(live: Errandry, k
 
 async def test_a_timeout_kills_the_process_of_a_batch(process_app: Errandry) -> None:
     jobs = await enqueue_all(batch_tasks.stuck, 1, 2)
-    async with running_worker(process_app, children=1):
+    async with running_worker(process_app, process_slots=1):
         ends = [await job.wait(WAIT_TIMEOUT) for job in jobs]
 
     assert [(job.state, job.record.reason) for job in ends] == [(State.FAILED, Reason.TIMEOUT)] * 2
@@ -515,7 +515,7 @@ async def test_a_lost_lease_of_one_job_does_not_affect_the_other_outcomes(live: 
         await held.wait_until_begun()
         await live.remove(jobs[0].id, force=True)
         async with asyncio.timeout(WAIT_TIMEOUT):
-            while not held.contexts[0].canceled:  # noqa: ASYNC110 - the worker's other thread sets it
+            while not held.contexts[0].should_stop:  # noqa: ASYNC110 - the worker's other thread sets it
                 await asyncio.sleep(0.005)
         held.open.set()
         ends = [(await job.wait(WAIT_TIMEOUT)).state for job in jobs[1:]]
@@ -666,9 +666,9 @@ async def test_a_beat_counts_a_batch_as_one_slot_and_why_uses_that(live: Errandr
     async with running_worker(live, concurrency=2, beat_every=0.01):
         await held.wait_until_begun()
         async with asyncio.timeout(WAIT_TIMEOUT):
-            while (await live.workers())[0].beat.running != 1:  # noqa: ASYNC110 - no event for a beat
+            while (await live.workers.list())[0].beat.running != 1:  # noqa: ASYNC110 - no event for a beat
                 await asyncio.sleep(0.005)
-        [info] = await live.workers()
+        [info] = await live.workers.list()
         await live.queue("other").pause()
         [other] = await enqueue_all(held.task.using(queue="other"), 1)
         why = await live.why(other.id)

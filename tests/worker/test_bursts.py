@@ -43,7 +43,7 @@ async def test_a_handler_that_ends_during_an_empty_claim_does_not_end_the_burst(
     def in_thread() -> None: ...
 
     await live.enqueue_many([on_loop.new() for _ in range(3)])
-    await run_burst(live, concurrency=1, threads=1)
+    await run_burst(live, concurrency=1, thread_slots=1)
 
     assert await live.counts() == {"default": {"completed": 3}}
 

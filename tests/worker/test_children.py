@@ -35,7 +35,7 @@ async def jobs() -> AsyncIterator[Errandry]:
 
 async def run_to_result(job: Job[Any], **options: Any) -> Any:
     """Run a job in a child process; its result."""
-    await run_burst(child_tasks.jobs, **{"children": 1, **options})
+    await run_burst(child_tasks.jobs, **{"process_slots": 1, **options})
     return await job.result(timeout=30)
 
 
@@ -94,7 +94,7 @@ async def test_a_plain_function_runs_on_the_main_thread_of_a_child(
 
 async def test_a_child_runs_several_jobs_and_its_middleware_runs_in_the_child(jobs: Errandry) -> None:
     handles = [await child_tasks.process_info.enqueue() for _ in range(3)]
-    await run_burst(jobs, children=1)
+    await run_burst(jobs, process_slots=1)
 
     seen = [await job.result(timeout=30) for job in handles]
 
@@ -105,7 +105,7 @@ async def test_a_child_runs_several_jobs_and_its_middleware_runs_in_the_child(jo
 
 async def test_there_are_no_more_children_than_the_option_says(jobs: Errandry) -> None:
     handles = [await child_tasks.process_info.enqueue() for _ in range(20)]
-    await run_burst(jobs, children=2)
+    await run_burst(jobs, process_slots=2)
 
     seen = [await job.result(timeout=30) for job in handles]
 
@@ -160,7 +160,7 @@ async def test_invalid_arguments_never_reach_a_child(jobs: Errandry) -> None:
 )
 async def test_a_failed_attempt_is_retried(jobs: Errandry, how: str, kind: str, message: str) -> None:
     job = await child_tasks.ends.enqueue(how)
-    async with running_worker(jobs, children=1):
+    async with running_worker(jobs, process_slots=1):
         record = await wait_for_state(jobs, job.id, State.COMPLETED)
 
     assert (record.attempts, record.crashes) == (2, 0)
@@ -170,7 +170,7 @@ async def test_a_failed_attempt_is_retried(jobs: Errandry, how: str, kind: str, 
 
 async def test_a_snooze_spends_no_attempt(jobs: Errandry) -> None:
     job, start = await child_tasks.ends.enqueue("snooze"), await jobs.latest_cursor()
-    async with running_worker(jobs, children=1), asyncio.timeout(WAIT_TIMEOUT):
+    async with running_worker(jobs, process_slots=1), asyncio.timeout(WAIT_TIMEOUT):
         await anext(jobs.events(start, job=job.id, kind=EventKind.SCHEDULED))
 
     record = await jobs.record(job.id)
@@ -238,7 +238,7 @@ async def test_fail_on_can_name_the_death_of_a_process(jobs: Errandry) -> None:
 async def test_a_crash_costs_only_the_job_that_crashed(jobs: Errandry) -> None:
     crashing = [await child_tasks.ends_for_good.enqueue(how) for how in ("segfault", "exit", "kill")]
     others = [await child_tasks.process_info.enqueue() for _ in range(10)]
-    await run_burst(jobs, children=2)
+    await run_burst(jobs, process_slots=2)
 
     assert {(await jobs.record(job.id)).state for job in crashing} == {State.FAILED}
     records = [await jobs.record(job.id) for job in others]
@@ -247,7 +247,7 @@ async def test_a_crash_costs_only_the_job_that_crashed(jobs: Errandry) -> None:
 
 async def test_exceeding_the_memory_limit_fails_the_attempt(jobs: Errandry) -> None:
     small, large = await child_tasks.allocates.enqueue(20), await child_tasks.allocates.enqueue(1_000)
-    await run_burst(jobs, children=1)
+    await run_burst(jobs, process_slots=1)
 
     record = await jobs.record(large.id)
 
@@ -269,7 +269,7 @@ async def test_a_cancel_ends_a_busy_handler_within_a_second(
     for name in {"asked": ["STOP_TIMEOUT"], "terminated": ["TERMINATE_TIMEOUT"]}.get(obeys, []):
         monkeypatch.setattr(process, name, WAIT_TIMEOUT)
     job = await child_tasks.busy.enqueue(str(tmp_path), obeys)
-    async with running_worker(jobs, children=1):
+    async with running_worker(jobs, process_slots=1):
         child, helper = await read_pids(tmp_path)
         with MachineLoad() as load:
             began = time.monotonic()
@@ -292,7 +292,7 @@ async def test_a_cancel_cancels_an_async_handler(
 ) -> None:
     monkeypatch.setattr(process, "STOP_TIMEOUT", WAIT_TIMEOUT)
     job = await child_tasks.waits.enqueue(str(tmp_path))
-    async with running_worker(jobs, children=1):
+    async with running_worker(jobs, process_slots=1):
         [child] = await read_pids(tmp_path)
         await job.cancel()
         await wait_for_state(jobs, job.id, State.CANCELED)
@@ -310,7 +310,7 @@ async def test_a_timeout_ends_the_handler_and_counts_from_when_it_began(
         if not (tmp_path / "pids").exists():
             monkeypatch.setattr(sys, "executable", slow_to_start(tmp_path, timeout))
             job = await child_tasks.busy.using(timeout=timeout).enqueue(str(tmp_path), obeys)
-            await run_burst(jobs, children=1)
+            await run_burst(jobs, process_slots=1)
 
             record = await jobs.record(job.id)
 
@@ -329,7 +329,7 @@ def slow_to_start(folder: Path, seconds: float) -> str:
 @pytest.mark.parametrize("obeys", ["asked", "terminated", "nothing"])
 async def test_a_second_stop_releases_the_job(jobs: Errandry, tmp_path: Path, obeys: str) -> None:
     job = await child_tasks.busy.enqueue(str(tmp_path), obeys)
-    async with running_worker(jobs, children=1, grace=60.0):
+    async with running_worker(jobs, process_slots=1, grace=60.0):
         processes = await read_pids(tmp_path)
 
     record = await jobs.record(job.id)
@@ -341,7 +341,7 @@ async def test_a_second_stop_releases_the_job(jobs: Errandry, tmp_path: Path, ob
 async def test_sigterm_to_the_child_alone_stops_nothing(jobs: Errandry, tmp_path: Path) -> None:
     """A service manager signals every process of a service; the worker drains, and its children go on."""
     job = await child_tasks.busy.enqueue(str(tmp_path), "asked")
-    async with running_worker(jobs, children=1):
+    async with running_worker(jobs, process_slots=1):
         child, _ = await read_pids(tmp_path)
         os.kill(child, signal.SIGTERM)
         await job.cancel()
@@ -355,7 +355,7 @@ async def test_sigterm_to_the_child_alone_stops_nothing(jobs: Errandry, tmp_path
 
 async def test_a_child_is_replaced_after_recycle_jobs(jobs: Errandry) -> None:
     handles = [await child_tasks.process_info.enqueue() for _ in range(5)]
-    await run_burst(jobs, children=1, recycle_jobs=2)
+    await run_burst(jobs, process_slots=1, recycle_jobs=2)
 
     seen = [(await job.result(timeout=30))["pid"] for job in handles]
 
@@ -365,7 +365,7 @@ async def test_a_child_is_replaced_after_recycle_jobs(jobs: Errandry) -> None:
 
 async def test_a_child_above_recycle_memory_is_replaced(jobs: Errandry) -> None:
     handles = [await child_tasks.grows.enqueue(megabytes) for megabytes in (1, 200, 1)]
-    await run_burst(jobs, children=1, recycle_memory=150_000_000)
+    await run_burst(jobs, process_slots=1, recycle_memory=150_000_000)
 
     first, second, third = [await job.result(timeout=30) for job in handles]
 
@@ -381,7 +381,7 @@ async def test_a_job_claimed_early_is_released_if_no_child_becomes_free(
         await child_tasks.add.enqueue(1, 2)
     slow = await child_tasks.busy.enqueue(str(tmp_path), "asked")
     waiting = [await child_tasks.add.enqueue(1, 2) for _ in range(4)]
-    async with running_worker(jobs, children=1):
+    async with running_worker(jobs, process_slots=1):
         await read_pids(tmp_path)
         for job in waiting:
             await wait_for_state(jobs, job.id, State.WAITING)
@@ -399,9 +399,7 @@ def test_another_process_must_be_able_to_import_the_handler(jobs: Errandry) -> N
     def local() -> None: ...
 
     with pytest.raises(InvalidValue, match="declare the task at the top of a module"):
-        jobs.task(run="process")(local)
-    with pytest.raises(InvalidValue, match="must be process; without it"):
-        jobs.task(run="fork")(child_tasks.log.info)  # type: ignore[call-overload]
+        jobs.task(runner="process")(local)
 
 
 def test_a_task_typed_into_a_notebook_is_refused(jobs: Errandry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,15 +407,15 @@ def test_a_task_typed_into_a_notebook_is_refused(jobs: Errandry, monkeypatch: py
     monkeypatch.delattr("__main__.__file__", raising=False)
 
     with pytest.raises(InvalidValue, match="typed into a notebook or a prompt: write it in a module"):
-        jobs.task(run="process")(typed)
+        jobs.task(runner="process")(typed)
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"memory": "512 MB"}, "limits a process"),
-        ({"run": "process", "memory": "1 MB"}, "must be at least 64 MB"),
-        ({"run": "process", "memory": "a lot"}, "not a size"),
+        ({"runner": "process", "memory": "1 MB"}, "must be at least 64 MB"),
+        ({"runner": "process", "memory": "a lot"}, "not a size"),
     ],
 )
 def test_invalid_options_of_a_task_are_refused(jobs: Errandry, options: dict[str, Any], why: str) -> None:
@@ -425,7 +423,9 @@ def test_invalid_options_of_a_task_are_refused(jobs: Errandry, options: dict[str
         jobs.task(name="never", **options)(is_alive)
 
 
-@pytest.mark.parametrize("options", [{"children": 0}, {"recycle_jobs": 0}, {"recycle_memory": 1_000_000}])
+@pytest.mark.parametrize(
+    "options", [{"process_slots": 0}, {"recycle_jobs": 0}, {"recycle_memory": 1_000_000}]
+)
 def test_invalid_options_of_a_worker_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue, match=next(iter(options))):
         WorkerOptions(**options)

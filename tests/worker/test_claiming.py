@@ -1,6 +1,8 @@
 """Which jobs a worker claims, when it claims them, and how many at once."""
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ import pytest
 from errandry import Errandry, State
 from errandry.core.answer import Answer, Claims
 from errandry.core.command import Claim, Command, Insert, Renew, Settle, Upkeep
-from errandry.errors import ReplyLost, StoreUnavailable
+from errandry.errors import InvalidValue, ReplyLost, StoreUnavailable
 from tests.machine_load import WAIT_TIMEOUT, MachineLoad
 from tests.run_worker import run_burst, running_worker
 from tests.worker.gate import Gate
@@ -131,7 +133,7 @@ async def test_no_more_handlers_run_at_once_than_there_are_slots(live: Errandry)
         enter("thread", -1)
 
     await live.enqueue_many([task.new() for task in (on_loop, in_thread) for _ in range(20)])
-    await run_burst(live, concurrency=3, threads=2)
+    await run_burst(live, concurrency=3, thread_slots=2)
 
     assert most == {"async": 3, "thread": 2}
     assert await live.counts() == {"default": {"completed": 40}}
@@ -192,14 +194,14 @@ async def test_a_worker_can_be_paused_through_the_store(live: Errandry) -> None:
 
     async with running_worker(live) as worker:
         await (await work.enqueue()).wait(30)
-        assert await live.worker(worker.id).pause(by="ops")
-        [info] = await live.workers()
+        assert await live.workers.pause(worker.id, by="ops")
+        [info] = await live.workers.list()
         assert info.paused is not None
         assert info.paused.by == "ops"
         held = await work.enqueue()
         with pytest.raises(TimeoutError):
             await held.wait(0.05)
-        assert await live.worker(worker.id).resume()
+        assert await live.workers.resume(worker.id)
         assert (await held.wait(30)).state is State.COMPLETED
 
 
@@ -301,3 +303,30 @@ async def test_a_suspect_is_settled_before_the_next_suspect_is_claimed() -> None
     ]
     assert len(settling) == 3
     assert not [c for commands in settling for c in commands if isinstance(c, Claim) and c.suspects]
+
+
+async def test_run_worker_runs_a_worker_with_these_options(live: Errandry) -> None:
+    @live.task
+    async def work() -> None: ...
+
+    mail, other = await work.using(queue="mail").enqueue(), await work.enqueue()
+    await live.run_worker(queues=("mail",), burst=True)
+
+    assert (await mail.refresh()).state is State.COMPLETED
+    assert (await other.refresh()).state is State.WAITING
+
+
+async def test_run_worker_refuses_wrong_options(live: Errandry) -> None:
+    with pytest.raises(InvalidValue, match="concurrency=0"):
+        await live.run_worker(concurrency=0)
+
+
+async def test_run_worker_stops_on_a_signal(live: Errandry) -> None:
+    running = asyncio.create_task(live.run_worker(signals=True))
+    while not await live.workers.list():  # noqa: ASYNC110 - no event for a beat
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+    await asyncio.wait_for(running, 30)
+
+    assert await live.workers.list() == []

@@ -47,7 +47,7 @@ async def test_each_handler_has_its_own_context_variables(live: Errandry) -> Non
         return seen
 
     jobs = await live.enqueue_many([task.new() for task in (on_loop, in_thread) for _ in range(3)])
-    await run_burst(live, concurrency=1, threads=1)
+    await run_burst(live, concurrency=1, thread_slots=1)
 
     assert [await job.result(30) for job in jobs] == ["clean"] * 6
 
@@ -61,7 +61,7 @@ async def test_a_handler_can_read_its_job(live: Errandry) -> None:
         assert current() is ctx
         if ctx.attempt < 3:
             raise Retry
-        return [ctx.id, ctx.attempt, ctx.job.task, ctx.canceled, n]
+        return [ctx.id, ctx.attempt, ctx.job.task, ctx.should_stop, n]
 
     job = await work.enqueue(7)
     await run_burst(live)

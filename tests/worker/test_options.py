@@ -12,8 +12,9 @@ from errandry.errors import InvalidValue
     ("options", "why"),
     [
         ({"concurrency": 0}, "concurrency=0: must be a whole number from 1"),
-        ({"threads": 0}, "threads=0: must be a whole number from 1"),
-        ({"threads": 2.5}, "threads=2.5: must be a whole number"),
+        ({"thread_slots": 0}, "thread_slots=0: must be a whole number from 1"),
+        ({"thread_slots": 2.5}, "thread_slots=2.5: must be a whole number"),
+        ({"process_slots": 1_001}, "process_slots=1001: must be a whole number from 1"),
         ({"prefetch": -1}, "prefetch=-1"),
         ({"lease": 0}, "lease=0: must be more than 0 seconds"),
         ({"lease": "30s"}, "lease='30s': must be a number of seconds"),
@@ -33,3 +34,12 @@ from errandry.errors import InvalidValue
 def test_invalid_options_are_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidValue, match=why):
         WorkerOptions(**options)
+
+
+@pytest.mark.parametrize(("cores", "slots"), [(6, 6), (2_000, 1_000)])
+def test_by_default_there_is_one_process_slot_for_each_core(
+    monkeypatch: pytest.MonkeyPatch, cores: int, slots: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
+
+    assert WorkerOptions().process_slots == slots

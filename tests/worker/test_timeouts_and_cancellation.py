@@ -41,8 +41,8 @@ async def test_a_handler_in_a_thread_is_asked_to_stop_after_its_timeout(live: Er
 
     @live.task(timeout=0.02, max_attempts=1)
     def work(ctx: JobContext) -> str:
-        seen.append(ctx.wait(WAIT_TIMEOUT))
-        seen.append(ctx.canceled)
+        seen.append(ctx.sleep_or_stop(WAIT_TIMEOUT))
+        seen.append(ctx.should_stop)
         return "too late"
 
     job = await work.enqueue()
@@ -69,7 +69,7 @@ async def test_a_stuck_thread_loses_its_slot_after_the_grace_and_its_result_is_d
         return "in time"
 
     first, second = await stuck.enqueue(), await quick.enqueue()
-    async with running_worker(live, threads=1, grace=0.02):
+    async with running_worker(live, thread_slots=1, grace=0.02):
         assert await second.result(30) == "in time"
         assert (await first.wait(30)).record.reason is Reason.TIMEOUT
         released.set()
@@ -145,7 +145,7 @@ async def test_a_running_thread_is_asked_to_stop_by_a_cancel(live: Errandry) -> 
     @live.task
     def work(ctx: JobContext) -> bool:
         begun.set()
-        return ctx.wait(WAIT_TIMEOUT)
+        return ctx.sleep_or_stop(WAIT_TIMEOUT)
 
     job = await work.enqueue()
     async with running_worker(live):

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeAlias, TypeVar, Unpack, cast, overload
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from errandry.api.gates import GateHandle
 from errandry.api.job import Enqueued, Job
 from errandry.api.operations import merge_answers
 from errandry.api.options import BatchOptions, TaskOptions, UseOptions
+from errandry.api.outcome import Cancel, Fail, Retry, Snooze
 from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
 from errandry.api.sync import Sync
 from errandry.api.task import Call, Task, declare_task, new_job_by_name
@@ -45,6 +47,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
+ResultOrOutcome: TypeAlias = R | Retry | Snooze | Fail | Cancel | type[Retry] | type[Fail] | type[Cancel]
+"""What a handler returns: a result or an outcome. `job.result()` has the type of the result only."""
 BatchResults = Sequence[R | BaseException]
 """What a batch handler returns: for each job its result, or the exception it failed with."""
 CallNext = Callable[[JobContext], Awaitable[Any]]
@@ -68,13 +72,17 @@ class TaskDecorator(Protocol):
     """The type of `@jobs.task(…)`: async or plain handlers, with or without a `JobContext`."""
 
     @overload
-    def __call__(self, function: Callable[Concatenate[JobContext, P], Awaitable[R]], /) -> Task[P, R]: ...
+    def __call__(
+        self, function: Callable[Concatenate[JobContext, P], Awaitable[ResultOrOutcome[R]]], /
+    ) -> Task[P, R]: ...
     @overload
-    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[P, Awaitable[ResultOrOutcome[R]]], /) -> Task[P, R]: ...
     @overload
-    def __call__(self, function: Callable[Concatenate[JobContext, P], R], /) -> Task[P, R]: ...
+    def __call__(
+        self, function: Callable[Concatenate[JobContext, P], ResultOrOutcome[R]], /
+    ) -> Task[P, R]: ...
     @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[P, ResultOrOutcome[R]], /) -> Task[P, R]: ...
 
 
 class BatchTaskDecorator(Protocol):
@@ -153,13 +161,15 @@ class Errandry(Client):
         return type(self.store).__name__ if self.url is None else without_password(self.url)
 
     @overload
-    def task(self, function: Callable[Concatenate[JobContext, P], Awaitable[R]], /) -> Task[P, R]: ...
+    def task(
+        self, function: Callable[Concatenate[JobContext, P], Awaitable[ResultOrOutcome[R]]], /
+    ) -> Task[P, R]: ...
     @overload
-    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    def task(self, function: Callable[P, Awaitable[ResultOrOutcome[R]]], /) -> Task[P, R]: ...
     @overload
-    def task(self, function: Callable[Concatenate[JobContext, P], R], /) -> Task[P, R]: ...
+    def task(self, function: Callable[Concatenate[JobContext, P], ResultOrOutcome[R]], /) -> Task[P, R]: ...
     @overload
-    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def task(self, function: Callable[P, ResultOrOutcome[R]], /) -> Task[P, R]: ...
     @overload
     def task(self, function: None = None, /, **options: Unpack[BatchOptions]) -> BatchTaskDecorator: ...
     @overload
@@ -362,9 +372,23 @@ class Errandry(Client):
         record = await self.record(job_id)
         return self._job_handle(record, record.task)
 
-    def task_gate(self, name: str) -> GateHandle:
-        """The gate of a task: pause it in all queues, or give it a limit or a rate."""
+    def remote_task(self, name: str) -> GateHandle:
+        """A task that only other programs declare, to pause it or set its rules.
+
+            await jobs.remote_task("send").set_rules(limit=5)
+
+        A declared task has these methods itself: `send.set_rules(limit=5)`.
+        """
         return GateHandle(self, GateKind.TASK, name)
+
+    async def run_worker(self, *, signals: bool = False, **options: Any) -> None:
+        """Run a worker in this program until it is stopped: `await jobs.run_worker(concurrency=20)`.
+
+        `options` are those of `WorkerOptions`. With `signals`, SIGTERM and SIGINT stop it once the handlers
+        have finished. If it is canceled, it releases its jobs without waiting for their handlers.
+        """
+        worker = import_module("errandry.worker")  # by name: the worker imports the app, so it is above it
+        await worker.Worker(self, worker.WorkerOptions(**options)).run(signals=signals)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -401,7 +425,7 @@ class Errandry(Client):
         task = self.tasks.get(record.task)
         if task is None or field != "payload":
             return {}
-        metadata = with_version(record.metadata, task.rules.version)
+        metadata = with_version(record.metadata, task.run_rules.version)
         return {} if metadata == record.metadata else {"metadata": metadata}
 
     def _seal_value(self, record: JobRecord, field: str, value: Any) -> str:

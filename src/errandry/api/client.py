@@ -11,17 +11,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from errandry.api.completion import EVENTS_PAGE, RECHECK_INTERVAL, CompletionWatcher, wait_for_first
-from errandry.api.gates import GateHandle
 from errandry.api.operations import Operations
 from errandry.api.options import Duration, Moment
 from errandry.api.queue import Queue
+from errandry.api.workers import Workers
 from errandry.clock import Clock, SystemClock
 from errandry.codec.json_codec import Codec, DocumentInfo, PlainCodec, to_json
 from errandry.core.answer import WRITTEN, Ack, Inserted
-from errandry.core.command import (
-    Insert,
-    WorkerInfo,
-)
+from errandry.core.command import Insert
 from errandry.core.duration import moment, seconds
 from errandry.core.event import Event, EventFilter, EventKind
 from errandry.core.flow import Edge
@@ -69,6 +66,7 @@ class Client(Operations):
         self.engine = Engine(store, write_limits, self.clock)
         self._closed = False
         self._completion_watcher: CompletionWatcher | None = None
+        self.workers = Workers(self)
 
     async def open(self) -> None:
         """Open the store now rather than on first use; reopens it after `close`."""
@@ -121,7 +119,7 @@ class Client(Operations):
 
     async def _waits_for_space(self, full: QueueFull, jobs: builtins.list[NewJob]) -> bool:
         """True if the queue's rule is to wait, and the jobs fit into the queue once it has space."""
-        rule = await self.queue(full.queue).rule()
+        rule = await self.queue(full.queue).rules()
         if rule.overflow is not Overflow.WAIT:
             return False
         new_jobs = [job for job in jobs if job.queue == full.queue and full.group in ("", job.group)]
@@ -219,10 +217,6 @@ class Client(Operations):
         """Every queue: its jobs by state, how long its next job has waited, whether it is paused."""
         return await self.engine.call(self.store.queues)
 
-    async def workers(self) -> builtins.list[WorkerInfo]:
-        """The workers that have reported recently."""
-        return await self.engine.call(self.store.workers)
-
     async def held(self, limit: int = 100) -> builtins.list[JobRecord]:
         """Jobs that workers hold, claimed or running, those whose lease ends first at the front."""
         return await self.engine.call(self.store.held, limit)
@@ -277,10 +271,6 @@ class Client(Operations):
     def queue(self, name: str) -> Queue:
         """A queue, to pause it, give it rules, or operate on all its jobs: `jobs.queue("mail").pause()`."""
         return Queue(self, name)
-
-    def worker(self, worker_id: str) -> GateHandle:
-        """A worker, to pause and resume it. A paused worker finishes the jobs it runs."""
-        return GateHandle(self, GateKind.WORKER, worker_id)
 
     async def latest_cursor(self, back: int = 0) -> str:
         """The cursor of this moment, or of `back` passes ago, for `events(after=cursor)`."""

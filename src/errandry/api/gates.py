@@ -8,7 +8,7 @@ from errandry.api.options import Duration, check_choice, check_names
 from errandry.core.answer import WRITTEN
 from errandry.core.duration import seconds
 from errandry.core.gate import GateKind, Pause, PutRule, Resume
-from errandry.core.rule import NO_RULE, Comeback, Overflow, Rate, Rule, rate
+from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule, rate
 from errandry.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RuleOptions(TypedDict, total=False):
-    """Rules for `put`. None removes a rule; a rule that is left out stays unchanged.
+    """Rules for `set_rules`. None removes a rule; a rule that is left out stays unchanged.
 
     limit           maximum number of jobs claimed or running at once, across all workers
     rate            maximum number of jobs started in a span of time, across all workers: "100/minute"
@@ -29,7 +29,7 @@ class RuleOptions(TypedDict, total=False):
     group_max_size  maximum number of jobs waiting in each group of the queue
     overflow        on inserts into a full queue: refuse them, drop_oldest job, or wait for space
     ageing          waiting time after which a job goes before all others of its queue
-    order           place: a retried job takes its old place in its group; hold: the group waits for it
+    on_return       of a job of a group, such as for a retry: keep_place, or hold_group until it is claimed
     """
 
     limit: int | None
@@ -43,13 +43,13 @@ class RuleOptions(TypedDict, total=False):
     group_max_size: int | None
     overflow: Literal["refuse", "drop_oldest", "wait"] | None
     ageing: Duration | None
-    order: Literal["place", "hold"] | None
+    on_return: Literal["keep_place", "hold_group"] | None
 
 
 class GateHandle:
     """A queue, a task, a group or a worker, to pause it or set its rules.
 
-    await jobs.queue("mail").put(limit=20, rate="100/minute")
+    await jobs.queue("mail").set_rules(limit=20, rate="100/minute")
     await jobs.queue("mail").group("acme").pause(by="ada")
     """
 
@@ -60,8 +60,11 @@ class GateHandle:
         of = f" of queue {self.name}" if self.kind is GateKind.GROUP else ""
         return f"{self.kind} {self.group_key or self.name}{of}"
 
-    async def pause(self, by: str = "") -> bool:
-        """Stop claims until it is resumed; running jobs go on. False if it was paused already."""
+    async def pause(self, *, by: str = "") -> bool:
+        """Stop claims until it is resumed; running jobs go on.
+
+        `by` names the operator. Returns False if it was paused already.
+        """
         command = Pause(self.kind, self.name, by, self.group_key)
         return await self._client.engine.submit(command) == WRITTEN
 
@@ -69,24 +72,24 @@ class GateHandle:
         """Allow claims again. False if it was not paused."""
         return await self._client.engine.submit(Resume(self.kind, self.name, self.group_key)) == WRITTEN
 
-    async def rule(self) -> Rule:
-        """The rule in force; `NO_RULE` if it has none."""
+    async def rules(self) -> Rule:
+        """The rules in force; `NO_RULE` if it has none."""
         key = self.kind, self.name, self.group_key
         return next((gate.rule for gate in await self._client.rules() if gate.key == key), NO_RULE)
 
-    async def put(self, *, by: str = "", **changes: Unpack[RuleOptions]) -> Rule:
-        """Change the given parts of its rule, for all workers at once: `put(limit=20, rate="100/minute")`.
+    async def set_rules(self, *, by: str = "", **changes: Unpack[RuleOptions]) -> Rule:
+        """Change the given rules for all workers at once: `set_rules(limit=20, rate="100/minute")`.
 
-        Returns the whole rule that is now in force. `by` names the operator, for the event.
+        Returns all rules that are now in force. `by` names the operator, for the event.
         """
         check_names(changes, RuleOptions)
-        rule = replace(await self.rule(), **_rule_fields({**changes}))
+        rule = replace(await self.rules(), **_rule_fields({**changes}))
         await self._client.engine.submit(PutRule(self.kind, self.name, rule, self.group_key, by))
         return rule
 
 
 def _rule_fields(changes: dict[str, Any]) -> dict[str, Any]:
-    """Options of `put` as the fields of a `Rule`."""
+    """Options of `set_rules` as the fields of a `Rule`."""
     for name, burst_name in (("rate", "burst"), ("group_rate", "group_burst")):
         burst = changes.pop(burst_name, None)
         if changes.get(name) is not None:
@@ -96,7 +99,7 @@ def _rule_fields(changes: dict[str, Any]) -> dict[str, Any]:
             raise InvalidValue(burst_name, burst, why)
     if changes.get("ageing") is not None:
         changes["ageing"] = seconds(changes["ageing"], "ageing")
-    for name, kind in (("overflow", Overflow), ("order", Comeback)):
+    for name, kind in (("overflow", Overflow), ("on_return", OnReturn)):
         if changes.get(name) is not None:
             changes[name] = kind(check_choice(name, changes[name], tuple(kind)))
     return changes

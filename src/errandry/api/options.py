@@ -87,8 +87,8 @@ class TaskOptions(JobOptions, total=False):
     retry_on    exceptions to retry after; any other fails the job at once
     fail_on     exceptions that fail the job at once
     on_invalid  for a job whose stored arguments the handler does not accept: fail it, or discard it
-    run         process: run in a child process; without it, a plain function runs in a thread of the worker
-    memory      maximum memory of that process while it runs the handler: "512 MB"
+    runner      async (the event loop), thread or process (a child); default: async for async def, else thread
+    memory      maximum memory of a child process while it runs the handler: "512 MB"
     version     the version of its arguments; increase it when you change them, see `Task.upgrade`
     schedule    when to run it, with its default arguments: cron, "every 5 minutes", or ScheduleOptions(…)
     redact      arguments that are never shown: on the command line, in logs, in errors
@@ -98,7 +98,7 @@ class TaskOptions(JobOptions, total=False):
     retry_on: tuple[type[Exception], ...] | type[Exception]
     fail_on: tuple[type[Exception], ...] | type[Exception]
     on_invalid: Literal["fail", "discard"]
-    run: Literal["process"]
+    runner: Literal["async", "thread", "process"]
     memory: int | str
     version: int
     schedule: str | timedelta | ScheduleOptions | None

@@ -47,7 +47,7 @@ class Queue(GateHandle):
             terms.append(f"state:{','.join(check_choice('state', state, all_states) for state in states)}")
         return " ".join([*terms, *filter(None, [more])])
 
-    async def drain(self, *states: str, dry_run: bool = False) -> Moved:
+    async def purge(self, *states: str, dry_run: bool = False) -> Moved:
         """Delete jobs no worker has claimed: waiting, scheduled and blocked, or only the given states."""
         for state in states:
             check_choice("state", state, tuple(map(str, UNCLAIMED_STATES)))

@@ -119,7 +119,7 @@ class Schedules:
                 job, payload=self._seal_arguments(name, job.task, self._encode_arguments(job.task, arguments))
             )
             if (task := self._app.tasks.get(job.task)) is not None:
-                job = replace(job, metadata=with_version(job.metadata, task.rules.version))
+                job = replace(job, metadata=with_version(job.metadata, task.run_rules.version))
         plan = replace(options_of_plan(before.plan), **timing).plan(job)
         await self._app.engine.submit(PutSchedule(name, plan, before.owner, by))
         return await self.get(name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Ty
 from msgspec import Struct
 from msgspec.structs import replace
 
+from errandry.api.gates import GateHandle, RuleOptions
 from errandry.api.job import Job
 from errandry.api.options import (
     BatchOptions,
@@ -35,6 +36,7 @@ from errandry.codec.redaction import with_redacted_names
 from errandry.core import check
 from errandry.core.batch import BATCH_MAX
 from errandry.core.job import NewJob, copy_job, uuid7
+from errandry.core.rule import Rule
 from errandry.core.unique import Conflict
 from errandry.errors import InvalidValue
 
@@ -62,7 +64,6 @@ class RunRules(Struct, frozen=True):
     retry_on: tuple[type[Exception], ...] = (Exception,)
     fail_on: tuple[type[Exception], ...] = ()
     on_invalid: Literal["fail", "discard"] = "fail"
-    in_process: bool = False
     memory: int | None = None
     redact: tuple[str, ...] = ()
     batch: int | None = None
@@ -118,6 +119,8 @@ class TaskBackend(Protocol):
 
     def bind(self, connection: object) -> "TaskBackend": ...
 
+    def remote_task(self, name: str) -> GateHandle: ...
+
     async def enqueue_many(self, requests: list[Call[Any]]) -> list[Job[Any]]: ...
 
     def enqueue_many_sync(self, requests: list[Call[Any]]) -> list[Job[Any]]: ...
@@ -136,14 +139,14 @@ class Task(Generic[P, R_co]):
         app: TaskBackend,
         function: Callable[..., Any],
         name: str,
+        runner: Runner,
         rules: RunRules,
         fields: dict[str, Any],
     ) -> None:
-        self.app, self.function, self.name, self.rules = app, function, check.name("task", name), rules
+        self.app, self.function, self.name, self.run_rules = app, function, check.name("task", name), rules
         self.signature = Signature(name, function, is_batch=rules.batch is not None)
         self.is_async = inspect.iscoroutinefunction(function)
-        in_worker = Runner.ASYNC if self.is_async else Runner.THREAD
-        self.runner = Runner.PROCESS if rules.in_process else in_worker
+        self.runner = runner
         self._job_fields = _check_unique_arguments(self.signature, fields)
         self._template = _job_template(app, name, rules, fields)
         self.schedule: ScheduleOptions | None = None
@@ -162,7 +165,7 @@ class Task(Generic[P, R_co]):
         See `UseOptions` for the options.
         """
         other, fields = self._copy(), self._job_fields | job_fields(options)
-        other._template = _job_template(self.app, self.name, self.rules, fields)
+        other._template = _job_template(self.app, self.name, self.run_rules, fields)
         other._job_fields = _check_unique_arguments(self.signature, fields)
         return other
 
@@ -213,6 +216,28 @@ class Task(Generic[P, R_co]):
         [job] = self.app.enqueue_many_sync([self.new(*args, **kwargs)])
         return job
 
+    async def pause(self, *, by: str = "") -> bool:
+        """Stop claims of its jobs in all queues until it is resumed; running jobs go on.
+
+        `by` names the operator. Returns False if the task was paused already.
+        """
+        return await self.app.remote_task(self.name).pause(by=by)
+
+    async def resume(self) -> bool:
+        """Allow claims of its jobs again. False if it was not paused."""
+        return await self.app.remote_task(self.name).resume()
+
+    async def rules(self) -> Rule:
+        """The rules in force for its jobs; `NO_RULE` if it has none."""
+        return await self.app.remote_task(self.name).rules()
+
+    async def set_rules(self, *, by: str = "", **changes: Unpack[RuleOptions]) -> Rule:
+        """Change the given rules for all workers at once: `send.set_rules(limit=5, rate="100/minute")`.
+
+        See `GateHandle.set_rules`.
+        """
+        return await self.app.remote_task(self.name).set_rules(by=by, **changes)
+
     def _copy(self) -> "Task[P, R_co]":
         other: Task[P, R_co] = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -228,13 +253,12 @@ def declare_task(
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidValue("task", function, "is a generator: a handler returns its result, it cannot yield")
     check_names(options, BatchOptions)
-    name = options.get("name", function.__name__)
+    name, runner = options.get("name", function.__name__), _handler_runner(function, options)
     rules = RunRules(
         retry_on=read_exceptions("retry_on", options.get("retry_on", Exception)),
         fail_on=read_exceptions("fail_on", options.get("fail_on", ())),
         on_invalid=check_choice("on_invalid", options.get("on_invalid", "fail"), ("fail", "discard")),
-        in_process=_runs_in_process(function, options),
-        memory=_memory_limit(options),
+        memory=_memory_limit(runner, options),
         batch=_batch_size(options),
         linger=_linger_seconds(options),
         redact=_redacted_arguments(function, options),
@@ -243,27 +267,43 @@ def declare_task(
     fields = job_fields(
         {name: value for name, value in options.items() if name in JobOptions.__annotations__}
     )
-    task: Task[..., Any] = Task(app, function, name, rules, fields)
+    task: Task[..., Any] = Task(app, function, name, runner, rules, fields)
     task.schedule = read_schedule("schedule", options.get("schedule"))
     return task
 
 
-def _runs_in_process(function: Callable[..., Any], options: TaskOptions | BatchOptions) -> bool:
-    """True if the handler runs in a process; InvalidValue if a process could not import it."""
-    run = options.get("run")
-    if run is None:
-        return False
-    if run != "process":
-        why = "must be process; without it, async handlers run on the loop and plain functions in threads"
-        raise InvalidValue("run", run, why)
+def _handler_runner(function: Callable[..., Any], options: TaskOptions | BatchOptions) -> Runner:
+    """The runner given, or the one of the worker that fits `function`; InvalidValue if it cannot run it."""
+    is_async = inspect.iscoroutinefunction(function)
+    if "runner" not in options:
+        return Runner.ASYNC if is_async else Runner.THREAD
+    runner = Runner(check_choice("runner", options["runner"], tuple(Runner)))
+    if runner is Runner.PROCESS:
+        _check_importable(function)
+    elif runner is Runner.ASYNC and not is_async:
+        why = (
+            f"{function.__qualname__} is a plain function and would block the worker's event loop: "
+            'give "thread", the default for plain functions, or "process"'
+        )
+        raise InvalidValue("runner", runner.value, why)
+    elif runner is Runner.THREAD and is_async:
+        why = (
+            f"{function.__qualname__} is a coroutine function, which runs on the worker's event loop: "
+            'leave runner out, or give "process"'
+        )
+        raise InvalidValue("runner", runner.value, why)
+    return runner
+
+
+def _check_importable(function: Callable[..., Any]) -> None:
+    """Raise InvalidValue if a child process could not import the handler."""
     if not function.__qualname__.replace(".", "").isidentifier():
         why = f"another process cannot find {function.__qualname__}: declare the task at the top of a module"
-        raise InvalidValue("run", run, why)
+        raise InvalidValue("runner", Runner.PROCESS.value, why)
     file = vars(sys.modules["__main__"]).get("__file__") or ""
     if function.__module__ == "__main__" and not os.path.isfile(file):
         why = "another process cannot import what was typed into a notebook or a prompt: write it in a module"
-        raise InvalidValue("run", run, why)
-    return True
+        raise InvalidValue("runner", Runner.PROCESS.value, why)
 
 
 def _redacted_arguments(function: Callable[..., Any], options: TaskOptions | BatchOptions) -> tuple[str, ...]:
@@ -277,12 +317,12 @@ def _redacted_arguments(function: Callable[..., Any], options: TaskOptions | Bat
     return names
 
 
-def _memory_limit(options: TaskOptions | BatchOptions) -> int | None:
+def _memory_limit(runner: Runner, options: TaskOptions | BatchOptions) -> int | None:
     given = options.get("memory")
     if given is None:
         return None
-    if options.get("run") != "process":
-        raise InvalidValue("memory", given, 'limits a process: add run="process"')
+    if runner is not Runner.PROCESS:
+        raise InvalidValue("memory", given, 'limits a process: add runner="process"')
     return read_memory("memory", given)
 
 

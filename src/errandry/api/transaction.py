@@ -1,7 +1,7 @@
 """Enqueue over the caller's own connection: the jobs exist once it commits, and never after a rollback."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from errandry.api.flow import Flow, Parallel, final_jobs
 from errandry.api.job import Job
@@ -57,6 +57,11 @@ class BoundApp:
     def bind(self, connection: object) -> "BoundApp":
         """The app, bound to another connection."""
         return self._app.bind(connection)
+
+    def remote_task(self, name: str) -> NoReturn:
+        """Raise InvalidValue: pauses and rules are not written over a connection of the caller."""
+        why = "is bound to a connection, which only enqueues: pause it and set its rules unbound"
+        raise InvalidValue("task", name, why)
 
     async def enqueue(
         self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any

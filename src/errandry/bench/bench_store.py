@@ -87,7 +87,7 @@ async def _require_unused(app: Errandry, url: str) -> None:
         why = f"already holds jobs ({sum(others.values()):,} in {names}): {ADVICE}"
         raise InvalidValue("url", url, why)
     now = app.clock.time()
-    alive = [info.beat.worker for info in await app.workers() if now - info.seen_at <= SILENT_AFTER]
+    alive = [info.beat.worker for info in await app.workers.list() if now - info.seen_at <= SILENT_AFTER]
     if alive:
         why = f"the worker {alive[0]} is using it: stop it; or {ADVICE}"
         raise InvalidValue("url", url, why)

@@ -110,7 +110,7 @@ def _worker_command(descriptor: int) -> list[str]:
         "demo",
         "--grace",
         f"{WORKER_GRACE:g}",
-        "--children",
+        "--process-slots",
         "1",
         "--supervisor-pipe",
         str(descriptor),

@@ -69,12 +69,12 @@ async def rerun(
     return await apply_action(session, app, target, action, yes=yes, dry_run=dry_run)
 
 
-@dlq.command("purge")
+@dlq.command("rm")
 @jobs_argument
 @query_option
 @confirm_options
 @app_command
-async def purge(
+async def rm(
     session: Session, app: "Errandry", jobs_or_query: tuple[str, ...], text: str | None, **confirmation: bool
 ) -> int:
     """Delete failed jobs."""

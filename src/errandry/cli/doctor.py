@@ -96,7 +96,7 @@ async def _store_findings(jobs: "Errandry") -> list[Finding]:
 
 async def _activity_findings(jobs: "Errandry") -> list[Finding]:
     """Leases, workers, queues and schedules."""
-    now, infos, queues = await jobs.now(), await jobs.workers(), await jobs.queues()
+    now, infos, queues = await jobs.now(), await jobs.workers.list(), await jobs.queues()
     return [
         *_lease_findings(await jobs.held(10_000), now),
         *_worker_findings(infos, sum(info.states.get(state, 0) for info in queues for state in PENDING), now),

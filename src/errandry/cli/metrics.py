@@ -59,7 +59,7 @@ async def _worker_metrics(jobs: "Errandry") -> list["Metric"]:
     from prometheus_client.core import GaugeMetricFamily
 
     now = await jobs.now()
-    alive = [info.beat for info in await jobs.workers() if now - info.seen_at <= SILENT_AFTER]
+    alive = [info.beat for info in await jobs.workers.list() if now - info.seen_at <= SILENT_AFTER]
     slots = sum(beat.concurrency + sum(share.slots for share in beat.shares) for beat in alive)
     return [
         GaugeMetricFamily("errandry_workers", "Number of live workers.", len(alive)),

@@ -13,13 +13,29 @@ if TYPE_CHECKING:
 
 async def pause(session: Session, gate: "GateHandle", by: str | None) -> None:
     """Pause the gate and print that; `by` is recorded as the operator, by default the user name."""
-    changed = await gate.pause(by=user_name() if by is None else by)
-    _report(session, gate, changed, "is paused" if changed else "was paused already")
+    changed = await gate.pause(by=operator(by))
+    report_pause(session, str(gate), as_data(gate), changed)
 
 
 async def resume(session: Session, gate: "GateHandle") -> None:
     changed = await gate.resume()
-    _report(session, gate, changed, "is resumed" if changed else "was not paused")
+    report_resume(session, str(gate), as_data(gate), changed)
+
+
+def report_pause(session: Session, subject: str, data: dict[str, str], changed: bool) -> None:
+    """Print that the subject, such as `queue mail`, is paused; `data` is what identifies it in JSON."""
+    if session.json:
+        session.print_json({**data, "changed": changed, "paused": True})
+    else:
+        session.print_message(f"The {subject} {'is paused' if changed else 'was paused already'}.")
+
+
+def report_resume(session: Session, subject: str, data: dict[str, str], changed: bool) -> None:
+    """Print that the subject, such as `queue mail`, is not paused; `data` is what identifies it in JSON."""
+    if session.json:
+        session.print_json({**data, "changed": changed, "paused": False})
+    else:
+        session.print_message(f"The {subject} {'is resumed' if changed else 'was not paused'}.")
 
 
 def since_text(info: PauseInfo | RuleInfo | None, now: float) -> str:
@@ -34,15 +50,10 @@ def as_data(gate: "GateHandle") -> dict[str, str]:
     return {"kind": str(gate.kind), "name": gate.name, **group}
 
 
-def _report(session: Session, gate: "GateHandle", changed: bool, became: str) -> None:
-    if session.json:
-        session.print_json({**as_data(gate), "became": became.split()[1], "changed": changed})
-    else:
-        session.print_message(f"The {gate} {became}.")
-
-
-def user_name() -> str:
-    """The user name of this process; empty if it has none."""
+def operator(by: str | None) -> str:
+    """The operator to record: `by`, or without it the user name of this process, empty if it has none."""
+    if by is not None:
+        return by
     try:
         return getpass.getuser()
     except (KeyError, OSError):

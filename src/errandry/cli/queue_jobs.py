@@ -1,4 +1,4 @@
-"""`errandry queues drain`, `clean`, `rerun`, `promote`, `move` and `obliterate`: change all jobs of a queue.
+"""`errandry queues purge`, `clean`, `rerun`, `promote`, `move` and `obliterate`: change all jobs of a queue.
 
 Each works slice by slice. An interrupted command can be run again; it continues with the remaining jobs.
 """
@@ -42,12 +42,12 @@ def state_option(choice: tuple[State, ...]) -> Callable[[F], F]:
     )
 
 
-@click.command("drain", cls=CliCommand)
+@click.command("purge", cls=CliCommand)
 @queue_argument
 @state_option(UNCLAIMED_STATES)
 @confirm_options
 @app_command
-async def drain(
+async def purge(
     session: Session, jobs: "Errandry", name: str, states: tuple[str, ...], **confirmation: bool
 ) -> int:
     """Delete the jobs of a queue that no worker has claimed.
@@ -166,4 +166,4 @@ async def obliterate(
     return report(session, moved, "removed", len(moved.moved))
 
 
-BULK_COMMANDS = (drain, clean, rerun, promote, move, obliterate)
+BULK_COMMANDS = (purge, clean, rerun, promote, move, obliterate)

@@ -94,7 +94,7 @@ def _gates(
         raise click.UsageError("--group needs exactly one queue.")
     gates: list[GateHandle] = [jobs.queue(name).group(group) for name in names for group in groups]
     gates += [jobs.queue(name) for name in names if not groups]
-    gates += [jobs.task_gate(name) for name in tasks]
+    gates += [jobs.remote_task(name) for name in tasks]
     if not gates:
         raise click.UsageError("No queues given: name queues, or tasks with --task.")
     return gates

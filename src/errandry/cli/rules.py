@@ -1,4 +1,4 @@
-"""Set and list rules: `errandry queues limit`, `rate`, `weight`, `max-size`, `ageing`, `order`, `rules`."""
+"""Set and list rules: `errandry queues limit`, `rate`, `weight`, `max-size`, `ageing`, `on-return`, …"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -8,12 +8,12 @@ from msgspec import to_builtins
 
 from errandry.cli import table
 from errandry.cli.command import CliCommand
-from errandry.cli.pausing import as_data, since_text, user_name
+from errandry.cli.pausing import as_data, operator, since_text
 from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
 from errandry.core.duration import format_duration, rough_duration
 from errandry.core.gate import GateKind
-from errandry.core.rule import Comeback, Overflow, Rate, Rule
+from errandry.core.rule import OnReturn, Overflow, Rate, Rule
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
@@ -141,18 +141,21 @@ async def ageing(session: Session, jobs: "Errandry", queue: str, span: str, by: 
     await _put_rule(session, jobs.queue(queue), by, ageing=None if span == "none" else span)
 
 
-@click.command("order", cls=CliCommand)
+@click.command("on-return", cls=CliCommand)
 @click.argument("queue")
-@click.argument("order", type=click.Choice([*map(str, Comeback), "none"]))
+@click.argument(
+    "effect", type=click.Choice([*(str(effect).replace("_", "-") for effect in OnReturn), "none"])
+)
 @by_option
 @app_command
-async def order(session: Session, jobs: "Errandry", queue: str, order: str, by: str | None) -> None:
+async def on_return(session: Session, jobs: "Errandry", queue: str, effect: str, by: str | None) -> None:
     """Set the place of jobs that return to the queue.
 
-    This is about jobs of groups that return, for example for a retry. With place, a job takes its old place;
-    with hold, its group also waits for it; with none, it goes to the end.
+    This is about jobs of groups that return, for example for a retry. With keep-place, a job takes its old
+    place; with hold-group, its group also waits for it; with none, it goes to the end.
     """
-    await _put_rule(session, jobs.queue(queue), by, order=None if order == "none" else order)
+    value = None if effect == "none" else effect.replace("-", "_")
+    await _put_rule(session, jobs.queue(queue), by, on_return=value)
 
 
 @click.command("rules", cls=CliCommand)
@@ -189,7 +192,7 @@ async def rules(session: Session, jobs: "Errandry") -> None:
     table.print_table(session, columns, rows)
 
 
-RULE_COMMANDS = (limit, rate, weight, max_size, ageing, order, rules)
+RULE_COMMANDS = (limit, rate, weight, max_size, ageing, on_return, rules)
 
 
 def describe_rule(rule: Rule) -> str:
@@ -210,7 +213,7 @@ def _format_value(name: str, value: Any) -> str:
 
 
 async def _put_rule(session: Session, gate: "GateHandle", by: str | None, **changes: Any) -> None:
-    rule = await gate.put(by=user_name() if by is None else by, **changes)
+    rule = await gate.set_rules(by=operator(by), **changes)
     if session.json:
         session.print_json({**as_data(gate), "rule": to_builtins(rule)})
     else:
@@ -224,7 +227,7 @@ def _gate_and_value(
     if task is not None:
         if len(words) != 1 or group is not None:
             raise click.UsageError("With --task, give only the value: neither a queue nor --group.")
-        return jobs.task_gate(task), words[0]
+        return jobs.remote_task(task), words[0]
     if len(words) != 2:
         raise click.UsageError("Give a queue and a value, or a value and --task.")
     queue = jobs.queue(words[0])

@@ -11,7 +11,7 @@ from msgspec import to_builtins
 from errandry.cli import table
 from errandry.cli.command import CliGroup
 from errandry.cli.param_types import DURATION, TIME, parse_arguments
-from errandry.cli.pausing import since_text, user_name
+from errandry.cli.pausing import operator, report_pause, report_resume, since_text
 from errandry.cli.session import Session, app_command, app_command_making_store
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago, clean, local_time, pluralize, to_json
@@ -149,7 +149,7 @@ async def add(
         raise UnknownTask(task, tuple(sorted(jobs.tasks)))
     timing, chosen, given = _split_options(options)
     call = jobs._job_by_name(task, given or {}, chosen)
-    schedule = await jobs.schedules.put(name, call, when, by=_operator(by), **timing)
+    schedule = await jobs.schedules.put(name, call, when, by=operator(by), **timing)
     await _report(session, jobs, schedule)
 
 
@@ -170,7 +170,7 @@ async def edit(
         timing["when"] = when
     if not timing and not chosen and given is None:
         raise click.UsageError("Nothing to change: give --when, --timezone, --json, --queue, …")
-    schedule = await jobs.schedules.edit(name, arguments=given, options=chosen, by=_operator(by), **timing)
+    schedule = await jobs.schedules.edit(name, arguments=given, options=chosen, by=operator(by), **timing)
     await _report(session, jobs, schedule)
 
 
@@ -184,8 +184,8 @@ async def pause(session: Session, jobs: "Errandry", names: tuple[str, ...], by: 
     They have no ticks until they are resumed. Running jobs continue.
     """
     for name in names:
-        changed = await jobs.schedules.pause(name, by=_operator(by))
-        _report_change(session, name, changed, "is paused" if changed else "was paused already")
+        changed = await jobs.schedules.pause(name, by=operator(by))
+        report_pause(session, f"schedule {name}", {"schedule": name}, changed)
 
 
 @schedules.command("resume")
@@ -198,7 +198,7 @@ async def resume(session: Session, jobs: "Errandry", names: tuple[str, ...]) -> 
     """
     for name in names:
         changed = await jobs.schedules.resume(name)
-        _report_change(session, name, changed, "is resumed" if changed else "was not paused")
+        report_resume(session, f"schedule {name}", {"schedule": name}, changed)
 
 
 @schedules.command("run")
@@ -242,7 +242,10 @@ async def rm(session: Session, jobs: "Errandry", names: tuple[str, ...]) -> int:
     """Remove schedules. Running jobs continue."""
     removed = [await jobs.schedules.remove(name) for name in names]
     for name, changed in zip(names, removed, strict=True):
-        _report_change(session, name, changed, "is removed" if changed else "does not exist")
+        if session.json:
+            session.print_json({"schedule": name, "changed": changed, "removed": changed})
+        else:
+            session.print_message(f"The schedule {name} {'is removed' if changed else 'does not exist'}.")
     return 0 if all(removed) else 1
 
 
@@ -342,10 +345,6 @@ def _split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
     return timing, chosen, None if given is None else parse_arguments(given)
 
 
-def _operator(by: str | None) -> str:
-    return user_name() if by is None else by
-
-
 async def _report(session: Session, jobs: "Errandry", schedule: ScheduleRecord) -> None:
     if session.json:
         session.print_json(as_data(jobs, schedule))
@@ -355,11 +354,3 @@ async def _report(session: Session, jobs: "Errandry", schedule: ScheduleRecord) 
             f"The schedule {schedule.name} runs {schedule.plan.job.task} {describe_timing(schedule)}: "
             f"next {next_}."
         )
-
-
-def _report_change(session: Session, name: str, changed: bool, became: str) -> None:
-    """Print what became of the schedule; the second word of `became` is the value for JSON."""
-    if session.json:
-        session.print_json({"schedule": name, "became": became.split()[1], "changed": changed})
-    else:
-        session.print_message(f"The schedule {name} {became}.")

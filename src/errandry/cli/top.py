@@ -199,7 +199,7 @@ async def _take_snapshot(jobs: "Errandry") -> StoreSnapshot:
         await jobs.now(),
         jobs.clock.monotonic(),
         await jobs.queues(),
-        await jobs.workers(),
+        await jobs.workers.list(),
         await jobs.held(HELD_MAX),
         (await jobs.list("state:failed", limit=FAILED_MAX)).jobs,
         totals,

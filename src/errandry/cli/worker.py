@@ -36,12 +36,13 @@ ShowStatus = Callable[[str], None]
 
 @click.command(cls=CliCommand)
 @click.argument("target", metavar="[MODULE:NAME]", required=False)
-@click.option("--concurrency", type=int, metavar="N", help="Maximum async handlers at once; default: 100")
+@click.option("--concurrency", type=int, metavar="N", help="Slots for async handlers; default: 100")
+@click.option("--thread-slots", type=int, metavar="N", help="Slots for handlers in threads; default: 8")
 @click.option(
-    "--threads", type=int, metavar="N", help="Maximum sync handlers at once, in threads; default: 8"
-)
-@click.option(
-    "--children", type=int, metavar="N", help="Maximum process handlers at once; default: CPU count"
+    "--process-slots",
+    type=int,
+    metavar="N",
+    help="Slots for handlers in child processes; default: one for each core",
 )
 @click.option("--recycle-jobs", type=int, metavar="N", help="Replace a child process after this many jobs")
 @click.option("--recycle-memory", type=SIZE, help="Replace a child process above this memory, such as 500 MB")
@@ -170,14 +171,14 @@ def _log_start(jobs: "Errandry", worker: "Worker") -> None:
         why = "the app has its own store: leave out the URL in the app to use this one"
         log.warning("$ERRANDRY_URL is %s, but %s", without_password(url), why)
     log.info(
-        "worker %s: %s; tasks %s; queues %s; at once %d async, %d in threads, %d in processes; lease %g s",
+        "worker %s: %s; tasks %s; queues %s; slots: %d async, %d thread, %d process; lease %g s",
         worker.id,
         jobs.display_url,
         ", ".join(tasks) or "none",
         ", ".join(options.queues) if options.queues else "all",
         options.concurrency,
-        options.threads,
-        options.processes,
+        options.thread_slots,
+        options.process_slots,
         options.lease,
     )
 

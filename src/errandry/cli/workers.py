@@ -13,6 +13,7 @@ from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago
 from errandry.core.command import Beat, WorkerInfo
+from errandry.core.gate import GateKind
 from errandry.core.why import SILENT_AFTER
 from errandry.errors import short_repr
 from errandry.worker.liveness import is_dead
@@ -33,7 +34,7 @@ def workers() -> None:
 @app_command
 async def ls(session: Session, jobs: "Errandry") -> None:
     """List workers with a recent heartbeat."""
-    infos, now = await jobs.workers(), await jobs.now()
+    infos, now = await jobs.workers.list(), await jobs.now()
     if session.json:
         for info in infos:
             session.print_json(to_builtins(info))
@@ -99,7 +100,8 @@ async def pause(
     They claim no more jobs until they are resumed. Running jobs continue.
     """
     for worker in await _matching_workers(jobs, parts, everyone):
-        await pausing.pause(session, jobs.worker(worker), by)
+        changed = await jobs.workers.pause(worker, by=pausing.operator(by))
+        pausing.report_pause(session, f"worker {worker}", _as_data(worker), changed)
 
 
 @workers.command("resume")
@@ -109,12 +111,17 @@ async def pause(
 async def resume(session: Session, jobs: "Errandry", parts: tuple[str, ...], everyone: bool) -> None:
     """Resume paused workers."""
     for worker in await _matching_workers(jobs, parts, everyone):
-        await pausing.resume(session, jobs.worker(worker))
+        changed = await jobs.workers.resume(worker)
+        pausing.report_resume(session, f"worker {worker}", _as_data(worker), changed)
+
+
+def _as_data(worker: str) -> dict[str, str]:
+    return {"kind": str(GateKind.WORKER), "name": worker}
 
 
 async def _matching_workers(jobs: "Errandry", parts: Sequence[str], everyone: bool) -> list[str]:
     """The ids of the workers that these parts name; an error if a part names none, or several."""
-    known = [info.beat.worker for info in await jobs.workers()]
+    known = [info.beat.worker for info in await jobs.workers.list()]
     if everyone:
         return known
     if not parts:

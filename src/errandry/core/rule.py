@@ -75,15 +75,15 @@ class Overflow(StrEnum):
     WAIT = "wait"
 
 
-class Comeback(StrEnum):
+class OnReturn(StrEnum):
     """Where a job of a group returns to after a retry, a snooze, a release or an expiry.
 
-    place  to its original place, before all jobs that were inserted later
-    hold   to its original place; while it is scheduled, no other job of its group is claimed
+    keep_place  to its original place, before all jobs that were inserted later
+    hold_group  to its original place; while it is scheduled, no other job of its group is claimed
     """
 
-    PLACE = "place"
-    HOLD = "hold"
+    KEEP_PLACE = "keep_place"
+    HOLD_GROUP = "hold_group"
 
 
 class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -98,7 +98,7 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     group_max_size  the maximum number of jobs that wait in each of its groups
     overflow        what happens to an insert beyond these sizes
     ageing          after this many seconds of waiting a job goes before all others of its queue
-    order           where a job of a group goes that returns after a retry, snooze, release or expiry
+    on_return       where a job of a group goes that returns after a retry, snooze, release or expiry
     """
 
     limit: int | None = None
@@ -110,7 +110,7 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     group_max_size: int | None = None
     overflow: Overflow | None = None
     ageing: float | None = None
-    order: Comeback | None = None
+    on_return: OnReturn | None = None
 
     def __post_init__(self) -> None:
         for field in ("limit", "group_limit", "max_size", "group_max_size"):
@@ -124,7 +124,7 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
             ("rate", Rate),
             ("group_rate", Rate),
             ("overflow", Overflow),
-            ("order", Comeback),
+            ("on_return", OnReturn),
         ):
             value = getattr(self, field)
             if value is not None and type(value) is not kind:

@@ -70,7 +70,7 @@ async def export(ctx: JobContext, what: str) -> str:
     return what
 
 
-@jobs.task(queue="pictures", run="process", backoff=RETRY_SOON)
+@jobs.task(queue="pictures", runner="process", backoff=RETRY_SOON)
 def thumbnail(ctx: JobContext, picture: str) -> int:
     """CPU work in a child process; a broken picture kills that process and no other."""
     if "broken" in picture and ctx.attempt == 1:

@@ -178,7 +178,9 @@ class Story:
         await asyncio.sleep(DISPLAY_PAUSE)  # show normal work before the crash
         job = await self._enqueue(shop.crawl.enqueue(site="example.org"))
         record = await self._wait_until(job, lambda record: record.state is State.RUNNING)
-        victim = next(info.beat for info in await shop.jobs.workers() if info.beat.worker == record.worker)
+        victim = next(
+            info.beat for info in await shop.jobs.workers.list() if info.beat.worker == record.worker
+        )
         chapter.fact = f"worker process {victim.pid} runs the job and will be killed"
         await asyncio.sleep(DISPLAY_PAUSE)
         os.kill(victim.pid, signal.SIGKILL)
@@ -214,6 +216,6 @@ async def _wait_for_state(job: Job[Any], state: State) -> None:
 
 async def _wait_for_workers() -> None:
     while True:
-        if len(await shop.jobs.workers()) >= WORKERS:
+        if len(await shop.jobs.workers.list()) >= WORKERS:
             return
         await asyncio.sleep(0.1)

@@ -27,6 +27,9 @@ from errandry.api.outcome import (
     SuspendForChildren,
     SuspendForSignal,
     SuspendForSleep,
+    Suspension,
+    returned_outcome,
+    unwrap_group,
 )
 from errandry.api.task import Task
 from errandry.codec.json_codec import Codec, DocumentInfo, to_json
@@ -69,16 +72,16 @@ class AttemptRunner:
         """Call the handler; an outcome for each job of the call."""
         if call.size is not None:
             call.share_context()
-        redactor = Redactor(task.rules.redact, arguments) if task.rules.redact else None
+        redactor = Redactor(task.run_rules.redact, arguments) if task.run_rules.redact else None
         if redactor is not None:
             for ctx in {call.ctx, *(run.ctx for run in call.runs)}:
-                ctx.redact_with(redactor.text)
+                ctx._redact_with(redactor.text)
         try:
             outcomes = self._return_outcomes(call, task, await self._enter_call(call, task, arguments))
         except asyncio.CancelledError as error:
             outcomes = self.stop_outcomes(call, error)
         except BaseException as error:
-            error = error.with_traceback(_app_traceback(error.__traceback__))
+            error = unwrap_group(error.with_traceback(_app_traceback(error.__traceback__)))
             outcomes = self.error_outcomes(call, task, error)
         return outcomes if redactor is None else [redactor.outcome(outcome) for outcome in outcomes]
 
@@ -88,10 +91,10 @@ class AttemptRunner:
 
     def error_outcomes(self, call: HandlerCall, task: Task[..., Any], error: BaseException) -> Outcomes:
         """Outcomes of jobs whose handler raised `error`, by the rules of their task."""
-        if not isinstance(error, HandlerOutcome) and not call.is_stopped:
+        if not isinstance(error, HandlerOutcome | Suspension) and not call.is_stopped:
             job = call.runs[0].job
             attempt = f"{call}, attempt {job.attempts} of {job.max_attempts}"
-            info = None if task.rules.redact else error  # its message may hold what the task redacts
+            info = None if task.run_rules.redact else error  # its message may hold what the task redacts
             log.warning("%s raised %s", attempt, failure(error).type, exc_info=info)
         return [self._error_outcome(run, task, error) for run in call.runs]
 
@@ -158,7 +161,9 @@ class AttemptRunner:
         return await self._call_plain(partial(task.function, **arguments), call)
 
     def _return_outcomes(self, call: HandlerCall, task: Task[..., Any], value: Any) -> Outcomes:
-        if task.rules.batch is None:
+        if (returned := returned_outcome(value)) is not None:  # in a batch: for every job of the call
+            return self.error_outcomes(call, task, returned)
+        if task.run_rules.batch is None:
             return [self._complete_outcome(call.runs[0].job, value)]
         try:
             values = _results_per_job(task.name, value, len(call.runs))
@@ -169,6 +174,7 @@ class AttemptRunner:
 
     def _item_outcome(self, run: JobRun, task: Task[..., Any], value: Any) -> Outcome | None:
         """The outcome of one job of a batch: by its result, or by an exception returned instead of one."""
+        value = returned_outcome(value) or value
         if not isinstance(value, BaseException):
             return self._complete_outcome(run.job, value)
         if not isinstance(value, HandlerOutcome):
@@ -195,7 +201,7 @@ class AttemptRunner:
                 return FailOutcome(failure(error, Reason.UNRECOVERABLE))
             case Cancel():
                 return GiveUpOutcome(failure(error, Reason.CANCELED))
-        rules = task.rules
+        rules = task.run_rules
         if isinstance(error, Exception) and (
             isinstance(error, rules.fail_on) or not isinstance(error, rules.retry_on)
         ):

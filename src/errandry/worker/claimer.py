@@ -254,7 +254,7 @@ class Claimer:
 
     def _is_batched(self, name: str) -> bool:
         task = self._app.tasks.get(name)
-        return task is not None and task.rules.batch is not None
+        return task is not None and task.run_rules.batch is not None
 
     def _note_exhausted(self, version: int, claimed: bool) -> None:
         """Note that nothing is left to claim since `version`, unless the store has changed since.

@@ -79,7 +79,7 @@ class Dispatcher:
         """Let a call wait for more jobs if its task says so; False if it can begin at once."""
         if call.is_full or call.is_suspect:
             return False
-        linger = self._app.tasks[call.task].rules.linger
+        linger = self._app.tasks[call.task].run_rules.linger
         if not linger:
             return False
         self._lingering[call.task] = call
@@ -98,7 +98,7 @@ def group_calls(app: Errandry, runs: Iterable[JobRun]) -> list[HandlerCall]:
     last: dict[str, HandlerCall] = {}
     for run in runs:
         job, task = run.job, app.tasks.get(run.job.task)
-        size, runner = (None, Runner.ASYNC) if task is None else (task.rules.batch, task.runner)
+        size, runner = (None, Runner.ASYNC) if task is None else (task.run_rules.batch, task.runner)
         if size is None or job.crashes:
             calls.append(HandlerCall(run, size, runner))
         elif job.task in last and not last[job.task].is_full:
@@ -112,7 +112,7 @@ def group_calls(app: Errandry, runs: Iterable[JobRun]) -> list[HandlerCall]:
 def batch_specs(app: Errandry) -> tuple[BatchSpec, ...]:
     """The batch tasks of an app as claims describe them."""
     return tuple(
-        BatchSpec(name, task.rules.batch, start=not task.rules.linger)
+        BatchSpec(name, task.run_rules.batch, start=not task.run_rules.linger)
         for name, task in app.tasks.items()
-        if task.rules.batch is not None
+        if task.run_rules.batch is not None
     )

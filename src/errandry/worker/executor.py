@@ -159,9 +159,9 @@ class Executor:
             job = run.job
             if job.children:
                 child_results[run] = await self._app.child_results(job.id)
-                run.ctx.set_children(child_results[run].children)
+                run.ctx._set_children(child_results[run].children)
             if job.steps is not None:
-                run.ctx.load_steps(await self._app.read_steps(job))
+                run.ctx._load_steps(await self._app.read_steps(job))
         payloads, arguments = self._read_arguments(call, task, child_results)
         if not call.runs:
             return []
@@ -186,8 +186,8 @@ class Executor:
                 payload = self._app.codec.unseal(job.payload, document_info(job, "payload"))
                 if run in child_results:
                     payload = child_results[run].fill_payload(payload)
-                if (version := version_of(job.metadata)) != task.rules.version:
-                    if version > task.rules.version:
+                if (version := version_of(job.metadata)) != task.run_rules.version:
+                    if version > task.run_rules.version:
                         self._settle_early(run, self._newer_version_outcome(job, version))
                         continue
                     payload = task.upgrades.apply(payload, version)
@@ -207,7 +207,7 @@ class Executor:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            call.ctx.stop()
+            call.ctx._request_stop()
             await asyncio.wait({future}, timeout=self._options.grace)
             if not future.cancel() and future.exception() is not None:
                 log.debug("%s raised while it was stopped", str(call), exc_info=future.exception())
@@ -259,7 +259,7 @@ class Executor:
 
     def _settle_invalid(self, run: JobRun, task: Task[..., Any], error: InvalidArguments) -> None:
         """Fail or discard a job whose arguments the task does not accept, as its `on_invalid` says."""
-        if task.rules.on_invalid == "fail":
+        if task.run_rules.on_invalid == "fail":
             failed = Failure(Reason.INVALID_PAYLOAD, type(error).__name__, str(error))
             self._settle_early(run, FailOutcome(failed))
             return

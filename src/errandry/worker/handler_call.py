@@ -72,7 +72,7 @@ class JobRun:
         if self.stop_reason is not None:
             return False
         self.stop_reason = reason
-        self.ctx.stop()
+        self.ctx._request_stop()
         return True
 
     def note(self, progress: Progress | None, logs: tuple[LogLine, ...]) -> None:
@@ -163,7 +163,7 @@ class HandlerCall:
         """
         for run in self.runs:
             if run.stop_reason is None:
-                run.ctx.detach()
+                run.ctx._detach()
         self.runs = []
 
     def limit_renewals(self, now: float, grace: float) -> None:
@@ -195,7 +195,7 @@ class HandlerCall:
     def request_stop(self, runs: list[JobRun]) -> None:
         """Pass on that these runs should stop; if all runs should, cancel the handler. From any thread."""
         if self.size is not None and self.is_stopped:
-            self.ctx.stop()
+            self.ctx._request_stop()
         self.loop.call_soon_threadsafe(self._deliver_stop, runs)
 
     def _deliver_stop(self, runs: list[JobRun]) -> None:

@@ -3,12 +3,14 @@
 import os
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from errandry.core import check
 from errandry.core.command import check_queue_order
 from errandry.errors import InvalidValue
 
+PROCESS_SLOTS_MAX = 1_000
+"""Maximum number of slots for handlers in child processes."""
 RECYCLE_MIN = 64_000_000
 """Minimum of `recycle_memory` in bytes.
 
@@ -16,13 +18,19 @@ A new child uses up to half of this, so a smaller limit would replace it after e
 """
 
 
+def _default_process_slots() -> int:
+    """One for each processor core that this process may use, up to the maximum."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, PROCESS_SLOTS_MAX)
+
+
 class WorkerOptions(Struct, frozen=True, kw_only=True):
     """The options of a worker. Times are in seconds.
 
     id            first part of the worker's id; each start adds a unique suffix
-    concurrency   maximum number of async handlers at once
-    threads       maximum number of sync handlers at once, each in a thread
-    children      maximum number of handlers at once in child processes; None for one per processor
+    concurrency   slots for async handlers: maximum number at once
+    thread_slots  slots for handlers in threads: maximum number at once
+    process_slots slots for handlers in child processes: maximum number at once
     recycle_jobs  number of jobs after which a child process is replaced; None for never
     recycle_memory bytes of memory above which a child process is replaced; None for never
     queues        claim only from these queues; None for all
@@ -44,8 +52,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
 
     id: str | None = None
     concurrency: int = 100
-    threads: int = 8
-    children: int | None = None
+    thread_slots: int = 8
+    process_slots: int = field(default_factory=_default_process_slots)
     recycle_jobs: int | None = None
     recycle_memory: int | None = None
     queues: tuple[str, ...] | None = None
@@ -66,9 +74,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check.whole("concurrency", self.concurrency, 1, 10_000)
-        check.whole("threads", self.threads, 1, 1_000)
-        if self.children is not None:
-            check.whole("children", self.children, 1, 1_000)
+        check.whole("thread_slots", self.thread_slots, 1, 1_000)
+        check.whole("process_slots", self.process_slots, 1, PROCESS_SLOTS_MAX)
         if self.recycle_jobs is not None:
             check.whole("recycle_jobs", self.recycle_jobs, 1, check.INT_MAX)
         if self.recycle_memory is not None:
@@ -97,10 +104,3 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     def renewal(self) -> float:
         """Seconds between renewals."""
         return self.lease / 3 if self.renew_every is None else self.renew_every
-
-    @property
-    def processes(self) -> int:
-        """Maximum number of process handlers at once: `children`, or one for each available processor."""
-        if self.children is not None:
-            return self.children
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -27,8 +27,8 @@ class Slots:
         }
         self._free = {
             Runner.ASYNC: options.concurrency,
-            Runner.THREAD: options.threads,
-            Runner.PROCESS: options.processes,
+            Runner.THREAD: options.thread_slots,
+            Runner.PROCESS: options.process_slots,
         }
         self._suspect_count = 0
 

@@ -212,7 +212,7 @@ class Worker:
 
     def _slot_shares(self) -> tuple[SlotShare, ...]:
         """The slots that only thread tasks and only process tasks can use."""
-        slots = {Runner.THREAD: self.options.threads, Runner.PROCESS: self.options.processes}
+        slots = {Runner.THREAD: self.options.thread_slots, Runner.PROCESS: self.options.process_slots}
         tasks_by_runner = {
             runner: tuple(n for n, t in self.app.tasks.items() if t.runner is runner) for runner in slots
         }

@@ -21,7 +21,7 @@ async def store(rows: list[Row]) -> list[int]:
     return [len(row.name) for row in rows]
 
 
-@jobs.task(batch=50, run="process", memory="512 MB", max_attempts=2)
+@jobs.task(batch=50, runner="process", memory="512 MB", max_attempts=2)
 def threaded(rows: list[Row]) -> list[int]:
     return [len(row.name) for row in rows]
 
@@ -81,6 +81,7 @@ async def wrong() -> None:
     await store.enqueue()  # E: Too few arguments for "enqueue" of "Task"
     await without_results.enqueue(5)  # E: Argument 1 to "enqueue" of "Task" has incompatible type "int"
     jobs.task(batch="50")  # E: No overload variant of "task" of "Errandry" matches argument type "str"
+    jobs.task(batch=50, runner="fork")  # E: No overload variant of "task" of "Errandry"
     jobs.task(linger="1s")  # E: No overload variant of "task" of "Errandry" matches argument type "str"
 
 

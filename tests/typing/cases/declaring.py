@@ -2,7 +2,7 @@
 
 from typing import Any, assert_type
 
-from errandry import Errandry, JobContext, Task, UniqueOptions
+from errandry import Cancel, Errandry, Job, JobContext, Snooze, Task, UniqueOptions
 
 jobs = Errandry("memory:")
 
@@ -22,7 +22,7 @@ def threaded(to: str) -> bytes:
     return to.encode()
 
 
-@jobs.task(max_attempts=1)
+@jobs.task(max_attempts=1, runner="thread")
 def threaded_with_options(to: str) -> bytes:
     return to.encode()
 
@@ -50,6 +50,21 @@ async def loose(value: Any, rest: dict[str, Any]) -> str:
 assert_type(optioned.name, str)
 assert_type(without_anything, Task[[], None])
 anything: Task[..., Any] = plain
+
+
+@jobs.task
+async def with_outcome(to: str) -> str | Snooze:
+    return to or Snooze("1 hour")
+
+
+@jobs.task(priority=1)
+def with_outcome_class(ctx: JobContext, to: str) -> int | type[Cancel] | None:
+    return len(to) or Cancel
+
+
+async def results_without_outcomes() -> None:
+    assert_type(await with_outcome.enqueue("a"), Job[str])
+    assert_type(await with_outcome_class.enqueue("a"), Job[int | None])
 
 
 @jobs.task(unique=UniqueOptions(by=["to"], per="queue", scope="1 hour", on_conflict="replace"))

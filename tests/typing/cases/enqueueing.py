@@ -72,4 +72,5 @@ async def wrong_through_using() -> None:
     plain.using(run_at=None, name="x")  # E: Unexpected keyword argument "name" for "using" of "Task"
     plain.using(order="random")  # E: Argument "order" to "using" of "Task" has incompatible type
     plain.using(tags="nightly")  # E: Argument "tags" to "using" of "Task" has incompatible type "str"
+    await plain.set_rules(limits=5)  # E: Unexpected keyword argument "limits" for "set_rules" of "Task"
     plain.using("mail")  # E: Too many positional arguments for "using" of "Task"

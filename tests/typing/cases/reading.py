@@ -53,7 +53,7 @@ async def operating() -> None:
 
 def handler(ctx: JobContext) -> None:
     assert_type(ctx.fence, int)
-    assert_type(ctx.canceled, bool)
+    assert_type(ctx.should_stop, bool)
     assert_type(ctx.job.progress, Progress | None)
     ctx.progress("half")  # E: Argument 1 to "progress" of "JobContext" has incompatible type "str"
     ctx.job.state = State.FAILED  # E: Property "state" defined in "JobRecord" is read-only

@@ -15,7 +15,7 @@ from errandry.core.gate import GateKey, GateKind, GateRecord
 from errandry.core.job import JobRecord
 from errandry.core.move import holder_of, place, slot_of
 from errandry.core.permit import Permits
-from errandry.core.rule import NO_RULE, Comeback, Rule
+from errandry.core.rule import NO_RULE, OnReturn, Rule
 from errandry.core.state import HELD_STATES, SCHEDULED, TERMINAL, WAITING, Move, Reason, State
 from errandry.core.unique import KeyHolder, UniqueKey, UniqueScope
 from errandry.store.contract import StoreLimits
@@ -251,7 +251,7 @@ class UnitOfWork:
             self.tables.append_events(self.now, self._events.event_runs, self._events.deltas())
 
     def _keeps_place(self, job: JobRecord) -> bool:
-        return bool(job.group) and self.tables.has_gates and self.rule(job.queue).order is not None
+        return bool(job.group) and self.tables.has_gates and self.rule(job.queue).on_return is not None
 
     def _hold_group(self, before: JobRecord, after: JobRecord) -> None:
         """Close the group of a job that waits for a retry, if the rule of its queue says so.
@@ -261,7 +261,7 @@ class UnitOfWork:
         if before.state in HELD_STATES and after.state not in HELD_STATES:
             self._left_groups.add((after.queue, after.group))
         is_moved = before.state is not after.state or before.queue != after.queue
-        if is_moved and self.rule(before.queue).order is Comeback.HOLD:
+        if is_moved and self.rule(before.queue).on_return is OnReturn.HOLD_GROUP:
             group = GateKind.GROUP, before.queue, before.group
             if before.state in HELD_STATES and after.state is SCHEDULED:
                 self.close_gate(group, after.run_at or 0.0)

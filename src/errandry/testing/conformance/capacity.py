@@ -14,7 +14,7 @@ from errandry.core.command import (
 )
 from errandry.core.gate import GateKind, PutRule
 from errandry.core.job import JobOrder
-from errandry.core.rule import Comeback, Overflow, Rule
+from errandry.core.rule import OnReturn, Overflow, Rule
 from errandry.core.state import Reason, State
 from errandry.errors import QueueFull
 from errandry.store.contract import Store
@@ -169,7 +169,7 @@ class GroupOrder:
         given: Given,
         outcome: RetryOutcome | ReleaseOutcome | SnoozeOutcome,
     ) -> None:
-        await put_rule(store, order=Comeback.PLACE, group_limit=1)
+        await put_rule(store, on_return=OnReturn.KEEP_PLACE, group_limit=1)
         for name in "abc":
             await given.waiting(id=name, queue="q", group="key")
         [first] = await requests.claim(store)
@@ -186,7 +186,7 @@ class GroupOrder:
     async def test_an_expired_job_regains_its_place_in_its_group(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
-        await put_rule(store, order=Comeback.PLACE, group_limit=1)
+        await put_rule(store, on_return=OnReturn.KEEP_PLACE, group_limit=1)
         for name in "ab":
             await given.waiting(id=name, queue="q", group="key")
         await requests.claim(store, lease=5.0)
@@ -197,7 +197,7 @@ class GroupOrder:
     async def test_with_order_hold_a_group_waits_for_the_retry_of_its_job(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
-        await put_rule(store, order=Comeback.HOLD, group_limit=1)
+        await put_rule(store, on_return=OnReturn.HOLD_GROUP, group_limit=1)
         for name in "ab":
             await given.waiting(id=name, queue="q", group="key")
         other_group_job = await given.waiting(queue="q", group="other")
@@ -214,7 +214,7 @@ class GroupOrder:
     async def test_promoting_or_canceling_the_retried_job_frees_its_held_group(
         self, store: Store, given: Given, way: str
     ) -> None:
-        await put_rule(store, order=Comeback.HOLD)
+        await put_rule(store, on_return=OnReturn.HOLD_GROUP)
         for name in "ab":
             await given.waiting(id=name, queue="q", group="key")
         [first] = await requests.claim(store, limit=1)
@@ -226,7 +226,7 @@ class GroupOrder:
         assert await requests.claim_ids(store) == (["a", "b"] if way == "promote" else ["b"])
 
     async def test_a_returning_job_without_a_group_goes_to_the_back(self, store: Store, given: Given) -> None:
-        await put_rule(store, order=Comeback.HOLD)
+        await put_rule(store, on_return=OnReturn.HOLD_GROUP)
         for name in "ab":
             await given.waiting(id=name, queue="q", task="t")
         [first] = await requests.claim(store)

@@ -8,7 +8,7 @@ from errandry.core.event import EventKind
 from errandry.core.gate import GateKind, PutRule
 from errandry.core.job import Failure, JobOrder
 from errandry.core.query import parse
-from errandry.core.rule import Comeback, Rule
+from errandry.core.rule import OnReturn, Rule
 from errandry.core.state import State
 from errandry.core.unique import UniqueKey, UniqueScope
 from errandry.errors import DuplicateJob
@@ -118,7 +118,7 @@ class QueueChanges:
         assert answer == Inserted((job.id,), frozenset({job.id}))
 
     async def test_moving_a_job_frees_the_group_it_held(self, store: Store, given: Given) -> None:
-        await requests.send(store, PutRule(GateKind.QUEUE, "a", Rule(order=Comeback.HOLD)))
+        await requests.send(store, PutRule(GateKind.QUEUE, "a", Rule(on_return=OnReturn.HOLD_GROUP)))
         job = await given.settled(RetryOutcome(Failure(), 60.0), queue="a", group="g")
         next_job = await given.waiting(queue="a", group="g")
         assert await requests.claim_ids(store, queues=("a",)) == []

@@ -5,7 +5,7 @@ import pytest
 from errandry.core.answer import ALREADY, WRITTEN
 from errandry.core.event import Event, EventKind
 from errandry.core.gate import GateKind, GateRecord, Pause, PauseInfo, PutRule, Resume, RuleInfo
-from errandry.core.rule import NO_RULE, Comeback, Overflow, Rate, Rule
+from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import requests
@@ -20,7 +20,7 @@ WHOLE = Rule(
     group_max_size=10,
     overflow=Overflow.DROP_OLDEST,
     ageing=12.5,
-    order=Comeback.HOLD,
+    on_return=OnReturn.HOLD_GROUP,
 )
 GATES = pytest.mark.parametrize(
     ("kind", "group"), [(GateKind.QUEUE, ""), (GateKind.TASK, ""), (GateKind.GROUP, "acme")]

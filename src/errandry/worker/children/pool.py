@@ -41,7 +41,7 @@ class ChildPool:
 
     def __init__(self, app: Errandry, options: WorkerOptions) -> None:
         self._app, self._options = app, options
-        self._free = options.processes
+        self._free = options.process_slots
         self._waiting: deque[asyncio.Future[bool]] = deque()
         self._average_duration = float("inf")
         self._began: dict[HandlerCall, float] = {}
@@ -58,7 +58,7 @@ class ChildPool:
         began_before = self._app.clock.monotonic() - QUICK_CALL
         if any(began < began_before for began in list(self._began.values())):
             return 0
-        return self._options.processes * min(EXTRA_JOBS_MAX, int(QUICK_CALL / self._average_duration))
+        return self._options.process_slots * min(EXTRA_JOBS_MAX, int(QUICK_CALL / self._average_duration))
 
     async def attempt(self, call: HandlerCall, task: Task[..., Any], payloads: list[str]) -> Outcomes:
         """Run a call in a child and return its outcomes; raise ProcessDied if the process dies.
@@ -111,8 +111,8 @@ class ChildPool:
             jobs,
             function.__module__,
             function.__qualname__,
-            task.rules.batch,
-            task.rules.memory,
+            task.run_rules.batch,
+            task.run_rules.memory,
             tuple(run.ctx.steps.loaded for run in call.runs) if any(job.steps for job in jobs) else (),
         )
         try:

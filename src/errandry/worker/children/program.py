@@ -147,7 +147,7 @@ class ChildProgram:
             run = JobRun(job, float("inf"), self, self._loop)
             run.ctx = JobContext(job, partial(self._send_notes, place), partial(self._send_step, place))
             if message.steps:
-                run.ctx.load_steps(message.steps[place])
+                run.ctx._load_steps(message.steps[place])
             runs.append(run)
         call = HandlerCall(runs[0], message.size)
         for run in runs[1:]:
