@@ -60,7 +60,7 @@ async def fill(app: Errandry, count: int, **fields: object) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-@pytest.mark.parametrize("action", ["drain", "obliterate", "move"])
+@pytest.mark.parametrize("action", ["purge", "obliterate", "move"])
 async def test_a_bulk_action_that_is_killed_can_be_repeated(tmp_path: Path, kind: str, action: str) -> None:
     url = url_of(kind, tmp_path)
     words = ["queues", action, "mail", *(["slow"] if action == "move" else []), "--yes"]
