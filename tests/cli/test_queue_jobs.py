@@ -2,6 +2,7 @@
 
 import pytest
 
+from errandry.cli import bulk_action, queue_jobs  # noqa: F401 - imported later, it would keep a patched `confirm`
 from errandry.core.command import Claim
 from errandry.core.gate import GateKind
 from tests.cli.conftest import Cli, Shop
@@ -94,6 +95,6 @@ def test_a_job_that_no_longer_matches_after_the_count_is_left_alone(
     async def meanwhile(*_: object) -> None:
         await stocked.jobs.cancel("waits")
 
-    monkeypatch.setattr("errandry.cli.bulk_action.confirm", meanwhile)
+    monkeypatch.setattr(bulk_action, "confirm", meanwhile)
 
     assert cli("queues", "purge", "mail").out == "1 job removed, 1 no longer matched.\n"

@@ -1,6 +1,10 @@
 """What a stopping worker does with its jobs."""
 
+import subprocess
+import sys
+
 from errandry import Errandry, State
+from tests.machine_load import WAIT_TIMEOUT
 from tests.run_worker import running_worker, wait_for_state
 from tests.worker.gate import Gate
 
@@ -36,3 +40,35 @@ async def test_a_job_that_does_not_finish_within_the_grace_is_released_without_c
         record = await wait_for_state(live, job.id, State.WAITING)
 
     assert (record.attempts, record.releases, record.errors) == (0, 1, ())
+
+
+PROGRAM_THAT_IS_SIGNALED_TWICE = """
+import asyncio, os, signal
+from errandry import Errandry, Worker
+
+async def main():
+    async with Errandry("memory:") as jobs:
+        running = asyncio.create_task(Worker(jobs).run(signals=True))
+        while not await jobs.workers.list():
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
+        for number in (signal.SIGINT, signal.SIGTERM):  # while the program closes its store
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0.01)
+    print("closed")
+
+asyncio.run(main())
+"""
+
+
+def test_a_signal_after_the_worker_has_stopped_by_one_does_not_interrupt_the_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM_THAT_IS_SIGNALED_TWICE],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_TIMEOUT,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr

@@ -294,20 +294,33 @@ class Worker:
 
 
 class _Signals:
-    """SIGTERM and SIGINT call `stop` while the block runs."""
+    """SIGTERM and SIGINT call `stop` while the block runs.
 
-    def __init__(self, stop: Any) -> None:
-        self._stop = stop
+    After one of them they are ignored until the event loop closes: the program ends, and a second signal
+    must not interrupt it while it closes the store.
+    """
+
+    def __init__(self, stop: Callable[[], object] | None) -> None:
+        self._stop, self._was_received = stop, False
 
     def __enter__(self) -> None:
         if self._stop is not None:
             for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, self._stop)
+                asyncio.get_running_loop().add_signal_handler(number, self._receive)
 
     def __exit__(self, *_: object) -> None:
         if self._stop is not None:
+            loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().remove_signal_handler(number)
+                if self._was_received:
+                    loop.add_signal_handler(number, lambda: None)
+                else:
+                    loop.remove_signal_handler(number)
+
+    def _receive(self) -> None:
+        self._was_received = True
+        if self._stop is not None:
+            self._stop()
 
 
 LoopFunction = Callable[[], Coroutine[Any, Any, None]]
