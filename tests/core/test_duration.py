@@ -1,13 +1,20 @@
 """Parsing and formatting of durations and instants."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from errandry.core.check import SPAN_MAX, span
-from errandry.core.duration import format_duration, format_time, instant, rough_duration, seconds
+from errandry.core.duration import (
+    as_datetime,
+    format_duration,
+    format_time,
+    instant,
+    rough_duration,
+    seconds,
+)
 from errandry.errors import InvalidValue
 
 
@@ -162,6 +169,13 @@ def test_text_that_is_no_iso_time_after_1970_is_refused(text: str) -> None:
 @given(st.integers(0, 253_402_300_799_999_999))
 def test_every_instant_survives_formatting(micros: int) -> None:
     assert instant(format_time(micros)) == micros
+
+
+def test_a_time_in_seconds_becomes_a_datetime_in_utc() -> None:
+    at = datetime(2026, 1, 31, 8, 0, 0, 123456, tzinfo=UTC)
+    assert as_datetime(at.timestamp()) == at
+    assert as_datetime(1e11).year == 5138
+    assert as_datetime(None) is None
 
 
 @pytest.mark.parametrize(

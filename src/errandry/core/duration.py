@@ -1,13 +1,14 @@
 """Time as people write it: `90`, `"90s"`, `"5 minutes"`, `"1h30m"`, a timedelta; `"2026-01-31T08:00Z"`.
 
 `seconds` parses durations; `format_duration` and `rough_duration` write them. There are no months, whose
-length varies, and no negative durations. `instant` and `format_time` parse and write points in time. Nothing
-here reads a clock.
+length varies, and no negative durations. `instant` and `format_time` parse and write points in time;
+`as_datetime` makes the datetimes that users see. Nothing here reads a clock.
 """
 
 import re
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from typing import overload
 
 from errandry.core import check
 from errandry.errors import InvalidValue
@@ -68,6 +69,15 @@ def moment(name: str, value: float | datetime | str) -> float:
             raise InvalidValue(name, value, "needs a time zone: datetime(…, tzinfo=UTC)")
         return value.timestamp()
     return instant(value, name) / 1e6 if isinstance(value, str) else check.instant(name, value)
+
+
+@overload
+def as_datetime(at: float) -> datetime: ...
+@overload
+def as_datetime(at: float | None) -> datetime | None: ...
+def as_datetime(at: float | None) -> datetime | None:
+    """The point in time `at` seconds since 1970, in UTC, rounded to the microsecond; None stays None."""
+    return None if at is None else _EPOCH + round(at * 1e6) * _MICROSECOND
 
 
 def format_time(micros: int) -> str:
