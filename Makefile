@@ -64,7 +64,8 @@ bench-all: $(READY) ## Measure everything, others beside it, and write docs/benc
 docs: $(READY) ## Build the site into build/site
 	$(BIN)/zensical build --clean --strict
 
-generate: $(READY) ## Write the pages of docs/ that are made from the code
+generate: $(READY) ## Write the pages of docs/ and the module that are made from the code
+	$(BIN)/python -m tools.sync
 	$(BIN)/python -m tools.docs
 
 lock: $(BIN)/uv ## Write requirements/*.lock from pyproject.toml (ARGS=--upgrade for newer versions)

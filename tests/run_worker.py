@@ -35,12 +35,12 @@ async def wait_for_job(jobs: Errandry, job_id: str, holds: Callable[[JobRecord],
     """The record of a job as soon as `holds` is true of it. Waits for events, so it does not poll."""
     async with asyncio.timeout(WAIT_TIMEOUT):
         head = await jobs.engine.call(jobs.store.latest_cursor)
-        record = await jobs.record(job_id)
+        record = await jobs.client.record(job_id)
         if holds(record):
             return record
         async for entry in jobs.events(after=head):
             if entry.event.job == job_id:
-                record = await jobs.record(job_id)
+                record = await jobs.client.record(job_id)
                 if holds(record):
                     return record
     raise AssertionError(f"{job_id} did not get there: {record}")
@@ -62,6 +62,6 @@ async def outlast_lease(jobs: Errandry, clock: FakeClock, job_id: str, lease: fl
     for _ in range(5):
         clock.advance(0.4 * lease)
         async with asyncio.timeout(WAIT_TIMEOUT):
-            while ((await jobs.record(job_id)).lease_until or 0.0) < clock.time() + lease:  # noqa: ASYNC110 - a renewal has no event
+            while ((await jobs.client.record(job_id)).lease_until or 0.0) < clock.time() + lease:  # noqa: ASYNC110 - a renewal has no event
                 await asyncio.sleep(0.005)
         await jobs.engine.submit(Upkeep())

@@ -25,7 +25,7 @@ async def loop() -> str:
     return type(asyncio.get_running_loop()).__module__.partition(".")[0]
 
 
-loop.enqueue_sync()
+loop.sync.enqueue()
 """
 KINDS = [ASYNCIO, UVLOOP]
 
@@ -131,7 +131,7 @@ def test_the_worker_of_the_command_line_runs_on_uvloop_if_it_is_installed(tmp_pa
 
     async def results() -> list[str | None]:
         async with Errandry(f"sqlite:///{tmp_path}/errandry.db") as jobs:
-            return [job.result for job in (await jobs.list()).jobs]
+            return [job.record.result for job in (await jobs.list()).jobs]
 
     assert asyncio.run(results()) == ['"uvloop"']
 

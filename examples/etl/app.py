@@ -29,7 +29,7 @@ def extract(ctx: JobContext, day: str) -> int:
         raise Retry(f"{SOURCE} answered {error.code}", after=wait) from error
     ctx.progress(0.5, f"{len(sales)} sales fetched")
     # With this id, a second run of this job adds no second job.
-    load.using(id=f"load-{ctx.id}").enqueue_sync(day=day, totals=total_by_item(sales))
+    load.using(id=f"load-{ctx.id}").sync.enqueue(day=day, totals=total_by_item(sales))
     return len(sales)
 
 
@@ -68,12 +68,12 @@ def warehouse() -> Iterator[sqlite3.Connection]:
 
 
 def main(days: list[str]) -> None:
-    enqueued = jobs.enqueue_many_sync([extract.new(day=day) for day in days])
+    enqueued = jobs.sync.enqueue_many([extract.new(day=day) for day in days])
     for day, job in zip(days, enqueued, strict=True):
-        jobs.sync.wait(job, timeout=60)
-        if job.record.state == "completed":
-            jobs.sync.wait(jobs.sync.get(f"load-{job.id}"), timeout=60)
-        print(day, job.record.state, "after", job.record.attempts)
+        job.wait(timeout=60)
+        if job.state == "completed":
+            jobs.sync.get(f"load-{job.id}").wait(timeout=60)
+        print(day, job.state, "after", job.attempts)
     with warehouse() as db:
         for row in db.execute("SELECT day, item, total FROM sales ORDER BY day, item"):
             print(*row)

@@ -33,15 +33,15 @@ def send(ctx: JobContext, to: str, subject: str, body: str) -> str:
 
 
 def main(to: list[str]) -> None:
-    enqueued = jobs.enqueue_many_sync(
+    enqueued = jobs.sync.enqueue_many(
         [send.new(to=address, subject="Welcome", body=f"Dear {address}, welcome.") for address in to]
     )
     print(f"{len(enqueued)} mails enqueued")
     for job in enqueued:
-        jobs.sync.wait(job, timeout=60)
-        errors = job.record.errors
+        job.wait(timeout=60)
+        errors = job.errors
         print(
-            f"{job.record.state} after {job.record.attempts}: {errors[-1].message if errors else 'at once'}"
+            f"{job.state} after {job.attempts}: {errors[-1].message if errors else 'at once'}"
         )
 
 

@@ -47,10 +47,10 @@ def average(pixels: bytes, columns: int, row: int, column: int, step: int) -> by
 
 
 def main(pictures: list[str]) -> None:
-    enqueued = jobs.enqueue_many_sync([thumbnail.new(picture=picture, width=32) for picture in pictures])
+    enqueued = jobs.sync.enqueue_many([thumbnail.new(picture=picture, width=32) for picture in pictures])
     for picture, job in zip(pictures, enqueued, strict=True):
         try:
-            print(picture, "→", jobs.sync.result(job, timeout=60))
+            print(picture, "→", job.result(timeout=60))
         except JobFailed as error:
             print(picture, "failed:", error.error)
 

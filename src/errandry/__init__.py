@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from errandry.api.context import Child, JobContext, current
     from errandry.api.flow import Flow, Parallel, chain, chord, flow, parallel, result_of
     from errandry.api.job import Job
+    from errandry.api.job_view import JobPage
     from errandry.api.outcome import Cancel, Fail, Retry, Snooze
     from errandry.api.schedule_options import ScheduleOptions
+    from errandry.api.sync import SyncJob
     from errandry.api.task import Task
     from errandry.api.unique_options import UniqueOptions
     from errandry.core.job import Keep, Progress
@@ -35,6 +37,7 @@ __all__ = [
     "Flow",
     "Job",
     "JobContext",
+    "JobPage",
     "Keep",
     "Parallel",
     "Progress",
@@ -42,6 +45,7 @@ __all__ = [
     "ScheduleOptions",
     "Snooze",
     "State",
+    "SyncJob",
     "Task",
     "UniqueOptions",
     "Worker",
@@ -60,8 +64,10 @@ _NAMES = {
     "api.context": ("Child", "JobContext", "current"),
     "api.flow": ("Flow", "Parallel", "chain", "chord", "flow", "parallel", "result_of"),
     "api.job": ("Job",),
+    "api.job_view": ("JobPage",),
     "api.outcome": ("Cancel", "Fail", "Retry", "Snooze"),
     "api.schedule_options": ("ScheduleOptions",),
+    "api.sync": ("SyncJob",),
     "api.task": ("Call", "Task"),
     "api.unique_options": ("UniqueOptions",),
     "core.job": ("Keep", "Progress"),

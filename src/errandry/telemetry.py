@@ -19,10 +19,11 @@ from msgspec.structs import replace
 from errandry import __version__
 from errandry.api.app import CallNext, Errandry
 from errandry.api.context import JobContext, current
+from errandry.api.job import Job
 from errandry.api.outcome import Cancel, Fail, Retry, Snooze, Suspension, returned_outcome, unwrap_group
 from errandry.core.answer import Answer
 from errandry.core.command import Command
-from errandry.core.job import JobRecord, NewJob
+from errandry.core.job import NewJob
 from errandry.errors import ErrandryError, InvalidValue
 from errandry.store.contract import Store
 
@@ -57,7 +58,7 @@ def instrument(
     Call it once, before the app is used. It wraps handlers as the outermost middleware.
     """
     telemetry = _Telemetry(jobs, tracer_provider, meter_provider)
-    jobs.wrap(telemetry.trace_store)
+    jobs.client.wrap_store(telemetry.trace_store)
     jobs.on_enqueue(telemetry.trace_enqueue)
     jobs.middlewares.insert(0, telemetry.trace_attempt)
 
@@ -119,8 +120,9 @@ class _Telemetry:
         begun, outcome = time.perf_counter(), "complete"
         for batch_job in (job_ctx.job for job_ctx in ctx.jobs):
             if batch_job.started_at is not None:
-                due_at = max(batch_job.created_at, batch_job.run_at or 0.0)
-                self._wait_histogram.record(max(0.0, batch_job.started_at - due_at), names)
+                due_at = max(batch_job.created_at, batch_job.run_at or batch_job.created_at)
+                waited = (batch_job.started_at - due_at).total_seconds()
+                self._wait_histogram.record(max(0.0, waited), names)
         with self._tracer.start_as_current_span(
             f"process {job.queue}",
             context=propagate.extract(_carrier(job)),
@@ -162,7 +164,7 @@ class _Telemetry:
     def _read_queues(self) -> list[Any]:
         """The queues; called on the metric exporter's thread."""
         try:
-            return self._jobs.sync.run(self._jobs.queues)
+            return self._jobs.sync.queues()
         except ErrandryError as error:
             log.warning("cannot read queues for metrics: %s", error)
             return []
@@ -190,7 +192,7 @@ def _record_error(span: Span, error: BaseException) -> str:
     return outcome
 
 
-def _span_attributes(operation: str, job: NewJob | JobRecord) -> dict[str, str | int]:
+def _span_attributes(operation: str, job: NewJob | Job[Any]) -> dict[str, str | int]:
     return {
         "messaging.system": "errandry",
         "messaging.operation.name": operation,
@@ -201,7 +203,6 @@ def _span_attributes(operation: str, job: NewJob | JobRecord) -> dict[str, str |
     }
 
 
-def _carrier(job: JobRecord) -> dict[str, str]:
+def _carrier(job: Job[Any]) -> dict[str, str]:
     """The trace context that `trace_enqueue` put into the metadata."""
-    fields = {} if job.metadata is None else msgspec.json.decode(job.metadata)
-    return {name: value for name, value in fields.items() if isinstance(value, str)}
+    return {name: value for name, value in job.metadata.items() if isinstance(value, str)}

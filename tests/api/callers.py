@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from errandry import Errandry, Flow, Job
+from errandry.api.sync import SyncJob
 from errandry.api.task import Call, Task
 from tests.machine_load import WAIT_TIMEOUT
 from tests.store.server import Server, server
@@ -63,12 +64,12 @@ class BlockingCaller(Caller):
 
     async def enqueue(self, request: Call[Any]) -> Job[Any]:
         bound = request.task.app.bind(self.connection)
-        jobs: list[Job[Any]] = await self.call(bound.enqueue_many_sync, [request])
-        return jobs[0]
+        jobs: list[SyncJob[Any]] = await self.call(bound.sync.enqueue_many, [request])
+        return jobs[0]._mirrored
 
     async def flow(self, jobs: Errandry, flow: Flow[R]) -> Job[R]:
-        job: Job[R] = await self.call(jobs.bind(self.connection).enqueue_flow_sync, flow)
-        return job
+        job: SyncJob[R] = await self.call(jobs.sync.bind(self.connection).enqueue_flow, flow)
+        return job._mirrored
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)

@@ -236,7 +236,7 @@ async def test_the_clock_of_the_store_counts_not_that_of_the_host(hours: int) ->
     store, host = FakeClock(), FakeClock()
     host.jump(hours * 3_600)
     async with Errandry(store=MemoryStore(store)) as jobs:
-        jobs.clock = host
+        jobs.client.clock = host
 
         @jobs.task
         async def work() -> None: ...

@@ -180,7 +180,7 @@ class Counting(MemoryStore):
 
 async def wait_for_waiters(jobs: Errandry, number: int) -> None:
     def count() -> int:
-        watcher = jobs._completion_watcher
+        watcher = jobs.client._completion_watcher
         return 0 if watcher is None else sum(map(len, watcher._waiters.values()))
 
     while count() < number:  # noqa: ASYNC110 - no event is set
@@ -242,14 +242,14 @@ async def test_canceled_waiters_are_removed(jobs: Errandry, send: Task[[str], st
     await drain(jobs)
     await staying
 
-    assert jobs._completion_watcher is not None
-    assert jobs._completion_watcher._waiters == {}
+    assert jobs.client._completion_watcher is not None
+    assert jobs.client._completion_watcher._waiters == {}
 
 
 async def test_closing_the_app_ends_every_wait(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
     waiting = asyncio.create_task(job.wait())
-    while jobs._completion_watcher is None:  # noqa: ASYNC110 - no event is set
+    while jobs.client._completion_watcher is None:  # noqa: ASYNC110 - no event is set
         await asyncio.sleep(0)
     await jobs.close()
 

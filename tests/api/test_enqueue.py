@@ -31,7 +31,7 @@ def send(jobs: Errandry) -> Task[[str], str]:
 async def test_an_enqueued_job_can_be_read_by_its_id(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
 
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
     assert (record.task, record.state, record.payload) == ("send", State.WAITING, '{"to":"ada"}')
     assert (job.task, job.state, job.queue) == ("send", State.WAITING, "default")
     assert repr(job) == f"<job {job.id} send waiting>"
@@ -113,7 +113,7 @@ async def test_many_jobs_are_enqueued_all_or_none(jobs: Errandry, send: Task[[st
 
 async def test_enqueue_many_accepts_an_empty_list(jobs: Errandry) -> None:
     assert await jobs.enqueue_many([]) == []
-    assert jobs.enqueue_many_sync([]) == []
+    assert jobs.sync.enqueue_many([]) == []
 
 
 async def test_enqueue_many_takes_jobs_of_several_tasks(jobs: Errandry, send: Task[[str], str]) -> None:
@@ -188,10 +188,10 @@ async def test_a_hook_gets_every_job_and_may_change_it(jobs: Errandry, send: Tas
 
     single = await send.enqueue("ada")
     many = await jobs.enqueue_many([send.new("ada"), send.new("grace")])
-    blocking = send.enqueue_sync("joan")
+    blocking = send.sync.enqueue("joan")
 
     for job in (single, *many, blocking):
-        record = await jobs.record(job.id)
+        record = await jobs.client.record(job.id)
         assert (record.queue, record.tags, record.metadata) == (
             "default-eu",
             ("default-eu",),
@@ -241,7 +241,7 @@ class Mirror:
 
 @pytest.fixture
 def sealed(jobs: Errandry) -> Errandry:
-    jobs.codec = Mirror()
+    jobs.client.codec = Mirror()
     return jobs
 
 
@@ -255,7 +255,7 @@ async def test_a_codec_seals_stored_texts_and_the_handler_gets_plain_values(seal
 
     job = await send.enqueue("ada")
     await drain(sealed, strict=True)
-    record = await sealed.record(job.id)
+    record = await sealed.client.record(job.id)
 
     assert json.loads(record.payload) == ['{"to":"ada"}'[::-1], job.id, "send", "payload"]
     assert json.loads(record.result or "")[1:] == [job.id, "send", "result"]
@@ -267,7 +267,7 @@ async def test_a_codec_seals_stored_texts_and_the_handler_gets_plain_values(seal
 async def test_a_codec_that_does_not_return_json_is_refused(
     jobs: Errandry, send: Task[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs.codec = Mirror()
+    jobs.client.codec = Mirror()
     monkeypatch.setattr(Mirror, "seal", lambda _, text, document: f"{document.job}:{text}")
 
     with pytest.raises(InvalidValue, match=r"payload=.*must be JSON"):

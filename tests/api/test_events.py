@@ -143,7 +143,7 @@ async def test_a_reader_that_was_away_too_long_gets_events_missed(tmp_path: Path
     async with jobs:
         start = await jobs.engine.call(jobs.store.latest_cursor)
         for number in range(3):
-            await jobs.insert([NewJob(id=f"job-{number}", task="any", payload="{}")])
+            await jobs.client.insert([NewJob(id=f"job-{number}", task="any", payload="{}")])
         await jobs.engine.submit(Upkeep())
 
         [first] = await take(jobs.events(after=start), 1)

@@ -25,7 +25,7 @@ async def test_a_parent_runs_after_its_children_with_their_results(live: Errandr
         return [child.result for child in ctx.children()]
 
     job = await live.enqueue_flow(flow(total.new(), part.new(1), part.new(2), part.new(3)))
-    assert (await live.record(job.id)).state is State.BLOCKED
+    assert (await live.client.record(job.id)).state is State.BLOCKED
     [because] = (await live.why(job.id)).reasons
     assert "3 children to end: " in because.text
     await run_burst(live)
@@ -148,7 +148,7 @@ async def test_parallel_in_a_flow_becomes_several_children(jobs: Errandry) -> No
 
     for whole_flow in (flow(part.new(9), parts), chord([parts], part.new(9))):
         assert len(whole_flow.children) == 3
-    assert len(jobs.enqueue_flow_sync(parts)) == 3
+    assert len(jobs.sync.enqueue_flow(parts)) == 3
 
 
 async def test_rerun_with_flow_runs_the_children_first(live: Errandry) -> None:
@@ -217,7 +217,7 @@ async def test_results_become_arguments_of_other_calls(live: Errandry) -> None:
     parts = parallel(part.new(1), shared, part.new(3))
     call = total.new(result_of(parts), unit=result_of(unit.new("m")), times=result_of(shared))
     job = await live.enqueue_flow(call)
-    assert (await live.record(job.id)).children == 4
+    assert (await live.client.record(job.id)).children == 4
     await run_burst(live)
 
     assert await job.result(timeout=30) == "56 m after 0"
@@ -263,7 +263,7 @@ async def test_a_result_of_the_wrong_type_fails_the_parent_with_its_path(live: E
     job = await live.enqueue_flow(total.new(result_of(parallel(*[part.new(n) for n in range(4)]))))
     await run_burst(live)
 
-    record = await live.record(job.id)
+    record = await live.client.record(job.id)
     assert (record.state, record.reason) == (State.FAILED, Reason.INVALID_PAYLOAD)
     assert "Expected `int`, got `str` - at `$.parts[2]`" in record.errors[-1].message
 
@@ -297,7 +297,7 @@ async def test_one_unique_job_can_fill_two_arguments(live: Errandry) -> None:
 
     parts = parallel(part.new(2), part.new(3), part.new(2))
     job = await live.enqueue_flow(total.new(result_of(parts), result_of(part.new(3))))
-    assert (await live.record(job.id)).children == 2
+    assert (await live.client.record(job.id)).children == 2
     await run_burst(live)
 
     assert await job.result(timeout=30) == 21

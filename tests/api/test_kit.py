@@ -34,7 +34,7 @@ def order(jobs: Errandry) -> list[str]:
     @jobs.task
     def bill(to: str) -> None:
         ran.append(f"bill {to}")
-        jobs.tasks["mail"].enqueue_sync(to=to)
+        jobs.tasks["mail"].sync.enqueue(to=to)
 
     return ran
 
@@ -53,11 +53,11 @@ async def test_drain_runs_due_jobs_in_order_and_returns_those_that_finished(
     finished = await drain(jobs)
 
     assert order == ["mail joan 1", "mail ada 1", "bill grace", "mail grace 1"]
-    assert [(job.task, job.state, job.result) for job in finished] == [
-        ("mail", State.COMPLETED, '"joan"'),
-        ("mail", State.COMPLETED, '"ada"'),
-        ("bill", State.COMPLETED, "null"),
-        ("mail", State.COMPLETED, '"grace"'),
+    assert [(job.task, job.state, job.stored_result) for job in finished] == [
+        ("mail", State.COMPLETED, "joan"),
+        ("mail", State.COMPLETED, "ada"),
+        ("bill", State.COMPLETED, None),
+        ("mail", State.COMPLETED, "grace"),
     ]
     assert await drain(jobs) == []
 
@@ -128,7 +128,7 @@ async def test_drain_can_run_one_queue_only(jobs: Errandry, order: list[str]) ->
 
 
 async def test_drain_fails_jobs_of_unknown_tasks(jobs: Errandry) -> None:
-    await jobs.insert([NewJob(id="lost", task="unknown", payload="{}")])
+    await jobs.client.insert([NewJob(id="lost", task="unknown", payload="{}")])
 
     [job] = await drain(jobs)
 
@@ -178,10 +178,10 @@ def test_drain_works_in_tests_without_a_loop() -> None:
     def add(a: int, b: int) -> int:
         return a + b
 
-    job = add.enqueue_sync(1, 2)
+    job = add.sync.enqueue(1, 2)
     asyncio.run(drain(jobs))
 
-    assert jobs.sync.result(job, 5) == 3
+    assert job.result(5) == 3
     jobs.sync.close()
 
 

@@ -23,7 +23,7 @@ def send(jobs: Errandry) -> Task[[str], str]:
 async def test_get_reads_a_job_by_its_id(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
 
-    assert (await jobs.get(job.id)).record == await jobs.record(job.id)
+    assert (await jobs.get(job.id)).record == await jobs.client.record(job.id)
     with pytest.raises(UnknownJob, match="there is no job 'unknown'"):
         await jobs.get("unknown")
     with pytest.raises(InvalidValue, match="id=''"):

@@ -142,7 +142,7 @@ def case_id(case: object) -> str:
 
 async def enqueue_and_read(jobs: Errandry, task: Task[..., Any]) -> Any:
     """Enqueue a job of the task and read its stored record."""
-    return await jobs.record((await task.enqueue()).id)
+    return await jobs.client.record((await task.enqueue()).id)
 
 
 @pytest.mark.parametrize(("option", "value", "stored"), JOB_OPTIONS, ids=case_id)

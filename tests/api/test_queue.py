@@ -153,4 +153,4 @@ async def test_an_interrupted_obliterate_can_be_continued(jobs: Errandry, send: 
 async def test_queue_methods_work_without_a_loop(jobs: Errandry, send: Task[[str], str]) -> None:
     await send.enqueue("ada")
 
-    assert len(jobs.sync.run(jobs.queue("mail").purge).moved) == 1
+    assert len(jobs.sync.queue("mail").purge().moved) == 1

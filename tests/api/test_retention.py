@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from errandry import Errandry, Worker, WorkerOptions
+from errandry import Errandry, Job, Worker, WorkerOptions
 from errandry.api.task import Task
 from errandry.core.answer import Moved
 from errandry.core.command import Upkeep
-from errandry.core.job import JobRecord, Keep
+from errandry.core.job import Keep
 from errandry.errors import InvalidValue
 from errandry.testing import FakeClock, drain
 
@@ -87,8 +87,8 @@ async def test_the_archive_gets_jobs_before_they_are_deleted(jobs: Errandry, sen
     seen: list[str] = []
 
     @jobs.archive
-    def archive(records: Sequence[JobRecord]) -> None:
-        seen.extend(record.payload for record in records)
+    def archive(finished: Sequence[Job[Any]]) -> None:
+        seen.extend(job.record.payload for job in finished)
 
     await jobs.enqueue_many([send.new(n) for n in range(3)])
     await drain(jobs)
@@ -103,7 +103,7 @@ async def test_archived_jobs_are_deleted_despite_float_rounding(
     jobs: Errandry, send: Task[[int], int], clock: FakeClock, at: float
 ) -> None:
     """These times become smaller when they are rounded to microseconds and back."""
-    jobs.archive(lambda records: None)
+    jobs.archive(lambda finished: None)
     clock.jump(at - clock.time())
     job = await send.enqueue(1)
     await drain(jobs)
@@ -113,7 +113,7 @@ async def test_archived_jobs_are_deleted_despite_float_rounding(
 
 async def test_jobs_stay_if_the_archive_raises(jobs: Errandry, send: Task[[int], int]) -> None:
     @jobs.archive
-    async def archive(records: Sequence[JobRecord]) -> None:
+    async def archive(finished: Sequence[Job[Any]]) -> None:
         raise OSError("no room")
 
     job = await send.enqueue(1)
@@ -131,7 +131,7 @@ async def test_a_job_that_was_rerun_while_it_was_archived_stays(
     await drain(jobs)
 
     @jobs.archive
-    async def archive(records: Sequence[JobRecord]) -> None:
+    async def archive(finished: Sequence[Job[Any]]) -> None:
         clock.advance(1)
         await jobs.rerun(job.id)
         await drain(jobs)
@@ -142,11 +142,11 @@ async def test_a_job_that_was_rerun_while_it_was_archived_stays(
 
 def test_a_second_archive_is_refused(jobs: Errandry) -> None:
     @jobs.archive
-    def archive(records: Sequence[JobRecord]) -> None: ...
+    def archive(finished: Sequence[Job[Any]]) -> None: ...
 
     jobs.archive(archive)
     with pytest.raises(InvalidValue, match="there is one already"):
-        jobs.archive(lambda records: None)
+        jobs.archive(lambda finished: None)
 
 
 async def test_a_worker_archives_prunable_jobs(live: Errandry) -> None:
@@ -158,8 +158,8 @@ async def test_a_worker_archives_prunable_jobs(live: Errandry) -> None:
         return n
 
     @live.archive
-    async def archive(records: Sequence[JobRecord]) -> None:
-        slices.append([record.payload for record in records])
+    async def archive(finished: Sequence[Job[Any]]) -> None:
+        slices.append([job.record.payload for job in finished])
         if sum(map(len, slices)) == 3:
             archived.set()
 
@@ -184,7 +184,7 @@ async def test_an_archive_that_raises_does_not_stop_the_worker(
         return n
 
     @live.archive
-    async def archive(records: Sequence[JobRecord]) -> None:
+    async def archive(finished: Sequence[Job[Any]]) -> None:
         raised.set()
         raise OSError("no room")
 

@@ -372,7 +372,7 @@ def test_signals_are_sent_without_a_loop() -> None:
     async def work(ctx: JobContext) -> Any:
         return await ctx.wait_for("go")
 
-    job = work.enqueue_sync()
+    job = work.sync.enqueue()
 
     assert jobs.sync.signal(job.id, "go", 1) is True
     assert jobs.sync.signal(job.id, "go", 2) is False

@@ -1,23 +1,29 @@
 """The blocking facade: from threads, thread pools, WSGI, forks and plain scripts."""
 
 import asyncio
+import gc
+import inspect
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
-from errandry import Errandry, State
+from errandry import Errandry, State, chain
+from errandry.api import sync
 from errandry.api.task import Task
-from errandry.errors import InvalidArguments, InvalidMove, JobCanceled, StoreClosed, UnknownJob
+from errandry.core.job import NewJob
+from errandry.errors import InvalidArguments, InvalidMove, JobCanceled, StoreClosed, StoreError, UnknownJob
 from errandry.testing import drain
 from tests.machine_load import WAIT_TIMEOUT, MachineLoad
+from tools.sync import MIRRORS, TARGET, Mirror, source
 
 
 @pytest.fixture
@@ -37,34 +43,138 @@ def add(app: Errandry) -> Task[[int, int], int]:
 
 
 def test_everything_works_without_a_loop(app: Errandry, add: Task[[int, int], int]) -> None:
-    job = add.enqueue_sync(1, 2)
-    other, third = app.enqueue_many_sync([add.new(3, 4), add.using(delay=60).new(5, 6)])
+    job = add.sync.enqueue(1, 2)
+    other, third = app.sync.enqueue_many([add.new(3, 4), add.using(delay=60).new(5, 6)])
     asyncio.run(drain(app))
 
-    assert app.sync.result(job, timeout=30) == 3
-    assert app.sync.wait(other, timeout=30).state is State.COMPLETED
+    assert job.result(timeout=30) == 3
+    assert other.wait(timeout=30).state is State.COMPLETED
     assert app.sync.get(third.id).state is State.SCHEDULED
     assert app.sync.counts() == {"default": {"completed": 2, "scheduled": 1}}
     assert [record.id for record in app.sync.list("state:scheduled").jobs] == [third.id]
     app.sync.cancel(third.id)
     with pytest.raises(JobCanceled):
-        app.sync.result(third, timeout=30)
+        third.result(timeout=30)
     app.sync.rerun(third.id)
-    app.sync.run(app.edit, third.id, priority=5)
+    app.sync.edit(third.id, priority=5)
     assert app.sync.get(third.id).record.priority == 5
     app.sync.remove(third.id)
     with pytest.raises(UnknownJob):
         app.sync.get(third.id)
 
 
+@pytest.mark.parametrize("mirror", MIRRORS, ids=lambda mirror: mirror.name)
+def test_every_async_method_has_a_blocking_twin(mirror: Mirror) -> None:
+    async_class = getattr(import_module(f"errandry.api.{[*mirror.sources][-1]}"), mirror.name)
+    sync_class = getattr(sync, f"Sync{mirror.name}")
+
+    for name, method in inspect.getmembers(async_class, inspect.isfunction):
+        is_async = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+        if is_async and not name.startswith("_") and name not in mirror.skip:
+            twin = getattr(sync_class, name)
+            assert not inspect.iscoroutinefunction(twin)
+            given, expected = (
+                set(inspect.signature(twin).parameters),
+                set(inspect.signature(method).parameters),
+            )
+            assert given == expected - ({"until"} if name == "events" else set())
+
+
+def test_the_module_is_what_the_async_classes_give() -> None:
+    assert TARGET.read_text(encoding="utf-8") == source(), (
+        "run `python -m tools.sync` and commit what it wrote"
+    )
+
+
+def test_queues_tasks_workers_and_schedules_without_a_loop(app: Errandry, add: Task[[int, int], int]) -> None:
+    queue = app.sync.queue("default")
+    assert (queue.name, str(queue), queue.pause(by="ada"), queue.pause()) == (
+        "default",
+        "queue default",
+        True,
+        False,
+    )
+    assert queue.set_rules(limit=3).limit == queue.rules().limit == 3
+    assert queue.group("acme").set_rules(weight=2.0).weight == 2.0
+    assert queue.resume()
+    assert add.sync.set_rules(limit=2) == add.sync.rules() == app.sync.remote_task("add").rules()
+
+    app.sync.schedules.put("nightly", add.new(1, 2), "0 3 * * *")
+    assert [schedule.name for schedule in app.sync.schedules.list()] == ["nightly"]
+    job = app.sync.schedules.run("nightly")
+    assert (job.arguments, job.state) == ({"a": 1, "b": 2}, State.WAITING)
+    assert app.sync.workers.list() == []
+
+    assert queue.purge("waiting").moved == (job.id,)
+    with pytest.raises(UnknownJob):
+        job.refresh()
+
+
+def test_events_are_iterated_without_a_loop(app: Errandry, add: Task[[int, int], int]) -> None:
+    cursor = app.sync.latest_cursor()
+    job = add.sync.enqueue(1, 2)
+    events = app.sync.events(after=cursor, job=job.id)
+    assert next(events).event.kind == "waiting"
+    job.cancel()
+    assert next(events).event.kind == "canceled"
+    del events
+
+    assert [entry.event.kind for entry in job.observe()] == ["canceled"]
+
+
+def test_a_sync_app_is_a_context_manager(tmp_path: Path) -> None:
+    jobs = Errandry(f"sqlite:///{tmp_path}/other.db")
+    with jobs.sync as blocking:
+        assert blocking.enqueue("send", {"to": "ada"}).arguments == {"to": "ada"}
+    with pytest.raises(StoreClosed):
+        jobs.sync.counts()
+
+
+def test_a_job_has_a_blocking_twin(app: Errandry, add: Task[[int, int], int]) -> None:
+    job = asyncio.run(add.enqueue(1, 2))
+    twin = job.sync
+    twin.cancel()
+
+    assert (twin.refresh().state, twin.id, repr(twin)) == (
+        State.CANCELED,
+        job.id,
+        f"<job {job.id} add canceled>",
+    )
+    assert twin.as_dict() == job.as_dict()
+    assert job.state is State.CANCELED
+
+
+def test_enqueue_hooks_run_in_the_thread_of_the_caller(app: Errandry, add: Task[[int, int], int]) -> None:
+    threads = []
+
+    @app.on_enqueue
+    def note(job: NewJob) -> NewJob:
+        threads.append(threading.current_thread())
+        return job
+
+    add.sync.enqueue(1, 2)
+    app.sync.enqueue("add", {"a": 1, "b": 2})
+    app.sync.enqueue_flow(chain(add.new(1, 2), add.new(3, 4)))
+
+    assert threads == [threading.current_thread()] * 4
+
+
+def test_a_store_that_cannot_be_opened_leaves_no_coroutine_behind(tmp_path: Path) -> None:
+    (tmp_path / "jobs.db").mkdir()
+    jobs = Errandry(f"sqlite:///{tmp_path}/jobs.db")
+    with pytest.raises(StoreError):
+        jobs.sync.counts()
+    gc.collect()  # an un-awaited coroutine would warn here
+
+
 def test_errors_are_those_of_the_async_api(app: Errandry, add: Task[[int, int], int]) -> None:
     with pytest.raises(InvalidArguments):
-        add.enqueue_sync(1, "2")  # type: ignore[arg-type]
-    job = add.enqueue_sync(1, 2)
+        add.sync.enqueue(1, "2")  # type: ignore[arg-type]
+    job = add.sync.enqueue(1, 2)
     with pytest.raises(InvalidMove):
         app.sync.rerun(job.id)
     with pytest.raises(TimeoutError, match="has not finished within"):
-        app.sync.result(job, timeout=0.01)
+        job.result(timeout=0.01)
 
 
 def test_many_threads_enqueue_at_once(app: Errandry, add: Task[[int, int], int]) -> None:
@@ -72,7 +182,7 @@ def test_many_threads_enqueue_at_once(app: Errandry, add: Task[[int, int], int])
 
     def enqueue(number: int) -> list[str]:
         start.wait()
-        return [add.enqueue_sync(number, other).id for other in range(10)]
+        return [add.sync.enqueue(number, other).id for other in range(10)]
 
     with ThreadPoolExecutor(16) as pool:
         ids = [job_id for of_thread in pool.map(enqueue, range(16)) for job_id in of_thread]
@@ -84,8 +194,8 @@ def test_many_threads_enqueue_at_once(app: Errandry, add: Task[[int, int], int])
 async def test_calls_from_the_thread_pool_of_a_running_loop(
     app: Errandry, add: Task[[int, int], int]
 ) -> None:
-    handles = await asyncio.gather(*[asyncio.to_thread(add.enqueue_sync, n, 1) for n in range(10)])
-    results = asyncio.gather(*[asyncio.to_thread(app.sync.result, job, WAIT_TIMEOUT) for job in handles])
+    handles = await asyncio.gather(*[asyncio.to_thread(add.sync.enqueue, n, 1) for n in range(10)])
+    results = asyncio.gather(*[asyncio.to_thread(job.result, WAIT_TIMEOUT) for job in handles])
     await drain(app)
 
     assert await results == list(range(1, 11))
@@ -93,17 +203,17 @@ async def test_calls_from_the_thread_pool_of_a_running_loop(
 
 async def test_calls_inside_a_running_loop_block_but_work(app: Errandry, add: Task[[int, int], int]) -> None:
     """As in a plain Django view under ASGI: it blocks the loop, but does not deadlock."""
-    job = add.enqueue_sync(1, 2)
+    job = add.sync.enqueue(1, 2)
     await drain(app)
 
-    assert app.sync.result(job, WAIT_TIMEOUT) == 3
+    assert job.result(WAIT_TIMEOUT) == 3
 
 
 def test_calls_in_the_threads_of_a_wsgi_server(app: Errandry, add: Task[[int, int], int]) -> None:
     """As in Flask and Django: each request runs in a server thread without a loop."""
 
     def view(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
-        job = add.enqueue_sync(int(environ["QUERY_STRING"]), 1)
+        job = add.sync.enqueue(int(environ["QUERY_STRING"]), 1)
         start_response("202 Accepted", [("Location", f"/jobs/{job.id}")])
         return [job.id.encode()]
 
@@ -122,18 +232,18 @@ def test_calls_in_the_threads_of_a_wsgi_server(app: Errandry, add: Task[[int, in
 def test_calls_in_a_plain_handler(app: Errandry, add: Task[[int, int], int]) -> None:
     @app.task
     def outer(n: int) -> str:
-        return add.enqueue_sync(n, n).id
+        return add.sync.enqueue(n, n).id
 
-    job = outer.enqueue_sync(4)
+    job = outer.sync.enqueue(4)
     asyncio.run(drain(app, strict=True))
 
-    assert app.sync.result(app.sync.get(app.sync.result(job, WAIT_TIMEOUT)), WAIT_TIMEOUT) == 8
+    assert app.sync.get(job.result(WAIT_TIMEOUT)).result(WAIT_TIMEOUT) == 8
 
 
 async def test_calls_in_an_async_handler(app: Errandry, add: Task[[int, int], int]) -> None:
     @app.task
     async def outer(n: int) -> str:
-        return add.enqueue_sync(n, n).id
+        return add.sync.enqueue(n, n).id
 
     job = await outer.enqueue(4)
     await drain(app, strict=True)
@@ -143,18 +253,18 @@ async def test_calls_in_an_async_handler(app: Errandry, add: Task[[int, int], in
 
 async def test_calls_on_the_engines_own_loop_are_refused(app: Errandry, add: Task[[int, int], int]) -> None:
     async def misplaced() -> None:
-        add.enqueue_sync(1, 2)
+        add.sync.enqueue(1, 2)
 
     with pytest.raises(RuntimeError, match="would wait for its own thread"):
         await app.engine.call(misplaced)
 
 
 def test_calls_after_close_are_refused(app: Errandry, add: Task[[int, int], int]) -> None:
-    add.enqueue_sync(1, 2)
+    add.sync.enqueue(1, 2)
     app.sync.close()
 
     with pytest.raises(StoreClosed):
-        add.enqueue_sync(1, 2)
+        add.sync.enqueue(1, 2)
 
 
 # Scripts in their own process.
@@ -183,7 +293,7 @@ def test_a_script_that_does_not_close_ends_promptly_and_its_job_is_stored(tmp_pa
         @jobs.task
         def send(to: str) -> None: ...
 
-        print(send.enqueue_sync("ada").id, time.time())
+        print(send.sync.enqueue("ada").id, time.time())
         """
     with MachineLoad() as load:
         done = run(tmp_path, program, "-Werror")
@@ -246,21 +356,21 @@ def test_child_and_parent_both_work_after_a_fork(tmp_path: Path) -> None:
         def add(a: int, b: int) -> int:
             return a + b
 
-        first = add.enqueue_sync(1, 1)
+        first = add.sync.enqueue(1, 1)
         try:
-            jobs.sync.wait(first, 0.01)  # a wait before the fork
+            first.wait(0.01)  # a wait before the fork
         except TimeoutError:
             pass
         child = os.fork()
         if child == 0:
-            made = add.enqueue_sync(2, 2)
+            made = add.sync.enqueue(2, 2)
             asyncio.run(drain(jobs))
-            ok = jobs.sync.result(made, 60) == 4 and jobs.sync.result(first, 60) == 2
+            ok = made.result(60) == 4 and first.result(60) == 2
             os._exit(0 if ok else 1)
-        mine = add.enqueue_sync(3, 3)
+        mine = add.sync.enqueue(3, 3)
         assert os.waitpid(child, 0)[1] == 0
         asyncio.run(drain(jobs))
-        assert [jobs.sync.result(job, 60) for job in (first, mine)] == [2, 6]
+        assert [job.result(60) for job in (first, mine)] == [2, 6]
         assert jobs.sync.counts() == {"default": {"completed": 3}}, jobs.sync.counts()
         print("both")
         """,

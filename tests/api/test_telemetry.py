@@ -116,7 +116,7 @@ async def test_metadata_of_programs_is_kept_with_the_trace(app: Errandry, watche
 
     async with app:
         job = await send.using(metadata={"tenant": 7}).enqueue()
-        metadata = (await app.record(job.id)).metadata or ""
+        metadata = (await app.client.record(job.id)).metadata or ""
     assert '"tenant":7' in metadata
     assert '"traceparent":"00-' in metadata
 

@@ -86,9 +86,9 @@ async def test_a_job_exists_after_the_commit_and_never_after_a_rollback(
     async with CALLERS[library](server()) as caller:
         job = await enqueue(caller, send, "ada")
         with pytest.raises(UnknownJob):
-            await shop.record(job.id)
+            await shop.client.record(job.id)
         await caller.commit()
-        assert (await shop.record(job.id)).state is State.WAITING
+        assert (await shop.client.record(job.id)).state is State.WAITING
 
     async with CALLERS[library](server()) as caller:
         lost = await enqueue(caller, send, "grace")
@@ -97,7 +97,7 @@ async def test_a_job_exists_after_the_commit_and_never_after_a_rollback(
     await run_burst(shop)
     assert await job.result(timeout=30) == "sent to ada"
     with pytest.raises(UnknownJob):
-        await shop.record(lost.id)
+        await shop.client.record(lost.id)
     assert await shop.totals() == {"default": {"completed": 1, "inserted": 1}}
     assert await event_kinds(shop, job.id) == [
         EventKind.WAITING,
@@ -118,7 +118,7 @@ async def test_enqueueing_by_name_and_in_bulk(shop: Errandry, send: Send, caller
     )
     await caller.commit()
 
-    records = [await shop.record(job.id) for job in (first, other, two, three)]
+    records = [await shop.client.record(job.id) for job in (first, other, two, three)]
     assert [record.task for record in records] == ["send", "elsewhere", "send", "send"]
     assert [record.state for record in records] == ["waiting", "scheduled", "waiting", "waiting"]
     assert (records[0].priority, records[3].id) == (3, "c")
@@ -128,9 +128,9 @@ async def test_enqueueing_by_name_and_in_bulk(shop: Errandry, send: Send, caller
 async def test_enqueueing_over_a_blocking_connection(shop: Errandry, send: Send) -> None:
     async with psycopg_sync(server()) as caller:
         bound = shop.bind(caller.connection)
-        first = await caller.call(lambda: bound.enqueue_sync("send", {"to": "ada"}))
-        other = await caller.call(lambda: send.bind(caller.connection).enqueue_sync("grace"))
-        assert bound.enqueue_many_sync([]) == []
+        first = await caller.call(lambda: bound.sync.enqueue("send", {"to": "ada"}))
+        other = await caller.call(lambda: send.sync.bind(caller.connection).enqueue("grace"))
+        assert bound.sync.enqueue_many([]) == []
         await caller.commit()
 
     assert await shop.counts() == {"default": {"waiting": 2}}
@@ -140,7 +140,7 @@ async def test_enqueueing_over_a_blocking_connection(shop: Errandry, send: Send)
 async def test_with_autocommit_the_job_exists_at_once(shop: Errandry, send: Send) -> None:
     async with await psycopg.AsyncConnection.connect(server().url(), autocommit=True) as connection:
         job = await send.bind(connection).enqueue("ada")
-        assert (await shop.record(job.id)).state is State.WAITING
+        assert (await shop.client.record(job.id)).state is State.WAITING
 
 
 async def test_row_and_cursor_factories_of_the_caller_do_not_matter(shop: Errandry, send: Send) -> None:
@@ -149,7 +149,7 @@ async def test_row_and_cursor_factories_of_the_caller_do_not_matter(shop: Errand
     ) as connection:
         await send.bind(connection).enqueue("ada")
     with psycopg.connect(server().url(), cursor_factory=psycopg.ClientCursor) as blocking:
-        send.bind(blocking).enqueue_sync("grace")
+        send.sync.bind(blocking).enqueue("grace")
 
     assert await shop.counts() == {"default": {"waiting": 2}}
 
@@ -157,7 +157,7 @@ async def test_row_and_cursor_factories_of_the_caller_do_not_matter(shop: Errand
 async def test_scoped_sessions(shop: Errandry, send: Send) -> None:
     engine = sqlalchemy.create_engine(alchemy(server(), "psycopg"))
     session = scoped_session(sessionmaker(engine))
-    send.bind(session).enqueue_sync("ada")
+    send.sync.bind(session).enqueue("ada")
     session.commit()
     session.remove()
     engine.dispose()
@@ -298,7 +298,7 @@ async def test_a_bound_insert_stores_the_same_records_as_an_insert(clock: FakeCl
                     await jobs.store.bind(caller.connection).insert(Insert(NEW))
                     await caller.commit()
                 else:
-                    await jobs.insert(list(NEW))
+                    await jobs.client.insert(list(NEW))
                 records = await jobs.engine.call(jobs.store.get, [new.id for new in NEW])
                 return [record for record in records if record is not None]
 
@@ -312,7 +312,7 @@ class TestRepeatedIds:
         await caller.commit()
 
         assert await shop.totals() == {"default": {"inserted": 1}}
-        assert (await shop.record("x")).payload == '{"to":"ada"}'
+        assert (await shop.client.record("x")).payload == '{"to":"ada"}'
 
     @pytest.mark.parametrize("state", ["waiting", "completed"])
     async def test_of_an_existing_job(self, shop: Errandry, send: Send, caller: Caller, state: str) -> None:
@@ -340,7 +340,7 @@ class TestRepeatedIds:
             await second
             await other.commit()
 
-        assert (await shop.record("x")).payload == f'{{"to":"{"ada" if first_commits else "grace"}"}}'
+        assert (await shop.client.record("x")).payload == f'{{"to":"{"ada" if first_commits else "grace"}"}}'
         assert await shop.totals() == {"default": {"inserted": 1}}
 
 
@@ -368,7 +368,7 @@ class TestChecks:
         job = await enqueue(caller, send, "ada")
         await caller.commit()
 
-        assert (await shop.record(job.id)).tags == ("seen",)
+        assert (await shop.client.record(job.id)).tags == ("seen",)
 
     async def test_a_call_bound_to_another_connection_is_refused(
         self, shop: Errandry, send: Send, caller: Caller
@@ -404,10 +404,10 @@ class TestConnections:
     async def test_blocking_ones_for_async_methods_and_async_ones_for_blocking_methods(
         self, send: Send, caller: Caller
     ) -> None:
-        with pytest.raises(InvalidValue, match="is async: await the method without _sync"):
-            send.bind(caller.connection).enqueue_sync("ada")
+        with pytest.raises(InvalidValue, match=r"is async: bind it with jobs\.bind"):
+            send.sync.bind(caller.connection).enqueue("ada")
         async with psycopg_sync(server()) as blocking:
-            with pytest.raises(InvalidValue, match="blocks: call the method that ends in _sync"):
+            with pytest.raises(InvalidValue, match=r"blocks: bind it with jobs\.sync\.bind"):
                 await send.bind(blocking.connection).enqueue("ada")
 
     @pytest.mark.parametrize("library", CALLERS)
@@ -507,7 +507,7 @@ async def test_insert_jobs_called_by_hand_needs_only_id_task_and_payload(shop: E
     with psycopg.connect(server().url()) as db:
         assert db.execute(statement.encode()).fetchone() == ({"ids": ["x"], "existed": [], "replaced": []},)
 
-    assert (await shop.record("x")).payload == '{"to":1}'
+    assert (await shop.client.record("x")).payload == '{"to":1}'
 
 
 async def test_a_store_in_memory_cannot_be_bound(jobs: Errandry) -> None:
@@ -527,9 +527,9 @@ async def test_a_stricter_transaction_enqueues_while_workers_run(
             await run_burst(shop)  # changes every table
             await send.bind(db).using(id=f"mine-{number}").enqueue("ada")
             await db.commit()
-            assert (await shop.record(f"mine-{number}")).state is State.WAITING
+            assert (await shop.client.record(f"mine-{number}")).state is State.WAITING
             await run_burst(shop)
-            assert (await shop.record(f"mine-{number}")).state is State.COMPLETED
+            assert (await shop.client.record(f"mine-{number}")).state is State.COMPLETED
 
         await db.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
         await send.bind(db).using(id="mine-1").enqueue("ada")

@@ -69,9 +69,9 @@ async def test_a_flow_exists_after_the_commit_and_never_after_a_rollback(
         call = flow(total.new(result_of(parallel(part.new(1), part.new(2)))), part.new(3))
         job = await caller.flow(shop, call)
         with pytest.raises(UnknownJob):
-            await shop.record(job.id)
+            await shop.client.record(job.id)
         await caller.commit()
-        record = await shop.record(job.id)
+        record = await shop.client.record(job.id)
         assert (record.state, record.open_children) == (State.BLOCKED, 3)
 
     async with CALLERS[library](server()) as caller:
@@ -79,9 +79,9 @@ async def test_a_flow_exists_after_the_commit_and_never_after_a_rollback(
         await caller.rollback()
 
     await run_burst(shop)
-    assert await job.result(timeout=WAIT_TIMEOUT) == 3
+    assert await (await shop.get(job.id)).result(timeout=WAIT_TIMEOUT) == 3
     with pytest.raises(UnknownJob):
-        await shop.record(lost.id)
+        await shop.client.record(lost.id)
     assert await shop.children(lost.id) == []
     assert await shop.totals() == {"default": {"completed": 4, "inserted": 4}}
     assert await event_kinds(shop, job.id) == [
@@ -136,16 +136,16 @@ async def test_a_bound_insert_stores_the_same_flow_as_an_insert(clock: FakeClock
     async def stored(bind: bool) -> tuple[Any, list[JobRecord], list[list[EdgeRecord]], Any]:
         with server().lend_url() as url:
             async with Errandry(url, clock=clock) as jobs, psycopg_async(server()) as caller:
-                await jobs.insert(list(jobs_of("before", before=KEY)))
-                await jobs.insert(list(jobs_of("ended")))
+                await jobs.client.insert(list(jobs_of("before", before=KEY)))
+                await jobs.client.insert(list(jobs_of("ended")))
                 await jobs.resolve("ended", result=7)
-                await jobs.insert(list(jobs_of("p", "q")), (Edge("p", "q"),))
+                await jobs.client.insert(list(jobs_of("p", "q")), (Edge("p", "q"),))
                 command = Insert(new, edges)
                 if bind:
                     answer = await jobs.store.bind(caller.connection).insert(command)
                     await caller.commit()
                 else:
-                    answer = await jobs.insert(list(new), edges)
+                    answer = await jobs.client.insert(list(new), edges)
                 await run_upkeep(jobs)
                 names = sorted({job.id for job in new} | {"before", "ended"})
                 records = await jobs.engine.call(jobs.store.get, names)
@@ -198,7 +198,7 @@ async def test_a_flow_waits_for_a_child_that_existed_before(
 
     expected = {"before": 10, "gone": None}.get(end, 5)  # a key held while alive is free after that
     if expected is None:
-        assert (await shop.record(job.id)).state is State.FAILED
+        assert (await shop.client.record(job.id)).state is State.FAILED
     else:
         assert await job.result(timeout=WAIT_TIMEOUT) == expected
 
@@ -297,14 +297,14 @@ async def test_over_a_connection_to_an_sqlite_file(tmp_path: Path) -> None:
         held = await part.enqueue(2)
         db = apsw.Connection(str(tmp_path / "jobs.db"))
         db.execute("BEGIN IMMEDIATE")
-        lost = jobs.bind(db).enqueue_flow_sync(total.new(result_of(parallel(part.new(1)))))
+        lost = jobs.sync.bind(db).enqueue_flow(total.new(result_of(parallel(part.new(1)))))
         db.execute("ROLLBACK")
         db.execute("BEGIN IMMEDIATE")
-        job = jobs.bind(db).enqueue_flow_sync(total.new(result_of(parallel(part.new(1), part.new(2)))))
+        job = jobs.sync.bind(db).enqueue_flow(total.new(result_of(parallel(part.new(1), part.new(2)))))
         db.execute("COMMIT")
 
         assert [edge.child for edge in await jobs.children(job.id)][1] == held.id
         await run_burst(jobs)
-        assert await job.result(timeout=WAIT_TIMEOUT) == 3
+        assert await (await jobs.get(job.id)).result(timeout=WAIT_TIMEOUT) == 3
         with pytest.raises(UnknownJob):
-            await jobs.record(lost.id)
+            await jobs.client.record(lost.id)

@@ -33,14 +33,14 @@ async def test_a_job_exists_after_the_commit_and_never_after_a_rollback(
 
     async with running_worker(jobs):
         db.execute("BEGIN IMMEDIATE")
-        lost = send.bind(db).enqueue_sync("grace")
+        lost = send.sync.bind(db).enqueue("grace")
         db.execute("ROLLBACK")
         db.execute("BEGIN IMMEDIATE")
-        job = send.bind(db).enqueue_sync("ada")
-        [again] = jobs.bind(db).enqueue_many_sync([send.using(id=job.id).new("ida")])
+        job = send.sync.bind(db).enqueue("ada")
+        [again] = jobs.sync.bind(db).enqueue_many([send.using(id=job.id).new("ida")])
         db.execute("COMMIT")
 
-        assert await job.result(timeout=30) == "sent to ada"
+        assert await (await jobs.get(job.id)).result(timeout=30) == "sent to ada"
     assert again.id == job.id
     assert await event_kinds(jobs, lost.id) == []
     assert await jobs.totals() == {"default": {"completed": 1, "inserted": 1}}
@@ -51,8 +51,8 @@ async def test_a_refused_job_leaves_the_transaction_usable(tmp_path: Path) -> No
         db = apsw.Connection(str(tmp_path / "small.db"))
         db.execute("BEGIN IMMEDIATE")
         with pytest.raises(TooLarge):
-            jobs.bind(db).enqueue_sync("send", {"to": "x" * 100})
-        jobs.bind(db).enqueue_sync("send")
+            jobs.sync.bind(db).enqueue("send", {"to": "x" * 100})
+        jobs.sync.bind(db).enqueue("send")
         db.execute("COMMIT")
         assert await jobs.counts() == {"default": {"waiting": 1}}
 
@@ -64,10 +64,10 @@ async def test_connections_that_cannot_be_used(jobs: Errandry, db: apsw.Connecti
         (apsw.Connection(":memory:"), "leads to another file"),
     ):
         with pytest.raises(InvalidValue, match=why):
-            jobs.bind(connection).enqueue_sync("send")
+            jobs.sync.bind(connection).enqueue("send")
     with pytest.raises(InvalidValue, match=r"sqlite3\.Connection.*takes an apsw.Connection"):
         jobs.bind(sqlite3.connect(tmp_path / "third.db"))
-    with pytest.raises(InvalidValue, match="blocks: call the method"):
+    with pytest.raises(InvalidValue, match=r"blocks: bind it with jobs\.sync\.bind"):
         await jobs.bind(db).enqueue("send")
 
 
@@ -76,4 +76,4 @@ async def test_a_file_without_the_schema_is_refused(tmp_path: Path) -> None:
     db.execute("BEGIN IMMEDIATE")
 
     with pytest.raises(InvalidValue, match="without jobs: run `errandry migrate` first"):
-        jobs.bind(db).enqueue_sync("send")
+        jobs.sync.bind(db).enqueue("send")

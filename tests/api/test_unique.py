@@ -169,7 +169,7 @@ class TestAnswers:
         assert await drain(jobs) == []
         clock.advance(2)
         [done] = await drain(jobs)
-        assert (done.id, done.payload) == (first.id, second.record.payload)
+        assert (done.id, done.record.payload) == (first.id, second.record.payload)
 
     async def test_a_window_throttles(self, jobs: Errandry, clock: FakeClock) -> None:
         send = declare_send(jobs, unique=UniqueOptions(by=(), scope="1 minute"))
@@ -197,7 +197,7 @@ class TestAnswers:
         jobs = Errandry("memory:")
         send = declare_send(jobs, unique=True)
 
-        first, second = send.enqueue_sync("ada"), send.enqueue_sync("ada")
+        first, second = send.sync.enqueue("ada"), send.sync.enqueue("ada")
 
         assert (second.id, second.existed) == (first.id, True)
         jobs.sync.close()
@@ -289,7 +289,7 @@ class TestBound:
         assert (same.id, same.existed, new.existed) == (holder.id, True, False)
         assert (again.id, again.existed) == (new.id, True)
         assert await shop.counts() == {"default": {"waiting": 2}}
-        assert (await shop.record(new.id)).unique == new.record.unique
+        assert (await shop.client.record(new.id)).unique == new.record.unique
 
     async def test_a_rolled_back_holder_does_not_block_the_key(self, shop: Errandry) -> None:
         send = declare_send(shop, unique=True)
@@ -347,11 +347,11 @@ class TestBound:
         first = await send.using(delay=3_600).enqueue("ada", "one")
         async with psycopg_async(server()) as caller:
             second = await caller.enqueue(send.new("ada", "two"))
-            assert (await shop.record(first.id)).state is State.SCHEDULED
+            assert (await shop.client.record(first.id)).state is State.SCHEDULED
             await caller.commit()
 
         assert (second.id, second.existed, second.replaced) == (first.id, True, True)
-        record = await shop.record(first.id)
+        record = await shop.client.record(first.id)
         assert (record.payload, record.state) == ('{"to":"ada","subject":"two"}', State.WAITING)
         assert await shop.counts() == {"default": {"waiting": 1}}
         await run_burst(shop)
@@ -425,13 +425,13 @@ class TestBoundToSqlite:
             await jobs.open()
             db = apsw.Connection(str(tmp_path / "jobs.db"))
             db.execute("BEGIN IMMEDIATE")
-            lost = send.bind(db).enqueue_sync("ada")
+            lost = send.sync.bind(db).enqueue("ada")
             db.execute("ROLLBACK")
             db.execute("BEGIN IMMEDIATE")
-            job = send.bind(db).enqueue_sync("ada")
-            again = send.bind(db).enqueue_sync("ada")
+            job = send.sync.bind(db).enqueue("ada")
+            again = send.sync.bind(db).enqueue("ada")
             with pytest.raises(DuplicateJob):
-                send.using(unique=UniqueOptions(on_conflict="raise")).bind(db).enqueue_sync("ada")
+                send.using(unique=UniqueOptions(on_conflict="raise")).sync.bind(db).enqueue("ada")
             db.execute("COMMIT")
 
             assert (job.existed, again.existed, again.id) == (False, True, job.id)

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,12 @@ class Shop:
     def enqueue(
         self, task: str = "send", arguments: dict[str, Any] | None = None, **options: Any
     ) -> Job[Any]:
-        return self.jobs.sync.run(self.jobs.enqueue, task, arguments or {"to": "ada"}, **options)
+        job: Job[Any] = self.call(self.jobs.enqueue, task, arguments or {"to": "ada"}, **options)
+        return job
 
     def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a method of the app and return its result."""
-        return self.jobs.sync.run(function, *args, **options)
+        return self.jobs.engine.call_sync(partial(function, **options), *args)
 
     def work(self) -> None:
         """Run all jobs that are due."""

@@ -9,14 +9,14 @@ from tests.cli.shell import run_process
 def test_without_an_app_a_job_is_enqueued_by_name(cli: Cli, shop: Shop) -> None:
     done = cli("enqueue", "anything", "--json", '{"a": [1, null]}')
 
-    job = shop.call(shop.jobs.record, done.out.strip())
+    job = shop.call(shop.jobs.client.record, done.out.strip())
     assert (job.task, job.queue, job.payload) == ("anything", "default", '{"a":[1,null]}')
 
 
 def test_with_an_app_the_task_sets_the_queue(cli: Cli, shop: Shop) -> None:
     done = cli("--app", "shop:jobs", "enqueue", "send", "--json", '{"to": "ada"}')
 
-    job = shop.call(shop.jobs.record, done.out.strip())
+    job = shop.call(shop.jobs.client.record, done.out.strip())
     assert (job.queue, job.max_attempts) == ("mail", 1)
 
 
@@ -45,7 +45,7 @@ def test_every_option_of_a_job_can_be_given(cli: Cli, shop: Shop) -> None:
 
     assert cli("enqueue", "task", *args).out == "mine\n"
 
-    job = shop.call(shop.jobs.record, "mine")
+    job = shop.call(shop.jobs.client.record, "mine")
     assert (job.queue, job.priority, job.state, job.deadline) == ("q", -3, "scheduled", 32474764800.0)
     assert (job.max_attempts, job.max_crashes, job.timeout, job.order) == (7, 2, 30.0, "lifo")
     assert (job.group, job.tags, job.metadata) == ("g", ("a", "b"), '{"tenant":7}')
@@ -62,7 +62,7 @@ def test_a_second_job_with_the_same_unique_key(cli: Cli, shop: Shop) -> None:
     assert first.out == second.out == replacing.out
     assert "The job existed already.\n" in second.err
     assert "The job existed already; its arguments were replaced.\n" in replacing.err
-    assert shop.call(shop.jobs.record, first.out.strip()).payload == '{"n":2}'
+    assert shop.call(shop.jobs.client.record, first.out.strip()).payload == '{"n":2}'
     assert (refused.code, refused.out) == (1, "")
     assert f"the unique key 'call 7' is held by job {first.out.strip()}" in refused.err
     assert "unique       call 7, for 1h from the insert" in cli("jobs", "show", first.out.strip()).out
@@ -87,13 +87,13 @@ def test_an_unknown_scope_is_refused(cli: Cli) -> None:
 def test_the_record_is_printed_as_json(cli: Cli) -> None:
     [job] = cli("--json", "enqueue", "send", "--json", '{"to": "ada"}').data
 
-    assert (job["task"], job["state"], job["payload"]) == ("send", "waiting", {"to": "ada"})
+    assert (job["task"], job["state"], job["arguments"]) == ("send", "waiting", {"to": "ada"})
 
 
 def test_arguments_can_come_from_stdin(shop: Shop) -> None:
     done = run_process("enqueue", "send", "--json", "-", text='{"to": "ada"}')
 
-    assert shop.call(shop.jobs.record, done.out.strip()).payload == '{"to":"ada"}'
+    assert shop.call(shop.jobs.client.record, done.out.strip()).payload == '{"to":"ada"}'
 
 
 def test_an_option_the_library_refuses_is_an_error(cli: Cli) -> None:

@@ -101,7 +101,7 @@ class TestInspecting:
     def test_a_job_as_json_has_decoded_arguments_and_result(self, cli: Cli, failed: Job[Any]) -> None:
         good, bad = cli("jobs", "show", "--json", "good", failed.id).data
 
-        assert (good["payload"], good["result"], good["errors"]) == ({"to": "ada"}, "sent to ada", [])
+        assert (good["arguments"], good["result"], good["errors"]) == ({"to": "ada"}, "sent to ada", [])
         assert (bad["state"], bad["errors"][0]["type"]) == ("failed", "LookupError")
 
     def test_an_id_may_be_shortened(self, cli: Cli, failed: Job[Any]) -> None:
@@ -157,7 +157,7 @@ class TestInspecting:
         for args in (["ls"], ["show", "evil"], ["ls", "--json"], ["show", "evil", "--json"]):
             out = cli("jobs", *args).out
             assert not set("\x1b\x07\u202e\x9b\r\x7f") & set(out), args
-        assert cli("jobs", "show", "--json", "evil").data[0]["payload"] == {"to": evil}
+        assert cli("jobs", "show", "--json", "evil").data[0]["arguments"] == {"to": evil}
 
 
 class TestTerminal:
@@ -235,7 +235,7 @@ class TestChanging:
         assert cli("jobs", "edit", "waits", "--json", '{"to": "bob"}', "--tag", "x").code == 0
         assert cli("jobs", "resolve", "sleeps", "--result", '{"n": 1}').code == 0
 
-        edited, resolved = (shop.call(shop.jobs.record, name) for name in ("waits", "sleeps"))
+        edited, resolved = (shop.call(shop.jobs.client.record, name) for name in ("waits", "sleeps"))
         assert (edited.payload, edited.tags, resolved.result) == ('{"to":"bob"}', ("x",), '{"n":1}')
 
     def test_a_removed_job_is_gone(self, cli: Cli, shop: Shop, failed: Job[Any]) -> None:
@@ -337,7 +337,7 @@ class TestChanging:
         self, shop: Shop, terminal: Callable[..., Terminal]
     ) -> None:
         jobs = [NewJob(id=f"job-{number}", task="send", payload="{}") for number in range(10_000)]
-        shop.call(shop.jobs.insert, jobs)
+        shop.call(shop.jobs.client.insert, jobs)
         slowly = "from errandry.cli import bulk_action; bulk_action.SLICE_SIZE = 1"
         screen = terminal("jobs", "cancel", "state:waiting", "--yes", before=slowly)
         screen.wait_until(lambda text: "jobs ━" in text)
@@ -362,7 +362,7 @@ class TestDeadLetters:
         done = cli("dlq", "rerun", "--yes", "--reset-attempts", "--run-at", "2999-01-31")
 
         assert (done.code, done.out) == (0, "1 job enqueued again.\n")
-        job = shop.call(shop.jobs.record, failed.id)
+        job = shop.call(shop.jobs.client.record, failed.id)
         assert (job.state, job.attempts) == ("scheduled", 0)
 
     def test_failed_jobs_are_removed(self, cli: Cli, shop: Shop, failed: Job[Any]) -> None:

@@ -205,7 +205,9 @@ def test_colors_are_for_terminals_and_can_be_turned_off(
 
 def test_a_closed_output_pipe_is_no_error(shop: Shop) -> None:
     payload = '{"text": "' + "x" * 1_000 + '"}'
-    shop.call(shop.jobs.insert, [NewJob(id=f"job-{n}", task="send", payload=payload) for n in range(500)])
+    shop.call(
+        shop.jobs.client.insert, [NewJob(id=f"job-{n}", task="send", payload=payload) for n in range(500)]
+    )
 
     listing = subprocess.Popen(
         [*COMMAND, "jobs", "ls", "--all", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

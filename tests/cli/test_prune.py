@@ -53,7 +53,7 @@ def test_the_number_of_jobs_to_keep_is_set_when_enqueueing(cli: Cli, shop: Shop)
             cli("enqueue", "send", "--json", "{}", "--id", f"j{number}", "--keep-last", "5", *words).code == 0
         )
 
-    kept = [shop.call(shop.jobs.record, f"j{number}").keep for number in range(2)]
+    kept = [shop.call(shop.jobs.client.record, f"j{number}").keep for number in range(2)]
     last = Keep(last_completed=5, last_failed=5, last_canceled=5)
     assert kept == [last, Keep(3_600.0, 3_600.0, 3_600.0, 5, 5, 5)]
     assert "must be a whole number from 1" in cli("enqueue", "send", "--keep-last", "0").err

@@ -58,7 +58,7 @@ class TestAdding:
         [data] = cli("--json", "schedules", "edit", "nightly", "--json", '{"to": "bob"}', "--queue", "q").data
         assert (data["plan"]["job"]["payload"], data["plan"]["job"]["queue"]) == ({"to": "bob"}, "q")
         [job] = shop.call(shop.jobs.list, "state:scheduled").jobs
-        assert (job.id, job.payload) == ("nightly@2030-03-31T04:00:00Z", '{"to":"bob"}')
+        assert (job.id, job.arguments) == ("nightly@2030-03-31T04:00:00Z", {"to": "bob"})
         assert cli("schedules", "edit", "nightly").code == 2
 
     def test_invalid_values_are_refused(self, cli: Cli) -> None:

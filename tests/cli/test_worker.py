@@ -119,7 +119,7 @@ def test_a_failed_import_names_the_file_and_line(cli: Cli, folder: Path) -> None
 def test_a_terminal_gets_a_status_line(shop: Shop, terminal: Callable[..., Terminal], folder: Path) -> None:
     hold = "\n\n@jobs.task\nasync def hold() -> None:\n    import asyncio\n    await asyncio.sleep(600)\n"
     (folder / "shop.py").write_text((folder / "shop.py").read_text() + hold)
-    shop.call(shop.jobs.insert, [NewJob(id="held", task="hold", payload="{}")])
+    shop.call(shop.jobs.client.insert, [NewJob(id="held", task="hold", payload="{}")])
     screen = terminal("worker", "shop:jobs", columns=100)
 
     text = screen.wait_until(lambda text: "1 running here · 0 jobs waiting · 0 finished/s" in text)

@@ -74,7 +74,7 @@ async def test_a_worker_releases_jobs_of_a_newer_version(store: MemoryStore, clo
 
     await run_burst(old)
 
-    record = await new.record(job.id)
+    record = await new.client.record(job.id)
     assert (record.state, record.attempts, record.releases) == (State.SCHEDULED, 0, 1)
     assert record.run_at == clock.time() + 5
     clock.advance(5)
@@ -89,7 +89,7 @@ async def test_a_job_fails_if_no_worker_knows_its_version(store: MemoryStore, cl
         await run_burst(old)
         clock.advance(5)
 
-    record = await new.record(job.id)
+    record = await new.client.record(job.id)
     assert (record.state, record.reason, ran) == (State.FAILED, Reason.NO_HANDLER, [])
 
 
@@ -131,7 +131,7 @@ async def test_an_upgrade_that_raises_or_returns_no_mapping_fails_the_job(
     job = await other.enqueue("send", {"too": "ada"})
     await drain(jobs)
 
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
     assert (record.state, record.reason) == (State.FAILED, Reason.INVALID_PAYLOAD)
     assert f"its upgrade from version 1 {why}" in record.errors[-1].message
 
@@ -145,7 +145,7 @@ async def test_edited_arguments_have_the_newest_version(store: MemoryStore, cloc
     await drain(new)
 
     assert ran == [("bob", "yo", False)]
-    assert (await new.record(job.id)).metadata == f'{{"tenant":7,"{METADATA_KEY}":3}}'
+    assert (await new.client.record(job.id)).metadata == f'{{"tenant":7,"{METADATA_KEY}":3}}'
 
 
 async def test_a_debounced_job_has_the_version_of_its_last_arguments(

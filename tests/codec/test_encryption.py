@@ -154,7 +154,7 @@ def test_bytes_and_both_kinds_of_base64_are_the_same_key() -> None:
 
 @each_codec
 async def test_jobs_run_with_sealed_payloads_and_results(codec: Codec, jobs: Errandry) -> None:
-    jobs.codec = codec
+    jobs.client.codec = codec
 
     @jobs.task
     async def greet(name: str) -> str:
@@ -164,7 +164,7 @@ async def test_jobs_run_with_sealed_payloads_and_results(codec: Codec, jobs: Err
     await drain(jobs, strict=True)
 
     assert await job.result(30) == "hello ada"
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
     assert "$a$" in record.payload
     assert "$a$" in (record.result or "")
 
@@ -173,7 +173,7 @@ async def test_jobs_run_with_sealed_payloads_and_results(codec: Codec, jobs: Err
 async def test_a_job_with_the_payload_of_another_fails_before_its_handler(
     codec: Codec, jobs: Errandry
 ) -> None:
-    jobs.codec = codec
+    jobs.client.codec = codec
     called: list[str] = []
 
     @jobs.task
@@ -181,10 +181,10 @@ async def test_a_job_with_the_payload_of_another_fails_before_its_handler(
         called.append(name)
 
     first, second = await greet.enqueue("ada"), await greet.enqueue("grace")
-    stolen = (await jobs.record(first.id)).payload
+    stolen = (await jobs.client.record(first.id)).payload
     await jobs.engine.submit(EditJobs(ids=(second.id,), payload=stolen))
     await drain(jobs)
-    record = await jobs.record(second.id)
+    record = await jobs.client.record(second.id)
 
     assert called == ["ada"]
     assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.INVALID_PAYLOAD, 1)
@@ -195,11 +195,11 @@ async def test_a_worker_without_the_key_retries_the_job(jobs: Errandry) -> None:
     @jobs.task(backoff="1h")
     async def greet(name: str) -> None: ...
 
-    jobs.codec = Encrypted({"b": NEW})
+    jobs.client.codec = Encrypted({"b": NEW})
     job = await greet.enqueue("ada")
-    jobs.codec = Encrypted({"a": OLD})
+    jobs.client.codec = Encrypted({"a": OLD})
     await drain(jobs)
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
 
     assert (record.state, record.errors[0].type) == (State.SCHEDULED, "UnknownKey")
 

@@ -43,7 +43,7 @@ async def test_logs_and_errors_of_a_handler_are_redacted(
     with caplog.at_level(logging.WARNING, "errandry.worker"):
         job = await charge.enqueue(Card("4000-0002", 123), cents=995)
         await Worker(jobs, WorkerOptions(burst=True)).run()
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
     events = (await jobs.engine.call(jobs.store.events, None, 100)).entries
 
     assert [entry.event.text for entry in events if entry.event.kind is EventKind.FAILED] == [
@@ -72,7 +72,7 @@ async def test_messages_of_raised_outcomes_are_redacted(jobs: Errandry) -> None:
 
     job = await login.enqueue('it\'s "mine"')
     await drain(jobs)
-    assert (await jobs.record(job.id)).errors[0].message == f"wrong password '{REDACTED}'"
+    assert (await jobs.client.record(job.id)).errors[0].message == f"wrong password '{REDACTED}'"
 
 
 async def test_the_handlers_arguments_and_result_are_not_redacted(jobs: Errandry) -> None:
@@ -82,7 +82,7 @@ async def test_the_handlers_arguments_and_result_are_not_redacted(jobs: Errandry
 
     job = await login.using(metadata={"tenant": 7}).enqueue("ada", "correct horse")
     await drain(jobs, strict=True)
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
 
     assert await job.result(30) == 13
     assert redact_arguments({"user": "ada", "password": "correct horse"}, record.metadata) == {
@@ -90,7 +90,7 @@ async def test_the_handlers_arguments_and_result_are_not_redacted(jobs: Errandry
         "password": REDACTED,
     }
     assert '"tenant":7' in (record.metadata or "")
-    assert as_data(record, jobs.codec)["payload"] == {"user": "ada", "password": REDACTED}
+    assert as_data(await jobs.get(record.id))["arguments"] == {"user": "ada", "password": REDACTED}
 
 
 async def test_a_batch_redacts_the_secrets_of_all_its_jobs(jobs: Errandry) -> None:
@@ -101,7 +101,7 @@ async def test_a_batch_redacts_the_secrets_of_all_its_jobs(jobs: Errandry) -> No
     ada, eve = await check.enqueue(Login(password="horse")), await check.enqueue(Login(password="battery"))
     await Worker(jobs, WorkerOptions(burst=True)).run()
     for job in (ada, eve):
-        assert (await jobs.record(job.id)).errors[0].message == f"{REDACTED} and {REDACTED}"
+        assert (await jobs.client.record(job.id)).errors[0].message == f"{REDACTED} and {REDACTED}"
 
 
 def test_redacting_an_unknown_argument_is_refused(jobs: Errandry) -> None:

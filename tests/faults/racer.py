@@ -96,7 +96,7 @@ class Racer:
             async with transaction(self.jobs, is_kept) as connection:
                 bound = self.task().bind(connection)
                 is_async = isinstance(connection, psycopg.AsyncConnection)
-                job = await bound.enqueue(2) if is_async else bound.enqueue_sync(2)
+                job = await bound.enqueue(2) if is_async else bound.sync.enqueue(2)
                 await asyncio.sleep(self.dice.random() / 100)
         except DuplicateJob as error:
             self.existing.append(error.job_id)

@@ -95,7 +95,7 @@ class Scene:
 
     async def finished(self, job: str, limit: float = WAIT_TIMEOUT) -> JobRecord:
         """The job, as soon as it has finished."""
-        record = await self.app.finished(job, limit)
+        record = await self.app.client.wait_finished(job, limit)
         assert record is not None
         return record
 
@@ -103,7 +103,7 @@ class Scene:
         """Return when all of these jobs are in this state."""
 
         async def are_in_state() -> bool:
-            return all([(await self.app.record(job)).state is state for job in jobs])
+            return all([(await self.app.client.record(job)).state is state for job in jobs])
 
         await wait_until_async(are_in_state)
 

@@ -61,7 +61,7 @@ async def test_after_a_step_ahead_only_the_running_jobs_run_again(scene: Scene, 
     for _ in range(5):
         record = await scene.finished(await scene.enqueue("quick"))
         assert (record.state, record.attempts) == (State.COMPLETED, 1)
-    assert [await scene.app.record(job.id) for job in done] == done
+    assert [await scene.app.client.record(job.id) for job in done] == done
     broken = violations(scene.journal.read(), await scene.all_finished())
     assert [violation for violation in broken if not violation.startswith(f"P3: job {running}")] == []
 

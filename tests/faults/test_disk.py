@@ -30,13 +30,13 @@ async def test_an_outcome_is_written_when_the_disk_has_space_again(scene: Scene)
 
     log = await worker.wait_for_log("its outcome cannot be written yet")
     assert "no space left" in log
-    assert (await scene.app.record(big)).state is State.RUNNING
+    assert (await scene.app.client.record(big)).state is State.RUNNING
     small = await scene.finished(await scene.enqueue("quick"))
     assert small.state is State.COMPLETED
-    before = await scene.app.record(big)
+    before = await scene.app.client.record(big)
 
     async def is_renewed() -> bool:
-        record = await scene.app.record(big)
+        record = await scene.app.client.record(big)
         return (record.lease_until or 0.0) > (before.lease_until or 0.0)
 
     await wait_until_async(is_renewed)  # it still holds the job

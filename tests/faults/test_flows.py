@@ -75,7 +75,7 @@ async def test_a_flow_of_two_thousand_jobs_survives_kills_of_workers(tmp_path: P
         try:
             for _ in range(KILLS):
                 await asyncio.sleep(dice.uniform(0.2, 0.8))
-                if (await app.record(job.id)).state is not State.BLOCKED:
+                if (await app.client.record(job.id)).state is not State.BLOCKED:
                     break
                 victim = dice.randrange(WORKERS)
                 workers[victim].send_signal(signal.SIGKILL)
@@ -116,7 +116,7 @@ async def test_the_parent_runs_once_after_a_crash_around_the_last_settle(
             await asyncio.to_thread(crashing.wait, WAIT_TIMEOUT)
         finally:
             crashing.kill()
-        is_blocked = (await app.record(job.id)).state is State.BLOCKED
+        is_blocked = (await app.client.record(job.id)).state is State.BLOCKED
         assert is_blocked == point.startswith("before")
         worker = start(tmp_path, url)
         try:

@@ -60,7 +60,7 @@ async def test_a_worker_suspended_past_its_lease_changes_nothing(scene: Scene) -
     zombie.resume()
 
     await zombie.wait_for_log("its outcome is lost with its lease")
-    record = await scene.app.record(job)
+    record = await scene.app.client.record(job)
     assert (record.state, record.fence, record.worker is None) == (State.RUNNING, second.fence, False)
     scene.open_gate(attempt=2)
     record = await scene.finished(job)
@@ -89,7 +89,7 @@ async def test_a_result_after_the_lease_is_not_written(scene: Scene) -> None:
     await scene.ended(job)
     zombie.signal(signal.SIGTERM)
     assert await zombie.wait_for_end() == 0
-    assert (await scene.app.record(job)).fence == second.fence
+    assert (await scene.app.client.record(job)).fence == second.fence
     scene.open_gate(attempt=2)
     record = await scene.finished(job)
     assert record.result is not None
@@ -102,7 +102,7 @@ async def test_a_worker_that_claims_its_lost_job_again_stops_the_first_handler(s
     zombie = await scene.worker(lease=LEASE, renew_every=RENEW_EVERY)
     await scene.started(job)
     await suspend_between_passes(scene, zombie)
-    lease_until = (await scene.app.record(job)).lease_until
+    lease_until = (await scene.app.client.record(job)).lease_until
     assert lease_until is not None
     await wait_until(lambda: time.time() > lease_until)
 

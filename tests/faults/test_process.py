@@ -44,7 +44,7 @@ async def test_children_die_with_a_killed_worker_and_their_job_runs_again(scene:
     assert time.monotonic() - began < 40
 
     scene.release_handlers()
-    record = await scene.app.finished(job, 60)
+    record = await scene.app.client.wait_finished(job, 60)
     assert record is not None
     assert (record.state, record.attempts, record.crashes) == (State.COMPLETED, 2, 1)
     assert [error.kind for error in record.errors] == [Reason.WORKER_LOST]
@@ -87,7 +87,7 @@ async def test_a_drain_lets_children_finish(scene: CommandScene) -> None:
     scene.release_handlers()
 
     assert await worker.wait_for_end() == 0
-    record = await scene.app.record(job)
+    record = await scene.app.client.record(job)
     assert (record.state, record.attempts, record.releases) == (State.COMPLETED, 1, 0)
     assert not is_alive(child)
 
@@ -106,7 +106,7 @@ async def test_a_child_that_does_not_finish_in_time_is_killed_and_its_job_releas
         worker.signal(signal.SIGTERM)
 
     assert await worker.wait_for_end() == 0
-    record = await scene.app.record(job)
+    record = await scene.app.client.record(job)
     assert (record.state, record.attempts, record.releases, record.errors) == (State.WAITING, 0, 1, ())
     assert not is_alive(child)
 
@@ -123,7 +123,7 @@ async def test_a_child_killed_from_outside_spends_an_attempt_and_the_worker_goes
     _, parent = await scene.wait_for_handler(job, attempt=2)
     scene.release_handlers()
 
-    record = await scene.app.finished(job, 60)
+    record = await scene.app.client.wait_finished(job, 60)
     assert record is not None
     assert parent == worker.pid
     assert (record.state, record.attempts, record.crashes) == (State.COMPLETED, 2, 0)

@@ -56,7 +56,7 @@ def start(folder: Path, url: str, *words: str, **environment: str) -> "subproces
 
 async def fill(app: Errandry, count: int, **fields: object) -> None:
     jobs = [NewJob(id=f"job-{n}", task="t", payload="{}", queue="mail", **fields) for n in range(count)]  # type: ignore[arg-type]
-    await app.insert(jobs)
+    await app.client.insert(jobs)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])

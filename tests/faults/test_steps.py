@@ -86,8 +86,8 @@ async def test_steps_run_once_although_the_worker_is_killed_after_each(
     deaths = 0
     async with Errandry(url) as app:
         job = await app.enqueue(task, max_attempts=100, max_crashes=100)
-        while not (await app.record(job.id)).finished:
-            assert deaths < 9, await app.record(job.id)
+        while not (await app.client.record(job.id)).finished:
+            assert deaths < 9, await app.client.record(job.id)
             worker = await asyncio.create_subprocess_exec(
                 *command,
                 cwd=tmp_path,
@@ -96,7 +96,7 @@ async def test_steps_run_once_although_the_worker_is_killed_after_each(
                 stderr=subprocess.DEVNULL,
             )
             ended = asyncio.ensure_future(worker.wait())
-            done = asyncio.ensure_future(app.finished(job.id))
+            done = asyncio.ensure_future(app.client.wait_finished(job.id))
             try:
                 await asyncio.wait({ended, done}, timeout=WAIT_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
                 deaths += ended.done()

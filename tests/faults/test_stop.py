@@ -25,9 +25,9 @@ async def test_handlers_may_finish_and_no_more_jobs_are_claimed(scene: Scene, nu
 
     assert await worker.wait_for_end() == 0
     for job in jobs:
-        record = await scene.app.record(job)
+        record = await scene.app.client.record(job)
         assert (record.state, record.attempts, record.releases) == (State.COMPLETED, 1, 0)
-    record = await scene.app.record(late)
+    record = await scene.app.client.record(late)
     assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 0)
     assert await scene.app.workers.list() == []
     await scene.worker()
@@ -43,7 +43,7 @@ async def test_a_job_that_takes_longer_than_the_grace_is_released(scene: Scene, 
     worker.signal(signal.SIGTERM)
 
     assert await worker.wait_for_end() == 0, worker.log()
-    record = await scene.app.record(job)
+    record = await scene.app.client.record(job)
     if task == "insist":  # it returns when it is canceled
         assert (record.state, record.attempts) == (State.COMPLETED, 1)
         return
@@ -68,7 +68,7 @@ async def test_prefetched_jobs_are_released_at_once(scene: Scene) -> None:
 
     await scene.wait_for_states(prefetched, State.WAITING)
     for job in prefetched:
-        record = await scene.app.record(job)
+        record = await scene.app.client.record(job)
         assert (record.attempts, record.releases) == (0, 1)
     assert not worker.has_ended
     scene.open_gate(attempt=1)
@@ -89,7 +89,7 @@ async def test_a_second_signal_stops_at_once(scene: Scene, task: str) -> None:
     worker.signal(signal.SIGTERM)
 
     assert await worker.wait_for_end() == 0
-    record = await scene.app.record(job)
+    record = await scene.app.client.record(job)
     assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)
     scene.open_gate(attempt=1)
     await scene.worker()

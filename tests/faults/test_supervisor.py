@@ -53,7 +53,7 @@ async def test_a_killed_worker_is_replaced_and_its_job_runs_again(scene: Command
     assert len(started_processes(supervisor)) == 3
 
     scene.release_handlers()
-    record = await scene.app.finished(job, 60)
+    record = await scene.app.client.wait_finished(job, 60)
     assert record is not None
     assert (record.state, record.attempts) == (State.COMPLETED, 2)
     assert [error.kind for error in record.errors] == [Reason.WORKER_LOST]
@@ -71,7 +71,7 @@ async def test_no_process_of_a_killed_supervisor_survives(scene: CommandScene, t
     supervisor.kill()
 
     await wait_until(lambda: not [pid for pid in processes if is_alive(pid)])
-    record = await scene.app.record(job)
+    record = await scene.app.client.record(job)
     assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)
 
 
@@ -89,9 +89,9 @@ async def test_one_signal_drains_all_workers(scene: CommandScene, number: signal
     scene.release_handlers()
 
     assert await supervisor.wait_for_end() == 0
-    records = [await scene.app.record(job) for job in jobs]
+    records = [await scene.app.client.record(job) for job in jobs]
     assert {(record.state, record.releases) for record in records} == {(State.COMPLETED, 0)}
-    assert (await scene.app.record(late)).state is State.WAITING
+    assert (await scene.app.client.record(late)).state is State.WAITING
     assert await scene.app.workers.list() == []
 
 
@@ -111,7 +111,7 @@ async def test_a_late_second_signal_stops_at_once(scene: CommandScene) -> None:
 
     assert await supervisor.wait_for_end() == 0
     assert not [pid for pid in processes if is_alive(pid)]
-    record = await scene.app.record(job)
+    record = await scene.app.client.record(job)
     assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)
 
 
@@ -120,7 +120,7 @@ async def test_a_burst_of_several_workers_ends_when_no_job_is_ready(scene: Comma
 
     assert await scene.worker("--processes", "2", "--burst").wait_for_end() == 0
 
-    assert {(await scene.app.record(job.id)).state for job in jobs} == {State.COMPLETED}
+    assert {(await scene.app.client.record(job.id)).state for job in jobs} == {State.COMPLETED}
 
 
 async def test_workers_that_never_start_end_the_supervisor(scene: CommandScene) -> None:

@@ -109,7 +109,7 @@ class TroubledApp:
             await work
 
     async def state(self, job_id: str) -> State:
-        return (await self.app.record(job_id)).state
+        return (await self.app.client.record(job_id)).state
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ async def test_a_claim_that_took_longer_than_its_lease_is_renewed_before_its_job
         assert await job.result(timeout=30) == "done"
 
     assert troubled.ended == []
-    assert (await troubled.app.record(job.id)).attempts == 1
+    assert (await troubled.app.client.record(job.id)).attempts == 1
 
 
 async def test_leases_are_renewed_while_reads_hang(troubled: TroubledApp) -> None:
@@ -200,7 +200,7 @@ async def test_a_worker_that_claims_its_lost_job_again_stops_the_first_handler(t
         assert await job.result(timeout=30) == "done"
 
     assert troubled.ended == ["canceled"]
-    assert (await troubled.app.record(job.id)).attempts == 2
+    assert (await troubled.app.client.record(job.id)).attempts == 2
 
 
 async def test_a_background_loop_goes_on_after_an_unexpected_error(
@@ -273,7 +273,7 @@ async def test_an_outcome_is_sent_again_when_the_disk_is_full(
     async with troubled.running_worker():
         assert await job.result(timeout=30) == "done"
 
-    assert (await troubled.app.record(job.id)).attempts == 1
+    assert (await troubled.app.client.record(job.id)).attempts == 1
     assert caplog.text.count("its outcome cannot be written yet") == 1
 
 
@@ -319,7 +319,7 @@ async def test_a_canceled_worker_releases_its_jobs(troubled: TroubledApp) -> Non
 
     assert work.cancelled()
     for job in jobs:
-        record = await troubled.app.record(job.id)
+        record = await troubled.app.client.record(job.id)
         assert (record.state, record.attempts, record.errors) == (State.WAITING, 0, ())
 
 
@@ -340,7 +340,7 @@ async def test_a_claim_in_flight_when_the_worker_is_canceled_is_released(trouble
     troubled.may_commit.set()
     await asyncio.wait({work}, timeout=WAIT_TIMEOUT)
 
-    record = await troubled.app.record(job.id)
+    record = await troubled.app.client.record(job.id)
     assert (record.state, record.attempts, record.crashes) == (State.WAITING, 0, 0)
 
 
@@ -371,7 +371,7 @@ async def test_a_start_in_flight_when_the_worker_stops_is_released(
         troubled.may_commit.set()
 
     assert await troubled.state(first.id) is State.COMPLETED
-    record = await troubled.app.record(prefetched.id)
+    record = await troubled.app.client.record(prefetched.id)
     assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)
 
 

@@ -52,7 +52,7 @@ async def promote_delayed_jobs(queue: Errandry) -> UpkeepResult:
 
 
 async def delayed_jobs(queue: Errandry) -> list[JobRecord]:
-    return list((await queue.list("state:scheduled")).jobs)
+    return [job.record for job in (await queue.list("state:scheduled")).jobs]
 
 
 def local_time(job: JobRecord) -> str:
@@ -70,18 +70,18 @@ class TestAdding:
         """> // Enters "waiting" immediately"""
         job = await queue.enqueue("send-email", {"to": "ada@example.com"})
 
-        assert (await queue.record(job.id)).state is State.WAITING
+        assert (await queue.client.record(job.id)).state is State.WAITING
         assert await event_kinds(queue, job.id) == [EventKind.WAITING]
 
     async def test_a_delayed_job_is_promoted_after_its_delay(self, queue: Errandry, clock: FakeClock) -> None:
         """> // Enters "delayed", promoted to "waiting" after 5 minutes"""
         job = await queue.enqueue("send-email", {"to": "ada@example.com"}, delay="5 minutes")
 
-        record = await queue.record(job.id)
+        record = await queue.client.record(job.id)
         assert (record.state, record.run_at) == (State.SCHEDULED, clock.time() + 300)
         clock.advance(300)
         assert (await promote_delayed_jobs(queue)).promoted == 1
-        assert (await queue.record(job.id)).state is State.WAITING
+        assert (await queue.client.record(job.id)).state is State.WAITING
         assert await event_kinds(queue, job.id) == [EventKind.SCHEDULED, EventKind.WAITING]
 
     async def test_a_job_of_a_cron_schedule_is_promoted_at_its_tick(
@@ -101,7 +101,7 @@ class TestAdding:
         )
         set_clock(clock, "2026-06-02T09:00")
         await promote_delayed_jobs(queue)
-        assert (await queue.record(job.id)).state is State.WAITING
+        assert (await queue.client.record(job.id)).state is State.WAITING
 
 
 class TestPromotion:
@@ -113,7 +113,7 @@ class TestPromotion:
         clock.advance(0.5)
 
         assert (await promote_delayed_jobs(queue)).promoted == 1
-        assert (await queue.record(job.id)).state is State.WAITING
+        assert (await queue.client.record(job.id)).state is State.WAITING
 
     async def test_all_due_jobs_are_promoted(self, queue: Errandry, clock: FakeClock) -> None:
         """> transitions all jobs whose delayUntil has passed to waiting"""

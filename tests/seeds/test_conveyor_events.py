@@ -145,7 +145,7 @@ async def test_an_observer_sees_the_events_of_a_job_until_its_end(jobs: Errandry
     async def send() -> None: ...
 
     job = await send.enqueue()
-    claimed = await Given(jobs.store).claim(await jobs.record(job.id))
+    claimed = await Given(jobs.store).claim(await jobs.client.record(job.id))
     kinds = []
     async for entry in job.observe():
         kinds.append(entry.event.kind)

@@ -65,7 +65,7 @@ async def run_next_child(jobs: Errandry) -> list[JobRecord]:
     """Run one child and return the children that have ended."""
     with pytest.raises(AssertionError):
         await drain(jobs, queue="etl", limit=1)
-    return list((await jobs.list("queue:etl state:completed,failed")).jobs)
+    return [job.record for job in (await jobs.list("queue:etl state:completed,failed")).jobs]
 
 
 class TestFlowStateTransitions:
@@ -78,10 +78,10 @@ class TestFlowStateTransitions:
         """
         parent, children = await add(jobs, send_report, fetch_data, "db", "api")
 
-        record = await jobs.record(parent.id)
+        record = await jobs.client.record(parent.id)
         assert (record.state, record.open_children, record.queue) == (State.BLOCKED, 2, "reports")
         for child in children:
-            child_record = await jobs.record(child)
+            child_record = await jobs.client.record(child)
             assert (child_record.state, child_record.queue) == (State.WAITING, "etl")
 
     async def test_the_parent_counts_its_direct_children_only(
@@ -90,7 +90,7 @@ class TestFlowStateTransitions:
         nested = flow(fetch_data.new("all"), fetch_data.new("db"), fetch_data.new("api"))
         parent = await jobs.enqueue_flow(flow(send_report.new(42), nested, fetch_data.new("log")))
 
-        assert (await jobs.record(parent.id)).open_children == 2
+        assert (await jobs.client.record(parent.id)).open_children == 2
         assert (await jobs.counts())["etl"] == {"blocked": 1, "waiting": 3}
 
     async def test_each_completion_decrements_the_counter_and_the_last_unblocks_the_parent(
@@ -105,12 +105,12 @@ class TestFlowStateTransitions:
         progress = []
         for _ in range(2):
             await run_next_child(jobs)
-            record = await jobs.record(parent.id)
+            record = await jobs.client.record(parent.id)
             progress.append((record.state, record.open_children))
         await drain(jobs, queue="etl")
 
         assert progress == [(State.BLOCKED, 2), (State.BLOCKED, 1)]
-        assert (await jobs.record(parent.id)).state is State.WAITING
+        assert (await jobs.client.record(parent.id)).state is State.WAITING
 
     async def test_an_unblocked_parent_is_processed_like_any_normal_job(
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
@@ -164,9 +164,9 @@ class TestChildFailurePolicies:
 
         await run_next_child(jobs)
 
-        record = await jobs.record(parent.id)
+        record = await jobs.client.record(parent.id)
         assert (record.state, record.reason) == (State.FAILED, Reason.CHILD_FAILED)
-        assert (await jobs.record(children[1])).state is State.CANCELED
+        assert (await jobs.client.record(children[1])).state is State.CANCELED
 
     async def test_policy_ignore_lets_the_parent_run_without_the_failed_child(
         self, jobs: Errandry, send_report: Task[[int], list[Any]], fetch_data: Task[[str], str]
@@ -175,7 +175,7 @@ class TestChildFailurePolicies:
         parent, _ = await add(jobs, send_report, fetch_data, "broken", "api", policy="ignore")
 
         await run_next_child(jobs)
-        waiting = await jobs.record(parent.id)
+        waiting = await jobs.client.record(parent.id)
         await drain(jobs)
 
         assert (waiting.state, waiting.open_children) == (State.BLOCKED, 1)

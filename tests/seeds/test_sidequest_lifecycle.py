@@ -279,7 +279,8 @@ async def test_the_final_error_is_in_the_jobs_errors_field(jobs: Errandry) -> No
 
     [error] = job.record.errors
     assert (error.kind, error.message, error.worker) == (Reason.ERROR, "the reason", worker.id)
-    assert (await jobs.list("state:failed error~reason")).jobs == (job.record,)
+    [found] = (await jobs.list("state:failed error~reason")).jobs
+    assert found.record == job.record
 
 
 # Manual Cancellation

@@ -141,7 +141,7 @@ class TestTaskHarbor:
         second = await self.with_key(email, "order-7").enqueue("grace")
 
         assert (second.id, first.existed, second.existed) == (first.id, False, True)
-        assert (await jobs.record(first.id)).payload == '{"to":"ada"}'
+        assert (await jobs.client.record(first.id)).payload == '{"to":"ada"}'
         assert await jobs.counts() == {"default": {"waiting": 1}}
 
     async def test_the_same_key_in_another_queue_is_another_job(self, email: Task[[str], str]) -> None:

@@ -157,7 +157,9 @@ async def test_items_are_checked_when_they_are_enqueued_and_read_as_their_type(l
     await run_burst(live)
 
     assert await results(jobs) == [Stored(3), Stored(5)]
-    assert await store(JobContext(jobs[0].record, lambda *_: None), [Row("a")]) == [Stored(1)]
+    assert await store(JobContext(jobs[0].record, lambda _: jobs[0], lambda *_: None), [Row("a")]) == [
+        Stored(1)
+    ]
 
 
 async def test_an_untyped_list_accepts_any_items(live: Errandry) -> None:
@@ -188,7 +190,7 @@ async def test_each_job_has_the_outcome_returned_for_it(
 
     await run_burst(app)
 
-    records = [(await app.record(job.id)) for job in jobs]
+    records = [(await app.client.record(job.id)) for job in jobs]
     assert [(record.state, record.attempts, record.reason) for record in records] == [
         (State.COMPLETED, 1, None),
         (State.SCHEDULED, 1, None),
@@ -236,7 +238,7 @@ async def test_a_return_value_that_does_not_match_the_jobs_fails_them_all(
     await run_burst(live)
 
     for job in jobs:
-        record = await live.record(job.id)
+        record = await live.client.record(job.id)
         assert (record.state, record.reason) == (State.FAILED, Reason.UNRECOVERABLE)
         assert [error.message for error in record.errors] == [message]
 
@@ -296,7 +298,7 @@ async def test_a_process_that_dies_is_an_error_of_all_its_jobs(process_app: Erra
     await run_burst(process_app, process_slots=1)
 
     for job in jobs:
-        record = await process_app.record(job.id)
+        record = await process_app.client.record(job.id)
         assert (record.state, record.reason, record.crashes) == (State.FAILED, Reason.UNRECOVERABLE, 0)
         assert [error.message for error in record.errors] == ["the process exited with code 3"]
 
@@ -305,14 +307,14 @@ async def test_arguments_that_no_longer_fit_fail_their_job_and_the_others_run(li
     calls: Calls = []
     task = numbers(live, "async", calls)
     jobs = await enqueue_all(task, 1)
-    await live.insert([NewJob(id="bad", task="numbers", payload='{"numbers":"x"}')])
+    await live.client.insert([NewJob(id="bad", task="numbers", payload='{"numbers":"x"}')])
     jobs += await enqueue_all(task, 2)
 
     await run_burst(live)
 
     assert calls == [[1, 2]]
     assert await results(jobs) == [2, 4]
-    record = await live.record("bad")
+    record = await live.client.record("bad")
     assert (record.state, record.reason) == (State.FAILED, Reason.INVALID_PAYLOAD)
 
 
@@ -336,7 +338,7 @@ async def test_every_job_has_a_context_and_log_lines_of_the_call_go_to_all(live:
     jobs = await enqueue_all(work, 1, 2)
     await run_burst(live)
 
-    records = [await live.record(job.id) for job in jobs]
+    records = [await live.client.record(job.id) for job in jobs]
     assert seen == [
         [(record.id, 1, record.fence) for record in records],
         (records[0].id, 1, False, True),
@@ -350,7 +352,7 @@ async def test_notes_in_a_child_process_go_to_their_job(process_app: Errandry) -
     jobs = await enqueue_all(batch_tasks.doubled, 3, 4)
     await run_burst(process_app)
 
-    records = [await process_app.record(job.id) for job in jobs]
+    records = [await process_app.client.record(job.id) for job in jobs]
     assert [record.progress and record.progress.text for record in records] == ["number 3", "number 4"]
     assert [[line.text for line in record.logs] for record in records] == [["2 numbers"]] * 2
 
@@ -530,7 +532,7 @@ async def test_a_stop_releases_all_jobs_of_a_running_batch(live: Errandry) -> No
     async with running_worker(live, grace=0.0):
         await held.wait_until_begun()
 
-    records = [await live.record(job.id) for job in jobs]
+    records = [await live.client.record(job.id) for job in jobs]
     assert [(record.state, record.attempts) for record in records] == [(State.WAITING, 0)] * 3
 
 
@@ -567,7 +569,7 @@ async def test_a_batch_that_lingers_is_called_when_it_is_full(any_store: Errandr
         await lingering.wait_until_claimed(third[1])
 
     assert lingering.calls == [[1, 2, 3]]
-    record = await any_store.record(third[1].id)
+    record = await any_store.client.record(third[1].id)
     assert (record.state, record.attempts) == (State.WAITING, 0)  # a stop does not wait for linger
 
 
@@ -578,7 +580,7 @@ async def test_a_batch_that_lingers_is_called_after_its_linger_time(live: Errand
         assert await results(jobs) == [1, 2]
 
     assert lingering.calls == [[1, 2]]
-    records = [(await live.record(job.id)) for job in jobs]
+    records = [(await live.client.record(job.id)) for job in jobs]
     assert all((record.started_at or 0.0) - (records[0].claimed_at or 0.0) >= 0.045 for record in records)
 
 
@@ -604,7 +606,7 @@ async def test_a_job_canceled_while_its_batch_lingers_never_begins(live: Errandr
         assert await results(jobs[1:]) == [2, 3]
 
     assert lingering.calls == [[2, 3]]
-    assert (await live.record(jobs[0].id)).state is State.CANCELED
+    assert (await live.client.record(jobs[0].id)).state is State.CANCELED
 
 
 async def test_leases_are_renewed_while_a_batch_lingers(jobs: Errandry, clock: FakeClock) -> None:
@@ -617,7 +619,7 @@ async def test_leases_are_renewed_while_a_batch_lingers(jobs: Errandry, clock: F
         await enqueue_all(lingering.task, 2, 3)
         assert await first.result(WAIT_TIMEOUT) == 1
 
-    assert ((await jobs.record(first.id)).attempts, lingering.calls) == (1, [[1, 2, 3]])
+    assert ((await jobs.client.record(first.id)).attempts, lingering.calls) == (1, [[1, 2, 3]])
 
 
 async def test_a_burst_waits_for_lingering_batches(live: Errandry) -> None:

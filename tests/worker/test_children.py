@@ -82,7 +82,7 @@ async def test_a_plain_function_runs_on_the_main_thread_of_a_child(
     finally:
         os.close(inherited)
 
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
     assert (seen["parent"], seen["is_main"]) == (os.getpid(), True)
     assert seen["job"] == [job.id, 1, record.fence]
     assert seen["environment"] == ["ERRANDRY_LOOP", "ERRANDRY_URL"]
@@ -124,7 +124,7 @@ async def test_logs_and_progress_reach_the_job(jobs: Errandry) -> None:
     job = await child_tasks.writes_notes.enqueue(times=3)
     await run_to_result(job)
 
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
 
     assert record.progress == Progress(0.5, "half \ufffd way")
     assert [line.text for line in record.logs] == ["at work", "line 0", "line 1", "line 2"]
@@ -132,11 +132,11 @@ async def test_logs_and_progress_reach_the_job(jobs: Errandry) -> None:
 
 async def test_invalid_arguments_never_reach_a_child(jobs: Errandry) -> None:
     payload = jobs.codec.seal('{"one":"x","other":2}', None)  # type: ignore[arg-type]
-    await jobs.insert([NewJob(id="bad", task="add", payload=payload)])
+    await jobs.client.insert([NewJob(id="bad", task="add", payload=payload)])
 
     await run_burst(jobs)
 
-    record = await jobs.record("bad")
+    record = await jobs.client.record("bad")
     assert (record.state, record.reason) == (State.FAILED, Reason.INVALID_PAYLOAD)
 
 
@@ -173,7 +173,7 @@ async def test_a_snooze_spends_no_attempt(jobs: Errandry) -> None:
     async with running_worker(jobs, process_slots=1), asyncio.timeout(WAIT_TIMEOUT):
         await anext(jobs.events(start, job=job.id, kind=EventKind.SCHEDULED))
 
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
     assert (record.attempts, record.errors) == (0, ())
 
 
@@ -185,7 +185,7 @@ async def test_fail_and_cancel_are_final(jobs: Errandry, how: str, state: State,
     job = await child_tasks.ends.enqueue(how)
     await run_burst(jobs)
 
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
 
     assert (record.state, record.reason, record.attempts) == (state, reason, 1)
 
@@ -194,7 +194,7 @@ async def test_a_crash_has_a_traceback_and_keeps_the_lines_logged_before_it(jobs
     job = await child_tasks.ends_for_good.enqueue("segfault")
     await run_burst(jobs)
 
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
 
     assert (record.state, record.reason) == (State.FAILED, Reason.ERROR)
     assert [line.text for line in record.logs] == ["just before the end"]
@@ -207,7 +207,7 @@ async def test_a_traceback_begins_in_the_apps_code(jobs: Errandry) -> None:
     job = await child_tasks.ends_for_good.enqueue("raise")
     await run_burst(jobs)
 
-    trace = (await jobs.record(job.id)).errors[0].traceback.splitlines()
+    trace = (await jobs.client.record(job.id)).errors[0].traceback.splitlines()
 
     assert trace[0] == "Traceback (most recent call last):"
     assert "child_tasks.py" in trace[1]
@@ -220,7 +220,7 @@ async def test_a_process_that_cannot_be_started_is_an_error_of_the_attempt(
     job = await child_tasks.dies.using(max_attempts=1).enqueue()
     await run_burst(jobs)
 
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
 
     assert (record.state, record.reason) == (State.FAILED, Reason.ERROR)
     assert record.errors[0].type == "FileNotFoundError"
@@ -230,7 +230,7 @@ async def test_fail_on_can_name_the_death_of_a_process(jobs: Errandry) -> None:
     job = await child_tasks.dies.enqueue()
     await run_burst(jobs)
 
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
 
     assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.UNRECOVERABLE, 1)
 
@@ -240,8 +240,8 @@ async def test_a_crash_costs_only_the_job_that_crashed(jobs: Errandry) -> None:
     others = [await child_tasks.process_info.enqueue() for _ in range(10)]
     await run_burst(jobs, process_slots=2)
 
-    assert {(await jobs.record(job.id)).state for job in crashing} == {State.FAILED}
-    records = [await jobs.record(job.id) for job in others]
+    assert {(await jobs.client.record(job.id)).state for job in crashing} == {State.FAILED}
+    records = [await jobs.client.record(job.id) for job in others]
     assert {(record.state, record.attempts) for record in records} == {(State.COMPLETED, 1)}
 
 
@@ -249,7 +249,7 @@ async def test_exceeding_the_memory_limit_fails_the_attempt(jobs: Errandry) -> N
     small, large = await child_tasks.allocates.enqueue(20), await child_tasks.allocates.enqueue(1_000)
     await run_burst(jobs, process_slots=1)
 
-    record = await jobs.record(large.id)
+    record = await jobs.client.record(large.id)
 
     assert await small.result(timeout=30) == 20_000_000
     assert (record.errors[0].type, record.errors[0].message) == (
@@ -312,7 +312,7 @@ async def test_a_timeout_ends_the_handler_and_counts_from_when_it_began(
             job = await child_tasks.busy.using(timeout=timeout).enqueue(str(tmp_path), obeys)
             await run_burst(jobs, process_slots=1)
 
-            record = await jobs.record(job.id)
+            record = await jobs.client.record(job.id)
 
             assert (record.state, record.reason) == (State.FAILED, Reason.TIMEOUT)
     await wait_until_ended(*await read_pids(tmp_path))
@@ -332,7 +332,7 @@ async def test_a_second_stop_releases_the_job(jobs: Errandry, tmp_path: Path, ob
     async with running_worker(jobs, process_slots=1, grace=60.0):
         processes = await read_pids(tmp_path)
 
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
 
     assert (record.state, record.attempts, record.releases, record.errors) == (State.WAITING, 0, 1, ())
     await wait_until_ended(*processes)
@@ -389,7 +389,7 @@ async def test_a_job_claimed_early_is_released_if_no_child_becomes_free(
         for job in waiting:
             assert await job.result(timeout=WAIT_TIMEOUT) == 3
 
-    assert {(await jobs.record(job.id)).attempts for job in waiting} == {1}
+    assert {(await jobs.client.record(job.id)).attempts for job in waiting} == {1}
 
 
 # What is refused.

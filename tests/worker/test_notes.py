@@ -27,7 +27,7 @@ async def test_notes_after_the_handler_has_returned_are_dropped(live: Errandry) 
 
     with pytest.raises(TypeError, match="can only be stored while a worker, or drain, runs the handler"):
         await ctx.step("late", str)
-    record = await live.record(job.id)
+    record = await live.client.record(job.id)
     assert ([line.text for line in record.logs], record.progress) == (["in time"], None)
 
 

@@ -15,6 +15,7 @@ from errandry.core.job import NewJob
 from errandry.core.retry import Curve
 from errandry.core.state import Reason
 from errandry.errors import JobCanceled, JobFailed, ReplyLost, StoreUnavailable
+from errandry.worker import executor
 from tests.machine_load import WAIT_TIMEOUT
 from tests.run_worker import event_kinds, run_burst, running_worker, wait_for_state
 from tests.worker.gate import NO_BACKOFF
@@ -64,7 +65,7 @@ async def test_retry_without_a_time_waits_for_the_backoff_and_spends_the_attempt
 
     job = await work.enqueue()
     await run_burst(live)
-    record = await live.record(job.id)
+    record = await live.client.record(job.id)
 
     assert (record.state, record.attempts) == (State.SCHEDULED, 1)
     assert (record.run_at or 0.0) - record.updated_at == pytest.approx(3_600)
@@ -168,7 +169,7 @@ async def test_after_an_invalid_backoff_function_the_stored_curve_decides(
 
     job = await work.enqueue()
     await run_burst(live)
-    record = await live.record(job.id)
+    record = await live.client.record(job.id)
 
     assert (record.state, record.errors[0].message) == (State.SCHEDULED, "the original error")
     assert 0 < (record.run_at or 0.0) - record.updated_at < 2
@@ -184,10 +185,10 @@ async def test_an_error_while_a_call_is_prepared_is_an_error_of_the_attempt(
     async def whole() -> None:
         raise AssertionError("it must not run")
 
-    async def away(_: str) -> NoReturn:
+    async def away(*_: object) -> NoReturn:
         raise StoreUnavailable("store", "away")
 
-    monkeypatch.setattr(live, "child_results", away)
+    monkeypatch.setattr(executor, "read_child_results", away)
     job = await live.enqueue_flow(flow(whole.new(), part.new()))
     async with running_worker(live):
         record = await wait_for_state(live, job.id, State.FAILED)
@@ -199,9 +200,9 @@ async def test_a_job_with_invalid_arguments_fails_and_is_not_retried(live: Erran
     @live.task
     async def send(to: str) -> None: ...
 
-    await live.insert([NewJob(id="old", task="send", payload=payload)])
+    await live.client.insert([NewJob(id="old", task="send", payload=payload)])
     await run_burst(live)
-    record = await live.record("old")
+    record = await live.client.record("old")
 
     assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.INVALID_PAYLOAD, 1)
     assert record.errors[0].type == "InvalidArguments"
@@ -211,7 +212,7 @@ async def test_a_job_with_invalid_arguments_is_discarded_with_on_invalid_discard
     @live.task(on_invalid="discard")
     async def send(to: str) -> None: ...
 
-    await live.insert([NewJob(id="old", task="send", payload="{}")])
+    await live.client.insert([NewJob(id="old", task="send", payload="{}")])
     await run_burst(live)
 
     assert (await live.list()).jobs == ()
@@ -256,7 +257,7 @@ class CodecWithoutKey:
 
 
 async def test_a_payload_that_cannot_be_unsealed_is_an_error_of_the_attempt(live: Errandry) -> None:
-    live.codec = CodecWithoutKey()
+    live.client.codec = CodecWithoutKey()
 
     @live.task(max_attempts=1)
     async def work() -> None: ...

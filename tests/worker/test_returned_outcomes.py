@@ -51,7 +51,7 @@ async def test_an_outcome_has_the_same_effect_raised_or_returned(live: Errandry,
 
     await run_burst(live)
 
-    record = await live.record(job.id)
+    record = await live.client.record(job.id)
     assert record.state == state
     assert (record.errors[-1].message if record.errors else "") == message
 
@@ -65,7 +65,7 @@ async def test_an_outcome_class_that_needs_arguments_fails_like_the_raise(live: 
 
     await run_burst(live)
 
-    record = await live.record(job.id)
+    record = await live.client.record(job.id)
     assert (record.state, record.errors[-1].type) == (State.FAILED, "TypeError")
     assert "after" in record.errors[-1].message
 
@@ -83,7 +83,7 @@ async def test_a_batch_may_return_one_outcome_for_all_or_a_class_for_one(live: E
 
     await run_burst(live)
 
-    assert [(await live.record(job.id)).state for job in jobs] == [
+    assert [(await live.client.record(job.id)).state for job in jobs] == [
         "completed",
         "canceled",
         "failed",
@@ -179,7 +179,7 @@ async def test_an_error_beside_a_suspension_in_a_task_group_fails_the_attempt(li
 
     await run_burst(live)
 
-    record = await live.record(job.id)
+    record = await live.client.record(job.id)
     assert (record.state, record.reason) == (State.FAILED, Reason.ERROR)
     assert "no luck" in record.errors[-1].traceback
 
@@ -192,7 +192,7 @@ async def test_a_handler_in_a_process_suspends_and_returns_outcomes(way: str) ->
         async with running_worker(jobs):
             await wait_for_state(jobs, job.id, State.COMPLETED, State.CANCELED)
 
-        record = await jobs.record(job.id)
+        record = await jobs.client.record(job.id)
         assert record.state == (State.COMPLETED if way == "sleep" else State.CANCELED)
         assert record.attempts == 1
 

@@ -75,7 +75,7 @@ async def test_a_stuck_thread_loses_its_slot_after_the_grace_and_its_result_is_d
         released.set()
         assert await asyncio.to_thread(returned.wait, WAIT_TIMEOUT)
 
-    record = await live.record(first.id)
+    record = await live.client.record(first.id)
     assert (record.state, record.result) == (State.FAILED, None)
 
 

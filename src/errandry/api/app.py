@@ -18,30 +18,32 @@ from errandry.api.archive import (
     only_finished,
 )
 from errandry.api.client import Client, as_tuple
-from errandry.api.context import Child, JobContext
-from errandry.api.flow import ChildResults, Flow, FlowPart, Parallel, as_flows, final_jobs, result_arguments
+from errandry.api.context import JobContext
+from errandry.api.flow import Flow, FlowPart, Parallel, as_flows, final_jobs
 from errandry.api.gates import GateHandle
-from errandry.api.job import Enqueued, Job
+from errandry.api.job import Job
+from errandry.api.job_view import Enqueued
 from errandry.api.operations import merge_answers
 from errandry.api.options import BatchOptions, TaskOptions, UseOptions
 from errandry.api.outcome import Cancel, Fail, Retry, Snooze
 from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
-from errandry.api.sync import Sync
+from errandry.api.store_client import StoreClient
+from errandry.api.sync import SyncErrandry
 from errandry.api.task import Call, Task, declare_task, new_job_by_name
 from errandry.api.transaction import BoundApp
 from errandry.clock import Clock
 from errandry.codec.argument_version import with_version
-from errandry.codec.json_codec import Codec, DocumentInfo, document_info, from_json
+from errandry.codec.json_codec import Codec, document_info
 from errandry.core.answer import Inserted, Moved
 from errandry.core.event import EventFilter
-from errandry.core.flow import Edge, EdgeRecord, Policy
+from errandry.core.flow import Edge
 from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.move import created
 from errandry.errors import InvalidValue
 from errandry.store.contract import EventEntry, Store, StoreLimits
 from errandry.store.engine.backlog import WriteLimits
-from errandry.store.url import DEFAULT_URL, store_at, without_password
+from errandry.store.url import DEFAULT_URL, store_at
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -145,20 +147,14 @@ class Errandry(Client):
             url = (os.environ.get("ERRANDRY_URL") or DEFAULT_URL) if url is None else url
             store = store_at(url, clock, store_limits)
         self.url = url
-        super().__init__(store, clock, codec, write_limits)
-        self.tasks: dict[str, Task[..., Any]] = {}
+        super().__init__(StoreClient(store, clock, codec, write_limits))
         self.backoffs: dict[str, BackoffFunction] = {}
         self.middlewares: list[Middleware] = []
         self.observers: list[Observer] = []
         self.archiver: Archive | None = None
         self._enqueue_hooks: list[EnqueueHook] = []
         self.schedules = Schedules(self)
-        self.sync = Sync(self)
-
-    @property
-    def display_url(self) -> str:
-        """The address of the store without its password, for output."""
-        return type(self.store).__name__ if self.url is None else without_password(self.url)
+        self.sync = SyncErrandry(self)
 
     @overload
     def task(
@@ -256,7 +252,7 @@ class Errandry(Client):
         parts = []
         for start in range(0, len(prunable), ARCHIVE_SLICE):
             records = await self.engine.call(self.store.get, prunable[start : start + ARCHIVE_SLICE])
-            jobs = [record for record in records if record is not None]
+            jobs = self._jobs(record for record in records if record is not None)
             parts.append(await archive_and_remove(self, self.archiver, jobs))
         return merge_answers(parts)
 
@@ -294,15 +290,10 @@ class Errandry(Client):
         )
         return job
 
-    async def enqueue_many(self, requests: list[Call[Any]]) -> list[Job[Any]]:
+    async def enqueue_many(self, calls: list[Call[Any]]) -> list[Job[Any]]:
         """Enqueue all calls or none, in one write: `jobs.enqueue_many([send.new(to=a), send.new(to=b)])`."""
-        jobs = self._apply_hooks(self._single_jobs(requests))
+        jobs = self._apply_hooks(self._single_jobs(calls))
         return await self._insert_jobs(jobs) if jobs else []
-
-    def enqueue_many_sync(self, requests: list[Call[Any]]) -> list[Job[Any]]:
-        """`enqueue_many` for code without an event loop."""
-        jobs = self._apply_hooks(self._single_jobs(requests))
-        return self.sync.run(self._insert_jobs, jobs) if jobs else []
 
     @overload
     async def enqueue_flow(self, flow: Call[R] | Flow[R]) -> Job[R]: ...
@@ -313,38 +304,13 @@ class Errandry(Client):
 
         Returns the job that runs last; for `parallel(…)`, the job of each of its calls.
         """
-        jobs = await self._insert_flow(flow)
-        return jobs if isinstance(flow, Parallel) else jobs[0]
+        return self._final_jobs(flow, await self._insert_jobs(*self._flow_jobs(flow)))
 
-    @overload
-    def enqueue_flow_sync(self, flow: Call[R] | Flow[R]) -> Job[R]: ...
-    @overload
-    def enqueue_flow_sync(self, flow: Parallel[R]) -> list[Job[R]]: ...
-    def enqueue_flow_sync(self, flow: Call[R] | Flow[R] | Parallel[R]) -> Job[R] | list[Job[R]]:
-        """`enqueue_flow` for code without an event loop."""
-        jobs = self.sync.run(self._insert_flow, flow)
-        return jobs if isinstance(flow, Parallel) else jobs[0]
-
-    async def _insert_flow(self, flow: Call[R] | Flow[R] | Parallel[R]) -> list[Job[R]]:
-        """Insert a flow; returns the jobs that no other job of it waits for."""
-        return final_jobs(flow, await self._insert_jobs(*self._flow_jobs(flow)))
-
-    async def child_results(self, job_id: str) -> ChildResults:
-        """The children of a job and the arguments that their results fill, for its handler."""
-        edges = [edge for edge in await self.children(job_id) if edge.policy is not Policy.AFTER]
-        results = [(edge, self._result_text(edge)) for edge in edges]
-        children = tuple([self._new_child(edge, text) for edge, text in results])
-        return ChildResults(children, result_arguments(results))
-
-    def _result_text(self, edge: EdgeRecord) -> str:
-        if edge.result is None:
-            return "null"
-        return self.codec.unseal(edge.result, DocumentInfo(edge.child, edge.task, "result"))
-
-    def _new_child(self, edge: EdgeRecord, text: str) -> Child:
-        task = self.tasks.get(edge.task)
-        read = task.signature.read_result if task and edge.result is not None else from_json
-        return Child(edge.child, edge.task, edge.outcome, read(text))
+    def _final_jobs(
+        self, flow: Call[R] | Flow[R] | Parallel[R], jobs: list[Job[Any]]
+    ) -> Job[R] | list[Job[R]]:
+        """What `enqueue_flow` returns, of all jobs of the flow."""
+        return final_jobs(flow, jobs) if isinstance(flow, Parallel) else jobs[0]
 
     def _flow_jobs(
         self, flow: FlowPart, bound: BoundApp | None = None
@@ -366,11 +332,6 @@ class Errandry(Client):
         For PostgreSQL a connection of psycopg, asyncpg, SQLAlchemy or Django; for SQLite one of apsw.
         """
         return BoundApp(self, connection)
-
-    async def get(self, job_id: str) -> Job[Any]:
-        """A handle on the job with this id; raises UnknownJob if there is none."""
-        record = await self.record(job_id)
-        return self._job_handle(record, record.task)
 
     def remote_task(self, name: str) -> GateHandle:
         """A task that only other programs declare, to pause it or set its rules.
@@ -436,7 +397,7 @@ class Errandry(Client):
         return self.codec.seal(text, document_info(record, field))
 
     async def _insert_jobs(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
-        answer = await self.insert(jobs, edges)
+        answer = await self.client.insert(jobs, edges)
         existing_ids = list(answer.existed | answer.replaced)
         existing = await self.engine.call(self.store.get, existing_ids) if existing_ids else []
         return self._job_handles(jobs, answer, existing)
@@ -447,25 +408,18 @@ class Errandry(Client):
         """A handle for each job. If an existing job was removed since, only the id of its handle is right."""
         now = self.clock.time()
         if not answer.existed and [*answer.ids] == [job.id for job in jobs]:
-            return [self._job_handle(Enqueued(job, now), job.task) for job in jobs]
+            return [Job(self, Enqueued(job, now)) for job in jobs]
         new_jobs = {job.id: job for job in jobs}
         records = {record.id: record for record in existing if record is not None}
-        handles = []
+        handles: list[Job[Any]] = []
         for job, job_id in zip(jobs, answer.ids, strict=True):
             record = records.get(job_id) or created(new_jobs.get(job_id, job), 0, now)
             if record.id != job_id:
                 record = replace(record, id=job_id)
             existed = job_id != job.id or job_id in answer.existed
             is_replaced = existed and job_id in answer.replaced
-            handles.append(self._job_handle(record, record.task, existed, is_replaced))
+            handles.append(Job(self, record, existed, is_replaced))
         return handles
-
-    def _job_handle(
-        self, source: JobRecord | Enqueued, task: str, existed: bool = False, replaced: bool = False
-    ) -> Job[Any]:
-        declared = self.tasks.get(task)
-        read_result = declared.signature.read_result if declared else from_json
-        return Job(self, source, read_result, existed, replaced)
 
 
 def _check_hook_result(hook: EnqueueHook, job: NewJob) -> NewJob:

@@ -1,136 +1,58 @@
-"""The client: read jobs, queues, statistics and events of a store, from any loop or thread."""
+"""`Client`: the part of the app that reads jobs, queues, statistics and events."""
 
 import asyncio
 import builtins
-import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import replace
-
-from errandry.api.completion import EVENTS_PAGE, RECHECK_INTERVAL, CompletionWatcher, wait_for_first
+from errandry.api.completion import EVENTS_PAGE, RECHECK_INTERVAL, wait_for_first
+from errandry.api.job import Job
+from errandry.api.job_view import JobPage
 from errandry.api.operations import Operations
 from errandry.api.options import Duration, Moment
 from errandry.api.queue import Queue
+from errandry.api.store_client import StoreClient, step_document
+from errandry.api.task import Task
 from errandry.api.workers import Workers
-from errandry.clock import Clock, SystemClock
-from errandry.codec.json_codec import Codec, DocumentInfo, PlainCodec, to_json
-from errandry.core.answer import WRITTEN, Ack, Inserted
-from errandry.core.command import Insert
+from errandry.codec.json_codec import to_json
+from errandry.core.answer import WRITTEN, Ack
 from errandry.core.duration import moment, seconds
 from errandry.core.event import Event, EventFilter, EventKind
-from errandry.core.flow import Edge
 from errandry.core.gate import GateKind, GateRecord, PauseInfo
-from errandry.core.job import JobRecord, NewJob
+from errandry.core.job import JobRecord
 from errandry.core.query import parse, quote
-from errandry.core.rule import Overflow
 from errandry.core.state import State
 from errandry.core.stats import Stats, stats
 from errandry.core.step import SendSignal, Step, StepKind
 from errandry.core.why import Why, WhyFacts, why
-from errandry.errors import InvalidValue, QueueFull, UnknownJob
-from errandry.store.contract import EventEntry, GroupInfo, QueueInfo, Store
-from errandry.store.engine.backlog import WriteLimits
-from errandry.store.engine.engine import Engine
+from errandry.store.contract import EventEntry, GroupInfo, QueueInfo
 
-A = TypeVar("A")
-
-QUEUE_FULL_BACKOFF = (0.005, 0.03)
-"""Random back-off, in seconds, for clients waiting for queue space, so that they do not all retry at once."""
 COUNTED_AHEAD_MAX = 5_000
 """Maximum number of waiting jobs read to count those that are before a given job."""
-
-
-class JobPage(Struct, frozen=True):
-    """Records of jobs, newest first. `cursor` reads the next page; None after the last."""
-
-    jobs: tuple[JobRecord, ...]
-    cursor: str | None
 
 
 class Client(Operations):
     """Read a store and operate on its jobs. The store is opened on first use."""
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock | None = None,
-        codec: Codec | None = None,
-        write_limits: WriteLimits | None = None,
-    ) -> None:
-        self.codec = codec or PlainCodec()
-        self.clock = clock or SystemClock()
-        self._write_limits = write_limits
-        self.engine = Engine(store, write_limits, self.clock)
-        self._closed = False
-        self._completion_watcher: CompletionWatcher | None = None
+    def __init__(self, client: StoreClient) -> None:
+        self.client = client
+        self.tasks: dict[str, Task[..., Any]] = {}
         self.workers = Workers(self)
 
     async def open(self) -> None:
         """Open the store now rather than on first use; reopens it after `close`."""
-        if self._closed:
-            self.engine, self._closed = Engine(self.store, self._write_limits, self.clock), False
-        await self.engine.start()
+        await self.client.open()
 
     async def close(self, timeout: float | None = None) -> None:
         """Write what was accepted and close the store. Only `open` reopens it."""
-        await self.retire().stop(timeout)
+        await self.client.close(timeout)
 
-    def retire(self) -> Engine:
-        """Mark the client as closed and return its engine, for the caller to stop."""
-        self._closed = True
-        return self.engine
+    async def get(self, job_id: str) -> Job[Any]:
+        """The job with this id; raises UnknownJob if there is none."""
+        return Job(self, await self.client.record(job_id))
 
-    @contextmanager
-    def override_store(self, store: Store, clock: Clock | None = None) -> Iterator[None]:
-        """Work on another store inside a `with` block, as tests do. The store is closed at the end."""
-        before = self.engine, self.clock, self._closed
-        self.clock = clock or SystemClock()
-        self.engine, self._closed = Engine(store, self._write_limits, self.clock), False
-        try:
-            yield
-        finally:
-            self.engine.stop_sync()
-            self.engine, self.clock, self._closed = before
-
-    def wrap(self, around: Callable[[Store], Store]) -> None:
-        """Replace the store by `around(store)`, which delegates to it. Call it before the store is opened."""
-        if self.engine.is_running:
-            raise InvalidValue("wrap", around, "the store is open already: wrap it before its first use")
-        self.engine = Engine(around(self.store), self._write_limits, self.clock)
-
-    async def insert(self, jobs: builtins.list[NewJob], edges: tuple[Edge, ...] = ()) -> Inserted:
-        """Insert all jobs or none; returns when they are durable.
-
-        Waits for space if a queue is full and its rule is `overflow="wait"`.
-        """
-        command = Insert(tuple(jobs), edges)
-        while True:
-            version = self.store.version()
-            try:
-                return await self._submit(command, Inserted)
-            except QueueFull as full:
-                if not await self._waits_for_space(full, jobs):
-                    raise
-            await self.engine.call(self.store.wait_for_change, version, RECHECK_INTERVAL)
-            await asyncio.sleep(random.uniform(*QUEUE_FULL_BACKOFF))
-
-    async def _waits_for_space(self, full: QueueFull, jobs: builtins.list[NewJob]) -> bool:
-        """True if the queue's rule is to wait, and the jobs fit into the queue once it has space."""
-        rule = await self.queue(full.queue).rules()
-        if rule.overflow is not Overflow.WAIT:
-            return False
-        new_jobs = [job for job in jobs if job.queue == full.queue and full.group in ("", job.group)]
-        return len(new_jobs) <= full.bound
-
-    async def record(self, job_id: str) -> JobRecord:
-        """The job as stored; raises UnknownJob if there is none."""
-        [record] = await self.engine.call(self.store.get, [job_id])
-        if record is None:
-            raise UnknownJob(job_id)
-        return record
+    def _jobs(self, records: Iterable[JobRecord]) -> tuple[Job[Any], ...]:
+        return tuple([Job(self, record) for record in records])
 
     async def signal(self, job_id: str, name: str, payload: Any = None) -> bool:
         """Send a signal to a job that waits for it now or later with `ctx.wait_for(name)`.
@@ -140,47 +62,22 @@ class Client(Operations):
         Returns False if the job has got a signal of this name already; the first one counts. Raises
         InvalidValue if the job's wait has timed out, InvalidMove if the job has finished.
         """
-        record = await self.record(job_id)
-        text = self.codec.seal(to_json("payload", payload), _step_document(record, StepKind.SIGNAL, name))
-        return await self._submit(SendSignal(job_id, name, text), Ack) is WRITTEN
+        record = await self.client.record(job_id)
+        text = self.codec.seal(to_json("payload", payload), step_document(record, StepKind.SIGNAL, name))
+        return await self.client.submit(SendSignal(job_id, name, text), Ack) is WRITTEN
 
     async def steps(self, job_id: str) -> builtins.list[Step]:
         """The steps and sleeps of a job and the signals sent to it, in the order they were begun."""
-        return await self.read_steps(await self.record(job_id))
-
-    async def read_steps(self, record: JobRecord) -> builtins.list[Step]:
-        """`steps` for callers that have read the record already."""
-        if record.steps is None:
-            return []
-        return [
-            self._unseal_step(record, step) for step in await self.engine.call(self.store.steps, record.id)
-        ]
-
-    def _unseal_step(self, record: JobRecord, step: Step) -> Step:
-        if step.result is None:
-            return step
-        document = _step_document(record, step.kind, step.name)
-        return replace(step, result=self.codec.unseal(step.result, document))
+        return await self.client.steps(await self.client.record(job_id))
 
     async def ids(self, part: str, limit: int = 10) -> builtins.list[str]:
         """Job ids that begin or end with `part`."""
         return await self.engine.call(self.store.ids, part, limit)
 
-    async def finished(self, job_id: str, timeout: float | None = None) -> JobRecord | None:
-        """Wait until a job has finished and return its record; None if the job is gone."""
-        return await self.engine.call(self._wait_finished, job_id, timeout)
-
-    async def _wait_finished(self, job_id: str, timeout: float | None) -> JobRecord | None:
-        watcher = self._completion_watcher
-        # The engine has another loop after a reopen or a fork.
-        if watcher is None or watcher.loop is not asyncio.get_running_loop():
-            watcher = self._completion_watcher = CompletionWatcher(self.store)
-        return await watcher.wait_finished(job_id, timeout)
-
-    async def list(self, query: str = "", *, cursor: str | None = None, limit: int = 50) -> JobPage:
+    async def list(self, query: str = "", *, cursor: str | None = None, limit: int = 50) -> JobPage[Job[Any]]:
         """Jobs that match a query such as `state:failed task:send since:2h`, newest first."""
         page = await self.engine.call(self.store.list, parse(query), cursor, limit)
-        return JobPage(page.jobs, page.cursor)
+        return JobPage(self._jobs(page.jobs), page.cursor)
 
     async def counts(self) -> dict[str, dict[str, int]]:
         """The number of jobs in each state, by queue."""
@@ -217,9 +114,9 @@ class Client(Operations):
         """Every queue: its jobs by state, how long its next job has waited, whether it is paused."""
         return await self.engine.call(self.store.queues)
 
-    async def held(self, limit: int = 100) -> builtins.list[JobRecord]:
+    async def held(self, limit: int = 100) -> builtins.list[Job[Any]]:
         """Jobs that workers hold, claimed or running, those whose lease ends first at the front."""
-        return await self.engine.call(self.store.held, limit)
+        return [*self._jobs(await self.engine.call(self.store.held, limit))]
 
     async def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:
         """The queues, tasks and workers that are paused."""
@@ -230,7 +127,7 @@ class Client(Operations):
         return await self.engine.call(self._why, job_id)
 
     async def _why(self, job_id: str) -> Why:
-        job = await self.record(job_id)
+        job = await self.client.record(job_id)
         in_queue = (await self.store.counts()).get(job.queue, {}).get(State.WAITING, 0)
         facts = WhyFacts(
             job=job,
@@ -324,8 +221,3 @@ class Client(Operations):
 def as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
     """One name or several, as a tuple."""
     return (names,) if isinstance(names, str) else tuple(names)
-
-
-def _step_document(record: JobRecord, kind: StepKind, name: str) -> DocumentInfo:
-    """The document that the result of a step, or the payload of a signal, is sealed as."""
-    return DocumentInfo(record.id, record.task, f"{kind} {name}")

@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from msgspec import Struct
 
+from errandry.api.job import Job
 from errandry.api.outcome import SuspendForChildren
 from errandry.api.steps import SaveStep, Span, StepJournal
 from errandry.core.flow import ChildEnd
@@ -57,36 +58,44 @@ class JobContext:
     _redact: Callable[[str], str] = str
     _children: tuple[Child, ...] | None = None
     _steps: StepJournal | None = None
+    _job: Job[Any] | None = None
     _stopped = False
     _stop: Event | None = None  # created by `wait`: few handlers need it, and creating it is costly
 
     def __init__(
         self,
-        job: JobRecord,
+        record: JobRecord,
+        make_job: Callable[[JobRecord], Job[Any]],
         note: Callable[[Progress | None, tuple[LogLine, ...]], None],
         save_step: SaveStep | None = None,
     ) -> None:
-        self.job = job
+        self._record, self._make_job = record, make_job
         self._note, self._save_step = note, save_step
 
     @property
+    def job(self) -> Job[Any]:
+        """The job as it was when this attempt was claimed."""
+        self._job = self._job or self._make_job(self._record)
+        return self._job
+
+    @property
     def id(self) -> str:
-        return self.job.id
+        return self._record.id
 
     @property
     def attempt(self) -> int:
         """The number of this attempt; 1 for the first run."""
-        return self.job.attempts
+        return self._record.attempts
 
     @property
     def fence(self) -> int:
         """The number of the claim, greater than those of all earlier claims of this job."""
-        return self.job.fence
+        return self._record.fence
 
     @property
     def schedule(self) -> str | None:
         """The name of the schedule that created this job; None for other jobs."""
-        source = origin(self.job)
+        source = origin(self._record)
         return None if source is None else source.schedule
 
     @property
@@ -95,7 +104,7 @@ class JobContext:
 
         None if the job was enqueued by a program, or the schedule was run by hand.
         """
-        source = origin(self.job)
+        source = origin(self._record)
         return None if source is None or source.tick is None else datetime.fromtimestamp(source.tick, UTC)
 
     @property
@@ -140,7 +149,7 @@ class JobContext:
 
     def children(self) -> tuple[Child, ...]:
         """The child jobs that this job has waited for, in the order they were given."""
-        if self._children is None and self.job.children:
+        if self._children is None and self._record.children:
             raise TypeError("a handler in a process does not see its children: leave out runner='process'")
         return self._children or ()
 
@@ -199,12 +208,12 @@ class JobContext:
     def steps(self) -> StepJournal:
         """The steps of this job; for the worker."""
         if self._steps is None:
-            self._steps = StepJournal(self.job, (), self._save_step)
+            self._steps = StepJournal(self._record, (), self._save_step)
         return self._steps
 
     def _load_steps(self, steps: Sequence[Step]) -> None:
         """Set the steps that earlier runs stored; for the worker."""
-        self._steps = StepJournal(self.job, steps, self._save_step)
+        self._steps = StepJournal(self._record, steps, self._save_step)
 
     def _set_children(self, children: tuple[Child, ...]) -> None:
         """Set the children that the handler sees; for the worker."""
@@ -248,7 +257,7 @@ class BatchContext(JobContext):
     """
 
     def __init__(self, jobs: tuple[JobContext, ...]) -> None:
-        super().__init__(jobs[0].job, self._note_all)
+        super().__init__(jobs[0]._record, jobs[0]._make_job, self._note_all)
         self._jobs = jobs
 
     @property

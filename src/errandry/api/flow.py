@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import msgspec
 from msgspec import Raw, Struct
@@ -11,9 +11,13 @@ from errandry.api.context import Child
 from errandry.api.job import Job
 from errandry.api.options import check_choice
 from errandry.api.task import Call, ResultOf
+from errandry.codec.json_codec import DocumentInfo, from_json
 from errandry.core.flow import ChildEnd, Edge, EdgeRecord, Policy, parse_feed
 from errandry.core.job import NewJob
 from errandry.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from errandry.api.client import Client
 
 R_co = TypeVar("R_co", covariant=True)
 ChildPolicy = Literal["fail", "ignore", "remove"]
@@ -175,7 +179,27 @@ class ChildResults(Struct, frozen=True):
         return msgspec.json.encode({**results, **_raw_decoder.decode(payload)}).decode()
 
 
-def result_arguments(results: Iterable[tuple[EdgeRecord, str]]) -> dict[str, str]:
+async def read_child_results(app: "Client", job_id: str) -> ChildResults:
+    """The children of a job and the arguments that their results fill, for its handler."""
+    edges = [edge for edge in await app.children(job_id) if edge.policy is not Policy.AFTER]
+    results = [(edge, _result_text(app, edge)) for edge in edges]
+    children = tuple([_child(app, edge, text) for edge, text in results])
+    return ChildResults(children, _result_arguments(results))
+
+
+def _result_text(app: "Client", edge: EdgeRecord) -> str:
+    if edge.result is None:
+        return "null"
+    return app.codec.unseal(edge.result, DocumentInfo(edge.child, edge.task, "result"))
+
+
+def _child(app: "Client", edge: EdgeRecord, text: str) -> Child:
+    task = app.tasks.get(edge.task)
+    read = task.signature.read_result if task and edge.result is not None else from_json
+    return Child(edge.child, edge.task, edge.outcome, read(text))
+
+
+def _result_arguments(results: Iterable[tuple[EdgeRecord, str]]) -> dict[str, str]:
     """The arguments that the children's results fill, as JSON text by name.
 
     Failed children are left out: the argument keeps its default, and a list of results is shorter.

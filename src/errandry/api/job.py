@@ -1,74 +1,42 @@
-"""`Job`: the handle a program has on a job."""
+"""`Job`: a job that a program has enqueued, or has read from the store."""
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from errandry.codec.json_codec import Codec, DocumentInfo
-from errandry.core.answer import Moved
+from errandry.api.job_view import Enqueued, JobView
+from errandry.api.sync import SyncJob
+from errandry.codec.json_codec import Codec
 from errandry.core.event import FINAL_KINDS, KIND_OF_STATE, Event
-from errandry.core.job import JobRecord, NewJob
-from errandry.core.move import created
+from errandry.core.job import JobRecord
 from errandry.core.state import State
 from errandry.errors import JobCanceled, JobFailed, UnknownJob
 from errandry.store.contract import EventEntry
 
+if TYPE_CHECKING:
+    from errandry.api.client import Client
+
 R_co = TypeVar("R_co", covariant=True)
 
 
-class JobBackend(Protocol):
-    """The methods of the app that a job handle calls."""
-
-    codec: Codec
-
-    async def record(self, job_id: str) -> JobRecord: ...
-
-    async def finished(self, job_id: str, timeout: float | None) -> JobRecord | None: ...
-
-    async def latest_cursor(self) -> str: ...
-
-    def events(self, after: str, *, job: str) -> AsyncIterator[EventEntry]: ...
-
-    async def cancel(self, *ids: str, force: bool = False) -> Moved: ...
-
-    async def rerun(self, *ids: str, reset_attempts: bool = False, from_start: bool = False) -> Moved: ...
-
-    async def signal(self, job_id: str, name: str, payload: Any = None) -> bool: ...
-
-
-class Enqueued(NamedTuple):
-    """A job that was just inserted. Its record is built only on request: most programs do not read it."""
-
-    job: NewJob
-    at: float
-
-    @property
-    def id(self) -> str:
-        return self.job.id
-
-    def record(self) -> JobRecord:
-        return created(self.job, 0, self.at)
-
-
-class Job(Generic[R_co]):
-    """A handle on a job: read its record, wait for its result, cancel or rerun it.
+class Job(JobView[R_co]):
+    """A job: read it, wait for its result, cancel or rerun it.
 
         job = await send.enqueue("ada")
         print(await job.result(timeout=30))
 
-    `record` is the job as it was last read; the methods ask the store. `existed` is true if an enqueue found
-    a job with this id, or one that holds the unique key, and returned that one. `replaced` is true if the
-    enqueue gave the existing job the new arguments and time to run.
+    Its attributes are the job as it was last read; the methods ask the store.
     """
 
     def __init__(
         self,
-        app: JobBackend,
+        app: "Client",
         source: JobRecord | Enqueued,
-        read_result: Callable[[str], Any],
         existed: bool = False,
         replaced: bool = False,
+        codec: Codec | None = None,
     ) -> None:
-        self._app, self._source, self._read_result = app, source, read_result
+        self._app, self._source = app, source
+        self._codec = app.codec if codec is None else codec
         self.existed, self.replaced = existed, replaced
 
     @property
@@ -77,36 +45,25 @@ class Job(Generic[R_co]):
 
     @property
     def record(self) -> JobRecord:
-        """The job as it was last read."""
+        """The job as the store has it, with times as numbers and documents as JSON text."""
         if isinstance(self._source, Enqueued):
             self._source = self._source.record()
         return self._source
 
     @property
-    def task(self) -> str:
-        return self.record.task
-
-    @property
-    def queue(self) -> str:
-        return self.record.queue
-
-    @property
-    def state(self) -> State:
-        """The state as it was last read."""
-        return self.record.state
-
-    def __repr__(self) -> str:
-        return f"<job {self.id} {self.task} {self.state}>"
+    def sync(self) -> SyncJob[R_co]:
+        """The job with blocking methods, for code without an event loop."""
+        return SyncJob(self)
 
     async def refresh(self) -> Self:
-        """Read the record again; raises UnknownJob if the job was removed."""
-        self._source = await self._app.record(self.id)
+        """Read the job again; raises UnknownJob if it was removed."""
+        self._source = await self._app.client.record(self.id)
         return self
 
     async def wait(self, timeout: float | None = None) -> Self:
         """Wait until the job has completed, failed or been canceled; TimeoutError after `timeout` seconds."""
-        if not self.record.finished:
-            record = await self._app.finished(self.id, timeout)
+        if not self.finished:
+            record = await self._app.client.wait_finished(self.id, timeout)
             if record is None:
                 raise UnknownJob(self.id)
             self._source = record
@@ -115,7 +72,7 @@ class Job(Generic[R_co]):
     async def result(self, timeout: float | None = None) -> R_co:
         """Wait for the job and return its handler's result; raises JobFailed or JobCanceled otherwise."""
         await self.wait(timeout)
-        match self.record.state:
+        match self.state:
             case State.COMPLETED:
                 return cast("R_co", self._decode_result())
             case State.CANCELED:
@@ -123,7 +80,7 @@ class Job(Generic[R_co]):
             case _:
                 last = self.record.errors[-1] if self.record.errors else None
                 error = f"{last.type}: {last.message}" if last else ""
-                raise JobFailed(self.id, self.record.reason or "", error, last.traceback if last else "")
+                raise JobFailed(self.id, self.reason or "", error, last.traceback if last else "")
 
     async def observe(self) -> AsyncIterator[EventEntry]:
         """Yield the events of the job until it has finished.
@@ -158,9 +115,3 @@ class Job(Generic[R_co]):
         """
         await self._app.rerun(self.id, reset_attempts=reset_attempts, from_start=from_start)
         await self.refresh()
-
-    def _decode_result(self) -> Any:
-        if self.record.result is None:
-            return None
-        document = DocumentInfo(self.id, self.record.task, "result")
-        return self._read_result(self._app.codec.unseal(self.record.result, document))

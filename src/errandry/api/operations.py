@@ -3,17 +3,17 @@
 import asyncio
 import builtins
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, Literal, Unpack
 
 from msgspec.structs import replace
 
 from errandry.api.options import Duration, EditOptions, Moment, check_choice, check_names, job_fields
+from errandry.api.store_client import StoreClient
 from errandry.clock import Clock
 from errandry.codec.json_codec import Codec, document_info, to_json
 from errandry.core.answer import Moved
 from errandry.core.command import (
     CancelJobs,
-    Command,
     EditJobs,
     OperatorCommand,
     PostponeJobs,
@@ -26,11 +26,9 @@ from errandry.core.flow import EdgeRecord
 from errandry.core.job import JobRecord
 from errandry.core.query import Query, parse
 from errandry.core.state import State
-from errandry.errors import CommandFailed, InvalidValue, UnknownJob
+from errandry.errors import InvalidValue, UnknownJob
 from errandry.store.contract import Store
 from errandry.store.engine.engine import Engine
-
-A = TypeVar("A")
 
 DRY_RUN_PAGE = 5_000
 """Maximum number of jobs read at a time for a dry run."""
@@ -48,13 +46,24 @@ class Operations:
     the answer lists the jobs that would move, and none moves.
     """
 
-    engine: Engine
-    clock: Clock
-    codec: Codec
+    client: StoreClient
+    """Access to the store for Errandry's own modules; programs do not need it."""
+
+    @property
+    def engine(self) -> Engine:
+        return self.client.engine
 
     @property
     def store(self) -> Store:
-        return self.engine.store
+        return self.client.store
+
+    @property
+    def clock(self) -> Clock:
+        return self.client.clock
+
+    @property
+    def codec(self) -> Codec:
+        return self.client.codec
 
     async def children(self, job_id: str) -> builtins.list[EdgeRecord]:
         """The child jobs that a job waits for or has waited for, in their order, and how they ended."""
@@ -204,7 +213,7 @@ class Operations:
                 ids=ids[start : start + COMMAND_JOBS_MAX], query=parsed, **options
             )
             while command is not None:  # the store moves one slice of a query for each command
-                part = await self._submit(command, Moved)
+                part = await self.client.submit(command, Moved)
                 parts.append(part)
                 if progress is not None:
                     progress(len(part.moved))
@@ -248,7 +257,7 @@ class Operations:
             metadata = self._metadata_change(record, field)
             commands.append(kind(ids=(record.id,), query=parsed, **options, **metadata))
         unknown = tuple((job_id, UnknownJob(job_id)) for job_id in records if records[job_id] is None)
-        parts = await asyncio.gather(*[self._submit(command, Moved) for command in commands])
+        parts = await asyncio.gather(*[self.client.submit(command, Moved) for command in commands])
         return _raise_single_refusal(ids, merge_answers([Moved(refused=unknown), *parts]))
 
     def _metadata_change(self, record: JobRecord, field: str) -> dict[str, Any]:  # noqa: ARG002 - for the app
@@ -258,12 +267,6 @@ class Operations:
     def _seal_value(self, record: JobRecord, field: str, value: Any) -> str:
         """The value as stored in that field of the job: JSON, sealed by the codec."""
         return self.codec.seal(to_json(field, value), document_info(record, field))
-
-    async def _submit(self, command: Command, expected: type[A]) -> A:
-        answer = await self.engine.submit(command)
-        if not isinstance(answer, expected):
-            raise CommandFailed(type(command).__name__, f"the store answered {answer!r}")
-        return answer
 
 
 def _job_fields(**options: Any) -> dict[str, Any]:

@@ -200,7 +200,7 @@ class Schedules:
         return await self._app.engine.submit(command) == WRITTEN
 
     async def _submit(self, command: Command, expected: type[Any]) -> Any:
-        return await self._app._submit(command, expected)
+        return await self._app.client.submit(command, expected)
 
 
 def _read_timing(when: ScheduleTiming, timing: Mapping[str, Any]) -> ScheduleOptions:

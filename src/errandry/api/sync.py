@@ -1,69 +1,575 @@
-"""`jobs.sync`: blocking methods for code without an event loop: scripts, Flask and Django views, threads.
+"""`jobs.sync`, `task.sync` and `job.sync`: blocking methods for code without an event loop.
 
-Every call runs the async method on the engine's thread and waits for it. Thread-safe and fork-safe.
+Scripts, threads, Flask and Django views use them. Every call runs the async method on the engine's thread and
+waits for it. `python -m tools.sync` writes this module from the async classes: change those.
 """
 
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from __future__ import annotations
 
-from errandry.api.client import JobPage
-from errandry.api.job import Job
-from errandry.core.answer import Moved
+import builtins
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+
+from errandry.api.blocking import Blocking
+from errandry.api.job_view import JobPage, JobView
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
+    from errandry.api.flow import Flow, Parallel
+    from errandry.api.gates import GateHandle, RuleOptions
+    from errandry.api.job import Job
+    from errandry.api.options import Duration, EditOptions, Moment, UseOptions
+    from errandry.api.queue import Queue
+    from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
+    from errandry.api.task import Call, Task
+    from errandry.api.transaction import SyncBoundApp
+    from errandry.api.workers import Workers
+    from errandry.core.answer import Moved
+    from errandry.core.command import WorkerInfo
+    from errandry.core.flow import EdgeRecord
+    from errandry.core.gate import GateKind, GateRecord, PauseInfo
+    from errandry.core.job import JobRecord
+    from errandry.core.rule import Rule
+    from errandry.core.schedule import ScheduleRecord
+    from errandry.core.stats import Stats
+    from errandry.core.step import Step
+    from errandry.core.why import Why
+    from errandry.store.contract import EventEntry, GroupInfo, QueueInfo
 
 P = ParamSpec("P")
-T = TypeVar("T")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
-class Sync:
-    """Blocking twins of the app's methods: `jobs.sync.result(job, timeout=30)`.
+class SyncJob(JobView[R_co], Blocking):
+    """`Job` with blocking methods."""
 
-    For a method without a twin, use `run`: `jobs.sync.run(jobs.edit, job_id, queue="slow")`.
-    """
+    _mirrored: Job[R_co]
 
-    def __init__(self, app: "Errandry") -> None:
-        self._app = app
+    def __init__(self, mirrored: Job[R_co]) -> None:
+        self._mirrored, self._client = mirrored, mirrored._app.client
+        self._app, self._codec = mirrored._app, mirrored._codec
+        self.existed, self.replaced = mirrored.existed, mirrored.replaced
 
-    def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an async method of the app, a task or a job and wait for it: `jobs.sync.run(job.refresh)`."""
+    @property
+    def record(self) -> JobRecord:
+        """The job as the store has it, with times as numbers and documents as JSON text."""
+        return self._mirrored.record
 
-        async def call() -> T:
-            return await function(*args, **kwargs)
+    def refresh(self) -> Self:
+        """Read the job again; raises UnknownJob if it was removed."""
+        self._wait(self._mirrored.refresh())
+        return self
 
-        return self._app.engine.call_sync(call)
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait until the job has completed, failed or been canceled; TimeoutError after `timeout` seconds."""
+        self._wait(self._mirrored.wait(timeout))
+        return self
 
-    def get(self, job_id: str) -> Job[Any]:
-        return self.run(self._app.get, job_id)
+    def result(self, timeout: float | None = None) -> R_co:
+        """Wait for the job and return its handler's result; raises JobFailed or JobCanceled otherwise."""
+        return self._wait(self._mirrored.result(timeout))
 
-    def result(self, job: Job[T], timeout: float | None = None) -> T:
-        return self.run(job.result, timeout)
+    def observe(self) -> Iterator[EventEntry]:
+        """Yield the events of the job until it has finished."""
+        yield from self._iterate(self._mirrored.observe())
 
-    def wait(self, job: Job[T], timeout: float | None = None) -> Job[T]:
-        return self.run(job.wait, timeout)
+    def cancel(self) -> None:
+        """Cancel the job: at once if it is not running, else by asking its handler to stop."""
+        self._wait(self._mirrored.cancel())
 
-    def list(self, query: str = "", *, cursor: str | None = None, limit: int = 50) -> JobPage:
-        return self.run(self._app.list, query, cursor=cursor, limit=limit)
+    def signal(self, name: str, payload: Any = None) -> bool:
+        """Send it a signal for `ctx.wait_for(name)`; False if it has got a signal of this name already."""
+        return self._wait(self._mirrored.signal(name, payload))
 
-    def counts(self) -> dict[str, dict[str, int]]:
-        return self.run(self._app.counts)
+    def rerun(self, *, reset_attempts: bool = False, from_start: bool = False) -> None:
+        """Run a finished job again; `result` then waits for the new run."""
+        self._wait(self._mirrored.rerun(reset_attempts=reset_attempts, from_start=from_start))
 
-    def cancel(self, *ids: str, query: str | None = None, force: bool = False) -> Moved:
-        return self.run(self._app.cancel, *ids, query=query, force=force)
+
+class SyncGateHandle(Blocking):
+    """`GateHandle` with blocking methods."""
+
+    _mirrored: GateHandle
+
+    def __init__(self, mirrored: GateHandle) -> None:
+        self._mirrored, self._client = mirrored, mirrored._client.client
+
+    @property
+    def kind(self) -> GateKind:
+        return self._mirrored.kind
+
+    @property
+    def name(self) -> str:
+        return self._mirrored.name
+
+    @property
+    def group_key(self) -> str:
+        return self._mirrored.group_key
+
+    def __str__(self) -> str:
+        return self._mirrored.__str__()
+
+    def pause(self, *, by: str = "") -> bool:
+        """Stop claims until it is resumed; running jobs go on."""
+        return self._wait(self._mirrored.pause(by=by))
+
+    def resume(self) -> bool:
+        """Allow claims again. False if it was not paused."""
+        return self._wait(self._mirrored.resume())
+
+    def rules(self) -> Rule:
+        """The rules in force; `NO_RULE` if it has none."""
+        return self._wait(self._mirrored.rules())
+
+    def set_rules(self, *, by: str = "", **changes: Unpack[RuleOptions]) -> Rule:
+        """Change the given rules for all workers at once: `set_rules(limit=20, rate="100/minute")`."""
+        return self._wait(self._mirrored.set_rules(by=by, **changes))
+
+
+class SyncQueue(SyncGateHandle):
+    """`Queue` with blocking methods."""
+
+    _mirrored: Queue
+
+    def __init__(self, mirrored: Queue) -> None:
+        self._mirrored, self._client = mirrored, mirrored._client.client
+
+    def group(self, key: str) -> SyncGateHandle:
+        """A group of the queue, the jobs with this `group`: pause it or give it a limit, rate or weight."""
+        return SyncGateHandle(self._mirrored.group(key))
+
+    def query(self, *states: str, more: str = "") -> str:
+        """The query for jobs of this queue in these states, or in any; `more` is added to it."""
+        return self._mirrored.query(*states, more=more)
+
+    def purge(self, *states: str, dry_run: bool = False) -> Moved:
+        """Delete jobs no worker has claimed: waiting, scheduled and blocked, or only the given states."""
+        return self._wait(self._mirrored.purge(*states, dry_run=dry_run))
+
+    def clean(self, *states: str, older: Duration = 0, dry_run: bool = False) -> Moved:
+        """Delete jobs that finished longer ago than `older`, in all final states or in the given states."""
+        return self._wait(self._mirrored.clean(*states, older=older, dry_run=dry_run))
+
+    def old(self, *states: str, older: Duration) -> str:
+        """The query for the jobs that `clean` deletes."""
+        return self._wait(self._mirrored.old(*states, older=older))
+
+    def rerun(self, query: str = "", *, dry_run: bool = False, **options: Any) -> Moved:
+        """Run all failed jobs again, or those that match `query`; `options` are those of `jobs.rerun`."""
+        return self._wait(self._mirrored.rerun(query, dry_run=dry_run, **options))
+
+    def promote(self, query: str = "", *, dry_run: bool = False) -> Moved:
+        """Run all scheduled jobs now, or those that match `query`."""
+        return self._wait(self._mirrored.promote(query, dry_run=dry_run))
+
+    def move(self, to: str, query: str = "", *, dry_run: bool = False) -> Moved:
+        """Move jobs that no worker has claimed to another queue, all or those that match `query`."""
+        return self._wait(self._mirrored.move(to, query, dry_run=dry_run))
+
+    def obliterate(
+        self, *, force: bool = False, dry_run: bool = False, progress: Callable[[int], object] | None = None
+    ) -> Moved:
+        """Delete all jobs of the queue, its rules and those of its groups; its lifetime totals are kept."""
+        return self._wait(self._mirrored.obliterate(force=force, dry_run=dry_run, progress=progress))
+
+    def held(self) -> int:
+        """The number of jobs of the queue that workers hold."""
+        return self._wait(self._mirrored.held())
+
+
+class SyncSchedules(Blocking):
+    """`Schedules` with blocking methods."""
+
+    _mirrored: Schedules
+
+    def __init__(self, mirrored: Schedules) -> None:
+        self._mirrored, self._client = mirrored, mirrored._app.client
+
+    def declare(self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Any) -> None:
+        """Declare a schedule; workers that start, and `sync`, write it to the store."""
+        self._mirrored.declare(name, call, when, **timing)
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """The names of the schedules declared in code."""
+        return self._mirrored.declared
+
+    def sync(self, *, prune: bool = False) -> builtins.list[str]:
+        """Write the declared schedules to the store; returns the names of those that changed."""
+        return self._wait(self._mirrored.sync(prune=prune))
+
+    def put(
+        self, name: str, call: Schedulable, when: ScheduleTiming, *, by: str = "", **timing: Any
+    ) -> ScheduleRecord:
+        """Create or replace a schedule: `put("nightly", report.new(of="all"), "0 3 * * *", overlap="skip")`."""
+        return self._wait(self._mirrored.put(name, call, when, by=by, **timing))
+
+    def edit(
+        self,
+        name: str,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        by: str = "",
+        **timing: Any,
+    ) -> ScheduleRecord:
+        """Change the given parts of a schedule, for all ticks from now on; the rest stays."""
+        return self._wait(self._mirrored.edit(name, arguments=arguments, options=options, by=by, **timing))
+
+    def list(self) -> builtins.list[ScheduleRecord]:
+        """All schedules, by name."""
+        return self._wait(self._mirrored.list())
+
+    def get(self, name: str) -> ScheduleRecord:
+        """The schedule with this name; raises UnknownSchedule if there is none."""
+        return self._wait(self._mirrored.get(name))
+
+    def pause(self, name: str, by: str = "") -> bool:
+        """Stop its ticks until it is resumed; False if it was paused already."""
+        return self._wait(self._mirrored.pause(name, by))
+
+    def resume(self, name: str) -> bool:
+        """Continue with its next tick; False if it was not paused."""
+        return self._wait(self._mirrored.resume(name))
+
+    def remove(self, name: str) -> bool:
+        """Remove the schedule; a running job of it goes on. False if there was none."""
+        return self._wait(self._mirrored.remove(name))
+
+    def run(self, name: str) -> SyncJob[Any]:
+        """Run the schedule's job once now, in addition to its ticks, even if it is paused."""
+        return SyncJob(self._wait(self._mirrored.run(name)))
+
+    def backfill(self, name: str, since: Moment, until: Moment | None = None) -> builtins.list[str]:
+        """Run the ticks of a past span that have no job yet; returns the ids of the new jobs."""
+        return self._wait(self._mirrored.backfill(name, since, until))
+
+    def arguments(self, record: ScheduleRecord) -> str:
+        """The arguments of its jobs, as JSON text."""
+        return self._mirrored.arguments(record)
+
+
+class SyncWorkers(Blocking):
+    """`Workers` with blocking methods."""
+
+    _mirrored: Workers
+
+    def __init__(self, mirrored: Workers) -> None:
+        self._mirrored, self._client = mirrored, mirrored._client.client
+
+    def list(self) -> builtins.list[WorkerInfo]:
+        """The workers that have reported recently."""
+        return self._wait(self._mirrored.list())
+
+    def pause(self, worker_id: str, *, by: str = "") -> bool:
+        """Stop the claims of a worker until it is resumed; it finishes the jobs it runs."""
+        return self._wait(self._mirrored.pause(worker_id, by=by))
+
+    def resume(self, worker_id: str) -> bool:
+        """Allow the claims of a worker again. False if it was not paused."""
+        return self._wait(self._mirrored.resume(worker_id))
+
+
+class SyncTask(Blocking, Generic[P, R_co]):
+    """`Task` with blocking methods."""
+
+    _mirrored: Task[P, R_co]
+
+    def __init__(self, mirrored: Task[P, R_co]) -> None:
+        self._mirrored, self._client = mirrored, mirrored.app.client
+
+    @property
+    def name(self) -> str:
+        return self._mirrored.name
+
+    def using(self, **options: Unpack[UseOptions]) -> SyncTask[P, R_co]:
+        """The task with other options for its jobs: `send.using(queue="mail").enqueue("ada")`."""
+        return SyncTask(self._mirrored.using(**options))
+
+    def bind(self, connection: object) -> SyncTask[P, R_co]:
+        """The task, enqueued over your own connection, in its transaction: see `Errandry.bind`."""
+        return self._mirrored.bind(connection).sync
+
+    def new(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
+        """A call that is not enqueued yet, for `enqueue_many` and flows; its arguments are checked here."""
+        return self._mirrored.new(*args, **kwargs)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R_co]:
+        """Enqueue a call with these arguments, for a worker to run. Returns when the job is durable."""
+        [job] = self._mirrored.app.sync.enqueue_many([self._mirrored.new(*args, **kwargs)])
+        return job
+
+    def pause(self, *, by: str = "") -> bool:
+        """Stop claims of its jobs in all queues until it is resumed; running jobs go on."""
+        return self._wait(self._mirrored.pause(by=by))
+
+    def resume(self) -> bool:
+        """Allow claims of its jobs again. False if it was not paused."""
+        return self._wait(self._mirrored.resume())
+
+    def rules(self) -> Rule:
+        """The rules in force for its jobs; `NO_RULE` if it has none."""
+        return self._wait(self._mirrored.rules())
+
+    def set_rules(self, *, by: str = "", **changes: Unpack[RuleOptions]) -> Rule:
+        """Change the given rules for all workers at once: `send.set_rules(limit=5, rate="100/minute")`."""
+        return self._wait(self._mirrored.set_rules(by=by, **changes))
+
+
+class SyncErrandry(Blocking):
+    """`Errandry` with blocking methods."""
+
+    _mirrored: Errandry
+
+    def __init__(self, mirrored: Errandry) -> None:
+        self._mirrored, self._client = mirrored, mirrored.client
+
+    @property
+    def schedules(self) -> SyncSchedules:
+        return SyncSchedules(self._mirrored.schedules)
+
+    @property
+    def workers(self) -> SyncWorkers:
+        return SyncWorkers(self._mirrored.workers)
+
+    def children(self, job_id: str) -> builtins.list[EdgeRecord]:
+        """The child jobs that a job waits for or has waited for, in their order, and how they ended."""
+        return self._wait(self._mirrored.children(job_id))
+
+    def subtree(self, *ids: str) -> tuple[str, ...]:
+        """The ids of these jobs and of all their descendants; each once, parents before their children."""
+        return self._wait(self._mirrored.subtree(*ids))
+
+    def cancel(
+        self,
+        *ids: str,
+        query: str | None = None,
+        force: bool = False,
+        flow: bool = False,
+        dry_run: bool = False,
+    ) -> Moved:
+        """Cancel jobs: at once if they are not running, else by asking their handlers to stop."""
+        return self._wait(self._mirrored.cancel(*ids, query=query, force=force, flow=flow, dry_run=dry_run))
 
     def rerun(
-        self, *ids: str, query: str | None = None, reset_attempts: bool = False, from_start: bool = False
+        self,
+        *ids: str,
+        query: str | None = None,
+        reset_attempts: bool = False,
+        from_start: bool = False,
+        delay: Duration | None = None,
+        run_at: Moment | None = None,
+        flow: bool = False,
+        dry_run: bool = False,
     ) -> Moved:
-        options = {"reset_attempts": reset_attempts, "from_start": from_start}
-        return self.run(self._app.rerun, *ids, query=query, **options)
+        """Run finished jobs again, now, after `delay` or at `run_at`."""
+        return self._wait(
+            self._mirrored.rerun(
+                *ids,
+                query=query,
+                reset_attempts=reset_attempts,
+                from_start=from_start,
+                delay=delay,
+                run_at=run_at,
+                flow=flow,
+                dry_run=dry_run,
+            )
+        )
 
-    def signal(self, job_id: str, name: str, payload: Any = None) -> bool:
-        return self.run(self._app.signal, job_id, name, payload)
+    def edit(
+        self, *ids: str, query: str | None = None, dry_run: bool = False, **changes: Unpack[EditOptions]
+    ) -> Moved:
+        """Change jobs that no worker has claimed: `jobs.edit(job_id, queue="slow", priority=5)`."""
+        return self._wait(self._mirrored.edit(*ids, query=query, dry_run=dry_run, **changes))
 
-    def remove(self, *ids: str, query: str | None = None, force: bool = False) -> Moved:
-        return self.run(self._app.remove, *ids, query=query, force=force)
+    def postpone(
+        self,
+        *ids: str,
+        query: str | None = None,
+        delay: Duration | None = None,
+        run_at: Moment | None = None,
+        dry_run: bool = False,
+    ) -> Moved:
+        """Run waiting or scheduled jobs later: after `delay` or at `run_at`."""
+        return self._wait(
+            self._mirrored.postpone(*ids, query=query, delay=delay, run_at=run_at, dry_run=dry_run)
+        )
+
+    def promote(self, *ids: str, query: str | None = None, dry_run: bool = False) -> Moved:
+        """Run scheduled jobs now."""
+        return self._wait(self._mirrored.promote(*ids, query=query, dry_run=dry_run))
+
+    def resolve(
+        self,
+        *ids: str,
+        query: str | None = None,
+        state: Literal["completed", "failed"] = "completed",
+        result: Any = None,
+        message: str = "",
+        dry_run: bool = False,
+    ) -> Moved:
+        """Settle jobs that no worker has claimed: completed with a result, or failed with a message."""
+        return self._wait(
+            self._mirrored.resolve(
+                *ids, query=query, state=state, result=result, message=message, dry_run=dry_run
+            )
+        )
+
+    def remove(
+        self,
+        *ids: str,
+        query: str | None = None,
+        force: bool = False,
+        flow: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[int], object] | None = None,
+    ) -> Moved:
+        """Delete jobs; with `force`, also those that workers hold."""
+        return self._wait(
+            self._mirrored.remove(
+                *ids, query=query, force=force, flow=flow, dry_run=dry_run, progress=progress
+            )
+        )
+
+    def open(self) -> None:
+        """Open the store now rather than on first use; reopens it after `close`."""
+        self._wait(self._mirrored.open())
 
     def close(self, timeout: float | None = None) -> None:
-        """Write what was accepted and close the store."""
-        self._app.retire().stop_sync(timeout)
+        """Write what was accepted and close the store. Only `open` reopens it."""
+        self._mirrored.client.close_sync(timeout)
+
+    def get(self, job_id: str) -> SyncJob[Any]:
+        """The job with this id; raises UnknownJob if there is none."""
+        return SyncJob(self._wait(self._mirrored.get(job_id)))
+
+    def signal(self, job_id: str, name: str, payload: Any = None) -> bool:
+        """Send a signal to a job that waits for it now or later with `ctx.wait_for(name)`."""
+        return self._wait(self._mirrored.signal(job_id, name, payload))
+
+    def steps(self, job_id: str) -> builtins.list[Step]:
+        """The steps and sleeps of a job and the signals sent to it, in the order they were begun."""
+        return self._wait(self._mirrored.steps(job_id))
+
+    def ids(self, part: str, limit: int = 10) -> builtins.list[str]:
+        """Job ids that begin or end with `part`."""
+        return self._wait(self._mirrored.ids(part, limit))
+
+    def list(self, query: str = "", *, cursor: str | None = None, limit: int = 50) -> JobPage[SyncJob[Any]]:
+        """Jobs that match a query such as `state:failed task:send since:2h`, newest first."""
+        return self._wait(self._mirrored.list(query, cursor=cursor, limit=limit)).map(SyncJob)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """The number of jobs in each state, by queue."""
+        return self._wait(self._mirrored.counts())
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """The lifetime totals of each queue: how many jobs were inserted, completed, failed, …"""
+        return self._wait(self._mirrored.totals())
+
+    def now(self) -> float:
+        """The store's time, which delays, leases and deadlines follow; on a server, the server's clock."""
+        return self._wait(self._mirrored.now())
+
+    def stats(
+        self,
+        last: Duration = "1 hour",
+        *,
+        until: Moment | None = None,
+        queue: str | None = None,
+        task: str | None = None,
+    ) -> Stats:
+        """How many jobs completed, failed, …, and how long they waited and ran, in the span `last`."""
+        return self._wait(self._mirrored.stats(last, until=until, queue=queue, task=task))
+
+    def queues(self) -> builtins.list[QueueInfo]:
+        """Every queue: its jobs by state, how long its next job has waited, whether it is paused."""
+        return self._wait(self._mirrored.queues())
+
+    def held(self, limit: int = 100) -> builtins.list[SyncJob[Any]]:
+        """Jobs that workers hold, claimed or running, those whose lease ends first at the front."""
+        return [SyncJob(one) for one in self._wait(self._mirrored.held(limit))]
+
+    def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:
+        """The queues, tasks and workers that are paused."""
+        return self._wait(self._mirrored.paused())
+
+    def why(self, job_id: str) -> Why:
+        """Explain why a job is not running, or what it is doing: `print(await jobs.why(job.id))`."""
+        return self._wait(self._mirrored.why(job_id))
+
+    def rules(self) -> builtins.list[GateRecord]:
+        """Every queue, task and group that is paused, has a rule, or was closed by a `pause_group`."""
+        return self._wait(self._mirrored.rules())
+
+    def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupInfo]:
+        """The groups of one queue or of all: how many jobs wait and run, and their rules."""
+        return self._wait(self._mirrored.groups(queue, limit))
+
+    def queue(self, name: str) -> SyncQueue:
+        """A queue, to pause it, give it rules, or operate on all its jobs: `jobs.queue("mail").pause()`."""
+        return SyncQueue(self._mirrored.queue(name))
+
+    def latest_cursor(self, back: int = 0) -> str:
+        """The cursor of this moment, or of `back` passes ago, for `events(after=cursor)`."""
+        return self._wait(self._mirrored.latest_cursor(back))
+
+    def events(
+        self,
+        after: str | None = None,
+        *,
+        kind: str | Sequence[str] = (),
+        queue: str | Sequence[str] = (),
+        task: str | Sequence[str] = (),
+        job: str | Sequence[str] = (),
+    ) -> Iterator[EventEntry]:
+        """Yield events as they happen, from the cursor `after` or from now on, filtered by the other options."""
+        yield from self._iterate(self._mirrored.events(after, kind=kind, queue=queue, task=task, job=job))
+
+    def prune(self, *ids: str, query: str | None = None, dry_run: bool = False) -> Moved:
+        """Delete finished jobs that match `query`; without one, those whose `keep` time is over."""
+        return self._wait(self._mirrored.prune(*ids, query=query, dry_run=dry_run))
+
+    def enqueue(self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> SyncJob[Any]:
+        """Enqueue a task by its name: `jobs.enqueue("send", {"to": "ada"}, queue="mail")`."""
+        new_job = self._mirrored._job_by_name(task, arguments or {}, options)
+        [job] = self._wait(self._mirrored._insert_jobs(self._mirrored._apply_hooks([new_job])))
+        return SyncJob(job)
+
+    def enqueue_many(self, calls: builtins.list[Call[Any]]) -> builtins.list[SyncJob[Any]]:
+        """Enqueue all calls or none, in one write: `jobs.enqueue_many([send.new(to=a), send.new(to=b)])`."""
+        new_jobs = self._mirrored._apply_hooks(self._mirrored._single_jobs(calls))
+        jobs = self._wait(self._mirrored._insert_jobs(new_jobs)) if new_jobs else []
+        return [SyncJob(job) for job in jobs]
+
+    @overload
+    def enqueue_flow(self, flow: Call[R] | Flow[R]) -> SyncJob[R]: ...
+
+    @overload
+    def enqueue_flow(self, flow: Parallel[R]) -> builtins.list[SyncJob[R]]: ...
+
+    def enqueue_flow(self, flow: Call[R] | Flow[R] | Parallel[R]) -> SyncJob[R] | builtins.list[SyncJob[R]]:
+        """Enqueue all jobs of a flow or none, in one write."""
+        new_jobs, edges = self._mirrored._flow_jobs(flow)
+        jobs = self._wait(self._mirrored._insert_jobs(new_jobs, edges))
+        final = self._mirrored._final_jobs(flow, jobs)
+        return [SyncJob(job) for job in final] if isinstance(final, list) else SyncJob(final)
+
+    def bind(self, connection: object) -> SyncBoundApp:
+        """Enqueue over your own connection, in its transaction: `jobs.bind(connection).enqueue_many(…)`."""
+        return self._mirrored.bind(connection).sync
+
+    def remote_task(self, name: str) -> SyncGateHandle:
+        """A task that only other programs declare, to pause it or set its rules."""
+        return SyncGateHandle(self._mirrored.remote_task(name))
+
+    def __enter__(self) -> Self:
+        self._wait(self._mirrored.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

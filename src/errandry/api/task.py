@@ -28,6 +28,8 @@ from errandry.api.options import (
 )
 from errandry.api.schedule_options import ScheduleOptions, read_schedule
 from errandry.api.signature import Signature
+from errandry.api.store_client import StoreClient
+from errandry.api.sync import SyncJob, SyncTask
 from errandry.api.unique_options import UniqueOptions, check_word
 from errandry.clock import Clock
 from errandry.codec.argument_version import FIRST_VERSION, Upgrade, Upgrades, check_version, with_version
@@ -121,9 +123,19 @@ class TaskBackend(Protocol):
 
     def remote_task(self, name: str) -> GateHandle: ...
 
-    async def enqueue_many(self, requests: list[Call[Any]]) -> list[Job[Any]]: ...
+    async def enqueue_many(self, calls: list[Call[Any]]) -> list[Job[Any]]: ...
 
-    def enqueue_many_sync(self, requests: list[Call[Any]]) -> list[Job[Any]]: ...
+    @property
+    def client(self) -> StoreClient: ...
+
+    @property
+    def sync(self) -> "SyncTaskBackend": ...
+
+
+class SyncTaskBackend(Protocol):
+    """The method of the blocking app that a blocking task uses."""
+
+    def enqueue_many(self, calls: list[Call[Any]]) -> list[SyncJob[Any]]: ...
 
 
 class Task(Generic[P, R_co]):
@@ -158,6 +170,11 @@ class Task(Generic[P, R_co]):
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"
+
+    @property
+    def sync(self) -> SyncTask[P, R_co]:
+        """The task with blocking methods, for code without an event loop: `send.sync.enqueue("ada")`."""
+        return SyncTask(self)
 
     def using(self, **options: Unpack[UseOptions]) -> "Task[P, R_co]":
         """The task with other options for its jobs: `send.using(queue="mail").enqueue("ada")`.
@@ -209,11 +226,6 @@ class Task(Generic[P, R_co]):
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Enqueue a call with these arguments, for a worker to run. Returns when the job is durable."""
         [job] = await self.app.enqueue_many([self.new(*args, **kwargs)])
-        return job
-
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
-        """`enqueue` for code without an event loop."""
-        [job] = self.app.enqueue_many_sync([self.new(*args, **kwargs)])
         return job
 
     async def pause(self, *, by: str = "") -> bool:

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
-from errandry.api.flow import Flow, Parallel, final_jobs
+from errandry.api.flow import Flow, Parallel
 from errandry.api.job import Job
+from errandry.api.store_client import StoreClient
+from errandry.api.sync import SyncJob
 from errandry.api.task import Call
 from errandry.clock import Clock
 from errandry.codec.json_codec import Codec
@@ -27,7 +29,7 @@ class BoundApp:
             await connection.execute("INSERT INTO orders …")
             await jobs.bind(connection).enqueue("pack", {"order": 7})
 
-    Await the methods with an async connection; use those that end in `_sync` with a blocking one.
+    For an async connection; `jobs.sync.bind(connection)` takes a blocking one.
     """
 
     def __init__(self, app: "Errandry", connection: object) -> None:
@@ -54,6 +56,15 @@ class BoundApp:
     def backoffs(self) -> dict[str, Callable[[int], float]]:
         return self._app.backoffs
 
+    @property
+    def client(self) -> StoreClient:
+        return self._app.client
+
+    @property
+    def sync(self) -> "SyncBoundApp":
+        """The app, bound to the same connection, with blocking methods."""
+        return SyncBoundApp(self)
+
     def bind(self, connection: object) -> "BoundApp":
         """The app, bound to another connection."""
         return self._app.bind(connection)
@@ -71,21 +82,10 @@ class BoundApp:
         [job] = await self._insert_jobs(self._app._apply_hooks([new_job]))
         return job
 
-    def enqueue_sync(self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> Job[Any]:
-        """`enqueue` over a blocking connection."""
-        new_job = self._app._job_by_name(task, arguments or {}, options)
-        [job] = self._insert_jobs_sync(self._app._apply_hooks([new_job]))
-        return job
-
-    async def enqueue_many(self, requests: list[Call[Any]]) -> list[Job[Any]]:
+    async def enqueue_many(self, calls: list[Call[Any]]) -> list[Job[Any]]:
         """Enqueue all calls or none: `jobs.bind(connection).enqueue_many([send.new("ada"), pack.new(7)])`."""
-        jobs = self._app._apply_hooks(self._app._single_jobs(requests, self))
+        jobs = self._app._apply_hooks(self._app._single_jobs(calls, self))
         return await self._insert_jobs(jobs) if jobs else []
-
-    def enqueue_many_sync(self, requests: list[Call[Any]]) -> list[Job[Any]]:
-        """`enqueue_many` over a blocking connection."""
-        jobs = self._app._apply_hooks(self._app._single_jobs(requests, self))
-        return self._insert_jobs_sync(jobs) if jobs else []
 
     @overload
     async def enqueue_flow(self, flow: Call[R] | Flow[R]) -> Job[R]: ...
@@ -93,21 +93,11 @@ class BoundApp:
     async def enqueue_flow(self, flow: Parallel[R]) -> list[Job[R]]: ...
     async def enqueue_flow(self, flow: Call[R] | Flow[R] | Parallel[R]) -> Job[R] | list[Job[R]]:
         """Enqueue all jobs of a flow or none; returns the job that runs last, for `parallel(…)` a list."""
-        jobs = final_jobs(flow, await self._insert_jobs(*self._app._flow_jobs(flow, self)))
-        return jobs if isinstance(flow, Parallel) else jobs[0]
-
-    @overload
-    def enqueue_flow_sync(self, flow: Call[R] | Flow[R]) -> Job[R]: ...
-    @overload
-    def enqueue_flow_sync(self, flow: Parallel[R]) -> list[Job[R]]: ...
-    def enqueue_flow_sync(self, flow: Call[R] | Flow[R] | Parallel[R]) -> Job[R] | list[Job[R]]:
-        """`enqueue_flow` over a blocking connection."""
-        jobs = final_jobs(flow, self._insert_jobs_sync(*self._app._flow_jobs(flow, self)))
-        return jobs if isinstance(flow, Parallel) else jobs[0]
+        return self._app._final_jobs(flow, await self._insert_jobs(*self._app._flow_jobs(flow, self)))
 
     async def _insert_jobs(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
         if not self._binding.is_async:
-            raise self._connection_error("blocks: call the method that ends in _sync")
+            raise self._connection_error("blocks: bind it with jobs.sync.bind(…) or task.sync.bind(…)")
         command, engine = Insert(tuple(jobs), edges), self._app.engine
         await engine.start()
         answer = await self._binding.insert(command)
@@ -117,7 +107,9 @@ class BoundApp:
 
     def _insert_jobs_sync(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
         if self._binding.is_async:
-            raise self._connection_error("is async: await the method without _sync")
+            raise self._connection_error(
+                "is async: bind it with jobs.bind(…) or task.bind(…), and await the method"
+            )
         command, engine = Insert(tuple(jobs), edges), self._app.engine
         if self._binding.is_alone:
             return self._app._job_handles(command.jobs, self._binding.insert_sync(command), [])
@@ -129,3 +121,36 @@ class BoundApp:
 
     def _connection_error(self, why: str) -> InvalidValue:
         return InvalidValue("connection", type(self._connection).__qualname__, why)
+
+
+class SyncBoundApp:
+    """`jobs.sync.bind(connection)`: enqueue in the transaction of a blocking connection.
+
+    with psycopg.connect(…) as connection:
+        connection.execute("INSERT INTO orders …")
+        jobs.sync.bind(connection).enqueue("pack", {"order": 7})
+    """
+
+    def __init__(self, bound: BoundApp) -> None:
+        self._bound, self._app = bound, bound._app
+
+    def enqueue(self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> SyncJob[Any]:
+        """Enqueue a task by its name."""
+        new_job = self._app._job_by_name(task, arguments or {}, options)
+        [job] = self._bound._insert_jobs_sync(self._app._apply_hooks([new_job]))
+        return job.sync
+
+    def enqueue_many(self, calls: list[Call[Any]]) -> list[SyncJob[Any]]:
+        """Enqueue all calls or none."""
+        jobs = self._app._apply_hooks(self._app._single_jobs(calls, self._bound))
+        return [job.sync for job in self._bound._insert_jobs_sync(jobs)] if jobs else []
+
+    @overload
+    def enqueue_flow(self, flow: Call[R] | Flow[R]) -> SyncJob[R]: ...
+    @overload
+    def enqueue_flow(self, flow: Parallel[R]) -> list[SyncJob[R]]: ...
+    def enqueue_flow(self, flow: Call[R] | Flow[R] | Parallel[R]) -> SyncJob[R] | list[SyncJob[R]]:
+        """Enqueue all jobs of a flow or none; returns the job that runs last, for `parallel(…)` a list."""
+        jobs = self._bound._insert_jobs_sync(*self._app._flow_jobs(flow, self._bound))
+        final = self._app._final_jobs(flow, jobs)
+        return [job.sync for job in final] if isinstance(final, list) else final.sync

@@ -256,7 +256,7 @@ async def _worker_here(store: BenchStore, queue: str) -> AsyncIterator[None]:
 async def _wait_until_running(store: BenchStore, job_id: str) -> JobRecord:
     async with asyncio.timeout(JOB_TIMEOUT):
         while True:
-            record = await store.app.record(job_id)
+            record = await store.app.client.record(job_id)
             if record.state is State.RUNNING:
                 return record
             await asyncio.sleep(POLL_INTERVAL)

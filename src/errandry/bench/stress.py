@@ -291,7 +291,7 @@ async def _read_jobs(store: BenchStore) -> AsyncIterator[JobRecord]:
         while True:
             page = await store.app.list(f"queue:{quote(queue)}", cursor=cursor, limit=PAGE_SIZE)
             for job in page.jobs:
-                yield job
+                yield job.record
             cursor = page.cursor
             if cursor is None:
                 break

@@ -98,7 +98,7 @@ async def _activity_findings(jobs: "Errandry") -> list[Finding]:
     """Leases, workers, queues and schedules."""
     now, infos, queues = await jobs.now(), await jobs.workers.list(), await jobs.queues()
     return [
-        *_lease_findings(await jobs.held(10_000), now),
+        *_lease_findings([job.record for job in await jobs.held(10_000)], now),
         *_worker_findings(infos, sum(info.states.get(state, 0) for info in queues for state in PENDING), now),
         *(finding for info in queues for finding in _queue_findings(info, now)),
         *_schedule_findings(await jobs.schedules.list(), now),

@@ -88,7 +88,7 @@ async def enqueue(
         chosen["metadata"] = parse_json("--metadata", metadata)
     job = await jobs.enqueue(task, {} if given is None else parse_arguments(given), **chosen)
     if session.json:
-        session.print_json(job_view.as_data((await job.refresh()).record, jobs.codec))
+        session.print_json(job_view.as_data(await job.refresh()))
         return
     session.print(job.id)
     stored = job.record

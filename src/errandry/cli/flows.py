@@ -20,9 +20,10 @@ from errandry.core.state import State
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
+    from errandry.api.job import Job
 
 
-JSON_FIELDS = ("id", "task", "queue", "state", "children", "created_at")
+JSON_FIELDS = ("id", "task", "queue", "state", "created_at")
 
 
 @click.group(cls=CliGroup)
@@ -44,12 +45,12 @@ async def ls(
     """
     now = await jobs.now()
 
-    def show(page: Sequence[JobRecord], titles: bool) -> None:
+    def show(page: "Sequence[Job[Any]]", titles: bool) -> None:
         if session.json:
             for job in page:
-                session.print_json(
-                    {**{name: getattr(job, name) for name in JSON_FIELDS}, "ended": _ended_children(job)}
-                )
+                data = job.as_dict()
+                counts = {"children": job.record.children, "ended": _ended_children(job.record)}
+                session.print_json({name: data[name] for name in JSON_FIELDS} | counts)
             return
         rows = [
             (
@@ -59,7 +60,7 @@ async def ls(
                 f"{_ended_children(job):,} of {job.children:,}",
                 ago(job.created_at, now),
             )
-            for job in page
+            for job in (one.record for one in page)
         ]
         columns = [
             Column("FLOW"),
@@ -94,7 +95,7 @@ async def show(session: Session, jobs: "Errandry", job_id: str, limit: int) -> N
 
     With --json, prints one line for each job, with its parent.
     """
-    root = await jobs.record(await resolve_id(jobs, job_id))
+    root = await jobs.client.record(await resolve_id(jobs, job_id))
     stack: list[tuple[int, str | None, str, str, str]] = [(0, None, root.id, root.task, root.state)]
     while stack:
         depth, parent, node, task, state = stack.pop()

@@ -5,11 +5,12 @@ from typing import Any
 
 import msgspec
 
+from errandry.api.job import Job
 from errandry.cli import table
 from errandry.cli.session import Session
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago, clean, local_time, one_line, pluralize, short_id, to_json
-from errandry.codec.json_codec import Codec, document_info
+from errandry.codec.json_codec import Codec, PlainCodec, document_info
 from errandry.codec.redaction import redact_arguments
 from errandry.core import check
 from errandry.core.duration import format_duration, rough_duration
@@ -34,14 +35,16 @@ WIDE_TERMINAL = 120
 """Minimum number of columns of a terminal to show whole ids."""
 
 
-def as_data(job: JobRecord, codec: Codec) -> dict[str, Any]:
-    """The stored record as plain values, with its JSON fields decoded."""
-    data: dict[str, Any] = msgspec.to_builtins(job)
-    for field in ("payload", "result"):
-        data[field] = read_field(job, field, codec)
-    if job.metadata is not None:
-        data["metadata"] = msgspec.json.decode(job.metadata)
-    return data
+def as_data(job: Job[Any]) -> dict[str, Any]:
+    """The job as plain values, without redacted arguments.
+
+    Arguments and result are in their stored form if the codec cannot decode them.
+    """
+    try:
+        data = job.as_dict()
+    except Exception:
+        data = Job(job._app, job.record, codec=PlainCodec()).as_dict()
+    return data | {"arguments": redact_arguments(data["arguments"], job.record.metadata)}
 
 
 def read_field(job: JobRecord, field: str, codec: Codec) -> Any:

@@ -20,6 +20,7 @@ from errandry.core.job import JobRecord
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
+    from errandry.api.job import Job
 
 PAGE_MAX = 1_000
 """Maximum number of jobs read at once."""
@@ -63,12 +64,12 @@ async def print_jobs(session: Session, app: "Errandry", text: str, limit: int | 
     """Print the newest jobs that match the query, at most `limit`."""
     columns, now = shutil.get_terminal_size().columns, await app.now()
 
-    def show(jobs: Sequence[JobRecord], titles: bool) -> None:
+    def show(jobs: "Sequence[Job[Any]]", titles: bool) -> None:
         if session.json:
             for job in jobs:
-                session.print_json(job_view.as_data(job, app.codec))
+                session.print_json(job_view.as_data(job))
         else:
-            job_view.print_jobs(session, jobs, now, columns, titles)
+            job_view.print_jobs(session, [job.record for job in jobs], now, columns, titles)
 
     if not await print_pages(session, app, text, limit, show, "job"):
         session.print_message("No job matches." if text else "There are no jobs.")
@@ -79,7 +80,7 @@ async def print_pages(
     app: "Errandry",
     text: str,
     limit: int | None,
-    show: Callable[[Sequence[JobRecord], bool], None],
+    show: "Callable[[Sequence[Job[Any]], bool], None]",
     noun: str,
 ) -> int:
     """Call `show` with pages of the newest matching jobs, the first with titles. Return their number."""
@@ -106,13 +107,13 @@ async def show(session: Session, app: "Errandry", ids: tuple[str, ...]) -> None:
     Prints times, attempts with tracebacks, progress, arguments, result and log.
     """
     for index, job_id in enumerate(await resolve_ids(app, ids)):
-        job = await app.record(job_id)
+        job = await app.get(job_id)
         if session.json:
-            session.print_json(job_view.as_data(job, app.codec))
+            session.print_json(job_view.as_data(job))
             continue
         if index:
             session.print()
-        job_view.print_job(session, job, app.codec, await app.now())
+        job_view.print_job(session, job.record, app.codec, await app.now())
 
 
 @jobs.command("logs")
@@ -123,7 +124,7 @@ async def logs(session: Session, app: "Errandry", job_id: str, follow: bool) -> 
     """Print the log of a job."""
     job_id = await resolve_id(app, job_id)
     after = await app.latest_cursor()
-    job = await app.record(job_id)
+    job = await app.client.record(job_id)
     if not job.logs:
         session.print_message(
             "The log is empty so far." if follow and not job.finished else "The log is empty."
@@ -136,7 +137,7 @@ async def logs(session: Session, app: "Errandry", job_id: str, follow: bool) -> 
             continue
         if entry.event.kind is EventKind.REMOVED:
             return
-        before, job = job, await app.record(job_id)
+        before, job = job, await app.client.record(job_id)
         seen = job.logs.index(before.logs[-1]) + 1 if before.logs and before.logs[-1] in job.logs else 0
         _print_logs(session, job, seen)
         if job.finished:

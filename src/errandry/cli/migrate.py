@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from errandry.cli.command import CliCommand
-from errandry.cli.session import Session, app_command_making_store
+from errandry.cli.session import Session, app_command_making_store, store_name
 from errandry.core.command import Upkeep
 
 if TYPE_CHECKING:
@@ -22,6 +22,6 @@ async def migrate(session: Session, jobs: "Errandry") -> None:
     await jobs.open()
     await jobs.engine.submit(Upkeep(limit=1))  # only the owner of the tables may drop old partitions
     if session.json:
-        session.print_json({"store": jobs.display_url, "ready": True})
+        session.print_json({"store": store_name(jobs), "ready": True})
     else:
         session.print_message("The store is ready and up to date.")

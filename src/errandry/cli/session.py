@@ -87,8 +87,15 @@ class Session:
 
         with ExitStack() as stack:
             if self.app is not None and self.url is not None:
-                stack.enter_context(jobs.override_store(store_at(self.url)))
+                stack.enter_context(jobs.client.override_store(store_at(self.url)))
             return asyncio.run(call())
+
+
+def store_name(jobs: "Errandry") -> str:
+    """The address of the app's store without its password, or the class of a store that has none."""
+    from errandry.store.url import without_password
+
+    return type(jobs.store).__name__ if jobs.url is None else without_password(jobs.url)
 
 
 async def _require_store(jobs: "Errandry") -> None:

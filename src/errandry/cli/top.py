@@ -20,7 +20,7 @@ from errandry.cli import table
 from errandry.cli.command import CliCommand
 from errandry.cli.job_view import COLORS, error_line, short_note
 from errandry.cli.pausing import since_text
-from errandry.cli.session import Session, app_command
+from errandry.cli.session import Session, app_command, store_name
 from errandry.cli.stats import format_quantile
 from errandry.cli.table import Cell, Column, TableRow
 from errandry.cli.text import ago, local_time, pluralize, short_id, sparkline, truncate
@@ -78,7 +78,7 @@ async def top(session: Session, jobs: "Errandry", every: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    view, keys = TopView(session, jobs.display_url), Keys()
+    view, keys = TopView(session, store_name(jobs)), Keys()
     console = Console(no_color=not session.has_color, highlight=False)
     with (
         keys.read(),
@@ -200,8 +200,8 @@ async def _take_snapshot(jobs: "Errandry") -> StoreSnapshot:
         jobs.clock.monotonic(),
         await jobs.queues(),
         await jobs.workers.list(),
-        await jobs.held(HELD_MAX),
-        (await jobs.list("state:failed", limit=FAILED_MAX)).jobs,
+        [job.record for job in await jobs.held(HELD_MAX)],
+        [job.record for job in (await jobs.list("state:failed", limit=FAILED_MAX)).jobs],
         totals,
         {"wait": recent.wait, "run": recent.run},
     )

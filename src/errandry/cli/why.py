@@ -30,6 +30,6 @@ async def why(session: Session, jobs: "Errandry", job_id: str) -> None:
     for reason in answer.reasons:
         session.print(one_line(reason.text))
     if answer.state in HELD_STATES:
-        holder = (await jobs.record(answer.job)).worker
+        holder = (await jobs.client.record(answer.job)).worker
         if any(info.beat.worker == holder and has_died(info) for info in await jobs.workers.list()):
             session.print("That worker is dead. Another worker's upkeep, every second, releases the job.")

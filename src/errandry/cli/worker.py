@@ -13,7 +13,7 @@ import click
 from errandry import event_loop
 from errandry.cli.command import CliCommand
 from errandry.cli.param_types import DURATION, NAMES, NUMBERS, SIZE
-from errandry.cli.session import Session
+from errandry.cli.session import Session, store_name
 from errandry.cli.text import clean, pluralize
 from errandry.core.duration import seconds
 from errandry.errors import ErrandryError, InvalidValue, UnknownTask
@@ -134,7 +134,7 @@ def _load_app(session: Session) -> "Errandry":
         os.environ["ERRANDRY_URL"] = url
     jobs = session.load_app()
     if url is not None and jobs.url != url:
-        why = f"{session.app} has its own store, {jobs.display_url}: leave out --url, or the URL in the app"
+        why = f"{session.app} has its own store, {store_name(jobs)}: leave out --url, or the URL in the app"
         raise click.UsageError(f"--url {without_password(url)}: {why}.")
     return jobs
 
@@ -173,7 +173,7 @@ def _log_start(jobs: "Errandry", worker: "Worker") -> None:
     log.info(
         "worker %s: %s; tasks %s; queues %s; slots: %d async, %d thread, %d process; lease %g s",
         worker.id,
-        jobs.display_url,
+        store_name(jobs),
         ", ".join(tasks) or "none",
         ", ".join(options.queues) if options.queues else "all",
         options.concurrency,

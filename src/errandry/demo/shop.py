@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import signal
-import time
+from datetime import UTC, datetime, timedelta
 
 from errandry import Backoff, Errandry, Fail, JobContext, Snooze
 
@@ -40,7 +40,7 @@ async def charge(ctx: JobContext, card: str) -> str:
 @jobs.task(queue="parcels")
 async def track(ctx: JobContext, parcel: str) -> str:
     """Poll for a parcel: snooze until it has arrived. A snooze uses neither a slot nor an attempt."""
-    if time.time() < ctx.job.created_at + 1.5:
+    if datetime.now(UTC) < ctx.job.created_at + timedelta(seconds=1.5):
         raise Snooze(0.5)
     return f"{parcel} has arrived"
 

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from errandry.api.job import Job
-from errandry.core.job import JobRecord
 from errandry.core.state import State
 from errandry.demo import shop
 from errandry.errors import ErrandryError, UnknownJob
@@ -133,13 +132,13 @@ class Story:
     async def _retry(self, chapter: Chapter) -> None:
         job = await self._enqueue(shop.invoice.enqueue(order=1001))
         await _wait_for_state(job, State.COMPLETED)
-        errors = job.record.errors
-        chapter.succeed(f"attempt {job.record.attempts} succeeded after {len(errors)} × {errors[-1].type}")
+        errors = job.errors
+        chapter.succeed(f"attempt {job.attempts} succeeded after {len(errors)} × {errors[-1].type}")
 
     async def _failure(self, chapter: Chapter) -> None:
         job = await self._enqueue(shop.charge.enqueue(card="4000 … 0002"))
         await _wait_for_state(job, State.FAILED)
-        chapter.fact = job.record.errors[-1].message
+        chapter.fact = job.errors[-1].message
         await asyncio.sleep(DISPLAY_PAUSE)  # the live view lists it among the failed jobs
         await job.rerun()
         await _wait_for_state(job, State.COMPLETED)
@@ -148,19 +147,21 @@ class Story:
     async def _snooze(self, chapter: Chapter) -> None:
         job = await self._enqueue(shop.track.enqueue(parcel="1Z-404"))
         await _wait_for_state(job, State.COMPLETED)
-        took = (job.record.finished_at or 0.0) - job.record.created_at
-        chapter.succeed(f"completed after {took:.1f} s, still in attempt {job.record.attempts}")
+        took = job.updated_at - job.created_at
+        chapter.succeed(f"completed after {took.total_seconds():.1f} s, still in attempt {job.attempts}")
 
     async def _schedule(self, chapter: Chapter) -> None:
         job = await self._enqueue(shop.remind.using(delay="2 seconds").enqueue(name="Ada"))
         chapter.fact = "due in 2 s"
         await job.wait()
-        late = (job.record.started_at or 0.0) - (job.record.run_at or 0.0)
-        chapter.succeed(f"started {late * 1e3:,.0f} ms after its due time")
+        if job.started_at is None or job.run_at is None:
+            raise ChapterFailed(f"job {job.id} ({job.task}) has not run")
+        late = job.started_at - job.run_at
+        chapter.succeed(f"started {late.total_seconds() * 1e3:,.0f} ms after its due time")
 
     async def _cancel(self, chapter: Chapter) -> None:
         job = await self._enqueue(shop.export.enqueue(what="all customers"))
-        await self._wait_until(job, lambda record: record.state is State.RUNNING)
+        await self._wait_until(job, lambda job: job.state is State.RUNNING)
         canceled = time.monotonic()
         await job.cancel()
         await _wait_for_state(job, State.CANCELED)
@@ -171,22 +172,20 @@ class Story:
     async def _crash(self, chapter: Chapter) -> None:
         job = await self._enqueue(shop.thumbnail.enqueue(picture="broken.jpg"))
         await _wait_for_state(job, State.COMPLETED)
-        chapter.succeed(f"{job.record.errors[-1].message}; attempt {job.record.attempts} succeeded")
+        chapter.succeed(f"{job.errors[-1].message}; attempt {job.attempts} succeeded")
 
     async def _rescue(self, chapter: Chapter) -> None:
         await _wait_for_workers()
         await asyncio.sleep(DISPLAY_PAUSE)  # show normal work before the crash
         job = await self._enqueue(shop.crawl.enqueue(site="example.org"))
-        record = await self._wait_until(job, lambda record: record.state is State.RUNNING)
-        victim = next(
-            info.beat for info in await shop.jobs.workers.list() if info.beat.worker == record.worker
-        )
+        await self._wait_until(job, lambda job: job.state is State.RUNNING)
+        victim = next(info.beat for info in await shop.jobs.workers.list() if info.beat.worker == job.worker)
         chapter.fact = f"worker process {victim.pid} runs the job and will be killed"
         await asyncio.sleep(DISPLAY_PAUSE)
         os.kill(victim.pid, signal.SIGKILL)
         killed = time.monotonic()
         chapter.fact = f"worker process {victim.pid} was killed"
-        await self._wait_until(job, lambda record: record.attempts > 1)
+        await self._wait_until(job, lambda job: job.attempts > 1)
         took = time.monotonic() - killed
         chapter.fact += f"; its job ran again on another worker after {took:.1f} s"
         await _wait_for_state(job, State.COMPLETED)
@@ -197,14 +196,14 @@ class Story:
         self._jobs.append(job)
         return job
 
-    async def _wait_until(self, job: Job[Any], holds: Callable[[JobRecord], bool]) -> JobRecord:
-        """Wait until `holds` is true of the job's record, and return that record."""
+    async def _wait_until(self, job: Job[Any], holds: Callable[[Job[Any]], bool]) -> None:
+        """Read the job again at each of its events, until `holds` is true of it."""
         cursor = await shop.jobs.latest_cursor()
-        if holds((await job.refresh()).record):
-            return job.record
+        if holds(await job.refresh()):
+            return
         async for entry in shop.jobs.events(after=cursor):
-            if entry.event.job == job.id and holds((await job.refresh()).record):
-                return job.record
+            if entry.event.job == job.id and holds(await job.refresh()):
+                return
         raise ChapterFailed("the stream of events has ended")
 
 

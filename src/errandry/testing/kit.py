@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from errandry.api.app import Errandry
+from errandry.api.job import Job
 from errandry.api.task import Task
 from errandry.clock import Clock
 from errandry.codec.json_codec import document_info, from_json
@@ -45,7 +46,7 @@ def in_memory(jobs: Errandry, clock: Clock | None = None) -> Iterator[MemoryStor
         await drain(jobs)
     """
     store = MemoryStore(clock)
-    with jobs.override_store(store, clock):
+    with jobs.client.override_store(store, clock):
         yield store
 
 
@@ -56,10 +57,10 @@ async def drain(
     queue: str | None = None,
     strict: bool = False,
     limit: int = 1_000,
-) -> list[JobRecord]:
+) -> list[Job[Any]]:
     """Run all due jobs on this loop, one after the other, in the order a worker would take them.
 
-    Returns the records of the jobs that finished, in that order. Jobs that handlers enqueue run too; jobs of
+    Returns the jobs that finished, in that order. Jobs that handlers enqueue run too; jobs of
     a batch task run together, without lingering.
 
     `until_idle` moves the app's FakeClock to the next due job until none is left, so that delays, retries and
@@ -67,7 +68,7 @@ async def drain(
     JobFailed. After `limit` attempts an AssertionError is raised.
     """
     worker = _TestWorker(jobs, queue)
-    finished: list[JobRecord] = []
+    finished: list[Job[Any]] = []
     attempts = 0
     with _capture_logs(), closing(worker):
         while attempts < limit:
@@ -80,12 +81,12 @@ async def drain(
                 if strict and after is not None and len(after.errors) > len(job.errors):
                     raise _attempt_error(after)
                 if after is not None and after.finished:
-                    finished.append(after)
+                    finished.append(Job(jobs, after))
             attempts += len(claimed)
     raise AssertionError(f"{limit:,} attempts, and there is more to do: does a job enqueue itself for ever?")
 
 
-async def assert_enqueued(jobs: Errandry, task: Task[..., Any] | str, /, **arguments: Any) -> JobRecord:
+async def assert_enqueued(jobs: Errandry, task: Task[..., Any] | str, /, **arguments: Any) -> Job[Any]:
     """Assert that an unfinished job of this task has at least these arguments; returns the newest one.
 
     await assert_enqueued(jobs, send, to="ada")
@@ -93,7 +94,7 @@ async def assert_enqueued(jobs: Errandry, task: Task[..., Any] | str, /, **argum
     existing = await _jobs_of_task(jobs, task)
     for job, given in existing:
         if not job.finished and _has_arguments(given, arguments):
-            return job
+            return Job(jobs, job)
     raise AssertionError(
         f"no job of {_description(task, arguments)} is enqueued; {await _existing_jobs(jobs, existing)}"
     )

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from typing import Any
 
 from errandry.api.app import Errandry
 from errandry.api.archive import ARCHIVE_SLICE, Archive, archive_and_remove
+from errandry.api.job import Job
 
 log = logging.getLogger("errandry.worker")
 
@@ -27,6 +29,7 @@ async def archive_forever(app: Errandry, archive: Archive, interval: float) -> N
 
 async def _archive_slice(app: Errandry, archive: Archive) -> bool:
     """Archive one slice; whether there may be more."""
-    jobs = await app.engine.call(app.store.prunable, ARCHIVE_SLICE)
+    records = await app.engine.call(app.store.prunable, ARCHIVE_SLICE)
+    jobs: list[Job[Any]] = [Job(app, record) for record in records]
     moved = await archive_and_remove(app, archive, jobs)
     return len(jobs) == ARCHIVE_SLICE and bool(moved.moved)

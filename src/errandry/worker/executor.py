@@ -9,7 +9,8 @@ from typing import Any
 
 from errandry import failpoint
 from errandry.api.app import Errandry
-from errandry.api.flow import ChildResults
+from errandry.api.flow import ChildResults, read_child_results
+from errandry.api.job import Job
 from errandry.api.task import Runner, Task
 from errandry.codec.argument_version import version_of
 from errandry.codec.json_codec import DocumentInfo, document_info
@@ -158,10 +159,10 @@ class Executor:
         for run in call.runs:
             job = run.job
             if job.children:
-                child_results[run] = await self._app.child_results(job.id)
+                child_results[run] = await read_child_results(self._app, job.id)
                 run.ctx._set_children(child_results[run].children)
             if job.steps is not None:
-                run.ctx._load_steps(await self._app.read_steps(job))
+                run.ctx._load_steps(await self._app.client.steps(job))
         payloads, arguments = self._read_arguments(call, task, child_results)
         if not call.runs:
             return []
@@ -234,6 +235,9 @@ class Executor:
                 self._app.codec.seal(outcome.result, DocumentInfo(run.job.id, run.job.task, "result"))
             )
         return outcome
+
+    def make_job(self, record: JobRecord) -> Job[Any]:
+        return Job(self._app, record)
 
     def write_notes(self, run: JobRun) -> None:
         """Write the notes of a run while its call goes on; the settler writes the last ones."""

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from enum import StrEnum
 from threading import Lock
 from time import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from errandry.api.context import BatchContext, JobContext
+from errandry.api.job import Job
 from errandry.api.task import Runner
 from errandry.core.command import Note, Ref
 from errandry.core.job import LOGS_MAX, JobRecord, LogLine, Progress
@@ -42,7 +43,7 @@ class JobRun:
     ) -> None:
         self.job = job
         self.ref = Ref(job.id, job.fence)
-        self.ctx = JobContext(job, self.note, self.save_step)
+        self.ctx = JobContext(job, sink.make_job, self.note, self.save_step)
         self.lease_until = lease_until
         self.renew_until: float | None = None
         self.stop_reason: StopReason | None = None
@@ -207,7 +208,9 @@ class HandlerCall:
 
 
 class RunSink(Protocol):
-    """Writes the notes and step results of a run."""
+    """Writes the notes and step results of a run, and makes the job that its handler sees."""
+
+    def make_job(self, record: JobRecord) -> Job[Any]: ...
 
     def write_notes(self, run: JobRun) -> None: ...
 

@@ -143,10 +143,10 @@ async def test_a_worker_renews_its_other_leases_and_cancels_the_handler_of_a_loc
     [run], _ = await scene.started(locked), await scene.started(other)
     held = time.time()
     lock_row(foreign, schema, Ref(locked, run.fence))
-    began = (await scene.app.record(other)).lease_until or 0.0
+    began = (await scene.app.client.record(other)).lease_until or 0.0
 
     async def is_kept() -> bool:
-        return ((await scene.app.record(other)).lease_until or 0.0) > began + 1.5 * lease
+        return ((await scene.app.client.record(other)).lease_until or 0.0) > began + 1.5 * lease
 
     await wait_until_async(is_kept)
     [end] = await scene.ended(locked)

@@ -48,7 +48,7 @@ async def test_jobs_are_enqueued_run_and_read(pooled: str, pooler: Pooler) -> No
         await jobs.engine.submit(Upkeep())
 
         assert [await job.result(30) for job in enqueued[:5]] == [f"sent to {n}" for n in range(5)]
-        assert (await others.record(failing.id)).state is State.FAILED
+        assert (await others.client.record(failing.id)).state is State.FAILED
         assert await others.counts() == {"default": {"completed": 200, "failed": 1}}
         assert pooler.transactions > 50
         store = jobs.store

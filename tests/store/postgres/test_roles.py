@@ -71,7 +71,7 @@ async def test_an_enqueuer_can_insert_jobs_and_read_none(app_of: Callable[[str],
     async with await psycopg.AsyncConnection.connect(server().url(), user="enqueuer") as db:
         job = await send_of(jobs).bind(db).enqueue("ada")
         await db.commit()
-        assert (await owner.record(job.id)).state is State.WAITING
+        assert (await owner.client.record(job.id)).state is State.WAITING
         for table in ("live", "history", "events", "bind_inbox", "totals"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 await db.execute(f'SELECT 1 FROM "{schema_of(owner)}".{table}'.encode())
@@ -95,7 +95,7 @@ async def test_a_worker_can_do_everything_except_change_tables(app_of: Callable[
     await jobs.cancel(bound.id)
     await jobs.remove(bound.id)
 
-    states = [(await owner.record(job.id)).state for job in (done, other, failed)]
+    states = [(await owner.client.record(job.id)).state for job in (done, other, failed)]
     assert states == [State.COMPLETED, State.COMPLETED, State.FAILED]
     with psycopg.connect(server().url(), user="worker", autocommit=True) as blocking:
         for statement in (

@@ -2,7 +2,7 @@
 
 from typing import assert_type
 
-from errandry import Errandry, Job, chord, flow, parallel
+from errandry import Errandry, Job, SyncJob, chord, flow, parallel
 from errandry.api.task import Call
 from tests.typing.cases.declaring import (
     loose,
@@ -28,18 +28,18 @@ async def right() -> None:
     assert_type(await with_context.enqueue("ada"), Job[str])
     assert_type(await threaded_with_context.enqueue(to="ada"), Job[list[str]])
     assert_type(await without_anything.enqueue(), Job[None])
-    assert_type(plain.enqueue_sync("ada"), Job[str])
+    assert_type(plain.sync.enqueue("ada"), SyncJob[str])
     assert_type(plain.new("ada"), Call[str])
     assert_type(await plain.using(delay="5 minutes", priority=-10).enqueue("ada"), Job[str])
     assert_type(plain.using(queue="a").using(id="b").new(to="ada"), Call[str])
     assert_type(await plain.bind(object()).enqueue("ada"), Job[str])
-    assert_type(plain.using(queue="a").bind(object()).enqueue_sync(to="ada"), Job[str])
+    assert_type(plain.using(queue="a").sync.bind(object()).enqueue(to="ada"), SyncJob[str])
     await jobs.bind(object()).enqueue_many([plain.new("ada"), without_anything.new()])
     await jobs.enqueue_many([plain.new("ada"), without_anything.new()])
     await loose.enqueue(value=1, rest={})
     assert_type(await jobs.enqueue_flow(flow(optioned.new("ada"), plain.new("ada"))), Job[int])
     assert_type(await jobs.enqueue_flow(parallel(plain.new("ada"), plain.new("bob"))), list[Job[str]])
-    assert_type(jobs.enqueue_flow_sync(chord([plain.new("ada")], optioned.new("ada"))), Job[int])
+    assert_type(jobs.sync.enqueue_flow(chord([plain.new("ada")], optioned.new("ada"))), SyncJob[int])
 
 
 async def wrong() -> None:
@@ -55,8 +55,8 @@ async def wrong() -> None:
     await with_context.enqueue(ctx=1, to="a")  # E: Unexpected keyword argument "ctx" for "enqueue" of "Task"
     await threaded_with_context.enqueue(5)  # E: Argument 1 to "enqueue" of "Task" has incompatible type "int"
     await threaded_with_options.enqueue(5)  # E: Argument 1 to "enqueue" of "Task" has incompatible type "int"
-    plain.enqueue_sync(5)  # E: Argument 1 to "enqueue_sync" of "Task" has incompatible type "int"
-    plain.enqueue_sync()  # E: Missing positional argument "to" in call to "enqueue_sync" of "Task"
+    plain.sync.enqueue(5)  # E: Argument 1 to "enqueue" of "SyncTask" has incompatible type "int"
+    plain.sync.enqueue()  # E: Missing positional argument "to" in call to "enqueue" of "SyncTask"
     plain.new(5)  # E: Argument 1 to "new" of "Task" has incompatible type "int"; expected "str"
     plain.new(adress="ada")  # E: Unexpected keyword argument "adress" for "new" of "Task"
     await jobs.enqueue_many([plain])  # E: List item 0 has incompatible type "Task[[str, int], str]"
@@ -65,7 +65,7 @@ async def wrong() -> None:
 async def wrong_through_using() -> None:
     await plain.using(delay=5).enqueue(5)  # E: Argument 1 to "enqueue" of "Task" has incompatible type "int"
     plain.using(delay=5).using(queue="a").new()  # E: Missing positional argument "to" in call to "new"
-    with_context.using(queue="a").enqueue_sync(1)  # E: Argument 1 to "enqueue_sync" of "Task" has
+    with_context.using(queue="a").sync.enqueue(1)  # E: Argument 1 to "enqueue" of "SyncTask" has
     plain.using(prioritee=1)  # E: Unexpected keyword argument "prioritee" for "using" of "Task"
     plain.using(priority="high")  # E: Argument "priority" to "using" of "Task" has incompatible type "str"
     plain.using(delay=[])  # E: Argument "delay" to "using" of "Task" has incompatible type

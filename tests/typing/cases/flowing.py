@@ -2,7 +2,7 @@
 
 from typing import assert_type
 
-from errandry import Errandry, Flow, Job, JobContext, chain, chord, flow, parallel, result_of
+from errandry import Errandry, Flow, Job, JobContext, SyncJob, chain, chord, flow, parallel, result_of
 from errandry.api.task import Call
 
 jobs = Errandry("memory:")
@@ -29,7 +29,7 @@ async def right() -> None:
     assert_type(result_of(chain(part.new(1), name.new(2))), str)
     three = total.new(result_of(parallel(part.new(1), part.new(2))), unit=result_of(name.new(3)))
     assert_type(await jobs.enqueue_flow(three), Job[float])
-    assert_type(jobs.enqueue_flow_sync(three), Job[float])
+    assert_type(jobs.sync.enqueue_flow(three), SyncJob[float])
     assert_type(flow(three, policy="ignore"), Flow[float])
     assert_type(chord([part.new(1)], three), Flow[float])
     assert_type(chain(name.new(1), parallel(part.new(1), part.new(2)), three), Flow[float])

@@ -2,7 +2,7 @@
 
 from typing import Any, assert_type
 
-from errandry import Errandry, Fail, Job, JobContext, Retry, Snooze, State
+from errandry import Errandry, Fail, Job, JobContext, Retry, Snooze, State, SyncJob
 from errandry.core.job import Progress
 from errandry.store.contract import EventEntry
 from tests.typing.cases.declaring import plain, threaded_with_context, without_anything
@@ -17,10 +17,10 @@ async def results() -> None:
     assert_type(await job.wait(5), Job[str])
     assert_type(await (await threaded_with_context.enqueue("ada")).result(), list[str])
     assert_type(job.state, State)
-    assert_type(jobs.sync.result(job), str)
-    assert_type(jobs.sync.wait(job), Job[str])
+    assert_type(job.sync.result(), str)
+    assert_type(job.sync.wait(), SyncJob[str])
     assert_type(await jobs.get("id"), Job[Any])
-    assert_type(jobs.sync.run(job.refresh), Job[str])
+    assert_type(job.sync.refresh(), SyncJob[str])
     assert_type(await (await without_anything.enqueue()).result(), None)
     int_(await job.result())  # E: Argument 1 to "int_" has incompatible type "str"; expected "int"
     await job.result("30s")  # E: Argument 1 to "result" of "Job" has incompatible type "str"
@@ -56,7 +56,7 @@ def handler(ctx: JobContext) -> None:
     assert_type(ctx.should_stop, bool)
     assert_type(ctx.job.progress, Progress | None)
     ctx.progress("half")  # E: Argument 1 to "progress" of "JobContext" has incompatible type "str"
-    ctx.job.state = State.FAILED  # E: Property "state" defined in "JobRecord" is read-only
+    ctx.job.state = State.FAILED  # E: Property "state" defined in "JobView" is read-only
     Retry("busy", after=[])  # E: Argument "after" to "Retry" has incompatible type
 
 

@@ -26,10 +26,12 @@ from msgspec.structs import replace
 
 from errandry.api.app import Errandry
 from errandry.api.context import JobContext
+from errandry.api.job import Job
+from errandry.api.task import Task
 from errandry.codec.json_codec import PlainCodec
 from errandry.core import check
 from errandry.core.command import Outcome, RetryOutcome
-from errandry.core.job import Failure, LogLine, Progress
+from errandry.core.job import Failure, JobRecord, LogLine, Progress
 from errandry.core.size import format_size
 from errandry.errors import CommandFailed
 from errandry.worker.attempt import AttemptRunner, Outcomes, failure
@@ -142,10 +144,12 @@ class ChildProgram:
         self._connection.send(CallEnded([_make_storable(outcome) for outcome in outcomes], is_last))
 
     def _make_call(self, message: RunCall) -> HandlerCall:
+        self._message = message
         runs = []
         for place, job in enumerate(message.jobs):
             run = JobRun(job, float("inf"), self, self._loop)
-            run.ctx = JobContext(job, partial(self._send_notes, place), partial(self._send_step, place))
+            note, save_step = partial(self._send_notes, place), partial(self._send_step, place)
+            run.ctx = JobContext(job, self.make_job, note, save_step)
             if message.steps:
                 run.ctx._load_steps(message.steps[place])
             runs.append(run)
@@ -157,17 +161,15 @@ class ChildProgram:
     def _outcomes(self, call: HandlerCall, message: RunCall) -> Outcomes:
         if self._import_failure is not None:
             return [RetryOutcome(self._import_failure)] * len(message.jobs)
-        task = find_task(message)
-        if not isinstance(task.app, Errandry):
-            raise TypeError(f"task {task.name} belongs to a {type(task.app).__name__}, not to an Errandry")
+        task, app = _find_task_and_app(message)
         arguments = [task.signature.read(job.payload) for job in message.jobs]
-        attempts = AttemptRunner(task.app, PlainCodec(), self._call_plain)
+        attempts = AttemptRunner(app, PlainCodec(), self._call_plain)
         if call.is_stopped:
             return attempts.stop_outcomes(call, asyncio.CancelledError())
         attempt, context = attempts.outcomes(call, task, arguments), contextvars.Context()
         try:
             with memory_limit(message.memory):
-                if task.is_async or task.app.middlewares:
+                if task.is_async or app.middlewares:
                     outcomes = self._run_on_loop(call, attempt, context)
                 else:
                     outcomes = context.run(_run_without_loop, attempt)
@@ -215,6 +217,11 @@ class ChildProgram:
             progress = replace(progress, text=check.storable_text(progress.text))
         lines = tuple(replace(line, text=check.storable_text(line.text)) for line in logs)
         self._connection.send(JobNotes(place, progress, lines))
+
+    def make_job(self, record: JobRecord) -> Job[Any]:
+        """The job that its handler sees. The worker has unsealed the payload already."""
+        _, app = _find_task_and_app(self._message)
+        return Job(app, record, codec=PlainCodec())
 
     def write_notes(self, run: JobRun) -> None:
         """Do nothing: `_send_notes` has sent them."""
@@ -322,6 +329,13 @@ def _make_storable(outcome: Outcome | None) -> Outcome | None:
         return outcome
     texts = {name: check.storable_text(getattr(failed, name)) for name in ("type", "message", "traceback")}
     return replace(outcome, failure=replace(failed, **texts))
+
+
+def _find_task_and_app(message: RunCall) -> tuple[Task[..., Any], Errandry]:
+    task = find_task(message)
+    if not isinstance(task.app, Errandry):
+        raise TypeError(f"task {task.name} belongs to a {type(task.app).__name__}, not to an Errandry")
+    return task, task.app
 
 
 def _close_in_fork(descriptor: int) -> None:

@@ -1,0 +1,155 @@
+"""`StoreClient`: the access of Errandry's own modules to the store of an app."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from errandry.api.completion import RECHECK_INTERVAL, CompletionWatcher
+from errandry.clock import Clock, SystemClock
+from errandry.codec.json_codec import Codec, DocumentInfo, PlainCodec
+from errandry.core.answer import Inserted
+from errandry.core.command import Command, Insert
+from errandry.core.flow import Edge
+from errandry.core.gate import GateKind
+from errandry.core.job import JobRecord, NewJob
+from errandry.core.rule import Overflow
+from errandry.core.step import Step, StepKind
+from errandry.errors import CommandFailed, InvalidValue, QueueFull, UnknownJob
+from errandry.store.contract import Store
+from errandry.store.engine.backlog import WriteLimits
+from errandry.store.engine.engine import Engine
+
+A = TypeVar("A")
+
+QUEUE_FULL_BACKOFF = (0.005, 0.03)
+"""Random back-off, in seconds, for clients waiting for queue space, so that they do not all retry at once."""
+
+
+class StoreClient:
+    """Reads and writes records as they are stored. The store is opened on first use."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock | None = None,
+        codec: Codec | None = None,
+        write_limits: WriteLimits | None = None,
+    ) -> None:
+        self.codec = codec or PlainCodec()
+        self.clock = clock or SystemClock()
+        self._write_limits = write_limits
+        self.engine = Engine(store, write_limits, self.clock)
+        self._closed = False
+        self._completion_watcher: CompletionWatcher | None = None
+
+    @property
+    def store(self) -> Store:
+        return self.engine.store
+
+    async def open(self) -> None:
+        """Open the store now rather than on first use; reopens it after `close`."""
+        if self._closed:
+            self.engine, self._closed = Engine(self.store, self._write_limits, self.clock), False
+        await self.engine.start()
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Write what was accepted and close the store. Only `open` reopens it."""
+        self._closed = True
+        await self.engine.stop(timeout)
+
+    def close_sync(self, timeout: float | None = None) -> None:
+        """`close` for a thread without an event loop."""
+        self._closed = True
+        self.engine.stop_sync(timeout)
+
+    @contextmanager
+    def override_store(self, store: Store, clock: Clock | None = None) -> Iterator[None]:
+        """Work on another store inside a `with` block, as tests do. The store is closed at the end."""
+        before = self.engine, self.clock, self._closed
+        self.clock = clock or SystemClock()
+        self.engine, self._closed = Engine(store, self._write_limits, self.clock), False
+        try:
+            yield
+        finally:
+            self.engine.stop_sync()
+            self.engine, self.clock, self._closed = before
+
+    def wrap_store(self, wrap: Callable[[Store], Store]) -> None:
+        """Replace the store by `wrap(store)`, which delegates to it. Call it before the store is opened."""
+        if self.engine.is_running:
+            raise InvalidValue("wrap", wrap, "the store is open already: wrap it before its first use")
+        self.engine = Engine(wrap(self.store), self._write_limits, self.clock)
+
+    async def submit(self, command: Command, expected: type[A]) -> A:
+        """Submit a command and return its answer, which is an `expected`."""
+        answer = await self.engine.submit(command)
+        if not isinstance(answer, expected):
+            raise CommandFailed(type(command).__name__, f"the store answered {answer!r}")
+        return answer
+
+    async def insert(self, jobs: Sequence[NewJob], edges: tuple[Edge, ...] = ()) -> Inserted:
+        """Insert all jobs or none; returns when they are durable.
+
+        Waits for space if a queue is full and its rule is `overflow="wait"`.
+        """
+        command = Insert(tuple(jobs), edges)
+        while True:
+            version = self.store.version()
+            try:
+                return await self.submit(command, Inserted)
+            except QueueFull as full:
+                if not await self._waits_for_space(full, jobs):
+                    raise
+            await self.engine.call(self.store.wait_for_change, version, RECHECK_INTERVAL)
+            await asyncio.sleep(random.uniform(*QUEUE_FULL_BACKOFF))
+
+    async def _waits_for_space(self, full: QueueFull, jobs: Sequence[NewJob]) -> bool:
+        """True if the queue's rule is to wait, and the jobs fit into the queue once it has space."""
+        gates = await self.engine.call(self.store.rules)
+        rules = [gate.rule for gate in gates if gate.key == (GateKind.QUEUE, full.queue, "")]
+        if not any(rule.overflow is Overflow.WAIT for rule in rules):
+            return False
+        new_jobs = [job for job in jobs if job.queue == full.queue and full.group in ("", job.group)]
+        return len(new_jobs) <= full.bound
+
+    async def record(self, job_id: str) -> JobRecord:
+        """The job as stored; raises UnknownJob if there is none."""
+        [record] = await self.engine.call(self.store.get, [job_id])
+        if record is None:
+            raise UnknownJob(job_id)
+        return record
+
+    async def steps(self, record: JobRecord) -> list[Step]:
+        """The steps, sleeps and signals of a job, with results that the codec has unsealed."""
+        if record.steps is None:
+            return []
+        return [
+            self._unseal_step(record, step) for step in await self.engine.call(self.store.steps, record.id)
+        ]
+
+    def _unseal_step(self, record: JobRecord, step: Step) -> Step:
+        if step.result is None:
+            return step
+        return replace(
+            step, result=self.codec.unseal(step.result, step_document(record, step.kind, step.name))
+        )
+
+    async def wait_finished(self, job_id: str, timeout: float | None = None) -> JobRecord | None:
+        """Wait until a job has finished and return its record; None if the job is gone."""
+        return await self.engine.call(self._wait_finished, job_id, timeout)
+
+    async def _wait_finished(self, job_id: str, timeout: float | None) -> JobRecord | None:
+        watcher = self._completion_watcher
+        # The engine has another loop after a reopen or a fork.
+        if watcher is None or watcher.loop is not asyncio.get_running_loop():
+            watcher = self._completion_watcher = CompletionWatcher(self.store)
+        return await watcher.wait_finished(job_id, timeout)
+
+
+def step_document(record: JobRecord, kind: StepKind, name: str) -> DocumentInfo:
+    """The document that the result of a step, or the payload of a signal, is sealed as."""
+    return DocumentInfo(record.id, record.task, f"{kind} {name}")

@@ -1,0 +1,111 @@
+"""`Job`: the attributes of a job as programs see them, and `as_dict`."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+from errandry import Errandry, Fail, JobContext, State
+from errandry.codec.encryption import Encrypted, new_key
+from errandry.core.state import Reason
+from errandry.testing import FakeClock, drain, in_memory
+
+
+async def test_a_waiting_job_has_its_arguments_options_and_times(jobs: Errandry) -> None:
+    @jobs.task(queue="mail", timeout="30s")
+    async def send(to: str, at: datetime) -> None: ...
+
+    run_at = datetime(2031, 1, 31, 8, tzinfo=UTC)
+    options = {"run_at": run_at, "tags": ["x"], "group": "acme", "priority": -1, "metadata": {"tenant": 7}}
+    job = await jobs.get((await send.using(**options).enqueue("ada", run_at)).id)  # type: ignore[arg-type]
+
+    assert (job.task, job.queue, job.group, job.tags, job.priority) == ("send", "mail", "acme", ("x",), -1)
+    assert job.arguments == {"to": "ada", "at": "2031-01-31T08:00:00Z"}
+    assert job.metadata == {"tenant": 7}
+    assert (job.state, job.finished, job.timeout) == (State.SCHEDULED, False, 30.0)
+    assert (job.run_at, job.started_at, job.finished_at) == (run_at, None, None)
+    assert job.created_at == datetime.fromtimestamp(jobs.clock.time(), UTC)
+    assert (job.stored_result, job.errors, job.unique_key) == (None, (), None)
+
+
+async def test_a_finished_job_has_its_result_errors_and_logs(jobs: Errandry) -> None:
+    clock = FakeClock()
+    with in_memory(jobs, clock):
+
+        @jobs.task(max_attempts=2, backoff="1s")
+        async def work(ctx: JobContext) -> timedelta:
+            ctx.log("begun", "debug")
+            if ctx.attempt == 1:
+                raise ValueError("not yet")
+            return timedelta(seconds=5)
+
+        begun = datetime.fromtimestamp(clock.time(), UTC)
+        await work.enqueue()
+        [job] = await drain(jobs, until_idle=True)
+
+        [error] = job.errors
+        assert (error.attempt, error.kind, error.type, error.message) == (
+            1,
+            Reason.ERROR,
+            "ValueError",
+            "not yet",
+        )
+        assert (error.started_at, error.ended_at) == (begun, begun)
+        assert [(line.at >= begun, line.text, line.level) for line in job.logs] == [
+            (True, "begun", "debug")
+        ] * 2
+        assert job.stored_result == timedelta(seconds=5)
+        assert (job.attempts, job.finished) == (2, True)
+        assert job.finished_at is not None
+        assert job.finished_at >= begun + timedelta(seconds=1)
+
+
+async def test_a_job_as_a_dict_is_ready_for_json(jobs: Errandry) -> None:
+    @jobs.task(max_attempts=1)
+    async def work(n: int) -> timedelta:
+        if n:
+            raise Fail("no")
+        return timedelta(seconds=5)
+
+    await work.enqueue(0)
+    await work.enqueue(1)
+    done, failed = [job.as_dict() for job in await drain(jobs)]
+
+    assert json.loads(json.dumps(done)) == done
+    assert (done["state"], done["arguments"], done["result"]) == ("completed", {"n": 0}, "PT5S")
+    assert datetime.fromisoformat(done["finished_at"]) >= datetime.fromisoformat(done["created_at"])
+    assert (failed["result"], failed["errors"][0]["message"]) == (None, "no")
+    assert "record" not in done
+
+
+async def test_lists_held_jobs_and_handlers_see_the_same_kind_of_job(jobs: Errandry) -> None:
+    seen: list[tuple[dict[str, object], State, list[str]]] = []
+
+    @jobs.task
+    async def work(ctx: JobContext, n: int) -> None:
+        held = [job.id for job in await jobs.held()]
+        seen.append((ctx.job.arguments, ctx.job.state, held))
+        assert ctx.job is ctx.job
+
+    job = await work.enqueue(3)
+    assert [found.arguments for found in (await jobs.list("state:waiting")).jobs] == [{"n": 3}]
+    await drain(jobs, strict=True)
+
+    assert seen == [({"n": 3}, State.RUNNING, [job.id])]
+
+
+async def test_arguments_and_results_are_unsealed() -> None:
+    async with Errandry("memory:", codec=Encrypted({"k": new_key()})) as jobs:
+
+        @jobs.task
+        async def work(card: str) -> str:
+            return card[::-1]
+
+        job = await work.enqueue("4000")
+        await drain(jobs)
+        await job.refresh()
+
+        assert "4000" not in job.record.payload
+        assert (job.arguments, job.stored_result, job.as_dict()["result"]) == (
+            {"card": "4000"},
+            "0004",
+            "0004",
+        )
