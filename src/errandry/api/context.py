@@ -252,8 +252,8 @@ class SyncContext:
 class BatchContext(JobContext):
     """The context of a batch handler, for all jobs of its call.
 
-    Progress and log lines go to all jobs; `canceled` is true when all of them should stop. `job`, `id` and
-    `attempt` are those of the first job.
+    Progress and log lines go to all jobs; `should_stop` is True when all of them should stop. `job`, `id`
+    and `attempt` are those of the first job.
     """
 
     def __init__(self, jobs: tuple[JobContext, ...]) -> None:

@@ -1,8 +1,8 @@
 """Durable steps, sleeps and signals of jobs.
 
 A step is written under the fence of the attempt that made it. A signal may come from any client. If it comes
-in time, one pass writes it and promotes the job that waits for it. If it comes after the timeout it is
-refused, because the handler was told already that there was none.
+before the timeout of the wait, one pass writes it and promotes the job that waits for it. A later signal is
+refused: the handler may already have got TimeoutError for it.
 """
 
 from typing import Any
