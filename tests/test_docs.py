@@ -8,6 +8,7 @@ import tomllib
 import venv
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from xml.etree import ElementTree
 
 import pytest
@@ -23,6 +24,7 @@ TEXTS = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 }
+SOURCES = ("src", "tests", "bench", "tools", "examples", "docs")
 ELSEWHERE = ("docs/testing.md", "docs/examples.md")
 """The blocks of these pages are files that tests/api/test_testing_page.py and tests/examples run."""
 RUN = [name for name, text in TEXTS.items() if blocks_to_run(blocks(text)) and name not in ELSEWHERE]
@@ -38,6 +40,13 @@ NOT_RUN = {
     ("docs/guide/limits.md", "the commands would not end"),
     ("docs/guide/limits.md", "needs the id of a job"),
 }
+CODE_TOURS = [
+    name for name in TEXTS if re.match(r"docs/((reading|internals|store|lifecycle)\.md|adr/)", name)
+]
+"""The pages that name source files and modules."""
+PATHS = [f"/{place}" for place in SOURCES] + [
+    path.as_posix() for place in SOURCES for path in (ROOT / place).rglob("*")
+]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -105,6 +114,23 @@ def test_only_the_listed_blocks_are_not_run() -> None:
 @pytest.mark.parametrize("name", TEXTS)
 def test_links_have_a_target(name: str) -> None:
     assert [link for link in _links(TEXTS[name]) if not _has_target(ROOT / name, link)] == []
+
+
+@pytest.mark.parametrize("name", CODE_TOURS)
+def test_the_source_files_and_modules_that_a_page_names_exist(name: str) -> None:
+    assert _missing_paths(TEXTS[name]) == []
+    assert _missing_modules(TEXTS[name]) == []
+
+
+def test_a_missing_source_file_or_module_is_reported() -> None:
+    page = (
+        "`core/state.py` `store/gone.py` `state.py` `gone.py` `worker/children/` `worker/gone/`\n"
+        "`errandry.core.state.TABLE` `errandry.core.state.GONE` `python -m bench.gone` `bench.retention`\n"
+        "```text\napi/task.py api/gone.py\n```\n"
+    )
+
+    assert _missing_paths(page) == ["store/gone.py", "gone.py", "worker/gone/", "api/gone.py"]
+    assert _missing_modules(page) == ["errandry.core.state.GONE", "bench.gone"]
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -226,6 +252,36 @@ _FOREIGN = re.compile(
 
 def _foreign(page: str) -> list[str]:
     return _FOREIGN.findall(page)
+
+
+_MODULE = re.compile(r"\b(?:errandry|bench|tools|tests)(?:\.\w+)+")
+
+
+def _missing_paths(text: str) -> list[str]:
+    """The files and folders that a page names in code, and that no path of the repository ends with."""
+    words = [word for code in _code_outside_of_programs(text) for word in re.findall(r"[\w./-]+", code)]
+    named = [word for word in words if re.search(r"\w/|\.(?:py|sql|md)$", word)]
+    return [path for path in named if not any(real.endswith(f"/{path.rstrip('/')}") for real in PATHS)]
+
+
+def _missing_modules(text: str) -> list[str]:
+    """The modules, and names in modules, that a page names in code and that cannot be imported."""
+    code = _code_outside_of_programs(text)
+    return [name for part in code for name in _MODULE.findall(part) if not _can_import(name)]
+
+
+def _code_outside_of_programs(text: str) -> list[str]:
+    """The code in the lines of a page, and its `text` blocks: the other blocks are run."""
+    drawings = [block.text for block in blocks(text) if block.kind == "text"]
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^ *```.*?^ *```$", "", text, flags=re.S | re.M)) + drawings
+
+
+def _can_import(name: str) -> bool:
+    try:
+        resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
