@@ -1,5 +1,6 @@
 """The command line as a whole: help, hints, configuration, exit codes, signals, colours."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,17 @@ def test_every_command_has_help(cli: Cli, name: str) -> None:
 
     assert (done.code, done.err) == (0, "")
     assert f"Usage: errandry {name}" in done.out
+
+
+def test_help_shows_arguments_in_the_usage_line_and_only_options_below(cli: Cli) -> None:
+    usage, _, below = cli("enqueue", "--help").out.partition("\nOptions:\n")
+    options, _, common = below.partition("\nGlobal options:\n")
+
+    assert usage.startswith("Usage: errandry enqueue [OPTIONS] TASK\n")
+    for section, first in ((options, "--json"), (common, "--url")):
+        names = [line.split()[0] for line in section.splitlines() if re.match(r" {2}\S", line)]
+        assert names[0] == first
+        assert [name for name in names if not name.startswith("--")] == []
 
 
 def test_help_imports_neither_a_driver_nor_rich() -> None:

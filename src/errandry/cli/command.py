@@ -39,9 +39,11 @@ class CliCommand(click.Command):
         return text if text.endswith("...") else text.removesuffix(".")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        own = [option for option in self.get_params(ctx) if option not in self.common]
-        for title, options in (("Options", own), ("Global options", self.common)):
-            if records := [record for option in options if (record := option.get_help_record(ctx))]:
+        """Write the own options and the common ones; the arguments are in the usage line."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        own = [option for option in options if option not in self.common]
+        for title, section in (("Options", own), ("Global options", self.common)):
+            if records := [record for option in section if (record := option.get_help_record(ctx))]:
                 with formatter.section(title):
                     formatter.write_dl(records)
 
