@@ -121,7 +121,7 @@ async def test_enqueue_many_takes_jobs_of_several_tasks(jobs: Errandry, send: Ta
     def add(a: int, b: int) -> int:
         return a + b
 
-    mail, total = await jobs.enqueue_many([send.new("ada"), add.new(a=1, b=2)])
+    mail, total = await jobs.enqueue_many(calls=[send.new("ada"), add.new(a=1, b=2)])
     await drain(jobs)
 
     assert (await mail.result(30), await total.result(30)) == ("sent to ada", 3)
