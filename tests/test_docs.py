@@ -24,6 +24,17 @@ TEXTS = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 }
+PUBLIC_MODULES = {"errandry.errors", "errandry.telemetry", "errandry.testing"}
+"""The modules that users import, beside `errandry` itself."""
+USER_TEXTS = {
+    name: text for name, text in TEXTS.items() if name != "docs/store.md" and "docs/adr/" not in name
+} | {
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+    for path in sorted((ROOT / "examples").rglob("*.py"))
+}
+"""The pages for users and the examples. `docs/store.md` is for authors of stores."""
+STILL_INTERNAL = {"docs/guide/events.md": {"errandry.store.contract"}}
+"""Pages that import an internal module for want of a public name."""
 SOURCES = ("src", "tests", "bench", "tools", "examples", "docs")
 ELSEWHERE = ("docs/testing.md", "docs/examples.md")
 """The blocks of these pages are files that tests/api/test_testing_page.py and tests/examples run."""
@@ -131,6 +142,29 @@ def test_a_missing_source_file_or_module_is_reported() -> None:
 
     assert _missing_paths(page) == ["store/gone.py", "gone.py", "worker/gone/", "api/gone.py"]
     assert _missing_modules(page) == ["errandry.core.state.GONE", "bench.gone"]
+
+
+@pytest.mark.parametrize("name", USER_TEXTS)
+def test_pages_and_examples_for_users_import_public_modules_only(name: str) -> None:
+    assert _internal_imports(USER_TEXTS[name]) - STILL_INTERNAL.get(name, set()) == set()
+
+
+def test_an_import_of_an_internal_module_is_reported() -> None:
+    lines = [
+        "import errandry, errandry.errors",
+        "from errandry import Errandry",
+        "from errandry.testing import drain",
+        "from errandry.telemetry import instrument",
+        "import os, errandry.clock",
+        "    from errandry.core.job import JobRecord",
+        "python -c 'from errandry.api.task import Call; print(Call)'",
+    ]
+
+    assert _internal_imports("\n".join(lines)) == {
+        "errandry.clock",
+        "errandry.core.job",
+        "errandry.api.task",
+    }
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -252,6 +286,13 @@ _FOREIGN = re.compile(
 
 def _foreign(page: str) -> list[str]:
     return _FOREIGN.findall(page)
+
+
+def _internal_imports(text: str) -> set[str]:
+    """The modules of errandry that a text imports although they are not public."""
+    imports = re.findall(r"\bfrom +([\w.]+) +import\b|\bimport +([\w.]+(?: *, *[\w.]+)*)", text)
+    modules = {module for pair in imports for part in pair for module in re.split(r" *, *", part)}
+    return {module for module in modules if module.startswith("errandry.")} - PUBLIC_MODULES
 
 
 _MODULE = re.compile(r"\b(?:errandry|bench|tools|tests)(?:\.\w+)+")

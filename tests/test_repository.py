@@ -1,5 +1,6 @@
 """Checks of the checkout: installable locks, a complete wheel, and no silent skips."""
 
+import ast
 import os
 import re
 import shutil
@@ -59,6 +60,17 @@ def test_the_public_names_are_sorted_and_exist() -> None:
     assert [name for name in errandry.__all__ if not hasattr(errandry, name)] == []
     assert dir(errandry) == errandry.__all__
     assert not hasattr(errandry, "Typo")
+
+
+def test_type_checkers_see_the_names_that_are_imported_on_access() -> None:
+    tree = ast.parse(Path(errandry.__file__).read_text("utf-8"))
+    seen = {
+        node.module.removeprefix("errandry."): tuple(alias.name for alias in node.names)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("errandry.")
+    }
+
+    assert seen == errandry._NAMES
 
 
 def test_help_is_printed_without_importing_what_runs_jobs() -> None:

@@ -128,11 +128,11 @@ The name of a curve, as in `backoff="linear"`, means `Backoff` with this curve. 
 
 ## Of stores
 
-`Errandry(store_limits=StoreLimits(…))`, from `errandry.store.contract`. Sizes are bytes, ages are seconds.
+`Errandry(store_limits=StoreLimits(…))`. Sizes are bytes, ages are seconds.
 
 {_options(StoreLimits, _defaults(StoreLimits))}
 
-`Errandry(write_limits=WriteLimits(…))`, from `errandry.store.engine.backlog`: these apply to every store.
+`Errandry(write_limits=WriteLimits(…))`, for every store. Times are seconds, sizes are bytes.
 
 {_options(WriteLimits, _defaults(WriteLimits))}
 """

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from errandry.api.outcome import Cancel, Fail, Retry, Snooze
     from errandry.api.schedule_options import ScheduleOptions
     from errandry.api.sync import SyncJob
-    from errandry.api.task import Task
+    from errandry.api.task import Call, Task
     from errandry.api.unique_options import UniqueOptions
+    from errandry.codec.encryption import Encrypted, Signed, new_key
+    from errandry.codec.json_codec import Codec, DocumentInfo
     from errandry.core.job import Keep, Progress
     from errandry.core.retry import Backoff, Curve
     from errandry.core.state import State
     from errandry.errors import ErrandryError
+    from errandry.store.contract import StoreLimits
+    from errandry.store.engine.backlog import WriteLimits
     from errandry.worker import Worker, WorkerOptions
 
 __version__ = "0.1.0"
@@ -30,7 +34,10 @@ __all__ = [
     "Call",
     "Cancel",
     "Child",
+    "Codec",
     "Curve",
+    "DocumentInfo",
+    "Encrypted",
     "Errandry",
     "ErrandryError",
     "Fail",
@@ -43,18 +50,22 @@ __all__ = [
     "Progress",
     "Retry",
     "ScheduleOptions",
+    "Signed",
     "Snooze",
     "State",
+    "StoreLimits",
     "SyncJob",
     "Task",
     "UniqueOptions",
     "Worker",
     "WorkerOptions",
+    "WriteLimits",
     "__version__",
     "chain",
     "chord",
     "current",
     "flow",
+    "new_key",
     "parallel",
     "result_of",
 ]
@@ -70,10 +81,14 @@ _NAMES = {
     "api.sync": ("SyncJob",),
     "api.task": ("Call", "Task"),
     "api.unique_options": ("UniqueOptions",),
+    "codec.encryption": ("Encrypted", "Signed", "new_key"),
+    "codec.json_codec": ("Codec", "DocumentInfo"),
     "core.job": ("Keep", "Progress"),
     "core.retry": ("Backoff", "Curve"),
     "core.state": ("State",),
     "errors": ("ErrandryError",),
+    "store.contract": ("StoreLimits",),
+    "store.engine.backlog": ("WriteLimits",),
     "worker": ("Worker", "WorkerOptions"),
 }
 _MODULES = {name: f"errandry.{module}" for module, names in _NAMES.items() for name in names}

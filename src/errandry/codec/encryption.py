@@ -19,7 +19,7 @@ from errandry.errors import InvalidValue, SealBroken, UnknownKey
 KEY_BYTES = 32
 _SALT_BYTES, _NONCE_BYTES = 12, 12
 _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_NEW_KEY_HINT = "errandry.codec.encryption.new_key() makes one"
+_NEW_KEY_HINT = "errandry.new_key() makes one"
 
 
 def new_key() -> str:

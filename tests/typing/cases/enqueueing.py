@@ -2,8 +2,7 @@
 
 from typing import assert_type
 
-from errandry import Errandry, Job, SyncJob, chord, flow, parallel
-from errandry.api.task import Call
+from errandry import Call, Errandry, Job, SyncJob, chord, flow, parallel
 from tests.typing.cases.declaring import (
     loose,
     optioned,
