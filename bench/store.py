@@ -185,7 +185,7 @@ def insert_rows(db: apsw.Connection, waiting: int, history: int) -> None:
         "task": "'noop'",
         "queue": "'default'",
         "grp": "''",
-        "ordering": "'fifo'",
+        "lifo": "0",
         "payload": "'{}'",
         "priority": "0",
         "attempts": "0",

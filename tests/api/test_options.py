@@ -8,7 +8,6 @@ import pytest
 
 from errandry import Backoff, Errandry, Keep
 from errandry.api.task import Runner, Task
-from errandry.core.job import JobOrder
 from errandry.core.retry import Curve
 from errandry.core.state import State
 from errandry.errors import InvalidValue, TooLarge
@@ -21,7 +20,7 @@ DAY = 86_400.0
 JOB_OPTIONS: list[tuple[str, Any, Any]] = [
     ("queue", "mail", "mail"),
     ("priority", -10, -10),
-    ("order", "lifo", JobOrder.LIFO),
+    ("lifo", True, True),
     ("max_attempts", 1, 1),
     ("max_crashes", 7, 7),
     ("backoff", "linear", Backoff(Curve.LINEAR)),
@@ -66,8 +65,8 @@ INVALID: list[tuple[str, Any, str]] = [
     ("priority", None, "whole number"),
     ("priority", 2**31, "whole number"),
     ("priority", True, "whole number"),
-    ("order", "random", "must be fifo or lifo"),
-    ("order", None, "must be fifo or lifo"),
+    ("lifo", "yes", "must be True or False"),
+    ("lifo", None, "must be True or False"),
     ("max_attempts", 0, "from 1 to 10,000"),
     ("max_crashes", 0, "from 1 to 10,000"),
     ("backoff", "exponentail", "is neither a curve nor a function declared with @jobs.backoff"),
@@ -187,7 +186,7 @@ async def test_a_wrong_option_of_a_call_is_refused_by_using(
 async def test_without_options_the_documented_defaults_apply(jobs: Errandry, send: Task[..., Any]) -> None:
     job = await enqueue_and_read(jobs, send)
 
-    assert (job.queue, job.priority, job.order) == ("default", 0, JobOrder.FIFO)
+    assert (job.queue, job.priority, job.lifo) == ("default", 0, False)
     assert (job.max_attempts, job.max_crashes, job.backoff) == (5, 3, None)
     assert (job.timeout, job.deadline, job.keep, job.tags, job.group) == (None, None, None, (), "")
 

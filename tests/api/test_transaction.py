@@ -21,7 +21,7 @@ from errandry.api.task import Task
 from errandry.core.command import Claim, Insert
 from errandry.core.event import EventKind
 from errandry.core.gate import GateKind, PutRule
-from errandry.core.job import JobOrder, JobRecord, Keep, NewJob
+from errandry.core.job import JobRecord, Keep, NewJob
 from errandry.core.retry import Backoff, Curve
 from errandry.core.rule import Rule
 from errandry.core.unique import UniqueKey, UniqueScope
@@ -270,7 +270,7 @@ NEW = (
     NewJob(id="later", task="send", payload="{}", delay=60.5),
     NewJob(id="at", task="send", payload="{}", run_at=1_000_000_000.25, deadline=4_000_000_000.5),
     NewJob(id="future", task="send", payload="{}", run_at=4_000_000_000.125),
-    NewJob(id="lifo", task="send", payload="{}", order=JobOrder.LIFO, priority=-7),
+    NewJob(id="lifo", task="send", payload="{}", lifo=True, priority=-7),
     NewJob(id="ünïcode \"'\\", task="sénd", payload='{"to":"\\u2028 \\\\ ü"}', queue="q é", group="g"),
     NewJob(
         id="unique", task="send", payload="{}", unique=UniqueKey("k", UniqueScope.WINDOW, 2.5, per_queue=True)
@@ -469,7 +469,7 @@ class TestConnections:
             "job 'y': payload and metadata must be JSON",
         ),
         ([{"id": "x", "task": "t", "payload": "{}", "priority": "high"}], "numbers must be numbers"),
-        ([{"id": "x", "task": "t", "payload": "{}", "order": "none"}], "fifo or lifo"),
+        ([{"id": "x", "task": "t", "payload": "{}", "lifo": "yes"}], "lifo must be true or false"),
         ([{"id": "x", "task": "t", "payload": "{}", "priority": 1e10}], "32 bits"),
         ([{"id": "x", "task": "t", "payload": "{}", "max_attempts": 0}], "from 1 to 10000"),
         ([{"id": "x", "task": "t", "payload": "{}", "max_crashes": -1}], "from 1 to 10000"),

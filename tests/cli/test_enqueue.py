@@ -1,5 +1,7 @@
 """`errandry enqueue`: with an app, which checks the arguments, and without one."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.cli.conftest import Cli, Shop
@@ -39,7 +41,7 @@ def test_every_option_of_a_job_can_be_given(cli: Cli, shop: Shop) -> None:
     args = [
         *("--queue", "q", "--priority", "-3", "--delay", "5m", "--deadline", "2999-01-31T08:00Z"),
         *("--max-attempts", "7", "--max-crashes", "2", "--backoff", "linear", "--timeout", "30s"),
-        *("--keep", "1h", "--order", "lifo", "--group", "g", "--tag", "a", "--tag", "b"),
+        *("--keep", "1h", "--lifo", "--group", "g", "--tag", "a", "--tag", "b"),
         *("--metadata", '{"tenant": 7}', "--id", "mine"),
     ]
 
@@ -47,9 +49,19 @@ def test_every_option_of_a_job_can_be_given(cli: Cli, shop: Shop) -> None:
 
     job = shop.call(shop.jobs.client.record, "mine")
     assert (job.queue, job.priority, job.state, job.deadline) == ("q", -3, "scheduled", 32474764800.0)
-    assert (job.max_attempts, job.max_crashes, job.timeout, job.order) == (7, 2, 30.0, "lifo")
+    assert (job.max_attempts, job.max_crashes, job.timeout, job.lifo) == (7, 2, 30.0, True)
     assert (job.group, job.tags, job.metadata) == ("g", ("a", "b"), '{"tenant":7}')
     assert (job.backoff.curve, job.keep.failed) == ("linear", 3_600.0)
+
+
+def test_without_lifo_the_option_of_the_task_counts(cli: Cli, shop: Shop, folder: Path) -> None:
+    stack = "\n\n@jobs.task(lifo=True)\nasync def stack() -> None: ...\n"
+    (folder / "shop.py").write_text((folder / "shop.py").read_text() + stack)
+
+    job_id = cli("enqueue", "--app", "shop", "stack").out.strip()
+
+    assert shop.call(shop.jobs.record, job_id).lifo
+    assert "  priority     0, lifo\n" in cli("jobs", "show", job_id).out
 
 
 def test_a_second_job_with_the_same_unique_key(cli: Cli, shop: Shop) -> None:

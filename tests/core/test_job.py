@@ -20,7 +20,7 @@ def new(**fields: Any) -> NewJob:
 def test_the_defaults_equal_the_design() -> None:
     job = new()
 
-    assert (job.queue, job.group, job.priority, job.order) == ("default", "", 0, "fifo")
+    assert (job.queue, job.group, job.priority, job.lifo) == ("default", "", 0, False)
     assert (job.max_attempts, job.max_crashes) == (5, 3)
     assert (job.run_at, job.delay, job.timeout, job.deadline) == (None, None, None, None)
     assert (job.backoff, job.keep, job.tags, job.metadata) == (None, None, (), None)

@@ -29,7 +29,6 @@ from errandry.core.job import (
     LOGS_MAX,
     AttemptError,
     Failure,
-    JobOrder,
     JobRecord,
     Keep,
     LogLine,
@@ -120,12 +119,12 @@ def test_a_held_job_is_removed_only_by_force(state: State, force: bool) -> None:
 # Insert and promote.
 
 
-@pytest.mark.parametrize("order", list(JobOrder))
-def test_a_new_job_that_is_ready_has_a_place_by_its_seq(order: JobOrder) -> None:
-    job = move.created(NewJob(id="job", task="task", payload="{}", order=order), 7, NOW)
+@pytest.mark.parametrize("lifo", [False, True])
+def test_a_new_job_that_is_ready_has_a_place_by_its_seq(lifo: bool) -> None:
+    job = move.created(NewJob(id="job", task="task", payload="{}", lifo=lifo), 7, NOW)
 
     assert (job.seq, job.state, job.created_at, job.updated_at) == (7, State.WAITING, NOW, NOW)
-    assert job.place == (7 if order is JobOrder.FIFO else -7)
+    assert job.place == (-7 if lifo else 7)
 
 
 @pytest.mark.parametrize(

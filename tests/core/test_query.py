@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from errandry.core.job import AttemptError, JobOrder, JobRecord
+from errandry.core.job import AttemptError, JobRecord
 from errandry.core.query import (
     AGES,
     CHOICES,
@@ -45,7 +45,7 @@ PLAIN = dict.fromkeys(JobRecord.__struct_fields__) | dict[str, Any](
     worker="w1",
     state=State.FAILED,
     reason=Reason.TIMEOUT,
-    order=JobOrder.FIFO,
+    lifo=False,
     priority=5,
     attempts=2,
     payload='{"to":"Bob B","n":"Ä"}',

@@ -42,7 +42,7 @@ from errandry.core.command import (
 )
 from errandry.core.flow import AwaitOutcome, Edge, Policy
 from errandry.core.gate import GateKind, Pause, PutRule, Resume
-from errandry.core.job import Failure, JobOrder, Keep, LogLine, NewJob, Progress
+from errandry.core.job import Failure, Keep, LogLine, NewJob, Progress
 from errandry.core.query import Query, parse
 from errandry.core.retry import Backoff, Curve
 from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule
@@ -172,7 +172,7 @@ class Chance:
             queue=self.of(*QUEUES),
             group=self.of("", "", *GROUPS),
             priority=self.of(0, 0, -1, 5),
-            order=self.of(JobOrder.FIFO, JobOrder.FIFO, JobOrder.LIFO),
+            lifo=self.of(False, False, True),
             max_attempts=self.of(1, 1, 2, 3, 5),
             max_crashes=self.of(1, 2, 3, 3),
             timeout=self.of(None, 2.5),

@@ -30,7 +30,7 @@ from errandry.core.command import (
 )
 from errandry.core.event import EventKind
 from errandry.core.flow import AwaitOutcome, Policy
-from errandry.core.job import JobOrder, JobRecord, Keep, NewJob
+from errandry.core.job import JobRecord, Keep, NewJob
 from errandry.core.rule import Overflow
 from errandry.core.schedule import ScheduleRecord
 from errandry.core.selection import JobSelection
@@ -156,7 +156,7 @@ class Promises:
                 is_back = earlier is not None and bool(job.group) and job.queue in ordered
                 is_back &= abs(job.place) == job.seq
                 assert is_back or abs(job.place) > self.places, (job, self.places)
-                assert (job.place < 0) == (job.order is JobOrder.LIFO), job
+                assert (job.place < 0) == job.lifo, job
         self.places = max([self.places, *map(abs, places)])
 
     def _a_duplicate_gets_a_holder_of_its_key(self, pass_: Pass) -> None:

@@ -23,7 +23,7 @@ from errandry.core.command import (
 )
 from errandry.core.event import EventKind
 from errandry.core.gate import GateKind, Pause, PutRule, Resume
-from errandry.core.job import Failure, JobOrder, JobRecord, NewJob
+from errandry.core.job import Failure, JobRecord, NewJob
 from errandry.core.retry import Backoff, Curve
 from errandry.core.rule import Rule
 from errandry.core.state import State
@@ -87,7 +87,7 @@ class TestFetching:
     async def test_lifo_jobs_go_newest_first(self, store: Store) -> None:
         """> LIFO if configured"""
         for job_id in "abc":
-            await add(store, "mail", job_id, order=JobOrder.LIFO)
+            await add(store, "mail", job_id, lifo=True)
 
         assert [job.id for job in await fetch(store, limit=3)] == ["c", "b", "a"]
 

@@ -12,7 +12,7 @@ from errandry.api.unique_options import UniqueOptions, read_unique
 from errandry.codec import json_codec
 from errandry.core import check
 from errandry.core.duration import moment, seconds
-from errandry.core.job import JobOrder, Keep, check_tags
+from errandry.core.job import Keep, check_tags
 from errandry.core.retry import Backoff, Curve
 from errandry.core.size import format_size, size
 from errandry.errors import InvalidValue
@@ -39,7 +39,7 @@ class JobOptions(TypedDict, total=False):
 
     queue         the queue it waits in; a worker may serve some queues only
     priority      lower goes first
-    order         fifo, or lifo: before the fifo jobs of its priority, newest first
+    lifo          run it before the other jobs of its priority, newest first
     max_attempts  maximum number of runs of its handler, the first included
     max_crashes   maximum number of worker deaths while it was running; then it fails
     backoff       how long to wait before a retry
@@ -52,7 +52,7 @@ class JobOptions(TypedDict, total=False):
 
     queue: str
     priority: int
-    order: Literal["fifo", "lifo"]
+    lifo: bool
     max_attempts: int
     max_crashes: int
     backoff: BackoffOption | None
@@ -236,7 +236,6 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "deadline": moment,
     "backoff": read_backoff,
     "keep": read_keep,
-    "order": lambda name, value: JobOrder(check_choice(name, value, tuple(JobOrder))),
     "group": lambda name, value: value if value == "" else check.name(name, value),
     "tags": read_tags,
     "metadata": read_metadata,

@@ -41,7 +41,7 @@ UNIQUE_OPTIONS = {"unique": "key", "unique_for": "scope", "on_conflict": "on_con
 @click.option("--keep", type=DURATION, help="How long to keep the finished job")
 @click.option("--keep-last", type=int, help="Number of finished jobs of the task to keep, per state")
 @click.option(
-    "--order", type=click.Choice(["fifo", "lifo"]), help="Run after or before jobs of equal priority"
+    "--lifo", is_flag=True, default=None, help="Run before the other jobs of its priority, newest first"
 )
 @click.option("--group", help="Group of the job in its queue")
 @click.option("--tag", "tags", multiple=True, help="Tag of the job; may be repeated")

@@ -172,7 +172,7 @@ def _facts(session: Session, job: JobRecord, now: float) -> Iterator[tuple[str, 
     yield "state", session.style(job.state, COLORS[job.state]) + reason
     yield "task", clean(job.task)
     yield "queue", clean(job.queue) + (f", group {clean(job.group)}" if job.group else "")
-    yield "priority", f"{job.priority}, {job.order}"
+    yield "priority", f"{job.priority}, lifo" if job.lifo else str(job.priority)
     yield "attempts", _attempts_text(job)
     if job.unique is not None:
         per_queue = " in its queue" if job.unique.per_queue else ""

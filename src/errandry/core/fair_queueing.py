@@ -65,7 +65,7 @@ class Position(NamedTuple):
 
 
 class OldestJob(NamedTuple):
-    """The job of a lane, priority and order that has waited longest, and when it began to wait."""
+    """The job that has waited longest of a lane and priority, and since when; lifo jobs are apart."""
 
     position: Position
     since: float
@@ -74,7 +74,7 @@ class OldestJob(NamedTuple):
 def aged_positions(oldest_jobs: Iterable[OldestJob], before: float) -> list[Position]:
     """The jobs that have waited since `before` or longer, oldest first, with a priority before all others.
 
-    A job does not overtake an older job of its lane, priority and order that has waited less long.
+    A job does not overtake an older job of its kind (lane, priority, lifo) that has waited less long.
     """
     aged: list[Position] = []
     young: set[tuple[Any, int, bool]] = set()

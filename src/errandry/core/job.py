@@ -5,7 +5,6 @@ are JSON text.
 """
 
 from copy import copy
-from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
@@ -33,11 +32,6 @@ INSERT_MAX = 20_000
 """Maximum number of jobs in an insert."""
 METADATA_MAX = 65_536
 """Maximum size of the metadata of a job, in bytes."""
-
-
-class JobOrder(StrEnum):
-    FIFO = "fifo"
-    LIFO = "lifo"
 
 
 class Keep(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -126,10 +120,11 @@ class JobRecord(Struct, frozen=True, gc=False):
     """One request to run a task, as stored.
 
     `seq` numbers jobs in the order of their insert. `group` is the fairness, limit and order key of jobs in a
-    queue. `place` orders the waiting jobs of a priority, lowest first. `settled` is the outcome last written
-    under `fence`; it distinguishes a repeated settle from a stale one. `children` and `parents` count the
-    jobs of its flow that it waits for and that wait for it; `open_children` counts the children that have not
-    ended while it is blocked. `steps` is None for a job without steps.
+    queue. `place` orders the waiting jobs of a priority, lowest first; those of `lifo` jobs are negative.
+    `settled` is the outcome last written under `fence`; it distinguishes a repeated settle from a stale one.
+    `children` and `parents` count the jobs of its flow that it waits for and that wait for it;
+    `open_children` counts the children that have not ended while it is blocked. `steps` is None for a job
+    without steps.
     """
 
     seq: int
@@ -138,7 +133,7 @@ class JobRecord(Struct, frozen=True, gc=False):
     queue: str
     group: str
     state: State
-    order: JobOrder
+    lifo: bool
     reason: Reason | None
     settled: Move | None
     payload: str
@@ -191,9 +186,9 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A job to insert. Creating one checks it, so that every instance can be stored.
 
     `group` is the fairness, limit and order key of jobs in a queue: each group of a queue has its turn, and
-    may have a limit, a rate and a weight of its own. `delay` counts from the time of the store, and is
-    correct even if the clock of the client is wrong; `run_at` is a point in time. `on_conflict` says what
-    happens if another job holds the `unique` key.
+    may have a limit, a rate and a weight of its own. A `lifo` job goes before the others of its priority,
+    newest first. `delay` counts from the time of the store, and is correct even if the clock of the client is
+    wrong; `run_at` is a point in time. `on_conflict` says what happens if another job holds the `unique` key.
     """
 
     id: str
@@ -202,7 +197,7 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     queue: str = "default"
     group: str = ""
     priority: int = 0
-    order: JobOrder = JobOrder.FIFO
+    lifo: bool = False
     run_at: float | None = None
     delay: float | None = None
     max_attempts: int = 5
@@ -221,8 +216,8 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         check.name("task", self.task)
         check.name("queue", self.queue)
         check.document("payload", self.payload)
-        if type(self.order) is not JobOrder:
-            raise InvalidValue("order", self.order, "must be JobOrder.FIFO or JobOrder.LIFO")
+        if type(self.lifo) is not bool:
+            raise InvalidValue("lifo", self.lifo, "must be True or False")
         check.whole("priority", self.priority, -(2**31), 2**31 - 1)
         check.whole("max_attempts", self.max_attempts, 1, 10_000)
         check.whole("max_crashes", self.max_crashes, 1, 10_000)

@@ -31,7 +31,6 @@ from errandry.core.job import (
     RELEASES_MAX,
     AttemptError,
     Failure,
-    JobOrder,
     JobRecord,
     Keep,
     LogLine,
@@ -71,12 +70,12 @@ def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int =
         new.queue,
         new.group,
         state,
-        new.order,
+        new.lifo,
         None,
         None,
         new.payload,
         new.priority,
-        place(new.order, seq) if state is WAITING else None,
+        place(new.lifo, seq) if state is WAITING else None,
         run_at,
         0,
         new.max_attempts,
@@ -125,9 +124,9 @@ def holder_of(job: JobRecord, unique: UniqueKey, now: float) -> KeyHolder:
     return KeyHolder(job.id, unique.until(_due_at(job, now) if unique.is_aligned else now, now))
 
 
-def place(order: JobOrder, number: int) -> int:
+def place(lifo: bool, number: int) -> int:
     """The place of the job with this number: behind all others of its priority; for lifo, before them."""
-    return number if order is JobOrder.FIFO else -number
+    return -number if lifo else number
 
 
 def held_job(job: JobRecord | None, ref: Ref, move: Move, now: float) -> JobRecord | LossCause:

@@ -52,7 +52,7 @@ TABLE history PARTITION BY LIST (day)
     queue text COLLATE "C" NOT NULL
     grp text COLLATE "C" NOT NULL
     state text COLLATE "C" NOT NULL
-    ordering text COLLATE "C" NOT NULL
+    lifo boolean NOT NULL
     reason text COLLATE "C"
     settled text COLLATE "C"
     payload text COLLATE "C" NOT NULL
@@ -97,7 +97,7 @@ TABLE job
     queue text COLLATE "C"
     grp text COLLATE "C"
     state text COLLATE "C"
-    ordering text COLLATE "C"
+    lifo boolean
     reason text COLLATE "C"
     settled text COLLATE "C"
     payload text COLLATE "C"
@@ -156,7 +156,7 @@ TABLE live WITH {fillfactor=70,autovacuum_vacuum_scale_factor=0.02,autovacuum_va
     queue text COLLATE "C" NOT NULL
     grp text COLLATE "C" NOT NULL
     state text COLLATE "C" NOT NULL
-    ordering text COLLATE "C" NOT NULL
+    lifo boolean NOT NULL
     reason text COLLATE "C"
     settled text COLLATE "C"
     payload text COLLATE "C" NOT NULL
@@ -414,7 +414,7 @@ BEGIN
             WHEN jsonb_typeof(job -> 'payload') <> 'string' OR (job ->> 'payload')::jsonb IS NULL
                 OR (job ->> 'metadata' IS NOT NULL AND (job ->> 'metadata')::jsonb IS NULL)
                 THEN 'payload and metadata must be JSON, as text'
-            WHEN job ->> 'order' NOT IN ('fifo', 'lifo') THEN 'order must be fifo or lifo'
+            WHEN jsonb_typeof(job -> 'lifo') NOT IN ('boolean', 'null') THEN 'lifo must be true or false'
             WHEN NOT (job ->> 'priority')::numeric BETWEEN -2147483648 AND 2147483647
                 THEN 'priority must be a whole number of 32 bits'
             WHEN NOT (job ->> 'max_attempts')::numeric BETWEEN 1 AND 10000
@@ -454,7 +454,7 @@ BEGIN
         END AS why
           FROM jsonb_array_elements(first_invalid_job.jobs) WITH ORDINALITY AS given (job, n)
          CROSS JOIN LATERAL (SELECT min(key) AS field FROM jsonb_object_keys(job) AS key WHERE key <> ALL (ARRAY[
-                'id', 'task', 'payload', 'queue', 'group', 'priority', 'order', 'run_at', 'delay', 'max_attempts',
+                'id', 'task', 'payload', 'queue', 'group', 'priority', 'lifo', 'run_at', 'delay', 'max_attempts',
                 'max_crashes', 'timeout', 'deadline', 'backoff', 'keep', 'tags', 'metadata',
                 'unique', 'on_conflict'])) AS unknown) AS invalid
      WHERE invalid.why IS NOT NULL ORDER BY invalid.n LIMIT 1;
@@ -547,17 +547,17 @@ BEGIN
     -- locked, because a lane that changed since the transaction began would raise a serialization error.
     WITH given_jobs AS (
         SELECT n, id, task, coalesce(queue, 'default') AS queue, coalesce("group", '') AS grp,
-               coalesce("order", 'fifo') AS ordering, payload, coalesce(priority, 0) AS priority,
+               coalesce(lifo, false) AS lifo, payload, coalesce(priority, 0) AS priority,
                coalesce(now_at + delay, run_at) AS run_at, coalesce(max_attempts, 5) AS max_attempts,
                coalesce(max_crashes, 3) AS max_crashes,
                timeout, deadline, metadata, backoff::text, keep::text, nullif(tags, '[]')::text AS tags,
                "unique"::text AS uniqueness
           FROM ROWS FROM (jsonb_to_recordset(insert_jobs.jobs) AS (
-               id text, task text, payload text, queue text, "group" text, priority bigint, "order" text,
+               id text, task text, payload text, queue text, "group" text, priority bigint, lifo boolean,
                run_at double precision, delay double precision, max_attempts bigint, max_crashes bigint,
                timeout double precision, deadline double precision, backoff jsonb, keep jsonb, tags jsonb,
                metadata text, "unique" jsonb)) WITH ORDINALITY
-            AS given (id, task, payload, queue, "group", priority, "order", run_at, delay, max_attempts, max_crashes,
+            AS given (id, task, payload, queue, "group", priority, lifo, run_at, delay, max_attempts, max_crashes,
                       timeout, deadline, backoff, keep, tags, metadata, "unique", n)
          WHERE NOT existing ? id),
     marked_lanes AS (
@@ -573,11 +573,11 @@ BEGIN
           FROM (SELECT * FROM given_jobs ORDER BY n) AS ordered),
     inserted AS (
         INSERT INTO errandry.live (
-               seq, id, task, queue, grp, state, ordering, payload, priority, place, run_at, attempts, max_attempts,
+               seq, id, task, queue, grp, state, lifo, payload, priority, place, run_at, attempts, max_attempts,
                releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
                cancel_requested, metadata, created_at, updated_at, backoff, keep, tags, uniqueness, lane)
-        SELECT seq, id, task, queue, grp, state, ordering, payload, priority,
-               CASE WHEN state = 'waiting' THEN CASE ordering WHEN 'fifo' THEN seq ELSE -seq END END,
+        SELECT seq, id, task, queue, grp, state, lifo, payload, priority,
+               CASE WHEN state = 'waiting' THEN CASE WHEN lifo THEN -seq ELSE seq END END,
                run_at, 0, max_attempts, 0, 0, max_crashes, coalesce((children ->> id)::bigint, 0),
                coalesce((children ->> id)::bigint, 0), coalesce((parents ->> id)::bigint, 0),
                timeout, deadline, 0, false, metadata,
@@ -712,8 +712,8 @@ BEGIN
         UPDATE errandry.live
            SET payload = target.payload, metadata = target.metadata, run_at = target.run_at, state = new_state, updated_at = now_at,
                place = CASE WHEN new_state <> 'waiting' THEN NULL WHEN old_state = 'waiting' THEN place
-                            WHEN ordering = 'fifo' THEN nextval('errandry.job_numbers')
-                            ELSE -nextval('errandry.job_numbers') END,
+                            WHEN lifo THEN -nextval('errandry.job_numbers')
+                            ELSE nextval('errandry.job_numbers') END,
                lane = CASE WHEN new_state = 'waiting' AND old_state = 'waiting' THEN lane END
           FROM target WHERE live.seq = target.seq
         RETURNING live.seq, id, queue, task, attempts, old_state, new_state)

@@ -15,7 +15,7 @@ from errandry.core.answer import Answer, Claims, Inserted
 from errandry.core.command import Claim, Command, CompleteOutcome, Insert, Ref, Renew, Settle, Upkeep
 from errandry.core.flow import Edge
 from errandry.core.gate import GateKind, PutRule
-from errandry.core.job import JobOrder, JobRecord, Keep
+from errandry.core.job import JobRecord, Keep
 from errandry.core.retry import Backoff
 from errandry.core.rule import Rule
 from errandry.core.unique import UniqueKey
@@ -57,7 +57,7 @@ async def complete_jobs(store: PostgresStore, held: Sequence[JobRecord]) -> None
     "fields",
     [
         {},
-        {"order": JobOrder.LIFO, "priority": -3, "tags": ("red", "blue")},
+        {"lifo": True, "priority": -3, "tags": ("red", "blue")},
         {
             "group": "ada",
             "queue": "mail",
@@ -79,7 +79,7 @@ async def test_a_blind_insert_writes_the_same_job_as_a_normal_insert(
     assert sent.count(START_STATEMENT) == 1
 
     normal, blind = await existing_jobs(store, "normal", "blind")
-    sign = 1 if blind.order is JobOrder.FIFO else -1
+    sign = -1 if blind.lifo else 1
     assert (blind.seq, blind.place) == (normal.seq + 1, sign * (normal.seq + 1))
     assert blind.created_at == normal.created_at + 10
     own = {"id": "blind", "seq": blind.seq, "place": blind.place}

@@ -77,20 +77,20 @@ INSERT INTO errandry.lanes (queue, task, grp, ready, used_at) VALUES ('default',
 """
 INSERT_LIVE = """
 INSERT INTO errandry.live
-       (seq, id, task, queue, grp, state, ordering, payload, priority, place, attempts, max_attempts,
+       (seq, id, task, queue, grp, state, lifo, payload, priority, place, attempts, max_attempts,
         releases, crashes, max_crashes, open_children, children, parents, fence, cancel_requested, created_at,
         updated_at, lane)
-SELECT n, 'job-' || n, 'task', 'default', '', 'waiting', 'fifo', '{}', 0, n, 0, 5, 0, 0, 3, 0, 0, 0, 0, false,
+SELECT n, 'job-' || n, 'task', 'default', '', 'waiting', false, '{}', 0, n, 0, 5, 0, 0, 3, 0, 0, 0, 0, false,
        0, 0, (SELECT lane FROM errandry.lanes)
   FROM generate_series(%s::bigint, %s::bigint) AS n
 """
 INSERT_HISTORY = """
 WITH finished AS (INSERT INTO errandry.history
-       (seq, id, task, queue, grp, state, ordering, payload, priority, attempts, max_attempts, releases,
+       (seq, id, task, queue, grp, state, lifo, payload, priority, attempts, max_attempts, releases,
         crashes, max_crashes, open_children, children, parents, fence,
         cancel_requested, created_at, updated_at, finished_at, expires_at, day)
 SELECT n, 'job-' || n, 'task', 'default', '', CASE n %% 1000 WHEN 0 THEN 'failed' ELSE 'completed' END,
-       'fifo', '{}', 0, 1, 5, 0, 0, 3, 0, 0, 0, 0, false, 0, 0, 0, 86400.0 * day, day
+       false, '{}', 0, 1, 5, 0, 0, 3, 0, 0, 0, 0, false, 0, 0, 0, 86400.0 * day, day
   FROM generate_series(%s::bigint, %s::bigint) AS n, LATERAL (SELECT 40000 + n %% 30) AS of (day)
 RETURNING id, seq, day)
 INSERT INTO errandry.finished_ids SELECT * FROM finished

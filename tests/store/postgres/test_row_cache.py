@@ -56,7 +56,7 @@ BLANK = rows.to_job(
             "default",
             "",
             "running",
-            "fifo",
+            False,
             None,
             None,
             "{}",

@@ -11,7 +11,6 @@ import pytest
 from errandry.clock import Clock
 from errandry.core.command import CompleteOutcome, EditJobs
 from errandry.core.event import EventKind
-from errandry.core.job import JobOrder
 from errandry.errors import StoreFull
 from errandry.store.contract import Store, StoreLimits
 from errandry.store.postgres import scan_position
@@ -171,8 +170,8 @@ async def test_a_claim_finds_the_next_jobs(held: StoreWithSnapshot) -> None:
     "fields",
     [
         {"priority": -1},
-        {"priority": -1, "order": JobOrder.LIFO},
-        {"order": JobOrder.LIFO},
+        {"priority": -1, "lifo": True},
+        {"lifo": True},
         {"task": "other", "priority": -1},
     ],
     ids=["priority", "priority and order", "order", "task"],
@@ -185,7 +184,7 @@ async def test_a_more_urgent_job_is_claimed_first(held: StoreWithSnapshot, field
 
 async def test_a_single_lifo_job_is_found(held: StoreWithSnapshot) -> None:
     await run_jobs(held.store, 100)
-    await requests.insert(held.store, new_job("alone", order=JobOrder.LIFO))
+    await requests.insert(held.store, new_job("alone", lifo=True))
 
     assert await requests.claim_ids(held.store) == ["alone"]
 
@@ -196,10 +195,10 @@ async def test_a_queue_is_not_drained_while_a_lane_with_lifo_jobs_has_waiting_jo
     """Lifo jobs make the claim scan the whole lane, and in the same pass the first group appears."""
     store = held.store
     await requests.insert(
-        store, new_job("alone", order=JobOrder.LIFO), *[new_job(f"more-{number}") for number in range(3)]
+        store, new_job("alone", lifo=True), *[new_job(f"more-{number}") for number in range(3)]
     )
     await requests.claim(store)
-    await requests.insert(store, new_job("again", order=JobOrder.LIFO))
+    await requests.insert(store, new_job("again", lifo=True))
     lane = (
         "INSERT INTO errandry.lanes (queue, task, grp, ready, used_at) VALUES ('else', 'task', 'g', true, 0)"
     )

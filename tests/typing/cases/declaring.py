@@ -80,7 +80,7 @@ jobs.task(unique=5)  # E: No overload variant of "task" of "Errandry" matches ar
 jobs.task(queue=5)  # E: No overload variant of "task" of "Errandry" matches argument type "int"
 jobs.task(timeot="30s")  # E: Unexpected keyword argument "timeot" for overloaded function "task"
 jobs.task(delay=5)  # E: Unexpected keyword argument "delay" for overloaded function "task"
-jobs.task(order="random")  # E: No overload variant of "task" of "Errandry" matches argument type "str"
+jobs.task(lifo="yes")  # E: No overload variant of "task" of "Errandry" matches argument type "str"
 jobs.task(on_invalid="ignore")  # E: No overload variant of "task" of "Errandry" matches argument type "str"
 jobs.task(retry_on=5)  # E: No overload variant of "task" of "Errandry" matches argument type "int"
 jobs.task("send")  # E: No overload variant of "task" of "Errandry" matches argument type "str"

@@ -69,7 +69,7 @@ async def wrong_through_using() -> None:
     plain.using(priority="high")  # E: Argument "priority" to "using" of "Task" has incompatible type "str"
     plain.using(delay=[])  # E: Argument "delay" to "using" of "Task" has incompatible type
     plain.using(run_at=None, name="x")  # E: Unexpected keyword argument "name" for "using" of "Task"
-    plain.using(order="random")  # E: Argument "order" to "using" of "Task" has incompatible type
+    plain.using(lifo="yes")  # E: Argument "lifo" to "using" of "Task" has incompatible type
     plain.using(tags="nightly")  # E: Argument "tags" to "using" of "Task" has incompatible type "str"
     await plain.set_rules(limits=5)  # E: Unexpected keyword argument "limits" for "set_rules" of "Task"
     plain.using("mail")  # E: Too many positional arguments for "using" of "Task"

@@ -133,7 +133,7 @@ class UnitOfWork:
             if state is WAITING and before.state is not state:
                 # guard: old_place, same_place
                 number = after.seq if self._keeps_place(after) else self.tables.next_number()
-                after = replace(after, place=place(after.order, number))
+                after = replace(after, place=place(after.lifo, number))
             if after.group and self.tables.has_gates:
                 self._hold_group(before, after)
         self._record_change(before, after, after)

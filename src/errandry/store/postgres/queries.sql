@@ -80,12 +80,12 @@ SELECT ARRAY (SELECT nextval('errandry.job_numbers') FROM generate_series(1, num
 -- Insert new jobs. A new job has had no attempt, so all columns that an attempt sets are empty. The arrays are
 -- unnested in the target list: under FROM, the server would first materialize each array, which costs a fifth more.
 INSERT INTO errandry.live
-SELECT seq, id, task, queue, grp, state, ordering, NULL, NULL, payload, priority, place, run_at, 0, max_attempts, 0, 0,
+SELECT seq, id, task, queue, grp, state, lifo, NULL, NULL, payload, priority, place, run_at, 0, max_attempts, 0, 0,
        max_crashes, children, children, parents, timeout, deadline, 0, NULL, NULL, false, NULL, metadata, created_at,
        created_at, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags, NULL, NULL, uniqueness, NULL, lane
   FROM (SELECT unnest(%s::bigint[]) AS seq, unnest(%s::text[]) AS id, unnest(%s::text[]) AS task,
                unnest(%s::text[]) AS queue, unnest(%s::text[]) AS grp, unnest(%s::text[]) AS state,
-               unnest(%s::text[]) AS ordering, unnest(%s::text[]) AS payload, unnest(%s::bigint[]) AS priority,
+               unnest(%s::boolean[]) AS lifo, unnest(%s::text[]) AS payload, unnest(%s::bigint[]) AS priority,
                unnest(%s::bigint[]) AS place, unnest(%s::float8[]) AS run_at, unnest(%s::bigint[]) AS max_attempts,
                unnest(%s::bigint[]) AS max_crashes, unnest(%s::bigint[]) AS children,
                unnest(%s::bigint[]) AS parents, unnest(%s::float8[]) AS timeout, unnest(%s::float8[]) AS deadline,
@@ -135,13 +135,13 @@ SELECT errandry.assert_true(
 -- name: insert_blind
 -- Insert new jobs that are ready to run, like `make`, in a blind insert: the server assigns the numbers and the time.
 INSERT INTO errandry.live
-SELECT seq, id, task, queue, grp, 'waiting', ordering, NULL, NULL, payload, priority,
-       CASE ordering WHEN 'fifo' THEN seq ELSE -seq END, NULL, 0, max_attempts, 0, 0, max_crashes, 0, 0, 0, timeout, deadline,
+SELECT seq, id, task, queue, grp, 'waiting', lifo, NULL, NULL, payload, priority,
+       CASE WHEN lifo THEN -seq ELSE seq END, NULL, 0, max_attempts, 0, 0, max_crashes, 0, 0, 0, timeout, deadline,
        0, NULL, NULL, false, NULL, metadata, now_at, now_at, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags, NULL, NULL,
        NULL, NULL, lane
   FROM (SELECT nextval('errandry.job_numbers') AS seq, coalesce(%s::float8, extract(epoch FROM now())::float8) AS now_at, new.*
           FROM (SELECT unnest(%s::text[]) AS id, unnest(%s::text[]) AS task, unnest(%s::text[]) AS queue,
-                       unnest(%s::text[]) AS grp, unnest(%s::text[]) AS ordering, unnest(%s::text[]) AS payload,
+                       unnest(%s::text[]) AS grp, unnest(%s::boolean[]) AS lifo, unnest(%s::text[]) AS payload,
                        unnest(%s::bigint[]) AS priority, unnest(%s::bigint[]) AS max_attempts,
                        unnest(%s::bigint[]) AS max_crashes, unnest(%s::float8[]) AS timeout,
                        unnest(%s::float8[]) AS deadline, unnest(%s::text[]) AS metadata, unnest(%s::text[]) AS backoff,
@@ -159,7 +159,7 @@ SELECT errandry.assert_true(
 -- Insert the whole rows of jobs that leave `history`, for example by a rerun.
 INSERT INTO errandry.live
 SELECT * FROM unnest(
-    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::boolean[], %s::text[],
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
     %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
@@ -176,7 +176,7 @@ SELECT CAST(errandry.insert_jobs(
 -- Insert the whole rows of finished jobs.
 WITH finished AS (INSERT INTO errandry.history
 SELECT * FROM unnest(
-    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::boolean[], %s::text[],
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
     %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
@@ -202,13 +202,13 @@ UPDATE errandry.live
        new.errors, logs = new.logs, steps = new.steps, lane = new.lane
   FROM (SELECT target.ctid AS row_address, given.*
           FROM unnest(
-    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::boolean[], %s::text[],
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
     %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
     %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::bigint[])
-            AS given (seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at,
+            AS given (seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at,
             attempts, max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout,
             deadline, fence, worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at,
             started_at, finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness,
@@ -226,7 +226,7 @@ WITH deleted AS (
     RETURNING live.*, width_bucket(seq, %(seqs)s::bigint[]) AS n),
 inserted AS (
     INSERT INTO errandry.history
-    SELECT seq, id, task, queue, grp, %(state)s::text, ordering, %(reason)s::text, %(settled)s::text, payload, priority, NULL,
+    SELECT seq, id, task, queue, grp, %(state)s::text, lifo, %(reason)s::text, %(settled)s::text, payload, priority, NULL,
            run_at, attempts, max_attempts, %(releases)s::bigint, %(crashes)s::bigint, max_crashes, open_children, children,
            parents, timeout, deadline, fence, worker, NULL, cancel_requested, (%(results)s::text[])[n], metadata, created_at,
            %(at)s::float8, claimed_at, started_at, %(at)s::float8, %(expires_at)s::float8, backoff, keep, progress, tags,
@@ -302,7 +302,7 @@ SELECT id FROM errandry.finished_ids
 -- Jobs that match a search query, newest first. One statement serves every query: a parameter that is NULL does not
 -- filter. It is planned for its parameters: `part` is a constant in each part of the view `job`, so the server never
 -- reads a part that is not wanted. Locks nothing.
-SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
        finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps
@@ -555,7 +555,7 @@ SELECT job.priority, job.place, job.seq, open.lane
  ORDER BY job.priority, job.place;
 
 -- name: oldest_jobs
--- Of each lane, priority and order, the jobs that were inserted first, and the time since when each could run. The
+-- Of each lane and priority, separately for lifo jobs, the jobs that were inserted first, and the time since when each could run. The
 -- recursion jumps through the index from one priority to the next. Locks nothing.
 WITH RECURSIVE level AS (
     SELECT lane, (SELECT priority FROM errandry.live WHERE live.lane = wanted.lane AND state = 'waiting'

@@ -49,7 +49,7 @@ GROUPED_WRITES = {
 }
 """Statements that write many rows with the same values: the columns of each row, and the shared ones."""
 BLIND_INSERT_FIELDS = (
-    *("id", "task", "queue", "group", "order", "payload", "priority", "max_attempts", "max_crashes"),
+    *("id", "task", "queue", "group", "lifo", "payload", "priority", "max_attempts", "max_crashes"),
     *("timeout", "deadline", "metadata", "backoff", "keep", "tags"),
 )
 """The fields of a job that a blind insert sends, besides its lane: the server adds numbers and times."""

@@ -45,7 +45,7 @@ INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 -- name: finish_live
 -- Copy finished jobs with the same outcome from `live` into `history`. ?1 maps their `seq` to their results.
 INSERT INTO history
-SELECT seq, live.id, task, queue, grp, ?3, ordering, ?4, ?5, payload, priority, NULL, run_at, attempts, max_attempts,
+SELECT seq, live.id, task, queue, grp, ?3, lifo, ?4, ?5, payload, priority, NULL, run_at, attempts, max_attempts,
        ?6, ?7, max_crashes, open_children, children, parents, timeout, deadline, fence, worker, NULL,
        cancel_requested, ended.value, metadata, created_at, ?8, claimed_at, started_at, ?8, ?9, backoff, keep, progress,
        tags, ?2, logs, uniqueness, steps
@@ -105,7 +105,7 @@ SELECT id FROM history
 -- name: matching_jobs
 -- Jobs that match a search query, newest first. One statement serves every query: a parameter that is NULL does not
 -- filter. `part` is a constant in each part of the view `job`, so SQLite never reads a part that is not wanted.
-SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
        finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps

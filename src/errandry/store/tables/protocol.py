@@ -139,7 +139,7 @@ class Tables(Protocol):
         """Return the waiting jobs with these numbers."""
 
     def oldest_jobs(self, lanes: Sequence[Any], per_kind: int, suspects: bool) -> list[OldestJob]:
-        """Return the `per_kind` oldest jobs of each lane, priority and order (fifo, lifo)."""
+        """Return the `per_kind` oldest jobs of each lane and priority, lifo jobs apart."""
 
     def lanes_of(self, queue: str, group: str | None = None) -> list[Any]:
         """Return the ids of the lanes of a queue, or of one of its groups, that may have waiting jobs."""

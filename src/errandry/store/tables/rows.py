@@ -14,7 +14,7 @@ from msgspec.structs import astuple
 from errandry.core.event import Event, EventRun, expand
 from errandry.core.flow import ChildEnd, EdgeRecord, Policy
 from errandry.core.gate import GateKind, GateRecord, PauseInfo, RuleInfo
-from errandry.core.job import AttemptError, JobOrder, JobRecord, Keep, LogLine, Progress
+from errandry.core.job import AttemptError, JobRecord, Keep, LogLine, Progress
 from errandry.core.retry import Backoff
 from errandry.core.rule import Rule
 from errandry.core.schedule import ScheduleRecord
@@ -32,7 +32,6 @@ COLUMN_COUNT = PLAIN_COLUMNS + 8
 
 _KINDS = {str(kind): kind for kind in GateKind}
 _STATES = {str(state): state for state in State}
-_ORDERS = {str(order): order for order in JobOrder}
 _REASONS = {str(reason): reason for reason in Reason} | {None: None}
 _MOVES = {str(move): move for move in Move} | {None: None}
 _POLICIES = {str(policy): policy for policy in Policy}
@@ -64,7 +63,7 @@ def _values(*fields: str) -> Callable[[Row], Row]:
 
 
 _PLAIN_OF_NEW_JOB = (
-    *("seq", "id", "task", "queue", "group", "state", "order", "payload", "priority", "place", "run_at"),
+    *("seq", "id", "task", "queue", "group", "state", "lifo", "payload", "priority", "place", "run_at"),
     *("max_attempts", "max_crashes", "children", "parents", "timeout", "deadline", "metadata", "created_at"),
 )
 _OPTIONS = ("backoff", "keep", "tags", "unique")
@@ -100,7 +99,7 @@ def from_new_job(job: JobRecord, lane: int | None) -> Row:
 def to_job(row: Sequence[Any]) -> JobRecord:
     values = list(row)
     values[5] = _STATES[values[5]]
-    values[6] = _ORDERS[values[6]]
+    values[6] = _BOOLS[values[6]]
     values[7] = _REASONS[values[7]]
     values[8] = _MOVES[values[8]]
     values[26] = _BOOLS[values[26]]

@@ -13,7 +13,6 @@ from errandry.core.command import (
     SnoozeOutcome,
 )
 from errandry.core.gate import GateKind, PutRule
-from errandry.core.job import JobOrder
 from errandry.core.rule import OnReturn, Overflow, Rule
 from errandry.core.state import Reason, State
 from errandry.errors import QueueFull
@@ -101,8 +100,8 @@ class QueueSizeLimits:
         self, store: Store, given: Given, bound: str
     ) -> None:
         await put_rule(store, **{bound: 3}, overflow=Overflow.DROP_OLDEST)
-        for name, priority, order in (("a", 5, "fifo"), ("b", 0, "lifo"), ("c", -5, "fifo")):
-            await given.waiting(id=name, queue="q", group="g", priority=priority, order=JobOrder(order))
+        for name, priority, lifo in (("a", 5, False), ("b", 0, True), ("c", -5, False)):
+            await given.waiting(id=name, queue="q", group="g", priority=priority, lifo=lifo)
 
         answer = await requests.send(
             store, Insert(tuple(given.new_job(queue="q", group="g") for _ in range(2)))
@@ -124,8 +123,8 @@ class PriorityAgeing:
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await put_rule(store, ageing=60.0)
-        for name, priority, order in (("a", 9, "fifo"), ("b", 5, "lifo"), ("c", 9, "fifo")):
-            await given.waiting(id=name, queue="q", task=name, priority=priority, order=JobOrder(order))
+        for name, priority, lifo in (("a", 9, False), ("b", 5, True), ("c", 9, False)):
+            await given.waiting(id=name, queue="q", task=name, priority=priority, lifo=lifo)
             clock.advance(1)
         clock.advance(58)
         for number in range(3):

@@ -16,7 +16,7 @@ from errandry.core.command import (
     Start,
 )
 from errandry.core.event import EventKind
-from errandry.core.job import JobOrder, Progress
+from errandry.core.job import Progress
 from errandry.core.state import Reason, State
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
@@ -194,8 +194,8 @@ class ClaimOrder:
         assert await requests.claim_ids(store) == ["b", "c", "a"]
 
     async def test_lifo_jobs_go_before_fifo_jobs_newest_first(self, store: Store, given: Given) -> None:
-        for name, kind in (("f1", "fifo"), ("l1", "lifo"), ("f2", "fifo"), ("l2", "lifo")):
-            await given.waiting(id=name, order=JobOrder(kind))
+        for name, lifo in (("f1", False), ("l1", True), ("f2", False), ("l2", True)):
+            await given.waiting(id=name, lifo=lifo)
         await given.waiting(id="urgent", priority=-1)
 
         assert await requests.claim_ids(store) == ["urgent", "l2", "l1", "f1", "f2"]
@@ -279,9 +279,7 @@ class ClaimOrder:
     async def test_no_two_waiting_jobs_have_the_same_place(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
-        await given.inserted(
-            *(given.new_job(task="t", order=JobOrder(kind)) for kind in ("fifo", "lifo") * 3)
-        )
+        await given.inserted(*(given.new_job(task="t", lifo=lifo) for lifo in (False, True) * 3))
         await given.inserted(*(given.new_job(delay=10.0) for _ in range(3)))
         for job in await requests.claim(store, limit=4):
             await requests.settle(store, job, ReleaseOutcome())

@@ -4,7 +4,7 @@ import pytest
 
 from errandry.core.answer import Claims, Inserted
 from errandry.core.command import Claim, Insert, RemoveJobs
-from errandry.core.job import JobOrder, JobRecord, Keep, NewJob
+from errandry.core.job import JobRecord, Keep, NewJob
 from errandry.core.retry import Backoff, Curve
 from errandry.core.state import State
 from errandry.errors import TooLarge
@@ -21,7 +21,7 @@ FULL = NewJob(
     queue="mails",
     group="customer 7",
     priority=-5,
-    order=JobOrder.LIFO,
+    lifo=True,
     delay=90.5,
     max_attempts=7,
     max_crashes=2,
@@ -33,7 +33,7 @@ FULL = NewJob(
     metadata='{"traceparent": "00-1-2-03"}',
 )
 SAME = (
-    *("id", "task", "payload", "queue", "group", "priority", "order", "max_attempts", "max_crashes"),
+    *("id", "task", "payload", "queue", "group", "priority", "lifo", "max_attempts", "max_crashes"),
     *("timeout", "deadline", "backoff", "keep", "tags", "metadata"),
 )
 
@@ -62,7 +62,7 @@ class Inserts:
             queue="default",
             group="",
             state=State.WAITING,
-            order=JobOrder.FIFO,
+            lifo=False,
             reason=None,
             settled=None,
             payload="[1]",

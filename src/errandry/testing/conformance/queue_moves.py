@@ -6,7 +6,7 @@ from errandry.core.answer import Inserted, Moved
 from errandry.core.command import CancelJobs, EditJobs, Insert, RemoveJobs, RerunJobs, RetryOutcome
 from errandry.core.event import EventKind
 from errandry.core.gate import GateKind, PutRule
-from errandry.core.job import Failure, JobOrder
+from errandry.core.job import Failure
 from errandry.core.query import parse
 from errandry.core.rule import OnReturn, Rule
 from errandry.core.state import State
@@ -45,7 +45,7 @@ class QueueChanges:
         first = await given.waiting(queue="a")
         second = await given.waiting(queue="b")
         third = await given.waiting(queue="a")
-        newest = await given.waiting(queue="b", order=JobOrder.LIFO)
+        newest = await given.waiting(queue="b", lifo=True)
 
         await requests.operate(store, EditJobs(query=parse("queue:a"), queue="b"))
 

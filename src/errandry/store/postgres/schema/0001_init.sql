@@ -25,7 +25,7 @@ CREATE TABLE errandry.live (
     queue            text COLLATE "C" NOT NULL,
     grp              text COLLATE "C" NOT NULL,
     state            text COLLATE "C" NOT NULL,
-    ordering         text COLLATE "C" NOT NULL,
+    lifo             boolean          NOT NULL,
     reason           text COLLATE "C",
     settled          text COLLATE "C",
     payload          text COLLATE "C" NOT NULL,
@@ -87,7 +87,7 @@ CREATE TABLE errandry.history (
     queue            text COLLATE "C" NOT NULL,
     grp              text COLLATE "C" NOT NULL,
     state            text COLLATE "C" NOT NULL,
-    ordering         text COLLATE "C" NOT NULL,
+    lifo             boolean          NOT NULL,
     reason           text COLLATE "C",
     settled          text COLLATE "C",
     payload          text COLLATE "C" NOT NULL,
@@ -145,13 +145,13 @@ CREATE TABLE errandry.finished_ids (
 -- All jobs, in two parts: a search skips the part that it does not want. The parts have no conditions, because the
 -- planner could then not read each part in the order of its index.
 CREATE VIEW errandry.job AS
-SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
        finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'live' AS part
   FROM errandry.live
 UNION ALL
-SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
        finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'history' AS part

@@ -22,7 +22,7 @@ CREATE TABLE live (
     queue            TEXT    NOT NULL,
     grp              TEXT    NOT NULL,
     state            TEXT    NOT NULL,
-    ordering         TEXT    NOT NULL,
+    lifo             INTEGER NOT NULL,
     reason           TEXT,
     settled          TEXT,
     payload          TEXT    NOT NULL,
@@ -76,7 +76,7 @@ CREATE TABLE history (
     queue            TEXT    NOT NULL,
     grp              TEXT    NOT NULL,
     state            TEXT    NOT NULL,
-    ordering         TEXT    NOT NULL,
+    lifo             INTEGER NOT NULL,
     reason           TEXT,
     settled          TEXT,
     payload          TEXT    NOT NULL,
@@ -122,19 +122,19 @@ CREATE INDEX history_kept_by_number ON history (task, state, finished_at) WHERE 
 
 -- All jobs, in three parts: a search skips the parts that it does not want.
 CREATE VIEW job AS
-SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
        finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'live' AS part
   FROM live
 UNION ALL
-SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
        finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'completed' AS part
   FROM history WHERE state = 'completed'
 UNION ALL
-SELECT seq, id, task, queue, grp, state, ordering, reason, settled, payload, priority, place, run_at, attempts,
+SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
        finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'unsuccessful' AS part
