@@ -14,6 +14,7 @@ from errandry import errors
 from errandry.api.options import (
     BackoffOption,
     BatchOptions,
+    DefaultOptions,
     Duration,
     JobOptions,
     KeepOption,
@@ -91,6 +92,9 @@ such as `"90s"`, `"5 minutes"`, `"1h30m"`. A moment is an aware `datetime`, a te
 In `@jobs.task(…)`, for every job of the task, and in `task.using(…)`, for the jobs enqueued through it.
 
 {_options(JobOptions, _defaults(NewJob) | {"backoff": "`Backoff()`", "keep": "`Keep()`"})}
+
+`Errandry(url, defaults={{…}})` sets {_list(DefaultOptions.__annotations__)} for all tasks of an app.
+The options of a task replace these defaults, and the options of `using` replace both.
 
 ## Of tasks only
 
@@ -251,6 +255,11 @@ def _options(kind: type, defaults: Mapping[str, str], without: type | None = Non
     hints, words = get_type_hints(kind), descriptions(kind, names)
     rows = ([f"`{name}`", words[name], _type(hints[name]), defaults.get(name, "–")] for name in names)
     return _table(("option", "meaning", "type", "default"), rows)
+
+
+def _list(names: Iterable[str]) -> str:
+    *first, last = (f"`{name}`" for name in names)
+    return f"{', '.join(first)} and {last}"
 
 
 def _fields(kind: type[msgspec.Struct]) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from errandry.api.flow import Flow, Parallel, chain, chord, flow, parallel, result_of
     from errandry.api.job import Job
     from errandry.api.job_view import JobPage
+    from errandry.api.options import DefaultOptions
     from errandry.api.outcome import Cancel, Fail, Retry, Snooze
     from errandry.api.schedule_options import ScheduleOptions
     from errandry.api.sync import SyncJob
@@ -36,6 +37,7 @@ __all__ = [
     "Child",
     "Codec",
     "Curve",
+    "DefaultOptions",
     "DocumentInfo",
     "Encrypted",
     "Errandry",
@@ -76,6 +78,7 @@ _NAMES = {
     "api.flow": ("Flow", "Parallel", "chain", "chord", "flow", "parallel", "result_of"),
     "api.job": ("Job",),
     "api.job_view": ("JobPage",),
+    "api.options": ("DefaultOptions",),
     "api.outcome": ("Cancel", "Fail", "Retry", "Snooze"),
     "api.schedule_options": ("ScheduleOptions",),
     "api.sync": ("SyncJob",),

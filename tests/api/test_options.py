@@ -2,12 +2,13 @@
 
 from datetime import UTC, datetime, timedelta, timezone
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from errandry import Backoff, Errandry, Keep
+from errandry import Backoff, DefaultOptions, Errandry, Keep, flow
 from errandry.api.task import Runner, Task
+from errandry.core.job import JobRecord, NewJob
 from errandry.core.retry import Curve
 from errandry.core.state import State
 from errandry.errors import InvalidValue, TooLarge
@@ -85,7 +86,7 @@ INVALID: list[tuple[str, Any, str]] = [
     ("group", None, "must be a name"),
     ("group", 7, "must be a name"),
     ("prioritee", 1, "is not an option here: did you mean priority?"),
-    ("xyzzy", 1, "is not an option here: there are queue, priority"),
+    ("xyzzy", 1, "is not an option here: there are queue, max_attempts"),
 ]
 # fmt: on
 INVALID_IN_USING: list[tuple[str, Any, str]] = [
@@ -133,6 +134,13 @@ def squares(jobs: Errandry) -> None:
     @jobs.backoff
     def squares(attempt: int) -> float:
         return float(attempt**2)
+
+
+async def nothing() -> None: ...
+
+
+def app_with_defaults(**defaults: Any) -> Errandry:
+    return Errandry("memory:", defaults=cast("DefaultOptions", defaults))
 
 
 def case_id(case: object) -> str:
@@ -189,6 +197,98 @@ async def test_without_options_the_documented_defaults_apply(jobs: Errandry, sen
     assert (job.queue, job.priority, job.lifo) == ("default", 0, False)
     assert (job.max_attempts, job.max_crashes, job.backoff) == (5, 3, None)
     assert (job.timeout, job.deadline, job.keep, job.tags, job.group) == (None, None, None, (), "")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "stored"),
+    [case for case in JOB_OPTIONS if case[0] in DefaultOptions.__annotations__],
+    ids=case_id,
+)
+async def test_an_option_of_the_app_is_stored_with_the_jobs_of_all_its_tasks(
+    option: str, value: Any, stored: Any
+) -> None:
+    async with app_with_defaults(**{option: value}) as app:
+        app.backoffs["squares"] = float
+        task = app.task(nothing)
+
+        jobs = [await task.enqueue(), await task.using(id="a").enqueue(), await app.enqueue("elsewhere")]
+
+        assert [getattr(await app.record(job.id), option) for job in jobs] == [stored] * 3
+
+
+@pytest.mark.parametrize(
+    ("option", "default", "value", "stored"),
+    [
+        ("queue", "shop", "mail", "mail"),
+        ("max_attempts", 9, 1, 1),
+        ("timeout", "5 minutes", "30s", 30.0),
+        ("timeout", "5 minutes", None, None),
+        ("backoff", "10s", "linear", Backoff(Curve.LINEAR)),
+        ("backoff", "10s", None, None),
+        ("keep", "1 day", {"failed": 1}, Keep(failed=1.0)),
+        ("keep", "1 day", None, None),
+    ],
+    ids=case_id,
+)
+async def test_options_of_a_task_and_of_a_call_replace_those_of_the_app(
+    option: str, default: Any, value: Any, stored: Any
+) -> None:
+    async with app_with_defaults(**{option: default}) as app:
+        plain, own = app.task(name="plain")(nothing), app.task(name="own", **{option: value})(nothing)
+
+        jobs = [
+            await own.enqueue(),
+            await own.using(priority=1).enqueue(),
+            await plain.using(**{option: value}).enqueue(),
+            await app.enqueue("plain", **{option: value}),
+            await app.enqueue("elsewhere", **{option: value}),
+        ]
+
+        assert [getattr(await app.record(job.id), option) for job in jobs] == [stored] * 5
+        assert getattr(await enqueue_and_read(app, own.using(**{option: default})), option) != stored
+
+
+async def test_options_of_the_app_apply_to_flows_batches_and_schedules() -> None:
+    async with app_with_defaults(queue="shop", max_attempts=2) as app:
+        task = app.task(nothing)
+
+        @app.task(batch=10)
+        async def many(items: list[int]) -> None: ...
+
+        parent = await app.enqueue_flow(flow(task.new(), many.new(1)))
+        [child] = await app.children(parent.id)
+        nightly = await app.schedules.put("nightly", task, "0 3 * * *")
+
+        made: list[NewJob | JobRecord] = [
+            await app.record(parent.id),
+            await app.record(child.child),
+            nightly.plan.job,
+        ]
+        assert [(job.task, job.queue, job.max_attempts) for job in made] == [
+            ("nothing", "shop", 2),
+            ("many", "shop", 2),
+            ("nothing", "shop", 2),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("defaults", "message"),
+    [
+        ({"queue": ""}, r"^defaults\.queue=''.*must be a name"),
+        ({"queue": None}, r"^defaults\.queue=None.*must be a name"),
+        ({"max_attempts": 0}, r"^defaults\.max_attempts=0.*from 1 to 10,000"),
+        ({"timeout": 0}, r"^defaults\.timeout=0.*more than 0 seconds, or None"),
+        ({"timeout": "fast"}, r"^defaults\.timeout='fast'.*not a duration"),
+        ({"backoff": "soon enough"}, r"^defaults\.backoff=.*not a duration"),
+        ({"keep": {"done": 1}}, r"^defaults\.keep=.*must be completed or failed or canceled"),
+        ({"priority": 1}, r"^defaults\.priority=1: is not an option here: there are queue, max_attempts"),
+        ({"time_out": 1}, r"^defaults\.time_out=1: is not an option here: did you mean timeout"),
+        ("mail", r"^defaults='mail': must be a mapping"),
+    ],
+)
+def test_a_wrong_option_of_the_app_is_refused_where_it_is_given(defaults: Any, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        Errandry("memory:", defaults=defaults)
 
 
 @pytest.mark.parametrize(

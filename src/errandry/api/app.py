@@ -24,7 +24,7 @@ from errandry.api.gates import GateHandle
 from errandry.api.job import Job
 from errandry.api.job_view import Enqueued
 from errandry.api.operations import merge_answers
-from errandry.api.options import BatchOptions, TaskOptions, UseOptions
+from errandry.api.options import BatchOptions, DefaultOptions, TaskOptions, UseOptions, read_defaults
 from errandry.api.outcome import Cancel, Fail, Retry, Snooze
 from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
 from errandry.api.store_client import StoreClient
@@ -121,9 +121,9 @@ class Errandry(Client):
 
     The store is given by `url` or `store`, else by `$ERRANDRY_URL`; the default is a SQLite file
     `errandry.db` in the current folder. Declaring tasks needs no connection: the store is opened on first
-    use, or with `async with`.
+    use, or with `async with`. `defaults` are the options of its jobs that no task sets, see `DefaultOptions`.
 
-        jobs = Errandry("sqlite:///jobs.db")
+        jobs = Errandry("sqlite:///jobs.db", defaults={"timeout": "5 minutes"})
 
         @jobs.task
         async def send(to: str) -> None: ...
@@ -138,7 +138,9 @@ class Errandry(Client):
         codec: Codec | None = None,
         store_limits: StoreLimits | None = None,
         write_limits: WriteLimits | None = None,
+        defaults: DefaultOptions | None = None,
     ) -> None:
+        self._default_fields = read_defaults(defaults)
         if store is not None and (url is not None or store_limits is not None):
             raise InvalidValue(
                 "store", type(store).__name__, "is given, so a url or store_limits would have no effect"
@@ -177,7 +179,7 @@ class Errandry(Client):
         """
 
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
-            task = declare_task(self, function, cast("TaskOptions", options))
+            task = declare_task(self, function, cast("TaskOptions", options), self._default_fields)
             existing = self.tasks.get(task.name)
             if existing is not None and not _is_redefinition(existing, task):
                 raise InvalidValue(
@@ -363,7 +365,7 @@ class Errandry(Client):
     def _job_by_name(self, task: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> NewJob:
         declared = self.tasks.get(task)
         if declared is None:
-            return new_job_by_name(self, task, arguments, options)
+            return new_job_by_name(self, task, arguments, options, self._default_fields)
         return declared.using(**cast("UseOptions", options)).new(**arguments).single_job
 
     def _single_jobs(self, calls: list[Call[Any]], bound: BoundApp | None = None) -> list[NewJob]:

@@ -12,7 +12,7 @@ from errandry.api.unique_options import UniqueOptions, read_unique
 from errandry.codec import json_codec
 from errandry.core import check
 from errandry.core.duration import moment, seconds
-from errandry.core.job import Keep, check_tags
+from errandry.core.job import Keep, NewJob, check_tags
 from errandry.core.retry import Backoff, Curve
 from errandry.core.size import format_size, size
 from errandry.errors import InvalidValue
@@ -32,32 +32,41 @@ KeepOption = Keep | Duration | Mapping[str, Duration | int | Mapping[str, int]]
 """How long a finished job is kept: one time, or one by state; `last` limits the number of jobs of a task."""
 
 
-class JobOptions(TypedDict, total=False):
+class DefaultOptions(TypedDict, total=False):
+    """Options that an app can set for all its jobs: `Errandry(defaults={"queue": "mail"})`.
+
+    The options of a task replace those of its app, and the options of `using` replace both. None as `timeout`
+    means no timeout; as `backoff` or `keep` it means `Backoff()` or `Keep()`.
+    """
+
+    queue: str
+    max_attempts: int
+    timeout: Duration | None
+    backoff: BackoffOption | None
+    keep: KeepOption | None
+
+
+class JobOptions(DefaultOptions, total=False):
     """Options of a job, for `@jobs.task(…)` and `task.using(…)`.
 
         await send.using(queue="mail", priority=-1, group="acme").enqueue("ada")
 
     queue         the queue it waits in; a worker may serve some queues only
+    max_attempts  maximum number of runs of its handler, the first included
+    timeout       how long one attempt may take
+    backoff       how long to wait before a retry
+    keep          how long the finished job is kept; {"last": 100} also limits the number of jobs of its task
     priority      lower goes first
     lifo          run it before the other jobs of its priority, newest first
-    max_attempts  maximum number of runs of its handler, the first included
     max_crashes   maximum number of worker deaths while it was running; then it fails
-    backoff       how long to wait before a retry
-    timeout       how long one attempt may take
-    keep          how long the finished job is kept; {"last": 100} also limits the number of jobs of its task
     tags          words to find it by
     group         the fairness, limit and order key of jobs in a queue: a customer, a tenant, an account
     unique        allow only one such job at a time: True, a key, or UniqueOptions(…)
     """
 
-    queue: str
     priority: int
     lifo: bool
-    max_attempts: int
     max_crashes: int
-    backoff: BackoffOption | None
-    timeout: Duration | None
-    keep: KeepOption | None
     tags: tuple[str, ...] | list[str]
     group: str
     unique: bool | str | UniqueOptions | None
@@ -151,6 +160,21 @@ def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def read_defaults(options: DefaultOptions | None) -> dict[str, Any]:
+    """The options of an app as the fields of a job; the errors for wrong ones begin with `defaults`."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise InvalidValue("defaults", options, 'must be a mapping: defaults={"queue": "mail"}')
+    try:
+        check_names(options, DefaultOptions)
+        fields = job_fields(options)
+        NewJob(id="-", task="-", payload="{}", **fields)
+    except InvalidValue as error:
+        raise InvalidValue(f"defaults.{error.name}", error.value, error.why) from None
+    return fields
+
+
 def check_names(options: Mapping[str, Any], kind: type) -> None:
     """Raise InvalidValue if a name is not an option of `kind`."""
     names = tuple(kind.__annotations__)
@@ -228,7 +252,7 @@ def read_metadata(name: str, value: Any) -> str:
 
 _FINISHED_STATES = ("completed", "failed", "canceled")
 _NONE_ALLOWED = ("unique", "delay", "timeout", "run_at", "deadline", "backoff", "keep", "metadata")
-"""Options for which None is the same as leaving them out."""
+"""Options that may be None: the value of a job for which neither app nor task nor `using` sets one."""
 _READERS: dict[str, Callable[[str, Any], Any]] = {
     "delay": read_delay,
     "timeout": lambda name, value: seconds(value, name),

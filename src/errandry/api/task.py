@@ -257,9 +257,15 @@ class Task(Generic[P, R_co]):
 
 
 def declare_task(
-    app: TaskBackend, function: Callable[..., Any], options: TaskOptions | BatchOptions
+    app: TaskBackend,
+    function: Callable[..., Any],
+    options: TaskOptions | BatchOptions,
+    default_fields: Mapping[str, Any],
 ) -> Task[..., Any]:
-    """Make a task of `function`; wrong options raise InvalidValue here, not when a job runs."""
+    """Make a task of `function`. `default_fields` are the fields of its jobs that no option sets.
+
+    Wrong options raise InvalidValue here, not when a job runs.
+    """
     if not inspect.isroutine(function):
         raise InvalidValue("task", function, "must be a function; options go by name: task(name=…)")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -276,9 +282,8 @@ def declare_task(
         redact=_redacted_arguments(function, options),
         version=check_version("version", options.get("version", FIRST_VERSION)),
     )
-    fields = job_fields(
-        {name: value for name, value in options.items() if name in JobOptions.__annotations__}
-    )
+    given = {name: value for name, value in options.items() if name in JobOptions.__annotations__}
+    fields = {**default_fields, **job_fields(given)}
     task: Task[..., Any] = Task(app, function, name, runner, rules, fields)
     task.schedule = read_schedule("schedule", options.get("schedule"))
     return task
@@ -351,12 +356,16 @@ def _linger_seconds(options: Mapping[str, Any]) -> float:
 
 
 def new_job_by_name(
-    app: TaskBackend, task: str, arguments: Mapping[str, Any], options: Mapping[str, Any]
+    app: TaskBackend,
+    task: str,
+    arguments: Mapping[str, Any],
+    options: Mapping[str, Any],
+    default_fields: Mapping[str, Any],
 ) -> NewJob:
     """A job of a task that another program declares; only its worker can check the arguments."""
     job_options = dict(options)
     rules = RunRules(version=check_version("version", job_options.pop("version", FIRST_VERSION)))
-    fields = job_fields(job_options)
+    fields = {**default_fields, **job_fields(job_options)}
     template = _job_template(app, task, rules, fields)
     return _new_job(app, template, fields, to_json("arguments", dict(arguments)))
 

@@ -2,7 +2,7 @@
 
 from typing import assert_type
 
-from errandry import Call, Errandry, Job, SyncJob, chord, flow, parallel
+from errandry import Call, DefaultOptions, Errandry, Job, SyncJob, chord, flow, parallel
 from tests.typing.cases.declaring import (
     loose,
     optioned,
@@ -15,9 +15,12 @@ from tests.typing.cases.declaring import (
 )
 
 jobs = Errandry("memory:")
+defaults: DefaultOptions = {"queue": "mail", "max_attempts": 3, "timeout": None, "backoff": "10s", "keep": 0}
 
 
 async def right() -> None:
+    Errandry(defaults=defaults)
+    Errandry("memory:", defaults={"timeout": "5 minutes"})
     assert_type(await plain.enqueue("ada"), Job[str])
     assert_type(await plain.enqueue("ada", 2), Job[str])
     assert_type(await plain.enqueue(to="ada", copies=2), Job[str])
@@ -59,6 +62,12 @@ async def wrong() -> None:
     plain.new(5)  # E: Argument 1 to "new" of "Task" has incompatible type "int"; expected "str"
     plain.new(adress="ada")  # E: Unexpected keyword argument "adress" for "new" of "Task"
     await jobs.enqueue_many([plain])  # E: List item 0 has incompatible type "Task[[str, int], str]"
+
+
+async def wrong_defaults() -> None:
+    Errandry(defaults={"priority": 1})  # E: Argument "defaults" to "Errandry" has incompatible type
+    Errandry(defaults={"queue": None})  # E: Argument "defaults" to "Errandry" has incompatible type
+    Errandry(defaults={"timeout": []})  # E: Argument "defaults" to "Errandry" has incompatible type
 
 
 async def wrong_through_using() -> None:
