@@ -213,7 +213,7 @@ async def test_an_option_of_the_app_is_stored_with_the_jobs_of_all_its_tasks(
 
         jobs = [await task.enqueue(), await task.using(id="a").enqueue(), await app.enqueue("elsewhere")]
 
-        assert [getattr(await app.record(job.id), option) for job in jobs] == [stored] * 3
+        assert [getattr(await app.client.record(job.id), option) for job in jobs] == [stored] * 3
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ async def test_options_of_a_task_and_of_a_call_replace_those_of_the_app(
             await app.enqueue("elsewhere", **{option: value}),
         ]
 
-        assert [getattr(await app.record(job.id), option) for job in jobs] == [stored] * 5
+        assert [getattr(await app.client.record(job.id), option) for job in jobs] == [stored] * 5
         assert getattr(await enqueue_and_read(app, own.using(**{option: default})), option) != stored
 
 
@@ -260,8 +260,8 @@ async def test_options_of_the_app_apply_to_flows_batches_and_schedules() -> None
         nightly = await app.schedules.put("nightly", task, "0 3 * * *")
 
         made: list[NewJob | JobRecord] = [
-            await app.record(parent.id),
-            await app.record(child.child),
+            await app.client.record(parent.id),
+            await app.client.record(child.child),
             nightly.plan.job,
         ]
         assert [(job.task, job.queue, job.max_attempts) for job in made] == [

@@ -60,7 +60,7 @@ def test_without_lifo_the_option_of_the_task_counts(cli: Cli, shop: Shop, folder
 
     job_id = cli("enqueue", "--app", "shop", "stack").out.strip()
 
-    assert shop.call(shop.jobs.record, job_id).lifo
+    assert shop.call(shop.jobs.client.record, job_id).lifo
     assert "  priority     0, lifo\n" in cli("jobs", "show", job_id).out
 
 

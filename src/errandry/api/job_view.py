@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from errandry.codec.json_codec import Codec, document_info, from_json
 from errandry.core.duration import as_datetime
-from errandry.core.job import AttemptError, JobOrder, JobRecord, Keep, NewJob, Progress
+from errandry.core.job import AttemptError, JobRecord, Keep, NewJob, Progress
 from errandry.core.move import created
 from errandry.core.retry import Backoff
 from errandry.core.state import Reason, State
@@ -137,8 +137,9 @@ class JobView(Generic[R_co]):
         return self.record.priority
 
     @property
-    def order(self) -> JobOrder:
-        return self.record.order
+    def lifo(self) -> bool:
+        """True if it goes before the other jobs of its priority, newest first."""
+        return self.record.lifo
 
     @property
     def attempts(self) -> int:
