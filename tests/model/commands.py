@@ -32,6 +32,7 @@ from errandry.core.command import (
     ReleaseOutcome,
     RemoveJobs,
     Renew,
+    ReportTrouble,
     RerunJobs,
     ResolveJobs,
     RetryOutcome,
@@ -416,6 +417,10 @@ class Chance:
             gone=self.one_in(3),
         )
 
+    def report(self) -> ReportTrouble:
+        texts = ("cannot claim jobs: StoreFull: größe", "x" * 300, "surrogate \udcff and \0", "")
+        return ReportTrouble(self.of(*WORKERS), tuple(self.some(list(texts), 3)))
+
     def upkeep(self) -> Upkeep:
         dead = self.of(*[()] * 4, ("ann",), ("bob", "cy"), ("unknown",))
         return Upkeep(limit=self.of(1_000, 1_000, 1, 2, 3), dead=dead, prune=not self.one_in(5))
@@ -441,6 +446,7 @@ KINDS: dict[str, Callable[[Chance], Command]] = {
     "rule": Chance.rule,
     "schedule": Chance.schedule,
     "beat": Chance.beat,
+    "report": Chance.report,
     "upkeep": Chance.upkeep,
 }
 EVERYDAY = (

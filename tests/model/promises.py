@@ -20,6 +20,7 @@ from errandry.core.command import (
     ReleaseOutcome,
     RemoveJobs,
     Renew,
+    ReportTrouble,
     RerunJobs,
     RetryOutcome,
     Settle,
@@ -28,7 +29,7 @@ from errandry.core.command import (
     Upkeep,
     inserted_jobs,
 )
-from errandry.core.event import EventKind
+from errandry.core.event import EventKind, trouble_text
 from errandry.core.flow import AwaitOutcome, Policy
 from errandry.core.job import JobRecord, Keep, NewJob
 from errandry.core.rule import Overflow
@@ -87,6 +88,7 @@ class Promises:
         self._finished_steps_do_not_change(pass_)
         a_signal_is_accepted_only_in_time(pass_)
         sizes_are_limited(pass_)
+        each_report_has_its_events(pass_)
 
     def check_counts(self, jobs: Jobs, counts: Counts, totals: Counts, events: Sequence[EventEntry]) -> None:
         """P8: counters equal a recount, no job is lost, and totals still count jobs that were removed."""
@@ -230,6 +232,14 @@ def sizes_are_limited(pass_: Pass) -> None:
         assert len(job.errors) <= 20, job
     for step in (step for steps in pass_.steps.values() for step in steps):
         assert len((step.result or "").encode()) <= BOUNDS.step, step
+
+
+def each_report_has_its_events(pass_: Pass) -> None:
+    """Each text of reported trouble is the text of one `error` event, and there are no other such events."""
+    reports = [command for command in pass_.commands if isinstance(command, ReportTrouble)]
+    texts = [trouble_text(report.worker, text) for report in reports for text in report.texts]
+    events = [entry.event for entry in pass_.events if entry.event.kind is EventKind.ERROR]
+    assert [event.text for event in events] == texts, (reports, events)
 
 
 def one_lease_at_a_time(pass_: Pass) -> None:

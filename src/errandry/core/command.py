@@ -23,6 +23,8 @@ from errandry.errors import InvalidValue
 
 DEFAULT_LEASE = 30.0
 STRICT = "strict"
+REPORT_MAX = 100
+"""Maximum number of texts in one `ReportTrouble`."""
 
 
 class Ref(Struct, frozen=True, gc=False):
@@ -392,6 +394,24 @@ class WorkerInfo(Struct, frozen=True):
     paused: PauseInfo | None = None
 
 
+class ReportTrouble(Struct, frozen=True, gc=False):
+    """Write an `error` event for each of these texts: trouble of a worker, not of a job. Answer: WRITTEN.
+
+    If the command is sent again after a lost reply, the events may be written twice.
+    """
+
+    worker: str
+    texts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check.name("worker", self.worker)
+        if not 1 <= len(self.texts) <= REPORT_MAX:
+            raise InvalidValue("texts", len(self.texts), f"a report has 1 to {REPORT_MAX} texts")
+        for text in self.texts:
+            if type(text) is not str:
+                raise InvalidValue("text", text, "must be text")
+
+
 class Upkeep(Struct, frozen=True, gc=False):
     """Expire, tick, promote, lapse, prune, trim and fold, up to `limit` jobs of each. Answer: `UpkeepResult`.
 
@@ -425,6 +445,7 @@ Command = (
     | PutRule
     | ScheduleCommand
     | Beat
+    | ReportTrouble
     | Upkeep
 )
 

@@ -6,8 +6,12 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from errandry.core import check
 from errandry.core.state import Move, State
 from errandry.errors import InvalidValue
+
+ERROR_TEXT_MAX = 200
+"""Maximum number of characters of an error in the text of an event."""
 
 
 class EventKind(StrEnum):
@@ -33,6 +37,7 @@ class EventKind(StrEnum):
     rule_changed      the rule of a queue, task or group was changed; text is the operator or group
     tick_missed       a tick of a schedule did not run; text names the schedule and the tick
     schedule_changed  a schedule was put, paused, resumed or removed; text names the schedule and the change
+    error             trouble of a worker, not of a job; text has the worker, what failed, and the error
     events_missed     this reader missed events that the store has already deleted
     """
 
@@ -56,6 +61,7 @@ class EventKind(StrEnum):
     RULE_CHANGED = "rule_changed"
     TICK_MISSED = "tick_missed"
     SCHEDULE_CHANGED = "schedule_changed"
+    ERROR = "error"
     EVENTS_MISSED = "events_missed"
 
 
@@ -91,6 +97,21 @@ class EventRun(Struct, frozen=True, array_like=True):
         for job in self.jobs:
             for kind in self.kinds:
                 yield Event(kind, job, self.queue, self.task, self.attempt, self.text)
+
+
+def trouble_event(worker: str, text: str) -> Event:
+    """The `error` event for trouble of a worker."""
+    return Event(EventKind.ERROR, "", "", "", 0, trouble_text(worker, text))
+
+
+def trouble_text(worker: str, text: str) -> str:
+    """The text of an `error` event: it begins with the worker."""
+    return check.storable_text(f"{trouble_prefix(worker)}{text}"[:ERROR_TEXT_MAX])
+
+
+def trouble_prefix(worker: str) -> str:
+    """The beginning of the texts of all `error` events of a worker."""
+    return f"worker {worker}: "
 
 
 def expand(event_runs: Iterable[EventRun]) -> tuple[Event, ...]:

@@ -26,6 +26,7 @@ from errandry.core.command import (
     Ref,
     RemoveJobs,
     Renew,
+    ReportTrouble,
     RerunJobs,
     ResolveJobs,
     Settle,
@@ -48,7 +49,7 @@ _ORDER: tuple[type, ...] = (
     *(Start, Renew, Note, PutStep, Settle),
     Insert,
     *(CancelJobs, RerunJobs, EditJobs, PostponeJobs, PromoteJobs, ResolveJobs, RemoveJobs, SendSignal),
-    *(Pause, Resume, PutRule, *get_args(ScheduleCommand), Beat),
+    *(Pause, Resume, PutRule, *get_args(ScheduleCommand), Beat, ReportTrouble),
     Upkeep,
     Claim,
 )

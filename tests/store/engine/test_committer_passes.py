@@ -21,6 +21,7 @@ from errandry.core.command import (
     PutStep,
     Ref,
     RemoveJobs,
+    ReportTrouble,
     RerunJobs,
     ResolveJobs,
     Settle,
@@ -167,6 +168,8 @@ async def test_a_pass_has_one_command_per_key_and_the_next_waits_for_the_next_pa
         (insert("upkeep"), Upkeep()),
         (insert("w"), claim("w")),
         (insert("x"), CancelJobs(query=Query())),
+        (Beat(worker="w"), ReportTrouble("w", ("text",))),
+        (ReportTrouble("w", ("text",)), ReportTrouble("w", ("text",))),
     ],
     ids=lambda pair: "-".join(type(command).__name__ for command in pair),
 )
@@ -236,6 +239,7 @@ async def test_the_commands_of_a_pass_have_the_order_of_the_contract() -> None:
         RunSchedule("e", "run"),
         Backfill("f", 0.0, 1.0),
         Beat(worker="v"),
+        ReportTrouble("v", ("text",)),
         Upkeep(),
         claim("w"),
     ]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from errandry.core.answer import WRITTEN, Claims, Inserted
-from errandry.core.command import Beat, Claim, Insert
+from errandry.core.command import Beat, Claim, Insert, ReportTrouble
 from errandry.core.gate import GateKind, Pause
 from errandry.errors import ReplyLost, SchemaTooNew, StoreClosed, StoreFull, StoreUnavailable
 from errandry.store.engine.backlog import Callback, WriteLimits
@@ -42,10 +42,11 @@ async def test_a_pass_that_makes_no_job_ready_gets_no_piggyback_claim() -> None:
     committer.add_piggyback_claims(source)
 
     await committer.submit(Beat(worker="w"))
+    await committer.submit(ReportTrouble("w", ("text",)))
     await committer.submit(claim("other"))
     await committer.submit(Pause(GateKind.QUEUE, "q"))
 
-    assert [len(commands) for commands in store.passes] == [1, 1, 1]
+    assert [len(commands) for commands in store.passes] == [1, 1, 1, 1]
     assert source.answers == []
 
 

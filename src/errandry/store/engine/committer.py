@@ -34,7 +34,7 @@ from msgspec import Struct
 
 from errandry.clock import Clock, SystemClock
 from errandry.core.answer import Answer, Moved
-from errandry.core.command import Beat, Claim, Command, Note, PutStep, Renew, Start
+from errandry.core.command import Beat, Claim, Command, Note, PutStep, Renew, ReportTrouble, Start
 from errandry.core.gate import Pause
 from errandry.errors import (
     CommandFailed,
@@ -52,7 +52,7 @@ FIRST_BACKOFF, BACKOFF_MAX = 0.05, 2.0
 """Seconds between two attempts to write a pass: at first, and at most. Each wait is varied by ±50 %."""
 RETRY_REJECTED_AFTER = 0.25
 """Seconds before a single rejected command is put back, while the rest of its pass was written."""
-_MAKES_NO_JOB_READY = frozenset((Start, Renew, Note, PutStep, Pause, Beat, Claim))
+_MAKES_NO_JOB_READY = frozenset((Start, Renew, Note, PutStep, Pause, Beat, ReportTrouble, Claim))
 """Commands that never make a job ready to be claimed."""
 
 PiggybackClaims = Callable[[], Iterable[tuple[Claim, Future]]]

@@ -26,6 +26,7 @@ from errandry.core.command import (
     Ref,
     RemoveJobs,
     Renew,
+    ReportTrouble,
     RerunJobs,
     ResolveJobs,
     RetryOutcome,
@@ -34,7 +35,7 @@ from errandry.core.command import (
     Start,
     Upkeep,
 )
-from errandry.core.event import EventKind
+from errandry.core.event import EventKind, trouble_text
 from errandry.core.flow import AwaitOutcome
 from errandry.core.gate import Pause, PutRule, Resume
 from errandry.core.job import JobRecord, LogLine
@@ -147,6 +148,12 @@ def beat(work: UnitOfWork, command: Beat) -> Ack:
     return WRITTEN
 
 
+def report_trouble(work: UnitOfWork, command: ReportTrouble) -> Ack:
+    for text in command.texts:
+        work.emit(EventKind.ERROR, text=trouble_text(command.worker, text))
+    return WRITTEN
+
+
 def _is_repeat(job: JobRecord | None, ref: Ref, outcome: Move) -> bool:
     """Return True if this outcome is written already. A job canceled before it started counts as given up."""
     if job is None or job.fence != ref.fence or job.state in HELD_STATES:
@@ -191,5 +198,6 @@ _HANDLERS: dict[type, Callable[[UnitOfWork, Any], Answer]] = {
     RunSchedule: schedule.run,
     Backfill: schedule.backfill,
     Beat: beat,
+    ReportTrouble: report_trouble,
     Upkeep: upkeep.upkeep,
 }

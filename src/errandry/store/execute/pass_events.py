@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from errandry.core.event import KINDS_OF_MOVE, EventKind, EventRun
+from errandry.core.event import ERROR_TEXT_MAX, KINDS_OF_MOVE, EventKind, EventRun
 from errandry.core.job import JobRecord
 from errandry.core.state import FAILED, RUNNING, TERMINAL, Move, State
 from errandry.core.stats import RUNS, TOTAL_PREFIX, WAITS, bucket
@@ -20,9 +20,6 @@ _LIFETIME = {
     Move.EXPIRE: "total.expired",
 }
 _REMOVED = (EventKind.REMOVED,)
-
-ERROR_TEXT_MAX = 200
-"""Maximum number of characters of an error in the text of an event."""
 
 _MoveKind = tuple[Move | None, State | None, State | None, str, str, int, str]
 """What the jobs of a run have in common: move, state left and reached, queue, task, attempts, error text."""

@@ -1,7 +1,7 @@
 """Tracks: connections with a thread each, on which passes run in parallel.
 
-Commands of workers about the jobs they hold have a track of their own. So a backlog of inserts, or a lock of
-another transaction, delays no renewal of a lease and no outcome.
+Commands of workers about the jobs they hold, and about themselves, have a track of their own. So a backlog of
+inserts, or a lock of another transaction, delays no renewal of a lease and no outcome.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from errandry.core.command import (
     Note,
     PutStep,
     Renew,
+    ReportTrouble,
     Settle,
     Start,
     Upkeep,
@@ -43,7 +44,7 @@ REPLY_TIMEOUTS = (9.0, 15.0, 120.0)
 BULK_SIZE = 1_000
 """Number of jobs from which a command goes to the bulk track."""
 
-_WORKER_COMMANDS = frozenset((Start, Renew, Note, PutStep, Settle, Beat))
+_WORKER_COMMANDS = frozenset((Start, Renew, Note, PutStep, Settle, Beat, ReportTrouble))
 
 
 def track_of(command: Command) -> int:

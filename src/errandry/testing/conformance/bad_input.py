@@ -22,6 +22,7 @@ from errandry.core.command import (
     Ref,
     ReleaseOutcome,
     Renew,
+    ReportTrouble,
     RerunJobs,
     ResolveJobs,
     RetryOutcome,
@@ -125,6 +126,8 @@ INVALID_FIELDS: list[tuple[str, str, dict[str, Any], MakeCommand]] = [
     ("beat", "worker", BAD_NAMES, lambda bad: Beat(worker=bad)),
     ("beat", "queue", BAD_NAMES, lambda bad: Beat(worker="w", queues=(bad,))),
     ("beat", "task", BAD_NAMES, lambda bad: Beat(worker="w", tasks=(bad,))),
+    ("report", "worker", BAD_NAMES, lambda bad: ReportTrouble(bad, ("text",))),
+    ("report", "text", {"bytes": b"text", "None": None}, lambda bad: ReportTrouble("w", ("fine", bad))),
     ("upkeep", "worker", BAD_NAMES, lambda bad: Upkeep(dead=(bad,))),
     ("insert", "delay", BAD_DURATIONS, lambda bad: _insert_command(delay=bad)),
     ("insert", "timeout", {**BAD_DURATIONS, "zero": 0.0}, lambda bad: _insert_command(timeout=bad)),
@@ -187,6 +190,8 @@ INVALID_COMMANDS: list[tuple[str, Callable[[], Command]]] = [
     ("host", lambda: Beat(worker="w", host="\ud800")),
     ("pid", lambda: Beat(worker="w", pid=2**70)),
     ("started_at", lambda: Beat(worker="w", started_at=nan)),
+    ("texts", lambda: ReportTrouble("w", ())),
+    ("texts", lambda: ReportTrouble("w", ("text",) * 101)),
     ("below", lambda: CancelJobs(query=Query(), below=2**70)),
 ]
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from errandry.core.answer import WRITTEN
 from errandry.core.command import (
     CancelJobs,
     Claim,
@@ -10,6 +11,7 @@ from errandry.core.command import (
     Insert,
     Note,
     ReleaseOutcome,
+    ReportTrouble,
     RetryOutcome,
     Settle,
 )
@@ -149,6 +151,44 @@ class ReportedEvents:
         assert (line.kind, line.job, line.queue, line.task) == (EventKind.LOG, job.id, "q", "t")
         assert line.text == "one"
         assert len(long.text) <= 200
+
+    async def test_reported_trouble_is_an_error_event_of_no_job(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await given.waiting()
+        cursor = await store.latest_cursor()
+        clock.advance(5)
+
+        answers = await store.commit(
+            [
+                ReportTrouble("mail-1", ("cannot claim jobs: StoreFull: größe", "upkeep failed")),
+                ReportTrouble("mail-2", ("x" * 500,)),
+            ]
+        )
+
+        entries = (await store.events(cursor)).entries
+        assert answers == [WRITTEN, WRITTEN]
+        assert [(entry.at, entry.event) for entry in entries] == [
+            (clock.time(), Event(EventKind.ERROR, "", "", "", 0, text))
+            for text in (
+                "worker mail-1: cannot claim jobs: StoreFull: größe",
+                "worker mail-1: upkeep failed",
+                f"worker mail-2: {'x' * 500}"[:200],
+            )
+        ]
+
+    async def test_reported_trouble_wakes_readers_and_changes_nothing_else(
+        self, store: Store, given: Given
+    ) -> None:
+        await given.waiting()
+        before, version = await requests.snapshot(store), store.version()
+
+        await requests.send(store, ReportTrouble("w", ("characters that no store keeps: \0 \udcff",)))
+
+        assert await store.wait_for_change(version, 10.0)
+        assert (await requests.snapshot(store))[:-1] == before[:-1]
+        [*_, trouble] = await requests.read_events(store)
+        assert trouble.text == "worker w: characters that no store keeps: \ufffd \ufffd"
 
     async def test_the_events_of_a_pass_follow_the_order_of_its_commands(
         self, store: Store, given: Given
