@@ -29,6 +29,7 @@ from errandry import Errandry, event_loop
 from errandry.core.answer import Claims
 from errandry.core.command import Claim, CompleteOutcome, Insert, Ref, ResolveJobs, Settle
 from errandry.core.job import Keep, NewJob
+from errandry.worker.trouble import TroubleReporter
 from errandry.worker.upkeep import UpkeepLoop
 
 JOBS = 1_000_000
@@ -68,7 +69,7 @@ class Pruner:
     """Runs upkeep as a worker does, with pauses."""
 
     def __init__(self, app: Errandry) -> None:
-        self._upkeeper = UpkeepLoop(app, "bench", 1.0)
+        self._upkeeper = UpkeepLoop(app, TroubleReporter(app, "bench"), 1.0)
         self._periods: list[tuple[float, float]] = []
 
     @property

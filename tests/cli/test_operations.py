@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from errandry.core.command import Beat, Claim
+from errandry.core.command import Beat, Claim, ReportTrouble
 from errandry.worker.liveness import Liveness
 from tests.cli.conftest import Cli, Shop
 
@@ -258,6 +258,16 @@ class TestEvents:
         assert len(cli("events", "--job", "job-3", "--task", "send").out.splitlines()) == 2
         assert cli("events", "--task", "other").out == ""
         assert cli("events", "--kind", "cancelled").code == 2
+
+    def test_trouble_of_workers_is_printed(self, cli: Cli, shop: Shop) -> None:
+        shop.enqueue()
+        shop.call(shop.jobs.engine.submit, ReportTrouble("mail-1", ("upkeep failed: OSError: no\nspace",)))
+
+        [line] = cli("events", "--kind", "error").out.splitlines()
+        [event] = cli("events", "--kind", "error", "--json").data
+
+        assert line.split(maxsplit=3)[2:] == ["error", "worker mail-1: upkeep failed: OSError: no\\nspace"]
+        assert event["text"] == "worker mail-1: upkeep failed: OSError: no\nspace"
 
     def test_a_cursor_continues_after_its_event(self, cli: Cli, shop: Shop) -> None:
         for number in range(3):

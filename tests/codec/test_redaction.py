@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from errandry import Errandry, Fail, JobContext
 from errandry.cli.job_view import as_data
-from errandry.codec.redaction import REDACTED, Redactor, redact_arguments
+from errandry.codec.json_codec import DocumentInfo, PlainCodec
+from errandry.codec.redaction import REDACTED, Redactor, redact_arguments, redact_text
 from errandry.core.event import EventKind
 from errandry.errors import InvalidValue
 from errandry.testing import drain
@@ -129,3 +130,31 @@ def test_redacting_an_unknown_argument_is_refused(jobs: Errandry) -> None:
 )
 def test_values_of_all_kinds_are_redacted(value: Any, text: str, redacted: str) -> None:
     assert Redactor(["it"], [{"it": value, "other": "here"}]).text(text) == redacted
+
+
+async def test_a_text_about_jobs_is_redacted_for_each_of_them(jobs: Errandry) -> None:
+    @jobs.task(redact="card")
+    async def charge(card: str, cents: int) -> None: ...
+
+    @jobs.task
+    async def ship(to: str) -> None: ...
+
+    calls = [charge.new("4111-1111", 1230), charge.new("5500-0000", 1230), ship.new("ada")]
+    records = [await jobs.client.record(job.id) for job in await jobs.enqueue_many(calls)]
+    text = "4111-1111 and 5500-0000 of ada: 1230"
+
+    assert redact_text(text, records, jobs.codec) == f"{REDACTED} and {REDACTED} of ada: 1230"
+    assert redact_text(text, records[2:], jobs.codec) == text
+
+
+async def test_a_text_about_arguments_that_cannot_be_read_is_hidden_completely(jobs: Errandry) -> None:
+    class LockedCodec(PlainCodec):
+        def unseal(self, text: str, document: DocumentInfo) -> str:
+            raise OSError("the key server is away")
+
+    @jobs.task(redact="card")
+    async def charge(card: str) -> None: ...
+
+    record = await jobs.client.record((await charge.enqueue("4111-1111")).id)
+
+    assert redact_text("declined: 4111-1111", [record], LockedCodec()) == REDACTED

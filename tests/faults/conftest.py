@@ -7,6 +7,7 @@ import pytest
 
 from errandry.event_loop import ASYNCIO, LOOP_VARIABLE
 from tests.faults.scene import Scene
+from tests.faults.troubled import TroubledApp
 from tests.machine_load import MachineLoad
 from tests.store.server import server
 
@@ -39,3 +40,11 @@ def load() -> Iterator[MachineLoad]:
     """The load of the machine since the test began."""
     with MachineLoad() as load:
         yield load
+
+
+@pytest.fixture
+async def troubled() -> AsyncIterator[TroubledApp]:
+    """An app on a store in memory that fails on demand."""
+    troubled = TroubledApp()
+    async with troubled.app:
+        yield troubled

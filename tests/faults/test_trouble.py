@@ -5,118 +5,19 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from errandry import Errandry, JobContext, Worker, WorkerOptions
-from errandry.clock import SystemClock
+from errandry import Worker, WorkerOptions
 from errandry.core.answer import Answer, UpkeepResult
 from errandry.core.command import Beat, Claim, Command, Renew, Settle, Start, Upkeep, WorkerInfo
 from errandry.core.state import State
-from errandry.errors import StoreFull, StoreRefused, StoreUnavailable
-from errandry.store.contract import Store
-from errandry.store.memory.driver import MemoryStore
+from errandry.errors import StoreRefused, StoreUnavailable
 from errandry.worker import leases, liveness, worker
 from tests.faults.process import WAIT_TIMEOUT, wait_until, wait_until_async
-
-FULL = StoreFull("memory", "no space left")
-LEASE = 60.0
-
-
-class FailingStore:
-    """A store that raises `error_for(command)`, and awaits `before_read[name]()` before a read."""
-
-    def __init__(self) -> None:
-        self.store = MemoryStore()
-        self.received: list[Command] = []
-        self.error_for: Callable[[Command], Exception | None] = lambda _: None
-        self.before_read: dict[str, Callable[[], Awaitable[Any]]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.store, name)
-        if name not in self.before_read:
-            return method
-
-        async def read(*args: Any) -> Any:
-            await self.before_read[name]()
-            return await method(*args)
-
-        return read
-
-    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
-        self.received += commands
-        for command in commands:
-            if (error := self.error_for(command)) is not None:
-                raise error
-        return await self.store.commit(commands)
-
-    def count(self, kind: type[Command]) -> int:
-        return sum(isinstance(command, kind) for command in self.received)
-
-
-class SkewedClock(SystemClock):
-    """The clock of a machine that has slept for `skew` seconds, while its store has not."""
-
-    skew = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.skew
-
-
-class TroubledApp:
-    """An app on a failing store, with an async task that waits for `may_finish` and a thread task.
-
-    Leases are long enough for a busy machine. Where one must expire, the test sets the clock ahead.
-    """
-
-    def __init__(self) -> None:
-        self.store, self.clock = FailingStore(), SkewedClock()
-        self.app = Errandry(store=cast("Store", self.store), clock=self.clock)
-        self.may_finish, self.may_commit = asyncio.Event(), threading.Event()
-        self.began: list[str] = []
-        self.ended: list[str] = []
-
-        @self.app.task
-        async def wait(ctx: JobContext) -> str:
-            self.began.append(ctx.id)
-            try:
-                await self.may_finish.wait()
-            except asyncio.CancelledError:
-                self.ended.append("canceled")
-                raise
-            return "done"
-
-        @self.app.task
-        def answer(ctx: JobContext) -> str:
-            self.began.append(ctx.id)
-            return "done"
-
-        self.wait, self.answer = wait, answer
-
-    @asynccontextmanager
-    async def running_worker(self, **options: Any) -> AsyncIterator[Worker]:
-        defaults = {"lease": LEASE, "renew_every": 0.05, "grace": 0.1, "upkeep_every": 0.02}
-        worker = Worker(self.app, WorkerOptions(**defaults | options))
-        work = asyncio.create_task(worker.run())
-        try:
-            yield worker
-        finally:
-            worker.stop()
-            await work
-
-    async def state(self, job_id: str) -> State:
-        return (await self.app.client.record(job_id)).state
-
-
-@pytest.fixture
-async def troubled() -> AsyncIterator[TroubledApp]:
-    troubled = TroubledApp()
-    async with troubled.app:
-        yield troubled
+from tests.faults.troubled import FULL, LEASE, TroubledApp
 
 
 async def test_claimed_jobs_run_although_the_next_claim_fails(troubled: TroubledApp) -> None:

@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from errandry import Errandry
+from errandry import Errandry, Worker, WorkerOptions
 from errandry.core.command import CompleteOutcome, Note
 from errandry.core.event import EventKind
 from errandry.core.job import Progress
-from errandry.store.contract import Store, StoreLimits
-from errandry.store.memory.driver import MemoryStore
+from errandry.store.contract import EventEntry, Store
 from errandry.testing import FakeClock
 from errandry.testing.conformance import requests
 from errandry.testing.given import Given, ref
@@ -119,23 +118,28 @@ async def test_pauses_and_resumes_are_reported(jobs: Errandry) -> None:
     ]
 
 
-async def test_a_reader_that_fell_behind_gets_events_missed() -> None:
-    """> error: An error occurred in the queue/worker.
+async def test_trouble_of_a_worker_is_an_error(jobs: Errandry) -> None:
+    """> error: An error occurred in the queue/worker"""
+    cursor = await jobs.latest_cursor()
+    heard: list[str] = []
 
-    Here the reader of a log learns that events it had not read were trimmed.
-    """
-    clock = FakeClock()
-    async with Errandry(store=MemoryStore(clock, StoreLimits(events=1)), clock=clock) as jobs:
-        given = Given(jobs.store)
-        await given.waiting()
-        first = (await jobs.store.events(None, 1)).cursor
-        for _ in range(3):
-            await given.waiting()
-        await requests.run_upkeep(jobs.store)
+    @jobs.task
+    async def send() -> None: ...
 
-        async for entry in jobs.events(after=first):
-            assert entry.event.kind is EventKind.EVENTS_MISSED
-            break
+    @jobs.on("error")
+    async def alarm(entry: EventEntry) -> None:
+        heard.append(entry.event.text)
+
+    @jobs.on("completed")
+    async def breaks(entry: EventEntry) -> None:
+        raise ConnectionError("no route to host")
+
+    await send.enqueue()
+    await Worker(jobs, WorkerOptions(burst=True)).run()
+
+    stored = await anext(jobs.events(after=cursor, kind="error"))
+    assert heard == [stored.event.text]
+    assert heard[0].endswith("raised: ConnectionError: no route to host")
 
 
 async def test_an_observer_sees_the_events_of_a_job_until_its_end(jobs: Errandry) -> None:

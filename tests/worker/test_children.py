@@ -226,6 +226,33 @@ async def test_a_process_that_cannot_be_started_is_an_error_of_the_attempt(
     assert record.errors[0].type == "FileNotFoundError"
 
 
+async def test_the_death_of_a_process_is_an_error_of_the_worker_too(jobs: Errandry) -> None:
+    cursor = await jobs.latest_cursor()
+    await child_tasks.ends_for_good.enqueue("exit")
+    await run_burst(jobs)
+
+    async with asyncio.timeout(WAIT_TIMEOUT):
+        entry = await anext(jobs.events(cursor, kind="error"))
+    assert entry.event.text.partition(": ")[2].startswith(
+        "a child process failed in task ends_for_good: ProcessDied: the process exited with code "
+    )
+
+
+async def test_an_idle_process_that_died_is_replaced_and_reported(jobs: Errandry) -> None:
+    cursor = await jobs.latest_cursor()
+    async with running_worker(jobs, process_slots=1):
+        first = (await (await child_tasks.process_info.enqueue()).result(timeout=WAIT_TIMEOUT))["pid"]
+        os.kill(first, signal.SIGKILL)
+        await wait_until_ended(first)
+        second = (await (await child_tasks.process_info.enqueue()).result(timeout=WAIT_TIMEOUT))["pid"]
+
+        async with asyncio.timeout(WAIT_TIMEOUT):
+            entry = await anext(jobs.events(cursor, kind="error"))
+
+    assert second != first
+    assert "an idle child process has died" in entry.event.text
+
+
 async def test_fail_on_can_name_the_death_of_a_process(jobs: Errandry) -> None:
     job = await child_tasks.dies.enqueue()
     await run_burst(jobs)

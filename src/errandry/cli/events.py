@@ -20,6 +20,7 @@ COLORS = {
     EventKind.COMPLETED: "green",
     EventKind.FAILED: "red",
     EventKind.STALLED: "red",
+    EventKind.ERROR: "red",
     EventKind.EVENTS_MISSED: "red",
     EventKind.RETRYING: "yellow",
     EventKind.PAUSED: "yellow",

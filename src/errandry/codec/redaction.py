@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from errandry.codec.json_codec import Codec, document_info, from_json
 from errandry.core.command import FailOutcome, GiveUpOutcome, Outcome, RetryOutcome
+from errandry.core.job import JobRecord
 
 REDACTED = "•••"
 METADATA_KEY = "errandry.redact"
@@ -24,10 +26,33 @@ def with_redacted_names(metadata: str | None, names: Iterable[str]) -> str:
 
 def redact_arguments(arguments: Any, metadata: str | None) -> Any:
     """The arguments with those replaced that the job's metadata names."""
-    if metadata is None or METADATA_KEY not in metadata or not isinstance(arguments, dict):
+    names = redacted_names(metadata)
+    if not names or not isinstance(arguments, dict):
         return arguments
-    redacted_names = msgspec.json.decode(metadata).get(METADATA_KEY, ())
-    return {name: REDACTED if name in redacted_names else value for name, value in arguments.items()}
+    return {name: REDACTED if name in names else value for name, value in arguments.items()}
+
+
+def redacted_names(metadata: str | None) -> tuple[str, ...]:
+    """The names of a job's redacted arguments, from its metadata."""
+    if metadata is None or METADATA_KEY not in metadata:
+        return ()
+    return tuple(msgspec.json.decode(metadata).get(METADATA_KEY, ()))
+
+
+def redact_text(text: str, jobs: Iterable[JobRecord], codec: Codec) -> str:
+    """The text without the redacted arguments of these jobs; without any text if they cannot be read."""
+    names: set[str] = set()
+    calls = []
+    for job in jobs:
+        if redacted := redacted_names(job.metadata):
+            try:
+                arguments = from_json(codec.unseal(job.payload, document_info(job, "payload")))
+            except Exception:
+                return REDACTED
+            if isinstance(arguments, dict):
+                names.update(redacted)
+                calls.append(arguments)
+    return Redactor(names, calls).text(text)
 
 
 class Redactor:

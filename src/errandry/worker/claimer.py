@@ -27,6 +27,7 @@ from errandry.worker.dispatcher import Dispatcher, batch_specs
 from errandry.worker.options import WorkerOptions
 from errandry.worker.slots import Slots
 from errandry.worker.throttled_log import ThrottledLog
+from errandry.worker.trouble import TroubleReporter
 
 log = logging.getLogger("errandry.worker")
 
@@ -64,13 +65,13 @@ class Claimer:
     def __init__(
         self,
         app: Errandry,
-        worker: str,
+        trouble: TroubleReporter,
         options: WorkerOptions,
         slots: Slots,
         dispatcher: Dispatcher,
         is_idle: Callable[[], bool],
     ) -> None:
-        self._app, self._worker, self._options, self._slots = app, worker, options, slots
+        self._app, self._trouble, self._options, self._slots = app, trouble, options, slots
         self._dispatcher, self._is_idle = dispatcher, is_idle
         prefix = secrets.token_hex(8)
         self._nonces = (f"{prefix}-{number}" for number in itertools.count())
@@ -85,11 +86,14 @@ class Claimer:
         self._batch_specs: tuple[BatchSpec, ...] = ()
         self._in_flight: set[asyncio.Future[None] | asyncio.Task[bool]] = set()
         self._avoided_until: dict[str, float] = {}
-        self._claim_log = ThrottledLog(app.clock, "cannot claim jobs, retrying", "jobs can be claimed again")
+        self._claim_log = ThrottledLog(
+            app.clock, "cannot claim jobs, retrying", "jobs can be claimed again", trouble.report
+        )
         self._watch_log = ThrottledLog(
             app.clock,
             f"cannot watch the store for changes, polling every {POLL_INTERVAL:g} s",
             "the store can be watched for changes again",
+            trouble.report,
         )
 
     async def run(self) -> None:
@@ -232,6 +236,7 @@ class Claimer:
             try:
                 answer = await self._app.engine.submit(command)
             except ErrandryError as error:
+                self._trouble.report("cannot recover a claim after a lost reply", error)
                 is_expired = self._app.clock.monotonic() >= sent_at + self._options.lease
                 if self._stopped or is_expired or not isinstance(error, StoreUnavailable):
                     log.warning(
@@ -304,8 +309,10 @@ class Claimer:
             if renewed:
                 has_some = True
                 self._dispatcher.dispatch(renewed, now, request.is_prefetch)
-            jobs = tuple(job for job, answer in answers if isinstance(answer, StoreUnavailable))
-            if jobs:
+            failed = [(job, answer) for job, answer in answers if isinstance(answer, StoreUnavailable)]
+            jobs = tuple(job for job, _ in failed)
+            if failed:
+                self._trouble.report("cannot renew the jobs of a slow claim", failed[0][1])
                 if self._stopped or self._app.clock.monotonic() >= expires_at:
                     log.warning(
                         "cannot renew %d jobs of a slow claim, they wait until their leases expire", len(jobs)
@@ -391,7 +398,7 @@ class Claimer:
     def _claim_command(self, request: ClaimRequest, has_suspect: bool) -> Claim:
         start = not request.is_prefetch and not request.joins_batch
         return Claim(
-            worker=self._worker,
+            worker=self._trouble.worker,
             nonce=next(self._nonces),
             limit=request.limit,
             queues=self._options.queues,

@@ -31,6 +31,7 @@ from errandry.worker.options import WorkerOptions
 from errandry.worker.settler import Settler
 from errandry.worker.step_writer import StepWriter
 from errandry.worker.threads import ThreadPool
+from errandry.worker.trouble import OnTrouble, ignore_trouble
 
 log = logging.getLogger("errandry.worker")
 
@@ -49,12 +50,14 @@ class Executor:
         options: WorkerOptions,
         on_returned: Callable[[HandlerCall], None],
         on_settled: Callable[[JobRun], None],
+        on_trouble: OnTrouble = ignore_trouble,
         children: ChildPool | None = None,
     ) -> None:
         self._app, self._options, self._on_returned, self._on_settled = app, options, on_returned, on_settled
-        self._threads, self._children, self._settler = ThreadPool(), children, Settler(app, options)
+        self._threads, self._children, self._on_trouble = ThreadPool(), children, on_trouble
+        self._settler = Settler(app, options, on_trouble)
         self._attempts = AttemptRunner(app, app.codec, self._call_in_thread)
-        self.save_step = StepWriter(app).save
+        self.save_step = StepWriter(app, on_trouble).save
         self._tasks: dict[HandlerCall, asyncio.Task[None]] = {}
 
     @property
@@ -129,6 +132,8 @@ class Executor:
         answers = await self._submit_starts([Start(run.ref) for run in runs])
         for run, answer in zip(runs, answers, strict=True):
             if answer not in (WRITTEN, ALREADY):
+                if isinstance(answer, ErrandryError):
+                    self._on_trouble("cannot start claimed jobs", answer)
                 log.log(
                     logging.WARNING if isinstance(answer, ErrandryError) else logging.INFO,
                     "not starting %s, the store did not accept its start: %s",

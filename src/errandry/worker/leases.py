@@ -15,6 +15,7 @@ from errandry.store.engine.engine import Engine
 from errandry.worker.handler_call import JobRun, StopReason
 from errandry.worker.options import WorkerOptions
 from errandry.worker.throttled_log import ThrottledLog
+from errandry.worker.trouble import OnTrouble, ignore_trouble
 
 log = logging.getLogger("errandry.worker")
 
@@ -27,13 +28,25 @@ POLL_INTERVAL = 1.0
 class Leases:
     """The leases a worker holds, by job."""
 
-    def __init__(self, engine: Engine, clock: Clock, worker: str, options: WorkerOptions) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        worker: str,
+        options: WorkerOptions,
+        on_trouble: OnTrouble = ignore_trouble,
+    ) -> None:
         self._engine, self._clock, self._worker, self._options = engine, clock, worker, options
         self._held: dict[str, JobRun] = {}
         self._watch_log = ThrottledLog(
-            clock, "cannot read which running jobs are canceled, retrying", "cancels can be read again"
+            clock,
+            "cannot read which running jobs are canceled, retrying",
+            "cancels can be read again",
+            on_trouble,
         )
-        self._renewal_log = ThrottledLog(clock, "cannot renew leases, retrying", "leases are renewed again")
+        self._renewal_log = ThrottledLog(
+            clock, "cannot renew leases, retrying", "leases are renewed again", on_trouble
+        )
 
     def take(self, run: JobRun) -> None:
         """Hold the lease of a job that was just claimed. An earlier claim of it by this worker is lost."""

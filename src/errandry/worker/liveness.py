@@ -9,7 +9,6 @@ import logging
 import os
 import secrets
 import tempfile
-from contextlib import suppress
 
 log = logging.getLogger("errandry.worker")
 
@@ -68,10 +67,13 @@ def is_dead(path: str) -> bool:
     return True
 
 
-def remove_lock_file(path: str) -> None:
-    """Remove the lock file of a dead worker."""
-    with suppress(OSError):
+def remove_lock_file(path: str) -> bool:
+    """Remove the lock file of a dead worker; False if it does not exist, because another has removed it."""
+    try:
         os.unlink(path)
+    except OSError:
+        return False
+    return True
 
 
 def _lock_folder() -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from errandry.api.app import Errandry
+from errandry.codec.redaction import redact_text
 from errandry.core.answer import ALREADY, WRITTEN, Answer
 from errandry.core.command import CompleteOutcome, FailOutcome, Outcome, RemoveJobs, Settle
 from errandry.core.job import Failure
@@ -13,6 +14,7 @@ from errandry.core.state import Reason
 from errandry.errors import ErrandryError, InvalidValue, ReplyLost, StoreClosed, StoreUnavailable
 from errandry.worker.handler_call import JobRun
 from errandry.worker.options import WorkerOptions
+from errandry.worker.trouble import OnTrouble
 
 log = logging.getLogger("errandry.worker")
 
@@ -25,8 +27,8 @@ OnSettled = Callable[[JobRun], None]
 class Settler:
     """Writes outcomes by callbacks, so that no task has to wait for the answer."""
 
-    def __init__(self, app: Errandry, options: WorkerOptions) -> None:
-        self._app, self._options = app, options
+    def __init__(self, app: Errandry, options: WorkerOptions, on_trouble: OnTrouble) -> None:
+        self._app, self._options, self._on_trouble = app, options, on_trouble
         self._open_count = 0
         self._pending: asyncio.Future[None] | None = None
 
@@ -63,15 +65,21 @@ class Settler:
     def _handle_removal(self, run: JobRun, on_settled: OnSettled, answer: Answer) -> None:
         if isinstance(answer, ErrandryError):
             log.warning("cannot remove %s, it stays as completed: %s", run, answer)
+            self._report("cannot remove a job that was discarded", run, answer)
         self._finish(run, on_settled)
 
     def note(self, run: JobRun) -> None:
         """Write what a run has noted."""
         if (note := run.take_notes()) is not None:
             try:
-                self._app.engine.send(note, partial(_check_note, run), run.loop)
+                self._app.engine.send(note, partial(self._handle_note, run), run.loop)
             except ErrandryError as error:
-                _check_note(run, error)
+                self._handle_note(run, error)
+
+    def _handle_note(self, run: JobRun, answer: Answer) -> None:
+        if isinstance(answer, ErrandryError):
+            log.warning("%s: its progress and log lines could not be written, dropping them: %s", run, answer)
+            self._report("cannot write progress and log lines of jobs", run, answer)
 
     def _send(
         self,
@@ -86,6 +94,7 @@ class Settler:
             log.error(
                 "%s: its outcome may be unwritten, no reply came before its lease expired; giving up", run
             )
+            self._on_trouble("gave up on an outcome: the store did not reply before the lease expired")
             self._finish(run, on_settled)
             return
         if run.is_lost and not in_doubt:
@@ -114,6 +123,7 @@ class Settler:
                 case StoreUnavailable() if not isinstance(answer, StoreClosed):
                     if is_first:
                         log.warning("%s: its outcome cannot be written yet, retrying: %s", run, answer)
+                    self._report("cannot write outcomes, retrying", run, answer)
                     in_doubt |= isinstance(answer, ReplyLost)
                     run.is_settling = in_doubt  # if it was written, there is no lease to renew or to lose
                     delay = min(RETRY_AFTER, self._options.renewal)
@@ -125,9 +135,13 @@ class Settler:
                     return
                 case ErrandryError():
                     log.error("%s: giving up on its outcome, which could not be written: %s", run, answer)
+                    self._report("gave up on an outcome", run, answer)
                 case _:
                     log.warning("%s: its outcome came too late, discarding it: %s", run, answer)
         self._finish(run, on_settled)
+
+    def _report(self, what: str, run: JobRun, error: ErrandryError) -> None:
+        self._on_trouble(what, error, partial(redact_text, jobs=(run.job,), codec=self._app.codec))
 
     def _finish(self, run: JobRun, on_settled: OnSettled) -> None:
         self._open_count -= 1
@@ -135,8 +149,3 @@ class Settler:
             self._pending.set_result(None)
             self._pending = None
         on_settled(run)
-
-
-def _check_note(run: JobRun, answer: Answer) -> None:
-    if isinstance(answer, ErrandryError):
-        log.warning("%s: its progress and log lines could not be written, dropping them: %s", run, answer)

@@ -6,11 +6,13 @@ from functools import partial
 
 from errandry.api.app import Errandry
 from errandry.codec.json_codec import DocumentInfo
+from errandry.codec.redaction import redact_text
 from errandry.core.answer import ALREADY, WRITTEN, Answer, Lost
 from errandry.core.command import PutStep
 from errandry.core.step import StepKind
 from errandry.errors import CommandFailed, ErrandryError, LeaseLost, StoreClosed, StoreUnavailable
 from errandry.worker.handler_call import JobRun, StopReason
+from errandry.worker.trouble import OnTrouble
 
 log = logging.getLogger("errandry.worker")
 
@@ -24,8 +26,8 @@ class StepWriter:
     The effects of a step cannot be undone, so its result is retried until it is written or the run stops.
     """
 
-    def __init__(self, app: Errandry) -> None:
-        self._app = app
+    def __init__(self, app: Errandry, on_trouble: OnTrouble) -> None:
+        self._app, self._on_trouble = app, on_trouble
 
     def save(self, run: JobRun, name: str, text: str) -> "Future[None]":
         """A future that is done when the result is durable, or raises LeaseLost. From any thread."""
@@ -59,6 +61,8 @@ class StepWriter:
                 saved.set_exception(LeaseLost(run.job.id, run.job.fence, cause))
             case StoreUnavailable() if not isinstance(answer, StoreClosed) and run.stop_reason is None:
                 log.warning("%s: step %s cannot be written yet, retrying: %s", run, command.name, answer)
+                redact = partial(redact_text, jobs=(run.job,), codec=self._app.codec)
+                self._on_trouble("cannot write step results, retrying", answer, redact)
                 run.loop.call_later(RETRY_AFTER, self._send, run, command, saved)
             case ErrandryError():
                 saved.set_exception(answer)

@@ -3,6 +3,7 @@
 import logging
 
 from errandry.clock import Clock
+from errandry.worker.trouble import OnTrouble, ignore_trouble
 
 log = logging.getLogger("errandry.worker")
 
@@ -11,10 +12,16 @@ REPEAT_AFTER = 30.0
 
 
 class ThrottledLog:
-    """Log lines of a loop: `failure` as a warning while it fails, `recovery` once it succeeds again."""
+    """Log lines of a loop: `failure` as a warning while it fails, `recovery` once it succeeds again.
 
-    def __init__(self, clock: Clock, failure: str, recovery: str) -> None:
+    Each failure is also passed to `on_trouble`.
+    """
+
+    def __init__(
+        self, clock: Clock, failure: str, recovery: str, on_trouble: OnTrouble = ignore_trouble
+    ) -> None:
         self._clock, self._failure, self._recovery = clock, failure, recovery
+        self._on_trouble = on_trouble
         self._since: float | None = None
         self._last_warning = 0.0
 
@@ -25,6 +32,7 @@ class ThrottledLog:
             self._last_warning = now
         self._since = now if self._since is None else self._since
         log.log(logging.WARNING if is_due else logging.DEBUG, "%s: %s", self._failure, error)
+        self._on_trouble(self._failure, error)
 
     def report_recovery(self) -> None:
         """Log the recovery if there was a failure."""

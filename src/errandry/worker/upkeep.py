@@ -1,6 +1,7 @@
 """The worker's upkeep: promotes, expires and prunes jobs, and expires the leases of dead workers at once."""
 
 import asyncio
+import logging
 import socket
 
 from errandry.api.app import Errandry
@@ -9,15 +10,20 @@ from errandry.core.command import Beat, Upkeep
 from errandry.errors import ErrandryError
 from errandry.worker.liveness import is_dead, remove_lock_file
 from errandry.worker.throttled_log import ThrottledLog
+from errandry.worker.trouble import TroubleReporter
+
+log = logging.getLogger("errandry.worker")
 
 
 class UpkeepLoop:
     """Runs upkeep regularly. `last_run` is the monotonic time of the last upkeep that succeeded."""
 
-    def __init__(self, app: Errandry, worker: str, interval: float) -> None:
-        self._app, self._worker, self._interval = app, worker, interval
+    def __init__(self, app: Errandry, trouble: TroubleReporter, interval: float) -> None:
+        self._app, self._trouble, self._interval = app, trouble, interval
         self.last_run: float | None = None
-        self._throttled_log = ThrottledLog(app.clock, "upkeep failed, retrying", "upkeep succeeds again")
+        self._throttled_log = ThrottledLog(
+            app.clock, "upkeep failed, retrying", "upkeep succeeds again", trouble.report
+        )
 
     async def run(self) -> None:
         """Run upkeep every `interval` seconds, or at once while there is more to do. On the engine's loop."""
@@ -45,11 +51,14 @@ class UpkeepLoop:
             return True
         for worker, path in dead.items():
             await self._app.engine.submit(Beat(worker=worker, gone=True))
-            remove_lock_file(path)
+            if remove_lock_file(path):  # only one of the workers that notice the death removes it
+                log.warning("worker %s has died, its jobs are released", worker)
+                self._trouble.report(f"worker {worker} has died")
         return False
 
     async def _dead_workers(self) -> dict[str, str]:
         """Workers of this host that are known to be dead, with their lock files."""
         host = socket.gethostname()
-        beats = [info.beat for info in await self._app.store.workers() if info.beat.worker != self._worker]
+        own = self._trouble.worker
+        beats = [info.beat for info in await self._app.store.workers() if info.beat.worker != own]
         return {beat.worker: beat.alive for beat in beats if beat.host == host and is_dead(beat.alive)}

@@ -12,6 +12,7 @@ from types import FrameType
 from errandry.clock import Clock
 from errandry.worker.attempt import AttemptRunner
 from errandry.worker.handler_call import HandlerCall
+from errandry.worker.trouble import OnTrouble
 
 log = logging.getLogger("errandry.worker")
 
@@ -19,9 +20,9 @@ log = logging.getLogger("errandry.worker")
 class Watchdog:
     """Watches the loop on which it is created."""
 
-    def __init__(self, clock: Clock, stall_after: float) -> None:
+    def __init__(self, clock: Clock, stall_after: float, on_trouble: OnTrouble) -> None:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        self._clock, self._stall_after = clock, stall_after
+        self._clock, self._stall_after, self._on_trouble = clock, stall_after, on_trouble
         self._last_answer = clock.monotonic()
         self._has_warned = False
 
@@ -63,6 +64,7 @@ class Watchdog:
             blocked_for,
             place,
         )
+        self._on_trouble(f"{'something' if call is None else f'task {call.task}'} blocks the event loop")
         return True
 
 

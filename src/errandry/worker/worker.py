@@ -34,6 +34,7 @@ from errandry.worker.log_capture import JobLogHandler
 from errandry.worker.observers import Observers
 from errandry.worker.options import WorkerOptions
 from errandry.worker.slots import Slots
+from errandry.worker.trouble import TroubleReporter
 from errandry.worker.upkeep import UpkeepLoop
 from errandry.worker.watchdog import Watchdog
 
@@ -77,15 +78,18 @@ class Worker:
         self._stopping = asyncio.Event()
         self._skip_grace = asyncio.Event()
         self._has_abandoned_claim = False
-        self._children = ChildPool(app, self.options)
+        self._trouble = TroubleReporter(app, self.id)
+        self._children = ChildPool(app, self.options, self._trouble.report)
         self._slots = Slots(self.options, self._children.extra_jobs)
-        self._leases = Leases(app.engine, app.clock, self.id, self.options)
+        self._leases = Leases(app.engine, app.clock, self.id, self.options, self._trouble.report)
         self._dispatcher = Dispatcher(app, self.options, self._slots, self._make_run, self._begin_calls)
         self._claimer = Claimer(
-            app, self.id, self.options, self._slots, self._dispatcher, self._leases.is_idle
+            app, self._trouble, self.options, self._slots, self._dispatcher, self._leases.is_idle
         )
-        self._executor = Executor(app, self.options, self._slots.release, self._end_run, self._children)
-        self._upkeep_loop = UpkeepLoop(app, self.id, self.options.upkeep_every)
+        self._executor = Executor(
+            app, self.options, self._slots.release, self._end_run, self._trouble.report, self._children
+        )
+        self._upkeep_loop = UpkeepLoop(app, self._trouble, self.options.upkeep_every)
         self._started_at = app.clock.time()
 
     async def run(self, *, signals: bool = False) -> None:
@@ -103,6 +107,12 @@ class Worker:
             finally:
                 stopping.cancel()
                 self._claimer.stop()
+                if (
+                    claiming.done()
+                    and not claiming.cancelled()
+                    and (error := claiming.exception()) is not None
+                ):
+                    self._trouble.report("cannot claim jobs, stopping", error)
                 await self._drain(claiming)
             if not self._has_abandoned_claim:
                 claiming.result()
@@ -225,6 +235,7 @@ class Worker:
                 await self.app.schedules.sync(prune=self.options.prune_schedules)
         except StoreError as error:
             log.warning("cannot store the declared schedules, continuing with those in the store: %s", error)
+            self._trouble.report("cannot store the declared schedules", error)
 
     async def _submit(self, *commands: Beat | Settle, timeout: float | None = None) -> None:
         """Write these commands; log a warning for each that the store did not take within the timeout."""
@@ -232,18 +243,21 @@ class Worker:
         try:
             async with asyncio.timeout(timeout):
                 answers = [*await self.app.engine.submit_all(commands)]
-        except (ErrandryError, TimeoutError) as error:
+        except ErrandryError as error:
             answers = [error] * len(commands)
+        except TimeoutError:
+            answers = [TimeoutError("the store did not answer in time")] * len(commands)
         for command, answer in zip(commands, answers, strict=True):
             if isinstance(answer, ErrandryError | TimeoutError):
-                reason = "the store did not answer in time" if isinstance(answer, TimeoutError) else answer
                 if isinstance(command, Beat):
-                    log.warning("cannot write the heartbeat of worker %s: %s", self.id, reason)
+                    self._trouble.report("cannot write heartbeats", answer)
+                    log.warning("cannot write the heartbeat of worker %s: %s", self.id, answer)
                 else:
+                    self._trouble.report("cannot release jobs", answer)
                     log.warning(
                         "cannot release job %s, other workers get it when its lease expires: %s",
                         command.ref.job,
-                        reason,
+                        answer,
                     )
 
     @asynccontextmanager
@@ -253,8 +267,9 @@ class Worker:
         switch_interval, capture = sys.getswitchinterval(), JobLogHandler()
         sys.setswitchinterval(min(switch_interval, SWITCH_INTERVAL))
         logging.getLogger().addHandler(capture)
-        liveness, observers, tasks = Liveness(), Observers(self.app), []
+        liveness, observers, tasks = Liveness(), Observers(self.app, self._trouble), []
         self._children.lock_descriptor = liveness.descriptor
+        storing = asyncio.create_task(self.app.engine.call(self._trouble.store_forever))
         try:
             with _Signals(self.stop if signals else None):
                 # Before any claim: without a beat, nothing would notice the worker's death before its leases
@@ -263,20 +278,25 @@ class Worker:
                 await observers.start()
                 await self._sync_schedules()
                 tasks += [
-                    asyncio.create_task(self.app.engine.call(_run_forever, loop))
+                    asyncio.create_task(self.app.engine.call(self._run_forever, loop))
                     for loop in self._background_loops(liveness)
                 ]
                 if self.options.upkeep and (archive := self.app.archiver) is not None:
                     interval = self.options.upkeep_every
-                    tasks.append(asyncio.create_task(archive_forever(self.app, archive, interval)))
+                    archiving = archive_forever(self.app, archive, interval, self._trouble.report)
+                    tasks.append(asyncio.create_task(archiving))
                 yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await observers.close()
+            self._trouble.close()
             if not self._has_abandoned_claim:
                 await self._submit(self._make_beat(liveness.path, gone=True), timeout=CLOSE_TIMEOUT)
+            await asyncio.wait([storing], timeout=0.0 if self._has_abandoned_claim else CLOSE_TIMEOUT)
+            storing.cancel()
+            await asyncio.gather(storing, return_exceptions=True)
             self._executor.close()
             await self._children.close()
             liveness.close()
@@ -285,12 +305,24 @@ class Worker:
 
     def _background_loops(self, liveness: Liveness) -> "list[LoopFunction]":
         """The loops that run beside the handlers, on the engine's loop."""
-        watchdog = Watchdog(self.app.clock, self.options.stall_after)
+        watchdog = Watchdog(self.app.clock, self.options.stall_after, self._trouble.report)
         loops: list[LoopFunction] = [self._leases.renew_forever, self._leases.watch_cancels, watchdog.run]
         loops.append(partial(self._send_beats, liveness.path))
         if self.options.upkeep:
             loops.append(self._upkeep_loop.run)
         return loops
+
+    async def _run_forever(self, loop: "LoopFunction") -> None:
+        """Run a loop and restart it after an unexpected error: the worker cannot do without it."""
+        while True:
+            try:
+                await loop()
+            except Exception as error:
+                log.exception(
+                    "unexpected error in a background loop, restarting it in %g s", LOOP_RESTART_DELAY
+                )
+                self._trouble.report("a background loop failed, restarting it", error)
+                await asyncio.sleep(LOOP_RESTART_DELAY)
 
 
 class _Signals:
@@ -324,13 +356,3 @@ class _Signals:
 
 
 LoopFunction = Callable[[], Coroutine[Any, Any, None]]
-
-
-async def _run_forever(loop: LoopFunction) -> None:
-    """Run a loop and restart it after an unexpected error: the worker cannot do without it."""
-    while True:
-        try:
-            await loop()
-        except Exception:
-            log.exception("unexpected error in a background loop, restarting it in %g s", LOOP_RESTART_DELAY)
-            await asyncio.sleep(LOOP_RESTART_DELAY)

@@ -23,6 +23,9 @@ from errandry.worker.children.messages import Hello, MainProgram, RunCall
 from errandry.worker.children.process import ChildProcess, start_child
 from errandry.worker.handler_call import HandlerCall
 from errandry.worker.options import WorkerOptions
+from errandry.worker.trouble import OnTrouble
+
+log = logging.getLogger("errandry.worker")
 
 START_TIMEOUT = 120.0
 """Seconds that a child may take to import the app."""
@@ -39,8 +42,8 @@ RELEASES_MAX = 5
 class ChildPool:
     """The child processes of a worker. They keep `lock_descriptor` open, the worker's liveness lock."""
 
-    def __init__(self, app: Errandry, options: WorkerOptions) -> None:
-        self._app, self._options = app, options
+    def __init__(self, app: Errandry, options: WorkerOptions, on_trouble: OnTrouble) -> None:
+        self._app, self._options, self._on_trouble = app, options, on_trouble
         self._free = options.process_slots
         self._waiting: deque[asyncio.Future[bool]] = deque()
         self._average_duration = float("inf")
@@ -70,6 +73,9 @@ class ChildPool:
             return [ReleaseOutcome()] * len(call.runs)
         try:
             return await self._run_in_child(call, task, payloads)
+        except (ProcessDied, OSError) as error:
+            self._on_trouble(f"a child process failed in task {task.name}", error)
+            raise
         finally:
             self._give_turn()
 
@@ -147,6 +153,8 @@ class ChildPool:
             if child.is_alive:
                 return child
             self._all.discard(child)
+            log.warning("an idle child process has died")
+            self._on_trouble("an idle child process has died", child.death)
         child = await start_child(self._make_hello(), self.lock_descriptor)
         try:
             async with asyncio.timeout(START_TIMEOUT):

@@ -112,6 +112,7 @@ class ChildProcess(asyncio.Protocol):
         self._call_number, self._stopped_runs = 0, set[JobRun]()
         self._transport: asyncio.Transport | None = None
         self._is_leaving = False
+        self.death: ProcessDied | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -242,6 +243,7 @@ class ChildProcess(asyncio.Protocol):
         self._crash_file.seek(0)
         if crash_report := self._crash_file.read(TRACE_MAX).decode(errors="replace"):
             death.add_note(crash_report)
+        self.death = death
         self._close_files()
         for future in (self.ready, self._answer):
             if future is not None and not future.done():

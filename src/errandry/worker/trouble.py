@@ -1,0 +1,139 @@
+"""Reports trouble of a worker as `error` events: to this process's observers at once, and to the store.
+
+The store may be what is in trouble. So reports are kept until it takes them.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from errandry.api.app import Errandry
+from errandry.core.command import REPORT_MAX, ReportTrouble
+from errandry.core.event import Event, EventKind, trouble_event, trouble_prefix
+from errandry.store.engine.change_counter import ChangeCounter
+from errandry.worker.attempt import failure
+
+log = logging.getLogger("errandry.worker")
+
+QUIET_AFTER = 60.0
+"""Seconds without the same trouble after which it is reported again."""
+RETRY_AFTER = 1.0
+"""Seconds before reports that the store did not take are sent again."""
+UNSTORED_MAX = REPORT_MAX - 1
+"""Maximum number of reports that wait for the store. With them goes the number of those dropped."""
+WAKE_INTERVAL = 60.0
+"""Maximum seconds between two checks for new reports; a new report wakes the loop at once."""
+
+
+class OnTrouble(Protocol):
+    """Called from any thread when something of the worker fails.
+
+    `what` says what failed, in the same words each time. `redact` is applied to the message of the error.
+    """
+
+    def __call__(
+        self, what: str, error: BaseException | None = None, redact: Callable[[str], str] = str
+    ) -> None: ...
+
+
+def ignore_trouble(
+    what: str,
+    error: BaseException | None = None,
+    redact: Callable[[str], str] = str,
+) -> None:
+    """The `OnTrouble` of parts that run without a worker."""
+
+
+class TroubleReporter:
+    """The reports of one worker. The same trouble, such as a store that stays away, is reported once.
+
+    At most `UNSTORED_MAX` reports wait for the store: the newest. The number of dropped ones is stored too.
+    """
+
+    def __init__(self, app: Errandry, worker: str) -> None:
+        self.worker, self._app = worker, app
+        self._prefix = trouble_prefix(worker)
+        self._lock = threading.Lock()
+        self._last_seen: dict[tuple[str, str], float] = {}
+        self._unstored: list[str] = []
+        self._dropped = 0
+        self._changes = ChangeCounter()
+        self._is_closing = False
+        self._listener: Callable[[Event], None] | None = None
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Call `listener` with each `error` event of this worker, from the thread that reports it."""
+        self._listener = listener
+
+    def is_own(self, event: Event) -> bool:
+        """Whether this worker has reported this event."""
+        return event.kind is EventKind.ERROR and event.text.startswith(self._prefix)
+
+    def report(
+        self, what: str, error: BaseException | None = None, redact: Callable[[str], str] = str
+    ) -> None:
+        """Report trouble, unless the same has occurred in the last `QUIET_AFTER` seconds. From any thread."""
+        text, kind = what, ""
+        if error is not None:
+            failed = failure(error)
+            kind, text = failed.type, f"{what}: {failed.type}: {redact(failed.message)}"
+        with self._lock:
+            if not self._is_new((what, kind)):
+                return
+            self._unstored.append(text)
+            self._drop_oldest()
+        if self._listener is not None:
+            self._listener(trouble_event(self.worker, text))
+        self._changes.increment()
+
+    def _is_new(self, trouble: tuple[str, str]) -> bool:
+        now = self._app.clock.monotonic()
+        self._last_seen = {
+            known: seen_at for known, seen_at in self._last_seen.items() if now < seen_at + QUIET_AFTER
+        }
+        is_new = trouble not in self._last_seen
+        self._last_seen[trouble] = now
+        return is_new
+
+    async def store_forever(self) -> None:
+        """Store reports as they come; after `close`, until none is left. On the engine's loop."""
+        while True:
+            version = self._changes.version
+            texts, dropped = self._take()
+            if texts:
+                note = (
+                    (f"{dropped:,} older errors were dropped while the store took none",) if dropped else ()
+                )
+                try:
+                    await self._app.engine.submit(ReportTrouble(self.worker, (*note, *texts)))
+                except Exception as error:  # not reported: that would be another report to store
+                    log.debug("cannot store %d error events, retrying: %s", len(texts), error)
+                    self._put_back(texts, dropped)
+                    await asyncio.sleep(RETRY_AFTER)
+            elif self._is_closing:
+                return
+            else:
+                await self._changes.wait(version, WAKE_INTERVAL)
+
+    def close(self) -> None:
+        """Let `store_forever` return when all reports are stored."""
+        self._is_closing = True
+        self._changes.increment()
+
+    def _take(self) -> tuple[list[str], int]:
+        """Take all reports, oldest first, and the number of dropped ones."""
+        with self._lock:
+            taken = [*self._unstored], self._dropped
+            self._unstored, self._dropped = [], 0
+        return taken
+
+    def _put_back(self, texts: list[str], dropped: int) -> None:
+        with self._lock:
+            self._unstored, self._dropped = [*texts, *self._unstored], self._dropped + dropped
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        excess = max(0, len(self._unstored) - UNSTORED_MAX)
+        self._unstored, self._dropped = self._unstored[excess:], self._dropped + excess

@@ -1,0 +1,133 @@
+"""The reporter: which trouble becomes an event, what its text says, and what waits for the store."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from errandry import Errandry
+from errandry.core.answer import Answer
+from errandry.core.command import Command
+from errandry.core.event import Event, EventKind
+from errandry.errors import StoreFull, StoreUnavailable
+from errandry.store.memory.driver import MemoryStore
+from errandry.testing import FakeClock
+from errandry.worker import trouble
+from errandry.worker.trouble import QUIET_AFTER, UNSTORED_MAX, TroubleReporter
+
+
+def listen(reporter: TroubleReporter) -> list[str]:
+    """A list that gets the text of each report."""
+    texts: list[str] = []
+
+    def add(event: Event) -> None:
+        assert event.kind is EventKind.ERROR
+        texts.append(event.text)
+
+    reporter.listen(add)
+    return texts
+
+
+async def store_all(jobs: Errandry, reporter: TroubleReporter) -> list[str]:
+    """Store the reports, and return the texts of all stored events."""
+    reporter.close()
+    await jobs.engine.call(reporter.store_forever)
+    return [entry.event.text for entry in (await jobs.engine.call(jobs.store.events)).entries]
+
+
+async def test_the_same_trouble_is_reported_again_only_after_a_quiet_time(
+    jobs: Errandry, clock: FakeClock
+) -> None:
+    reporter = TroubleReporter(jobs, "w")
+    texts = listen(reporter)
+    for _ in range(10):
+        reporter.report("cannot claim", StoreUnavailable("store", "away"))
+        clock.advance(QUIET_AFTER / 2)
+    assert len(texts) == 1
+
+    clock.advance(QUIET_AFTER / 2)
+    reporter.report("cannot claim", StoreUnavailable("store", "away again"))
+
+    assert texts == [
+        "worker w: cannot claim: StoreUnavailable: store: away",
+        "worker w: cannot claim: StoreUnavailable: store: away again",
+    ]
+
+
+async def test_other_trouble_and_other_errors_are_reported_meanwhile(jobs: Errandry) -> None:
+    reporter = TroubleReporter(jobs, "w")
+    texts = listen(reporter)
+    for _ in range(2):
+        reporter.report("cannot claim", ValueError("a bug"))
+        reporter.report("cannot claim", KeyError("a bug"))
+        reporter.report("cannot renew", ValueError("a bug"))
+        reporter.report("something blocks the event loop")
+
+    assert texts == [
+        "worker w: cannot claim: ValueError: a bug",
+        "worker w: cannot claim: KeyError: 'a bug'",
+        "worker w: cannot renew: ValueError: a bug",
+        "worker w: something blocks the event loop",
+    ]
+
+
+async def test_a_text_is_redacted_before_it_is_cut(jobs: Errandry) -> None:
+    reporter = TroubleReporter(jobs, "w")
+    texts = listen(reporter)
+    secret = "4111" * 60
+
+    reporter.report("failed", ValueError(f"{secret} is no card"), lambda text: text.replace(secret, "•••"))
+    reporter.report("failed too", ValueError("x" * 500))
+
+    assert texts == [
+        "worker w: failed: ValueError: ••• is no card",
+        f"worker w: failed too: ValueError: {'x' * 500}"[:200],
+    ]
+    assert await store_all(jobs, reporter) == texts
+
+
+async def test_a_store_that_is_back_gets_the_newest_reports_and_the_number_of_the_dropped(
+    jobs: Errandry,
+) -> None:
+    store = jobs.store
+    assert isinstance(store, MemoryStore)
+    store.fail_before = [StoreUnavailable("store", "away")] * 3
+    reporter = TroubleReporter(jobs, "w")
+    for number in range(UNSTORED_MAX + 20):
+        reporter.report(f"trouble {number}")
+
+    stored = await store_all(jobs, reporter)
+
+    assert stored == [
+        "worker w: 20 older errors were dropped while the store took none",
+        *(f"worker w: trouble {number}" for number in range(20, UNSTORED_MAX + 20)),
+    ]
+
+
+async def test_reports_that_could_not_be_stored_keep_their_place_before_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trouble, "RETRY_AFTER", 0.001)
+
+    class FullStore(MemoryStore):
+        """Its first commit fails, while there is more trouble."""
+
+        async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+            if not has_failed:
+                has_failed.append(True)
+                for number in range(3):
+                    reporter.report(f"later {number}")
+                raise StoreFull("memory", "no space left")
+            return await super().commit(commands)
+
+    has_failed: list[bool] = []
+    async with Errandry(store=FullStore()) as jobs:
+        reporter = TroubleReporter(jobs, "w")
+        for number in range(UNSTORED_MAX):
+            reporter.report(f"early {number}")
+        stored = await store_all(jobs, reporter)
+
+    assert stored == [
+        "worker w: 3 older errors were dropped while the store took none",
+        *(f"worker w: early {number}" for number in range(3, UNSTORED_MAX)),
+        *(f"worker w: later {number}" for number in range(3)),
+    ]
