@@ -240,17 +240,18 @@ async def test_the_death_of_a_process_is_an_error_of_the_worker_too(jobs: Errand
 
 async def test_an_idle_process_that_died_is_replaced_and_reported(jobs: Errandry) -> None:
     cursor = await jobs.latest_cursor()
-    async with running_worker(jobs, process_slots=1):
+    async with running_worker(jobs, process_slots=1) as worker:
         first = (await (await child_tasks.process_info.enqueue()).result(timeout=WAIT_TIMEOUT))["pid"]
+        [child] = await wait_until(lambda: worker._children._idle)
         os.kill(first, signal.SIGKILL)
-        await wait_until_ended(first)
+        await wait_until(lambda: child.death)
         second = (await (await child_tasks.process_info.enqueue()).result(timeout=WAIT_TIMEOUT))["pid"]
 
         async with asyncio.timeout(WAIT_TIMEOUT):
             entry = await anext(jobs.events(cursor, kind="error"))
 
     assert second != first
-    assert "an idle child process has died" in entry.event.text
+    assert "an idle child process has died: ProcessDied: the process ended with SIGKILL" in entry.event.text
 
 
 async def test_fail_on_can_name_the_death_of_a_process(jobs: Errandry) -> None:
