@@ -340,9 +340,7 @@ class TestRepeatedIds:
             await second
             await other.commit()
 
-        assert (
-            await shop.client.record("x")
-        ).payload == f'{{"to":"{"ada" if first_commits else "grace"}"}}'
+        assert (await shop.client.record("x")).payload == f'{{"to":"{"ada" if first_commits else "grace"}"}}'
         assert await shop.totals() == {"default": {"inserted": 1}}
 
 

@@ -245,5 +245,5 @@ async def test_a_worker_that_stops_writes_its_last_errors(troubled: TroubledApp)
         running.stop()
         troubled.store.come_back()
 
-    [text] = await stored_texts(troubled.store)
-    assert text == f"worker {running.id}: lost a screw"
+    # A command that shared the pass may have failed with it, and be reported too.
+    assert f"worker {running.id}: lost a screw" in await stored_texts(troubled.store)
