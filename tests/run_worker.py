@@ -38,8 +38,8 @@ async def wait_for_job(jobs: Errandry, job_id: str, holds: Callable[[JobRecord],
         record = await jobs.client.record(job_id)
         if holds(record):
             return record
-        async for entry in jobs.events(after=head):
-            if entry.event.job == job_id:
+        async for event in jobs.events(after=head):
+            if event.job == job_id:
                 record = await jobs.client.record(job_id)
                 if holds(record):
                     return record

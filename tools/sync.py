@@ -119,6 +119,7 @@ from errandry.api.job_view import JobPage, JobView
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
+    from errandry.api.events import Event
     from errandry.api.flow import Flow, Parallel
     from errandry.api.gates import GateHandle, RuleOptions
     from errandry.api.job import Job
@@ -138,7 +139,7 @@ if TYPE_CHECKING:
     from errandry.core.stats import Stats
     from errandry.core.step import Step
     from errandry.core.why import Why
-    from errandry.store.contract import EventEntry, GroupInfo, QueueInfo
+    from errandry.store.contract import GroupInfo, QueueInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
     from errandry.api.context import Child, JobContext, current
+    from errandry.api.events import Event
     from errandry.api.flow import Flow, Parallel, chain, chord, flow, parallel, result_of
     from errandry.api.job import Job
     from errandry.api.job_view import JobPage
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from errandry.api.unique_options import UniqueOptions
     from errandry.codec.encryption import Encrypted, Signed, new_key
     from errandry.codec.json_codec import Codec, DocumentInfo
+    from errandry.core.event import EventKind
     from errandry.core.job import Keep, Progress
     from errandry.core.retry import Backoff, Curve
     from errandry.core.state import State
@@ -42,6 +44,8 @@ __all__ = [
     "Encrypted",
     "Errandry",
     "ErrandryError",
+    "Event",
+    "EventKind",
     "Fail",
     "Flow",
     "Job",
@@ -75,6 +79,7 @@ __all__ = [
 _NAMES = {
     "api.app": ("Errandry",),
     "api.context": ("Child", "JobContext", "current"),
+    "api.events": ("Event",),
     "api.flow": ("Flow", "Parallel", "chain", "chord", "flow", "parallel", "result_of"),
     "api.job": ("Job",),
     "api.job_view": ("JobPage",),
@@ -86,6 +91,7 @@ _NAMES = {
     "api.unique_options": ("UniqueOptions",),
     "codec.encryption": ("Encrypted", "Signed", "new_key"),
     "codec.json_codec": ("Codec", "DocumentInfo"),
+    "core.event": ("EventKind",),
     "core.job": ("Keep", "Progress"),
     "core.retry": ("Backoff", "Curve"),
     "core.state": ("State",),

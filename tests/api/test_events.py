@@ -1,20 +1,22 @@
 """Events: in commit order, as they happen or from a reader's cursor."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
-from threading import Event, current_thread, main_thread
 
 import pytest
 
-from errandry import Errandry
+from errandry import Errandry, Event
 from errandry.core.command import Upkeep
 from errandry.core.event import EventKind
 from errandry.core.job import NewJob
 from errandry.core.state import State
 from errandry.errors import InvalidCursor, InvalidValue, UnknownJob
-from errandry.store.contract import EventEntry, StoreLimits
-from errandry.testing import drain
+from errandry.store.contract import StoreLimits
+from errandry.store.memory.driver import MemoryStore
+from errandry.testing import FakeClock, drain
 from errandry.worker import observers
 from errandry.worker.options import WorkerOptions
 from errandry.worker.worker import Worker
@@ -22,13 +24,13 @@ from tests.machine_load import WAIT_TIMEOUT, MachineLoad
 from tests.run_worker import running_worker
 
 
-async def take(events: AsyncIterator[EventEntry], number: int) -> list[EventEntry]:
+async def take(events: AsyncIterator[Event], number: int) -> list[Event]:
     async with asyncio.timeout(30):
         return [await anext(events) for _ in range(number)]
 
 
-def kinds_of(events: list[EventEntry]) -> list[str]:
-    return [str(entry.event.kind) for entry in events]
+def kinds_of(events: list[Event]) -> list[str]:
+    return [str(event.kind) for event in events]
 
 
 @pytest.fixture(params=["memory:", "sqlite"])
@@ -44,9 +46,9 @@ async def app(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[E
 
 
 @pytest.fixture
-def waiting(app: Errandry, monkeypatch: pytest.MonkeyPatch) -> Event:
+def waiting(app: Errandry, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once a reader waits for the next change."""
-    waiting, original = Event(), app.store.wait_for_change
+    waiting, original = threading.Event(), app.store.wait_for_change
 
     async def wait_for_change(version: int, timeout: float) -> bool:
         waiting.set()
@@ -56,13 +58,15 @@ def waiting(app: Errandry, monkeypatch: pytest.MonkeyPatch) -> Event:
     return waiting
 
 
-async def test_a_reader_without_a_cursor_gets_events_from_now_on(app: Errandry, waiting: Event) -> None:
+async def test_a_reader_without_a_cursor_gets_events_from_now_on(
+    app: Errandry, waiting: threading.Event
+) -> None:
     await app.enqueue("send", {"to": "before"})
     reading = asyncio.create_task(take(app.events(), 1))
     assert await asyncio.to_thread(waiting.wait, WAIT_TIMEOUT)
     job = await app.enqueue("send", {"to": "ada"})
 
-    [seen] = [entry.event for entry in await reading]
+    [seen] = await reading
     assert (seen.kind, seen.job, seen.queue, seen.task) == (EventKind.WAITING, job.id, "default", "send")
 
 
@@ -75,12 +79,26 @@ async def test_a_reader_resumes_at_its_cursor(app: Errandry) -> None:
 
     rest = await take(app.events(after=first.cursor), 4)
 
-    assert (first.event.job, kinds_of([first])) == (job.id, ["waiting"])
-    assert kinds_of([entry for entry in rest if entry.event.job == job.id]) == [
+    assert (first.job, kinds_of([first])) == (job.id, ["waiting"])
+    assert kinds_of([event for event in rest if event.job == job.id]) == [
         "claimed",
         "started",
         "completed",
     ]
+
+
+async def test_events_have_utc_datetimes_of_the_clock_of_the_store() -> None:
+    async with Errandry(store=MemoryStore(clock := FakeClock(1_000.5)), clock=clock) as jobs:
+        start = await jobs.latest_cursor()
+        job = await jobs.enqueue("send", {"to": "ada"})
+        clock.advance(10)
+
+        [enqueued] = await take(jobs.events(after=start), 1)
+        [state] = await take(job.observe(), 1)
+
+    at = datetime(1970, 1, 1, 0, 16, 40, 500_000, tzinfo=UTC)
+    assert enqueued == Event(EventKind.WAITING, job.id, "default", "send", at=at, cursor=enqueued.cursor)
+    assert (state.kind, state.job, state.at, state.at.tzinfo) == (EventKind.WAITING, job.id, at, UTC)
 
 
 async def test_the_cursor_of_every_event_continues_with_the_same_events(app: Errandry) -> None:
@@ -89,8 +107,8 @@ async def test_the_cursor_of_every_event_continues_with_the_same_events(app: Err
     await drain(app)
     all_events = await take(app.events(after=start), 21)
 
-    for place, entry in enumerate(all_events[:-1], 1):
-        assert await take(app.events(after=entry.cursor), len(all_events) - place) == all_events[place:]
+    for place, event in enumerate(all_events[:-1], 1):
+        assert await take(app.events(after=event.cursor), len(all_events) - place) == all_events[place:]
 
 
 async def test_more_events_than_a_page_arrive_once_each_without_a_wait(
@@ -102,7 +120,7 @@ async def test_more_events_than_a_page_arrive_once_each_without_a_wait(
 
     seen = await take(app.events(after=start), 2_500)
 
-    assert [entry.event.job for entry in seen] == [job.id for job in handles]
+    assert [event.job for event in seen] == [job.id for job in handles]
 
 
 async def test_pausing_resuming_and_emptying_a_queue_are_events(app: Errandry) -> None:
@@ -148,7 +166,7 @@ async def test_a_reader_that_was_away_too_long_gets_events_missed(tmp_path: Path
 
         [first] = await take(jobs.events(after=start), 1)
 
-        assert (first.event.kind, "missed" in first.event.text) == (EventKind.EVENTS_MISSED, True)
+        assert (first.kind, "missed" in first.text) == (EventKind.EVENTS_MISSED, True)
 
 
 # Filters.
@@ -164,7 +182,7 @@ async def test_filters_select_events(app: Errandry) -> None:
     mails = await take(app.events(start, queue="mail", task="send", kind="started"), 1)
     of_first = await take(app.events(start, job=first.id), 4)
 
-    assert {entry.event.job for entry in ends} == {first.id, second.id}
+    assert {event.job for event in ends} == {first.id, second.id}
     assert kinds_of(mails) == ["started"]
     assert kinds_of(of_first) == ["waiting", "claimed", "started", "completed"]
 
@@ -183,15 +201,15 @@ async def test_a_stopped_reader_gets_all_earlier_events_first(app: Errandry) -> 
     await drain(app)
 
     async with asyncio.timeout(30):
-        seen = [entry async for entry in app.events(start, kind="completed", until=stop)]
+        seen = [event async for event in app.events(start, kind="completed", until=stop)]
     assert kinds_of(seen) == ["completed"]
 
 
-async def test_a_waiting_reader_stops_at_once(app: Errandry, waiting: Event) -> None:
+async def test_a_waiting_reader_stops_at_once(app: Errandry, waiting: threading.Event) -> None:
     stop = asyncio.Event()
 
-    async def read() -> list[EventEntry]:
-        return [entry async for entry in app.events(until=stop)]
+    async def read() -> list[Event]:
+        return [event async for event in app.events(until=stop)]
 
     reading = asyncio.create_task(read())
     assert await asyncio.to_thread(waiting.wait, WAIT_TIMEOUT)
@@ -214,17 +232,17 @@ async def test_observe_yields_the_state_and_then_the_events_to_the_end(app: Erra
     await drain(app)
 
     async with asyncio.timeout(30):
-        rest = [entry async for entry in observing]
-    assert (kinds_of([first]), first.event.job) == (["waiting"], job.id)
+        rest = [event async for event in observing]
+    assert (kinds_of([first]), first.job) == (["waiting"], job.id)
     assert kinds_of(rest) == ["claimed", "started", "completed"]
-    assert {entry.event.job for entry in rest} == {job.id}
+    assert {event.job for event in rest} == {job.id}
 
 
 async def test_observe_yields_the_final_state_of_a_finished_job(app: Errandry) -> None:
     job = await app.enqueue("send", {"to": "ada"})
     await drain(app)
     async with asyncio.timeout(30):
-        assert kinds_of([entry async for entry in job.observe()]) == ["completed"]
+        assert kinds_of([event async for event in job.observe()]) == ["completed"]
 
 
 async def test_a_removed_job_cannot_be_observed(app: Errandry) -> None:
@@ -244,13 +262,13 @@ async def test_observers_are_called_while_a_worker_runs(
     seen: list[str] = []
 
     @app.on("completed", "failed", task="send")
-    async def on_loop(entry: EventEntry) -> None:
-        seen.append(f"loop {entry.event.kind}")
+    async def on_loop(event: Event) -> None:
+        seen.append(f"loop {event.kind}")
 
     @app.on("started")
-    def in_thread(entry: EventEntry) -> None:
-        assert current_thread() is not main_thread()
-        seen.append(f"thread {entry.event.kind}")
+    def in_thread(event: Event) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        seen.append(f"thread {event.kind}")
 
     await app.enqueue("send", {"to": "ada"})
     await Worker(app, WorkerOptions(burst=True)).run()
@@ -268,16 +286,16 @@ async def test_an_observer_that_raises_or_hangs_affects_no_other(
         return caplog.text.count("refused completed")
 
     @app.on("waiting", "completed")
-    async def raises(entry: EventEntry) -> None:
-        raise RuntimeError(f"refused {entry.event.kind}")
+    async def raises(event: Event) -> None:
+        raise RuntimeError(f"refused {event.kind}")
 
     @app.on()
-    async def hangs(entry: EventEntry) -> None:
+    async def hangs(event: Event) -> None:
         await asyncio.sleep(1_000)
 
     @app.on("completed")
-    async def listens(entry: EventEntry) -> None:
-        seen.append(entry.event.job)
+    async def listens(event: Event) -> None:
+        seen.append(event.job)
 
     jobs = [await app.enqueue("send", {"to": f"{n}"}) for n in range(3)]
     async with running_worker(app), asyncio.timeout(WAIT_TIMEOUT):

@@ -114,12 +114,12 @@ def test_events_are_iterated_without_a_loop(app: Errandry, add: Task[[int, int],
     cursor = app.sync.latest_cursor()
     job = add.sync.enqueue(1, 2)
     events = app.sync.events(after=cursor, job=job.id)
-    assert next(events).event.kind == "waiting"
+    assert next(events).kind == "waiting"
     job.cancel()
-    assert next(events).event.kind == "canceled"
+    assert next(events).kind == "canceled"
     del events
 
-    assert [entry.event.kind for entry in job.observe()] == ["canceled"]
+    assert [event.kind for event in job.observe()] == ["canceled"]
 
 
 def test_a_sync_app_is_a_context_manager(tmp_path: Path) -> None:

@@ -251,8 +251,8 @@ async def test_a_reader_gets_all_events_of_late_commits(shop: Errandry, send: Se
             job_ids.add((await send.using(delay=60).enqueue(str(turn))).id)
 
     async def read() -> None:
-        async for entry in shop.events(after=head):
-            seen.append(entry.event.job)
+        async for event in shop.events(after=head):
+            seen.append(event.job)
             if len(seen) == 51:
                 return
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from errandry.core.event import KINDS_OF_MOVE, Event, EventKind, EventRun, expand
+from errandry.core.event import KINDS_OF_MOVE, EventKind, EventRecord, EventRun, expand
 from errandry.core.state import TABLE, Move, State
 
 REPORTS = {
@@ -70,9 +70,9 @@ def test_an_event_run_expands_job_by_job() -> None:
 
     assert len(run) == 4
     assert expand([run, EventRun((EventKind.DRAINED,), [""], "q", "")]) == (
-        Event(EventKind.CLAIMED, "a", "q", "t", 1),
-        Event(EventKind.STARTED, "a", "q", "t", 1),
-        Event(EventKind.CLAIMED, "b", "q", "t", 1),
-        Event(EventKind.STARTED, "b", "q", "t", 1),
-        Event(EventKind.DRAINED, "", "q", ""),
+        EventRecord(EventKind.CLAIMED, "a", "q", "t", 1),
+        EventRecord(EventKind.STARTED, "a", "q", "t", 1),
+        EventRecord(EventKind.CLAIMED, "b", "q", "t", 1),
+        EventRecord(EventKind.STARTED, "b", "q", "t", 1),
+        EventRecord(EventKind.DRAINED, "", "q", ""),
     )

@@ -8,11 +8,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from errandry import Errandry, Worker, WorkerOptions
+from errandry import Errandry, Event, Worker, WorkerOptions
 from errandry.core.command import Beat, Claim, Command, ReportTrouble, Settle, Upkeep
 from errandry.core.event import EventKind
 from errandry.errors import StoreRefused
-from errandry.store.contract import EventEntry
 from errandry.testing import drain
 from errandry.worker import liveness, trouble, worker
 from tests.faults.process import WAIT_TIMEOUT, wait_until, wait_until_async
@@ -26,25 +25,25 @@ def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "LOOP_RESTART_DELAY", 0.01)
 
 
-def observe(app: Errandry, *kinds: str) -> list[EventEntry]:
+def observe(app: Errandry, *kinds: str) -> list[Event]:
     """A list that gets each event with which an observer of these kinds is called."""
-    seen: list[EventEntry] = []
+    seen: list[Event] = []
 
     @app.on(*kinds)
-    async def observer(entry: EventEntry) -> None:
-        seen.append(entry)
+    async def observer(event: Event) -> None:
+        seen.append(event)
 
     return seen
 
 
-def texts(entries: Sequence[EventEntry]) -> list[str]:
-    return [entry.event.text for entry in entries]
+def texts(events: Sequence[Event]) -> list[str]:
+    return [event.text for event in events]
 
 
 async def stored_texts(store: FailingStore) -> list[str]:
     """The texts of the stored `error` events."""
     entries = (await store.store.events(None, 10_000)).entries
-    return texts([entry for entry in entries if entry.event.kind is EventKind.ERROR])
+    return [entry.event.text for entry in entries if entry.event.kind is EventKind.ERROR]
 
 
 async def wait_until_stored(store: FailingStore, text: str) -> str:
@@ -69,11 +68,11 @@ async def test_observers_hear_of_a_store_that_is_away_and_the_store_when_it_is_b
         troubled.store.come_back()
         await wait_until_stored(troubled.store, "upkeep failed")
 
-    failed_upkeeps = [entry for entry in seen if "upkeep failed" in entry.event.text]
+    failed_upkeeps = [event for event in seen if "upkeep failed" in event.text]
     [first] = failed_upkeeps  # although upkeep failed again and again, and the store has the event now
-    assert first.event.kind is EventKind.ERROR
-    assert (first.event.job, first.event.queue, first.event.task) == ("", "", "")
-    assert first.event.text == (
+    assert first.kind is EventKind.ERROR
+    assert (first.job, first.queue, first.task) == ("", "", "")
+    assert first.text == (
         f"worker {running.id}: upkeep failed, retrying: StoreUnavailable: memory: not reachable"
     )
     assert sorted(await stored_texts(troubled.store)) == sorted(texts(seen))
@@ -86,7 +85,7 @@ async def test_other_processes_see_stored_errors(tmp_path: Path) -> None:
         own, foreign, cursor = observe(first, "error"), observe(second, "error"), await first.latest_cursor()
 
         @first.on("waiting")
-        async def alarm(entry: EventEntry) -> NoReturn:
+        async def alarm(event: Event) -> NoReturn:
             raise RuntimeError("no network")
 
         async with running_worker(second), running_worker(first) as worker_of_first:
@@ -96,8 +95,8 @@ async def test_other_processes_see_stored_errors(tmp_path: Path) -> None:
             async with asyncio.timeout(WAIT_TIMEOUT):
                 stored = await anext(first.events(cursor, kind="error"))
 
-    assert stored.event.text.startswith(f"worker {worker_of_first.id}: observer ")
-    assert texts(foreign) == texts(own) == [stored.event.text]
+    assert stored.text.startswith(f"worker {worker_of_first.id}: observer ")
+    assert texts(foreign) == texts(own) == [stored.text]
 
 
 async def wait_for_workers(app: Errandry, count: int) -> None:
@@ -115,8 +114,8 @@ async def test_an_observer_of_errors_that_raises_causes_no_further_error(
     calls: list[str] = []
 
     @troubled.app.on("error")
-    async def raises(entry: EventEntry) -> NoReturn:
-        calls.append(entry.event.text)
+    async def raises(event: Event) -> NoReturn:
+        calls.append(event.text)
         raise RuntimeError("cannot send the alarm")
 
     async with troubled.running_worker():
@@ -134,7 +133,7 @@ async def test_an_observer_of_other_events_that_raises_is_an_error(troubled: Tro
     seen = observe(troubled.app, "error")
 
     @troubled.app.on("waiting")
-    async def alarm(entry: EventEntry) -> NoReturn:
+    async def alarm(event: Event) -> NoReturn:
         raise RuntimeError("no network")
 
     async with troubled.running_worker():

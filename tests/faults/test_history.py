@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from errandry.core.answer import Answer
 from errandry.core.command import Claim, Command, Insert
-from errandry.core.event import Event, EventKind
+from errandry.core.event import EventKind, EventRecord
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.move import created
 from errandry.core.state import Reason, State
@@ -75,7 +75,8 @@ def make_contents(
     figures: dict[str, dict[str, int]] | None = None,
 ) -> StoreContents:
     events = [
-        EventEntry(str(n), float(n), Event(kind, "a", "default", "task")) for n, kind in enumerate(kinds)
+        EventEntry(str(n), float(n), EventRecord(kind, "a", "default", "task"))
+        for n, kind in enumerate(kinds)
     ]
     began = {"default": {"0": sum(kind is EventKind.STARTED for kind in kinds)}}
     return StoreContents([] if job is None else [job], events, counts, totals, figures or totals, began)

@@ -97,8 +97,8 @@ async def test_jobs_are_archived_before_deletion_even_if_a_worker_dies(tmp_path:
         second = start(tmp_path, url, "worker", "app:jobs")
         try:
             removed: set[str] = set()
-            async for entry in app.events(after=head, kind="removed"):
-                removed.add(entry.event.job)
+            async for event in app.events(after=head, kind="removed"):
+                removed.add(event.job)
                 if len(removed) == 1_200:
                     break
         finally:

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from errandry import Errandry, Worker, WorkerOptions
+from errandry import Errandry, Event, Worker, WorkerOptions
 from errandry.core.command import CompleteOutcome, Note
 from errandry.core.event import EventKind
 from errandry.core.job import Progress
-from errandry.store.contract import EventEntry, Store
+from errandry.store.contract import Store
 from errandry.testing import FakeClock
 from errandry.testing.conformance import requests
 from errandry.testing.given import Given, ref
@@ -106,8 +106,8 @@ async def test_pauses_and_resumes_are_reported(jobs: Errandry) -> None:
     await jobs.remote_task("send").resume()
 
     events = []
-    async for entry in jobs.events(after=cursor):
-        events.append((entry.event.kind, entry.event.queue or entry.event.task))
+    async for event in jobs.events(after=cursor):
+        events.append((event.kind, event.queue or event.task))
         if len(events) == 4:
             break
     assert events == [
@@ -127,18 +127,18 @@ async def test_trouble_of_a_worker_is_an_error(jobs: Errandry) -> None:
     async def send() -> None: ...
 
     @jobs.on("error")
-    async def alarm(entry: EventEntry) -> None:
-        heard.append(entry.event.text)
+    async def alarm(event: Event) -> None:
+        heard.append(event.text)
 
     @jobs.on("completed")
-    async def breaks(entry: EventEntry) -> None:
+    async def breaks(event: Event) -> None:
         raise ConnectionError("no route to host")
 
     await send.enqueue()
     await Worker(jobs, WorkerOptions(burst=True)).run()
 
     stored = await anext(jobs.events(after=cursor, kind="error"))
-    assert heard == [stored.event.text]
+    assert heard == [stored.text]
     assert heard[0].endswith("raised: ConnectionError: no route to host")
 
 
@@ -151,8 +151,8 @@ async def test_an_observer_sees_the_events_of_a_job_until_its_end(jobs: Errandry
     job = await send.enqueue()
     claimed = await Given(jobs.store).claim(await jobs.client.record(job.id))
     kinds = []
-    async for entry in job.observe():
-        kinds.append(entry.event.kind)
-        if entry.event.kind is EventKind.STARTED:
+    async for event in job.observe():
+        kinds.append(event.kind)
+        if event.kind is EventKind.STARTED:
             await requests.settle(jobs.store, claimed, CompleteOutcome())
     assert kinds == [EventKind.STARTED, EventKind.COMPLETED]

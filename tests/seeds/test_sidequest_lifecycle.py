@@ -436,9 +436,9 @@ async def test_failed_jobs_can_be_monitored_by_polling_or_by_events(jobs: Errand
         await bad.wait(30)
 
     assert [record.id for record in (await jobs.list("state:failed since:1h")).jobs] == [bad.id]
-    async for entry in jobs.events(after=start):
-        if entry.event.kind == "failed":
-            assert entry.event.job == bad.id
+    async for event in jobs.events(after=start):
+        if event.kind == "failed":
+            assert event.job == bad.id
             break
 
 

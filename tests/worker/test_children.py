@@ -232,8 +232,8 @@ async def test_the_death_of_a_process_is_an_error_of_the_worker_too(jobs: Errand
     await run_burst(jobs)
 
     async with asyncio.timeout(WAIT_TIMEOUT):
-        entry = await anext(jobs.events(cursor, kind="error"))
-    assert entry.event.text.partition(": ")[2].startswith(
+        event = await anext(jobs.events(cursor, kind="error"))
+    assert event.text.partition(": ")[2].startswith(
         "a child process failed in task ends_for_good: ProcessDied: the process exited with code "
     )
 
@@ -248,10 +248,10 @@ async def test_an_idle_process_that_died_is_replaced_and_reported(jobs: Errandry
         second = (await (await child_tasks.process_info.enqueue()).result(timeout=WAIT_TIMEOUT))["pid"]
 
         async with asyncio.timeout(WAIT_TIMEOUT):
-            entry = await anext(jobs.events(cursor, kind="error"))
+            event = await anext(jobs.events(cursor, kind="error"))
 
     assert second != first
-    assert "an idle child process has died: ProcessDied: the process ended with SIGKILL" in entry.event.text
+    assert "an idle child process has died: ProcessDied: the process ended with SIGKILL" in event.text
 
 
 async def test_fail_on_can_name_the_death_of_a_process(jobs: Errandry) -> None:

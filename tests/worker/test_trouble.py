@@ -7,7 +7,7 @@ import pytest
 from errandry import Errandry
 from errandry.core.answer import Answer
 from errandry.core.command import Command
-from errandry.core.event import Event, EventKind
+from errandry.core.event import EventKind, EventRecord
 from errandry.errors import StoreFull, StoreUnavailable
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock
@@ -19,7 +19,7 @@ def listen(reporter: TroubleReporter) -> list[str]:
     """A list that gets the text of each report."""
     texts: list[str] = []
 
-    def add(event: Event) -> None:
+    def add(event: EventRecord) -> None:
         assert event.kind is EventKind.ERROR
         texts.append(event.text)
 

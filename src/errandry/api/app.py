@@ -19,6 +19,7 @@ from errandry.api.archive import (
 )
 from errandry.api.client import Client, as_tuple
 from errandry.api.context import JobContext
+from errandry.api.events import Event
 from errandry.api.flow import Flow, FlowPart, Parallel, as_flows, final_jobs
 from errandry.api.gates import GateHandle
 from errandry.api.job import Job
@@ -41,7 +42,7 @@ from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.move import created
 from errandry.errors import InvalidValue
-from errandry.store.contract import EventEntry, Store, StoreLimits
+from errandry.store.contract import Store, StoreLimits
 from errandry.store.engine.backlog import WriteLimits
 from errandry.store.url import DEFAULT_URL, store_at
 
@@ -58,7 +59,7 @@ Middleware = Callable[[JobContext, CallNext], Awaitable[Any]]
 """Wraps every handler: `async def timed(ctx, call_next): …; return await call_next(ctx)`."""
 EnqueueHook = Callable[[NewJob], NewJob]
 """Gets every job before it is inserted and returns it, or another in its place. Raises to refuse it."""
-ObserverFunction = TypeVar("ObserverFunction", bound=Callable[[EventEntry], object])
+ObserverFunction = TypeVar("ObserverFunction", bound=Callable[[Event], object])
 BackoffFunction = Callable[[int], float]
 """Seconds to wait after attempt n."""
 
@@ -66,7 +67,7 @@ BackoffFunction = Callable[[int], float]
 class Observer(Struct, frozen=True):
     """A function that is called with events, and the filter that selects them."""
 
-    function: Callable[[EventEntry], object]
+    function: Callable[[Event], object]
     event_filter: EventFilter
 
 

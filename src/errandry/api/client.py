@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from errandry.api.completion import EVENTS_PAGE, RECHECK_INTERVAL, wait_for_first
+from errandry.api.events import Event, event_at, event_of_entry
 from errandry.api.job import Job
 from errandry.api.job_view import JobPage
 from errandry.api.operations import Operations
@@ -17,7 +18,7 @@ from errandry.api.workers import Workers
 from errandry.codec.json_codec import to_json
 from errandry.core.answer import WRITTEN, Ack
 from errandry.core.duration import moment, seconds
-from errandry.core.event import Event, EventFilter, EventKind
+from errandry.core.event import EventFilter, EventKind, EventRecord
 from errandry.core.gate import GateKind, GateRecord, PauseInfo
 from errandry.core.job import JobRecord
 from errandry.core.query import parse, quote
@@ -25,7 +26,7 @@ from errandry.core.state import State
 from errandry.core.stats import Stats, stats
 from errandry.core.step import SendSignal, Step, StepKind
 from errandry.core.why import Why, WhyFacts, why
-from errandry.store.contract import EventEntry, GroupInfo, QueueInfo
+from errandry.store.contract import GroupInfo, QueueInfo
 
 COUNTED_AHEAD_MAX = 5_000
 """Maximum number of waiting jobs read to count those that are before a given job."""
@@ -182,11 +183,11 @@ class Client(Operations):
         task: str | Sequence[str] = (),
         job: str | Sequence[str] = (),
         until: asyncio.Event | None = None,
-    ) -> AsyncIterator[EventEntry]:
+    ) -> AsyncIterator[Event]:
         """Yield events as they happen, from the cursor `after` or from now on, filtered by the other options.
 
-            async for entry in jobs.events(kind=("completed", "failed"), queue="mail"):
-                print(entry.event.kind, entry.event.job)
+            async for event in jobs.events(kind=("completed", "failed"), queue="mail"):
+                print(event.kind, event.job)
 
         Never ends by itself; with `until`, it ends once that is set and all earlier events were yielded. A
         reader that was away for longer than events are kept gets an `events_missed` event first.
@@ -198,14 +199,11 @@ class Client(Operations):
             page = await self.engine.call(self.store.events, cursor, EVENTS_PAGE)
             if page.missed:
                 text = "events before these are no longer kept: some were missed"
-                yield EventEntry(
-                    cursor or page.cursor,
-                    self.clock.time(),
-                    Event(EventKind.EVENTS_MISSED, "", "", "", 0, text),
-                )
+                record = EventRecord(EventKind.EVENTS_MISSED, "", "", "", 0, text)
+                yield event_at(record, self.clock.time(), cursor or page.cursor)
             for entry in page.entries:
                 if event_filter.matches(entry.event):
-                    yield entry
+                    yield event_of_entry(entry)
             cursor = page.cursor
             if len(page.entries) < EVENTS_PAGE:
                 if is_last:

@@ -3,14 +3,14 @@
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from errandry.api.events import Event, event_at
 from errandry.api.job_view import Enqueued, JobView
 from errandry.api.sync import SyncJob
 from errandry.codec.json_codec import Codec
-from errandry.core.event import FINAL_KINDS, KIND_OF_STATE, Event
+from errandry.core.event import FINAL_KINDS, KIND_OF_STATE, EventRecord
 from errandry.core.job import JobRecord
 from errandry.core.state import State
 from errandry.errors import JobCanceled, JobFailed, UnknownJob
-from errandry.store.contract import EventEntry
 
 if TYPE_CHECKING:
     from errandry.api.client import Client
@@ -82,7 +82,7 @@ class Job(JobView[R_co]):
                 error = f"{last.type}: {last.message}" if last else ""
                 raise JobFailed(self.id, self.reason or "", error, last.traceback if last else "")
 
-    async def observe(self) -> AsyncIterator[EventEntry]:
+    async def observe(self) -> AsyncIterator[Event]:
         """Yield the events of the job until it has finished.
 
         The first event is its present state, so a job that has finished already yields one event. An event of
@@ -90,13 +90,14 @@ class Job(JobView[R_co]):
         """
         cursor = await self._app.latest_cursor()
         record = (await self.refresh()).record
-        state = Event(KIND_OF_STATE[record.state], record.id, record.queue, record.task, record.attempts)
-        yield EventEntry(cursor, record.updated_at, state)
+        kind = KIND_OF_STATE[record.state]
+        state = EventRecord(kind, record.id, record.queue, record.task, record.attempts)
+        yield event_at(state, record.updated_at, cursor)
         if record.finished:
             return
-        async for entry in self._app.events(cursor, job=self.id):
-            yield entry
-            if entry.event.kind in FINAL_KINDS:
+        async for event in self._app.events(cursor, job=self.id):
+            yield event
+            if event.kind in FINAL_KINDS:
                 return
 
     async def cancel(self) -> None:

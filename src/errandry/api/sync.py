@@ -16,6 +16,7 @@ from errandry.api.job_view import JobPage, JobView
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
+    from errandry.api.events import Event
     from errandry.api.flow import Flow, Parallel
     from errandry.api.gates import GateHandle, RuleOptions
     from errandry.api.job import Job
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from errandry.core.stats import Stats
     from errandry.core.step import Step
     from errandry.core.why import Why
-    from errandry.store.contract import EventEntry, GroupInfo, QueueInfo
+    from errandry.store.contract import GroupInfo, QueueInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,7 +72,7 @@ class SyncJob(JobView[R_co], Blocking):
         """Wait for the job and return its handler's result; raises JobFailed or JobCanceled otherwise."""
         return self._wait(self._mirrored.result(timeout))
 
-    def observe(self) -> Iterator[EventEntry]:
+    def observe(self) -> Iterator[Event]:
         """Yield the events of the job until it has finished."""
         yield from self._iterate(self._mirrored.observe())
 
@@ -524,7 +525,7 @@ class SyncErrandry(Blocking):
         queue: str | Sequence[str] = (),
         task: str | Sequence[str] = (),
         job: str | Sequence[str] = (),
-    ) -> Iterator[EventEntry]:
+    ) -> Iterator[Event]:
         """Yield events as they happen, from the cursor `after` or from now on, filtered by the other options."""
         yield from self._iterate(self._mirrored.events(after, kind=kind, queue=queue, task=task, job=job))
 

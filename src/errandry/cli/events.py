@@ -1,16 +1,17 @@
 """`errandry events`: print past events, and follow new ones."""
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 from msgspec import to_builtins
 
+from errandry.api.events import Event, event_of_entry
 from errandry.cli.command import CliCommand
 from errandry.cli.job_arguments import resolve_id
 from errandry.cli.session import Session, app_command
 from errandry.cli.text import local_time, one_line, short_id
 from errandry.core.event import EventFilter, EventKind
-from errandry.store.contract import EventEntry
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
@@ -61,9 +62,9 @@ async def events(
     wanted = EventFilter(**only, jobs=() if job is None else (await resolve_id(jobs, job),))
     cursor = await _print_past(session, jobs, wanted, None if after else limit, after)
     if follow:
-        async for entry in jobs.events(after=cursor):
-            if wanted.matches(entry.event):
-                _print(session, entry)
+        async for event in jobs.events(after=cursor):
+            if wanted.matches(event):
+                _print(session, event)
 
 
 async def _print_past(
@@ -71,48 +72,47 @@ async def _print_past(
 ) -> str:
     """Print the last `limit` events, or all after a cursor; return the cursor where they end."""
     if limit is None:
-        entries, end = await _read_since(session, jobs, wanted, after)
+        found, end = await _read_since(session, jobs, wanted, after)
     else:
-        entries, end = await _read_last(session, jobs, wanted, limit)
-    for entry in entries:
-        _print(session, entry)
+        found, end = await _read_last(session, jobs, wanted, limit)
+    for event in found:
+        _print(session, event)
     return end
 
 
 async def _read_last(
     session: Session, jobs: "Errandry", wanted: EventFilter, limit: int
-) -> tuple[list[EventEntry], str]:
+) -> tuple[list[Event], str]:
     """Read the last `limit` matching events: start further back until there are enough or no more."""
     back, oldest = limit, ""
     while True:
         start = await jobs.latest_cursor(back)
-        entries, end = await _read_since(session, jobs, wanted, start)
-        if len(entries) >= limit or start == oldest:
-            return entries[len(entries) - limit :] if len(entries) > limit else entries, end
+        found, end = await _read_since(session, jobs, wanted, start)
+        if len(found) >= limit or start == oldest:
+            return found[len(found) - limit :] if len(found) > limit else found, end
         back, oldest = max(1, back) * 16, start
 
 
 async def _read_since(
     session: Session, jobs: "Errandry", wanted: EventFilter, after: str | None
-) -> tuple[list[EventEntry], str]:
-    entries: list[EventEntry] = []
+) -> tuple[list[Event], str]:
+    found: list[Event] = []
     while True:
         page = await jobs.engine.call(jobs.store.events, after, PAGE_SIZE)
         if page.missed:
             session.print_message("Older events have been deleted; some are missing here.")
-        entries += [entry for entry in page.entries if wanted.matches(entry.event)]
+        found += [event_of_entry(entry) for entry in page.entries if wanted.matches(entry.event)]
         after = page.cursor
         if len(page.entries) < PAGE_SIZE:
-            return entries, page.cursor
+            return found, page.cursor
 
 
-def _print(session: Session, entry: EventEntry) -> None:
-    event = entry.event
+def _print(session: Session, event: Event) -> None:
     if session.json:
-        session.print_json({"cursor": entry.cursor, "at": entry.at, **to_builtins(event)})
+        session.print_json(to_builtins(event, builtin_types=(datetime,)))
         return
     kind = session.style(f"{event.kind:<10}", COLORS.get(event.kind))
     job = short_id(event.job) if session.is_terminal else one_line(event.job)
     attempt = event.attempt and f"attempt {event.attempt}"
     parts = [kind, job, event.task, event.queue and f"in {event.queue}", attempt, one_line(event.text)]
-    session.print(f"{local_time(entry.at)}  {' '.join(str(part) for part in parts if part)}")
+    session.print(f"{local_time(event.at)}  {' '.join(str(part) for part in parts if part)}")

@@ -132,10 +132,10 @@ async def logs(session: Session, app: "Errandry", job_id: str, follow: bool) -> 
     _print_logs(session, job)
     if not follow or job.finished:
         return
-    async for entry in app.events(after=after):
-        if entry.event.job != job_id:
+    async for event in app.events(after=after):
+        if event.job != job_id:
             continue
-        if entry.event.kind is EventKind.REMOVED:
+        if event.kind is EventKind.REMOVED:
             return
         before, job = job, await app.client.record(job_id)
         seen = job.logs.index(before.logs[-1]) + 1 if before.logs and before.logs[-1] in job.logs else 0

@@ -7,10 +7,16 @@ from datetime import datetime
 from typing import Any
 from unicodedata import east_asian_width
 
+from msgspec import Struct, to_builtins
+
 from errandry.core.duration import rough_duration
 
 BARS = "▁▂▃▄▅▆▇█"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-([0-9a-f]{12})")
+
+
+Time = float | datetime
+"""A time of a stored record, in seconds since 1970, or of a result of the API."""
 
 
 def clean(text: str) -> str:
@@ -24,8 +30,8 @@ def one_line(text: str) -> str:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Encode as JSON, with control characters escaped."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    """Encode as JSON, with times in seconds since 1970 and control characters escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_json_value)
     return text if text.isprintable() else "".join(map(_escape_json_char, text))
 
 
@@ -38,18 +44,19 @@ def short_id(job_id: str) -> str:
     return match[1] if match else one_line(job_id)
 
 
-def ago(at: float | None, now: float) -> str:
+def ago(at: Time | None, now: Time) -> str:
     """The time relative to now: "just now", "10 s ago" or "in 5 min"."""
     if at is None:
         return ""
-    if abs(now - at) < 1:
+    ahead = _timestamp(at) - _timestamp(now)
+    if abs(ahead) < 1:
         return "just now"
-    return f"in {rough_duration(at - now)}" if at > now else f"{rough_duration(now - at)} ago"
+    return f"in {rough_duration(ahead)}" if ahead > 0 else f"{rough_duration(-ahead)} ago"
 
 
-def local_time(at: float) -> str:
+def local_time(at: Time) -> str:
     """The time in the local time zone."""
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(_timestamp(at)).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def pluralize(count: int, one: str, many: str = "") -> str:
@@ -75,6 +82,16 @@ def truncate(text: str, room: int) -> str:
     while text and width(text) > max(0, room - 1):
         text = text[:-1]
     return f"{text}…" if room > 0 else ""
+
+
+def _timestamp(at: Time) -> float:
+    return at.timestamp() if isinstance(at, datetime) else at
+
+
+def _json_value(value: object) -> Any:
+    if isinstance(value, datetime):
+        return value.timestamp()
+    return to_builtins(value, builtin_types=(datetime,)) if isinstance(value, Struct) else str(value)
 
 
 def _escape_char(char: str) -> str:

@@ -65,7 +65,7 @@ class EventKind(StrEnum):
     EVENTS_MISSED = "events_missed"
 
 
-class Event(Struct, frozen=True, gc=False):
+class EventRecord(Struct, frozen=True, gc=False):
     """Something that happened to a job; if `job` is empty, to a queue or task."""
 
     kind: EventKind
@@ -93,15 +93,15 @@ class EventRun(Struct, frozen=True, array_like=True):
     def __len__(self) -> int:
         return len(self.kinds) * len(self.jobs)
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[EventRecord]:
         for job in self.jobs:
             for kind in self.kinds:
-                yield Event(kind, job, self.queue, self.task, self.attempt, self.text)
+                yield EventRecord(kind, job, self.queue, self.task, self.attempt, self.text)
 
 
-def trouble_event(worker: str, text: str) -> Event:
+def trouble_event(worker: str, text: str) -> EventRecord:
     """The `error` event for trouble of a worker."""
-    return Event(EventKind.ERROR, "", "", "", 0, trouble_text(worker, text))
+    return EventRecord(EventKind.ERROR, "", "", "", 0, trouble_text(worker, text))
 
 
 def trouble_text(worker: str, text: str) -> str:
@@ -114,7 +114,7 @@ def trouble_prefix(worker: str) -> str:
     return f"worker {worker}: "
 
 
-def expand(event_runs: Iterable[EventRun]) -> tuple[Event, ...]:
+def expand(event_runs: Iterable[EventRun]) -> tuple[EventRecord, ...]:
     return tuple(event for run in event_runs for event in run)
 
 
@@ -133,7 +133,7 @@ class EventFilter(Struct, frozen=True):
                 hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(EventKind)}"
                 raise InvalidValue("kind", kind, f"there are no such events: {hint}")
 
-    def matches(self, event: Event) -> bool:
+    def matches(self, event: EventRecord) -> bool:
         return event.kind is EventKind.EVENTS_MISSED or (
             (not self.kinds or event.kind in self.kinds)
             and (not self.queues or event.queue in self.queues)

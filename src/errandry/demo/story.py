@@ -201,8 +201,8 @@ class Story:
         cursor = await shop.jobs.latest_cursor()
         if holds(await job.refresh()):
             return
-        async for entry in shop.jobs.events(after=cursor):
-            if entry.event.job == job.id and holds(await job.refresh()):
+        async for event in shop.jobs.events(after=cursor):
+            if event.job == job.id and holds(await job.refresh()):
                 return
         raise ChapterFailed("the stream of events has ended")
 

@@ -34,7 +34,7 @@ from errandry.core.command import (
     Upkeep,
     WorkerInfo,
 )
-from errandry.core.event import Event
+from errandry.core.event import EventRecord
 from errandry.core.flow import EdgeRecord
 from errandry.core.gate import GateKind, GateRecord, GateStatus, Pause, PauseInfo, PutRule, Resume
 from errandry.core.job import JobRecord
@@ -90,7 +90,7 @@ class EventEntry(Struct, frozen=True):
 
     cursor: str
     at: float
-    event: Event
+    event: EventRecord
 
 
 class EventPage(Struct, frozen=True):

@@ -7,8 +7,8 @@ from contextlib import suppress
 from functools import partial
 
 from errandry.api.app import Errandry, Observer
-from errandry.core.event import Event, EventKind
-from errandry.store.contract import EventEntry
+from errandry.api.events import Event, event_at
+from errandry.core.event import EventKind, EventRecord
 from errandry.worker.threads import ThreadPool
 from errandry.worker.throttled_log import ThrottledLog
 from errandry.worker.trouble import TroubleReporter
@@ -72,28 +72,29 @@ class Observers:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.close()
 
-    def _receive(self, event: Event) -> None:
+    def _receive(self, record: EventRecord) -> None:
         """Pass an `error` event of this worker to the observers. From any thread."""
-        entry = EventEntry("", self._app.clock.time(), event)
+        now = self._app.clock.time()
         for follower in self._followers:
-            if follower.observer.event_filter.matches(event):
+            if follower.observer.event_filter.matches(record):
+                # It has no place in the log yet: a reader continues where the follower is.
+                event = event_at(record, now, follower.cursor)
                 with suppress(RuntimeError):  # the loop was closed: the worker has ended
-                    self._loop.call_soon_threadsafe(follower.put, entry)
+                    self._loop.call_soon_threadsafe(follower.put, event)
 
     async def _pass_on_trouble(self, follower: "Follower") -> None:
-        while (entry := await follower.unseen.get()) is not None:
-            # The worker's own events have no place in the log yet: a reader continues where this one is.
-            await self._notify(follower, EventEntry(follower.cursor, entry.at, entry.event))
+        while (event := await follower.unseen.get()) is not None:
+            await self._notify(follower, event)
 
     async def _follow(self, follower: "Follower") -> None:
         while True:
             try:
-                async for entry in self._app.events(follower.cursor, until=self._closing):
+                async for event in self._app.events(follower.cursor, until=self._closing):
                     self._read_log.report_recovery()
-                    is_known = self._trouble.is_own(entry.event)
-                    if follower.observer.event_filter.matches(entry.event) and not is_known:
-                        await self._notify(follower, entry)
-                    follower.cursor = entry.cursor
+                    is_known = self._trouble.is_own(event)
+                    if follower.observer.event_filter.matches(event) and not is_known:
+                        await self._notify(follower, event)
+                    follower.cursor = event.cursor
                 return
             except Exception as error:
                 self._read_log.report_failure(error)
@@ -101,24 +102,21 @@ class Observers:
                     return
                 await asyncio.sleep(RETRY_AFTER)
 
-    async def _notify(self, follower: "Follower", entry: EventEntry) -> None:
+    async def _notify(self, follower: "Follower", event: Event) -> None:
         function = follower.observer.function
         async with follower.lock:
             try:
                 if inspect.iscoroutinefunction(function):
-                    await function(entry)
+                    await function(event)
                 else:
-                    await self._threads.call(partial(function, entry))
+                    await self._threads.call(partial(function, event))
             except Exception as error:
                 name = getattr(function, "__qualname__", function)
                 log.exception(
-                    "observer %s raised for event %s of job %s, skipping it",
-                    name,
-                    entry.event.kind,
-                    entry.event.job,
+                    "observer %s raised for event %s of job %s, skipping it", name, event.kind, event.job
                 )
                 # Trouble with an `error` event is only logged: as an event, it would cause the next one.
-                if entry.event.kind is not EventKind.ERROR:
+                if event.kind is not EventKind.ERROR:
                     self._trouble.report(f"observer {name} raised", error)
 
 
@@ -130,10 +128,10 @@ class Follower:
 
     def __init__(self, observer: Observer) -> None:
         self.observer, self.cursor, self.lock = observer, "", asyncio.Lock()
-        self.unseen: asyncio.Queue[EventEntry | None] = asyncio.Queue()
+        self.unseen: asyncio.Queue[Event | None] = asyncio.Queue()
 
-    def put(self, entry: EventEntry | None) -> None:
+    def put(self, event: Event | None) -> None:
         """Put an `error` event at the end of the queue, or None to end it. On the worker's main loop."""
-        if entry is not None and self.unseen.qsize() >= UNSEEN_MAX:
+        if event is not None and self.unseen.qsize() >= UNSEEN_MAX:
             self.unseen.get_nowait()
-        self.unseen.put_nowait(entry)
+        self.unseen.put_nowait(event)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from errandry.api.app import Errandry
 from errandry.core.command import REPORT_MAX, ReportTrouble
-from errandry.core.event import Event, EventKind, trouble_event, trouble_prefix
+from errandry.core.event import EventKind, EventRecord, trouble_event, trouble_prefix
 from errandry.store.engine.change_counter import ChangeCounter
 from errandry.worker.attempt import failure
 
@@ -61,13 +61,13 @@ class TroubleReporter:
         self._dropped = 0
         self._changes = ChangeCounter()
         self._is_closing = False
-        self._listener: Callable[[Event], None] | None = None
+        self._listener: Callable[[EventRecord], None] | None = None
 
-    def listen(self, listener: Callable[[Event], None]) -> None:
+    def listen(self, listener: Callable[[EventRecord], None]) -> None:
         """Call `listener` with each `error` event of this worker, from the thread that reports it."""
         self._listener = listener
 
-    def is_own(self, event: Event) -> bool:
+    def is_own(self, event: EventRecord) -> bool:
         """Whether this worker has reported this event."""
         return event.kind is EventKind.ERROR and event.text.startswith(self._prefix)
 

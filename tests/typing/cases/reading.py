@@ -1,10 +1,10 @@
 """Results have the type that the handler declares."""
 
+from datetime import datetime
 from typing import Any, assert_type
 
-from errandry import Errandry, Fail, Job, JobContext, Retry, Snooze, State, SyncJob
+from errandry import Errandry, Event, Fail, Job, JobContext, Retry, Snooze, State, SyncJob
 from errandry.core.job import Progress
-from errandry.store.contract import EventEntry
 from tests.typing.cases.declaring import plain, threaded_with_context, without_anything
 
 jobs = Errandry("memory:")
@@ -24,8 +24,9 @@ async def results() -> None:
     assert_type(await (await without_anything.enqueue()).result(), None)
     int_(await job.result())  # E: Argument 1 to "int_" has incompatible type "str"; expected "int"
     await job.result("30s")  # E: Argument 1 to "result" of "Job" has incompatible type "str"
-    async for entry in jobs.events(after=None):
-        assert_type(entry, EventEntry)
+    async for event in jobs.events(after=None):
+        assert_type(event, Event)
+        assert_type(event.at, datetime)
 
 
 def int_(value: int) -> None: ...

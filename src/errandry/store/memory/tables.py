@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from errandry.core.command import Beat, Claim, Ref, WorkerInfo
-from errandry.core.event import Event, EventRun, expand
+from errandry.core.event import EventRecord, EventRun, expand
 from errandry.core.fair_queueing import OldestJob, OpenLane, Position
 from errandry.core.gate import GateKey, GateKind, GateRecord, LaneKey
 from errandry.core.job import JobRecord, Keep
@@ -41,7 +41,7 @@ class MemoryTables(MemoryCounters):
         self._states: dict[State, dict[str, JobRecord]] = {state: {} for state in State}
         self._deadlines: dict[str, JobRecord] = {}
         self._lanes: dict[LaneKey, list[tuple[int, int, str]]] = {}
-        self._log: list[tuple[int, float, tuple[Event, ...]]] = []
+        self._log: list[tuple[int, float, tuple[EventRecord, ...]]] = []
         self._rows = 0
         self._claims: dict[str, tuple[float, dict[str, ClaimedRefs]]] = {}
         self._gates: dict[GateKey, GateRecord] = {}

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
-from errandry.core.event import Event, EventRun, expand
+from errandry.core.event import EventRecord, EventRun, expand
 from errandry.core.flow import ChildEnd, EdgeRecord, Policy
 from errandry.core.gate import GateKind, GateRecord, PauseInfo, RuleInfo
 from errandry.core.job import AttemptError, JobRecord, Keep, LogLine, Progress
@@ -149,7 +149,7 @@ def from_event_runs(event_runs: Sequence[EventRun]) -> tuple[int, str]:
     return sum(map(len, event_runs)), text(event_runs)
 
 
-def to_events(event_runs: str) -> tuple[Event, ...]:
+def to_events(event_runs: str) -> tuple[EventRecord, ...]:
     return expand(_event_runs.decode(event_runs))
 
 

@@ -15,7 +15,7 @@ from errandry.core.command import (
     RetryOutcome,
     Settle,
 )
-from errandry.core.event import Event, EventKind
+from errandry.core.event import EventKind, EventRecord
 from errandry.core.job import Failure, Keep, LogLine, Progress
 from errandry.core.state import Reason
 from errandry.errors import InvalidCursor
@@ -37,10 +37,10 @@ class ReportedEvents:
         events = await store.events()
 
         assert [(entry.at, entry.event) for entry in events.entries] == [
-            (clock.time() - 5, Event(EventKind.WAITING, job.id, "q", "t", 0)),
-            (clock.time(), Event(EventKind.CLAIMED, job.id, "q", "t", 1)),
-            (clock.time(), Event(EventKind.STARTED, job.id, "q", "t", 1)),
-            (clock.time(), Event(EventKind.DRAINED, "", "q", "")),
+            (clock.time() - 5, EventRecord(EventKind.WAITING, job.id, "q", "t", 0)),
+            (clock.time(), EventRecord(EventKind.CLAIMED, job.id, "q", "t", 1)),
+            (clock.time(), EventRecord(EventKind.STARTED, job.id, "q", "t", 1)),
+            (clock.time(), EventRecord(EventKind.DRAINED, "", "q", "")),
         ]
 
     async def test_a_queue_with_a_waiting_job_is_not_drained_by_other_claims_of_the_pass(
@@ -169,7 +169,7 @@ class ReportedEvents:
         entries = (await store.events(cursor)).entries
         assert answers == [WRITTEN, WRITTEN]
         assert [(entry.at, entry.event) for entry in entries] == [
-            (clock.time(), Event(EventKind.ERROR, "", "", "", 0, text))
+            (clock.time(), EventRecord(EventKind.ERROR, "", "", "", 0, text))
             for text in (
                 "worker mail-1: cannot claim jobs: StoreFull: größe",
                 "worker mail-1: upkeep failed",

@@ -4,7 +4,7 @@ import pytest
 
 from errandry.core.answer import ALREADY, WRITTEN, Claims, Inserted
 from errandry.core.command import Beat, Claim, CompleteOutcome, Insert
-from errandry.core.event import Event, EventKind
+from errandry.core.event import EventKind, EventRecord
 from errandry.core.gate import GateKind, Pause, PauseInfo, Resume
 from errandry.core.state import State
 from errandry.store.contract import Store, StoreLimits
@@ -166,11 +166,11 @@ class Pauses:
         await requests.send(store, Resume(GateKind.WORKER, "w"))
 
         assert await requests.read_events(store, cursor) == [
-            Event(EventKind.PAUSED, "", "q", "", 0, "ada"),
-            Event(EventKind.PAUSED, "", "", "t"),
-            Event(EventKind.RESUMED, "", "", "t"),
-            Event(EventKind.PAUSED, "", "", "", 0, "w"),
-            Event(EventKind.RESUMED, "", "", "", 0, "w"),
+            EventRecord(EventKind.PAUSED, "", "q", "", 0, "ada"),
+            EventRecord(EventKind.PAUSED, "", "", "t"),
+            EventRecord(EventKind.RESUMED, "", "", "t"),
+            EventRecord(EventKind.PAUSED, "", "", "", 0, "w"),
+            EventRecord(EventKind.RESUMED, "", "", "", 0, "w"),
         ]
 
     async def test_a_paused_worker_gets_no_jobs_until_it_is_resumed(self, store: Store, given: Given) -> None:

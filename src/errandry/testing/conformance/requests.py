@@ -5,7 +5,7 @@ from typing import Any
 
 from errandry.core.answer import Answer, Claims, Inserted, Moved, Renewed, UpkeepResult
 from errandry.core.command import Claim, Command, Insert, OperatorCommand, Outcome, Ref, Renew, Settle, Upkeep
-from errandry.core.event import Event, EventKind
+from errandry.core.event import EventKind, EventRecord
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.query import Query
 from errandry.core.stats import TOTAL_PREFIX
@@ -90,8 +90,8 @@ async def list_jobs(store: Store, query: Query | None = None, page_size: int = 1
             return result
 
 
-async def read_events(store: Store, after: str | None = None) -> list[Event]:
-    result: list[Event] = []
+async def read_events(store: Store, after: str | None = None) -> list[EventRecord]:
+    result: list[EventRecord] = []
     while True:
         chunk = await store.events(after)
         result += [entry.event for entry in chunk.entries]

@@ -3,7 +3,7 @@
 import pytest
 
 from errandry.core.answer import ALREADY, WRITTEN
-from errandry.core.event import Event, EventKind
+from errandry.core.event import EventKind, EventRecord
 from errandry.core.gate import GateKind, GateRecord, Pause, PauseInfo, PutRule, Resume, RuleInfo
 from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule
 from errandry.store.contract import Store
@@ -89,10 +89,10 @@ class QueueRules:
         await requests.send(store, Pause(GateKind.GROUP, "q", "ada", "acme"))
 
         assert await requests.read_events(store, cursor) == [
-            Event(EventKind.RULE_CHANGED, "", "q", "", 0, "ada"),
-            Event(EventKind.RULE_CHANGED, "", "", "t"),
-            Event(EventKind.RULE_CHANGED, "", "q", "", 0, "acme"),
-            Event(EventKind.PAUSED, "", "q", "", 0, "acme"),
+            EventRecord(EventKind.RULE_CHANGED, "", "q", "", 0, "ada"),
+            EventRecord(EventKind.RULE_CHANGED, "", "", "t"),
+            EventRecord(EventKind.RULE_CHANGED, "", "q", "", 0, "acme"),
+            EventRecord(EventKind.PAUSED, "", "q", "", 0, "acme"),
         ]
 
     async def test_upkeep_leaves_rules_and_pauses_alone(self, store: Store, clock: FakeClock) -> None:
