@@ -130,16 +130,16 @@ if TYPE_CHECKING:
     from errandry.api.transaction import SyncBoundApp
     from errandry.api.workers import Workers
     from errandry.core.answer import Moved
-    from errandry.core.command import WorkerInfo
+    from errandry.core.command import WorkerRecord
     from errandry.core.flow import EdgeRecord
-    from errandry.core.gate import GateKind, GateRecord, PauseInfo
+    from errandry.core.gate import GateKind, GateRecord, PauseRecord
     from errandry.core.job import JobRecord
     from errandry.core.rule import Rule
     from errandry.core.schedule import ScheduleRecord
     from errandry.core.stats import Stats
-    from errandry.core.step import Step
+    from errandry.core.step import StepRecord
     from errandry.core.why import Why
-    from errandry.store.contract import GroupInfo, QueueInfo
+    from errandry.store.contract import GroupRecord, QueueRecord
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from errandry.core import check
-from errandry.core.command import Beat, SlotShare, WorkerInfo
-from errandry.core.gate import GateKind, GateRecord, GateStatus, PauseInfo
+from errandry.core.command import Beat, SlotShare, WorkerRecord
+from errandry.core.gate import GateKind, GateRecord, GateStatus, PauseRecord
 from errandry.core.job import AttemptError, JobRecord, NewJob
 from errandry.core.move import created
 from errandry.core.rule import rate
@@ -23,8 +23,8 @@ SIGNALED: dict[str, Any] = {"state": State.SCHEDULED, "settled": Move.WAIT, "ste
 FREE = Beat(worker="w-1", queues=None, tasks=("send",), concurrency=10)
 
 
-def worker_info(beat: Beat = FREE, ago: float = 1.0, paused: PauseInfo | None = None) -> WorkerInfo:
-    return WorkerInfo(beat, NOW - ago, paused)
+def worker_info(beat: Beat = FREE, ago: float = 1.0, paused: PauseRecord | None = None) -> WorkerRecord:
+    return WorkerRecord(beat, NOW - ago, paused)
 
 
 def job(**changes: Any) -> JobRecord:
@@ -46,7 +46,7 @@ def gate(kind: GateKind, /, **known: Any) -> GateStatus:
     )
 
 
-def explained(job: JobRecord, *workers: WorkerInfo, **facts: Any) -> Why:
+def explained(job: JobRecord, *workers: WorkerRecord, **facts: Any) -> Why:
     return why(WhyFacts(job=job, now=NOW, workers=workers or (worker_info(),), **facts))
 
 
@@ -177,19 +177,19 @@ CASES: list[tuple[str, Why, list[str], str]] = [
     ),
     (
         "queue paused",
-        explained(WAITING, gates=(gate(GateKind.QUEUE, paused=PauseInfo(NOW - 7_300, "ada")),)),
+        explained(WAITING, gates=(gate(GateKind.QUEUE, paused=PauseRecord(NOW - 7_300, "ada")),)),
         ["queue_paused"],
         "The queue mail was paused 2 h ago by ada.",
     ),
     (
         "task paused",
-        explained(WAITING, gates=(gate(GateKind.TASK, paused=PauseInfo(NOW - 3, "")),)),
+        explained(WAITING, gates=(gate(GateKind.TASK, paused=PauseRecord(NOW - 3, "")),)),
         ["task_paused"],
         "The task send was paused 3 s ago.",
     ),
     (
         "group paused",
-        explained(WAITING, gates=(gate(GateKind.GROUP, paused=PauseInfo(NOW - 3, "ada")),)),
+        explained(WAITING, gates=(gate(GateKind.GROUP, paused=PauseRecord(NOW - 3, "ada")),)),
         ["group_paused"],
         "The group acme of queue mail was paused 3 s ago by ada.",
     ),
@@ -231,7 +231,7 @@ CASES: list[tuple[str, Why, list[str], str]] = [
             WAITING,
             worker_info(replace(FREE, worker="w-1", queues=("bulk", "slow"))),
             worker_info(replace(FREE, worker="w-2", tasks=("bill",))),
-            worker_info(replace(FREE, worker="w-3"), paused=PauseInfo(NOW - 4, "ada")),
+            worker_info(replace(FREE, worker="w-3"), paused=PauseRecord(NOW - 4, "ada")),
             worker_info(replace(FREE, worker="w-4"), ago=50),
         ),
         ["no_worker"],
@@ -293,7 +293,7 @@ def test_every_code_has_a_case_and_every_state_a_check() -> None:
 
 
 def test_every_reason_that_holds_a_job_back_is_listed() -> None:
-    paused = tuple(gate(kind, paused=PauseInfo(NOW, "")) for kind in (GateKind.QUEUE, GateKind.TASK))
+    paused = tuple(gate(kind, paused=PauseRecord(NOW, "")) for kind in (GateKind.QUEUE, GateKind.TASK))
 
     answer = explained(WAITING, held=running(10), gates=paused, ahead=3)
 

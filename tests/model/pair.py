@@ -14,13 +14,13 @@ from errandry.clock import Clock
 from errandry.core.answer import Answer, Moved
 from errandry.core.command import Command
 from errandry.core.flow import EdgeRecord
-from errandry.core.gate import GateKind, GateRecord, PauseInfo
+from errandry.core.gate import GateKind, GateRecord, PauseRecord
 from errandry.core.job import JobRecord
 from errandry.core.query import Query
 from errandry.core.schedule import ScheduleRecord
-from errandry.core.step import Step
+from errandry.core.step import StepRecord
 from errandry.errors import ErrandryError
-from errandry.store.contract import EventEntry, EventPage, QueueInfo, RecordPage, Store, StoreLimits
+from errandry.store.contract import EventEntry, EventPage, QueueRecord, RecordPage, Store, StoreLimits
 from errandry.store.memory.driver import MemoryStore
 
 T = TypeVar("T")
@@ -50,12 +50,12 @@ class Look(NamedTuple):
     new_events: tuple[EventEntry, ...]
     counts: dict[str, dict[str, int]]
     totals: dict[str, dict[str, int]]
-    queues: list[QueueInfo]
-    paused: dict[GateKind, dict[str, PauseInfo]]
+    queues: list[QueueRecord]
+    paused: dict[GateKind, dict[str, PauseRecord]]
     rules: list[GateRecord]
     schedules: list[ScheduleRecord]
     edges: dict[str, list[EdgeRecord]]
-    steps: dict[str, list[Step]]
+    steps: dict[str, list[StepRecord]]
 
 
 class Pair:

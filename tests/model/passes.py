@@ -11,7 +11,7 @@ from errandry.core.job import JobRecord
 from errandry.core.schedule import ScheduleRecord
 from errandry.core.selection import JobSelection
 from errandry.core.state import State
-from errandry.core.step import Step
+from errandry.core.step import StepRecord
 from errandry.store.contract import EventEntry
 
 Jobs = Mapping[str, JobRecord]
@@ -38,7 +38,7 @@ class Pass:
     rules: Sequence[GateRecord]
     schedules: Sequence[ScheduleRecord]
     edges: Mapping[str, Sequence[EdgeRecord]]
-    steps: Mapping[str, Sequence[Step]]
+    steps: Mapping[str, Sequence[StepRecord]]
 
     @property
     def single(self) -> tuple[Command, Answer] | tuple[None, None]:

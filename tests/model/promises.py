@@ -36,7 +36,7 @@ from errandry.core.rule import Overflow
 from errandry.core.schedule import ScheduleRecord
 from errandry.core.selection import JobSelection
 from errandry.core.state import Reason, State
-from errandry.core.step import SendSignal, Step, StepKind, WaitOutcome
+from errandry.core.step import SendSignal, StepKind, StepRecord, WaitOutcome
 from errandry.core.unique import Conflict, UniqueKey, UniqueScope
 from errandry.errors import DuplicateJob, ErrandryError
 from errandry.store.contract import EventEntry
@@ -63,7 +63,7 @@ class Promises:
         self.settled: dict[tuple[Ref, int], type] = {}
         self.ended: dict[tuple[str, str], int] = {}
         self.ticks: dict[str, ScheduleRecord] = {}
-        self.steps: Mapping[str, Sequence[Step]] = {}
+        self.steps: Mapping[str, Sequence[StepRecord]] = {}
 
     def check(self, pass_: Pass) -> None:
         one_lease_at_a_time(pass_)

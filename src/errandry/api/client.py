@@ -19,14 +19,14 @@ from errandry.codec.json_codec import to_json
 from errandry.core.answer import WRITTEN, Ack
 from errandry.core.duration import moment, seconds
 from errandry.core.event import EventFilter, EventKind, EventRecord
-from errandry.core.gate import GateKind, GateRecord, PauseInfo
+from errandry.core.gate import GateKind, GateRecord, PauseRecord
 from errandry.core.job import JobRecord
 from errandry.core.query import parse, quote
 from errandry.core.state import State
 from errandry.core.stats import Stats, stats
-from errandry.core.step import SendSignal, Step, StepKind
+from errandry.core.step import SendSignal, StepKind, StepRecord
 from errandry.core.why import Why, WhyFacts, why
-from errandry.store.contract import GroupInfo, QueueInfo
+from errandry.store.contract import GroupRecord, QueueRecord
 
 COUNTED_AHEAD_MAX = 5_000
 """Maximum number of waiting jobs read to count those that are before a given job."""
@@ -67,7 +67,7 @@ class Client(Operations):
         text = self.codec.seal(to_json("payload", payload), step_document(record, StepKind.SIGNAL, name))
         return await self.client.submit(SendSignal(job_id, name, text), Ack) is WRITTEN
 
-    async def steps(self, job_id: str) -> builtins.list[Step]:
+    async def steps(self, job_id: str) -> builtins.list[StepRecord]:
         """The steps and sleeps of a job and the signals sent to it, in the order they were begun."""
         return await self.client.steps(await self.client.record(job_id))
 
@@ -111,7 +111,7 @@ class Client(Operations):
         selected = [row for row in figures if queue in (None, row.queue) and task in (None, row.task)]
         return stats(selected, since, end)
 
-    async def queues(self) -> builtins.list[QueueInfo]:
+    async def queues(self) -> builtins.list[QueueRecord]:
         """Every queue: its jobs by state, how long its next job has waited, whether it is paused."""
         return await self.engine.call(self.store.queues)
 
@@ -119,7 +119,7 @@ class Client(Operations):
         """Jobs that workers hold, claimed or running, those whose lease ends first at the front."""
         return [*self._jobs(await self.engine.call(self.store.held, limit))]
 
-    async def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:
+    async def paused(self) -> dict[GateKind, dict[str, PauseRecord]]:
         """The queues, tasks and workers that are paused."""
         return await self.engine.call(self.store.paused)
 
@@ -162,7 +162,7 @@ class Client(Operations):
         """Every queue, task and group that is paused, has a rule, or was closed by a `pause_group`."""
         return await self.engine.call(self.store.rules)
 
-    async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupInfo]:
+    async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupRecord]:
         """The groups of one queue or of all: how many jobs wait and run, and their rules."""
         return await self.engine.call(self.store.groups, queue, limit)
 

@@ -14,7 +14,7 @@ from errandry.api.outcome import SuspendForChildren
 from errandry.api.steps import SaveStep, Span, StepJournal
 from errandry.core.flow import ChildEnd
 from errandry.core.job import JobRecord, LogLine, Progress
-from errandry.core.step import Step
+from errandry.core.step import StepRecord
 from errandry.core.tick import origin
 from errandry.errors import InvalidValue
 
@@ -211,7 +211,7 @@ class JobContext:
             self._steps = StepJournal(self._record, (), self._save_step)
         return self._steps
 
-    def _load_steps(self, steps: Sequence[Step]) -> None:
+    def _load_steps(self, steps: Sequence[StepRecord]) -> None:
         """Set the steps that earlier runs stored; for the worker."""
         self._steps = StepJournal(self._record, steps, self._save_step)
 

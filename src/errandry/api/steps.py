@@ -17,7 +17,7 @@ from errandry.codec.json_codec import from_json, reader, to_json
 from errandry.core import check
 from errandry.core.duration import format_duration, seconds
 from errandry.core.job import JobRecord
-from errandry.core.step import Step, StepKind
+from errandry.core.step import StepKind, StepRecord
 from errandry.errors import InvalidValue
 
 SaveStep = Callable[[str, str], "Future[None]"]
@@ -28,7 +28,7 @@ Span = float | timedelta | str
 class StepJournal:
     """The steps of one run: those loaded when it began, and those it adds."""
 
-    def __init__(self, job: JobRecord, loaded: Iterable[Step], save_step: SaveStep | None) -> None:
+    def __init__(self, job: JobRecord, loaded: Iterable[StepRecord], save_step: SaveStep | None) -> None:
         self.loaded = tuple(loaded)
         self._job, self._save_step = job, save_step
         self._by_name = {(step.kind, step.name): step for step in self.loaded}

@@ -17,7 +17,7 @@ from errandry.core.flow import Edge
 from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.rule import Overflow
-from errandry.core.step import Step, StepKind
+from errandry.core.step import StepKind, StepRecord
 from errandry.errors import CommandFailed, InvalidValue, QueueFull, UnknownJob
 from errandry.store.contract import Store
 from errandry.store.engine.backlog import WriteLimits
@@ -123,7 +123,7 @@ class StoreClient:
             raise UnknownJob(job_id)
         return record
 
-    async def steps(self, record: JobRecord) -> list[Step]:
+    async def steps(self, record: JobRecord) -> list[StepRecord]:
         """The steps, sleeps and signals of a job, with results that the codec has unsealed."""
         if record.steps is None:
             return []
@@ -131,7 +131,7 @@ class StoreClient:
             self._unseal_step(record, step) for step in await self.engine.call(self.store.steps, record.id)
         ]
 
-    def _unseal_step(self, record: JobRecord, step: Step) -> Step:
+    def _unseal_step(self, record: JobRecord, step: StepRecord) -> StepRecord:
         if step.result is None:
             return step
         return replace(

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from errandry.api.transaction import SyncBoundApp
     from errandry.api.workers import Workers
     from errandry.core.answer import Moved
-    from errandry.core.command import WorkerInfo
+    from errandry.core.command import WorkerRecord
     from errandry.core.flow import EdgeRecord
-    from errandry.core.gate import GateKind, GateRecord, PauseInfo
+    from errandry.core.gate import GateKind, GateRecord, PauseRecord
     from errandry.core.job import JobRecord
     from errandry.core.rule import Rule
     from errandry.core.schedule import ScheduleRecord
     from errandry.core.stats import Stats
-    from errandry.core.step import Step
+    from errandry.core.step import StepRecord
     from errandry.core.why import Why
-    from errandry.store.contract import GroupInfo, QueueInfo
+    from errandry.store.contract import GroupRecord, QueueRecord
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -260,7 +260,7 @@ class SyncWorkers(Blocking):
     def __init__(self, mirrored: Workers) -> None:
         self._mirrored, self._client = mirrored, mirrored._client.client
 
-    def list(self) -> builtins.list[WorkerInfo]:
+    def list(self) -> builtins.list[WorkerRecord]:
         """The workers that have reported recently."""
         return self._wait(self._mirrored.list())
 
@@ -450,7 +450,7 @@ class SyncErrandry(Blocking):
         """Send a signal to a job that waits for it now or later with `ctx.wait_for(name)`."""
         return self._wait(self._mirrored.signal(job_id, name, payload))
 
-    def steps(self, job_id: str) -> builtins.list[Step]:
+    def steps(self, job_id: str) -> builtins.list[StepRecord]:
         """The steps and sleeps of a job and the signals sent to it, in the order they were begun."""
         return self._wait(self._mirrored.steps(job_id))
 
@@ -485,7 +485,7 @@ class SyncErrandry(Blocking):
         """How many jobs completed, failed, …, and how long they waited and ran, in the span `last`."""
         return self._wait(self._mirrored.stats(last, until=until, queue=queue, task=task))
 
-    def queues(self) -> builtins.list[QueueInfo]:
+    def queues(self) -> builtins.list[QueueRecord]:
         """Every queue: its jobs by state, how long its next job has waited, whether it is paused."""
         return self._wait(self._mirrored.queues())
 
@@ -493,7 +493,7 @@ class SyncErrandry(Blocking):
         """Jobs that workers hold, claimed or running, those whose lease ends first at the front."""
         return [SyncJob(one) for one in self._wait(self._mirrored.held(limit))]
 
-    def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:
+    def paused(self) -> dict[GateKind, dict[str, PauseRecord]]:
         """The queues, tasks and workers that are paused."""
         return self._wait(self._mirrored.paused())
 
@@ -505,7 +505,7 @@ class SyncErrandry(Blocking):
         """Every queue, task and group that is paused, has a rule, or was closed by a `pause_group`."""
         return self._wait(self._mirrored.rules())
 
-    def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupInfo]:
+    def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupRecord]:
         """The groups of one queue or of all: how many jobs wait and run, and their rules."""
         return self._wait(self._mirrored.groups(queue, limit))
 

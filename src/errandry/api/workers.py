@@ -4,7 +4,7 @@ import builtins
 from typing import TYPE_CHECKING
 
 from errandry.api.gates import GateHandle
-from errandry.core.command import WorkerInfo
+from errandry.core.command import WorkerRecord
 from errandry.core.gate import GateKind
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Workers:
     def __init__(self, client: "Client") -> None:
         self._client = client
 
-    async def list(self) -> builtins.list[WorkerInfo]:
+    async def list(self) -> builtins.list[WorkerRecord]:
         """The workers that have reported recently."""
         return await self._client.engine.call(self._client.store.workers)
 

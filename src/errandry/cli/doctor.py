@@ -13,14 +13,14 @@ from errandry.cli.metrics import metrics_text
 from errandry.cli.session import Session, app_command
 from errandry.cli.text import one_line, pluralize
 from errandry.cli.workers import has_died
-from errandry.core.command import WorkerInfo
+from errandry.core.command import WorkerRecord
 from errandry.core.duration import rough_duration
 from errandry.core.job import JobRecord
 from errandry.core.schedule import SYSTEM_PREFIX, ScheduleRecord
 from errandry.core.state import State
 from errandry.core.why import SILENT_AFTER
 from errandry.errors import ErrandryError
-from errandry.store.contract import QueueInfo
+from errandry.store.contract import QueueRecord
 from errandry.store.health import Finding, Grade
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ async def _activity_findings(jobs: "Errandry") -> list[Finding]:
     ]
 
 
-def _worker_findings(infos: list[WorkerInfo], pending: int, now: float) -> Iterator[Finding]:
+def _worker_findings(infos: list[WorkerRecord], pending: int, now: float) -> Iterator[Finding]:
     lost = [info.beat.worker for info in infos if now - info.seen_at > SILENT_AFTER or has_died(info)]
     if lost:
         text = f"{pluralize(len(lost), 'worker')} died or sent no heartbeat: {', '.join(lost[:5])}"
@@ -120,7 +120,7 @@ def _worker_findings(infos: list[WorkerInfo], pending: int, now: float) -> Itera
         yield Finding(Grade.NOTE, "workers", "no worker is running; no job waits")
 
 
-def _queue_findings(info: QueueInfo, now: float) -> Iterator[Finding]:
+def _queue_findings(info: QueueRecord, now: float) -> Iterator[Finding]:
     if info.paused is not None:
         by = f" by {info.paused.by}" if info.paused.by else ""
         text = f"{info.name} was paused {rough_duration(now - info.paused.at)} ago{by}"

@@ -10,7 +10,7 @@ from errandry.cli.command import CliGroup
 from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
 from errandry.core.duration import rough_duration
-from errandry.store.contract import GroupInfo
+from errandry.store.contract import GroupRecord
 from errandry.store.table_store import GROUP_COUNT_MAX
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ async def ls(session: Session, jobs: "Errandry", queue: str | None, limit: int) 
         session.print_message(f"There are more: --limit {limit * 10}, or --queue.")
 
 
-def _row(info: GroupInfo, now: float) -> tuple[str | Cell, ...]:
+def _row(info: GroupRecord, now: float) -> tuple[str | Cell, ...]:
     gate = info.gate
     weight = gate.rule.weight
     closed = f"closed for {rough_duration(gate.closed_until - now)}" if gate.closed_until > now else ""

@@ -16,7 +16,7 @@ from errandry.core import check
 from errandry.core.duration import format_duration, rough_duration
 from errandry.core.job import AttemptError, JobRecord
 from errandry.core.state import State
-from errandry.core.step import Step
+from errandry.core.step import StepRecord
 
 COLORS = {
     State.BLOCKED: "magenta",
@@ -131,7 +131,7 @@ def print_job(session: Session, job: JobRecord, codec: Codec, now: float) -> Non
         )
 
 
-def print_steps(session: Session, steps: Sequence[Step], now: float) -> None:
+def print_steps(session: Session, steps: Sequence[StepRecord], now: float) -> None:
     """Print a table of steps in their order."""
     rows = [
         (
@@ -151,11 +151,11 @@ def print_steps(session: Session, steps: Sequence[Step], now: float) -> None:
     table.print_table(session, heads, rows)
 
 
-def read_result(step: Step) -> Any:
+def read_result(step: StepRecord) -> Any:
     return None if step.result is None else msgspec.json.decode(step.result)
 
 
-def _step_note(step: Step, now: float) -> str:
+def _step_note(step: StepRecord, now: float) -> str:
     if step.result is not None:
         return to_json(read_result(step))
     return "" if step.until is None or step.until > now + ENDLESS_AFTER else f"until {local_time(step.until)}"

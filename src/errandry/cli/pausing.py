@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from errandry.cli.session import Session
 from errandry.cli.text import ago
-from errandry.core.gate import PauseInfo, RuleInfo
+from errandry.core.gate import PauseRecord, RuleInfo
 
 if TYPE_CHECKING:
     from errandry.api.gates import GateHandle
@@ -38,7 +38,7 @@ def report_resume(session: Session, subject: str, data: dict[str, str], changed:
         session.print_message(f"The {subject} {'is resumed' if changed else 'was not paused'}.")
 
 
-def since_text(info: PauseInfo | RuleInfo | None, now: float) -> str:
+def since_text(info: PauseRecord | RuleInfo | None, now: float) -> str:
     """When it was paused or the rule was set, and the operator: "2 h ago by ada"."""
     if info is None:
         return ""

@@ -25,14 +25,14 @@ from errandry.cli.stats import format_quantile
 from errandry.cli.table import Cell, Column, TableRow
 from errandry.cli.text import ago, local_time, pluralize, short_id, sparkline, truncate
 from errandry.cli.workers import busy_text, status
-from errandry.core.command import Beat, WorkerInfo
+from errandry.core.command import Beat, WorkerRecord
 from errandry.core.duration import rough_duration
 from errandry.core.job import JobRecord
 from errandry.core.state import State
 from errandry.core.stats import DurationHistogram
 from errandry.core.why import slots_taken
 from errandry.errors import ErrandryError
-from errandry.store.contract import QueueInfo
+from errandry.store.contract import QueueRecord
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
@@ -51,8 +51,8 @@ class StoreSnapshot(Struct, frozen=True):
 
     at: float
     monotonic: float
-    queues: list[QueueInfo]
-    workers: list[WorkerInfo]
+    queues: list[QueueRecord]
+    workers: list[WorkerRecord]
     held: list[JobRecord]
     failed: Sequence[JobRecord]
     totals: Mapping[str, int]
@@ -242,7 +242,7 @@ def _workers(snapshot: StoreSnapshot) -> Section:
     return Section("Workers", columns, rows)
 
 
-def _current_beat(snapshot: StoreSnapshot, info: WorkerInfo) -> Beat:
+def _current_beat(snapshot: StoreSnapshot, info: WorkerRecord) -> Beat:
     """The last beat of the worker, with the number of jobs that it runs in this snapshot."""
     if len(snapshot.held) == HELD_MAX:
         return info.beat

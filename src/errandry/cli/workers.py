@@ -12,7 +12,7 @@ from errandry.cli.command import CliGroup
 from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago
-from errandry.core.command import Beat, WorkerInfo
+from errandry.core.command import Beat, WorkerRecord
 from errandry.core.gate import GateKind
 from errandry.core.why import SILENT_AFTER
 from errandry.errors import short_repr
@@ -67,7 +67,7 @@ async def ls(session: Session, jobs: "Errandry") -> None:
             session.print_message(f"{info.beat.worker} was paused {pausing.since_text(info.paused, now)}.")
 
 
-def status(info: WorkerInfo, now: float) -> Cell:
+def status(info: WorkerRecord, now: float) -> Cell:
     """The status of a worker in one word: dead, silent, working or paused."""
     if has_died(info):
         return Cell("dead", "red")
@@ -76,7 +76,7 @@ def status(info: WorkerInfo, now: float) -> Cell:
     return Cell("working", "green") if info.paused is None else Cell("paused", "yellow")
 
 
-def has_died(info: WorkerInfo) -> bool:
+def has_died(info: WorkerRecord) -> bool:
     """Whether the worker is known to be dead, which only the lock file of a worker on this host can tell."""
     return info.beat.host == socket.gethostname() and is_dead(info.beat.alive)
 

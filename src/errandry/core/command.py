@@ -13,7 +13,7 @@ from msgspec import Struct
 from errandry.core import check
 from errandry.core.batch import BatchSpec
 from errandry.core.flow import AwaitOutcome, Edge, check_edges, check_jobs
-from errandry.core.gate import Pause, PauseInfo, PutRule, Resume
+from errandry.core.gate import Pause, PauseRecord, PutRule, Resume
 from errandry.core.job import INSERT_MAX, METADATA_MAX, Failure, LogLine, NewJob, Progress, check_tags
 from errandry.core.schedule import ScheduleCommand
 from errandry.core.selection import JobSelection
@@ -386,12 +386,12 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
         check.names(self.queues, self.tasks)
 
 
-class WorkerInfo(Struct, frozen=True):
+class WorkerRecord(Struct, frozen=True):
     """The last beat of a worker and when it came; if the worker is paused, when and by which operator."""
 
     beat: Beat
     seen_at: float
-    paused: PauseInfo | None = None
+    paused: PauseRecord | None = None
 
 
 class ReportTrouble(Struct, frozen=True, gc=False):

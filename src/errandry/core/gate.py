@@ -73,7 +73,7 @@ RULE_FIELDS: Mapping[GateKind, tuple[str, ...]] = {
 """The fields that a rule of each kind of gate may have."""
 
 
-class PauseInfo(Struct, frozen=True, gc=False):
+class PauseRecord(Struct, frozen=True, gc=False):
     """When a queue, task, group, worker or schedule was paused, and by which operator."""
 
     at: float
@@ -98,7 +98,7 @@ class GateRecord(Struct, frozen=True, gc=False):
     kind: GateKind
     name: str
     group: str = ""
-    paused: PauseInfo | None = None
+    paused: PauseRecord | None = None
     ruling: RuleInfo | None = None
     tat: float = 0.0
     closed_until: float = 0.0

@@ -13,7 +13,7 @@ from msgspec import Struct
 from errandry.core import check
 from errandry.core.cron import Cron
 from errandry.core.duration import format_duration, format_time
-from errandry.core.gate import PauseInfo
+from errandry.core.gate import PauseRecord
 from errandry.core.job import NewJob
 from errandry.errors import InvalidValue
 
@@ -21,7 +21,7 @@ NAME_MAX = 150
 EVERY_MIN = 1.0
 BACKFILL_MAX = 1_000
 SYSTEM_PREFIX = "errandry: "
-"""Prefix of `PauseInfo.by` of a schedule that the store paused because it could not continue."""
+"""Prefix of `PauseRecord.by` of a schedule that the store paused because it could not continue."""
 
 TICK_RESOLUTION = 1e-6
 """Seconds; less than the distance of any two ticks."""
@@ -140,7 +140,7 @@ class ScheduleRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     updated_at: float
     owner: str = ""
     by: str = ""
-    paused: PauseInfo | None = None
+    paused: PauseRecord | None = None
     tick: float | None = None
     due_at: float | None = None
     last: float | None = None

@@ -24,7 +24,7 @@ class StepKind(StrEnum):
     SIGNAL = "signal"
 
 
-class Step(Struct, frozen=True, gc=False):
+class StepRecord(Struct, frozen=True, gc=False):
     """A step as stored: number `n` of its job, counted from 0; `result` is JSON text.
 
     `at` is when the step was finished, the sleep began, or the signal came; None while the job waits for the

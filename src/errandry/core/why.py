@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from errandry.core import check
 from errandry.core.batch import call_count
-from errandry.core.command import Beat, WorkerInfo
+from errandry.core.command import Beat, WorkerRecord
 from errandry.core.duration import format_time, rough_duration
-from errandry.core.gate import GateKind, GateRecord, GateStatus, PauseInfo
+from errandry.core.gate import GateKind, GateRecord, GateStatus, PauseRecord
 from errandry.core.job import AttemptError, JobRecord
 from errandry.core.state import Move, State
 from errandry.core.tick import origin
@@ -84,7 +84,7 @@ class WhyFacts(Struct, frozen=True, kw_only=True):
     job: JobRecord
     now: float
     gates: tuple[GateStatus, ...] = ()
-    workers: tuple[WorkerInfo, ...] = ()
+    workers: tuple[WorkerRecord, ...] = ()
     held: tuple[JobRecord, ...] = ()
     ahead: int | None = 0
     in_queue: int = 0
@@ -293,7 +293,7 @@ def _unique(facts: WhyFacts) -> Iterator[WhyReason]:
         yield WhyReason(WhyCode.UNIQUE, text)
 
 
-def _misfit(job: JobRecord, worker: WorkerInfo, now: float) -> str | None:
+def _misfit(job: JobRecord, worker: WorkerRecord, now: float) -> str | None:
     """Why this worker would not take the job; None if it would."""
     beat = worker.beat
     if now - worker.seen_at > SILENT_AFTER:
@@ -328,7 +328,7 @@ def _gate_name(gate: GateRecord) -> str:
     return f"group {gate.group} of queue {gate.name}" if gate.group else f"{gate.kind} {gate.name}"
 
 
-def _since(paused: PauseInfo, now: float) -> str:
+def _since(paused: PauseRecord, now: float) -> str:
     return f"{_ago(paused.at, now)}{f' by {paused.by}' if paused.by else ''}"
 
 

@@ -32,17 +32,17 @@ from errandry.core.command import (
     Settle,
     Start,
     Upkeep,
-    WorkerInfo,
+    WorkerRecord,
 )
 from errandry.core.event import EventRecord
 from errandry.core.flow import EdgeRecord
-from errandry.core.gate import GateKind, GateRecord, GateStatus, Pause, PauseInfo, PutRule, Resume
+from errandry.core.gate import GateKind, GateRecord, GateStatus, Pause, PauseRecord, PutRule, Resume
 from errandry.core.job import JobRecord
 from errandry.core.query import Query
 from errandry.core.rule import Rate
 from errandry.core.schedule import ScheduleCommand, ScheduleRecord
 from errandry.core.stats import StatsRow
-from errandry.core.step import SendSignal, Step
+from errandry.core.step import SendSignal, StepRecord
 from errandry.store.health import Finding
 
 _ORDER: tuple[type, ...] = (
@@ -101,7 +101,7 @@ class EventPage(Struct, frozen=True):
     missed: bool = False
 
 
-class GroupInfo(Struct, frozen=True):
+class GroupRecord(Struct, frozen=True):
     """A group of a queue as it is now.
 
     waiting  number of waiting jobs, counted up to a maximum
@@ -117,13 +117,13 @@ class GroupInfo(Struct, frozen=True):
     rate: Rate | None
 
 
-class QueueInfo(Struct, frozen=True):
+class QueueRecord(Struct, frozen=True):
     """A queue as it is now: jobs by state, seconds that the first waiting job has waited, and the pause."""
 
     name: str
     states: Mapping[str, int]
     waited: float | None
-    paused: PauseInfo | None
+    paused: PauseRecord | None
 
 
 class Binding(Protocol):
@@ -189,7 +189,7 @@ class Store(Protocol):
     async def children(self, parent: str) -> builtins.list[EdgeRecord]:
         """Return the edges to the children of a job, in their order, with their outcomes."""
 
-    async def steps(self, job: str) -> builtins.list[Step]:
+    async def steps(self, job: str) -> builtins.list[StepRecord]:
         """Return the steps, sleeps and signals of a job, in the order in which they began."""
 
     async def counts(self) -> dict[str, dict[str, int]]:
@@ -201,16 +201,16 @@ class Store(Protocol):
     async def stats(self, since: float, until: float) -> builtins.list[StatsRow]:
         """Return statistics of this time span: by minute, then by hour, then by day for older times."""
 
-    async def queues(self) -> builtins.list[QueueInfo]:
+    async def queues(self) -> builtins.list[QueueRecord]:
         """Return every queue that has jobs, has had some, or is paused."""
 
-    async def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:
+    async def paused(self) -> dict[GateKind, dict[str, PauseRecord]]:
         """Return the paused queues, tasks and workers, by name. Paused groups are in `rules`."""
 
     async def rules(self) -> builtins.list[GateRecord]:
         """Return every queue, task and group that is paused, has a rule, or is closed until a time."""
 
-    async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupInfo]:
+    async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupRecord]:
         """Return the groups of one queue or all with waiting or held jobs or with rules, by name."""
 
     async def gates(self, queue: str, task: str, group: str = "") -> builtins.list[GateStatus]:
@@ -222,7 +222,7 @@ class Store(Protocol):
     async def schedules(self, after: str = "", limit: int = 1_000) -> builtins.list[ScheduleRecord]:
         """Return the schedules whose names come after `after`, by name."""
 
-    async def workers(self) -> builtins.list[WorkerInfo]:
+    async def workers(self) -> builtins.list[WorkerRecord]:
         """Return the workers, with their last heartbeats."""
 
     async def held(self, limit: int = 100) -> builtins.list[JobRecord]:

@@ -16,14 +16,14 @@ from errandry import failpoint
 from errandry.clock import Clock, StoreClock, SystemClock
 from errandry.core import check
 from errandry.core.answer import Answer, Claims
-from errandry.core.command import Command, Ref, Settle, WorkerInfo
+from errandry.core.command import Command, Ref, Settle, WorkerRecord
 from errandry.core.flow import EdgeRecord
 from errandry.core.gate import (
     GateKey,
     GateKind,
     GateRecord,
     GateStatus,
-    PauseInfo,
+    PauseRecord,
     gate_statuses,
     group_limits,
 )
@@ -35,10 +35,10 @@ from errandry.core.schedule import ScheduleRecord
 from errandry.core.selection import JobSelection
 from errandry.core.state import State
 from errandry.core.stats import StatsRow, is_time
-from errandry.core.step import Step
+from errandry.core.step import StepRecord
 from errandry.errors import CommandFailed
 from errandry.store import cursors
-from errandry.store.contract import Binding, EventPage, GroupInfo, QueueInfo, RecordPage, StoreLimits
+from errandry.store.contract import Binding, EventPage, GroupRecord, QueueRecord, RecordPage, StoreLimits
 from errandry.store.engine.change_counter import ChangeCounter
 from errandry.store.execute.claim import due_in
 from errandry.store.execute.pass_events import LIFETIME_PREFIX
@@ -128,7 +128,7 @@ class TableStore:
         check.name("parent", parent)
         return await self.read(lambda tables, _now: tables.child_edges(parent))
 
-    async def steps(self, job: str) -> builtins.list[Step]:
+    async def steps(self, job: str) -> builtins.list[StepRecord]:
         check.name("job", job)
         return await self.read(lambda tables, _now: tables.steps(job))
 
@@ -143,12 +143,12 @@ class TableStore:
         check.instant("until", until)
         return await self.read(lambda tables, _now: merge_stats(tables.stats(since, until)))
 
-    async def queues(self) -> builtins.list[QueueInfo]:
-        def reader(tables: Tables, now: float) -> builtins.list[QueueInfo]:
+    async def queues(self) -> builtins.list[QueueRecord]:
+        def reader(tables: Tables, now: float) -> builtins.list[QueueRecord]:
             states, ready_since = _split_counters(tables, lifetime=False), tables.ready_since()
             paused = _pauses(tables, GateKind.QUEUE)
             return [
-                QueueInfo(
+                QueueRecord(
                     name,
                     states.get(name, {}),
                     max(0.0, now - ready_since[name]) if name in ready_since else None,
@@ -159,7 +159,7 @@ class TableStore:
 
         return await self.read(reader)
 
-    async def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:
+    async def paused(self) -> dict[GateKind, dict[str, PauseRecord]]:
         kinds = (GateKind.QUEUE, GateKind.TASK, GateKind.WORKER)
         return await self.read(lambda tables, _now: {kind: _pauses(tables, kind) for kind in kinds})
 
@@ -174,7 +174,7 @@ class TableStore:
 
         return await self.read(reader)
 
-    async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupInfo]:
+    async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupRecord]:
         if queue is not None:
             check.name("queue", queue)
         check.whole("limit", limit, 1, PAGE_MAX)
@@ -198,8 +198,8 @@ class TableStore:
         check.whole("limit", limit, 1, PAGE_MAX)
         return await self.read(lambda tables, _now: tables.schedules_after(after, limit))
 
-    async def workers(self) -> builtins.list[WorkerInfo]:
-        def reader(tables: Tables, _now: float) -> builtins.list[WorkerInfo]:
+    async def workers(self) -> builtins.list[WorkerRecord]:
+        def reader(tables: Tables, _now: float) -> builtins.list[WorkerRecord]:
             paused = _pauses(tables, GateKind.WORKER)
             return [replace(info, paused=paused.get(info.beat.worker)) for info in tables.workers()]
 
@@ -254,7 +254,7 @@ class TableStore:
         return await self.read(reader)
 
 
-def _groups(tables: Tables, queue: str | None, limit: int, now: float) -> list[GroupInfo]:
+def _groups(tables: Tables, queue: str | None, limit: int, now: float) -> list[GroupRecord]:
     waiting = {
         (name, group): count for name, group, count in tables.group_sizes(queue, limit, GROUP_COUNT_MAX)
     }
@@ -269,7 +269,7 @@ def _groups(tables: Tables, queue: str | None, limit: int, now: float) -> list[G
     for name, group in sorted({*waiting, *held, *gates}):
         gate = gates.get((name, group)) or GateRecord(GateKind.GROUP, name, group)
         limit_and_rate = group_limits(gate.rule, rules.get(name, NO_RULE))
-        infos.append(GroupInfo(waiting.get((name, group), 0), held[name, group], gate, *limit_and_rate))
+        infos.append(GroupRecord(waiting.get((name, group), 0), held[name, group], gate, *limit_and_rate))
     return infos
 
 
@@ -291,7 +291,7 @@ def reach_failpoints(when: str, commands: Sequence[Command], answers: Sequence[A
             failpoint.reach(f"{when}_operator_commit")
 
 
-def _pauses(tables: Tables, kind: GateKind) -> dict[str, PauseInfo]:
+def _pauses(tables: Tables, kind: GateKind) -> dict[str, PauseRecord]:
     return {gate.name: gate.paused for gate in tables.gates(kind) if gate.paused is not None}
 
 

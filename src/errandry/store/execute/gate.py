@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from errandry.core.answer import ALREADY, WRITTEN, Ack
 from errandry.core.event import EventKind
-from errandry.core.gate import GateKind, GateRecord, Pause, PauseInfo, PutRule, Resume, RuleInfo
+from errandry.core.gate import GateKind, GateRecord, Pause, PauseRecord, PutRule, Resume, RuleInfo
 from errandry.core.job import JobRecord
 from errandry.core.rule import NO_RULE
 from errandry.store.execute.unit_of_work import UnitOfWork
@@ -16,7 +16,7 @@ def pause(work: UnitOfWork, command: Pause) -> Ack:
     gate = _lock_gate(work, command)
     if gate.paused is not None:
         return ALREADY
-    _put_gate(work, replace(gate, paused=PauseInfo(work.now, command.by)))
+    _put_gate(work, replace(gate, paused=PauseRecord(work.now, command.by)))
     _emit(work, EventKind.PAUSED, command, command.by)
     return WRITTEN
 

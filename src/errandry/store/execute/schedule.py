@@ -13,7 +13,7 @@ from errandry.core import check, move, tick
 from errandry.core.answer import ALREADY, WRITTEN, Ack, Inserted
 from errandry.core.event import EventKind
 from errandry.core.flow import Edge, Policy
-from errandry.core.gate import PauseInfo
+from errandry.core.gate import PauseRecord
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.schedule import (
     SYSTEM_PREFIX,
@@ -188,7 +188,7 @@ def _save(work: UnitOfWork, schedule: ScheduleRecord) -> None:
 
 def _pause(work: UnitOfWork, schedule: ScheduleRecord, by: str) -> None:
     _remove_next_job(work, schedule)
-    paused = PauseInfo(work.now, by)
+    paused = PauseRecord(work.now, by)
     work.tables.put_schedules([replace(schedule, paused=paused, tick=None, due_at=None)])
     _emit(work, schedule, "paused")
 

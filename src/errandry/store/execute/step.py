@@ -14,7 +14,7 @@ from errandry.core.answer import ALREADY, WRITTEN, Ack, LossCause, Lost
 from errandry.core.command import PutStep, SnoozeOutcome
 from errandry.core.job import JobRecord
 from errandry.core.state import TERMINAL, Move, State
-from errandry.core.step import STEPS_MAX, SendSignal, Step, StepKind, StepState, WaitOutcome
+from errandry.core.step import STEPS_MAX, SendSignal, StepKind, StepRecord, StepState, WaitOutcome
 from errandry.errors import InvalidMove, InvalidValue, UnknownJob
 from errandry.store.execute.unit_of_work import UnitOfWork
 
@@ -77,7 +77,7 @@ def signal(work: UnitOfWork, command: SendSignal) -> Ack:
     return WRITTEN
 
 
-def _find_step(work: UnitOfWork, job: JobRecord, kind: StepKind, name: str) -> Step | None:
+def _find_step(work: UnitOfWork, job: JobRecord, kind: StepKind, name: str) -> StepRecord | None:
     return None if job.steps is None else work.tables.step(job.id, kind, name)
 
 
@@ -87,7 +87,7 @@ def _add_step(work: UnitOfWork, job: JobRecord, kind: StepKind, name: str, **fie
     if count >= STEPS_MAX:  # guard: steps_max
         why = f"job {job.id} has {count:,} steps, sleeps and signals, and no job has more: spawn others"
         raise InvalidValue(kind, name, why)
-    work.tables.put_step(Step(job.id, count, kind, name, **fields))
+    work.tables.put_step(StepRecord(job.id, count, kind, name, **fields))
     return StepState(count + 1, None if job.steps is None else job.steps.signal)
 
 

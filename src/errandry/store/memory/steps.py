@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from errandry.core.step import Step, StepKind
+from errandry.core.step import StepKind, StepRecord
 from errandry.store.memory.edges import MemoryEdges
 
 
@@ -11,15 +11,15 @@ class MemorySteps(MemoryEdges):
 
     def __init__(self) -> None:
         super().__init__()
-        self._steps: dict[str, dict[tuple[StepKind, str], Step]] = {}
+        self._steps: dict[str, dict[tuple[StepKind, str], StepRecord]] = {}
 
-    def steps(self, job: str) -> list[Step]:
+    def steps(self, job: str) -> list[StepRecord]:
         return sorted(self._steps.get(job, {}).values(), key=lambda step: step.n)
 
-    def step(self, job: str, kind: StepKind, name: str) -> Step | None:
+    def step(self, job: str, kind: StepKind, name: str) -> StepRecord | None:
         return self._steps.get(job, {}).get((kind, name))
 
-    def put_step(self, step: Step) -> None:
+    def put_step(self, step: StepRecord) -> None:
         self._steps.setdefault(step.job, {})[step.kind, step.name] = step
 
     def drop_steps(self, jobs: Sequence[str]) -> None:

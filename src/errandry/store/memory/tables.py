@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from errandry.core.command import Beat, Claim, Ref, WorkerInfo
+from errandry.core.command import Beat, Claim, Ref, WorkerRecord
 from errandry.core.event import EventRecord, EventRun, expand
 from errandry.core.fair_queueing import OldestJob, OpenLane, Position
 from errandry.core.gate import GateKey, GateKind, GateRecord, LaneKey
@@ -48,7 +48,7 @@ class MemoryTables(MemoryCounters):
         self._turns: dict[tuple[str, str], float] = {}
         self._rounds: dict[str, tuple[float, float]] = {}
         self._parked: dict[LaneKey, float] = {}
-        self._workers: dict[str, WorkerInfo] = {}
+        self._workers: dict[str, WorkerRecord] = {}
 
     def next_number(self) -> int:
         self._number += 1
@@ -320,9 +320,9 @@ class MemoryTables(MemoryCounters):
         if beat.gone:
             self._workers.pop(beat.worker, None)
         else:
-            self._workers[beat.worker] = WorkerInfo(beat, now)
+            self._workers[beat.worker] = WorkerRecord(beat, now)
 
-    def workers(self) -> list[WorkerInfo]:
+    def workers(self) -> list[WorkerRecord]:
         return [self._workers[worker] for worker in sorted(self._workers)]
 
     def ready_since(self) -> dict[str, float]:

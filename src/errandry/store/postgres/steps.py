@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from errandry.core.step import Step, StepKind
+from errandry.core.step import StepKind, StepRecord
 from errandry.store.postgres.array import array
 from errandry.store.postgres.schedules import PostgresSchedules
 from errandry.store.tables import rows
@@ -11,14 +11,14 @@ from errandry.store.tables import rows
 class PostgresSteps(PostgresSchedules):
     """Part of the `Tables` protocol (store/tables/protocol.py)."""
 
-    def steps(self, job: str) -> list[Step]:
+    def steps(self, job: str) -> list[StepRecord]:
         return [rows.to_step(row) for row in self._rows("steps", (job,))]
 
-    def step(self, job: str, kind: StepKind, name: str) -> Step | None:
+    def step(self, job: str, kind: StepKind, name: str) -> StepRecord | None:
         step_rows = self._rows("step", (job, kind.value, name))
         return rows.to_step(step_rows[0]) if step_rows else None
 
-    def put_step(self, step: Step) -> None:
+    def put_step(self, step: StepRecord) -> None:
         self._send("put_step", rows.from_step(step))
         self.is_dirty = True
 

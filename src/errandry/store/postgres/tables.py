@@ -15,7 +15,7 @@ from psycopg.errors import SerializationFailure
 from errandry.core.command import (
     Beat,
     Ref,
-    WorkerInfo,
+    WorkerRecord,
 )
 from errandry.core.event import EventRun
 from errandry.core.job import JobRecord, Keep
@@ -291,8 +291,8 @@ class PostgresTables(PostgresPrefetch):
             self._send("save_beat", (beat.worker, now, rows.text(beat)))
         self.is_dirty = True
 
-    def workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo(_beat_decoder.decode(beat), seen_at) for beat, seen_at in self._rows("workers")]
+    def workers(self) -> list[WorkerRecord]:
+        return [WorkerRecord(_beat_decoder.decode(beat), seen_at) for beat, seen_at in self._rows("workers")]
 
     def ready_since(self) -> dict[str, float]:
         return dict(self._rows("ready_since"))

@@ -16,7 +16,7 @@ from errandry.core.command import (
     Beat,
     Claim,
     Ref,
-    WorkerInfo,
+    WorkerRecord,
 )
 from errandry.core.event import EventRun
 from errandry.core.fair_queueing import AGED_PRIORITY, OldestJob, OpenLane, Position, urgency
@@ -416,8 +416,8 @@ class SqliteTables(SqliteCounters):
             self._run("save_beat", (beat.worker, now, rows.text(beat)))
         self.is_dirty = True
 
-    def workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo(_beat.decode(beat), seen_at) for beat, seen_at in self._all("workers")]
+    def workers(self) -> list[WorkerRecord]:
+        return [WorkerRecord(_beat.decode(beat), seen_at) for beat, seen_at in self._all("workers")]
 
     def ready_since(self) -> dict[str, float]:
         return dict(self._all("ready_since"))

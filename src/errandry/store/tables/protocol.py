@@ -11,7 +11,7 @@ from errandry.core.command import (
     Beat,
     Claim,
     Ref,
-    WorkerInfo,
+    WorkerRecord,
 )
 from errandry.core.event import EventRun
 from errandry.core.fair_queueing import OldestJob, OpenLane, Position
@@ -22,7 +22,7 @@ from errandry.core.query import Query
 from errandry.core.schedule import ScheduleRecord
 from errandry.core.state import Reason, State
 from errandry.core.stats import StatsRow
-from errandry.core.step import Step, StepKind
+from errandry.core.step import StepKind, StepRecord
 from errandry.core.unique import KeyHolder
 from errandry.store.contract import EventEntry, StoreLimits
 
@@ -330,13 +330,13 @@ class Tables(Protocol):
 
     # Steps.
 
-    def steps(self, job: str) -> list[Step]:
+    def steps(self, job: str) -> list[StepRecord]:
         """Return the steps, sleeps and signals of a job, in their order."""
 
-    def step(self, job: str, kind: StepKind, name: str) -> Step | None:
+    def step(self, job: str, kind: StepKind, name: str) -> StepRecord | None:
         """Return one of them."""
 
-    def put_step(self, step: Step) -> None:
+    def put_step(self, step: StepRecord) -> None:
         """Insert or replace a step."""
 
     def drop_steps(self, jobs: Sequence[str]) -> None:
@@ -347,7 +347,7 @@ class Tables(Protocol):
     def save_beat(self, beat: Beat, now: float) -> None:
         """Save a worker's heartbeat, or delete the worker if it says that it has gone."""
 
-    def workers(self) -> list[WorkerInfo]:
+    def workers(self) -> list[WorkerRecord]:
         """Return all workers with their last heartbeat."""
 
     # Events and counters.

@@ -13,13 +13,13 @@ from msgspec.structs import astuple
 
 from errandry.core.event import EventRecord, EventRun, expand
 from errandry.core.flow import ChildEnd, EdgeRecord, Policy
-from errandry.core.gate import GateKind, GateRecord, PauseInfo, RuleInfo
+from errandry.core.gate import GateKind, GateRecord, PauseRecord, RuleInfo
 from errandry.core.job import AttemptError, JobRecord, Keep, LogLine, Progress
 from errandry.core.retry import Backoff
 from errandry.core.rule import Rule
 from errandry.core.schedule import ScheduleRecord
 from errandry.core.state import Move, Reason, State
-from errandry.core.step import Step, StepKind, StepState
+from errandry.core.step import StepKind, StepRecord, StepState
 from errandry.core.unique import UniqueKey
 from errandry.store.tables.protocol import ClaimedRefs
 
@@ -129,7 +129,7 @@ def to_gate(row: Sequence[Any]) -> GateRecord:
         _KINDS[kind],
         name,
         group,
-        None if paused_at is None else PauseInfo(paused_at, paused_by),
+        None if paused_at is None else PauseRecord(paused_at, paused_by),
         None if rule is None else RuleInfo(_rule.decode(rule), ruled_at, ruled_by),
         tat,
         closed_until,
@@ -172,13 +172,13 @@ def to_edge(row: Sequence[Any]) -> EdgeRecord:
     return EdgeRecord(parent, n, child, task, seq, _POLICIES[policy], _OUTCOMES[outcome], result, fed)
 
 
-def from_step(step: Step) -> Row:
+def from_step(step: StepRecord) -> Row:
     return (step.job, step.n, step.kind.value, *astuple(step)[3:])
 
 
-def to_step(row: Sequence[Any]) -> Step:
+def to_step(row: Sequence[Any]) -> StepRecord:
     job, n, kind, *rest = row
-    return Step(job, n, _STEPS[kind], *rest)
+    return StepRecord(job, n, _STEPS[kind], *rest)
 
 
 def text(value: Any) -> str:

@@ -5,7 +5,7 @@ import pytest
 from errandry.core.answer import ALREADY, WRITTEN, Claims, Inserted
 from errandry.core.command import Beat, Claim, CompleteOutcome, Insert
 from errandry.core.event import EventKind, EventRecord
-from errandry.core.gate import GateKind, Pause, PauseInfo, Resume
+from errandry.core.gate import GateKind, Pause, PauseRecord, Resume
 from errandry.core.state import State
 from errandry.store.contract import Store, StoreLimits
 from errandry.testing.clock import FakeClock
@@ -115,8 +115,8 @@ class Pauses:
 
         queues = {info.name: info.paused for info in await store.queues()}
 
-        assert queues == {"busy": PauseInfo(at, "ada"), "empty": PauseInfo(at, "bob")}
-        assert (await store.paused())[GateKind.TASK] == {"send": PauseInfo(at, "eve")}
+        assert queues == {"busy": PauseRecord(at, "ada"), "empty": PauseRecord(at, "bob")}
+        assert (await store.paused())[GateKind.TASK] == {"send": PauseRecord(at, "eve")}
 
     @KINDS
     async def test_a_second_pause_answers_already_and_keeps_the_first(
@@ -209,7 +209,7 @@ class Pauses:
         await store.commit([Pause(GateKind.WORKER, "ann", "ada"), Beat(worker="ann"), Beat(worker="bob")])
 
         assert [(info.beat.worker, info.paused) for info in await store.workers()] == [
-            ("ann", PauseInfo(at, "ada")),
+            ("ann", PauseRecord(at, "ada")),
             ("bob", None),
         ]
 

@@ -4,7 +4,7 @@ import pytest
 
 from errandry.core.answer import ALREADY, WRITTEN
 from errandry.core.event import EventKind, EventRecord
-from errandry.core.gate import GateKind, GateRecord, Pause, PauseInfo, PutRule, Resume, RuleInfo
+from errandry.core.gate import GateKind, GateRecord, Pause, PauseRecord, PutRule, Resume, RuleInfo
 from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
@@ -71,7 +71,7 @@ class QueueRules:
         at = clock.time()
         await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3)))
         await requests.send(store, Pause(GateKind.QUEUE, "q", "ada"))
-        ruling, pausing = RuleInfo(Rule(limit=3), at, ""), PauseInfo(at, "ada")
+        ruling, pausing = RuleInfo(Rule(limit=3), at, ""), PauseRecord(at, "ada")
         assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", paused=pausing, ruling=ruling)]
 
         await requests.send(store, PutRule(GateKind.QUEUE, "q", NO_RULE))

@@ -21,7 +21,7 @@ from errandry.core.command import (
 from errandry.core.event import EventKind
 from errandry.core.job import JobRecord, Keep
 from errandry.core.state import State
-from errandry.core.step import STEPS_MAX, SendSignal, Step, StepKind, StepState, WaitOutcome
+from errandry.core.step import STEPS_MAX, SendSignal, StepKind, StepRecord, StepState, WaitOutcome
 from errandry.errors import InvalidMove, InvalidValue, TooLarge, UnknownJob
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
@@ -61,8 +61,8 @@ class Steps:
         await requests.send(store, PutStep(ref(job), "charge", '{"ok":true}'))
 
         assert await store.steps(job.id) == [
-            Step(job.id, 0, StepKind.STEP, "reserve", '"reserve"', clock.time() - 5),
-            Step(job.id, 1, StepKind.STEP, "charge", '{"ok":true}', clock.time()),
+            StepRecord(job.id, 0, StepKind.STEP, "reserve", '"reserve"', clock.time() - 5),
+            StepRecord(job.id, 1, StepKind.STEP, "charge", '{"ok":true}', clock.time()),
         ]
         after = await requests.current_job(store, job)
         assert (after.steps, after.state, after.updated_at) == (StepState(2), State.RUNNING, clock.time())
@@ -194,7 +194,7 @@ class DurableSleeps:
         assert (asleep.state, asleep.run_at, asleep.attempts) == (State.SCHEDULED, now + HOUR, 0)
         assert (asleep.worker, asleep.lease_until, asleep.steps) == (None, None, StepState(2))
         [_, sleep] = await store.steps(job.id)
-        assert sleep == Step(job.id, 1, StepKind.SLEEP, "sleep 1", None, now, now + HOUR)
+        assert sleep == StepRecord(job.id, 1, StepKind.SLEEP, "sleep 1", None, now, now + HOUR)
 
     async def test_a_plain_snooze_writes_no_step(self, store: Store, given: Given) -> None:
         job = await given.settled(SnoozeOutcome(HOUR))
@@ -239,7 +239,9 @@ class Signals:
             "go",
         )
         assert (job.worker, job.lease_until) == (None, None)
-        assert await store.steps(job.id) == [Step(job.id, 0, StepKind.SIGNAL, "go", None, None, now + HOUR)]
+        assert await store.steps(job.id) == [
+            StepRecord(job.id, 0, StepKind.SIGNAL, "go", None, None, now + HOUR)
+        ]
         assert await requests.claim(store) == ()
 
     async def test_a_signal_makes_the_job_that_waits_for_it_ready(

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from errandry.core.command import Outcome
 from errandry.core.job import JobRecord, LogLine, Progress
-from errandry.core.step import Step
+from errandry.core.step import StepRecord
 from errandry.worker.handler_call import StopReason
 
 
@@ -52,7 +52,7 @@ class RunCall(Struct, frozen=True, tag=True):
     name: str
     size: int | None = None
     memory: int | None = None
-    steps: tuple[tuple[Step, ...], ...] = ()
+    steps: tuple[tuple[StepRecord, ...], ...] = ()
 
     @property
     def task(self) -> str:
