@@ -121,25 +121,24 @@ if TYPE_CHECKING:
     from errandry.api.app import Errandry
     from errandry.api.events import Event
     from errandry.api.flow import Flow, Parallel
+    from errandry.api.gate_info import GateInfo, GroupInfo, PauseInfo, QueueInfo
     from errandry.api.gates import GateHandle, RuleOptions
     from errandry.api.job import Job
     from errandry.api.options import Duration, EditOptions, Moment, UseOptions
     from errandry.api.queue import Queue
+    from errandry.api.schedule import Schedule
     from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
+    from errandry.api.steps import Step
     from errandry.api.task import Call, Task
     from errandry.api.transaction import SyncBoundApp
-    from errandry.api.workers import Workers
+    from errandry.api.workers import WorkerInfo, Workers
     from errandry.core.answer import Moved
-    from errandry.core.command import WorkerRecord
     from errandry.core.flow import EdgeRecord
-    from errandry.core.gate import GateKind, GateRecord, PauseRecord
+    from errandry.core.gate import GateKind
     from errandry.core.job import JobRecord
     from errandry.core.rule import Rule
-    from errandry.core.schedule import ScheduleRecord
     from errandry.core.stats import Stats
-    from errandry.core.step import StepRecord
     from errandry.core.why import Why
-    from errandry.store.contract import GroupRecord, QueueRecord
 
 P = ParamSpec("P")
 R = TypeVar("R")

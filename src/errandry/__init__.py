@@ -11,20 +11,29 @@ if TYPE_CHECKING:
     from errandry.api.context import Child, JobContext, current
     from errandry.api.events import Event
     from errandry.api.flow import Flow, Parallel, chain, chord, flow, parallel, result_of
+    from errandry.api.gate_info import GateInfo, GroupInfo, PauseInfo, QueueInfo
     from errandry.api.job import Job
     from errandry.api.job_view import JobPage
     from errandry.api.options import DefaultOptions
     from errandry.api.outcome import Cancel, Fail, Retry, Snooze
+    from errandry.api.schedule import Schedule
     from errandry.api.schedule_options import ScheduleOptions
+    from errandry.api.steps import Step
     from errandry.api.sync import SyncJob
     from errandry.api.task import Call, Task
     from errandry.api.unique_options import UniqueOptions
+    from errandry.api.workers import WorkerInfo
     from errandry.codec.encryption import Encrypted, Signed, new_key
     from errandry.codec.json_codec import Codec, DocumentInfo
     from errandry.core.event import EventKind
+    from errandry.core.gate import GateKind
     from errandry.core.job import Keep, Progress
     from errandry.core.retry import Backoff, Curve
+    from errandry.core.rule import Rate, Rule
     from errandry.core.state import State
+    from errandry.core.stats import Stats
+    from errandry.core.step import StepKind
+    from errandry.core.why import Why
     from errandry.errors import ErrandryError
     from errandry.store.contract import StoreLimits
     from errandry.store.engine.backlog import WriteLimits
@@ -48,22 +57,35 @@ __all__ = [
     "EventKind",
     "Fail",
     "Flow",
+    "GateInfo",
+    "GateKind",
+    "GroupInfo",
     "Job",
     "JobContext",
     "JobPage",
     "Keep",
     "Parallel",
+    "PauseInfo",
     "Progress",
+    "QueueInfo",
+    "Rate",
     "Retry",
+    "Rule",
+    "Schedule",
     "ScheduleOptions",
     "Signed",
     "Snooze",
     "State",
+    "Stats",
+    "Step",
+    "StepKind",
     "StoreLimits",
     "SyncJob",
     "Task",
     "UniqueOptions",
+    "Why",
     "Worker",
+    "WorkerInfo",
     "WorkerOptions",
     "WriteLimits",
     "__version__",
@@ -81,20 +103,29 @@ _NAMES = {
     "api.context": ("Child", "JobContext", "current"),
     "api.events": ("Event",),
     "api.flow": ("Flow", "Parallel", "chain", "chord", "flow", "parallel", "result_of"),
+    "api.gate_info": ("GateInfo", "GroupInfo", "PauseInfo", "QueueInfo"),
     "api.job": ("Job",),
     "api.job_view": ("JobPage",),
     "api.options": ("DefaultOptions",),
     "api.outcome": ("Cancel", "Fail", "Retry", "Snooze"),
+    "api.schedule": ("Schedule",),
     "api.schedule_options": ("ScheduleOptions",),
     "api.sync": ("SyncJob",),
     "api.task": ("Call", "Task"),
     "api.unique_options": ("UniqueOptions",),
     "codec.encryption": ("Encrypted", "Signed", "new_key"),
     "codec.json_codec": ("Codec", "DocumentInfo"),
+    "api.steps": ("Step",),
+    "api.workers": ("WorkerInfo",),
     "core.event": ("EventKind",),
+    "core.gate": ("GateKind",),
     "core.job": ("Keep", "Progress"),
     "core.retry": ("Backoff", "Curve"),
+    "core.rule": ("Rate", "Rule"),
     "core.state": ("State",),
+    "core.stats": ("Stats",),
+    "core.step": ("StepKind",),
+    "core.why": ("Why",),
     "errors": ("ErrandryError",),
     "store.contract": ("StoreLimits",),
     "store.engine.backlog": ("WriteLimits",),

@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC
 from pathlib import Path
 from typing import Literal
 
 import apsw
 import pytest
 
-from errandry import Errandry, Job, Retry
+from errandry import Errandry, GateInfo, GroupInfo, Job, PauseInfo, QueueInfo, Retry
+from errandry.core.duration import as_datetime
+from errandry.core.gate import GateKind
 from errandry.core.rule import OnReturn, Overflow, Rate, Rule
 from errandry.errors import InvalidValue, QueueFull
-from errandry.testing import drain
+from errandry.testing import FakeClock, drain
 from errandry.worker.options import WorkerOptions
 from errandry.worker.worker import Worker
 from tests.machine_load import WAIT_TIMEOUT
@@ -34,7 +37,7 @@ async def test_set_rules_changes_the_given_rules_and_leaves_the_rest(jobs: Erran
     await queue.set_rules(limit=None, ageing=None, on_return=None, overflow=None, max_size=None)
 
     assert await queue.rules() == Rule(rate=Rate(50, 1.0, 7))
-    assert [gate.key for gate in await jobs.rules()] == [("queue", "mail", "")]
+    assert [(gate.kind, gate.name, gate.group) for gate in await jobs.rules()] == [("queue", "mail", "")]
 
 
 async def test_tasks_and_groups_have_their_own_rules(jobs: Errandry) -> None:
@@ -57,7 +60,62 @@ async def test_a_task_has_the_same_rules_as_its_remote_task(jobs: Errandry) -> N
 
     assert await send.rules() == await jobs.remote_task("send").rules() == Rule(limit=5)
     [gate] = await jobs.rules()
-    assert gate.key == ("task", "send", "")
+    assert (gate.kind, gate.name, gate.group, gate.set_by) == ("task", "send", "", "")
+
+
+async def test_rules_groups_and_pauses_are_read_with_utc_datetimes(jobs: Errandry, clock: FakeClock) -> None:
+    at = as_datetime(clock.time())
+    mail, acme = jobs.queue("mail"), jobs.queue("mail").group("acme")
+    await mail.set_rules(group_limit=3, by="ada")
+    await mail.pause(by="eve")
+    await acme.set_rules(weight=2)
+    await acme.pause(by="eve")
+    await jobs.workers.pause("w1", by="eve")
+
+    pause = PauseInfo(at, "eve")
+    group, queue = sorted(await jobs.rules(), key=lambda gate: gate.kind)
+    assert group == GateInfo(
+        kind=GateKind.GROUP,
+        name="mail",
+        group="acme",
+        rule=Rule(weight=2),
+        set_at=at,
+        set_by="",
+        paused=pause,
+        closed_until=None,
+    )
+    assert (queue.name, queue.rule, queue.set_at, queue.set_by) == ("mail", Rule(group_limit=3), at, "ada")
+    assert await jobs.groups() == [
+        GroupInfo(
+            queue="mail",
+            group="acme",
+            waiting=0,
+            held=0,
+            limit=3,
+            rate=None,
+            rule=Rule(weight=2),
+            paused=pause,
+            closed_until=None,
+        )
+    ]
+    assert await jobs.queues() == [QueueInfo(name="mail", states={}, waited=None, paused=pause)]
+    paused = await jobs.paused()
+    assert (paused[GateKind.QUEUE], paused[GateKind.WORKER]) == ({"mail": pause}, {"w1": pause})
+    assert at.tzinfo is UTC
+    assert await jobs.now() == at
+
+
+async def test_a_group_closed_by_a_retry_says_until_when(jobs: Errandry, clock: FakeClock) -> None:
+    @jobs.task
+    async def call() -> None:
+        raise Retry("busy", after=60, pause_group=True)
+
+    await call.using(group="acme").enqueue()
+    await drain(jobs)
+
+    [group] = await jobs.groups()
+    assert group.closed_until == as_datetime(clock.time() + 60)
+    assert [gate.closed_until for gate in await jobs.rules()] == [group.closed_until]
 
 
 async def test_a_bound_task_can_neither_be_paused_nor_get_rules(tmp_path: Path) -> None:

@@ -257,12 +257,12 @@ async def test_options_of_the_app_apply_to_flows_batches_and_schedules() -> None
 
         parent = await app.enqueue_flow(flow(task.new(), many.new(1)))
         [child] = await app.children(parent.id)
-        nightly = await app.schedules.put("nightly", task, "0 3 * * *")
+        await app.schedules.put("nightly", task, "0 3 * * *")
 
         made: list[NewJob | JobRecord] = [
             await app.client.record(parent.id),
             await app.client.record(child.child),
-            nightly.plan.job,
+            (await app.client.schedule("nightly")).plan.job,
         ]
         assert [(job.task, job.queue, job.max_attempts) for job in made] == [
             ("nothing", "shop", 2),

@@ -6,10 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from errandry import Errandry, JobContext, ScheduleOptions, State, Worker, WorkerOptions
+from errandry.api.gate_info import PauseInfo
 from errandry.codec.json_codec import DocumentInfo
-from errandry.core.schedule import CatchUp, Overlap, job_id
+from errandry.core.duration import as_datetime
+from errandry.core.job import Keep
+from errandry.core.schedule import ScheduleRecord, job_id
 from errandry.errors import InvalidArguments, InvalidValue, UnknownSchedule
 from errandry.testing import FakeClock, drain
 from tests.machine_load import WAIT_TIMEOUT, MachineLoad
@@ -54,7 +58,7 @@ class TestPutting:
             seen.append((of, ctx.schedule, ctx.tick))
 
         put = await jobs.schedules.put("nightly", report.using(priority=5).new("all"), "every 10s")
-        assert put.tick == clock.time() + 10
+        assert put.next_tick == put.next_run == as_datetime(clock.time() + 10)
         clock.advance(10)
         first = datetime.fromtimestamp(clock.time(), UTC)
         [job] = await drain(jobs)
@@ -63,17 +67,50 @@ class TestPutting:
 
         assert seen == [("all", "nightly", first), ("all", "nightly", first + timedelta(seconds=10))]
         assert (job.id, job.queue, job.priority) == (job_id("nightly", first.timestamp()), "reports", 5)
-        assert (await jobs.schedules.get("nightly")).runs == 2
+        schedule = await jobs.schedules.get("nightly")
+        assert (schedule.runs, schedule.last_tick) == (2, first + timedelta(seconds=10))
 
-    async def test_all_options_reach_the_plan(self, jobs: Errandry) -> None:
+    async def test_all_options_are_stored_and_can_be_read(self, jobs: Errandry, clock: FakeClock) -> None:
+        @jobs.task(queue="reports", keep="1 day")
+        async def report(of: str) -> None: ...
+
+        call = report.using(priority=5, tags=["a"], metadata={"tenant": 7}, timeout="1 minute").new("x")
+        put = await jobs.schedules.put("all", call, WHOLE, by="ada")
+
+        assert (put.when, put.timezone, put.limit, put.jitter) == ("30 3 * * 1-5", "Europe/Vienna", 7, 10.0)
+        assert (put.start, put.end) == (datetime(2025, 7, 1, tzinfo=UTC), datetime(2030, 1, 1, tzinfo=UTC))
+        assert (put.overlap, put.catch_up) == ("skip", "all")
+        assert (put.task, put.arguments, put.metadata) == ("report", {"of": "x"}, {"tenant": 7})
+        assert (put.queue, put.priority, put.tags, put.timeout) == ("reports", 5, ("a",), 60.0)
+        assert put.keep == Keep(86_400.0, 86_400.0, 86_400.0)
+        assert (put.by, put.owner, put.created_at, put.updated_at) == (
+            "ada",
+            "",
+            as_datetime(clock.time()),
+            as_datetime(clock.time()),
+        )
+        assert put == await jobs.schedules.get("all")
+        assert repr(put) == "<schedule all report 30 3 * * 1-5>"
+
+    async def test_a_schedule_in_a_time_zone_that_this_host_does_not_know_is_read_and_edited(
+        self, jobs: Errandry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         @jobs.task
         async def report() -> None: ...
 
-        plan = (await jobs.schedules.put("all", report, WHOLE, by="ada")).plan
+        await jobs.schedules.put("all", report, "@daily", timezone="Asia/Tokyo")
+        record = await jobs.client.schedule("all")
+        unknown = replace(record, plan=replace(record.plan, zone="Mars/Base"))
 
-        assert (plan.cron, plan.zone, plan.limit, plan.jitter) == ("30 3 * * 1-5", "Europe/Vienna", 7, 10.0)
-        assert (plan.start, plan.end) == (1751328000.0, 1893456000.0)
-        assert (plan.overlap, plan.catch_up) == (Overlap.SKIP, CatchUp.ALL)
+        async def schedule(name: str) -> ScheduleRecord:
+            assert name == "all"
+            return unknown
+
+        with monkeypatch.context() as patch:
+            patch.setattr(jobs.store, "schedule", schedule)
+            assert (await jobs.schedules.get("all")).timezone == "Mars/Base"
+            await jobs.schedules.edit("all", timezone="UTC")
+        assert (await jobs.schedules.get("all")).timezone == "UTC"
 
     async def test_timing_can_be_given_by_name(self, jobs: Errandry) -> None:
         @jobs.task
@@ -83,7 +120,7 @@ class TestPutting:
             "all", report, "@daily", timezone="Asia/Tokyo", overlap="queue", jitter=timedelta(minutes=1)
         )
 
-        assert (put.plan.zone, put.plan.overlap, put.plan.jitter) == ("Asia/Tokyo", Overlap.QUEUE, 60.0)
+        assert (put.timezone, put.overlap, put.jitter) == ("Asia/Tokyo", "queue", 60.0)
 
     async def test_an_edit_takes_effect_at_once_and_leaves_the_rest(
         self, jobs: Errandry, clock: FakeClock
@@ -96,9 +133,9 @@ class TestPutting:
 
         await jobs.schedules.put("all", report.new("x"), "every 10s", overlap="skip")
         after = await jobs.schedules.edit("all", arguments={"of": "y"}, options={"queue": "slow"})
-        assert (after.plan.every, after.plan.overlap, after.plan.job.queue) == (10.0, Overlap.SKIP, "slow")
+        assert (after.when, after.overlap, after.queue) == ("every 10s", "skip", "slow")
         after = await jobs.schedules.edit("all", when="every 20s")
-        assert after.plan.overlap is Overlap.SKIP
+        assert (after.when, after.overlap) == ("every 20s", "skip")
         clock.advance(20)
         await drain(jobs)
 
@@ -114,6 +151,9 @@ class TestPutting:
         await jobs.schedules.put("all", report, "every 10s")
         assert await jobs.schedules.pause("all", by="ada")
         assert not await jobs.schedules.pause("all")
+        paused = await jobs.schedules.get("all")
+        assert paused.paused == PauseInfo(as_datetime(clock.time()), "ada")
+        assert (paused.next_tick, paused.next_run, paused.next_job) == (None, None, None)
         clock.advance(60)
         assert await drain(jobs) == []
 
@@ -161,7 +201,7 @@ class TestPutting:
             ran.append(of)
 
         put = await sealed.schedules.put("all", report.new("x"), "every 10s")
-        assert sealed.schedules.arguments(put) == '{"of":"x"}'
+        assert put.arguments == {"of": "x"}
         await sealed.schedules.run("all")
         clock.advance(10)
         await drain(sealed)
@@ -218,9 +258,9 @@ class TestDeclaring:
 
         await run_burst(jobs)
 
-        schedules = {record.name: record for record in await jobs.schedules.list()}
-        assert (schedules["clean"].plan.cron, schedules["clean"].owner) == ("0 3 * * *", "app")
-        assert (schedules["acme"].plan.zone, schedules["acme"].plan.job.task) == ("Asia/Tokyo", "report")
+        schedules = {schedule.name: schedule for schedule in await jobs.schedules.list()}
+        assert (schedules["clean"].when, schedules["clean"].owner) == ("0 3 * * *", "app")
+        assert (schedules["acme"].timezone, schedules["acme"].task) == ("Asia/Tokyo", "report")
         assert await jobs.schedules.sync() == []
 
     async def test_prune_removes_schedules_that_are_no_longer_declared(self, jobs: Errandry) -> None:
@@ -240,7 +280,7 @@ class TestDeclaring:
         assert await later.schedules.sync() == []
         await run_burst(later, prune_schedules=True)
 
-        assert [record.name for record in await jobs.schedules.list()] == ["by hand", "others"]
+        assert [schedule.name for schedule in await jobs.schedules.list()] == ["by hand", "others"]
         await other.close()
 
     async def test_a_paused_schedule_stays_paused_after_a_deployment(self, jobs: Errandry) -> None:
@@ -312,6 +352,6 @@ async def test_why_names_the_schedule(jobs: Errandry) -> None:
 
     put = await jobs.schedules.put("nightly", report, "every 10s")
 
-    answer = await jobs.why(str(put.job))
+    answer = await jobs.why(str(put.next_job))
 
     assert "it is the next tick of schedule nightly" in str(answer)

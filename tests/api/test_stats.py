@@ -1,6 +1,6 @@
 """`jobs.stats`: outcomes and times of a recent span."""
 
-from datetime import timedelta
+from datetime import UTC, timedelta
 
 import pytest
 
@@ -30,6 +30,9 @@ async def test_stats_count_outcomes_and_measure_times(live: Errandry) -> None:
     assert list((await live.stats(timedelta(minutes=5), queue="mail")).tasks) == ["send"]
     assert (await live.stats(60, task="other")).total.counts.inserted == 1
     assert (await live.stats("1 hour", until=1_000_000.0)).total.counts.inserted == 0
+    assert stats.until - stats.since == stats.total.span * timedelta(seconds=1) == timedelta(hours=1)
+    assert [part.at for part in stats.series(2)] == [stats.since, stats.since + timedelta(minutes=30)]
+    assert stats.until.tzinfo is UTC
 
 
 async def test_a_wrong_time_is_refused(live: Errandry) -> None:

@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from errandry import Errandry, JobContext, Retry, State
+from errandry import Errandry, JobContext, Retry, State, Step
 from errandry.codec.encryption import Encrypted
+from errandry.core.duration import as_datetime
 from errandry.core.step import StepKind
 from errandry.errors import InvalidMove, InvalidValue, StoreUnavailable
 from errandry.store.memory.driver import MemoryStore
@@ -52,8 +54,8 @@ async def test_a_finished_step_is_not_run_again(jobs: Errandry) -> None:
     assert done == ["reserve book", "charge r-book"]
     steps = await jobs.steps(job.id)
     assert [(step.kind, step.name, step.result) for step in steps] == [
-        (StepKind.STEP, "reserve", '"r-book"'),
-        (StepKind.STEP, "charge", '{"number":250,"total":2.5}'),
+        (StepKind.STEP, "reserve", "r-book"),
+        (StepKind.STEP, "charge", {"number": 250, "total": 2.5}),
     ]
 
 
@@ -151,6 +153,22 @@ async def test_a_sleep_frees_the_slot_and_spends_no_attempt(jobs: Errandry, cloc
     days = 3 * 24 * HOUR
     assert woke == [begun, begun + days, begun + days + HOUR, begun + days + HOUR + 60]
     assert [step.name for step in await jobs.steps(job.id)] == ["sleep 1", "sleep 2", "last"]
+
+
+async def test_steps_are_read_with_utc_datetimes(jobs: Errandry, clock: FakeClock) -> None:
+    @jobs.task
+    async def work(ctx: JobContext) -> None:
+        await ctx.step("one", lambda: 1)
+        ctx.sleep("1 day")
+
+    job = await work.enqueue()
+    await drain(jobs)
+
+    now = as_datetime(clock.time())
+    assert await jobs.steps(job.id) == [
+        Step(name="one", kind=StepKind.STEP, result=1, at=now, until=None),
+        Step(name="sleep 1", kind=StepKind.SLEEP, result=None, at=now, until=now + timedelta(days=1)),
+    ]
 
 
 async def test_a_promote_ends_a_sleep(jobs: Errandry) -> None:
@@ -329,7 +347,7 @@ async def test_steps_and_signals_are_sealed(clock: FakeClock) -> None:
 
         assert await job.result() == "secret too"
         assert not any("secret" in text or "too" in text for text in stored)
-        assert [step.result for step in await jobs.steps(job.id)] == ['"secret"', '" too"']
+        assert [step.result for step in await jobs.steps(job.id)] == ["secret", " too"]
 
 
 async def test_a_rerun_continues_after_its_steps_unless_from_start(jobs: Errandry) -> None:

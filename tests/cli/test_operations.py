@@ -103,7 +103,7 @@ class TestRules:
         ]
         assert "by ada" in listed[1]
         assert "see errandry queues rules" in cli("queues", "ls").err
-        assert cli("queues", "rules", "--json").data[1]["ruling"]["rule"] == {"limit": 5}
+        assert cli("queues", "rules", "--json").data[1]["rule"] == {"limit": 5}
 
     def test_groups_are_paused_and_resumed(self, cli: Cli, shop: Shop) -> None:
         shop.enqueue(id="a", queue="mail", group="acme")
@@ -166,7 +166,7 @@ class TestGroups:
         assert "9/second" in lines[1]
         assert lines[2].endswith("by ada")
         assert "There are more" in cli("groups", "ls", "--limit", "2").err
-        assert [group["gate"]["group"] for group in cli("groups", "ls", "--json").data] == ["g0", "g1", "g2"]
+        assert [group["group"] for group in cli("groups", "ls", "--json").data] == ["g0", "g1", "g2"]
 
 
 class TestWorkers:

@@ -35,7 +35,7 @@ class TestAdding:
         assert "Sun 2030-03-31 03:00:00 CEST  Sun 2030-03-31 01:00:00 UTC" in shown
         assert "Mon 2030-04-01 02:30:00 CEST  Mon 2030-04-01 00:30:00 UTC" in shown
         [data] = cli("schedules", "show", "nightly", "--json").data
-        assert (data["job"], len(data["ticks"])) == ("nightly@2030-03-31T01:00:00Z", 5)
+        assert (data["next_job"], len(data["ticks"])) == ("nightly@2030-03-31T01:00:00Z", 5)
 
     def test_every_option_is_stored(self, cli: Cli) -> None:
         options = ["--timezone", "Asia/Tokyo", "--end", "2040-01-01", "--limit", "9", "--jitter", "5s"]
@@ -43,20 +43,24 @@ class TestAdding:
         options += ["--max-attempts", "2", "--timeout", "1m", "--by", "ada"]
         [data] = cli("--json", "schedules", "add", "poll", "every 5 minutes", "send", *options).data
 
-        plan = data["plan"]
-        assert (plan["every"], plan["zone"], plan["limit"], plan["jitter"]) == (300.0, "Asia/Tokyo", 9, 5.0)
-        assert (plan["overlap"], plan["catch_up"], data["by"]) == ("skip", "all", "ada")
-        job = plan["job"]
-        assert (job["queue"], job["priority"], job["max_attempts"], job["timeout"]) == ("slow", 7, 2, 60.0)
+        assert (data["when"], data["timezone"], data["end"]) == ("every 5m", "Asia/Tokyo", 2_208_988_800.0)
+        assert (data["limit"], data["jitter"]) == (9, 5.0)
+        assert (data["overlap"], data["catch_up"], data["by"]) == ("skip", "all", "ada")
+        assert (data["queue"], data["priority"], data["max_attempts"], data["timeout"]) == (
+            "slow",
+            7,
+            2,
+            60.0,
+        )
 
     def test_an_edit_takes_effect_at_once_and_keeps_the_rest(self, cli: Cli, shop: Shop) -> None:
         cli("schedules", "add", "nightly", "30 2 * * *", "send", "--json", '{"to": "ada"}', *MARCH)
 
         [data] = cli("--json", "schedules", "edit", "nightly", "--when", "0 4 * * *").data
 
-        assert (data["plan"]["cron"], data["plan"]["job"]["payload"]) == ("0 4 * * *", {"to": "ada"})
+        assert (data["when"], data["arguments"]) == ("0 4 * * *", {"to": "ada"})
         [data] = cli("--json", "schedules", "edit", "nightly", "--json", '{"to": "bob"}', "--queue", "q").data
-        assert (data["plan"]["job"]["payload"], data["plan"]["job"]["queue"]) == ({"to": "bob"}, "q")
+        assert (data["arguments"], data["queue"]) == ({"to": "bob"}, "q")
         [job] = shop.call(shop.jobs.list, "state:scheduled").jobs
         assert (job.id, job.arguments) == ("nightly@2030-03-31T04:00:00Z", {"to": "bob"})
         assert cli("schedules", "edit", "nightly").code == 2
@@ -120,7 +124,7 @@ class TestDoctor:
         assert "1 schedule on time" in cli("doctor").out
 
         async def break_it() -> None:
-            schedule = await shop.jobs.schedules.get("fine")
+            schedule = await shop.jobs.client.schedule("fine")
             late = replace(schedule, due_at=schedule.created_at - 100)
             store = shop.jobs.store
             assert isinstance(store, SqliteStore)

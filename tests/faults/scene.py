@@ -64,7 +64,7 @@ class Scene:
 
     async def _is_working(self, process: Process) -> bool:
         assert not process.has_ended, process.log()
-        return any(info.beat.pid == process.pid for info in await self.app.workers.list())
+        return any(worker.pid == process.pid for worker in await self.app.workers.list())
 
     async def enqueue(self, task: str, options: dict[str, Any] | None = None, **arguments: Any) -> str:
         """The id of a new job."""

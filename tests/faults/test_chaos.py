@@ -96,9 +96,9 @@ class Chaos:
         if (
             way == "kill unseen"
         ):  # without its lock file, no worker knows that it is dead: its leases must expire
-            for info in await self._scene.app.workers.list():
-                if info.beat.pid == process.pid:
-                    Path(info.beat.alive).unlink(missing_ok=True)
+            for record in await self._scene.app.engine.call(self._scene.app.store.workers):
+                if record.beat.pid == process.pid:
+                    Path(record.beat.alive).unlink(missing_ok=True)
         if way == "stop":
             process.signal(signal.SIGTERM)
             await process.wait_for_end()

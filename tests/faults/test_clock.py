@@ -104,7 +104,7 @@ def step_clock(scene: Scene, seconds: int) -> None:
 
 async def kill_unseen(scene: Scene, worker: Process) -> None:
     """Kill a worker without its lock file, so that the others cannot know that it is dead."""
-    for info in await scene.app.workers.list():
-        if info.beat.pid == worker.pid:
-            Path(info.beat.alive).unlink()
+    for record in await scene.app.engine.call(scene.app.store.workers):
+        if record.beat.pid == worker.pid:
+            Path(record.beat.alive).unlink()
     worker.kill()

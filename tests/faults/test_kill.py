@@ -119,7 +119,7 @@ async def test_a_prefetched_job_of_a_killed_worker_has_spent_no_attempt(scene: S
 
 async def is_only_worker(scene: Scene, process: Process) -> bool:
     """Whether the store lists only this worker."""
-    return [info.beat.pid for info in await scene.app.workers.list()] == [process.pid]
+    return [worker.pid for worker in await scene.app.workers.list()] == [process.pid]
 
 
 async def wait_until_killed(process: Process) -> None:

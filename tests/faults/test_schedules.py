@@ -46,8 +46,9 @@ async def survive(scene: Scene, seed: int, ticks: int, suspended_ticks: int = SU
     crew = [await scene.worker(**options) for _ in range(3)]
     sleeper, *others = crew
     call = scene.app.tasks["quick"].using(max_attempts=100, max_crashes=100).new()
-    first = (await scene.app.schedules.put("beat", call, "* * * * * *", catch_up="all")).tick
-    assert first is not None
+    put = await scene.app.schedules.put("beat", call, "* * * * * *", catch_up="all")
+    assert put.next_tick is not None
+    first = put.next_tick.timestamp()
     for number in range(ticks):
         await _sleep_until(first + number + dice.uniform(-0.02, 0.02))
         if number == 1:
@@ -77,8 +78,9 @@ async def survive(scene: Scene, seed: int, ticks: int, suspended_ticks: int = SU
 @pytest.mark.parametrize("point", ["before_claim_commit:2", "after_claim_commit:2"])
 async def test_a_worker_that_dies_in_the_pass_of_a_tick_loses_no_tick(scene: Scene, point: str) -> None:
     call = scene.app.tasks["quick"].new()
-    first = (await scene.app.schedules.put("beat", call, "* * * * * *", catch_up="all")).tick
-    assert first is not None
+    put = await scene.app.schedules.put("beat", call, "* * * * * *", catch_up="all")
+    assert put.next_tick is not None
+    first = put.next_tick.timestamp()
     dying = scene.start("work", {"lease": LEASE}, ERRANDRY_FAILPOINT=point)
     assert await dying.wait_for_end() < 0
     await scene.worker(lease=LEASE)

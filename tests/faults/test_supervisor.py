@@ -27,7 +27,7 @@ async def wait_for_workers(scene: CommandScene, count: int) -> list[int]:
     """The process ids of the listed live workers, as soon as there are `count`."""
 
     async def living() -> list[int] | None:
-        pids = sorted(info.beat.pid for info in await scene.app.workers.list() if is_alive(info.beat.pid))
+        pids = sorted(worker.pid for worker in await scene.app.workers.list() if is_alive(worker.pid))
         return pids if len(pids) == count else None
 
     return await wait_until_async(living)

@@ -12,7 +12,7 @@ import pytest
 
 from errandry import Worker, WorkerOptions
 from errandry.core.answer import Answer, UpkeepResult
-from errandry.core.command import Beat, Claim, Command, Renew, Settle, Start, Upkeep, WorkerRecord
+from errandry.core.command import Beat, Claim, Command, Renew, Settle, Start, Upkeep
 from errandry.core.state import State
 from errandry.errors import StoreRefused, StoreUnavailable
 from errandry.worker import leases, liveness, worker
@@ -332,9 +332,9 @@ async def test_a_worker_that_cannot_create_a_lock_file_works(
 
     async with troubled.running_worker():
         assert await job.result(timeout=30) == "done"
-        infos: list[WorkerRecord] = await troubled.app.workers.list()
+        workers = await troubled.app.engine.call(troubled.app.store.workers)
 
-    assert [info.beat.alive for info in infos] == [""]
+    assert [worker.beat.alive for worker in workers] == [""]
     assert "cannot lock a liveness file" in caplog.text
 
 

@@ -668,15 +668,15 @@ async def test_a_beat_counts_a_batch_as_one_slot_and_why_uses_that(live: Errandr
     async with running_worker(live, concurrency=2, beat_every=0.01):
         await held.wait_until_begun()
         async with asyncio.timeout(WAIT_TIMEOUT):
-            while (await live.workers.list())[0].beat.running != 1:  # noqa: ASYNC110 - no event for a beat
+            while (await live.workers.list())[0].running != 1:  # noqa: ASYNC110 - no event for a beat
                 await asyncio.sleep(0.005)
-        [info] = await live.workers.list()
+        [worker] = await live.engine.call(live.store.workers)
         await live.queue("other").pause()
         [other] = await enqueue_all(held.task.using(queue="other"), 1)
         why = await live.why(other.id)
         held.open.set()
 
-    assert [(batch.task, batch.size, batch.start) for batch in info.beat.batches] == [("held", 5, True)]
+    assert [(batch.task, batch.size, batch.start) for batch in worker.beat.batches] == [("held", 5, True)]
     assert [str(reason.code) for reason in why.reasons] == ["queue_paused"]  # not the worker's slots
 
 

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from datetime import UTC
 
 import pytest
 
@@ -192,12 +193,15 @@ async def test_a_worker_can_be_paused_through_the_store(live: Errandry) -> None:
     @live.task
     async def work() -> None: ...
 
-    async with running_worker(live) as worker:
+    async with running_worker(live, concurrency=3) as worker:
         await (await work.enqueue()).wait(30)
         assert await live.workers.pause(worker.id, by="ops")
         [info] = await live.workers.list()
+        assert (info.id, info.pid, info.queues, info.slots) == (worker.id, os.getpid(), None, 3)
         assert info.paused is not None
         assert info.paused.by == "ops"
+        assert info.started_at <= info.seen_at <= info.paused.at <= await live.now()
+        assert info.seen_at.tzinfo is UTC
         held = await work.enqueue()
         with pytest.raises(TimeoutError):
             await held.wait(0.05)

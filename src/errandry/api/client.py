@@ -3,30 +3,40 @@
 import asyncio
 import builtins
 from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from errandry.api.completion import EVENTS_PAGE, RECHECK_INTERVAL, wait_for_first
 from errandry.api.events import Event, event_at, event_of_entry
+from errandry.api.gate_info import (
+    GateInfo,
+    GroupInfo,
+    PauseInfo,
+    QueueInfo,
+    gate_info,
+    group_info,
+    queue_info,
+)
 from errandry.api.job import Job
 from errandry.api.job_view import JobPage
 from errandry.api.operations import Operations
 from errandry.api.options import Duration, Moment
 from errandry.api.queue import Queue
+from errandry.api.steps import Step, step_of_record
 from errandry.api.store_client import StoreClient, step_document
 from errandry.api.task import Task
 from errandry.api.workers import Workers
 from errandry.codec.json_codec import to_json
 from errandry.core.answer import WRITTEN, Ack
-from errandry.core.duration import moment, seconds
+from errandry.core.duration import as_datetime, moment, seconds
 from errandry.core.event import EventFilter, EventKind, EventRecord
-from errandry.core.gate import GateKind, GateRecord, PauseRecord
+from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord
 from errandry.core.query import parse, quote
 from errandry.core.state import State
 from errandry.core.stats import Stats, stats
-from errandry.core.step import SendSignal, StepKind, StepRecord
+from errandry.core.step import SendSignal, StepKind
 from errandry.core.why import Why, WhyFacts, why
-from errandry.store.contract import GroupRecord, QueueRecord
 
 COUNTED_AHEAD_MAX = 5_000
 """Maximum number of waiting jobs read to count those that are before a given job."""
@@ -67,9 +77,10 @@ class Client(Operations):
         text = self.codec.seal(to_json("payload", payload), step_document(record, StepKind.SIGNAL, name))
         return await self.client.submit(SendSignal(job_id, name, text), Ack) is WRITTEN
 
-    async def steps(self, job_id: str) -> builtins.list[StepRecord]:
+    async def steps(self, job_id: str) -> builtins.list[Step]:
         """The steps and sleeps of a job and the signals sent to it, in the order they were begun."""
-        return await self.client.steps(await self.client.record(job_id))
+        record = await self.client.record(job_id)
+        return [step_of_record(step) for step in await self.client.steps(record)]
 
     async def ids(self, part: str, limit: int = 10) -> builtins.list[str]:
         """Job ids that begin or end with `part`."""
@@ -88,9 +99,9 @@ class Client(Operations):
         """The lifetime totals of each queue: how many jobs were inserted, completed, failed, …"""
         return await self.engine.call(self.store.totals)
 
-    async def now(self) -> float:
+    async def now(self) -> datetime:
         """The store's time, which delays, leases and deadlines follow; on a server, the server's clock."""
-        return await self.engine.call(self.store.now)
+        return as_datetime(await self.engine.call(self.store.now))
 
     async def stats(
         self,
@@ -105,23 +116,27 @@ class Client(Operations):
         The span ends now or at `until`. Figures are kept by the minute for three hours, by the hour for eight
         days, by the day for 400 days.
         """
-        end = await self.now() if until is None else moment("until", until)
+        end = await self.engine.call(self.store.now) if until is None else moment("until", until)
         since = max(0.0, end - seconds(last, "last"))
         figures = await self.engine.call(self.store.stats, since, end)
         selected = [row for row in figures if queue in (None, row.queue) and task in (None, row.task)]
         return stats(selected, since, end)
 
-    async def queues(self) -> builtins.list[QueueRecord]:
+    async def queues(self) -> builtins.list[QueueInfo]:
         """Every queue: its jobs by state, how long its next job has waited, whether it is paused."""
-        return await self.engine.call(self.store.queues)
+        return [queue_info(record) for record in await self.engine.call(self.store.queues)]
 
     async def held(self, limit: int = 100) -> builtins.list[Job[Any]]:
         """Jobs that workers hold, claimed or running, those whose lease ends first at the front."""
         return [*self._jobs(await self.engine.call(self.store.held, limit))]
 
-    async def paused(self) -> dict[GateKind, dict[str, PauseRecord]]:
+    async def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:
         """The queues, tasks and workers that are paused."""
-        return await self.engine.call(self.store.paused)
+        records = await self.engine.call(self.store.paused)
+        return {
+            kind: {name: PauseInfo(as_datetime(pause.at), pause.by) for name, pause in pauses.items()}
+            for kind, pauses in records.items()
+        }
 
     async def why(self, job_id: str) -> Why:
         """Explain why a job is not running, or what it is doing: `print(await jobs.why(job.id))`."""
@@ -158,13 +173,13 @@ class Client(Operations):
         place = job.priority, job.place or 0
         return sum((rival.priority, rival.place or 0) < place for rival in rivals)
 
-    async def rules(self) -> builtins.list[GateRecord]:
+    async def rules(self) -> builtins.list[GateInfo]:
         """Every queue, task and group that is paused, has a rule, or was closed by a `pause_group`."""
-        return await self.engine.call(self.store.rules)
+        return [gate_info(record) for record in await self.engine.call(self.store.rules)]
 
-    async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupRecord]:
+    async def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupInfo]:
         """The groups of one queue or of all: how many jobs wait and run, and their rules."""
-        return await self.engine.call(self.store.groups, queue, limit)
+        return [group_info(record) for record in await self.engine.call(self.store.groups, queue, limit)]
 
     def queue(self, name: str) -> Queue:
         """A queue, to pause it, give it rules, or operate on all its jobs: `jobs.queue("mail").pause()`."""

@@ -75,7 +75,8 @@ class GateHandle:
     async def rules(self) -> Rule:
         """The rules in force; `NO_RULE` if it has none."""
         key = self.kind, self.name, self.group_key
-        return next((gate.rule for gate in await self._client.rules() if gate.key == key), NO_RULE)
+        gates = await self._client.engine.call(self._client.store.rules)
+        return next((gate.rule for gate in gates if gate.key == key), NO_RULE)
 
     async def set_rules(self, *, by: str = "", **changes: Unpack[RuleOptions]) -> Rule:
         """Change the given rules for all workers at once: `set_rules(limit=20, rate="100/minute")`.

@@ -63,7 +63,7 @@ class Queue(GateHandle):
 
     async def old(self, *states: str, older: Duration) -> str:
         """The query for the jobs that `clean` deletes."""
-        moment = format_time(round((await self._client.now() - read_delay("older", older)) * 1e6))
+        moment = format_time(round((await self._store_time() - read_delay("older", older)) * 1e6))
         field = "finished" if TERMINAL.issuperset(states) else "created"
         return self.query(*states, more=f"{field}<={moment}")
 
@@ -109,6 +109,9 @@ class Queue(GateHandle):
         """The number of jobs of the queue that workers hold."""
         states = (await self._client.counts()).get(self.name, {})
         return sum(states.get(state, 0) for state in HELD_STATES)
+
+    async def _store_time(self) -> float:
+        return await self._client.engine.call(self._client.store.now)
 
     async def _remove_rules(self) -> None:
         for gate in await self._client.rules():

@@ -59,18 +59,21 @@ class ScheduleOptions(Struct, frozen=True):
         )
 
 
-def options_of_plan(plan: SchedulePlan) -> ScheduleOptions:
-    """The options that make this plan."""
-    return ScheduleOptions(
-        plan.timing_text,
-        plan.zone,
-        plan.start,
-        plan.end,
-        plan.limit,
-        plan.jitter,
-        plan.overlap.value,
-        plan.catch_up.value,
-    )
+def timing_of_plan(plan: SchedulePlan) -> dict[str, Any]:
+    """The fields of the options that make this plan.
+
+    Not the options: they are checked, and this host may not know the time zone.
+    """
+    return {
+        "when": plan.timing_text,
+        "timezone": plan.zone,
+        "start": plan.start,
+        "end": plan.end,
+        "limit": plan.limit,
+        "jitter": plan.jitter,
+        "overlap": plan.overlap.value,
+        "catch_up": plan.catch_up.value,
+    }
 
 
 def read_schedule(name: str, value: Any) -> ScheduleOptions | None:

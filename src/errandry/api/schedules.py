@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from errandry.api.job import Job
 from errandry.api.options import Moment, job_fields
-from errandry.api.schedule_options import ScheduleOptions, options_of_plan, read_schedule
+from errandry.api.schedule import Schedule, arguments_document, schedule_of_record
+from errandry.api.schedule_options import ScheduleOptions, read_schedule, timing_of_plan
 from errandry.api.task import Call, Task
 from errandry.codec.argument_version import with_version
 from errandry.codec.json_codec import DocumentInfo, to_json
@@ -28,8 +29,7 @@ from errandry.core.schedule import (
     RunSchedule,
     ScheduleRecord,
 )
-from errandry.core.tick import seal_context
-from errandry.errors import InvalidValue, UnknownSchedule
+from errandry.errors import InvalidValue
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
@@ -81,7 +81,7 @@ class Schedules:
             if await self._submit_change(PutSchedule(name, plan, self.owner)):
                 changed.append(name)
         if prune:
-            for stored in await self.list():
+            for stored in await self._records():
                 if stored.owner == self.owner and stored.name not in self._declared:
                     await self.remove(stored.name)
                     changed.append(stored.name)
@@ -89,7 +89,7 @@ class Schedules:
 
     async def put(
         self, name: str, call: Schedulable, when: ScheduleTiming, *, by: str = "", **timing: Any
-    ) -> ScheduleRecord:
+    ) -> Schedule:
         """Create or replace a schedule: `put("nightly", report.new(of="all"), "0 3 * * *", overlap="skip")`.
 
         `timing` takes the fields of `ScheduleOptions`; `by` names the operator, for the event.
@@ -106,13 +106,13 @@ class Schedules:
         options: Mapping[str, Any] | None = None,
         by: str = "",
         **timing: Any,
-    ) -> ScheduleRecord:
+    ) -> Schedule:
         """Change the given parts of a schedule, for all ticks from now on; the rest stays.
 
         `options` are options of its jobs, such as queue and priority; `timing` takes the fields of
         `ScheduleOptions`.
         """
-        before = await self.get(name)
+        before = await self._app.client.schedule(name)
         job = replace(before.plan.job, **job_fields(options or {}))
         if arguments is not None:
             job = replace(
@@ -120,12 +120,19 @@ class Schedules:
             )
             if (task := self._app.tasks.get(job.task)) is not None:
                 job = replace(job, metadata=with_version(job.metadata, task.run_rules.version))
-        plan = replace(options_of_plan(before.plan), **timing).plan(job)
+        plan = ScheduleOptions(**(timing_of_plan(before.plan) | timing)).plan(job)
         await self._app.engine.submit(PutSchedule(name, plan, before.owner, by))
         return await self.get(name)
 
-    async def list(self) -> builtins.list[ScheduleRecord]:
+    async def list(self) -> builtins.list[Schedule]:
         """All schedules, by name."""
+        return [schedule_of_record(record, self._app.codec) for record in await self._records()]
+
+    async def get(self, name: str) -> Schedule:
+        """The schedule with this name; raises UnknownSchedule if there is none."""
+        return schedule_of_record(await self._app.client.schedule(name), self._app.codec)
+
+    async def _records(self) -> builtins.list[ScheduleRecord]:
         records: builtins.list[ScheduleRecord] = []
         while True:
             after = records[-1].name if records else ""
@@ -133,13 +140,6 @@ class Schedules:
             records += page
             if len(page) < SCHEDULES_PAGE:
                 return records
-
-    async def get(self, name: str) -> ScheduleRecord:
-        """The schedule with this name; raises UnknownSchedule if there is none."""
-        record = await self._app.engine.call(self._app.store.schedule, name)
-        if record is None:
-            raise UnknownSchedule(name)
-        return record
 
     async def pause(self, name: str, by: str = "") -> bool:
         """Stop its ticks until it is resumed; False if it was paused already."""
@@ -164,7 +164,7 @@ class Schedules:
 
         If its `overlap` is not `allow`, each run waits for the one before.
         """
-        last = await self._app.now() if until is None else moment("until", until)
+        last = await self._app.engine.call(self._app.store.now) if until is None else moment("until", until)
         first: float | None = moment("since", since)
         new_ids: builtins.list[str] = []
         while first is not None:
@@ -172,11 +172,6 @@ class Schedules:
             new_ids += [job_id for job_id in answer.ids if job_id not in answer.existed]
             first = answer.first
         return new_ids
-
-    def arguments(self, record: ScheduleRecord) -> str:
-        """The arguments of its jobs, as JSON text."""
-        job = record.plan.job
-        return self._app.codec.unseal(job.payload, _arguments_document(record.name, job.task))
 
     def _job_template(self, name: str, call: Schedulable) -> NewJob:
         """The job that is copied for each tick, with arguments that the codec seals once for all of them."""
@@ -193,7 +188,7 @@ class Schedules:
         return declared.signature.write(dict(arguments))
 
     def _seal_arguments(self, name: str, task: str, text: str) -> str:
-        return self._app.codec.seal(text, _arguments_document(name, task))
+        return self._app.codec.seal(text, arguments_document(name, task))
 
     async def _submit_change(self, command: Command) -> bool:
         """Submit a command; True if it changed something."""
@@ -208,7 +203,3 @@ def _read_timing(when: ScheduleTiming, timing: Mapping[str, Any]) -> ScheduleOpt
     if options is None:
         raise InvalidValue("when", when, 'say when: cron ("0 3 * * *"), or "every 5 minutes"')
     return replace(options, **timing) if timing else options
-
-
-def _arguments_document(name: str, task: str) -> DocumentInfo:
-    return DocumentInfo(seal_context(name), task, "payload")

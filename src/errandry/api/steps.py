@@ -9,13 +9,15 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, get_type_hints
+
+from msgspec import Struct
 
 from errandry.api.outcome import Fail, SuspendForSignal, SuspendForSleep
 from errandry.codec.json_codec import from_json, reader, to_json
 from errandry.core import check
-from errandry.core.duration import format_duration, seconds
+from errandry.core.duration import as_datetime, format_duration, seconds
 from errandry.core.job import JobRecord
 from errandry.core.step import StepKind, StepRecord
 from errandry.errors import InvalidValue
@@ -23,6 +25,34 @@ from errandry.errors import InvalidValue
 SaveStep = Callable[[str, str], "Future[None]"]
 """Writes the result of a step under the fence, from any thread. The future is done when it is durable."""
 Span = float | timedelta | str
+
+
+class Step(Struct, frozen=True):
+    """A step of a job, a sleep, or a signal sent to it, for `jobs.steps(id)`.
+
+    name    its name, unique among those of its kind
+    kind    step, sleep or signal
+    result  the result of a step or the payload of a signal, as plain values
+    at      when the step was finished, the sleep began or the signal came; None while the job waits for it
+    until   when the sleep ends, or the wait for the signal
+    """
+
+    name: str
+    kind: StepKind
+    result: Any
+    at: datetime | None
+    until: datetime | None
+
+
+def step_of_record(record: StepRecord) -> Step:
+    """The step of a record whose result is unsealed."""
+    return Step(
+        name=record.name,
+        kind=record.kind,
+        result=None if record.result is None else from_json(record.result),
+        at=as_datetime(record.at),
+        until=as_datetime(record.until),
+    )
 
 
 class StepJournal:

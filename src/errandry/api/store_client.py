@@ -17,8 +17,9 @@ from errandry.core.flow import Edge
 from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.rule import Overflow
+from errandry.core.schedule import ScheduleRecord
 from errandry.core.step import StepKind, StepRecord
-from errandry.errors import CommandFailed, InvalidValue, QueueFull, UnknownJob
+from errandry.errors import CommandFailed, InvalidValue, QueueFull, UnknownJob, UnknownSchedule
 from errandry.store.contract import Store
 from errandry.store.engine.backlog import WriteLimits
 from errandry.store.engine.engine import Engine
@@ -121,6 +122,13 @@ class StoreClient:
         [record] = await self.engine.call(self.store.get, [job_id])
         if record is None:
             raise UnknownJob(job_id)
+        return record
+
+    async def schedule(self, name: str) -> ScheduleRecord:
+        """The schedule as stored; raises UnknownSchedule if there is none."""
+        record = await self.engine.call(self.store.schedule, name)
+        if record is None:
+            raise UnknownSchedule(name)
         return record
 
     async def steps(self, record: JobRecord) -> list[StepRecord]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -18,25 +19,24 @@ if TYPE_CHECKING:
     from errandry.api.app import Errandry
     from errandry.api.events import Event
     from errandry.api.flow import Flow, Parallel
+    from errandry.api.gate_info import GateInfo, GroupInfo, PauseInfo, QueueInfo
     from errandry.api.gates import GateHandle, RuleOptions
     from errandry.api.job import Job
     from errandry.api.options import Duration, EditOptions, Moment, UseOptions
     from errandry.api.queue import Queue
+    from errandry.api.schedule import Schedule
     from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
+    from errandry.api.steps import Step
     from errandry.api.task import Call, Task
     from errandry.api.transaction import SyncBoundApp
-    from errandry.api.workers import Workers
+    from errandry.api.workers import WorkerInfo, Workers
     from errandry.core.answer import Moved
-    from errandry.core.command import WorkerRecord
     from errandry.core.flow import EdgeRecord
-    from errandry.core.gate import GateKind, GateRecord, PauseRecord
+    from errandry.core.gate import GateKind
     from errandry.core.job import JobRecord
     from errandry.core.rule import Rule
-    from errandry.core.schedule import ScheduleRecord
     from errandry.core.stats import Stats
-    from errandry.core.step import StepRecord
     from errandry.core.why import Why
-    from errandry.store.contract import GroupRecord, QueueRecord
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -203,7 +203,7 @@ class SyncSchedules(Blocking):
 
     def put(
         self, name: str, call: Schedulable, when: ScheduleTiming, *, by: str = "", **timing: Any
-    ) -> ScheduleRecord:
+    ) -> Schedule:
         """Create or replace a schedule: `put("nightly", report.new(of="all"), "0 3 * * *", overlap="skip")`."""
         return self._wait(self._mirrored.put(name, call, when, by=by, **timing))
 
@@ -215,15 +215,15 @@ class SyncSchedules(Blocking):
         options: Mapping[str, Any] | None = None,
         by: str = "",
         **timing: Any,
-    ) -> ScheduleRecord:
+    ) -> Schedule:
         """Change the given parts of a schedule, for all ticks from now on; the rest stays."""
         return self._wait(self._mirrored.edit(name, arguments=arguments, options=options, by=by, **timing))
 
-    def list(self) -> builtins.list[ScheduleRecord]:
+    def list(self) -> builtins.list[Schedule]:
         """All schedules, by name."""
         return self._wait(self._mirrored.list())
 
-    def get(self, name: str) -> ScheduleRecord:
+    def get(self, name: str) -> Schedule:
         """The schedule with this name; raises UnknownSchedule if there is none."""
         return self._wait(self._mirrored.get(name))
 
@@ -247,10 +247,6 @@ class SyncSchedules(Blocking):
         """Run the ticks of a past span that have no job yet; returns the ids of the new jobs."""
         return self._wait(self._mirrored.backfill(name, since, until))
 
-    def arguments(self, record: ScheduleRecord) -> str:
-        """The arguments of its jobs, as JSON text."""
-        return self._mirrored.arguments(record)
-
 
 class SyncWorkers(Blocking):
     """`Workers` with blocking methods."""
@@ -260,7 +256,7 @@ class SyncWorkers(Blocking):
     def __init__(self, mirrored: Workers) -> None:
         self._mirrored, self._client = mirrored, mirrored._client.client
 
-    def list(self) -> builtins.list[WorkerRecord]:
+    def list(self) -> builtins.list[WorkerInfo]:
         """The workers that have reported recently."""
         return self._wait(self._mirrored.list())
 
@@ -450,7 +446,7 @@ class SyncErrandry(Blocking):
         """Send a signal to a job that waits for it now or later with `ctx.wait_for(name)`."""
         return self._wait(self._mirrored.signal(job_id, name, payload))
 
-    def steps(self, job_id: str) -> builtins.list[StepRecord]:
+    def steps(self, job_id: str) -> builtins.list[Step]:
         """The steps and sleeps of a job and the signals sent to it, in the order they were begun."""
         return self._wait(self._mirrored.steps(job_id))
 
@@ -470,7 +466,7 @@ class SyncErrandry(Blocking):
         """The lifetime totals of each queue: how many jobs were inserted, completed, failed, …"""
         return self._wait(self._mirrored.totals())
 
-    def now(self) -> float:
+    def now(self) -> datetime:
         """The store's time, which delays, leases and deadlines follow; on a server, the server's clock."""
         return self._wait(self._mirrored.now())
 
@@ -485,7 +481,7 @@ class SyncErrandry(Blocking):
         """How many jobs completed, failed, …, and how long they waited and ran, in the span `last`."""
         return self._wait(self._mirrored.stats(last, until=until, queue=queue, task=task))
 
-    def queues(self) -> builtins.list[QueueRecord]:
+    def queues(self) -> builtins.list[QueueInfo]:
         """Every queue: its jobs by state, how long its next job has waited, whether it is paused."""
         return self._wait(self._mirrored.queues())
 
@@ -493,7 +489,7 @@ class SyncErrandry(Blocking):
         """Jobs that workers hold, claimed or running, those whose lease ends first at the front."""
         return [SyncJob(one) for one in self._wait(self._mirrored.held(limit))]
 
-    def paused(self) -> dict[GateKind, dict[str, PauseRecord]]:
+    def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:
         """The queues, tasks and workers that are paused."""
         return self._wait(self._mirrored.paused())
 
@@ -501,11 +497,11 @@ class SyncErrandry(Blocking):
         """Explain why a job is not running, or what it is doing: `print(await jobs.why(job.id))`."""
         return self._wait(self._mirrored.why(job_id))
 
-    def rules(self) -> builtins.list[GateRecord]:
+    def rules(self) -> builtins.list[GateInfo]:
         """Every queue, task and group that is paused, has a rule, or was closed by a `pause_group`."""
         return self._wait(self._mirrored.rules())
 
-    def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupRecord]:
+    def groups(self, queue: str | None = None, limit: int = 100) -> builtins.list[GroupInfo]:
         """The groups of one queue or of all: how many jobs wait and run, and their rules."""
         return self._wait(self._mirrored.groups(queue, limit))
 

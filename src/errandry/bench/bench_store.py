@@ -4,6 +4,7 @@ import re
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 from msgspec import Struct
@@ -86,8 +87,8 @@ async def _require_unused(app: Errandry, url: str) -> None:
         names = ", ".join(list(others)[:QUEUES_SHOWN]) + ("…" if len(others) > QUEUES_SHOWN else "")
         why = f"already holds jobs ({sum(others.values()):,} in {names}): {ADVICE}"
         raise InvalidValue("url", url, why)
-    now = app.clock.time()
-    alive = [info.beat.worker for info in await app.workers.list() if now - info.seen_at <= SILENT_AFTER]
+    silent_since = await app.now() - timedelta(seconds=SILENT_AFTER)
+    alive = [worker.id for worker in await app.workers.list() if worker.seen_at >= silent_since]
     if alive:
         why = f"the worker {alive[0]} is using it: stop it; or {ADVICE}"
         raise InvalidValue("url", url, why)

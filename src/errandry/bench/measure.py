@@ -263,7 +263,7 @@ async def _wait_until_running(store: BenchStore, job_id: str) -> JobRecord:
 
 
 async def _process_running(store: BenchStore, workers: WorkerProcesses, record: JobRecord) -> WorkerProcess:
-    pids = {info.beat.worker: info.beat.pid for info in await store.app.workers.list()}
+    pids = {worker.id: worker.pid for worker in await store.app.workers.list()}
     return next(process for process in workers.processes if process.pid == pids[record.worker or ""])
 
 

@@ -130,7 +130,7 @@ class WorkerProcesses:
         return processes
 
     async def _beating_pids(self) -> set[int]:
-        return {info.beat.pid for info in await self._store.app.workers.list()}
+        return {worker.pid for worker in await self._store.app.workers.list()}
 
     async def kill(self, process: WorkerProcess) -> None:
         self.processes.remove(process)

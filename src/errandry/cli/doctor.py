@@ -10,21 +10,23 @@ import click
 from errandry import __version__
 from errandry.cli.command import CliCommand
 from errandry.cli.metrics import metrics_text
-from errandry.cli.session import Session, app_command
+from errandry.cli.pausing import since_text
+from errandry.cli.session import Session, app_command, store_time
 from errandry.cli.text import one_line, pluralize
-from errandry.cli.workers import has_died
+from errandry.cli.workers import has_died, worker_records
 from errandry.core.command import WorkerRecord
 from errandry.core.duration import rough_duration
 from errandry.core.job import JobRecord
-from errandry.core.schedule import SYSTEM_PREFIX, ScheduleRecord
+from errandry.core.schedule import SYSTEM_PREFIX
 from errandry.core.state import State
 from errandry.core.why import SILENT_AFTER
 from errandry.errors import ErrandryError
-from errandry.store.contract import QueueRecord
 from errandry.store.health import Finding, Grade
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
+    from errandry.api.gate_info import QueueInfo
+    from errandry.api.schedule import Schedule
 
 OVERDUE_AFTER = 60.0
 """Seconds after which an expired lease or a late tick means that no worker does upkeep."""
@@ -96,22 +98,26 @@ async def _store_findings(jobs: "Errandry") -> list[Finding]:
 
 async def _activity_findings(jobs: "Errandry") -> list[Finding]:
     """Leases, workers, queues and schedules."""
-    now, infos, queues = await jobs.now(), await jobs.workers.list(), await jobs.queues()
+    now, workers, queues = await store_time(jobs), await worker_records(jobs), await jobs.queues()
     return [
         *_lease_findings([job.record for job in await jobs.held(10_000)], now),
-        *_worker_findings(infos, sum(info.states.get(state, 0) for info in queues for state in PENDING), now),
+        *_worker_findings(
+            workers, sum(info.states.get(state, 0) for info in queues for state in PENDING), now
+        ),
         *(finding for info in queues for finding in _queue_findings(info, now)),
         *_schedule_findings(await jobs.schedules.list(), now),
     ]
 
 
-def _worker_findings(infos: list[WorkerRecord], pending: int, now: float) -> Iterator[Finding]:
-    lost = [info.beat.worker for info in infos if now - info.seen_at > SILENT_AFTER or has_died(info)]
+def _worker_findings(workers: list[WorkerRecord], pending: int, now: float) -> Iterator[Finding]:
+    lost = [
+        worker.beat.worker for worker in workers if now - worker.seen_at > SILENT_AFTER or has_died(worker)
+    ]
     if lost:
         text = f"{pluralize(len(lost), 'worker')} died or sent no heartbeat: {', '.join(lost[:5])}"
         todo = "find out why they ended; other workers take over their jobs"
         yield Finding(Grade.NOTE, "workers", text, todo)
-    if alive := len(infos) - len(lost):
+    if alive := len(workers) - len(lost):
         yield Finding(Grade.GOOD, "workers", f"{pluralize(alive, 'worker')} running")
     elif pending:
         text = f"no worker is running, and {pluralize(pending, 'job waits', 'jobs wait')}"
@@ -120,17 +126,16 @@ def _worker_findings(infos: list[WorkerRecord], pending: int, now: float) -> Ite
         yield Finding(Grade.NOTE, "workers", "no worker is running; no job waits")
 
 
-def _queue_findings(info: QueueRecord, now: float) -> Iterator[Finding]:
+def _queue_findings(info: "QueueInfo", now: float) -> Iterator[Finding]:
     if info.paused is not None:
-        by = f" by {info.paused.by}" if info.paused.by else ""
-        text = f"{info.name} was paused {rough_duration(now - info.paused.at)} ago{by}"
+        text = f"{info.name} was paused {since_text(info.paused, now)}"
         yield Finding(Grade.NOTE, "queue", text, f"to resume it: errandry queues resume {info.name}")
     elif info.waited is not None and info.waited > LONG_WAIT:
         text = f"the next job of {info.name} has waited for {rough_duration(info.waited)}"
         yield Finding(Grade.NOTE, "queue", text, "to find the reason: errandry why ID")
 
 
-def _schedule_findings(schedules: list[ScheduleRecord], now: float) -> Iterator[Finding]:
+def _schedule_findings(schedules: "list[Schedule]", now: float) -> Iterator[Finding]:
     """Schedules that paused themselves, late schedules, and the number of those on time."""
     for schedule in schedules:
         if schedule.paused is not None and schedule.paused.by.startswith(SYSTEM_PREFIX):
@@ -140,12 +145,12 @@ def _schedule_findings(schedules: list[ScheduleRecord], now: float) -> Iterator[
     late = [
         schedule.name
         for schedule in schedules
-        if schedule.due_at is not None and schedule.due_at < now - OVERDUE_AFTER
+        if schedule.next_run is not None and schedule.next_run.timestamp() < now - OVERDUE_AFTER
     ]
     if late:
         text = f"{pluralize(len(late), 'schedule')} over a minute late: {', '.join(late[:5])}"
         yield Finding(Grade.WRONG, "schedules", text, "no worker does upkeep: start a worker")
-    elif ticking := [schedule for schedule in schedules if schedule.tick is not None]:
+    elif ticking := [schedule for schedule in schedules if schedule.next_tick is not None]:
         missed = sum(schedule.missed for schedule in schedules)
         more = f", {pluralize(missed, 'tick')} missed so far" if missed else ""
         yield Finding(Grade.GOOD, "schedules", f"{pluralize(len(ticking), 'schedule')} on time{more}")

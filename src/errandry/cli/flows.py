@@ -11,7 +11,7 @@ from errandry.cli.command import CliGroup
 from errandry.cli.job_arguments import query, resolve_id
 from errandry.cli.job_view import COLORS
 from errandry.cli.jobs import all_option, limit_option, print_pages
-from errandry.cli.session import Session, app_command
+from errandry.cli.session import Session, app_command, store_time
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago, clean, pluralize
 from errandry.core.flow import EdgeRecord
@@ -43,7 +43,7 @@ async def ls(
 
     A flow is listed by its last job, which waits for all others.
     """
-    now = await jobs.now()
+    now = await store_time(jobs)
 
     def show(page: "Sequence[Job[Any]]", titles: bool) -> None:
         if session.json:

@@ -1,20 +1,19 @@
 """`errandry groups`: list the groups of queues, with their jobs and limits."""
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import to_builtins
 
 from errandry.cli import pausing, table
 from errandry.cli.command import CliGroup
 from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
-from errandry.core.duration import rough_duration
-from errandry.store.contract import GroupRecord
 from errandry.store.table_store import GROUP_COUNT_MAX
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
+    from errandry.api.gate_info import GroupInfo
 
 
 @click.group(cls=CliGroup)
@@ -33,7 +32,7 @@ async def ls(session: Session, jobs: "Errandry", queue: str | None, limit: int) 
     infos, now = await jobs.groups(queue, limit + 1), await jobs.now()
     if session.json:
         for info in infos[:limit]:
-            session.print_json(to_builtins(info))
+            session.print_json(info)
         return
     if not infos:
         session.print_message("There are no groups: no waiting or running job has one.")
@@ -50,16 +49,14 @@ async def ls(session: Session, jobs: "Errandry", queue: str | None, limit: int) 
         session.print_message(f"There are more: --limit {limit * 10}, or --queue.")
 
 
-def _row(info: GroupRecord, now: float) -> tuple[str | Cell, ...]:
-    gate = info.gate
-    weight = gate.rule.weight
-    closed = f"closed for {rough_duration(gate.closed_until - now)}" if gate.closed_until > now else ""
+def _row(info: "GroupInfo", now: datetime) -> tuple[str | Cell, ...]:
+    weight = info.rule.weight
     return (
-        gate.name,
-        gate.group,
+        info.queue,
+        info.group,
         f"{info.waiting:,}{'+' if info.waiting >= GROUP_COUNT_MAX else ''}",
         f"{info.held:,}" if info.limit is None else f"{info.held:,} of {info.limit:,}",
         "" if info.rate is None else str(info.rate),
         "" if weight is None else f"{weight:g}",
-        Cell(pausing.since_text(gate.paused, now) or closed, "yellow"),
+        Cell(pausing.since_text(info.paused, now) or pausing.closed_text(info.closed_until, now), "yellow"),
     )

@@ -1,7 +1,8 @@
 """Print jobs: as data for JSON, as rows of a table, and in full."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,7 +17,9 @@ from errandry.core import check
 from errandry.core.duration import format_duration, rough_duration
 from errandry.core.job import AttemptError, JobRecord
 from errandry.core.state import State
-from errandry.core.step import StepRecord
+
+if TYPE_CHECKING:
+    from errandry.api.steps import Step
 
 COLORS = {
     State.BLOCKED: "magenta",
@@ -131,7 +134,7 @@ def print_job(session: Session, job: JobRecord, codec: Codec, now: float) -> Non
         )
 
 
-def print_steps(session: Session, steps: Sequence[StepRecord], now: float) -> None:
+def print_steps(session: Session, steps: "Sequence[Step]", now: datetime) -> None:
     """Print a table of steps in their order."""
     rows = [
         (
@@ -151,14 +154,12 @@ def print_steps(session: Session, steps: Sequence[StepRecord], now: float) -> No
     table.print_table(session, heads, rows)
 
 
-def read_result(step: StepRecord) -> Any:
-    return None if step.result is None else msgspec.json.decode(step.result)
-
-
-def _step_note(step: StepRecord, now: float) -> str:
+def _step_note(step: "Step", now: datetime) -> str:
     if step.result is not None:
-        return to_json(read_result(step))
-    return "" if step.until is None or step.until > now + ENDLESS_AFTER else f"until {local_time(step.until)}"
+        return to_json(step.result)
+    if step.until is None or (step.until - now).total_seconds() > ENDLESS_AFTER:
+        return ""
+    return f"until {local_time(step.until)}"
 
 
 def log_lines(session: Session, job: JobRecord, after: int = 0) -> Iterator[str]:

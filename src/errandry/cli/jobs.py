@@ -13,7 +13,7 @@ from errandry.cli.bulk_action import Action, apply_action, confirm_options, reru
 from errandry.cli.command import CliGroup
 from errandry.cli.job_arguments import parse_target, query, resolve_id, resolve_ids
 from errandry.cli.param_types import DURATION, TIME, parse_arguments, parse_json
-from errandry.cli.session import Session, app_command
+from errandry.cli.session import Session, app_command, store_time
 from errandry.cli.text import pluralize
 from errandry.core.event import EventKind
 from errandry.core.job import JobRecord
@@ -62,7 +62,7 @@ async def ls(session: Session, app: "Errandry", terms: tuple[str, ...], limit: i
 
 async def print_jobs(session: Session, app: "Errandry", text: str, limit: int | None) -> None:
     """Print the newest jobs that match the query, at most `limit`."""
-    columns, now = shutil.get_terminal_size().columns, await app.now()
+    columns, now = shutil.get_terminal_size().columns, await store_time(app)
 
     def show(jobs: "Sequence[Job[Any]]", titles: bool) -> None:
         if session.json:
@@ -113,7 +113,7 @@ async def show(session: Session, app: "Errandry", ids: tuple[str, ...]) -> None:
             continue
         if index:
             session.print()
-        job_view.print_job(session, job.record, app.codec, await app.now())
+        job_view.print_job(session, job.record, app.codec, await store_time(app))
 
 
 @jobs.command("logs")
@@ -156,7 +156,7 @@ async def steps(session: Session, app: "Errandry", job_id: str) -> None:
     job_steps = await app.steps(await resolve_id(app, job_id))
     if session.json:
         for step in job_steps:
-            session.print_json({**to_builtins(step), "result": job_view.read_result(step)})
+            session.print_json(step)
     elif job_steps:
         job_view.print_steps(session, job_steps, await app.now())
     else:

@@ -1,6 +1,7 @@
 """`errandry doctor --metrics`: the metrics of a store in the Prometheus text format."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -59,14 +60,18 @@ async def _worker_metrics(jobs: "Errandry") -> list["Metric"]:
     from prometheus_client.core import GaugeMetricFamily
 
     now = await jobs.now()
-    alive = [info.beat for info in await jobs.workers.list() if now - info.seen_at <= SILENT_AFTER]
-    slots = sum(beat.concurrency + sum(share.slots for share in beat.shares) for beat in alive)
+    silent_since = now - timedelta(seconds=SILENT_AFTER)
+    alive = [worker for worker in await jobs.workers.list() if worker.seen_at >= silent_since]
     return [
         GaugeMetricFamily("errandry_workers", "Number of live workers.", len(alive)),
-        GaugeMetricFamily("errandry_slots", "Number of handlers that live workers can run at once.", slots),
+        GaugeMetricFamily(
+            "errandry_slots",
+            "Number of handlers that live workers can run at once.",
+            sum(worker.slots for worker in alive),
+        ),
         GaugeMetricFamily(
             "errandry_slots_taken",
             "Number of handlers that live workers run now.",
-            sum(beat.running for beat in alive),
+            sum(worker.running for worker in alive),
         ),
     ]

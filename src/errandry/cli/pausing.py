@@ -1,13 +1,15 @@
 """Pause and resume queues, tasks, groups and workers."""
 
 import getpass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from errandry.cli.session import Session
-from errandry.cli.text import ago
-from errandry.core.gate import PauseRecord, RuleInfo
+from errandry.cli.text import Time, ago
+from errandry.core.duration import rough_duration
 
 if TYPE_CHECKING:
+    from errandry.api.gate_info import PauseInfo
     from errandry.api.gates import GateHandle
 
 
@@ -38,11 +40,21 @@ def report_resume(session: Session, subject: str, data: dict[str, str], changed:
         session.print_message(f"The {subject} {'is resumed' if changed else 'was not paused'}.")
 
 
-def since_text(info: PauseRecord | RuleInfo | None, now: float) -> str:
-    """When it was paused or the rule was set, and the operator: "2 h ago by ada"."""
-    if info is None:
+def since_text(paused: "PauseInfo | None", now: Time) -> str:
+    """When it was paused, and the operator; empty if it is not paused."""
+    return "" if paused is None else time_and_operator(paused.at, paused.by, now)
+
+
+def time_and_operator(at: Time, by: str, now: Time) -> str:
+    """When an operator did something: "2 h ago by ada"."""
+    return f"{ago(at, now)}{f' by {by}' if by else ''}"
+
+
+def closed_text(until: datetime | None, now: datetime) -> str:
+    """For how long a group stays closed; empty if it is open."""
+    if until is None or until <= now:
         return ""
-    return f"{ago(info.at, now)}{f' by {info.by}' if info.by else ''}"
+    return f"closed for {rough_duration((until - now).total_seconds())}"
 
 
 def as_data(gate: "GateHandle") -> dict[str, str]:

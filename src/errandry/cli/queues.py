@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import to_builtins
 
 from errandry.cli import pausing, table
 from errandry.cli.command import CliGroup
@@ -15,6 +14,7 @@ from errandry.cli.stats import stats
 from errandry.cli.table import Cell, Column
 from errandry.core.duration import rough_duration
 from errandry.core.gate import GateKind
+from errandry.core.rule import NO_RULE
 from errandry.core.state import State
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ async def ls(session: Session, jobs: "Errandry") -> None:
     infos, paused, now = await jobs.queues(), await jobs.paused(), await jobs.now()
     if session.json:
         for info in infos:
-            session.print_json(to_builtins(info))
+            session.print_json(info)
         return
     if not infos:
         session.print_message("There are no queues: no job was ever enqueued.")
@@ -57,7 +57,7 @@ async def ls(session: Session, jobs: "Errandry") -> None:
     table.print_table(session, columns, rows)
     for name, pause_info in paused[GateKind.TASK].items():
         session.print_message(f"The task {name} was paused {pausing.since_text(pause_info, now)}.")
-    if any(rule_info.ruling is not None or rule_info.group for rule_info in await jobs.rules()):
+    if any(gate.rule != NO_RULE or gate.group for gate in await jobs.rules()):
         session.print_message("Some queues, tasks or groups have rules: see errandry queues rules.")
 
 

@@ -8,10 +8,10 @@ from msgspec import to_builtins
 
 from errandry.cli import table
 from errandry.cli.command import CliCommand
-from errandry.cli.pausing import as_data, operator, since_text
+from errandry.cli.pausing import as_data, closed_text, operator, since_text, time_and_operator
 from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
-from errandry.core.duration import format_duration, rough_duration
+from errandry.core.duration import format_duration
 from errandry.core.gate import GateKind
 from errandry.core.rule import OnReturn, Overflow, Rate, Rule
 
@@ -165,7 +165,7 @@ async def rules(session: Session, jobs: "Errandry") -> None:
     infos, now = await jobs.rules(), await jobs.now()
     if session.json:
         for info in infos:
-            session.print_json(to_builtins(info))
+            session.print_json(info)
         return
     if not infos:
         session.print_message("There are no rules, and nothing is paused.")
@@ -181,9 +181,8 @@ async def rules(session: Session, jobs: "Errandry") -> None:
             info.kind,
             info.name,
             info.group,
-            describe_rule(info.rule)
-            + (f" closed for {rough_duration(info.closed_until - now)}" if info.closed_until > now else ""),
-            since_text(info.ruling, now),
+            f"{describe_rule(info.rule)} {closed_text(info.closed_until, now)}".rstrip(),
+            "" if info.set_at is None else time_and_operator(info.set_at, info.set_by, now),
             Cell(since_text(info.paused, now), "yellow"),
         )
         for info in infos

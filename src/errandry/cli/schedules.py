@@ -1,13 +1,13 @@
 """`errandry schedules`: list, add, change, pause and run schedules."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 import msgspec
-from msgspec import to_builtins
 
+from errandry.api.schedule_options import EVERY_PREFIX
 from errandry.cli import table
 from errandry.cli.command import CliGroup
 from errandry.cli.param_types import DURATION, TIME, parse_arguments
@@ -16,13 +16,14 @@ from errandry.cli.session import Session, app_command, app_command_making_store
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago, clean, local_time, pluralize, to_json
 from errandry.codec.redaction import redact_arguments
-from errandry.core.duration import format_duration
+from errandry.core.duration import as_datetime, format_duration
 from errandry.core.schedule import CatchUp, Overlap, ScheduleRecord
 from errandry.core.tick import ticks_between
 from errandry.errors import InvalidValue, UnknownTask
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
+    from errandry.api.schedule import Schedule
 
 TICKS_SHOWN = 5
 PREVIEW_SECONDS = 100 * 365 * 86_400.0
@@ -77,7 +78,7 @@ async def ls(session: Session, jobs: "Errandry") -> None:
     schedules_, now = await jobs.schedules.list(), await jobs.now()
     if session.json:
         for schedule in schedules_:
-            session.print_json(as_data(jobs, schedule))
+            session.print_json(as_data(schedule))
         return
     if not schedules_:
         session.print_message(
@@ -99,9 +100,9 @@ async def ls(session: Session, jobs: "Errandry") -> None:
         (
             schedule.name,
             describe_timing(schedule),
-            schedule.plan.job.task,
+            schedule.task,
             _next_text(schedule, now),
-            ago(schedule.last, now),
+            ago(schedule.last_tick, now),
             f"{schedule.runs:,}",
             Cell(f"{schedule.missed:,}", "red") if schedule.missed else "",
         )
@@ -116,16 +117,17 @@ async def ls(session: Session, jobs: "Errandry") -> None:
 async def show(session: Session, jobs: "Errandry", name: str) -> None:
     """Print everything known about a schedule, with its next ticks."""
     schedule, now = await jobs.schedules.get(name), await jobs.now()
+    ticks = _next_ticks(await jobs.client.schedule(name), now.timestamp())
     if session.json:
-        session.print_json(as_data(jobs, schedule) | {"ticks": _next_ticks(schedule, now)})
+        session.print_json(as_data(schedule) | {"ticks": ticks})
         return
     session.print(f"{session.style('schedule', bold=True)} {clean(schedule.name)}")
-    for field, value in _facts(jobs, schedule, now):
+    for field, value in _facts(schedule, now):
         session.print(f"  {field:<10}{value}")
-    if ticks := _next_ticks(schedule, now):
+    if ticks:
         session.print(session.style("Next ticks", bold=True))
         for tick in ticks:
-            session.print(f"  {_format_tick(tick, schedule.plan.zone)}  {ago(tick, now)}")
+            session.print(f"  {_format_tick(as_datetime(tick), schedule.timezone)}  {ago(tick, now)}")
 
 
 @schedules.command("add")
@@ -150,7 +152,7 @@ async def add(
     timing, chosen, given = _split_options(options)
     call = jobs._job_by_name(task, given or {}, chosen)
     schedule = await jobs.schedules.put(name, call, when, by=operator(by), **timing)
-    await _report(session, jobs, schedule)
+    _report(session, schedule, await jobs.now())
 
 
 @schedules.command("edit")
@@ -171,7 +173,7 @@ async def edit(
     if not timing and not chosen and given is None:
         raise click.UsageError("Nothing to change: give --when, --timezone, --json, --queue, …")
     schedule = await jobs.schedules.edit(name, arguments=given, options=chosen, by=operator(by), **timing)
-    await _report(session, jobs, schedule)
+    _report(session, schedule, await jobs.now())
 
 
 @schedules.command("pause")
@@ -249,45 +251,38 @@ async def rm(session: Session, jobs: "Errandry", names: tuple[str, ...]) -> int:
     return 0 if all(removed) else 1
 
 
-def as_data(jobs: "Errandry", schedule: ScheduleRecord) -> dict[str, Any]:
-    """The stored record as plain values, with its arguments decoded."""
-    data: dict[str, Any] = to_builtins(schedule)
-    data["plan"]["job"]["payload"] = _read_arguments(jobs, schedule)
-    return data | {"job": schedule.job}
+def as_data(schedule: "Schedule") -> dict[str, Any]:
+    """The schedule as plain values."""
+    public = {
+        field: getattr(schedule, field) for field in schedule.__struct_fields__ if not field.startswith("_")
+    }
+    return public | {"arguments": _read_arguments(schedule)}
 
 
-def describe_timing(schedule: ScheduleRecord) -> str:
+def describe_timing(schedule: "Schedule") -> str:
     """When it ticks: the cron expression with its time zone, or the interval."""
-    plan = schedule.plan
-    return (
-        plan.timing_text
-        if plan.every is not None or plan.zone == "UTC"
-        else f"{plan.timing_text} ({plan.zone})"
-    )
+    if schedule.when.startswith(EVERY_PREFIX) or schedule.timezone == "UTC":
+        return schedule.when
+    return f"{schedule.when} ({schedule.timezone})"
 
 
-def _facts(jobs: "Errandry", schedule: ScheduleRecord, now: float) -> "list[tuple[str, str]]":
-    plan, job = schedule.plan, schedule.plan.job
+def _facts(schedule: "Schedule", now: datetime) -> "list[tuple[str, str]]":
+    zone, last = schedule.timezone, schedule.last_tick
     facts = [
         ("when", clean(describe_timing(schedule))),
-        ("task", f"{clean(job.task)} in queue {clean(job.queue)}, priority {job.priority}"),
-        ("arguments", clean(to_json(_read_arguments(jobs, schedule)))),
-        ("overlap", f"{plan.overlap}, catch-up {plan.catch_up}"),
-        ("jitter", format_duration(plan.jitter) if plan.jitter else ""),
-        ("start", "" if plan.start is None else _format_tick(plan.start, plan.zone)),
-        ("end", "" if plan.end is None else _format_tick(plan.end, plan.zone)),
-        ("limit", "" if plan.limit is None else pluralize(plan.limit, "run")),
+        ("task", f"{clean(schedule.task)} in queue {clean(schedule.queue)}, priority {schedule.priority}"),
+        ("arguments", clean(to_json(_read_arguments(schedule)))),
+        ("overlap", f"{schedule.overlap}, catch-up {schedule.catch_up}"),
+        ("jitter", format_duration(schedule.jitter) if schedule.jitter else ""),
+        ("start", "" if schedule.start is None else _format_tick(schedule.start, zone)),
+        ("end", "" if schedule.end is None else _format_tick(schedule.end, zone)),
+        ("limit", "" if schedule.limit is None else pluralize(schedule.limit, "run")),
         (
             "next",
             _next_text(schedule, now)
-            + (f", as job {clean(schedule.job)}" if schedule.job is not None else ""),
+            + (f", as job {clean(schedule.next_job)}" if schedule.next_job is not None else ""),
         ),
-        (
-            "last",
-            ""
-            if schedule.last is None
-            else f"{_format_tick(schedule.last, plan.zone)}  {ago(schedule.last, now)}",
-        ),
+        ("last", "" if last is None else f"{_format_tick(last, zone)}  {ago(last, now)}"),
         ("runs", f"{schedule.runs:,}, and {schedule.missed:,} missed"),
         ("updated", f"{local_time(schedule.updated_at)}{f' by {clean(schedule.by)}' if schedule.by else ''}"),
         ("owner", clean(schedule.owner)),
@@ -295,10 +290,10 @@ def _facts(jobs: "Errandry", schedule: ScheduleRecord, now: float) -> "list[tupl
     return [(name, value) for name, value in facts if value]
 
 
-def _next_text(schedule: ScheduleRecord, now: float) -> str:
+def _next_text(schedule: "Schedule", now: datetime) -> str:
     if schedule.paused is not None:
         return f"paused {since_text(schedule.paused, now)}"
-    return "over" if schedule.due_at is None else ago(schedule.due_at, now)
+    return "over" if schedule.next_run is None else ago(schedule.next_run, now)
 
 
 def _next_ticks(schedule: ScheduleRecord, now: float) -> list[float]:
@@ -316,25 +311,23 @@ def _next_ticks(schedule: ScheduleRecord, now: float) -> list[float]:
     return ticks
 
 
-def _format_tick(tick: float, zone: str) -> str:
+def _format_tick(tick: datetime, zone: str) -> str:
     """The time of a tick in the schedule's time zone and in UTC."""
-    utc = datetime.fromtimestamp(tick, UTC)
-    text = utc.strftime("%a %Y-%m-%d %H:%M:%S")
+    text = tick.strftime("%a %Y-%m-%d %H:%M:%S")
     try:
-        local = utc.astimezone(ZoneInfo(zone)).strftime("%a %Y-%m-%d %H:%M:%S %Z")
+        local = tick.astimezone(ZoneInfo(zone)).strftime("%a %Y-%m-%d %H:%M:%S %Z")
     except (ZoneInfoNotFoundError, ValueError, OSError):
         local = clean(f"({zone} is unknown on this host)")
     return f"{text} UTC" if zone == "UTC" else f"{local}  {text} UTC"
 
 
-def _read_arguments(jobs: "Errandry", schedule: ScheduleRecord) -> Any:
+def _read_arguments(schedule: "Schedule") -> Any:
     """The arguments without redacted ones; the stored form if the codec cannot decode them."""
-    job = schedule.plan.job
     try:
-        text = jobs.schedules.arguments(schedule)
+        arguments = schedule.arguments
     except Exception:
-        return msgspec.json.decode(job.payload)
-    return redact_arguments(msgspec.json.decode(text), job.metadata)
+        return msgspec.json.decode(schedule._payload)
+    return redact_arguments(arguments, msgspec.json.encode(schedule.metadata).decode())
 
 
 def _split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
@@ -345,12 +338,11 @@ def _split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
     return timing, chosen, None if given is None else parse_arguments(given)
 
 
-async def _report(session: Session, jobs: "Errandry", schedule: ScheduleRecord) -> None:
+def _report(session: Session, schedule: "Schedule", now: datetime) -> None:
     if session.json:
-        session.print_json(as_data(jobs, schedule))
+        session.print_json(as_data(schedule))
     else:
-        next_ = _next_text(schedule, await jobs.now())
         session.print_message(
-            f"The schedule {schedule.name} runs {schedule.plan.job.task} {describe_timing(schedule)}: "
-            f"next {next_}."
+            f"The schedule {schedule.name} runs {schedule.task} {describe_timing(schedule)}: "
+            f"next {_next_text(schedule, now)}."
         )

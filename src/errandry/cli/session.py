@@ -106,6 +106,11 @@ async def _require_store(jobs: "Errandry") -> None:
             raise click.ClickException(f"there is no store at {missing} yet: {todo}")
 
 
+async def store_time(jobs: "Errandry") -> float:
+    """The store's time in seconds since 1970, as in the records of jobs and workers."""
+    return await jobs.engine.call(jobs.store.now)
+
+
 CommandBody = Callable[..., Coroutine[Any, Any, int | None]]
 
 

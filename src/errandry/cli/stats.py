@@ -98,7 +98,7 @@ def _rate_curve(stats: Stats, name: str, by: str) -> str:
     own = Stats(
         stats.since, stats.until, tuple(slice_ for slice_ in stats.figures if getattr(slice_, by) == name)
     )
-    parts = max(1, min(CURVE_POINTS_MAX, int((stats.until - stats.since) / MINUTE)))
+    parts = max(1, min(CURVE_POINTS_MAX, int((stats.until - stats.since).total_seconds() / MINUTE)))
     return sparkline([slice_.rate for slice_ in own.series(parts)])
 
 

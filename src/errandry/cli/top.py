@@ -20,11 +20,11 @@ from errandry.cli import table
 from errandry.cli.command import CliCommand
 from errandry.cli.job_view import COLORS, error_line, short_note
 from errandry.cli.pausing import since_text
-from errandry.cli.session import Session, app_command, store_name
+from errandry.cli.session import Session, app_command, store_name, store_time
 from errandry.cli.stats import format_quantile
 from errandry.cli.table import Cell, Column, TableRow
 from errandry.cli.text import ago, local_time, pluralize, short_id, sparkline, truncate
-from errandry.cli.workers import busy_text, status
+from errandry.cli.workers import busy_text, status, worker_records
 from errandry.core.command import Beat, WorkerRecord
 from errandry.core.duration import rough_duration
 from errandry.core.job import JobRecord
@@ -32,10 +32,10 @@ from errandry.core.state import State
 from errandry.core.stats import DurationHistogram
 from errandry.core.why import slots_taken
 from errandry.errors import ErrandryError
-from errandry.store.contract import QueueRecord
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
+    from errandry.api.gate_info import QueueInfo
 
 RATE_COUNTERS = ("inserted", "completed", "failed", "retried")
 SNAPSHOTS_MAX = 60
@@ -51,7 +51,7 @@ class StoreSnapshot(Struct, frozen=True):
 
     at: float
     monotonic: float
-    queues: list[QueueRecord]
+    queues: "list[QueueInfo]"
     workers: list[WorkerRecord]
     held: list[JobRecord]
     failed: Sequence[JobRecord]
@@ -196,10 +196,10 @@ async def _take_snapshot(jobs: "Errandry") -> StoreSnapshot:
             totals[name] = totals.get(name, 0) + count
     recent = (await jobs.stats(STATS_SPAN)).total
     return StoreSnapshot(
-        await jobs.now(),
+        await store_time(jobs),
         jobs.clock.monotonic(),
         await jobs.queues(),
-        await jobs.workers.list(),
+        await worker_records(jobs),
         [job.record for job in await jobs.held(HELD_MAX)],
         [job.record for job in (await jobs.list("state:failed", limit=FAILED_MAX)).jobs],
         totals,

@@ -10,7 +10,7 @@ from errandry.cli.job_arguments import resolve_id
 from errandry.cli.job_view import COLORS
 from errandry.cli.session import Session, app_command
 from errandry.cli.text import one_line
-from errandry.cli.workers import has_died
+from errandry.cli.workers import has_died, worker_records
 from errandry.core.state import HELD_STATES
 
 if TYPE_CHECKING:
@@ -30,6 +30,6 @@ async def why(session: Session, jobs: "Errandry", job_id: str) -> None:
     for reason in answer.reasons:
         session.print(one_line(reason.text))
     if answer.state in HELD_STATES:
-        holder = (await jobs.client.record(answer.job)).worker
-        if any(info.beat.worker == holder and has_died(info) for info in await jobs.workers.list()):
+        holder = (await jobs.get(answer.job)).worker
+        if any(record.beat.worker == holder and has_died(record) for record in await worker_records(jobs)):
             session.print("That worker is dead. Another worker's upkeep, every second, releases the job.")

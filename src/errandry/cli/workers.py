@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import to_builtins
 
+from errandry.api.workers import all_slots, worker_info
 from errandry.cli import pausing, table
 from errandry.cli.command import CliGroup
-from errandry.cli.session import Session, app_command
+from errandry.cli.session import Session, app_command, store_time
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago
 from errandry.core.command import Beat, WorkerRecord
@@ -34,12 +34,12 @@ def workers() -> None:
 @app_command
 async def ls(session: Session, jobs: "Errandry") -> None:
     """List workers with a recent heartbeat."""
-    infos, now = await jobs.workers.list(), await jobs.now()
+    records, now = await worker_records(jobs), await store_time(jobs)
     if session.json:
-        for info in infos:
-            session.print_json(to_builtins(info))
+        for record in records:
+            session.print_json(worker_info(record))
         return
-    if not infos:
+    if not records:
         session.print_message("No worker is running.")
         return
     columns = [
@@ -51,40 +51,44 @@ async def ls(session: Session, jobs: "Errandry") -> None:
     columns += [Column("TASKS", can_shrink=True), Column("STARTED"), Column("SEEN")]
     rows = [
         (
-            info.beat.worker,
-            status(info, now),
-            busy_text(info.beat),
-            "all" if info.beat.queues is None else ", ".join(info.beat.queues),
-            "all" if info.beat.tasks is None else ", ".join(info.beat.tasks),
-            ago(info.beat.started_at, now),
-            ago(info.seen_at, now),
+            record.beat.worker,
+            status(record, now),
+            busy_text(record.beat),
+            "all" if record.beat.queues is None else ", ".join(record.beat.queues),
+            "all" if record.beat.tasks is None else ", ".join(record.beat.tasks),
+            ago(record.beat.started_at, now),
+            ago(record.seen_at, now),
         )
-        for info in infos
+        for record in records
     ]
     table.print_table(session, columns, rows)
-    for info in infos:
-        if info.paused is not None:
-            session.print_message(f"{info.beat.worker} was paused {pausing.since_text(info.paused, now)}.")
+    for worker in map(worker_info, records):
+        if worker.paused is not None:
+            session.print_message(f"{worker.id} was paused {pausing.since_text(worker.paused, now)}.")
 
 
-def status(info: WorkerRecord, now: float) -> Cell:
+async def worker_records(jobs: "Errandry") -> list[WorkerRecord]:
+    """The workers as stored, with what `status` needs to tell whether they live."""
+    return await jobs.engine.call(jobs.store.workers)
+
+
+def status(record: WorkerRecord, now: float) -> Cell:
     """The status of a worker in one word: dead, silent, working or paused."""
-    if has_died(info):
+    if has_died(record):
         return Cell("dead", "red")
-    if now - info.seen_at > SILENT_AFTER:
+    if now - record.seen_at > SILENT_AFTER:
         return Cell("silent", "red")
-    return Cell("working", "green") if info.paused is None else Cell("paused", "yellow")
+    return Cell("working", "green") if record.paused is None else Cell("paused", "yellow")
 
 
-def has_died(info: WorkerRecord) -> bool:
+def has_died(record: WorkerRecord) -> bool:
     """Whether the worker is known to be dead, which only the lock file of a worker on this host can tell."""
-    return info.beat.host == socket.gethostname() and is_dead(info.beat.alive)
+    return record.beat.host == socket.gethostname() and is_dead(record.beat.alive)
 
 
 def busy_text(beat: Beat) -> str:
     """Busy slots and all slots of a worker: "3/10"."""
-    slots = beat.concurrency + sum(share.slots for share in beat.shares)
-    return f"{beat.running}/{slots}"
+    return f"{beat.running}/{all_slots(beat)}"
 
 
 @workers.command("pause")
@@ -121,7 +125,7 @@ def _as_data(worker: str) -> dict[str, str]:
 
 async def _matching_workers(jobs: "Errandry", parts: Sequence[str], everyone: bool) -> list[str]:
     """The ids of the workers that these parts name; an error if a part names none, or several."""
-    known = [info.beat.worker for info in await jobs.workers.list()]
+    known = [worker.id for worker in await jobs.workers.list()]
     if everyone:
         return known
     if not parts:

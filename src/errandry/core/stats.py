@@ -8,11 +8,13 @@ of a quantile is at most a fifth.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from itertools import accumulate
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from errandry.core.duration import as_datetime
 from errandry.errors import InvalidValue
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
@@ -96,7 +98,7 @@ class TimeSlice(Struct, frozen=True):
     until the handler ended.
     """
 
-    at: float
+    at: datetime
     span: float
     counts: Counts = Counts()
     wait: DurationHistogram = DurationHistogram()
@@ -110,16 +112,19 @@ class TimeSlice(Struct, frozen=True):
 
 
 class Stats(Struct, frozen=True):
-    """The statistics from `since` until `until`, which are ends of the minutes, hours or days of the rows."""
+    """The statistics from `since` until `until`, which are ends of the minutes, hours or days of the rows.
 
-    since: float
-    until: float
+    `figures` are the stored counters that they are made of.
+    """
+
+    since: datetime
+    until: datetime
     figures: tuple[StatsRow, ...]
 
     @property
     def total(self) -> TimeSlice:
         """The sums over the whole time."""
-        return time_slice(self.figures, self.since, self.until - self.since)
+        return time_slice(self.figures, self.since, self._span)
 
     @property
     def queues(self) -> dict[str, TimeSlice]:
@@ -133,22 +138,27 @@ class Stats(Struct, frozen=True):
         """The time in `parts` slices of equal length, each with the sums of its rows."""
         if parts < 1:
             raise InvalidValue("parts", parts, "must be at least 1")
-        span = (self.until - self.since) / parts
+        since, span = self.since.timestamp(), self._span / parts
         slices: list[list[StatsRow]] = [[] for _ in range(parts)]
         for row in self.figures:
             middle = row.at + row.span / 2
-            slices[min(parts - 1, max(0, int((middle - self.since) / span)))].append(row)
-        return [time_slice(rows, self.since + number * span, span) for number, rows in enumerate(slices)]
+            slices[min(parts - 1, max(0, int((middle - since) / span)))].append(row)
+        return [
+            time_slice(rows, as_datetime(since + number * span), span) for number, rows in enumerate(slices)
+        ]
+
+    @property
+    def _span(self) -> float:
+        return (self.until - self.since).total_seconds()
 
     def _by(self, key: Callable[[StatsRow], str]) -> dict[str, TimeSlice]:
         groups: dict[str, list[StatsRow]] = {}
         for row in self.figures:
             groups.setdefault(key(row), []).append(row)
-        span = self.until - self.since
-        return {name: time_slice(groups[name], self.since, span) for name in sorted(groups)}
+        return {name: time_slice(groups[name], self.since, self._span) for name in sorted(groups)}
 
 
-def time_slice(rows: Iterable[StatsRow], at: float, span: float) -> TimeSlice:
+def time_slice(rows: Iterable[StatsRow], at: datetime, span: float) -> TimeSlice:
     """The sums of the rows, as the counts and durations of the `span` seconds from `at`."""
     sums: Counter[str] = Counter()
     for row in rows:
@@ -168,4 +178,4 @@ def stats(rows: Iterable[StatsRow], since: float, until: float) -> Stats:
     figures = tuple(rows)
     first = min([since, *(row.at for row in figures)])
     last = max([until, *(row.at + row.span for row in figures if row.span > MINUTE)])
-    return Stats(first, last, figures)
+    return Stats(as_datetime(first), as_datetime(last), figures)

@@ -179,7 +179,7 @@ class Story:
         await asyncio.sleep(DISPLAY_PAUSE)  # show normal work before the crash
         job = await self._enqueue(shop.crawl.enqueue(site="example.org"))
         await self._wait_until(job, lambda job: job.state is State.RUNNING)
-        victim = next(info.beat for info in await shop.jobs.workers.list() if info.beat.worker == job.worker)
+        victim = next(worker for worker in await shop.jobs.workers.list() if worker.id == job.worker)
         chapter.fact = f"worker process {victim.pid} runs the job and will be killed"
         await asyncio.sleep(DISPLAY_PAUSE)
         os.kill(victim.pid, signal.SIGKILL)
