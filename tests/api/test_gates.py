@@ -12,7 +12,8 @@ import pytest
 from errandry import Errandry, GateInfo, GroupInfo, Job, PauseInfo, QueueInfo, Retry
 from errandry.core.duration import as_datetime
 from errandry.core.gate import GateKind
-from errandry.core.rule import OnReturn, Overflow, Rate, Rule
+from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule
+from errandry.core.rule_info import Source
 from errandry.errors import InvalidValue, QueueFull
 from errandry.testing import FakeClock, drain
 from errandry.worker.options import WorkerOptions
@@ -81,6 +82,9 @@ async def test_rules_groups_and_pauses_are_read_with_utc_datetimes(jobs: Errandr
         rule=Rule(weight=2),
         set_at=at,
         set_by="",
+        sources={"weight": Source.OPERATOR},
+        declared=NO_RULE,
+        owner="",
         paused=pause,
         closed_until=None,
     )
@@ -125,7 +129,7 @@ async def test_a_bound_task_can_neither_be_paused_nor_get_rules(tmp_path: Path) 
         async def send() -> None: ...
 
         bound = send.bind(apsw.Connection(str(tmp_path / "jobs.db")))
-        for refused in (bound.pause, bound.resume, bound.rules, bound.set_rules):
+        for refused in (bound.pause, bound.resume, bound.rules, bound.set_rules, bound.reset_rules):
             with pytest.raises(InvalidValue, match="task='send': is bound to a connection"):
                 await refused()
 

@@ -261,24 +261,23 @@ class TestDeclaring:
         schedules = {schedule.name: schedule for schedule in await jobs.schedules.list()}
         assert (schedules["clean"].when, schedules["clean"].owner) == ("0 3 * * *", "app")
         assert (schedules["acme"].timezone, schedules["acme"].task) == ("Asia/Tokyo", "report")
-        assert await jobs.schedules.sync() == []
+        assert await jobs.put_declared() == []
 
     async def test_prune_removes_schedules_that_are_no_longer_declared(self, jobs: Errandry) -> None:
         @jobs.task
         async def report() -> None: ...
 
-        other = Errandry(store=jobs.store, clock=jobs.clock)
-        other.schedules.owner = "other"
+        other = Errandry(store=jobs.store, clock=jobs.clock, owner="other")
         other.schedule("others", other.task(report.function), "@daily")
-        await other.schedules.sync(prune=True)
+        await other.put_declared(prune=True)
         await jobs.schedules.put("by hand", report, "@daily")
         jobs.schedule("old", report, "@daily")
-        await jobs.schedules.sync()
+        await jobs.put_declared()
         assert len(await jobs.schedules.list()) == 3
 
         later = Errandry(store=jobs.store, clock=jobs.clock)
-        assert await later.schedules.sync() == []
-        await run_burst(later, prune_schedules=True)
+        assert await later.put_declared() == []
+        await run_burst(later, prune_declared=True)
 
         assert [schedule.name for schedule in await jobs.schedules.list()] == ["by hand", "others"]
         await other.close()
@@ -287,11 +286,11 @@ class TestDeclaring:
         @jobs.task(schedule="0 3 * * *")
         async def clean() -> None: ...
 
-        await jobs.schedules.sync()
+        await jobs.put_declared()
         await jobs.schedules.pause("clean")
-        assert await jobs.schedules.sync() == []
+        assert await jobs.put_declared() == []
         jobs.schedule("clean", clean, "0 4 * * *")
-        assert await jobs.schedules.sync() == ["clean"]
+        assert await jobs.put_declared() == ["schedule clean"]
 
         assert (await jobs.schedules.get("clean")).paused is not None
 

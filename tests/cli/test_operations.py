@@ -105,6 +105,29 @@ class TestRules:
         assert "see errandry queues rules" in cli("queues", "ls").err
         assert cli("queues", "rules", "--json").data[1]["rule"] == {"limit": 5}
 
+    def test_declared_rules_show_their_source_and_are_reset(self, cli: Cli, shop: Shop) -> None:
+        shop.jobs.declare_queue("mail", limit=20, max_size=9)
+        shop.call(shop.jobs.put_declared)
+        cli("queues", "limit", "mail", "50", "--by", "ada")
+        cli("queues", "limit", "5", "--task", "send")
+
+        listed = cli("queues", "rules").out
+        assert "limit 50 [operator, code: limit 20], max size 9 [code]" in " ".join(listed.split())
+        mail, send = cli("queues", "rules", "--json").data
+        assert mail["ruling"]["sources"] == {"limit": "operator", "max_size": "code"}
+        assert mail["ruling"]["declared"]["rule"] == {"limit": 20, "max_size": 9}
+        assert send["ruling"]["sources"] == {"limit": "operator"}
+
+        assert cli("queues", "reset", "mail", "max-size").err == "The queue mail: limit 50, max size 9.\n"
+        assert cli("queues", "reset", "mail", "limit").err == "The queue mail: limit 20, max size 9.\n"
+        assert cli("queues", "reset", "--task", "send", "--json").data == [
+            {"kind": "task", "name": "send", "rule": {}}
+        ]
+        cli("queues", "limit", "mail", "1", "--group", "acme")
+        assert cli("queues", "reset", "mail", "--group", "acme").err == (
+            "The group acme of queue mail: no rules.\n"
+        )
+
     def test_groups_are_paused_and_resumed(self, cli: Cli, shop: Shop) -> None:
         shop.enqueue(id="a", queue="mail", group="acme")
 
@@ -131,6 +154,9 @@ class TestRules:
             (("ageing", "mail", "0"), 1, "ageing=0.0: must be more than 0 seconds"),
             (("on-return", "mail", "odd"), 2, "'odd' is not one of"),
             (("pause", "--group", "acme"), 2, "--group needs exactly one queue"),
+            (("reset",), 2, "Give a queue, or --task"),
+            (("reset", "--task", "send", "--group", "acme"), 2, "Give either --task or --group"),
+            (("reset", "mail", "colour"), 1, "field='colour': a rule of a queue has limit"),
         ],
     )
     def test_invalid_rules_are_refused(

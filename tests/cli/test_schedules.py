@@ -137,3 +137,37 @@ class TestDoctor:
         assert found.code == 1
         assert "1 schedule over a minute late: fine" in found.out
         assert "gone paused itself: timezone='Mars': there is none" in found.out
+
+
+class TestDeclared:
+    def test_the_source_of_a_plan_is_shown_and_the_declared_plan_is_reset(self, cli: Cli, shop: Shop) -> None:
+        @shop.jobs.task
+        async def report(of: str) -> None: ...
+
+        shop.jobs.schedule("nightly", report.new("all"), "30 2 * * *")
+        shop.call(shop.jobs.put_declared)
+        assert _source_line(cli) == "code"
+
+        edit = "schedules", "edit", "nightly", "--when", "0 4 * * *", "--queue", "slow"
+        assert cli("--json", *edit).data[0]["source"] == "operator"
+
+        assert _source_line(cli) == "operator; the code declares when 30 2 * * *, queue default"
+        [data] = cli("schedules", "show", "nightly", "--json").data
+        assert (data["source"], data["owner"], data["plan"]["cron"]) == ("operator", "app", "0 4 * * *")
+        assert data["declared"]["cron"] == "30 2 * * *"
+        assert data["declared"]["job"]["payload"] == {"of": "all"}
+
+        assert "nightly runs report 30 2 * * *" in cli("schedules", "reset", "nightly").err
+        assert cli("schedules", "reset", "nightly").err == "The schedule nightly has no change to reset.\n"
+        assert cli("schedules", "reset", "nightly", "--json").data == [
+            {"schedule": "nightly", "changed": False}
+        ]
+        assert cli("schedules", "reset", "none").code == 1
+        assert _source_line(cli) == "code"
+
+
+def _source_line(cli: Cli) -> str:
+    """The source that `schedules show` prints for the schedule nightly."""
+    shown = cli("schedules", "show", "nightly").out
+    [line] = [line.split(maxsplit=1)[1] for line in shown.splitlines() if line.startswith("  source")]
+    return line

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from errandry.core.job import NewJob
 from errandry.core.schedule import CatchUp, Overlap, PutSchedule, SchedulePlan, ScheduleRecord, job_id
-from errandry.core.tick import CATCH_UP_MAX, decide_ticks, due_at, new_job, put_schedule, ticks_between
+from errandry.core.tick import CATCH_UP_MAX, decide_ticks, due_at, new_job, new_schedule, ticks_between
 from errandry.core.unique import UniqueKey
 from errandry.errors import InvalidValue
 
@@ -25,7 +25,7 @@ def plan(**fields: Any) -> SchedulePlan:
 
 
 def schedule(now: float = NOW, **fields: Any) -> ScheduleRecord:
-    return put_schedule(PutSchedule("s", plan(**fields)), None, now)
+    return new_schedule("s", plan(**fields), now)
 
 
 def test_ticks_of_an_interval_do_not_depend_on_when_the_schedule_was_put() -> None:

@@ -42,7 +42,16 @@ from errandry.core.command import (
     Upkeep,
 )
 from errandry.core.flow import AwaitOutcome, Edge, Policy
-from errandry.core.gate import GateKind, Pause, PutRule, Resume
+from errandry.core.gate import (
+    RULE_FIELDS,
+    DeclareRule,
+    GateCommand,
+    GateKind,
+    Pause,
+    PutRule,
+    ResetRule,
+    Resume,
+)
 from errandry.core.job import Failure, Keep, LogLine, NewJob, Progress
 from errandry.core.query import Query, parse
 from errandry.core.retry import Backoff, Curve
@@ -50,10 +59,12 @@ from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule
 from errandry.core.schedule import (
     Backfill,
     CatchUp,
+    DeclareSchedule,
     Overlap,
     PauseSchedule,
     PutSchedule,
     RemoveSchedule,
+    ResetSchedule,
     ResumeSchedule,
     RunSchedule,
     ScheduleCommand,
@@ -352,10 +363,16 @@ class Chance:
         group = self.of(*GROUPS) if kind is GateKind.GROUP else ""
         return Pause(kind, name, self.of("", "op"), group) if self.one_in(3) else Resume(kind, name, group)
 
-    def rule(self) -> PutRule:
+    def rule(self) -> GateCommand:
         kind = self.of(GateKind.QUEUE, GateKind.QUEUE, GateKind.TASK, GateKind.GROUP)
+        name, by, rule = self.of(*NAMES[kind]), self.of("", "op"), self.of(*self.rules(kind))
+        if kind is not GateKind.GROUP and self.one_in(3):
+            return DeclareRule(kind, name, rule, self.of("app", "app", "other"))
         group = self.of(*GROUPS) if kind is GateKind.GROUP else ""
-        return PutRule(kind, self.of(*NAMES[kind]), self.of(*self.rules(kind)), group, self.of("", "op"))
+        fields = self.of(None, None, RULE_FIELDS[kind][:1], RULE_FIELDS[kind][1:])
+        if self.one_in(4):
+            return ResetRule(kind, name, group, by, fields)
+        return PutRule(kind, name, rule, group, by, fields)
 
     def rules(self, kind: GateKind) -> list[Rule]:
         few, rate = self.of(1, 2, 3), self.of(Rate(1, 5.0, 1), Rate(3, 1.0, 2), Rate(10, 60.0, 4))
@@ -380,8 +397,10 @@ class Chance:
         """A command about one of a few schedules, so that each is changed often."""
         name, now = self.of(*SCHEDULES), self.seen.now
         choices: tuple[ScheduleCommand, ...] = (
-            PutSchedule(name, self.plan(), self.of("", "app"), self.of("", "op")),
-            PutSchedule(name, self.plan()),
+            PutSchedule(name, self.plan(), self.of("", "op")),
+            DeclareSchedule(name, self.plan(), self.of("app", "other")),
+            DeclareSchedule(name, None, self.of("app", "other")),
+            ResetSchedule(name, self.of("", "op")),
             PauseSchedule(name, self.of("", "op")),
             ResumeSchedule(name),
             ResumeSchedule(name),

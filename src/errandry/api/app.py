@@ -19,14 +19,16 @@ from errandry.api.archive import (
 )
 from errandry.api.client import Client, as_tuple
 from errandry.api.context import JobContext
+from errandry.api.declarations import DEFAULT_OWNER, Declarations
 from errandry.api.events import Event
 from errandry.api.flow import Flow, FlowPart, Parallel, as_flows, final_jobs
-from errandry.api.gates import GateHandle
+from errandry.api.gates import GateHandle, RuleOptions, read_rule_fields
 from errandry.api.job import Job
 from errandry.api.job_view import Enqueued
 from errandry.api.operations import merge_answers
 from errandry.api.options import BatchOptions, DefaultOptions, TaskOptions, UseOptions, read_defaults
 from errandry.api.outcome import Cancel, Fail, Retry, Snooze
+from errandry.api.queue import Queue
 from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
 from errandry.api.store_client import StoreClient
 from errandry.api.sync import SyncErrandry
@@ -41,6 +43,7 @@ from errandry.core.flow import Edge
 from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.move import created
+from errandry.core.rule import Rule
 from errandry.errors import InvalidValue
 from errandry.store.contract import Store, StoreLimits
 from errandry.store.engine.backlog import WriteLimits
@@ -123,6 +126,8 @@ class Errandry(Client):
     The store is given by `url` or `store`, else by `$ERRANDRY_URL`; the default is a SQLite file
     `errandry.db` in the current folder. Declaring tasks needs no connection: the store is opened on first
     use, or with `async with`. `defaults` are the options of its jobs that no task sets, see `DefaultOptions`.
+    `owner` names the program whose code declares schedules and rules: programs that share a store and remove
+    what they no longer declare need different owners.
 
         jobs = Errandry("sqlite:///jobs.db", defaults={"timeout": "5 minutes"})
 
@@ -130,7 +135,7 @@ class Errandry(Client):
         async def send(to: str) -> None: ...
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - an app has as many options
         self,
         url: str | None = None,
         *,
@@ -140,6 +145,7 @@ class Errandry(Client):
         store_limits: StoreLimits | None = None,
         write_limits: WriteLimits | None = None,
         defaults: DefaultOptions | None = None,
+        owner: str = DEFAULT_OWNER,
     ) -> None:
         self._default_fields = read_defaults(defaults)
         if store is not None and (url is not None or store_limits is not None):
@@ -157,6 +163,7 @@ class Errandry(Client):
         self.archiver: Archive | None = None
         self._enqueue_hooks: list[EnqueueHook] = []
         self.schedules = Schedules(self)
+        self._declarations = Declarations(self, owner)
         self.sync = SyncErrandry(self)
 
     @overload
@@ -189,6 +196,10 @@ class Errandry(Client):
             self.tasks[task.name] = task
             if task.schedule is not None:
                 self.schedules.declare(task.name, task, task.schedule)
+            if task.declared_rule is None:
+                self._declarations.forget_rule(GateKind.TASK, task.name)
+            else:
+                self._declarations.add_rule(GateKind.TASK, task.name, task.declared_rule)
             return task
 
         return declare if function is None else declare(function)
@@ -197,9 +208,27 @@ class Errandry(Client):
         """Declare a schedule for a call: `jobs.schedule("nightly", report.new(), "0 3 * * *")`.
 
         Each worker writes the declared schedules to the store when it starts; `jobs.schedules.put` writes one
-        at once. `timing` takes the fields of `ScheduleOptions`.
+        at once, as an operator. `timing` takes the fields of `ScheduleOptions`.
         """
         self.schedules.declare(name, call, when, **timing)
+
+    def declare_queue(self, name: str, **rules: Unpack[RuleOptions]) -> Queue:
+        """Declare the rules of a queue: `mail = jobs.declare_queue("mail", limit=20, rate="100/minute")`.
+
+        Each worker writes the declared rules to the store when it starts. A rule that an operator has set
+        stays in force until it is reset: `mail.reset_rules()`.
+        """
+        self._declarations.add_rule(GateKind.QUEUE, name, Rule(**read_rule_fields(rules)))
+        return self.queue(name)
+
+    async def put_declared(self, *, prune: bool = False) -> list[str]:
+        """Write the declared schedules and rules to the store, as workers do when they start.
+
+        Plans and rules that an operator has set stay in force, which is logged. With `prune`, what this app's
+        `owner` no longer declares is removed. Returns what changed, such as `schedule nightly`, `queue mail`,
+        `task send`.
+        """
+        return await self._declarations.put(prune)
 
     def middleware(self, function: Middleware) -> Middleware:
         """Wrap every handler in `function`; the first one registered is the outermost.

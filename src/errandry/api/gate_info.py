@@ -7,7 +7,8 @@ from msgspec import Struct
 
 from errandry.core.duration import as_datetime
 from errandry.core.gate import GateKind, GateRecord, PauseRecord
-from errandry.core.rule import Rate, Rule
+from errandry.core.rule import NO_RULE, Rate, Rule
+from errandry.core.rule_info import Source
 from errandry.store.contract import GroupRecord, QueueRecord
 
 
@@ -61,7 +62,9 @@ class GateInfo(Struct, frozen=True, kw_only=True):
     kind          queue, task or group
     name          the name of the queue or task; of a group, of its queue
     group         the key of a group
-    rule          its rule, `set_at` a time by the operator `set_by`; without fields if it has none
+    rule          its rule in force, `set_at` a time by the operator `set_by`; without fields if it has none
+    sources       for each field of the rule whether code or an operator has set it
+    declared      the rule that the code of the program `owner` declares
     paused        when it was paused, and by which operator; None if it is not paused
     closed_until  no job of it starts before this time: a handler asked for a pause by a retry
     """
@@ -72,6 +75,9 @@ class GateInfo(Struct, frozen=True, kw_only=True):
     rule: Rule
     set_at: datetime | None
     set_by: str
+    sources: Mapping[str, Source]
+    declared: Rule
+    owner: str
     paused: PauseInfo | None
     closed_until: datetime | None
 
@@ -110,6 +116,9 @@ def gate_info(gate: GateRecord) -> GateInfo:
         rule=gate.rule,
         set_at=None if ruling is None else as_datetime(ruling.at),
         set_by="" if ruling is None else ruling.by,
+        sources={} if ruling is None else ruling.sources,
+        declared=NO_RULE if ruling is None else ruling.declared_rule,
+        owner="" if ruling is None or ruling.declared is None else ruling.declared.owner,
         paused=pause_info(gate.paused),
         closed_until=_closed_until(gate),
     )

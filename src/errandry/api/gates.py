@@ -1,13 +1,12 @@
 """Pause queues, tasks, groups and workers, and give queues, tasks and groups rules."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
-
-from msgspec.structs import replace
 
 from errandry.api.options import Duration, check_choice, check_names
 from errandry.core.answer import WRITTEN
 from errandry.core.duration import seconds
-from errandry.core.gate import GateKind, Pause, PutRule, Resume
+from errandry.core.gate import GateKind, Pause, PutRule, ResetRule, Resume
 from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule, rate
 from errandry.errors import InvalidValue
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RuleOptions(TypedDict, total=False):
-    """Rules for `set_rules`. None removes a rule; a rule that is left out stays unchanged.
+    """Rules of a queue, a task or a group, for `set_rules` and `jobs.declare_queue`. None means no limit.
 
     limit           maximum number of jobs claimed or running at once, across all workers
     rate            maximum number of jobs started in a span of time, across all workers: "100/minute"
@@ -81,16 +80,30 @@ class GateHandle:
     async def set_rules(self, *, by: str = "", **changes: Unpack[RuleOptions]) -> Rule:
         """Change the given rules for all workers at once: `set_rules(limit=20, rate="100/minute")`.
 
+        None removes a rule; a rule that is left out stays unchanged. The given values are in force until they
+        are set again or reset, whatever code declares. Returns all rules that are now in force. `by` names
+        the operator, for the event.
+        """
+        fields = read_rule_fields(changes)
+        command = PutRule(self.kind, self.name, Rule(**fields), self.group_key, by, tuple(fields))
+        await self._client.engine.submit(command)
+        return await self.rules()
+
+    async def reset_rules(self, *fields: str, by: str = "") -> Rule:
+        """Drop what `set_rules` has changed, all of it or only these fields: `reset_rules("limit", "rate")`.
+
+        The values that code declares are in force again at once; a rule that it does not declare is removed.
         Returns all rules that are now in force. `by` names the operator, for the event.
         """
-        check_names(changes, RuleOptions)
-        rule = replace(await self.rules(), **_rule_fields({**changes}))
-        await self._client.engine.submit(PutRule(self.kind, self.name, rule, self.group_key, by))
-        return rule
+        command = ResetRule(self.kind, self.name, self.group_key, by, fields or None)
+        await self._client.engine.submit(command)
+        return await self.rules()
 
 
-def _rule_fields(changes: dict[str, Any]) -> dict[str, Any]:
-    """Options of `set_rules` as the fields of a `Rule`."""
+def read_rule_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the fields of a `Rule`; InvalidValue for unknown or wrong ones."""
+    check_names(options, RuleOptions)
+    changes = {**options}
     for name, burst_name in (("rate", "burst"), ("group_rate", "group_burst")):
         burst = changes.pop(burst_name, None)
         if changes.get(name) is not None:

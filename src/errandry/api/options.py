@@ -14,6 +14,7 @@ from errandry.core import check
 from errandry.core.duration import moment, seconds
 from errandry.core.job import Keep, NewJob, check_tags
 from errandry.core.retry import Backoff, Curve
+from errandry.core.rule import Rate
 from errandry.core.size import format_size, size
 from errandry.errors import InvalidValue
 
@@ -100,6 +101,9 @@ class TaskOptions(JobOptions, total=False):
     memory      maximum memory of a child process while it runs the handler: "512 MB"
     version     the version of its arguments; increase it when you change them, see `Task.upgrade`
     schedule    when to run it, with its default arguments: cron, "every 5 minutes", or ScheduleOptions(…)
+    limit       maximum number of its jobs claimed or running at once, across all workers
+    rate        maximum number of its jobs started in a span of time, across all workers: "100/minute"
+    burst       maximum number of those started at once; default: a tenth of the rate
     redact      arguments that are never shown: on the command line, in logs, in errors
     """
 
@@ -111,6 +115,9 @@ class TaskOptions(JobOptions, total=False):
     memory: int | str
     version: int
     schedule: str | timedelta | ScheduleOptions | None
+    limit: int | None
+    rate: str | Rate | None
+    burst: int
     redact: tuple[str, ...] | list[str] | str
 
 

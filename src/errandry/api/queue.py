@@ -11,7 +11,7 @@ from errandry.api.gates import GateHandle
 from errandry.api.options import Duration, check_choice, read_delay
 from errandry.core.answer import Moved
 from errandry.core.duration import format_time
-from errandry.core.gate import GateKind, PutRule, Resume
+from errandry.core.gate import DeclareRule, GateKind, ResetRule, Resume
 from errandry.core.query import quote
 from errandry.core.rule import NO_RULE
 from errandry.core.state import HELD_STATES, TERMINAL, State
@@ -114,7 +114,10 @@ class Queue(GateHandle):
         return await self._client.engine.call(self._client.store.now)
 
     async def _remove_rules(self) -> None:
+        submit = self._client.engine.submit
         for gate in await self._client.rules():
             if gate.kind in (GateKind.QUEUE, GateKind.GROUP) and gate.name == self.name:
-                await self._client.engine.submit(PutRule(gate.kind, gate.name, NO_RULE, gate.group))
-                await self._client.engine.submit(Resume(gate.kind, gate.name, gate.group))
+                await submit(ResetRule(gate.kind, gate.name, gate.group))
+                if gate.owner:
+                    await submit(DeclareRule(gate.kind, gate.name, NO_RULE, gate.owner))
+                await submit(Resume(gate.kind, gate.name, gate.group))

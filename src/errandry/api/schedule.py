@@ -11,7 +11,8 @@ from errandry.codec.json_codec import Codec, DocumentInfo, from_json
 from errandry.core.duration import as_datetime
 from errandry.core.job import Keep
 from errandry.core.retry import Backoff
-from errandry.core.schedule import ScheduleRecord
+from errandry.core.rule_info import Source
+from errandry.core.schedule import ScheduleRecord, differences
 from errandry.core.tick import seal_context
 
 
@@ -36,6 +37,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     paused     when it was paused, and by which operator; None if it is not paused
     owner      the program that declares it in code; empty if it was put at run time
     by         the operator who changed it last
+    source     whether the plan in force comes from code or from an operator
+    declared   while it is an operator's: what code declares instead, as text by name
     """
 
     name: str
@@ -69,6 +72,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     paused: PauseInfo | None
     owner: str
     by: str
+    source: Source
+    declared: dict[str, str]
     created_at: datetime
     updated_at: datetime
     _payload: str
@@ -114,11 +119,19 @@ def schedule_of_record(record: ScheduleRecord, codec: Codec) -> Schedule:
         paused=pause_info(record.paused),
         owner=record.owner,
         by=record.by,
+        source=record.source,
+        declared=_declared_texts(record),
         created_at=as_datetime(record.created_at),
         updated_at=as_datetime(record.updated_at),
         _payload=job.payload,
         _codec=codec,
     )
+
+
+def _declared_texts(record: ScheduleRecord) -> dict[str, str]:
+    if record.declared is None:
+        return {}
+    return {name: declared for name, (_, declared) in differences(record.plan, record.declared).items()}
 
 
 def arguments_document(name: str, task: str) -> DocumentInfo:

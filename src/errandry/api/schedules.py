@@ -3,6 +3,7 @@
 import builtins
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,10 @@ from errandry.core.schedule import (
     PauseSchedule,
     PutSchedule,
     RemoveSchedule,
+    ResetSchedule,
     ResumeSchedule,
     RunSchedule,
+    SchedulePlan,
     ScheduleRecord,
 )
 from errandry.errors import InvalidValue
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
 
 SCHEDULES_PAGE = 1_000
 """Maximum number of schedules read at a time."""
-DEFAULT_OWNER = "app"
 
 ScheduleTiming = str | timedelta | ScheduleOptions
 Schedulable = Call[Any] | Task[..., Any] | NewJob
@@ -48,17 +50,16 @@ class Schedules:
 
         await jobs.schedules.put("nightly", report.new(of="all"), "0 3 * * *", timezone="Europe/Vienna")
 
-    `owner` names this program as the one that declares its schedules. Programs that share a store and remove
-    schedules they no longer declare need different owners.
+    A schedule that is put or edited here has the plan of an operator, which stays in force whatever code
+    declares, until it is reset.
     """
 
     def __init__(self, app: "Errandry") -> None:
         self._app = app
-        self.owner = DEFAULT_OWNER
         self._declared: dict[str, tuple[Schedulable, ScheduleOptions]] = {}
 
     def declare(self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Any) -> None:
-        """Declare a schedule; workers that start, and `sync`, write it to the store.
+        """Declare a schedule; workers that start, and `jobs.put_declared`, write it to the store.
 
         `timing` takes the fields of `ScheduleOptions`.
         """
@@ -69,24 +70,6 @@ class Schedules:
         """The names of the schedules declared in code."""
         return tuple(self._declared)
 
-    async def sync(self, *, prune: bool = False) -> builtins.list[str]:
-        """Write the declared schedules to the store; returns the names of those that changed.
-
-        With `prune`, schedules of this owner that are no longer declared are removed. Paused schedules stay
-        paused.
-        """
-        changed = []
-        for name, (call, timing) in self._declared.items():
-            plan = timing.plan(self._job_template(name, call))
-            if await self._submit_change(PutSchedule(name, plan, self.owner)):
-                changed.append(name)
-        if prune:
-            for stored in await self._records():
-                if stored.owner == self.owner and stored.name not in self._declared:
-                    await self.remove(stored.name)
-                    changed.append(stored.name)
-        return changed
-
     async def put(
         self, name: str, call: Schedulable, when: ScheduleTiming, *, by: str = "", **timing: Any
     ) -> Schedule:
@@ -95,7 +78,7 @@ class Schedules:
         `timing` takes the fields of `ScheduleOptions`; `by` names the operator, for the event.
         """
         plan = _read_timing(when, timing).plan(self._job_template(name, call))
-        await self._app.engine.submit(PutSchedule(name, plan, by=by))
+        await self._app.engine.submit(PutSchedule(name, plan, by))
         return await self.get(name)
 
     async def edit(
@@ -121,18 +104,25 @@ class Schedules:
             if (task := self._app.tasks.get(job.task)) is not None:
                 job = replace(job, metadata=with_version(job.metadata, task.run_rules.version))
         plan = ScheduleOptions(**(timing_of_plan(before.plan) | timing)).plan(job)
-        await self._app.engine.submit(PutSchedule(name, plan, before.owner, by))
+        await self._app.engine.submit(PutSchedule(name, plan, by))
         return await self.get(name)
+
+    async def reset(self, name: str, *, by: str = "") -> bool:
+        """Put the plan that code declares in force again, in place of what `put` and `edit` have changed.
+
+        Returns False if it is in force, or if code declares none.
+        """
+        return await self._submit_change(ResetSchedule(name, by))
 
     async def list(self) -> builtins.list[Schedule]:
         """All schedules, by name."""
-        return [schedule_of_record(record, self._app.codec) for record in await self._records()]
+        return [schedule_of_record(record, self._app.codec) for record in await self._read_records()]
 
     async def get(self, name: str) -> Schedule:
         """The schedule with this name; raises UnknownSchedule if there is none."""
         return schedule_of_record(await self._app.client.schedule(name), self._app.codec)
 
-    async def _records(self) -> builtins.list[ScheduleRecord]:
+    async def _read_records(self) -> builtins.list[ScheduleRecord]:
         records: builtins.list[ScheduleRecord] = []
         while True:
             after = records[-1].name if records else ""
@@ -172,6 +162,21 @@ class Schedules:
             new_ids += [job_id for job_id in answer.ids if job_id not in answer.existed]
             first = answer.first
         return new_ids
+
+    def _declared_plan(self, name: str, known: SchedulePlan | None) -> SchedulePlan:
+        """The plan that code declares. Arguments that are those of the `known` plan stay as sealed there.
+
+        An encryption seals the same arguments differently each time, which would look like another plan.
+        """
+        call, timing = self._declared[name]
+        job = self._job_template(name, call)
+        if known is not None and known.job.task == job.task:
+            document = arguments_document(name, job.task)
+            unseal = self._app.codec.unseal
+            with suppress(Exception):  # the key of the known plan may be gone; a codec raises what it likes
+                if unseal(known.job.payload, document) == unseal(job.payload, document):
+                    job = replace(job, payload=known.job.payload)
+        return timing.plan(job)
 
     def _job_template(self, name: str, call: Schedulable) -> NewJob:
         """The job that is copied for each tick, with arguments that the codec seals once for all of them."""

@@ -128,6 +128,10 @@ class SyncGateHandle(Blocking):
         """Change the given rules for all workers at once: `set_rules(limit=20, rate="100/minute")`."""
         return self._wait(self._mirrored.set_rules(by=by, **changes))
 
+    def reset_rules(self, *fields: str, by: str = "") -> Rule:
+        """Drop what `set_rules` has changed, all of it or only these fields: `reset_rules("limit", "rate")`."""
+        return self._wait(self._mirrored.reset_rules(*fields, by=by))
+
 
 class SyncQueue(SyncGateHandle):
     """`Queue` with blocking methods."""
@@ -189,17 +193,13 @@ class SyncSchedules(Blocking):
         self._mirrored, self._client = mirrored, mirrored._app.client
 
     def declare(self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Any) -> None:
-        """Declare a schedule; workers that start, and `sync`, write it to the store."""
+        """Declare a schedule; workers that start, and `jobs.put_declared`, write it to the store."""
         self._mirrored.declare(name, call, when, **timing)
 
     @property
     def declared(self) -> tuple[str, ...]:
         """The names of the schedules declared in code."""
         return self._mirrored.declared
-
-    def sync(self, *, prune: bool = False) -> builtins.list[str]:
-        """Write the declared schedules to the store; returns the names of those that changed."""
-        return self._wait(self._mirrored.sync(prune=prune))
 
     def put(
         self, name: str, call: Schedulable, when: ScheduleTiming, *, by: str = "", **timing: Any
@@ -218,6 +218,10 @@ class SyncSchedules(Blocking):
     ) -> Schedule:
         """Change the given parts of a schedule, for all ticks from now on; the rest stays."""
         return self._wait(self._mirrored.edit(name, arguments=arguments, options=options, by=by, **timing))
+
+    def reset(self, name: str, *, by: str = "") -> bool:
+        """Put the plan that code declares in force again, in place of what `put` and `edit` have changed."""
+        return self._wait(self._mirrored.reset(name, by=by))
 
     def list(self) -> builtins.list[Schedule]:
         """All schedules, by name."""
@@ -313,6 +317,10 @@ class SyncTask(Blocking, Generic[P, R_co]):
     def set_rules(self, *, by: str = "", **changes: Unpack[RuleOptions]) -> Rule:
         """Change the given rules for all workers at once: `send.set_rules(limit=5, rate="100/minute")`."""
         return self._wait(self._mirrored.set_rules(by=by, **changes))
+
+    def reset_rules(self, *fields: str, by: str = "") -> Rule:
+        """Return these rules, or all, to the values that `@jobs.task` declares."""
+        return self._wait(self._mirrored.reset_rules(*fields, by=by))
 
 
 class SyncErrandry(Blocking):
@@ -524,6 +532,14 @@ class SyncErrandry(Blocking):
     ) -> Iterator[Event]:
         """Yield events as they happen, from the cursor `after` or from now on, filtered by the other options."""
         yield from self._iterate(self._mirrored.events(after, kind=kind, queue=queue, task=task, job=job))
+
+    def declare_queue(self, name: str, **rules: Unpack[RuleOptions]) -> SyncQueue:
+        """Declare the rules of a queue: `mail = jobs.declare_queue("mail", limit=20, rate="100/minute")`."""
+        return SyncQueue(self._mirrored.declare_queue(name, **rules))
+
+    def put_declared(self, *, prune: bool = False) -> builtins.list[str]:
+        """Write the declared schedules and rules to the store, as workers do when they start."""
+        return self._wait(self._mirrored.put_declared(prune=prune))
 
     def prune(self, *ids: str, query: str | None = None, dry_run: bool = False) -> Moved:
         """Delete finished jobs that match `query`; without one, those whose `keep` time is over."""

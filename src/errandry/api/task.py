@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Ty
 from msgspec import Struct
 from msgspec.structs import replace
 
-from errandry.api.gates import GateHandle, RuleOptions
+from errandry.api.gates import GateHandle, RuleOptions, read_rule_fields
 from errandry.api.job import Job
 from errandry.api.options import (
     BatchOptions,
@@ -162,6 +162,7 @@ class Task(Generic[P, R_co]):
         self._job_fields = _check_unique_arguments(self.signature, fields)
         self._template = _job_template(app, name, rules, fields)
         self.schedule: ScheduleOptions | None = None
+        self.declared_rule: Rule | None = None
         self.upgrades = Upgrades(self.name, rules.version)
         update_wrapper(self, function, updated=())
 
@@ -250,6 +251,13 @@ class Task(Generic[P, R_co]):
         """
         return await self.app.remote_task(self.name).set_rules(by=by, **changes)
 
+    async def reset_rules(self, *fields: str, by: str = "") -> Rule:
+        """Return these rules, or all, to the values that `@jobs.task` declares.
+
+        See `GateHandle.reset_rules`.
+        """
+        return await self.app.remote_task(self.name).reset_rules(*fields, by=by)
+
     def _copy(self) -> "Task[P, R_co]":
         other: Task[P, R_co] = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -286,6 +294,8 @@ def declare_task(
     fields = {**default_fields, **job_fields(given)}
     task: Task[..., Any] = Task(app, function, name, runner, rules, fields)
     task.schedule = read_schedule("schedule", options.get("schedule"))
+    given = {option: value for option, value in options.items() if option in ("limit", "rate", "burst")}
+    task.declared_rule = Rule(**read_rule_fields(given)) if given else None
     return task
 
 

@@ -1,4 +1,4 @@
-"""Set and list rules: `errandry queues limit`, `rate`, `weight`, `max-size`, `ageing`, `on-return`, …"""
+"""Set, reset and list rules: `errandry queues limit`, `rate`, `weight`, `max-size`, `reset`, `rules`, …"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,13 @@ from errandry.cli.command import CliCommand
 from errandry.cli.pausing import as_data, closed_text, operator, since_text, time_and_operator
 from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
-from errandry.core.duration import format_duration
 from errandry.core.gate import GateKind
-from errandry.core.rule import OnReturn, Overflow, Rate, Rule
+from errandry.core.rule import OnReturn, Overflow, Rule
+from errandry.core.rule_info import Source
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
+    from errandry.api.gate_info import GateInfo
     from errandry.api.gates import GateHandle
 
 Decorated = Callable[[Any], Any]
@@ -158,10 +159,50 @@ async def on_return(session: Session, jobs: "Errandry", queue: str, effect: str,
     await _put_rule(session, jobs.queue(queue), by, on_return=value)
 
 
+@click.command("reset", cls=CliCommand)
+@click.argument("words", nargs=-1, metavar="[QUEUE] [RULE]...")
+@click.option("--task", help="Reset the rules of this task, instead of a queue")
+@click.option("--group", help="Reset the rules of this group of the queue")
+@by_option
+@app_command
+async def reset(
+    session: Session,
+    jobs: "Errandry",
+    words: tuple[str, ...],
+    task: str | None,
+    group: str | None,
+    by: str | None,
+) -> None:
+    """Return rules to what the code declares.
+
+    This drops the values that operators have set: of the named rules, such as limit or max-size, or of all. A
+    rule that the code does not declare is removed.
+
+    \b
+    errandry queues reset mail
+    errandry queues reset mail limit rate
+    errandry queues reset --task send
+    """
+    if task is not None:
+        if group is not None:
+            raise click.UsageError("Give either --task or --group.")
+        gate, fields = jobs.remote_task(task), words
+    elif words:
+        queue = jobs.queue(words[0])
+        gate, fields = (queue if group is None else queue.group(group)), words[1:]
+    else:
+        raise click.UsageError("Give a queue, or --task.")
+    rule = await gate.reset_rules(*(field.replace("-", "_") for field in fields), by=operator(by))
+    _report(session, gate, rule)
+
+
 @click.command("rules", cls=CliCommand)
 @app_command
 async def rules(session: Session, jobs: "Errandry") -> None:
-    """List the rules and pauses of queues, tasks and groups."""
+    """List the rules and pauses of queues, tasks and groups.
+
+    Each rule is followed by its source: code or operator.
+    """
     infos, now = await jobs.rules(), await jobs.now()
     if session.json:
         for info in infos:
@@ -181,7 +222,7 @@ async def rules(session: Session, jobs: "Errandry") -> None:
             info.kind,
             info.name,
             info.group,
-            f"{describe_rule(info.rule)} {closed_text(info.closed_until, now)}".rstrip(),
+            f"{describe_sources(info)} {closed_text(info.closed_until, now)}".strip(),
             "" if info.set_at is None else time_and_operator(info.set_at, info.set_by, now),
             Cell(since_text(info.paused, now), "yellow"),
         )
@@ -191,28 +232,35 @@ async def rules(session: Session, jobs: "Errandry") -> None:
     table.print_table(session, columns, rows)
 
 
-RULE_COMMANDS = (limit, rate, weight, max_size, ageing, on_return, rules)
+RULE_COMMANDS = (limit, rate, weight, max_size, ageing, on_return, reset, rules)
 
 
 def describe_rule(rule: Rule) -> str:
     """The rule in words: "limit 20, rate 100/minute (burst 5)"."""
+    return ", ".join(map(rule.describe, rule.given_fields))
+
+
+def describe_sources(info: "GateInfo") -> str:
+    """The rule in words with the source of each field: "limit 20 [operator, code: limit 5]"."""
     return ", ".join(
-        f"{name.replace('_', ' ')} {_format_value(name, getattr(rule, name))}" for name in rule.given_fields
+        f"{info.rule.describe(field)} [{source}{_declared_text(info, field)}]"
+        for field, source in info.sources.items()
     )
 
 
-def _format_value(name: str, value: Any) -> str:
-    if isinstance(value, Rate):
-        return f"{value} (burst {value.burst:,})"
-    if name == "ageing":
-        return format_duration(value)
-    return (
-        f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
-    )
+def _declared_text(info: "GateInfo", field: str) -> str:
+    """What code declares in place of the operator's value; empty if that is the same, or nothing."""
+    if info.sources[field] is Source.CODE or getattr(info.declared, field) is None:
+        return ""
+    is_same = getattr(info.declared, field) == getattr(info.rule, field)
+    return "" if is_same else f", code: {info.declared.describe(field)}"
 
 
 async def _put_rule(session: Session, gate: "GateHandle", by: str | None, **changes: Any) -> None:
-    rule = await gate.set_rules(by=operator(by), **changes)
+    _report(session, gate, await gate.set_rules(by=operator(by), **changes))
+
+
+def _report(session: Session, gate: "GateHandle", rule: Rule) -> None:
     if session.json:
         session.print_json({**as_data(gate), "rule": to_builtins(rule)})
     else:

@@ -17,6 +17,7 @@ from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago, clean, local_time, pluralize, to_json
 from errandry.codec.redaction import redact_arguments
 from errandry.core.duration import as_datetime, format_duration
+from errandry.core.rule_info import Source
 from errandry.core.schedule import CatchUp, Overlap, ScheduleRecord
 from errandry.core.tick import ticks_between
 from errandry.errors import InvalidValue, UnknownTask
@@ -176,6 +177,25 @@ async def edit(
     _report(session, schedule, await jobs.now())
 
 
+@schedules.command("reset")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--by", help="Name recorded as the operator; default: your user name")
+@app_command
+async def reset(session: Session, jobs: "Errandry", names: tuple[str, ...], by: str | None) -> None:
+    """Return schedules to what the code declares.
+
+    This drops what add and edit have changed.
+    """
+    for name in names:
+        changed = await jobs.schedules.reset(name, by=operator(by))
+        if session.json:
+            session.print_json({"schedule": name, "changed": changed})
+        elif changed:
+            _report(session, await jobs.schedules.get(name), await jobs.now())
+        else:
+            session.print_message(f"The schedule {name} has no change to reset.")
+
+
 @schedules.command("pause")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--by", help="Name recorded as the operator; default: your user name")
@@ -285,9 +305,18 @@ def _facts(schedule: "Schedule", now: datetime) -> "list[tuple[str, str]]":
         ("last", "" if last is None else f"{_format_tick(last, zone)}  {ago(last, now)}"),
         ("runs", f"{schedule.runs:,}, and {schedule.missed:,} missed"),
         ("updated", f"{local_time(schedule.updated_at)}{f' by {clean(schedule.by)}' if schedule.by else ''}"),
+        ("source", _source_text(schedule)),
         ("owner", clean(schedule.owner)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _source_text(schedule: "Schedule") -> str:
+    """Where the plan comes from, and what code declares instead."""
+    if schedule.source is Source.CODE or not schedule.owner:
+        return schedule.source
+    declared = ", ".join(f"{name} {value}" for name, value in schedule.declared.items())
+    return clean(f"{schedule.source}; the code declares {declared or 'the same'}")
 
 
 def _next_text(schedule: "Schedule", now: datetime) -> str:

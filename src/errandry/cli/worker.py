@@ -59,10 +59,10 @@ ShowStatus = Callable[[str], None]
 @click.option("--id", metavar="NAME", help="Prefix of the worker's id; default: the host name")
 @click.option("--no-upkeep", is_flag=True, help="Leave upkeep to other workers")
 @click.option(
-    "--prune-schedules",
+    "--prune-declared",
     is_flag=True,
     default=None,
-    help="Remove schedules that the app no longer declares",
+    help="Remove schedules and rules that the app no longer declares",
 )
 @click.option(
     "--processes", type=click.IntRange(1, 1_000), default=1, help="Number of worker processes; default: 1"

@@ -13,7 +13,7 @@ from msgspec import Struct
 from errandry.core import check
 from errandry.core.batch import BatchSpec
 from errandry.core.flow import AwaitOutcome, Edge, check_edges, check_jobs
-from errandry.core.gate import Pause, PauseRecord, PutRule, Resume
+from errandry.core.gate import GateCommand, PauseRecord
 from errandry.core.job import INSERT_MAX, METADATA_MAX, Failure, LogLine, NewJob, Progress, check_tags
 from errandry.core.schedule import ScheduleCommand
 from errandry.core.selection import JobSelection
@@ -440,9 +440,7 @@ Command = (
     | Settle
     | OperatorCommand
     | SendSignal
-    | Pause
-    | Resume
-    | PutRule
+    | GateCommand
     | ScheduleCommand
     | Beat
     | ReportTrouble

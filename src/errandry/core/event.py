@@ -34,9 +34,9 @@ class EventKind(StrEnum):
     drained           the last waiting job of a queue was claimed
     paused            a queue, task, group or worker was paused; text is the operator, group or worker
     resumed           a queue, task, group or worker was resumed
-    rule_changed      the rule of a queue, task or group was changed; text is the operator or group
+    rule_changed      the rule of a queue, task or group was changed; text is the operator, group or program
     tick_missed       a tick of a schedule did not run; text names the schedule and the tick
-    schedule_changed  a schedule was put, paused, resumed or removed; text names the schedule and the change
+    schedule_changed  a schedule was put, declared, paused, …; text names the schedule and the change
     error             trouble of a worker, not of a job; text has the worker, what failed, and the error
     events_missed     this reader missed events that the store has already deleted
     """

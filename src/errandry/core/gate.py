@@ -6,11 +6,13 @@ This module has the commands that set them, the records that show them, and the 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from math import ceil
+from typing import ClassVar
 
 from msgspec import Struct
 
 from errandry.core import check
 from errandry.core.rule import NO_RULE, Rate, Rule
+from errandry.core.rule_info import RuleInfo
 from errandry.errors import InvalidValue
 
 
@@ -48,21 +50,67 @@ class Resume(Struct, frozen=True, gc=False):
 
 
 class PutRule(Struct, frozen=True, gc=False):
-    """Replace the rule. An empty rule limits nothing. Answer: WRITTEN or ALREADY."""
+    """Set the given `fields` of the rule, or all, as an operator. None as a value removes a field.
+
+    The values are in force until they are reset, whatever code declares. Answer: WRITTEN or ALREADY.
+    """
 
     kind: GateKind
     name: str
     rule: Rule
     group: str = ""
     by: str = ""
+    fields: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         _check(self.kind, self.name, self.group, self.by)
-        allowed = RULE_FIELDS.get(self.kind, ())
-        for field in self.rule.given_fields:
-            if field not in allowed:
-                right = f"a rule of a {self.kind} has {', '.join(allowed) or 'nothing'}"
-                raise InvalidValue(field, getattr(self.rule, field), right)
+        check_rule(self.kind, self.rule)
+        check_rule_fields(self.kind, self.fields or ())
+
+    @property
+    def changed_fields(self) -> tuple[str, ...]:
+        return RULE_FIELDS[self.kind] if self.fields is None else self.fields
+
+
+class ResetRule(Struct, frozen=True, gc=False):
+    """Return the given `fields` of the rule, or all, to the values that code declares.
+
+    A field that code does not declare is removed. Answer: WRITTEN or ALREADY.
+    """
+
+    kind: GateKind
+    name: str
+    group: str = ""
+    by: str = ""
+    fields: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.kind, self.name, self.group, self.by)
+        check_rule_fields(self.kind, self.fields or ())
+
+    @property
+    def changed_fields(self) -> tuple[str, ...]:
+        return RULE_FIELDS[self.kind] if self.fields is None else self.fields
+
+
+class DeclareRule(Struct, frozen=True, gc=False):
+    """Declare the rule of a queue or task in the code of the program `owner`.
+
+    It replaces what code declared before; fields that an operator has set stay. An empty rule removes the
+    declaration, if it is of the same owner. Answer: WRITTEN or ALREADY.
+    """
+
+    kind: GateKind
+    name: str
+    rule: Rule
+    owner: str
+    group: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        _check(self.kind, self.name, self.group, check.name("owner", self.owner))
+        if self.kind is GateKind.GROUP:
+            raise InvalidValue("kind", self.kind, "code declares rules of queues and tasks")
+        check_rule(self.kind, self.rule)
 
 
 RULE_FIELDS: Mapping[GateKind, tuple[str, ...]] = {
@@ -72,18 +120,30 @@ RULE_FIELDS: Mapping[GateKind, tuple[str, ...]] = {
 }
 """The fields that a rule of each kind of gate may have."""
 
+GateCommand = Pause | Resume | PutRule | ResetRule | DeclareRule
+
+
+def check_rule(kind: GateKind, rule: Rule) -> None:
+    """Raise InvalidValue if a gate of this kind cannot have this rule."""
+    for field in rule.given_fields:
+        if field not in RULE_FIELDS.get(kind, ()):
+            raise InvalidValue(field, getattr(rule, field), _allowed_fields(kind))
+
+
+def check_rule_fields(kind: GateKind, fields: Iterable[str]) -> None:
+    """Raise InvalidValue for a name that is no field of a rule of this kind."""
+    for field in fields:
+        if field not in RULE_FIELDS.get(kind, ()):
+            raise InvalidValue("field", field, _allowed_fields(kind))
+
+
+def _allowed_fields(kind: GateKind) -> str:
+    return f"a rule of a {kind} has {', '.join(RULE_FIELDS.get(kind, ())) or 'nothing'}"
+
 
 class PauseRecord(Struct, frozen=True, gc=False):
     """When a queue, task, group, worker or schedule was paused, and by which operator."""
 
-    at: float
-    by: str
-
-
-class RuleInfo(Struct, frozen=True, gc=False):
-    """A rule, when it was set, and by which operator."""
-
-    rule: Rule
     at: float
     by: str
 

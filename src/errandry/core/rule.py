@@ -5,11 +5,12 @@ A rule is stored with its gate and can be changed at any time. `core/gate.py` an
 
 import re
 from enum import StrEnum
+from typing import Any
 
 from msgspec import Struct
 
 from errandry.core import check
-from errandry.core.duration import seconds
+from errandry.core.duration import format_duration, seconds
 from errandry.errors import InvalidValue
 
 COUNT_MAX = 10_000_000
@@ -134,6 +135,22 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     def given_fields(self) -> tuple[str, ...]:
         """The names of the fields that are set."""
         return tuple(field for field in self.__struct_fields__ if getattr(self, field) is not None)
+
+    def describe(self, field: str) -> str:
+        """A field in words: "rate 100/minute (burst 5)", "group limit none"."""
+        return f"{field.replace('_', ' ')} {_format_value(field, getattr(self, field))}"
+
+
+def _format_value(field: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, Rate):
+        return f"{value} (burst {value.burst:,})"
+    if field == "ageing":
+        return format_duration(value)
+    return (
+        f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+    )
 
 
 NO_RULE = Rule()

@@ -15,6 +15,7 @@ from errandry.core.cron import Cron
 from errandry.core.duration import format_duration, format_time
 from errandry.core.gate import PauseRecord
 from errandry.core.job import NewJob
+from errandry.core.rule_info import Source
 from errandry.errors import InvalidValue
 
 NAME_MAX = 150
@@ -125,13 +126,48 @@ def check_plan(name: str, plan: SchedulePlan) -> None:
         plan._cron  # noqa: B018 - reading checks it
 
 
+def differences(first: SchedulePlan, second: SchedulePlan) -> dict[str, tuple[str, str]]:
+    """What is different in two plans: the names of the options, with the values of both as text.
+
+    The values of arguments are left out, because they may be secret.
+    """
+    options = _option_texts(first), _option_texts(second)
+    changed = {
+        name: (value, options[1][name]) for name, value in options[0].items() if value != options[1][name]
+    }
+    for field in NewJob.__struct_fields__:
+        values = getattr(first.job, field), getattr(second.job, field)
+        if values[0] != values[1]:
+            is_hidden = field in ("payload", "metadata")
+            changed[{"payload": "arguments"}.get(field, field)] = (
+                ("…", "…") if is_hidden else (f"{values[0]}", f"{values[1]}")
+            )
+    return changed
+
+
+def _option_texts(plan: SchedulePlan) -> dict[str, str]:
+    moments = {field: getattr(plan, field) for field in ("start", "end")}
+    return {
+        "when": plan.timing_text,
+        "timezone": plan.zone,
+        **{
+            field: "none" if at is None else format_time(round(at * 1_000_000))
+            for field, at in moments.items()
+        },
+        "limit": "none" if plan.limit is None else str(plan.limit),
+        "jitter": format_duration(plan.jitter),
+        "overlap": plan.overlap.value,
+        "catch_up": plan.catch_up.value,
+    }
+
+
 class ScheduleRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A schedule as stored.
 
     `tick` is the next tick, whose job is due at `due_at`; both are None while there is none. `last` is the
     last tick that ran. `live` are the ids of the latest runs that may not have ended. `owner` is the program
     that declares the schedule in code; a schedule made by hand has none. `by` is the operator who changed it
-    last.
+    last. `declared` is the plan that code declares while the plan of an operator is in force.
     """
 
     name: str
@@ -147,6 +183,17 @@ class ScheduleRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     runs: int = 0
     missed: int = 0
     live: tuple[str, ...] = ()
+    declared: SchedulePlan | None = None
+
+    @property
+    def source(self) -> Source:
+        """Where the plan in force comes from."""
+        return Source.CODE if self.owner and self.declared is None else Source.OPERATOR
+
+    @property
+    def declared_plan(self) -> SchedulePlan | None:
+        """The plan that code declares, in force or not."""
+        return self.plan if self.source is Source.CODE else self.declared
 
     @property
     def job(self) -> str | None:
@@ -165,18 +212,49 @@ def job_id(name: str, tick: float) -> str:
 
 
 class PutSchedule(Struct, frozen=True, gc=False):
-    """Create or replace a schedule. Answer: WRITTEN, or ALREADY if nothing changed."""
+    """Create or replace a schedule, as an operator. Answer: WRITTEN, or ALREADY if nothing changed.
+
+    The plan is in force until it is reset, whatever code declares.
+    """
 
     name: str
     plan: SchedulePlan
-    owner: str = ""
     by: str = ""
 
     def __post_init__(self) -> None:
         check_plan(self.name, self.plan)
-        for field in ("owner", "by"):
-            if getattr(self, field):
-                check.name(field, getattr(self, field))
+        if self.by:
+            check.name("by", self.by)
+
+
+class DeclareSchedule(Struct, frozen=True, gc=False):
+    """Declare a schedule in the code of the program `owner`. Answer: WRITTEN, or ALREADY if nothing changed.
+
+    The plan of an operator stays in force. Without a plan, the declaration is removed if it is of the same
+    owner: the schedule with it, unless it has the plan of an operator.
+    """
+
+    name: str
+    plan: SchedulePlan | None
+    owner: str
+
+    def __post_init__(self) -> None:
+        if self.plan is not None:
+            check_plan(self.name, self.plan)
+        check.name("schedule", self.name)
+        check.name("owner", self.owner)
+
+
+class ResetSchedule(Struct, frozen=True, gc=False):
+    """Put the plan that code declares in force again. Answer: WRITTEN, or ALREADY if there is none other."""
+
+    name: str
+    by: str = ""
+
+    def __post_init__(self) -> None:
+        check.name("schedule", self.name)
+        if self.by:
+            check.name("by", self.by)
 
 
 class PauseSchedule(Struct, frozen=True, gc=False):
@@ -246,4 +324,13 @@ class Backfilled(Struct, frozen=True, gc=False):
     first: float | None = None
 
 
-ScheduleCommand = PutSchedule | PauseSchedule | ResumeSchedule | RemoveSchedule | RunSchedule | Backfill
+ScheduleCommand = (
+    PutSchedule
+    | DeclareSchedule
+    | ResetSchedule
+    | PauseSchedule
+    | ResumeSchedule
+    | RemoveSchedule
+    | RunSchedule
+    | Backfill
+)

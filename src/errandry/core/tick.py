@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from errandry.core.job import JobRecord, NewJob
-from errandry.core.schedule import TICK_RESOLUTION, CatchUp, Overlap, PutSchedule, ScheduleRecord, job_id
+from errandry.core.schedule import TICK_RESOLUTION, CatchUp, Overlap, SchedulePlan, ScheduleRecord, job_id
 
 LATE_AFTER = 60.0
 """Seconds after which a tick counts as late, and is missed if the schedule skips late ticks."""
@@ -77,13 +77,15 @@ def with_next_tick(schedule: ScheduleRecord, moment: float) -> ScheduleRecord:
     return replace(schedule, tick=tick, due_at=None if tick is None else due_at(schedule, tick))
 
 
-def put_schedule(command: PutSchedule, before: ScheduleRecord | None, now: float) -> ScheduleRecord:
-    """The schedule after `command`. If its timing stays the same, so does its next tick."""
-    if before is None:
-        new = ScheduleRecord(name=command.name, plan=command.plan, created_at=now, updated_at=now)
-        return with_next_tick(replace(new, owner=command.owner, by=command.by), now)
-    after = replace(before, plan=command.plan, owner=command.owner, by=command.by, updated_at=now)
-    is_same = before.plan.timing == command.plan.timing and before.tick is not None
+def new_schedule(name: str, plan: SchedulePlan, now: float) -> ScheduleRecord:
+    """A schedule that is created now, with its first tick."""
+    return with_next_tick(ScheduleRecord(name=name, plan=plan, created_at=now, updated_at=now), now)
+
+
+def with_plan(before: ScheduleRecord, plan: SchedulePlan, now: float, by: str = "") -> ScheduleRecord:
+    """The schedule with another plan in force. If its timing stays the same, so does its next tick."""
+    after = replace(before, plan=plan, by=by, updated_at=now)
+    is_same = before.plan.timing == plan.timing and before.tick is not None
     return with_next_tick(
         after, (before.tick or now) - TICK_RESOLUTION if is_same else max(now, before.last or 0.0)
     )

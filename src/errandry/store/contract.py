@@ -36,7 +36,7 @@ from errandry.core.command import (
 )
 from errandry.core.event import EventRecord
 from errandry.core.flow import EdgeRecord
-from errandry.core.gate import GateKind, GateRecord, GateStatus, Pause, PauseRecord, PutRule, Resume
+from errandry.core.gate import GateCommand, GateKind, GateRecord, GateStatus, PauseRecord
 from errandry.core.job import JobRecord
 from errandry.core.query import Query
 from errandry.core.rule import Rate
@@ -49,7 +49,7 @@ _ORDER: tuple[type, ...] = (
     *(Start, Renew, Note, PutStep, Settle),
     Insert,
     *(CancelJobs, RerunJobs, EditJobs, PostponeJobs, PromoteJobs, ResolveJobs, RemoveJobs, SendSignal),
-    *(Pause, Resume, PutRule, *get_args(ScheduleCommand), Beat, ReportTrouble),
+    *(*get_args(GateCommand), *get_args(ScheduleCommand), Beat, ReportTrouble),
     Upkeep,
     Claim,
 )

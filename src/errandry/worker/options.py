@@ -46,7 +46,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     stall_after   how long a handler may block the event loop before a warning names it
     on_unknown    what to do with a job whose task is not declared in this worker: release it, or fail it
     release_delay how long a released job of an unknown task waits before another worker may claim it
-    prune_schedules remove schedules that were declared in code and are no longer
+    prune_declared remove schedules and rules that the code of this app no longer declares
     burst         stop when nothing is left to do
     """
 
@@ -69,7 +69,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     stall_after: float = 1.0
     on_unknown: Literal["release", "fail"] = "release"
     release_delay: float = 5.0
-    prune_schedules: bool = False
+    prune_declared: bool = False
     burst: bool = False
 
     def __post_init__(self) -> None:

@@ -228,14 +228,15 @@ class Worker:
         }
         return tuple(SlotShare(tasks, slots[runner]) for runner, tasks in tasks_by_runner.items() if tasks)
 
-    async def _sync_schedules(self) -> None:
-        """Store the schedules declared in code. An invalid one is an error of the program and is raised."""
+    async def _put_declared(self) -> None:
+        """Store what is declared in code. An invalid declaration is an error of the program and is raised."""
         try:
-            if self.app.schedules.declared or self.options.prune_schedules:
-                await self.app.schedules.sync(prune=self.options.prune_schedules)
+            await self.app.put_declared(prune=self.options.prune_declared)
         except StoreError as error:
-            log.warning("cannot store the declared schedules, continuing with those in the store: %s", error)
-            self._trouble.report("cannot store the declared schedules", error)
+            log.warning(
+                "cannot store the declared schedules and rules, continuing with those in the store: %s", error
+            )
+            self._trouble.report("cannot store the declared schedules and rules", error)
 
     async def _submit(self, *commands: Beat | Settle, timeout: float | None = None) -> None:
         """Write these commands; log a warning for each that the store did not take within the timeout."""
@@ -276,7 +277,7 @@ class Worker:
                 # expire.
                 await self._submit(self._make_beat(liveness.path))
                 await observers.start()
-                await self._sync_schedules()
+                await self._put_declared()
                 tasks += [
                     asyncio.create_task(self.app.engine.call(self._run_forever, loop))
                     for loop in self._background_loops(liveness)

@@ -28,15 +28,17 @@ from errandry.core.command import (
     Start,
     Upkeep,
 )
-from errandry.core.gate import GateKind, Pause, PutRule, Resume
+from errandry.core.gate import DeclareRule, GateKind, Pause, PutRule, ResetRule, Resume
 from errandry.core.job import Failure, NewJob
 from errandry.core.query import Query
 from errandry.core.rule import Rule
 from errandry.core.schedule import (
     Backfill,
+    DeclareSchedule,
     PauseSchedule,
     PutSchedule,
     RemoveSchedule,
+    ResetSchedule,
     ResumeSchedule,
     RunSchedule,
     SchedulePlan,
@@ -141,6 +143,8 @@ SAME_KEY: list[tuple[Command, Command]] = [
     (Upkeep(), Upkeep(dead=("w",))),
     (Pause(GateKind.QUEUE, "x"), Resume(GateKind.QUEUE, "x")),
     (Pause(GateKind.QUEUE, "x"), PutRule(GateKind.QUEUE, "x", Rule(limit=1))),
+    (DeclareRule(GateKind.QUEUE, "x", Rule(limit=1), "app"), ResetRule(GateKind.QUEUE, "x")),
+    (DeclareSchedule("x", None, "app"), ResetSchedule("x")),
     (RerunJobs(query=Query()), CancelJobs(query=Query())),
 ]
 
@@ -232,7 +236,11 @@ async def test_the_commands_of_a_pass_have_the_order_of_the_contract() -> None:
         Pause(GateKind.QUEUE, "x"),
         Resume(GateKind.QUEUE, "y"),
         PutRule(GateKind.QUEUE, "z", Rule(limit=1)),
+        ResetRule(GateKind.QUEUE, "u"),
+        DeclareRule(GateKind.QUEUE, "v", Rule(limit=1), "app"),
         PutSchedule("a", SchedulePlan(job=NewJob(id="-", task="t", payload="{}"), every=60.0)),
+        DeclareSchedule("g", None, "app"),
+        ResetSchedule("h"),
         PauseSchedule("b"),
         ResumeSchedule("c"),
         RemoveSchedule("d"),

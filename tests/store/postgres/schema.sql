@@ -43,6 +43,8 @@ TABLE gates WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_v
     rule text COLLATE "C"
     ruled_at double precision
     ruled_by text COLLATE "C"
+    rule_fields text COLLATE "C"
+    declared text COLLATE "C"
     tat double precision NOT NULL DEFAULT 0
     closed_until double precision NOT NULL DEFAULT 0
 TABLE history PARTITION BY LIST (day)

@@ -46,6 +46,8 @@ CREATE TABLE gates (
     rule         TEXT,
     ruled_at     REAL,
     ruled_by     TEXT,
+    rule_fields  TEXT,
+    declared     TEXT,
     tat          REAL NOT NULL,
     closed_until REAL NOT NULL,
     PRIMARY KEY (kind, name, grp)

@@ -35,8 +35,8 @@ from errandry.core.command import (
     touched_ids,
 )
 from errandry.core.flow import AwaitOutcome
-from errandry.core.gate import Pause, PutRule, Resume
-from errandry.core.schedule import PutSchedule, ScheduleCommand
+from errandry.core.gate import GateCommand
+from errandry.core.schedule import DeclareSchedule, PutSchedule, ScheduleCommand, SchedulePlan
 from errandry.core.selection import JobSelection
 from errandry.core.step import SendSignal
 from errandry.store.contract import RANK
@@ -228,13 +228,13 @@ def _keys(command: Command) -> Collection[EntryKey]:
     match command:
         case Claim(worker=worker) | Beat(worker=worker):
             return (("worker", worker),)
-        case Pause() | Resume() | PutRule():
-            return (("gate", command.kind, command.name, command.group),)
         case Upkeep():
             return (("upkeep",),)
         case JobSelection():
             return (("query",),)
         case _:
+            if isinstance(command, GateCommand):
+                return (("gate", command.kind, command.name, command.group),)
             return (("schedule", command.name),) if isinstance(command, ScheduleCommand) else ()
 
 
@@ -249,6 +249,10 @@ def _size_of_jobs(command: Insert | AwaitOutcome) -> int:
     return sum([_bytes(job.payload) + _bytes(job.metadata) for job in command.jobs])
 
 
+def _size_of_plan(plan: SchedulePlan | None) -> int:
+    return 0 if plan is None else _bytes(plan.job.payload) + _bytes(plan.job.metadata)
+
+
 def _size_of_failure(outcome: RetryOutcome | FailOutcome) -> int:
     return _bytes(outcome.failure.message) + _bytes(outcome.failure.traceback)
 
@@ -259,7 +263,8 @@ _SIZES: dict[type, Callable[[Any], int]] = {
     FailOutcome: _size_of_failure,
     Insert: _size_of_jobs,
     AwaitOutcome: _size_of_jobs,
-    PutSchedule: lambda command: _bytes(command.plan.job.payload) + _bytes(command.plan.job.metadata),
+    PutSchedule: lambda command: _size_of_plan(command.plan),
+    DeclareSchedule: lambda command: _size_of_plan(command.plan),
     PutStep: lambda command: _bytes(command.result),
     SendSignal: lambda command: _bytes(command.payload),
     ReportTrouble: lambda command: sum([_bytes(text) for text in command.texts]),

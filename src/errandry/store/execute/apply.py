@@ -37,13 +37,15 @@ from errandry.core.command import (
 )
 from errandry.core.event import EventKind, trouble_text
 from errandry.core.flow import AwaitOutcome
-from errandry.core.gate import Pause, PutRule, Resume
+from errandry.core.gate import DeclareRule, Pause, PutRule, ResetRule, Resume
 from errandry.core.job import JobRecord, LogLine
 from errandry.core.schedule import (
     Backfill,
+    DeclareSchedule,
     PauseSchedule,
     PutSchedule,
     RemoveSchedule,
+    ResetSchedule,
     ResumeSchedule,
     RunSchedule,
 )
@@ -191,7 +193,11 @@ _HANDLERS: dict[type, Callable[[UnitOfWork, Any], Answer]] = {
     Pause: gate.pause,
     Resume: gate.resume,
     PutRule: gate.put_rule,
+    ResetRule: gate.reset,
+    DeclareRule: gate.declare,
     PutSchedule: schedule.put,
+    DeclareSchedule: schedule.declare,
+    ResetSchedule: schedule.reset,
     PauseSchedule: schedule.pause,
     ResumeSchedule: schedule.resume,
     RemoveSchedule: schedule.remove,

@@ -1,15 +1,24 @@
-"""Operator commands on gates: pause, resume, and set rules."""
+"""Commands on gates: pause, resume; set, reset and declare rules."""
 
 from msgspec.structs import replace
 
 from errandry.core.answer import ALREADY, WRITTEN, Ack
 from errandry.core.event import EventKind
-from errandry.core.gate import GateKind, GateRecord, Pause, PauseRecord, PutRule, Resume, RuleInfo
+from errandry.core.gate import (
+    DeclareRule,
+    GateCommand,
+    GateKind,
+    GateRecord,
+    Pause,
+    PauseRecord,
+    PutRule,
+    ResetRule,
+    Resume,
+)
 from errandry.core.job import JobRecord
 from errandry.core.rule import NO_RULE
+from errandry.core.rule_info import RuleInfo, change_rule, declare_rule, reset_rule
 from errandry.store.execute.unit_of_work import UnitOfWork
-
-GateCommand = Pause | Resume | PutRule
 
 
 def pause(work: UnitOfWork, command: Pause) -> Ack:
@@ -32,12 +41,20 @@ def resume(work: UnitOfWork, command: Resume) -> Ack:
 
 def put_rule(work: UnitOfWork, command: PutRule) -> Ack:
     gate = _lock_gate(work, command, create=command.rule != NO_RULE)
-    if gate.rule == command.rule:
-        return ALREADY
-    ruling = None if command.rule == NO_RULE else RuleInfo(command.rule, work.now, command.by)
-    _put_gate(work, replace(gate, ruling=ruling))
-    _emit(work, EventKind.RULE_CHANGED, command, command.by)
-    return WRITTEN
+    after = change_rule(gate.ruling, command.rule, command.changed_fields, work.now, command.by)
+    return _put_ruling(work, command, gate, after, command.by)
+
+
+def reset(work: UnitOfWork, command: ResetRule) -> Ack:
+    gate = _lock_gate(work, command, create=False)
+    after = reset_rule(gate.ruling, command.changed_fields, work.now, command.by)
+    return _put_ruling(work, command, gate, after, command.by)
+
+
+def declare(work: UnitOfWork, command: DeclareRule) -> Ack:
+    gate = _lock_gate(work, command, create=command.rule != NO_RULE)
+    after = declare_rule(gate.ruling, command.rule, command.owner, work.now)
+    return _put_ruling(work, command, gate, after, f"code of {command.owner}")
 
 
 def close_gate_of(work: UnitOfWork, job: JobRecord, delay: float) -> None:
@@ -55,6 +72,16 @@ def forget_worker(work: UnitOfWork, worker: str) -> None:
 
 def _lock_gate(work: UnitOfWork, command: GateCommand, create: bool = True) -> GateRecord:
     return work.tables.gate((command.kind, command.name, command.group), create)
+
+
+def _put_ruling(
+    work: UnitOfWork, command: GateCommand, gate: GateRecord, ruling: RuleInfo | None, by: str
+) -> Ack:
+    if ruling == gate.ruling:
+        return ALREADY
+    _put_gate(work, replace(gate, ruling=ruling))
+    _emit(work, EventKind.RULE_CHANGED, command, by)
+    return WRITTEN
 
 
 def _put_gate(work: UnitOfWork, gate: GateRecord) -> None:

@@ -15,16 +15,20 @@ from errandry.core.event import EventKind
 from errandry.core.flow import Edge, Policy
 from errandry.core.gate import PauseRecord
 from errandry.core.job import JobRecord, NewJob
+from errandry.core.rule_info import Source
 from errandry.core.schedule import (
     SYSTEM_PREFIX,
     Backfill,
     Backfilled,
+    DeclareSchedule,
     Overlap,
     PauseSchedule,
     PutSchedule,
     RemoveSchedule,
+    ResetSchedule,
     ResumeSchedule,
     RunSchedule,
+    SchedulePlan,
     ScheduleRecord,
     job_id,
 )
@@ -37,13 +41,53 @@ from errandry.store.execute.unit_of_work import UnitOfWork
 def put(work: UnitOfWork, command: PutSchedule) -> Ack:
     check.size("payload", command.plan.job.payload, work.limits.payload)
     before = work.tables.lock_schedule(command.name)
-    if before is not None and (before.plan, before.owner) == (command.plan, command.owner):
+    if before is None:
+        _save(work, replace(tick.new_schedule(command.name, command.plan, work.now), by=command.by))
+    elif before.source is Source.OPERATOR and before.plan == command.plan:
         return ALREADY
-    after = tick.put_schedule(command, before, work.now)
-    if before is not None:
-        _remove_next_job(work, before)
-    _save(work, after)
-    _emit(work, after, "put")
+    else:
+        after = tick.with_plan(before, command.plan, work.now, command.by)
+        _replace(work, before, replace(after, declared=before.declared_plan))
+    _emit(work, command.name, command.plan, "put")
+    return WRITTEN
+
+
+def declare(work: UnitOfWork, command: DeclareSchedule) -> Ack:
+    if command.plan is None:
+        return _remove_declaration(work, command)
+    check.size("payload", command.plan.job.payload, work.limits.payload)
+    before = work.tables.lock_schedule(command.name)
+    if before is None:
+        _save(work, replace(tick.new_schedule(command.name, command.plan, work.now), owner=command.owner))
+    elif (before.declared_plan, before.owner) == (command.plan, command.owner):
+        return ALREADY
+    elif before.source is Source.OPERATOR:
+        work.tables.put_schedules([replace(before, declared=command.plan, owner=command.owner)])
+    else:
+        _replace(work, before, replace(tick.with_plan(before, command.plan, work.now), owner=command.owner))
+    _emit(work, command.name, command.plan, "declared")
+    return WRITTEN
+
+
+def reset(work: UnitOfWork, command: ResetSchedule) -> Ack:
+    before = _lock_schedule(work, command.name)
+    if before.declared is None:
+        return ALREADY
+    after = tick.with_plan(before, before.declared, work.now, command.by)
+    _replace(work, before, replace(after, declared=None))
+    _emit(work, before.name, after.plan, "reset")
+    return WRITTEN
+
+
+def _remove_declaration(work: UnitOfWork, command: DeclareSchedule) -> Ack:
+    before = work.tables.lock_schedule(command.name)
+    if before is None or before.owner != command.owner:
+        return ALREADY
+    if before.source is Source.CODE:
+        _remove(work, before)
+    else:
+        work.tables.put_schedules([replace(before, declared=None, owner="")])
+        _emit(work, before.name, before.plan, "no longer declared")
     return WRITTEN
 
 
@@ -60,7 +104,7 @@ def resume(work: UnitOfWork, command: ResumeSchedule) -> Ack:
     if before.paused is None:
         return ALREADY
     _save(work, tick.with_next_tick(replace(before, paused=None), work.now))
-    _emit(work, before, "resumed")
+    _emit(work, before.name, before.plan, "resumed")
     return WRITTEN
 
 
@@ -68,9 +112,7 @@ def remove(work: UnitOfWork, command: RemoveSchedule) -> Ack:
     before = work.tables.lock_schedule(command.name)
     if before is None:
         return ALREADY
-    _remove_next_job(work, before)
-    work.tables.drop_schedule(before.name)
-    _emit(work, before, "removed")
+    _remove(work, before)
     return WRITTEN
 
 
@@ -186,11 +228,23 @@ def _save(work: UnitOfWork, schedule: ScheduleRecord) -> None:
         _insert_job(work, tick.new_job(schedule, schedule.tick))
 
 
+def _replace(work: UnitOfWork, before: ScheduleRecord, after: ScheduleRecord) -> None:
+    """Save a schedule with another plan, and replace the job of its next tick."""
+    _remove_next_job(work, before)
+    _save(work, after)
+
+
+def _remove(work: UnitOfWork, schedule: ScheduleRecord) -> None:
+    _remove_next_job(work, schedule)
+    work.tables.drop_schedule(schedule.name)
+    _emit(work, schedule.name, schedule.plan, "removed")
+
+
 def _pause(work: UnitOfWork, schedule: ScheduleRecord, by: str) -> None:
     _remove_next_job(work, schedule)
     paused = PauseRecord(work.now, by)
     work.tables.put_schedules([replace(schedule, paused=paused, tick=None, due_at=None)])
-    _emit(work, schedule, "paused")
+    _emit(work, schedule.name, schedule.plan, "paused")
 
 
 def _remove_next_job(work: UnitOfWork, schedule: ScheduleRecord) -> None:
@@ -217,6 +271,5 @@ def _lock_schedule(work: UnitOfWork, name: str) -> ScheduleRecord:
     return schedule
 
 
-def _emit(work: UnitOfWork, schedule: ScheduleRecord, what: str) -> None:
-    job = schedule.plan.job
-    work.emit(EventKind.SCHEDULE_CHANGED, job.queue, job.task, text=f"{schedule.name} {what}")
+def _emit(work: UnitOfWork, name: str, plan: SchedulePlan, what: str) -> None:
+    work.emit(EventKind.SCHEDULE_CHANGED, plan.job.queue, plan.job.task, text=f"{name} {what}")

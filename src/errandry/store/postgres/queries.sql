@@ -1112,13 +1112,13 @@ SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[]) AS new (k
 -- Write gates. Locks them.
 INSERT INTO errandry.gates
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[], %s::text[], %s::text[], %s::float8[], %s::text[],
-                     %s::float8[], %s::float8[])
-    AS new (kind, name, grp, paused_at, paused_by, rule, ruled_at, ruled_by, tat, closed_until)
+                     %s::text[], %s::text[], %s::float8[], %s::float8[])
+    AS new (kind, name, grp, paused_at, paused_by, rule, ruled_at, ruled_by, rule_fields, declared, tat, closed_until)
  ORDER BY kind, name, grp
     ON CONFLICT (kind, name, grp) DO UPDATE
    SET paused_at = excluded.paused_at, paused_by = excluded.paused_by, rule = excluded.rule,
-       ruled_at = excluded.ruled_at, ruled_by = excluded.ruled_by, tat = excluded.tat,
-       closed_until = excluded.closed_until;
+       ruled_at = excluded.ruled_at, ruled_by = excluded.ruled_by, rule_fields = excluded.rule_fields,
+       declared = excluded.declared, tat = excluded.tat, closed_until = excluded.closed_until;
 
 -- name: drop_gates
 -- Delete gates by their keys.

@@ -563,7 +563,7 @@ SELECT gates.*
 
 -- name: put_gates
 -- Write a gate.
-INSERT OR REPLACE INTO gates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT OR REPLACE INTO gates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: close_gates
 -- Close a gate until a time, never earlier than it was to open; 0 opens it.

@@ -13,10 +13,11 @@ from msgspec.structs import astuple
 
 from errandry.core.event import EventRecord, EventRun, expand
 from errandry.core.flow import ChildEnd, EdgeRecord, Policy
-from errandry.core.gate import GateKind, GateRecord, PauseRecord, RuleInfo
+from errandry.core.gate import GateKind, GateRecord, PauseRecord
 from errandry.core.job import AttemptError, JobRecord, Keep, LogLine, Progress
 from errandry.core.retry import Backoff
 from errandry.core.rule import Rule
+from errandry.core.rule_info import DeclaredRule, RuleInfo
 from errandry.core.schedule import ScheduleRecord
 from errandry.core.state import Move, Reason, State
 from errandry.core.step import StepKind, StepRecord, StepState
@@ -37,20 +38,23 @@ _MOVES = {str(move): move for move in Move} | {None: None}
 _POLICIES = {str(policy): policy for policy in Policy}
 _OUTCOMES = {str(ended): ended for ended in ChildEnd} | {None: None}
 _NULL_PARTS = (None,) * 8
+_NULL_RULING = (None,) * 5
 _EMPTY_PARTS = (None, None, None, (), (), (), None, None)
 _EMPTY_OPTIONS = (None, None, (), None)
 _STEPS = {str(kind): kind for kind in StepKind}
 _BOOLS = (False, True)
 
-# Cached: many jobs have the same options.
+# Cached: many jobs have the same options, and each claim reads the same rules.
 _backoff = lru_cache(maxsize=256)(msgspec.json.Decoder(Backoff).decode)
 _keep = lru_cache(maxsize=256)(msgspec.json.Decoder(Keep).decode)
+_rule = lru_cache(maxsize=256)(msgspec.json.Decoder(Rule).decode)
+_declared_rule = lru_cache(maxsize=256)(msgspec.json.Decoder(DeclaredRule).decode)
+_fields = lru_cache(maxsize=256)(msgspec.json.Decoder(tuple[str, ...]).decode)
 _progress = msgspec.json.Decoder(Progress)
 _texts = msgspec.json.Decoder(tuple[str, ...])
 _errors = msgspec.json.Decoder(tuple[AttemptError, ...])
 _logs = msgspec.json.Decoder(tuple[LogLine, ...])
 _schedule = msgspec.json.Decoder(ScheduleRecord)
-_rule = msgspec.json.Decoder(Rule)
 _unique = msgspec.json.Decoder(UniqueKey)
 _steps = msgspec.json.Decoder(StepState)
 _event_runs = msgspec.json.Decoder(tuple[EventRun, ...])
@@ -114,25 +118,42 @@ def to_keep(keep: str) -> Keep:
 
 def from_gate(gate: GateRecord) -> Row:
     """The row of a gate: key, pause, rule (JSON), theoretical arrival time of its rate, end of a closing."""
-    paused, ruling = gate.paused, gate.ruling
+    paused = gate.paused
     return (
         *(gate.kind.value, gate.name, gate.group),
         *((None, None) if paused is None else (paused.at, paused.by)),
-        *((None, None, None) if ruling is None else (text(ruling.rule), ruling.at, ruling.by)),
+        *(_NULL_RULING if gate.ruling is None else _from_ruling(gate.ruling)),
         *(gate.tat, gate.closed_until),
     )
 
 
+def _from_ruling(info: RuleInfo) -> Row:
+    fields = text(info.operator_fields) if info.operator_fields else None
+    return text(info.rule), info.at, info.by, fields, None if info.declared is None else text(info.declared)
+
+
 def to_gate(row: Sequence[Any]) -> GateRecord:
-    kind, name, group, paused_at, paused_by, rule, ruled_at, ruled_by, tat, closed_until = row
+    kind, name, group, paused_at, paused_by, rule, ruled_at, ruled_by, fields, declared, tat, closed_until = (
+        row
+    )
     return GateRecord(
         _KINDS[kind],
         name,
         group,
         None if paused_at is None else PauseRecord(paused_at, paused_by),
-        None if rule is None else RuleInfo(_rule.decode(rule), ruled_at, ruled_by),
+        None if rule is None else _to_ruling(rule, ruled_at, ruled_by, fields, declared),
         tat,
         closed_until,
+    )
+
+
+def _to_ruling(rule: str, at: float, by: str, fields: str | None, declared: str | None) -> RuleInfo:
+    return RuleInfo(
+        _rule(rule),
+        at,
+        by,
+        () if fields is None else _fields(fields),
+        None if declared is None else _declared_rule(declared),
     )
 
 

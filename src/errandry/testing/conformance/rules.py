@@ -4,8 +4,9 @@ import pytest
 
 from errandry.core.answer import ALREADY, WRITTEN
 from errandry.core.event import EventKind, EventRecord
-from errandry.core.gate import GateKind, GateRecord, Pause, PauseRecord, PutRule, Resume, RuleInfo
+from errandry.core.gate import GateKind, GateRecord, Pause, PauseRecord, PutRule, Resume
 from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule
+from errandry.core.rule_info import RuleInfo
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import requests
@@ -36,9 +37,9 @@ class QueueRules:
         clock.advance(10)
 
         assert await store.rules() == [
-            GateRecord(GateKind.QUEUE, "mail", ruling=RuleInfo(WHOLE, at, "ada")),
-            GateRecord(GateKind.TASK, "send", ruling=RuleInfo(Rule(limit=3), at, "eve")),
-            GateRecord(GateKind.GROUP, "mail", "acme", ruling=RuleInfo(Rule(weight=2.5), at, "bob")),
+            GateRecord(GateKind.QUEUE, "mail", ruling=_set_rule(WHOLE, at, "ada")),
+            GateRecord(GateKind.TASK, "send", ruling=_set_rule(Rule(limit=3), at, "eve")),
+            GateRecord(GateKind.GROUP, "mail", "acme", ruling=_set_rule(Rule(weight=2.5), at, "bob")),
         ]
 
     @GATES
@@ -48,7 +49,7 @@ class QueueRules:
         await requests.send(store, PutRule(kind, "name", Rule(limit=3, rate=Rate(1, 1.0, 1)), group))
         clock.advance(5)
         assert await requests.send(store, PutRule(kind, "name", Rule(limit=4), group, "ada")) is WRITTEN
-        ruling = RuleInfo(Rule(limit=4), clock.time(), "ada")
+        ruling = _set_rule(Rule(limit=4), clock.time(), "ada")
         assert await store.rules() == [GateRecord(kind, "name", group, ruling=ruling)]
 
         assert await requests.send(store, PutRule(kind, "name", NO_RULE, group)) is WRITTEN
@@ -71,7 +72,7 @@ class QueueRules:
         at = clock.time()
         await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3)))
         await requests.send(store, Pause(GateKind.QUEUE, "q", "ada"))
-        ruling, pausing = RuleInfo(Rule(limit=3), at, ""), PauseRecord(at, "ada")
+        ruling, pausing = _set_rule(Rule(limit=3), at), PauseRecord(at, "ada")
         assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", paused=pausing, ruling=ruling)]
 
         await requests.send(store, PutRule(GateKind.QUEUE, "q", NO_RULE))
@@ -145,3 +146,8 @@ class QueueRules:
         assert (of_task.limit, of_task.rate, of_task.held, of_task.wait) == (None, None, 1, 0.0)
         assert (of_group.limit, of_group.rate, of_group.held) == (5, rate, 1)
         assert [info.gate.name for info in await store.gates("none", "such")] == ["none", "such"]
+
+
+def _set_rule(rule: Rule, at: float, by: str = "") -> RuleInfo:
+    """The info of a rule that only an operator has set."""
+    return RuleInfo(rule, at, by, rule.given_fields)

@@ -168,11 +168,11 @@ class ScheduleTicks:
             overlap=Overlap.QUEUE,
             catch_up=CatchUp.ALL,
         )
-        await requests.send(store, PutSchedule("whole", plan_given, "shop", "ada"))
+        await requests.send(store, PutSchedule("whole", plan_given, "ada"))
 
         schedule = await get_schedule(store, "whole")
 
-        assert (schedule.plan, schedule.owner, schedule.by) == (plan_given, "shop", "ada")
+        assert (schedule.plan, schedule.owner, schedule.by) == (plan_given, "", "ada")
         assert schedule.created_at == schedule.updated_at == clock.time()
         assert schedule.due_at is not None
         assert schedule.tick is not None

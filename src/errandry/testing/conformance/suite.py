@@ -12,6 +12,7 @@ from errandry.testing.conformance.claiming import (
     SuspectClaims,
 )
 from errandry.testing.conformance.clock import ClockJumps
+from errandry.testing.conformance.declaring import DeclaredRules, DeclaredSchedules
 from errandry.testing.conformance.events import EventCursors, ReportedEvents
 from errandry.testing.conformance.fixtures import Fixtures, MakeStore
 from errandry.testing.conformance.flow_reruns import AwaitedChildren, FlowCancels, FlowEdgeCleanup, FlowReruns
@@ -69,6 +70,7 @@ class Conformance(
     DrainedQueues,
     Pauses,
     QueueRules,
+    DeclaredRules,
     ConcurrencyLimits,
     RateLimits,
     Fairness,
@@ -107,6 +109,7 @@ class Conformance(
     ScheduleOverlap,
     ScheduleCatchUp,
     ScheduleChanges,
+    DeclaredSchedules,
     NextTickChanges,
     ManualRuns,
     JobsById,

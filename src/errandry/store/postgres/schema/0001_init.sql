@@ -187,8 +187,9 @@ CREATE TABLE errandry.rounds (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
 -- Gates of queues, tasks, groups (`name` is the queue of a group) and workers: a pause, a rule, the state of a rate limit,
--- a time until which the gate is closed. `tat` is the theoretical arrival time of GCRA: from then on the rate limit is
--- fully replenished.
+-- a time until which the gate is closed. `rule` has the values in force, `rule_fields` the names of those that an operator
+-- has set, `declared` the rule that code declares (all JSON). `tat` is the theoretical arrival time of GCRA: from then on
+-- the rate limit is fully replenished.
 CREATE TABLE errandry.gates (
     kind         text COLLATE "C" NOT NULL,
     name         text COLLATE "C" NOT NULL,
@@ -198,6 +199,8 @@ CREATE TABLE errandry.gates (
     rule         text COLLATE "C",
     ruled_at     double precision,
     ruled_by     text COLLATE "C",
+    rule_fields  text COLLATE "C",
+    declared     text COLLATE "C",
     tat          double precision NOT NULL DEFAULT 0,
     closed_until double precision NOT NULL DEFAULT 0,
     PRIMARY KEY (kind, name, grp)

@@ -168,8 +168,9 @@ CREATE TABLE rounds (
 ) STRICT, WITHOUT ROWID;
 
 -- Gates of queues, tasks, groups (`name` is the queue of a group) and workers: a pause, a rule, the state of a rate limit,
--- a time until which the gate is closed. `tat` is the theoretical arrival time of GCRA: from then on the rate limit is
--- fully replenished.
+-- a time until which the gate is closed. `rule` has the values in force, `rule_fields` the names of those that an operator
+-- has set, `declared` the rule that code declares (all JSON). `tat` is the theoretical arrival time of GCRA: from then on
+-- the rate limit is fully replenished.
 CREATE TABLE gates (
     kind         TEXT NOT NULL,
     name         TEXT NOT NULL,
@@ -179,6 +180,8 @@ CREATE TABLE gates (
     rule         TEXT,
     ruled_at     REAL,
     ruled_by     TEXT,
+    rule_fields  TEXT,
+    declared     TEXT,
     tat          REAL NOT NULL,
     closed_until REAL NOT NULL,
     PRIMARY KEY (kind, name, grp)

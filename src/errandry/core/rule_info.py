@@ -1,0 +1,130 @@
+"""A rule as stored: the values in force, and for each whether code or an operator set it.
+
+Code declares a rule; an operator changes single fields of it. The value of an operator is in force until it
+is reset, also if code declares another one later.
+"""
+
+from collections.abc import Collection
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from errandry.core.rule import NO_RULE, Rule
+
+
+class Source(StrEnum):
+    """Where a value in force comes from: a declaration in code, or a change by an operator."""
+
+    CODE = "code"
+    OPERATOR = "operator"
+
+
+class DeclaredRule(Struct, frozen=True, gc=False):
+    """The rule that code declares, when it was stored, and the program (`owner`) whose code it is."""
+
+    rule: Rule
+    at: float
+    owner: str
+
+
+class RuleInfo(Struct, frozen=True, gc=False):
+    """The rule in force, when it was set, and by which operator.
+
+    `operator_fields` are the fields that an operator has set, also to None; the others have the values that
+    code declares. As long as there are such fields, `at` and `by` are about the last change by an operator.
+    """
+
+    rule: Rule
+    at: float
+    by: str
+    operator_fields: tuple[str, ...] = ()
+    declared: DeclaredRule | None = None
+
+    @property
+    def declared_rule(self) -> Rule:
+        return NO_RULE if self.declared is None else self.declared.rule
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """The source of each field that is in force, or that an operator has removed."""
+        fields = {*self.rule.given_fields, *self.operator_fields}
+        return {
+            field: Source.OPERATOR if field in self.operator_fields else Source.CODE
+            for field in Rule.__struct_fields__
+            if field in fields
+        }
+
+    @property
+    def overridden_fields(self) -> tuple[str, ...]:
+        """The fields for which code declares another value than the operator's, which is in force."""
+        return tuple(
+            field
+            for field in self.operator_fields
+            if getattr(self.rule, field) != getattr(self.declared_rule, field)
+            and getattr(self.declared_rule, field) is not None
+        )
+
+
+# Each function returns the info after a change, None if nothing is left of it, and `info` itself if nothing
+# changes.
+
+
+def change_rule(
+    info: RuleInfo | None, rule: Rule, fields: Collection[str], at: float, by: str
+) -> RuleInfo | None:
+    """Set these fields to their values in `rule`, as an operator.
+
+    None removes a value. If code declares a value, None stays in force until it is reset.
+    """
+    before = info or RuleInfo(NO_RULE, at, by)
+    values = {field: getattr(rule, field) for field in fields}
+    kept = {
+        field
+        for field, value in values.items()
+        if value is not None or getattr(before.declared_rule, field) is not None
+    }
+    changed = {*before.operator_fields} - {*fields} | kept
+    return _changed(
+        info, replace(before, rule=replace(before.rule, **values), operator_fields=_ordered(changed)), at, by
+    )
+
+
+def reset_rule(info: RuleInfo | None, fields: Collection[str], at: float, by: str) -> RuleInfo | None:
+    """Return these fields to the values that code declares; to None if it declares none."""
+    if info is None:
+        return None
+    values = {field: getattr(info.declared_rule, field) for field in fields if field in info.operator_fields}
+    left = _ordered({*info.operator_fields} - {*fields})
+    return _changed(info, replace(info, rule=replace(info.rule, **values), operator_fields=left), at, by)
+
+
+def declare_rule(info: RuleInfo | None, rule: Rule, owner: str, at: float) -> RuleInfo | None:
+    """Declare this rule as the program `owner`. An empty one removes the declaration of that program."""
+    before = info or RuleInfo(NO_RULE, at, "")
+    known = before.declared
+    if rule == NO_RULE:
+        if known is None or known.owner != owner:
+            return info
+        declared = None
+    elif known is not None and (known.rule, known.owner) == (rule, owner):
+        return info
+    else:
+        declared = DeclaredRule(rule, at, owner)
+    values = {field: getattr(before.rule, field) for field in before.operator_fields}
+    after = replace(before, rule=replace(rule, **values), declared=declared)
+    return _existing(after if after.operator_fields else replace(after, at=at, by=""))
+
+
+def _changed(before: RuleInfo | None, after: RuleInfo, at: float, by: str) -> RuleInfo | None:
+    return before if after == before else _existing(replace(after, at=at, by=by))
+
+
+def _existing(info: RuleInfo) -> RuleInfo | None:
+    is_empty = info.rule == NO_RULE and not info.operator_fields and info.declared is None
+    return None if is_empty else info
+
+
+def _ordered(fields: Collection[str]) -> tuple[str, ...]:
+    """The fields in the order of `Rule`, so that equal sets are equal as stored."""
+    return tuple(field for field in Rule.__struct_fields__ if field in fields)
