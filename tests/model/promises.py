@@ -31,9 +31,11 @@ from errandry.core.command import (
 )
 from errandry.core.event import EventKind, trouble_text
 from errandry.core.flow import AwaitOutcome, Policy
+from errandry.core.gate import GateKey, PutRule, ResetRule
 from errandry.core.job import JobRecord, Keep, NewJob
 from errandry.core.rule import Overflow
-from errandry.core.schedule import ScheduleRecord
+from errandry.core.rule_info import RuleInfo, Source
+from errandry.core.schedule import PutSchedule, RemoveSchedule, ResetSchedule, SchedulePlan, ScheduleRecord
 from errandry.core.selection import JobSelection
 from errandry.core.state import Reason, State
 from errandry.core.step import SendSignal, StepKind, StepRecord, WaitOutcome
@@ -64,6 +66,8 @@ class Promises:
         self.ended: dict[tuple[str, str], int] = {}
         self.ticks: dict[str, ScheduleRecord] = {}
         self.steps: Mapping[str, Sequence[StepRecord]] = {}
+        self.rules: dict[GateKey, RuleInfo] = {}
+        self.plans: dict[str, SchedulePlan] = {}
 
     def check(self, pass_: Pass) -> None:
         one_lease_at_a_time(pass_)
@@ -81,6 +85,7 @@ class Promises:
         self.flows.check(pass_)
         self._no_due_tick_is_left(pass_)
         self._ticks_rise(pass_)
+        self._values_of_operators_stay(pass_)
         self._fences_rise(pass_)
         self._places_are_unique_and_rise(pass_)
         self.claims.check(pass_)
@@ -131,6 +136,25 @@ class Promises:
                 assert (schedule.last or 0.0) >= (earlier.last or 0.0), (earlier, schedule)
             assert schedule.tick is None or schedule.tick > (schedule.last or 0.0), schedule
         self.ticks = {schedule.name: schedule for schedule in pass_.schedules}
+
+    def _values_of_operators_stay(self, pass_: Pass) -> None:
+        """What an operator has set stays in force, whatever code declares, until an operator changes it."""
+        rules = {gate.key: gate.ruling for gate in pass_.rules if gate.ruling is not None}
+        if not pass_.has(PutRule, ResetRule):
+            for key, earlier in self.rules.items():
+                for field in earlier.operator_fields:
+                    assert field in rules[key].operator_fields, (earlier, rules[key])
+                    assert getattr(rules[key].rule, field) == getattr(earlier.rule, field), (
+                        earlier,
+                        rules[key],
+                    )
+        plans = {
+            schedule.name: schedule.plan for schedule in pass_.schedules if schedule.source is Source.OPERATOR
+        }
+        if not pass_.has(PutSchedule, ResetSchedule, RemoveSchedule):
+            for name, plan in self.plans.items():
+                assert plans.get(name) == plan, (name, plan, plans.get(name))
+        self.rules, self.plans = rules, plans
 
     def _fences_rise(self, pass_: Pass) -> None:
         """P5, for as long as the record exists."""

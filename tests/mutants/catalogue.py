@@ -110,6 +110,8 @@ MUTANTS = [
     Mutant("queue_of_ticks", "a queued tick does not wait for the last run", value("None")),
     Mutant("after_cancels", "the cancel of a waiting tick cancels the run before it", ALWAYS),
     Mutant("limit_of_runs", "a schedule runs more often than its limit", value("False")),
+    Mutant("operators_rule", "a declared rule replaces what an operator has set", value("{}")),
+    Mutant("operators_plan", "a declared plan replaces the plan of an operator", NEVER),
     Mutant("missed_uncounted", "skipped ticks are not counted", FIRST_TERM),
     Mutant("recheck", "an operator command moves jobs that no longer match its query", ALWAYS),
     Mutant("slice_bound", "one slice of an operator command reads all jobs", value("0")),

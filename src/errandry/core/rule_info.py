@@ -111,6 +111,7 @@ def declare_rule(info: RuleInfo | None, rule: Rule, owner: str, at: float) -> Ru
         return info
     else:
         declared = DeclaredRule(rule, at, owner)
+    # guard: operators_rule
     values = {field: getattr(before.rule, field) for field in before.operator_fields}
     after = replace(before, rule=replace(rule, **values), declared=declared)
     return _existing(after if after.operator_fields else replace(after, at=at, by=""))

@@ -61,7 +61,7 @@ def declare(work: UnitOfWork, command: DeclareSchedule) -> Ack:
         _save(work, replace(tick.new_schedule(command.name, command.plan, work.now), owner=command.owner))
     elif (before.declared_plan, before.owner) == (command.plan, command.owner):
         return ALREADY
-    elif before.source is Source.OPERATOR:
+    elif before.source is Source.OPERATOR:  # guard: operators_plan
         work.tables.put_schedules([replace(before, declared=command.plan, owner=command.owner)])
     else:
         _replace(work, before, replace(tick.with_plan(before, command.plan, work.now), owner=command.owner))
