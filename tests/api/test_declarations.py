@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from errandry import Errandry
+from errandry.codec.json_codec import DocumentInfo
 from errandry.core.duration import as_datetime
 from errandry.core.event import EventKind
 from errandry.core.gate import GateRecord
@@ -41,6 +42,20 @@ async def another() -> AsyncIterator[Callable[..., Errandry]]:
     yield open_app
     for jobs in opened:
         await jobs.close()
+
+
+class Counting:
+    """A codec that seals the same text differently each time, as an encryption does."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def seal(self, text: str, document: DocumentInfo) -> str:
+        self._count += 1
+        return f"[{self._count}, {text}]"
+
+    def unseal(self, text: str, document: DocumentInfo) -> str:
+        return text.split(", ", 1)[1].removesuffix("]")
 
 
 async def gate(jobs: Errandry) -> GateRecord:
@@ -359,6 +374,25 @@ class TestSchedules:
             "schedule nightly: this program declares when 0 4 * * *, overlap skip; "
             "app declared when 0 3 * * *, overlap allow before"
         ]
+
+    async def test_arguments_that_are_sealed_differently_are_no_change(
+        self, clock: FakeClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with Errandry("memory:", clock=clock, codec=Counting()) as jobs:
+
+            @jobs.task
+            async def report(of: str) -> None: ...
+
+            jobs.schedule("nightly", report.new("all"), "0 3 * * *")
+            await jobs.put_declared()
+            with caplog.at_level(logging.INFO, LOGGER):
+                assert await jobs.put_declared() == []
+            jobs.schedule("nightly", report.new("some"), "0 3 * * *")
+            assert await jobs.put_declared() == ["schedule nightly"]
+
+            assert caplog.text == ""
+            schedule = await jobs.schedules.get("nightly")
+            assert schedule.arguments == {"of": "some"}
 
     async def test_prune_leaves_the_plan_of_an_operator(
         self, jobs: Errandry, another: Callable[..., Errandry]
