@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 ResultOrOutcome: TypeAlias = R | Retry | Snooze | Fail | Cancel | type[Retry] | type[Fail] | type[Cancel]
 """What a handler returns: a result or an outcome. `job.result()` has the type of the result only."""
-BatchResults = Sequence[R | BaseException]
+BatchResults = Sequence[R | Retry | Snooze | Fail | Cancel | BaseException]
 """What a batch handler returns: for each job its result, or the exception it failed with."""
 CallNext = Callable[[JobContext], Awaitable[Any]]
 Middleware = Callable[[JobContext, CallNext], Awaitable[Any]]
@@ -74,9 +74,18 @@ class Observer(Struct, frozen=True):
     event_filter: EventFilter
 
 
+class NotAContext:
+    """A first parameter accepts this type only if it is not annotated, or annotated as `Any`.
+
+    Without an overload for such handlers, pyright takes their first parameter for a `JobContext`.
+    """
+
+
 class TaskDecorator(Protocol):
     """The type of `@jobs.task(…)`: async or plain handlers, with or without a `JobContext`."""
 
+    @overload
+    def __call__(self, function: Callable[Concatenate[NotAContext, ...], object], /) -> Task[..., Any]: ...
     @overload
     def __call__(
         self, function: Callable[Concatenate[JobContext, P], Awaitable[ResultOrOutcome[R]]], /
@@ -166,6 +175,8 @@ class Errandry(Client):
         self._declarations = Declarations(self, owner)
         self.sync = SyncErrandry(self)
 
+    @overload
+    def task(self, function: Callable[Concatenate[NotAContext, ...], object], /) -> Task[..., Any]: ...
     @overload
     def task(
         self, function: Callable[Concatenate[JobContext, P], Awaitable[ResultOrOutcome[R]]], /
