@@ -34,6 +34,7 @@ CURVATURE = {  # how far an arrow bends to its left, to avoid other states
     (State.RUNNING, State.BLOCKED): -150.0,
     (State.CLAIMED, State.CANCELED): -90.0,
     (State.BLOCKED, State.FAILED): 240.0,
+    (State.WAITING, State.FAILED): -300.0,
 }
 DRAWN_SOURCES_MAX = 3
 """A move from this number of states or more is a note, not arrows, which would hide the others."""
@@ -59,9 +60,20 @@ svg {{ background: #fff; font: 13px system-ui, sans-serif }}
 .move {{ text-anchor: middle; fill: #33404d; paint-order: stroke; stroke: #fff;
     stroke-width: 8px; stroke-linejoin: round }}
 .note {{ fill: #33404d }}
+.tip {{ fill: #7a8796 }}
+@media (prefers-color-scheme: dark) {{
+svg {{ background: #14181f }}
+.box {{ fill: #1c2738; stroke: #6f94c8 }}
+.end {{ fill: #1b2a1e; stroke: #6aa66a }}
+.name {{ fill: #e6ebf1 }}
+.way {{ stroke: #8d99a8 }}
+.tip {{ fill: #8d99a8 }}
+.move {{ fill: #c9d2dc; stroke: #14181f }}
+.note {{ fill: #c9d2dc }}
+}}
 </style>
 <defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto">
-<path d="M0 0 10 5 0 10z" fill="#7a8796"/></marker></defs>
+<path class="tip" d="M0 0 10 5 0 10z"/></marker></defs>
 {arrows}
 {boxes}
 {notes}

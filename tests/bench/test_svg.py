@@ -1,10 +1,11 @@
 """The SVG charts."""
 
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from errandry.bench.svg import Bar, Panel, axis, bars, curves, layers
+from errandry.bench.svg import STYLE, Bar, Panel, axis, bars, curves, layers
 
 
 def _widths(drawing: str) -> list[float]:
@@ -71,3 +72,10 @@ def test_a_scale_has_a_few_round_ticks(most: float) -> None:
     assert 2 <= len(ticks) <= 8
     assert ticks[0] == 0
     assert ticks[-1] <= most
+
+
+def test_the_charts_of_the_documentation_have_the_present_colors() -> None:
+    charts = sorted((Path(__file__).parent.parent.parent / "docs" / "benchmarks").glob("*.svg"))
+
+    assert len(charts) == 4
+    assert [chart.name for chart in charts if STYLE not in chart.read_text("utf-8")] == []

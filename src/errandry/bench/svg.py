@@ -22,6 +22,20 @@ svg { background: #fff; font: 13px system-ui, sans-serif; fill: #33404d }
 .grid { stroke: #e3e8ee; stroke-width: 1 }
 .whisker { stroke: #1d2733; stroke-width: 1.2 }
 .raw { stroke: #b4552d; stroke-width: 1.4; stroke-dasharray: 5 4 }
+@media (prefers-color-scheme: dark) {
+svg { background: #14181f; fill: #c9d2dc }
+.title, .panel, .ours { fill: #e6ebf1 }
+.value { stroke: #14181f }
+.tick, .side { fill: #9aa5b1 }
+.grid { stroke: #2b333e }
+.whisker { stroke: #e6ebf1 }
+.raw { stroke: #e0855c }
+[fill="#2f5d9b"] { fill: #5f96dc } [stroke="#2f5d9b"] { stroke: #5f96dc }
+[fill="#9db2cf"] { fill: #56677f }
+[fill="#b4552d"] { fill: #e0855c } [stroke="#b4552d"] { stroke: #e0855c }
+[fill="#4a7a4a"] { fill: #7ab87a } [stroke="#4a7a4a"] { stroke: #7ab87a }
+[fill="#8a5a9b"] { fill: #b98acb } [stroke="#8a5a9b"] { stroke: #b98acb }
+}
 """
 
 
