@@ -13,9 +13,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from errandry import Errandry, Job
 from errandry.core.state import TABLE, Actor, Move, State
 from tests.docs_page import blocks, blocks_to_run, output_differences, problems
-from tools import diagram
+from tools import api, diagram, screen
+from tools.api import ApiPage
 from tools.docs import DOCS, PAGES, descriptions
 
 ROOT = DOCS.parent
@@ -38,7 +40,9 @@ STILL_INTERNAL = {"docs/guide/events.md": {"errandry.store.contract"}}
 SOURCES = ("src", "tests", "bench", "tools", "examples", "docs")
 ELSEWHERE = ("docs/testing.md", "docs/examples.md")
 """The blocks of these pages are files that tests/api/test_testing_page.py and tests/examples run."""
-RUN = [name for name, text in TEXTS.items() if blocks_to_run(blocks(text)) and name not in ELSEWHERE]
+API = [f"docs/{name}" for name in api.pages()]
+"""The blocks of these pages are signatures and excerpts of programs."""
+RUN = [name for name, text in TEXTS.items() if blocks_to_run(blocks(text)) and name not in (*ELSEWHERE, *API)]
 NOT_RUN = {
     ("README.md", "needs this checkout"),
     ("docs/quickstart.md", "makes an environment"),
@@ -77,6 +81,65 @@ def test_a_value_without_a_description_is_reported() -> None:
         descriptions(Odd, ["size", "colour"])
 
 
+def test_the_api_pages_have_every_public_member_with_its_signature() -> None:
+    page = TEXTS["docs/reference/api/errandry.md"]
+
+    names = re.findall(r"^### `(\w+)`$", page, re.MULTILINE)
+    public = {name for name in dir(Errandry) if not name.startswith("_")}
+    assert public | {"workers", "schedules", "sync"} <= set(names)
+    assert [name for name in names if name.startswith("_")] == []
+    assert len(names) == len(set(names))
+    assert "async def enqueue_flow(flow: Parallel[R]) -> list[Job[R]]: ..." in page
+    assert 'async def list(\n    query: str = "",\n' in page
+
+
+def test_docstrings_become_markdown() -> None:
+    docstring = """Send it; see `Job` and `other`.
+
+        job = await send.enqueue("ada")
+
+        await job.wait()
+
+    Then go on.
+
+    print("done")
+    """
+
+    assert api.markdown(docstring) == (
+        "Send it; see [`Job`](job.md) and `other`.\n\n"
+        '```python\njob = await send.enqueue("ada")\n\nawait job.wait()\n```\n\n'
+        'Then go on.\n\n```python\nprint("done")\n```'
+    )
+
+
+def test_a_group_that_names_a_missing_member_is_reported() -> None:
+    page = ApiPage("Job", "Jobs.", (Job,), {"Read": ("result", "nowhere")})
+
+    with pytest.raises(LookupError, match="Job has no public nowhere"):
+        api.text(page)
+
+
+def test_the_picture_is_drawn_from_the_view_and_names_nothing_of_this_machine() -> None:
+    picture = (DOCS / "top.svg").read_text("utf-8")
+    texts = [str(text.text) for text in ElementTree.fromstring(picture).findall(".//{*}text")]
+
+    for text in ("Queues", "Workers", "Recently failed", "q quit"):
+        assert any(text in line for line in texts)
+    assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", picture) == []
+    assert str(Path.home()) not in picture
+    assert str(ROOT) not in picture
+
+
+def test_terminal_lines_are_drawn_with_their_colors_in_their_columns() -> None:
+    drawn = ElementTree.fromstring(screen.drawing("t", ["\x1b[31mred\x1b[0m  a < b"], 20))
+    texts = [(text.get("class"), text.text, text.get("x")) for text in drawn.findall(".//{*}text")]
+
+    assert texts == [
+        ("red", "red", f"{screen.MARGIN:.1f}"),
+        (None, "a < b", f"{screen.MARGIN + 5 * screen.CHARACTER:.1f}"),
+    ]
+
+
 def test_the_diagram_has_every_state_and_every_move_except_those_of_operators() -> None:
     drawn = ElementTree.fromstring(diagram.states())
     words = re.findall(r"\w+", " ".join(str(text.text) for text in drawn.findall(".//{*}text")))
@@ -90,7 +153,7 @@ def test_the_diagram_has_every_state_and_every_move_except_those_of_operators() 
     assert not {Move.RERUN, Move.EDIT, *without_change} & set(words)
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", [*RUN, *API])
 def test_the_blocks_of_a_page_are_valid_and_used(name: str) -> None:
     assert problems(blocks(TEXTS[name])) == []
 

@@ -6,23 +6,27 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from errandry import errors
+from errandry.api.gates import RuleOptions
 from errandry.api.options import (
     BackoffOption,
     BatchOptions,
     DefaultOptions,
     Duration,
+    EditOptions,
     JobOptions,
     KeepOption,
     Moment,
     TaskOptions,
     UseOptions,
 )
+from errandry.api.schedule_options import ScheduleOptions
 from errandry.api.task import RunRules
+from errandry.api.unique_options import UniqueOptions
 from errandry.core.event import KINDS_OF_MOVE, EventKind
 from errandry.core.job import Keep, NewJob
 from errandry.core.retry import Backoff
@@ -30,7 +34,7 @@ from errandry.core.state import TABLE, Move, Reason, State, Transition
 from errandry.store.contract import StoreLimits
 from errandry.store.engine.backlog import WriteLimits
 from errandry.worker.options import WorkerOptions
-from tools import commands, diagram
+from tools import api, commands, diagram, top_picture
 
 DOCS = Path(__file__).parent.parent / "docs"
 EXAMPLES = DOCS.parent / "examples"
@@ -123,6 +127,32 @@ The name of a curve, as in `backoff="linear"`, means `Backoff` with this curve. 
 {_first_paragraph(Keep)}
 
 {_fields(Keep)}
+
+## Of unique jobs
+
+`@jobs.task(unique=UniqueOptions(…))` or `task.using(unique=UniqueOptions(…))`. See
+[unique jobs](../guide/uniqueness.md).
+
+{_options(UniqueOptions, _defaults(UniqueOptions))}
+
+## Of schedules
+
+`ScheduleOptions(…)`, or as arguments of `jobs.schedule` and `jobs.schedules.put`. See
+[schedules](../guide/schedules.md).
+
+{_options(ScheduleOptions, _defaults(ScheduleOptions))}
+
+## Of edits
+
+`jobs.edit(…)`, for jobs that no worker has claimed.
+
+{_options(EditOptions, {})}
+
+## Rules
+
+`set_rules(…)` of a task, a queue or a group. See [limits, rates, groups](../guide/limits.md).
+
+{_options(RuleOptions, {})}
 
 ## Of workers
 
@@ -294,7 +324,7 @@ def _type(hint: Any) -> str:
             return words
     if get_origin(hint) is Literal:
         return " or ".join(f"`{value}`" for value in get_args(hint))
-    if get_origin(hint) is UnionType:
+    if get_origin(hint) in (UnionType, Union):
         return " or ".join(dict.fromkeys(_type(part) for part in get_args(hint) if part is not type(None)))
     return (
         f"`{hint.__name__}`" if isinstance(hint, type) and not get_args(hint) else f"`{_strip_modules(hint)}`"
@@ -306,12 +336,12 @@ def _strip_modules(hint: Any) -> str:
 
 
 def descriptions(kind: type, names: Iterable[str]) -> dict[str, str]:
-    """The description of each name: the line of the docstring that begins with the name."""
+    """The description of each name: the line of the docstring that begins with it, and its continuation."""
     lines = inspect.getdoc(kind) or ""
-    found = {name: re.search(rf"^{name}\s+(\S.*)$", lines, re.MULTILINE) for name in names}
+    found = {name: re.search(rf"^{name}\s+(\S.*(?:\n +\S.*)*)$", lines, re.MULTILINE) for name in names}
     if missing := [name for name, words in found.items() if words is None]:
         raise LookupError(f"the docstring of {kind.__name__} does not describe {', '.join(missing)}")
-    return {name: words[1] for name, words in found.items() if words is not None}
+    return {name: " ".join(words[1].split()) for name, words in found.items() if words is not None}
 
 
 def _first_paragraph(kind: type) -> str:
@@ -350,6 +380,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/events.md": events,
     "reference/errors.md": error_tree,
     "reference/cli.md": commands.page,
+    "top.svg": top_picture.top,
+    **api.pages(),
 }
 
 

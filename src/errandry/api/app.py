@@ -172,8 +172,10 @@ class Errandry(Client):
         self.archiver: Archive | None = None
         self._enqueue_hooks: list[EnqueueHook] = []
         self.schedules = Schedules(self)
+        """The schedules in the store, and those declared in code."""
         self._declarations = Declarations(self, owner)
         self.sync = SyncErrandry(self)
+        """Blocking methods, for code without an event loop."""
 
     @overload
     def task(self, function: Callable[Concatenate[NotAContext, ...], object], /) -> Task[..., Any]: ...

@@ -49,6 +49,7 @@ class Client(Operations):
         self.client = client
         self.tasks: dict[str, Task[..., Any]] = {}
         self.workers = Workers(self)
+        """The workers of the store, to list and pause them."""
 
     async def open(self) -> None:
         """Open the store now rather than on first use; reopens it after `close`."""

@@ -130,9 +130,11 @@ class Worker:
         self._claimer.pause(True)
 
     def resume(self) -> None:
+        """Claim again."""
         self._claimer.pause(False)
 
     def health(self) -> Health:
+        """Figures for a health check: both times are a few seconds at most if the worker is well."""
         now = self.app.clock.monotonic()
         upkeep_age = None if self._upkeep_loop.last_run is None else now - self._upkeep_loop.last_run
         return Health(self.app.engine.stats().age, upkeep_age, len(self._slots.runs))
