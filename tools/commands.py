@@ -1,6 +1,7 @@
 """Generate the reference page of the command line from the commands."""
 
 from collections.abc import Iterable, Iterator
+from html import escape
 from inspect import cleandoc
 
 import click
@@ -70,6 +71,10 @@ def _options(ctx: click.Context, options: Iterable[click.Parameter]) -> str:
     records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
     if not records:
         return ""
-    cells = [[cell.replace("|", "\\|") for cell in record] for record in records]
-    rows = "\n".join(f"| `{name}` | {text} |" for name, text in cells)
+    rows = "\n".join(f"| {_code(name)} | {text.replace('|', '&#124;')} |" for name, text in records)
     return f"| option | meaning |\n| --- | --- |\n{rows}"
+
+
+def _code(text: str) -> str:
+    """Code in a table. A bar ends the cell even in code, and some renderers show a backslash before it."""
+    return f"<code>{escape(text).replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
