@@ -16,7 +16,7 @@ from itertools import groupby, pairwise
 from msgspec import Struct
 
 import errandry
-from errandry.api.client import JobPage
+from errandry.api.job_view import AttemptFailure, JobPage, LogEntry
 from errandry.api.gates import GateHandle
 from errandry.api.queue import Queue
 from errandry.api.schedules import Schedules
@@ -28,6 +28,8 @@ WIDTH = 88
 """Maximum number of characters in a line of a signature."""
 OVERLOADS_MAX = 2
 """Of a function with more overloads than this, only the signature of its implementation is shown."""
+INTERNAL = {"client", "clock", "codec", "engine", "store"}
+"""Attributes of the app that other modules of Errandry use; programs do not need them."""
 OTHER = "More"
 """The heading of members that are in no group."""
 LINKS = {
@@ -81,6 +83,7 @@ class Member(Struct, frozen=True):
 ERRANDRY_GROUPS: Groups = {
     "Declare": (
         "task",
+        "declare_queue",
         "schedule",
         "backoff",
         "middleware",
@@ -99,6 +102,7 @@ ERRANDRY_GROUPS: Groups = {
         "events",
         "latest_cursor",
         "steps",
+        "ids",
         "children",
         "subtree",
         "held",
@@ -125,7 +129,7 @@ ERRANDRY_GROUPS: Groups = {
         "workers",
         "schedules",
     ),
-    "Run and close": ("run_worker", "open", "close", "sync", "override_store", "display_url"),
+    "Run and close": ("run_worker", "put_declared", "open", "close", "sync"),
 }
 
 PAGES: Mapping[str, ApiPage] = {
@@ -147,7 +151,7 @@ PAGES: Mapping[str, ApiPage] = {
         "Job",
         "What `enqueue`, `jobs.get` and other methods return. [Results and waiting](../../guide/results.md) "
         "shows how to use it.",
-        (errandry.Job,),
+        (errandry.Job, AttemptFailure, LogEntry),
     ),
     "context": ApiPage(
         "JobContext",
@@ -285,6 +289,8 @@ def _members(kind: type) -> dict[str, Member]:
         [tree] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         body = tree.body if isinstance(tree, ast.ClassDef) else []
         for member in [*_functions(body), *_attributes(body)]:
+            if member.name in INTERNAL:
+                continue
             overriding = members.get(member.name)
             if overriding is None:
                 members[member.name] = member

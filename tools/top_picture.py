@@ -115,7 +115,7 @@ class _Shop:
             NewJob(id=self._new_id(), task=task, queue=queue, payload="{}", delay=delay)
             for _ in range(number)
         )
-        await self._jobs.insert([*new])
+        await self._jobs.client.insert([*new])
 
     async def _claim(
         self, queue: str, task: str, number: int, worker: str = WORKERS[0]
