@@ -16,8 +16,8 @@ from itertools import groupby, pairwise
 from msgspec import Struct
 
 import errandry
-from errandry.api.job_view import AttemptFailure, JobPage, LogEntry
 from errandry.api.gates import GateHandle
+from errandry.api.job_view import AttemptFailure, JobPage, LogEntry
 from errandry.api.queue import Queue
 from errandry.api.schedules import Schedules
 from errandry.api.workers import Workers

@@ -40,9 +40,7 @@ def main(to: list[str]) -> None:
     for job in enqueued:
         job.wait(timeout=60)
         errors = job.errors
-        print(
-            f"{job.state} after {job.attempts}: {errors[-1].message if errors else 'at once'}"
-        )
+        print(f"{job.state} after {job.attempts}: {errors[-1].message if errors else 'at once'}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
-from msgspec import to_builtins
 
 from errandry.cli import job_view
 from errandry.cli.bulk_action import Action, apply_action, confirm_options, rerun_options
@@ -15,6 +14,7 @@ from errandry.cli.job_arguments import parse_target, query, resolve_id, resolve_
 from errandry.cli.param_types import DURATION, TIME, parse_arguments, parse_json
 from errandry.cli.session import Session, app_command, store_time
 from errandry.cli.text import pluralize
+from errandry.core.duration import as_datetime
 from errandry.core.event import EventKind
 from errandry.core.job import JobRecord
 
@@ -185,7 +185,7 @@ async def signal(session: Session, app: "Errandry", job_id: str, name: str, give
 def _print_logs(session: Session, job: JobRecord, after: int = 0) -> None:
     if session.json:
         for line in job.logs[after:]:
-            session.print_json(to_builtins(line))
+            session.print_json({"at": as_datetime(line.at), "text": line.text, "level": line.level})
         return
     for text in job_view.log_lines(session, job, after):
         session.print(text)

@@ -120,7 +120,7 @@ async def show(session: Session, jobs: "Errandry", name: str) -> None:
     schedule, now = await jobs.schedules.get(name), await jobs.now()
     ticks = _next_ticks(await jobs.client.schedule(name), now.timestamp())
     if session.json:
-        session.print_json(as_data(schedule) | {"ticks": ticks})
+        session.print_json(as_data(schedule) | {"ticks": [as_datetime(tick) for tick in ticks]})
         return
     session.print(f"{session.style('schedule', bold=True)} {clean(schedule.name)}")
     for field, value in _facts(schedule, now):

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from unicodedata import east_asian_width
 
@@ -30,7 +30,7 @@ def one_line(text: str) -> str:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Encode as JSON, with times in seconds since 1970 and control characters escaped."""
+    """Encode as JSON, with times as ISO text in UTC and control characters escaped."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=_json_value)
     return text if text.isprintable() else "".join(map(_escape_json_char, text))
 
@@ -90,7 +90,7 @@ def _timestamp(at: Time) -> float:
 
 def _json_value(value: object) -> Any:
     if isinstance(value, datetime):
-        return value.timestamp()
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     return to_builtins(value, builtin_types=(datetime,)) if isinstance(value, Struct) else str(value)
 
 
