@@ -26,11 +26,11 @@ from statistics import median, quantiles
 
 from bench.stores import STORES, empty_stores
 from errandry import Errandry, event_loop
+from errandry.claims.trouble import TroubleReporter
+from errandry.claims.upkeep import UpkeepLoop
 from errandry.core.answer import Claims
 from errandry.core.command import Claim, CompleteOutcome, Insert, Ref, ResolveJobs, Settle
 from errandry.core.job import Keep, NewJob
-from errandry.worker.trouble import TroubleReporter
-from errandry.worker.upkeep import UpkeepLoop
 
 JOBS = 1_000_000
 PASS_SIZE = 5_000
@@ -69,7 +69,8 @@ class Pruner:
     """Runs upkeep as a worker does, with pauses."""
 
     def __init__(self, app: Errandry) -> None:
-        self._upkeeper = UpkeepLoop(app, TroubleReporter(app, "bench"), 1.0)
+        trouble = TroubleReporter(app.engine, app.clock, "bench")
+        self._upkeeper = UpkeepLoop(app.engine, app.clock, trouble, lambda: True)
         self._periods: list[tuple[float, float]] = []
 
     @property

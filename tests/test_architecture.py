@@ -17,6 +17,7 @@ LAYERS: list[set[str]] = [  # lowest first; the longest prefix of a module that 
     {"errandry.store", "errandry.codec"},
     DRIVERS,
     {"errandry.store.url"},
+    {"errandry.claims"},
     {"errandry.api"},
     {"errandry.worker"},
     {

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from errandry.claims.liveness import Liveness
 from errandry.core.command import Beat, Claim, ReportTrouble
-from errandry.worker.liveness import Liveness
 from tests.cli.conftest import Cli, Shop
 
 

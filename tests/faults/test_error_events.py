@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 import pytest
 
 from errandry import Errandry, Event, Worker, WorkerOptions
+from errandry.claims import background, liveness, trouble
 from errandry.core.command import Beat, Claim, Command, ReportTrouble, Settle, Upkeep
 from errandry.core.event import EventKind
 from errandry.errors import StoreRefused
 from errandry.testing import drain
-from errandry.worker import liveness, trouble, worker
 from tests.faults.process import WAIT_TIMEOUT, wait_until, wait_until_async
 from tests.faults.troubled import FULL, FailingStore, TroubledApp
 from tests.run_worker import running_worker
@@ -22,7 +22,7 @@ from tests.run_worker import running_worker
 @pytest.fixture(autouse=True)
 def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trouble, "RETRY_AFTER", 0.01)
-    monkeypatch.setattr(worker, "LOOP_RESTART_DELAY", 0.01)
+    monkeypatch.setattr(background, "LOOP_RESTART_DELAY", 0.01)
 
 
 def observe(app: Errandry, *kinds: str) -> list[Event]:

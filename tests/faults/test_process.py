@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from errandry.claims.liveness import Liveness, is_dead, remove_lock_file
 from errandry.core.state import Reason, State
-from errandry.worker.liveness import Liveness, is_dead, remove_lock_file
 from tests.faults.command import CommandScene, is_alive, open_command_scene
 from tests.faults.process import wait_until
 from tests.faults.scene import BOTH_LOOPS

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from errandry import Worker, WorkerOptions
+from errandry.claims import background, leases, liveness
 from errandry.core.answer import Answer, UpkeepResult
 from errandry.core.command import Beat, Claim, Command, Renew, Settle, Start, Upkeep
 from errandry.core.state import State
 from errandry.errors import StoreRefused, StoreUnavailable
-from errandry.worker import leases, liveness, worker
 from tests.faults.process import WAIT_TIMEOUT, wait_until, wait_until_async
 from tests.faults.troubled import FULL, LEASE, TroubledApp
 
@@ -108,7 +108,7 @@ async def test_a_background_loop_goes_on_after_an_unexpected_error(
     troubled: TroubledApp, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unexpected error pauses a loop; it must not end the renewals."""
-    monkeypatch.setattr(worker, "LOOP_RESTART_DELAY", 0.01)
+    monkeypatch.setattr(background, "LOOP_RESTART_DELAY", 0.01)
     errors = [ValueError("a bug"), ValueError("another")]
 
     async def fail() -> None:
@@ -141,7 +141,7 @@ async def test_a_renewal_that_hangs_does_not_make_the_worker_spin(
             clock_reads += 1
             return clock.monotonic()
 
-    second_leases = leases.Leases(troubled.app.engine, CountingClock(), "worker", WorkerOptions(lease=0.3))
+    second_leases = leases.Leases(troubled.app.engine, CountingClock(), "worker", 0.3, 0.1)
     error = StoreUnavailable("memory", "not reachable")
     troubled.store.error_for = lambda command: error if isinstance(command, Renew) else None
     await troubled.wait.enqueue()
@@ -195,7 +195,7 @@ async def test_an_outcome_that_the_store_refuses_is_reported(
 async def test_a_stop_waits_for_outcomes_that_are_still_being_written(
     troubled: TroubledApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "STOP_TIMEOUT", 0.0)
+    monkeypatch.setattr("errandry.worker.worker.STOP_TIMEOUT", 0.0)
     job = await troubled.wait.enqueue()
     errors = [FULL]
     troubled.store.error_for = lambda command: (

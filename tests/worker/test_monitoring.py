@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from errandry import Errandry
+from errandry.claims.throttled_log import REPEAT_AFTER, ThrottledLog
 from errandry.errors import StoreUnavailable
 from errandry.testing import FakeClock
-from errandry.worker.throttled_log import REPEAT_AFTER, ThrottledLog
 from tests.machine_load import WAIT_TIMEOUT
 from tests.run_worker import run_burst, running_worker
 from tests.worker.gate import Gate

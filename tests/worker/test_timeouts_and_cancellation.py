@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from errandry import Errandry, JobContext, State
+from errandry.claims.leases import StopReason
 from errandry.core.state import Reason
 from errandry.worker.executor import Executor
-from errandry.worker.handler_call import HandlerCall, StopReason
+from errandry.worker.handler_call import HandlerCall
 from tests.machine_load import WAIT_TIMEOUT, MachineLoad
 from tests.run_worker import run_burst, running_worker, wait_for_state
 from tests.worker.gate import NO_BACKOFF, Gate

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import pytest
 
 from errandry import Errandry
+from errandry.claims import trouble
+from errandry.claims.trouble import QUIET_AFTER, UNSTORED_MAX, TroubleReporter
 from errandry.core.answer import Answer
 from errandry.core.command import Command
 from errandry.core.event import EventKind, EventRecord
 from errandry.errors import StoreFull, StoreUnavailable
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock
-from errandry.worker import trouble
-from errandry.worker.trouble import QUIET_AFTER, UNSTORED_MAX, TroubleReporter
 
 
 def listen(reporter: TroubleReporter) -> list[str]:
@@ -37,7 +37,7 @@ async def store_all(jobs: Errandry, reporter: TroubleReporter) -> list[str]:
 async def test_the_same_trouble_is_reported_again_only_after_a_quiet_time(
     jobs: Errandry, clock: FakeClock
 ) -> None:
-    reporter = TroubleReporter(jobs, "w")
+    reporter = TroubleReporter(jobs.engine, jobs.clock, "w")
     texts = listen(reporter)
     for _ in range(10):
         reporter.report("cannot claim", StoreUnavailable("store", "away"))
@@ -54,7 +54,7 @@ async def test_the_same_trouble_is_reported_again_only_after_a_quiet_time(
 
 
 async def test_other_trouble_and_other_errors_are_reported_meanwhile(jobs: Errandry) -> None:
-    reporter = TroubleReporter(jobs, "w")
+    reporter = TroubleReporter(jobs.engine, jobs.clock, "w")
     texts = listen(reporter)
     for _ in range(2):
         reporter.report("cannot claim", ValueError("a bug"))
@@ -71,7 +71,7 @@ async def test_other_trouble_and_other_errors_are_reported_meanwhile(jobs: Erran
 
 
 async def test_a_text_is_redacted_before_it_is_cut(jobs: Errandry) -> None:
-    reporter = TroubleReporter(jobs, "w")
+    reporter = TroubleReporter(jobs.engine, jobs.clock, "w")
     texts = listen(reporter)
     secret = "4111" * 60
 
@@ -91,7 +91,7 @@ async def test_a_store_that_is_back_gets_the_newest_reports_and_the_number_of_th
     store = jobs.store
     assert isinstance(store, MemoryStore)
     store.fail_before = [StoreUnavailable("store", "away")] * 3
-    reporter = TroubleReporter(jobs, "w")
+    reporter = TroubleReporter(jobs.engine, jobs.clock, "w")
     for number in range(UNSTORED_MAX + 20):
         reporter.report(f"trouble {number}")
 
@@ -121,7 +121,7 @@ async def test_reports_that_could_not_be_stored_keep_their_place_before_later_on
 
     has_failed: list[bool] = []
     async with Errandry(store=FullStore()) as jobs:
-        reporter = TroubleReporter(jobs, "w")
+        reporter = TroubleReporter(jobs.engine, jobs.clock, "w")
         for number in range(UNSTORED_MAX):
             reporter.report(f"early {number}")
         stored = await store_all(jobs, reporter)

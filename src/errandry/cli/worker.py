@@ -142,8 +142,8 @@ def _load_app(session: Session) -> "Errandry":
 async def _run_worker(
     jobs: "Errandry", options: "WorkerOptions", pipe: "SupervisorPipe | None", show: ShowStatus | None
 ) -> int:
+    from errandry.claims.presence import CLOSE_TIMEOUT
     from errandry.worker import Worker
-    from errandry.worker.worker import CLOSE_TIMEOUT
 
     async with jobs:
         worker = Worker(jobs, options)

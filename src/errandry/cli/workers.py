@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from errandry.api.workers import all_slots, worker_info
+from errandry.claims.liveness import is_dead
 from errandry.cli import pausing, table
 from errandry.cli.command import CliGroup
 from errandry.cli.session import Session, app_command, store_time
@@ -16,7 +17,6 @@ from errandry.core.command import Beat, WorkerRecord
 from errandry.core.gate import GateKind
 from errandry.core.why import SILENT_AFTER
 from errandry.errors import short_repr
-from errandry.worker.liveness import is_dead
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry

@@ -8,9 +8,9 @@ from typing import Any
 from errandry.api.app import Errandry
 from errandry.api.archive import ARCHIVE_SLICE, Archive, archive_and_remove
 from errandry.api.job import Job
+from errandry.claims.trouble import OnTrouble
 from errandry.codec.redaction import redact_text
 from errandry.core.job import JobRecord
-from errandry.worker.trouble import OnTrouble
 
 log = logging.getLogger("errandry.worker")
 

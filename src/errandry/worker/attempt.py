@@ -6,7 +6,6 @@ Used by workers and by their child processes, so it never touches the store.
 import asyncio
 import logging
 import os
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
@@ -32,6 +31,8 @@ from errandry.api.outcome import (
     unwrap_group,
 )
 from errandry.api.task import Task
+from errandry.claims.failure import failure
+from errandry.claims.leases import StopReason
 from errandry.codec.json_codec import Codec, DocumentInfo, to_json
 from errandry.codec.redaction import Redactor
 from errandry.core.command import (
@@ -49,7 +50,7 @@ from errandry.core.job import Failure, JobRecord
 from errandry.core.state import Reason
 from errandry.core.step import WaitOutcome
 from errandry.errors import InvalidValue
-from errandry.worker.handler_call import HandlerCall, JobRun, StopReason
+from errandry.worker.handler_call import HandlerCall, JobRun
 
 log = logging.getLogger("errandry.worker")
 
@@ -256,16 +257,6 @@ def _await_outcome(run: JobRun, calls: tuple[Any, ...], policy: str) -> Outcome:
 def _invalid_value_outcome(error: InvalidValue) -> Outcome:
     """Fail without a retry: another attempt would return the same."""
     return FailOutcome(Failure(Reason.UNRECOVERABLE, type(error).__name__, str(error)))
-
-
-def failure(error: BaseException, kind: Reason = Reason.ERROR) -> Failure:
-    """`error` for the record of a job."""
-    trace = "".join(traceback.format_exception(error))
-    try:
-        message = str(error)
-    except Exception:
-        message = "it has no message that could be read"
-    return Failure(kind, type(error).__name__, message, trace)
 
 
 def _app_traceback(trace: TracebackType | None) -> TracebackType | None:

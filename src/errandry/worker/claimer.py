@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from errandry.api.app import Errandry
 from errandry.api.task import Runner, Task
+from errandry.claims.throttled_log import ThrottledLog
+from errandry.claims.trouble import TroubleReporter
 from errandry.core.answer import Answer, Claims, Lost, Renewed
 from errandry.core.batch import CLAIM_MAX, BatchSpec
 from errandry.core.command import Claim, Ref, Renew
@@ -26,8 +28,6 @@ from errandry.store.engine.change_counter import ChangeCounter
 from errandry.worker.dispatcher import Dispatcher, batch_specs
 from errandry.worker.options import WorkerOptions
 from errandry.worker.slots import Slots
-from errandry.worker.throttled_log import ThrottledLog
-from errandry.worker.trouble import TroubleReporter
 
 log = logging.getLogger("errandry.worker")
 
@@ -56,7 +56,7 @@ class ClaimRequest(NamedTuple):
     joins_batch: bool = False
 
 
-class Claimer:
+class SlotClaimer:
     """Claims as many jobs as there are free slots of each runner.
 
     `is_idle` returns whether every job that this worker has claimed is settled.

@@ -9,10 +9,11 @@ from functools import partial
 
 from errandry.api.app import Errandry
 from errandry.api.task import Runner
+from errandry.claims.leases import StopReason
 from errandry.core.batch import BatchSpec
 from errandry.core.job import JobRecord
 from errandry.core.state import State
-from errandry.worker.handler_call import HandlerCall, JobRun, StopReason
+from errandry.worker.handler_call import HandlerCall, JobRun
 from errandry.worker.options import WorkerOptions
 from errandry.worker.slots import Slots
 

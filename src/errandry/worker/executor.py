@@ -12,6 +12,8 @@ from errandry.api.app import Errandry
 from errandry.api.flow import ChildResults, read_child_results
 from errandry.api.job import Job
 from errandry.api.task import Runner, Task
+from errandry.claims.failure import failure
+from errandry.claims.trouble import OnTrouble, ignore_trouble
 from errandry.codec.argument_version import version_of
 from errandry.codec.json_codec import DocumentInfo, document_info
 from errandry.core.answer import ALREADY, WRITTEN, Answer
@@ -24,14 +26,13 @@ from errandry.errors import (
     ProcessDied,
     SealBroken,
 )
-from errandry.worker.attempt import AttemptRunner, HandlerArguments, Outcomes, failure
+from errandry.worker.attempt import AttemptRunner, HandlerArguments, Outcomes
 from errandry.worker.children.pool import ChildPool
 from errandry.worker.handler_call import HandlerCall, JobRun
 from errandry.worker.options import WorkerOptions
 from errandry.worker.settler import Settler
 from errandry.worker.step_writer import StepWriter
 from errandry.worker.threads import ThreadPool
-from errandry.worker.trouble import OnTrouble, ignore_trouble
 
 log = logging.getLogger("errandry.worker")
 

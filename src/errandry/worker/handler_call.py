@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from enum import StrEnum
 from threading import Lock
 from time import time
 from typing import Any, Protocol
@@ -14,20 +13,12 @@ from msgspec.structs import replace
 from errandry.api.context import BatchContext, JobContext
 from errandry.api.job import Job
 from errandry.api.task import Runner
+from errandry.claims.leases import StopReason
 from errandry.core.command import Note, Ref
 from errandry.core.job import LOGS_MAX, JobRecord, LogLine, Progress
 
 NOTE_INTERVAL = 0.2
 """Seconds between the first unwritten note of a run and its write, which collects later notes."""
-
-
-class StopReason(StrEnum):
-    """Why a handler is stopped."""
-
-    CANCEL = "cancel"
-    LOST = "lost"
-    TIMEOUT = "timeout"
-    SHUTDOWN = "shutdown"
 
 
 class JobRun:
@@ -67,6 +58,11 @@ class JobRun:
         """Ask the attempt to stop; the first reason counts. From any thread."""
         if self.mark_stopped(reason):
             self.call.request_stop([self])
+
+    def mark_lost(self, cause: str) -> None:  # noqa: ARG002 - the log has the cause
+        """Note that the worker no longer has its lease, and ask the attempt to stop. From any thread."""
+        self.is_lost = True
+        self.stop(StopReason.LOST)
 
     def mark_stopped(self, reason: StopReason) -> bool:
         """Note the reason and tell the handler's context; False if the run was stopped before."""

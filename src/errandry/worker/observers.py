@@ -8,10 +8,10 @@ from functools import partial
 
 from errandry.api.app import Errandry, Observer
 from errandry.api.events import Event, event_at
+from errandry.claims.throttled_log import ThrottledLog
+from errandry.claims.trouble import TroubleReporter
 from errandry.core.event import EventKind, EventRecord
 from errandry.worker.threads import ThreadPool
-from errandry.worker.throttled_log import ThrottledLog
-from errandry.worker.trouble import TroubleReporter
 
 log = logging.getLogger("errandry.worker")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from errandry.api.app import Errandry
+from errandry.claims.trouble import OnTrouble
 from errandry.codec.redaction import redact_text
 from errandry.core.answer import ALREADY, WRITTEN, Answer
 from errandry.core.command import CompleteOutcome, FailOutcome, Outcome, RemoveJobs, Settle
@@ -14,7 +15,6 @@ from errandry.core.state import Reason
 from errandry.errors import ErrandryError, InvalidValue, ReplyLost, StoreClosed, StoreUnavailable
 from errandry.worker.handler_call import JobRun
 from errandry.worker.options import WorkerOptions
-from errandry.worker.trouble import OnTrouble
 
 log = logging.getLogger("errandry.worker")
 

@@ -5,14 +5,14 @@ from concurrent.futures import Future
 from functools import partial
 
 from errandry.api.app import Errandry
+from errandry.claims.trouble import OnTrouble
 from errandry.codec.json_codec import DocumentInfo
 from errandry.codec.redaction import redact_text
 from errandry.core.answer import ALREADY, WRITTEN, Answer, Lost
 from errandry.core.command import PutStep
 from errandry.core.step import StepKind
 from errandry.errors import CommandFailed, ErrandryError, LeaseLost, StoreClosed, StoreUnavailable
-from errandry.worker.handler_call import JobRun, StopReason
-from errandry.worker.trouble import OnTrouble
+from errandry.worker.handler_call import JobRun
 
 log = logging.getLogger("errandry.worker")
 
@@ -56,8 +56,7 @@ class StepWriter:
                     command.name,
                     cause,
                 )
-                run.is_lost = True
-                run.stop(StopReason.LOST)
+                run.mark_lost(cause)
                 saved.set_exception(LeaseLost(run.job.id, run.job.fence, cause))
             case StoreUnavailable() if not isinstance(answer, StoreClosed) and run.stop_reason is None:
                 log.warning("%s: step %s cannot be written yet, retrying: %s", run, command.name, answer)

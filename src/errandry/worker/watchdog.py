@@ -9,10 +9,10 @@ import sys
 import threading
 from types import FrameType
 
+from errandry.claims.trouble import OnTrouble
 from errandry.clock import Clock
 from errandry.worker.attempt import AttemptRunner
 from errandry.worker.handler_call import HandlerCall
-from errandry.worker.trouble import OnTrouble
 
 log = logging.getLogger("errandry.worker")
 

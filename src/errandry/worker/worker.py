@@ -2,40 +2,35 @@
 
 import asyncio
 import logging
-import os
-import secrets
 import signal
-import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any
 
 from msgspec import Struct
 
 from errandry.api.app import Errandry
 from errandry.api.completion import wait_for_first
 from errandry.api.task import Runner
-from errandry.core.answer import Answer
+from errandry.claims.background import LoopFunction, start_loops
+from errandry.claims.leases import Leases, StopReason, settle_all
+from errandry.claims.presence import CLOSE_TIMEOUT, Presence, new_worker_id
+from errandry.claims.trouble import TroubleReporter
+from errandry.claims.upkeep import UpkeepLoop
 from errandry.core.command import Beat, ReleaseOutcome, Settle, SlotShare
 from errandry.core.job import JobRecord
-from errandry.errors import ErrandryError, StoreError
+from errandry.errors import StoreError
 from errandry.worker.archiver import archive_forever
 from errandry.worker.children.pool import ChildPool
 from errandry.worker.children.process import refuse_in_child
-from errandry.worker.claimer import Claimer
+from errandry.worker.claimer import SlotClaimer
 from errandry.worker.dispatcher import Dispatcher, batch_specs
 from errandry.worker.executor import Executor
-from errandry.worker.handler_call import HandlerCall, JobRun, StopReason
-from errandry.worker.leases import Leases
-from errandry.worker.liveness import Liveness
+from errandry.worker.handler_call import HandlerCall, JobRun
 from errandry.worker.log_capture import JobLogHandler
 from errandry.worker.observers import Observers
 from errandry.worker.options import WorkerOptions
 from errandry.worker.slots import Slots
-from errandry.worker.trouble import TroubleReporter
-from errandry.worker.upkeep import UpkeepLoop
 from errandry.worker.watchdog import Watchdog
 
 log = logging.getLogger("errandry.worker")
@@ -48,10 +43,6 @@ two threads spend an eighth of their time on switching.
 """
 STOP_TIMEOUT = 1.0
 """Seconds that stopped handlers have to end before the worker releases their jobs."""
-CLOSE_TIMEOUT = 2.0
-"""Seconds that a stopping worker waits for a store that does not answer."""
-LOOP_RESTART_DELAY = 1.0
-"""Seconds before a background loop that raised is restarted."""
 
 
 class Health(Struct, frozen=True):
@@ -72,24 +63,31 @@ class Worker:
 
     def __init__(self, app: Errandry, options: WorkerOptions | None = None) -> None:
         self.app, self.options = app, options or WorkerOptions()
-        # Unique for each start: a worker that finds this one dead expires all leases under its id.
-        name = (self.options.id or socket.gethostname())[:100]
-        self.id = f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.id = new_worker_id(self.options.id)
         self._stopping = asyncio.Event()
         self._skip_grace = asyncio.Event()
         self._has_abandoned_claim = False
-        self._trouble = TroubleReporter(app, self.id)
+        self._trouble = TroubleReporter(app.engine, app.clock, self.id)
         self._children = ChildPool(app, self.options, self._trouble.report)
         self._slots = Slots(self.options, self._children.extra_jobs)
-        self._leases = Leases(app.engine, app.clock, self.id, self.options, self._trouble.report)
+        self._leases = Leases(
+            app.engine,
+            app.clock,
+            self.id,
+            self.options.lease,
+            self.options.renewal,
+            self._trouble.report,
+        )
         self._dispatcher = Dispatcher(app, self.options, self._slots, self._make_run, self._begin_calls)
-        self._claimer = Claimer(
+        self._claimer = SlotClaimer(
             app, self._trouble, self.options, self._slots, self._dispatcher, self._leases.is_idle
         )
         self._executor = Executor(
             app, self.options, self._slots.release, self._end_run, self._trouble.report, self._children
         )
-        self._upkeep_loop = UpkeepLoop(app, self._trouble, self.options.upkeep_every)
+        self._upkeep_loop = UpkeepLoop(
+            app.engine, app.clock, self._trouble, lambda: app.archiver is None, self.options.upkeep_every
+        )
         self._started_at = app.clock.time()
 
     async def run(self, *, signals: bool = False) -> None:
@@ -199,19 +197,12 @@ class Worker:
             self._slots.release(call)
         for run in remaining:
             self._leases.drop(run)
-        await self._submit(*(Settle(run.ref, ReleaseOutcome()) for run in remaining), timeout=CLOSE_TIMEOUT)
+        releases = [Settle(run.ref, ReleaseOutcome()) for run in remaining]
+        await settle_all(self.app.engine, releases, self._trouble.report, CLOSE_TIMEOUT)
 
-    async def _send_beats(self, lock_file: str) -> None:
-        while True:
-            await asyncio.sleep(self.options.beat_every)
-            await self._submit(self._make_beat(lock_file))
-
-    def _make_beat(self, lock_file: str, gone: bool = False) -> Beat:
+    def _make_beat(self) -> Beat:
         return Beat(
             worker=self.id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            alive=lock_file,
             queues=self.options.queues,
             tasks=self.options.tasks or tuple(sorted(self.app.tasks)),
             concurrency=self.options.concurrency,
@@ -219,7 +210,6 @@ class Worker:
             shares=self._slot_shares(),
             batches=batch_specs(self.app),
             started_at=self._started_at,
-            gone=gone,
         )
 
     def _slot_shares(self) -> tuple[SlotShare, ...]:
@@ -240,29 +230,6 @@ class Worker:
             )
             self._trouble.report("cannot store the declared schedules and rules", error)
 
-    async def _submit(self, *commands: Beat | Settle, timeout: float | None = None) -> None:
-        """Write these commands; log a warning for each that the store did not take within the timeout."""
-        answers: list[Answer | TimeoutError]
-        try:
-            async with asyncio.timeout(timeout):
-                answers = [*await self.app.engine.submit_all(commands)]
-        except ErrandryError as error:
-            answers = [error] * len(commands)
-        except TimeoutError:
-            answers = [TimeoutError("the store did not answer in time")] * len(commands)
-        for command, answer in zip(commands, answers, strict=True):
-            if isinstance(answer, ErrandryError | TimeoutError):
-                if isinstance(command, Beat):
-                    self._trouble.report("cannot write heartbeats", answer)
-                    log.warning("cannot write the heartbeat of worker %s: %s", self.id, answer)
-                else:
-                    self._trouble.report("cannot release jobs", answer)
-                    log.warning(
-                        "cannot release job %s, other workers get it when its lease expires: %s",
-                        command.ref.job,
-                        answer,
-                    )
-
     @asynccontextmanager
     async def _services(self, signals: bool) -> AsyncIterator[None]:
         """Start everything that runs beside the handlers; stop it when the block ends."""
@@ -270,20 +237,17 @@ class Worker:
         switch_interval, capture = sys.getswitchinterval(), JobLogHandler()
         sys.setswitchinterval(min(switch_interval, SWITCH_INTERVAL))
         logging.getLogger().addHandler(capture)
-        liveness, observers, tasks = Liveness(), Observers(self.app, self._trouble), []
-        self._children.lock_descriptor = liveness.descriptor
+        presence = Presence(self.app.engine, self._trouble, self._make_beat, self.options.beat_every)
+        observers, tasks = Observers(self.app, self._trouble), list[asyncio.Task[None]]()
+        self._children.lock_descriptor = presence.descriptor
         storing = asyncio.create_task(self.app.engine.call(self._trouble.store_forever))
         try:
             with _Signals(self.stop if signals else None):
-                # Before any claim: without a beat, nothing would notice the worker's death before its leases
-                # expire.
-                await self._submit(self._make_beat(liveness.path))
+                await presence.report()
                 await observers.start()
                 await self._put_declared()
-                tasks += [
-                    asyncio.create_task(self.app.engine.call(self._run_forever, loop))
-                    for loop in self._background_loops(liveness)
-                ]
+                loops = self._background_loops(presence)
+                tasks += start_loops(self.app.engine, loops, self._trouble.report)
                 if self.options.upkeep and (archive := self.app.archiver) is not None:
                     interval = self.options.upkeep_every
                     archiving = archive_forever(self.app, archive, interval, self._trouble.report)
@@ -296,36 +260,24 @@ class Worker:
             await observers.close()
             self._trouble.close()
             if not self._has_abandoned_claim:
-                await self._submit(self._make_beat(liveness.path, gone=True), timeout=CLOSE_TIMEOUT)
+                await presence.report(gone=True)
             await asyncio.wait([storing], timeout=0.0 if self._has_abandoned_claim else CLOSE_TIMEOUT)
             storing.cancel()
             await asyncio.gather(storing, return_exceptions=True)
             self._executor.close()
             await self._children.close()
-            liveness.close()
+            presence.close()
             logging.getLogger().removeHandler(capture)
             sys.setswitchinterval(switch_interval)
 
-    def _background_loops(self, liveness: Liveness) -> "list[LoopFunction]":
+    def _background_loops(self, presence: Presence) -> list[LoopFunction]:
         """The loops that run beside the handlers, on the engine's loop."""
         watchdog = Watchdog(self.app.clock, self.options.stall_after, self._trouble.report)
         loops: list[LoopFunction] = [self._leases.renew_forever, self._leases.watch_cancels, watchdog.run]
-        loops.append(partial(self._send_beats, liveness.path))
+        loops.append(presence.report_forever)
         if self.options.upkeep:
             loops.append(self._upkeep_loop.run)
         return loops
-
-    async def _run_forever(self, loop: "LoopFunction") -> None:
-        """Run a loop and restart it after an unexpected error: the worker cannot do without it."""
-        while True:
-            try:
-                await loop()
-            except Exception as error:
-                log.exception(
-                    "unexpected error in a background loop, restarting it in %g s", LOOP_RESTART_DELAY
-                )
-                self._trouble.report("a background loop failed, restarting it", error)
-                await asyncio.sleep(LOOP_RESTART_DELAY)
 
 
 class _Signals:
@@ -356,6 +308,3 @@ class _Signals:
         self._was_received = True
         if self._stop is not None:
             self._stop()
-
-
-LoopFunction = Callable[[], Coroutine[Any, Any, None]]

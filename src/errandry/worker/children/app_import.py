@@ -10,9 +10,9 @@ from typing import Any
 
 from errandry.api.app import Errandry
 from errandry.api.task import Task
+from errandry.claims.failure import failure
 from errandry.core.job import Failure
 from errandry.store.engine.engine import Engine
-from errandry.worker.attempt import failure
 from errandry.worker.children import process
 from errandry.worker.children.messages import Hello, MainProgram, RunCall
 

@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
+from errandry.claims.leases import StopReason
 from errandry.core.command import Outcome
 from errandry.core.job import JobRecord, LogLine, Progress
 from errandry.core.step import StepRecord
-from errandry.worker.handler_call import StopReason
 
 
 class MainProgram(Struct, frozen=True):

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from errandry.api.app import Errandry
 from errandry.api.task import Runner, Task
+from errandry.claims.trouble import OnTrouble
 from errandry.core.command import ReleaseOutcome
 from errandry.errors import ProcessDied
 from errandry.worker.attempt import Outcomes
@@ -23,7 +24,6 @@ from errandry.worker.children.messages import Hello, MainProgram, RunCall
 from errandry.worker.children.process import ChildProcess, start_child
 from errandry.worker.handler_call import HandlerCall
 from errandry.worker.options import WorkerOptions
-from errandry.worker.trouble import OnTrouble
 
 log = logging.getLogger("errandry.worker")
 

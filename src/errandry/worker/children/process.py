@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import IO, cast
 
+from errandry.claims.leases import StopReason
 from errandry.errors import ProcessDied
 from errandry.worker.children.messages import (
     CallEnded,
@@ -32,7 +33,7 @@ from errandry.worker.children.messages import (
     encode_frame,
     frames_to_worker,
 )
-from errandry.worker.handler_call import HandlerCall, JobRun, StopReason
+from errandry.worker.handler_call import HandlerCall, JobRun
 
 log = logging.getLogger("errandry.worker")
 

@@ -28,13 +28,14 @@ from errandry.api.app import Errandry
 from errandry.api.context import JobContext
 from errandry.api.job import Job
 from errandry.api.task import Task
+from errandry.claims.failure import failure
 from errandry.codec.json_codec import PlainCodec
 from errandry.core import check
 from errandry.core.command import Outcome, RetryOutcome
 from errandry.core.job import Failure, JobRecord, LogLine, Progress
 from errandry.core.size import format_size
 from errandry.errors import CommandFailed
-from errandry.worker.attempt import AttemptRunner, Outcomes, failure
+from errandry.worker.attempt import AttemptRunner, Outcomes
 from errandry.worker.children import process
 from errandry.worker.children.app_import import find_task, import_app
 from errandry.worker.children.messages import (

@@ -3,26 +3,43 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 
-from errandry.api.app import Errandry
+from errandry.claims.liveness import is_dead, remove_lock_file
+from errandry.claims.throttled_log import ThrottledLog
+from errandry.claims.trouble import TroubleReporter
+from errandry.clock import Clock
 from errandry.core.answer import UpkeepResult
 from errandry.core.command import Beat, Upkeep
 from errandry.errors import ErrandryError
-from errandry.worker.liveness import is_dead, remove_lock_file
-from errandry.worker.throttled_log import ThrottledLog
-from errandry.worker.trouble import TroubleReporter
+from errandry.store.engine.engine import Engine
 
 log = logging.getLogger("errandry.worker")
 
+UPKEEP_INTERVAL = 1.0
+"""Seconds between two upkeeps."""
+
 
 class UpkeepLoop:
-    """Runs upkeep regularly. `last_run` is the monotonic time of the last upkeep that succeeded."""
+    """Runs upkeep regularly. `last_run` is the monotonic time of the last upkeep that succeeded.
 
-    def __init__(self, app: Errandry, trouble: TroubleReporter, interval: float) -> None:
-        self._app, self._trouble, self._interval = app, trouble, interval
+    `may_prune` returns whether upkeep may delete finished jobs: not if the app has an archiver, which deletes
+    them itself, after archiving.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        trouble: TroubleReporter,
+        may_prune: Callable[[], bool],
+        interval: float = UPKEEP_INTERVAL,
+    ) -> None:
+        self._engine, self._clock, self._trouble, self._interval = engine, clock, trouble, interval
+        self._may_prune = may_prune
         self.last_run: float | None = None
         self._throttled_log = ThrottledLog(
-            app.clock, "upkeep failed, retrying", "upkeep succeeds again", trouble.report
+            clock, "upkeep failed, retrying", "upkeep succeeds again", trouble.report
         )
 
     async def run(self) -> None:
@@ -41,16 +58,15 @@ class UpkeepLoop:
 
         If it did nothing but prune, sleep as long as it took: half of the time is left to other commands.
         """
-        dead, began = await self._dead_workers(), self._app.clock.monotonic()
-        prune = self._app.archiver is None  # an archiver removes the jobs itself, after archiving them
-        answer = await self._app.engine.submit(Upkeep(dead=tuple(dead), prune=prune))
-        self.last_run = self._app.clock.monotonic()
+        dead, began = await self._dead_workers(), self._clock.monotonic()
+        answer = await self._engine.submit(Upkeep(dead=tuple(dead), prune=self._may_prune()))
+        self.last_run = self._clock.monotonic()
         if isinstance(answer, UpkeepResult) and answer.more:
             if not (answer.expired or answer.promoted or answer.lapsed or answer.ticked):
                 await asyncio.sleep(self.last_run - began)
             return True
         for worker, path in dead.items():
-            await self._app.engine.submit(Beat(worker=worker, gone=True))
+            await self._engine.submit(Beat(worker=worker, gone=True))
             if remove_lock_file(path):  # only one of the workers that notice the death removes it
                 log.warning("worker %s has died, its jobs are released", worker)
                 self._trouble.report(f"worker {worker} has died")
@@ -60,5 +76,5 @@ class UpkeepLoop:
         """Workers of this host that are known to be dead, with their lock files."""
         host = socket.gethostname()
         own = self._trouble.worker
-        beats = [info.beat for info in await self._app.store.workers() if info.beat.worker != own]
+        beats = [info.beat for info in await self._engine.store.workers() if info.beat.worker != own]
         return {beat.worker: beat.alive for beat in beats if beat.host == host and is_dead(beat.alive)}

@@ -2,8 +2,8 @@
 
 import logging
 
+from errandry.claims.trouble import OnTrouble, ignore_trouble
 from errandry.clock import Clock
-from errandry.worker.trouble import OnTrouble, ignore_trouble
 
 log = logging.getLogger("errandry.worker")
 

@@ -6,16 +6,17 @@ separate task, so that a slow read delays no renewal.
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
 
+from errandry.claims.throttled_log import ThrottledLog
+from errandry.claims.trouble import OnTrouble, ignore_trouble
 from errandry.clock import Clock
-from errandry.core.answer import CANCEL, Lost, Renewed
-from errandry.core.command import Renew
+from errandry.core.answer import CANCEL, Answer, Lost, Renewed
+from errandry.core.command import Ref, Renew, Settle
 from errandry.errors import ErrandryError
 from errandry.store.engine.engine import Engine
-from errandry.worker.handler_call import JobRun, StopReason
-from errandry.worker.options import WorkerOptions
-from errandry.worker.throttled_log import ThrottledLog
-from errandry.worker.trouble import OnTrouble, ignore_trouble
 
 log = logging.getLogger("errandry.worker")
 
@@ -25,19 +26,51 @@ POLL_INTERVAL = 1.0
 """Maximum seconds between two reads of cancels, and between two checks of the leases."""
 
 
+class StopReason(StrEnum):
+    """Why the attempt of a job should stop."""
+
+    CANCEL = "cancel"
+    LOST = "lost"
+    TIMEOUT = "timeout"
+    SHUTDOWN = "shutdown"
+
+
+class HeldClaim(Protocol):
+    """A claim of this worker, from the claim to the outcome. Its methods may be called from any thread.
+
+    `lease_until` is a monotonic time. `is_settling`: its outcome is being written.
+    """
+
+    ref: Ref
+    lease_until: float
+    is_lost: bool
+    is_settling: bool
+
+    def needs_renewal(self, now: float) -> bool:
+        """Whether the worker should renew its lease."""
+
+    def stop(self, reason: StopReason) -> None:
+        """Ask the attempt to stop; the first reason counts."""
+
+    def mark_lost(self, cause: str) -> None:
+        """Note that the worker no longer has its lease, and ask the attempt to stop."""
+
+
 class Leases:
-    """The leases a worker holds, by job."""
+    """The leases a worker holds, by job. `lease` and `interval`, between renewals, are in seconds."""
 
     def __init__(
         self,
         engine: Engine,
         clock: Clock,
         worker: str,
-        options: WorkerOptions,
+        lease: float,
+        interval: float,
         on_trouble: OnTrouble = ignore_trouble,
     ) -> None:
-        self._engine, self._clock, self._worker, self._options = engine, clock, worker, options
-        self._held: dict[str, JobRun] = {}
+        self._engine, self._clock, self._worker = engine, clock, worker
+        self._lease, self._interval = lease, interval
+        self._held: dict[str, HeldClaim] = {}
         self._watch_log = ThrottledLog(
             clock,
             "cannot read which running jobs are canceled, retrying",
@@ -48,16 +81,16 @@ class Leases:
             clock, "cannot renew leases, retrying", "leases are renewed again", on_trouble
         )
 
-    def take(self, run: JobRun) -> None:
+    def take(self, run: HeldClaim) -> None:
         """Hold the lease of a job that was just claimed. An earlier claim of it by this worker is lost."""
-        if (previous := self._held.get(run.job.id)) is not None:
+        if (previous := self._held.get(run.ref.job)) is not None:
             self._mark_lost(previous, "claimed again")
-        self._held[run.job.id] = run
+        self._held[run.ref.job] = run
 
-    def drop(self, run: JobRun) -> None:
+    def drop(self, run: HeldClaim) -> None:
         """Let go of a lease: nothing more is written under it."""
-        if self._held.get(run.job.id) is run:
-            del self._held[run.job.id]
+        if self._held.get(run.ref.job) is run:
+            del self._held[run.ref.job]
 
     def is_idle(self) -> bool:
         """Whether no job is held: all are settled."""
@@ -65,12 +98,12 @@ class Leases:
 
     async def renew_forever(self) -> None:
         """Renew all leases regularly, in one command; mark those that have expired as lost."""
-        interval = self._options.renewal
+        interval = self._interval
         due, renewing = self._clock.monotonic() + interval, None
         while True:
             now = self._clock.monotonic()
             if now >= due and (renewing is None or renewing.done()):
-                renewing, due = asyncio.create_task(self._renew_all()), now + interval
+                renewing, due = asyncio.create_task(self.renew_all()), now + interval
             for run in list(self._held.values()):
                 if run.lease_until <= now:
                     self._mark_lost(run, "it could not be renewed in time")
@@ -97,7 +130,8 @@ class Leases:
             if run is not None and run.ref == ref:
                 run.stop(StopReason.CANCEL)
 
-    async def _renew_all(self) -> None:
+    async def renew_all(self) -> None:
+        """Renew the leases that need it, on the engine's loop."""
         now = self._clock.monotonic()
         runs = [run for run in list(self._held.values()) if run.needs_renewal(now)]
         if not runs or await self._renew_together(runs, now):
@@ -106,10 +140,10 @@ class Leases:
             remaining = [run for run in runs if run.needs_renewal(now)]
             await asyncio.gather(*[self._renew_together([run], now) for run in remaining])
 
-    async def _renew_together(self, runs: list[JobRun], now: float) -> bool:
+    async def _renew_together(self, runs: list[HeldClaim], now: float) -> bool:
         """Renew these leases in one command sent at `now`; False if the store could not write it."""
         try:
-            answer = await self._engine.submit(Renew(tuple(run.ref for run in runs), self._options.lease))
+            answer = await self._engine.submit(Renew(tuple(run.ref for run in runs), self._lease))
         except ErrandryError as error:
             self._renewal_log.report_failure(error)
             return False
@@ -119,13 +153,35 @@ class Leases:
                 if isinstance(ack, Lost):
                     self._mark_lost(run, ack.cause)
                     continue
-                run.lease_until = now + self._options.lease
+                run.lease_until = now + self._lease
                 if ack is CANCEL:
                     run.stop(StopReason.CANCEL)
         return True
 
-    def _mark_lost(self, run: JobRun, reason: str) -> None:
-        if self._held.get(run.job.id) is run and not run.is_lost and not run.is_settling:
-            run.is_lost = True
-            log.warning("%s: its lease is lost, stopping its handler: %s", run, reason)
-            run.stop(StopReason.LOST)
+    def _mark_lost(self, run: HeldClaim, reason: str) -> None:
+        if self._held.get(run.ref.job) is run and not run.is_lost and not run.is_settling:
+            log.warning("%s: its lease is lost, it should stop: %s", run, reason)
+            run.mark_lost(reason)
+
+
+async def settle_all(
+    engine: Engine, settles: Sequence[Settle], on_trouble: OnTrouble, timeout: float | None = None
+) -> None:
+    """Write these outcomes; log a warning for each that the store did not take within the timeout."""
+    answers: Sequence[Answer | TimeoutError]
+    try:
+        async with asyncio.timeout(timeout):
+            answers = await engine.submit_all(settles)
+    except ErrandryError as error:
+        answers = [error] * len(settles)
+    except TimeoutError:
+        answers = [TimeoutError("the store did not answer in time")] * len(settles)
+    for settle, answer in zip(settles, answers, strict=True):
+        if isinstance(answer, ErrandryError | TimeoutError):
+            on_trouble(f"cannot {settle.outcome.move} jobs", answer)
+            log.warning(
+                "cannot %s job %s, other workers get it when its lease expires: %s",
+                settle.outcome.move,
+                settle.ref.job,
+                answer,
+            )

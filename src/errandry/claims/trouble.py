@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from errandry.api.app import Errandry
+from errandry.claims.failure import failure
+from errandry.clock import Clock
 from errandry.core.command import REPORT_MAX, ReportTrouble
 from errandry.core.event import EventKind, EventRecord, trouble_event, trouble_prefix
 from errandry.store.engine.change_counter import ChangeCounter
-from errandry.worker.attempt import failure
+from errandry.store.engine.engine import Engine
 
 log = logging.getLogger("errandry.worker")
 
@@ -52,8 +53,8 @@ class TroubleReporter:
     At most `UNSTORED_MAX` reports wait for the store: the newest. The number of dropped ones is stored too.
     """
 
-    def __init__(self, app: Errandry, worker: str) -> None:
-        self.worker, self._app = worker, app
+    def __init__(self, engine: Engine, clock: Clock, worker: str) -> None:
+        self.worker, self._engine, self._clock = worker, engine, clock
         self._prefix = trouble_prefix(worker)
         self._lock = threading.Lock()
         self._last_seen: dict[tuple[str, str], float] = {}
@@ -89,7 +90,7 @@ class TroubleReporter:
         self._changes.increment()
 
     def _is_new(self, trouble: tuple[str, str]) -> bool:
-        now = self._app.clock.monotonic()
+        now = self._clock.monotonic()
         self._last_seen = {
             known: seen_at for known, seen_at in self._last_seen.items() if now < seen_at + QUIET_AFTER
         }
@@ -107,7 +108,7 @@ class TroubleReporter:
                     (f"{dropped:,} older errors were dropped while the store took none",) if dropped else ()
                 )
                 try:
-                    await self._app.engine.submit(ReportTrouble(self.worker, (*note, *texts)))
+                    await self._engine.submit(ReportTrouble(self.worker, (*note, *texts)))
                 except Exception as error:  # not reported: that would be another report to store
                     log.debug("cannot store %d error events, retrying: %s", len(texts), error)
                     self._put_back(texts, dropped)

@@ -1,0 +1,1 @@
+"""What a program does that holds claims: renew leases, send heartbeats, run upkeep."""
