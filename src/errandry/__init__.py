@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
+    from errandry.api.claimed_job import ClaimedJob
+    from errandry.api.claimer import Claimer
     from errandry.api.context import Child, JobContext, current
     from errandry.api.events import Event
     from errandry.api.flow import Flow, Parallel, chain, chord, flow, parallel, result_of
@@ -46,6 +48,8 @@ __all__ = [
     "Call",
     "Cancel",
     "Child",
+    "ClaimedJob",
+    "Claimer",
     "Codec",
     "Curve",
     "DefaultOptions",
@@ -100,6 +104,8 @@ __all__ = [
 
 _NAMES = {
     "api.app": ("Errandry",),
+    "api.claimed_job": ("ClaimedJob",),
+    "api.claimer": ("Claimer",),
     "api.context": ("Child", "JobContext", "current"),
     "api.events": ("Event",),
     "api.flow": ("Flow", "Parallel", "chain", "chord", "flow", "parallel", "result_of"),

@@ -8,6 +8,7 @@
     ├── UnknownJob (LookupError)         no job has this id
     ├── UnknownSchedule (LookupError)    no schedule has this name
     ├── InvalidMove                      the state of the job does not allow it
+    ├── AlreadySettled                   the claim of the job was settled before
     ├── DuplicateJob                     another job holds its unique key
     ├── QueueFull                        the queue has its maximum number of waiting jobs
     ├── QueueInUse                       workers hold jobs of the queue to remove
@@ -120,6 +121,17 @@ class InvalidMove(ErrandryError):
 
     def __str__(self) -> str:
         return f"cannot {self.move} job {self.job_id}: it is {self.state}, not {' or '.join(self.allowed)}"
+
+
+class AlreadySettled(ErrandryError):
+    """The program has settled this claim of the job before, so it cannot act under it again."""
+
+    def __init__(self, job_id: str, action: str, outcome: str) -> None:
+        super().__init__(job_id, action, outcome)
+        self.job_id, self.action, self.outcome = job_id, action, outcome
+
+    def __str__(self) -> str:
+        return f"cannot {self.action} job {self.job_id}: its claim was settled already, by {self.outcome}"
 
 
 class DuplicateJob(ErrandryError):

@@ -17,6 +17,7 @@ from errandry.api.archive import (
     archive_and_remove,
     only_finished,
 )
+from errandry.api.claimer import Claimer
 from errandry.api.client import Client, as_tuple
 from errandry.api.context import JobContext
 from errandry.api.declarations import DEFAULT_OWNER, Declarations
@@ -26,7 +27,14 @@ from errandry.api.gates import GateHandle, RuleOptions, read_rule_fields
 from errandry.api.job import Job
 from errandry.api.job_view import Enqueued
 from errandry.api.operations import merge_answers
-from errandry.api.options import BatchOptions, DefaultOptions, TaskOptions, UseOptions, read_defaults
+from errandry.api.options import (
+    BatchOptions,
+    DefaultOptions,
+    Duration,
+    TaskOptions,
+    UseOptions,
+    read_defaults,
+)
 from errandry.api.outcome import Cancel, Fail, Retry, Snooze
 from errandry.api.queue import Queue
 from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
@@ -38,6 +46,7 @@ from errandry.clock import Clock
 from errandry.codec.argument_version import with_version
 from errandry.codec.json_codec import Codec, document_info
 from errandry.core.answer import Inserted, Moved
+from errandry.core.command import DEFAULT_LEASE
 from errandry.core.event import EventFilter
 from errandry.core.flow import Edge
 from errandry.core.gate import GateKind
@@ -388,6 +397,31 @@ class Errandry(Client):
         A declared task has these methods itself: `send.set_rules(limit=5)`.
         """
         return GateHandle(self, GateKind.TASK, name)
+
+    def claimer(
+        self,
+        *,
+        queues: Sequence[str] | str | None = None,
+        tasks: Sequence[str] | str | None = None,
+        lease: Duration = DEFAULT_LEASE,
+        renew: bool = True,
+        worker: str | None = None,
+        upkeep: bool = True,
+    ) -> Claimer:
+        """Claim jobs by hand, for a program that runs them itself instead of a worker.
+
+            async with jobs.claimer(queues=["mail"]) as claimer:
+                for job in await claimer.claim(limit=10, wait="20s"):
+                    async with job:
+                        await job.complete(send(**job.arguments))
+
+        Without `queues` or `tasks` it claims from all. `lease` is how long a claim lasts; with `renew` it is
+        renewed until the job is settled, otherwise call `job.renew()`. `worker` is the first part of its id.
+        With `upkeep` it also expires, promotes and prunes jobs, as every worker does.
+        """
+        return Claimer(
+            self, queues=queues, tasks=tasks, lease=lease, renew=renew, worker=worker, upkeep=upkeep
+        )
 
     async def run_worker(self, *, signals: bool = False, **options: Any) -> None:
         """Run a worker in this program until it is stopped: `await jobs.run_worker(concurrency=20)`.

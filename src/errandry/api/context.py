@@ -135,11 +135,10 @@ class JobContext:
         written: a warning in the job's log says what is right, and the attempt goes on.
         """
         try:
-            progress = Progress(done if total is None else done / total, self._redact(str(text)))
-        except (InvalidValue, TypeError, ZeroDivisionError, OverflowError):
+            progress = new_progress(done, self._redact(str(text)), total)
+        except InvalidValue as error:
             call = f"progress({done!r})" if total is None else f"progress({done!r}, total={total!r})"
-            hint = "give a share from 0 to 1, or a count with its total: progress(50, total=100)"
-            log.warning("%s is not written: %s", self._redact(call), hint)
+            log.warning("%s is not written: %s", self._redact(call), error.why)
             return
         self._note(progress, ())
 
@@ -279,6 +278,15 @@ class BatchContext(JobContext):
     def _note_all(self, progress: Progress | None, logs: tuple[LogLine, ...]) -> None:
         for ctx in self._jobs:
             ctx._note(progress, logs)
+
+
+def new_progress(done: float, text: str, total: float | None) -> Progress:
+    """A share of progress, or a count of `total`; InvalidValue if it is neither."""
+    try:
+        return Progress(done if total is None else done / total, text)
+    except (InvalidValue, TypeError, ZeroDivisionError, OverflowError):
+        hint = "give a share from 0 to 1, or a count with its total: progress(50, total=100)"
+        raise InvalidValue("progress", done, hint) from None
 
 
 def _ignore_note(progress: Progress | None, logs: tuple[LogLine, ...]) -> None: ...

@@ -123,6 +123,13 @@ class TroubleReporter:
         self._is_closing = True
         self._changes.increment()
 
+    async def finish_storing(self, storing: "asyncio.Task[None]", timeout: float) -> None:
+        """Wait until the task of `store_forever` has stored all reports, then end it."""
+        self.close()
+        await asyncio.wait([storing], timeout=timeout)
+        storing.cancel()
+        await asyncio.gather(storing, return_exceptions=True)
+
     def _take(self) -> tuple[list[str], int]:
         """Take all reports, oldest first, and the number of dropped ones."""
         with self._lock:

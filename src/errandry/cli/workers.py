@@ -87,8 +87,9 @@ def has_died(record: WorkerRecord) -> bool:
 
 
 def busy_text(beat: Beat) -> str:
-    """Busy slots and all slots of a worker: "3/10"."""
-    return f"{beat.running}/{all_slots(beat)}"
+    """Busy slots and all slots of a worker: "3/10". For a claimer, which has no slots, the jobs it holds."""
+    slots = all_slots(beat)
+    return f"{beat.running}/{slots}" if slots else f"{beat.running}"
 
 
 @workers.command("pause")

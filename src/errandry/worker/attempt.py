@@ -11,18 +11,18 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from msgspec.structs import replace
-
 from errandry import failpoint
 from errandry.api.app import CallNext, Errandry
+from errandry.api.attempt_outcome import (
+    complete_outcome,
+    error_outcome,
+    retry_outcome,
+    stop_outcome,
+)
 from errandry.api.context import JobContext, set_current
 from errandry.api.flow import spawned_jobs
 from errandry.api.outcome import (
-    Cancel,
-    Fail,
     HandlerOutcome,
-    Retry,
-    Snooze,
     SuspendForChildren,
     SuspendForSignal,
     SuspendForSleep,
@@ -32,15 +32,11 @@ from errandry.api.outcome import (
 )
 from errandry.api.task import Task
 from errandry.claims.failure import failure
-from errandry.claims.leases import StopReason
-from errandry.codec.json_codec import Codec, DocumentInfo, to_json
+from errandry.codec.json_codec import Codec
 from errandry.codec.redaction import Redactor
 from errandry.core.command import (
-    CompleteOutcome,
     FailOutcome,
-    GiveUpOutcome,
     Outcome,
-    ReleaseOutcome,
     RetryOutcome,
     Settle,
     SnoozeOutcome,
@@ -101,35 +97,13 @@ class AttemptRunner:
 
     def stop_outcome(self, run: JobRun, error: BaseException) -> Outcome | None:
         """The outcome of a job that was asked to stop, or whose handler was canceled by something else."""
-        match run.stop_reason:
-            case StopReason.CANCEL:
-                return GiveUpOutcome()
-            case StopReason.TIMEOUT:
-                message = f"the handler ran longer than {run.call.timeout:g} s"
-                return self.retry_outcome(run.job, Failure(Reason.TIMEOUT, "TimeoutError", message))
-            case StopReason.SHUTDOWN:
-                return ReleaseOutcome()
-            case StopReason.LOST:
-                return None
-            case None:
-                return self.retry_outcome(run.job, failure(error))
+        if run.stop_reason is None:
+            return self.retry_outcome(run.job, failure(error))
+        return stop_outcome(self._app.backoffs, run.job, run.stop_reason, run.call.timeout)
 
     def retry_outcome(self, job: JobRecord, failure: Failure) -> RetryOutcome:
         """A retry; after the delay of a registered backoff function if the job names one."""
-        name = job.backoff.function if job.backoff is not None else None
-        if name not in self._app.backoffs:
-            return RetryOutcome(failure)
-        try:
-            return RetryOutcome(failure, self._app.backoffs[name](job.attempts))
-        except Exception as error:
-            log.warning(
-                "backoff function %s failed for job %s (%s), using the job's stored curve: %s",
-                name,
-                job.id,
-                job.task,
-                error,
-            )
-            return RetryOutcome(failure)
+        return retry_outcome(self._app.backoffs, job, failure)
 
     def _enter_call(
         self, call: HandlerCall, task: Task[..., Any], arguments: list[HandlerArguments]
@@ -187,34 +161,15 @@ class AttemptRunner:
         """The outcome of one job for which `error` was raised."""
         if run.stop_reason is not None:
             return self.stop_outcome(run, error)
-        match error:
-            case Retry(after=after, pause_group=pause_group):
-                failed = failure(error)
-                outcome = (
-                    self.retry_outcome(run.job, failed) if after is None else RetryOutcome(failed, after)
-                )
-                return replace(outcome, pause_group=pause_group)
-            case Snooze(after=after):
-                return SnoozeOutcome(after)
-            case SuspendForSleep() | SuspendForSignal() | SuspendForChildren():
-                return _suspend_outcome(run, error)
-            case Fail():
-                return FailOutcome(failure(error, Reason.UNRECOVERABLE))
-            case Cancel():
-                return GiveUpOutcome(failure(error, Reason.CANCELED))
-        rules = task.run_rules
-        if isinstance(error, Exception) and (
-            isinstance(error, rules.fail_on) or not isinstance(error, rules.retry_on)
-        ):
-            return FailOutcome(failure(error, Reason.UNRECOVERABLE))
-        return self.retry_outcome(run.job, failure(error))
+        if isinstance(error, SuspendForSleep | SuspendForSignal | SuspendForChildren):
+            return _suspend_outcome(run, error)
+        return error_outcome(self._app.backoffs, run.job, task.run_rules, error)
 
     def _complete_outcome(self, job: JobRecord, value: Any) -> Outcome:
         try:
-            text = to_json("result", value)
+            return complete_outcome(self._codec, job, value)
         except InvalidValue as error:
             return _invalid_value_outcome(error)
-        return CompleteOutcome(self._codec.seal(text, DocumentInfo(job.id, job.task, "result")))
 
 
 def _results_per_job(task: str, value: Any, count: int) -> Sequence[Any]:

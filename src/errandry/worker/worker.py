@@ -261,9 +261,7 @@ class Worker:
             self._trouble.close()
             if not self._has_abandoned_claim:
                 await presence.report(gone=True)
-            await asyncio.wait([storing], timeout=0.0 if self._has_abandoned_claim else CLOSE_TIMEOUT)
-            storing.cancel()
-            await asyncio.gather(storing, return_exceptions=True)
+            await self._trouble.finish_storing(storing, 0.0 if self._has_abandoned_claim else CLOSE_TIMEOUT)
             self._executor.close()
             await self._children.close()
             presence.close()

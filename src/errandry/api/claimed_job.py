@@ -1,0 +1,342 @@
+"""`ClaimedJob`: a job that a program has claimed and settles by hand."""
+
+import asyncio
+import logging
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from errandry.api.attempt_outcome import (
+    complete_outcome,
+    error_outcome,
+    retry_outcome,
+    stop_outcome,
+)
+from errandry.api.context import new_progress
+from errandry.api.flow import ChildResults, read_child_results
+from errandry.api.job import Job
+from errandry.api.options import Duration
+from errandry.api.outcome import Cancel, Fail, HandlerOutcome, Retry, unwrap_group
+from errandry.api.task import RunRules
+from errandry.claims.failure import failure
+from errandry.claims.leases import StopReason
+from errandry.claims.open_claim import OpenClaim
+from errandry.codec.argument_version import version_of
+from errandry.codec.json_codec import document_info, from_json
+from errandry.codec.redaction import Redactor, redacted_names
+from errandry.core import check
+from errandry.core.answer import CANCEL, Answer, Lost, Renewed
+from errandry.core.command import (
+    FailOutcome,
+    GiveUpOutcome,
+    Note,
+    Outcome,
+    ReleaseOutcome,
+    Renew,
+    RetryOutcome,
+    Settle,
+    SnoozeOutcome,
+)
+from errandry.core.duration import seconds
+from errandry.core.job import Failure, LogLine
+from errandry.core.state import Move, Reason
+from errandry.errors import (
+    AlreadySettled,
+    ErrandryError,
+    InvalidArguments,
+    InvalidValue,
+    LeaseLost,
+    SealBroken,
+)
+
+if TYPE_CHECKING:
+    from errandry.api.app import Errandry
+
+log = logging.getLogger("errandry.claimer")
+
+
+class ClaimedJob:
+    """A job that a `Claimer` has claimed. It is running, under a lease; settle it with one of the verbs.
+
+        async with job:
+            await job.progress(0.5)
+            await job.complete(result)
+
+    As a block, it settles the job if the program has not: an exception that leaves the block retries the job,
+    or fails it if the rules of its declared task say so, and is raised on. `Retry`, `Snooze`, `Fail` and
+    `Cancel` settle it with that outcome and end the block without an exception. A block that ends in any
+    other way, also by a cancellation of the program's task, releases the job.
+
+    All verbs raise `LeaseLost` if the lease is lost, `AlreadySettled` after the first outcome.
+    """
+
+    def __init__(self, app: "Errandry", claim: OpenClaim) -> None:
+        self._app, self._claim, self._record = app, claim, claim.record
+        self._settled_by: Move | None = None
+        self._is_settled = False
+        self._settling: asyncio.Task[None] | None = None
+        self._child_results: ChildResults | None = None
+        self._arguments: dict[str, Any] | None = None
+        self._unreadable: Exception | None = None
+        self._fatal: tuple[Exception, Reason] | None = None
+
+    @property
+    def id(self) -> str:
+        return self._record.id
+
+    @property
+    def task(self) -> str:
+        """The name of the task."""
+        return self._record.task
+
+    @property
+    def queue(self) -> str:
+        return self._record.queue
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt; 1 for the first."""
+        return self._record.attempts
+
+    @property
+    def fence(self) -> int:
+        """The number of the claim, greater than those of all earlier claims of this job."""
+        return self._record.fence
+
+    @property
+    def job(self) -> Job[Any]:
+        """The job as it was claimed; its methods ask the store."""
+        return Job(self._app, self._record)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by name, as plain JSON values, with the results of its children filled in.
+
+        If the app declares the task, they are those of its present version. Raises the error if they cannot
+        be read.
+        """
+        if self._arguments is None:
+            try:
+                self._arguments = self._read_arguments()
+            except (InvalidArguments, SealBroken) as error:  # another attempt would read the same
+                self._fatal = error, Reason.INVALID_PAYLOAD
+                raise
+        return self._arguments
+
+    @property
+    def should_stop(self) -> bool:
+        """True if the program should stop: job canceled, timeout over, or lease lost."""
+        return self._claim.should_stop
+
+    @property
+    def settled(self) -> bool:
+        """True if its outcome is written."""
+        return self._is_settled
+
+    def __repr__(self) -> str:
+        return f"<claimed job {self.id} {self.task} fence {self.fence}>"
+
+    async def renew(self) -> None:
+        """Prolong the lease: it then lasts as long as the lease of the claimer, from now."""
+        self._check_unsettled("renew")
+        claim, sent_at = self._claim, self._app.clock.monotonic()
+        answer = await self._app.engine.submit(Renew((claim.ref,), claim.lease))
+        ack = answer.acks[0] if isinstance(answer, Renewed) else answer
+        self._check_held(ack)
+        claim.lease_until = sent_at + claim.lease
+        if ack is CANCEL:
+            claim.stop(StopReason.CANCEL)
+
+    async def progress(self, done: float, text: str = "", *, total: float | None = None) -> None:
+        """Report progress: a share from 0 to 1, `progress(0.5)`, or a count, `progress(50, total=100)`."""
+        self._check_unsettled("report progress of")
+        await self._note(Note(self._claim.ref, new_progress(done, self._redacted_text(text), total)))
+
+    async def log(self, text: str, level: str = "info") -> None:
+        """Add a line to the job's log."""
+        self._check_unsettled("log a line of")
+        line = LogLine(self._app.clock.time(), self._redacted_text(text), check.name("level", level))
+        await self._note(Note(self._claim.ref, None, (line,)))
+
+    async def complete(self, result: Any = None) -> None:
+        """Complete the job. The result must be a value that JSON has, no larger than the store's limit."""
+        self._check_unsettled(Move.COMPLETE)
+        try:
+            await self._settle(complete_outcome(self._app.codec, self._record, result))
+        except InvalidValue as error:  # another attempt would have the same result
+            self._fatal = error, Reason.UNRECOVERABLE
+            raise
+
+    async def retry(self, error: BaseException | str, delay: Duration | None = None) -> None:
+        """Record an error and run the job again after `delay`, by default after its backoff.
+
+        It fails if its attempts are spent.
+        """
+        raised = _as_error(error, Retry)
+        if delay is not None:
+            await self._settle(RetryOutcome(failure(raised), seconds(delay, "delay")))
+        elif isinstance(raised, Retry):
+            await self._settle(error_outcome(self._app.backoffs, self._record, RunRules(), raised))
+        else:
+            await self._settle(retry_outcome(self._app.backoffs, self._record, failure(raised)))
+
+    async def fail(self, error: BaseException | str) -> None:
+        """Record an error and fail the job for good, even if it has attempts left."""
+        await self._settle(FailOutcome(failure(_as_error(error, Fail), Reason.UNRECOVERABLE)))
+
+    async def snooze(self, delay: Duration) -> None:
+        """Run the job again after `delay`; this attempt does not count."""
+        await self._settle(SnoozeOutcome(seconds(delay, "delay")))
+
+    async def release(self) -> None:
+        """Give the job back unfinished, for any worker to claim; this attempt does not count."""
+        await self._settle(ReleaseOutcome())
+
+    async def cancel(self, reason: str = "") -> None:
+        """Cancel the job."""
+        await self._settle(GiveUpOutcome(failure(Cancel(reason), Reason.CANCELED)))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        await self._finish_settling()
+        if self.settled:
+            return False
+        raised = None if error is None else unwrap_group(error)
+        outcome, is_outcome = self._leave_outcome(raised), isinstance(raised, HandlerOutcome)
+        try:
+            if outcome is not None:
+                await self._settle(outcome)
+            elif is_outcome:
+                raise LeaseLost(self.id, self.fence, "its lease expired")
+        except ErrandryError as refusal:
+            if is_outcome:
+                raise
+            log.warning("cannot settle %s as its block ends: %s", self._claim, refusal)
+        return is_outcome
+
+    async def _prepare(self) -> None:
+        """Read what its arguments need; for the claimer. `arguments` raises the error if that fails."""
+        if self._record.children:
+            try:
+                self._child_results = await read_child_results(self._app, self.id)
+            except Exception as error:
+                self._unreadable = error
+
+    async def _finish_settling(self) -> None:
+        """Wait for an outcome that a canceled call was writing; for the claimer."""
+        if self._settling is not None and not self._settling.done():
+            await asyncio.wait({self._settling})
+
+    def _leave_outcome(self, error: BaseException | None) -> Outcome | None:
+        """The outcome of a job that was left unsettled; None if its lease is lost."""
+        backoffs, record = self._app.backoffs, self._record
+        if (reason := self._claim.stop_reason) is not None:
+            outcome = stop_outcome(backoffs, record, reason, record.timeout)
+            if outcome is None:
+                log.warning("%s was left, its lease is lost, another worker may run it again", self._claim)
+            return outcome
+        if not isinstance(error, Exception):
+            return ReleaseOutcome()
+        if self._fatal is not None and error is self._fatal[0]:
+            return FailOutcome(Failure(self._fatal[1], type(error).__name__, str(error)))
+        task = self._app.tasks.get(self.task)
+        return error_outcome(backoffs, record, RunRules() if task is None else task.run_rules, error)
+
+    def _begin_release(self) -> Settle | None:
+        """What to write for a job whose claimer is left, for the claimer; None if nothing."""
+        outcome = None if self._settled_by is not None else self._leave_outcome(None)
+        if outcome is None:
+            return None
+        self._settled_by, self._claim.is_settling = outcome.move, True
+        return Settle(self._claim.ref, outcome)
+
+    def _end_release(self) -> None:
+        """Note that this was written, or never will be; for the claimer."""
+        self._is_settled = True
+        self._claim.end()
+
+    async def _settle(self, outcome: Outcome) -> None:
+        """Write an outcome. If the caller is canceled meanwhile, it is written all the same."""
+        self._check_unsettled(outcome.move)
+        self._settled_by = outcome.move
+        self._settling = asyncio.create_task(self._write(outcome))
+        self._settling.add_done_callback(_retrieve_exception)
+        await asyncio.shield(self._settling)
+
+    async def _write(self, outcome: Outcome) -> None:
+        self._claim.is_settling = True
+        try:
+            redactor = self._redactor
+            redacted = outcome if redactor is None else redactor.outcome(outcome) or outcome
+            answer = await self._app.engine.submit(Settle(self._claim.ref, redacted))
+            self._check_held(answer)
+        except BaseException:
+            self._settled_by = None
+            raise
+        finally:
+            self._claim.is_settling = False
+        self._is_settled = True
+        self._claim.end()
+
+    async def _note(self, note: Note) -> None:
+        self._check_held(await self._app.engine.submit(note))
+
+    def _check_held(self, answer: Answer) -> None:
+        """Raise LeaseLost if the store has refused a command because the lease is lost."""
+        if not isinstance(answer, Lost):
+            return
+        if not self._claim.is_lost:
+            log.warning("%s: its lease is lost, it should stop: %s", self._claim, answer.cause)
+            self._claim.mark_lost(answer.cause)
+        raise LeaseLost(self.id, self.fence, answer.cause)
+
+    def _check_unsettled(self, action: str) -> None:
+        if self._settled_by is not None:
+            raise AlreadySettled(self.id, action, self._settled_by)
+
+    def _read_arguments(self) -> dict[str, Any]:
+        if self._unreadable is not None:
+            raise self._unreadable
+        payload = self._app.codec.unseal(self._record.payload, document_info(self._record, "payload"))
+        if self._child_results is not None:
+            payload = self._child_results.fill_payload(payload)
+        task, version = self._app.tasks.get(self.task), version_of(self._record.metadata)
+        if task is not None and version < task.run_rules.version:
+            payload = task.upgrades.apply(payload, version)
+        arguments: dict[str, Any] = from_json(payload)
+        return arguments
+
+    @cached_property
+    def _redactor(self) -> Redactor | None:
+        """What replaces secret arguments in texts; None if it has none, or they cannot be read."""
+        task = self._app.tasks.get(self.task)
+        names = {*redacted_names(self._record.metadata), *(task.run_rules.redact if task is not None else ())}
+        if not names:
+            return None
+        try:
+            return Redactor(names, [self.arguments])
+        except Exception:
+            return None
+
+    def _redacted_text(self, text: str) -> str:
+        redactor = self._redactor
+        return str(text) if redactor is None else redactor.text(str(text))
+
+
+def _as_error(error: BaseException | str, kind: type[Retry] | type[Fail]) -> BaseException:
+    """The error; a text as what a handler would raise for the same outcome."""
+    if isinstance(error, BaseException):
+        return error
+    if isinstance(error, str):
+        return kind(error)
+    raise InvalidValue("error", error, "must be an exception or a text")
+
+
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
+    """Let asyncio not report the error of a task whose caller was canceled."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,251 @@
+"""`Claimer`: claims jobs for a program that runs them itself, instead of a `Worker`."""
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from errandry.api.claimed_job import ClaimedJob
+from errandry.api.completion import wait_for_first
+from errandry.api.options import Duration
+from errandry.claims.background import LoopFunction, start_loops
+from errandry.claims.leases import Leases, settle_all
+from errandry.claims.open_claim import OpenClaim
+from errandry.claims.presence import BEAT_INTERVAL, CLOSE_TIMEOUT, Presence, new_worker_id
+from errandry.claims.trouble import TroubleReporter
+from errandry.claims.upkeep import UpkeepLoop
+from errandry.core import check
+from errandry.core.answer import Answer, Claims
+from errandry.core.command import DEFAULT_LEASE, Beat, Claim
+from errandry.core.duration import seconds
+from errandry.errors import CommandFailed, InvalidValue, ReplyLost, StoreClosed, StoreUnavailable
+
+if TYPE_CHECKING:
+    from errandry.api.app import Errandry
+
+log = logging.getLogger("errandry.claimer")
+
+CLAIM_LIMIT_MAX = 10_000
+"""Maximum number of jobs of one claim."""
+POLL_INTERVAL = 1.0
+"""Maximum seconds between two claims of a waiting caller: notifications of changes may be lost."""
+
+ClaimedJobs = tuple[list[ClaimedJob], float | None]
+"""The jobs of one claim, and the seconds until the next job is due."""
+
+
+class Claimer:
+    """Claims jobs by hand, with `jobs.claimer(…)`; open from the begin of its block to the end.
+
+    To the store it is a worker with the id `id`: it sends heartbeats, it is listed and can be paused, and the
+    pauses, limits, rates and turns of queues, tasks and groups hold for it. When its block ends, it releases
+    the jobs that are not settled; a job whose timeout is over is retried instead.
+    """
+
+    def __init__(
+        self,
+        app: "Errandry",
+        *,
+        queues: Sequence[str] | str | None = None,
+        tasks: Sequence[str] | str | None = None,
+        lease: Duration = DEFAULT_LEASE,
+        renew: bool = True,
+        worker: str | None = None,
+        upkeep: bool = True,
+    ) -> None:
+        self._app, self._renews, self._runs_upkeep = app, renew, upkeep
+        self._queues, self._tasks = _names("queues", queues), _names("tasks", tasks)
+        self._lease = seconds(lease, "lease")
+        check.lease(self._lease)
+        self.id = new_worker_id(None if worker is None else check.name("worker", worker))
+        """The id of this claimer as a worker, unique for each."""
+        prefix = secrets.token_hex(8)
+        self._nonces = (f"{prefix}-{number}" for number in itertools.count())
+        self._jobs: dict[OpenClaim, ClaimedJob] = {}
+        self._in_flight: set[asyncio.Task[ClaimedJobs] | asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[None]] = []
+        self._was_opened, self._closing = False, asyncio.Event()
+        self._started_at = app.clock.time()
+
+    async def claim(self, limit: int = 1, wait: Duration = 0) -> list[ClaimedJob]:
+        """Claim up to `limit` jobs, most urgent first, and start them.
+
+        Waits for `wait` if there is none, and returns an empty list if none came. If the caller is canceled
+        meanwhile, the jobs of a claim in flight are released.
+        """
+        check.whole("limit", limit, 1, CLAIM_LIMIT_MAX)
+        loop = asyncio.get_running_loop()
+        give_up, closing = loop.time() + seconds(wait, "wait"), self._closing
+        store, engine = self._app.store, self._app.engine
+        while True:
+            if not self._was_opened or closing.is_set():
+                raise InvalidValue("claimer", self.id, "is not open: claim inside of its `async with` block")
+            version = store.version()
+            jobs, due_in = await self._claim_once(limit)
+            left = give_up - loop.time()
+            if closing.is_set():  # the end of the block releases the jobs
+                return []
+            if jobs or left <= 0:
+                return jobs
+            timeout = min(left, POLL_INTERVAL, POLL_INTERVAL if due_in is None else due_in)
+            await wait_for_first(engine.call(store.wait_for_change, version, timeout), closing.wait())
+            if closing.is_set():
+                return []
+
+    async def __aenter__(self) -> Self:
+        if self._was_opened:
+            raise InvalidValue("claimer", self.id, "was opened before: make another one with jobs.claimer(…)")
+        app, self._was_opened = self._app, True
+        await app.engine.start()
+        self._trouble = TroubleReporter(app.engine, app.clock, self.id)
+        self._leases = Leases(
+            app.engine, app.clock, self.id, self._lease, self._lease / 3, self._trouble.report
+        )
+        self._presence = Presence(app.engine, self._trouble, self._make_beat, BEAT_INTERVAL)
+        try:
+            await self._presence.report()
+            self._storing = asyncio.create_task(app.engine.call(self._trouble.store_forever))
+            self._loops = start_loops(app.engine, self._background_loops(), self._trouble.report)
+        except BaseException:
+            self._presence.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        try:
+            if self._in_flight:
+                await self._finish_claims(self._in_flight)
+            await self._release(list(self._jobs.values()))
+        finally:
+            for task in self._loops:
+                task.cancel()
+            await asyncio.gather(*self._loops, return_exceptions=True)
+            await self._presence.report(gone=True)
+            await self._trouble.finish_storing(self._storing, CLOSE_TIMEOUT)
+            self._presence.close()
+
+    async def _finish_claims(self, claims: "set[asyncio.Task[ClaimedJobs] | asyncio.Task[None]]") -> None:
+        """Wait for the claims in flight, whose jobs belong to this claimer."""
+        _, unanswered = await asyncio.wait(claims, timeout=CLOSE_TIMEOUT)
+        for task in unanswered:
+            task.cancel()
+        if unanswered:
+            log.warning(
+                "the store does not answer: jobs of the last claim stay claimed until their leases expire"
+            )
+
+    async def _claim_once(self, limit: int) -> ClaimedJobs:
+        """Claim without waiting for jobs. If the caller is canceled, the claimed jobs are released."""
+        claiming = asyncio.create_task(self._claim(limit))
+        self._track(claiming)
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            self._track(asyncio.create_task(self._release_unseen(claiming)))
+            raise
+
+    async def _claim(self, limit: int) -> ClaimedJobs:
+        has_suspect = any(claim.record.crashes for claim in list(self._jobs))
+        command = Claim(
+            worker=self.id,
+            nonce=next(self._nonces),
+            limit=limit,
+            queues=self._queues,
+            tasks=self._tasks,
+            suspects=0 if has_suspect else 1,
+            lease=self._lease,
+        )
+        clock, sent_at = self._app.clock, self._app.clock.monotonic()
+        answer = await self._submit_claim(command, sent_at + self._lease)
+        if not isinstance(answer, Claims):
+            raise CommandFailed("Claim", f"the store answered {answer!r}")
+        jobs = []
+        for record in answer.jobs:
+            claim = OpenClaim(record, clock, self._lease, sent_at, self._renews, self._forget)
+            self._jobs[claim] = ClaimedJob(self._app, claim)
+            self._leases.take(claim)
+            jobs.append(self._jobs[claim])
+        if clock.monotonic() - sent_at >= self._lease / 3:  # the leases count from the moment it was sent
+            await self._app.engine.call(self._leases.renew_all)
+        for job in jobs:
+            await job._prepare()
+        return jobs, answer.due_in
+
+    async def _submit_claim(self, command: Claim, expires_at: float) -> Answer:
+        """Send a claim; after a lost reply again until its leases expire: the store answers the same jobs."""
+        in_doubt = False
+        while True:
+            try:
+                return await self._app.engine.submit(command)
+            except StoreUnavailable as error:
+                in_doubt |= isinstance(error, ReplyLost)
+                is_over = isinstance(error, StoreClosed) or self._app.clock.monotonic() >= expires_at
+                if not in_doubt or is_over:
+                    raise
+                self._trouble.report("cannot recover a claim after a lost reply", error)
+                log.warning("cannot recover a claim after a lost reply, retrying: %s", error)
+                await asyncio.sleep(POLL_INTERVAL)
+
+    async def _release_unseen(self, claiming: "asyncio.Task[ClaimedJobs]") -> None:
+        """Release the jobs of a claim whose caller was canceled."""
+        await asyncio.wait({claiming})
+        if not claiming.cancelled() and claiming.exception() is None:
+            await self._release(claiming.result()[0])
+
+    async def _release(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Settle the jobs that the program has not settled, as if their blocks had ended."""
+        if jobs:
+            await asyncio.wait(
+                [asyncio.create_task(job._finish_settling()) for job in jobs], timeout=CLOSE_TIMEOUT
+            )
+        releases = [(job, settle) for job in jobs if (settle := job._begin_release()) is not None]
+        if releases:
+            settles = [settle for _, settle in releases]
+            await settle_all(self._app.engine, settles, self._trouble.report, CLOSE_TIMEOUT)
+        for job, _ in releases:
+            job._end_release()
+
+    def _forget(self, claim: OpenClaim) -> None:
+        """Let go of a claim that is settled or lost. From any thread."""
+        self._jobs.pop(claim, None)
+        self._leases.drop(claim)
+
+    def _track(self, task: "asyncio.Task[ClaimedJobs] | asyncio.Task[None]") -> None:
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
+
+    def _make_beat(self) -> Beat:
+        return Beat(
+            worker=self.id,
+            queues=self._queues,
+            tasks=self._tasks,
+            running=len(self._jobs),
+            started_at=self._started_at,
+        )
+
+    def _background_loops(self) -> list[LoopFunction]:
+        app, leases = self._app, self._leases
+        loops: list[LoopFunction] = [
+            leases.renew_forever,
+            leases.watch_cancels,
+            self._presence.report_forever,
+        ]
+        if self._runs_upkeep:
+            loops.append(UpkeepLoop(app.engine, app.clock, self._trouble, lambda: app.archiver is None).run)
+        return loops
+
+
+def _names(field: str, given: Any) -> tuple[str, ...] | None:
+    """Names of queues or tasks; None means all."""
+    if given is None:
+        return None
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, list | tuple) or not names:
+        raise InvalidValue(field, given, "must be a list of names; leave it out for all")
+    return tuple([check.name(field, name) for name in names])
