@@ -1,12 +1,25 @@
-"""Apps as fixtures: in memory on a fake clock, in memory on the real clock, on PostgreSQL."""
+"""Apps as fixtures: in memory on a fake clock, in memory on the real clock, on PostgreSQL; all stores."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from errandry import Errandry
+from errandry.clock import Clock
+from errandry.store.contract import Store
+from errandry.store.memory.driver import MemoryStore
+from errandry.store.sqlite.driver import SqliteStore
+from errandry.store.url import store_at
 from errandry.testing import FakeClock
 from tests.store.server import server
+
+STORES: dict[str, Callable[[Path, Clock, ExitStack], Store]] = {
+    "memory": lambda folder, clock, stack: MemoryStore(clock),
+    "sqlite": lambda folder, clock, stack: SqliteStore(folder / "jobs.db", clock, durability="process"),
+    "postgres": lambda folder, clock, stack: store_at(stack.enter_context(server().lend_url()), clock),
+}
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ SAMPLES = {
     "job_id": "job-1",
     "field": "payload",
     "move": "cancel",
+    "action": "complete",
+    "outcome": "retry",
     "state": "completed",
     "allowed": ("waiting", "scheduled"),
     "key": "mail",

@@ -5,15 +5,19 @@ keeps no finished jobs, so these jobs have keep 0. There a lost worker costs an 
 `max_crashes` equals `max_attempts`. Lines that begin with > are quoted from the page.
 """
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from errandry.core.answer import HELD, WRITTEN, Answer, Claims, LossCause, Lost, Renewed, UpkeepResult
-from errandry.core.command import Claim, CompleteOutcome, Insert, Ref, Renew, Settle, Upkeep
-from errandry.core.job import JobRecord, Keep, NewJob, uuid7
+from errandry import ClaimedJob, Claimer, Errandry
+from errandry.core.answer import LossCause, UpkeepResult
+from errandry.core.command import Upkeep
+from errandry.core.job import JobRecord
 from errandry.core.state import State
-from errandry.store.contract import Store
+from errandry.errors import LeaseLost
 from errandry.testing.clock import START, FakeClock
 
 HEARTBEAT_TIMEOUT = 30.0
@@ -21,67 +25,64 @@ MAX_ATTEMPTS = 3
 
 
 class Broker:
-    """The calls of osqueue's client, as commands."""
+    """The calls of osqueue's client, through the public API.
 
-    def __init__(self, store: Store, clock: FakeClock) -> None:
-        self.store, self.clock = store, clock
-        self._calls = 0
+    Workers send their heartbeats by hand, and upkeep runs only when a test says so.
+    """
 
-    async def submit_job(self, type_: str, payload: str = "{}", max_attempts: int = MAX_ATTEMPTS) -> str:
-        self._calls += 1
-        job = NewJob(
-            id=uuid7(self.clock.time(), self._calls.to_bytes(10)),
-            task=type_,
-            payload=payload,
-            max_attempts=max_attempts,
-            max_crashes=max_attempts,
-            keep=Keep(completed=0, failed=0),
-        )
-        await self.store.commit([Insert((job,))])
+    def __init__(self, app: Errandry, stack: AsyncExitStack) -> None:
+        self.app, self._stack = app, stack
+        self._claimers: dict[tuple[str, ...], Claimer] = {}
+
+    async def submit_job(
+        self, type_: str, payload: dict[str, Any] | None = None, max_attempts: int = MAX_ATTEMPTS
+    ) -> str:
+        options = {"max_attempts": max_attempts, "max_crashes": max_attempts}
+        job = await self.app.enqueue(type_, payload, keep={"completed": 0, "failed": 0}, **options)
         return job.id
 
-    async def claim_job(self, worker: str, *types: str) -> JobRecord | None:
-        self._calls += 1
-        claim = Claim(worker=worker, nonce=f"{self._calls}", tasks=types or None, lease=HEARTBEAT_TIMEOUT)
-        [answer] = await self.store.commit([claim])
-        assert isinstance(answer, Claims)
-        return answer.jobs[0] if answer.jobs else None
+    async def claimer(self, worker: str, *types: str) -> Claimer:
+        if (worker, *types) not in self._claimers:
+            claimer = self.app.claimer(
+                worker=worker, tasks=types or None, lease=HEARTBEAT_TIMEOUT, renew=False, upkeep=False
+            )
+            self._claimers[worker, *types] = await self._stack.enter_async_context(claimer)
+        return self._claimers[worker, *types]
 
-    async def claimed(self, worker: str, *types: str) -> JobRecord:
+    async def claim_job(self, worker: str, *types: str) -> ClaimedJob | None:
+        jobs = await (await self.claimer(worker, *types)).claim()
+        return jobs[0] if jobs else None
+
+    async def claimed(self, worker: str, *types: str) -> ClaimedJob:
         job = await self.claim_job(worker, *types)
         assert job is not None
         return job
 
-    async def heartbeat(self, job: JobRecord) -> object:
-        [answer] = await self.store.commit([Renew((Ref(job.id, job.fence),), HEARTBEAT_TIMEOUT)])
-        assert isinstance(answer, Renewed)
-        return answer.acks[0]
-
-    async def complete_job(self, job: JobRecord) -> Answer:
-        [answer] = await self.store.commit([Settle(Ref(job.id, job.fence), CompleteOutcome())])
-        return answer
-
     async def run_upkeep(self) -> UpkeepResult:
-        [answer] = await self.store.commit([Upkeep()])
+        answer = await self.app.engine.submit(Upkeep())
         assert isinstance(answer, UpkeepResult)
         return answer
 
     async def job(self, job_id: str) -> JobRecord:
-        [job] = await self.store.get([job_id])
-        assert job is not None
-        return job
+        return (await self.app.get(job_id)).record
 
     async def total(self, name: str) -> int:
-        return (await self.store.totals())["default"].get(name, 0)
+        return (await self.app.totals())["default"].get(name, 0)
 
     async def jobs(self) -> list[str]:
         """osqueue's `jobs` array: in the order of submission."""
-        return [job.id for job in reversed((await self.store.list()).jobs)]
+        return [job.id for job in reversed((await self.app.list()).jobs)]
+
+    async def snapshot(self, job_id: str) -> tuple[object, ...]:
+        """Everything that a call about a job could have changed."""
+        app = self.app
+        return await self.job(job_id), await app.counts(), await app.totals(), await app.latest_cursor()
 
 
 @pytest.fixture
-def broker(store: Store, clock: FakeClock) -> Broker:
-    return Broker(store, clock)
+async def broker(app: Errandry) -> AsyncIterator[Broker]:
+    async with AsyncExitStack() as stack:
+        yield Broker(app, stack)
 
 
 class Timeline:
@@ -107,7 +108,7 @@ async def test_a_submitted_job_is_appended_unclaimed_with_no_attempts(broker: Br
     > `attempts: 0`.
     """
     first = await broker.submit_job(
-        "email:send", '{"to":"user@example.com","subject":"Hello"}', max_attempts=3
+        "email:send", {"to": "user@example.com", "subject": "Hello"}, max_attempts=3
     )
     second = await broker.submit_job("email:send")
 
@@ -161,9 +162,10 @@ async def test_a_claim_sets_status_worker_heartbeat_and_attempts(
 
     job = await broker.claimed("worker-1", "email:send")
 
-    assert (job.state, job.worker, job.attempts) == (State.RUNNING, "worker-1", 1)
-    assert job.lease_until == clock.time() + HEARTBEAT_TIMEOUT
-    assert await broker.job(job.id) == job
+    record = await broker.job(job.id)
+    worker = await broker.claimer("worker-1", "email:send")
+    assert (record.state, record.worker, record.attempts) == (State.RUNNING, worker.id, 1)
+    assert record.lease_until == clock.time() + HEARTBEAT_TIMEOUT
 
 
 async def test_a_claim_returns_null_if_no_matching_unclaimed_job_exists(broker: Broker) -> None:
@@ -187,7 +189,7 @@ async def test_heartbeats_keep_the_job_of_a_live_worker(broker: Broker, at: Time
 
     for seconds in range(5, 125, 5):
         at(seconds)
-        assert await broker.heartbeat(job) is HELD
+        await job.renew()
         assert await broker.claim_job("worker-2") is None
 
     assert await broker.run_upkeep() == UpkeepResult()
@@ -203,7 +205,7 @@ async def test_a_completed_job_is_removed_and_counted(broker: Broker) -> None:
     await broker.submit_job("image:resize")
     job = await broker.claimed("worker-1", "image:resize")
 
-    assert await broker.complete_job(job) is WRITTEN
+    await job.complete()
 
     assert await broker.jobs() == [other]
     assert await broker.total("completed") == 1
@@ -234,14 +236,14 @@ async def test_every_claim_expires_stale_heartbeats_first(broker: Broker, at: Ti
     at(31)
     job = await broker.claimed("worker-2")
 
-    assert (job.worker, job.attempts) == ("worker-2", 2)
+    assert ((await broker.job(job.id)).worker, job.attempt) == ((await broker.claimer("worker-2")).id, 2)
 
 
 async def test_an_exhausted_job_is_removed_and_counted(broker: Broker, at: Timeline) -> None:
     """> If `attempts >= maxAttempts`: remove the job entirely (dropped from the array)"""
     await broker.submit_job("email:send", max_attempts=3)
     for attempt in (1, 2, 3):
-        assert (await broker.claimed(f"worker-{attempt}")).attempts == attempt
+        assert (await broker.claimed(f"worker-{attempt}")).attempt == attempt
         assert await broker.jobs()
         at(31 * attempt)
 
@@ -272,14 +274,12 @@ async def test_a_job_whose_handler_throws_is_retried_after_the_timeout(broker: B
     at(31)
     second = await broker.claimed("worker-1")
 
-    assert (second.id, second.attempts) == (first.id, 2)
+    assert (second.id, second.attempt) == (first.id, 2)
     assert second.fence > first.fence
 
 
 @pytest.mark.parametrize("claimed_by", ["no worker", "the same worker", "another worker"])
-async def test_a_stale_worker_changes_nothing(
-    broker: Broker, store: Store, at: Timeline, claimed_by: str
-) -> None:
+async def test_a_stale_worker_changes_nothing(broker: Broker, at: Timeline, claimed_by: str) -> None:
     """The first worker no longer holds the reset job: its heartbeat and its completion are refused, even if a
     worker of the same name has claimed the job again.
     """
@@ -290,22 +290,14 @@ async def test_a_stale_worker_changes_nothing(
     if claimed_by != "no worker":
         await broker.claimed("worker-1" if claimed_by == "the same worker" else "worker-2")
     cause = LossCause.NOT_HELD if claimed_by == "no worker" else LossCause.OTHER_FENCE
-    before = (
-        await broker.job(stale.id),
-        await store.counts(),
-        await store.totals(),
-        await store.latest_cursor(),
-    )
+    before = await broker.snapshot(stale.id)
 
-    assert await broker.heartbeat(stale) == Lost(cause)
-    assert await broker.complete_job(stale) == Lost(cause)
+    for call in (stale.renew(), stale.complete()):
+        with pytest.raises(LeaseLost) as error:
+            await call
+        assert error.value.cause == cause
 
-    assert (
-        await broker.job(stale.id),
-        await store.counts(),
-        await store.totals(),
-        await store.latest_cursor(),
-    ) == before
+    assert await broker.snapshot(stale.id) == before
 
 
 # Payload validation
@@ -317,12 +309,11 @@ async def test_a_job_with_an_invalid_payload_is_completed_rather_than_retried(
     """> If validation fails, the job is **completed (removed)** rather than retried — this prevents invalid
     > payloads from being retried indefinitely.
     """
-    await broker.submit_job("email:send", '{"subject":"no recipient"}')
+    await broker.submit_job("email:send", {"subject": "no recipient"})
     job = await broker.claimed("worker-1")
-    is_valid = '"to":' in job.payload
-    assert not is_valid
+    assert "to" not in job.arguments
 
-    assert await broker.complete_job(job) is WRITTEN
+    await job.complete()
 
     at(3_600)
     assert await broker.claim_job("worker-1") is None
@@ -347,17 +338,17 @@ async def test_the_example_timeline(broker: Broker, at: Timeline) -> None:
 
     at(0.1)
     job = await broker.claimed("worker-1", "email:send")
-    assert (job.id, job.attempts, job.state) == (job_id, 1, State.RUNNING)
+    assert (job.id, job.attempt, (await broker.job(job_id)).state) == (job_id, 1, State.RUNNING)
 
     at(5)
-    assert await broker.heartbeat(job) is HELD
+    await job.renew()
 
     at(10)
-    assert await broker.heartbeat(job) is HELD
+    await job.renew()
     assert (await broker.job(job_id)).lease_until == START + 40
 
     at(12)
-    assert await broker.complete_job(job) is WRITTEN
+    await job.complete()
     assert await broker.jobs() == []
     assert await broker.total("completed") == 1
 
@@ -377,10 +368,10 @@ async def test_the_example_timeline_if_the_worker_crashes(broker: Broker, at: Ti
 
     at(0.1)
     crashed = await broker.claimed("worker-1")
-    assert crashed.attempts == 1
+    assert crashed.attempt == 1
 
     at(5)
-    assert await broker.heartbeat(crashed) is HELD
+    await crashed.renew()
 
     at(8)
     assert await broker.claim_job("worker-2") is None
@@ -394,10 +385,12 @@ async def test_the_example_timeline_if_the_worker_crashes(broker: Broker, at: Ti
 
     at(39)
     job = await broker.claimed("worker-2")
-    assert (job.id, job.attempts, job.worker) == (job_id, 2, "worker-2")
+    assert (job.id, job.attempt) == (job_id, 2)
+    assert (await broker.job(job_id)).worker == (await broker.claimer("worker-2")).id
 
     at(44)
-    assert await broker.complete_job(crashed) == Lost(LossCause.OTHER_FENCE)
-    assert await broker.complete_job(job) is WRITTEN
+    with pytest.raises(LeaseLost, match="other_fence"):
+        await crashed.complete()
+    await job.complete()
     assert await broker.jobs() == []
     assert [await broker.total(name) for name in ("completed", "removed", "expired")] == [1, 1, 1]

@@ -20,12 +20,11 @@ import pytest
 from errandry import Backoff, Errandry, Fail, JobContext, State
 from errandry.api.app import CallNext
 from errandry.codec.json_codec import DocumentInfo
-from errandry.core.answer import Claims, Lost
-from errandry.core.command import Claim, CompleteOutcome, Ref, Settle, Upkeep
+from errandry.core.command import Upkeep
 from errandry.core.job import NewJob
 from errandry.core.retry import Curve
 from errandry.core.state import Reason
-from errandry.errors import InvalidArguments, InvalidValue
+from errandry.errors import InvalidArguments, InvalidValue, LeaseLost
 from tests.run_worker import event_kinds, run_burst, running_worker, wait_for_job, wait_for_state
 
 NO_DELAY = Backoff(Curve.FIXED, 0.0)
@@ -242,10 +241,10 @@ async def test_a_worker_runs_jobs_whose_lease_expired(jobs: Errandry) -> None:
         return ctx.attempt
 
     job = await work.enqueue()
-    answer = await jobs.engine.submit(Claim(worker="crashed", nonce="1", lease=0.02))
-    assert isinstance(answer, Claims)
-    async with running_worker(jobs, upkeep_every=0.01):
-        assert await job.result(30) == 2
+    async with jobs.claimer(worker="crashed", lease=0.02, renew=False) as crashed:
+        await crashed.claim()
+        async with running_worker(jobs, upkeep_every=0.01):
+            assert await job.result(30) == 2
 
     assert [error.kind for error in job.record.errors] == [Reason.WORKER_LOST]
     assert "stalled" in await event_kinds(jobs, job.id)
@@ -535,16 +534,13 @@ async def test_crash_recovery_and_stale_worker_protection(jobs: Errandry) -> Non
         return "by the live worker"
 
     job = await work.enqueue()
-    answer = await jobs.engine.submit(Claim(worker="zombie", nonce="1", lease=0.02))
-    assert isinstance(answer, Claims)
-    [stale] = answer.jobs
-    async with running_worker(jobs, upkeep_every=0.01):
-        await wait_for_job(jobs, job.id, lambda record: record.fence > stale.fence)
-        answer = await jobs.engine.submit(
-            Settle(Ref(stale.id, stale.fence), CompleteOutcome('"by the stale worker"'))
-        )
-        assert isinstance(answer, Lost)
-        assert await job.result(30) == "by the live worker"
+    async with jobs.claimer(worker="zombie", lease=0.02, renew=False) as zombie:
+        [stale] = await zombie.claim()
+        async with running_worker(jobs, upkeep_every=0.01):
+            await wait_for_job(jobs, job.id, lambda record: record.fence > stale.fence)
+            with pytest.raises(LeaseLost):
+                await stale.complete("by the stale worker")
+            assert await job.result(30) == "by the live worker"
 
 
 async def test_an_external_system_can_refuse_a_stale_worker_by_its_fence(jobs: Errandry) -> None:

@@ -6,114 +6,82 @@ ErrLeaseMismatch and ErrLeaseExpired are the causes `not_held`, `other_fence`, `
 Lines that begin with > are quoted from the page.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from errandry.core.answer import (
-    HELD,
-    WRITTEN,
-    Claims,
-    Inserted,
-    LossCause,
-    Lost,
-    Moved,
-    Renewed,
-)
-from errandry.core.command import (
-    Claim,
-    Command,
-    CompleteOutcome,
-    EditJobs,
-    FailOutcome,
-    Insert,
-    Outcome,
-    ReleaseOutcome,
-    RemoveJobs,
-    Renew,
-    RerunJobs,
-    RetryOutcome,
-    Settle,
-)
-from errandry.core.job import Failure, JobRecord, NewJob
-from errandry.core.query import parse
-from errandry.core.retry import Backoff
+from errandry import Backoff, ClaimedJob, Claimer, Errandry
+from errandry.api.job import Job
+from errandry.claims.open_claim import OpenClaim
+from errandry.core.answer import LossCause, Moved
+from errandry.core.job import JobRecord
 from errandry.core.state import Reason, State
-from errandry.errors import InvalidMove, InvalidValue
-from errandry.store.contract import Store
+from errandry.errors import InvalidMove, InvalidValue, LeaseLost
 from errandry.testing.clock import FakeClock
-from errandry.testing.given import ref
 
 LEASE = 30.0
-BOOM = Failure(Reason.ERROR, "RuntimeError", "boom")
+BOOM = RuntimeError("boom")
 
 
 class Driver:
-    """The calls of TaskHarbor's driver, as commands."""
+    """The calls of TaskHarbor's driver, through the public API. Leases are extended by hand."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._calls = 0
+    def __init__(self, app: Errandry) -> None:
+        self.app = app
+        self._claimers: dict[str, Claimer] = {}
 
-    async def enqueue(self, job_id: str = "job-1", **fields: Any) -> Inserted:
-        job = NewJob(**({"id": job_id, "task": "email.send", "payload": "{}"} | fields))
-        [answer] = await self.store.commit([Insert((job,))])
-        assert isinstance(answer, Inserted)
-        return answer
+    async def enqueue(
+        self,
+        job_id: str = "job-1",
+        task: str = "email.send",
+        payload: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Job[Any]:
+        return await self.app.enqueue(task, payload, id=job_id, **options)
 
-    async def reserve(self, queue: str = "default") -> JobRecord | None:
-        self._calls += 1
-        claim = Claim(worker="worker", nonce=f"{self._calls}", queues=(queue,), lease=LEASE)
-        [answer] = await self.store.commit([claim])
-        assert isinstance(answer, Claims)
-        return answer.jobs[0] if answer.jobs else None
+    async def reserve(self, queue: str = "default") -> ClaimedJob | None:
+        if queue not in self._claimers:
+            claimer = self.app.claimer(queues=[queue], lease=LEASE, renew=False, upkeep=False)
+            self._claimers[queue] = await claimer.__aenter__()
+        jobs = await self._claimers[queue].claim()
+        return jobs[0] if jobs else None
 
-    async def reserved(self) -> JobRecord:
+    async def reserved(self) -> ClaimedJob:
         job = await self.reserve()
         assert job is not None
         return job
 
-    async def extend_lease(self, job: JobRecord, lease: float = LEASE) -> object:
-        return await self.send(Renew((ref(job),), lease))
-
-    async def ack(self, job: JobRecord) -> object:
-        return await self.settle(job, CompleteOutcome())
-
-    async def retry(self, job: JobRecord, delay: float | None = 0) -> object:
-        return await self.settle(job, RetryOutcome(BOOM, delay))
-
-    async def fail(self, job: JobRecord, reason: Reason = Reason.UNRECOVERABLE) -> object:
-        return await self.settle(job, FailOutcome(Failure(reason, "ValueError", "no such address")))
-
-    async def settle(self, job: JobRecord, outcome: Outcome) -> object:
-        return await self.send(Settle(ref(job), outcome))
-
-    async def send(self, command: Command) -> object:
-        [answer] = await self.store.commit([command])
-        return answer.acks[0] if isinstance(answer, Renewed) else answer
+    def token(self, record: JobRecord) -> ClaimedJob:
+        """A program that has the token of this record, whether it holds the job or not."""
+        clock = self.app.clock
+        claim = OpenClaim(record, clock, LEASE, clock.monotonic(), False, lambda _: None)
+        return ClaimedJob(self.app, claim)
 
     async def inspect(self, job_id: str = "job-1") -> JobRecord:
-        [job] = await self.store.get([job_id])
-        assert job is not None
-        return job
+        return (await self.app.get(job_id)).record
 
     async def snapshot(self) -> tuple[object, ...]:
         """Everything that a call could have changed."""
-        store = self.store
-        jobs = (await store.list()).jobs
+        app, store = self.app, self.app.store
         return (
-            jobs,
-            await store.counts(),
-            await store.totals(),
-            await store.latest_cursor(),
-            await store.due_in(),
+            await app.engine.call(store.list),
+            await app.counts(),
+            await app.totals(),
+            await app.latest_cursor(),
+            await app.engine.call(store.due_in),
         )
+
+    async def close(self) -> None:
+        for claimer in self._claimers.values():
+            await claimer.__aexit__(None, None, None)
 
 
 @pytest.fixture
-def driver(store: Store) -> Driver:
-    return Driver(store)
+async def driver(app: Errandry) -> AsyncIterator[Driver]:
+    driver = Driver(app)
+    yield driver
+    await driver.close()
 
 
 # Enqueue flow: JobRequest -> JobRecord -> Driver storage
@@ -123,7 +91,7 @@ async def test_enqueue_normalizes_defaults_and_starts_with_no_attempts(
     driver: Driver, clock: FakeClock
 ) -> None:
     """> normalize defaults (queue, etc.) · set CreatedAt · set Attempts=0 · copy Timeout/MaxAttempts"""
-    await driver.enqueue(payload='{"to":"bob"}', timeout=12.5, max_attempts=7)
+    await driver.enqueue(payload={"to": "bob"}, timeout=12.5, max_attempts=7)
 
     job = await driver.inspect()
     assert (job.task, job.queue, job.payload) == ("email.send", "default", '{"to":"bob"}')
@@ -203,7 +171,7 @@ async def test_reserve_reclaims_expired_inflight_leases(driver: Driver, clock: F
 
     clock.advance(0.5)
     second = await driver.reserved()
-    assert (second.id, second.attempts) == (first.id, 2)
+    assert (second.id, second.attempt) == (first.id, 2)
 
 
 async def test_reserve_takes_one_runnable_job_of_its_queue_if_any(driver: Driver) -> None:
@@ -224,8 +192,8 @@ async def test_reserve_creates_a_lease_with_a_token_and_an_expiry(driver: Driver
     job = await driver.reserved()
 
     assert job.fence > 0
-    assert job.lease_until == clock.time() + LEASE
-    assert await driver.inspect("job-1") == job
+    record = await driver.inspect("job-1")
+    assert (record.lease_until, record.fence) == (clock.time() + LEASE, job.fence)
 
 
 # Execution flow: handler + heartbeat + completion
@@ -237,9 +205,9 @@ async def test_an_extended_lease_counts_from_now(driver: Driver, clock: FakeCloc
     job = await driver.reserved()
     clock.advance(10)
 
-    assert await driver.extend_lease(job, 60) is HELD
+    await job.renew()
 
-    assert (await driver.inspect()).lease_until == clock.time() + 60
+    assert (await driver.inspect()).lease_until == clock.time() + LEASE
 
 
 async def test_ack_completes_the_job(driver: Driver) -> None:
@@ -247,7 +215,7 @@ async def test_ack_completes_the_job(driver: Driver) -> None:
     await driver.enqueue()
     job = await driver.reserved()
 
-    assert await driver.ack(job) is WRITTEN
+    await job.complete()
 
     completed = await driver.inspect()
     assert (completed.state, completed.lease_until) == (State.COMPLETED, None)
@@ -260,13 +228,13 @@ async def test_a_retry_without_a_delay_makes_the_job_runnable(driver: Driver, cl
     job = await driver.reserved()
     clock.advance(3)
 
-    assert await driver.retry(job, delay=0) is WRITTEN
+    await job.retry(BOOM, delay=0)
 
     after = await driver.inspect()
     assert (after.state, after.attempts, after.lease_until) == (State.WAITING, 1, None)
     [error] = after.errors
     assert (error.message, error.ended) == ("boom", clock.time())
-    assert (await driver.reserved()).attempts == 2
+    assert (await driver.reserved()).attempt == 2
 
 
 async def test_a_retry_with_a_delay_schedules_the_job(driver: Driver, clock: FakeClock) -> None:
@@ -274,7 +242,7 @@ async def test_a_retry_with_a_delay_schedules_the_job(driver: Driver, clock: Fak
     await driver.enqueue()
     job = await driver.reserved()
 
-    assert await driver.retry(job, delay=15) is WRITTEN
+    await job.retry(BOOM, delay=15)
 
     after = await driver.inspect()
     assert (after.state, after.run_at) == (State.SCHEDULED, clock.time() + 15)
@@ -288,7 +256,7 @@ async def test_the_backoff_of_the_job_computes_the_next_run(driver: Driver, cloc
     await driver.enqueue(backoff=Backoff(start=0.25, cap=1.0, jitter=0))
     delays = []
     for _ in range(4):
-        await driver.retry(await driver.reserved(), delay=None)
+        await (await driver.reserved()).retry(BOOM)
         delays.append(((await driver.inspect()).run_at or 0) - clock.time())
         clock.advance(delays[-1])
 
@@ -298,26 +266,25 @@ async def test_the_backoff_of_the_job_computes_the_next_run(driver: Driver, cloc
 async def test_a_retry_fails_the_job_when_its_attempts_are_spent(driver: Driver) -> None:
     """> decide: unrecoverable/maxAttempts -> Fail else -> Retry (schedule next run)"""
     await driver.enqueue(max_attempts=2)
-    await driver.retry(await driver.reserved())
+    await (await driver.reserved()).retry(BOOM, delay=0)
     assert (await driver.inspect()).state is State.WAITING
 
-    assert await driver.retry(await driver.reserved()) is WRITTEN
+    await (await driver.reserved()).retry(BOOM, delay=0)
 
     dead = await driver.inspect()
     assert (dead.state, dead.reason, dead.attempts) == (State.FAILED, Reason.ERROR, 2)
     assert [error.attempt for error in dead.errors] == [1, 2]
 
 
-async def test_a_failed_job_keeps_its_payload_and_its_error(
-    driver: Driver, store: Store, clock: FakeClock
-) -> None:
+async def test_a_failed_job_keeps_its_payload_and_its_error(driver: Driver, clock: FakeClock) -> None:
     """> VALIDATE token + expiry, remove inflight + store DLQ entry"""
-    await driver.enqueue(payload='{"to":"unknown"}')
+    await driver.enqueue(payload={"to": "unknown"})
     job = await driver.reserved()
 
-    assert await driver.fail(job) is WRITTEN
+    await job.fail(ValueError("no such address"))
 
-    [dead] = (await store.list(parse("state:failed"))).jobs
+    assert [found.id for found in (await driver.app.list("state:failed")).jobs] == ["job-1"]
+    dead = await driver.inspect()
     assert (dead.id, dead.payload, dead.reason) == ("job-1", '{"to":"unknown"}', Reason.UNRECOVERABLE)
     assert (dead.errors[0].message, dead.finished_at) == ("no such address", clock.time())
     assert await driver.reserve() is None
@@ -327,9 +294,13 @@ async def test_a_job_without_a_handler_fails(driver: Driver) -> None:
     """> Fail path: no handler registered"""
     await driver.enqueue()
 
-    assert await driver.fail(await driver.reserved(), Reason.NO_HANDLER) is WRITTEN
+    await (await driver.reserved()).fail("no handler is registered for email.send")
 
-    assert (await driver.inspect()).reason is Reason.NO_HANDLER
+    dead = await driver.inspect()
+    assert (dead.state, dead.errors[0].message) == (
+        State.FAILED,
+        "no handler is registered for email.send",
+    )
 
 
 @pytest.mark.parametrize(("delay", "state"), [(None, State.WAITING), (60.0, State.SCHEDULED)])
@@ -338,11 +309,10 @@ async def test_a_requeued_job_is_waiting_or_scheduled_with_new_attempts(
 ) -> None:
     """TaskHarbor's RequeueDLQ with RunAt and ResetAttempts."""
     await driver.enqueue(max_attempts=1)
-    dead = await driver.reserved()
-    await driver.fail(dead)
+    await (await driver.reserved()).fail(BOOM)
 
-    requeue = RerunJobs(ids=("job-1",), delay=delay, reset_attempts=True)
-    assert await driver.send(requeue) == Moved(("job-1",))
+    moved = await driver.app.rerun("job-1", delay=delay, reset_attempts=True)
+    assert moved == Moved(("job-1",))
 
     job = await driver.inspect()
     assert (job.state, job.attempts, job.reason, len(job.errors)) == (state, 0, None, 1)
@@ -351,13 +321,13 @@ async def test_a_requeued_job_is_waiting_or_scheduled_with_new_attempts(
 async def test_a_requeued_job_runs_under_a_new_token(driver: Driver) -> None:
     await driver.enqueue(max_attempts=1)
     dead = await driver.reserved()
-    await driver.fail(dead)
-    await driver.send(RerunJobs(ids=("job-1",)))
+    await dead.fail(BOOM)
+    await driver.app.rerun("job-1")
 
     job = await driver.reserved()
 
     assert job.fence > dead.fence
-    assert await driver.ack(job) is WRITTEN
+    await job.complete()
 
 
 async def test_only_a_finished_job_can_be_requeued(driver: Driver) -> None:
@@ -365,24 +335,27 @@ async def test_only_a_finished_job_can_be_requeued(driver: Driver) -> None:
     await driver.enqueue()
     before = await driver.snapshot()
 
-    answer = await driver.send(RerunJobs(ids=("job-1",)))
+    with pytest.raises(InvalidMove):
+        await driver.app.rerun("job-1")
 
-    assert isinstance(answer, Moved)
-    [(job_id, error)] = answer.refused
-    assert job_id == "job-1"
-    assert isinstance(error, InvalidMove)
     assert await driver.snapshot() == before
 
 
 # All state-mutating calls MUST validate
 
-Call = Callable[[Driver, JobRecord], Any]
+Call = Callable[[ClaimedJob], Awaitable[None]]
 CALLS: dict[str, Call] = {
-    "ack": Driver.ack,
-    "retry": Driver.retry,
-    "fail": Driver.fail,
-    "extend_lease": Driver.extend_lease,
+    "ack": lambda job: job.complete(),
+    "retry": lambda job: job.retry(BOOM, delay=0),
+    "fail": lambda job: job.fail(BOOM),
+    "extend_lease": lambda job: job.renew(),
 }
+
+
+async def assert_refused(call: Call, job: ClaimedJob, cause: LossCause) -> None:
+    with pytest.raises(LeaseLost) as error:
+        await call(job)
+    assert error.value.cause == cause
 
 
 async def insert_job(driver: Driver, clock: FakeClock) -> JobRecord:
@@ -398,30 +371,33 @@ async def insert_scheduled_job(driver: Driver, clock: FakeClock) -> JobRecord:
 async def release_job(driver: Driver, clock: FakeClock) -> JobRecord:
     await driver.enqueue()
     job = await driver.reserved()
-    await driver.settle(job, ReleaseOutcome())
-    return job
+    held = await driver.inspect()
+    await job.release()
+    return held
 
 
 async def release_and_edit_job(driver: Driver, clock: FakeClock) -> JobRecord:
     job = await release_job(driver, clock)
-    await driver.send(EditJobs(ids=(job.id,), payload="[2]", priority=-1))
+    await driver.app.edit(job.id, arguments={"to": "ada"}, priority=-1)
     return job
 
 
 async def let_lease_expire(driver: Driver, clock: FakeClock) -> JobRecord:
     await driver.enqueue()
     await driver.enqueue("other")
-    job = await driver.reserved()
+    await driver.reserved()
+    held = await driver.inspect()
     clock.advance(LEASE)
     await driver.reserved()
-    return job
+    return held
 
 
 async def remove_job(driver: Driver, clock: FakeClock) -> JobRecord:
     await driver.enqueue()
-    job = await driver.reserved()
-    await driver.send(RemoveJobs(ids=(job.id,), force=True))
-    return job
+    await driver.reserved()
+    held = await driver.inspect()
+    await driver.app.remove(held.id, force=True)
+    return held
 
 
 NOT_INFLIGHT = [
@@ -440,10 +416,10 @@ async def test_a_call_for_a_job_that_is_not_inflight_is_refused_and_nothing_chan
     driver: Driver, clock: FakeClock, prepare: Callable[[Driver, FakeClock], Any], call: str
 ) -> None:
     """> job is inflight · If validation fails: ErrJobNotInflight, driver MUST NOT mutate state"""
-    job = await prepare(driver, clock)
+    job = driver.token(await prepare(driver, clock))
     before = await driver.snapshot()
 
-    assert await CALLS[call](driver, job) == Lost(LossCause.NOT_HELD)
+    await assert_refused(CALLS[call], job, LossCause.NOT_HELD)
 
     assert await driver.snapshot() == before
 
@@ -457,22 +433,23 @@ async def test_a_call_with_a_stale_token_is_refused_and_nothing_changes(
     > state
     """
     await driver.enqueue()
-    stale = await driver.reserved()
+    first = await driver.reserved()
+    stale = driver.token(await driver.inspect())
     if lost_by == "expiry":
         clock.advance(LEASE)
     elif lost_by == "retry":
-        await driver.retry(stale)
+        await first.retry(BOOM, delay=0)
     else:
-        await driver.fail(stale)
-        await driver.send(RerunJobs(ids=(stale.id,)))
+        await first.fail(BOOM)
+        await driver.app.rerun(first.id)
     current = await driver.reserved()
     assert current.id == stale.id
     before = await driver.snapshot()
 
-    assert await CALLS[call](driver, stale) == Lost(LossCause.OTHER_FENCE)
+    await assert_refused(CALLS[call], stale, LossCause.OTHER_FENCE)
 
     assert await driver.snapshot() == before
-    assert await driver.ack(current) is WRITTEN
+    await current.complete()
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -486,7 +463,7 @@ async def test_a_call_after_the_lease_expired_is_refused_and_nothing_changes(
     clock.advance(LEASE + delay)
     before = await driver.snapshot()
 
-    assert await CALLS[call](driver, job) == Lost(LossCause.EXPIRED)
+    await assert_refused(CALLS[call], job, LossCause.EXPIRED)
 
     assert await driver.snapshot() == before
 
@@ -497,7 +474,9 @@ async def test_a_lease_is_valid_until_its_last_moment(driver: Driver, clock: Fak
     job = await driver.reserved()
     clock.advance(LEASE - 0.001)
 
-    assert await CALLS[call](driver, job) in (WRITTEN, HELD)
+    await CALLS[call](job)
+
+    assert job.settled is (call != "extend_lease")
 
 
 # Guarantees delivered by leases + heartbeat
@@ -518,13 +497,13 @@ async def test_crash_recovery_makes_the_job_reservable_again(driver: Driver, clo
     await driver.enqueue()
     job = await driver.reserved()
     clock.advance(10)
-    await driver.extend_lease(job)
+    await job.renew()
     clock.advance(LEASE)
 
     reclaimed_job = await driver.reserved()
 
     assert reclaimed_job.id == job.id
-    assert await driver.ack(reclaimed_job) is WRITTEN
+    await reclaimed_job.complete()
 
 
 async def test_heartbeats_keep_a_long_job_from_running_twice(driver: Driver, clock: FakeClock) -> None:
@@ -533,8 +512,8 @@ async def test_heartbeats_keep_a_long_job_from_running_twice(driver: Driver, clo
     job = await driver.reserved()
     for _ in range(60):
         clock.advance(10)
-        assert await driver.extend_lease(job) is HELD
+        await job.renew()
         assert await driver.reserve() is None
 
-    assert await driver.ack(job) is WRITTEN
+    await job.complete()
     assert (await driver.inspect()).attempts == 1

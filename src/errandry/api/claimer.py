@@ -151,7 +151,9 @@ class Claimer:
             raise
 
     async def _claim(self, limit: int) -> ClaimedJobs:
-        has_suspect = any(claim.record.crashes for claim in list(self._jobs))
+        clock, sent_at = self._app.clock, self._app.clock.monotonic()
+        suspects = [claim for claim in list(self._jobs) if claim.record.crashes]
+        has_suspect = any(claim.lease_until > sent_at for claim in suspects)
         command = Claim(
             worker=self.id,
             nonce=next(self._nonces),
@@ -161,7 +163,6 @@ class Claimer:
             suspects=0 if has_suspect else 1,
             lease=self._lease,
         )
-        clock, sent_at = self._app.clock, self._app.clock.monotonic()
         answer = await self._submit_claim(command, sent_at + self._lease)
         if not isinstance(answer, Claims):
             raise CommandFailed("Claim", f"the store answered {answer!r}")
