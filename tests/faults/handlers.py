@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import IO, Any
 
-from errandry import Fail, JobContext
+from errandry import ClaimedJob, Fail, JobContext
 from tests.faults.history import Ended, Journal, Started
 
 POLL_INTERVAL = 0.01
@@ -71,6 +71,19 @@ async def hold(ctx: JobContext, gate: str, size: int = 0) -> Result:
     with journaled(ctx) as result:
         await _wait_for_gate(ctx, gate)
         return {**result, "ballast": "x" * size}
+
+
+async def hold_by_hand(job: ClaimedJob) -> None:
+    """Like `hold`, but for a claimed job; ignores requests to stop."""
+    pid = os.getpid()
+    journal().write(Started(job.id, job.fence, job.attempt, pid, time.time()))
+    async with job:
+        while not os.path.exists(f"{job.arguments['gate']}{job.attempt}"):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_INTERVAL)
+        try:
+            await job.complete({"fence": job.fence, "pid": pid})
+        finally:
+            journal().write(Ended(job.id, job.fence, pid, "returned", time.time()))
 
 
 def hold_in_thread(ctx: JobContext, gate: str) -> Result:

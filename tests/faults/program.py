@@ -1,6 +1,7 @@
-"""The program the fault tests start, stop and kill: a worker or a producer that keeps a journal.
+"""The program the fault tests start, stop and kill: a worker, a claimer or a producer that keeps a journal.
 
     python -m tests.faults.program work '{"lease": 1.5}'
+    python -m tests.faults.program claim '{"lease": 1.5}'
     python -m tests.faults.program produce '{"seed": 1}'
 
 `ERRANDRY_URL` is the address of the store, `JOURNAL` the path of the journal. `CLOCK_STEP`, if set, is a file
@@ -24,11 +25,11 @@ from errandry.clock import SystemClock
 from errandry.core.answer import Ack, Answer, Claims, Lost, Renewed
 from errandry.core.command import Claim, Command, Renew, Settle
 from errandry.core.job import uuid7
-from errandry.errors import ReplyLost
+from errandry.errors import LeaseLost, ReplyLost
 from errandry.store.contract import Store
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
-from tests.faults.handlers import BATCHED, HANDLERS, journal
+from tests.faults.handlers import BATCHED, HANDLERS, hold_by_hand, journal
 from tests.faults.history import Claimed, EnqueueAcked, EnqueueSent, Fact, Journal, LeaseRenewed, Settled
 
 log = logging.getLogger("program")
@@ -136,6 +137,19 @@ async def work(options: dict[str, Any]) -> None:
         await Worker(app, WorkerOptions(**options)).run(signals=True)
 
 
+async def claim(options: dict[str, Any]) -> None:
+    """Claim jobs and settle them by hand until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with journaled_app() as app, app.claimer(**options) as claimer:
+        while not stop.is_set():
+            for job in await claimer.claim(limit=10, wait=0.1):
+                try:
+                    await hold_by_hand(job)
+                except LeaseLost as error:
+                    log.warning("%s", error)
+
+
 async def _limit_pages(store: JournaledStore, pages: int) -> None:
     """Limit the file to a number of pages, at least those it has. Only for SQLite."""
     if isinstance(store.store, SqliteStore):
@@ -159,4 +173,4 @@ async def produce(options: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    event_loop.run({"work": work, "produce": produce}[sys.argv[1]](json.loads(sys.argv[2])))
+    event_loop.run({"work": work, "claim": claim, "produce": produce}[sys.argv[1]](json.loads(sys.argv[2])))

@@ -62,6 +62,12 @@ class Scene:
         await wait_until_async(partial(self._is_working, process))
         return process
 
+    async def claimer(self, **options: Any) -> Process:
+        """Start a program that claims jobs by hand; return as soon as the store lists it."""
+        process = self.start("claim", options)
+        await wait_until_async(partial(self._is_working, process))
+        return process
+
     async def _is_working(self, process: Process) -> bool:
         assert not process.has_ended, process.log()
         return any(worker.pid == process.pid for worker in await self.app.workers.list())
