@@ -2,17 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from errandry import Cancel, ClaimedJob, Errandry, Fail, Retry, Snooze, State, flow, result_of
+from errandry import Cancel, ClaimedJob, Claimer, Errandry, Fail, Retry, Snooze, State, flow, result_of
 from errandry.codec.json_codec import DocumentInfo
-from errandry.core.command import Claim
-from errandry.core.job import JobRecord
+from errandry.core.answer import Answer
+from errandry.core.command import Claim, Command, Upkeep
 from errandry.core.state import Reason
 from errandry.errors import AlreadySettled, InvalidValue, LeaseLost, ReplyLost, SealBroken, TooLarge
 from errandry.store.contract import StoreLimits
@@ -21,7 +21,7 @@ from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock
 from tests.app_fixtures import STORES
 from tests.machine_load import WAIT_TIMEOUT
-from tests.run_worker import outlast_lease, running_worker, wait_for_job
+from tests.run_worker import outlast_lease, wait_for_job
 from tests.store.server import reuse_sessions
 
 LEASE = 30.0
@@ -41,10 +41,20 @@ async def memory_jobs(clock: FakeClock) -> AsyncIterator[Errandry]:
         yield jobs
 
 
-async def claim_one(jobs: Errandry, claimer: Any) -> ClaimedJob:
+async def claim_one(jobs: Errandry, claimer: Claimer) -> ClaimedJob:
     [job] = await claimer.claim()
     assert isinstance(job, ClaimedJob)
     return job
+
+
+async def begin_to_wait(jobs: Errandry, claimer: Claimer) -> "asyncio.Task[list[ClaimedJob]]":
+    """A claim that has found no job and waits for one. No other commands may be sent meanwhile."""
+    passes = jobs.engine.stats().passes
+    waiting = asyncio.create_task(claimer.claim(wait="1 hour"))
+    async with asyncio.timeout(WAIT_TIMEOUT):
+        while jobs.engine.stats().passes == passes:  # noqa: ASYNC110 - a pass has no event
+            await asyncio.sleep(0.001)
+    return waiting
 
 
 async def snapshot(jobs: Errandry) -> tuple[object, ...]:
@@ -98,9 +108,8 @@ async def test_a_claim_with_wait_returns_an_empty_list_if_no_job_came(memory_job
 async def test_a_waiting_claim_is_woken_by_a_new_job(jobs: Errandry, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not poll: the next poll would be in an hour."""
     monkeypatch.setattr("errandry.api.claimer.POLL_INTERVAL", 3_600.0)
-    async with jobs.claimer() as claimer:
-        waiting = asyncio.create_task(claimer.claim(wait="1 hour"))
-        await asyncio.sleep(0)
+    async with jobs.claimer(upkeep=False) as claimer:
+        waiting = await begin_to_wait(jobs, claimer)
         enqueued = await jobs.enqueue("send")
         async with asyncio.timeout(WAIT_TIMEOUT):
             [job] = await waiting
@@ -116,10 +125,12 @@ async def test_a_waiting_claim_gets_a_job_when_it_is_due(live: Errandry) -> None
         assert job.id == enqueued.id
 
 
-async def test_a_waiting_claim_ends_when_its_claimer_is_left(memory_jobs: Errandry) -> None:
-    async with memory_jobs.claimer() as claimer:
-        waiting = asyncio.create_task(claimer.claim(wait="1 hour"))
-        await asyncio.sleep(0)
+async def test_a_waiting_claim_ends_when_its_claimer_is_left(
+    memory_jobs: Errandry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("errandry.api.claimer.POLL_INTERVAL", 3_600.0)
+    async with memory_jobs.claimer(upkeep=False) as claimer:
+        waiting = await begin_to_wait(memory_jobs, claimer)
 
     async with asyncio.timeout(WAIT_TIMEOUT):
         assert await waiting == []
@@ -426,10 +437,11 @@ async def test_an_outcome_whose_caller_was_canceled_is_written(memory_jobs: Erra
     enqueued = await memory_jobs.enqueue("send")
     async with memory_jobs.claimer(upkeep=False) as claimer:
         job = await claim_one(memory_jobs, claimer)
-        memory_jobs.store.latency = 0.05
+        memory_jobs.store.latency = 0.3
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01), job:
                 await job.complete("done")
+        assert job.settled
 
     assert (await memory_jobs.record(enqueued.id)).state is State.COMPLETED
 
@@ -438,7 +450,7 @@ async def test_the_jobs_of_a_canceled_claim_are_released(memory_jobs: Errandry) 
     assert isinstance(memory_jobs.store, MemoryStore)
     enqueued = await memory_jobs.enqueue("send")
     async with memory_jobs.claimer(upkeep=False) as claimer:
-        memory_jobs.store.latency = 0.05
+        memory_jobs.store.latency = 0.3
         claiming = asyncio.create_task(claimer.claim())
         await asyncio.sleep(0.01)
         claiming.cancel()
@@ -583,20 +595,35 @@ async def test_the_lease_of_a_job_whose_timeout_is_over_is_not_renewed(
     memory_jobs: Errandry, clock: FakeClock
 ) -> None:
     """So that another worker gets the job of a program that hangs."""
-    await memory_jobs.enqueue("send", timeout="1 second")
-    async with memory_jobs.claimer(lease=0.9, upkeep=False) as claimer:
-        job = await claim_one(memory_jobs, claimer)
-        await outlast_lease(memory_jobs, clock, job.id, lease=0.4)
-        clock.advance(1.0)
+    lease = 0.9
+    hanging = await memory_jobs.enqueue("send", timeout=0.5)
+    other = await memory_jobs.enqueue("send")
+    async with memory_jobs.claimer(lease=lease, upkeep=False) as claimer:
+        await claimer.claim(limit=2)
+        for _ in range(4):
+            clock.advance(0.4)
+            async with asyncio.timeout(WAIT_TIMEOUT):
+                while (await memory_jobs.record(other.id)).lease_until != clock.time() + lease:  # noqa: ASYNC110 - a renewal has no event
+                    await asyncio.sleep(0.005)
+        await memory_jobs.engine.submit(Upkeep())
+        records = [await memory_jobs.record(job.id) for job in (hanging, other)]
 
-        record = await wait_until_expired(memory_jobs, clock, job.id)
-
-    assert (record.state, record.attempts, record.crashes) == (State.WAITING, 1, 1)
+    assert [(record.state, record.crashes) for record in records] == [(State.WAITING, 1), (State.RUNNING, 0)]
 
 
-async def wait_until_expired(jobs: Errandry, clock: FakeClock, job_id: str) -> JobRecord:
-    async with running_worker(jobs, queues=("other",), upkeep_every=0.01):
-        return await wait_for_job(jobs, job_id, lambda record: record.state is not State.RUNNING)
+async def test_the_jobs_of_a_slow_claim_are_renewed_before_it_returns(clock: FakeClock) -> None:
+    class SlowStore(MemoryStore):
+        async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+            answers = await super().commit(commands)
+            if any(isinstance(command, Claim) for command in commands):
+                clock.advance(0.9 * LEASE)
+            return answers
+
+    async with Errandry(store=SlowStore(clock), clock=clock) as jobs:
+        enqueued = await jobs.enqueue("send")
+        async with jobs.claimer(lease=LEASE, upkeep=False) as claimer:
+            await claim_one(jobs, claimer)
+            assert (await jobs.record(enqueued.id)).lease_until == clock.time() + LEASE
 
 
 # Arguments, results, secrets
