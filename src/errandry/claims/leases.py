@@ -70,6 +70,7 @@ class Leases:
     ) -> None:
         self._engine, self._clock, self._worker = engine, clock, worker
         self._lease, self._interval = lease, interval
+        self._due = clock.monotonic() + interval
         self._held: dict[str, HeldClaim] = {}
         self._watch_log = ThrottledLog(
             clock,
@@ -98,12 +99,11 @@ class Leases:
 
     async def renew_forever(self) -> None:
         """Renew all leases regularly, in one command; mark those that have expired as lost."""
-        interval = self._interval
-        due, renewing = self._clock.monotonic() + interval, None
+        interval, renewing = self._interval, None
         while True:
             now = self._clock.monotonic()
-            if now >= due and (renewing is None or renewing.done()):
-                renewing, due = asyncio.create_task(self.renew_all()), now + interval
+            if now >= self._due and (renewing is None or renewing.done()):
+                renewing, self._due = asyncio.create_task(self.renew_all()), now + interval
             for run in list(self._held.values()):
                 if run.lease_until <= now:
                     self._mark_lost(run, "it could not be renewed in time")
