@@ -45,6 +45,8 @@ LINKS = {
     "Job": "job.md",
     "JobContext": "context.md",
     "Worker": "worker.md",
+    "Claimer": "claimer.md",
+    "ClaimedJob": "claimer.md",
     "EditOptions": "../options.md#of-edits",
     "RuleOptions": "../options.md#rules",
     "ScheduleOptions": "../options.md#of-schedules",
@@ -56,7 +58,7 @@ LINKS = {
 }
 """Where a name is explained, for the names in code type in docstrings."""
 
-MADE_BY_THE_APP = ("Job", "JobContext", "Task")
+MADE_BY_THE_APP = ("ClaimedJob", "Claimer", "Job", "JobContext", "Task")
 """Classes that programs name in annotations; only Errandry makes objects of them."""
 
 Groups = Mapping[str, tuple[str, ...]]
@@ -129,7 +131,7 @@ ERRANDRY_GROUPS: Groups = {
         "workers",
         "schedules",
     ),
-    "Run and close": ("run_worker", "put_declared", "open", "close", "sync"),
+    "Run and close": ("run_worker", "claimer", "put_declared", "open", "close", "sync"),
 }
 
 PAGES: Mapping[str, ApiPage] = {
@@ -175,6 +177,12 @@ PAGES: Mapping[str, ApiPage] = {
         "Worker",
         "Runs handlers inside your own program. Its options are in [Options](../options.md#of-workers).",
         (errandry.Worker, Health),
+    ),
+    "claimer": ApiPage(
+        "Claimer",
+        "`jobs.claimer(…)`, for a program that runs jobs itself. "
+        "[Claiming jobs by hand](../../guide/claiming.md) shows how to use it.",
+        (errandry.Claimer, errandry.ClaimedJob),
     ),
     "queues": ApiPage(
         "Queues and groups",

@@ -71,7 +71,7 @@ async def test_a_claimed_job_is_running_and_says_what_it_is(jobs: Errandry) -> N
 
     async with jobs.claimer(worker="scraper") as claimer:
         [job] = await claimer.claim(limit=10)
-        record = await jobs.record(enqueued.id)
+        record = await jobs.client.record(enqueued.id)
 
         assert (job.id, job.task, job.queue, job.attempt) == (enqueued.id, "send", "mail", 1)
         assert job.arguments == {"to": "ada"}
@@ -170,12 +170,13 @@ async def test_a_claimer_takes_one_suspect_at_a_time(jobs: Errandry, clock: Fake
 async def test_a_claimer_is_listed_as_a_worker_while_it_is_open(jobs: Errandry) -> None:
     await jobs.enqueue("send", queue="mail")
     async with jobs.claimer(queues=["mail"], worker="scraper") as claimer:
-        [info] = await jobs.workers.list()
-        assert (info.beat.worker, info.beat.queues, info.beat.tasks) == (claimer.id, ("mail",), None)
-        assert Path(info.beat.alive).exists()
+        [worker] = await jobs.workers.list()
+        [stored] = await jobs.engine.call(jobs.store.workers)
+        assert (worker.id, worker.queues, worker.tasks, worker.slots) == (claimer.id, ("mail",), None, 0)
+        assert Path(stored.beat.alive).exists()
 
     assert await jobs.workers.list() == []
-    assert not Path(info.beat.alive).exists()
+    assert not Path(stored.beat.alive).exists()
 
 
 async def test_a_claimer_sends_heartbeats(live: Errandry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +185,7 @@ async def test_a_claimer_sends_heartbeats(live: Errandry, monkeypatch: pytest.Mo
     async with live.claimer() as claimer:
         await claimer.claim()
         async with asyncio.timeout(WAIT_TIMEOUT):
-            while (await live.workers.list())[0].beat.running == 0:  # noqa: ASYNC110 - a beat has no event
+            while (await live.workers.list())[0].running == 0:  # noqa: ASYNC110 - a beat has no event
                 await asyncio.sleep(0.005)
 
 
@@ -205,7 +206,7 @@ async def test_progress_and_log_lines_are_stored_when_the_verb_returns(
         job = await claim_one(jobs, claimer)
         await job.progress(50, "half", total=100)
         await job.log("on it", "warning")
-        record = await jobs.record(enqueued.id)
+        record = await jobs.client.record(enqueued.id)
 
     assert record.progress is not None
     assert (record.progress.share, record.progress.text) == (0.5, "half")
@@ -258,7 +259,7 @@ async def test_a_verb_settles_the_job(jobs: Errandry, outcome: str) -> None:
         job = await claim_one(jobs, claimer)
         await verb(job)
         assert job.settled
-        record = await jobs.record(enqueued.id)
+        record = await jobs.client.record(enqueued.id)
 
     assert (record.state, record.attempts) == (state, attempts)
     errors = [(failed.kind, failed.type, failed.message) for failed in record.errors]
@@ -288,7 +289,9 @@ async def test_a_retry_waits_for_the_delay_or_the_backoff_function(jobs: Errandr
         await first.retry("busy")
         await second.retry("busy", delay="5 seconds")
         await third.retry(Retry("busy", after="7 seconds"))
-    delays = [((await jobs.record(job.id)).run_at or 0.0) - clock.time() for job in (first, second, third)]
+    delays = [
+        ((await jobs.client.record(job.id)).run_at or 0.0) - clock.time() for job in (first, second, third)
+    ]
 
     assert delays == [100.0, 5.0, 7.0]
 
@@ -298,7 +301,7 @@ async def test_a_retry_fails_the_job_when_its_attempts_are_spent(jobs: Errandry)
     async with jobs.claimer() as claimer:
         await (await claim_one(jobs, claimer)).retry(BOOM)
 
-    assert (await jobs.record(enqueued.id)).state is State.FAILED
+    assert (await jobs.client.record(enqueued.id)).state is State.FAILED
 
 
 @pytest.mark.parametrize("second", ["renew", "progress", "log", *OUTCOMES])
@@ -335,7 +338,7 @@ async def test_an_exception_that_leaves_the_block_retries_the_job_and_is_raised_
 
     with pytest.raises(RuntimeError, match="boom"):
         await run()
-    failed, released = [await jobs.record(job.id) for job in (failing, other)]
+    failed, released = [await jobs.client.record(job.id) for job in (failing, other)]
     assert (failed.state, failed.attempts, failed.errors[0].message) == (State.SCHEDULED, 1, "boom")
     assert "raise BOOM" in failed.errors[0].traceback
     assert (released.state, released.attempts, released.releases) == (State.WAITING, 0, 1)
@@ -351,7 +354,7 @@ async def test_the_rules_of_a_declared_task_decide_about_an_exception(jobs: Erra
             async with await claim_one(jobs, claimer):
                 raise LookupError("no such address")
 
-    record = await jobs.record(job.id)
+    record = await jobs.client.record(job.id)
     assert (record.state, record.reason) == (State.FAILED, Reason.UNRECOVERABLE)
 
 
@@ -374,7 +377,7 @@ async def test_an_outcome_that_leaves_the_block_settles_the_job_and_ends_there(
         async with await claim_one(memory_jobs, claimer):
             raise outcome
 
-        assert (await memory_jobs.record(enqueued.id)).state is state
+        assert (await memory_jobs.client.record(enqueued.id)).state is state
 
 
 @pytest.mark.parametrize("leave", ["normally", "by a cancellation", "by an exit"])
@@ -395,7 +398,7 @@ async def test_a_block_that_ends_without_an_outcome_or_an_error_releases_the_job
             await run()
         except (asyncio.CancelledError, SystemExit):
             assert leave != "normally"
-        record = await jobs.record(enqueued.id)
+        record = await jobs.client.record(enqueued.id)
 
     assert (record.state, record.attempts, record.releases, record.errors) == (State.WAITING, 0, 1, ())
 
@@ -412,7 +415,7 @@ async def test_a_block_leaves_a_settled_job_alone(memory_jobs: Errandry) -> None
         with pytest.raises(RuntimeError):
             await run()
 
-    record = await memory_jobs.record(enqueued.id)
+    record = await memory_jobs.client.record(enqueued.id)
     assert (record.state, record.errors) == (State.COMPLETED, ())
 
 
@@ -422,7 +425,7 @@ async def test_leaving_the_claimer_releases_unsettled_jobs_at_no_cost(jobs: Erra
         first, *others = await claimer.claim(limit=3)
         await first.complete()
 
-    records = [await jobs.record(job_id) for job_id in ids]
+    records = [await jobs.client.record(job_id) for job_id in ids]
     assert [(record.state, record.attempts) for record in records] == [
         (State.COMPLETED, 1),
         (State.WAITING, 0),
@@ -443,7 +446,7 @@ async def test_an_outcome_whose_caller_was_canceled_is_written(memory_jobs: Erra
                 await job.complete("done")
         assert job.settled
 
-    assert (await memory_jobs.record(enqueued.id)).state is State.COMPLETED
+    assert (await memory_jobs.client.record(enqueued.id)).state is State.COMPLETED
 
 
 async def test_the_jobs_of_a_canceled_claim_are_released(memory_jobs: Errandry) -> None:
@@ -472,7 +475,7 @@ async def test_leases_are_renewed_until_the_job_is_settled(jobs: Errandry, clock
         await outlast_lease(jobs, clock, job.id, lease)
         await job.complete("once")
 
-    record = await jobs.record(enqueued.id)
+    record = await jobs.client.record(enqueued.id)
     assert (record.state, record.attempts, record.crashes) == (State.COMPLETED, 1, 0)
 
 
@@ -483,7 +486,7 @@ async def test_without_automatic_renewal_the_program_renews(jobs: Errandry, cloc
         for _ in range(3):
             clock.advance(0.9 * LEASE)
             await job.renew()
-            assert (await jobs.record(enqueued.id)).lease_until == clock.time() + LEASE
+            assert (await jobs.client.record(enqueued.id)).lease_until == clock.time() + LEASE
         assert not job.should_stop
         await job.complete()
 
@@ -564,7 +567,7 @@ async def test_a_canceled_job_should_stop_and_ends_as_canceled(jobs: Errandry) -
                 while not job.should_stop:  # noqa: ASYNC110 - as a program checks it
                     await asyncio.sleep(0.005)
 
-        assert (await jobs.record(enqueued.id)).state is State.CANCELED
+        assert (await jobs.client.record(enqueued.id)).state is State.CANCELED
 
 
 @pytest.mark.parametrize("leave", ["the block", "the block with an error", "the claimer"])
@@ -585,7 +588,7 @@ async def test_a_job_whose_timeout_is_over_should_stop_and_is_retried(
                 async with job:
                     raise BOOM
 
-    record = await memory_jobs.record(enqueued.id)
+    record = await memory_jobs.client.record(enqueued.id)
     assert (record.state, record.attempts) == (State.SCHEDULED, 1)
     [error] = record.errors
     assert (error.kind, error.message) == (Reason.TIMEOUT, "the handler ran longer than 5 s")
@@ -603,10 +606,10 @@ async def test_the_lease_of_a_job_whose_timeout_is_over_is_not_renewed(
         for _ in range(4):
             clock.advance(0.4)
             async with asyncio.timeout(WAIT_TIMEOUT):
-                while (await memory_jobs.record(other.id)).lease_until != clock.time() + lease:  # noqa: ASYNC110 - a renewal has no event
+                while (await memory_jobs.client.record(other.id)).lease_until != clock.time() + lease:  # noqa: ASYNC110 - a renewal has no event
                     await asyncio.sleep(0.005)
         await memory_jobs.engine.submit(Upkeep())
-        records = [await memory_jobs.record(job.id) for job in (hanging, other)]
+        records = [await memory_jobs.client.record(job.id) for job in (hanging, other)]
 
     assert [(record.state, record.crashes) for record in records] == [(State.WAITING, 1), (State.RUNNING, 0)]
 
@@ -623,7 +626,7 @@ async def test_the_jobs_of_a_slow_claim_are_renewed_before_it_returns(clock: Fak
         enqueued = await jobs.enqueue("send")
         async with jobs.claimer(lease=LEASE, upkeep=False) as claimer:
             await claim_one(jobs, claimer)
-            assert (await jobs.record(enqueued.id)).lease_until == clock.time() + LEASE
+            assert (await jobs.client.record(enqueued.id)).lease_until == clock.time() + LEASE
 
 
 # Arguments, results, secrets
@@ -682,7 +685,7 @@ async def test_the_codec_seals_arguments_and_results() -> None:
             assert job.arguments == {"to": "ada"}
             await job.complete("sent")
 
-        assert (await jobs.record(enqueued.id)).result == '["sent"]'
+        assert (await jobs.client.record(enqueued.id)).result == '["sent"]'
 
 
 async def test_a_job_whose_arguments_cannot_be_trusted_fails() -> None:
@@ -692,7 +695,7 @@ async def test_a_job_whose_arguments_cannot_be_trusted_fails() -> None:
             with pytest.raises(SealBroken):
                 async with await claim_one(jobs, claimer) as job:
                     await job.complete(job.arguments)
-        record = await jobs.record("broken")
+        record = await jobs.client.record("broken")
 
     assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.INVALID_PAYLOAD, 1)
 
@@ -717,7 +720,7 @@ async def test_a_result_that_cannot_be_stored_is_refused_and_fails_the_job_if_it
                     await given_up.complete(result)
 
         assert await first.result(WAIT_TIMEOUT) == "corrected"
-        record = await jobs.record(second.id)
+        record = await jobs.client.record(second.id)
         assert (record.state, record.reason) == (State.FAILED, Reason.UNRECOVERABLE)
 
 
@@ -736,7 +739,7 @@ async def test_redacted_arguments_are_replaced_in_all_texts(tmp_path: Path, decl
             await job.progress(0.1, "logging in with hunter2")
             await job.log("hunter2 was refused")
             await job.retry(RuntimeError("the token hunter2 is wrong"))
-        record = await jobs.record(enqueued.id)
+        record = await jobs.client.record(enqueued.id)
 
     assert record.progress is not None
     texts = [record.progress.text, record.logs[0].text, record.errors[0].message, record.errors[0].traceback]

@@ -50,7 +50,7 @@ async def test_a_claimer_suspended_past_its_lease_changes_nothing(scene: Scene) 
     zombie.resume()
 
     await zombie.wait_for_log(f"the lease on job {job} (fence {first.fence}) is no longer held")
-    assert (await scene.app.record(job)).fence == second.fence
+    assert (await scene.app.client.record(job)).fence == second.fence
     scene.open_gate(attempt=2)
     record = await scene.finished(job)
     assert (record.state, record.fence) == (State.COMPLETED, second.fence)
@@ -70,6 +70,6 @@ async def test_an_interrupted_claimer_releases_its_jobs(scene: Scene) -> None:
 
     await program.wait_for_end()
     for job in jobs:
-        record = await scene.app.record(job)
+        record = await scene.app.client.record(job)
         assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)
     assert await scene.app.workers.list() == []

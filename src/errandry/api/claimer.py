@@ -38,7 +38,7 @@ ClaimedJobs = tuple[list[ClaimedJob], float | None]
 
 
 class Claimer:
-    """Claims jobs by hand, with `jobs.claimer(…)`; open from the begin of its block to the end.
+    """Claims jobs by hand, with `jobs.claimer(…)`; open from the beginning of its block to its end.
 
     To the store it is a worker with the id `id`: it sends heartbeats, it is listed and can be paused, and the
     pauses, limits, rates and turns of queues, tasks and groups hold for it. When its block ends, it releases
@@ -60,8 +60,7 @@ class Claimer:
         self._queues, self._tasks = _names("queues", queues), _names("tasks", tasks)
         self._lease = seconds(lease, "lease")
         check.lease(self._lease)
-        self.id = new_worker_id(None if worker is None else check.name("worker", worker))
-        """The id of this claimer as a worker, unique for each."""
+        self._id = new_worker_id(None if worker is None else check.name("worker", worker))
         prefix = secrets.token_hex(8)
         self._nonces = (f"{prefix}-{number}" for number in itertools.count())
         self._jobs: dict[OpenClaim, ClaimedJob] = {}
@@ -69,6 +68,11 @@ class Claimer:
         self._loops: list[asyncio.Task[None]] = []
         self._was_opened, self._closing = False, asyncio.Event()
         self._started_at = app.clock.time()
+
+    @property
+    def id(self) -> str:
+        """The id of this claimer as a worker, as in `jobs.workers`; unique for each claimer."""
+        return self._id
 
     async def claim(self, limit: int = 1, wait: Duration = 0) -> list[ClaimedJob]:
         """Claim up to `limit` jobs, most urgent first, and start them.
