@@ -55,6 +55,8 @@ MIRRORS = (
     Mirror("Queue", {"queue": "Queue"}, "mirrored._client.client", bases="SyncGateHandle"),
     Mirror("Schedules", {"schedules": "Schedules"}, "mirrored._app.client"),
     Mirror("Workers", {"workers": "Workers"}, "mirrored._client.client"),
+    Mirror("ClaimedJob", {"claimed_job": "ClaimedJob"}, "mirrored._app.client"),
+    Mirror("Claimer", {"claimer": "Claimer"}, "mirrored._app.client"),
     Mirror(
         "Task",
         {"task": "Task"},
@@ -99,7 +101,7 @@ BODIES = {
 }
 """Bodies of methods that do more than call the async method: enqueue hooks run in the caller's thread."""
 RENAMED = {mirror.name: f"Sync{mirror.name}" for mirror in MIRRORS} | {"BoundApp": "SyncBoundApp"}
-SPECIAL = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__str__": "__str__"}
+SPECIAL = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__str__": "__str__", "__repr__": "__repr__"}
 HEADER = '''"""`jobs.sync`, `task.sync` and `job.sync`: blocking methods for code without an event loop.
 
 Scripts, threads, Flask and Django views use them. Every call runs the async method on the engine's thread and
@@ -116,9 +118,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVa
 
 from errandry.api.blocking import Blocking
 from errandry.api.job_view import JobPage, JobView
+from errandry.core.command import DEFAULT_LEASE
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
+    from errandry.api.claimed_job import ClaimedJob
+    from errandry.api.claimer import Claimer
     from errandry.api.events import Event
     from errandry.api.flow import Flow, Parallel
     from errandry.api.gate_info import GateInfo, GroupInfo, PauseInfo, QueueInfo
@@ -234,7 +239,7 @@ def _converted(call: str, kind: str) -> str:
     outer, _, inner = kind.removeprefix("builtins.").partition("[")
     if outer in RENAMED:
         return f"{RENAMED[outer]}({call})"
-    name = inner.partition("[")[0]
+    name = re.split(r"\W", inner)[0]
     if name in RENAMED:
         return (
             f"[{RENAMED[name]}(one) for one in {call}]" if outer == "list" else f"{call}.map({RENAMED[name]})"

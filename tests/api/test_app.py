@@ -7,6 +7,7 @@ from types import FunctionType
 import pytest
 
 from errandry import Errandry
+from errandry.core.duration import as_datetime
 from errandry.core.job import NewJob
 from errandry.core.state import State
 from errandry.errors import InvalidValue, StoreClosed
@@ -245,7 +246,7 @@ async def test_the_clock_of_the_store_counts_not_that_of_the_host(hours: int) ->
         await run_burst(jobs)
         later = await work.using(delay=600).enqueue()
 
-        assert await jobs.now() == store.time()
+        assert await jobs.now() == as_datetime(store.time())
         assert (await jobs.stats("1 hour")).total.counts.completed == 1
         assert "10 min" in str(await jobs.why(later.id))
         assert (await jobs.queue("default").clean(older="1 hour")).moved == ()

@@ -419,7 +419,7 @@ async def test_a_worker_starts_although_the_declared_rules_cannot_be_stored(
         raise StoreUnavailable("memory:", "no answer")
 
     jobs.declare_queue("mail", limit=1)
-    monkeypatch.setattr(jobs, "rules", fail)
+    monkeypatch.setattr(jobs.store, "rules", fail)
 
     async with running_worker(jobs):
         pass

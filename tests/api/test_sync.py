@@ -110,6 +110,23 @@ def test_queues_tasks_workers_and_schedules_without_a_loop(app: Errandry, add: T
         job.refresh()
 
 
+def test_jobs_are_claimed_and_settled_without_a_loop(app: Errandry, add: Task[[int, int], int]) -> None:
+    enqueued = [add.sync.enqueue(n, n) for n in range(3)]
+    with app.sync.claimer(worker="by-hand") as claimer:
+        done, snoozed, left = claimer.claim(limit=10)
+        with done:
+            done.progress(0.5, "half")
+            done.complete(sum(done.arguments.values()))
+        with pytest.raises(ZeroDivisionError), snoozed:
+            raise ZeroDivisionError("by hand")
+        assert (left.job.id, left.settled, claimer.claim()) == (enqueued[2].id, False, [])
+        assert [worker.id for worker in app.sync.workers.list()] == [claimer.id]
+
+    assert enqueued[0].result(timeout=WAIT_TIMEOUT) == 0
+    assert [job.refresh().state for job in enqueued[1:]] == [State.SCHEDULED, State.WAITING]
+    assert enqueued[1].errors[0].type == "ZeroDivisionError"
+
+
 def test_events_are_iterated_without_a_loop(app: Errandry, add: Task[[int, int], int]) -> None:
     cursor = app.sync.latest_cursor()
     job = add.sync.enqueue(1, 2)

@@ -114,9 +114,9 @@ class TestRules:
         listed = cli("queues", "rules").out
         assert "limit 50 [operator, code: limit 20], max size 9 [code]" in " ".join(listed.split())
         mail, send = cli("queues", "rules", "--json").data
-        assert mail["ruling"]["sources"] == {"limit": "operator", "max_size": "code"}
-        assert mail["ruling"]["declared"]["rule"] == {"limit": 20, "max_size": 9}
-        assert send["ruling"]["sources"] == {"limit": "operator"}
+        assert mail["sources"] == {"limit": "operator", "max_size": "code"}
+        assert mail["declared"] == {"limit": 20, "max_size": 9}
+        assert send["sources"] == {"limit": "operator"}
 
         assert cli("queues", "reset", "mail", "max-size").err == "The queue mail: limit 50, max size 9.\n"
         assert cli("queues", "reset", "mail", "limit").err == "The queue mail: limit 20, max size 9.\n"

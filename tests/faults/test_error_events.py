@@ -157,7 +157,7 @@ async def test_an_archive_function_that_raises_is_an_error_without_redacted_argu
 
     @troubled.app.archive
     async def archive(jobs: Sequence[Any]) -> None:
-        raise OSError(f"cannot write {jobs[0].payload}")
+        raise OSError(f"cannot write {jobs[0].record.payload}")
 
     await pay.enqueue("4111-1111")
     await drain(troubled.app)

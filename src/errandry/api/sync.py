@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVa
 
 from errandry.api.blocking import Blocking
 from errandry.api.job_view import JobPage, JobView
+from errandry.core.command import DEFAULT_LEASE
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
+    from errandry.api.claimed_job import ClaimedJob
+    from errandry.api.claimer import Claimer
     from errandry.api.events import Event
     from errandry.api.flow import Flow, Parallel
     from errandry.api.gate_info import GateInfo, GroupInfo, PauseInfo, QueueInfo
@@ -273,6 +276,133 @@ class SyncWorkers(Blocking):
         return self._wait(self._mirrored.resume(worker_id))
 
 
+class SyncClaimedJob(Blocking):
+    """`ClaimedJob` with blocking methods."""
+
+    _mirrored: ClaimedJob
+
+    def __init__(self, mirrored: ClaimedJob) -> None:
+        self._mirrored, self._client = mirrored, mirrored._app.client
+
+    @property
+    def id(self) -> str:
+        return self._mirrored.id
+
+    @property
+    def task(self) -> str:
+        """The name of the task."""
+        return self._mirrored.task
+
+    @property
+    def queue(self) -> str:
+        return self._mirrored.queue
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt; 1 for the first."""
+        return self._mirrored.attempt
+
+    @property
+    def fence(self) -> int:
+        """The number of the claim, greater than those of all earlier claims of this job."""
+        return self._mirrored.fence
+
+    @property
+    def job(self) -> SyncJob[Any]:
+        """The job as it was claimed; its methods ask the store."""
+        return SyncJob(self._mirrored.job)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by name, as plain JSON values, with the results of its children filled in."""
+        return self._mirrored.arguments
+
+    @property
+    def should_stop(self) -> bool:
+        """True if the program should stop: job canceled, timeout over, or lease lost."""
+        return self._mirrored.should_stop
+
+    @property
+    def settled(self) -> bool:
+        """True if its outcome is written."""
+        return self._mirrored.settled
+
+    def __repr__(self) -> str:
+        return self._mirrored.__repr__()
+
+    def renew(self) -> None:
+        """Prolong the lease: it then lasts as long as the lease of the claimer, from now."""
+        self._wait(self._mirrored.renew())
+
+    def progress(self, done: float, text: str = "", *, total: float | None = None) -> None:
+        """Report progress: a share from 0 to 1, `progress(0.5)`, or a count, `progress(50, total=100)`."""
+        self._wait(self._mirrored.progress(done, text, total=total))
+
+    def log(self, text: str, level: str = "info") -> None:
+        """Add a line to the job's log."""
+        self._wait(self._mirrored.log(text, level))
+
+    def complete(self, result: Any = None) -> None:
+        """Complete the job. The result must be a value that JSON has, no larger than the store's limit."""
+        self._wait(self._mirrored.complete(result))
+
+    def retry(self, error: BaseException | str, delay: Duration | None = None) -> None:
+        """Record an error and run the job again after `delay`, by default after its backoff."""
+        self._wait(self._mirrored.retry(error, delay))
+
+    def fail(self, error: BaseException | str) -> None:
+        """Record an error and fail the job for good, even if it has attempts left."""
+        self._wait(self._mirrored.fail(error))
+
+    def snooze(self, delay: Duration) -> None:
+        """Run the job again after `delay`; this attempt does not count."""
+        self._wait(self._mirrored.snooze(delay))
+
+    def release(self) -> None:
+        """Give the job back unfinished, for any worker to claim; this attempt does not count."""
+        self._wait(self._mirrored.release())
+
+    def cancel(self, reason: str = "") -> None:
+        """Cancel the job."""
+        self._wait(self._mirrored.cancel(reason))
+
+    def __enter__(self) -> Self:
+        self._wait(self._mirrored.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self._wait(self._mirrored.__aexit__(kind, error, trace))
+
+
+class SyncClaimer(Blocking):
+    """`Claimer` with blocking methods."""
+
+    _mirrored: Claimer
+
+    def __init__(self, mirrored: Claimer) -> None:
+        self._mirrored, self._client = mirrored, mirrored._app.client
+
+    @property
+    def id(self) -> str:
+        """The id of this claimer as a worker, as in `jobs.workers`; unique for each claimer."""
+        return self._mirrored.id
+
+    def claim(self, limit: int = 1, wait: Duration = 0) -> builtins.list[SyncClaimedJob]:
+        """Claim up to `limit` jobs, most urgent first, and start them."""
+        return [SyncClaimedJob(one) for one in self._wait(self._mirrored.claim(limit, wait))]
+
+    def __enter__(self) -> Self:
+        self._wait(self._mirrored.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._wait(self._mirrored.__aexit__(kind, error, trace))
+
+
 class SyncTask(Blocking, Generic[P, R_co]):
     """`Task` with blocking methods."""
 
@@ -284,6 +414,9 @@ class SyncTask(Blocking, Generic[P, R_co]):
     @property
     def name(self) -> str:
         return self._mirrored.name
+
+    def __repr__(self) -> str:
+        return self._mirrored.__repr__()
 
     def using(self, **options: Unpack[UseOptions]) -> SyncTask[P, R_co]:
         """The task with other options for its jobs: `send.using(queue="mail").enqueue("ada")`."""
@@ -577,6 +710,23 @@ class SyncErrandry(Blocking):
     def remote_task(self, name: str) -> SyncGateHandle:
         """A task that only other programs declare, to pause it or set its rules."""
         return SyncGateHandle(self._mirrored.remote_task(name))
+
+    def claimer(
+        self,
+        *,
+        queues: Sequence[str] | str | None = None,
+        tasks: Sequence[str] | str | None = None,
+        lease: Duration = DEFAULT_LEASE,
+        renew: bool = True,
+        worker: str | None = None,
+        upkeep: bool = True,
+    ) -> SyncClaimer:
+        """Claim jobs by hand, for a program that runs them itself instead of a worker."""
+        return SyncClaimer(
+            self._mirrored.claimer(
+                queues=queues, tasks=tasks, lease=lease, renew=renew, worker=worker, upkeep=upkeep
+            )
+        )
 
     def __enter__(self) -> Self:
         self._wait(self._mirrored.__aenter__())
