@@ -35,8 +35,6 @@ USER_TEXTS = {
     for path in sorted((ROOT / "examples").rglob("*.py"))
 }
 """The pages for users and the examples. `docs/store.md` is for authors of stores."""
-STILL_INTERNAL = {"docs/guide/events.md": {"errandry.store.contract"}}
-"""Pages that import an internal module for want of a public name."""
 SOURCES = ("src", "tests", "bench", "tools", "examples", "docs")
 ELSEWHERE = ("docs/testing.md", "docs/examples.md")
 """The blocks of these pages are files that tests/api/test_testing_page.py and tests/examples run."""
@@ -209,7 +207,7 @@ def test_a_missing_source_file_or_module_is_reported() -> None:
 
 @pytest.mark.parametrize("name", USER_TEXTS)
 def test_pages_and_examples_for_users_import_public_modules_only(name: str) -> None:
-    assert _internal_imports(USER_TEXTS[name]) - STILL_INTERNAL.get(name, set()) == set()
+    assert _internal_imports(USER_TEXTS[name]) == set()
 
 
 def test_an_import_of_an_internal_module_is_reported() -> None:
