@@ -25,6 +25,8 @@ from errandry.core.flow import Edge
 from errandry.core.gate import GateKind, Pause, PutRule
 from errandry.core.job import Failure, Keep
 from errandry.core.rule import Rule
+from errandry.core.rule_info import Source
+from errandry.core.schedule import DeclareSchedule, PutSchedule, SchedulePlan
 from errandry.core.state import Reason, State
 from errandry.errors import QueueFull
 from errandry.store import table_store
@@ -159,6 +161,24 @@ async def test_after_a_very_large_bound_insert_the_rest_is_due_at_once_and_the_q
     claims = await requests.send_claim(store, limit=JOBS_WITHOUT_LANE_MAX)
 
     assert (len(claims.jobs), claims.due_in, await drained_queues(store)) == (JOBS_WITHOUT_LANE_MAX, 0.0, [])
+
+
+@pytest.mark.parametrize("first", ["put", "declared"])
+async def test_a_schedule_that_is_declared_and_put_at_once_keeps_the_plan_of_the_operator(
+    store: PostgresStore, other: PostgresStore, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    job = new_job("-")
+    put = PutSchedule("nightly", SchedulePlan(job=job, cron="0 5 * * *"), "ada")
+    declare = DeclareSchedule("nightly", SchedulePlan(job=job, cron="0 3 * * *"), "app")
+    earlier, later = (put, declare) if first == "put" else (declare, put)
+    run_before(monkeypatch, "lock_new_schedule", lambda: requests.send(other, earlier))
+
+    await requests.send(store, later)
+
+    schedule = await store.schedule("nightly")
+    assert schedule is not None
+    assert (schedule.plan.cron, schedule.owner, schedule.source) == ("0 5 * * *", "app", Source.OPERATOR)
+    assert schedule.declared == declare.plan
 
 
 async def test_a_full_queue_is_full_while_upkeep_folds_counters(

@@ -1337,6 +1337,11 @@ SELECT record FROM errandry.schedules WHERE name = ANY (%s::text[]) ORDER BY nam
 -- A schedule by name. Locks it until the commit.
 SELECT record FROM errandry.schedules WHERE name = ANY (%s::text[]) FOR NO KEY UPDATE;
 
+-- name: lock_new_schedule
+-- Take an advisory lock on the name of a schedule that does not exist, until the commit: it has no row to lock, and
+-- another pass may be creating it.
+SELECT count(pg_advisory_xact_lock(hashtextextended(%s::text, 'errandry.schedules'::regclass::oid::bigint)));
+
 -- name: schedules_after
 -- Schedules after a name, by name.
 SELECT record FROM errandry.schedules WHERE name > %s ORDER BY name LIMIT %s;

@@ -14,7 +14,12 @@ class PostgresSchedules(PostgresLanes):
     """Part of the `Tables` protocol (store/tables/protocol.py)."""
 
     def lock_schedule(self, name: str) -> ScheduleRecord | None:
-        schedules = self._schedule_records("lock_schedule" if self._writes else "schedules", (array([name]),))
+        if not self._writes:
+            return next(iter(self.schedules([name])), None)
+        schedules = self._schedule_records("lock_schedule", (array([name]),))
+        if not schedules:
+            self._send("lock_new_schedule", (name,))
+            schedules = self._schedule_records("lock_schedule", (array([name]),))
         return schedules[0] if schedules else None
 
     def schedules(self, names: Sequence[str]) -> list[ScheduleRecord]:
