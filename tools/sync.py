@@ -124,6 +124,7 @@ if TYPE_CHECKING:
     from errandry.api.app import Errandry
     from errandry.api.claimed_job import ClaimedJob
     from errandry.api.claimer import Claimer
+    from errandry.api.context import Child
     from errandry.api.events import Event
     from errandry.api.flow import Flow, Parallel
     from errandry.api.gate_info import GateInfo, GroupInfo, PauseInfo, QueueInfo
@@ -138,7 +139,6 @@ if TYPE_CHECKING:
     from errandry.api.transaction import SyncBoundApp
     from errandry.api.workers import WorkerInfo, Workers
     from errandry.core.answer import Moved
-    from errandry.core.flow import EdgeRecord
     from errandry.core.gate import GateKind
     from errandry.core.job import JobRecord
     from errandry.core.rule import Rule

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from errandry.api.workers import WorkerInfo
     from errandry.codec.encryption import Encrypted, Signed, new_key
     from errandry.codec.json_codec import Codec, DocumentInfo
+    from errandry.core.answer import Moved
     from errandry.core.event import EventKind
     from errandry.core.gate import GateKind
     from errandry.core.job import Keep, Progress
@@ -68,6 +69,7 @@ __all__ = [
     "JobContext",
     "JobPage",
     "Keep",
+    "Moved",
     "Parallel",
     "PauseInfo",
     "Progress",
@@ -123,6 +125,7 @@ _NAMES = {
     "codec.json_codec": ("Codec", "DocumentInfo"),
     "api.steps": ("Step",),
     "api.workers": ("WorkerInfo",),
+    "core.answer": ("Moved",),
     "core.event": ("EventKind",),
     "core.gate": ("GateKind",),
     "core.job": ("Keep", "Progress"),

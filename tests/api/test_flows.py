@@ -1,6 +1,6 @@
 """Flows through the API: inserted in one write, run in order, with the results of children."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from msgspec import Struct
@@ -9,6 +9,7 @@ from errandry import Child, Errandry, Fail, JobContext, State, chain, chord, flo
 from errandry.core.flow import ChildEnd
 from errandry.core.state import Reason
 from errandry.errors import InvalidArguments, InvalidValue
+from errandry.testing import drain
 from tests.run_worker import run_burst
 
 
@@ -32,6 +33,24 @@ async def test_a_parent_runs_after_its_children_with_their_results(live: Errandr
 
     assert await job.result(timeout=30) == [1, 4, 9]
     assert sorted(ran) == [1, 2, 3]
+
+
+async def test_a_program_reads_the_children_of_a_job_with_typed_results(jobs: Errandry) -> None:
+    @jobs.task
+    async def span(seconds: int) -> timedelta:
+        return timedelta(seconds=seconds)
+
+    @jobs.task
+    async def total() -> None: ...
+
+    done, open_ = span.new(5), span.using(delay="1 hour").new(7)
+    job = await jobs.enqueue_flow(flow(total.new(), done, open_))
+    await drain(jobs)
+
+    assert await jobs.children(job.id) == [
+        Child(done.job.id, "span", ChildEnd.COMPLETED, timedelta(seconds=5)),
+        Child(open_.job.id, "span", None, None),
+    ]
 
 
 async def test_a_chain_passes_each_result_to_the_next_call(live: Errandry) -> None:

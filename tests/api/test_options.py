@@ -261,7 +261,7 @@ async def test_options_of_the_app_apply_to_flows_batches_and_schedules() -> None
 
         made: list[NewJob | JobRecord] = [
             await app.client.record(parent.id),
-            await app.client.record(child.child),
+            await app.client.record(child.id),
             (await app.client.schedule("nightly")).plan.job,
         ]
         assert [(job.task, job.queue, job.max_attempts) for job in made] == [

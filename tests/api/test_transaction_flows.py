@@ -149,7 +149,7 @@ async def test_a_bound_insert_stores_the_same_flow_as_an_insert(clock: FakeClock
                 await run_upkeep(jobs)
                 names = sorted({job.id for job in new} | {"before", "ended"})
                 records = await jobs.engine.call(jobs.store.get, names)
-                edges_of = [await jobs.children(job_id) for job_id in names]
+                edges_of = [await jobs.client.edges(job_id) for job_id in names]
                 ids_by_seq = {record.seq: record.id for record in records if record is not None}
                 return (
                     answer,
@@ -303,7 +303,7 @@ async def test_over_a_connection_to_an_sqlite_file(tmp_path: Path) -> None:
         job = jobs.sync.bind(db).enqueue_flow(total.new(result_of(parallel(part.new(1), part.new(2)))))
         db.execute("COMMIT")
 
-        assert [edge.child for edge in await jobs.children(job.id)][1] == held.id
+        assert [child.id for child in await jobs.children(job.id)][1] == held.id
         await run_burst(jobs)
         assert await (await jobs.get(job.id)).result(timeout=WAIT_TIMEOUT) == 3
         with pytest.raises(UnknownJob):

@@ -58,7 +58,7 @@ async def add(
     """> const result = await flow.add({ name: 'send-report', …, children: [{ name: 'fetch-data', … }] })"""
     calls = [fetch.new(source) for source in sources]
     parent = await jobs.enqueue_flow(flow(report.new(42), *calls, policy=policy))
-    return parent, [edge.child for edge in await jobs.children(parent.id)]
+    return parent, [child.id for child in await jobs.children(parent.id)]
 
 
 async def run_next_child(jobs: Errandry) -> list[JobRecord]:

@@ -7,7 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from errandry.api.completion import EVENTS_PAGE, RECHECK_INTERVAL, wait_for_first
+from errandry.api.context import Child
 from errandry.api.events import Event, event_at, event_of_entry
+from errandry.api.flow import child_of_edge
 from errandry.api.gate_info import (
     GateInfo,
     GroupInfo,
@@ -82,6 +84,10 @@ class Client(Operations):
         """The steps and sleeps of a job and the signals sent to it, in the order they were begun."""
         record = await self.client.record(job_id)
         return [step_of_record(step) for step in await self.client.steps(record)]
+
+    async def children(self, job_id: str) -> builtins.list[Child]:
+        """The child jobs that a job waits for or has waited for, in their order, and how they ended."""
+        return [child_of_edge(self, edge) for edge in await self.client.edges(job_id)]
 
     async def ids(self, part: str, limit: int = 10) -> builtins.list[str]:
         """Job ids that begin or end with `part`."""

@@ -181,9 +181,9 @@ class ChildResults(Struct, frozen=True):
 
 async def read_child_results(app: "Client", job_id: str) -> ChildResults:
     """The children of a job and the arguments that their results fill, for its handler."""
-    edges = [edge for edge in await app.children(job_id) if edge.policy is not Policy.AFTER]
+    edges = [edge for edge in await app.client.edges(job_id) if edge.policy is not Policy.AFTER]
     results = [(edge, _result_text(app, edge)) for edge in edges]
-    children = tuple([_child(app, edge, text) for edge, text in results])
+    children = tuple([_new_child(app, edge, text) for edge, text in results])
     return ChildResults(children, _result_arguments(results))
 
 
@@ -193,7 +193,11 @@ def _result_text(app: "Client", edge: EdgeRecord) -> str:
     return app.codec.unseal(edge.result, DocumentInfo(edge.child, edge.task, "result"))
 
 
-def _child(app: "Client", edge: EdgeRecord, text: str) -> Child:
+def child_of_edge(app: "Client", edge: EdgeRecord) -> Child:
+    return _new_child(app, edge, _result_text(app, edge))
+
+
+def _new_child(app: "Client", edge: EdgeRecord, text: str) -> Child:
     task = app.tasks.get(edge.task)
     read = task.signature.read_result if task and edge.result is not None else from_json
     return Child(edge.child, edge.task, edge.outcome, read(text))

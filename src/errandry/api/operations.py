@@ -22,7 +22,6 @@ from errandry.core.command import (
     RerunJobs,
     ResolveJobs,
 )
-from errandry.core.flow import EdgeRecord
 from errandry.core.job import JobRecord
 from errandry.core.query import Query, parse
 from errandry.core.state import State
@@ -65,10 +64,6 @@ class Operations:
     def codec(self) -> Codec:
         return self.client.codec
 
-    async def children(self, job_id: str) -> builtins.list[EdgeRecord]:
-        """The child jobs that a job waits for or has waited for, in their order, and how they ended."""
-        return await self.engine.call(self.store.children, job_id)
-
     async def subtree(self, *ids: str) -> tuple[str, ...]:
         """The ids of these jobs and of all their descendants; each once, parents before their children."""
         children_first: dict[str, None] = {}
@@ -80,7 +75,7 @@ class Operations:
                 children_first[job_id] = None
             elif job_id not in seen:
                 seen.add(job_id)
-                edges = await self.children(job_id)
+                edges = await self.client.edges(job_id)
                 stack += [(job_id, True), *[(edge.child, False) for edge in reversed(edges)]]
         return tuple(reversed(children_first))
 

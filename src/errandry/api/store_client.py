@@ -13,7 +13,7 @@ from errandry.clock import Clock, SystemClock
 from errandry.codec.json_codec import Codec, DocumentInfo, PlainCodec
 from errandry.core.answer import Inserted
 from errandry.core.command import Command, Insert
-from errandry.core.flow import Edge
+from errandry.core.flow import Edge, EdgeRecord
 from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.rule import Overflow
@@ -123,6 +123,10 @@ class StoreClient:
         if record is None:
             raise UnknownJob(job_id)
         return record
+
+    async def edges(self, job_id: str) -> list[EdgeRecord]:
+        """The edges from a job to the jobs that it waits for or has waited for, in their order."""
+        return await self.engine.call(self.store.children, job_id)
 
     async def schedule(self, name: str) -> ScheduleRecord:
         """The schedule as stored; raises UnknownSchedule if there is none."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from errandry.api.app import Errandry
     from errandry.api.claimed_job import ClaimedJob
     from errandry.api.claimer import Claimer
+    from errandry.api.context import Child
     from errandry.api.events import Event
     from errandry.api.flow import Flow, Parallel
     from errandry.api.gate_info import GateInfo, GroupInfo, PauseInfo, QueueInfo
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from errandry.api.transaction import SyncBoundApp
     from errandry.api.workers import WorkerInfo, Workers
     from errandry.core.answer import Moved
-    from errandry.core.flow import EdgeRecord
     from errandry.core.gate import GateKind
     from errandry.core.job import JobRecord
     from errandry.core.rule import Rule
@@ -472,10 +472,6 @@ class SyncErrandry(Blocking):
     def workers(self) -> SyncWorkers:
         return SyncWorkers(self._mirrored.workers)
 
-    def children(self, job_id: str) -> builtins.list[EdgeRecord]:
-        """The child jobs that a job waits for or has waited for, in their order, and how they ended."""
-        return self._wait(self._mirrored.children(job_id))
-
     def subtree(self, *ids: str) -> tuple[str, ...]:
         """The ids of these jobs and of all their descendants; each once, parents before their children."""
         return self._wait(self._mirrored.subtree(*ids))
@@ -590,6 +586,10 @@ class SyncErrandry(Blocking):
     def steps(self, job_id: str) -> builtins.list[Step]:
         """The steps and sleeps of a job and the signals sent to it, in the order they were begun."""
         return self._wait(self._mirrored.steps(job_id))
+
+    def children(self, job_id: str) -> builtins.list[Child]:
+        """The child jobs that a job waits for or has waited for, in their order, and how they ended."""
+        return self._wait(self._mirrored.children(job_id))
 
     def ids(self, part: str, limit: int = 10) -> builtins.list[str]:
         """Job ids that begin or end with `part`."""

@@ -102,7 +102,7 @@ async def show(session: Session, jobs: "Errandry", job_id: str, limit: int) -> N
         if not node:
             session.print(f"{'  ' * depth}{task}")
             continue
-        edges = await jobs.children(node)
+        edges = await jobs.client.edges(node)
         counts = Counter(edge.outcome or "open" for edge in edges)
         if session.json:
             session.print_json(_data(node, parent, task, state, counts))
