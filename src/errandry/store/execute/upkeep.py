@@ -73,6 +73,8 @@ def before_claim(work: UnitOfWork) -> None:
     due_times, moved = tables.due_times(), 0
     if due_times.lease_until is not None and due_times.lease_until <= now:  # guard: claim_tidies
         moved += _move_all(work, Move.EXPIRE, tables.expired_jobs(now, BEFORE_CLAIM_MAX), move.expired)
+        if moved:  # a repeated claim before this one may have counted them as held
+            work.invalidate_gates()
     if due_times.tick_at is not None and due_times.tick_at <= now:  # guard: tick_of_others
         moved += schedule.decide_due_ticks(work, BEFORE_CLAIM_MAX)
     if due_times.run_at is not None and due_times.run_at <= now:

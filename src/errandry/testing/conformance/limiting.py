@@ -182,6 +182,21 @@ class ConcurrencyLimits:
 
         assert [one.id for one in first.jobs] == [one.id for one in repeated.jobs] == [job.id]
 
+    async def test_claims_that_expire_in_a_pass_free_their_permits_for_it_also_after_a_repeated_claim(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await given.inserted(*(given.new_job(queue="q") for _ in range(3)))
+        old = Claim(worker="worker", nonce="old", limit=3, start=False, lease=5.0)
+        await store.commit([old])
+        await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(limit=2)))
+        clock.advance(5)
+
+        repeated, claims = await store.commit([old, Claim(worker="worker", nonce="new", limit=3)])
+
+        assert isinstance(repeated, Claims)
+        assert isinstance(claims, Claims)
+        assert (len(repeated.jobs), len(claims.jobs)) == (0, 2)
+
     async def test_a_paused_group_stays_paused_when_a_permit_is_freed(
         self, store: Store, given: Given
     ) -> None:
