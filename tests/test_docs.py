@@ -7,6 +7,7 @@ import sys
 import tomllib
 import venv
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from xml.etree import ElementTree
@@ -26,6 +27,9 @@ TEXTS = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 }
+USER_PAGES = [name for name in TEXTS if not re.match(r"docs/(reading|internals|store|proof|adr/)", name)]
+NAMES_OF_OTHERS = {"acks_late", "on_commit", "pg_dump"}
+"""Names in other programs that pages for users give in code."""
 PUBLIC_MODULES = {"errandry.errors", "errandry.telemetry", "errandry.testing"}
 """The modules that users import, beside `errandry` itself."""
 USER_TEXTS = {
@@ -205,6 +209,17 @@ def test_a_missing_source_file_or_module_is_reported() -> None:
     assert _missing_modules(page) == ["errandry.core.state.GONE", "bench.gone"]
 
 
+@pytest.mark.parametrize("name", USER_PAGES)
+def test_the_names_that_a_page_for_users_gives_in_code_exist(name: str) -> None:
+    assert _unknown_names(TEXTS[name]) == set()
+
+
+def test_a_name_that_is_not_in_the_code_is_reported() -> None:
+    page = "`enqueue_many(limit=1_000)` `gone_name` `acks_late` `own_name`\n```python\nown_name = 1\n```\n"
+
+    assert _unknown_names(page) == {"gone_name"}
+
+
 @pytest.mark.parametrize("name", USER_TEXTS)
 def test_pages_and_examples_for_users_import_public_modules_only(name: str) -> None:
     assert _internal_imports(USER_TEXTS[name]) == set()
@@ -376,6 +391,21 @@ def _code_outside_of_programs(text: str) -> list[str]:
     """The code in the lines of a page, and its `text` blocks: the other blocks are run."""
     drawings = [block.text for block in blocks(text) if block.kind == "text"]
     return re.findall(r"`([^`\n]+)`", re.sub(r"^ *```.*?^ *```$", "", text, flags=re.S | re.M)) + drawings
+
+
+def _unknown_names(text: str) -> set[str]:
+    """The names in snake case that a page gives in code, and that neither its programs nor `src` have."""
+    named = {word for code in _code_outside_of_programs(text) for word in re.findall(r"\b[A-Za-z_]\w*", code)}
+    programs = {word for block in blocks(text) for word in re.findall(r"\w+", block.text)}
+    snake_case = {name for name in named if "_" in name.strip("_") and name.islower()}
+    return snake_case - programs - _source_words() - NAMES_OF_OTHERS
+
+
+@cache
+def _source_words() -> set[str]:
+    """All words in the code of the package."""
+    files = [path for path in (ROOT / "src").rglob("*") if path.suffix in (".py", ".sql")]
+    return {word for path in files for word in re.findall(r"\w+", path.read_text("utf-8"))}
 
 
 def _can_import(name: str) -> bool:
