@@ -1,10 +1,11 @@
-"""For all tests: report skipped tests, and let the programs that tests start use compiled modules.
+"""For all tests: report skipped tests, and give the programs that tests start compiled modules and Ctrl-C.
 
 Skipped tests are listed with their reasons at the end. In CI (`CI=true`, or `ERRANDRY_NO_SKIP=1`)
 each of them also fails the run.
 """
 
 import os
+import signal
 import sys
 
 import pytest
@@ -18,6 +19,10 @@ settings.load_profile("patient")
 # start.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell starts a background job with SIGINT ignored, and the programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # An import of uvloop in one test must not change the event loop of later tests. Tests of uvloop set this
 # themselves.
