@@ -14,6 +14,7 @@ import pytest
 
 from errandry.core.answer import Inserted
 from errandry.core.state import State
+from errandry.errors import StoreUnavailable
 from errandry.store.sqlite.turnstile import Turnstile
 from errandry.testing.conformance import requests
 from tests.machine_load import MachineLoad
@@ -151,7 +152,7 @@ class TestTurnstile:
 
     def test_a_waiting_process_gets_its_turn_before_one_that_comes_back(self, path: Path) -> None:
         path.touch()
-        first, second = Turnstile(str(path)), Turnstile(str(path))
+        first, second = Turnstile(str(path), 60), Turnstile(str(path), 60)
         order = []
 
         def wait() -> None:
@@ -170,6 +171,49 @@ class TestTurnstile:
         second.close()
 
         assert order == ["first", "second", "first again"]
+
+    def test_a_wait_ends_with_its_timeout_and_the_next_one_gets_the_turn(self, path: Path) -> None:
+        path.touch()
+        suspended, waiting = Turnstile(str(path), 60), Turnstile(str(path), 0.01)
+
+        with suspended:
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable, match=r"kept its turn to write for 0\.01 s"), waiting:
+                    pass
+        wait_until(lambda: not is_locked(f"{path}-turn"))  # the turn that came late was not kept
+        with waiting:
+            assert is_locked(f"{path}-turn")
+
+        assert not is_locked(f"{path}-turn")
+        suspended.close()
+        waiting.close()
+
+    def test_a_turn_that_comes_after_the_close_is_not_kept(self, path: Path) -> None:
+        path.touch()
+        suspended, closed = Turnstile(str(path), 60), Turnstile(str(path), 0.01)
+
+        with suspended:
+            with pytest.raises(StoreUnavailable), closed:
+                pass
+            closed.close()
+
+        wait_until(lambda: not is_locked(f"{path}-turn"))
+        suspended.close()
+
+    async def test_a_process_that_keeps_its_turn_makes_writes_fail_and_reads_go_on(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("errandry.store.sqlite.driver.TURN_TIMEOUT", 0.01)
+        async with open_store(path, durability="process") as store:
+            suspended = Turnstile(store.path, 60)
+            with suspended:
+                with pytest.raises(StoreUnavailable, match="suspended"):
+                    await requests.insert(store, new_job("refused"))
+                assert await store.get(["refused"]) == [None]
+
+            await requests.insert(store, new_job("accepted"))
+            assert await job_ids(store) == {"accepted"}
+            suspended.close()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -201,7 +201,7 @@ class TestWaitForChange:
         log = path.with_name(f"{path.name}-wal")
         log.touch()
         path.touch()
-        turnstile = Turnstile(str(path))
+        turnstile = Turnstile(str(path), 60)
         is_visible = False
         file_watch = watch.FileWatch(str(path), lambda: is_visible)
         waiting = asyncio.create_task(file_watch.wait())
@@ -224,7 +224,7 @@ class TestWaitForChange:
         log = path.with_name(f"{path.name}-wal")
         log.touch()
         path.touch()
-        turnstile = Turnstile(str(path))
+        turnstile = Turnstile(str(path), 60)
         looks: list[float] = []
 
         def look() -> bool:
@@ -265,7 +265,7 @@ class TestWaitForChange:
         monkeypatch.setattr(watch, "_LOOK_INTERVALS", (3_600.0,))
         path.touch()
         path.with_name(f"{path.name}-wal").touch()
-        turnstile = Turnstile(str(path))
+        turnstile = Turnstile(str(path), 60)
         looks = iter((False, True))
         file_watch = watch.FileWatch(str(path), lambda: next(looks))
         waiting = asyncio.create_task(file_watch.wait())

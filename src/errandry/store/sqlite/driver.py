@@ -28,7 +28,7 @@ from errandry.store.sqlite.fork import FORK_GUARD
 from errandry.store.sqlite.gates import SQL
 from errandry.store.sqlite.health import findings
 from errandry.store.sqlite.tables import SqliteTables
-from errandry.store.sqlite.turnstile import Turnstile
+from errandry.store.sqlite.turnstile import TURN_TIMEOUT, Turnstile
 from errandry.store.sqlite.watch import FileWatch
 from errandry.store.table_store import TableStore, command_failed, reach_failpoints
 from errandry.store.tables.protocol import Tables
@@ -174,7 +174,7 @@ class _OpenFile:
     def __init__(self, path: str, durability: Durability) -> None:
         self.file = DatabaseFile(path, durability)
         with explain_errors(path):
-            self.turnstile = Turnstile(self.file.real)
+            self.turnstile = Turnstile(self.file.real, TURN_TIMEOUT)
         self.tables = SqliteTables(self.file.db)
         self.watch = FileWatch(self.file.real, self._has_foreign_commit)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="errandry-read")
@@ -259,7 +259,7 @@ class _OpenFile:
 
     def release_in_child(self) -> None:
         self.watch.close()
-        self.turnstile.close()  # else the child would hold the parent's turn until it ends
+        self.turnstile.close_files()  # else the child would hold the parent's turn until it ends
         for db in (self._read_db, self.file.db):
             if db is not None:
                 FORK_GUARD.close_inherited(db)
