@@ -105,7 +105,7 @@ def _peers(results: Results) -> Iterator[str]:
     yield ""
     yield (
         "`python -m bench.peers` gives the same work to each system, in separate environments, taking turns. "
-        "Their guarantees differ: the table in the README says what each keeps and survives."
+        "Their guarantees differ; the last column says whether results are kept."
     )
     yield ""
     yield peers_page(results).rstrip()

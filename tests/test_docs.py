@@ -27,7 +27,7 @@ TEXTS = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 }
-USER_PAGES = [name for name in TEXTS if not re.match(r"docs/(reading|internals|store|proof|adr/)", name)]
+USER_PAGES = [name for name in TEXTS if not re.match(r"docs/(internals|store|proof|adr/)", name)]
 NAMES_OF_OTHERS = {"acks_late", "on_commit", "pg_dump"}
 """Names in other programs that pages for users give in code."""
 PUBLIC_MODULES = {"errandry.errors", "errandry.telemetry", "errandry.testing"}
@@ -47,6 +47,7 @@ API = [f"docs/{name}" for name in api.pages()]
 RUN = [name for name, text in TEXTS.items() if blocks_to_run(blocks(text)) and name not in (*ELSEWHERE, *API)]
 NOT_RUN = {
     ("README.md", "needs this checkout"),
+    ("docs/index.md", "needs a checkout"),
     ("docs/quickstart.md", "makes an environment"),
     ("docs/guide/postgres.md", "needs a server"),
     ("docs/guide/transactions.md", "needs a server"),
@@ -394,8 +395,12 @@ def _code_outside_of_programs(text: str) -> list[str]:
 
 
 def _unknown_names(text: str) -> set[str]:
-    """The names in snake case that a page gives in code, and that neither its programs nor `src` have."""
-    named = {word for code in _code_outside_of_programs(text) for word in re.findall(r"\b[A-Za-z_]\w*", code)}
+    """The names in snake case that a page gives in code, and that neither its programs nor `src` have.
+
+    Names of Python files are left out.
+    """
+    name_pattern = re.compile(r"\b[A-Za-z_]\w*\b(?!\.py\b)")
+    named = {word for code in _code_outside_of_programs(text) for word in name_pattern.findall(code)}
     programs = {word for block in blocks(text) for word in re.findall(r"\w+", block.text)}
     snake_case = {name for name in named if "_" in name.strip("_") and name.islower()}
     return snake_case - programs - _source_words() - NAMES_OF_OTHERS
