@@ -8,13 +8,16 @@ import tomllib
 import venv
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
+from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
 
-from errandry import Errandry, Job
+import errandry
+from errandry import Errandry, Job, telemetry, testing
 from errandry.core.state import TABLE, Actor, Move, State
 from tests.docs_page import blocks, blocks_to_run, output_differences, problems
 from tools import api, diagram, screen
@@ -96,6 +99,31 @@ def test_the_api_pages_have_every_public_member_with_its_signature() -> None:
     assert 'async def list(\n    query: str = "",\n' in page
 
 
+def test_every_public_name_is_on_a_reference_page() -> None:
+    public = {*errandry.__all__, *testing.__all__} - {"__version__"}
+    public |= {name for name, value in vars(telemetry).items() if _is_defined_in(telemetry, name, value)}
+    shown = {item.__name__ for page in api.PAGES.values() for item in page.items}
+    linked = {name for name, link in api.LINKS.items() if _has_target(ROOT / API[0], link)}
+
+    assert public - shown - linked == set()
+    assert api.LINKS.keys() - linked == set()
+
+
+def _is_defined_in(module: ModuleType, name: str, value: object) -> bool:
+    return not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+
+
+@pytest.mark.parametrize("name", API)
+def test_every_member_of_an_api_page_has_a_text(name: str) -> None:
+    assert _without_text(TEXTS[name]) == []
+
+
+def test_a_member_without_text_is_reported() -> None:
+    page = "# Job\n\n## `id`\n\n```python\nid: str\n```\n\n## `tags`\n\n```python\ntags: str\n```\n\nTags.\n"
+
+    assert _without_text(page) == ["## `id`"]
+
+
 def test_docstrings_become_markdown() -> None:
     docstring = """Send it; see `Job` and `other`.
 
@@ -112,6 +140,22 @@ def test_docstrings_become_markdown() -> None:
         "Send it; see [`Job`](job.md) and `other`.\n\n"
         '```python\njob = await send.enqueue("ada")\n\nawait job.wait()\n```\n\n'
         'Then go on.\n\n```python\nprint("done")\n```'
+    )
+
+
+def test_names_with_descriptions_become_a_table() -> None:
+    docstring = """A queue.
+
+    name    its name
+    waited  how long its first job
+            has waited
+
+    A name  is not described here.
+    """
+
+    assert api.markdown(docstring) == (
+        "A queue.\n\n| name | meaning |\n| --- | --- |\n| `name` | its name |\n"
+        "| `waited` | how long its first job has waited |\n\nA name  is not described here."
     )
 
 
@@ -352,6 +396,17 @@ def test_an_unused_file_and_a_block_of_invalid_python_are_reported() -> None:
     assert [problem.partition(":")[0] for problem in problems(blocks(page))] == [
         "nothing uses lonely.py",
         "no Python",
+    ]
+
+
+def _without_text(page: str) -> list[str]:
+    """The headings of a page that are followed by nothing but code, and by no heading below them."""
+    parts = re.split(r"^(#+ .+)$", re.sub(r"^```.*?^```$", "", page, flags=re.S | re.M), flags=re.M)
+    heads = [*zip(parts[1::2], parts[2::2], strict=True), ("#", "")]
+    return [
+        head
+        for (head, text), (after, _) in pairwise(heads)
+        if not text.strip() and after.count("#") <= head.count("#")
     ]
 
 

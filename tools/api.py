@@ -10,18 +10,23 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
 from functools import partial
 from itertools import groupby, pairwise
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 import errandry
+from errandry import telemetry, testing
 from errandry.api.gates import GateHandle
-from errandry.api.job_view import AttemptFailure, JobPage, LogEntry
+from errandry.api.job_view import AttemptFailure, JobPage, JobView, LogEntry
 from errandry.api.queue import Queue
 from errandry.api.schedules import Schedules
 from errandry.api.workers import Workers
 from errandry.core.answer import Moved
+from errandry.core.stats import Counts, DurationHistogram, TimeSlice
+from errandry.core.why import WhyCode, WhyReason
 from errandry.worker.worker import Health
 
 WIDTH = 88
@@ -30,6 +35,21 @@ OVERLOADS_MAX = 2
 """Of a function with more overloads than this, only the signature of its implementation is shown."""
 INTERNAL = {"client", "clock", "codec", "engine", "store"}
 """Attributes of the app that other modules of Errandry use; programs do not need them."""
+HIDDEN: Mapping[str, set[str]] = {
+    "FakeClock": {"monotonic", "time"},
+    "JobContext": {"steps"},
+    "Queue": {"old", "query"},
+}
+"""By class, more members that programs do not need."""
+MODELS: Mapping[str, type] = {
+    "ClaimedJob": JobView,
+    "Encrypted": errandry.Codec,
+    "JobContext": JobView,
+    "Signed": errandry.Codec,
+}
+"""By class, the class whose members of the same names mean the same: it provides missing docstrings."""
+BRIEF = {"Flow", "Given", "JobFields", "MemoryStore", "Parallel", "SyncJob"}
+"""Classes that are shown without their methods: programs do not call them, or another page has them."""
 OTHER = "More"
 """The heading of members that are in no group."""
 LINKS = {
@@ -55,10 +75,24 @@ LINKS = {
     "GateHandle": "queues.md",
     "Schedules": "schedules.md",
     "Workers": "workers.md",
+    "Curve": "../options.md#backoff",
+    "DefaultOptions": "../options.md#of-tasks-and-jobs",
+    "ErrandryError": "../errors.md",
+    "EventKind": "../events.md",
+    "State": "../../states.md#states",
+    "StoreLimits": "../options.md#of-stores",
+    "WriteLimits": "../options.md#of-stores",
+    "Codec": "codecs.md",
+    "Encrypted": "codecs.md#encrypted",
+    "Signed": "codecs.md#signed",
+    "DocumentInfo": "codecs.md#documentinfo",
+    "Event": "reads.md#event",
+    "FakeClock": "testing.md#fakeclock",
+    "MemoryStore": "testing.md#memorystore",
 }
 """Where a name is explained, for the names in code type in docstrings."""
 
-MADE_BY_THE_APP = ("ClaimedJob", "Claimer", "Job", "JobContext", "Task")
+MADE_BY_THE_APP = ("ClaimedJob", "Claimer", "Codec", "Job", "JobContext", "SyncJob", "Task")
 """Classes that programs name in annotations; only Errandry makes objects of them."""
 
 Groups = Mapping[str, tuple[str, ...]]
@@ -80,6 +114,7 @@ class Member(Struct, frozen=True):
     name: str
     signatures: list[str]
     docstring: str
+    is_property: bool = False
 
 
 ERRANDRY_GROUPS: Groups = {
@@ -153,7 +188,7 @@ PAGES: Mapping[str, ApiPage] = {
         "Job",
         "What `enqueue`, `jobs.get` and other methods return. [Results and waiting](../../guide/results.md) "
         "shows how to use it.",
-        (errandry.Job, AttemptFailure, LogEntry),
+        (errandry.Job, errandry.SyncJob, AttemptFailure, LogEntry, errandry.Progress),
     ),
     "context": ApiPage(
         "JobContext",
@@ -171,7 +206,15 @@ PAGES: Mapping[str, ApiPage] = {
         "Flows",
         "Functions that combine calls, for `jobs.enqueue_flow`. [Flows](../../guide/flows.md) shows how to "
         "use them.",
-        (errandry.flow, errandry.chain, errandry.parallel, errandry.chord, errandry.result_of),
+        (
+            errandry.flow,
+            errandry.chain,
+            errandry.parallel,
+            errandry.chord,
+            errandry.result_of,
+            errandry.Flow,
+            errandry.Parallel,
+        ),
     ),
     "worker": ApiPage(
         "Worker",
@@ -196,6 +239,57 @@ PAGES: Mapping[str, ApiPage] = {
         (Schedules,),
     ),
     "workers": ApiPage("Workers", "`jobs.workers`: the workers of all programs on the store.", (Workers,)),
+    "reads": ApiPage(
+        "Results of reads",
+        "What methods that read the store return. Times are `datetime`s in UTC, lengths of time are seconds.",
+        (
+            errandry.Event,
+            errandry.Why,
+            WhyReason,
+            WhyCode,
+            errandry.Stats,
+            TimeSlice,
+            Counts,
+            DurationHistogram,
+            errandry.QueueInfo,
+            errandry.GroupInfo,
+            errandry.GateInfo,
+            errandry.GateKind,
+            errandry.PauseInfo,
+            errandry.Rule,
+            errandry.Rate,
+            errandry.WorkerInfo,
+            errandry.Schedule,
+            errandry.Step,
+            errandry.StepKind,
+        ),
+    ),
+    "codecs": ApiPage(
+        "Codecs",
+        "`Errandry(codec=…)`. [Encryption and redaction](../../guide/sealing.md) shows how to use them.",
+        (errandry.Encrypted, errandry.Signed, errandry.new_key, errandry.Codec, errandry.DocumentInfo),
+    ),
+    "testing": ApiPage(
+        "Testing",
+        "The module `errandry.testing`. [Testing your jobs](../../testing.md) shows how to use it. `Given` "
+        "and `ref` are for tests of [stores](../../store.md).",
+        (
+            testing.in_memory,
+            testing.drain,
+            testing.assert_enqueued,
+            testing.assert_not_enqueued,
+            testing.FakeClock,
+            testing.MemoryStore,
+            testing.Given,
+            testing.ref,
+        ),
+    ),
+    "telemetry": ApiPage(
+        "Telemetry",
+        "The module `errandry.telemetry`. [Traces, metrics, logs](../../guide/telemetry.md) shows how to use "
+        "it.",
+        (telemetry.instrument, telemetry.JobFields),
+    ),
 }
 
 
@@ -206,29 +300,46 @@ def pages() -> dict[str, Callable[[], str]]:
 
 def text(page: ApiPage) -> str:
     """The text of a page."""
-    intro = f"Written by `make generate` from the docstrings. {page.intro}"
-    parts = [f"# {page.title}", intro]
-    for item in page.items:
-        if not isinstance(item, type):
-            parts += _entry(_function(item), 2)
-        elif item.__name__ == page.title:
-            parts += _class(item, page.groups, 2)
+    first, *others = page.items
+    parts = [f"# {page.title}", "<!-- Written by `make generate` from the docstrings. -->"]
+    if isinstance(first, type) and first.__name__ == page.title:
+        parts += [_description(first), page.intro, *_class(first, page.groups, 2)]
+    else:
+        parts.append(page.intro)
+        others = [first, *others]
+    for item in others:
+        if isinstance(item, type):
+            parts += [f"## {item.__name__}", _description(item), *_class(item, {}, 3)]
         else:
-            parts += [f"## {item.__name__}", *_class(item, {}, 3)]
+            parts += _entry(_function(item), 2)
     return "\n\n".join(parts) + "\n"
 
 
 def markdown(docstring: str) -> str:
-    """A docstring as Markdown: its examples become code blocks, the names of classes links."""
+    """A docstring as Markdown: examples become code blocks, lists of names tables, names of classes links."""
     paragraphs = inspect.cleandoc(docstring).split("\n\n")
     parts = []
     for is_example, group in groupby(paragraphs, _is_example):
         lines = "\n\n".join(group)
-        parts.append(_code_block([textwrap.dedent(lines)]) if is_example else _CODE_NAME.sub(_link, lines))
+        parts.append(_code_block([textwrap.dedent(lines)]) if is_example else _prose(lines))
     return "\n\n".join(parts)
 
 
 _CODE_NAME = re.compile(r"`(\w+)`")
+_DESCRIBED_NAME = re.compile(r"^(\w+) {2,}(\S.*(?:\n +\S.*)*)$", re.MULTILINE)
+
+
+def _prose(text: str) -> str:
+    """Paragraphs; those of names with their descriptions become tables."""
+    parts = []
+    for paragraph in _CODE_NAME.sub(_link, text).split("\n\n"):
+        rows = _DESCRIBED_NAME.findall(paragraph)
+        if rows and not _DESCRIBED_NAME.sub("", paragraph).strip():
+            lines = [f"| `{name}` | {' '.join(words.split())} |" for name, words in rows]
+            parts.append("\n".join(["| name | meaning |", "| --- | --- |", *lines]))
+        else:
+            parts.append(paragraph)
+    return "\n\n".join(parts)
 
 
 def _is_example(paragraph: str) -> bool:
@@ -247,14 +358,18 @@ def _link(name: re.Match[str]) -> str:
 
 
 def _class(kind: type, groups: Groups, level: int) -> Iterator[str]:
-    """The description of a class, its constructor or fields, and its members."""
-    yield markdown(inspect.getdoc(kind) or "")
+    """The constructor or the fields of a class, and its members."""
+    if issubclass(kind, StrEnum):
+        return
     members = _members(kind)
     constructor = members.pop("__init__", None)
     if issubclass(kind, Struct):
-        yield _code_block(_fields(kind))
+        plain = [name for name, member in members.items() if member.is_property and not member.docstring]
+        yield _code_block(_fields(kind) + [line for name in plain for line in members.pop(name).signatures])
     elif constructor is not None and not _is_made_by_the_app(kind):
         yield _code_block(constructor.signatures)
+    if kind.__name__ in BRIEF:
+        return
     for title, names in _grouped(kind, members, groups):
         if title:
             yield f"{'#' * level} {title}"
@@ -262,9 +377,19 @@ def _class(kind: type, groups: Groups, level: int) -> Iterator[str]:
             yield from _entry(members[name], level + bool(title))
 
 
+def _description(kind: type) -> str:
+    """The docstring of a class; of a class of names without a table of them, also the names."""
+    own = inspect.cleandoc(vars(kind)["__doc__"] or "")
+    parts = [markdown(own)] if own else []
+    if issubclass(kind, StrEnum):
+        parts.append(f"One of {', '.join(f'`{name}`' for name in kind)}; each equals its text.")
+    return "\n\n".join(parts)
+
+
 def _is_made_by_the_app(kind: type) -> bool:
     """Whether programs get objects of this class and never make them."""
-    return not hasattr(errandry, kind.__name__) or kind.__name__ in MADE_BY_THE_APP
+    is_public = hasattr(errandry, kind.__name__) or hasattr(testing, kind.__name__)
+    return not is_public or kind.__name__ in MADE_BY_THE_APP
 
 
 def _grouped(kind: type, members: Iterable[str], groups: Groups) -> Iterator[tuple[str, list[str]]]:
@@ -288,22 +413,23 @@ def _entry(member: Member, level: int) -> Iterator[str]:
 def _members(kind: type) -> dict[str, Member]:
     """The public members and the constructor, inherited ones included.
 
-    A method without a docstring has that of the method it overrides.
+    A method without a docstring has that of the method it overrides, or of the class in `MODELS`.
     """
+    model = MODELS.get(kind.__name__)
     members: dict[str, Member] = {}
-    for base in kind.__mro__:
+    for base in kind.__mro__ if model is None else (*kind.__mro__, model):
         if not base.__module__.startswith("errandry"):
             continue
         [tree] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         body = tree.body if isinstance(tree, ast.ClassDef) else []
         for member in [*_functions(body), *_attributes(body)]:
-            if member.name in INTERNAL:
+            if member.name in INTERNAL | HIDDEN.get(kind.__name__, set()):
                 continue
             overriding = members.get(member.name)
-            if overriding is None:
+            if overriding is None and base is not model:
                 members[member.name] = member
-            elif not overriding.docstring:
-                members[member.name] = Member(member.name, overriding.signatures, member.docstring)
+            elif overriding is not None and not overriding.docstring:
+                members[member.name] = replace(overriding, docstring=member.docstring)
     return members
 
 
@@ -315,20 +441,23 @@ def _functions(body: list[ast.stmt]) -> Iterator[Member]:
             *overloads, implementation = group
             shown = overloads if 0 < len(overloads) <= OVERLOADS_MAX else [implementation]
             docstring = ast.get_docstring(implementation) or ""
-            yield Member(name, [_signature(node) for node in shown], docstring)
+            yield Member(name, [_signature(node) for node in shown], docstring, _is_property(implementation))
 
 
 def _attributes(body: list[ast.stmt]) -> Iterator[Member]:
-    """The attributes that the constructor sets and describes: a docstring follows the assignment."""
-    for function in body:
-        if isinstance(function, ast.FunctionDef) and function.name == "__init__":
-            for node, after in pairwise(function.body):
-                match node, after:
-                    case (
-                        ast.Assign([ast.Attribute(attr=name)], ast.Call(func=kind)),
-                        ast.Expr(ast.Constant(str(docstring))),
-                    ):
-                        yield Member(name, [f"{name}: {ast.unparse(kind)}"], docstring)
+    """The attributes that the class or its constructor describes: a docstring follows the assignment."""
+    constructors = [
+        node.body for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+    ]
+    for statements in [body, *constructors]:
+        for node, after in pairwise(statements):
+            match node, after:
+                case (
+                    ast.Assign([ast.Attribute(attr=name)], ast.Call(func=kind))
+                    | ast.AnnAssign(ast.Attribute(attr=name) | ast.Name(id=name), kind),
+                    ast.Expr(ast.Constant(str(docstring))),
+                ):
+                    yield Member(name, [f"{name}: {_type(kind)}"], docstring)
 
 
 def _function(function: Callable[..., object]) -> Member:
@@ -342,10 +471,10 @@ def _function(function: Callable[..., object]) -> Member:
 
 def _signature(node: Definition) -> str:
     """A function without its body, as in a stub file."""
-    returns, decorators = _type(node.returns), [ast.unparse(each) for each in node.decorator_list]
-    if "property" in decorators:
+    returns = _type(node.returns)
+    if _is_property(node):
         return f"{node.name}: {returns}"
-    head = "@contextmanager\n" if "contextmanager" in decorators else ""
+    head = "@contextmanager\n" if "contextmanager" in _decorators(node) else ""
     head += f"{'async def' if isinstance(node, ast.AsyncFunctionDef) else 'def'} {node.name}"
     parameters, tail = list(_parameters(node.args)), f" -> {returns}: ..."
     line = f"{head}({', '.join(parameters)}){tail}"
@@ -353,6 +482,14 @@ def _signature(node: Definition) -> str:
         return line
     lines = "".join(f"    {parameter},\n" for parameter in parameters)
     return f"{head}(\n{lines}){tail}"
+
+
+def _decorators(node: Definition) -> list[str]:
+    return [ast.unparse(decorator) for decorator in node.decorator_list]
+
+
+def _is_property(node: Definition) -> bool:
+    return "property" in _decorators(node)
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[str]:
@@ -380,14 +517,19 @@ def _parameter(parameter: ast.arg, default: ast.expr | None = None) -> str:
 
 
 def _fields(kind: type) -> list[str]:
-    """The fields of a record with their types and defaults."""
-    [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    body = tree.body if isinstance(tree, ast.ClassDef) else []
-    return [
-        f"{_code(node.target)}: {_type(node.annotation)}{f' = {_code(node.value)}' if node.value else ''}"
-        for node in body
-        if isinstance(node, ast.AnnAssign)
-    ]
+    """The fields of a record with their types and defaults, inherited ones first."""
+    lines = []
+    for base in reversed(kind.__mro__):
+        if base.__module__.startswith("errandry"):
+            [tree] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            body = tree.body if isinstance(tree, ast.ClassDef) else []
+            lines += [_field(node) for node in body if isinstance(node, ast.AnnAssign)]
+    return [line for line in lines if not line.startswith("_")]
+
+
+def _field(node: ast.AnnAssign) -> str:
+    annotated = f"{_code(node.target)}: {_type(node.annotation)}"
+    return annotated if node.value is None else f"{annotated} = {_code(node.value)}"
 
 
 def _type(node: ast.expr | None) -> str:

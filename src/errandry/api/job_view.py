@@ -75,6 +75,7 @@ class JobView(Generic[R_co]):
 
     @property
     def id(self) -> str:
+        """The id; a UUIDv7 unless the program gave one."""
         return self.record.id
 
     @property
@@ -89,6 +90,7 @@ class JobView(Generic[R_co]):
 
     @property
     def queue(self) -> str:
+        """The queue in which it waits."""
         return self.record.queue
 
     @property
@@ -98,6 +100,7 @@ class JobView(Generic[R_co]):
 
     @property
     def state(self) -> State:
+        """Its state; it equals its text, such as `completed`."""
         return self.record.state
 
     @property
@@ -129,6 +132,7 @@ class JobView(Generic[R_co]):
 
     @property
     def tags(self) -> tuple[str, ...]:
+        """The tags given at enqueue, for queries."""
         return self.record.tags
 
     @property
@@ -148,6 +152,7 @@ class JobView(Generic[R_co]):
 
     @property
     def max_attempts(self) -> int:
+        """Maximum number of attempts, the first included."""
         return self.record.max_attempts
 
     @property
@@ -157,6 +162,7 @@ class JobView(Generic[R_co]):
 
     @property
     def max_crashes(self) -> int:
+        """Number of crashes after which it fails."""
         return self.record.max_crashes
 
     @property
@@ -171,6 +177,7 @@ class JobView(Generic[R_co]):
 
     @property
     def backoff(self) -> Backoff | None:
+        """The delay before a retry; None: the default."""
         return self.record.backoff
 
     @property
@@ -180,6 +187,7 @@ class JobView(Generic[R_co]):
 
     @property
     def unique_key(self) -> str | None:
+        """The unique key it was enqueued with; None if it has none."""
         return None if self.record.unique is None else self.record.unique.key
 
     @property
@@ -219,6 +227,7 @@ class JobView(Generic[R_co]):
 
     @property
     def created_at(self) -> datetime:
+        """When it was enqueued."""
         return as_datetime(self.record.created_at)
 
     @property
@@ -238,6 +247,7 @@ class JobView(Generic[R_co]):
 
     @property
     def claimed_at(self) -> datetime | None:
+        """When a worker last claimed it; None if none has."""
         return as_datetime(self.record.claimed_at)
 
     @property
@@ -252,6 +262,7 @@ class JobView(Generic[R_co]):
 
     @property
     def finished_at(self) -> datetime | None:
+        """When it completed, failed or was canceled; None before."""
         return as_datetime(self.record.finished_at)
 
     @property
@@ -287,6 +298,7 @@ class JobPage(Struct, Generic[J], frozen=True):
     cursor: str | None
 
     def map(self, convert: Callable[[J], K]) -> "JobPage[K]":
+        """The page with each of its jobs converted."""
         return JobPage(tuple([convert(job) for job in self.jobs]), self.cursor)
 
 

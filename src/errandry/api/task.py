@@ -155,7 +155,9 @@ class Task(Generic[P, R_co]):
         rules: RunRules,
         fields: dict[str, Any],
     ) -> None:
-        self.app, self.function, self.name, self.run_rules = app, function, check.name("task", name), rules
+        self.app, self.function, self.run_rules = app, function, rules
+        self.name: str = check.name("task", name)
+        """The name that its jobs are stored under, unique in the app."""
         self.signature = Signature(name, function, is_batch=rules.batch is not None)
         self.is_async = inspect.iscoroutinefunction(function)
         self.runner = runner
