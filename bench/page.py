@@ -52,7 +52,7 @@ def _figures(report: Report) -> Iterator[str]:
         "raw writes."
     )
     yield ""
-    yield "| part | what | | min – max | raw writes |"
+    yield "| part | what | median | min – max | raw writes |"
     yield "| --- | --- | ---: | ---: | ---: |"
     for figure in report.figures:
         spread = (
@@ -62,13 +62,13 @@ def _figures(report: Report) -> Iterator[str]:
         value = f"{format_number(figure.value)} {figure.unit}"
         yield f"| {figure.part} | {figure.name} | {value} | {spread} | {raw} |"
     yield ""
-    yield "![Throughput](benchmarks/throughput.svg)"
+    yield "[![Throughput](benchmarks/throughput.svg)](benchmarks/throughput.svg)"
     yield ""
-    yield "![Latency by percentile](benchmarks/latency.svg)"
+    yield "[![Latency by percentile](benchmarks/latency.svg)](benchmarks/latency.svg)"
     yield ""
     yield "Targets on two processors:"
     yield ""
-    yield "| what | target | measured | met |"
+    yield "| what | target | measured (cancel: maximum) | met |"
     yield "| --- | --- | ---: | --- |"
     yield from target_rows(report)
 
@@ -96,7 +96,7 @@ def _stress(stress: Stress) -> Iterator[str]:
         counts = " | ".join(f"{result.states.get(state, 0):,}" for state in states)
         yield f"| {result.kind} | {result.rule} | {result.expected:,} | {counts} | {result.wrong:,} |"
     yield ""
-    yield "![Jobs by state over time](benchmarks/stress.svg)"
+    yield "[![Jobs by state over time](benchmarks/stress.svg)](benchmarks/stress.svg)"
 
 
 def _peers(results: Results) -> Iterator[str]:
@@ -105,12 +105,12 @@ def _peers(results: Results) -> Iterator[str]:
     yield ""
     yield (
         "`python -m bench.peers` gives the same work to each system, in separate environments, taking turns. "
-        "Their guarantees differ; the last column says whether results are kept."
+        "Their guarantees differ; the column “set up” says whether results are kept."
     )
     yield ""
     yield peers_page(results).rstrip()
     yield ""
-    yield "![Peers](benchmarks/peers.svg)"
+    yield "[![Peers](benchmarks/peers.svg)](benchmarks/peers.svg)"
 
 
 def main() -> None:

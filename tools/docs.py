@@ -42,16 +42,18 @@ EXAMPLES = DOCS.parent / "examples"
 
 def states() -> str:
     """The page of states: the table of moves, a drawing, and the moves from each state to each other."""
-    reached = list(State)
-    ways = [
-        [source or "–", *(_moves_between(source, target) for target in reached)] for source in (None, *State)
-    ]
+    ways = (
+        [f"`{source}`" if source else "–", f"`{target}`", moves]
+        for source in (None, *State)
+        for target in State
+        if (moves := _moves_between(source, target))
+    )
     return f"""# States and moves
 
 Written by `make generate` from `errandry.core.state`. What the moves mean to a program is in
 [the lifecycle](lifecycle.md).
 
-![The states and the moves between them](states.svg)
+[![The states and the moves between them](states.svg)](states.svg)
 
 The drawing shows where each move normally leads. It leaves out the moves of operators.
 
@@ -68,9 +70,9 @@ changes nothing.
 
 ## From state to state
 
-The moves that can lead from each state to each other state.
+The moves that can lead from a state to another one.
 
-{_table(("from", *(f"to {state}" for state in reached)), ways)}
+{_table(("from", "to", "moves"), ways)}
 
 ## Reasons
 
@@ -283,8 +285,8 @@ def _options(kind: type, defaults: Mapping[str, str], without: type | None = Non
     left_out = without.__annotations__ if without else {}
     names = [name for name in kind.__annotations__ if name not in left_out]
     hints, words = get_type_hints(kind), descriptions(kind, names)
-    rows = ([f"`{name}`", words[name], _type(hints[name]), defaults.get(name, "–")] for name in names)
-    return _table(("option", "meaning", "type", "default"), rows)
+    rows = ([f"`{name}`", words[name], defaults.get(name, "–"), _type(hints[name])] for name in names)
+    return _table(("option", "meaning", "default", "type"), rows)
 
 
 def _list(names: Iterable[str]) -> str:
@@ -294,8 +296,8 @@ def _list(names: Iterable[str]) -> str:
 
 def _fields(kind: type[msgspec.Struct]) -> str:
     hints, defaults = get_type_hints(kind), _defaults(kind)
-    rows = ([f"`{name}`", _type(hints[name]), defaults[name]] for name in kind.__struct_fields__)
-    return _table(("field", "type", "default"), rows)
+    rows = ([f"`{name}`", defaults[name], _type(hints[name])] for name in kind.__struct_fields__)
+    return _table(("field", "default", "type"), rows)
 
 
 def _defaults(kind: type[msgspec.Struct]) -> dict[str, str]:

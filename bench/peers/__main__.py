@@ -101,7 +101,7 @@ def _options() -> argparse.Namespace:
         "--jobs", type=int, default=3_000, help="jobs enqueued and drained in each turn; default: 3000"
     )
     parser.add_argument(
-        "--pickups", type=int, default=30, help="jobs enqueued at rest in each turn; default: 30"
+        "--pickups", type=int, default=30, help="jobs enqueued while idle in each turn; default: 30"
     )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each peer; default: 3")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""One turn of one peer: pickup latency at rest, then the rates of enqueueing and draining a backlog."""
+"""One turn of one peer: pickup latency while idle, then the rates of enqueueing and draining a backlog."""
 
 import json
 import os

@@ -63,20 +63,30 @@ def page(results: Results) -> str:
 
 
 def _table(results: Results) -> Iterator[str]:
+    """Two tables, because one with all columns is wider than a page."""
     by_name = rows(results)
-    yield "| system | store | enqueue, jobs/s | drain, jobs/s | pickup p50 / p99, ms | memory, MB | set up |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: | --- |"
+    yield "| system | store | enqueue, jobs/s | min – max | drain, jobs/s | min – max |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: |"
     for name, row in by_name.items():
-        peer, star = PEERS[name], "*" if row.is_cut else ""
-        shown = f"**{peer.label}**" if peer.is_ours else _version(name)
-        latency = f"{row.p50:.1f} / {row.p99:.1f}"
-        drain = f"{_range(row.drain)}{star}"
+        drained = f"{row.drain[0]:,.0f}{'*' if row.is_cut else ''}"
         yield (
-            f"| {shown} | {peer.server} | {_range(row.enqueue)} | {drain} | {latency} | {row.memory:.0f} "
-            f"| {peer.setup} |"
+            f"| {_system(name)} | {row.enqueue[0]:,.0f} | {_range(row.enqueue)} "
+            f"| {drained} | {_range(row.drain)} |"
         )
+    yield ""
+    yield "| system | store | pickup p50 / p99, ms | memory, MB | set up |"
+    yield "| --- | --- | ---: | ---: | --- |"
+    for name, row in by_name.items():
+        latency = f"{row.p50:.1f} / {row.p99:.1f}"
+        yield f"| {_system(name)} | {latency} | {row.memory:.0f} | {PEERS[name].setup} |"
     for name, why in results.missing.items():
-        yield f"| {_version(name)} | {PEERS[name].server} | – | – | – | – | did not run: {why} |"
+        yield f"| {_system(name)} | – | – | did not run: {why} |"
+
+
+def _system(name: str) -> str:
+    """The cells of a system and its store."""
+    peer = PEERS[name]
+    return f"{f'**{peer.label}**' if peer.is_ours else _version(name)} | {peer.server}"
 
 
 def _notes(results: Results) -> Iterator[str]:
@@ -86,9 +96,10 @@ def _notes(results: Results) -> Iterator[str]:
     yield (
         f"{results.jobs:,} no-op jobs with an int argument and result, one worker process, {rounds} "
         f"in which the systems took turns; {results.pickups} pickups a round. A value is the median of "
-        "the rounds, with minimum and maximum in brackets. Drain: from the first handler to the last; "
+        "the rounds. Drain: from the first handler to the last; "
         "`*`: stopped before the backlog was empty. Pickup: from the enqueue call to the handler's "
-        "first line, at rest. Every store syncs a write before it answers (Redis: AOF with fsync always)."
+        "first line, on an idle worker. Every store syncs a write before it answers (Redis: AOF with fsync "
+        "always)."
     )
     yield ""
     yield (
@@ -144,7 +155,7 @@ def drawing(results: Results) -> str:
             Panel("enqueue one by one, jobs/s", [_bar(row.name, *row.enqueue) for row in by_enqueue]),
             Panel("drain, jobs/s", [*(_bar(row.name, *row.drain) for row in all_rows), *absent]),
             Panel(
-                "pickup at rest, ms: p50 / p99 (less is better)",
+                "pickup while idle, ms: p50 / p99 (less is better)",
                 [
                     _bar(row.name, row.p50, row.p50, row.p99)._replace(text=f"{row.p50:.1f} / {row.p99:.1f}")
                     for row in by_latency
@@ -166,8 +177,8 @@ def _spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _range(spread: tuple[float, float, float]) -> str:
-    value, low, high = spread
-    return f"{value:,.0f}" if low == high else f"{value:,.0f} ({low:,.0f}–{high:,.0f})"
+    _, low, high = spread
+    return "" if low == high else f"{low:,.0f} – {high:,.0f}"
 
 
 def _version(name: str) -> str:

@@ -51,7 +51,7 @@ def _stress(wrong: int) -> Stress:
 def test_the_page_has_every_table_and_drawing() -> None:
     text = page(_report(20_000.0), _stress(0), make_results(make_sample("errandry")))
 
-    assert sorted(re.findall(r"\(benchmarks/([^)]+)\)", text)) == sorted(DRAWINGS)
+    assert set(re.findall(r"\(benchmarks/([^)]+)\)", text)) == set(DRAWINGS)
     assert "| plain | completes | 100 | 100 | 0 | 0 | 0 |" in text
     assert "Every job ended as expected." in text
     assert "| **errandry** | sqlite |" in text

@@ -85,7 +85,7 @@ def test_missing_peers_are_in_the_table_and_the_chart() -> None:
         make_sample("errandry"), missing={"celery": "it cannot be installed: no such package"}
     )
 
-    assert "| celery 5.7.0 | redis | – | – | – | – | did not run: it cannot be" in page(results)
+    assert "| celery 5.7.0 | redis | – | – | did not run: it cannot be" in page(results)
     assert "did not run" in "".join(ElementTree.fromstring(drawing(results)).itertext())
 
 
