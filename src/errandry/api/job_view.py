@@ -247,7 +247,7 @@ class JobView(Generic[R_co]):
 
     @property
     def claimed_at(self) -> datetime | None:
-        """When a worker last claimed it; None if none has."""
+        """When a worker last claimed it; None before that, and after a rerun."""
         return as_datetime(self.record.claimed_at)
 
     @property
