@@ -156,7 +156,7 @@ class QueueFull(ErrandryError):
         what = f"the queue {short_repr(self.queue)}"
         if self.group:
             what = f"the group {short_repr(self.group)} of {what}"
-        return f"{what} is full: {self.size:,} jobs wait, and at most {self.bound:,} may"
+        return f"{what} is full: {self.size:,} waiting (maximum {self.bound:,})"
 
 
 class QueueInUse(ErrandryError):
@@ -181,7 +181,7 @@ class UnknownTask(ErrandryError, LookupError):
         self.task, self.known = task, known
 
     def __str__(self) -> str:
-        return f"there is no task {short_repr(self.task)}; declared are {', '.join(self.known) or 'none'}"
+        return f"there is no task {short_repr(self.task)}; declared tasks: {', '.join(self.known) or 'none'}"
 
 
 class JobFailed(ErrandryError):
@@ -192,7 +192,7 @@ class JobFailed(ErrandryError):
         self.job_id, self.reason, self.error, self.traceback = job_id, reason, error, traceback
 
     def __str__(self) -> str:
-        return f"job {self.job_id} failed ({self.reason}): {self.error or 'no more is known'}"
+        return f"job {self.job_id} failed ({self.reason}): {self.error or 'no error was recorded'}"
 
 
 class JobCanceled(ErrandryError):
@@ -237,7 +237,10 @@ class UnknownKey(ErrandryError, LookupError):
 
     def __str__(self) -> str:
         known = ", ".join(self.known)
-        return f"the {self.field} of job {self.job_id} is sealed under key {self.key}: known here are {known}"
+        return (
+            f"the {self.field} of job {self.job_id} is sealed under key {self.key}: "
+            f"this program has the keys {known}"
+        )
 
 
 class StoreError(ErrandryError):

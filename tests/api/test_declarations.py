@@ -262,7 +262,7 @@ class TestRules:
     @pytest.mark.parametrize(
         ("rules", "why"),
         [
-            ({"limits": 5}, "limits=5: is not an option here: did you mean limit"),
+            ({"limits": 5}, "limits=5: unknown option; did you mean limit"),
             ({"limit": 0}, "limit=0: must be a whole number from 1"),
             ({"rate": "fast"}, "rate='fast': not a rate"),
             ({"burst": 5}, "burst=5: says how many of the rate may begin at once"),
@@ -282,7 +282,7 @@ class TestRules:
             ({"limit": 0}, "limit=0: must be a whole number from 1"),
             ({"rate": "often"}, "rate='often': not a rate"),
             ({"burst": 3}, "burst=3: says how many of the rate"),
-            ({"max_size": 3}, "max_size=3: is not an option here"),
+            ({"max_size": 3}, "max_size=3: unknown option"),
         ],
     )
     def test_a_wrong_rule_of_a_task_is_refused_where_it_is_declared(

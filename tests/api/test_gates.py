@@ -139,7 +139,7 @@ async def test_a_bound_task_can_neither_be_paused_nor_get_rules(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"limits": 5}, "limits=5: is not an option here: did you mean limit"),
+        ({"limits": 5}, "limits=5: unknown option; did you mean limit"),
         ({"limit": 0}, "limit=0: must be a whole number from 1"),
         ({"rate": "fast"}, "rate='fast': not a rate; write a count and a time"),
         ({"burst": 5}, "burst=5: says how many of the rate may begin at once: give rate too"),
@@ -263,7 +263,7 @@ async def test_a_full_queue_refuses_jobs(live: Errandry) -> None:
     await live.queue("thumbs").set_rules(max_size=2)
     for _ in range(2):
         await live.enqueue("shrink", queue="thumbs")
-    with pytest.raises(QueueFull, match="the queue 'thumbs' is full: 2 jobs wait, and at most 2 may"):
+    with pytest.raises(QueueFull, match="the queue 'thumbs' is full: 2 waiting \\(maximum 2\\)"):
         await live.enqueue("shrink", queue="thumbs")
     assert await live.counts() == {"thumbs": {"waiting": 2}}
 

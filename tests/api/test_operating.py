@@ -164,7 +164,7 @@ async def test_resolve_settles_jobs_by_hand(jobs: Errandry, send: Task[[str], st
     assert (failed.state, failed.errors[-1].message) == (State.FAILED, "no longer wanted")
     with pytest.raises(InvalidMove):
         await jobs.resolve(good.id)
-    with pytest.raises(InvalidValue, match="must be completed or failed"):
+    with pytest.raises(InvalidValue, match="must be one of completed, failed"):
         await jobs.resolve(bad.id, state="canceled")  # type: ignore[arg-type]
 
 

@@ -77,7 +77,7 @@ INVALID: list[tuple[str, Any, str]] = [
     ("timeout", "fast", "not a duration"),
     ("timeout", float("nan"), "from 0 to a century"),
     ("keep", "forever", "not a duration"),
-    ("keep", {"done": 1}, "must be completed or failed or canceled"),
+    ("keep", {"done": 1}, "must be one of completed, failed, canceled"),
     ("keep", {"failed": -1}, "from 0 to a century"),
     ("tags", "nightly", "must be a list of names"),
     ("tags", None, "must be a list of names"),
@@ -85,8 +85,8 @@ INVALID: list[tuple[str, Any, str]] = [
     ("tags", ["t"] * 21, "at most 20 tags"),
     ("group", None, "must be a name"),
     ("group", 7, "must be a name"),
-    ("prioritee", 1, "is not an option here: did you mean priority?"),
-    ("xyzzy", 1, "is not an option here: there are queue, max_attempts"),
+    ("prioritee", 1, "unknown option; did you mean priority?"),
+    ("xyzzy", 1, "unknown option; valid options: queue, max_attempts"),
 ]
 # fmt: on
 INVALID_IN_USING: list[tuple[str, Any, str]] = [
@@ -104,20 +104,20 @@ INVALID_IN_USING: list[tuple[str, Any, str]] = [
     ("metadata", [1], "must be a mapping"),
     ("metadata", {"at": 1j}, "cannot be written as JSON"),
     ("metadata", {"text": "x" * 70_000}, "at most 65,536 bytes"),
-    ("name", "other", "is not an option here"),
-    ("retry_on", ValueError, "is not an option here"),
+    ("name", "other", "unknown option"),
+    ("retry_on", ValueError, "unknown option"),
 ]
 INVALID_IN_TASK: list[tuple[str, Any, str]] = [
     ("name", "", "must be a name"),
     ("retry_on", "ValueError", "must be exception classes"),
     ("retry_on", (ValueError, 1), "must be exception classes"),
     ("fail_on", BaseException, "must be exception classes"),
-    ("on_invalid", "ignore", "must be fail or discard"),
-    ("runner", "fork", "must be async or thread or process"),
-    ("runner", None, "must be async or thread or process"),
-    ("run", "process", "is not an option here"),
-    ("delay", 5, "is not an option here"),
-    ("id", "x", "is not an option here"),
+    ("on_invalid", "ignore", "must be one of fail, discard"),
+    ("runner", "fork", "must be one of async, thread, process"),
+    ("runner", None, "must be one of async, thread, process"),
+    ("run", "process", "unknown option"),
+    ("delay", 5, "unknown option"),
+    ("id", "x", "unknown option"),
 ]
 
 
@@ -280,9 +280,9 @@ async def test_options_of_the_app_apply_to_flows_batches_and_schedules() -> None
         ({"timeout": 0}, r"^defaults\.timeout=0.*more than 0 seconds, or None"),
         ({"timeout": "fast"}, r"^defaults\.timeout='fast'.*not a duration"),
         ({"backoff": "soon enough"}, r"^defaults\.backoff=.*not a duration"),
-        ({"keep": {"done": 1}}, r"^defaults\.keep=.*must be completed or failed or canceled"),
-        ({"priority": 1}, r"^defaults\.priority=1: is not an option here: there are queue, max_attempts"),
-        ({"time_out": 1}, r"^defaults\.time_out=1: is not an option here: did you mean timeout"),
+        ({"keep": {"done": 1}}, r"^defaults\.keep=.*must be one of completed, failed, canceled"),
+        ({"priority": 1}, r"^defaults\.priority=1: unknown option; valid options: queue, max_attempts"),
+        ({"time_out": 1}, r"^defaults\.time_out=1: unknown option; did you mean timeout"),
         ("mail", r"^defaults='mail': must be a mapping"),
     ],
 )

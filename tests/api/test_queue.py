@@ -60,7 +60,7 @@ async def test_purge_can_delete_jobs_of_some_states_only(jobs: Errandry, mail: Q
     assert len((await mail.purge("scheduled")).moved) == 2
 
     assert await mail_counts(jobs) == without("scheduled")
-    with pytest.raises(InvalidValue, match="state='running': must be waiting or scheduled or blocked"):
+    with pytest.raises(InvalidValue, match="state='running': must be one of waiting, scheduled, blocked"):
         await mail.purge("running")
 
 

@@ -45,9 +45,9 @@ async def test_keep_takes_times_and_numbers(jobs: Errandry, option: Any, keep: K
     [
         ({"last": 0}, "keep.last_completed=0: must be a whole number from 1 to 10,000"),
         ({"last": {"completed": 10_001}}, "keep.last_completed=10001: must be"),
-        ({"last": {"done": 5}}, "keep.last='done': must be completed or failed or canceled"),
+        ({"last": {"done": 5}}, "keep.last='done': must be one of completed, failed, canceled"),
         ({"completed": {"last": 5}}, "keep.completed={'last': 5}: must be a length of time"),
-        ({"newest": 5}, "keep='newest': must be completed or failed or canceled or last"),
+        ({"newest": 5}, "keep='newest': must be one of completed, failed, canceled, last"),
         ({"last": True}, "keep.last_completed=True: must be"),
     ],
 )

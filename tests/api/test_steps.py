@@ -232,7 +232,7 @@ async def test_a_timed_out_wait_stays_timed_out_in_later_runs(jobs: Errandry, cl
     job = await work.enqueue()
     await drain(jobs)
     clock.advance(2 * HOUR)
-    with pytest.raises(InvalidValue, match="it came too late"):
+    with pytest.raises(InvalidValue, match="this signal has timed out"):
         await jobs.signal(job.id, "approval")
     await drain(jobs, until_idle=True)
 

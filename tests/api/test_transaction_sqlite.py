@@ -59,7 +59,7 @@ async def test_a_refused_job_leaves_the_transaction_usable(tmp_path: Path) -> No
 
 async def test_connections_that_cannot_be_used(jobs: Errandry, db: apsw.Connection, tmp_path: Path) -> None:
     for connection, why in (
-        (db, "is in no transaction: BEGIN IMMEDIATE one first"),
+        (db, "has no open transaction: execute BEGIN IMMEDIATE first"),
         (apsw.Connection(str(tmp_path / "other.db")), "leads to another file: open .*jobs.db"),
         (apsw.Connection(":memory:"), "leads to another file"),
     ):

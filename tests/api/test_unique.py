@@ -224,14 +224,14 @@ class TestRefused:
         ("options", "why"),
         [
             ({"scope": "alife"}, "scope='alife': did you mean alive?"),
-            ({"scope": "fortnight"}, "scope='fortnight': must be alive or .* or a length of time"),
+            ({"scope": "fortnight"}, "scope='fortnight': must be one of alive, .* or a length of time"),
             ({"scope": "5 parsecs"}, "scope='5 parsecs': 'parsecs' is not a unit"),
             ({"scope": "0s"}, "scope='0s': a window must be longer than 0 seconds"),
             ({"scope": 0}, "scope=0: a window must be longer"),
             ({"scope": -1}, "scope=-1: must be from 0"),
             ({"scope": "window"}, "scope='window': must be"),
             ({"on_conflict": "rise"}, "on_conflict='rise': did you mean raise?"),
-            ({"on_conflict": "explode"}, "on_conflict='explode': must be return or raise or replace"),
+            ({"on_conflict": "explode"}, "on_conflict='explode': must be one of return, raise, replace"),
             ({"per": "task"}, "per='task': must be queue"),
             ({"key": ""}, "unique='': must be a name, not empty"),
             ({"key": " "}, "must be a name, not empty"),
@@ -248,7 +248,7 @@ class TestRefused:
     async def test_by_names_that_are_no_arguments(self, jobs: Errandry) -> None:
         with pytest.raises(InvalidValue, match=r"by='too': did you mean to\?"):
             declare_send(jobs, unique=UniqueOptions(by=["too"]))
-        with pytest.raises(InvalidValue, match="by='customer': must be to or subject"):
+        with pytest.raises(InvalidValue, match="by='customer': must be one of to, subject"):
             declare_send(jobs).using(unique=UniqueOptions(by=["customer"]))
 
     async def test_a_value_of_the_wrong_type(self, jobs: Errandry) -> None:
@@ -264,7 +264,7 @@ class TestRefused:
                 return text
 
         async with Errandry("memory:", codec=Sealed()) as jobs:
-            with pytest.raises(InvalidValue, match="on_conflict='replace': would put arguments into another"):
+            with pytest.raises(InvalidValue, match="on_conflict='replace': does not work with a codec"):
                 await declare_send(jobs, unique=UniqueOptions(on_conflict="replace")).enqueue("ada")
 
 

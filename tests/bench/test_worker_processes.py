@@ -55,5 +55,5 @@ async def test_no_worker_outlives_the_run(tmp_path: Path) -> None:
 @pytest.mark.slow(reason="starts a worker in a process")
 async def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     async with WorkerProcesses(_store(tmp_path, f"sqlite:///{tmp_path}/none/jobs.db")) as workers:
-        with pytest.raises(WorkerEnded, match=r"ended with exit code 1: .*there is no such folder"):
+        with pytest.raises(WorkerEnded, match=r"ended with exit code 1: .*the folder does not exist"):
             await workers.start(1, WorkerOptions())

@@ -25,7 +25,7 @@ def test_with_an_app_the_task_sets_the_queue(cli: Cli, shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["sned"], "there is no task 'sned'; declared are send, sleep"),
+        (["sned"], "there is no task 'sned'; declared tasks: send, sleep"),
         (["send", "--json", '{"to": 3}'], "Expected `str`, got `int` - at `$.to`"),
         (["send"], "missing required field `to`"),
     ],

@@ -75,7 +75,7 @@ def test_a_task_that_is_not_declared_is_a_usage_error(cli: Cli) -> None:
     done = cli("worker", "shop:jobs", "--burst", "--tasks", "nosuch")
 
     assert done.code == 2
-    assert "--tasks nosuch: there is no task 'nosuch'; declared are " in done.err
+    assert "--tasks nosuch: there is no task 'nosuch'; declared tasks: " in done.err
 
 
 @SLOW

@@ -181,13 +181,13 @@ def test_a_name_equals_its_expression(name: str, text: str) -> None:
         ("* * *", "has 3 fields"),
         ("", "has 0 fields"),
         ("* * * * * * * *", "has 8 fields"),
-        ("61 * * * *", "its minute cannot be"),
-        ("0 0 30 2 *", "its day-of-month cannot be"),
-        ("0 0 * * 8", "its day-of-week cannot be"),
+        ("61 * * * *", "invalid minute"),
+        ("0 0 30 2 *", "invalid day-of-month"),
+        ("0 0 * * 8", "invalid day-of-week"),
         ("@sometimes", "has 1 fields"),
-        ("0 0 0 1 1 * 1900", "its year cannot be"),
-        ("0 0 0 1 1 * 2030-2020", "its year cannot be"),
-        ("0 0 0 1 1 * */0", "its year cannot be"),
+        ("0 0 0 1 1 * 1900", "invalid year"),
+        ("0 0 0 1 1 * 2030-2020", "invalid year"),
+        ("0 0 0 1 1 * */0", "invalid year"),
         (5, "must be text"),
     ],
 )
@@ -198,5 +198,5 @@ def test_an_invalid_expression_is_refused(text: str, why: str) -> None:
 
 @pytest.mark.parametrize("zone", ["Mars/Base", "", "../etc/passwd", 5])
 def test_an_invalid_zone_is_refused(zone: str) -> None:
-    with pytest.raises(InvalidValue, match=r"timezone=.*: there is no such time zone here"):
+    with pytest.raises(InvalidValue, match=r"timezone=.*: unknown time zone on this host"):
         Cron("@daily", zone)

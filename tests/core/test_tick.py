@@ -117,7 +117,7 @@ def test_the_id_of_a_job_has_the_schedule_and_the_tick() -> None:
         ({"cron": "@daily"}, "give either cron or every"),
         ({"every": 0.5}, "at least 1 second"),
         ({"every": None, "cron": "* *"}, "has 2 fields"),
-        ({"every": None, "cron": "@daily", "zone": "Mars/Base"}, "no such time zone"),
+        ({"every": None, "cron": "@daily", "zone": "Mars/Base"}, "unknown time zone"),
         ({"limit": 0}, "whole number from 1"),
         ({"jitter": -1}, "number of seconds"),
         ({"start": -5}, "seconds since 1970"),

@@ -57,9 +57,9 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
         ("sqlite://jobs.db", "sqlite:///jobs.db"),
         ("sqlite:///", "sqlite:///jobs.db"),
         ("sqlite:///a.db?durabilty=process", "did you mean durability?"),
-        ("sqlite:///a.db?durability=paper", "power or process"),
+        ("sqlite:///a.db?durability=paper", "one of power, process"),
         ("memory://x", "write memory:"),
-        ("memory:?durability=process", "there is none"),
+        ("memory:?durability=process", "valid options: none"),
     ],
 )
 def test_a_wrong_url_is_refused_with_a_hint(url: str, hint: str) -> None:

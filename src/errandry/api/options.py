@@ -188,8 +188,8 @@ def check_names(options: Mapping[str, Any], kind: type) -> None:
     for name, value in options.items():
         if name not in names:
             close = get_close_matches(name, names, 1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
-            raise InvalidValue(name, value, f"is not an option here: {hint}")
+            hint = f"did you mean {close[0]}?" if close else f"valid options: {', '.join(names)}"
+            raise InvalidValue(name, value, f"unknown option; {hint}")
 
 
 def read_backoff(name: str, value: BackoffOption) -> Backoff:
@@ -277,7 +277,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
 
 def check_choice(name: str, value: Any, choice: tuple[str, ...]) -> Any:
     if value not in choice:
-        raise InvalidValue(name, value, f"must be {' or '.join(choice)}")
+        raise InvalidValue(name, value, f"must be {check.one_of(choice)}")
     return value
 
 

@@ -394,7 +394,7 @@ def _new_job(app: TaskBackend, template: NewJob, fields: dict[str, Any], argumen
         return copy_job(template, id=job_id, payload=payload)
     unique_fields = unique.fields(template.task, arguments)
     if unique_fields["on_conflict"] is Conflict.REPLACE and not is_plain:
-        why = "would put arguments into another job that the codec has sealed for this one: return or raise"
+        why = "does not work with a codec that seals arguments for one job: use return or raise"
         raise InvalidValue("on_conflict", "replace", why)
     return copy_job(template, id=job_id, payload=payload, **unique_fields)
 

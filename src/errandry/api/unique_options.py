@@ -1,7 +1,7 @@
 """`UniqueOptions`: the unique key of a job, how long it is held, and what a second job with it does."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from types import NoneType
@@ -87,12 +87,12 @@ def _read_scope(value: Any) -> tuple[UniqueScope, float | None]:
     return UniqueScope.WINDOW, window
 
 
-def check_word(name: str, value: Any, choice: Sequence[str]) -> str:
+def check_word(name: str, value: Any, choice: Collection[str]) -> str:
     """Return `value` if it is one of the choices; otherwise raise InvalidValue with the nearest one."""
     if value in choice:
         return str(value)
     close = get_close_matches(str(value), choice, 1)
-    hint = f"did you mean {close[0]}?" if close else f"must be {' or '.join(choice)}"
+    hint = f"did you mean {close[0]}?" if close else f"must be {check.one_of(choice)}"
     also = ' or a length of time: "1 hour"' if name == "scope" and not close else ""
     raise InvalidValue(name, value, hint + also)
 

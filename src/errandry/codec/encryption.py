@@ -125,7 +125,7 @@ class _KeyRing:
         self._keys = {_check_key_id(key_id): _key_bytes(key_id, key) for key_id, key in keys.items()}
         self.use = next(reversed(self._keys)) if use is None else use
         if self.use not in self._keys:
-            raise InvalidValue("use", self.use, f"there is no such key: there are {', '.join(self._keys)}")
+            raise InvalidValue("use", self.use, f"unknown key; valid keys: {', '.join(self._keys)}")
 
     def __getitem__(self, key_id: str) -> bytes:
         return self._keys[key_id]

@@ -5,6 +5,7 @@ would be right.
 """
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -36,6 +37,12 @@ def name(field: str, value: Any) -> str:
     if len(value) > NAME_MAX:
         raise InvalidValue(field, value, f"a name has at most {NAME_MAX} characters, this has {len(value):,}")
     raise InvalidValue(field, value, "a name has no control characters, NUL or lone surrogates")
+
+
+def one_of(choice: Collection[str]) -> str:
+    """The words that are allowed, for a message: `one of a, b`, or `a` if there is only one."""
+    words = ", ".join(choice)
+    return words if len(choice) == 1 else f"one of {words}"
 
 
 def path(field: str, value: Any) -> str:

@@ -29,7 +29,7 @@ NAMES = {
     "@hourly": "0 * * * *",
 }
 YEARS = range(1970, 2101)
-_USAGE = "write 5 fields (30 8 * * 1-5), 6 with seconds first, 7 with years last, or a name as @daily"
+_USAGE = "write 5 fields (30 8 * * 1-5), 6 with seconds first, 7 with years last, or a name such as @daily"
 _SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
 
 
@@ -118,7 +118,7 @@ class Cron(Struct, frozen=True, dict=True):
         try:
             return ZoneInfo(self.zone)
         except (KeyError, ValueError, TypeError, OSError):
-            why = "there is no such time zone here: write one as Europe/Vienna, or UTC"
+            why = "unknown time zone on this host: write a name such as Europe/Vienna, or UTC"
             raise InvalidValue("timezone", self.zone, why) from None
 
     @cached_property
@@ -134,7 +134,7 @@ class Cron(Struct, frozen=True, dict=True):
             CronSim(" ".join(fields), datetime(2000, 1, 1))  # noqa: DTZ001 - only parses the fields
         except CronSimError as error:
             why = str(error).removeprefix("Bad ")
-            raise InvalidValue("cron", self.text, f"its {why} cannot be: {_USAGE}") from None
+            raise InvalidValue("cron", self.text, f"invalid {why}: {_USAGE}") from None
         return fields
 
     @cached_property
@@ -147,7 +147,7 @@ class Cron(Struct, frozen=True, dict=True):
         except ValueError:
             years = frozenset()
         if not years:
-            why = f"its year cannot be: write 2027, 2027-2030, */2 or *, from {YEARS[0]} to {YEARS[-1]}"
+            why = f"invalid year: write 2027, 2027-2030, */2 or *, from {YEARS[0]} to {YEARS[-1]}"
             raise InvalidValue("cron", self.text, why)
         return years
 

@@ -130,8 +130,8 @@ class EventFilter(Struct, frozen=True):
         for kind in self.kinds:
             if kind not in tuple(EventKind):
                 close = get_close_matches(str(kind), tuple(EventKind), 1)
-                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(EventKind)}"
-                raise InvalidValue("kind", kind, f"there are no such events: {hint}")
+                hint = f"did you mean {close[0]}?" if close else f"valid kinds: {', '.join(EventKind)}"
+                raise InvalidValue("kind", kind, f"unknown kind of event; {hint}")
 
     def matches(self, event: EventRecord) -> bool:
         return event.kind is EventKind.EVENTS_MISSED or (

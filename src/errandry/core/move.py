@@ -476,9 +476,7 @@ def _given_up(job: JobRecord, outcome: Outcome, now: float) -> JobRecord:
     result = job.result
     if isinstance(outcome, CompleteOutcome):
         result = outcome.result
-        failure = Failure(
-            Reason.CANCELED, "Canceled", "the handler returned before it obeyed the cancel request"
-        )
+        failure = Failure(Reason.CANCELED, "Canceled", "the handler returned before the cancel reached it")
     errors = job.errors if failure is None else _with_error(job, failure, now)
     changes = {"reason": Reason.CANCELED, "result": result, "errors": errors, "settled": outcome.move}
     return _finished(job, outcome.move, now, CANCELED, **changes)

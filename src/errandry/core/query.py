@@ -355,4 +355,4 @@ def _json(values: Iterable[object]) -> str:
 def _unknown(kind: str, word: str, known: Iterable[str]) -> str:
     close = get_close_matches(word.lower(), list(known), 1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    return f"{short_repr(word)} is not a {kind}{hint}; there are {', '.join(known)}"
+    return f"{short_repr(word)} is not a {kind}{hint}; valid {kind}s: {', '.join(known)}"

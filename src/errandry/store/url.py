@@ -22,7 +22,7 @@ def store_at(url: str, clock: Clock | None = None, limits: StoreLimits | None = 
     make = _DRIVERS.get(parts.scheme)
     if make is None:
         raise InvalidValue(
-            "url", without_password(url), f"begins with none of {', '.join(f'{name}:' for name in _DRIVERS)}"
+            "url", without_password(url), "unknown scheme: use memory:, sqlite: or postgresql:"
         )
     return make(parts, clock, limits)
 
@@ -63,7 +63,9 @@ def _postgres(parts: SplitResult, clock: Clock | None, limits: StoreLimits | Non
         if error.name is None or not error.name.startswith("psycopg"):
             raise
         right = "install the extra postgres: pip install 'errandry[postgres]'"
-        raise InvalidValue("url", f"{parts.scheme}:…", f"needs psycopg, which is not here: {right}") from None
+        raise InvalidValue(
+            "url", f"{parts.scheme}:…", f"needs psycopg, which is not installed: {right}"
+        ) from None
     parameters = parse_qsl(parts.query, keep_blank_values=True)
     options = {name: value for name, value in parameters if name in _OWN_OPTIONS}
     others = urlencode([pair for pair in parameters if pair[0] not in _OWN_OPTIONS], quote_via=quote)
@@ -82,7 +84,7 @@ def _options(parts: SplitResult, *known_options: str) -> dict[str, str]:
         if name not in known_options:
             similar = get_close_matches(name, known_options, 1)
             names = ", ".join(known_options) or "none"
-            hint = f"did you mean {similar[0]}?" if similar else f"there is {names}"
+            hint = f"did you mean {similar[0]}?" if similar else f"valid options: {names}"
             raise InvalidValue("url", parts.geturl(), f"has an unknown option {name!r}: {hint}")
     return options
 

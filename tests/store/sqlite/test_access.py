@@ -69,11 +69,11 @@ class TestPath:
     @pytest.mark.parametrize(
         ("name", "kind", "advice"),
         [
-            ("missing/jobs.db", StoreRefused, "no such folder: make it first"),
+            ("missing/jobs.db", StoreRefused, "the folder does not exist: create it first"),
             ("file/jobs.db", StoreRefused, "Not a directory"),
-            ("folder", StoreRefused, "not a file: name one"),
-            ("link", StoreRefused, "not a file: name one"),
-            ("pipe", StoreRefused, "not a file: name one"),
+            ("folder", StoreRefused, "is not a file: give the path"),
+            ("link", StoreRefused, "is not a file: give the path"),
+            ("pipe", StoreRefused, "is not a file: give the path"),
             ("nul\0", InvalidValue, "null byte"),
             ("surrogate\udcff", InvalidValue, "surrogates not allowed"),
             ("x" * 300, StoreRefused, "name too long"),

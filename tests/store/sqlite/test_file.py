@@ -172,5 +172,5 @@ class TestDurability:
 
     @pytest.mark.parametrize("durability", ["", "full", "POWER", None, 2])
     def test_an_unknown_durability_is_refused(self, path: Path, durability: Any) -> None:
-        with pytest.raises(InvalidValue, match=r"durability=.*: must be power or process"):
+        with pytest.raises(InvalidValue, match=r"durability=.*: must be one of power, process"):
             SqliteStore(path, durability=durability)

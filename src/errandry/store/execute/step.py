@@ -70,7 +70,8 @@ def signal(work: UnitOfWork, command: SendSignal) -> Ack:
     if saved.at is not None:  # guard: signal_once
         return ALREADY
     if saved.until is not None and saved.until <= max(now, job.claimed_at or 0.0):  # guard: signal_late
-        raise InvalidValue("signal", command.name, f"job {job.id} waits for it no longer: it came too late")
+        why = f"the wait of job {job.id} for this signal has timed out"
+        raise InvalidValue("signal", command.name, why)
     work.tables.put_step(replace(saved, result=command.payload, at=now))
     if job.awaited_signal == command.name:  # guard: signal_wakes
         work.move(Move.PROMOTE, job, move.promoted(job, now))
@@ -85,7 +86,7 @@ def _add_step(work: UnitOfWork, job: JobRecord, kind: StepKind, name: str, **fie
     """Insert a step; return the job's new step state."""
     count = _step_count(job)
     if count >= STEPS_MAX:  # guard: steps_max
-        why = f"job {job.id} has {count:,} steps, sleeps and signals, and no job has more: spawn others"
+        why = f"job {job.id} has {count:,} steps, sleeps and signals, the maximum: move work into other jobs"
         raise InvalidValue(kind, name, why)
     work.tables.put_step(StepRecord(job.id, count, kind, name, **fields))
     return StepState(count + 1, None if job.steps is None else job.steps.signal)

@@ -158,7 +158,7 @@ def _library_of(connection: object) -> ConnectionLibrary:
         if names.intersection(library.classes):
             return library
     known = ", ".join(dict.fromkeys(library.name for library in _LIBRARIES))
-    why = f"cannot be joined: a PostgreSQL store takes connections of {known}"
+    why = f"cannot be used with bind: a PostgreSQL store takes connections of {known}"
     raise InvalidValue("connection", f"{type(connection).__module__}.{type(connection).__qualname__}", why)
 
 

@@ -70,7 +70,7 @@ def _server(queries: _HealthQueries, pid: int) -> Iterator[Finding]:
             Grade.WRONG,
             "standby",
             "the server is a standby, which cannot be written",
-            "put the primary into the url",
+            "use the address of the primary",
         )
     yield _durability(fsync, whole_pages, commit, has_standby)
     if not vacuums:
@@ -80,7 +80,10 @@ def _server(queries: _HealthQueries, pid: int) -> Iterator[Finding]:
         yield Finding(Grade.GOOD, "pooler", "none: the connection goes to the server itself")
     else:
         text = "there is one: if it pools transactions, workers get no notifications and have to poll"
-        todo = "put the server itself into the url of workers; programs that only enqueue may use the pooler"
+        todo = (
+            "give workers the server's own address, not the pooler's; programs that only enqueue may use "
+            "the pooler"
+        )
         yield Finding(Grade.NOTE, "pooler", text, todo)
 
 
@@ -115,7 +118,10 @@ def _clock(queries: _HealthQueries) -> Iterator[Finding]:
         yield Finding(Grade.GOOD, "clock", "the clocks of this host and of the server agree")
     else:
         where = "ahead of" if ahead > 0 else "behind"
-        text = f"the clock of this host is {rough_duration(abs(ahead))} {where} the server's, which counts"
+        text = (
+            f"the clock of this host is {rough_duration(abs(ahead))} {where} the server's; Errandry uses "
+            "the server's"
+        )
         todo = "synchronize both with NTP; until then, run_at and deadline from here are off, delays are not"
         yield Finding(Grade.NOTE, "clock", text, todo)
 
@@ -124,7 +130,7 @@ def _connections(queries: _HealthQueries) -> Iterator[Finding]:
     used, most = queries("connections")
     text = f"{used} of {most} connections are in use"
     if used > CONNECTIONS_FULL * most:
-        todo = "raise max_connections, or run fewer processes: each worker needs up to six"
+        todo = "raise max_connections, or run fewer processes: each worker needs up to five"
         yield Finding(Grade.NOTE, "connections", text, todo)
     else:
         yield Finding(Grade.GOOD, "connections", text)

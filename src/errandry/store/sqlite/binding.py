@@ -26,8 +26,8 @@ class SqliteBinding:
     def __init__(self, connection: object, path: str, clock: StoreClock, limits: StoreLimits) -> None:
         if not isinstance(connection, apsw.Connection):
             why = (
-                "cannot be joined: an SQLite store takes an apsw.Connection, as two copies of SQLite in one "
-                "process would damage the file"
+                "cannot be used with bind: an SQLite store takes an apsw.Connection, because two copies of "
+                "SQLite in one process would damage the file"
             )
             kind = type(connection)
             raise InvalidValue("connection", f"{kind.__module__}.{kind.__qualname__}", why)
@@ -52,7 +52,7 @@ class SqliteBinding:
                 "connection", name, f"leads to another file: open {self._path}, where the jobs are"
             )
         if not self._db.in_transaction:
-            raise InvalidValue("connection", name, "is in no transaction: BEGIN IMMEDIATE one first")
+            raise InvalidValue("connection", name, "has no open transaction: execute BEGIN IMMEDIATE first")
         if not is_up_to_date(self._db, self._path):
             raise InvalidValue(
                 "connection", name, "leads to a file without jobs: run `errandry migrate` first"

@@ -56,7 +56,7 @@ class SqliteStore(TableStore):
         super().__init__(clock, limits)
         self.path = os.path.abspath(path)
         if durability not in tuple(Durability):
-            raise InvalidValue("durability", durability, f"must be {' or '.join(Durability)}")
+            raise InvalidValue("durability", durability, f"must be one of {', '.join(Durability)}")
         self.durability = Durability(durability)
         self._open: _OpenFile | None = None
 

@@ -218,9 +218,9 @@ def _create_file(path: str) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         if not os.path.isfile(path):
-            raise StoreRefused(path, "not a file: name one, or where to make one") from None
+            raise StoreRefused(path, "is not a file: give the path of a file") from None
     except FileNotFoundError:
-        raise StoreRefused(path, "there is no such folder: make it first") from None
+        raise StoreRefused(path, "the folder does not exist: create it first") from None
     except ValueError as error:
         raise InvalidValue("path", path, f"no name of a file ({error})") from None
     else:
