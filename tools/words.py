@@ -2,7 +2,8 @@
 
 It looks for the marker patterns of the rules in CONTRIBUTING.md ("Words"): in docstrings, comments, strings
 and function names of Python files, in comments of SQL files, and in Markdown pages outside of code blocks.
-Quoted lines (`> …`) are exempt. It also reports commit subjects that are too long.
+Quoted lines (`> …`) are exempt. It also reports names such as `job_id` without backticks in docstrings of the
+package, because a search and replace may have put them there, and commit subjects that are too long.
 """
 
 import ast
@@ -51,6 +52,11 @@ PATTERNS = {
     ),
 }
 
+_QUOTED = re.compile(r"`[^`\n]*`|\"[^\"\n]*\"|'[^'\n]*'")
+_BARE_NAME = re.compile(r"(?<![\w./\\=:-])[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?![\w(=/-]|\.\w)")
+_TABLE_ROW = re.compile(r"\S {2,}\S")
+BARE_NAME_ADVICE = "put a name into backticks, or write words instead of it"
+
 
 class Passage(NamedTuple):
     """A piece of prose and the line of its file that it begins on."""
@@ -69,6 +75,31 @@ def problems(path: Path) -> Iterator[tuple[int, str, str]]:
             for match in pattern.finditer(text):
                 if not match.groupdict().get("people"):
                     yield passage.line + text.count("\n", 0, match.start()), match[0], advice
+
+
+def bare_names(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Like `problems`: names in snake_case without backticks in the docstrings of a Python file.
+
+    Indented blocks, quoted names, and the first word of each row of a table are exempt.
+    """
+    for docstring in _docstrings(path.read_text("utf-8")):
+        line = docstring.line
+        for paragraph in docstring.text.split("\n\n"):
+            text = "" if paragraph.startswith("    ") else _QUOTED.sub("", paragraph)
+            if _TABLE_ROW.search(paragraph):
+                text = re.sub(r"^\w+", "", text, flags=re.M)
+            for match in _BARE_NAME.finditer(text):
+                yield line + text.count("\n", 0, match.start()), match[0], BARE_NAME_ADVICE
+            line += paragraph.count("\n") + 2
+
+
+def _docstrings(text: str) -> Iterator[Passage]:
+    """The docstrings of modules, classes, functions and attributes, without their indentation."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(docstring))):
+                first, *others = docstring.split("\n")
+                yield Passage(node.lineno, "\n".join([first, *(line[node.col_offset :] for line in others)]))
 
 
 def passages(path: Path) -> Iterator[Passage]:
@@ -114,7 +145,8 @@ def main(places: list[str]) -> int:
     for path in files(places or list(PLACES)):
         name = str(path.relative_to(ROOT))
         if path.suffix in {".py", ".sql", ".md"} and name not in EXEMPT:
-            for line, words, advice in problems(path):
+            of_package = bare_names(path) if name.startswith("src/") and path.suffix == ".py" else ()
+            for line, words, advice in (*problems(path), *of_package):
                 count += 1
                 print(f"{name}:{line}: {words!r}: {advice}")
     for commit in long_subjects():

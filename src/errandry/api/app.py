@@ -255,13 +255,15 @@ class Errandry(Client):
     def middleware(self, function: Middleware) -> Middleware:
         """Wrap every handler in `function`; the first one registered is the outermost.
 
-        @jobs.middleware
-        async def timed(ctx, call_next):
-            begun = time.perf_counter()
-            try:
-                return await call_next(ctx)
-            finally:
-                log.info("%s took %.3f s", ctx.job.task, time.perf_counter() - begun)
+            @jobs.middleware
+            async def timed(ctx, call_next):
+                begun = time.perf_counter()
+                try:
+                    return await call_next(ctx)
+                finally:
+                    log.info("%s took %.3f s", ctx.job.task, time.perf_counter() - begun)
+
+        `call_next` runs the next middleware or, after the last one, the handler.
         """
         self.middlewares.append(function)
         return function

@@ -26,9 +26,9 @@ class RuleOptions(TypedDict, total=False):
     group_burst     the burst of each group of the queue
     max_size        maximum number of jobs waiting in the queue
     group_max_size  maximum number of jobs waiting in each group of the queue
-    overflow        on inserts into a full queue: refuse them, drop_oldest job, or wait for space
+    overflow        on inserts into a full queue: refuse them, fail the oldest waiting jobs, or wait for space
     ageing          waiting time after which a job goes before all others of its queue
-    on_return       of a job of a group, such as for a retry: keep_place, or hold_group until it is claimed
+    on_return       when a job returns, as for a retry: keep its place, or hold its group until it is claimed
     """
 
     limit: int | None

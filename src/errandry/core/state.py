@@ -38,7 +38,7 @@ class Reason(StrEnum):
     """Why a job failed or was canceled; also the kind of each recorded error. People filter by it.
 
     error            the handler raised an exception
-    unrecoverable    the handler raised Fail or an exception of fail_on, or its result cannot be stored
+    unrecoverable    the handler raised Fail or an exception of `fail_on`, or its result cannot be stored
     timeout          an attempt took longer than the timeout of the job
     worker_lost      the workers of the job died or stopped too often
     invalid_payload  the handler does not take these arguments

@@ -43,7 +43,7 @@ class Conflict(StrEnum):
 
     return   the job is not inserted; the holder of the key is returned
     raise    nothing of the insert is written, and `DuplicateJob` is raised
-    replace  the holder gets the arguments and run_at of the new job, if no worker has claimed it yet
+    replace  the holder gets the arguments and `run_at` of the new job, if no worker has claimed it yet
     """
 
     RETURN = "return"

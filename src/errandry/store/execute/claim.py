@@ -1,6 +1,6 @@
 """Claims: choose waiting jobs for a worker, by gates, turns of groups, and urgency.
 
-The tables find lanes and jobs, `core.permit` counts how many may pass per_lane gate, and `core.fair_queueing`
+The tables find lanes and jobs, `core.permit` counts how many may pass each gate, and `core.fair_queueing`
 picks the next jobs. Without gates and groups, a claim simply takes the most urgent jobs.
 """
 
@@ -35,7 +35,8 @@ from errandry.store.execute.unit_of_work import UnitOfWork
 from errandry.store.tables.protocol import ClaimedRefs, Tables
 
 FULL_READ_LANES_MAX = 8
-"""Up to this number of lanes, each is read up to the limit of the claim. With more lanes, less of each."""
+"""Maximum number of lanes of which a claim reads `limit` positions each; with more lanes it reads fewer of
+each."""
 LANES_MAX = 1_000
 """Maximum number of lanes of one queue and task that are read together."""
 

@@ -131,7 +131,7 @@ def _add_parents(work: UnitOfWork, child: JobRecord, parents: int) -> None:
 
 
 def propagate_ends(work: UnitOfWork) -> None:
-    """Update the parents of ends jobs, and close the flows of ends parents, until no further job ends."""
+    """Update the parents of ended jobs, and close the flows of ended parents, until no further job ends."""
     while work.flow_ends:
         ends, work.flow_ends = work.flow_ends, {}
         _record_child_ends(work, [end for end in ends.values() if end.job.parents])

@@ -68,7 +68,7 @@ class UnitOfWork:
         self._rivals: dict[str, str] = {}
 
     def load(self, ids: Iterable[str]) -> None:
-        """Fetch these jobs in job_id query, so that `get` finds them in the cache."""
+        """Fetch these jobs in one query, so that `get` finds them in the cache."""
         missing = [job_id for job_id in ids if job_id not in self._jobs]
         if missing:
             self._jobs.update(dict.fromkeys(missing))
@@ -96,7 +96,7 @@ class UnitOfWork:
         return self._jobs[job_id]
 
     def load_keys(self, slots: Iterable[str]) -> None:
-        """Fetch the holders of these unique keys in slot query, for `holder`."""
+        """Fetch the holders of these unique keys in one query, for `holder`."""
         missing = [slot for slot in slots if slot not in self._keys]
         if missing:
             self._keys.update(dict.fromkeys(missing))

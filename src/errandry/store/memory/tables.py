@@ -1,4 +1,4 @@
-"""The tables of the memory store: dictionaries of jobs and, for per_lane lane, its waiting jobs in order."""
+"""The tables of the memory store: dictionaries of jobs and, for each lane, its waiting jobs in order."""
 
 import secrets
 from bisect import bisect_left, insort
