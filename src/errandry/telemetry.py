@@ -83,16 +83,16 @@ class _Telemetry:
         self._jobs = jobs
         self._tracer = trace.get_tracer("errandry", __version__, tracers)
         meter = metrics.get_meter("errandry", __version__, meters)
-        self._enqueued_counter = meter.create_counter("errandry.enqueued", "{job}", "Jobs handed in.")
+        self._enqueued_counter = meter.create_counter("errandry.enqueued", "{job}", "Jobs enqueued.")
         self._attempt_counter = meter.create_counter(
             "errandry.processed", "{attempt}", "Attempts, by outcome."
         )
-        self._wait_histogram = meter.create_histogram("errandry.wait", "s", "From due to begun.")
-        self._run_histogram = meter.create_histogram("errandry.run", "s", "How long handlers took.")
-        self._pass_histogram = meter.create_histogram("errandry.pass", "s", "How long writing passes took.")
+        self._wait_histogram = meter.create_histogram("errandry.wait", "s", "Seconds from due to started.")
+        self._run_histogram = meter.create_histogram("errandry.run", "s", "Seconds in the handler.")
+        self._pass_histogram = meter.create_histogram("errandry.pass", "s", "Seconds of a write pass.")
         gauges: list[tuple[str, str, str, Callable[[CallbackOptions], Iterable[Observation]]]] = [
             ("errandry.jobs", "{job}", "Jobs by queue and state.", self._observe_jobs),
-            ("errandry.lag", "s", "How long the job next in line has waited.", self._observe_lag),
+            ("errandry.lag", "s", "Seconds the next job has waited.", self._observe_lag),
         ]
         for name, unit, text, observe in gauges:
             meter.create_observable_gauge(name, [observe], unit, text)

@@ -63,7 +63,7 @@ class ClaimedJob:
             await job.complete(result)
 
     As a block, it settles the job if the program has not: an exception that leaves the block retries the job,
-    or fails it if the rules of its declared task say so, and is raised on. `Retry`, `Snooze`, `Fail` and
+    or fails it if the rules of its declared task say so, and is raised again. `Retry`, `Snooze`, `Fail` and
     `Cancel` settle it with that outcome and end the block without an exception. A block that ends in any
     other way, also by a cancellation of the program's task, releases the job.
 
@@ -137,7 +137,7 @@ class ClaimedJob:
         return f"<claimed job {self.id} {self.task} fence {self.fence}>"
 
     async def renew(self) -> None:
-        """Prolong the lease: it then lasts as long as the lease of the claimer, from now."""
+        """Extend the lease: it then lasts as long as the lease of the claimer, from now."""
         self._check_unsettled("renew")
         claim, sent_at = self._claim, self._app.clock.monotonic()
         answer = await self._app.engine.submit(Renew((claim.ref,), claim.lease))

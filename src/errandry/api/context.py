@@ -116,7 +116,7 @@ class JobContext:
     def should_stop(self) -> bool:
         """True if the handler should stop: the job was canceled, its timeout is over, or its lease is lost.
 
-        An async handler is cancelled as well; a handler in a thread has to check this regularly.
+        An async handler is canceled as well; a handler in a thread has to check this regularly.
         """
         return self._stopped
 

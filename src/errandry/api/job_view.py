@@ -39,7 +39,7 @@ class Enqueued(NamedTuple):
 class AttemptFailure(Struct, frozen=True, gc=False):
     """A failed attempt of a job: on which worker, when, and the error.
 
-    `kind` is `error` if the handler raised `type` with this message; others are `timeout`, `crashed`, ….
+    `kind` is `error` if the handler raised `type` with this message; others are `timeout`, `worker_lost`, ….
     """
 
     attempt: int

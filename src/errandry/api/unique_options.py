@@ -31,8 +31,8 @@ class UniqueOptions(Struct, frozen=True):
     key          the key, across all tasks; without one it is made from the task and its arguments
     by           the names of the arguments it is made from; default: all; empty: none
     per          queue: each queue has its own keys
-    scope        how long it is held: alive, ever, "1 hour" from the insert, or the UTC hour, day, week or
-                 month in which the job is due
+    scope        how long it is held: alive, ever, "1 hour" from the insert, or the UTC second, minute, hour,
+                 day, week or month in which the job is due
     on_conflict  for a second job: return the first, raise DuplicateJob, or replace the first one's arguments
     """
 

@@ -67,7 +67,7 @@ class UpkeepLoop:
             return True
         for worker, path in dead.items():
             await self._engine.submit(Beat(worker=worker, gone=True))
-            if remove_lock_file(path):  # only one of the workers that notice the death removes it
+            if remove_lock_file(path):  # several workers may notice; the one that removes the file logs it
                 log.warning("worker %s has died, its jobs are released", worker)
                 self._trouble.report(f"worker {worker} has died")
         return False

@@ -50,7 +50,7 @@ UNIQUE_OPTIONS = {"unique": "key", "unique_for": "scope", "on_conflict": "on_con
 @click.option(
     "--unique-for",
     metavar="SCOPE",
-    help="How long the key is held: alive, ever, a duration, or hour, day, week, month; "
+    help="How long the key is held: alive, ever, a duration, or second, minute, hour, day, week, month; "
     "without --unique, the key is a hash of the arguments",
 )
 @click.option(

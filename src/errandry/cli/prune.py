@@ -25,8 +25,8 @@ async def prune(session: Session, jobs: "Errandry", terms: tuple[str, ...], **co
 
     \b
       errandry prune --dry-run
-      errandry prune state:completed finished<1d
-      errandry prune expires<+1w
+      errandry prune state:completed 'finished<1d'
+      errandry prune 'expires<+1w'
     """
     target = JobTarget(query=query(terms) if terms else PRUNABLE_QUERY)
     return await apply_action(session, jobs, target, Action(jobs.prune, "removed"), **confirmation)

@@ -185,7 +185,7 @@ class Start(Struct, frozen=True, gc=False):
 
 
 class Renew(Struct, frozen=True, gc=False):
-    """Prolong leases to `lease` seconds from now. Answer: `Renewed`; HELD, CANCEL or Lost for each ref."""
+    """Extend leases to `lease` seconds from now. Answer: `Renewed`; HELD, CANCEL or Lost for each ref."""
 
     refs: tuple[Ref, ...]
     lease: float = DEFAULT_LEASE

@@ -23,7 +23,7 @@ from errandry.core.job import JobRecord
 from errandry.core.rule import NO_RULE, Rate, Rule
 
 NEVER = 1e18
-"""The opening time of a gate that no passing of time opens."""
+"""Opening time of a gate that only a command opens."""
 BURST_WAIT_MAX = 0.01
 """Maximum number of seconds that a claim waits so that a rate allows several jobs at once."""
 
@@ -39,7 +39,7 @@ class Permits:
         self._tats: dict[GateKey, float] = {}
         self._changed: set[GateKey] = set()
 
-    # These do not need the counts of `set_held`.
+    # These read only the gates: they may be called before `set_held`.
 
     def is_paused(self, kind: GateKind, name: str) -> bool:
         gate = self._gates.get((kind, name, ""))
@@ -64,15 +64,10 @@ class Permits:
     def has_limits(self) -> bool:
         return any(gate.rule.limit is not None for gate in self._gates.values())
 
-    def has_room_for(self, lane: OpenLane, count: int) -> bool:
-        """Whether `count` jobs of a lane without a group may be claimed in the order of their places."""
-        queue, task = lane.keys[:2]
-        return self._rule(queue).ageing is None and min(self.available(queue), self.available(task)) >= count
-
     def has_group_limit(self, queue: str, group: str) -> bool:
         return self._limits((GateKind.GROUP, queue, group))[0] is not None
 
-    # These need them, or add to them.
+    # `available`, and what is computed from it, needs the counts: call `set_held` first.
 
     def update(self, gates: Iterable[GateRecord]) -> None:
         self._gates |= {gate.key: gate for gate in gates}
@@ -110,6 +105,11 @@ class Permits:
         limit, rate = self._limits(key)
         room = inf if limit is None else limit - self._held[key]  # guard: limit_of_the_held
         return room if rate is None else min(room, allowed_now(rate, self._tat(key), self._now))
+
+    def has_room_for(self, lane: OpenLane, count: int) -> bool:
+        """Whether `count` jobs of a lane without a group may be claimed in the order of their places."""
+        queue, task = lane.keys[:2]
+        return self._rule(queue).ageing is None and min(self.available(queue), self.available(task)) >= count
 
     def opens_at(self, key: GateKey) -> float:
         """When a closed gate may be open again; NEVER if the passing of time does not open it."""

@@ -1,4 +1,4 @@
-r"""The query language of the command line, the API and the dashboard.
+r"""The query language of the command line and the API.
 
     state:failed task:send,resend -queue:bulk error~timeout payload~"to bob" since:2h
 

@@ -25,7 +25,7 @@ SYSTEM_PREFIX = "errandry: "
 """Prefix of `PauseRecord.by` of a schedule that the store paused because it could not continue."""
 
 TICK_RESOLUTION = 1e-6
-"""Seconds; less than the distance of any two ticks."""
+"""Seconds between two moments that are told apart; less than the time between two ticks."""
 
 
 class Overlap(StrEnum):

@@ -1,8 +1,8 @@
 """Statistics: how many jobs were inserted and ended in a time, and how long they waited and ran.
 
 Every pass writes its counts. They are summed by the minute, and old ones by the hour and by the day.
-Durations are counted in histogram buckets whose bounds grow by the square root of two, so the relative error
-of a quantile is at most a fifth.
+Durations are counted in histogram buckets whose bounds grow by the square root of two. A quantile is the
+upper bound of its bucket: for durations over 1 ms, at most √2 times the true value.
 """
 
 from bisect import bisect_left

@@ -49,7 +49,7 @@ from errandry.store.tables.protocol import Tables
 
 PAGE_MAX = 10_000
 GROUP_COUNT_MAX = 1_000
-"""Waiting jobs of a group are counted up to this number."""
+"""Maximum number of waiting jobs of a group that are counted."""
 _ALL_JOBS = Query()
 
 T = TypeVar("T")

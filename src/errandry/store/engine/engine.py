@@ -81,11 +81,11 @@ class Engine:
         return self._current_session().committer.submit_sync(command, timeout)
 
     def add_piggyback_claims(self, source: PiggybackClaims) -> None:
-        """`Committer.join`, on the engine's loop."""
+        """`Committer.add_piggyback_claims`, on the engine's loop."""
         self._current_session().committer.add_piggyback_claims(source)
 
     def remove_piggyback_claims(self, source: PiggybackClaims) -> None:
-        """`Committer.leave`, on the engine's loop."""
+        """`Committer.remove_piggyback_claims`, on the engine's loop."""
         if self._session is not None:
             self._session.committer.remove_piggyback_claims(source)
 

@@ -17,9 +17,9 @@ from errandry.store.execute.capacity import make_room
 from errandry.store.execute.unit_of_work import UnitOfWork
 
 FLUSH_BATCH = 250
-"""Number of new jobs written at a time to a store with latency, so that the server works meanwhile."""
+"""Maximum number of new jobs per write, where each write costs a round trip."""
 FIRST_FLUSH = 50
-"""Size of the first batch; 75 jobs follow. Small batches give the server something to do early."""
+"""Number of new jobs in the first write. It is small, so that the server starts early."""
 _EARLY_FLUSHES = frozenset((FIRST_FLUSH, FLUSH_BATCH // 2))
 
 
