@@ -9,10 +9,10 @@ ENDED = "completed failed canceled"
 DESIGN = {
     # move: (from, to, otherwise, by)
     "insert": ("", "waiting", "scheduled blocked", "client"),
-    "promote": ("scheduled", "waiting", "", "anyone"),
+    "promote": ("scheduled", "waiting", "", "client, operator or worker"),
     "unblock": ("blocked", "waiting", "scheduled", "the store"),
     "child_failed": ("blocked", "failed", "gone", "the store"),
-    "lapse": (UNCLAIMED, "failed", "", "anyone"),
+    "lapse": (UNCLAIMED, "failed", "", "any worker"),
     "drop": ("waiting", "failed", "", "the store"),
     "claim": ("waiting", "claimed", "running", "worker"),
     "start": ("claimed", "running", "", "worker"),
@@ -27,7 +27,7 @@ DESIGN = {
     "wait": ("running", "scheduled", "waiting canceled", "worker"),
     "release": ("claimed running", "waiting", "scheduled failed canceled", "worker"),
     "give_up": ("claimed running", "canceled", "", "worker"),
-    "expire": ("claimed running", "waiting", "failed canceled", "anyone"),
+    "expire": ("claimed running", "waiting", "failed canceled", "any worker"),
     "cancel_forced": ("completed failed", "canceled", "", "operator"),
     "resolve": (UNCLAIMED, "completed", "failed", "operator"),
     "postpone": ("waiting scheduled", "scheduled", "", "operator"),

@@ -97,7 +97,8 @@ class Actor(StrEnum):
     WORKER = "worker"
     OPERATOR = "operator"
     STORE = "the store"
-    ANYONE = "anyone"
+    ANY_WORKER = "any worker"
+    ANYONE = "client, operator or worker"
 
 
 BLOCKED, SCHEDULED, WAITING = State.BLOCKED, State.SCHEDULED, State.WAITING
@@ -144,7 +145,7 @@ TABLE: Mapping[Move, Transition] = {
     Move.PROMOTE: Transition(_all(WAITING, SCHEDULED), Actor.ANYONE),
     Move.UNBLOCK: Transition(_all(WAITING, BLOCKED), Actor.STORE, {SCHEDULED: "run_at is in the future"}),
     Move.CHILD_FAILED: Transition(_all(FAILED, BLOCKED), Actor.STORE, {None: "the child's policy is remove"}),
-    Move.LAPSE: Transition(_all(FAILED, BLOCKED, SCHEDULED, WAITING), Actor.ANYONE),
+    Move.LAPSE: Transition(_all(FAILED, BLOCKED, SCHEDULED, WAITING), Actor.ANY_WORKER),
     Move.DROP: Transition(_all(FAILED, WAITING), Actor.STORE),
     Move.CLAIM: Transition(
         _all(CLAIMED, WAITING), Actor.WORKER, {RUNNING: "claimed for a free slot; starts at once"}
@@ -183,7 +184,7 @@ TABLE: Mapping[Move, Transition] = {
     Move.GIVE_UP: Transition(_all(CANCELED, CLAIMED, RUNNING), Actor.WORKER, fenced=True),
     Move.EXPIRE: Transition(
         _all(WAITING, CLAIMED, RUNNING),
-        Actor.ANYONE,
+        Actor.ANY_WORKER,
         {FAILED: f"attempts are spent, crashes at their cap, or {_RELEASED_TOO_OFTEN}", **_CANCEL_WINS},
     ),
     Move.CANCEL: Transition(
