@@ -242,7 +242,7 @@ def _converted(call: str, kind: str) -> str:
     name = re.split(r"\W", inner)[0]
     if name in RENAMED:
         return (
-            f"[{RENAMED[name]}(one) for one in {call}]" if outer == "list" else f"{call}.map({RENAMED[name]})"
+            f"[{RENAMED[name]}(job) for job in {call}]" if outer == "list" else f"{call}.map({RENAMED[name]})"
         )
     return call
 

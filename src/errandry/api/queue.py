@@ -4,7 +4,8 @@ Operations on all jobs go by query, in slices: other commands do not wait for th
 be started again and continue with the jobs that are left.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from errandry.api.gates import GateHandle
@@ -58,14 +59,8 @@ class Queue(GateHandle):
 
         For states that are not final, the time since the job was created counts.
         """
-        query = await self.old(*(states or FINISHED_STATES), older=older)
+        query = clean_query(self, states, older, await self._client.now())
         return await self._client.remove(query=query, dry_run=dry_run)
-
-    async def old(self, *states: str, older: Duration) -> str:
-        """The query for the jobs that `clean` deletes."""
-        moment = format_time(round((await self._store_time() - read_delay("older", older)) * 1e6))
-        field = "finished" if TERMINAL.issuperset(states) else "created"
-        return self.query(*states, more=f"{field}<={moment}")
 
     async def rerun(self, query: str = "", *, dry_run: bool = False, **options: Any) -> Moved:
         """Run all failed jobs again, or those that match `query`; `options` are those of `jobs.rerun`."""
@@ -96,7 +91,7 @@ class Queue(GateHandle):
         if dry_run:
             return await self._client.remove(query=self.query(), force=force, dry_run=True)
         was_open = await self.pause(by="obliterate")
-        held = await self.held()
+        held = await self.held_count()
         if held and not force:
             if was_open:
                 await self.resume()
@@ -105,13 +100,10 @@ class Queue(GateHandle):
         await self._remove_rules()
         return moved
 
-    async def held(self) -> int:
+    async def held_count(self) -> int:
         """The number of jobs of the queue that workers hold."""
         states = (await self._client.counts()).get(self.name, {})
         return sum(states.get(state, 0) for state in HELD_STATES)
-
-    async def _store_time(self) -> float:
-        return await self._client.engine.call(self._client.store.now)
 
     async def _remove_rules(self) -> None:
         submit = self._client.engine.submit
@@ -121,3 +113,11 @@ class Queue(GateHandle):
                 if gate.owner:
                     await submit(DeclareRule(gate.kind, gate.name, NO_RULE, gate.owner))
                 await submit(Resume(gate.kind, gate.name, gate.group))
+
+
+def clean_query(queue: Queue, states: Sequence[str], older: Duration, now: datetime) -> str:
+    """The query for the jobs that `Queue.clean` deletes; `now` is the time of the store."""
+    states = states or FINISHED_STATES
+    moment = format_time(round((now.timestamp() - read_delay("older", older)) * 1e6))
+    field = "finished" if TERMINAL.issuperset(states) else "created"
+    return queue.query(*states, more=f"{field}<={moment}")

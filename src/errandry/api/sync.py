@@ -160,10 +160,6 @@ class SyncQueue(SyncGateHandle):
         """Delete jobs that finished longer ago than `older`, in all final states or in the given states."""
         return self._wait(self._mirrored.clean(*states, older=older, dry_run=dry_run))
 
-    def old(self, *states: str, older: Duration) -> str:
-        """The query for the jobs that `clean` deletes."""
-        return self._wait(self._mirrored.old(*states, older=older))
-
     def rerun(self, query: str = "", *, dry_run: bool = False, **options: Any) -> Moved:
         """Run all failed jobs again, or those that match `query`; `options` are those of `jobs.rerun`."""
         return self._wait(self._mirrored.rerun(query, dry_run=dry_run, **options))
@@ -182,9 +178,9 @@ class SyncQueue(SyncGateHandle):
         """Delete all jobs of the queue, its rules and those of its groups; its lifetime totals are kept."""
         return self._wait(self._mirrored.obliterate(force=force, dry_run=dry_run, progress=progress))
 
-    def held(self) -> int:
+    def held_count(self) -> int:
         """The number of jobs of the queue that workers hold."""
-        return self._wait(self._mirrored.held())
+        return self._wait(self._mirrored.held_count())
 
 
 class SyncSchedules(Blocking):
@@ -331,7 +327,7 @@ class SyncClaimedJob(Blocking):
         return self._mirrored.__repr__()
 
     def renew(self) -> None:
-        """Prolong the lease: it then lasts as long as the lease of the claimer, from now."""
+        """Extend the lease: it then lasts as long as the lease of the claimer, from now."""
         self._wait(self._mirrored.renew())
 
     def progress(self, done: float, text: str = "", *, total: float | None = None) -> None:
@@ -391,7 +387,7 @@ class SyncClaimer(Blocking):
 
     def claim(self, limit: int = 1, wait: Duration = 0) -> builtins.list[SyncClaimedJob]:
         """Claim up to `limit` jobs, most urgent first, and start them."""
-        return [SyncClaimedJob(one) for one in self._wait(self._mirrored.claim(limit, wait))]
+        return [SyncClaimedJob(job) for job in self._wait(self._mirrored.claim(limit, wait))]
 
     def __enter__(self) -> Self:
         self._wait(self._mirrored.__aenter__())
@@ -628,7 +624,7 @@ class SyncErrandry(Blocking):
 
     def held(self, limit: int = 100) -> builtins.list[SyncJob[Any]]:
         """Jobs that workers hold, claimed or running, those whose lease ends first at the front."""
-        return [SyncJob(one) for one in self._wait(self._mirrored.held(limit))]
+        return [SyncJob(job) for job in self._wait(self._mirrored.held(limit))]
 
     def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:
         """The queues, tasks and workers that are paused."""

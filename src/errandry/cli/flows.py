@@ -60,7 +60,7 @@ async def ls(
                 f"{_ended_children(job):,} of {job.children:,}",
                 ago(job.created_at, now),
             )
-            for job in (one.record for one in page)
+            for job in (handle.record for handle in page)
         ]
         columns = [
             Column("FLOW"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from errandry.api.queue import FINISHED_STATES, UNCLAIMED_STATES
+from errandry.api.queue import FINISHED_STATES, UNCLAIMED_STATES, clean_query
 from errandry.cli.bulk_action import (
     Action,
     apply_action,
@@ -73,7 +73,7 @@ async def clean(
 
     --state can also name waiting, scheduled and blocked jobs; for these, --older counts from their creation.
     """
-    target = JobTarget(query=await jobs.queue(name).old(*(states or FINISHED_STATES), older=older))
+    target = JobTarget(query=clean_query(jobs.queue(name), states, older, await jobs.now()))
     return await apply_action(session, jobs, target, Action(jobs.remove, "removed"), **confirmation)
 
 
@@ -152,7 +152,7 @@ async def obliterate(
     interrupted, the queue stays paused; run the command again to continue.
     """
     queue = jobs.queue(name)
-    held, total = await queue.held(), sum((await jobs.counts()).get(name, {}).values())
+    held, total = await queue.held_count(), sum((await jobs.counts()).get(name, {}).values())
     if held and not force:
         raise QueueInUse(name, held)
     if dry_run:
