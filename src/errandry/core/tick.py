@@ -62,7 +62,7 @@ def decide_ticks(schedule: ScheduleRecord, alive: Sequence[str], now: float) -> 
         schedule,
         last=runs[-1].tick if runs else schedule.last,
         runs=schedule.runs + len(runs),
-        # guard: missed_uncounted
+        # guard: missed_ticks_counted
         missed=schedule.missed + len(missed) + uncounted,
         live=tuple(live[-QUEUED_MAX:]),
     )

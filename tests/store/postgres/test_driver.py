@@ -297,7 +297,7 @@ async def test_without_notifications_the_listener_polls_and_warns_once(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(listener, "POLL_INTERVAL", 0.02)
-    monkeypatch.setattr(listener, "DEAF_POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(listener, "POLL_INTERVAL_WITHOUT_NOTIFY", 0.01)
     monkeypatch.setattr(listener.Listener, "_notifications", no_notifications)
     caplog.set_level(logging.WARNING, "errandry.store")
     async with opened(url) as writer, opened(url) as waiter:

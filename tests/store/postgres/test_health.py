@@ -164,7 +164,7 @@ async def test_old_and_detached_partitions_are_reported(store: PostgresStore) ->
     ).text == "finished jobs are in 1, one for each day on which jobs expire"
     today = int(time.time() // 86_400)
     with psycopg.connect(server().url(), autocommit=True) as db:
-        text = store.address.qualified
+        text = store.address.qualify
         for day in (today - 40, today - 39, today + 3):
             db.execute(text("SELECT errandry.create_history_partition(%s)"), (day,))
         [(name,)] = db.execute("SELECT to_char(date '1970-01-01' + %s::integer, 'YYYYMMDD')", (today - 40,))

@@ -105,7 +105,7 @@ async def filled_store(waiting: int, finished: int) -> AsyncIterator[PostgresSto
     assert isinstance(store, PostgresStore)
     await store.open()
     with psycopg.connect(server().url(), autocommit=True) as db:
-        text = store.address.qualified
+        text = store.address.qualify
         db.execute(text(INSERT_LANE))
         db.execute(text(INSERT_LIVE), (1, waiting))
         db.execute(text(CREATE_PARTITIONS))
@@ -198,7 +198,7 @@ async def test_statements_use_their_indexes(size: int) -> None:
 @pytest.mark.slow("fills tables")
 async def test_rows_are_looked_up_even_if_statistics_say_that_the_table_is_empty() -> None:
     async with filled_store(1_000, 0) as store:
-        statements, text = store.address.statements(), store.address.qualified
+        statements, text = store.address.statements(), store.address.qualify
         with psycopg.connect(server().url(), autocommit=True) as db, db.transaction(force_rollback=True):
             db.execute(text("UPDATE pg_class SET reltuples = 0 WHERE oid = 'errandry.live'::regclass"))
             db.execute(statements["start_pass"], ("1s", "{}"))
@@ -275,7 +275,7 @@ CUSTOM_PLANS = {"matching_jobs", "seq_floor", "detached_has_jobs"}
 @pytest.mark.parametrize("statistics", STATISTICS)
 async def test_rows_are_looked_up_with_any_statistics(statistics: str) -> None:
     async with filled_store(2_000, 2_000) as store:
-        statements, text = store.address.statements(), store.address.qualified
+        statements, text = store.address.statements(), store.address.qualify
         with psycopg.connect(server().url(), autocommit=True) as db, db.transaction(force_rollback=True):
             db.execute(text(GROW_TABLES + STATISTICS[statistics]).encode())
             db.execute(statements["start_pass"], ("1s", "{}"))

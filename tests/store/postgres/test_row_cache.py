@@ -374,7 +374,7 @@ def test_the_row_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert 80 <= len(cache) < 100
     assert cache.size <= 100 * JOB_OVERHEAD_BYTES
-    assert cache.missing(["job-0", "job-999"]) == ["job-0"]
+    assert cache.missing_ids(["job-0", "job-999"]) == ["job-0"]
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_the_size_is_right_after_concurrent_use() -> None:
     def use_cache() -> None:
         for _ in range(20):
             cache.save(b"n", jobs)
-            cache.unchanged([("job-1", b"n", 0.0)])
+            cache.unchanged_jobs([("job-1", b"n", 0.0)])
             cache.discard(list(jobs)[::2])
             cache.save(b"n", dict.fromkeys(list(jobs)[:50]))
 

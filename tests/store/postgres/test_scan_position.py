@@ -202,7 +202,7 @@ async def test_a_queue_is_not_drained_while_a_lane_with_lifo_jobs_has_waiting_jo
     lane = (
         "INSERT INTO errandry.lanes (queue, task, grp, ready, used_at) VALUES ('else', 'task', 'g', true, 0)"
     )
-    held.db.execute(store.address.qualified(lane))
+    held.db.execute(store.address.qualify(lane))
     left = (await store.counts())["default"]["waiting"]
 
     assert len(await requests.claim_ids(store, limit=60)) == 60 < left
@@ -223,7 +223,7 @@ async def test_a_job_put_before_the_position_by_another_process_is_found_by_the_
     held: StoreWithSnapshot,
 ) -> None:
     before = "UPDATE errandry.live SET place = 1 WHERE id = 'first-150'"
-    held.db.execute(held.store.address.qualified(before))
+    held.db.execute(held.store.address.qualify(before))
     assert "first-150" not in await requests.claim_ids(held.store, limit=10)
 
     held.scan_all()
@@ -233,7 +233,7 @@ async def test_a_job_put_before_the_position_by_another_process_is_found_by_the_
 
 async def test_more_jobs_before_the_position_than_one_claim_takes_are_found(held: StoreWithSnapshot) -> None:
     back = "UPDATE errandry.live SET place = place - 100 WHERE state = 'waiting' AND place <= 151"
-    held.db.execute(held.store.address.qualified(back))
+    held.db.execute(held.store.address.qualify(back))
     held.scan_all()
     claims = [await requests.claim_ids(held.store, limit=20) for _ in range(3)]
 
@@ -267,12 +267,12 @@ async def test_upkeep_unmarks_no_lane_until_the_next_full_scan(
 ) -> None:
     await run_jobs(held.store, 100)
     await requests.run_upkeep(held.store)
-    ready = held.db.execute(held.store.address.qualified("SELECT ready FROM errandry.lanes")).fetchall()
+    ready = held.db.execute(held.store.address.qualify("SELECT ready FROM errandry.lanes")).fetchall()
     assert ready == [(True,)]
 
     held.scan_all()
     await requests.run_upkeep(held.store)
-    ready = held.db.execute(held.store.address.qualified("SELECT ready FROM errandry.lanes")).fetchall()
+    ready = held.db.execute(held.store.address.qualify("SELECT ready FROM errandry.lanes")).fetchall()
     assert ready == [(False,)]
 
 

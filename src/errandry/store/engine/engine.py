@@ -175,7 +175,7 @@ class Engine:
             self._stopped = True
             return self._session
 
-    def _forked(self) -> None:
+    def _forget_session(self) -> None:
         if self._session is not None:
             _PARENT_SESSIONS.append(self._session)
         self._session = None
@@ -269,12 +269,12 @@ Kept so that they are never garbage-collected.
 """
 
 
-def _forked() -> None:
+def _forget_sessions() -> None:
     for engine in list(_ENGINES):
-        engine._forked()
+        engine._forget_session()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forget_sessions)
 
 
 def _closed_error() -> StoreClosed:

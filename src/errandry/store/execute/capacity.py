@@ -34,7 +34,7 @@ def make_room(work: UnitOfWork, jobs: Sequence[NewJob]) -> None:
         over = size + coming[key] - max_size
         if coming[key] and over > 0:  # guard: full_queue
             may_drop = work.rule(key[0]).overflow is Overflow.DROP_OLDEST
-            if not may_drop or coming[key] > max_size:  # guard: dropped_unasked
+            if not may_drop or coming[key] > max_size:  # guard: drop_needs_rule
                 raise QueueFull(key[0], size, max_size, key[1] or "")
             excess[key] = over
     for key in sorted(excess, key=lambda key: key[1] is None):

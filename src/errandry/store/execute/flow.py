@@ -230,10 +230,10 @@ def reopen_parents(work: UnitOfWork, job: JobRecord) -> set[str]:
 def _reopen_edge(work: UnitOfWork, edge: EdgeRecord) -> bool:
     """Let the parent wait for this child again. Return True if the parent has failed because of a child."""
     parent = work.get(edge.parent)
-    # guard: child_of_one_that_goes_on
+    # guard: running_parent_keeps_result
     if parent is None or edge.outcome is None or not (parent.finished or parent.state is BLOCKED):
         return False
-    work.tables.update_edges([replace(edge, outcome=None, result=None)])  # guard: waited_for_again
+    work.tables.update_edges([replace(edge, outcome=None, result=None)])  # guard: edge_reopened
     if parent.state is BLOCKED:
         work.update(parent, replace(parent, open_children=parent.open_children + 1, updated_at=work.now))
     return parent.state is FAILED and parent.reason is Reason.CHILD_FAILED

@@ -168,7 +168,7 @@ class UnitOfWork:
         """Move a job's counters to another queue before its move, and its unique key if that is per queue."""
         self._events.record_queue_change(before, after)
         unique = before.unique
-        if unique is not None and unique.is_bound_to_queue:  # guard: key_goes_along
+        if unique is not None and unique.is_bound_to_queue:  # guard: key_follows_queue
             self._free_key(slot_of(before, unique, self.now), before.id)
             self._take_key(slot_of(after, unique, self.now), holder_of(after, unique, self.now))
 
@@ -277,7 +277,7 @@ class UnitOfWork:
         limited = {gate.key[1:] for gate in gates if gate.rule.limit is not None}
         groups = [group for group in left if group in limited or self.rule(group[0]).group_limit is not None]
         if groups:
-            self.tables.unpark_groups(groups)  # guard: group_comes_back
+            self.tables.unpark_groups(groups)  # guard: unpark_group
 
     def _count_permits(self) -> Permits:
         kinds = GateKind.QUEUE, GateKind.TASK, GateKind.WORKER

@@ -71,7 +71,7 @@ def before_claim(work: UnitOfWork) -> None:
         return
     tables, now = work.tables, work.now
     due_times, moved = tables.due_times(), 0
-    if due_times.lease_until is not None and due_times.lease_until <= now:  # guard: claim_tidies
+    if due_times.lease_until is not None and due_times.lease_until <= now:  # guard: upkeep_before_claim
         moved += _move_all(work, Move.EXPIRE, tables.expired_jobs(now, BEFORE_CLAIM_MAX), move.expired)
         if moved:  # a repeated claim before this one may have counted them as held
             work.invalidate_gates()

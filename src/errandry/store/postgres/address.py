@@ -30,13 +30,13 @@ class Address(Struct, frozen=True):
     schema: str
     name: str
 
-    def qualified(self, text: str) -> str:
+    def qualify(self, text: str) -> str:
         """A statement, or a whole migration, with the name of this schema."""
         return text.replace(_PREFIX, f'"{self.schema}".')
 
     def statements(self) -> dict[str, str]:
         texts = sql.statements("errandry.store.postgres")
-        return {name: self.qualified(text) for name, text in texts.items()}
+        return {name: self.qualify(text) for name, text in texts.items()}
 
 
 def address_of(url: str, schema: str = SCHEMA) -> Address:

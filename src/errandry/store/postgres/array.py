@@ -16,7 +16,7 @@ def _column(values: tuple[Any, ...]) -> str:
         return array(values)
     if first is None:
         return "{}"
-    text = _quoted(first) if isinstance(first, str) else str(first)
+    text = _quote(first) if isinstance(first, str) else str(first)
     return "{" + ",".join([text] * len(values)) + "}"
 
 
@@ -36,11 +36,11 @@ def _texts(values: list[str | None]) -> str:
     texts = [value for value in values if value is not None]
     text = "\0".join(texts)
     if len(texts) < len(values) or text.count("\0") >= len(texts):
-        return "{" + ",".join(map(_quoted, values)) + "}"
+        return "{" + ",".join(map(_quote, values)) + "}"
     return '{"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\0", '","') + '"}'
 
 
-def _quoted(value: str | None) -> str:
+def _quote(value: str | None) -> str:
     if value is None:
         return "NULL"
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

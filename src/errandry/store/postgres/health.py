@@ -48,7 +48,7 @@ class _HealthQueries:
     def __init__(self, connection: psycopg.Connection[Any], address: Address) -> None:
         self._connection = connection
         texts = sql.statements("errandry.store.postgres", "health.sql")
-        self._sql = {name: address.qualified(text) for name, text in texts.items()}
+        self._sql = {name: address.qualify(text) for name, text in texts.items()}
 
     def __call__(self, name: str) -> Any:
         """The first row of a statement of health.sql, or None."""

@@ -20,14 +20,14 @@ log = logging.getLogger("errandry.store")
 
 POLL_INTERVAL = 2.0
 """Seconds between two polls while notifications arrive."""
-DEAF_POLL_INTERVAL = 0.1
-"""Seconds between two polls while they do not."""
-DEAF_AFTER_POLLS = 2
-"""Number of consecutive polls that found a change without a notification, before polling more often."""
+POLL_INTERVAL_WITHOUT_NOTIFY = 0.1
+"""Seconds between two polls while no notifications arrive."""
+MISSED_NOTIFICATIONS_MAX = 2
+"""Number of consecutive polls that find a change without a notification, before polling more often."""
 POLL_TIMEOUT = 10.0
 """Seconds after which a poll without a reply is aborted."""
 RECONNECT_DELAYS = (0.05, 2.0)
-"""Seconds before a reconnect: after the first failure, and at most."""
+"""Seconds before the first reconnect; maximum seconds between reconnects."""
 
 
 class Listener:
@@ -102,13 +102,15 @@ class Listener:
             self._unheard_polls += 1
         elif self._has_heard:
             self._unheard_polls = 0
-        is_deaf, self._has_heard = self._unheard_polls >= DEAF_AFTER_POLLS, False
-        if is_deaf and not self._has_warned:
+        without_notify, self._has_heard = self._unheard_polls >= MISSED_NOTIFICATIONS_MAX, False
+        if without_notify and not self._has_warned:
             self._has_warned = True
             log.warning(
                 "%s: no notifications arrive, probably because of a transaction pooler: polling for changes "
                 "every %g s; connect to the server itself for less delay",
                 self._address.name,
-                DEAF_POLL_INTERVAL,
+                POLL_INTERVAL_WITHOUT_NOTIFY,
             )
-        self._next_poll = time.monotonic() + (DEAF_POLL_INTERVAL if is_deaf else POLL_INTERVAL)
+        self._next_poll = time.monotonic() + (
+            POLL_INTERVAL_WITHOUT_NOTIFY if without_notify else POLL_INTERVAL
+        )

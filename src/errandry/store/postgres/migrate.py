@@ -15,7 +15,7 @@ _MIGRATIONS = list(sql.migrations("errandry.store.postgres.schema"))
 def migrate(connection: psycopg.Connection[Any], address: Address) -> str:
     """Migrate the schema to the newest version. Returns the identity of the store."""
     _bring_up_to_date(connection, address)
-    row = connection.execute(address.qualified("SELECT identity FROM errandry.store")).fetchone()
+    row = connection.execute(address.qualify("SELECT identity FROM errandry.store")).fetchone()
     return str(row[0]) if row else ""
 
 
@@ -36,9 +36,9 @@ def _bring_up_to_date(connection: psycopg.Connection[Any], address: Address) -> 
             _create_schema(connection, address)
         for number, name, text in _MIGRATIONS:
             if number > version:
-                connection.execute(address.qualified(text))
+                connection.execute(address.qualify(text))
                 record = "INSERT INTO errandry.migrations (number, name) VALUES (%s, %s)"
-                connection.execute(address.qualified(record), (number, name))
+                connection.execute(address.qualify(record), (number, name))
 
 
 def schema_exists(connection: psycopg.Connection[Any], address: Address) -> bool:
@@ -50,7 +50,7 @@ def _create_schema(connection: psycopg.Connection[Any], address: Address) -> Non
     """Create the schema unless it exists: a user with an empty schema may lack the right to create one."""
     schema = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (address.schema,))
     if schema.fetchone() is None:
-        connection.execute(address.qualified("CREATE SCHEMA errandry.").removesuffix("."))
+        connection.execute(address.qualify("CREATE SCHEMA errandry.").removesuffix("."))
 
 
 def _schema_version(connection: psycopg.Connection[Any], address: Address) -> int:
@@ -64,7 +64,7 @@ def _schema_version(connection: psycopg.Connection[Any], address: Address) -> in
     if not {"migrations", "live", "lanes"} <= names:
         why = f"the schema {address.schema} holds another program's data: name one of its own (?schema=…)"
         raise ForeignDatabase(address.name, why)
-    numbers = connection.execute(address.qualified("SELECT max(number) FROM errandry.migrations")).fetchone()
+    numbers = connection.execute(address.qualify("SELECT max(number) FROM errandry.migrations")).fetchone()
     version, newest = (numbers[0] if numbers and numbers[0] else 0), _MIGRATIONS[-1][0]
     if version > newest:
         why = f"has schema {version}, this Errandry knows {newest}: upgrade Errandry"

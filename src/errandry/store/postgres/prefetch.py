@@ -115,7 +115,7 @@ class PostgresPrefetch(PostgresCounters):
         fresh = [new for command in inserts for new in command.jobs]
         self._inserted_ids = frozenset([new.id for new in fresh])
         if len(ids) > len(fresh):
-            unknown = self._row_cache.missing(ids)
+            unknown = self._row_cache.missing_ids(ids)
             if len(unknown) < len(ids):
                 self._prefetch("lock_cached", (array(ids),))
             if unknown:

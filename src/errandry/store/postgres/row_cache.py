@@ -44,7 +44,7 @@ class RowCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def missing(self, ids: Iterable[str]) -> list[str]:
+    def missing_ids(self, ids: Iterable[str]) -> list[str]:
         """The ids that are not in the cache."""
         entries = self._entries
         return [job_id for job_id in ids if job_id not in entries]
@@ -55,7 +55,7 @@ class RowCache:
             entry is None or entry[1].parents or entry[1].children for entry in map(self._entries.get, ids)
         )
 
-    def unchanged(self, stamps: Iterable[Stamp]) -> dict[str, JobRecord]:
+    def unchanged_jobs(self, stamps: Iterable[Stamp]) -> dict[str, JobRecord]:
         """The cached jobs whose rows still have the stamp of their entry."""
         get = self._entries.get
         # guard: foreign_versions

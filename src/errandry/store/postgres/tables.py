@@ -196,7 +196,7 @@ class PostgresTables(PostgresPrefetch):
         params = (array(ids),)
         if not self._was_prefetched("lock_cached", params):
             return {}
-        jobs = self._row_cache.unchanged(self._rows("lock_cached", params))
+        jobs = self._row_cache.unchanged_jobs(self._rows("lock_cached", params))
         if len(jobs) < len(ids):
             self._row_cache.discard([job_id for job_id in ids if job_id not in jobs])
         return jobs
