@@ -34,7 +34,12 @@ COLORS = {
 @click.command(cls=CliCommand)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new events")
 @click.option(
-    "--limit", type=click.IntRange(0), default=50, show_default=True, help="Number of past events to print"
+    "--limit",
+    type=click.IntRange(0),
+    metavar="N",
+    default=50,
+    show_default=True,
+    help="Number of past events to print",
 )
 @click.option("--after", metavar="CURSOR", help="Print all events after this cursor; --json prints cursors")
 @click.option(

@@ -85,6 +85,7 @@ def _ended_children(job: JobRecord) -> int:
 @click.option(
     "--limit",
     type=click.IntRange(1),
+    metavar="N",
     default=20,
     show_default=True,
     help="Maximum number of children shown per job",

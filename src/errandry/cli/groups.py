@@ -24,7 +24,12 @@ def groups() -> None:
 @groups.command("ls")
 @click.option("--queue", help="Only groups of this queue")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Maximum number of groups"
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    default=50,
+    show_default=True,
+    help="Maximum number of groups",
 )
 @app_command
 async def ls(session: Session, jobs: "Errandry", queue: str | None, limit: int) -> None:

@@ -45,7 +45,12 @@ def jobs() -> None:
 
 
 limit_option = click.option(
-    "--limit", type=click.IntRange(1), default=50, show_default=True, help="Maximum number of jobs"
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    default=50,
+    show_default=True,
+    help="Maximum number of jobs",
 )
 all_option = click.option("--all", "everything", is_flag=True, help="No limit")
 

@@ -65,6 +65,7 @@ async def limit(session: Session, jobs: "Errandry", each_group: bool, by: str | 
 @click.option(
     "--burst",
     type=click.IntRange(1),
+    metavar="N",
     help="Number of jobs that may start at once; default: a tenth of the rate",
 )
 @app_command

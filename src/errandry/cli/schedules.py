@@ -38,35 +38,37 @@ def schedules() -> None:
 
 def schedule_options(function: Any) -> Any:
     """Add the options of a schedule: its timing, and the job that it enqueues."""
-    for option in (
-        click.option(
-            "--timezone", help="Time zone of the cron expression, such as Europe/Vienna; default: UTC"
-        ),
-        click.option("--start", type=TIME, help="First possible time of a tick"),
-        click.option("--end", type=TIME, help="Last possible time of a tick"),
-        click.option("--limit", type=click.IntRange(1), help="Maximum number of runs"),
-        click.option("--jitter", type=DURATION, help="Maximum random delay of a run after its tick"),
-        click.option(
-            "--overlap",
-            type=click.Choice([overlap.value for overlap in Overlap]),
-            help="What to do with a tick while the previous run is not finished",
-        ),
-        click.option(
-            "--catch-up",
-            type=click.Choice([catch_up.value for catch_up in CatchUp]),
-            help="Which ticks to run that were missed while no worker was running",
-        ),
-        click.option(
-            "--json",
-            "given",
-            metavar="OBJECT",
-            help='Arguments as JSON, such as {"of": "all"}; - reads stdin',
-        ),
-        click.option("--queue", help="Queue of the jobs"),
-        click.option("--priority", type=int, help="Priority of the jobs; lower runs first"),
-        click.option("--max-attempts", type=int, help="Maximum number of attempts, including the first"),
-        click.option("--timeout", type=DURATION, help="Maximum duration of an attempt"),
-        click.option("--by", help="Name recorded as the operator; default: your user name"),
+    for option in reversed(  # click lists the option of the last decorator first
+        (
+            click.option(
+                "--timezone", help="Time zone of the cron expression, such as Europe/Vienna; default: UTC"
+            ),
+            click.option("--start", type=TIME, help="First possible time of a tick"),
+            click.option("--end", type=TIME, help="Last possible time of a tick"),
+            click.option("--limit", type=click.IntRange(1), metavar="N", help="Maximum number of runs"),
+            click.option("--jitter", type=DURATION, help="Maximum random delay of a run after its tick"),
+            click.option(
+                "--overlap",
+                type=click.Choice([overlap.value for overlap in Overlap]),
+                help="What to do with a tick while the previous run is not finished",
+            ),
+            click.option(
+                "--catch-up",
+                type=click.Choice([catch_up.value for catch_up in CatchUp]),
+                help="Which ticks to run that were missed while no worker was running",
+            ),
+            click.option(
+                "--json",
+                "given",
+                metavar="OBJECT",
+                help='Arguments as JSON, such as {"of": "all"}; - reads stdin',
+            ),
+            click.option("--queue", help="Queue of the jobs"),
+            click.option("--priority", type=int, help="Priority of the jobs; lower runs first"),
+            click.option("--max-attempts", type=int, help="Maximum number of attempts, including the first"),
+            click.option("--timeout", type=DURATION, help="Maximum duration of an attempt"),
+            click.option("--by", help="Name recorded as the operator; default: your user name"),
+        )
     ):
         function = option(function)
     return function

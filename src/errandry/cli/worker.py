@@ -65,7 +65,11 @@ ShowStatus = Callable[[str], None]
     help="Remove schedules and rules that the app no longer declares",
 )
 @click.option(
-    "--processes", type=click.IntRange(1, 1_000), default=1, help="Number of worker processes; default: 1"
+    "--processes",
+    type=click.IntRange(1, 1_000),
+    metavar="N",
+    default=1,
+    help="Number of worker processes; default: 1",
 )
 @click.option(
     "--reload", is_flag=True, help="Restart when a Python file in this folder changes, for development"
