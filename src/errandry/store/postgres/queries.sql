@@ -76,9 +76,10 @@ SELECT ARRAY (SELECT nextval('errandry.job_numbers') FROM generate_series(1, num
          OFFSET 0) AS about
  WHERE is_new;
 
--- name: make
+-- name: insert_new
 -- Insert new jobs. A new job has had no attempt, so all columns that an attempt sets are empty. The arrays are
 -- unnested in the target list: under FROM, the server would first materialize each array, which costs a fifth more.
+-- Locks no existing row, but waits for a transaction that is inserting one of the ids.
 INSERT INTO errandry.live
 SELECT seq, id, task, queue, grp, state, lifo, NULL, NULL, payload, priority, place, run_at, 0, max_attempts, 0, 0,
        max_crashes, children, children, parents, timeout, deadline, 0, NULL, NULL, false, NULL, metadata, created_at,
@@ -133,7 +134,8 @@ SELECT errandry.assert_true(
   FROM errandry.store;
 
 -- name: insert_blind
--- Insert new jobs that are ready to run, like `make`, in a blind insert: the server assigns the numbers and the time.
+-- Insert new jobs that are ready to run, like `insert_new`, in a blind insert: the server assigns the numbers and the
+-- time. Locks no existing row, but waits for a transaction that is inserting one of the ids.
 INSERT INTO errandry.live
 SELECT seq, id, task, queue, grp, 'waiting', lifo, NULL, NULL, payload, priority,
        CASE WHEN lifo THEN -seq ELSE seq END, NULL, 0, max_attempts, 0, 0, max_crashes, 0, 0, 0, timeout, deadline,
@@ -155,8 +157,8 @@ SELECT errandry.assert_true(
            NOT EXISTS (SELECT 1 FROM errandry.finished_ids WHERE id >= %(least)s::text AND id <= %(most)s::text)
            OR NOT EXISTS (SELECT 1 FROM errandry.finished_ids WHERE id = ANY (%(ids)s::text[])));
 
--- name: insert
--- Insert the whole rows of jobs that leave `history`, for example by a rerun.
+-- name: insert_from_history
+-- Insert the whole rows of jobs that leave `history`, for example by a rerun. The pass has locked the jobs.
 INSERT INTO errandry.live
 SELECT * FROM unnest(
     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::boolean[], %s::text[],
@@ -173,7 +175,7 @@ SELECT CAST(errandry.insert_jobs(
     CAST(CAST(%(edges)s AS text) AS jsonb)) AS text);
 
 -- name: finish
--- Insert the whole rows of finished jobs.
+-- Insert the whole rows of finished jobs. The pass has locked the jobs.
 WITH finished AS (INSERT INTO errandry.history
 SELECT * FROM unnest(
     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::boolean[], %s::text[],
@@ -220,7 +222,7 @@ UPDATE errandry.live
 -- name: finish_live
 -- Move jobs that finish with the same outcome from `live` to `history`. The statement copies the columns that do not
 -- change, so that the client need not send them. The numbers are sorted; `width_bucket` gives the index of each one,
--- under which its result and its errors are found.
+-- under which its result and its errors are found. The pass has locked the jobs.
 WITH deleted AS (
     DELETE FROM errandry.live WHERE seq = ANY (%(seqs)s::bigint[])
     RETURNING live.*, width_bucket(seq, %(seqs)s::bigint[]) AS n),
@@ -235,7 +237,7 @@ inserted AS (
 INSERT INTO errandry.finished_ids SELECT id, seq, %(day)s::integer FROM deleted;
 
 -- name: claim
--- Claim waiting jobs. Writes only the columns that a claim changes.
+-- Claim waiting jobs. Writes only the columns that a claim changes. The pass has locked the jobs.
 UPDATE errandry.live
    SET state = %(state)s, attempts = %(attempts)s, fence = %(fence)s, worker = %(worker)s, lease_until = %(lease_until)s,
        updated_at = %(at)s, claimed_at = %(at)s, started_at = %(started_at)s, settled = NULL, progress = NULL, place = NULL,
@@ -243,19 +245,19 @@ UPDATE errandry.live
  WHERE seq = ANY (%(seqs)s::bigint[]);
 
 -- name: start
--- Start claimed jobs.
+-- Start claimed jobs. The pass has locked the jobs.
 UPDATE errandry.live SET state = 'running', updated_at = %(at)s, started_at = %(at)s WHERE seq = ANY (%(seqs)s::bigint[]);
 
 -- name: renew
--- Renew the leases of jobs.
+-- Renew the leases of jobs. The pass has locked the jobs.
 UPDATE errandry.live SET lease_until = %(lease_until)s, updated_at = %(at)s WHERE seq = ANY (%(seqs)s::bigint[]);
 
 -- name: delete_live
--- Delete jobs that are not finished, by `seq`.
+-- Delete jobs that are not finished, by `seq`. The pass has locked the jobs.
 DELETE FROM errandry.live WHERE seq = ANY (%s::bigint[]);
 
 -- name: delete_history
--- Delete finished jobs, by id.
+-- Delete finished jobs, by id. The pass has locked the jobs. Locks their rows in `finished_ids` too.
 WITH deleted AS (DELETE FROM errandry.finished_ids WHERE id = ANY (%s::text[]) RETURNING seq, day)
 DELETE FROM errandry.history USING deleted WHERE history.seq = deleted.seq AND history.day = deleted.day;
 
@@ -402,7 +404,8 @@ DELETE FROM errandry.keys
 
 -- name: take_free_keys
 -- Take unique keys that no job was seen to hold. If another transaction has taken one since, the insert fails with a
--- unique violation and the pass is tried again.
+-- unique violation and the pass is tried again. Locks no existing row, but waits for a transaction that is taking one
+-- of the keys.
 INSERT INTO errandry.keys (key, job, expires_at)
 SELECT key, job, expires_at FROM unnest(%s::text[], %s::text[], %s::float8[]) AS new (key, job, expires_at) ORDER BY key;
 
@@ -456,7 +459,7 @@ SELECT * FROM errandry.live WHERE state = 'waiting' AND lane IS NULL
  ORDER BY seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: set_lanes
--- Set the lanes of waiting jobs.
+-- Set the lanes of waiting jobs. The pass has locked the jobs.
 UPDATE errandry.live SET lane = new.lane
   FROM (SELECT target.ctid AS row_address, given.*
           FROM unnest(%s::bigint[], %s::bigint[])
@@ -638,11 +641,11 @@ WITH moved AS (
 INSERT INTO errandry.rounds (queue, turn, last) VALUES (%(queue)s, %(turn)s, %(last)s) ON CONFLICT (queue) DO NOTHING;
 
 -- name: reset_turns
--- Raise the round of a queue to its highest turn, so that no group is behind another.
+-- Raise the round of a queue to its highest turn, so that no group is behind another. Locks the row of the queue.
 UPDATE errandry.rounds SET turn = last WHERE queue = %s;
 
 -- name: reset_idle_rounds
--- Raise the round to the highest turn in all queues that have no waiting jobs.
+-- Raise the round to the highest turn in all queues that have no waiting jobs. Locks the rows it changes.
 UPDATE errandry.rounds SET turn = last
  WHERE turn < last
    AND NOT EXISTS (SELECT 1 FROM errandry.lanes
@@ -651,7 +654,7 @@ UPDATE errandry.rounds SET turn = last
                                    WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0) OFFSET 0);
 
 -- name: drop_unused_rounds
--- Delete the rounds of queues without lanes. Their groups start at turn 0 again.
+-- Delete the rounds of queues without lanes. Their groups start at turn 0 again. Locks the rows it deletes.
 DELETE FROM errandry.rounds
  WHERE NOT EXISTS (SELECT 1 FROM errandry.lanes WHERE lanes.queue = rounds.queue OFFSET 0);
 
@@ -942,15 +945,15 @@ SELECT id, fence FROM errandry.live
  WHERE cancel_requested AND worker = %s AND state = 'running' ORDER BY seq;
 
 -- name: clear_edges
--- Delete the edges of earlier jobs with these ids to their children.
+-- Delete the edges of earlier jobs with these ids to their children. Locks the edges it deletes.
 DELETE FROM errandry.edges WHERE parent = ANY (%s::text[]);
 
 -- name: clear_closing_flows
--- Forget that earlier jobs with these ids were parents that had ended.
+-- Forget that earlier jobs with these ids were parents that had ended. Locks the list entries it deletes.
 DELETE FROM errandry.closing_flows WHERE parent = ANY (%s::text[]);
 
 -- name: add_edges
--- Add edges from parents to children.
+-- Add edges from parents to children. Locks no existing row.
 INSERT INTO errandry.edges (parent, n, child, task, seq, policy, outcome, result, feeds)
 SELECT * FROM unnest(
     %s::text[], %s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[]);
@@ -1030,15 +1033,17 @@ SELECT 1
 
 -- name: close_flow
 -- List a parent that has ended: why its children are to be canceled (NULL: they are not), and when its edges expire.
+-- The pass has locked the parent. Locks its list entry.
 INSERT INTO errandry.closing_flows (parent, cancel, expires_at) VALUES (%s, %s, %s)
     ON CONFLICT (parent) DO UPDATE SET cancel = excluded.cancel, expires_at = excluded.expires_at;
 
 -- name: end_flow_cancel
--- Note that the children of a listed parent are canceled. Its edges expire at the time that was listed.
+-- Note that the children of a listed parent are canceled. Its edges expire at the time that was listed. The pass has
+-- locked the list entry.
 UPDATE errandry.closing_flows SET cancel = NULL WHERE parent = %s;
 
 -- name: reopen_flow
--- Take a parent off the list.
+-- Take a parent off the list. Locks the list entry.
 DELETE FROM errandry.closing_flows WHERE parent = %s;
 
 -- name: flows_to_cancel
@@ -1054,7 +1059,8 @@ SELECT parent FROM errandry.closing_flows WHERE cancel IS NULL AND expires_at <=
  ORDER BY expires_at, parent LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: drop_edges
--- Delete some edges of a parent, and return them.
+-- Delete some edges of a parent, and return them. The pass has locked the list entry of the parent. Locks the edges
+-- it deletes.
 DELETE FROM errandry.edges
  WHERE parent = %(parent)s AND n = ANY (ARRAY (
        SELECT n FROM errandry.edges WHERE parent = %(parent)s ORDER BY n LIMIT %(limit)s))
@@ -1062,6 +1068,7 @@ RETURNING n;
 
 -- name: save_claims
 -- Save the claims of a worker's last pass, so that they can be answered again. Replaces those of the pass before.
+-- Locks these rows. The pass holds the advisory lock of the worker, so no other pass writes them.
 WITH before AS (DELETE FROM errandry.claims WHERE worker = %(worker)s AND n = %(last)s)
 INSERT INTO errandry.claims (worker, n, claimed_at, refs) VALUES (%(worker)s, %(last)s + 1, %(now)s, %(refs)s)
     ON CONFLICT (worker, n) DO UPDATE SET claimed_at = excluded.claimed_at, refs = excluded.refs;
@@ -1121,7 +1128,7 @@ SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[], %s::text[
        declared = excluded.declared, tat = excluded.tat, closed_until = excluded.closed_until;
 
 -- name: drop_gates
--- Delete gates by their keys.
+-- Delete gates by their keys. Locks the gates it deletes.
 DELETE FROM errandry.gates
  WHERE ctid = ANY (ARRAY (
        SELECT target.ctid
@@ -1161,12 +1168,12 @@ DELETE FROM errandry.gates
                              AND tat <= %s AND closed_until <= %s LIMIT %s FOR UPDATE SKIP LOCKED));
 
 -- name: save_beat
--- Write a worker's beat.
+-- Write a worker's beat. Locks the row of the worker.
 INSERT INTO errandry.workers (worker, seen_at, beat) VALUES (%s, %s, %s)
     ON CONFLICT (worker) DO UPDATE SET seen_at = excluded.seen_at, beat = excluded.beat;
 
 -- name: delete_worker
--- Delete a worker that has stopped.
+-- Delete a worker that has stopped. Locks the row of the worker.
 DELETE FROM errandry.workers WHERE worker = %s;
 
 -- name: workers
@@ -1232,7 +1239,8 @@ SELECT span, at, queue, task, name, value FROM errandry.stats
 SELECT (SELECT at FROM errandry.stats WHERE span = %s ORDER BY at LIMIT 1);
 
 -- name: roll_stats
--- Add figures of one span to those of the next longer one: minutes to hours, hours to days.
+-- Add figures of one span to those of the next longer one: minutes to hours, hours to days. Locks the rows of the
+-- longer span in the order of their keys.
 INSERT INTO errandry.stats (span, at, queue, task, name, value)
 SELECT %s::integer, at / %s::bigint * %s::bigint AS hour, queue, task, name, sum(value)::bigint FROM errandry.stats
  WHERE span = %s AND at >= %s AND at < %s GROUP BY hour, queue, task, name
@@ -1240,11 +1248,11 @@ SELECT %s::integer, at / %s::bigint * %s::bigint AS hour, queue, task, name, sum
     ON CONFLICT (span, at, queue, task, name) DO UPDATE SET value = stats.value + excluded.value;
 
 -- name: drop_stats
--- Delete old figures of a span.
+-- Delete old figures of a span. Locks the rows it deletes.
 DELETE FROM errandry.stats WHERE span = %s AND at < %s;
 
 -- name: save_folded
--- Note the last event row whose changes are folded in.
+-- Note the last event row whose changes are folded in. Locks the row of the store.
 UPDATE errandry.store SET folded = %s;
 
 -- name: ready_since
@@ -1272,19 +1280,19 @@ SELECT n, count, total, at FROM errandry.events
  WHERE n <= (SELECT folded FROM errandry.store) ORDER BY n LIMIT %s;
 
 -- name: drop_events
--- Delete the event rows up to a number.
+-- Delete the event rows up to a number. Locks the rows it deletes.
 DELETE FROM errandry.events WHERE n <= %s;
 
 -- name: save_dropped
--- Note the last event row that was deleted, the number of events up to it, and its time.
+-- Note the last event row that was deleted, the number of events up to it, and its time. Locks the row of the store.
 UPDATE errandry.store SET dropped = %s, total = %s, at = greatest(at, %s);
 
 -- name: drop_old_workers
--- Delete workers that have sent no beat for long, and return them.
+-- Delete workers that have sent no beat for long, and return them. Locks the rows it deletes.
 DELETE FROM errandry.workers WHERE seen_at <= %s RETURNING worker;
 
 -- name: drop_old_claims
--- Delete saved claims that are too old to be repeated.
+-- Delete saved claims that are too old to be repeated. Locks the rows it deletes.
 DELETE FROM errandry.claims WHERE claimed_at <= %s;
 
 -- name: idle_lanes
@@ -1306,7 +1314,7 @@ UPDATE errandry.lanes SET ready = false
 
 -- name: drop_lanes
 -- Delete idle lanes: the next job of the lane inserts it again. A lane whose turn is ahead of the round stays, so
--- that its group does not get an extra turn.
+-- that its group does not get an extra turn. The pass has locked the lanes.
 DELETE FROM errandry.lanes
  WHERE lane = ANY (%s::bigint[]) AND NOT ready AND used_at <= %s
    AND turn <= coalesce((SELECT rounds.turn FROM errandry.rounds WHERE rounds.queue = lanes.queue), turn)
@@ -1326,7 +1334,7 @@ INSERT INTO errandry.steps (job, n, kind, name, result, at, until) VALUES (%s, %
     ON CONFLICT (job, kind, name) DO UPDATE SET result = excluded.result, at = excluded.at;
 
 -- name: drop_steps
--- Delete the steps of jobs.
+-- Delete the steps of jobs. The pass has locked the jobs.
 DELETE FROM errandry.steps WHERE job = ANY (%s::text[]);
 
 -- name: schedules
@@ -1358,5 +1366,5 @@ SELECT * FROM unnest(%s::text[], %s::float8[], %s::text[]) AS new (name, due_at,
     ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at, record = excluded.record;
 
 -- name: drop_schedule
--- Delete a schedule.
+-- Delete a schedule. The pass has locked it.
 DELETE FROM errandry.schedules WHERE name = %s;

@@ -93,7 +93,7 @@ class PostgresTables(PostgresPrefetch):
                 self._send("insert_blind", [self._clock_time, *_blind_insert_columns(columns(batch))])
             elif batch:
                 self._send(name, columns(batch))
-        if ids := [values[1] for values in batches["make"]]:
+        if ids := [values[1] for values in batches["insert_new"]]:
             self._send("assert_not_finished", {"ids": array(ids), "least": min(ids), "most": max(ids)})
         if len(changes) >= FIRST_FLUSH:
             self._pipeline.flush()

@@ -26,13 +26,13 @@ PRAGMA data_version;
 -- guard: numbers_on_disk, time_on_disk
 UPDATE store SET number = ?1, now = ?2, row = ?3, events = ?4;
 
--- name: make
+-- name: insert_new
 -- Insert a new job. It has had no attempt, so all columns that an attempt sets are empty.
 INSERT INTO live VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, NULL, NULL, ?8, ?9, ?10, ?11, 0, ?12, 0, 0, ?13, ?14, ?14, ?15, ?16,
                          ?17, 0, NULL, NULL, 0, NULL, ?18, ?19, ?19, NULL, NULL, NULL, NULL, ?20, ?21, NULL, ?22,
                          NULL, NULL, ?23, NULL, ?24);
 
--- name: insert
+-- name: insert_from_history
 -- Insert the whole row of a job that leaves `history`, for example by a rerun.
 INSERT INTO live VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
                          ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);

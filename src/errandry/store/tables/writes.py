@@ -9,7 +9,7 @@ from errandry.store.tables.protocol import Change
 
 WRITES = (
     *("finish_live", "delete_live", "delete_history"),
-    *("finish", "make", "insert", "update", "claim", "start", "renew"),
+    *("finish", "insert_new", "insert_from_history", "update", "claim", "start", "renew"),
 )
 """The statements that write jobs, in the order in which they run.
 
@@ -56,9 +56,9 @@ def _plan_write(
             return
         lane_id = lane(after) if after.state is WAITING else None
         if before is None:
-            batches["make"].append(rows.from_new_job(after, lane_id))
+            batches["insert_new"].append(rows.from_new_job(after, lane_id))
             return
-        batches["update" if was_live else "insert"].append(rows.from_job(after, lane_id))
+        batches["update" if was_live else "insert_from_history"].append(rows.from_job(after, lane_id))
         if was_live:
             return
     elif after is not None and was_live:
