@@ -135,7 +135,7 @@ def promises(all_results: Results) -> Iterator[str]:
     most = median(2_000 / result.raw + 1 for result in all_results["pickup p50", OURS])
     yield _verdict(p50 <= most, f"pickup p50 {p50:.1f} ms, promised {most:.1f} (two commits and 1 ms)")
     rested = 2 * _median_of(all_results, "rested commit", OURS) + 1
-    yield f"       pickup p50 {p50:.1f} ms; two commits at rest and 1 ms would be {rested:.1f}"
+    yield f"       pickup p50 {p50:.1f} ms; two idle commits and 1 ms would be {rested:.1f}"
     yield _verdict(p99 <= 10, f"pickup p99 {p99:.1f} ms, promised 10")
 
 

@@ -27,11 +27,11 @@ def test_a_rate_has_its_number_of_jobs_per_raw_write() -> None:
 def test_a_latency_has_its_length_in_raw_writes() -> None:
     waits = [number / 1_000 for number in range(101)]
 
-    p50, p95, p99 = latency_measurements("latency", "at rest", waits, raw=0.01)
+    p50, p95, p99 = latency_measurements("latency", "idle", waits, raw=0.01)
 
     assert [figure.value for figure in (p50, p95, p99)] == pytest.approx([50.0, 95.0, 99.0])
     assert p50.of_raw == pytest.approx(5.0)
-    assert p50.name == "at rest, p50"
+    assert p50.name == "idle, p50"
 
 
 def test_percentiles_go_from_the_minimum_to_the_maximum() -> None:

@@ -156,7 +156,7 @@ def test_a_quick_run_measures_and_draws_everything(
         "".join(ElementTree.parse(path).getroot().itertext()) for path in (folder / "out").glob("*.svg")
     )
     assert "drain, 2 workers, preloaded" in drawn
-    assert "at rest, in another process" in drawn
+    assert "idle, in another process" in drawn
     assert _left(folder) == []
 
 

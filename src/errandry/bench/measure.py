@@ -28,7 +28,7 @@ CALLERS = 100
 JOBS_PER_SECOND = 200.0
 """Jobs per second when latency is measured at a fixed rate."""
 REST_INTERVAL = 0.02
-"""Mean seconds between jobs when latency is measured at rest."""
+"""Mean seconds between jobs when latency is measured on an idle worker."""
 JOB_TIMEOUT = 60.0
 POLL_INTERVAL = 0.005
 IMPORT_STATEMENT = "from errandry import Errandry"
@@ -58,7 +58,7 @@ class BenchRun:
         self.figures.append(rate_measurement(part, name, values, _median_known(raws)))
 
     async def add_latencies(self, part: str, name: str, waits: Awaitable[list[float]]) -> None:
-        """Add the percentiles of latencies, with raw writes that are measured at rest, too."""
+        """Add the percentiles of latencies, with raw writes that are measured on an idle store, too."""
         before = self._measure_raw_at_rest()
         latencies = await waits
         self.figures += latency_measurements(
@@ -135,11 +135,11 @@ async def latency(run: BenchRun) -> None:
     """Measure from the enqueue call to the handler's first line."""
     queue = run.store.queue("latency-own")
     async with _worker_here(run.store, queue):
-        await run.add_latencies("latency", "at rest, in one process", _latencies_at_rest(run, queue))
+        await run.add_latencies("latency", "idle, in one process", _idle_latencies(run, queue))
     queue = run.store.queue("latency")
     async with WorkerProcesses(run.store) as workers:
         await workers.start_working(1, _options(queue))
-        await run.add_latencies("latency", "at rest, in another process", _latencies_at_rest(run, queue))
+        await run.add_latencies("latency", "idle, in another process", _idle_latencies(run, queue))
         await run.add_latencies(
             "latency", f"at {JOBS_PER_SECOND:,.0f} jobs/s", _latencies_at_rate(run, queue)
         )
@@ -218,7 +218,7 @@ async def _preload(store: BenchStore, queue: str, jobs: int) -> None:
         await store.app.enqueue_many([noop.new(i=i) for i in range(start, min(jobs, start + CALL_SIZE))])
 
 
-async def _latencies_at_rest(run: BenchRun, queue: str) -> list[float]:
+async def _idle_latencies(run: BenchRun, queue: str) -> list[float]:
     """Enqueue one job after the other, each after the one before has finished.
 
     The results are read after a pause: polling for them would take CPU time from the job.

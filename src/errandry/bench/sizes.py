@@ -11,7 +11,7 @@ class Sizes(Struct, frozen=True, kw_only=True):
     concurrent  jobs enqueued by concurrent callers in a round
     bulk        jobs enqueued in bulk in a round
     drain       jobs preloaded for workers
-    pickups     jobs enqueued at rest
+    pickups     jobs enqueued on an idle worker
     paced       seconds of jobs at a fixed rate
     kills       workers killed with -9
     starts      interpreters started for the import time
