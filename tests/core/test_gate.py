@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from errandry.core.gate import allowed_now, next_allowed_at, tat_after
+from errandry.core.gate import allowed_now, next_allowed_at, tat_after, tat_for_new_rate
 from errandry.core.rule import Rate
 
 rates = st.builds(Rate, st.integers(1, 2_000), st.floats(0.01, 100.0), st.integers(1, 200))
@@ -42,3 +42,13 @@ def test_a_job_is_allowed_at_the_announced_time(rate: Rate, ahead: float) -> Non
     tat = START + ahead * rate.every
 
     assert allowed_now(rate, tat, next_allowed_at(rate, tat, START)) >= 1
+
+
+@given(rates, rates, st.integers(1, 200))
+def test_a_changed_rate_delays_the_next_job_by_no_more_than_its_own_interval(
+    old: Rate, new: Rate, used: int
+) -> None:
+    tat = tat_for_new_rate(new, tat_after(old, 0.0, START, used), START)
+
+    assert next_allowed_at(new, tat, START) - START <= new.every + 1e-6
+    assert tat_for_new_rate(None, tat, START) == 0.0

@@ -100,6 +100,8 @@ MUTANTS = [
     Mutant("limit_of_the_held", "a limit does not count jobs that workers hold already", FIRST_TERM),
     Mutant("limit_of_the_pass", "a limit does not count jobs claimed in the same pass", DROP),
     Mutant("rate_spent", "a rate limits nothing", instead_of_call("{1}")),
+    Mutant("rate_changed", "a faster rate waits for the slower one before it", DROP, in_model=False),
+    Mutant("group_rate_changed", "a faster rate of groups waits for the slower one", DROP, in_model=False),
     Mutant("closed_gate", "a paused queue, task or group gives out jobs", leave_out(1, 1, 0)),
     Mutant("slow_down", "a retry that asks to pause its group does not", NEVER),
     Mutant("turns", "a group has its next turn at once", instead_of_call("({0}, {1})")),

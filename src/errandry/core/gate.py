@@ -259,6 +259,14 @@ def tat_after(rate: Rate, tat: float, now: float, count: int) -> float:
     return max(tat, now) + count * rate.every
 
 
+def tat_for_new_rate(rate: Rate | None, tat: float, now: float) -> float:
+    """The theoretical arrival time after a change to this rate: not beyond a full burst of it.
+
+    Otherwise jobs that started under a slower rate would delay the next one longer than the new rate does.
+    """
+    return 0.0 if rate is None else min(tat, now + rate.burst * rate.every)
+
+
 def _check(kind: GateKind, name: str, group: str, by: str = "") -> None:
     if type(kind) is not GateKind:
         raise InvalidValue("kind", kind, f"must be a GateKind: {', '.join(GateKind)}")

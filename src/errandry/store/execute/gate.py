@@ -14,9 +14,11 @@ from errandry.core.gate import (
     PutRule,
     ResetRule,
     Resume,
+    group_limits,
+    tat_for_new_rate,
 )
 from errandry.core.job import JobRecord
-from errandry.core.rule import NO_RULE
+from errandry.core.rule import NO_RULE, Rate
 from errandry.core.rule_info import RuleInfo, change_rule, declare_rule, reset_rule
 from errandry.store.execute.unit_of_work import UnitOfWork
 
@@ -79,9 +81,28 @@ def _put_ruling(
 ) -> Ack:
     if ruling == gate.ruling:
         return ALREADY
-    _put_gate(work, replace(gate, ruling=ruling))
+    after = replace(gate, ruling=ruling)
+    queue_rule = work.rule(gate.name) if gate.kind is GateKind.GROUP else NO_RULE
+    rate = group_limits(after.rule, queue_rule)[1]
+    if rate != group_limits(gate.rule, queue_rule)[1]:
+        after = replace(after, tat=tat_for_new_rate(rate, gate.tat, work.now))  # guard: rate_changed
+    _put_gate(work, after)
+    if gate.kind is GateKind.QUEUE and after.rule.group_rate != gate.rule.group_rate:
+        _apply_new_group_rate(work, gate.name, after.rule.group_rate)  # guard: group_rate_changed
     _emit(work, EventKind.RULE_CHANGED, command, by)
     return WRITTEN
+
+
+def _apply_new_group_rate(work: UnitOfWork, queue: str, rate: Rate | None) -> None:
+    """Limit what the groups without a rate of their own have used up to what the new rate allows."""
+    changed = [
+        gate.key
+        for gate in work.tables.gates(GateKind.GROUP)
+        if gate.name == queue and gate.rule.rate is None and gate.tat > work.now
+    ]
+    if changed:
+        gates = work.tables.lock_gates(changed)
+        work.tables.put_rate_state({gate.key: tat_for_new_rate(rate, gate.tat, work.now) for gate in gates})
 
 
 def _put_gate(work: UnitOfWork, gate: GateRecord) -> None:

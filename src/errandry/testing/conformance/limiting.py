@@ -51,6 +51,10 @@ async def insert_five_jobs(given: Given) -> list[JobRecord]:
     return [await given.waiting(queue="name", task="name", group="name") for _ in range(5)]
 
 
+def _with_rate(rule: Rule, rate: Rate) -> Rule:
+    return Rule(rate=rate) if rule.rate is not None else Rule(group_rate=rate)
+
+
 class ConcurrencyLimits:
     @SCOPES
     async def test_no_more_jobs_are_claimed_than_the_limit_allows(
@@ -270,6 +274,69 @@ class RateLimits:
         assert await requests.claim_ids(store) == []
         clock.advance(1)
         assert len(await requests.claim_ids(store)) == 1
+
+    @RATES
+    @pytest.mark.parametrize("through", ["change", "removal"])
+    async def test_a_faster_rate_is_not_delayed_by_the_slower_rate_before_it(
+        self,
+        store: Store,
+        clock: FakeClock,
+        given: Given,
+        kind: GateKind,
+        group: str,
+        rule: Rule,
+        through: str,
+    ) -> None:
+        slow, fast = _with_rate(rule, Rate(1, 3_600.0, 1)), _with_rate(rule, Rate(1_000, 1.0, 3))
+        await requests.send(store, PutRule(kind, "name", slow, group))
+        await insert_five_jobs(given)
+        assert len(await requests.claim_ids(store)) == 1
+        assert await requests.claim_ids(store) == []
+
+        if through == "removal":
+            await requests.send(store, PutRule(kind, "name", NO_RULE, group))
+        await requests.send(store, PutRule(kind, "name", fast, group))
+        clock.advance(0.0011)
+
+        assert len(await requests.claim_ids(store, limit=1)) == 1
+        clock.advance(0.003)
+        assert len(await requests.claim_ids(store)) == 3
+
+    async def test_a_group_that_loses_its_own_rate_is_not_delayed_by_it(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await requests.send(store, PutRule(GateKind.QUEUE, "name", Rule(group_rate=Rate(1_000, 1.0, 1))))
+        await requests.send(store, PutRule(GateKind.GROUP, "name", Rule(rate=Rate(1, 3_600.0, 1)), "name"))
+        await insert_five_jobs(given)
+        assert len(await requests.claim_ids(store)) == 1
+
+        await requests.send(store, PutRule(GateKind.GROUP, "name", NO_RULE, "name"))
+        clock.advance(0.0011)
+
+        assert len(await requests.claim_ids(store)) == 1
+
+    async def test_a_changed_group_rate_leaves_the_rates_of_single_groups_alone(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        await requests.send(store, PutRule(GateKind.QUEUE, "name", Rule(group_rate=Rate(1, 60.0, 1))))
+        await requests.send(store, PutRule(GateKind.GROUP, "name", Rule(rate=Rate(1, 3_600.0, 1)), "name"))
+        await insert_five_jobs(given)
+        assert len(await requests.claim_ids(store)) == 1
+
+        await requests.send(store, PutRule(GateKind.QUEUE, "name", Rule(group_rate=Rate(1_000, 1.0, 1))))
+        clock.advance(3_599)
+
+        assert await requests.claim_ids(store) == []
+
+    async def test_a_changed_limit_does_not_refill_a_rate(self, store: Store, given: Given) -> None:
+        rate = Rate(1, 3_600.0, 1)
+        await requests.send(store, PutRule(GateKind.QUEUE, "name", Rule(rate=rate)))
+        await insert_five_jobs(given)
+        assert len(await requests.claim_ids(store)) == 1
+
+        await requests.send(store, PutRule(GateKind.QUEUE, "name", Rule(rate=rate, limit=5)))
+
+        assert await requests.claim_ids(store) == []
 
     async def test_a_retry_can_pause_its_whole_group(
         self, store: Store, clock: FakeClock, given: Given
