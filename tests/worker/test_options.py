@@ -27,7 +27,15 @@ from errandry.errors import InvalidValue
         ({"release_delay": -1}, "release_delay=-1"),
         ({"queues": ("",)}, "queue='': must be a name"),
         ({"tasks": (7,)}, "task=7: must be a name"),
+        ({"tasks": b"send"}, "tasks=b'send': must be a name, a list of names, or None for all"),
+        ({"queues": {"mail": 1}}, "queues=.*: must be a name, a list"),
         ({"id": "a\nb"}, "id="),
+        ({"id": ""}, "id=''"),
+        ({"queues": ["a", "b"], "queue_order": "fair"}, "order='fair'"),
+        ({"grace": True}, "grace=True: must be a number of seconds"),
+        ({"upkeep": 1}, "upkeep=1: must be True or False"),
+        ({"prune_declared": "no"}, "prune_declared='no'"),
+        ({"burst": None}, "burst=None"),
     ],
     ids=lambda case: str(case) if isinstance(case, dict) else "",
 )
@@ -43,3 +51,11 @@ def test_by_default_there_is_one_process_slot_for_each_core(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
 
     assert WorkerOptions().process_slots == slots
+
+
+def test_queues_and_tasks_are_one_name_or_a_list_of_names() -> None:
+    options = WorkerOptions(queues="mail", tasks=["send", "receive"])  # type: ignore[arg-type]
+
+    assert (options.queues, options.tasks) == (("mail",), ("send", "receive"))
+    assert WorkerOptions(queues=("mail",), tasks=()) == WorkerOptions(queues="mail", tasks=[])  # type: ignore[arg-type]
+    assert WorkerOptions(queues=["a", "b"], queue_order=[1, 2]).queue_order == (1, 2)  # type: ignore[arg-type]

@@ -86,9 +86,26 @@ def lease(value: float) -> None:
 
 
 def names(queues: tuple[str, ...] | None, tasks: tuple[str, ...] | None) -> None:
+    """Names of queues and of tasks; None for all."""
     for field, values in (("queue", queues), ("task", tasks)):
-        for value in values or ():
-            name(field, value)
+        if values is not None:
+            for value in tuple_of(f"{field}s", values, object):
+                name(field, value)
+
+
+def tuple_of(field: str, values: Any, kind: type) -> tuple[Any, ...]:
+    """A tuple whose items are of this type. Not a str, which would be taken for one name per character."""
+    if type(values) is not tuple or not all(isinstance(value, kind) for value in values):
+        of = "" if kind is object else f" of {kind.__name__}"
+        raise InvalidValue(field, values, f"must be a tuple{of}")
+    return values
+
+
+def truth(field: str, value: Any) -> bool:
+    """True or False."""
+    if type(value) is not bool:
+        raise InvalidValue(field, value, "must be True or False")
+    return value
 
 
 def run_at_or_delay(run_at: float | None, delay: float | None) -> None:

@@ -375,15 +375,19 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
     gone: bool = False
 
     def __post_init__(self) -> None:
+        # Readers decode stored beats by their types, so a wrong type would fail each of them.
         check.name("worker", self.worker)
-        if self.host:
+        if self.host != "":
             check.name("host", self.host)
-        if self.alive:
+        if self.alive != "":
             check.path("alive", self.alive)
         for field in ("pid", "concurrency", "running"):
             check.whole(field, getattr(self, field), 0, check.INT_MAX)
         check.instant("started_at", self.started_at)
         check.names(self.queues, self.tasks)
+        check.tuple_of("shares", self.shares, SlotShare)
+        check.tuple_of("batches", self.batches, BatchSpec)
+        check.truth("gone", self.gone)
 
 
 class WorkerRecord(Struct, frozen=True):

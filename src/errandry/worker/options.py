@@ -4,6 +4,7 @@ import os
 from typing import Literal
 
 from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from errandry.core import check
 from errandry.core.command import check_queue_order
@@ -25,7 +26,7 @@ def _default_process_slots() -> int:
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True):
-    """The options of a worker. Times are in seconds.
+    """The options of a worker. Times are in seconds. `queues` and `tasks` also take a list, or one name.
 
     id            first part of the worker's id; each start adds a unique suffix
     concurrency   slots for async handlers: maximum number at once
@@ -73,6 +74,12 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     burst: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("queues", "tasks"):
+            force_setattr(self, name, _read_names(name, getattr(self, name)))
+        if isinstance(self.queue_order, list):
+            force_setattr(self, "queue_order", tuple(self.queue_order))
+        for name in ("upkeep", "prune_declared", "burst"):
+            check.truth(name, getattr(self, name))
         check.whole("concurrency", self.concurrency, 1, 10_000)
         check.whole("thread_slots", self.thread_slots, 1, 1_000)
         check.whole("process_slots", self.process_slots, 1, PROCESS_SLOTS_MAX)
@@ -96,11 +103,22 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
             check_queue_order(self.queues, self.queue_order)
         if self.on_unknown not in ("release", "fail"):
             raise InvalidValue("on_unknown", self.on_unknown, "must be release or fail")
-        for option, names in (("queue", self.queues), ("task", self.tasks), ("id", self.id and (self.id,))):
-            for name in names or ():
-                check.name(option, name)
+        check.names(self.queues, self.tasks)
+        if self.id is not None:
+            check.name("id", self.id)
 
     @property
     def renewal(self) -> float:
         """Seconds between renewals."""
         return self.lease / 3 if self.renew_every is None else self.renew_every
+
+
+def _read_names(option: str, names: object) -> tuple[object, ...] | None:
+    """One name or several as a tuple; None stays None."""
+    if isinstance(names, str):
+        return (names,)
+    if isinstance(names, list | tuple):
+        return tuple(names)
+    if names is not None:
+        raise InvalidValue(option, names, "must be a name, a list of names, or None for all")
+    return None

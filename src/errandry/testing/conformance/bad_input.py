@@ -74,6 +74,8 @@ BAD_NAMES = {
 BAD_DURATIONS = {"negative": -1.0, "NaN": nan, "infinite": inf, "text": "60", "for ever": 1e12, "truth": True}
 BAD_TIMES = {"negative": -1.0, "NaN": nan, "infinite": -inf, "text": "2026-01-31", "too far": 1e15}
 BAD_INTEGERS = {"negative": -1, "zero": 0, "fraction": 1.5, "huge": 2**70, "text": "1", "truth": True}
+BAD_TUPLES = {"text": "mail", "bytes": b"mail", "number": 5, "mapping": {"mail": 1}}
+BAD_TRUTHS = {"number": 1, "text": "yes", "None": None}
 CLAIM_REF = Ref("job", 1)
 
 
@@ -126,6 +128,15 @@ INVALID_FIELDS: list[tuple[str, str, dict[str, Any], MakeCommand]] = [
     ("beat", "worker", BAD_NAMES, lambda bad: Beat(worker=bad)),
     ("beat", "queue", BAD_NAMES, lambda bad: Beat(worker="w", queues=(bad,))),
     ("beat", "task", BAD_NAMES, lambda bad: Beat(worker="w", tasks=(bad,))),
+    ("claim", "queues", BAD_TUPLES, lambda bad: Claim(worker="w", nonce="n", queues=bad)),
+    ("claim", "tasks", BAD_TUPLES, lambda bad: Claim(worker="w", nonce="n", tasks=bad)),
+    ("beat", "queues", BAD_TUPLES, lambda bad: Beat(worker="w", queues=bad)),
+    ("beat", "tasks", BAD_TUPLES, lambda bad: Beat(worker="w", tasks=bad)),
+    ("beat", "shares", BAD_TUPLES, lambda bad: Beat(worker="w", shares=bad)),
+    ("beat", "batches", BAD_TUPLES | {"None": None}, lambda bad: Beat(worker="w", batches=bad)),
+    ("beat", "start", BAD_TRUTHS, lambda bad: Beat(worker="w", batches=(BatchSpec("t", 1, bad),))),
+    ("beat", "gone", BAD_TRUTHS, lambda bad: Beat(worker="w", gone=bad)),
+    ("beat", "host", {**BAD_NAMES, "empty": " "}, lambda bad: Beat(worker="w", host=bad)),
     ("report", "worker", BAD_NAMES, lambda bad: ReportTrouble(bad, ("text",))),
     ("report", "text", {"bytes": b"text", "None": None}, lambda bad: ReportTrouble("w", ("fine", bad))),
     ("upkeep", "worker", BAD_NAMES, lambda bad: Upkeep(dead=(bad,))),
