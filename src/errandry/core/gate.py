@@ -123,6 +123,18 @@ RULE_FIELDS: Mapping[GateKind, tuple[str, ...]] = {
 GateCommand = Pause | Resume | PutRule | ResetRule | DeclareRule
 
 
+def key_of(command: GateCommand) -> "GateKey":
+    """The key of the gate that a command is about."""
+    return command.kind, command.name, command.group
+
+
+def may_create_gate(command: GateCommand) -> bool:
+    """Whether the command has an effect on a gate that does not exist."""
+    return isinstance(command, Pause) or (
+        isinstance(command, PutRule | DeclareRule) and command.rule != NO_RULE
+    )
+
+
 def check_rule(kind: GateKind, rule: Rule) -> None:
     """Raise InvalidValue if a gate of this kind cannot have this rule."""
     for field in rule.given_fields:

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from errandry.core.answer import Answer, Claims, Inserted
+from errandry.core.answer import WRITTEN, Answer, Claims, Inserted
 from errandry.core.command import (
     CancelJobs,
     Claim,
@@ -37,6 +37,7 @@ from errandry.store.postgres.pipeline import PendingResult, Pipeline, StatementP
 from errandry.store.postgres.tables import PARKED_AGE_MAX
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import requests
+from tests.faults.process import wait_until
 from tests.machine_load import WAIT_TIMEOUT
 from tests.store.postgres.given import new_job
 from tests.store.postgres.test_blind_insert import wait_until_blocking
@@ -237,3 +238,55 @@ async def test_a_group_that_was_parked_by_mistake_is_unparked_within_minutes(
     await requests.run_upkeep(other)
 
     assert await requests.claim_ids(other) == ["b"]
+
+
+async def wait_until_blocked(db: psycopg.Connection[Any]) -> None:
+    """Wait until a session waits for a lock of another."""
+    is_blocked = "SELECT count(*) > 0 FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"
+    await wait_until(lambda: db.execute(is_blocked).fetchall() == [(True,)])
+
+
+async def test_two_passes_with_the_same_rules_in_different_orders_do_not_wait_for_each_other(
+    store: PostgresStore,
+    other: PostgresStore,
+    db: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    sent: list[str],
+) -> None:
+    """If they did, the lock timeout would end one of them, and its commands would be written one by one."""
+    rules = [PutRule(GateKind.QUEUE, name, Rule(limit=1)) for name in "ab"]
+    reverse = [PutRule(GateKind.QUEUE, name, Rule(limit=2)) for name in "ba"]
+    commits: list[asyncio.Task[Sequence[Answer]]] = []
+
+    async def start_other() -> None:
+        commits.append(asyncio.create_task(other.commit(reverse)))
+        await wait_until_blocked(db)
+
+    run_before(monkeypatch, "put_gates", start_other)
+
+    assert await store.commit(rules) == [WRITTEN, WRITTEN]
+    assert await commits[0] == [WRITTEN, WRITTEN]
+    assert {gate.name: gate.rule.limit for gate in await store.rules()} == {"a": 2, "b": 2}
+    assert sent.count("create_gates") == 2
+
+
+async def test_a_pass_that_changes_a_rule_and_claims_does_not_wait_for_a_pass_that_claims(
+    store: PostgresStore,
+    other: PostgresStore,
+    db: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    sent: list[str],
+) -> None:
+    await store.commit([PutRule(GateKind.QUEUE, name, Rule(limit=1)) for name in "ab"])
+    sent.clear()
+    commits: list[asyncio.Task[Sequence[Answer]]] = []
+
+    async def start_other() -> None:
+        commits.append(asyncio.create_task(other.commit([Claim(worker="v", nonce="n")])))
+        await wait_until_blocked(db)
+
+    run_before(monkeypatch, "put_gates", start_other)
+    await store.commit([PutRule(GateKind.QUEUE, "b", Rule(limit=2)), Claim(worker="w", nonce="n")])
+
+    assert await commits[0] == [Claims(())]
+    assert (sent.count("create_gates"), sent.count("lock_gates")) == (1, 2)

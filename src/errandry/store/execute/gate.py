@@ -15,6 +15,7 @@ from errandry.core.gate import (
     ResetRule,
     Resume,
     group_limits,
+    key_of,
     tat_for_new_rate,
 )
 from errandry.core.job import JobRecord
@@ -33,7 +34,7 @@ def pause(work: UnitOfWork, command: Pause) -> Ack:
 
 
 def resume(work: UnitOfWork, command: Resume) -> Ack:
-    gate = _lock_gate(work, command, create=False)
+    gate = _lock_gate(work, command)
     if gate.paused is None:
         return ALREADY
     _put_gate(work, replace(gate, paused=None))
@@ -42,19 +43,19 @@ def resume(work: UnitOfWork, command: Resume) -> Ack:
 
 
 def put_rule(work: UnitOfWork, command: PutRule) -> Ack:
-    gate = _lock_gate(work, command, create=command.rule != NO_RULE)
+    gate = _lock_gate(work, command)
     after = change_rule(gate.ruling, command.rule, command.changed_fields, work.now, command.by)
     return _put_ruling(work, command, gate, after, command.by)
 
 
 def reset(work: UnitOfWork, command: ResetRule) -> Ack:
-    gate = _lock_gate(work, command, create=False)
+    gate = _lock_gate(work, command)
     after = reset_rule(gate.ruling, command.changed_fields, work.now, command.by)
     return _put_ruling(work, command, gate, after, command.by)
 
 
 def declare(work: UnitOfWork, command: DeclareRule) -> Ack:
-    gate = _lock_gate(work, command, create=command.rule != NO_RULE)
+    gate = _lock_gate(work, command)
     after = declare_rule(gate.ruling, command.rule, command.owner, work.now)
     return _put_ruling(work, command, gate, after, f"code of {command.owner}")
 
@@ -69,11 +70,12 @@ def close_gate_of(work: UnitOfWork, job: JobRecord, delay: float) -> None:
 def forget_worker(work: UnitOfWork, worker: str) -> None:
     """Drop the pause of a worker that has gone: it never comes back, because every start has a new id."""
     if any(gate.name == worker for gate in work.tables.gates(GateKind.WORKER)):
-        _put_gate(work, GateRecord(GateKind.WORKER, worker))
+        work.tables.put_gates([GateRecord(GateKind.WORKER, worker)], work.now)
+        work.invalidate_gates()
 
 
-def _lock_gate(work: UnitOfWork, command: GateCommand, create: bool = True) -> GateRecord:
-    return work.tables.gate((command.kind, command.name, command.group), create)
+def _lock_gate(work: UnitOfWork, command: GateCommand) -> GateRecord:
+    return work.lock_gates()[key_of(command)]
 
 
 def _put_ruling(
@@ -102,12 +104,11 @@ def _apply_new_group_rate(work: UnitOfWork, queue: str, rate: Rate | None) -> No
     ]
     if changed:
         gates = work.tables.lock_gates(changed)
-        work.tables.put_rate_state({gate.key: tat_for_new_rate(rate, gate.tat, work.now) for gate in gates})
+        work.put_gates([replace(gate, tat=tat_for_new_rate(rate, gate.tat, work.now)) for gate in gates])
 
 
 def _put_gate(work: UnitOfWork, gate: GateRecord) -> None:
-    work.tables.put_gates([gate], work.now)
-    work.invalidate_gates()
+    work.put_gates([gate])
     if gate.kind is GateKind.GROUP:
         work.tables.unpark_groups([(gate.name, gate.group)])
     elif gate.kind is GateKind.QUEUE:

@@ -11,7 +11,16 @@ from msgspec.structs import replace
 from errandry.core.command import Claim, Command, Insert
 from errandry.core.event import EventKind
 from errandry.core.flow import END_OF_STATE, ChildEnd
-from errandry.core.gate import GateKey, GateKind, GateRecord
+from errandry.core.gate import (
+    GateCommand,
+    GateKey,
+    GateKind,
+    GateRecord,
+    Pause,
+    Resume,
+    key_of,
+    may_create_gate,
+)
 from errandry.core.job import JobRecord
 from errandry.core.move import holder_of, place, slot_of
 from errandry.core.permit import Permits
@@ -24,6 +33,8 @@ from errandry.store.tables.protocol import Change, ClaimedRefs, Tables
 
 CANCELED_CHILDREN_MAX = 1_000
 """Maximum number of children that one pass cancels because of their parents."""
+
+_CLAIM_KINDS = GateKind.QUEUE, GateKind.TASK, GateKind.WORKER
 
 
 class FlowEnd(Struct, frozen=True, gc=False):
@@ -42,6 +53,7 @@ class UnitOfWork:
     turned_queues   queues whose groups were served in turn by this pass
     slots           for each new job with a unique key: the slot of that key
     is_upkeep_done  True if nothing is due any more in this pass
+    locked_gates    the gates that commands of this pass change, as they are now; None before the first one
     """
 
     def __init__(
@@ -53,6 +65,7 @@ class UnitOfWork:
         self._permits: Permits | None = None
         self._rules: dict[str, Rule] | None = None
         self._gate_closings: dict[GateKey, float] = {}
+        self.locked_gates: dict[GateKey, GateRecord] | None = None
         self._left_groups: set[tuple[str, str]] = set()
         self._sizes: dict[tuple[str, str | None], int] | None = None
         self._claims: dict[str, dict[str, ClaimedRefs]] = {}
@@ -225,6 +238,33 @@ class UnitOfWork:
         """Close a gate until a time, unless this pass closes it for longer; 0 opens it."""
         self._gate_closings[key] = max(until, self._gate_closings.get(key, 0.0)) if until else 0.0
 
+    def lock_gates(self) -> dict[GateKey, GateRecord]:
+        """Lock the gates that commands of this pass change, and return them. A second call does nothing.
+
+        All of them are locked at once, with those that its claims are going to count. So every pass locks
+        gates in the same order, and no two passes wait for each other.
+        """
+        if self.locked_gates is None:
+            self._write_gate_closings()
+            commands = [command for command in self._commands if isinstance(command, GateCommand)]
+            changed = {key_of(command) for command in commands}
+            created = {key_of(command) for command in commands if may_create_gate(command)}
+            also = {*self._counted_gates(Permits(self.tables.gates(*_CLAIM_KINDS), self.now))}
+            if ruled := {command.name for command in commands if not isinstance(command, Pause | Resume)}:
+                gates = self.tables.gates(GateKind.GROUP)
+                also |= {gate.key for gate in gates if gate.name in ruled and gate.tat > self.now}
+            locked = self.tables.lock_gates(sorted(changed | also), created)
+            self.locked_gates = {key: GateRecord(*key) for key in changed} | {
+                gate.key: gate for gate in locked
+            }
+        return self.locked_gates
+
+    def put_gates(self, gates: Sequence[GateRecord]) -> None:
+        """Save gates that this pass has locked."""
+        self.tables.put_gates(gates, self.now)
+        self.lock_gates().update((gate.key, gate) for gate in gates)
+        self._permits = self._rules = None
+
     def invalidate_gates(self) -> None:
         """Drop what is cached of gates: one has changed."""
         self._permits = self._rules = None
@@ -280,20 +320,23 @@ class UnitOfWork:
             self.tables.unpark_groups(groups)  # guard: unpark_group
 
     def _count_permits(self) -> Permits:
-        kinds = GateKind.QUEUE, GateKind.TASK, GateKind.WORKER
-        permits = Permits(self.tables.gates(*kinds), self.now)
-        claims = [command for command in self._commands if isinstance(command, Claim)]
-        counted = [
-            gate.key for gate in permits.limiting_gates if any(_may_pass(gate, claim) for claim in claims)
-        ]
+        permits = Permits(self.tables.gates(*_CLAIM_KINDS), self.now)
+        counted = self._counted_gates(permits)
         if counted or self._gate_closings:
             permits.update(self.tables.lock_gates(sorted({*counted, *self._gate_closings})))
         if self._gate_closings:
             self._write_gate_closings()
-            permits.update(self.tables.gates(*kinds))
+            permits.update(self.tables.gates(*_CLAIM_KINDS))
         if permits.has_limits:
             permits.set_held(self.tables.held_counts())
         return permits
+
+    def _counted_gates(self, permits: Permits) -> list[GateKey]:
+        """Return the gates whose permits the claims of this pass count."""
+        claims = [command for command in self._commands if isinstance(command, Claim)]
+        return [
+            gate.key for gate in permits.limiting_gates if any(_may_pass(gate, claim) for claim in claims)
+        ]
 
     def _write_gate_closings(self) -> None:
         closings, self._gate_closings = self._gate_closings, {}

@@ -3,7 +3,7 @@
 import secrets
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import chain, islice
 from typing import Any
@@ -274,7 +274,7 @@ class MemoryTables(MemoryCounters):
     def load_claims(self, worker: str, nonce: str) -> ClaimedRefs | None:
         return self._claims[worker][1].get(nonce) if worker in self._claims else None
 
-    def gate(self, key: GateKey, create: bool = False) -> GateRecord:  # noqa: ARG002 - only one pass runs at a time
+    def gate(self, key: GateKey) -> GateRecord:
         return self._gates.get(key) or GateRecord(*key)
 
     def put_gates(self, gates: Sequence[GateRecord], now: float) -> None:
@@ -294,7 +294,11 @@ class MemoryTables(MemoryCounters):
         keys = [(GateKind.GROUP, *group) for group in groups]
         return [self._gates[key] for key in keys if key in self._gates], []
 
-    def lock_gates(self, keys: Sequence[GateKey]) -> list[GateRecord]:
+    def lock_gates(
+        self,
+        keys: Sequence[GateKey],
+        created: Collection[GateKey] = (),  # noqa: ARG002 - only one pass runs at a time
+    ) -> list[GateRecord]:
         return [self._gates[key] for key in keys if key in self._gates]
 
     def close_gates(self, until: Mapping[GateKey, float]) -> None:

@@ -1,6 +1,6 @@
 """The gates of a PostgreSQL store. A pass locks those whose permits it counts. No rules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from errandry.core.gate import GateKey, GateKind, GateRecord
 from errandry.store.postgres.array import array, columns
@@ -14,11 +14,8 @@ class PostgresGates(PostgresEdges):
     has_gates = False
     _writes = True
 
-    def gate(self, key: GateKey, create: bool = False) -> GateRecord:
-        if self._writes and not create:
-            gates = self.lock_gates([key])
-            return gates[0] if gates else GateRecord(*key)
-        gate_rows = self._rows("create_gate" if create else "gate", (key[0].value, *key[1:]))
+    def gate(self, key: GateKey) -> GateRecord:
+        gate_rows = self._rows("gate", (key[0].value, *key[1:]))
         return rows.to_gate(gate_rows[0]) if gate_rows else GateRecord(*key)
 
     def put_gates(self, gates: Sequence[GateRecord], now: float) -> None:
@@ -39,9 +36,12 @@ class PostgresGates(PostgresEdges):
         gates = [rows.to_gate(row[:-1]) for row in gate_rows]
         return gates, [gate.key for gate, row in zip(gates, gate_rows, strict=True) if not row[-1]]
 
-    def lock_gates(self, keys: Sequence[GateKey]) -> list[GateRecord]:
+    def lock_gates(self, keys: Sequence[GateKey], created: Collection[GateKey] = ()) -> list[GateRecord]:
         wanted = columns((kind.value, *rest) for kind, *rest in keys)
-        return [rows.to_gate(row) for row in self._rows("lock_gates", wanted)]
+        if not created:
+            return [rows.to_gate(row) for row in self._rows("lock_gates", wanted)]
+        is_created = array(key in created for key in keys)
+        return [rows.to_gate(row) for row in self._rows("create_gates", (*wanted, is_created))]
 
     def close_gates(self, until: Mapping[GateKey, float]) -> None:
         self._send("close_gates", columns((kind.value, *rest, at) for (kind, *rest), at in until.items()))

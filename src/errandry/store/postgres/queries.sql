@@ -1077,9 +1077,16 @@ INSERT INTO errandry.claims (worker, n, claimed_at, refs) VALUES (%(worker)s, %(
 -- The claims of a worker's last pass, and its number.
 SELECT n, refs FROM errandry.claims WHERE worker = %s ORDER BY n DESC LIMIT 1;
 
--- name: create_gate
--- A gate, which is inserted without a rule if it does not exist. Locks it until the commit.
-INSERT INTO errandry.gates (kind, name, grp) VALUES (%s, %s, %s)
+-- name: create_gates
+-- Gates by their keys. Inserts those that do not exist and are to be created, without a rule. Locks all of them in the
+-- order of their keys until the commit.
+INSERT INTO errandry.gates (kind, name, grp)
+SELECT kind, name, grp
+  FROM unnest(%s::text[], %s::text[], %s::text[], %s::boolean[]) AS wanted (kind, name, grp, is_created)
+ WHERE is_created
+    OR EXISTS (SELECT 1 FROM errandry.gates
+                WHERE gates.kind = wanted.kind AND gates.name = wanted.name AND gates.grp = wanted.grp)
+ ORDER BY kind COLLATE "C", name COLLATE "C", grp COLLATE "C"
     ON CONFLICT (kind, name, grp) DO UPDATE SET tat = gates.tat
 RETURNING *;
 
@@ -1087,7 +1094,7 @@ RETURNING *;
 -- Gates by their keys. Locks them in the order of their keys until the commit.
 SELECT locked.*
   FROM (SELECT * FROM unnest(%s::text[], %s::text[], %s::text[]) AS wanted (kind, name, grp)
-         ORDER BY kind, name, grp) AS wanted
+         ORDER BY kind COLLATE "C", name COLLATE "C", grp COLLATE "C") AS wanted
  CROSS JOIN LATERAL (SELECT * FROM errandry.gates
                       WHERE gates.kind = wanted.kind AND gates.name = wanted.name AND gates.grp = wanted.grp
                         FOR NO KEY UPDATE) AS locked;
@@ -1105,14 +1112,16 @@ SELECT (coalesce(locked.gate, seen.gate)).*, locked.gate IS DISTINCT FROM NULL
 -- name: close_gates
 -- Close gates until a time, never earlier than they were to open; 0 opens them. Locks them.
 INSERT INTO errandry.gates (kind, name, grp, closed_until)
-SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[]) AS new (kind, name, grp, at) ORDER BY 1, 2, 3
+SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[]) AS new (kind, name, grp, at)
+ ORDER BY kind COLLATE "C", name COLLATE "C", grp COLLATE "C"
     ON CONFLICT (kind, name, grp) DO UPDATE
    SET closed_until = CASE excluded.closed_until WHEN 0 THEN 0 ELSE greatest(gates.closed_until, excluded.closed_until) END;
 
 -- name: put_rate_state
 -- Write the rate state (`tat`) of gates. Locks them.
 INSERT INTO errandry.gates (kind, name, grp, tat)
-SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[]) AS new (kind, name, grp, tat) ORDER BY 1, 2, 3
+SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[]) AS new (kind, name, grp, tat)
+ ORDER BY kind COLLATE "C", name COLLATE "C", grp COLLATE "C"
     ON CONFLICT (kind, name, grp) DO UPDATE SET tat = excluded.tat;
 
 -- name: put_gates
@@ -1121,7 +1130,7 @@ INSERT INTO errandry.gates
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[], %s::text[], %s::text[], %s::float8[], %s::text[],
                      %s::text[], %s::text[], %s::float8[], %s::float8[])
     AS new (kind, name, grp, paused_at, paused_by, rule, ruled_at, ruled_by, rule_fields, declared, tat, closed_until)
- ORDER BY kind, name, grp
+ ORDER BY kind COLLATE "C", name COLLATE "C", grp COLLATE "C"
     ON CONFLICT (kind, name, grp) DO UPDATE
    SET paused_at = excluded.paused_at, paused_by = excluded.paused_by, rule = excluded.rule,
        ruled_at = excluded.ruled_at, ruled_by = excluded.ruled_by, rule_fields = excluded.rule_fields,

@@ -1,6 +1,6 @@
 """The gates of an SQLite store, and the methods that run statements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import apsw
@@ -19,7 +19,7 @@ class SqliteGates:
         self._db = connection
         self.is_dirty = self.has_gates = False
 
-    def gate(self, key: GateKey, create: bool = False) -> GateRecord:  # noqa: ARG002 - only one pass runs at a time
+    def gate(self, key: GateKey) -> GateRecord:
         stored = self._all("gate", key)
         return rows.to_gate(stored[0]) if stored else GateRecord(*key)
 
@@ -35,7 +35,11 @@ class SqliteGates:
     def group_gates(self, groups: Sequence[tuple[str, str]]) -> tuple[list[GateRecord], list[GateKey]]:
         return self.lock_gates([(GateKind.GROUP, *group) for group in groups]), []
 
-    def lock_gates(self, keys: Sequence[GateKey]) -> list[GateRecord]:
+    def lock_gates(
+        self,
+        keys: Sequence[GateKey],
+        created: Collection[GateKey] = (),  # noqa: ARG002 - only one pass runs at a time
+    ) -> list[GateRecord]:
         return [rows.to_gate(row) for row in self._all("lock_gates", (rows.text(keys),))] if keys else []
 
     def close_gates(self, until: Mapping[GateKey, float]) -> None:

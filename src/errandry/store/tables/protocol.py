@@ -4,7 +4,7 @@ Stores whose passes run in this process (memory, SQLite, PostgreSQL) differ only
 It stores and finds records. The rules are elsewhere: in `errandry.core` and `errandry.store.execute`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from errandry.core.command import (
@@ -287,8 +287,8 @@ class Tables(Protocol):
     def has_gates(self) -> bool:
         """True if there are any gates."""
 
-    def gate(self, key: GateKey, create: bool = False) -> GateRecord:
-        """Return a gate, locked until the pass ends if it exists; with `create`, also if it does not."""
+    def gate(self, key: GateKey) -> GateRecord:
+        """Return a gate, for a reader; without a rule or a pause if it does not exist."""
 
     def gates(self, *kinds: GateKind) -> list[GateRecord]:
         """Return all gates of these kinds, by kind, name and group."""
@@ -296,8 +296,11 @@ class Tables(Protocol):
     def group_gates(self, groups: Sequence[tuple[str, str]]) -> tuple[list[GateRecord], list[GateKey]]:
         """Lock and return the gates of these groups, and the keys of those that another pass has locked."""
 
-    def lock_gates(self, keys: Sequence[GateKey]) -> list[GateRecord]:
-        """Lock gates whose permits the pass is about to count, until the pass ends, and return them."""
+    def lock_gates(self, keys: Sequence[GateKey], created: Collection[GateKey] = ()) -> list[GateRecord]:
+        """Lock gates until the pass ends, in the order of their keys, and return those that exist.
+
+        Those in `created` are locked even if they do not exist. They may be inserted for that.
+        """
 
     def put_gates(self, gates: Sequence[GateRecord], now: float) -> None:
         """Save gates; delete those that have no effect any more."""
