@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from errandry.api.context import Child, JobContext, current
     from errandry.api.events import Event
     from errandry.api.flow import Flow, Parallel, chain, chord, flow, parallel, result_of
-    from errandry.api.gate_info import GateInfo, GroupInfo, PauseInfo, QueueInfo
+    from errandry.api.gate_info import GateInfo, GroupInfo, OperatorChangeInfo, PauseInfo, QueueInfo
     from errandry.api.job import Job
     from errandry.api.job_view import JobPage
     from errandry.api.options import DefaultOptions
@@ -70,6 +70,7 @@ __all__ = [
     "JobPage",
     "Keep",
     "Moved",
+    "OperatorChangeInfo",
     "Parallel",
     "PauseInfo",
     "Progress",
@@ -111,7 +112,7 @@ _NAMES = {
     "api.context": ("Child", "JobContext", "current"),
     "api.events": ("Event",),
     "api.flow": ("Flow", "Parallel", "chain", "chord", "flow", "parallel", "result_of"),
-    "api.gate_info": ("GateInfo", "GroupInfo", "PauseInfo", "QueueInfo"),
+    "api.gate_info": ("GateInfo", "GroupInfo", "OperatorChangeInfo", "PauseInfo", "QueueInfo"),
     "api.job": ("Job",),
     "api.job_view": ("JobPage",),
     "api.options": ("DefaultOptions",),

@@ -116,6 +116,20 @@ class TestRules:
             "for the declared values run: errandry queues reset mail limit"
         ]
 
+    async def test_the_log_names_the_operator_of_each_value(
+        self, live: Errandry, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        queue = live.declare_queue("mail", limit=20, max_size=9)
+        await queue.set_rules(limit=50, ageing="1m", by="ada")
+        await queue.set_rules(rate="5/s", max_size=8, by="bob")
+        await queue.reset_rules("ageing", by="carl")
+
+        with caplog.at_level(logging.INFO, LOGGER):
+            await live.put_declared()
+
+        in_force = "but limit 50 is in force, set by ada and max size 8 is in force, set by bob"
+        assert in_force in caplog.text
+
     async def test_an_operators_value_from_before_the_first_declaration_wins(
         self, live: Errandry, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -219,6 +233,28 @@ class TestRules:
             "changed": Rule(limit=2),
             "others": Rule(limit=1),
         }
+
+    async def test_two_programs_that_declare_the_same_write_once(
+        self, live: Errandry, another: Callable[..., Errandry]
+    ) -> None:
+        other = another(live, "other")
+        for app in (live, other):
+            app.declare_queue("mail", limit=1)
+
+        assert await live.put_declared() == ["queue mail"]
+        assert await other.put_declared() == []
+        assert await another(live, "other").put_declared(prune=True) == []
+        assert [gate.owner for gate in await live.rules()] == ["app"]
+
+    async def test_an_operator_can_remove_what_a_program_of_another_owner_declares(
+        self, live: Errandry, another: Callable[..., Errandry]
+    ) -> None:
+        queue = another(live, "old").declare_queue("mail", limit=1)
+        await queue._client.put_declared()
+
+        assert await live.queue("mail").reset_rules() == Rule(limit=1)
+        assert await live.queue("mail").reset_rules(declared=True) == Rule()
+        assert await live.rules() == []
 
     async def test_a_queue_declared_without_rules_has_none_of_the_code(
         self, live: Errandry, another: Callable[..., Errandry]

@@ -9,7 +9,7 @@ from typing import Literal
 import apsw
 import pytest
 
-from errandry import Errandry, GateInfo, GroupInfo, Job, PauseInfo, QueueInfo, Retry
+from errandry import Errandry, GateInfo, GroupInfo, Job, OperatorChangeInfo, PauseInfo, QueueInfo, Retry
 from errandry.core.duration import as_datetime
 from errandry.core.gate import GateKind
 from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule
@@ -83,6 +83,7 @@ async def test_rules_groups_and_pauses_are_read_with_utc_datetimes(jobs: Errandr
         set_at=at,
         set_by="",
         sources={"weight": Source.OPERATOR},
+        operators={"weight": OperatorChangeInfo(at, "")},
         declared=NO_RULE,
         owner="",
         paused=pause,

@@ -112,7 +112,7 @@ class TestRules:
         cli("queues", "limit", "5", "--task", "send")
 
         listed = cli("queues", "rules").out
-        assert "limit 50 [operator, code: limit 20], max size 9 [code]" in " ".join(listed.split())
+        assert "limit 50 [operator ada, code: limit 20], max size 9 [code]" in " ".join(listed.split())
         mail, send = cli("queues", "rules", "--json").data
         assert mail["sources"] == {"limit": "operator", "max_size": "code"}
         assert mail["declared"] == {"limit": 20, "max_size": 9}
@@ -123,6 +123,7 @@ class TestRules:
         assert cli("queues", "reset", "--task", "send", "--json").data == [
             {"kind": "task", "name": "send", "rule": {}}
         ]
+        assert cli("queues", "reset", "mail", "--declared").err == "The queue mail: no rules.\n"
         cli("queues", "limit", "mail", "1", "--group", "acme")
         assert cli("queues", "reset", "mail", "--group", "acme").err == (
             "The group acme of queue mail: no rules.\n"

@@ -110,11 +110,21 @@ def _log_rule(kind: GateKind, name: str, before: RuleInfo, after: RuleInfo | Non
     if after is not None and (fields := [*after.overridden_fields]):
         target = name if kind is GateKind.QUEUE else f"--task {name}"
         log.warning(
-            "%s %s: this program declares %s, but %s is in force, set by %s; "
+            "%s %s: this program declares %s, but %s; "
             "for the declared values run: errandry queues reset %s %s",
-            *(kind, name, _rule_text(new, fields), _rule_text(after.rule, fields), _operator(after.by)),
+            *(kind, name, _rule_text(new, fields), _in_force_text(after, fields)),
             *(target, " ".join(field.replace("_", "-") for field in fields)),
         )
+
+
+def _in_force_text(info: RuleInfo, fields: Iterable[str]) -> str:
+    """The values in force and the operators who set them: "limit 50 is in force, set by ada"."""
+    fields_of: dict[str, list[str]] = {}
+    for field in fields:
+        fields_of.setdefault(info.operator_fields[field].by, []).append(field)
+    return " and ".join(
+        f"{_rule_text(info.rule, own)} is in force, set by {_operator(by)}" for by, own in fields_of.items()
+    )
 
 
 def _log_plan(before: ScheduleRecord, plan: SchedulePlan) -> None:

@@ -19,6 +19,13 @@ class PauseInfo(Struct, frozen=True):
     by: str
 
 
+class OperatorChangeInfo(Struct, frozen=True):
+    """When an operator set a field of a rule, and which operator."""
+
+    at: datetime
+    by: str
+
+
 class QueueInfo(Struct, frozen=True, kw_only=True):
     """A queue, for `jobs.queues()`.
 
@@ -62,8 +69,9 @@ class GateInfo(Struct, frozen=True, kw_only=True):
     kind          queue, task or group
     name          the name of the queue or task; of a group, of its queue
     group         the key of a group
-    rule          its rule in force, `set_at` a time by the operator `set_by`; without fields if it has none
+    rule          its rule in force, without fields if it has none; `set_at` and `set_by`: its last change
     sources       for each field of the rule whether code or an operator has set it
+    operators     for each field that an operator has set, when and by which operator
     declared      the rule that the code of the program `owner` declares
     paused        when it was paused, and by which operator; None if it is not paused
     closed_until  no job of it starts before this time: a handler asked for a pause by a retry
@@ -76,6 +84,7 @@ class GateInfo(Struct, frozen=True, kw_only=True):
     set_at: datetime | None
     set_by: str
     sources: Mapping[str, Source]
+    operators: Mapping[str, OperatorChangeInfo]
     declared: Rule
     owner: str
     paused: PauseInfo | None
@@ -117,6 +126,10 @@ def gate_info(gate: GateRecord) -> GateInfo:
         set_at=None if ruling is None else as_datetime(ruling.at),
         set_by="" if ruling is None else ruling.by,
         sources={} if ruling is None else ruling.sources,
+        operators={
+            field: OperatorChangeInfo(as_datetime(change.at), change.by)
+            for field, change in ({} if ruling is None else ruling.operator_fields).items()
+        },
         declared=NO_RULE if ruling is None else ruling.declared_rule,
         owner="" if ruling is None or ruling.declared is None else ruling.declared.owner,
         paused=pause_info(gate.paused),

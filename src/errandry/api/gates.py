@@ -89,13 +89,14 @@ class GateHandle:
         await self._client.engine.submit(command)
         return await self.rules()
 
-    async def reset_rules(self, *fields: str, by: str = "") -> Rule:
+    async def reset_rules(self, *fields: str, declared: bool = False, by: str = "") -> Rule:
         """Drop what `set_rules` has changed, all of it or only these fields: `reset_rules("limit", "rate")`.
 
         The values that code declares are in force again at once; a rule that it does not declare is removed.
+        With `declared` what code declares is dropped too, until a program that declares it starts again.
         Returns all rules that are now in force. `by` names the operator, for the event.
         """
-        command = ResetRule(self.kind, self.name, self.group_key, by, fields or None)
+        command = ResetRule(self.kind, self.name, self.group_key, by, fields or None, declared)
         await self._client.engine.submit(command)
         return await self.rules()
 

@@ -12,9 +12,8 @@ from errandry.api.gates import GateHandle
 from errandry.api.options import Duration, check_choice, read_delay
 from errandry.core.answer import Moved
 from errandry.core.duration import format_time
-from errandry.core.gate import DeclareRule, GateKind, ResetRule, Resume
+from errandry.core.gate import GateKind, ResetRule, Resume
 from errandry.core.query import quote
-from errandry.core.rule import NO_RULE
 from errandry.core.state import HELD_STATES, TERMINAL, State
 from errandry.errors import QueueInUse
 
@@ -109,9 +108,7 @@ class Queue(GateHandle):
         submit = self._client.engine.submit
         for gate in await self._client.rules():
             if gate.kind in (GateKind.QUEUE, GateKind.GROUP) and gate.name == self.name:
-                await submit(ResetRule(gate.kind, gate.name, gate.group))
-                if gate.owner:
-                    await submit(DeclareRule(gate.kind, gate.name, NO_RULE, gate.owner))
+                await submit(ResetRule(gate.kind, gate.name, gate.group, declared=True))
                 await submit(Resume(gate.kind, gate.name, gate.group))
 
 

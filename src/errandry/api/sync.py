@@ -131,9 +131,9 @@ class SyncGateHandle(Blocking):
         """Change the given rules for all workers at once: `set_rules(limit=20, rate="100/minute")`."""
         return self._wait(self._mirrored.set_rules(by=by, **changes))
 
-    def reset_rules(self, *fields: str, by: str = "") -> Rule:
+    def reset_rules(self, *fields: str, declared: bool = False, by: str = "") -> Rule:
         """Drop what `set_rules` has changed, all of it or only these fields: `reset_rules("limit", "rate")`."""
-        return self._wait(self._mirrored.reset_rules(*fields, by=by))
+        return self._wait(self._mirrored.reset_rules(*fields, declared=declared, by=by))
 
 
 class SyncQueue(SyncGateHandle):

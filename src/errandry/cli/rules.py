@@ -164,6 +164,7 @@ async def on_return(session: Session, jobs: "Errandry", queue: str, effect: str,
 @click.argument("words", nargs=-1, metavar="[QUEUE] [RULE]...")
 @click.option("--task", help="Reset the rules of this task, instead of a queue")
 @click.option("--group", help="Reset the rules of this group of the queue")
+@click.option("--declared", is_flag=True, help="Drop also what code declares, until it is declared again")
 @by_option
 @app_command
 async def reset(
@@ -172,17 +173,20 @@ async def reset(
     words: tuple[str, ...],
     task: str | None,
     group: str | None,
+    declared: bool,
     by: str | None,
 ) -> None:
     """Return rules to what the code declares.
 
     This drops the values that operators have set: of the named rules, such as limit or max-size, or of all. A
-    rule that the code does not declare is removed.
+    rule that the code does not declare is removed. With --declared, what code has declared is dropped too,
+    until a program that declares it starts again.
 
     \b
     errandry queues reset mail
     errandry queues reset mail limit rate
     errandry queues reset --task send
+    errandry queues reset mail --declared
     """
     if task is not None:
         if group is not None:
@@ -193,7 +197,8 @@ async def reset(
         gate, fields = (queue if group is None else queue.group(group)), words[1:]
     else:
         raise click.UsageError("Give a queue, or --task.")
-    rule = await gate.reset_rules(*(field.replace("-", "_") for field in fields), by=operator(by))
+    names = [field.replace("-", "_") for field in fields]
+    rule = await gate.reset_rules(*names, declared=declared, by=operator(by))
     _report(session, gate, rule)
 
 
@@ -202,7 +207,7 @@ async def reset(
 async def rules(session: Session, jobs: "Errandry") -> None:
     """List the rules and pauses of queues, tasks and groups.
 
-    Each rule is followed by its source: code or operator.
+    Each rule is followed by its source: code, or the operator.
     """
     infos, now = await jobs.rules(), await jobs.now()
     if session.json:
@@ -242,11 +247,17 @@ def describe_rule(rule: Rule) -> str:
 
 
 def describe_sources(info: "GateInfo") -> str:
-    """The rule in words with the source of each field: "limit 20 [operator, code: limit 5]"."""
+    """The rule in words with the source of each field: "limit 20 [operator ada, code: limit 5]"."""
     return ", ".join(
-        f"{info.rule.describe(field)} [{source}{_declared_text(info, field)}]"
+        f"{info.rule.describe(field)} [{source}{_operator_text(info, field)}{_declared_text(info, field)}]"
         for field, source in info.sources.items()
     )
+
+
+def _operator_text(info: "GateInfo", field: str) -> str:
+    """The name of the operator who set the field, after a space; empty if it is not known, or was not one."""
+    by = info.operators[field].by if field in info.operators else ""
+    return f" {by}" if by else ""
 
 
 def _declared_text(info: "GateInfo", field: str) -> str:

@@ -75,7 +75,8 @@ class PutRule(Struct, frozen=True, gc=False):
 class ResetRule(Struct, frozen=True, gc=False):
     """Return the given `fields` of the rule, or all, to the values that code declares.
 
-    A field that code does not declare is removed. Answer: WRITTEN or ALREADY.
+    A field that code does not declare is removed. With `declared` the declared values are removed too, until
+    a program declares the rule again. Answer: WRITTEN or ALREADY.
     """
 
     kind: GateKind
@@ -83,6 +84,7 @@ class ResetRule(Struct, frozen=True, gc=False):
     group: str = ""
     by: str = ""
     fields: tuple[str, ...] | None = None
+    declared: bool = False
 
     def __post_init__(self) -> None:
         _check(self.kind, self.name, self.group, self.by)
@@ -96,8 +98,9 @@ class ResetRule(Struct, frozen=True, gc=False):
 class DeclareRule(Struct, frozen=True, gc=False):
     """Declare the rule of a queue or task in the code of the program `owner`.
 
-    It replaces what code declared before; fields that an operator has set stay. An empty rule removes the
-    declaration, if it is of the same owner. Answer: WRITTEN or ALREADY.
+    It replaces what code declared before; fields that an operator has set stay. A rule that is declared
+    already, also by another program, keeps its owner. An empty rule removes the declaration, if it is of the
+    same owner. Answer: WRITTEN or ALREADY.
     """
 
     kind: GateKind

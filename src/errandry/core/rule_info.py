@@ -28,17 +28,24 @@ class DeclaredRule(Struct, frozen=True, gc=False):
     owner: str
 
 
-class RuleInfo(Struct, frozen=True, gc=False):
-    """The rule in force, when it was set, and by which operator.
+class OperatorChange(Struct, frozen=True, gc=False):
+    """When an operator set a field of a rule, and which operator."""
 
-    `operator_fields` are the fields that an operator has set, also to None; the others have the values that
+    at: float
+    by: str
+
+
+class RuleInfo(Struct, frozen=True, gc=False):
+    """The rule in force, when it was changed last, and by which operator.
+
+    `operator_fields` has the fields that an operator has set, also to None; the others have the values that
     code declares. As long as there are such fields, `at` and `by` are about the last change by an operator.
     """
 
     rule: Rule
     at: float
     by: str
-    operator_fields: tuple[str, ...] = ()
+    operator_fields: dict[str, OperatorChange] = {}
     declared: DeclaredRule | None = None
 
     @property
@@ -79,35 +86,44 @@ def change_rule(
     """
     before = info or RuleInfo(NO_RULE, at, by)
     values = {field: getattr(rule, field) for field in fields}
-    kept = {
-        field
-        for field, value in values.items()
-        if value is not None or getattr(before.declared_rule, field) is not None
-    }
-    changed = {*before.operator_fields} - {*fields} | kept
+    changed = {**before.operator_fields}
+    for field, value in values.items():
+        if value is None and getattr(before.declared_rule, field) is None:
+            changed.pop(field, None)
+        elif field not in changed or value != getattr(before.rule, field):
+            changed[field] = OperatorChange(at, by)
     return _changed(
         info, replace(before, rule=replace(before.rule, **values), operator_fields=_ordered(changed)), at, by
     )
 
 
-def reset_rule(info: RuleInfo | None, fields: Collection[str], at: float, by: str) -> RuleInfo | None:
-    """Return these fields to the values that code declares; to None if it declares none."""
+def reset_rule(
+    info: RuleInfo | None, fields: Collection[str], at: float, by: str, declared: bool = False
+) -> RuleInfo | None:
+    """Return these fields to the values that code declares; to None if it declares none.
+
+    With `declared` the declared values are removed too, until code declares a rule again.
+    """
     if info is None:
         return None
-    values = {field: getattr(info.declared_rule, field) for field in fields if field in info.operator_fields}
-    left = _ordered({*info.operator_fields} - {*fields})
-    return _changed(info, replace(info, rule=replace(info.rule, **values), operator_fields=left), at, by)
+    after = _without_declared(info, fields) if declared else info
+    values = {field: getattr(after.declared_rule, field) for field in fields}
+    left = {field: change for field, change in info.operator_fields.items() if field not in fields}
+    return _changed(info, replace(after, rule=replace(info.rule, **values), operator_fields=left), at, by)
 
 
 def declare_rule(info: RuleInfo | None, rule: Rule, owner: str, at: float) -> RuleInfo | None:
-    """Declare this rule as the program `owner`. An empty one removes the declaration of that program."""
+    """Declare this rule as the program `owner`. An empty one removes the declaration of that program.
+
+    A rule that is declared already keeps its owner: otherwise each start of one of two programs would write.
+    """
     before = info or RuleInfo(NO_RULE, at, "")
     known = before.declared
     if rule == NO_RULE:
         if known is None or known.owner != owner:
             return info
         declared = None
-    elif known is not None and (known.rule, known.owner) == (rule, owner):
+    elif known is not None and known.rule == rule:
         return info
     else:
         declared = DeclaredRule(rule, at, owner)
@@ -115,6 +131,13 @@ def declare_rule(info: RuleInfo | None, rule: Rule, owner: str, at: float) -> Ru
     values = {field: getattr(before.rule, field) for field in before.operator_fields}
     after = replace(before, rule=replace(rule, **values), declared=declared)
     return _existing(after if after.operator_fields else replace(after, at=at, by=""))
+
+
+def _without_declared(info: RuleInfo, fields: Collection[str]) -> RuleInfo:
+    if info.declared is None:
+        return info
+    rule = replace(info.declared.rule, **dict.fromkeys(fields))
+    return replace(info, declared=None if rule == NO_RULE else replace(info.declared, rule=rule))
 
 
 def _changed(before: RuleInfo | None, after: RuleInfo, at: float, by: str) -> RuleInfo | None:
@@ -126,6 +149,6 @@ def _existing(info: RuleInfo) -> RuleInfo | None:
     return None if is_empty else info
 
 
-def _ordered(fields: Collection[str]) -> tuple[str, ...]:
-    """The fields in the order of `Rule`, so that equal sets are equal as stored."""
-    return tuple(field for field in Rule.__struct_fields__ if field in fields)
+def _ordered(changes: dict[str, OperatorChange]) -> dict[str, OperatorChange]:
+    """The changes in the order of the fields of `Rule`."""
+    return {field: changes[field] for field in Rule.__struct_fields__ if field in changes}

@@ -230,8 +230,9 @@ class PutSchedule(Struct, frozen=True, gc=False):
 class DeclareSchedule(Struct, frozen=True, gc=False):
     """Declare a schedule in the code of the program `owner`. Answer: WRITTEN, or ALREADY if nothing changed.
 
-    The plan of an operator stays in force. Without a plan, the declaration is removed if it is of the same
-    owner: the schedule with it, unless it has the plan of an operator.
+    The plan of an operator stays in force. A plan that is declared already, also by another program, keeps
+    its owner. Without a plan, the declaration is removed if it is of the same owner: the schedule with it,
+    unless it has the plan of an operator.
     """
 
     name: str

@@ -50,7 +50,7 @@ def put_rule(work: UnitOfWork, command: PutRule) -> Ack:
 
 def reset(work: UnitOfWork, command: ResetRule) -> Ack:
     gate = _lock_gate(work, command)
-    after = reset_rule(gate.ruling, command.changed_fields, work.now, command.by)
+    after = reset_rule(gate.ruling, command.changed_fields, work.now, command.by, command.declared)
     return _put_ruling(work, command, gate, after, command.by)
 
 

@@ -59,7 +59,7 @@ def declare(work: UnitOfWork, command: DeclareSchedule) -> Ack:
     before = work.tables.lock_schedule(command.name)
     if before is None:
         _save(work, replace(tick.new_schedule(command.name, command.plan, work.now), owner=command.owner))
-    elif (before.declared_plan, before.owner) == (command.plan, command.owner):
+    elif before.declared_plan == command.plan:
         return ALREADY
     elif before.source is Source.OPERATOR:  # guard: operators_plan
         work.tables.put_schedules([replace(before, declared=command.plan, owner=command.owner)])

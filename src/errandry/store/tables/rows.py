@@ -17,7 +17,7 @@ from errandry.core.gate import GateKind, GateRecord, PauseRecord
 from errandry.core.job import AttemptError, JobRecord, Keep, LogLine, Progress
 from errandry.core.retry import Backoff
 from errandry.core.rule import Rule
-from errandry.core.rule_info import DeclaredRule, RuleInfo
+from errandry.core.rule_info import DeclaredRule, OperatorChange, RuleInfo
 from errandry.core.schedule import ScheduleRecord
 from errandry.core.state import Move, Reason, State
 from errandry.core.step import StepKind, StepRecord, StepState
@@ -49,7 +49,7 @@ _backoff = lru_cache(maxsize=256)(msgspec.json.Decoder(Backoff).decode)
 _keep = lru_cache(maxsize=256)(msgspec.json.Decoder(Keep).decode)
 _rule = lru_cache(maxsize=256)(msgspec.json.Decoder(Rule).decode)
 _declared_rule = lru_cache(maxsize=256)(msgspec.json.Decoder(DeclaredRule).decode)
-_fields = lru_cache(maxsize=256)(msgspec.json.Decoder(tuple[str, ...]).decode)
+_operator_fields = lru_cache(maxsize=256)(msgspec.json.Decoder(dict[str, OperatorChange]).decode)
 _progress = msgspec.json.Decoder(Progress)
 _texts = msgspec.json.Decoder(tuple[str, ...])
 _errors = msgspec.json.Decoder(tuple[AttemptError, ...])
@@ -152,7 +152,7 @@ def _to_ruling(rule: str, at: float, by: str, fields: str | None, declared: str 
         _rule(rule),
         at,
         by,
-        () if fields is None else _fields(fields),
+        {} if fields is None else _operator_fields(fields),
         None if declared is None else _declared_rule(declared),
     )
 

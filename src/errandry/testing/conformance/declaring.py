@@ -7,7 +7,7 @@ from errandry.core.event import EventKind, EventRecord
 from errandry.core.gate import DeclareRule, GateKind, PutRule, ResetRule
 from errandry.core.job import NewJob
 from errandry.core.rule import NO_RULE, Overflow, Rate, Rule
-from errandry.core.rule_info import DeclaredRule, RuleInfo, Source
+from errandry.core.rule_info import DeclaredRule, OperatorChange, RuleInfo, Source
 from errandry.core.schedule import (
     DeclareSchedule,
     PauseSchedule,
@@ -47,7 +47,7 @@ class DeclaredRules:
 
         info = await _rule_info(store)
 
-        assert info == RuleInfo(rule, clock.time(), "", (), DeclaredRule(rule, clock.time(), "shop"))
+        assert info == RuleInfo(rule, clock.time(), "", {}, DeclaredRule(rule, clock.time(), "shop"))
         assert info.sources == {"limit": Source.CODE, "rate": Source.CODE}
 
     async def test_a_declared_limit_bounds_the_claims(self, store: Store, given: Given) -> None:
@@ -69,6 +69,16 @@ class DeclaredRules:
         assert await requests.send(store, DeclareRule(GateKind.QUEUE, "other", NO_RULE, "shop")) is ALREADY
         assert await requests.snapshot(store) == before
 
+    async def test_a_rule_that_another_program_declares_too_keeps_its_owner(
+        self, store: Store, clock: FakeClock
+    ) -> None:
+        await requests.send(store, DeclareRule(GateKind.QUEUE, "q", EVERY_FIELD, "shop"))
+        before = await requests.snapshot(store)
+        clock.advance(5)
+
+        assert await requests.send(store, DeclareRule(GateKind.QUEUE, "q", EVERY_FIELD, "crm")) is ALREADY
+        assert await requests.snapshot(store) == before
+
     async def test_the_last_declared_rule_replaces_the_one_before(
         self, store: Store, clock: FakeClock
     ) -> None:
@@ -78,7 +88,7 @@ class DeclaredRules:
         await requests.send(store, DeclareRule(GateKind.QUEUE, "q", Rule(limit=4), "crm"))
 
         declared = DeclaredRule(Rule(limit=4), clock.time(), "crm")
-        assert await _rule_info(store) == RuleInfo(Rule(limit=4), clock.time(), "", (), declared)
+        assert await _rule_info(store) == RuleInfo(Rule(limit=4), clock.time(), "", {}, declared)
 
     @DECLARED_KINDS
     async def test_an_operators_fields_stay_in_force_when_code_declares_others(
@@ -95,7 +105,9 @@ class DeclaredRules:
         info = await _rule_info(store)
 
         declared = DeclaredRule(Rule(limit=4, rate=rate), clock.time(), "shop")
-        assert info == RuleInfo(Rule(limit=50, rate=rate), set_at, "ada", ("limit",), declared)
+        assert info == RuleInfo(
+            Rule(limit=50, rate=rate), set_at, "ada", {"limit": OperatorChange(set_at, "ada")}, declared
+        )
         assert info.sources == {"limit": Source.OPERATOR, "rate": Source.CODE}
         assert info.overridden_fields == ("limit",)
 
@@ -145,23 +157,67 @@ class DeclaredRules:
 
         assert (await _rule_info(store)).rule == Rule(limit=4, max_size=9)
 
+    async def test_each_field_keeps_the_operator_who_set_it(self, store: Store, clock: FakeClock) -> None:
+        rates = Rate(5, 1.0, 1), Rate(6, 1.0, 1)
+        times = [clock.time() + 10 * number for number in range(4)]
+        for by, rule in (
+            ("ada", Rule(limit=50, max_size=9)),
+            ("bob", Rule(rate=rates[0])),
+            ("eve", Rule(rate=rates[1], limit=50)),
+        ):
+            await requests.send(store, PutRule(GateKind.QUEUE, "q", rule, by=by, fields=rule.given_fields))
+            clock.advance(10)
+        await requests.send(store, ResetRule(GateKind.QUEUE, "q", by="carl", fields=("max_size",)))
+
+        info = await _rule_info(store)
+
+        assert info.operator_fields == {
+            "limit": OperatorChange(times[0], "ada"),
+            "rate": OperatorChange(times[2], "eve"),
+        }
+        assert (info.at, info.by) == (times[3], "carl")
+
+    async def test_a_reset_can_remove_what_code_declares_whatever_its_owner(
+        self, store: Store, clock: FakeClock
+    ) -> None:
+        code = Rule(limit=3, max_size=9)
+        declared = DeclaredRule(Rule(max_size=9), clock.time(), "shop")
+        await requests.send(store, DeclareRule(GateKind.QUEUE, "q", code, "shop"))
+        await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(max_size=99), fields=("max_size",)))
+
+        some = ResetRule(GateKind.QUEUE, "q", fields=("limit",), declared=True)
+        assert await requests.send(store, some) is WRITTEN
+        assert await requests.send(store, some) is ALREADY
+        info = await _rule_info(store)
+        assert (info.rule, info.declared) == (Rule(max_size=99), declared)
+        assert await requests.send(store, ResetRule(GateKind.QUEUE, "q", declared=True)) is WRITTEN
+        assert await store.rules() == []
+
+        await requests.send(store, DeclareRule(GateKind.QUEUE, "q", code, "crm"))
+
+        assert (await _rule_info(store)).rule == code
+
     async def test_a_reset_returns_some_or_all_fields_to_the_declared_values(
         self, store: Store, clock: FakeClock
     ) -> None:
         code, own = Rule(limit=3, max_size=9), Rule(limit=50, max_size=99, ageing=5.0)
-        declared = DeclaredRule(code, clock.time(), "shop")
+        declared, of_bob = DeclaredRule(code, clock.time(), "shop"), OperatorChange(clock.time(), "bob")
         await requests.send(store, DeclareRule(GateKind.QUEUE, "q", code, "shop"))
-        await requests.send(store, PutRule(GateKind.QUEUE, "q", own, fields=own.given_fields))
+        await requests.send(store, PutRule(GateKind.QUEUE, "q", own, by="bob", fields=own.given_fields))
         clock.advance(5)
 
         reset = ResetRule(GateKind.QUEUE, "q", by="ada", fields=("limit", "rate"))
         assert await requests.send(store, reset) is WRITTEN
         assert await _rule_info(store) == RuleInfo(
-            Rule(limit=3, max_size=99, ageing=5.0), clock.time(), "ada", ("max_size", "ageing"), declared
+            Rule(limit=3, max_size=99, ageing=5.0),
+            clock.time(),
+            "ada",
+            {"max_size": of_bob, "ageing": of_bob},
+            declared,
         )
         assert await requests.send(store, ResetRule(GateKind.QUEUE, "q", by="ada")) is WRITTEN
 
-        assert await _rule_info(store) == RuleInfo(code, clock.time(), "ada", (), declared)
+        assert await _rule_info(store) == RuleInfo(code, clock.time(), "ada", {}, declared)
 
     @pytest.mark.parametrize(
         ("kind", "group"), [(GateKind.QUEUE, ""), (GateKind.TASK, ""), (GateKind.GROUP, "acme")]
@@ -237,7 +293,8 @@ class DeclaredSchedules:
         before = await requests.snapshot(store), await store.schedules()
         clock.advance(5)
 
-        assert await requests.send(store, DeclareSchedule("s", _plan(10.0), "shop")) is ALREADY
+        for owner in ("shop", "crm"):
+            assert await requests.send(store, DeclareSchedule("s", _plan(10.0), owner)) is ALREADY
         assert (await requests.snapshot(store), await store.schedules()) == before
 
     async def test_the_last_declared_plan_replaces_the_one_before(

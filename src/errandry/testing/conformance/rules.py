@@ -6,7 +6,7 @@ from errandry.core.answer import ALREADY, WRITTEN
 from errandry.core.event import EventKind, EventRecord
 from errandry.core.gate import GateKind, GateRecord, Pause, PauseRecord, PutRule, Resume
 from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule
-from errandry.core.rule_info import RuleInfo
+from errandry.core.rule_info import OperatorChange, RuleInfo
 from errandry.store.contract import Store
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import requests
@@ -150,4 +150,4 @@ class QueueRules:
 
 def _set_rule(rule: Rule, at: float, by: str = "") -> RuleInfo:
     """The info of a rule that only an operator has set."""
-    return RuleInfo(rule, at, by, rule.given_fields)
+    return RuleInfo(rule, at, by, dict.fromkeys(rule.given_fields, OperatorChange(at, by)))

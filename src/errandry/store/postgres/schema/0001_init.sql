@@ -187,8 +187,8 @@ CREATE TABLE errandry.rounds (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
 -- Gates of queues, tasks, groups (`name` is the queue of a group) and workers: a pause, a rule, the state of a rate limit,
--- a time until which the gate is closed. `rule` has the values in force, `rule_fields` the names of those that an operator
--- has set, `declared` the rule that code declares (all JSON). `tat` is the theoretical arrival time of GCRA: from then on
+-- a time until which the gate is closed. `rule` has the values in force, `rule_fields` those that an operator has set, with
+-- the time and the operator, `declared` the rule that code declares (all JSON). `tat` is the theoretical arrival time of GCRA: from then on
 -- the rate limit is fully replenished.
 CREATE TABLE errandry.gates (
     kind         text COLLATE "C" NOT NULL,

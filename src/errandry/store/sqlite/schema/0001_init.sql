@@ -168,8 +168,8 @@ CREATE TABLE rounds (
 ) STRICT, WITHOUT ROWID;
 
 -- Gates of queues, tasks, groups (`name` is the queue of a group) and workers: a pause, a rule, the state of a rate limit,
--- a time until which the gate is closed. `rule` has the values in force, `rule_fields` the names of those that an operator
--- has set, `declared` the rule that code declares (all JSON). `tat` is the theoretical arrival time of GCRA: from then on
+-- a time until which the gate is closed. `rule` has the values in force, `rule_fields` those that an operator has set, with
+-- the time and the operator, `declared` the rule that code declares (all JSON). `tat` is the theoretical arrival time of GCRA: from then on
 -- the rate limit is fully replenished.
 CREATE TABLE gates (
     kind         TEXT NOT NULL,
