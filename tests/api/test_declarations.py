@@ -249,8 +249,9 @@ class TestRules:
     async def test_an_operator_can_remove_what_a_program_of_another_owner_declares(
         self, live: Errandry, another: Callable[..., Errandry]
     ) -> None:
-        queue = another(live, "old").declare_queue("mail", limit=1)
-        await queue._client.put_declared()
+        old = another(live, "old")
+        old.declare_queue("mail", limit=1)
+        await old.put_declared()
 
         assert await live.queue("mail").reset_rules() == Rule(limit=1)
         assert await live.queue("mail").reset_rules(declared=True) == Rule()

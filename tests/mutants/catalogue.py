@@ -103,6 +103,7 @@ MUTANTS = [
     Mutant("rate_changed", "a faster rate waits for the slower one before it", DROP, in_model=False),
     Mutant("group_rate_changed", "a faster rate of groups waits for the slower one", DROP, in_model=False),
     Mutant("closed_gate", "a paused queue, task or group gives out jobs", leave_out(1, 1, 0)),
+    Mutant("reopened", "a group or task that a handler has closed cannot be resumed", DROP, in_model=False),
     Mutant("slow_down", "a retry that asks to pause its group does not", NEVER),
     Mutant("turns", "a group has its next turn at once", instead_of_call("({0}, {1})")),
     Mutant("full_queue", "a queue takes more jobs than its bound", NEVER),

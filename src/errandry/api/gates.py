@@ -68,7 +68,11 @@ class GateHandle:
         return await self._client.engine.submit(command) == WRITTEN
 
     async def resume(self) -> bool:
-        """Allow claims again. False if it was not paused."""
+        """Allow claims again, also if a handler closed the group or task: `Retry(after=…, pause_group=True)`.
+
+        Returns False if it was neither paused nor closed. A group whose queue has `on_return="hold_group"`
+        stays closed until its job returns, so that it keeps its order.
+        """
         return await self._client.engine.submit(Resume(self.kind, self.name, self.group_key)) == WRITTEN
 
     async def rules(self) -> Rule:

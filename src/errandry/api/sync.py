@@ -120,7 +120,7 @@ class SyncGateHandle(Blocking):
         return self._wait(self._mirrored.pause(by=by))
 
     def resume(self) -> bool:
-        """Allow claims again. False if it was not paused."""
+        """Allow claims again, also if a handler closed the group or task: `Retry(after=…, pause_group=True)`."""
         return self._wait(self._mirrored.resume())
 
     def rules(self) -> Rule:

@@ -20,6 +20,7 @@ async def pause(session: Session, gate: "GateHandle", by: str | None) -> None:
 
 
 async def resume(session: Session, gate: "GateHandle") -> None:
+    """Resume the gate and print that; it may have been closed by a handler instead of paused."""
     changed = await gate.resume()
     report_resume(session, str(gate), as_data(gate), changed)
 

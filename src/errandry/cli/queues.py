@@ -82,7 +82,10 @@ async def pause(session: Session, jobs: "Errandry", by: str | None, **chosen: tu
 @click.option("--task", "tasks", multiple=True, help="Resume a task; may be repeated")
 @app_command
 async def resume(session: Session, jobs: "Errandry", **chosen: tuple[str, ...]) -> None:
-    """Resume paused queues, groups or tasks."""
+    """Resume paused queues, groups or tasks.
+
+    This also opens a group or task that a handler has closed by a retry that pauses its group.
+    """
     for gate in _gates(jobs, **chosen):
         await pausing.resume(session, gate)
 

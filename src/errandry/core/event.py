@@ -32,11 +32,11 @@ class EventKind(StrEnum):
     edited            an operator changed the job
     removed           the record of the job was deleted
     drained           the last waiting job of a queue was claimed
-    paused            a queue, task, group or worker was paused; text is the operator, group or worker
-    resumed           a queue, task, group or worker was resumed
-    rule_changed      the rule of a queue, task or group was changed; text is the operator, group or program
+    paused            a queue, task, group or worker was paused; text has the group or worker, the operator
+    resumed           a queue, task, group or worker was resumed; text has the group or worker
+    rule_changed      a rule of a queue, task or group was changed; text has the group, change and operator
     tick_missed       a tick of a schedule did not run; text names the schedule and the tick
-    schedule_changed  a schedule was put, declared, paused, …; text names the schedule and the change
+    schedule_changed  a schedule was put, declared, paused, …; text has its name, the change, the operator
     error             trouble of a worker, not of a job; text has the worker, what failed, and the error
     events_missed     this reader missed events that the store has already deleted
     """
@@ -112,6 +112,16 @@ def trouble_text(worker: str, text: str) -> str:
 def trouble_prefix(worker: str) -> str:
     """The beginning of the texts of all `error` events of a worker."""
     return f"worker {worker}: "
+
+
+def change_text(subject: str, change: str, by: str) -> str:
+    """The text of a change by an operator or by code: "group acme: limit 5 -> 10, by ada".
+
+    Each part may be empty. `change` is cut to `ERROR_TEXT_MAX` characters; the others are names.
+    """
+    change = check.storable_text(change, ERROR_TEXT_MAX)
+    parts = ": ".join(part for part in (subject, change) if part), f"by {by}" if by else ""
+    return ", ".join(part for part in parts if part)
 
 
 def expand(event_runs: Iterable[EventRun]) -> tuple[EventRecord, ...]:

@@ -39,7 +39,11 @@ class Pause(Struct, frozen=True, gc=False):
 
 
 class Resume(Struct, frozen=True, gc=False):
-    """Undo a pause. Answer: WRITTEN or ALREADY."""
+    """Undo a pause, and open a task or group that a handler has closed with a retry that pauses its group.
+
+    A group stays closed if its queue has the rule `on_return=hold_group`, because it then keeps its order.
+    Answer: WRITTEN or ALREADY.
+    """
 
     kind: GateKind
     name: str

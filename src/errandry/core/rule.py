@@ -138,10 +138,11 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     def describe(self, field: str) -> str:
         """A field in words: "rate 100/minute (burst 5)", "group limit none"."""
-        return f"{field.replace('_', ' ')} {_format_value(field, getattr(self, field))}"
+        return f"{field.replace('_', ' ')} {format_value(field, getattr(self, field))}"
 
 
-def _format_value(field: str, value: Any) -> str:
+def format_value(field: str, value: Any) -> str:
+    """The value of a field in words: "100/minute (burst 5)", "none"."""
     if value is None:
         return "none"
     if isinstance(value, Rate):

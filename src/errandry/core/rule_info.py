@@ -10,7 +10,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from errandry.core.rule import NO_RULE, Rule
+from errandry.core.rule import NO_RULE, Rule, format_value
 
 
 class Source(StrEnum):
@@ -71,6 +71,33 @@ class RuleInfo(Struct, frozen=True, gc=False):
             if getattr(self.rule, field) != getattr(self.declared_rule, field)
             and getattr(self.declared_rule, field) is not None
         )
+
+
+def describe_change(before: RuleInfo | None, after: RuleInfo | None) -> str:
+    """What is different after a change: "limit 5 -> 10, rate none -> 5/second (burst 1)".
+
+    A value that stays in force is named if another source has set it: "limit 5 (operator)". A declared value
+    that is not in force, because an operator has set another, is named as such: "declared limit 5 -> 10".
+    """
+    old, new = before or _NO_INFO, after or _NO_INFO
+    parts = []
+    for field in Rule.__struct_fields__:
+        name, is_operators = field.replace("_", " "), field in new.operator_fields
+        if getattr(old.rule, field) != getattr(new.rule, field):
+            parts.append(f"{name} {_values_text(field, old.rule, new.rule)}")
+        elif (field in old.operator_fields) is not is_operators:
+            source = Source.OPERATOR if is_operators else Source.CODE
+            parts.append(f"{new.rule.describe(field)} ({source})")
+        if is_operators and getattr(old.declared_rule, field) != getattr(new.declared_rule, field):
+            parts.append(f"declared {name} {_values_text(field, old.declared_rule, new.declared_rule)}")
+    return ", ".join(parts)
+
+
+def _values_text(field: str, old: Rule, new: Rule) -> str:
+    return f"{format_value(field, getattr(old, field))} -> {format_value(field, getattr(new, field))}"
+
+
+_NO_INFO = RuleInfo(NO_RULE, 0.0, "")
 
 
 # Each function returns the info after a change, None if nothing is left of it, and `info` itself if nothing

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from errandry.core.answer import ALREADY, WRITTEN, Ack
-from errandry.core.event import EventKind
+from errandry.core.event import EventKind, change_text
 from errandry.core.gate import (
     DeclareRule,
     GateCommand,
@@ -19,8 +19,8 @@ from errandry.core.gate import (
     tat_for_new_rate,
 )
 from errandry.core.job import JobRecord
-from errandry.core.rule import NO_RULE, Rate
-from errandry.core.rule_info import RuleInfo, change_rule, declare_rule, reset_rule
+from errandry.core.rule import NO_RULE, OnReturn, Rate
+from errandry.core.rule_info import RuleInfo, change_rule, declare_rule, describe_change, reset_rule
 from errandry.store.execute.unit_of_work import UnitOfWork
 
 
@@ -35,11 +35,19 @@ def pause(work: UnitOfWork, command: Pause) -> Ack:
 
 def resume(work: UnitOfWork, command: Resume) -> Ack:
     gate = _lock_gate(work, command)
-    if gate.paused is None:
+    opened = replace(gate, paused=None)
+    if gate.closed_until > work.now and not _keeps_order(work, gate):
+        opened = replace(opened, closed_until=0.0)  # guard: reopened
+    if opened == gate:
         return ALREADY
-    _put_gate(work, replace(gate, paused=None))
+    _put_gate(work, opened)
     _emit(work, EventKind.RESUMED, command)
     return WRITTEN
+
+
+def _keeps_order(work: UnitOfWork, gate: GateRecord) -> bool:
+    """Return True if the gate may be closed so that no other job of the group overtakes one that returns."""
+    return gate.kind is GateKind.GROUP and work.rule(gate.name).on_return is OnReturn.HOLD_GROUP
 
 
 def put_rule(work: UnitOfWork, command: PutRule) -> Ack:
@@ -91,7 +99,7 @@ def _put_ruling(
     _put_gate(work, after)
     if gate.kind is GateKind.QUEUE and after.rule.group_rate != gate.rule.group_rate:
         _apply_new_group_rate(work, gate.name, after.rule.group_rate)  # guard: group_rate_changed
-    _emit(work, EventKind.RULE_CHANGED, command, by)
+    _emit(work, EventKind.RULE_CHANGED, command, by, describe_change(gate.ruling, ruling))
     return WRITTEN
 
 
@@ -115,14 +123,14 @@ def _put_gate(work: UnitOfWork, gate: GateRecord) -> None:
         work.tables.unpark_queue(gate.name)
 
 
-def _emit(work: UnitOfWork, kind: EventKind, command: GateCommand, by: str = "") -> None:
+def _emit(work: UnitOfWork, kind: EventKind, command: GateCommand, by: str = "", change: str = "") -> None:
     """Emit an event. It has no field for a worker or a group, so the text has their name."""
     match command.kind:
         case GateKind.QUEUE:
-            work.emit(kind, queue=command.name, text=by)
+            work.emit(kind, queue=command.name, text=change_text("", change, by))
         case GateKind.TASK:
-            work.emit(kind, task=command.name, text=by)
+            work.emit(kind, task=command.name, text=change_text("", change, by))
         case GateKind.GROUP:
-            work.emit(kind, queue=command.name, text=command.group)
+            work.emit(kind, queue=command.name, text=change_text(f"group {command.group}", change, by))
         case GateKind.WORKER:
-            work.emit(kind, text=command.name)
+            work.emit(kind, text=change_text(f"worker {command.name}", change, by))

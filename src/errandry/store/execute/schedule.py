@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from errandry.core import check, move, tick
 from errandry.core.answer import ALREADY, WRITTEN, Ack, Inserted
-from errandry.core.event import EventKind
+from errandry.core.event import EventKind, change_text
 from errandry.core.flow import Edge, Policy
 from errandry.core.gate import PauseRecord
 from errandry.core.job import JobRecord, NewJob
@@ -30,6 +30,7 @@ from errandry.core.schedule import (
     RunSchedule,
     SchedulePlan,
     ScheduleRecord,
+    differences,
     job_id,
 )
 from errandry.core.state import SCHEDULED, Move
@@ -41,6 +42,7 @@ from errandry.store.execute.unit_of_work import UnitOfWork
 def put(work: UnitOfWork, command: PutSchedule) -> Ack:
     check.size("payload", command.plan.job.payload, work.limits.payload)
     before = work.tables.lock_schedule(command.name)
+    known = None if before is None else before.plan
     if before is None:
         _save(work, replace(tick.new_schedule(command.name, command.plan, work.now), by=command.by))
     elif before.source is Source.OPERATOR and before.plan == command.plan:
@@ -48,7 +50,7 @@ def put(work: UnitOfWork, command: PutSchedule) -> Ack:
     else:
         after = tick.with_plan(before, command.plan, work.now, command.by)
         _replace(work, before, replace(after, declared=before.declared_plan))
-    _emit(work, command.name, command.plan, "put")
+    _emit(work, command.name, command.plan, "put", command.by, known)
     return WRITTEN
 
 
@@ -57,15 +59,16 @@ def declare(work: UnitOfWork, command: DeclareSchedule) -> Ack:
         return _remove_declaration(work, command)
     check.size("payload", command.plan.job.payload, work.limits.payload)
     before = work.tables.lock_schedule(command.name)
+    known = None if before is None else before.declared_plan
     if before is None:
         _save(work, replace(tick.new_schedule(command.name, command.plan, work.now), owner=command.owner))
-    elif before.declared_plan == command.plan:
+    elif known == command.plan:
         return ALREADY
     elif before.source is Source.OPERATOR:  # guard: operators_plan
         work.tables.put_schedules([replace(before, declared=command.plan, owner=command.owner)])
     else:
         _replace(work, before, replace(tick.with_plan(before, command.plan, work.now), owner=command.owner))
-    _emit(work, command.name, command.plan, "declared")
+    _emit(work, command.name, command.plan, "declared", _code_of(command.owner), known)
     return WRITTEN
 
 
@@ -75,7 +78,7 @@ def reset(work: UnitOfWork, command: ResetSchedule) -> Ack:
         return ALREADY
     after = tick.with_plan(before, before.declared, work.now, command.by)
     _replace(work, before, replace(after, declared=None))
-    _emit(work, before.name, after.plan, "reset")
+    _emit(work, before.name, after.plan, "reset", command.by, before.plan)
     return WRITTEN
 
 
@@ -84,10 +87,10 @@ def _remove_declaration(work: UnitOfWork, command: DeclareSchedule) -> Ack:
     if before is None or before.owner != command.owner:
         return ALREADY
     if before.source is Source.CODE:
-        _remove(work, before)
+        _remove(work, before, _code_of(command.owner))
     else:
         work.tables.put_schedules([replace(before, declared=None, owner="")])
-        _emit(work, before.name, before.plan, "no longer declared")
+        _emit(work, before.name, before.plan, "no longer declared", _code_of(command.owner))
     return WRITTEN
 
 
@@ -234,17 +237,17 @@ def _replace(work: UnitOfWork, before: ScheduleRecord, after: ScheduleRecord) ->
     _save(work, after)
 
 
-def _remove(work: UnitOfWork, schedule: ScheduleRecord) -> None:
+def _remove(work: UnitOfWork, schedule: ScheduleRecord, by: str = "") -> None:
     _remove_next_job(work, schedule)
     work.tables.drop_schedule(schedule.name)
-    _emit(work, schedule.name, schedule.plan, "removed")
+    _emit(work, schedule.name, schedule.plan, "removed", by)
 
 
 def _pause(work: UnitOfWork, schedule: ScheduleRecord, by: str) -> None:
     _remove_next_job(work, schedule)
     paused = PauseRecord(work.now, by)
     work.tables.put_schedules([replace(schedule, paused=paused, tick=None, due_at=None)])
-    _emit(work, schedule.name, schedule.plan, "paused")
+    _emit(work, schedule.name, schedule.plan, "paused", by)
 
 
 def _remove_next_job(work: UnitOfWork, schedule: ScheduleRecord) -> None:
@@ -271,5 +274,20 @@ def _lock_schedule(work: UnitOfWork, name: str) -> ScheduleRecord:
     return schedule
 
 
-def _emit(work: UnitOfWork, name: str, plan: SchedulePlan, what: str) -> None:
-    work.emit(EventKind.SCHEDULE_CHANGED, plan.job.queue, plan.job.task, text=f"{name} {what}")
+def _code_of(owner: str) -> str:
+    return f"code of {owner}"
+
+
+def _emit(
+    work: UnitOfWork,
+    name: str,
+    plan: SchedulePlan,
+    what: str,
+    by: str = "",
+    known: SchedulePlan | None = None,
+) -> None:
+    """Emit an event about a schedule; with the plan before, it says what differs in the new one."""
+    changes = {} if known is None else differences(known, plan)
+    change = ", ".join(f"{option} {old} -> {new}" for option, (old, new) in changes.items())
+    text = change_text(f"{name} {what}", change, by)
+    work.emit(EventKind.SCHEDULE_CHANGED, plan.job.queue, plan.job.task, text=text)

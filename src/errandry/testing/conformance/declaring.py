@@ -3,7 +3,7 @@
 import pytest
 
 from errandry.core.answer import ALREADY, WRITTEN
-from errandry.core.event import EventKind, EventRecord
+from errandry.core.event import EventKind
 from errandry.core.gate import DeclareRule, GateKind, PutRule, ResetRule
 from errandry.core.job import NewJob
 from errandry.core.rule import NO_RULE, Overflow, Rate, Rule
@@ -262,13 +262,19 @@ class DeclaredRules:
         await requests.send(store, DeclareRule(GateKind.QUEUE, "q", Rule(limit=3), "shop"))
         await requests.send(store, DeclareRule(GateKind.TASK, "t", Rule(limit=3), "shop"))
         await requests.send(store, PutRule(GateKind.TASK, "t", Rule(limit=4), by="ada"))
+        await requests.send(store, DeclareRule(GateKind.TASK, "t", Rule(limit=5), "shop"))
         await requests.send(store, ResetRule(GateKind.TASK, "t", by="eve"))
+        await requests.send(store, PutRule(GateKind.TASK, "t", Rule(limit=5), by="ada"))
 
-        assert await requests.read_events(store, cursor) == [
-            EventRecord(EventKind.RULE_CHANGED, "", "q", "", 0, "code of shop"),
-            EventRecord(EventKind.RULE_CHANGED, "", "", "t", 0, "code of shop"),
-            EventRecord(EventKind.RULE_CHANGED, "", "", "t", 0, "ada"),
-            EventRecord(EventKind.RULE_CHANGED, "", "", "t", 0, "eve"),
+        events = await requests.read_events(store, cursor)
+        assert {event.kind for event in events} == {EventKind.RULE_CHANGED}
+        assert [(event.queue, event.task, event.text) for event in events] == [
+            ("q", "", "limit none -> 3, by code of shop"),
+            ("", "t", "limit none -> 3, by code of shop"),
+            ("", "t", "limit 3 -> 4, by ada"),
+            ("", "t", "declared limit 3 -> 5, by code of shop"),
+            ("", "t", "limit 4 -> 5, by eve"),
+            ("", "t", "limit 5 (operator), by ada"),
         ]
 
 
@@ -412,14 +418,22 @@ class DeclaredSchedules:
         cursor = await store.latest_cursor()
 
         await requests.send(store, DeclareSchedule("s", _plan(10.0), "shop"))
-        await requests.send(store, ResetSchedule("s"))
-        await requests.send(store, PutSchedule("s", _plan(20.0)))
+        await requests.send(store, ResetSchedule("s", "eve"))
+        await requests.send(store, PutSchedule("s", _plan(20.0), "ada"))
+        await requests.send(store, DeclareSchedule("s", _plan(15.0), "shop"))
+        await requests.send(store, PauseSchedule("s", "ada"))
         await requests.send(store, DeclareSchedule("s", None, "shop"))
         await requests.send(store, RemoveSchedule("s"))
 
         events = await requests.read_events(store, cursor)
         assert [event.text for event in events if event.kind is EventKind.SCHEDULE_CHANGED] == [
-            *("s declared", "s reset", "s put", "s no longer declared", "s removed")
+            "s declared, by code of shop",
+            "s reset: when every 20s -> every 10s, by eve",
+            "s put: when every 10s -> every 20s, by ada",
+            "s declared: when every 10s -> every 15s, by code of shop",
+            "s paused, by ada",
+            "s no longer declared, by code of shop",
+            "s removed",
         ]
 
     async def test_a_declared_schedule_with_too_large_a_payload_is_refused(

@@ -3,9 +3,10 @@
 import pytest
 
 from errandry.core.answer import ALREADY, WRITTEN, Claims, Inserted
-from errandry.core.command import Beat, Claim, CompleteOutcome, Insert
+from errandry.core.command import Beat, Claim, CompleteOutcome, Insert, RetryOutcome
 from errandry.core.event import EventKind, EventRecord
-from errandry.core.gate import GateKind, Pause, PauseRecord, Resume
+from errandry.core.gate import GateKind, Pause, PauseRecord, PutRule, Resume
+from errandry.core.rule import OnReturn, Rule
 from errandry.core.state import State
 from errandry.store.contract import Store, StoreLimits
 from errandry.testing.clock import FakeClock
@@ -136,6 +137,37 @@ class Pauses:
         assert await requests.send(store, resume_command(kind)) is ALREADY
         assert await requests.snapshot(store) == before
 
+    @pytest.mark.parametrize("group", ["acme", ""], ids=["group", "task"])
+    async def test_resuming_opens_a_group_or_task_that_a_handler_has_closed(
+        self, store: Store, given: Given, group: str
+    ) -> None:
+        job = await given.running(queue="q", task="t", group=group)
+        other = await given.waiting(queue="q", task="t", group=group)
+        retry = RetryOutcome(delay=86_400.0, pause_group=True)
+        kind, name = (GateKind.GROUP, "q") if group else (GateKind.TASK, "t")
+        await requests.settle(store, job, retry)
+        assert await requests.claim_ids(store) == []
+
+        assert await requests.send(store, Resume(kind, name, group)) is WRITTEN
+        assert await requests.send(store, Resume(kind, name, group)) is ALREADY
+
+        assert await store.rules() == []
+        assert await requests.claim_ids(store) == [other.id]
+
+    async def test_resuming_does_not_open_a_group_that_keeps_its_order(
+        self, store: Store, given: Given
+    ) -> None:
+        await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(on_return=OnReturn.HOLD_GROUP)))
+        job = await given.running(queue="q", group="acme")
+        await given.waiting(queue="q", group="acme")
+        await requests.settle(store, job, RetryOutcome(delay=60.0))
+        await requests.send(store, Pause(GateKind.GROUP, "q", group="acme"))
+
+        assert await requests.send(store, Resume(GateKind.GROUP, "q", "acme")) is WRITTEN
+        assert await requests.send(store, Resume(GateKind.GROUP, "q", "acme")) is ALREADY
+
+        assert await requests.claim_ids(store) == []
+
     async def test_a_running_job_of_a_paused_queue_can_renew_and_complete(
         self, store: Store, given: Given
     ) -> None:
@@ -164,13 +196,17 @@ class Pauses:
         await requests.send(store, Resume(GateKind.TASK, "t"))
         await requests.send(store, Pause(GateKind.WORKER, "w", "ada"))
         await requests.send(store, Resume(GateKind.WORKER, "w"))
+        await requests.send(store, Pause(GateKind.GROUP, "q", "ada", "acme"))
+        await requests.send(store, Resume(GateKind.GROUP, "q", "acme"))
 
         assert await requests.read_events(store, cursor) == [
-            EventRecord(EventKind.PAUSED, "", "q", "", 0, "ada"),
+            EventRecord(EventKind.PAUSED, "", "q", "", 0, "by ada"),
             EventRecord(EventKind.PAUSED, "", "", "t"),
             EventRecord(EventKind.RESUMED, "", "", "t"),
-            EventRecord(EventKind.PAUSED, "", "", "", 0, "w"),
-            EventRecord(EventKind.RESUMED, "", "", "", 0, "w"),
+            EventRecord(EventKind.PAUSED, "", "", "", 0, "worker w, by ada"),
+            EventRecord(EventKind.RESUMED, "", "", "", 0, "worker w"),
+            EventRecord(EventKind.PAUSED, "", "q", "", 0, "group acme, by ada"),
+            EventRecord(EventKind.RESUMED, "", "q", "", 0, "group acme"),
         ]
 
     async def test_a_paused_worker_gets_no_jobs_until_it_is_resumed(self, store: Store, given: Given) -> None:

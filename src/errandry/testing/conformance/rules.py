@@ -82,19 +82,36 @@ class QueueRules:
 
         assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", ruling=ruling)]
 
-    async def test_a_changed_rule_is_reported_as_an_event(self, store: Store) -> None:
+    async def test_a_changed_rule_is_reported_with_its_values_and_the_operator(self, store: Store) -> None:
         cursor = await store.latest_cursor()
+        rate = Rate(5, 1.0, 1)
         await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3), by="ada"))
+        await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(limit=4, rate=rate), by="ada"))
         await requests.send(store, PutRule(GateKind.TASK, "t", Rule(limit=3)))
         await requests.send(store, PutRule(GateKind.GROUP, "q", Rule(limit=3), "acme", "ada"))
-        await requests.send(store, Pause(GateKind.GROUP, "q", "ada", "acme"))
+        await requests.send(store, PutRule(GateKind.GROUP, "q", NO_RULE, "acme"))
 
         assert await requests.read_events(store, cursor) == [
-            EventRecord(EventKind.RULE_CHANGED, "", "q", "", 0, "ada"),
-            EventRecord(EventKind.RULE_CHANGED, "", "", "t"),
-            EventRecord(EventKind.RULE_CHANGED, "", "q", "", 0, "acme"),
-            EventRecord(EventKind.PAUSED, "", "q", "", 0, "acme"),
+            EventRecord(EventKind.RULE_CHANGED, "", "q", "", 0, "limit none -> 3, by ada"),
+            EventRecord(
+                *(EventKind.RULE_CHANGED, "", "q", "", 0),
+                "limit 3 -> 4, rate none -> 5/second (burst 1), by ada",
+            ),
+            EventRecord(EventKind.RULE_CHANGED, "", "", "t", 0, "limit none -> 3"),
+            EventRecord(EventKind.RULE_CHANGED, "", "q", "", 0, "group acme: limit none -> 3, by ada"),
+            EventRecord(EventKind.RULE_CHANGED, "", "q", "", 0, "group acme: limit 3 -> none"),
         ]
+
+    async def test_the_text_of_an_event_about_a_rule_is_bounded_and_names_the_operator(
+        self, store: Store
+    ) -> None:
+        cursor = await store.latest_cursor()
+        await requests.send(store, PutRule(GateKind.QUEUE, "q", WHOLE, by="o" * 200))
+        await requests.send(store, PutRule(GateKind.GROUP, "q", Rule(limit=1), "g" * 200, "o" * 200))
+
+        texts = [event.text for event in await requests.read_events(store, cursor)]
+        assert all(text.endswith(f", by {'o' * 200}") for text in texts)
+        assert max(map(len, texts)) < 650
 
     async def test_upkeep_leaves_rules_and_pauses_alone(self, store: Store, clock: FakeClock) -> None:
         await requests.send(store, PutRule(GateKind.GROUP, "q", Rule(limit=3), "acme"))
