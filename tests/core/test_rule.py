@@ -1,6 +1,8 @@
 """Parsing of rates, and the checks of rules."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from errandry.core.gate import GateKind, Pause, PutRule
 from errandry.core.rule import Rate, Rule, rate
@@ -32,7 +34,50 @@ def test_a_rate_can_have_another_burst() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "100", "100/", "/minute", "100/fortnight", "x/minute", "1.5/s", 100, None, "-1/s", "0/s"]
+    ("text", "printed"),
+    [
+        ("1/s", "1/second"),
+        ("5/30d", "5/30d"),
+        ("100/week", "100/7d"),
+        ("10/1234567s", "10/1234567s"),
+        ("3/90m", "3/90m"),
+        ("3/2h", "3/2h"),
+        ("1000/0.25s", "1000/0.25s"),
+        ("7/1ms", "7/0.001s"),
+        ("1/1234567.891s", "1/1234567.891s"),
+    ],
+)
+def test_a_printed_rate_can_be_read_back(text: str, printed: str) -> None:
+    assert str(rate(text)) == printed
+    assert rate(printed) == rate(text)
+
+
+@given(st.integers(1, 10_000_000), st.floats(0.001, 3e9))
+def test_every_printed_rate_can_be_read_back(count: int, period: float) -> None:
+    one = Rate(count, period, 1)
+
+    assert rate(str(one), 1) == one
+
+
+def test_a_rate_takes_no_burst_beside_its_own() -> None:
+    with pytest.raises(InvalidValue, match=r"^burst=50: a Rate has its own burst \(1\): give it there"):
+        rate(Rate(100, 60.0, 1), 50)
+
+
+def test_an_error_names_the_option_that_was_given() -> None:
+    for text, burst, name in (
+        ("foo", None, "group_rate"),
+        ("0/s", None, "group_rate"),
+        ("5/s", 0, "group_burst"),
+    ):
+        with pytest.raises(InvalidValue) as caught:
+            rate(text, burst, "group_rate")
+        assert caught.value.name == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "100", "100/", "/minute", "100/fortnight", "x/minute", "1.5/s", 100, None, "-1/s", "0/s", "5/0.1ms"],
 )
 def test_an_invalid_rate_is_refused_with_an_example(text: object) -> None:
     with pytest.raises(InvalidValue, match=r"100/minute|whole number"):

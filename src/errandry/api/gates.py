@@ -112,7 +112,7 @@ def read_rule_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, burst_name in (("rate", "burst"), ("group_rate", "group_burst")):
         burst = changes.pop(burst_name, None)
         if changes.get(name) is not None:
-            changes[name] = rate(changes[name], burst)
+            changes[name] = rate(changes[name], burst, name)
         elif burst is not None:
             why = f"says how many of the {name} may begin at once: give {name} too"
             raise InvalidValue(burst_name, burst, why)

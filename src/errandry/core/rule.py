@@ -14,6 +14,8 @@ from errandry.core.duration import format_duration, seconds
 from errandry.errors import InvalidValue
 
 COUNT_MAX = 10_000_000
+PERIOD_MIN = 0.001
+"""Minimum number of seconds of the period of a rate."""
 _USAGE = 'write a count and a time: "100/minute", "5/s", "1000/90s"'
 _RATE = re.compile(r"\s*([0-9][0-9_,]*)\s*/\s*([0-9].*|[a-zA-Z]+)\s*", re.ASCII)
 
@@ -31,7 +33,7 @@ class Rate(Struct, frozen=True, gc=False):
     def __post_init__(self) -> None:
         check.whole("rate.count", self.count, 1, COUNT_MAX)
         check.whole("rate.burst", self.burst, 1, COUNT_MAX)
-        if check.span("rate.period", self.period) < 0.001:
+        if check.span("rate.period", self.period) < PERIOD_MIN:
             raise InvalidValue("rate.period", self.period, f"must be at least a millisecond; {_USAGE}")
 
     @property
@@ -40,24 +42,41 @@ class Rate(Struct, frozen=True, gc=False):
         return self.period / self.count
 
     def __str__(self) -> str:
-        period = _PERIOD_NAMES.get(self.period, f"{self.period:g}s")
-        return f"{self.count}/{period}"
+        """The rate as `rate` parses it, with the period in the largest unit of which it is a multiple."""
+        return f"{self.count}/{_PERIOD_NAMES.get(self.period) or _period_text(self.period)}"
 
 
-def rate(text: object, burst: int | None = None) -> Rate:
-    """Parse a rate such as "100/minute". The default `burst` is a tenth of the count, at least 1."""
+def rate(text: object, burst: int | None = None, name: str = "rate") -> Rate:
+    """Parse a rate such as "100/minute". The default `burst` is a tenth of the count, at least 1.
+
+    `name` is the option that an error names.
+    """
+    burst_name = name.replace("rate", "burst")
     if isinstance(text, Rate):
+        if burst is not None:
+            raise InvalidValue(burst_name, burst, f"a Rate has its own burst ({text.burst}): give it there")
         return text
     match = _RATE.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise InvalidValue("rate", text, f"not a rate; {_USAGE}")
+        raise InvalidValue(name, text, f"not a rate; {_USAGE}")
     digits, unit = match[1].replace("_", "").replace(",", ""), match[2]
     try:
-        period = seconds(unit if unit[0].isdigit() else f"1{unit}", "rate")
+        period = seconds(unit if unit[0].isdigit() else f"1{unit}", name)
     except InvalidValue:
-        raise InvalidValue("rate", text, f"{unit!r} is not a length of time; {_USAGE}") from None
-    count = check.whole("rate.count", int(digits[:20]), 1, COUNT_MAX)
+        raise InvalidValue(name, text, f"{unit!r} is not a length of time; {_USAGE}") from None
+    if not 1 <= int(digits[:20]) <= COUNT_MAX or period < PERIOD_MIN:
+        raise InvalidValue(name, text, f"must be 1 to {COUNT_MAX:,} jobs in a millisecond or more; {_USAGE}")
+    if burst is not None:
+        check.whole(burst_name, burst, 1, COUNT_MAX)
+    count = int(digits)
     return Rate(count, period, max(1, count // 10) if burst is None else burst)
+
+
+def _period_text(period: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if period % size == 0:
+            return f"{int(period) // size}{unit}"
+    return f"{int(period)}s" if period == int(period) else f"{period!r}s"
 
 
 _PERIOD_NAMES = {1.0: "second", 60.0: "minute", 3_600.0: "hour", 86_400.0: "day"}
