@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,29 @@ def test_a_url_takes_precedence_over_the_environment(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("ERRANDRY_URL", "sqlite:///elsewhere.db")
 
     assert isinstance(Errandry("memory:").store, MemoryStore)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"store_limits": 5}, "store_limits=5: must be of type StoreLimits"),
+        ({"write_limits": {"pass_rows": 5}}, "write_limits=.*: must be of type WriteLimits"),
+        ({"clock": 5.0}, "clock=5.0: must be an object with the methods time, monotonic"),
+        ({"clock": FakeClock}, "clock=.*: must be an object with"),
+        ({"codec": "aes"}, "codec='aes': must be an object with the methods seal, unseal"),
+        ({"store": "memory:"}, "store='memory:': must be an object with the methods open"),
+    ],
+)
+def test_options_of_a_wrong_type_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidValue, match=why):
+        Errandry(**options)
+
+
+@pytest.mark.parametrize("field", [*StoreLimits.__struct_fields__])
+@pytest.mark.parametrize("value", [-1, "x", None, True])
+def test_invalid_store_limits_are_refused(field: str, value: object) -> None:
+    with pytest.raises(InvalidValue, match=f"^{field}="):
+        StoreLimits(**{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("url", ["", "mysql://localhost", "sqlite:"])

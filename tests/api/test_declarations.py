@@ -268,6 +268,18 @@ class TestRules:
         assert await later.put_declared() == ["queue mail"]
         assert await live.rules() == []
 
+    async def test_a_queue_can_be_declared_again_with_the_same_rules_only(self, live: Errandry) -> None:
+        for _ in range(2):
+            live.declare_queue("mail", limit=5, ageing="1m")
+        why = "is declared already with limit 5, ageing 1m, now with rate 1/second"
+        with pytest.raises(InvalidValue, match=why):
+            live.declare_queue("mail", rate="1/s")
+        with pytest.raises(InvalidValue, match="now with no rules"):
+            live.declare_queue("mail")
+
+        await live.put_declared()
+        assert await live.queue("mail").rules() == Rule(limit=5, ageing=60.0)
+
     async def test_a_task_declared_again_without_a_limit_declares_none(self, live: Errandry) -> None:
         async def send() -> None: ...
 

@@ -166,6 +166,7 @@ class Errandry(Client):
         owner: str = DEFAULT_OWNER,
     ) -> None:
         self._default_fields = read_defaults(defaults)
+        _check_types(store, clock, codec, store_limits, write_limits)
         if store is not None and (url is not None or store_limits is not None):
             raise InvalidValue(
                 "store", type(store).__name__, "is given, so a url or store_limits would have no effect"
@@ -238,7 +239,8 @@ class Errandry(Client):
         """Declare the rules of a queue: `mail = jobs.declare_queue("mail", limit=20, rate="100/minute")`.
 
         Each worker writes the declared rules to the store when it starts. A rule that an operator has set
-        stays in force until it is reset: `mail.reset_rules()`.
+        stays in force until it is reset: `mail.reset_rules()`. Raises `InvalidValue` if the queue is declared
+        already with other rules.
         """
         self._declarations.add_rule(GateKind.QUEUE, name, Rule(**read_rule_fields(rules)))
         return self.queue(name)
@@ -503,6 +505,24 @@ class Errandry(Client):
             is_replaced = existed and job_id in answer.replaced
             handles.append(Job(self, record, existed, is_replaced))
         return handles
+
+
+def _check_types(store: object, clock: object, codec: object, *limits: object) -> None:
+    """Refuse options that would only fail at the first use."""
+    for option, value, methods in (
+        ("store", store, ("open", "commit", "get", "wait_for_change")),
+        ("clock", clock, ("time", "monotonic")),
+        ("codec", codec, ("seal", "unseal")),
+    ):
+        if value is not None and (
+            isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods)
+        ):
+            raise InvalidValue(option, value, f"must be an object with the methods {', '.join(methods)}")
+    for option, value, kind in zip(
+        ("store_limits", "write_limits"), limits, (StoreLimits, WriteLimits), strict=True
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise InvalidValue(option, value, f"must be of type {kind.__name__}")
 
 
 def _check_hook_result(hook: EnqueueHook, job: NewJob) -> NewJob:

@@ -15,6 +15,7 @@ from errandry.core.gate import DeclareRule, GateKind, check_rule
 from errandry.core.rule import NO_RULE, Rule
 from errandry.core.rule_info import RuleInfo, Source, declare_rule
 from errandry.core.schedule import DeclareSchedule, SchedulePlan, ScheduleRecord, differences
+from errandry.errors import InvalidValue
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
@@ -33,8 +34,14 @@ class Declarations:
         self._rules: dict[tuple[GateKind, str], Rule] = {}
 
     def add_rule(self, kind: GateKind, name: str, rule: Rule) -> None:
+        """Declare a rule. A task may be declared again with another one, a queue only with the same."""
         check.name(kind, name)
         check_rule(kind, rule)
+        before = self._rules.get((kind, name), rule)
+        if kind is GateKind.QUEUE and before != rule:
+            texts = [_rule_text(one, one.given_fields) or "no rules" for one in (before, rule)]
+            why = f"is declared already with {texts[0]}, now with {texts[1]}: give all rules in one call"
+            raise InvalidValue("queue", name, why)
         self._rules[kind, name] = rule
 
     def forget_rule(self, kind: GateKind, name: str) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol, get_args
 
 from msgspec import Struct
 
+from errandry.core import check
 from errandry.core.answer import Answer, Inserted
 from errandry.core.command import (
     Beat,
@@ -76,6 +77,12 @@ class StoreLimits(Struct, frozen=True, kw_only=True):
     events_age: float = 86_400.0
     workers_age: float = 86_400.0
     scan: int = 10_000
+
+    def __post_init__(self) -> None:
+        for name in ("payload", "result", "step", "events", "scan"):
+            check.whole(name, getattr(self, name), 1, check.INT_MAX)
+        for name in ("events_age", "workers_age"):
+            check.span(name, getattr(self, name))
 
 
 class RecordPage(Struct, frozen=True):
