@@ -7,6 +7,7 @@
     ├── QueryError (ValueError)          the query has a syntax error
     ├── UnknownJob (LookupError)         no job has this id
     ├── UnknownSchedule (LookupError)    no schedule has this name
+    ├── UnknownWorker (LookupError)      no worker has this id
     ├── InvalidMove                      the state of the job does not allow it
     ├── AlreadySettled                   the claim of the job was settled before
     ├── DuplicateJob                     another job holds its unique key
@@ -110,6 +111,17 @@ class UnknownSchedule(ErrandryError, LookupError):
 
     def __str__(self) -> str:
         return f"there is no schedule {short_repr(self.name)}"
+
+
+class UnknownWorker(ErrandryError, LookupError):
+    """No worker has this id: it was never started, or it has stopped. Every start has a new id."""
+
+    def __init__(self, worker_id: str, known: tuple[str, ...]) -> None:
+        super().__init__(worker_id, known)
+        self.worker_id, self.known = worker_id, known
+
+    def __str__(self) -> str:
+        return f"there is no worker {short_repr(self.worker_id)}; known are {', '.join(self.known) or 'none'}"
 
 
 class InvalidMove(ErrandryError):

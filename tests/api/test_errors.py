@@ -12,6 +12,7 @@ from errandry.api.outcome import HandlerOutcome
 from errandry.errors import ErrandryError
 
 SAMPLES = {
+    "worker_id": "web-1",
     "name": "priority",
     "value": "high",
     "why": "must be a whole number",

@@ -10,11 +10,12 @@ import apsw
 import pytest
 
 from errandry import Errandry, GateInfo, GroupInfo, Job, OperatorChangeInfo, PauseInfo, QueueInfo, Retry
+from errandry.core.command import Beat
 from errandry.core.duration import as_datetime
 from errandry.core.gate import GateKind
 from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule
 from errandry.core.rule_info import Source
-from errandry.errors import InvalidValue, QueueFull
+from errandry.errors import InvalidValue, QueueFull, UnknownWorker
 from errandry.testing import FakeClock, drain
 from errandry.worker.options import WorkerOptions
 from errandry.worker.worker import Worker
@@ -71,6 +72,7 @@ async def test_rules_groups_and_pauses_are_read_with_utc_datetimes(jobs: Errandr
     await mail.pause(by="eve")
     await acme.set_rules(weight=2)
     await acme.pause(by="eve")
+    await jobs.engine.submit(Beat(worker="w1"))
     await jobs.workers.pause("w1", by="eve")
 
     pause = PauseInfo(at, "eve")
@@ -123,6 +125,30 @@ async def test_a_group_closed_by_a_retry_says_until_when(jobs: Errandry, clock: 
     assert [gate.closed_until for gate in await jobs.rules()] == [group.closed_until]
 
 
+async def test_a_worker_that_does_not_exist_cannot_be_paused(jobs: Errandry) -> None:
+    await jobs.engine.submit(Beat(worker="w1"))
+
+    with pytest.raises(UnknownWorker, match="there is no worker 'ghost'; known are w1"):
+        await jobs.workers.pause("ghost")
+
+    assert not await jobs.workers.resume("ghost")
+    assert (await jobs.paused())[GateKind.WORKER] == {}
+
+
+async def test_a_group_closed_by_a_retry_can_be_resumed(jobs: Errandry) -> None:
+    @jobs.task
+    async def call() -> None:
+        raise Retry("busy", after="1 day", pause_group=True)
+
+    await call.using(group="acme").enqueue()
+    await drain(jobs)
+    acme = jobs.queue("default").group("acme")
+
+    assert await acme.resume()
+    assert not await acme.resume()
+    assert await jobs.rules() == []
+
+
 async def test_a_bound_task_can_neither_be_paused_nor_get_rules(tmp_path: Path) -> None:
     async with Errandry(f"sqlite:///{tmp_path}/jobs.db") as jobs:
 
@@ -144,6 +170,9 @@ async def test_a_bound_task_can_neither_be_paused_nor_get_rules(tmp_path: Path) 
         ({"limit": 0}, "limit=0: must be a whole number from 1"),
         ({"rate": "fast"}, "rate='fast': not a rate; write a count and a time"),
         ({"burst": 5}, "burst=5: says how many of the rate may begin at once: give rate too"),
+        ({"group_rate": "fast"}, "^group_rate='fast': not a rate"),
+        ({"group_rate": "1/s", "group_burst": 0}, "^group_burst=0: must be a whole number"),
+        ({"rate": Rate(100, 60.0, 1), "burst": 50}, "^burst=50: a Rate has its own burst"),
         ({"overflow": "explode"}, "overflow='explode'"),
         ({"on_return": "chaos"}, "on_return='chaos'"),
         ({"ageing": "soon"}, "ageing='soon'"),

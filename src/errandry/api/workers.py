@@ -11,6 +11,7 @@ from errandry.api.gates import GateHandle
 from errandry.core.command import Beat, WorkerRecord
 from errandry.core.duration import as_datetime
 from errandry.core.gate import GateKind
+from errandry.errors import UnknownWorker
 
 if TYPE_CHECKING:
     from errandry.api.client import Client
@@ -60,8 +61,12 @@ class Workers:
     async def pause(self, worker_id: str, *, by: str = "") -> bool:
         """Stop the claims of a worker until it is resumed; it finishes the jobs it runs.
 
-        `by` names the operator. Returns False if the worker was paused already.
+        `by` names the operator. Returns False if the worker was paused already. Raises `UnknownWorker` if no
+        worker has this id.
         """
+        known = tuple(worker.id for worker in await self.list())
+        if worker_id not in known:
+            raise UnknownWorker(worker_id, known)
         return await self._gate(worker_id).pause(by=by)
 
     async def resume(self, worker_id: str) -> bool:
