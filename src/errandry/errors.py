@@ -8,6 +8,7 @@
     ├── UnknownJob (LookupError)         no job has this id
     ├── UnknownSchedule (LookupError)    no schedule has this name
     ├── UnknownWorker (LookupError)      no worker has this id
+    ├── ScheduleChanged                  the schedule was changed after it was read
     ├── InvalidMove                      the state of the job does not allow it
     ├── AlreadySettled                   the claim of the job was settled before
     ├── DuplicateJob                     another job holds its unique key
@@ -121,7 +122,18 @@ class UnknownWorker(ErrandryError, LookupError):
         self.worker_id, self.known = worker_id, known
 
     def __str__(self) -> str:
-        return f"there is no worker {short_repr(self.worker_id)}; known are {', '.join(self.known) or 'none'}"
+        return f"there is no worker {short_repr(self.worker_id)}; known workers: {', '.join(self.known) or 'none'}"
+
+
+class ScheduleChanged(ErrandryError):
+    """The plan of the schedule was changed after it was read for an edit. Nothing was written."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"the schedule {short_repr(self.name)} was changed during the edit: edit it again"
 
 
 class InvalidMove(ErrandryError):

@@ -4,17 +4,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
-from msgspec.structs import replace
 
 from errandry import Errandry, JobContext, ScheduleOptions, State, Worker, WorkerOptions
+from errandry.api import schedules
 from errandry.api.gate_info import PauseInfo
 from errandry.codec.json_codec import DocumentInfo
+from errandry.core import cron
 from errandry.core.duration import as_datetime
 from errandry.core.job import Keep
-from errandry.core.schedule import ScheduleRecord, job_id
-from errandry.errors import InvalidArguments, InvalidValue, UnknownSchedule
+from errandry.core.schedule import job_id
+from errandry.errors import InvalidArguments, InvalidValue, ScheduleChanged, UnknownSchedule
 from errandry.testing import FakeClock, drain
 from tests.machine_load import WAIT_TIMEOUT, MachineLoad
 from tests.run_worker import run_burst, running_worker
@@ -99,18 +101,17 @@ class TestPutting:
         async def report() -> None: ...
 
         await jobs.schedules.put("all", report, "@daily", timezone="Asia/Tokyo")
-        record = await jobs.client.schedule("all")
-        unknown = replace(record, plan=replace(record.plan, zone="Mars/Base"))
 
-        async def schedule(name: str) -> ScheduleRecord:
-            assert name == "all"
-            return unknown
+        def zone_info(name: str) -> ZoneInfo:
+            if name == "Asia/Tokyo":
+                raise ZoneInfoNotFoundError(name)
+            return ZoneInfo(name)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(jobs.store, "schedule", schedule)
-            assert (await jobs.schedules.get("all")).timezone == "Mars/Base"
-            await jobs.schedules.edit("all", timezone="UTC")
-        assert (await jobs.schedules.get("all")).timezone == "UTC"
+        monkeypatch.setattr(cron, "ZoneInfo", zone_info)
+        assert (await jobs.schedules.get("all")).timezone == "Asia/Tokyo"
+        with pytest.raises(InvalidValue, match="there is no such time zone here"):
+            await jobs.schedules.edit("all", limit=5)
+        assert (await jobs.schedules.edit("all", timezone="UTC")).timezone == "UTC"
 
     async def test_timing_can_be_given_by_name(self, jobs: Errandry) -> None:
         @jobs.task
@@ -142,6 +143,38 @@ class TestPutting:
         assert ran == ["y"]
         with pytest.raises(InvalidArguments):
             await jobs.schedules.edit("all", arguments={"off": "y"})
+
+    async def test_edits_at_the_same_time_all_take_effect(self, live: Errandry) -> None:
+        @live.task
+        async def report() -> None: ...
+
+        await live.schedules.put("all", report, "@daily")
+
+        await asyncio.gather(
+            live.schedules.edit("all", limit=5),
+            live.schedules.edit("all", jitter="5 minutes"),
+            live.schedules.edit("all", options={"priority": 3}),
+            live.schedules.edit("all", options={"queue": "slow"}),
+        )
+
+        edited = await live.schedules.get("all")
+        assert (edited.limit, edited.jitter, edited.priority, edited.queue) == (5, 300.0, 3, "slow")
+
+    async def test_an_edit_gives_up_if_the_plan_changes_all_the_time(
+        self, jobs: Errandry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        @jobs.task
+        async def report() -> None: ...
+
+        await jobs.schedules.put("all", report, "@daily")
+        monkeypatch.setattr(schedules, "EDIT_TRIES", 1)
+
+        edits = [jobs.schedules.edit("all", limit=limit) for limit in (5, 6)]
+        first, second = await asyncio.gather(*edits, return_exceptions=True)
+
+        assert isinstance(second, ScheduleChanged), second
+        assert "'all' was changed during the edit" in str(second)
+        assert (await jobs.schedules.get("all")).limit == 5, first
 
     async def test_pause_resume_run_remove(self, jobs: Errandry, clock: FakeClock) -> None:
         @jobs.task

@@ -116,6 +116,7 @@ MUTANTS = [
     Mutant("operators_rule", "a declared rule replaces what an operator has set", value("{}")),
     Mutant("operators_plan", "a declared plan replaces the plan of an operator", NEVER),
     Mutant("missed_ticks_counted", "skipped ticks are not counted", FIRST_TERM),
+    Mutant("edited_plan", "an edit undoes the change of another edit", NEVER, in_model=False),
     Mutant("recheck", "an operator command moves jobs that no longer match its query", ALWAYS),
     Mutant("slice_bound", "one slice of an operator command reads all jobs", value("0")),
     Mutant("key_in_another_queue", "a job moves to a queue where another job holds its unique key", DROP),

@@ -32,13 +32,15 @@ from errandry.core.schedule import (
     SchedulePlan,
     ScheduleRecord,
 )
-from errandry.errors import InvalidValue
+from errandry.errors import InvalidValue, ScheduleChanged
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
 
 SCHEDULES_PAGE = 1_000
 """Maximum number of schedules read at a time."""
+EDIT_TRIES = 100
+"""Maximum number of tries of an edit. Each that fails means that another change was written."""
 
 ScheduleTiming = str | timedelta | ScheduleOptions
 Schedulable = Call[Any] | Task[..., Any] | NewJob
@@ -93,18 +95,20 @@ class Schedules:
         """Change the given parts of a schedule, for all ticks from now on; the rest stays.
 
         `options` are options of its jobs, such as queue and priority; `timing` takes the fields of
-        `ScheduleOptions`.
+        `ScheduleOptions`. Edits at the same time all take effect: each is made to the plan that the one
+        before has left. Raises ScheduleChanged if the plan changes again and again in the meantime.
         """
-        before = await self._app.client.schedule(name)
-        job = replace(before.plan.job, **job_fields(options or {}))
-        if arguments is not None:
-            job = replace(
-                job, payload=self._seal_arguments(name, job.task, self._encode_arguments(job.task, arguments))
-            )
-            if (task := self._app.tasks.get(job.task)) is not None:
-                job = replace(job, metadata=with_version(job.metadata, task.run_rules.version))
-        plan = ScheduleOptions(**(timing_of_plan(before.plan) | timing)).plan(job)
-        await self._app.engine.submit(PutSchedule(name, plan, by))
+        fields = job_fields(options or {})
+        for tries_left in reversed(range(EDIT_TRIES)):
+            before = (await self._app.client.schedule(name)).plan
+            job = self._edited_job(name, replace(before.job, **fields), arguments)
+            plan = ScheduleOptions(**(timing_of_plan(before) | timing)).plan(job)
+            try:
+                await self._app.engine.submit(PutSchedule(name, plan, by, edited=before))
+                break
+            except ScheduleChanged:
+                if not tries_left:
+                    raise
         return await self.get(name)
 
     async def reset(self, name: str, *, by: str = "") -> bool:
@@ -185,6 +189,15 @@ class Schedules:
         [job] = self._app._apply_hooks([job])
         text = self._app.codec.unseal(job.payload, DocumentInfo(job.id, job.task, "payload"))
         return replace(job, id="-", payload=self._seal_arguments(name, job.task, text))
+
+    def _edited_job(self, name: str, job: NewJob, arguments: Mapping[str, Any] | None) -> NewJob:
+        """The job of a schedule with other arguments, or with the same if they are None."""
+        if arguments is None:
+            return job
+        payload = self._seal_arguments(name, job.task, self._encode_arguments(job.task, arguments))
+        task = self._app.tasks.get(job.task)
+        version = {} if task is None else {"metadata": with_version(job.metadata, task.run_rules.version)}
+        return replace(job, payload=payload, **version)
 
     def _encode_arguments(self, task: str, arguments: Mapping[str, Any]) -> str:
         declared = self._app.tasks.get(task)

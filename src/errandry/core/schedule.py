@@ -214,12 +214,15 @@ def job_id(name: str, tick: float) -> str:
 class PutSchedule(Struct, frozen=True, gc=False):
     """Create or replace a schedule, as an operator. Answer: WRITTEN, or ALREADY if nothing changed.
 
-    The plan is in force until it is reset, whatever code declares.
+    The plan is in force until it is reset, whatever code declares. `edited` is the plan in force that this
+    one was made from: if another plan is in force by now, the store writes nothing and answers with
+    ScheduleChanged. Without it, any plan is replaced.
     """
 
     name: str
     plan: SchedulePlan
     by: str = ""
+    edited: SchedulePlan | None = None
 
     def __post_init__(self) -> None:
         check_plan(self.name, self.plan)

@@ -263,7 +263,7 @@ _SIZES: dict[type, Callable[[Any], int]] = {
     FailOutcome: _size_of_failure,
     Insert: _size_of_jobs,
     AwaitOutcome: _size_of_jobs,
-    PutSchedule: lambda command: _size_of_plan(command.plan),
+    PutSchedule: lambda command: _size_of_plan(command.plan) + _size_of_plan(command.edited),
     DeclareSchedule: lambda command: _size_of_plan(command.plan),
     PutStep: lambda command: _bytes(command.result),
     SendSignal: lambda command: _bytes(command.payload),

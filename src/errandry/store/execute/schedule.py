@@ -34,7 +34,7 @@ from errandry.core.schedule import (
     job_id,
 )
 from errandry.core.state import SCHEDULED, Move
-from errandry.errors import InvalidValue, UnknownSchedule
+from errandry.errors import InvalidValue, ScheduleChanged, UnknownSchedule
 from errandry.store.execute import flow
 from errandry.store.execute.unit_of_work import UnitOfWork
 
@@ -44,10 +44,14 @@ def put(work: UnitOfWork, command: PutSchedule) -> Ack:
     before = work.tables.lock_schedule(command.name)
     known = None if before is None else before.plan
     if before is None:
+        if command.edited is not None:
+            raise UnknownSchedule(command.name)
         _save(work, replace(tick.new_schedule(command.name, command.plan, work.now), by=command.by))
     elif before.source is Source.OPERATOR and before.plan == command.plan:
         return ALREADY
     else:
+        if command.edited is not None and command.edited != before.plan:  # guard: edited_plan
+            raise ScheduleChanged(command.name)
         after = tick.with_plan(before, command.plan, work.now, command.by)
         _replace(work, before, replace(after, declared=before.declared_plan))
     _emit(work, command.name, command.plan, "put", command.by, known)

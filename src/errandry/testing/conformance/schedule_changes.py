@@ -20,7 +20,7 @@ from errandry.core.schedule import (
 )
 from errandry.core.state import State
 from errandry.core.tick import origin
-from errandry.errors import TooLarge, UnknownSchedule
+from errandry.errors import ScheduleChanged, TooLarge, UnknownSchedule
 from errandry.store.contract import Store, StoreLimits
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import requests
@@ -39,6 +39,43 @@ class ScheduleChanges:
 
         assert await requests.send(store, PutSchedule("all", plan(), by="another author")) is ALREADY
         assert (await get_schedule(store), await requests.snapshot(store)) == before
+
+    async def test_an_edit_is_refused_if_the_plan_has_changed_since_it_was_read(self, store: Store) -> None:
+        read = (await put_schedule(store)).plan
+        limited, delayed = replace(read, limit=5), replace(read, jitter=3.0)
+
+        answers = await store.commit(
+            [PutSchedule("all", limited, "ada", edited=read), PutSchedule("all", delayed, "bob", edited=read)]
+        )
+
+        assert answers[0] is WRITTEN
+        assert isinstance(answers[1], ScheduleChanged)
+        assert answers[1].name == "all"
+        stored = await get_schedule(store)
+        assert (stored.plan, stored.by) == (limited, "ada")
+        both = replace(limited, jitter=3.0)
+        assert await requests.send(store, PutSchedule("all", both, "bob", edited=limited)) is WRITTEN
+        assert (await get_schedule(store)).plan == both
+
+    async def test_an_edit_that_is_sent_again_after_it_was_written_changes_nothing(
+        self, store: Store
+    ) -> None:
+        read = (await put_schedule(store)).plan
+        edit = PutSchedule("all", replace(read, limit=5), "ada", edited=read)
+        assert await requests.send(store, edit) is WRITTEN
+        before = await get_schedule(store), await requests.snapshot(store)
+
+        assert await requests.send(store, edit) is ALREADY
+        assert (await get_schedule(store), await requests.snapshot(store)) == before
+
+    async def test_an_edit_does_not_bring_back_a_removed_schedule(self, store: Store) -> None:
+        read = (await put_schedule(store)).plan
+        await requests.send(store, RemoveSchedule("all"))
+
+        answer = await requests.send(store, PutSchedule("all", replace(read, limit=5), edited=read))
+
+        assert isinstance(answer, UnknownSchedule)
+        assert await store.schedules() == []
 
     async def test_a_changed_interval_moves_the_next_tick_at_once(
         self, store: Store, clock: FakeClock
