@@ -436,12 +436,14 @@ class TestSchedules:
             await jobs.put_declared()
             with caplog.at_level(logging.INFO, LOGGER):
                 assert await jobs.put_declared() == []
-            jobs.schedule("nightly", report.new("some"), "0 3 * * *")
-            assert await jobs.put_declared() == ["schedule nightly"]
+            later = Errandry(store=jobs.store, clock=clock, codec=jobs.codec)
+            later.schedule("nightly", later.task(report.function).new("some"), "0 3 * * *")
+            assert await later.put_declared() == ["schedule nightly"]
 
             assert caplog.text == ""
             schedule = await jobs.schedules.get("nightly")
             assert schedule.arguments == {"of": "some"}
+            await later.close()
 
     async def test_prune_leaves_the_plan_of_an_operator(
         self, jobs: Errandry, another: Callable[..., Errandry]

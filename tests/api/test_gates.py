@@ -128,7 +128,7 @@ async def test_a_group_closed_by_a_retry_says_until_when(jobs: Errandry, clock: 
 async def test_a_worker_that_does_not_exist_cannot_be_paused(jobs: Errandry) -> None:
     await jobs.engine.submit(Beat(worker="w1"))
 
-    with pytest.raises(UnknownWorker, match="there is no worker 'ghost'; known are w1"):
+    with pytest.raises(UnknownWorker, match="there is no worker 'ghost'; known workers: w1"):
         await jobs.workers.pause("ghost")
 
     assert not await jobs.workers.resume("ghost")

@@ -1,14 +1,14 @@
 """Schedules: declared in code, put at run time, and the context of their handlers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
 
-from errandry import Errandry, JobContext, ScheduleOptions, State, Worker, WorkerOptions
+from errandry import Errandry, JobContext, ScheduleOptions, State, Task
 from errandry.api import schedules
 from errandry.api.gate_info import PauseInfo
 from errandry.codec.json_codec import DocumentInfo
@@ -322,26 +322,131 @@ class TestDeclaring:
         await jobs.put_declared()
         await jobs.schedules.pause("clean")
         assert await jobs.put_declared() == []
-        jobs.schedule("clean", clean, "0 4 * * *")
+        jobs.task(schedule="0 4 * * *")(clean.function)
         assert await jobs.put_declared() == ["schedule clean"]
 
         assert (await jobs.schedules.get("clean")).paused is not None
 
-    async def test_a_scheduled_task_without_default_arguments_is_refused_by_the_worker(
-        self, jobs: Errandry
+    @pytest.mark.parametrize(
+        ("declare", "why"),
+        [
+            (lambda jobs: jobs.schedule("s", _send(jobs), "@daily"), "of has no default.*send.new.of=…"),
+            (lambda jobs: jobs.schedule("s", "send", "@daily"), "call='send': must be a call such as"),
+            (lambda jobs: jobs.schedule("s", _noop(jobs).function, "@daily"), "must be a call such as"),
+            (lambda jobs: jobs.schedule("s", _noop(jobs), "* *"), "cron='"),
+            (lambda jobs: jobs.schedule("s", _noop(jobs), 5), "must be cron"),
+            (lambda jobs: jobs.schedule("s", _noop(jobs), "@daily", overlap="skipp"), "mean skip"),
+            (lambda jobs: jobs.schedule("s", _noop(jobs), "every 5s", timezone="Mars"), "no such time zone"),
+            (
+                lambda jobs: jobs.schedule("s", _noop(jobs), "@daily", start="2031-01-01", end="2030-01-01"),
+                "end='2030-01-01T00:00:00Z': is before start, 2031-01-01T00:00:00Z",
+            ),
+            (
+                lambda jobs: jobs.schedule("s", _noop(jobs), "@yearly", start="2030-02-01", end="2030-03-01"),
+                "there is no tick between start, 2030-02-01T00:00:00Z, and end",
+            ),
+            (lambda jobs: jobs.schedule("s", _noop(jobs).using(unique=True), "@daily"), "unique="),
+            (lambda jobs: jobs.schedule("s", _noop(jobs).using(delay=5), "@daily"), "delay="),
+            (lambda jobs: jobs.task(name="s", schedule="@daily")(send), "of has no default"),
+            (lambda jobs: jobs.task(name="s", schedule="@daily", batch=5)(send_all), "of has no default"),
+            (lambda jobs: jobs.task(name="s", schedule="@daily", unique=True)(noop), "unique="),
+        ],
+    )
+    def test_a_wrong_schedule_is_refused_where_it_is_declared(
+        self, declare: Callable[[Errandry], object], why: str
     ) -> None:
-        @jobs.task(schedule="0 3 * * *")
-        async def report(of: str) -> None: ...
-
-        with pytest.raises(InvalidArguments, match="of"):
-            await Worker(jobs, WorkerOptions(burst=True)).run()
-
-    def test_a_wrong_schedule_is_refused_where_it_is_declared(self) -> None:
         jobs = Errandry("memory:")
-        for wrong, why in (("* *", "has 2 fields"), (5, "must be cron")):
+
+        with pytest.raises(InvalidValue, match=why) as refused:
+            declare(jobs)
+
+        assert str(refused.value).startswith("schedule='s': ")
+        assert jobs.schedules.declared == ()
+        assert "s" not in jobs.tasks
+
+    @pytest.mark.parametrize("name", ["", "s" * 151, "a\nb", 5])
+    async def test_a_wrong_name_is_refused_where_it_is_declared(self, jobs: Errandry, name: Any) -> None:
+        with pytest.raises(InvalidValue, match="schedule="):
+            jobs.schedule(name, _noop(jobs), "@daily")
+        with pytest.raises(InvalidValue, match="schedule="):
+            await jobs.schedules.put(name, _noop(jobs), "@daily")
+
+    def test_a_wrong_option_of_a_task_is_refused_where_it_is_declared(self) -> None:
+        jobs = Errandry("memory:")
+        for wrong, why in (("* *", "cron='"), (5, "must be cron")):
             options: dict[str, Any] = {"schedule": wrong}
             with pytest.raises(InvalidValue, match=why):
-                jobs.task(**options)(test_a_worker_sleeps_until_the_tick)
+                jobs.task(**options)(noop)
+
+    def test_a_handler_may_have_a_context_and_types_that_are_declared_later(self) -> None:
+        jobs = Errandry("memory:")
+
+        async def one(ctx: JobContext, count: int = 1) -> None: ...
+        async def other(ctx: JobContext, when: "DeclaredLater" = None) -> None: ...  # type: ignore[name-defined] # noqa: F821
+
+        jobs.task(schedule="@daily")(one)
+        jobs.task(schedule="@daily")(other)
+
+        assert jobs.schedules.declared == ("one", "other")
+
+    def test_two_declarations_of_a_name_must_be_equal(self) -> None:
+        jobs = Errandry("memory:", codec=Bound())
+
+        @jobs.task
+        def report(of: str = "all") -> None: ...
+
+        jobs.schedule("s", report, "@daily")
+        jobs.schedule("s", report, "@daily")
+        jobs.schedule("s", report.new(), "@daily", timezone="UTC")
+        with pytest.raises(InvalidValue, match="schedule='s': is declared already, with when @daily, not"):
+            jobs.schedule("s", report, "@hourly")
+        with pytest.raises(InvalidValue, match="with other arguments: choose another name"):
+            jobs.schedule("s", report.new("shop"), "@daily")
+        with pytest.raises(InvalidValue, match="with task report, not noop"):
+            jobs.schedule("s", _noop(jobs), "@daily")
+        with pytest.raises(InvalidValue, match="schedule='s': is declared already"):
+            jobs.task(name="s", schedule="@daily")(send_by_default)
+
+    async def test_a_task_that_is_declared_again_replaces_its_schedule(self, jobs: Errandry) -> None:
+        def declare(**options: Any) -> None:
+            jobs.task(name="noop", **options)(noop)
+
+        declare(schedule="@daily")
+        declare(schedule="@hourly", queue="slow")
+        await jobs.put_declared()
+        schedule = await jobs.schedules.get("noop")
+        assert (schedule.when, schedule.queue) == ("@hourly", "slow")
+
+        declare()
+        assert jobs.schedules.declared == ()
+        assert await jobs.put_declared(prune=True) == ["schedule noop"]
+
+    def test_a_task_without_a_schedule_keeps_that_of_another_declaration(self, jobs: Errandry) -> None:
+        task = _noop(jobs)
+        jobs.schedule("noop", task, "@daily")
+        _noop(jobs)
+
+        assert jobs.schedules.declared == ("noop",)
+
+
+async def noop() -> None: ...
+
+
+async def send(of: str) -> None: ...
+
+
+async def send_all(of: list[str]) -> None: ...
+
+
+async def send_by_default(of: str = "all") -> None: ...
+
+
+def _noop(jobs: Errandry) -> Task[..., Any]:
+    return jobs.task(noop)
+
+
+def _send(jobs: Errandry) -> Task[..., Any]:
+    return jobs.task(send)
 
 
 async def test_a_worker_sleeps_until_the_tick(live: Errandry) -> None:

@@ -416,10 +416,11 @@ class Chance:
             {"every": 5.0}, {"every": 30.0}, {"cron": "* * * * *"}, {"cron": "*/20 * * * * *"}
         )
         fields = self.new_job("-")
+        start, end = self.of(None, None, self.moment()), self.of(None, None, self.seen.now + 500.0)
         return SchedulePlan(
             job=replace(fields, run_at=None, delay=None, deadline=None, unique=None),
-            start=self.of(None, None, self.moment()),
-            end=self.of(None, None, self.seen.now + 500.0),
+            start=start,
+            end=end if start is None or end is None else max(end, start + 500.0),
             limit=self.of(None, None, 3),
             jitter=self.of(0.0, 0.0, 4.0),
             overlap=self.of(*Overlap),

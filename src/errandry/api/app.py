@@ -216,9 +216,8 @@ class Errandry(Client):
                 raise InvalidValue(
                     "task", task.name, f"is declared already, by {existing.function!r}: pass name="
                 )
+            self.schedules._declare_option(task)
             self.tasks[task.name] = task
-            if task.schedule is not None:
-                self.schedules.declare(task.name, task, task.schedule)
             if task.declared_rule is None:
                 self._declarations.forget_rule(GateKind.TASK, task.name)
             else:

@@ -2,11 +2,12 @@
 
 import builtins
 import secrets
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from errandry.api.job import Job
@@ -31,6 +32,9 @@ from errandry.core.schedule import (
     RunSchedule,
     SchedulePlan,
     ScheduleRecord,
+    check_plan,
+    check_schedule_name,
+    differences,
 )
 from errandry.errors import InvalidValue, ScheduleChanged
 
@@ -47,6 +51,19 @@ Schedulable = Call[Any] | Task[..., Any] | NewJob
 """The job to run: `report.new(of="all")`, a task whose arguments have defaults, or a job as stored."""
 
 
+class _Declared(Struct, frozen=True):
+    """A schedule that code declares.
+
+    `plan` has the arguments as plain JSON, to compare declarations: a codec seals the same ones differently.
+    `is_option` says that it is the option `schedule` of a task, whose next definition replaces it.
+    """
+
+    call: Schedulable
+    timing: ScheduleOptions
+    plan: SchedulePlan
+    is_option: bool = False
+
+
 class Schedules:
     """The schedules of a store.
 
@@ -58,14 +75,37 @@ class Schedules:
 
     def __init__(self, app: "Errandry") -> None:
         self._app = app
-        self._declared: dict[str, tuple[Schedulable, ScheduleOptions]] = {}
+        self._declared: dict[str, _Declared] = {}
 
     def declare(self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Any) -> None:
         """Declare a schedule; workers that start, and `jobs.put_declared`, write it to the store.
 
-        `timing` takes the fields of `ScheduleOptions`.
+        `timing` takes the fields of `ScheduleOptions`. A wrong declaration raises InvalidValue here, and so
+        does a second one of the same name with another plan.
         """
-        self._declared[name] = call, _read_timing(when, timing)
+        with _naming(name):
+            options = _read_timing(when, timing)
+            plan = self._plain_plan(name, call, options)
+        self._add(name, _Declared(call, options, plan))
+
+    def _declare_option(self, task: Task[..., Any]) -> None:
+        """Declare the schedule of a task, named as the task, in place of that of its earlier definition."""
+        if task.schedule is None:
+            if task.name in self._declared and self._declared[task.name].is_option:
+                del self._declared[task.name]
+            return
+        with _naming(task.name):
+            plan = self._plain_plan(task.name, task, task.schedule)
+        self._add(task.name, _Declared(task, task.schedule, plan, is_option=True))
+
+    def _add(self, name: str, declared: _Declared) -> None:
+        known = self._declared.get(name)
+        if known is not None and not (known.is_option and declared.is_option):
+            if changes := differences(known.plan, declared.plan):
+                why = "; ".join(_change_text(field, *values) for field, values in changes.items())
+                raise InvalidValue("schedule", name, f"is declared already, with {why}: choose another name")
+            declared = replace(declared, is_option=known.is_option)
+        self._declared[name] = declared
 
     @property
     def declared(self) -> tuple[str, ...]:
@@ -79,7 +119,9 @@ class Schedules:
 
         `timing` takes the fields of `ScheduleOptions`; `by` names the operator, for the event.
         """
-        plan = _read_timing(when, timing).plan(self._job_template(name, call))
+        with _naming(name):
+            plan = _read_timing(when, timing).plan(self._job_template(name, call))
+            check_plan(name, plan)
         await self._app.engine.submit(PutSchedule(name, plan, by))
         return await self.get(name)
 
@@ -172,23 +214,33 @@ class Schedules:
 
         An encryption seals the same arguments differently each time, which would look like another plan.
         """
-        call, timing = self._declared[name]
-        job = self._job_template(name, call)
+        declared = self._declared[name]
+        job = self._job_template(name, declared.call)
         if known is not None and known.job.task == job.task:
             document = arguments_document(name, job.task)
             unseal = self._app.codec.unseal
             with suppress(Exception):  # the key of the known plan may be gone; a codec raises what it likes
                 if unseal(known.job.payload, document) == unseal(job.payload, document):
                     job = replace(job, payload=known.job.payload)
-        return timing.plan(job)
+        return declared.timing.plan(job)
+
+    def _plain_plan(self, name: str, call: Schedulable, timing: ScheduleOptions) -> SchedulePlan:
+        """The checked plan of a declaration, with plain arguments. Enqueue hooks do not run."""
+        job = call._job_without_arguments() if isinstance(call, Task) else self._plain_job(_single_job(call))
+        plan = timing.plan(job)
+        check_plan(name, plan)
+        return plan
 
     def _job_template(self, name: str, call: Schedulable) -> NewJob:
         """The job that is copied for each tick, with arguments that the codec seals once for all of them."""
-        template = call.new() if isinstance(call, Task) else call
-        job = template.single_job if isinstance(template, Call) else template
-        [job] = self._app._apply_hooks([job])
+        [job] = self._app._apply_hooks([_single_job(call)])
+        plain = self._plain_job(job)
+        return replace(plain, payload=self._seal_arguments(name, plain.task, plain.payload))
+
+    def _plain_job(self, job: NewJob) -> NewJob:
+        """The job without its own id, and with its arguments as plain JSON."""
         text = self._app.codec.unseal(job.payload, DocumentInfo(job.id, job.task, "payload"))
-        return replace(job, id="-", payload=self._seal_arguments(name, job.task, text))
+        return replace(job, id="-", payload=text)
 
     def _edited_job(self, name: str, job: NewJob, arguments: Mapping[str, Any] | None) -> NewJob:
         """The job of a schedule with other arguments, or with the same if they are None."""
@@ -214,6 +266,32 @@ class Schedules:
 
     async def _submit(self, command: Command, expected: type[Any]) -> Any:
         return await self._app.client.submit(command, expected)
+
+
+def _change_text(field: str, old: str, new: str) -> str:
+    return f"other {field}" if old == new else f"{field} {old}, not {new}"
+
+
+def _single_job(call: Schedulable) -> NewJob:
+    if isinstance(call, Task):
+        call.signature.check_defaults()
+        return call.new().single_job
+    if isinstance(call, Call):
+        return call.single_job
+    if not isinstance(call, NewJob):
+        why = 'must be a call such as report.new(of="all"), or a task whose arguments have defaults'
+        raise InvalidValue("call", call, why)
+    return call
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Check the name of a schedule, and name the schedule in each InvalidValue of the block."""
+    check_schedule_name(name)
+    try:
+        yield
+    except InvalidValue as error:
+        raise InvalidValue("schedule", name, str(error)) from error
 
 
 def _read_timing(when: ScheduleTiming, timing: Mapping[str, Any]) -> ScheduleOptions:

@@ -53,6 +53,24 @@ class Signature:
             raise InvalidArguments(self.task, f"{min(twice)} is given twice")
         return given | kwargs
 
+    def check_defaults(self) -> None:
+        """Raise InvalidArguments if a call without arguments lacks one.
+
+        It checks only the names, because the types in the annotations may be declared later. If they are, the
+        parameter of the context is not known yet, and it checks nothing.
+        """
+        required = [
+            name for name, value in self._parameters.items() if value.default is inspect.Parameter.empty
+        ]
+        try:
+            missing = [name for name in required if name != self.context_parameter]
+        except InvalidArguments:
+            return
+        if missing:
+            call = f"{self.task}.new({', '.join(f'{name}=…' for name in missing)})"
+            why = f"{missing[0]} has no default: give it one, or schedule a call with arguments, {call}"
+            raise InvalidArguments(self.task, why)
+
     def write(self, given: dict[str, Any], later: frozenset[str] = frozenset()) -> str:
         """The arguments as JSON text, after a check that this task can read it again.
 

@@ -207,6 +207,17 @@ class Task(Generic[P, R_co]):
         arguments = self.signature.write(given, frozenset(later))
         return Call(_new_job(self.app, self._template, self._job_fields, arguments), self, inputs)
 
+    def _job_without_arguments(self) -> NewJob:
+        """The job of a call without arguments, whose payload the codec has not sealed.
+
+        Raises InvalidArguments if the handler needs arguments.
+        """
+        self.signature.check_defaults()
+        unique: UniqueOptions | None = self._job_fields.get("unique")
+        return (
+            self._template if unique is None else copy_job(self._template, **unique.fields(self.name, "{}"))
+        )
+
     def upgrade(self, version: int) -> Callable[[Upgrade], Upgrade]:
         """Register a function that turns arguments of a version into those of the next one.
 

@@ -115,11 +115,7 @@ class Cron(Struct, frozen=True, dict=True):
 
     @cached_property
     def _zone(self) -> ZoneInfo:
-        try:
-            return ZoneInfo(self.zone)
-        except (KeyError, ValueError, TypeError, OSError):
-            why = "unknown time zone on this host: write a name such as Europe/Vienna, or UTC"
-            raise InvalidValue("timezone", self.zone, why) from None
+        return time_zone(self.zone)
 
     @cached_property
     def _fields(self) -> list[str]:
@@ -156,6 +152,15 @@ class Cron(Struct, frozen=True, dict=True):
         """Whether the expression repeats within the day, and is not for times of day."""
         seconds, minutes, hours, *_ = self._fields
         return any(field.startswith("*") for field in (seconds, minutes, hours))
+
+
+def time_zone(name: str) -> ZoneInfo:
+    """The time zone of this name; InvalidValue if this host does not know it."""
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, TypeError, OSError):
+        why = "there is no such time zone here: write one as Europe/Vienna, or UTC"
+        raise InvalidValue("timezone", name, why) from None
 
 
 def _offset(local: datetime) -> timedelta:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from errandry.core import check
-from errandry.core.cron import Cron
+from errandry.core.cron import Cron, time_zone
 from errandry.core.duration import format_duration, format_time
 from errandry.core.gate import PauseRecord
 from errandry.core.job import NewJob
@@ -104,9 +104,7 @@ class SchedulePlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def check_plan(name: str, plan: SchedulePlan) -> None:
     """Refuse an invalid plan. Not checked on reading: a stored plan may have become invalid since."""
-    check.name("schedule", name)
-    if len(name) > NAME_MAX:
-        raise InvalidValue("schedule", name, f"a schedule's name has at most {NAME_MAX} characters")
+    check_schedule_name(name)
     if (plan.cron is None) == (plan.every is None):
         raise InvalidValue("cron", plan.cron, f"give either cron or every ({plan.every})")
     if plan.every is not None and check.span("every", plan.every) < EVERY_MIN:
@@ -122,8 +120,31 @@ def check_plan(name: str, plan: SchedulePlan) -> None:
             raise InvalidValue(field, value, "cannot be set for the jobs of a schedule: its plan says when")
     if plan.job.metadata is not None and not isinstance(msgspec.json.decode(plan.job.metadata), dict):
         raise InvalidValue("metadata", plan.job.metadata, "must be a JSON object")
+    time_zone(plan.zone)
     if plan.cron is not None:
         plan._cron  # noqa: B018 - reading checks it
+    _check_has_ticks(plan)
+
+
+def check_schedule_name(name: str) -> None:
+    """Raise InvalidValue if a schedule cannot have this name. The ids of its jobs are longer than it."""
+    check.name("schedule", name)
+    if len(name) > NAME_MAX:
+        raise InvalidValue("schedule", name, f"a schedule's name has at most {NAME_MAX} characters")
+
+
+def _check_has_ticks(plan: SchedulePlan) -> None:
+    if plan.start is None or plan.end is None:
+        return
+    if plan.end < plan.start:
+        raise InvalidValue("end", _time_text(plan.end), f"is before start, {_time_text(plan.start)}")
+    if plan.after(plan.start - TICK_RESOLUTION) is None:
+        why = f"there is no tick between start, {_time_text(plan.start)}, and end, {_time_text(plan.end)}"
+        raise InvalidValue("when", plan.timing_text, why)
+
+
+def _time_text(at: float) -> str:
+    return format_time(round(at * 1_000_000))
 
 
 def differences(first: SchedulePlan, second: SchedulePlan) -> dict[str, tuple[str, str]]:
@@ -150,10 +171,7 @@ def _option_texts(plan: SchedulePlan) -> dict[str, str]:
     return {
         "when": plan.timing_text,
         "timezone": plan.zone,
-        **{
-            field: "none" if at is None else format_time(round(at * 1_000_000))
-            for field, at in moments.items()
-        },
+        **{field: "none" if at is None else _time_text(at) for field, at in moments.items()},
         "limit": "none" if plan.limit is None else str(plan.limit),
         "jitter": format_duration(plan.jitter),
         "overlap": plan.overlap.value,
@@ -208,7 +226,7 @@ class ScheduleRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def job_id(name: str, tick: float) -> str:
     """The id of the job of this tick."""
-    return f"{name}@{format_time(round(tick * 1_000_000))}"
+    return f"{name}@{_time_text(tick)}"
 
 
 class PutSchedule(Struct, frozen=True, gc=False):
@@ -313,7 +331,7 @@ class Backfill(Struct, frozen=True, gc=False):
     def __post_init__(self) -> None:
         check.name("schedule", self.name)
         if check.instant("first", self.first) > check.instant("last", self.last):
-            raise InvalidValue("last", self.last, f"is before the first ({self.first})")
+            raise InvalidValue("until", _time_text(self.last), f"is before since, {_time_text(self.first)}")
         check.whole("limit", self.limit, 1, BACKFILL_MAX)
 
 
