@@ -9,9 +9,13 @@ import time
 from pathlib import Path
 
 from errandry import Errandry, JobContext
+from errandry.core.job import NewJob
+from errandry.errors import InvalidValue
 
 if os.environ.get("APP_BROKEN"):
     raise RuntimeError("this app is broken")
+if os.environ.get("APP_CRASHES"):
+    os._exit(3)
 
 jobs = Errandry(os.environ.get("ERRANDRY_URL", "memory:"))
 
@@ -42,3 +46,12 @@ async def version() -> str:
 def _write_pids(ctx: JobContext, folder: str) -> Path:
     (Path(folder) / f"{ctx.id}-{ctx.attempt}").write_text(f"{os.getpid()} {os.getppid()}")
     return Path(folder)
+
+
+if os.environ.get("APP_DECLARES_WRONG"):
+
+    @jobs.on_enqueue
+    def refuse(job: NewJob) -> NewJob:
+        raise InvalidValue("job", job.task, "refused by a hook")
+
+    jobs.schedule("nightly", version, "@daily")

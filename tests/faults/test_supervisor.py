@@ -124,12 +124,32 @@ async def test_a_burst_of_several_workers_ends_when_no_job_is_ready(scene: Comma
 
 
 async def test_workers_that_never_start_end_the_supervisor(scene: CommandScene) -> None:
-    supervisor = scene.worker("--processes", "2", APP_BROKEN="1")
+    supervisor = scene.worker("--processes", "2", APP_CRASHES="1")
 
     assert await supervisor.wait_for_end() == 1
-    assert "RuntimeError: this app is broken" in supervisor.log()
+    assert "exited with code 3 before it was ready" in supervisor.log()
     assert "giving up" in supervisor.log()
     assert len(started_processes(supervisor)) <= 5
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "why"),
+    [
+        ((), {"APP_BROKEN": "1"}, "RuntimeError: this app is broken"),
+        (("--tasks", "nope"), {}, "--tasks nope: there is no task 'nope'"),
+        ((), {"APP_DECLARES_WRONG": "1"}, "job='version': refused by a hook"),
+    ],
+)
+async def test_a_usage_error_of_a_worker_ends_the_supervisor_at_once(
+    scene: CommandScene, options: tuple[str, ...], env: dict[str, str], why: str
+) -> None:
+    supervisor = scene.worker("--processes", "2", *options, **env)
+
+    assert await supervisor.wait_for_end() == 2
+    assert why in supervisor.log()
+    assert "a usage error: a restart would not help" in supervisor.log()
+    assert "restarting it" not in supervisor.log()
+    assert len(started_processes(supervisor)) == 2
 
 
 async def test_a_changed_file_restarts_the_workers(scene: CommandScene, tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ FAILED_STARTS_MAX = 3
 """Number of workers in a row that may end before they were ready; then the supervisor gives up."""
 POLL_INTERVAL = 0.5
 """Seconds between two checks of the time limit of a stopped worker."""
+USAGE_ERROR = 2
+"""Exit code of a worker whose command line or app is wrong. Another start would end the same."""
 STOP_TIMEOUT = 5.0
 """Seconds a worker may take to exit after a second stop, which skips the grace."""
 
@@ -46,7 +48,7 @@ class Supervisor:
         self._command, self._count, self._grace, self._reload = command, count, grace, reload
         self._stops = 0
         self._stopping = asyncio.Event()
-        self._has_given_up = False
+        self._exit_code = 0
         self._failed_starts = 0
         self._changed = asyncio.Event()
         self._workers: set[_Worker] = set()
@@ -62,11 +64,11 @@ class Supervisor:
         finally:
             if watcher is not None:
                 watcher.cancel()
-        return 1 if self._has_given_up else 0
+        return self._exit_code
 
     def stop(self) -> None:
         self._stops += 1
-        if self._stops == 1 and not self._has_given_up:
+        if self._stops == 1 and not self._exit_code:
             log.info("workers claim no more; handlers may finish for %g s", self._grace)
         self._stopping.set()
         for worker in self._workers:
@@ -89,7 +91,13 @@ class Supervisor:
                 continue  # for a reload
             failures = 1 if monotonic() - began >= HEALTHY_AFTER else failures + 1
             self._failed_starts = 0 if worker.was_ready else self._failed_starts + 1
-            await self._wait_before_restart(number, describe_exit(code), failures)
+            if code == USAGE_ERROR and monotonic() - began < HEALTHY_AFTER and self._reload is None:
+                log.error(
+                    "worker %d %s, a usage error: a restart would not help", number, describe_exit(code)
+                )
+                self._give_up(USAGE_ERROR)
+                return
+            await self._wait_before_restart(number, code, failures)
 
     async def _wait_for_exit(self, worker: "_Worker") -> int:
         """Return its exit code; kill it if it was stopped and does not exit in time.
@@ -103,10 +111,15 @@ class Supervisor:
                 worker.kill()
         return code
 
-    async def _wait_before_restart(self, number: int, ending: str, failures: int) -> None:
+    def _give_up(self, exit_code: int) -> None:
+        self._exit_code = exit_code
+        self.stop()
+
+    async def _wait_before_restart(self, number: int, code: int, failures: int) -> None:
         """Wait before a worker is restarted, longer after each failure. Give up if none becomes ready."""
-        if self._reload is not None and self._failed_starts:
-            log.error("worker %d %s before it was ready: it starts again when a file changes", number, ending)
+        ending = describe_exit(code)
+        if self._reload is not None and (self._failed_starts or code == USAGE_ERROR):
+            log.error("worker %d %s at its start: it starts again when a file changes", number, ending)
             await _wait_for_any(self._changed, self._stopping)
         elif self._failed_starts >= FAILED_STARTS_MAX:
             log.error(
@@ -115,8 +128,7 @@ class Supervisor:
                 ending,
                 FAILED_STARTS_MAX - 1,
             )
-            self._has_given_up = True
-            self.stop()
+            self._give_up(1)
         else:
             jitter = 1 + random.uniform(-JITTER, JITTER)
             delay = min(BACKOFF_MAX, BACKOFF * 2 ** min(failures - 1, 16) * jitter)
