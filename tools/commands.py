@@ -20,8 +20,8 @@ def page() -> str:
 Written by `make generate` from `errandry.cli`. [The guide](../guide/cli.md) shows how the commands are used.
 
 Data goes to stdout, messages to stderr. The exit code is 0 on success, 1 if a job was refused or not found or
-a check failed, 2 if the command line is wrong, {temporary} if the store cannot be reached at the moment, and
-{INTERRUPTED} after Ctrl-C.
+a check failed, 2 if the command line or a value in it is wrong, {temporary} if the store cannot be reached at
+the moment, and {INTERRUPTED} after Ctrl-C.
 
 Every option can be given as a flag, in the environment (`ERRANDRY_URL`, `ERRANDRY_JOBS_LS_LIMIT`), or in the
 nearest `pyproject.toml` (`url` in `[tool.errandry]`, `limit` in `[tool.errandry.jobs.ls]`), in this order of

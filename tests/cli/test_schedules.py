@@ -70,8 +70,21 @@ class TestAdding:
         assert cli("schedules", "edit", "nightly").code == 2
 
     def test_invalid_values_are_refused(self, cli: Cli) -> None:
-        assert "has 2 fields" in cli("schedules", "add", "x", "* *", "send").err
+        assert "cron='* *': " in cli("schedules", "add", "x", "* *", "send").err
         assert "unknown time zone" in cli("schedules", "add", "x", "@daily", "send", "--timezone", "Mars").err
+        cli("schedules", "add", "p", "@daily", "send")
+        for words, why in (
+            (("add", "p", "evry 5 minutes", "send"), "cron='evry 5 minutes': "),
+            (("edit", "p", "--when", "foo"), "cron='foo': "),
+            (("edit", "p", "--max-attempts", "0"), "max-attempts=0: must be a whole number"),
+            (("edit", "p", "--queue", ""), "queue='': must be a name"),
+            (
+                ("backfill", "p", "--since", "2026-01-02", "--until", "2026-01-01"),
+                "until='2026-01-01T00:00:00Z': is before since, 2026-01-02T00:00:00Z",
+            ),
+        ):
+            refused = cli("schedules", *words)
+            assert (refused.code, why in refused.err) == (2, True), refused
         refused = cli("--app", "shop:jobs", "schedules", "add", "x", "@daily", "sent")
         assert (refused.code, "sent" in refused.err) == (1, True)
 

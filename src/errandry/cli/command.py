@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from errandry.core.query import OPERATORS
 QUERY_TERM = re.compile(rf"-?(?:{'|'.join(OPERATORS)})(?:[:~<>])")
 """The beginning of a query term. An argument that does not match is a job id."""
 MINUS_MARK = "\0"
-"""Prefix of a query term that begins with a minus, so that click does not parse it as an option.
+"""Prefix of a query term or number that begins with a minus, so that click does not parse it as an option.
 
 No command-line argument can contain this character.
 """
@@ -31,7 +32,19 @@ class CliCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _check_defaults(ctx, (parameter.name for parameter in self.params))
-        return super().parse_args(ctx, [f"{MINUS_MARK}{arg}" if _is_negative(arg) else arg for arg in args])
+        rest = super().parse_args(ctx, self._mark_values(args))
+        for name, value in ctx.params.items():
+            ctx.params[name] = _without_mark(value)
+        return rest
+
+    def _mark_values(self, args: list[str]) -> list[str]:
+        """Mark negative query terms and numbers, unless they are the value of an option."""
+        options = [param for param in self.params if isinstance(param, click.Option)]
+        with_value = {name for option in options if not option.is_flag for name in option.opts}
+        return [
+            f"{MINUS_MARK}{arg}" if _is_negative(arg) and before not in with_value else arg
+            for before, arg in pairwise(["", *args])
+        ]
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """The summary for the list of commands, without its period."""
@@ -110,4 +123,11 @@ def _check_defaults(ctx: click.Context, names: Iterable[str | None]) -> None:
 
 
 def _is_negative(argument: str) -> bool:
-    return argument.startswith("-") and QUERY_TERM.match(argument) is not None
+    """Whether this is a query term or a number that begins with a minus."""
+    return argument.startswith("-") and (argument[1:2].isdigit() or QUERY_TERM.match(argument) is not None)
+
+
+def _without_mark(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_without_mark, value))
+    return value.removeprefix(MINUS_MARK) if isinstance(value, str) else value

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
-from errandry.cli.command import MINUS_MARK, QUERY_TERM
+from errandry.cli.command import QUERY_TERM
 from errandry.core.query import parse, quote
 from errandry.errors import QueryError, UnknownJob
 
@@ -29,21 +29,20 @@ def parse_target(words: Sequence[str], flow: bool = False) -> JobTarget:
     """Parse ids or a query; giving both or neither is a usage error."""
     if not words:
         raise click.UsageError("No jobs given: write ids, or a query such as state:failed task:send.")
-    plain = tuple(word.removeprefix(MINUS_MARK) for word in words)
-    terms = [word for word in plain if QUERY_TERM.match(word)]
+    terms = [word for word in words if QUERY_TERM.match(word)]
     if not terms:
-        return JobTarget(ids=plain, flow=flow)
-    if len(terms) < len(plain):
-        odd = next(word for word in plain if word not in terms)
+        return JobTarget(ids=tuple(words), flow=flow)
+    if len(terms) < len(words):
+        odd = next(word for word in words if word not in terms)
         raise click.UsageError(f"{odd!r} is an id, {terms[0]!r} a query term: give ids or a query, not both.")
     if flow:
         raise click.UsageError("--flow needs the id of a job, not a query.")
-    return JobTarget(query=query(plain))
+    return JobTarget(query=query(words))
 
 
 def query(words: Sequence[str]) -> str:
     """Join the words to one query; add the quotes that the shell has removed from values with spaces."""
-    return " ".join(_quote_term(word.removeprefix(MINUS_MARK)) for word in words)
+    return " ".join(_quote_term(word) for word in words)
 
 
 def _quote_term(word: str) -> str:

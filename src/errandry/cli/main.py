@@ -2,7 +2,7 @@
 
 0    success
 1    a job was refused or not found, or a check failed
-2    the command line or a query in it is wrong
+2    the command line, or a value or a query in it, is wrong
 75   the store cannot be reached at the moment: try again
 130  interrupted
 """
@@ -20,7 +20,7 @@ from errandry import __version__
 from errandry.cli.command import CliGroup
 from errandry.cli.config import load_defaults
 from errandry.cli.text import clean
-from errandry.errors import ErrandryError, QueryError, StoreUnavailable
+from errandry.errors import ErrandryError, InvalidValue, QueryError, StoreUnavailable
 
 COMMANDS: Mapping[str, str] = {
     "demo": "Run a demo: jobs, workers, failures and a crash",
@@ -44,7 +44,12 @@ COMMANDS: Mapping[str, str] = {
 }
 """Every command with its summary. `errandry.cli.<name>` defines it and is imported only if it is called."""
 
-EXIT_CODES: Mapping[type[ErrandryError], int] = {QueryError: 2, StoreUnavailable: 75}
+USAGE_ERROR = 2
+EXIT_CODES: Mapping[type[ErrandryError], int] = {
+    InvalidValue: USAGE_ERROR,
+    QueryError: USAGE_ERROR,
+    StoreUnavailable: 75,
+}
 INTERRUPTED = 130
 
 
@@ -100,10 +105,18 @@ def run(args: Sequence[str]) -> int:
     except click.Abort:
         return INTERRUPTED
     except ErrandryError as error:
-        click.echo(f"Error: {clean(str(error))}", err=True)
+        click.echo(f"Error: {clean(_error_text(error))}", err=True)
         return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
     except BrokenPipeError:  # the reader of the pipe has closed it, as `head` does
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code if isinstance(code, int) else 0
+
+
+def _error_text(error: ErrandryError) -> str:
+    """The message, with the name of a wrong value as its option is written: `max-attempts`."""
+    text = str(error)
+    if isinstance(error, InvalidValue) and text.startswith(f"{error.name}="):
+        return error.name.replace("_", "-") + text.removeprefix(error.name)
+    return text

@@ -1,6 +1,8 @@
 """Set, reset and list rules: `errandry queues limit`, `rate`, `weight`, `max-size`, `reset`, `rules`, …"""
 
+import re
 from collections.abc import Callable
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +13,7 @@ from errandry.cli.command import CliCommand
 from errandry.cli.pausing import as_data, closed_text, operator, since_text, time_and_operator
 from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
-from errandry.core.gate import GateKind
+from errandry.core.gate import RULE_FIELDS, GateKind
 from errandry.core.rule import OnReturn, Overflow, Rule
 from errandry.core.rule_info import Source
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from errandry.api.gates import GateHandle
 
 Decorated = Callable[[Any], Any]
+_INTEGER = re.compile(r"-?[0-9][0-9_,]*", re.ASCII)
 by_option = click.option("--by", help="Name recorded as the operator; default: your user name")
 
 
@@ -78,6 +81,8 @@ async def rate(
     """
     gate, word = _gate_and_value(jobs, **where)
     name = _rule_name(gate, "rate", each_group)
+    if burst is not None and word == "none":
+        raise click.UsageError("--burst belongs to a rate: leave it out with none.")
     bursts = {} if burst is None else {name.replace("rate", "burst"): burst}
     await _put_rule(session, gate, by, **{name: None if word == "none" else word}, **bursts)
 
@@ -96,7 +101,10 @@ async def weight(
     The weight is relative to the other groups of the queue. none restores the default.
     """
     await _put_rule(
-        session, jobs.queue(queue).group(group), by, weight=None if weight == "none" else _parse_float(weight)
+        session,
+        jobs.queue(queue).group(group),
+        by,
+        weight=None if weight == "none" else _parse_weight(weight),
     )
 
 
@@ -197,7 +205,7 @@ async def reset(
         gate, fields = (queue if group is None else queue.group(group)), words[1:]
     else:
         raise click.UsageError("Give a queue, or --task.")
-    names = [field.replace("-", "_") for field in fields]
+    names = [_field_name(gate.kind, field) for field in fields]
     rule = await gate.reset_rules(*names, declared=declared, by=operator(by))
     _report(session, gate, rule)
 
@@ -300,14 +308,28 @@ def _rule_name(gate: "GateHandle", name: str, each_group: bool) -> str:
     return f"group_{name}" if each_group else name
 
 
+def _field_name(kind: GateKind, word: str) -> str:
+    """The field of the rule that the user wrote as `max-size`."""
+    fields = {field.replace("_", "-"): field for field in RULE_FIELDS[kind]}
+    if word in fields:
+        return fields[word]
+    if word.endswith("burst"):
+        rate = word.removesuffix("burst") + "rate"
+        raise click.UsageError(f"{word!r} belongs to the {rate.replace('-', ' ')}: reset {rate}.")
+    raise click.UsageError(f"{word!r} is no rule of a {kind}: it has {', '.join(fields)}.")
+
+
 def _parse_int(word: str) -> int:
-    if not word.replace("_", "").replace(",", "").isdigit():
+    if _INTEGER.fullmatch(word) is None:
         raise click.UsageError(f"{word!r} is not a whole number; none removes the rule.")
     return int(word.replace("_", "").replace(",", ""))
 
 
-def _parse_float(word: str) -> float:
+def _parse_weight(word: str) -> float:
     try:
-        return float(word)
+        number = float(word)
     except ValueError:
         raise click.UsageError(f"{word!r} is not a number; none removes the rule.") from None
+    if not isfinite(number) or number < 0:
+        raise click.UsageError(f"{word!r} is not a weight: it is from 0.001 to 1,000, usually 1.")
+    return number

@@ -159,7 +159,7 @@ def time_zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, TypeError, OSError):
-        why = "there is no such time zone here: write one as Europe/Vienna, or UTC"
+        why = "unknown time zone on this host: write a name such as Europe/Vienna, or UTC"
         raise InvalidValue("timezone", name, why) from None
 
 
