@@ -145,6 +145,21 @@ class TestRules:
         assert "limit 1 is in force, set by an operator; " in caplog.text
         assert "errandry queues reset --task send limit" in caplog.text
 
+    @pytest.mark.parametrize("kind", ["queue", "task"])
+    async def test_the_suggested_command_is_quoted_for_the_shell(
+        self, live: Errandry, caplog: pytest.LogCaptureFixture, kind: str
+    ) -> None:
+        if kind == "queue":
+            await live.declare_queue("new q", limit=20).set_rules(limit=1)
+        else:
+            live.task(name="new q", limit=20)(Counting.seal)
+            await live.remote_task("new q").set_rules(limit=1)
+
+        await live.put_declared()
+
+        target = "'new q'" if kind == "queue" else "--task 'new q'"
+        assert f"run: errandry queues reset {target} limit\n" in caplog.text
+
     async def test_a_removed_limit_stays_removed_until_it_is_reset(
         self, live: Errandry, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -372,6 +387,34 @@ class TestSchedules:
             "but when 0 5 * * *, queue slow is in force, set by ada; "
             "for the declared plan run: errandry schedules reset clean"
         ]
+
+    async def test_other_options_are_written_in_words(
+        self, jobs: Errandry, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @jobs.task(backoff="linear", keep="2 days", timeout="90s", tags=["a", "b"], lifo=True, group="g")
+        async def clean() -> None: ...
+
+        jobs.schedule("all of it", clean, "0 3 * * *", limit=5)
+        await jobs.put_declared()
+        plain = {"backoff": None, "keep": None, "timeout": None, "tags": [], "lifo": False, "group": ""}
+        await jobs.schedules.edit("all of it", options=plain, limit=None, by="ada")
+
+        with caplog.at_level(logging.INFO, LOGGER):
+            await jobs.put_declared()
+
+        assert (await jobs.schedules.get("all of it")).declared == {
+            "limit": "5",
+            "group": "g",
+            "lifo": "yes",
+            "timeout": "1m30s",
+            "backoff": "linear from 1s",
+            "keep": "2 days",
+            "tags": "a b",
+        }
+        assert (
+            "but limit none, group none, lifo no, timeout none, backoff default, keep default, tags none is"
+        ) in caplog.text
+        assert "run: errandry schedules reset 'all of it'\n" in caplog.text
 
     async def test_a_schedule_made_by_an_operator_stays_when_code_declares_its_name(
         self, jobs: Errandry, caplog: pytest.LogCaptureFixture

@@ -149,3 +149,16 @@ def test_ids_differ_by_their_entropy(now: float, entropies: set[bytes]) -> None:
     expected = {int.from_bytes(entropy) & free for entropy in entropies}
 
     assert {UUID(uuid7(now, entropy)).int & free for entropy in entropies} == expected
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"),
+    [
+        (Keep(), "7 days (failed 30 days)"),
+        (Keep(2 * DAY, 2 * DAY, 2 * DAY), "2 days"),
+        (Keep(DAY, 0.0, 5_400.0, 9, 9, 9), "1 day (failed 0s, canceled 1h30m, last 9)"),
+        (Keep(DAY, DAY, DAY, last_failed=5), "1 day (last 5 failed)"),
+    ],
+)
+def test_a_retention_is_written_in_words(keep: Keep, words: str) -> None:
+    assert str(keep) == words

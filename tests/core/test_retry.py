@@ -99,3 +99,18 @@ def test_an_invalid_backoff_is_refused_by_the_name_of_its_field(fields: dict[str
         Backoff(**fields)  # type: ignore[arg-type]
 
     assert caught.value.name == name
+
+
+@pytest.mark.parametrize(
+    ("backoff", "words"),
+    [
+        (Backoff(), "exponential from 1s"),
+        (Backoff(Curve.LINEAR, 5.0), "linear from 5s"),
+        (Backoff(Curve.FIXED, 30.0, jitter=0.0), "30s"),
+        (Backoff(Curve.FIXED, 30.0), "fixed from 30s"),
+        (Backoff(Curve.EXPONENTIAL, 2.0, 600.0, 0.1), "exponential from 2s up to 10m, jitter 0.1"),
+        (Backoff(function="slowly"), "slowly"),
+    ],
+)
+def test_a_backoff_is_written_in_words(backoff: Backoff, words: str) -> None:
+    assert str(backoff) == words

@@ -6,6 +6,7 @@ force, and what another version of the code had declared.
 
 import logging
 from collections.abc import Iterable
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from errandry.core import check
@@ -115,7 +116,7 @@ def _log_rule(kind: GateKind, name: str, before: RuleInfo, after: RuleInfo | Non
             *(kind, name, _rule_text(new, fields), old.owner, _rule_text(old.rule, fields)),
         )
     if after is not None and (fields := [*after.overridden_fields]):
-        target = name if kind is GateKind.QUEUE else f"--task {name}"
+        target = quote(name) if kind is GateKind.QUEUE else f"--task {quote(name)}"
         log.warning(
             "%s %s: this program declares %s, but %s; "
             "for the declared values run: errandry queues reset %s %s",
@@ -146,7 +147,7 @@ def _log_plan(before: ScheduleRecord, plan: SchedulePlan) -> None:
         log.warning(
             "schedule %s: this program declares %s, but %s is in force, set by %s; "
             "for the declared plan run: errandry schedules reset %s",
-            *(before.name, _side(changes, 1), _side(changes, 0), _operator(before.by), before.name),
+            *(before.name, _side(changes, 1), _side(changes, 0), _operator(before.by), quote(before.name)),
         )
 
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from errandry.core import check
+from errandry.core.duration import format_duration
 from errandry.core.retry import Backoff
 from errandry.core.state import SCHEDULED, TERMINAL, Move, Reason, State
 from errandry.core.step import StepState
@@ -56,6 +57,19 @@ class Keep(Struct, frozen=True, omit_defaults=True, gc=False):
                 if (last := getattr(self, name)) is not None:
                     check.whole(f"keep.{name}", last, 1, KEEP_LAST_MAX)
 
+    def __str__(self) -> str:
+        """The times in words, completed jobs first: "2 days", "7 days (failed 30 days, last 100)"."""
+        states = "completed", "failed", "canceled"
+        spans = {state: _days(getattr(self, state)) for state in states}
+        numbers = {state: getattr(self, f"last_{state}") for state in states}
+        base = spans["completed"]
+        others = [f"{state} {span}" for state, span in spans.items() if span != base]
+        if len({*numbers.values()}) > 1:
+            others += [f"last {number} {state}" for state, number in numbers.items() if number is not None]
+        elif self.is_by_number:
+            others.append(f"last {self.last_completed}")
+        return f"{base} ({', '.join(others)})" if others else base
+
     def last(self, state: State) -> int | None:
         """The maximum number of jobs of a task that stay in `state`; None: no maximum."""
         last: int | None = getattr(self, f"last_{state}")
@@ -69,6 +83,12 @@ class Keep(Struct, frozen=True, omit_defaults=True, gc=False):
     def span(self, state: State) -> float:
         """How many seconds a job that ended in `state` stays."""
         return float(getattr(self, state))
+
+
+def _days(length: float) -> str:
+    """The length of time in days if it is a whole number of them."""
+    days, rest = divmod(length, DAY)
+    return format_duration(length) if rest or not days else f"{days:g} day{'s' if days > 1 else ''}"
 
 
 class Failure(Struct, frozen=True, omit_defaults=True, gc=False):

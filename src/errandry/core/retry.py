@@ -6,6 +6,7 @@ from hashlib import blake2b
 from msgspec import Struct
 
 from errandry.core import check
+from errandry.core.duration import format_duration
 from errandry.errors import InvalidValue
 
 
@@ -36,6 +37,16 @@ class Backoff(Struct, frozen=True, omit_defaults=True, gc=False):
             raise InvalidValue("backoff.jitter", self.jitter, "must be a share from 0 to 1")
         if self.function is not None:
             check.name("backoff.function", self.function)
+
+    def __str__(self) -> str:
+        """The delays in words: "30s", "linear from 1s", "exponential from 1s up to 10m, jitter 10%"."""
+        if self.function is not None:
+            return self.function
+        if self.curve is Curve.FIXED and not self.jitter:
+            return format_duration(min(self.start, self.cap))
+        cap = "" if self.cap == DEFAULT_BACKOFF.cap else f" up to {format_duration(self.cap)}"
+        jitter = "" if self.jitter == DEFAULT_BACKOFF.jitter else f", jitter {self.jitter:.4g}"
+        return f"{self.curve} from {format_duration(self.start)}{cap}{jitter}"
 
     def delay(self, attempt: int, seed: str) -> float:
         """Seconds to wait after `attempt` (1 is the first).

@@ -6,6 +6,7 @@ tick already exists before its time, as a scheduled job.
 """
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -150,7 +151,8 @@ def _time_text(at: float) -> str:
 def differences(first: SchedulePlan, second: SchedulePlan) -> dict[str, tuple[str, str]]:
     """What is different in two plans: the names of the options, with the values of both as text.
 
-    The values of arguments are left out, because they may be secret.
+    The values are written as in code: `30s`, `linear from 1s`. Arguments and metadata are left out, because
+    they may be secret.
     """
     options = _option_texts(first), _option_texts(second)
     changed = {
@@ -159,11 +161,22 @@ def differences(first: SchedulePlan, second: SchedulePlan) -> dict[str, tuple[st
     for field in NewJob.__struct_fields__:
         values = getattr(first.job, field), getattr(second.job, field)
         if values[0] != values[1]:
-            is_hidden = field in ("payload", "metadata")
-            changed[{"payload": "arguments"}.get(field, field)] = (
-                ("…", "…") if is_hidden else (f"{values[0]}", f"{values[1]}")
-            )
+            name = "arguments" if field == "payload" else field
+            changed[name] = _job_option_text(field, values[0]), _job_option_text(field, values[1])
     return changed
+
+
+def _job_option_text(field: str, value: Any) -> str:
+    """An option of a job in words; "…" for what may be secret."""
+    if field in ("payload", "metadata"):
+        return "…"
+    if value is None or value in ("", ()):
+        return "default" if field in ("backoff", "keep") else "none"
+    if field == "timeout":
+        return format_duration(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _option_texts(plan: SchedulePlan) -> dict[str, str]:
