@@ -98,10 +98,18 @@ class TestRules:
         )
 
         listed = cli("queues", "rules").out.splitlines()
-        assert [line.split()[:2] for line in listed[1:]] == [
-            *(["queue", "mail"], ["task", "send"], ["group", "mail"])
+        assert listed[0].split() == ["KIND", "NAME", "GROUP", "RULE", "SOURCE"]
+        assert [" ".join(line.partition("  operator, ")[0].split()) for line in listed[1:]] == [
+            "queue mail rate 100/minute (burst 5)",
+            "queue mail group limit 1",
+            "queue mail max size 1,000",
+            "queue mail overflow drop_oldest",
+            "queue mail ageing 10m",
+            "queue mail on return hold_group",
+            "task send limit 5",
+            "group mail acme weight 2.5",
         ]
-        assert "by ada" in listed[1]
+        assert listed[1].endswith(" by ada")
         assert "see errandry queues rules" in cli("queues", "ls").err
         assert cli("queues", "rules", "--json").data[1]["rule"] == {"limit": 5}
 
@@ -111,8 +119,19 @@ class TestRules:
         cli("queues", "limit", "mail", "50", "--by", "ada")
         cli("queues", "limit", "5", "--task", "send")
 
-        listed = cli("queues", "rules").out
-        assert "limit 50 [operator ada, code: limit 20], max size 9 [code]" in " ".join(listed.split())
+        cli("queues", "pause", "mail", "--by", "bob")
+        limited, sized, paused, _ = [
+            " ".join(line.split()) for line in cli("queues", "rules").out.splitlines()[1:]
+        ]
+        assert (
+            limited.startswith("queue mail limit 50 operator, "),
+            limited.endswith("by ada; code: limit 20"),
+        ) == (
+            True,
+            True,
+        )
+        assert sized == "queue mail max size 9 code"
+        assert (paused.startswith("queue mail paused "), paused.endswith(" by bob")) == (True, True)
         mail, send = cli("queues", "rules", "--json").data
         assert mail["sources"] == {"limit": "operator", "max_size": "code"}
         assert mail["declared"] == {"limit": 20, "max_size": 9}
@@ -298,6 +317,16 @@ class TestEvents:
             ["canceled", "job-3", "send", "in", "mail"],
         ]
         assert len(cli("events").out.splitlines()) == 31
+
+    def test_events_of_all_kinds_are_aligned(self, cli: Cli, shop: Shop) -> None:
+        shop.enqueue(id="a-job")
+        cli("queues", "limit", "mail", "5")
+        cli("schedules", "add", "nightly", "@daily", "send")
+
+        printed = cli("events").out.splitlines()
+
+        assert {line.split()[2] for line in printed} == {"waiting", "scheduled", "rule_changed", "schedule_changed"}
+        assert {len(line) - len(line[20:].split(maxsplit=1)[1]) for line in printed} == {38}
 
     def test_events_can_be_filtered(self, cli: Cli, shop: Shop) -> None:
         for number in range(30):

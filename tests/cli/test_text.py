@@ -10,7 +10,18 @@ import pytest
 from errandry.cli.job_arguments import query
 from errandry.cli.session import Session
 from errandry.cli.table import Cell, Column, lines
-from errandry.cli.text import ago, clean, local_time, one_line, pluralize, short_id, to_json, truncate, width
+from errandry.cli.text import (
+    ago,
+    clean,
+    local_time,
+    one_line,
+    pluralize,
+    short_id,
+    to_json,
+    truncate,
+    width,
+    wrap,
+)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +150,37 @@ def test_a_line_break_in_a_cell_is_escaped() -> None:
         (["state:failed task:send"], "state:failed task:send"),
         (["error~no such"], 'error~"no such"'),
         (['error~"no such"'], 'error~"no such"'),
-        (["\0-payload~to bob"], '-payload~"to bob"'),
+        (["-payload~to bob"], '-payload~"to bob"'),
         (["due<=2026-01-31 08:00"], 'due<="2026-01-31 08:00"'),
         ([], ""),
     ],
 )
 def test_a_value_with_spaces_gets_its_quotes_back(words: list[str], text: str) -> None:
     assert query(words) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "room", "wrapped"),
+    [
+        ("", 5, [""]),
+        ("a bc d", 4, ["a bc", "d"]),
+        ("abcdef g", 4, ["abcd", "ef g"]),
+        ("a bcdefg", 3, ["a", "bcd", "efg"]),
+        ("漢字 漢", 3, ["漢", "字", "漢"]),
+        ("漢", 1, ["漢"]),
+    ],
+)
+def test_text_is_wrapped_at_spaces_or_within_long_words(text: str, room: int, wrapped: list[str]) -> None:
+    assert wrap(text, room) == wrapped
+
+
+@pytest.mark.parametrize("room", [40, 60, 80])
+def test_a_column_that_wraps_loses_nothing_on_a_narrow_terminal(room: int) -> None:
+    columns = [Column("KIND"), Column("NAME", can_wrap=True), Column("SET", can_wrap=True)]
+    row = "queue", "a-long-name-of-a-queue-of-mails-for-acme", "rate 1000/minute (burst 100) by ada"
+
+    printed = list(lines(Session(), columns, [row, ("task", "send", "limit 5")], room))
+
+    assert max(map(len, printed)) <= room
+    text = "".join(printed[1:]).replace(" ", "")
+    assert sorted(text) == sorted("".join([*row, "task", "send", "limit5"]).replace(" ", ""))

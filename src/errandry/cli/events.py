@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from errandry.api.app import Errandry
 
 PAGE_SIZE = 10_000
+KIND_WIDTH = max(map(len, EventKind))
 COLORS = {
     EventKind.COMPLETED: "green",
     EventKind.FAILED: "red",
@@ -116,7 +117,7 @@ def _print(session: Session, event: Event) -> None:
     if session.json:
         session.print_json(to_builtins(event, builtin_types=(datetime,)))
         return
-    kind = session.style(f"{event.kind:<10}", COLORS.get(event.kind))
+    kind = session.style(f"{event.kind:<{KIND_WIDTH}}", COLORS.get(event.kind))
     job = short_id(event.job) if session.is_terminal else one_line(event.job)
     attempt = event.attempt and f"attempt {event.attempt}"
     parts = [kind, job, event.task, event.queue and f"in {event.queue}", attempt, one_line(event.text)]

@@ -1,7 +1,8 @@
 """Set, reset and list rules: `errandry queues limit`, `rate`, `weight`, `max-size`, `reset`, `rules`, …"""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -215,7 +216,7 @@ async def reset(
 async def rules(session: Session, jobs: "Errandry") -> None:
     """List the rules and pauses of queues, tasks and groups.
 
-    Each rule is followed by its source: code, or the operator.
+    Each rule has a line, with its source: code or operator. A pause has a line too.
     """
     infos, now = await jobs.rules(), await jobs.now()
     if session.json:
@@ -225,23 +226,15 @@ async def rules(session: Session, jobs: "Errandry") -> None:
     if not infos:
         session.print_message("There are no rules, and nothing is paused.")
         return
-    columns = [Column("KIND"), Column("NAME", can_shrink=True), Column("GROUP", can_shrink=True)]
-    columns += [
-        Column("RULE", can_shrink=True),
-        Column("SET", can_shrink=True),
-        Column("PAUSED", can_shrink=True),
-    ]
+    gates = [info for info in infos if info.kind is not GateKind.WORKER]
+    has_groups = any(info.group for info in gates)
+    columns = [Column("KIND"), Column("NAME", can_wrap=True)]
+    columns += [Column("GROUP", can_wrap=True)] if has_groups else []
+    columns += [Column("RULE", can_wrap=True), Column("SOURCE", can_wrap=True)]
     rows = [
-        (
-            info.kind,
-            info.name,
-            info.group,
-            f"{describe_sources(info)} {closed_text(info.closed_until, now)}".strip(),
-            "" if info.set_at is None else time_and_operator(info.set_at, info.set_by, now),
-            Cell(since_text(info.paused, now), "yellow"),
-        )
-        for info in infos
-        if info.kind is not GateKind.WORKER
+        (info.kind, info.name, *([info.group] if has_groups else []), *cells)
+        for info in gates
+        for cells in _rule_cells(info, now)
     ]
     table.print_table(session, columns, rows)
 
@@ -254,18 +247,21 @@ def describe_rule(rule: Rule) -> str:
     return ", ".join(map(rule.describe, rule.given_fields))
 
 
-def describe_sources(info: "GateInfo") -> str:
-    """The rule in words with the source of each field: "limit 20 [operator ada, code: limit 5]"."""
-    return ", ".join(
-        f"{info.rule.describe(field)} [{source}{_operator_text(info, field)}{_declared_text(info, field)}]"
-        for field, source in info.sources.items()
-    )
+def _rule_cells(info: "GateInfo", now: datetime) -> "Iterator[tuple[Cell, Cell]]":
+    """Each rule of the gate with its source, such as "limit 50" and "operator, 2 h ago by ada"; its pause."""
+    for field, source in info.sources.items():
+        yield Cell(info.rule.describe(field)), Cell(_source_text(info, field, source, now))
+    if info.paused is not None:
+        yield Cell("paused", "yellow"), Cell(since_text(info.paused, now), "yellow")
+    if closed := closed_text(info.closed_until, now):
+        yield Cell(closed, "yellow"), Cell("a retry of a handler")
 
 
-def _operator_text(info: "GateInfo", field: str) -> str:
-    """The name of the operator who set the field, after a space; empty if it is not known, or was not one."""
-    by = info.operators[field].by if field in info.operators else ""
-    return f" {by}" if by else ""
+def _source_text(info: "GateInfo", field: str, source: Source, now: datetime) -> str:
+    """Where the value in force comes from, and what code declares instead."""
+    change = info.operators.get(field)
+    at = "" if change is None else f", {time_and_operator(change.at, change.by, now)}"
+    return f"{source}{at}{_declared_text(info, field)}"
 
 
 def _declared_text(info: "GateInfo", field: str) -> str:
@@ -273,7 +269,7 @@ def _declared_text(info: "GateInfo", field: str) -> str:
     if info.sources[field] is Source.CODE or getattr(info.declared, field) is None:
         return ""
     is_same = getattr(info.declared, field) == getattr(info.rule, field)
-    return "" if is_same else f", code: {info.declared.describe(field)}"
+    return "" if is_same else f"; code: {info.declared.describe(field)}"
 
 
 async def _put_rule(session: Session, gate: "GateHandle", by: str | None, **changes: Any) -> None:

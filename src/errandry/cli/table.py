@@ -2,11 +2,11 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from errandry.cli.session import Session
-from errandry.cli.text import one_line, truncate, width
+from errandry.cli.text import one_line, truncate, width, wrap
 
 GAP = 2
 WIDTH_MIN = 6
@@ -14,11 +14,16 @@ WIDTH_MIN = 6
 
 
 class Column(NamedTuple):
-    """A column. One with `can_shrink` may be cut to fit the terminal, or left out, the last such first."""
+    """A column, and how it fits a narrow terminal.
+
+    One with `can_shrink` may be cut, or left out, the last such first. One with `can_wrap` becomes narrower
+    too, but its text continues on further lines, so that nothing of it is lost.
+    """
 
     title: str
     is_right: bool = False
     can_shrink: bool = False
+    can_wrap: bool = False
 
 
 class Cell(NamedTuple):
@@ -49,8 +54,13 @@ def lines(
     widths = [max(map(width, column)) for column in zip(*texts, strict=True)]
     if room is not None:
         widths = _fit(columns, widths, room)
-    for row, text in zip(cells, texts, strict=True):
-        yield _line(session, columns, widths, row, text, bold=row is titles)
+    for row, row_texts in zip(cells, texts, strict=True):
+        wrapped = [
+            wrap(text, room) if column.can_wrap else [text]
+            for column, room, text in zip(columns, widths, row_texts, strict=True)
+        ]
+        for line in zip_longest(*wrapped, fillvalue=""):
+            yield _line(session, columns, widths, row, line, bold=row is titles)
 
 
 def _line(
@@ -74,9 +84,11 @@ def _line(
 
 def _fit(columns: Sequence[Column], natural: Sequence[int], room: int) -> list[int]:
     """Shrink columns to fit into `room`, down to `WIDTH_MIN`; if that is not enough, leave out the last."""
-    widths, shrinkable = list(natural), [index for index, column in enumerate(columns) if column.can_shrink]
-    while _total_width(shrunk := _shrunk(widths, shrinkable, room)) > room and shrinkable:
-        widths[shrinkable.pop()] = 0
+    widths = list(natural)
+    shrinkable = [index for index, column in enumerate(columns) if column.can_shrink or column.can_wrap]
+    removable = [index for index in shrinkable if not columns[index].can_wrap]
+    while _total_width(shrunk := _shrunk(widths, shrinkable, room)) > room and removable:
+        widths[removable.pop()] = 0
     return shrunk
 
 

@@ -84,6 +84,30 @@ def truncate(text: str, room: int) -> str:
     return f"{text}…" if room > 0 else ""
 
 
+def wrap(text: str, room: int) -> list[str]:
+    """The text as lines of at most `room` columns, broken at spaces, or within words that are longer."""
+    lines, line = list[str](), ""
+    for word in text.split(" "):
+        joined = f"{line} {word}" if line else word
+        if width(joined) <= room:
+            line = joined
+        else:
+            lines += [line] if line else []
+            *pieces, line = _break(word, max(room, 2))  # a wide character takes two columns
+            lines += pieces
+    return [*lines, line]
+
+
+def _break(word: str, room: int) -> list[str]:
+    """The word in pieces of at most `room` columns."""
+    pieces = [""]
+    for char in word:
+        if width(pieces[-1] + char) > room:
+            pieces.append("")
+        pieces[-1] += char
+    return pieces
+
+
 def _timestamp(at: Time) -> float:
     return at.timestamp() if isinstance(at, datetime) else at
 
