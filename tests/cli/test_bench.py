@@ -79,7 +79,7 @@ def test_a_store_with_other_jobs_is_refused_and_not_changed(cli: Cli, shop: Shop
 
     done = cli("bench", "--quick", "--only", "enqueue", "--url", "sqlite:///errandry.db")
 
-    assert done.code == 1
+    assert done.code == 2
     assert "already holds jobs (1 in mail): name an empty store, or leave out --url" in done.err
     assert shop.call(shop.jobs.counts) == {"mail": {"waiting": 1}}
     assert shop.call(shop.jobs.get, job.id).state == "waiting"
@@ -90,7 +90,7 @@ def test_a_store_with_a_worker_is_refused(cli: Cli, shop: Shop) -> None:
 
     done = cli("bench", "--quick", "--only", "enqueue", "--url", "sqlite:///errandry.db")
 
-    assert done.code == 1
+    assert done.code == 2
     assert "the worker host-1-aaaa is using it" in done.err
 
 
@@ -111,7 +111,7 @@ def test_parts_that_cannot_be_measured_in_memory_are_listed(cli: Cli) -> None:
     assert {figure.part for figure in report.figures} == {"enqueue"}
     assert report.left_out.keys() == PARTS.keys() - {"enqueue"}
     assert report.raw == {}
-    assert cli("bench", "--stress", "--url", "memory:").code == 1
+    assert cli("bench", "--stress", "--url", "memory:").code == 2
 
 
 @pytest.mark.slow(reason="starts PostgreSQL")

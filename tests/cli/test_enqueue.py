@@ -9,14 +9,14 @@ from tests.cli.shell import run_process
 
 
 def test_without_an_app_a_job_is_enqueued_by_name(cli: Cli, shop: Shop) -> None:
-    done = cli("enqueue", "anything", "--json", '{"a": [1, null]}')
+    done = cli("enqueue", "anything", "--args", '{"a": [1, null]}')
 
     job = shop.call(shop.jobs.client.record, done.out.strip())
     assert (job.task, job.queue, job.payload) == ("anything", "default", '{"a":[1,null]}')
 
 
 def test_with_an_app_the_task_sets_the_queue(cli: Cli, shop: Shop) -> None:
-    done = cli("--app", "shop:jobs", "enqueue", "send", "--json", '{"to": "ada"}')
+    done = cli("--app", "shop:jobs", "enqueue", "send", "--args", '{"to": "ada"}')
 
     job = shop.call(shop.jobs.client.record, done.out.strip())
     assert (job.queue, job.max_attempts) == ("mail", 1)
@@ -26,7 +26,7 @@ def test_with_an_app_the_task_sets_the_queue(cli: Cli, shop: Shop) -> None:
     ("args", "code", "message"),
     [
         (["sned"], 1, "there is no task 'sned'; declared tasks: send, sleep"),
-        (["send", "--json", '{"to": 3}'], 2, "Expected `str`, got `int` - at `$.to`"),
+        (["send", "--args", '{"to": 3}'], 2, "Expected `str`, got `int` - at `$.to`"),
         (["send"], 2, "missing required field `to`"),
     ],
 )
@@ -70,7 +70,7 @@ def test_a_second_job_with_the_same_unique_key(cli: Cli, shop: Shop) -> None:
     unique = ("--unique", "call 7", "--unique-for", "1 hour")
     first = cli("enqueue", "call", *unique)
     second = cli("enqueue", "call", *unique)
-    replacing = cli("enqueue", "call", "--json", '{"n": 2}', *unique, "--on-conflict", "replace")
+    replacing = cli("enqueue", "call", "--args", '{"n": 2}', *unique, "--on-conflict", "replace")
     refused = cli("enqueue", "call", *unique, "--on-conflict", "raise")
 
     assert first.out == second.out == replacing.out
@@ -85,10 +85,10 @@ def test_a_second_job_with_the_same_unique_key(cli: Cli, shop: Shop) -> None:
 
 def test_a_unique_key_can_be_made_of_the_arguments(cli: Cli) -> None:
     ids = [
-        cli("enqueue", "call", "--json", text, "--unique-for", "day").out for text in ('{"n":1}', '{"n": 1}')
+        cli("enqueue", "call", "--args", text, "--unique-for", "day").out for text in ('{"n":1}', '{"n": 1}')
     ]
 
-    assert ids[0] == ids[1] != cli("enqueue", "call", "--json", '{"n":2}', "--unique-for", "day").out
+    assert ids[0] == ids[1] != cli("enqueue", "call", "--args", '{"n":2}', "--unique-for", "day").out
 
 
 def test_an_unknown_scope_is_refused(cli: Cli) -> None:
@@ -99,13 +99,13 @@ def test_an_unknown_scope_is_refused(cli: Cli) -> None:
 
 
 def test_the_record_is_printed_as_json(cli: Cli) -> None:
-    [job] = cli("--json", "enqueue", "send", "--json", '{"to": "ada"}').data
+    [job] = cli("enqueue", "send", "--args", '{"to": "ada"}', "--json").data
 
     assert (job["task"], job["state"], job["arguments"]) == ("send", "waiting", {"to": "ada"})
 
 
 def test_arguments_can_come_from_stdin(shop: Shop) -> None:
-    done = run_process("enqueue", "send", "--json", "-", text='{"to": "ada"}')
+    done = run_process("enqueue", "send", "--args", "-", text='{"to": "ada"}')
 
     assert shop.call(shop.jobs.client.record, done.out.strip()).payload == '{"to":"ada"}'
 

@@ -232,7 +232,7 @@ class TestChanging:
         assert states(shop)[job] == state
 
     def test_arguments_and_results_are_given_as_json(self, cli: Cli, shop: Shop, failed: Job[Any]) -> None:
-        assert cli("jobs", "edit", "waits", "--json", '{"to": "bob"}', "--tag", "x").code == 0
+        assert cli("jobs", "edit", "waits", "--args", '{"to": "bob"}', "--tag", "x").code == 0
         assert cli("jobs", "resolve", "sleeps", "--result", '{"n": 1}').code == 0
 
         edited, resolved = (shop.call(shop.jobs.client.record, name) for name in ("waits", "sleeps"))

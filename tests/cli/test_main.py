@@ -40,7 +40,7 @@ def test_help_shows_arguments_in_the_usage_line_and_only_options_below(cli: Cli)
     options, _, common = below.partition("\nGlobal options:\n")
 
     assert usage.startswith("Usage: errandry enqueue [OPTIONS] TASK\n")
-    for section, first in ((options, "--json"), (common, "--url")):
+    for section, first in ((options, "--args"), (common, "--url")):
         names = [line.split()[0] for line in section.splitlines() if re.match(r" {2}\S", line)]
         assert names[0] == first
         assert [name for name in names if not name.startswith("--")] == []
@@ -72,8 +72,8 @@ def test_the_version_is_printed(cli: Cli) -> None:
         (["jobs", "postpone", "a", "--delay", "5x"], "'x' is not a unit"),
         (["jobs", "postpone", "a", "--run-at", "soon"], "write 2026-01-31 or 2026-01-31T08:00Z"),
         (["why"], "Missing argument 'ID'"),
-        (["enqueue", "send", "--json", "{"], "--json needs valid JSON"),
-        (["enqueue", "send", "--json", "[1]"], "--json needs a JSON object"),
+        (["enqueue", "send", "--args", "{"], "--args needs valid JSON"),
+        (["enqueue", "send", "--args", "[1]"], "--args needs a JSON object"),
         (["--app", "nix:jobs", "enqueue", "send"], "there is no module nix"),
         (["--app", "shop:job", "enqueue", "send"], "it has no job; write shop:jobs"),
         (["--app", "shop:Errandry", "enqueue", "send"], "Errandry is not an Errandry app but a type"),
@@ -158,7 +158,7 @@ def test_flags_override_the_environment_which_overrides_pyproject(
 
 def test_a_flag_overrides_the_store_of_the_app(cli: Cli, folder: Path) -> None:
     done = cli(
-        "--app", "shop:jobs", "--url", "sqlite:///other.db", "enqueue", "send", "--json", '{"to": "ada"}'
+        "--app", "shop:jobs", "--url", "sqlite:///other.db", "enqueue", "send", "--args", '{"to": "ada"}'
     )
 
     assert done.code == 0
@@ -195,7 +195,7 @@ def test_a_mistake_in_pyproject_is_reported(cli: Cli, folder: Path, text: str, h
 
 
 def test_data_goes_to_stdout_and_messages_to_stderr(shop: Shop) -> None:
-    done = run_process("enqueue", "send", "--json", '{"to": "ada"}')
+    done = run_process("enqueue", "send", "--args", '{"to": "ada"}')
 
     [job] = shop.call(shop.jobs.list).jobs
     assert (done.code, done.out) == (0, f"{job.id}\n")

@@ -325,7 +325,12 @@ class TestEvents:
 
         printed = cli("events").out.splitlines()
 
-        assert {line.split()[2] for line in printed} == {"waiting", "scheduled", "rule_changed", "schedule_changed"}
+        assert {line.split()[2] for line in printed} == {
+            "waiting",
+            "scheduled",
+            "rule_changed",
+            "schedule_changed",
+        }
         assert {len(line) - len(line[20:].split(maxsplit=1)[1]) for line in printed} == {38}
 
     def test_events_can_be_filtered(self, cli: Cli, shop: Shop) -> None:

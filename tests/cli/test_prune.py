@@ -50,7 +50,7 @@ def archive(records):
 def test_the_number_of_jobs_to_keep_is_set_when_enqueueing(cli: Cli, shop: Shop) -> None:
     for number, words in enumerate(([], ["--keep", "1h"])):
         assert (
-            cli("enqueue", "send", "--json", "{}", "--id", f"j{number}", "--keep-last", "5", *words).code == 0
+            cli("enqueue", "send", "--args", "{}", "--id", f"j{number}", "--keep-last", "5", *words).code == 0
         )
 
     kept = [shop.call(shop.jobs.client.record, f"j{number}").keep for number in range(2)]

@@ -15,7 +15,7 @@ MARCH = ("--start", "2030-03-30T12:00Z")
 
 class TestAdding:
     def test_a_schedule_is_added_and_shown(self, cli: Cli, shop: Shop) -> None:
-        added = cli("schedules", "add", "nightly", "30 2 * * *", "send", "--json", '{"to": "ada"}', *MARCH)
+        added = cli("schedules", "add", "nightly", "30 2 * * *", "send", "--args", '{"to": "ada"}', *MARCH)
         assert added.code == 0
         assert "The schedule nightly runs send 30 2 * * *: next in " in added.err
 
@@ -58,12 +58,12 @@ class TestAdding:
         )
 
     def test_an_edit_takes_effect_at_once_and_keeps_the_rest(self, cli: Cli, shop: Shop) -> None:
-        cli("schedules", "add", "nightly", "30 2 * * *", "send", "--json", '{"to": "ada"}', *MARCH)
+        cli("schedules", "add", "nightly", "30 2 * * *", "send", "--args", '{"to": "ada"}', *MARCH)
 
         [data] = cli("--json", "schedules", "edit", "nightly", "--when", "0 4 * * *").data
 
         assert (data["when"], data["arguments"]) == ("0 4 * * *", {"to": "ada"})
-        [data] = cli("--json", "schedules", "edit", "nightly", "--json", '{"to": "bob"}', "--queue", "q").data
+        [data] = cli("schedules", "edit", "nightly", "--args", '{"to": "bob"}', "--queue", "q", "--json").data
         assert (data["arguments"], data["queue"]) == ({"to": "bob"}, "q")
         [job] = shop.call(shop.jobs.list, "state:scheduled").jobs
         assert (job.id, job.arguments) == ("nightly@2030-03-31T04:00:00Z", {"to": "bob"})
@@ -114,7 +114,7 @@ class TestOperating:
         assert "There are no schedules" in cli("schedules", "ls").err
 
     def test_a_schedule_is_run_now(self, cli: Cli, shop: Shop) -> None:
-        cli("schedules", "add", "a", "@daily", "send", "--json", '{"to": "ada"}')
+        cli("schedules", "add", "a", "@daily", "send", "--args", '{"to": "ada"}')
 
         job_id = cli("schedules", "run", "a").out.strip()
         shop.work()
@@ -122,7 +122,7 @@ class TestOperating:
         assert shop.call(shop.jobs.get, job_id).state == "completed"
 
     def test_past_ticks_are_backfilled(self, cli: Cli, shop: Shop) -> None:
-        cli("schedules", "add", "a", "@daily", "send", "--json", '{"to": "ada"}')
+        cli("schedules", "add", "a", "@daily", "send", "--args", '{"to": "ada"}')
         year = datetime.now(UTC).year - 1
 
         done = cli("schedules", "backfill", "a", "--since", f"{year}-01-01", "--until", f"{year}-01-03")

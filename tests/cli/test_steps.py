@@ -7,7 +7,7 @@ def test_steps_and_signals_of_a_job(cli: Cli, shop: Shop) -> None:
     job = shop.enqueue(id="order", delay="1 hour")
     assert cli("jobs", "steps", "order").err == "The job has no steps.\n"
 
-    sent = cli("jobs", "signal", "order", "approval", "--json", '{"by": "ann"}')
+    sent = cli("jobs", "signal", "order", "approval", "--payload", '{"by": "ann"}')
     again = cli("jobs", "signal", "order", "approval")
 
     assert (sent.code, sent.out) == (0, "Signal sent.\n")
@@ -17,7 +17,7 @@ def test_steps_and_signals_of_a_job(cli: Cli, shop: Shop) -> None:
     assert line.split(maxsplit=4) == ["approval", "signal", "just", "now", '{"by": "ann"}']
     [data] = cli("--json", "jobs", "steps", "order").data
     assert (data["name"], data["kind"], data["result"]) == ("approval", "signal", {"by": "ann"})
-    [answer] = cli("--json", "jobs", "signal", "order", "approval").data
+    [answer] = cli("jobs", "signal", "order", "approval", "--json").data
     assert answer == {"id": "order", "signal": "approval", "answer": "already"}
 
 

@@ -24,9 +24,7 @@ UNIQUE_OPTIONS = {"unique": "key", "unique_for": "scope", "on_conflict": "on_con
 
 @click.command(cls=CliCommand)
 @click.argument("task")
-@click.option(
-    "--json", "given", metavar="OBJECT", help='Arguments as JSON, such as {"to": "ada"}; - reads stdin'
-)
+@click.option("--args", metavar="OBJECT", help='Arguments as JSON, such as {"to": "ada"}; - reads stdin')
 @click.option("--queue", help="Queue of the job")
 @click.option("--priority", type=int, help="Priority; lower runs first")
 @click.option("--delay", type=DURATION, help="Run after this delay, such as 5m")
@@ -64,7 +62,7 @@ async def enqueue(
     session: Session,
     jobs: "Errandry",
     task: str,
-    given: str | None,
+    args: str | None,
     tags: tuple[str, ...],
     metadata: str | None,
     **options: Any,
@@ -72,7 +70,7 @@ async def enqueue(
     """Enqueue a job of TASK and print its id.
 
     With --app, the app must declare the task, and the arguments are checked against its handler. Without an
-    app, the worker checks them. `errandry --json enqueue …` prints the whole record as JSON.
+    app, the worker checks them. --json prints the whole record.
     """
     if session.app is not None and task not in jobs.tasks:
         raise UnknownTask(task, tuple(sorted(jobs.tasks)))
@@ -86,7 +84,7 @@ async def enqueue(
         chosen["tags"] = tags
     if metadata is not None:
         chosen["metadata"] = parse_json("--metadata", metadata)
-    job = await jobs.enqueue(task, {} if given is None else parse_arguments(given), **chosen)
+    job = await jobs.enqueue(task, {} if args is None else parse_arguments(args), **chosen)
     if session.json:
         session.print_json(job_view.as_data(await job.refresh()))
         return

@@ -171,16 +171,16 @@ async def steps(session: Session, app: "Errandry", job_id: str) -> None:
 @jobs.command("signal")
 @click.argument("job_id", metavar="ID")
 @click.argument("name")
-@click.option("--json", "given", metavar="JSON", help="Payload of the signal as JSON; - reads stdin")
+@click.option("--payload", metavar="JSON", help="Payload of the signal as JSON; - reads stdin")
 @app_command
-async def signal(session: Session, app: "Errandry", job_id: str, name: str, given: str | None) -> None:
+async def signal(session: Session, app: "Errandry", job_id: str, name: str, payload: str | None) -> None:
     """Send a signal to a job.
 
     The job may wait for it now or later. Only the first signal of each name counts.
     """
     job_id = await resolve_id(app, job_id)
-    payload = None if given is None else parse_json("--json", given)
-    is_new = await app.signal(job_id, name, payload)
+    value = None if payload is None else parse_json("--payload", payload)
+    is_new = await app.signal(job_id, name, value)
     if session.json:
         session.print_json({"id": job_id, "signal": name, "answer": "written" if is_new else "already"})
     else:
@@ -247,7 +247,7 @@ async def rerun(
 
 @jobs.command("edit")
 @jobs_argument
-@click.option("--json", "given", metavar="OBJECT", help="Replace all arguments; - reads stdin")
+@click.option("--args", metavar="OBJECT", help="Replace all arguments; - reads stdin")
 @click.option("--priority", type=int, help="Priority; lower runs first")
 @click.option("--run-at", type=TIME, help="Earliest time to run")
 @click.option("--max-attempts", type=int, help="Maximum number of attempts, including the first")
@@ -259,7 +259,7 @@ async def edit(
     session: Session,
     app: "Errandry",
     jobs_or_query: tuple[str, ...],
-    given: str | None,
+    args: str | None,
     tags: tuple[str, ...],
     yes: bool,
     dry_run: bool,
@@ -270,13 +270,13 @@ async def edit(
     Only the given options are changed.
     """
     changes = {name: value for name, value in changes.items() if value is not None}
-    if given is not None:
-        changes["arguments"] = parse_arguments(given)
+    if args is not None:
+        changes["arguments"] = parse_arguments(args)
     if tags:
         changes["tags"] = tags
     if not changes:
         raise click.UsageError(
-            "Nothing to change: give --json, --priority, --run-at, --max-attempts, --queue or --tag."
+            "Nothing to change: give --args, --priority, --run-at, --max-attempts, --queue or --tag."
         )
     action = Action(partial(app.edit, **changes), "changed")
     return await apply_action(session, app, parse_target(jobs_or_query), action, yes=yes, dry_run=dry_run)

@@ -86,10 +86,10 @@ TIME, DURATION, NAMES, NUMBERS, SIZE = _Time(), _Duration(), _Names(), _Numbers(
 
 def parse_arguments(text: str) -> dict[str, Any]:
     """Parse the arguments of a task, a JSON object."""
-    value = parse_json("--json", text)
+    value = parse_json("--args", text)
     if not isinstance(value, dict):
         raise click.UsageError(
-            f'--json needs a JSON object with the arguments by name, such as {{"to": "ada"}}, not {text}'
+            f'--args needs a JSON object with the arguments by name, such as {{"to": "ada"}}, not {text}'
         )
     return value
 

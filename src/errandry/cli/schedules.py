@@ -58,8 +58,7 @@ def schedule_options(function: Any) -> Any:
                 help="Which ticks to run that were missed while no worker was running",
             ),
             click.option(
-                "--json",
-                "given",
+                "--args",
                 metavar="OBJECT",
                 help='Arguments as JSON, such as {"of": "all"}; - reads stdin',
             ),
@@ -148,12 +147,12 @@ async def add(
 
     \b
     errandry schedules add nightly "0 3 * * *" report --timezone Europe/Vienna
-    errandry schedules add poll "every 5 minutes" fetch --json '{"of": "all"}' --overlap skip
+    errandry schedules add poll "every 5 minutes" fetch --args '{"of": "all"}' --overlap skip
     """
     if session.app is not None and task not in jobs.tasks:
         raise UnknownTask(task, tuple(sorted(jobs.tasks)))
-    timing, chosen, given = _split_options(options)
-    call = jobs._job_by_name(task, given or {}, chosen)
+    timing, chosen, arguments = _split_options(options)
+    call = jobs._job_by_name(task, arguments or {}, chosen)
     schedule = await jobs.schedules.put(name, call, when, by=operator(by), **timing)
     _report(session, schedule, await jobs.now())
 
@@ -170,12 +169,12 @@ async def edit(
 
     Only the given options are changed. The change takes effect at once.
     """
-    timing, chosen, given = _split_options(options)
+    timing, chosen, arguments = _split_options(options)
     if when is not None:
         timing["when"] = when
-    if not timing and not chosen and given is None:
-        raise click.UsageError("Nothing to change: give --when, --timezone, --json, --queue, …")
-    schedule = await jobs.schedules.edit(name, arguments=given, options=chosen, by=operator(by), **timing)
+    if not timing and not chosen and arguments is None:
+        raise click.UsageError("Nothing to change: give --when, --timezone, --args, --queue, …")
+    schedule = await jobs.schedules.edit(name, arguments=arguments, options=chosen, by=operator(by), **timing)
     _report(session, schedule, await jobs.now())
 
 
@@ -363,10 +362,10 @@ def _read_arguments(schedule: "Schedule") -> Any:
 
 def _split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
     """Split the given options into timing options, job options and the job's arguments."""
-    given = options.pop("given")
+    args = options.pop("args")
     chosen = {name: value for name, value in options.items() if value is not None}
     timing = {name: chosen.pop(name) for name in TIMING_OPTIONS if name in chosen}
-    return timing, chosen, None if given is None else parse_arguments(given)
+    return timing, chosen, None if args is None else parse_arguments(args)
 
 
 def _report(session: Session, schedule: "Schedule", now: datetime) -> None:
