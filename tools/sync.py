@@ -76,7 +76,9 @@ MIRRORS = (
 )
 """The mirrored classes, base classes first."""
 ASYNC_ONLY = {"Errandry"}
-"""Classes whose plain methods are mirrored only if they return a mirrored class; others declare things."""
+"""Classes whose plain methods are mirrored only if they return a mirrored class; others are decorators."""
+PLAIN = {"Errandry.schedule"}
+"""Plain methods of these classes that are mirrored too."""
 BODIES = {
     "Task.enqueue": """
         [job] = self._mirrored.app.sync.enqueue_many([self._mirrored.new(*args, **kwargs)])
@@ -193,7 +195,8 @@ def _public_methods(module: str, name: str) -> Iterator[Method]:
 
 def _method_lines(mirror: Mirror, method: Method) -> Iterator[str]:
     returns, is_async = _annotation(method.returns), isinstance(method, ast.AsyncFunctionDef)
-    if not is_async and mirror.name in ASYNC_ONLY and returns == _renamed(returns):
+    is_plain = not is_async and returns == _renamed(returns)
+    if is_plain and mirror.name in ASYNC_ONLY and f"{mirror.name}.{method.name}" not in PLAIN:
         return
     decorators = [ast.unparse(decorator) for decorator in method.decorator_list]
     name, arguments = SPECIAL.get(method.name, method.name), _blocking_arguments(method.args)

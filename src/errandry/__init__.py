@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from errandry.api.events import Event
     from errandry.api.flow import Flow, Parallel, chain, chord, flow, parallel, result_of
     from errandry.api.gate_info import GateInfo, GroupInfo, OperatorChangeInfo, PauseInfo, QueueInfo
+    from errandry.api.gates import RuleOptions
     from errandry.api.job import Job
     from errandry.api.job_view import JobPage
     from errandry.api.options import DefaultOptions
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from errandry.core.job import Keep, Progress
     from errandry.core.retry import Backoff, Curve
     from errandry.core.rule import Rate, Rule
+    from errandry.core.rule_info import Source
     from errandry.core.state import State
     from errandry.core.stats import Stats
     from errandry.core.step import StepKind
@@ -78,10 +80,12 @@ __all__ = [
     "Rate",
     "Retry",
     "Rule",
+    "RuleOptions",
     "Schedule",
     "ScheduleOptions",
     "Signed",
     "Snooze",
+    "Source",
     "State",
     "Stats",
     "Step",
@@ -113,6 +117,7 @@ _NAMES = {
     "api.events": ("Event",),
     "api.flow": ("Flow", "Parallel", "chain", "chord", "flow", "parallel", "result_of"),
     "api.gate_info": ("GateInfo", "GroupInfo", "OperatorChangeInfo", "PauseInfo", "QueueInfo"),
+    "api.gates": ("RuleOptions",),
     "api.job": ("Job",),
     "api.job_view": ("JobPage",),
     "api.options": ("DefaultOptions",),
@@ -132,6 +137,7 @@ _NAMES = {
     "core.job": ("Keep", "Progress"),
     "core.retry": ("Backoff", "Curve"),
     "core.rule": ("Rate", "Rule"),
+    "core.rule_info": ("Source",),
     "core.state": ("State",),
     "core.stats": ("Stats",),
     "core.step": ("StepKind",),

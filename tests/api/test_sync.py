@@ -42,6 +42,14 @@ def add(app: Errandry) -> Task[[int, int], int]:
     return add
 
 
+def test_schedules_and_queues_are_declared(app: Errandry, add: Task[[int, int], int]) -> None:
+    app.sync.declare_queue("mail", limit=5)
+    app.sync.schedule("nightly", add.new(1, 2), "@daily", limit=3)
+
+    assert app.sync.put_declared() == ["schedule nightly", "queue mail"]
+    assert app.sync.schedules.get("nightly").limit == 3
+
+
 def test_everything_works_without_a_loop(app: Errandry, add: Task[[int, int], int]) -> None:
     job = add.sync.enqueue(1, 2)
     other, third = app.sync.enqueue_many([add.new(3, 4), add.using(delay=60).new(5, 6)])

@@ -662,6 +662,10 @@ class SyncErrandry(Blocking):
         """Yield events as they happen, from the cursor `after` or from now on, filtered by the other options."""
         yield from self._iterate(self._mirrored.events(after, kind=kind, queue=queue, task=task, job=job))
 
+    def schedule(self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Any) -> None:
+        """Declare a schedule for a call: `jobs.schedule("nightly", report.new(), "0 3 * * *")`."""
+        self._mirrored.schedule(name, call, when, **timing)
+
     def declare_queue(self, name: str, **rules: Unpack[RuleOptions]) -> SyncQueue:
         """Declare the rules of a queue: `mail = jobs.declare_queue("mail", limit=20, rate="100/minute")`."""
         return SyncQueue(self._mirrored.declare_queue(name, **rules))
