@@ -72,6 +72,8 @@ def test_the_version_is_printed(cli: Cli) -> None:
         (["jobs", "postpone", "a", "--delay", "5x"], "'x' is not a unit"),
         (["jobs", "postpone", "a", "--run-at", "soon"], "write 2026-01-31 or 2026-01-31T08:00Z"),
         (["why"], "Missing argument 'ID'"),
+        (["events", "--kind", "shedule_changed"], "is no kind of event. Did you mean schedule_changed?"),
+        (["events", "--kind", "xyzzy"], "is no kind of event. Write one of "),
         (["enqueue", "send", "--args", "{"], "--args needs valid JSON"),
         (["enqueue", "send", "--args", "[1]"], "--args needs a JSON object"),
         (["--app", "nix:jobs", "enqueue", "send"], "there is no module nix"),

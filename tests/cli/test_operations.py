@@ -276,6 +276,13 @@ class TestWorkers:
 
         assert cli("workers", "ls").err == "No worker is running.\n"
 
+    def test_pausing_all_workers_without_any_prints_a_message(self, cli: Cli, shop: Shop) -> None:
+        shop.call(shop.jobs.open)
+
+        for command in ("pause", "resume"):
+            done = cli("workers", command, "--all")
+            assert (done.code, done.out, done.err) == (0, "", "No worker is running.\n")
+
     def test_a_worker_is_paused_by_part_of_its_id(self, cli: Cli, two: None) -> None:
         assert cli("workers", "pause", "bbbb", "--by", "ada").err == "The worker host-2-bbbb is paused.\n"
         assert "host-2-bbbb  paused" in cli("workers", "ls").out

@@ -62,6 +62,10 @@ def test_a_store_given_by_a_flag_is_used_by_apps_that_name_none(folder: Path) ->
         (["shop:jobs", "--thread-slots", "0"], "--thread-slots 0: must be a whole number from 1"),
         (["shop:jobs", "--process-slots", "0"], "--process-slots 0: must be a whole number from 1"),
         (["shop:jobs", "--proceses", "2"], "Did you mean"),
+        (["shop:jobs", "--weights", "1,2.5"], "--weights 1,2.5: needs a list of queues to order."),
+        (["shop:jobs", "--queues", "a,b", "--weights", "1"], "--weights 1: must be 'strict', or a weight"),
+        (["shop:jobs", "--queues", "a,b", "--weights", "0,1"], "--weights 0,1: must be from 0.001"),
+        (["shop:jobs", "--strict"], "--strict: needs a list of queues to order."),
     ],
 )
 def test_an_invalid_option_is_a_usage_error(cli: Cli, arguments: list[str], message: str) -> None:

@@ -9,6 +9,7 @@ from msgspec import to_builtins
 from errandry.api.events import Event, event_of_entry
 from errandry.cli.command import CliCommand
 from errandry.cli.job_arguments import resolve_id
+from errandry.cli.param_types import Word
 from errandry.cli.session import Session, app_command
 from errandry.cli.text import local_time, one_line, short_id
 from errandry.core.event import EventFilter, EventKind
@@ -47,7 +48,7 @@ COLORS = {
     "--kind",
     "kinds",
     multiple=True,
-    type=click.Choice([str(kind) for kind in EventKind]),
+    type=Word("kind of event", EventKind),
     metavar="KIND",
     help="Only events of this kind, such as failed; may be repeated",
 )

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -79,6 +81,21 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
             return tuple(float(part) for part in (str(value).split(",") if isinstance(value, str) else value))
         except (TypeError, ValueError):
             self.fail("write comma-separated numbers: 3,1", param, ctx)
+
+
+class Word(click.Choice[str]):
+    """One of many words. An error suggests the one that is meant, or lists all."""
+
+    def __init__(self, noun: str, words: Iterable[str]) -> None:
+        super().__init__([str(word) for word in words])
+        self._noun = noun
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            close = get_close_matches(str(value), self.choices, 1)
+            hint = f"Did you mean {close[0]}?" if close else f"Write one of {', '.join(self.choices)}."
+            self.fail(f"{value!r} is no {self._noun}. {hint}", param, ctx)
+        return str(value)
 
 
 TIME, DURATION, NAMES, NUMBERS, SIZE = _Time(), _Duration(), _Names(), _Numbers(), _Size()

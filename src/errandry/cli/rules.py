@@ -13,7 +13,7 @@ from errandry.cli import table
 from errandry.cli.command import CliCommand
 from errandry.cli.pausing import as_data, closed_text, operator, since_text, time_and_operator
 from errandry.cli.session import Session, app_command
-from errandry.cli.table import Cell, Column
+from errandry.cli.table import Cell, Column, TableRow
 from errandry.core.gate import RULE_FIELDS, GateKind
 from errandry.core.rule import OnReturn, Overflow, Rule
 from errandry.core.rule_info import Source
@@ -231,11 +231,10 @@ async def rules(session: Session, jobs: "Errandry") -> None:
     columns = [Column("KIND"), Column("NAME", can_wrap=True)]
     columns += [Column("GROUP", can_wrap=True)] if has_groups else []
     columns += [Column("RULE", can_wrap=True), Column("SOURCE", can_wrap=True)]
-    rows = [
-        (info.kind, info.name, *([info.group] if has_groups else []), *cells)
-        for info in gates
-        for cells in _rule_cells(info, now)
-    ]
+    rows: list[TableRow] = []
+    for info in gates:
+        names = [info.kind, info.name, info.group] if has_groups else [info.kind, info.name]
+        rows += [(*names, *cells) for cells in _rule_cells(info, now)]
     table.print_table(session, columns, rows)
 
 
@@ -247,7 +246,7 @@ def describe_rule(rule: Rule) -> str:
     return ", ".join(map(rule.describe, rule.given_fields))
 
 
-def _rule_cells(info: "GateInfo", now: datetime) -> "Iterator[tuple[Cell, Cell]]":
+def _rule_cells(info: "GateInfo", now: datetime) -> Iterator[tuple[Cell, Cell]]:
     """Each rule of the gate with its source, such as "limit 50" and "operator, 2 h ago by ada"; its pause."""
     for field, source in info.sources.items():
         yield Cell(info.rule.describe(field)), Cell(_source_text(info, field, source, now))

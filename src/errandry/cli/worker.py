@@ -127,8 +127,10 @@ def _worker_options(no_upkeep: bool, given: dict[str, Any]) -> "WorkerOptions":
     try:
         return WorkerOptions(upkeep=not no_upkeep, **options)
     except InvalidValue as error:
-        name = {"order": "strict" if is_strict else "weights"}.get(error.name, error.name)
-        raise click.UsageError(f"--{name.replace('_', '-')} {error.value}: {error.why}.") from None
+        order = "strict" if is_strict else f"weights {','.join(f'{weight:g}' for weight in weights or ())}"
+        option = f"{error.name.replace('_', '-')} {error.value}"
+        option = order if error.name in ("order", "weight") else option
+        raise click.UsageError(f"--{option}: {error.why}.") from None
 
 
 def _load_app(session: Session) -> "Errandry":

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from errandry.api.app import Errandry
 
 workers_argument = click.argument("parts", nargs=-1, metavar="[WORKER]...")
+NO_WORKERS = "No worker is running."
 all_option = click.option("--all", "everyone", is_flag=True, help="All workers")
 
 
@@ -40,7 +41,7 @@ async def ls(session: Session, jobs: "Errandry") -> None:
             session.print_json(worker_info(record))
         return
     if not records:
-        session.print_message("No worker is running.")
+        session.print_message(NO_WORKERS)
         return
     columns = [
         Column("WORKER"),
@@ -104,7 +105,7 @@ async def pause(
 
     They claim no more jobs until they are resumed. Running jobs continue.
     """
-    for worker in await _matching_workers(jobs, parts, everyone):
+    for worker in await _matching_workers(session, jobs, parts, everyone):
         changed = await jobs.workers.pause(worker, by=pausing.operator(by))
         pausing.report_pause(session, f"worker {worker}", _as_data(worker), changed)
 
@@ -115,7 +116,7 @@ async def pause(
 @app_command
 async def resume(session: Session, jobs: "Errandry", parts: tuple[str, ...], everyone: bool) -> None:
     """Resume paused workers."""
-    for worker in await _matching_workers(jobs, parts, everyone):
+    for worker in await _matching_workers(session, jobs, parts, everyone):
         changed = await jobs.workers.resume(worker)
         pausing.report_resume(session, f"worker {worker}", _as_data(worker), changed)
 
@@ -124,10 +125,14 @@ def _as_data(worker: str) -> dict[str, str]:
     return {"kind": str(GateKind.WORKER), "name": worker}
 
 
-async def _matching_workers(jobs: "Errandry", parts: Sequence[str], everyone: bool) -> list[str]:
+async def _matching_workers(
+    session: Session, jobs: "Errandry", parts: Sequence[str], everyone: bool
+) -> list[str]:
     """The ids of the workers that these parts name; an error if a part names none, or several."""
     known = [worker.id for worker in await jobs.workers.list()]
     if everyone:
+        if not known:
+            session.print_message(NO_WORKERS)
         return known
     if not parts:
         raise click.UsageError("No workers given: name them by a part of their id, or add --all.")

@@ -29,7 +29,10 @@ NAMES = {
     "@hourly": "0 * * * *",
 }
 YEARS = range(1970, 2101)
-_USAGE = "write 5 fields (30 8 * * 1-5), 6 with seconds first, 7 with years last, or a name such as @daily"
+_USAGE = (
+    "write 5 fields (30 8 * * 1-5 is 8:30 from Monday to Friday), 6 with seconds first, 7 with years last, a "
+    'name such as @daily, or an interval such as "every 5 minutes"'
+)
 _SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
 
 
@@ -122,9 +125,13 @@ class Cron(Struct, frozen=True, dict=True):
         """The six fields from seconds to day of week."""
         if not isinstance(self.text, str):
             raise InvalidValue("cron", self.text, f"must be text: {_USAGE}")
-        fields = NAMES.get(self.text.strip().lower(), self.text).upper().split()
+        name = self.text.strip().lower()
+        if name.startswith("@") and name not in NAMES:
+            raise InvalidValue("cron", self.text, f"there is no such name: write {', '.join(NAMES)}")
+        fields = NAMES.get(name, self.text).upper().split()
         if len(fields) not in (5, 6, 7):
-            raise InvalidValue("cron", self.text, f"has {len(fields)} fields: {_USAGE}")
+            count = f"{len(fields)} field{'s' if len(fields) != 1 else ''}"
+            raise InvalidValue("cron", self.text, f"has {count} and is no cron expression: {_USAGE}")
         fields = ["0", *fields] if len(fields) == 5 else fields[:6]
         try:
             CronSim(" ".join(fields), datetime(2000, 1, 1))  # noqa: DTZ001 - only parses the fields
