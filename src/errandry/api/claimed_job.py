@@ -21,11 +21,13 @@ from errandry.api.task import RunRules
 from errandry.claims.failure import failure
 from errandry.claims.leases import StopReason
 from errandry.claims.open_claim import OpenClaim
+from errandry.claims.pending_outcome import RETRY_AFTER, PendingOutcome
+from errandry.claims.trouble import OnTrouble
 from errandry.codec.argument_version import version_of
 from errandry.codec.json_codec import document_info, from_json
 from errandry.codec.redaction import Redactor, redacted_names
 from errandry.core import check
-from errandry.core.answer import CANCEL, Answer, Lost, Renewed
+from errandry.core.answer import ALREADY, CANCEL, WRITTEN, Answer, Lost, Renewed
 from errandry.core.command import (
     FailOutcome,
     GiveUpOutcome,
@@ -67,11 +69,13 @@ class ClaimedJob:
     `Cancel` settle it with that outcome and end the block without an exception. A block that ends in any
     other way, also by a cancellation of the program's task, releases the job.
 
-    All verbs raise `LeaseLost` if the lease is lost, `AlreadySettled` after the first outcome.
+    All verbs raise `LeaseLost` if the lease is lost, `AlreadySettled` after the first outcome. While
+    the store is full or away, an outcome is retried until the lease ends; then the store's error is raised.
     """
 
-    def __init__(self, app: "Errandry", claim: OpenClaim) -> None:
+    def __init__(self, app: "Errandry", claim: OpenClaim, on_trouble: OnTrouble) -> None:
         self._app, self._claim, self._record = app, claim, claim.record
+        self._on_trouble = on_trouble
         self._settled_by: Move | None = None
         self._is_settled = False
         self._settling: asyncio.Task[None] | None = None
@@ -159,7 +163,11 @@ class ClaimedJob:
         await self._note(Note(self._claim.ref, None, (line,)))
 
     async def complete(self, result: Any = None) -> None:
-        """Complete the job. The result must be a value that JSON has, no larger than the store's limit."""
+        """Complete the job. The result must be a value that JSON has, no larger than the store's limit.
+
+        If the job was canceled meanwhile, it ends as canceled and the result is discarded; `should_stop` says
+        so.
+        """
         self._check_unsettled(Move.COMPLETE)
         try:
             await self._settle(complete_outcome(self._app.codec, self._record, result))
@@ -216,6 +224,9 @@ class ClaimedJob:
             if is_outcome:
                 raise
             log.warning("cannot settle %s as its block ends: %s", self._claim, refusal)
+        finally:
+            if not self.settled:
+                self._claim.stop_renewing()
         return is_outcome
 
     async def _prepare(self) -> None:
@@ -230,6 +241,12 @@ class ClaimedJob:
         """Wait for an outcome that a canceled call was writing; for the claimer."""
         if self._settling is not None and not self._settling.done():
             await asyncio.wait({self._settling})
+
+    def _stop_settling(self) -> None:
+        """Stop writing an outcome that the store has not taken yet; for the claimer."""
+        if self._settling is not None and not self._settling.done():
+            log.warning("%s: its outcome may be unwritten, its claimer is left", self._claim)
+            self._settling.cancel()
 
     def _leave_outcome(self, error: BaseException | None) -> Outcome | None:
         """The outcome of a job that was left unsettled; None if its lease is lost."""
@@ -254,9 +271,12 @@ class ClaimedJob:
         self._settled_by, self._claim.is_settling = outcome.move, True
         return Settle(self._claim.ref, outcome)
 
-    def _end_release(self) -> None:
-        """Note that this was written, or never will be; for the claimer."""
-        self._is_settled = True
+    def _end_release(self, answer: Answer | TimeoutError) -> None:
+        """Note whether this was written; for the claimer."""
+        self._is_settled = answer in (WRITTEN, ALREADY)
+        if not self._is_settled:
+            self._settled_by = None
+        self._claim.is_settling = False
         self._claim.end()
 
     async def _settle(self, outcome: Outcome) -> None:
@@ -268,12 +288,11 @@ class ClaimedJob:
         await asyncio.shield(self._settling)
 
     async def _write(self, outcome: Outcome) -> None:
+        redactor = self._redactor
+        redacted = outcome if redactor is None else redactor.outcome(outcome) or outcome
         self._claim.is_settling = True
         try:
-            redactor = self._redactor
-            redacted = outcome if redactor is None else redactor.outcome(outcome) or outcome
-            answer = await self._app.engine.submit(Settle(self._claim.ref, redacted))
-            self._check_held(answer)
+            self._check_held(await self._send_outcome(PendingOutcome(self._claim, redacted)))
         except BaseException:
             self._settled_by = None
             raise
@@ -281,6 +300,22 @@ class ClaimedJob:
             self._claim.is_settling = False
         self._is_settled = True
         self._claim.end()
+
+    async def _send_outcome(self, pending: PendingOutcome) -> Answer:
+        """Send an outcome until the store answers, or until the lease, which is not renewed, ends."""
+        claim, clock = self._claim, self._app.clock
+        while True:
+            try:
+                return await self._app.engine.submit(Settle(claim.ref, pending.outcome))
+            except ErrandryError as error:
+                if not pending.should_retry(error, self._on_trouble, self._redacted_text):
+                    if not isinstance(error, InvalidValue):
+                        self._on_trouble("gave up on an outcome", error, self._redacted_text)
+                    raise
+                await asyncio.sleep(min(RETRY_AFTER, claim.lease / 3))
+                if pending.is_too_late(clock.monotonic(), self._on_trouble):
+                    claim.mark_lost("its outcome could not be written")
+                    raise
 
     async def _note(self, note: Note) -> None:
         self._check_held(await self._app.engine.submit(note))

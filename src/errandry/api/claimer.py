@@ -173,7 +173,7 @@ class Claimer:
         jobs = []
         for record in answer.jobs:
             claim = OpenClaim(record, clock, self._lease, sent_at, self._renews, self._forget)
-            self._jobs[claim] = ClaimedJob(self._app, claim)
+            self._jobs[claim] = ClaimedJob(self._app, claim, self._trouble.report)
             self._leases.take(claim)
             jobs.append(self._jobs[claim])
         if clock.monotonic() - sent_at >= self._lease / 3:  # the leases count from the moment it was sent
@@ -209,12 +209,14 @@ class Claimer:
             await asyncio.wait(
                 [asyncio.create_task(job._finish_settling()) for job in jobs], timeout=CLOSE_TIMEOUT
             )
+            for job in jobs:
+                job._stop_settling()
         releases = [(job, settle) for job in jobs if (settle := job._begin_release()) is not None]
         if releases:
             settles = [settle for _, settle in releases]
-            await settle_all(self._app.engine, settles, self._trouble.report, CLOSE_TIMEOUT)
-        for job, _ in releases:
-            job._end_release()
+            answers = await settle_all(self._app.engine, settles, self._trouble.report, CLOSE_TIMEOUT)
+            for (job, _), answer in zip(releases, answers, strict=True):
+                job._end_release(answer)
 
     def _forget(self, claim: OpenClaim) -> None:
         """Let go of a claim that is settled or lost. From any thread."""

@@ -166,8 +166,11 @@ class Leases:
 
 async def settle_all(
     engine: Engine, settles: Sequence[Settle], on_trouble: OnTrouble, timeout: float | None = None
-) -> None:
-    """Write these outcomes; log a warning for each that the store did not take within the timeout."""
+) -> Sequence[Answer | TimeoutError]:
+    """Write these outcomes and return the answers, or TimeoutError for those that did not come in time.
+
+    Each outcome that the store did not take is logged.
+    """
     answers: Sequence[Answer | TimeoutError]
     try:
         async with asyncio.timeout(timeout):
@@ -185,3 +188,4 @@ async def settle_all(
                 settle.ref.job,
                 answer,
             )
+    return answers

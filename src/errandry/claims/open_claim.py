@@ -51,6 +51,10 @@ class OpenClaim:
             return False
         return self._timeout_at is None or now < self._timeout_at
 
+    def stop_renewing(self) -> None:
+        """Let the lease run out: the program has let go of the job, and its outcome could not be written."""
+        self._renews = False
+
     def stop(self, reason: StopReason) -> None:
         """Ask the program to stop; the first reason counts. From any thread."""
         self._stop_reason = self._stop_reason or reason

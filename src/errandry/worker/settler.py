@@ -6,20 +6,18 @@ from collections.abc import Callable
 from functools import partial
 
 from errandry.api.app import Errandry
+from errandry.claims.pending_outcome import RETRY_AFTER, PendingOutcome
 from errandry.claims.trouble import OnTrouble
 from errandry.codec.redaction import redact_text
 from errandry.core.answer import ALREADY, WRITTEN, Answer
 from errandry.core.command import CompleteOutcome, FailOutcome, Outcome, RemoveJobs, Settle
 from errandry.core.job import Failure
 from errandry.core.state import Reason
-from errandry.errors import ErrandryError, InvalidValue, ReplyLost, StoreClosed, StoreUnavailable
+from errandry.errors import ErrandryError, InvalidValue
 from errandry.worker.handler_call import JobRun
 from errandry.worker.options import WorkerOptions
 
 log = logging.getLogger("errandry.worker")
-
-RETRY_AFTER = 1.0
-"""Maximum seconds before an outcome that the store did not take is sent again."""
 
 OnSettled = Callable[[JobRun], None]
 
@@ -48,7 +46,7 @@ class Settler:
         if outcome is None:
             self._finish(run, on_settled)
         else:
-            self._send(run, outcome, on_settled)
+            self._send(run, PendingOutcome(run, outcome), on_settled)
 
     def discard(self, run: JobRun, on_settled: OnSettled) -> None:
         """Complete and remove a job whose handler cannot be called."""
@@ -81,57 +79,32 @@ class Settler:
             log.warning("%s: its progress and log lines could not be written, dropping them: %s", run, answer)
             self._report("cannot write progress and log lines of jobs", run, answer)
 
-    def _send(
-        self,
-        run: JobRun,
-        outcome: Outcome,
-        on_settled: OnSettled,
-        is_first: bool = True,
-        in_doubt: bool = False,
-    ) -> None:
-        """Send the notes of a run, then its outcome. `in_doubt`: a lost reply may have hidden a success."""
-        if in_doubt and self._app.clock.monotonic() >= run.lease_until:
-            log.error(
-                "%s: its outcome may be unwritten, no reply came before its lease expired; giving up", run
-            )
-            self._on_trouble("gave up on an outcome: the store did not reply before the lease expired")
-            self._finish(run, on_settled)
-            return
-        if run.is_lost and not in_doubt:
-            log.error("%s: its outcome is lost with its lease, another worker may run it again", run)
+    def _send(self, run: JobRun, pending: PendingOutcome, on_settled: OnSettled) -> None:
+        """Send the notes of a run, then its outcome."""
+        if pending.is_too_late(self._app.clock.monotonic(), self._on_trouble):
             self._finish(run, on_settled)
             return
         run.is_settling = True
         self.note(run)
-        on_answer = partial(self._handle_answer, run, outcome, on_settled, is_first, in_doubt)
+        on_answer = partial(self._handle_answer, run, pending, on_settled)
         try:
-            self._app.engine.send(Settle(run.ref, outcome), on_answer, run.loop)
+            self._app.engine.send(Settle(run.ref, pending.outcome), on_answer, run.loop)
         except ErrandryError as error:
             on_answer(error)
 
     def _handle_answer(
-        self,
-        run: JobRun,
-        outcome: Outcome,
-        on_settled: OnSettled,
-        is_first: bool,
-        in_doubt: bool,
-        answer: Answer,
+        self, run: JobRun, pending: PendingOutcome, on_settled: OnSettled, answer: Answer
     ) -> None:
         if answer is not WRITTEN and answer is not ALREADY:
+            if pending.should_retry(answer, self._on_trouble, self._redactor_for(run)):
+                run.is_settling = pending.in_doubt  # if it was written, there is no lease to renew or to lose
+                delay = min(RETRY_AFTER, self._options.renewal)
+                run.loop.call_later(delay, self._send, run, pending, on_settled)
+                return
             match answer:
-                case StoreUnavailable() if not isinstance(answer, StoreClosed):
-                    if is_first:
-                        log.warning("%s: its outcome cannot be written yet, retrying: %s", run, answer)
-                    self._report("cannot write outcomes, retrying", run, answer)
-                    in_doubt |= isinstance(answer, ReplyLost)
-                    run.is_settling = in_doubt  # if it was written, there is no lease to renew or to lose
-                    delay = min(RETRY_AFTER, self._options.renewal)
-                    run.loop.call_later(delay, self._send, run, outcome, on_settled, False, in_doubt)
-                    return
-                case InvalidValue() if isinstance(outcome, CompleteOutcome):  # the store refuses the result
+                case InvalidValue() if isinstance(pending.outcome, CompleteOutcome):  # of its result
                     failure = Failure(Reason.UNRECOVERABLE, type(answer).__name__, str(answer))
-                    self._send(run, FailOutcome(failure), on_settled, is_first)
+                    self._send(run, PendingOutcome(run, FailOutcome(failure)), on_settled)
                     return
                 case ErrandryError():
                     log.error("%s: giving up on its outcome, which could not be written: %s", run, answer)
@@ -141,7 +114,11 @@ class Settler:
         self._finish(run, on_settled)
 
     def _report(self, what: str, run: JobRun, error: ErrandryError) -> None:
-        self._on_trouble(what, error, partial(redact_text, jobs=(run.job,), codec=self._app.codec))
+        self._on_trouble(what, error, self._redactor_for(run))
+
+    def _redactor_for(self, run: JobRun) -> Callable[[str], str]:
+        """A function that removes the redacted arguments of the job from a text."""
+        return partial(redact_text, jobs=(run.job,), codec=self._app.codec)
 
     def _finish(self, run: JobRun, on_settled: OnSettled) -> None:
         self._open_count -= 1

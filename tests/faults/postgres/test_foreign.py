@@ -96,6 +96,23 @@ async def test_repeated_settles_of_a_locked_row_do_not_delay_renewals(
         await settling
 
 
+async def test_a_job_claimed_by_hand_is_settled_when_its_row_is_unlocked(
+    url: str, foreign: psycopg.Connection[Any], schema: str
+) -> None:
+    """Its block ends while the row is locked, and the store refuses the outcome after its lock timeout."""
+    async with Errandry(url) as app, app.claimer(upkeep=False) as claimer:
+        await app.enqueue("send", backoff="1 minute")
+        [job] = await claimer.claim()
+        lock_row(foreign, schema, Ref(job.id, job.fence))
+        asyncio.get_running_loop().call_later(0.6, foreign.rollback)
+        with pytest.raises(RuntimeError):
+            async with job:
+                raise RuntimeError("the page did not load")
+
+        assert job.settled
+        assert (await app.client.record(job.id)).errors[0].message == "the page did not load"
+
+
 async def test_many_locked_rows_in_one_pass_delay_no_other_renewal_for_long(
     engine: Engine, foreign: psycopg.Connection[Any], schema: str
 ) -> None:
