@@ -22,7 +22,7 @@ from errandry.claims.failure import failure
 from errandry.claims.leases import StopReason
 from errandry.claims.open_claim import OpenClaim
 from errandry.claims.pending_outcome import RETRY_AFTER, PendingOutcome
-from errandry.claims.trouble import OnTrouble
+from errandry.claims.trouble import OnTrouble, ignore_trouble
 from errandry.codec.argument_version import version_of
 from errandry.codec.json_codec import document_info, from_json
 from errandry.codec.redaction import Redactor, redacted_names
@@ -73,7 +73,7 @@ class ClaimedJob:
     the store is full or away, an outcome is retried until the lease ends; then the store's error is raised.
     """
 
-    def __init__(self, app: "Errandry", claim: OpenClaim, on_trouble: OnTrouble) -> None:
+    def __init__(self, app: "Errandry", claim: OpenClaim, on_trouble: OnTrouble = ignore_trouble) -> None:
         self._app, self._claim, self._record = app, claim, claim.record
         self._on_trouble = on_trouble
         self._settled_by: Move | None = None
@@ -125,6 +125,7 @@ class ClaimedJob:
             except (InvalidArguments, SealBroken) as error:  # another attempt would read the same
                 self._fatal = error, Reason.INVALID_PAYLOAD
                 raise
+            _ = self._redactor  # made before the program gets the arguments, which it may change
         return self._arguments
 
     @property
