@@ -2,9 +2,14 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
 
-from errandry import Errandry, Fail, JobContext, State
+from msgspec.structs import replace
+
+from errandry import Errandry, Fail, Job, JobContext, State
 from errandry.codec.encryption import Encrypted, new_key
+from errandry.codec.json_codec import PlainCodec
 from errandry.core.state import Reason
 from errandry.testing import FakeClock, drain, in_memory
 
@@ -109,3 +114,17 @@ async def test_arguments_and_results_are_unsealed() -> None:
             "0004",
             "0004",
         )
+
+
+async def test_a_job_that_is_read_again_has_its_arguments_unsealed_by_the_codec_of_the_app() -> None:
+    """A handler in a process gets its job unsealed; what it reads from the store is sealed."""
+    async with Errandry("memory:", codec=Encrypted({"k": new_key()})) as jobs:
+        enqueued = await jobs.enqueue("send", {"to": "ada"})
+        record = replace(await jobs.client.record(enqueued.id), payload='{"to":"ada"}')
+        await jobs.resolve(enqueued.id)
+        for read in (Job.refresh, partial(Job.wait, timeout=30)):
+            job = Job[Any](jobs, record, codec=PlainCodec())
+            before = job.arguments
+            await read(job)
+
+            assert job.arguments == before == {"to": "ada"}

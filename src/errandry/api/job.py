@@ -57,7 +57,7 @@ class Job(JobView[R_co]):
 
     async def refresh(self) -> Self:
         """Read the job again; raises UnknownJob if it was removed."""
-        self._source = await self._app.client.record(self.id)
+        self._set_record(await self._app.client.record(self.id))
         return self
 
     async def wait(self, timeout: float | None = None) -> Self:
@@ -66,7 +66,7 @@ class Job(JobView[R_co]):
             record = await self._app.client.wait_finished(self.id, timeout)
             if record is None:
                 raise UnknownJob(self.id)
-            self._source = record
+            self._set_record(record)
         return self
 
     async def result(self, timeout: float | None = None) -> R_co:
@@ -81,6 +81,10 @@ class Job(JobView[R_co]):
                 last = self.record.errors[-1] if self.record.errors else None
                 error = f"{last.type}: {last.message}" if last else ""
                 raise JobFailed(self.id, self.reason or "", error, last.traceback if last else "")
+
+    def _set_record(self, record: JobRecord) -> None:
+        """Replace the record by one from the store, whose documents the app's codec has sealed."""
+        self._source, self._codec = record, self._app.codec
 
     async def observe(self) -> AsyncIterator[Event]:
         """Yield the events of the job until it has finished.
