@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import logging
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -90,6 +91,11 @@ def writes_notes(ctx: JobContext, times: int) -> None:
         ctx.log(f"line {number}")
 
 
+@jobs.task(runner="process")
+def logs_at_a_number(ctx: JobContext) -> None:
+    ctx.log("on it", logging.WARNING)
+
+
 @jobs.task(runner="process", backoff=0.01)
 def ends(ctx: JobContext, how: str) -> str:
     """End in the given way at the first attempt, and complete at the second."""
@@ -102,6 +108,17 @@ def ends(ctx: JobContext, how: str) -> str:
 def ends_for_good(ctx: JobContext, how: str) -> None:
     ctx.log("just before the end")
     _end(how)
+
+
+@jobs.task(runner="process", backoff=0.01)
+def writes_to_sockets(ctx: JobContext, text: bytes) -> str:
+    """Write to every socket of the process in the first attempt, and go on."""
+    if ctx.attempt == 1:
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                    os.write(int(name), text)
+    return "done"
 
 
 @jobs.task(runner="process", fail_on=ProcessDied)

@@ -168,6 +168,36 @@ async def test_a_failed_attempt_is_retried(jobs: Errandry, how: str, kind: str, 
     assert (error.kind, error.type, error.message) == (Reason.ERROR, kind, message)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"hello world", "no message begins with b'hello world"),
+        (b"{}", "no message begins with b'{}"),
+        (b"\0err\0\0\0\2{}", "Object missing required field `type`"),
+        (b"\0err\0\0\0\2{", "JSON is malformed"),
+    ],
+)
+async def test_a_process_that_writes_to_its_connection_is_replaced(
+    jobs: Errandry, text: bytes, why: str
+) -> None:
+    """Its call ends with an error that says so. It does not wait for the rest of a message for ever."""
+    job = await child_tasks.writes_to_sockets.enqueue(text)
+    async with running_worker(jobs, process_slots=1):
+        record = await wait_for_state(jobs, job.id, State.COMPLETED)
+
+    assert (record.attempts, record.crashes) == (2, 0)
+    [error] = record.errors
+    assert error.type == "ProcessDied"
+    assert error.message.startswith(f"the process sent a message that cannot be read: {why}")
+
+
+async def test_a_number_as_a_level_of_a_log_line_costs_no_process(jobs: Errandry) -> None:
+    job = await child_tasks.logs_at_a_number.enqueue()
+    await run_to_result(job)
+
+    assert (job.attempts, [line.level for line in job.logs]) == (1, ["warning"])
+
+
 async def test_a_snooze_spends_no_attempt(jobs: Errandry) -> None:
     job, start = await child_tasks.ends.enqueue("snooze"), await jobs.latest_cursor()
     async with running_worker(jobs, process_slots=1), asyncio.timeout(WAIT_TIMEOUT):

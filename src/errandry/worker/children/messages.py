@@ -1,4 +1,4 @@
-"""Messages between a worker and its child processes: JSON, each after its length.
+"""Messages between a worker and its child processes: JSON, each after a mark and its length.
 
 The worker sends `Hello` once, then a `RunCall` for each call. On a second socket it sends `StopJobs` if jobs
 of the call should stop, and `StepSaved` when a step's result is durable. The child sends `ChildReady` once,
@@ -6,6 +6,7 @@ then any number of `JobNotes`, `StepResult` and `WorkerLogLine`, and `CallEnded`
 """
 
 import struct
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 import msgspec
@@ -113,13 +114,15 @@ ToChild = Hello | RunCall | StopJobs | StepSaved
 ToWorker = ChildReady | JobNotes | StepResult | WorkerLogLine | CallEnded
 M = TypeVar("M")
 
-_LENGTH = struct.Struct("!I")
+_MARK = b"\0err"
+"""Begins each message, so that other bytes that the process writes there are not taken for a length."""
+_HEADER = struct.Struct("!4sI")
 _encoder = msgspec.json.Encoder()
 
 
 def encode_frame(message: ToChild | ToWorker) -> bytes:
     body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    return _HEADER.pack(_MARK, len(body)) + body
 
 
 class Frames(Generic[M]):
@@ -128,18 +131,20 @@ class Frames(Generic[M]):
     def __init__(self, decoder: msgspec.json.Decoder[M]) -> None:
         self._decoder, self._rest = decoder, bytearray()
 
-    def feed(self, data: bytes) -> list[M]:
-        """The messages that are complete now."""
+    def feed(self, data: bytes) -> Iterator[M]:
+        """Yield the messages that are complete now; ValueError at bytes that are no message."""
         self._rest += data
-        buffer, start, messages = self._rest, 0, []
-        while len(buffer) >= start + _LENGTH.size:
-            end = start + _LENGTH.size + _LENGTH.unpack_from(buffer, start)[0]
+        buffer, start = self._rest, 0
+        while len(buffer) >= start + _HEADER.size:
+            mark, length = _HEADER.unpack_from(buffer, start)
+            if mark != _MARK:
+                raise ValueError(f"no message begins with {bytes(buffer[start : start + 20])!r}")
+            body, end = start + _HEADER.size, start + _HEADER.size + length
             if len(buffer) < end:
                 break
-            messages.append(self._decoder.decode(buffer[start + _LENGTH.size : end]))
+            yield self._decoder.decode(buffer[body:end])
             start = end
         del buffer[:start]
-        return messages
 
 
 def frames_to_child() -> "Frames[ToChild]":

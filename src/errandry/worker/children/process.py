@@ -29,6 +29,7 @@ from errandry.worker.children.messages import (
     StepSaved,
     StopJobs,
     ToChild,
+    ToWorker,
     WorkerLogLine,
     encode_frame,
     frames_to_worker,
@@ -113,6 +114,7 @@ class ChildProcess(asyncio.Protocol):
         self._call_number, self._stopped_runs = 0, set[JobRun]()
         self._transport: asyncio.Transport | None = None
         self._is_leaving = False
+        self._fault: str | None = None
         self.death: ProcessDied | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -211,21 +213,31 @@ class ChildProcess(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        for message in self._frames.feed(data):
-            match message:
-                case JobNotes(place, progress, logs) if self._call is not None:
-                    self._call.runs[place].note(progress, logs)
-                case StepResult(place, name, result) if self._call is not None:
-                    future = self._call.runs[place].save_step(name, result)
-                    future.add_done_callback(partial(self._send_step_saved, place, name))
-                case WorkerLogLine(logger, level, text):
-                    logging.getLogger(logger).log(level, "%s", text)
-                case CallEnded() if self._answer is not None and self._answer.cancelled():
-                    self._late_answer = message
-                case CallEnded() if self._answer is not None:
-                    self._answer.set_result(message)
-                case ChildReady() if not self.ready.done():
-                    self.ready.set_result(None)
+        if self._fault is not None:
+            return
+        try:
+            for message in self._frames.feed(data):
+                self._receive(message)
+        except Exception as error:  # what follows cannot be understood either, so the process is killed
+            self._fault = f"the process sent a message that cannot be read: {error}"
+            if self._transport is not None:
+                self._transport.abort()
+
+    def _receive(self, message: ToWorker) -> None:
+        match message:
+            case JobNotes(place, progress, logs) if self._call is not None:
+                self._call.runs[place].note(progress, logs)
+            case StepResult(place, name, result) if self._call is not None:
+                future = self._call.runs[place].save_step(name, result)
+                future.add_done_callback(partial(self._send_step_saved, place, name))
+            case WorkerLogLine(logger, level, text):
+                logging.getLogger(logger).log(level, "%s", text)
+            case CallEnded() if self._answer is not None and self._answer.cancelled():
+                self._late_answer = message
+            case CallEnded() if self._answer is not None:
+                self._answer.set_result(message)
+            case ChildReady() if not self.ready.done():
+                self.ready.set_result(None)
 
     def _send_step_saved(self, place: int, name: str, future: "Future[None]") -> None:
         error = future.exception()
@@ -240,7 +252,8 @@ class ChildProcess(asyncio.Protocol):
 
     async def _report_death(self) -> None:
         """Kill the process group, and raise ProcessDied in the tasks that wait for this child."""
-        death = ProcessDied(f"the process {describe_exit(await self._kill_group())}")
+        end = f"the process {describe_exit(await self._kill_group())}"
+        death = ProcessDied(self._fault or end)
         self._crash_file.seek(0)
         if crash_report := self._crash_file.read(TRACE_MAX).decode(errors="replace"):
             death.add_note(crash_report)
