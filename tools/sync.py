@@ -116,7 +116,18 @@ import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    Self,
+    SupportsFloat,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from errandry.api.blocking import Blocking
 from errandry.api.job_view import JobPage, JobView

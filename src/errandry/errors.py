@@ -358,5 +358,11 @@ def short_repr(value: Any, bound: int = 60) -> str:
     """`value` for a message: its repr, shortened to about `bound` characters."""
     if isinstance(value, int) and value.bit_length() > 4_096:
         return f"a whole number of {value.bit_length():,} bits"
-    text = repr(value[: bound * 2] if isinstance(value, str | bytes) else value)
+    if isinstance(value, str | bytes) and len(value) > bound:
+        unit = "characters" if isinstance(value, str) else "bytes"
+        return f"{repr(value[:bound])[:bound]}… ({len(value):,} {unit})"
+    try:
+        text = repr(value)
+    except Exception as error:
+        return f"an object of {type(value).__name__}, whose repr raises {type(error).__name__}"
     return text if len(text) <= bound else f"{text[:bound]}… ({len(text):,} characters)"

@@ -140,5 +140,6 @@ MUTANTS = [
         "a parent that continues loses the outcome of a child that is rerun",
         leave_out(2),
     ),
+    Mutant("log_fields", "a log line may have a level that no store can write", DROP, in_model=False),
     Mutant("children_first", "a parent that is rerun before its child does not wait for it", DROP),
 ]

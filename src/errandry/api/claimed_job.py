@@ -4,7 +4,7 @@ import asyncio
 import logging
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
 from errandry.api.attempt_outcome import (
     complete_outcome,
@@ -12,7 +12,7 @@ from errandry.api.attempt_outcome import (
     retry_outcome,
     stop_outcome,
 )
-from errandry.api.context import new_progress
+from errandry.api.context import level_name, new_progress, readable_text
 from errandry.api.flow import ChildResults, read_child_results
 from errandry.api.job import Job
 from errandry.api.options import Duration
@@ -26,7 +26,6 @@ from errandry.claims.trouble import OnTrouble, ignore_trouble
 from errandry.codec.argument_version import version_of
 from errandry.codec.json_codec import document_info, from_json
 from errandry.codec.redaction import Redactor, redacted_names
-from errandry.core import check
 from errandry.core.answer import ALREADY, CANCEL, WRITTEN, Answer, Lost, Renewed
 from errandry.core.command import (
     FailOutcome,
@@ -152,15 +151,17 @@ class ClaimedJob:
         if ack is CANCEL:
             claim.stop(StopReason.CANCEL)
 
-    async def progress(self, done: float, text: str = "", *, total: float | None = None) -> None:
+    async def progress(
+        self, done: SupportsFloat, text: str = "", *, total: SupportsFloat | None = None
+    ) -> None:
         """Report progress: a share from 0 to 1, `progress(0.5)`, or a count, `progress(50, total=100)`."""
         self._check_unsettled("report progress of")
         await self._note(Note(self._claim.ref, new_progress(done, self._redacted_text(text), total)))
 
-    async def log(self, text: str, level: str = "info") -> None:
-        """Add a line to the job's log."""
+    async def log(self, text: Any, level: str | int = "info") -> None:
+        """Add a line to the job's log. `level` is a name, such as "warning", or a number of `logging`."""
         self._check_unsettled("log a line of")
-        line = LogLine(self._app.clock.time(), self._redacted_text(text), check.name("level", level))
+        line = LogLine(self._app.clock.time(), self._redacted_text(text), level_name(level))
         await self._note(Note(self._claim.ref, None, (line,)))
 
     async def complete(self, result: Any = None) -> None:
@@ -358,9 +359,9 @@ class ClaimedJob:
         except Exception:
             return None
 
-    def _redacted_text(self, text: str) -> str:
-        redactor = self._redactor
-        return str(text) if redactor is None else redactor.text(str(text))
+    def _redacted_text(self, text: Any) -> str:
+        redactor, readable = self._redactor, readable_text(text)
+        return readable if redactor is None else redactor.text(readable)
 
 
 def _as_error(error: BaseException | str, kind: type[Retry] | type[Fail]) -> BaseException:

@@ -5,23 +5,28 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from threading import Event, Lock
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
+from typing import Any, Literal, NoReturn, ParamSpec, SupportsFloat, TypeVar, overload
 
 from msgspec import Struct
 
 from errandry.api.job import Job
 from errandry.api.outcome import SuspendForChildren
 from errandry.api.steps import SaveStep, Span, StepJournal
+from errandry.core import check
 from errandry.core.flow import ChildEnd
 from errandry.core.job import JobRecord, LogLine, Progress
 from errandry.core.step import StepRecord
 from errandry.core.tick import origin
-from errandry.errors import InvalidValue
+from errandry.errors import InvalidValue, short_repr
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger("errandry.context")
+
+LEVEL_NUMBER_MAX = 1_000
+"""Maximum number of a log level; `logging.CRITICAL` is 50."""
+
 _lock = Lock()
 
 
@@ -128,23 +133,33 @@ class JobContext:
                 self._stop.set()
         return self._stop.wait(timeout)
 
-    def progress(self, done: float, text: str = "", *, total: float | None = None) -> None:
+    def progress(self, done: SupportsFloat, text: str = "", *, total: SupportsFloat | None = None) -> None:
         """Report progress: a share from 0 to 1, `progress(0.5)`, or a count, `progress(50, total=100)`.
 
         Returns at once; the progress is written with the next pass. A value that is no progress is not
         written: a warning in the job's log says what is right, and the attempt goes on.
         """
         try:
-            progress = new_progress(done, self._redact(str(text)), total)
+            progress = new_progress(done, self._redact(readable_text(text)), total)
         except InvalidValue as error:
-            call = f"progress({done!r})" if total is None else f"progress({done!r}, total={total!r})"
+            total_given = "" if total is None else f", total={short_repr(total)}"
+            call = f"progress({short_repr(done)}{total_given})"
             log.warning("%s is not written: %s", self._redact(call), error.why)
             return
         self._note(progress, ())
 
-    def log(self, text: Any, level: str = "info") -> None:
-        """Add a line to the job's log. Returns at once; it is written with the next pass."""
-        self._note(None, (LogLine(0.0, self._redact(str(text)), level),))
+    def log(self, text: Any, level: str | int = "info") -> None:
+        """Add a line to the job's log. Returns at once; it is written with the next pass.
+
+        `level` is a name, such as "warning", or a number of `logging`. A line with any other level is written
+        as "info": a warning in the job's log says what is right, and the attempt goes on.
+        """
+        try:
+            name = level_name(level)
+        except InvalidValue as error:
+            log.warning("a log line is written as info: %s", self._redact(str(error)))
+            name = "info"
+        self._note(None, (LogLine(0.0, self._redact(readable_text(text)), name),))
 
     def children(self) -> tuple[Child, ...]:
         """The child jobs that this job has waited for, in the order they were given."""
@@ -280,13 +295,36 @@ class BatchContext(JobContext):
             ctx._note(progress, logs)
 
 
-def new_progress(done: float, text: str, total: float | None) -> Progress:
-    """A share of progress, or a count of `total`; InvalidValue if it is neither."""
+def new_progress(done: Any, text: str, total: Any) -> Progress:
+    """A share of progress, or a count of `total`, as any kind of number; InvalidValue if it is neither."""
     try:
-        return Progress(done if total is None else done / total, text)
-    except (InvalidValue, TypeError, ZeroDivisionError, OverflowError):
+        share = done if total is None else done / total
+        if isinstance(share, str | bytes | bool):  # `float` accepts them
+            raise TypeError
+        return Progress(float(share), text)
+    except Exception:  # such as an overflow, or what a class of numbers raises itself
         hint = "give a share from 0 to 1, or a count with its total: progress(50, total=100)"
         raise InvalidValue("progress", done, hint) from None
+
+
+def level_name(level: Any) -> str:
+    """A level of a log line by its name; InvalidValue if it is neither a name nor a number of `logging`."""
+    if isinstance(level, int) and not isinstance(level, bool) and 0 <= level <= LEVEL_NUMBER_MAX:
+        return logging.getLevelName(level).lower()
+    try:
+        return check.name("level", level)
+    except InvalidValue:
+        raise InvalidValue(
+            "level", level, 'must be a name, such as "warning", or a number of logging'
+        ) from None
+
+
+def readable_text(value: Any) -> str:
+    """`str(value)`; what is wrong with it if that raises."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"an object of {type(value).__name__}, whose str raises {type(error).__name__}"
 
 
 def _ignore_note(progress: Progress | None, logs: tuple[LogLine, ...]) -> None: ...

@@ -10,7 +10,18 @@ import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    Self,
+    SupportsFloat,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from errandry.api.blocking import Blocking
 from errandry.api.job_view import JobPage, JobView
@@ -330,12 +341,12 @@ class SyncClaimedJob(Blocking):
         """Extend the lease: it then lasts as long as the lease of the claimer, from now."""
         self._wait(self._mirrored.renew())
 
-    def progress(self, done: float, text: str = "", *, total: float | None = None) -> None:
+    def progress(self, done: SupportsFloat, text: str = "", *, total: SupportsFloat | None = None) -> None:
         """Report progress: a share from 0 to 1, `progress(0.5)`, or a count, `progress(50, total=100)`."""
         self._wait(self._mirrored.progress(done, text, total=total))
 
-    def log(self, text: str, level: str = "info") -> None:
-        """Add a line to the job's log."""
+    def log(self, text: Any, level: str | int = "info") -> None:
+        """Add a line to the job's log. `level` is a name, such as "warning", or a number of `logging`."""
         self._wait(self._mirrored.log(text, level))
 
     def complete(self, result: Any = None) -> None:

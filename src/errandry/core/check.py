@@ -52,6 +52,13 @@ def path(field: str, value: Any) -> str:
     raise InvalidValue(field, value, f"must be a path of at most {PATH_MAX:,} characters, without NUL")
 
 
+def text(field: str, value: Any) -> str:
+    """Free text, of any length. A store cuts and cleans it with `storable_text`."""
+    if not isinstance(value, str):
+        raise InvalidValue(field, value, "must be text")
+    return value
+
+
 def storable_text(value: str, limit: int = TEXT_MAX) -> str:
     """Free text of a log or an error: truncated, with characters replaced that a store cannot keep."""
     if len(value) > limit:

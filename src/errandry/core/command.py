@@ -201,6 +201,13 @@ class Note(Struct, frozen=True, gc=False):
     progress: Progress | None = None
     logs: tuple[LogLine, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.progress is not None and type(self.progress) is not Progress:
+            raise InvalidValue("progress", self.progress, "must be a Progress")
+        for line in self.logs:
+            if type(line) is not LogLine:
+                raise InvalidValue("line", line, "must be a LogLine")
+
 
 class PutStep(Struct, frozen=True, gc=False):
     """Store the result (JSON text) of a step of a running job. Answer: WRITTEN, ALREADY or Lost."""
@@ -326,6 +333,7 @@ class ResolveJobs(JobSelection, frozen=True, gc=False):
         super().__post_init__()
         if self.state not in (State.COMPLETED, State.FAILED):
             raise InvalidValue("state", self.state, "a job is resolved as completed or failed")
+        check.text("message", self.message)
         if self.result is not None:
             check.document("result", self.result)
 
@@ -412,8 +420,7 @@ class ReportTrouble(Struct, frozen=True, gc=False):
         if not 1 <= len(self.texts) <= REPORT_MAX:
             raise InvalidValue("texts", len(self.texts), f"a report has 1 to {REPORT_MAX} texts")
         for text in self.texts:
-            if type(text) is not str:
-                raise InvalidValue("text", text, "must be text")
+            check.text("text", text)
 
 
 class Upkeep(Struct, frozen=True, gc=False):

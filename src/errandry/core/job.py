@@ -102,6 +102,9 @@ class Failure(Struct, frozen=True, omit_defaults=True, gc=False):
     def __post_init__(self) -> None:
         if type(self.kind) is not Reason:
             raise InvalidValue("kind", self.kind, "must be a Reason")
+        check.text("type", self.type)
+        check.text("message", self.message)
+        check.text("traceback", self.traceback)
 
 
 class AttemptError(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -118,11 +121,16 @@ class AttemptError(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class LogLine(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A line that a handler logged."""
+    """A line that a handler logged. `at` 0 means the time at which it is written."""
 
     at: float
     text: str
     level: str = "info"
+
+    def __post_init__(self) -> None:
+        check.instant("at", self.at)
+        check.text("text", self.text)
+        check.text("level", self.level)  # guard: log_fields
 
 
 class Progress(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -134,6 +142,7 @@ class Progress(Struct, frozen=True, omit_defaults=True, gc=False):
     def __post_init__(self) -> None:
         if type(self.share) not in (int, float) or not 0 <= self.share <= 1:
             raise InvalidValue("progress", self.share, "must be a share from 0 to 1")
+        check.text("text", self.text)
 
 
 class JobRecord(Struct, frozen=True, gc=False):

@@ -57,9 +57,22 @@ from errandry.store.execute import claim, flow, gate, insert, operator, schedule
 from errandry.store.execute.unit_of_work import UnitOfWork
 from errandry.store.tables.protocol import Tables
 
+OnUnexpected = Callable[[Command, Exception], Answer]
+"""Returns the answer to a command that has raised an unexpected error."""
 
-def apply(commands: Sequence[Command], tables: Tables, now: float, limits: StoreLimits) -> list[Answer]:
-    """Apply the commands in order; return for each its answer, or an error as a value."""
+
+def apply(
+    commands: Sequence[Command],
+    tables: Tables,
+    now: float,
+    limits: StoreLimits,
+    on_unexpected: OnUnexpected | None = None,
+) -> list[Answer]:
+    """Apply the commands in order; return for each its answer, or an error as a value.
+
+    An unexpected error is raised, so that the store rolls the pass back and applies each command alone. A
+    store that cannot roll back passes `on_unexpected`: the other commands of the pass are then applied.
+    """
     work = UnitOfWork(tables, now, limits, commands)
     insert.load(work, commands)
     answers: list[Answer] = []
@@ -70,6 +83,10 @@ def apply(commands: Sequence[Command], tables: Tables, now: float, limits: Store
             answers.append(_HANDLERS[type(command)](work, command))
         except ErrandryError as error:
             answers.append(error)
+        except Exception as error:
+            if on_unexpected is None:
+                raise
+            answers.append(on_unexpected(command, error))
     flow.propagate_ends(work)
     work.close()
     return answers

@@ -15,7 +15,7 @@ from errandry.store.contract import Binding, StoreLimits
 from errandry.store.execute.apply import apply
 from errandry.store.health import Finding, Grade
 from errandry.store.memory.tables import MemoryTables
-from errandry.store.table_store import TableStore
+from errandry.store.table_store import TableStore, command_failed
 from errandry.store.tables.protocol import Tables
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class MemoryStore(TableStore):
         if self.fail_before:
             raise self.fail_before.pop(0)
         self.tables.is_dirty = False
-        answers = apply(commands, self.tables, self.clock.now(), self.limits)
+        answers = apply(commands, self.tables, self.clock.now(), self.limits, command_failed)
         if self.tables.is_dirty:  # an empty claim changes nothing, and must not wake the worker that sent it
             self.changes.increment()
         if self.fail_after:

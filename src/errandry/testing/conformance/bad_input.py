@@ -5,6 +5,7 @@ from math import inf, nan
 from typing import Any
 
 import pytest
+from msgspec.structs import force_setattr
 
 from errandry.core.answer import ALREADY, WRITTEN, Claims, Inserted, Moved
 from errandry.core.batch import BatchSpec
@@ -36,7 +37,7 @@ from errandry.core.job import Failure, Keep, LogLine, NewJob, Progress
 from errandry.core.query import Query
 from errandry.core.retry import Backoff
 from errandry.core.state import Reason, State
-from errandry.errors import InvalidCursor, InvalidValue, TooLarge
+from errandry.errors import CommandFailed, InvalidCursor, InvalidValue, TooLarge
 from errandry.store.contract import Store, StoreLimits
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import requests
@@ -73,6 +74,7 @@ BAD_NAMES = {
 }
 BAD_DURATIONS = {"negative": -1.0, "NaN": nan, "infinite": inf, "text": "60", "for ever": 1e12, "truth": True}
 BAD_TIMES = {"negative": -1.0, "NaN": nan, "infinite": -inf, "text": "2026-01-31", "too far": 1e15}
+BAD_TEXTS = {"a number": 30, "bytes": b"text", "None": None}
 BAD_INTEGERS = {"negative": -1, "zero": 0, "fraction": 1.5, "huge": 2**70, "text": "1", "truth": True}
 BAD_TUPLES = {"text": "mail", "bytes": b"mail", "number": 5, "mapping": {"mail": 1}}
 BAD_TRUTHS = {"number": 1, "text": "yes", "None": None}
@@ -180,6 +182,15 @@ INVALID_FIELDS: list[tuple[str, str, dict[str, Any], MakeCommand]] = [
         {"negative": -0.1, "over 1": 1.1, "NaN": nan, "text": "1"},
         lambda bad: Note(CLAIM_REF, Progress(bad)),
     ),
+    ("note", "text", BAD_TEXTS, lambda bad: Note(CLAIM_REF, Progress(0.5, bad))),
+    ("note", "progress", {"a number": 0.5}, lambda bad: Note(CLAIM_REF, bad)),
+    ("note", "line", {"text": "fine", "None": None}, lambda bad: Note(CLAIM_REF, None, (bad,))),
+    ("note", "at", BAD_TIMES, lambda bad: Note(CLAIM_REF, None, (LogLine(bad, "fine"),))),
+    ("note", "text", BAD_TEXTS, lambda bad: Note(CLAIM_REF, None, (LogLine(0.0, bad),))),
+    ("note", "level", BAD_TEXTS, lambda bad: Note(CLAIM_REF, None, (LogLine(0.0, "fine", bad),))),
+    ("fail", "message", BAD_TEXTS, lambda bad: Settle(CLAIM_REF, FailOutcome(Failure(message=bad)))),
+    ("fail", "type", BAD_TEXTS, lambda bad: Settle(CLAIM_REF, FailOutcome(Failure(type=bad)))),
+    ("resolve", "message", BAD_TEXTS, lambda bad: ResolveJobs(ids=("job",), message=bad)),
 ]
 """The kind of command, the field that the error must name, invalid values, and a command with one of them."""
 
@@ -318,6 +329,33 @@ class BadInput:
         assert [job.id for job in answers[-1].jobs] == [new.id]
         assert (await requests.current_job(store, first)).state is State.RUNNING
         assert (await requests.current_job(store, second)).state is State.COMPLETED
+
+    async def test_a_command_that_fails_unexpectedly_does_not_fail_the_others_of_its_pass(
+        self, store: Store, given: Given
+    ) -> None:
+        """Such as one with a value that no check has refused."""
+        first, second = await given.running(), await given.running()
+        line = LogLine(0.0, "fine")
+        force_setattr(line, "level", 30)
+        new = given.new_job()
+
+        answers = await store.commit(
+            [
+                Note(ref(first), Progress(0.5)),
+                Note(ref(first), None, (line,)),
+                Insert((new,)),
+                Settle(ref(second), CompleteOutcome("1")),
+            ]
+        )
+
+        assert answers[:1] == [WRITTEN]
+        assert isinstance(answers[1], CommandFailed)
+        assert answers[2:] == [Inserted((new.id,)), WRITTEN]
+        noted = await requests.current_job(store, first)
+        assert (noted.progress, noted.logs) == (Progress(0.5), ())
+        assert (await requests.current_job(store, second)).state is State.COMPLETED
+        [inserted] = await store.get([new.id])
+        assert inserted is not None
 
     async def test_characters_that_cannot_be_stored_are_replaced(self, store: Store, given: Given) -> None:
         job, other = await given.running(), await given.running()
