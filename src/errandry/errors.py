@@ -272,14 +272,18 @@ class StoreError(ErrandryError):
 
 
 class LeaseLost(StoreError):
-    """Another worker may hold the job now. Stop, and write nothing."""
+    """Another worker may hold the job now. Stop, and write nothing.
+
+    `cause` is `expired`, `other_fence` (another claim holds the job) or `not_held` (no worker holds it).
+    """
 
     def __init__(self, job_id: str, fence: int, cause: str) -> None:
         super().__init__(job_id, fence, cause)
         self.job_id, self.fence, self.cause = job_id, fence, cause
 
     def __str__(self) -> str:
-        return f"the lease on job {self.job_id} (fence {self.fence}) is no longer held: {self.cause}"
+        why = describe_loss(self.cause)
+        return f"the lease on job {self.job_id} (fence {self.fence}) is no longer held: {why}"
 
 
 class InvalidCursor(StoreError, ValueError):
@@ -352,6 +356,18 @@ class StoreCorrupt(StoreRefused):
 
 class StoreReplaced(StoreRefused):
     """The file was deleted or replaced while it was open. Writes to it would be lost."""
+
+
+def describe_loss(cause: str) -> str:
+    """Why a lease was lost, in words."""
+    return _LOSS_CAUSES.get(cause, str(cause))
+
+
+_LOSS_CAUSES = {
+    "not_held": "no worker holds it",
+    "other_fence": "another claim holds it",
+    "expired": "the lease expired",
+}
 
 
 def short_repr(value: Any, bound: int = 60) -> str:

@@ -88,3 +88,42 @@ def test_a_message_has_the_name_the_value_and_the_rule() -> None:
 
 def test_long_values_are_shortened_in_messages() -> None:
     assert len(str(errors.InvalidValue("payload", "x" * 1_000_000, "is too long"))) < 120
+
+
+class Unreadable:
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("x" * 5_000, "(5,000 characters)"),
+        (b"x" * 5_000, "(5,000 bytes)"),
+        (10**5_000, "a whole number of 16,610 bits"),
+        (Unreadable(), "an object of Unreadable, whose repr raises ValueError"),
+        ("x" * 58, f"'{'x' * 58}'"),
+    ],
+    ids=["text", "bytes", "number", "unreadable", "short"],
+)
+def test_a_message_shows_any_value_shortly_and_tells_its_length(value: object, text: str) -> None:
+    message = str(errors.InvalidValue("name", value, "must be a name"))
+
+    assert text in message
+    assert len(message) < 120
+
+
+@pytest.mark.parametrize(
+    ("cause", "why"),
+    [
+        ("expired", "the lease expired"),
+        ("not_held", "no worker holds it"),
+        ("other_fence", "another claim holds it"),
+        ("its outcome could not be written", "its outcome could not be written"),
+    ],
+)
+def test_a_lost_lease_says_why_in_words_and_keeps_the_cause(cause: str, why: str) -> None:
+    error = errors.LeaseLost("job-1", 7, cause)
+
+    assert str(error) == f"the lease on job job-1 (fence 7) is no longer held: {why}"
+    assert error.cause == cause

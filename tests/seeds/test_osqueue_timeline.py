@@ -389,7 +389,7 @@ async def test_the_example_timeline_if_the_worker_crashes(broker: Broker, at: Ti
     assert (await broker.job(job_id)).worker == (await broker.claimer("worker-2")).id
 
     at(44)
-    with pytest.raises(LeaseLost, match="other_fence"):
+    with pytest.raises(LeaseLost, match="another claim holds it"):
         await crashed.complete()
     await job.complete()
     assert await broker.jobs() == []

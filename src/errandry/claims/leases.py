@@ -15,7 +15,7 @@ from errandry.claims.trouble import OnTrouble, ignore_trouble
 from errandry.clock import Clock
 from errandry.core.answer import CANCEL, Answer, Lost, Renewed
 from errandry.core.command import Ref, Renew, Settle
-from errandry.errors import ErrandryError
+from errandry.errors import ErrandryError, describe_loss
 from errandry.store.engine.engine import Engine
 
 log = logging.getLogger("errandry.worker")
@@ -151,7 +151,7 @@ class Leases:
         if isinstance(answer, Renewed):
             for run, ack in zip(runs, answer.acks, strict=True):
                 if isinstance(ack, Lost):
-                    self._mark_lost(run, ack.cause)
+                    self._mark_lost(run, describe_loss(ack.cause))
                     continue
                 run.lease_until = now + self._lease
                 if ack is CANCEL:

@@ -9,11 +9,11 @@ from errandry.api.app import Errandry
 from errandry.claims.pending_outcome import RETRY_AFTER, PendingOutcome
 from errandry.claims.trouble import OnTrouble
 from errandry.codec.redaction import redact_text
-from errandry.core.answer import ALREADY, WRITTEN, Answer
+from errandry.core.answer import ALREADY, WRITTEN, Answer, Lost
 from errandry.core.command import CompleteOutcome, FailOutcome, Outcome, RemoveJobs, Settle
 from errandry.core.job import Failure
 from errandry.core.state import Reason
-from errandry.errors import ErrandryError, InvalidValue
+from errandry.errors import ErrandryError, InvalidValue, describe_loss
 from errandry.worker.handler_call import JobRun
 from errandry.worker.options import WorkerOptions
 
@@ -110,7 +110,8 @@ class Settler:
                     log.error("%s: giving up on its outcome, which could not be written: %s", run, answer)
                     self._report("gave up on an outcome", run, answer)
                 case _:
-                    log.warning("%s: its outcome came too late, discarding it: %s", run, answer)
+                    why = describe_loss(answer.cause) if isinstance(answer, Lost) else answer
+                    log.warning("%s: its outcome came too late, discarding it: %s", run, why)
         self._finish(run, on_settled)
 
     def _report(self, what: str, run: JobRun, error: ErrandryError) -> None:
