@@ -427,7 +427,7 @@ def _released(
     """Released with its attempt given back; failed after `RELEASES_MAX` releases."""
     releases = job.releases + 1
     if releases > RELEASES_MAX:  # guard: release_cap
-        failure = Failure(reason, "Released", f"released {releases} times without having run")
+        failure = Failure(reason, "Released", f"released {releases} times without finishing")
         return _finished(
             job,
             move,
