@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
@@ -22,6 +22,11 @@ OUTCOMES: dict[str, tuple[Callable[[], object], State, str]] = {
     "Fail()": (lambda: Fail("no such customer"), State.FAILED, "no such customer"),
     "Fail": (lambda: Fail, State.FAILED, "the handler gave up"),
     "Cancel()": (lambda: Cancel("not needed"), State.CANCELED, "not needed"),
+    "Retry(error)": (lambda: Retry(ValueError("busy"), after="1 hour"), State.SCHEDULED, "busy"),
+    "Fail(number)": (lambda: Fail(404), State.FAILED, "404"),
+    "Fail(error)": (lambda: Fail(KeyError("name")), State.FAILED, "'name'"),
+    "Fail(error without text)": (lambda: Fail(ValueError()), State.FAILED, "ValueError"),
+    "Cancel(error)": (lambda: Cancel(ValueError("obsolete")), State.CANCELED, "obsolete"),
     "Cancel": (lambda: Cancel, State.CANCELED, "canceled by its handler"),
 }
 
@@ -91,6 +96,24 @@ async def test_a_batch_may_return_one_outcome_for_all_or_a_class_for_one(live: E
     ]
 
 
+async def test_a_batch_that_suspends_one_of_its_jobs_logs_no_warning(
+    live: Errandry, caplog: pytest.LogCaptureFixture
+) -> None:
+    @live.task(batch=5)
+    async def each(ctx: JobContext, items: list[int]) -> list[Any]:
+        try:
+            ctx.jobs[0].sleep("1 hour")
+        except SuspendForSleep as suspension:
+            return [suspension for _ in items]
+        return items
+
+    job = await each.enqueue(1)
+    await run_burst(live)
+
+    assert (await job.refresh()).state is State.SCHEDULED
+    assert "the batch handler returned" not in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["union", "class", "none"])
 async def test_outcome_types_in_a_return_annotation_do_not_change_results(live: Errandry, kind: str) -> None:
     async def union() -> timedelta | Snooze | None:
@@ -108,6 +131,39 @@ async def test_outcome_types_in_a_return_annotation_do_not_change_results(live: 
     await run_burst(live)
 
     assert await job.result(30) == (None if kind == "none" else timedelta(hours=1))
+
+
+RESULT_TYPES: dict[str, Any] = {
+    "a class of several": timedelta | type[Cancel | Snooze],
+    "annotated union": Annotated[timedelta | Snooze, "with a note"],
+    "annotated outcome": timedelta | Annotated[Snooze, "later"],
+    "annotated class": timedelta | Annotated[type[Cancel], "never mind"],
+}
+
+
+@pytest.mark.parametrize("kind", RESULT_TYPES)
+async def test_outcomes_in_any_part_of_an_annotation_do_not_change_results(live: Errandry, kind: str) -> None:
+    async def work() -> Any:
+        return timedelta(hours=1)
+
+    work.__annotations__["return"] = RESULT_TYPES[kind]
+    job = await live.task(work).enqueue()
+
+    await run_burst(live)
+
+    assert await job.result(30) == timedelta(hours=1)
+
+
+async def test_a_batch_may_be_declared_to_return_a_tuple_of_results_and_outcomes(live: Errandry) -> None:
+    @live.task(batch=5)
+    async def each(items: list[int]) -> tuple[timedelta | Snooze, ...]:
+        return tuple(timedelta(hours=item) for item in items)
+
+    job = await each.enqueue(1)
+
+    await run_burst(live)
+
+    assert await job.result(30) == timedelta(hours=1)
 
 
 @pytest.mark.parametrize("way", ["sleep", "wait_for", "spawn"])
@@ -232,3 +288,19 @@ async def test_progress_counts_or_is_a_share_and_never_fails_the_attempt(live: E
         "progress(50) is not written: "
         "give a share from 0 to 1, or a count with its total: progress(50, total=100)"
     )
+
+
+async def test_a_spawn_with_an_unknown_policy_fails_the_job_and_names_the_policies(live: Errandry) -> None:
+    @live.task
+    async def child() -> None: ...
+
+    @live.task
+    async def work(ctx: JobContext) -> None:
+        ctx.spawn(child.new(), policy="zzz")  # type: ignore[arg-type]
+
+    job = await work.enqueue()
+    await run_burst(live)
+    [error] = (await job.refresh()).errors
+
+    assert (job.state, error.type) == (State.FAILED, "InvalidValue")
+    assert error.message.startswith("policy='zzz': must be fail or ignore or remove")

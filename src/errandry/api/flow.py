@@ -142,9 +142,10 @@ def spawned_jobs(
     awaiting: str, calls: Iterable[FlowPart], policy: str
 ) -> tuple[tuple[NewJob, ...], tuple[Edge, ...]]:
     """The jobs and edges to insert when the running job `awaiting` spawns these calls."""
+    child_policy = Policy(check_choice("policy", policy, tuple(map(str, Policy))))
     parts = [part for call in calls for part in as_flows(call)]
     jobs = {call.job.id: call.job for part in parts for call in part.calls()}
-    own_edges = {part.parent.job.id: Edge(awaiting, part.parent.job.id, Policy(policy)) for part in parts}
+    own_edges = {part.parent.job.id: Edge(awaiting, part.parent.job.id, child_policy) for part in parts}
     inner_edges = {(edge.parent, edge.child): edge for part in parts for edge in part.edges()}
     return tuple(jobs.values()), (*own_edges.values(), *inner_edges.values())
 

@@ -9,6 +9,7 @@ A handler may raise or return an outcome, as an instance or a class: `raise Retr
 from collections.abc import Iterator
 from datetime import timedelta
 
+from errandry.core import check
 from errandry.core.duration import seconds
 
 
@@ -26,10 +27,10 @@ class Retry(HandlerOutcome):
     """
 
     def __init__(
-        self, message: str = "", *, after: float | timedelta | str | None = None, pause_group: bool = False
+        self, message: object = "", *, after: float | timedelta | str | None = None, pause_group: bool = False
     ) -> None:
-        super().__init__(message, after, pause_group)
-        self.message, self.after = message, None if after is None else seconds(after, "after")
+        self.message, self.after = _text(message), None if after is None else seconds(after, "after")
+        super().__init__(self.message, self.after, pause_group)
         self.pause_group = pause_group
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -88,11 +89,11 @@ class SuspendForChildren(Suspension):
 
 
 class Fail(HandlerOutcome):
-    """Fail the job for good, even if it has attempts left."""
+    """Fail the job for good, even if it has attempts left. `reason` may be an error: its text is taken."""
 
-    def __init__(self, reason: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
+    def __init__(self, reason: object = "") -> None:
+        self.reason = _text(reason)
+        super().__init__(self.reason)
 
     def __str__(self) -> str:
         return self.reason or "the handler gave up"
@@ -101,9 +102,9 @@ class Fail(HandlerOutcome):
 class Cancel(HandlerOutcome):
     """Cancel the job."""
 
-    def __init__(self, reason: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
+    def __init__(self, reason: object = "") -> None:
+        self.reason = _text(reason)
+        super().__init__(self.reason)
 
     def __str__(self) -> str:
         return self.reason or "canceled by its handler"
@@ -135,6 +136,12 @@ def unwrap_group(error: BaseException) -> BaseException:
     if all(isinstance(member, HandlerOutcome | Suspension) for member in members):
         return members[0]
     return error
+
+
+def _text(value: object) -> str:
+    """The text of a value, such as an error; of an error without one, the name of its class."""
+    text = check.readable_text(value)
+    return text or ("" if isinstance(value, str) else type(value).__name__)
 
 
 def _members(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

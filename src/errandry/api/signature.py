@@ -187,24 +187,42 @@ def _item_type(kind: Any) -> Any:
 
 
 def _batch_result_type(kind: Any) -> Any:
-    """The type of one job's result, from the list type that a batch handler returns."""
+    """The type of one job's result, from the list or tuple type that a batch handler returns."""
     lists = [member for member in _union_members(_result_type(kind)) if member is not NoneType]
-    return _result_type(_item_type(lists[0])) if len(lists) == 1 else Any
+    if len(lists) != 1:
+        return Any
+    if get_origin(lists[0]) is tuple:
+        items = [item for item in get_args(lists[0]) if item is not Ellipsis]
+        return _result_type(items[0]) if len(items) == 1 else Any
+    return _result_type(_item_type(lists[0]))
 
 
 def _result_type(kind: Any) -> Any:
     """A return type without the outcomes and exceptions in it: `str` of `str | Snooze | type[Cancel]`."""
-    results = [member for member in _union_members(kind) if not _is_exception(member)]
+    results = _result_members(kind)
     return Union[tuple(results)] if results else Any  # noqa: UP007 - the members are known only at run time
 
 
+def _result_members(kind: Any) -> list[Any]:
+    """The members of a return type that are results. `Annotated` keeps what it says about them."""
+    if get_origin(kind) in (Union, UnionType):
+        return [result for member in get_args(kind) for result in _result_members(member)]
+    if get_origin(kind) is Annotated:
+        results, about = _result_members(get_args(kind)[0]), get_args(kind)[1:]
+        return [Annotated[(Union[tuple(results)], *about)]] if results else []  # noqa: UP007
+    return [] if _is_exception(kind) else [kind]
+
+
 def _union_members(kind: Any) -> tuple[Any, ...]:
+    if get_origin(kind) is Annotated:
+        return _union_members(get_args(kind)[0])
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _is_exception(kind: Any) -> bool:
-    """Whether this is an exception class, or the type of such a class."""
-    kind = get_args(kind)[0] if get_origin(kind) is type else kind
+    """Whether this is an exception class, or the type of one or several such classes."""
+    if get_origin(kind) is type:
+        return all(_is_exception(member) for member in _union_members(get_args(kind)[0]))
     return isinstance(kind, type) and issubclass(kind, BaseException)
 
 

@@ -59,6 +59,14 @@ def text(field: str, value: Any) -> str:
     return value
 
 
+def readable_text(value: Any) -> str:
+    """`str(value)`; what is wrong with it if that raises."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"an object of {type(value).__name__}, whose str raises {type(error).__name__}"
+
+
 def storable_text(value: str, limit: int = TEXT_MAX) -> str:
     """Free text of a log or an error: truncated, with characters replaced that a store cannot keep."""
     if len(value) > limit:
@@ -70,6 +78,12 @@ def whole(field: str, value: Any, low: int, high: int) -> int:
     """A whole number from `low` to `high`."""
     if type(value) is not int or not low <= value <= high:
         raise InvalidValue(field, value, f"must be a whole number from {low:,} to {high:,}")
+    return value
+
+
+def flag(field: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise InvalidValue(field, value, "must be True or False")
     return value
 
 

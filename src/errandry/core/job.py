@@ -245,8 +245,7 @@ class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         check.name("task", self.task)
         check.name("queue", self.queue)
         check.document("payload", self.payload)
-        if type(self.lifo) is not bool:
-            raise InvalidValue("lifo", self.lifo, "must be True or False")
+        check.flag("lifo", self.lifo)
         check.whole("priority", self.priority, -(2**31), 2**31 - 1)
         check.whole("max_attempts", self.max_attempts, 1, 10_000)
         check.whole("max_crashes", self.max_crashes, 1, 10_000)

@@ -152,7 +152,7 @@ class AttemptRunner:
         value = returned_outcome(value) or value
         if not isinstance(value, BaseException):
             return self._complete_outcome(run.job, value)
-        if not isinstance(value, HandlerOutcome):
+        if not isinstance(value, HandlerOutcome | Suspension):
             error = failure(value).type
             log.warning("job %s (%s): the batch handler returned %s for it", run.job.id, run.job.task, error)
         return self._error_outcome(run, task, value)
