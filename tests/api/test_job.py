@@ -1,16 +1,19 @@
 """`Job`: the attributes of a job as programs see them, and `as_dict`."""
 
+import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from errandry import Errandry, Fail, Job, JobContext, State
 from errandry.codec.encryption import Encrypted, new_key
 from errandry.codec.json_codec import PlainCodec
 from errandry.core.state import Reason
+from errandry.errors import InvalidValue
 from errandry.testing import FakeClock, drain, in_memory
 
 
@@ -128,3 +131,31 @@ async def test_a_job_that_is_read_again_has_its_arguments_unsealed_by_the_codec_
             await read(job)
 
             assert job.arguments == before == {"to": "ada"}
+
+
+@pytest.mark.parametrize("timeout", ["20ms", timedelta(milliseconds=20), 0.02])
+async def test_a_wait_takes_a_timeout_in_words_too(jobs: Errandry, timeout: Any) -> None:
+    job = await jobs.enqueue("send")
+
+    for wait in (job.wait, job.result, lambda limit: asyncio.to_thread(job.sync.wait, limit)):
+        with pytest.raises(TimeoutError, match=r"has not finished within 0\.02 s"):
+            await wait(timeout)
+
+
+@pytest.mark.parametrize("timeout", ["soon", b"5", -1, float("nan"), 1e300, timedelta.max, True])
+async def test_a_bad_timeout_of_a_wait_is_refused(jobs: Errandry, timeout: Any) -> None:
+    job = await jobs.enqueue("send")
+    ctx = JobContext(job.record, lambda record: job, lambda progress, logs: None)
+
+    for wait in (job.wait, job.result, lambda limit: asyncio.to_thread(job.sync.result, limit)):
+        with pytest.raises(InvalidValue, match="timeout="):
+            await wait(timeout)
+    with pytest.raises(InvalidValue, match="timeout="):
+        ctx.sleep_or_stop(timeout)
+
+
+@pytest.mark.parametrize("timeout", ["1ms", timedelta(milliseconds=1), 0.001])
+async def test_a_handler_sleeps_for_a_time_in_words(jobs: Errandry, timeout: Any) -> None:
+    job = await jobs.enqueue("send")
+
+    assert not JobContext(job.record, lambda record: job, lambda progress, logs: None).sleep_or_stop(timeout)

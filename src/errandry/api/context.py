@@ -10,9 +10,11 @@ from typing import Any, Literal, NoReturn, ParamSpec, SupportsFloat, TypeVar, ov
 from msgspec import Struct
 
 from errandry.api.job import Job
+from errandry.api.options import Duration
 from errandry.api.outcome import SuspendForChildren
 from errandry.api.steps import SaveStep, Span, StepJournal
 from errandry.core import check
+from errandry.core.duration import seconds
 from errandry.core.flow import ChildEnd
 from errandry.core.job import JobRecord, LogLine, Progress
 from errandry.core.step import StepRecord
@@ -125,13 +127,14 @@ class JobContext:
         """
         return self._stopped
 
-    def sleep_or_stop(self, timeout: float | None = None) -> bool:
-        """Sleep in a thread: True at once when the handler should stop, False after `timeout` seconds."""
+    def sleep_or_stop(self, timeout: Duration | None = None) -> bool:
+        """Sleep in a thread: True at once when the handler should stop, False after `timeout`."""
+        limit = None if timeout is None else seconds(timeout, "timeout")
         with _lock:
             self._stop = self._stop or Event()
             if self.should_stop:
                 self._stop.set()
-        return self._stop.wait(timeout)
+        return self._stop.wait(limit)
 
     def progress(self, done: SupportsFloat, text: str = "", *, total: SupportsFloat | None = None) -> None:
         """Report progress: a share from 0 to 1, `progress(0.5)`, or a count, `progress(50, total=100)`.
@@ -140,7 +143,7 @@ class JobContext:
         written: a warning in the job's log says what is right, and the attempt goes on.
         """
         try:
-            progress = new_progress(done, self._redact(readable_text(text)), total)
+            progress = new_progress(done, self._redact(check.readable_text(text)), total)
         except InvalidValue as error:
             total_given = "" if total is None else f", total={short_repr(total)}"
             call = f"progress({short_repr(done)}{total_given})"
@@ -159,7 +162,7 @@ class JobContext:
         except InvalidValue as error:
             log.warning("a log line is written as info: %s", self._redact(str(error)))
             name = "info"
-        self._note(None, (LogLine(0.0, self._redact(readable_text(text)), name),))
+        self._note(None, (LogLine(0.0, self._redact(check.readable_text(text)), name),))
 
     def children(self) -> tuple[Child, ...]:
         """The child jobs that this job has waited for, in the order they were given."""
@@ -317,14 +320,6 @@ def level_name(level: Any) -> str:
         raise InvalidValue(
             "level", level, 'must be a name, such as "warning", or a number of logging'
         ) from None
-
-
-def readable_text(value: Any) -> str:
-    """`str(value)`; what is wrong with it if that raises."""
-    try:
-        return str(value)
-    except Exception as error:
-        return f"an object of {type(value).__name__}, whose str raises {type(error).__name__}"
 
 
 def _ignore_note(progress: Progress | None, logs: tuple[LogLine, ...]) -> None: ...

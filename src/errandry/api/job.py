@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from errandry.api.events import Event, event_at
 from errandry.api.job_view import Enqueued, JobView
+from errandry.api.options import Duration
 from errandry.api.sync import SyncJob
 from errandry.codec.json_codec import Codec
+from errandry.core.duration import seconds
 from errandry.core.event import FINAL_KINDS, KIND_OF_STATE, EventRecord
 from errandry.core.job import JobRecord
 from errandry.core.state import State
@@ -60,16 +62,17 @@ class Job(JobView[R_co]):
         self._set_record(await self._app.client.record(self.id))
         return self
 
-    async def wait(self, timeout: float | None = None) -> Self:
-        """Wait until the job has completed, failed or been canceled; TimeoutError after `timeout` seconds."""
+    async def wait(self, timeout: Duration | None = None) -> Self:
+        """Wait until the job has completed, failed or been canceled; TimeoutError after `timeout`."""
+        limit = None if timeout is None else seconds(timeout, "timeout")
         if not self.finished:
-            record = await self._app.client.wait_finished(self.id, timeout)
+            record = await self._app.client.wait_finished(self.id, limit)
             if record is None:
                 raise UnknownJob(self.id)
             self._set_record(record)
         return self
 
-    async def result(self, timeout: float | None = None) -> R_co:
+    async def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the job and return its handler's result; raises JobFailed or JobCanceled otherwise."""
         await self.wait(timeout)
         match self.state:

@@ -23,7 +23,8 @@ async def results() -> None:
     assert_type(job.sync.refresh(), SyncJob[str])
     assert_type(await (await without_anything.enqueue()).result(), None)
     int_(await job.result())  # E: Argument 1 to "int_" has incompatible type "str"; expected "int"
-    await job.result("30s")  # E: Argument 1 to "result" of "Job" has incompatible type "str"
+    await job.result("30s")
+    await job.result(b"30s")  # E: Argument 1 to "result" of "Job" has incompatible type "bytes"
     async for event in jobs.events(after=None):
         assert_type(event, Event)
         assert_type(event.at, datetime)
@@ -64,4 +65,4 @@ def handler(ctx: JobContext) -> None:
 def outcomes() -> None:
     Snooze("5 minutes")
     Snooze()  # E: Missing positional argument "after" in call to "Snooze"
-    Fail(5)  # E: Argument 1 to "Fail" has incompatible type "int"; expected "str"
+    Fail(ValueError("no address"))
