@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 from msgspec import Struct
 
@@ -87,6 +88,11 @@ BODIES = {
     "Errandry.bind": "return self._mirrored.bind(connection).sync",
     "Errandry.close": "self._mirrored.client.close_sync(timeout)",
     "Errandry.__aexit__": "self.close()",
+    "Claimer.__aexit__": """
+        try:
+            self._wait(self._mirrored.__aexit__(kind, error, trace))
+        except StoreClosed as closed:
+            self._mirrored._abandon(closed)""",
     "Errandry.enqueue": """
         new_job = self._mirrored._job_by_name(task, arguments or {}, options)
         [job] = self._wait(self._mirrored._insert_jobs(self._mirrored._apply_hooks([new_job])))
@@ -132,6 +138,7 @@ from typing import (
 from errandry.api.blocking import Blocking
 from errandry.api.job_view import JobPage, JobView
 from errandry.core.command import DEFAULT_LEASE
+from errandry.errors import StoreClosed
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
@@ -225,7 +232,7 @@ def _method_lines(mirror: Mirror, method: Method) -> Iterator[str]:
         if "property" not in decorators:
             call += f"({', '.join(_passed(arguments))})"
         body = _body(call, returns, is_async)
-    yield from (f"        {line.strip()}" for line in body.strip().splitlines())
+    yield from (f"        {line}" for line in dedent(body).strip().splitlines())
 
 
 def _docstring_lines(docstring: str) -> list[str]:

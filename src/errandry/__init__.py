@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from errandry.api.schedule import Schedule
     from errandry.api.schedule_options import ScheduleOptions
     from errandry.api.steps import Step
-    from errandry.api.sync import SyncJob
+    from errandry.api.sync import SyncClaimedJob, SyncClaimer, SyncJob
     from errandry.api.task import Call, Task
     from errandry.api.unique_options import UniqueOptions
     from errandry.api.workers import WorkerInfo
@@ -91,6 +91,8 @@ __all__ = [
     "Step",
     "StepKind",
     "StoreLimits",
+    "SyncClaimedJob",
+    "SyncClaimer",
     "SyncJob",
     "Task",
     "UniqueOptions",
@@ -124,7 +126,7 @@ _NAMES = {
     "api.outcome": ("Cancel", "Fail", "Retry", "Snooze"),
     "api.schedule": ("Schedule",),
     "api.schedule_options": ("ScheduleOptions",),
-    "api.sync": ("SyncJob",),
+    "api.sync": ("SyncClaimedJob", "SyncClaimer", "SyncJob"),
     "api.task": ("Call", "Task"),
     "api.unique_options": ("UniqueOptions",),
     "codec.encryption": ("Encrypted", "Signed", "new_key"),

@@ -1,6 +1,7 @@
 """`jobs.claimer`: a program that is not a worker claims, renews and settles jobs by hand."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
@@ -177,6 +178,20 @@ async def test_a_claimer_takes_one_suspect_at_a_time(jobs: Errandry, clock: Fake
         assert (first.attempt, second.attempt) == (2, 2)
 
 
+async def test_claims_of_one_claimer_at_the_same_time_take_one_suspect(
+    jobs: Errandry, clock: FakeClock
+) -> None:
+    for _ in range(3):
+        await jobs.enqueue("send")
+    await jobs.engine.submit(Claim(worker="dead", nonce="1", limit=3, lease=LEASE))
+    clock.advance(LEASE)
+
+    async with jobs.claimer() as claimer:
+        claims = await asyncio.gather(*[claimer.claim() for _ in range(3)])
+
+    assert sorted(map(len, claims)) == [0, 0, 1]
+
+
 async def test_a_claimer_is_listed_as_a_worker_while_it_is_open(jobs: Errandry) -> None:
     await jobs.enqueue("send", queue="mail")
     async with jobs.claimer(queues=["mail"], worker="scraper") as claimer:
@@ -221,6 +236,14 @@ async def test_progress_and_log_lines_are_stored_when_the_verb_returns(
     assert record.progress is not None
     assert (record.progress.share, record.progress.text) == (0.5, "half")
     assert [(line.at, line.text, line.level) for line in record.logs] == [(clock.time(), "on it", "warning")]
+
+
+async def test_the_level_of_a_line_may_be_a_number_of_logging(memory_jobs: Errandry) -> None:
+    enqueued = await memory_jobs.enqueue("send")
+    async with memory_jobs.claimer() as claimer:
+        await (await claim_one(memory_jobs, claimer)).log("on it", logging.WARNING)
+
+    assert [line.level for line in (await memory_jobs.client.record(enqueued.id)).logs] == ["warning"]
 
 
 # Outcomes
@@ -304,6 +327,17 @@ async def test_a_retry_waits_for_the_delay_or_the_backoff_function(jobs: Errandr
     ]
 
     assert delays == [100.0, 5.0, 7.0]
+
+
+@pytest.mark.parametrize("delay", [None, "5 seconds"])
+async def test_a_retry_may_pause_the_group(jobs: Errandry, delay: str | None) -> None:
+    for _ in range(2):
+        await jobs.enqueue("send", group="acme")
+    async with jobs.claimer() as claimer:
+        job = await claim_one(jobs, claimer)
+        await job.retry(Retry("slow down", after="5 seconds", pause_group=True), delay=delay)
+
+        assert await claimer.claim() == []
 
 
 async def test_a_retry_fails_the_job_when_its_attempts_are_spent(jobs: Errandry) -> None:
@@ -667,7 +701,7 @@ async def test_a_lease_that_is_not_renewed_is_lost(
             [again] = await other.claim()
             before = await snapshot(jobs)
             for verb in (job.renew(), job.progress(0.5), job.log("late"), job.complete("late")):
-                with pytest.raises(LeaseLost, match="other_fence"):
+                with pytest.raises(LeaseLost, match="no longer held: another claim holds it"):
                     await verb
 
             assert await snapshot(jobs) == before
@@ -688,7 +722,7 @@ async def test_a_block_whose_lease_is_lost_writes_nothing(jobs: Errandry) -> Non
             await job.complete("late")
 
     async with jobs.claimer() as claimer:
-        with pytest.raises(LeaseLost, match="not_held"):
+        with pytest.raises(LeaseLost, match="no worker holds it"):
             await run()
 
     assert (await jobs.list()).jobs == ()
@@ -864,6 +898,16 @@ async def test_a_job_whose_arguments_cannot_be_trusted_fails() -> None:
     assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.INVALID_PAYLOAD, 1)
 
 
+async def test_sealed_arguments_are_no_arguments_for_an_app_without_the_codec(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    async with Errandry(url, codec=Envelope()) as sealing, Errandry(url) as jobs:
+        await sealing.enqueue("send", {"to": "ada"})
+        async with jobs.claimer() as claimer:
+            job = await claim_one(jobs, claimer)
+            with pytest.raises(SealBroken, match="this app has no codec that unseals it"):
+                _ = job.arguments
+
+
 @pytest.mark.parametrize(
     ("result", "error"), [(object(), InvalidValue), (float("nan"), InvalidValue), ("x" * 200, TooLarge)]
 )
@@ -942,6 +986,8 @@ async def test_arguments_that_the_program_has_changed_are_still_redacted(memory_
         ({"lease": 0}, "lease=0.0: must be more than 0 seconds"),
         ({"lease": "soon"}, "lease='soon': not a duration"),
         ({"worker": ""}, "worker='': must be a name"),
+        ({"renew": "no"}, "renew='no': must be True or False"),
+        ({"upkeep": None}, "upkeep=None: must be True or False"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -971,6 +1017,9 @@ async def test_wrong_options_of_a_claim_are_refused(
         (lambda job: job.log("x", ""), "level='': must be a name"),
         (lambda job: job.retry(None), "error=None: must be an exception or a text"),
         (lambda job: job.retry("x", delay="soon"), "delay='soon': not a duration"),
+        (lambda job: job.complete(Cancel), r"is an outcome, not a result: use job.cancel\(…\)"),
+        (lambda job: job.complete(Snooze(5)), r"is an outcome, not a result: use job.snooze\(…\)"),
+        (lambda job: job.log("x", 30.5), "level=30.5: must be a name, such as"),
         (lambda job: job.fail(7), "error=7: must be an exception or a text"),
         (lambda job: job.snooze(-1), "delay=-1: must be from 0 to a century"),
     ],

@@ -135,6 +135,18 @@ def test_jobs_are_claimed_and_settled_without_a_loop(app: Errandry, add: Task[[i
     assert enqueued[1].errors[0].type == "ZeroDivisionError"
 
 
+def test_a_claimer_whose_app_is_closed_inside_of_its_block_ends_without_an_error(
+    app: Errandry, add: Task[[int, int], int], caplog: pytest.LogCaptureFixture
+) -> None:
+    add.sync.enqueue(1, 2)
+    with app.sync.claimer() as claimer:
+        [job] = claimer.claim()
+        app.sync.close()
+
+    assert not job.settled
+    assert "its jobs stay claimed until their leases expire" in caplog.text
+
+
 def test_events_are_iterated_without_a_loop(app: Errandry, add: Task[[int, int], int]) -> None:
     cursor = app.sync.latest_cursor()
     job = add.sync.enqueue(1, 2)

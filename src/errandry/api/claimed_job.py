@@ -12,11 +12,11 @@ from errandry.api.attempt_outcome import (
     retry_outcome,
     stop_outcome,
 )
-from errandry.api.context import level_name, new_progress, readable_text
+from errandry.api.context import level_name, new_progress
 from errandry.api.flow import ChildResults, read_child_results
 from errandry.api.job import Job
 from errandry.api.options import Duration
-from errandry.api.outcome import Cancel, Fail, HandlerOutcome, Retry, unwrap_group
+from errandry.api.outcome import Cancel, Fail, HandlerOutcome, Retry, returned_outcome, unwrap_group
 from errandry.api.task import RunRules
 from errandry.claims.failure import failure
 from errandry.claims.leases import StopReason
@@ -26,6 +26,7 @@ from errandry.claims.trouble import OnTrouble, ignore_trouble
 from errandry.codec.argument_version import version_of
 from errandry.codec.json_codec import document_info, from_json
 from errandry.codec.redaction import Redactor, redacted_names
+from errandry.core import check
 from errandry.core.answer import ALREADY, CANCEL, WRITTEN, Answer, Lost, Renewed
 from errandry.core.command import (
     FailOutcome,
@@ -48,6 +49,7 @@ from errandry.errors import (
     InvalidValue,
     LeaseLost,
     SealBroken,
+    describe_loss,
 )
 
 if TYPE_CHECKING:
@@ -171,6 +173,9 @@ class ClaimedJob:
         so.
         """
         self._check_unsettled(Move.COMPLETE)
+        if (outcome := returned_outcome(result)) is not None:
+            verb = type(outcome).__name__.lower()
+            raise InvalidValue("result", result, f"is an outcome, not a result: use job.{verb}(…)")
         try:
             await self._settle(complete_outcome(self._app.codec, self._record, result))
         except InvalidValue as error:  # another attempt would have the same result
@@ -184,7 +189,8 @@ class ClaimedJob:
         """
         raised = _as_error(error, Retry)
         if delay is not None:
-            await self._settle(RetryOutcome(failure(raised), seconds(delay, "delay")))
+            pauses = isinstance(raised, Retry) and raised.pause_group
+            await self._settle(RetryOutcome(failure(raised), seconds(delay, "delay"), pauses))
         elif isinstance(raised, Retry):
             await self._settle(error_outcome(self._app.backoffs, self._record, RunRules(), raised))
         else:
@@ -327,7 +333,7 @@ class ClaimedJob:
         if not isinstance(answer, Lost):
             return
         if not self._claim.is_lost:
-            log.warning("%s: its lease is lost, it should stop: %s", self._claim, answer.cause)
+            log.warning("%s: its lease is lost, it should stop: %s", self._claim, describe_loss(answer.cause))
             self._claim.mark_lost(answer.cause)
         raise LeaseLost(self.id, self.fence, answer.cause)
 
@@ -344,7 +350,9 @@ class ClaimedJob:
         task, version = self._app.tasks.get(self.task), version_of(self._record.metadata)
         if task is not None and version < task.run_rules.version:
             payload = task.upgrades.apply(payload, version)
-        arguments: dict[str, Any] = from_json(payload)
+        arguments = from_json(payload)
+        if not isinstance(arguments, dict):
+            raise SealBroken(self.id, "payload", "it is sealed, and this app has no codec that unseals it")
         return arguments
 
     @cached_property
@@ -360,7 +368,7 @@ class ClaimedJob:
             return None
 
     def _redacted_text(self, text: Any) -> str:
-        redactor, readable = self._redactor, readable_text(text)
+        redactor, readable = self._redactor, check.readable_text(text)
         return readable if redactor is None else redactor.text(readable)
 
 

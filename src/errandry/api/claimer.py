@@ -56,7 +56,8 @@ class Claimer:
         worker: str | None = None,
         upkeep: bool = True,
     ) -> None:
-        self._app, self._renews, self._runs_upkeep = app, renew, upkeep
+        self._app = app
+        self._renews, self._runs_upkeep = check.flag("renew", renew), check.flag("upkeep", upkeep)
         self._queues, self._tasks = _names("queues", queues), _names("tasks", tasks)
         self._lease = seconds(lease, "lease")
         check.lease(self._lease)
@@ -66,6 +67,7 @@ class Claimer:
         self._jobs: dict[OpenClaim, ClaimedJob] = {}
         self._in_flight: set[asyncio.Task[ClaimedJobs] | asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
+        self._is_claiming_suspect = False
         self._was_opened, self._closing = False, asyncio.Event()
         self._started_at = app.clock.time()
 
@@ -155,16 +157,27 @@ class Claimer:
             raise
 
     async def _claim(self, limit: int) -> ClaimedJobs:
-        clock, sent_at = self._app.clock, self._app.clock.monotonic()
+        sent_at = self._app.clock.monotonic()
         suspects = [claim for claim in list(self._jobs) if claim.record.crashes]
         has_suspect = any(claim.lease_until > sent_at for claim in suspects)
+        if has_suspect or self._is_claiming_suspect:
+            return await self._claim_jobs(limit, 0, sent_at)
+        self._is_claiming_suspect = True
+        try:
+            return await self._claim_jobs(limit, 1, sent_at)
+        finally:
+            self._is_claiming_suspect = False
+
+    async def _claim_jobs(self, limit: int, suspects: int, sent_at: float) -> ClaimedJobs:
+        """Claim jobs. At most `suspects` of them were running when their worker died."""
+        clock = self._app.clock
         command = Claim(
             worker=self.id,
             nonce=next(self._nonces),
             limit=limit,
             queues=self._queues,
             tasks=self._tasks,
-            suspects=0 if has_suspect else 1,
+            suspects=suspects,
             lease=self._lease,
         )
         answer = await self._submit_claim(command, sent_at + self._lease)
@@ -217,6 +230,11 @@ class Claimer:
             answers = await settle_all(self._app.engine, settles, self._trouble.report, CLOSE_TIMEOUT)
             for (job, _), answer in zip(releases, answers, strict=True):
                 job._end_release(answer)
+
+    def _abandon(self, closed: StoreClosed) -> None:
+        """Let go of all jobs after the app was closed inside of the block; for `SyncClaimer`."""
+        log.warning("claimer %s: its jobs stay claimed until their leases expire: %s", self.id, closed)
+        self._presence.close()
 
     def _forget(self, claim: OpenClaim) -> None:
         """Let go of a claim that is settled or lost. From any thread."""

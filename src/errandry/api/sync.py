@@ -26,6 +26,7 @@ from typing import (
 from errandry.api.blocking import Blocking
 from errandry.api.job_view import JobPage, JobView
 from errandry.core.command import DEFAULT_LEASE
+from errandry.errors import StoreClosed
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry
@@ -77,12 +78,12 @@ class SyncJob(JobView[R_co], Blocking):
         self._wait(self._mirrored.refresh())
         return self
 
-    def wait(self, timeout: float | None = None) -> Self:
-        """Wait until the job has completed, failed or been canceled; TimeoutError after `timeout` seconds."""
+    def wait(self, timeout: Duration | None = None) -> Self:
+        """Wait until the job has completed, failed or been canceled; TimeoutError after `timeout`."""
         self._wait(self._mirrored.wait(timeout))
         return self
 
-    def result(self, timeout: float | None = None) -> R_co:
+    def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the job and return its handler's result; raises JobFailed or JobCanceled otherwise."""
         return self._wait(self._mirrored.result(timeout))
 
@@ -407,7 +408,10 @@ class SyncClaimer(Blocking):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._wait(self._mirrored.__aexit__(kind, error, trace))
+        try:
+            self._wait(self._mirrored.__aexit__(kind, error, trace))
+        except StoreClosed as closed:
+            self._mirrored._abandon(closed)
 
 
 class SyncTask(Blocking, Generic[P, R_co]):
