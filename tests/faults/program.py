@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from errandry import Errandry, Worker, WorkerOptions, event_loop
@@ -150,6 +151,20 @@ async def claim(options: dict[str, Any]) -> None:
                     log.warning("%s", error)
 
 
+async def claim_until_canceled(options: dict[str, Any]) -> None:
+    """Claim jobs and hold them. SIGTERM cancels the task, as the page about claiming by hand shows."""
+
+    async def hold() -> None:
+        async with journaled_app() as app, app.claimer(**options) as claimer:
+            for job in await claimer.claim(limit=10, wait="1 minute"):
+                await hold_by_hand(job)
+
+    task = asyncio.create_task(hold())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with suppress(asyncio.CancelledError):
+        await task
+
+
 async def _limit_pages(store: JournaledStore, pages: int) -> None:
     """Limit the file to a number of pages, at least those it has. Only for SQLite."""
     if isinstance(store.store, SqliteStore):
@@ -173,4 +188,5 @@ async def produce(options: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    event_loop.run({"work": work, "claim": claim, "produce": produce}[sys.argv[1]](json.loads(sys.argv[2])))
+    programs = {"work": work, "claim": claim, "cancelable": claim_until_canceled, "produce": produce}
+    event_loop.run(programs[sys.argv[1]](json.loads(sys.argv[2])))

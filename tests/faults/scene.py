@@ -62,9 +62,9 @@ class Scene:
         await wait_until_async(partial(self._is_working, process))
         return process
 
-    async def claimer(self, **options: Any) -> Process:
+    async def claimer(self, role: str = "claim", **options: Any) -> Process:
         """Start a program that claims jobs by hand; return as soon as the store lists it."""
-        process = self.start("claim", options)
+        process = self.start(role, options)
         await wait_until_async(partial(self._is_working, process))
         return process
 

@@ -60,13 +60,18 @@ async def test_a_claimer_suspended_past_its_lease_changes_nothing(scene: Scene) 
     await scene.check()
 
 
-async def test_an_interrupted_claimer_releases_its_jobs(scene: Scene) -> None:
-    """Ctrl-C ends it in the middle of its first job."""
+@pytest.mark.parametrize(
+    ("role", "number"), [("claim", signal.SIGINT), ("cancelable", signal.SIGTERM)], ids=["Ctrl-C", "SIGTERM"]
+)
+async def test_a_claimer_that_is_stopped_releases_its_jobs(
+    scene: Scene, role: str, number: signal.Signals
+) -> None:
+    """In the middle of its first job: by Ctrl-C, or by a SIGTERM that cancels its task."""
     jobs = [await scene.enqueue("hold", gate=scene.gate) for _ in range(2)]
-    program = await scene.claimer(lease=LONG_LEASE)
+    program = await scene.claimer(role, lease=LONG_LEASE)
     await scene.wait_for_states(jobs, State.RUNNING)
 
-    program.signal(signal.SIGINT)
+    program.signal(number)
 
     await program.wait_for_end()
     for job in jobs:
