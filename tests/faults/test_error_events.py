@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -246,3 +246,43 @@ async def test_a_worker_that_stops_writes_its_last_errors(troubled: TroubledApp)
 
     # A command that shared the pass may have failed with it, and be reported too.
     assert f"worker {running.id}: lost a screw" in await stored_texts(troubled.store)
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_a_claimer_tells_its_trouble_to_the_observers_of_its_app(
+    troubled: TroubledApp, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """At once, while the store refuses the outcome. It calls them for no other events."""
+    monkeypatch.setattr("errandry.api.claimed_job.RETRY_AFTER", 0.01)
+    seen: list[Event] = []
+
+    async def note_async(event: Event) -> None:
+        seen.append(event)
+
+    troubled.app.on()(note_async if kind == "async" else seen.append)
+    await troubled.wait.enqueue()
+    async with troubled.app.claimer(upkeep=False) as claimer:
+        [job] = await claimer.claim()
+        troubled.store.error_for = lambda command: (
+            FULL if isinstance(command, Settle | ReportTrouble) else None
+        )
+        settling = asyncio.create_task(job.complete())
+        await wait_until(lambda: seen)
+        assert await stored_texts(troubled.store) == []
+        troubled.store.come_back()
+        await settling
+        await wait_until_stored(troubled.store, "cannot write outcomes")
+
+    [event] = seen
+    assert event.kind is EventKind.ERROR
+    assert event.text == (
+        f"worker {claimer.id}: cannot write outcomes, retrying: StoreFull: memory: no space left"
+    )
+    assert [entry.kind async for entry in _first(troubled.app, event.cursor)]
+
+
+async def _first(app: Errandry, cursor: str) -> AsyncIterator[Event]:
+    """The first event after the place that an observer has got."""
+    async for event in app.events(cursor):
+        yield event
+        return

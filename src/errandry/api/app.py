@@ -277,7 +277,8 @@ class Errandry(Client):
         Every worker process calls its own observers, for events of all jobs in the store. Async functions run
         on the worker's loop, others in a thread. A function that raises or hangs affects no other.
 
-        `error` events, trouble of a worker or a store, come at once in the process of that worker.
+        `error` events, trouble of a worker or a store, come at once in the process of that worker. A claimer
+        calls the observers too, but only with its own `error` events.
         """
         event_filter = EventFilter(kinds, as_tuple(queue), as_tuple(task))
 

@@ -5,11 +5,13 @@ import itertools
 import logging
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from errandry.api.claimed_job import ClaimedJob
 from errandry.api.completion import wait_for_first
+from errandry.api.observer_calls import ObserverCalls
 from errandry.api.options import Duration
 from errandry.claims.background import LoopFunction, start_loops
 from errandry.claims.leases import Leases, settle_all
@@ -107,15 +109,18 @@ class Claimer:
         app, self._was_opened = self._app, True
         await app.engine.start()
         self._trouble = TroubleReporter(app.engine, app.clock, self.id)
+        self._observers = ObserverCalls(app, self._trouble)
         self._leases = Leases(
             app.engine, app.clock, self.id, self._lease, self._lease / 3, self._trouble.report
         )
         self._presence = Presence(app.engine, self._trouble, self._make_beat, BEAT_INTERVAL)
         try:
             await self._presence.report()
+            await self._observers.start()
             self._storing = asyncio.create_task(app.engine.call(self._trouble.store_forever))
             self._loops = start_loops(app.engine, self._background_loops(), self._trouble.report)
         except BaseException:
+            await self._observers.close()
             self._presence.close()
             raise
         return self
@@ -134,6 +139,10 @@ class Claimer:
             await asyncio.gather(*self._loops, return_exceptions=True)
             await self._presence.report(gone=True)
             await self._trouble.finish_storing(self._storing, CLOSE_TIMEOUT)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT):
+                    await self._observers.finish()
+            await self._observers.close()
             self._presence.close()
 
     async def _finish_claims(self, claims: "set[asyncio.Task[ClaimedJobs] | asyncio.Task[None]]") -> None:

@@ -12,6 +12,7 @@ from errandry.api.app import Errandry
 from errandry.api.flow import ChildResults, read_child_results
 from errandry.api.job import Job
 from errandry.api.task import Runner, Task
+from errandry.api.threads import ThreadPool
 from errandry.claims.failure import failure
 from errandry.claims.trouble import OnTrouble, ignore_trouble
 from errandry.codec.argument_version import version_of
@@ -32,7 +33,6 @@ from errandry.worker.handler_call import HandlerCall, JobRun
 from errandry.worker.options import WorkerOptions
 from errandry.worker.settler import Settler
 from errandry.worker.step_writer import StepWriter
-from errandry.worker.threads import ThreadPool
 
 log = logging.getLogger("errandry.worker")
 
