@@ -122,7 +122,8 @@ class UnknownWorker(ErrandryError, LookupError):
         self.worker_id, self.known = worker_id, known
 
     def __str__(self) -> str:
-        return f"there is no worker {short_repr(self.worker_id)}; known workers: {', '.join(self.known) or 'none'}"
+        known = ", ".join(self.known) or "none"
+        return f"there is no worker {short_repr(self.worker_id)}; known workers: {known}"
 
 
 class ScheduleChanged(ErrandryError):

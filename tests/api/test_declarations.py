@@ -396,7 +396,14 @@ class TestSchedules:
 
         jobs.schedule("all of it", clean, "0 3 * * *", limit=5)
         await jobs.put_declared()
-        plain = {"backoff": None, "keep": None, "timeout": None, "tags": [], "lifo": False, "group": ""}
+        plain: dict[str, Any] = {
+            "backoff": None,
+            "keep": None,
+            "timeout": None,
+            "tags": [],
+            "lifo": False,
+            "group": "",
+        }
         await jobs.schedules.edit("all of it", options=plain, limit=None, by="ada")
 
         with caplog.at_level(logging.INFO, LOGGER):

@@ -133,17 +133,17 @@ async def test_workers_that_never_start_end_the_supervisor(scene: CommandScene) 
 
 
 @pytest.mark.parametrize(
-    ("options", "env", "why"),
+    ("options", "broken", "wrong", "why"),
     [
-        ((), {"APP_BROKEN": "1"}, "RuntimeError: this app is broken"),
-        (("--tasks", "nope"), {}, "--tasks nope: there is no task 'nope'"),
-        ((), {"APP_DECLARES_WRONG": "1"}, "job='version': refused by a hook"),
+        ((), "1", "", "RuntimeError: this app is broken"),
+        (("--tasks", "nope"), "", "", "--tasks nope: there is no task 'nope'"),
+        ((), "", "1", "job='version': refused by a hook"),
     ],
 )
 async def test_a_usage_error_of_a_worker_ends_the_supervisor_at_once(
-    scene: CommandScene, options: tuple[str, ...], env: dict[str, str], why: str
+    scene: CommandScene, options: tuple[str, ...], broken: str, wrong: str, why: str
 ) -> None:
-    supervisor = scene.worker("--processes", "2", *options, **env)
+    supervisor = scene.worker("--processes", "2", *options, APP_BROKEN=broken, APP_DECLARES_WRONG=wrong)
 
     assert await supervisor.wait_for_end() == 2
     assert why in supervisor.log()
