@@ -28,7 +28,7 @@ class BatchSpec(Struct, frozen=True, gc=False):
     def __post_init__(self) -> None:
         check.name("task", self.task)
         check.whole("size", self.size, 1, BATCH_MAX)
-        check.truth("start", self.start)
+        check.flag("start", self.start)
 
 
 def call_count(jobs: Iterable[JobRecord], batches: Sequence[BatchSpec]) -> int:

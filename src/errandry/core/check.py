@@ -82,6 +82,7 @@ def whole(field: str, value: Any, low: int, high: int) -> int:
 
 
 def flag(field: str, value: Any) -> bool:
+    """True or False."""
     if type(value) is not bool:
         raise InvalidValue(field, value, "must be True or False")
     return value
@@ -120,13 +121,6 @@ def tuple_of(field: str, values: Any, kind: type) -> tuple[Any, ...]:
         of = "" if kind is object else f" of {kind.__name__}"
         raise InvalidValue(field, values, f"must be a tuple{of}")
     return values
-
-
-def truth(field: str, value: Any) -> bool:
-    """True or False."""
-    if type(value) is not bool:
-        raise InvalidValue(field, value, "must be True or False")
-    return value
 
 
 def run_at_or_delay(run_at: float | None, delay: float | None) -> None:

@@ -395,7 +395,7 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
         check.names(self.queues, self.tasks)
         check.tuple_of("shares", self.shares, SlotShare)
         check.tuple_of("batches", self.batches, BatchSpec)
-        check.truth("gone", self.gone)
+        check.flag("gone", self.gone)
 
 
 class WorkerRecord(Struct, frozen=True):

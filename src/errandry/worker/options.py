@@ -79,7 +79,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         if isinstance(self.queue_order, list):
             force_setattr(self, "queue_order", tuple(self.queue_order))
         for name in ("upkeep", "prune_declared", "burst"):
-            check.truth(name, getattr(self, name))
+            check.flag(name, getattr(self, name))
         check.whole("concurrency", self.concurrency, 1, 10_000)
         check.whole("thread_slots", self.thread_slots, 1, 1_000)
         check.whole("process_slots", self.process_slots, 1, PROCESS_SLOTS_MAX)
