@@ -48,7 +48,16 @@ MODELS: Mapping[str, type] = {
     "Signed": errandry.Codec,
 }
 """By class, the class whose members of the same names mean the same: it provides missing docstrings."""
-BRIEF = {"Flow", "Given", "JobFields", "MemoryStore", "Parallel", "SyncJob"}
+BRIEF = {
+    "Flow",
+    "Given",
+    "JobFields",
+    "MemoryStore",
+    "Parallel",
+    "SyncClaimedJob",
+    "SyncClaimer",
+    "SyncJob",
+}
 """Classes that are shown without their methods: programs do not call them, or another page has them."""
 OTHER = "More"
 """The heading of members that are in no group."""
@@ -92,7 +101,17 @@ LINKS = {
 }
 """Where a name is explained, for the names in code type in docstrings."""
 
-MADE_BY_THE_APP = ("ClaimedJob", "Claimer", "Codec", "Job", "JobContext", "SyncJob", "Task")
+MADE_BY_THE_APP = (
+    "ClaimedJob",
+    "Claimer",
+    "Codec",
+    "Job",
+    "JobContext",
+    "SyncClaimedJob",
+    "SyncClaimer",
+    "SyncJob",
+    "Task",
+)
 """Classes that programs name in annotations; only Errandry makes objects of them."""
 
 Groups = Mapping[str, tuple[str, ...]]
@@ -225,7 +244,7 @@ PAGES: Mapping[str, ApiPage] = {
         "Claimer",
         "`jobs.claimer(…)`, for a program that runs jobs itself. "
         "[Claiming jobs by hand](../../guide/claiming.md) shows how to use it.",
-        (errandry.Claimer, errandry.ClaimedJob),
+        (errandry.Claimer, errandry.ClaimedJob, errandry.SyncClaimer, errandry.SyncClaimedJob),
     ),
     "queues": ApiPage(
         "Queues and groups",
@@ -255,9 +274,11 @@ PAGES: Mapping[str, ApiPage] = {
             errandry.GroupInfo,
             errandry.GateInfo,
             errandry.GateKind,
+            errandry.OperatorChangeInfo,
             errandry.PauseInfo,
             errandry.Rule,
             errandry.Rate,
+            errandry.Source,
             errandry.WorkerInfo,
             errandry.Schedule,
             errandry.Step,

@@ -109,7 +109,7 @@ class TestRules:
             "task send limit 5",
             "group mail acme weight 2.5",
         ]
-        assert listed[1].endswith(" by ada")
+        assert [line.endswith(" by ada") for line in listed[1:7]] == [False] * 5 + [True]
         assert "see errandry queues rules" in cli("queues", "ls").err
         assert cli("queues", "rules", "--json").data[1]["rule"] == {"limit": 5}
 

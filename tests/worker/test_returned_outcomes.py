@@ -303,4 +303,4 @@ async def test_a_spawn_with_an_unknown_policy_fails_the_job_and_names_the_polici
     [error] = (await job.refresh()).errors
 
     assert (job.state, error.type) == (State.FAILED, "InvalidValue")
-    assert error.message.startswith("policy='zzz': must be fail or ignore or remove")
+    assert error.message == "policy='zzz': must be one of fail, ignore, remove"

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, overload
 
 import msgspec
 from msgspec import Raw, Struct
@@ -94,7 +94,7 @@ def flow(parent: Call[R_co], *children: FlowPart, policy: ChildPolicy = "fail") 
     """
     if not children and not parent.inputs:
         raise InvalidValue("children", children, "give at least one call that the parent waits for")
-    child_policy = Policy(check_choice("policy", policy, tuple(map(str, Policy))))
+    child_policy = _read_policy(policy)
     return Flow(parent, tuple([node for child in children for node in as_flows(child)]), child_policy)
 
 
@@ -142,12 +142,16 @@ def spawned_jobs(
     awaiting: str, calls: Iterable[FlowPart], policy: str
 ) -> tuple[tuple[NewJob, ...], tuple[Edge, ...]]:
     """The jobs and edges to insert when the running job `awaiting` spawns these calls."""
-    child_policy = Policy(check_choice("policy", policy, tuple(map(str, Policy))))
+    child_policy = _read_policy(policy)
     parts = [part for call in calls for part in as_flows(call)]
     jobs = {call.job.id: call.job for part in parts for call in part.calls()}
     own_edges = {part.parent.job.id: Edge(awaiting, part.parent.job.id, child_policy) for part in parts}
     inner_edges = {(edge.parent, edge.child): edge for part in parts for edge in part.edges()}
     return tuple(jobs.values()), (*own_edges.values(), *inner_edges.values())
+
+
+def _read_policy(policy: str) -> Policy:
+    return Policy(check_choice("policy", policy, get_args(ChildPolicy)))
 
 
 def final_jobs(flow: FlowPart, jobs: list[Job[Any]]) -> list[Job[Any]]:
