@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,6 +145,12 @@ async def test_a_cursor_of_another_store_is_refused(app: Errandry) -> None:
     for cursor in (foreign, "nonsense"):
         with pytest.raises(InvalidCursor):
             await anext(app.events(after=cursor))
+
+
+@pytest.mark.parametrize("cursor", ["", 0, 5])
+async def test_a_value_that_is_no_cursor_is_refused(app: Errandry, cursor: Any) -> None:
+    with pytest.raises(InvalidCursor, match=f"cursor {cursor!r}: not a cursor of events"):
+        await anext(app.events(after=cursor))
 
 
 async def test_each_of_several_readers_gets_all_events(app: Errandry) -> None:

@@ -215,14 +215,14 @@ class Client(Operations):
         reader that was away for longer than events are kept gets an `events_missed` event first.
         """
         event_filter = EventFilter(as_tuple(kind), as_tuple(queue), as_tuple(task), as_tuple(job))
-        cursor = after or await self.latest_cursor()
+        cursor = await self.latest_cursor() if after is None else after
         while True:
             is_last, version = until is not None and until.is_set(), self.store.version()
             page = await self.engine.call(self.store.events, cursor, EVENTS_PAGE)
             if page.missed:
                 text = "events before these are no longer kept: some were missed"
                 record = EventRecord(EventKind.EVENTS_MISSED, "", "", "", 0, text)
-                yield event_at(record, self.clock.time(), cursor or page.cursor)
+                yield event_at(record, self.clock.time(), cursor)
             for entry in page.entries:
                 if event_filter.matches(entry.event):
                     yield event_of_entry(entry)

@@ -1,6 +1,7 @@
 """Cursors of listings and of the event log, as text. They carry the id of their store: others refuse them."""
 
 from hashlib import blake2b
+from typing import Any
 
 from errandry.core.check import INT_MAX
 from errandry.core.query import Query
@@ -34,8 +35,8 @@ def after(cursor: str, identity: str) -> tuple[int, int]:
     return _number(cursor, row), _number(cursor, index)
 
 
-def _parts(cursor: str, kind: str, identity: str, count: int) -> list[str]:
-    parts = cursor.split("-")
+def _parts(cursor: Any, kind: str, identity: str, count: int) -> list[str]:
+    parts = cursor.split("-") if isinstance(cursor, str) else []
     if len(parts) != 2 + count or parts[0] != kind:
         raise InvalidCursor(cursor, f"not a cursor of {kind}")
     if parts[1] != identity:

@@ -218,7 +218,9 @@ INVALID_COMMANDS: list[tuple[str, Callable[[], Command]]] = [
 ]
 
 
-CURSOR_DAMAGES: list[Callable[[str], str]] = [
+CURSOR_DAMAGES: list[Callable[[str], Any]] = [
+    lambda _: 0,
+    lambda _: b"nonsense",
     lambda _: "",
     lambda _: "nonsense",
     lambda _: "\ud800",
