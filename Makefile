@@ -26,7 +26,7 @@ demo: $(BASE) ## Run a sample app, its workers and a story of failures (ARGS="--
 test: format-check lint types ## Run everything but the proofs (ARGS="-k settle" to pick)
 	$(PYTEST)
 
-check: format-check lint types ## Format, lint, types, architecture, fast tests: under a minute
+check: format-check lint types ## Format, lint, types, architecture, fast tests: three minutes on two processors
 	$(PYTEST) -m "not slow and not prove"
 
 prove: format-check lint types ## Run everything, with the long proofs
